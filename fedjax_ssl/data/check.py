@@ -11,7 +11,7 @@ import numpy as np
 from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.reading.problems import SHOWN, BadData, DatasetUnavailable
 from fedjax_ssl.data.reading.tables import is_table, read_table
-from fedjax_ssl.data.sources import SOURCES
+from fedjax_ssl.data.sources import SOURCES, read
 from fedjax_ssl.data.sources.huggingface import is_saved_dataset
 from fedjax_ssl.errors import counted
 
@@ -47,7 +47,7 @@ def check(path: Path | str, source: str | None = None, **options: Any) -> Checke
     places = {"path": path, "root": options.pop("root", None)}
     taken = {place: given for place, given in places.items() if SOURCES.takes(name, place)}
     try:
-        dataset = SOURCES.build(name, **taken, **options)
+        dataset = read(name, **taken, **options)
     except BadData as error:
         return Checked(name, None, error.problems, error.notes)
     return Checked(name, dataset, (), (*dataset.extra.get("notes", ()), *remarks(dataset)))
@@ -81,10 +81,6 @@ def remarks(dataset: Dataset) -> list[str]:
         parts = [getattr(split, field) for split in (train, test) if split is not None]
         numbers = np.concatenate([part for part in parts if part is not None] or [np.empty(0, int)])
         found += _spelt_alike(what, names, np.bincount(numbers[numbers >= 0], minlength=len(names)))
-    if test is not None:
-        seen = {hash(row.tobytes()) for row in train.x}
-        if again := sum(hash(row.tobytes()) in seen for row in test.x):
-            found.append(f"{again:,} of {len(test):,} test examples are training examples too, to the bit")
     if train.x.ndim == 2:
         features = dataset.extra.get("features") or [f"number {i}" for i in range(train.x.shape[1])]
         same = [features[i] for i in np.flatnonzero(train.x.min(axis=0) == train.x.max(axis=0))]

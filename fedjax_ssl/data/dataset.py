@@ -100,13 +100,14 @@ class Split:
     coarse: np.ndarray | None = None  # int32 [n], label in a second, mostly coarser space, -1 = none exists
     set: np.ndarray | None = None  # int32 [n], numbered from 0 within the natural client, -1 = in none
     names: np.ndarray | None = None  # str [n], file or line that each example comes from: "north/ill/03.png"
+    group: np.ndarray | None = None  # int32 [n], patient or the like, on one side of every split; negative = in none
 
     def __post_init__(self) -> None:
         x = _as_inputs(self.x)
         check_finite("Split.x", x)
         object.__setattr__(self, "x", x)
         object.__setattr__(self, "y", _as_ids("Split.y", self.y, len(x)))
-        for name in ("client", "coarse", "set"):
+        for name in ("client", "coarse", "set", "group"):
             if (values := getattr(self, name)) is not None:
                 object.__setattr__(self, name, _as_ids(f"Split.{name}", values, len(x)))
         if self.names is not None:
@@ -237,6 +238,8 @@ def with_pooled_splits(dataset: Dataset) -> Dataset:
             "pooled with them; leave pool_splits and pools out"
         )
 
+    if train.group is not None and test.group is None:
+        test = replace(test, group=np.full(len(test), -1, np.int32))
     pairs = {field.name: (getattr(train, field.name), getattr(test, field.name)) for field in fields(Split)}
     joined = {name: np.concatenate(pair) for name, pair in pairs.items() if all(part is not None for part in pair)}
     return replace(dataset, train=Split(**joined), test=None)

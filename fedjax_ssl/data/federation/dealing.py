@@ -5,7 +5,9 @@ Shapes: N training examples, C clients, G groups.
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from fedjax_ssl.keys import named_key
 
 
 @jax.jit
@@ -35,6 +37,41 @@ def count_groups(group: Int[Array, " N"], num_groups: int) -> Int[Array, " G"]:
     """Returns how many entries of `group` equal 0, 1, ..., num_groups-1 (int32); other values are not counted."""
     group = jnp.where((group >= 0) & (group < num_groups), group, num_groups)
     return jnp.zeros(num_groups + 1, jnp.int32).at[group].add(1)[:num_groups]
+
+
+def draw_within(
+    key: Key[Array, ""],
+    cell: Int[Array, " N"],
+    quota: Int[Array, " C"],
+    group: Int[Array, " N"] | None = None,
+) -> Bool[Array, " N"]:
+    """Draws so many examples of every cell; of groups as many as come nearest, and never all of a cell's.
+
+    Args:
+        key: typed PRNG key.
+        cell: client or class of every example; negative = in none.
+        quota: examples to draw of each cell.
+        group: 0..N-1; examples of one group are drawn together, in the cell of their first one. None: each alone.
+
+    Returns:
+        bool [N], True for the drawn ones.
+    """
+    if group is None:
+        return (cell >= 0) & (rank_within(key, cell) < quota[cell])
+    inside, row = cell >= 0, jnp.arange(cell.shape[0], dtype=jnp.int32)
+    group = jnp.where(inside, group, cell.shape[0])  # what is outside is dropped
+    first = jnp.full(cell.shape, cell.shape[0], jnp.int32).at[group].min(row, mode="drop")[group]
+    cell = jnp.where(inside, cell[first], -1)
+    place = rank_within(key, cell, rank_within(named_key(key, "group"), jnp.zeros_like(cell))[first])
+    size = count_groups(group, cell.shape[0])[group]
+    start = jnp.full(cell.shape, cell.shape[0], jnp.int32).at[group].min(place, mode="drop")[group]
+    last = start + size == count_groups(cell, quota.shape[0])[cell]
+    return inside & (2 * start + size - 1 < 2 * quota[cell]) & ~last
+
+
+def with_their_groups(chosen: Bool[Array, " N"], group: Int[Array, " N"] | None) -> Bool[Array, " N"]:
+    """Adds to the chosen examples all others of their groups 0..N-1; None: each is alone."""
+    return chosen if group is None else jnp.zeros_like(chosen).at[group].max(chosen)[group]
 
 
 @jax.jit

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Int, Key
 
 from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.data.dataset import Dataset, with_pooled_splits
-from fedjax_ssl.data.federation.dealing import count_groups, rank_within
+from fedjax_ssl.data.federation.dealing import count_groups, rank_within, with_their_groups
 from fedjax_ssl.data.federation.federated_data import FederatedData, WeakLabels, client_number, natural_names
 from fedjax_ssl.data.federation.held_out import HeldOut, balanced_test_examples, clients_of_own_test, stratified
 from fedjax_ssl.data.federation.host_inputs import HostInputs, load_examples
@@ -35,6 +35,7 @@ class _Plan(NamedTuple):
     held_out: HeldOut
     num_train: int  # examples of the dataset's own training split
     natural: bool  # clients are the dataset's own
+    off: int  # sizes of clients may be off by so many, since groups are held out as a whole
 
 
 class _Widths(NamedTuple):
@@ -88,7 +89,9 @@ def federate(
 
     The test set is the dataset's own, unless one of `test_clients`, `left_out_client`, `test_fraction` and
     `client_test_fraction` asks for another one, which is then taken from the training examples instead.
-    Validation examples and those of `test_fraction` always have a true label and are stratified by class.
+    Validation examples and those of `test_fraction` always have a true label and are stratified by class. Test
+    examples are drawn first, then validation examples of what is left, then the server's. Examples of one `Split.group`
+    are all held out or none; those of them that would be neither (of another client, without a label) are unused.
     `test_client` says which client has a test example, as far as
     the partition tells: a natural client that only has test examples is numbered after the training clients.
 
@@ -106,7 +109,7 @@ def federate(
             clients.
         test_fraction: share of the labelled training examples that become the test set.
         client_test_fraction: share of each client's examples, drawn blindly, that become the test set.
-        validation_fraction: share of the remaining labelled training examples that become the validation set.
+        validation_fraction: share of the then remaining labelled training examples that become the validation set.
         balanced_test: from the dataset's own test examples, each client draws its own, equally many of every class.
         pools: training, validation and test examples of every class, from the dataset's training and test examples
             together; what is left is unused, and all examples without a label are for training.
@@ -140,7 +143,7 @@ def federate(
         train.coarse, len(dataset.coarse_names or ()), dataset.correspondence, train.set, dataset.set_shares
     )
     # Compiled as a whole, since operation by operation a first start takes much longer (docs/design-notes.md).
-    roles = jax.jit(partial(_draw_roles, plan=plan, own=own))(key, labels, jnp.asarray(natural))
+    roles = jax.jit(partial(_draw_roles, plan=plan, own=own))(key, (labels, natural, train.group))
     widths = _widths(plan, roles, widest)
     tables = _tabulate(roles, labels, num_clients=plan.facts.num_clients, widths=widths)
     splits, truth, tables = _with_own_test(key, dataset, plan, roles, tables)
@@ -190,8 +193,8 @@ def _make_plan(
     """Check what is asked for, and work out what holds for every key.
 
     Returns:
-        (plan, dataset with its splits pooled if need be, natural client of every training example: numbered without
-        gaps, -1 where the dataset has none).
+        (plan, dataset with its splits pooled if need be and groups 0..N-1, natural client of every training example:
+        numbered without gaps, -1 where the dataset has none).
     """
     num_train = len(dataset.train)
     if held_out.pools is not None and dataset.test is not None:
@@ -199,8 +202,12 @@ def _make_plan(
     natural = np.full(len(dataset.train), -1, np.int32)
     if dataset.train.client is not None:
         natural = np.unique(dataset.train.client, return_inverse=True)[1].astype(np.int32)
-    sizes = np.sort(np.bincount(natural[natural >= 0]))
-    held_out.check(dataset.name, len(sizes))
+    sizes, group = np.sort(np.bincount(natural[natural >= 0])), dataset.train.group
+    if group is not None:  # what is in none is alone
+        alone = group.max() + 1 + np.arange(len(group))
+        group = np.unique(np.where(group < 0, alone, group), return_inverse=True)[1]
+        dataset = dataclasses.replace(dataset, train=dataclasses.replace(dataset.train, group=group))
+    held_out.check(dataset.name, len(sizes), group is not None)
     if partition == "natural" and not sizes.size:
         raise ValueError(f"dataset {dataset.name!r} has no natural clients; choose another partition, such as 'iid'")
     if supervision == "given" and dataset.set_shares is not None and partition != "natural":
@@ -215,7 +222,8 @@ def _make_plan(
         beside = "coarse labels or sets" if shown.weak else "test examples of the clients (client_test_fraction)"
         raise ValueError(f"this partition deals some examples twice, which does not go with {beside}; deal them once")
     counted = _count_examples(dataset, sizes, held_out, count, shown)
-    return _Plan(*counted, dealt, held_out, num_train, partition == "natural"), dataset, natural
+    off = 0 if group is None else len(group)
+    return _Plan(*counted, dealt, held_out, num_train, partition == "natural", off), dataset, natural
 
 
 def _count_clients(partition: str, num_clients: int | None, num_natural: int) -> int:
@@ -234,14 +242,17 @@ def _count_clients(partition: str, num_clients: int | None, num_natural: int) ->
 def _count_examples(
     dataset: Dataset, by_size: Int[np.ndarray, " G"], held_out: HeldOut, num_clients: int, supervision: Supervision
 ) -> tuple[Facts, Supervision, int, int]:
-    """Bound for every key how many examples are dealt and how many are held out.
+    """Bound for every key how many examples are dealt and how many are held out; groups are drawn to half of one.
 
     Returns:
         (facts, supervision with the labels that the server really gets, most test and most validation examples that are
         taken from the training examples).
     """
     labels, num_classes, num_natural = dataset.train.y, dataset.num_classes, held_out.num_natural
-    unlabelled = int((labels < 0).sum())
+    unlabelled, largest_group, lost = int((labels < 0).sum()), 1, 0
+    if (group := dataset.train.group) is not None:
+        largest_group = int(np.bincount(group).max())
+        lost = int(((labels < 0) & np.isin(group, group[labels >= 0])).sum())  # of a group that may be held out
     class_counts = np.bincount(labels[labels >= 0], minlength=num_classes).astype(np.float64)
     max_test, max_valid = int(by_size[by_size.size - num_natural :].sum()), 0
     most = min(class_counts.sum(), float(len(labels) - by_size[:num_natural].sum()))
@@ -251,12 +262,14 @@ def _count_examples(
         # Stratified rounding is within one of the exact share per class, and the total within a half; the rest is
         # for float32.
         nonlocal class_counts, most, least
-        held = int(most * share) + 2
-        class_counts = np.minimum(class_counts, class_counts * (1 - share) + 2)
-        most, least = most * (1 - share) + 1, max(least * (1 - share) - 1, 0.0)
+        off = num_classes * (largest_group // 2)
+        held = int(most * share) + 2 + off
+        if largest_group == 1:  # a group may be of several classes
+            class_counts = np.minimum(class_counts, class_counts * (1 - share) + 2)
+        most, least = most * (1 - share) + 1 + off, max(least * (1 - share) - 1 - off, 0.0)
         return held
 
-    removed = 0
+    removed, kept = 0, 1 - held_out.client_test_fraction
     if held_out.pools:
         train, valid, test = held_out.pools
         held_out.check_pools(class_counts)
@@ -266,22 +279,27 @@ def _count_examples(
         most = least = class_counts.sum()
     if held_out.test_fraction:
         max_test = hold_out(held_out.test_fraction)
+    if held_out.client_test_fraction:
+        off = num_clients * (0.5 + largest_group // 2)
+        max_test = int(held_out.client_test_fraction * (most + unlabelled) + off) + 1
+    dealt = class_counts, int(least) + unlabelled, most, 0
     if held_out.validation_fraction:
         max_valid = hold_out(held_out.validation_fraction)
-    if held_out.client_test_fraction:
-        max_test = int(held_out.client_test_fraction * (most + unlabelled) + num_clients / 2) + 1
-    supervision.check(num_clients, int(most * (1 - held_out.client_test_fraction)))
-    at_server = supervision.server_labels_per_class(class_counts) * num_classes
+    supervision.check(num_clients, int(most * kept))
+    at_server = supervision.server_labels_per_class(class_counts * kept) * num_classes
     most, least = int(most) - at_server, max(int(least) - at_server, 0)
     if num_natural:  # whole clients are held out, whatever of theirs has a label
         least = max(least, len(labels) - max_test - max_valid - at_server)
     else:
-        least += unlabelled
+        least += unlabelled - lost
     if num_clients > least:
         raise ValueError(
             f"num_clients={num_clients}, but as few as {least} training examples may be left to deal; "
             "lower num_clients or hold out less"
         )
+    removed = at_server + (removed or max_valid + (max_test if held_out.test_fraction else 0) + lost)
+    if held_out.client_test_fraction:  # all are dealt, and then the others are taken from what clients have
+        class_counts, least, most, removed = dealt
     facts = Facts(
         num_clients=num_clients,
         num_classes=num_classes,
@@ -290,16 +308,17 @@ def _count_examples(
         natural_sizes=tuple(by_size.tolist()),
         num_natural=by_size.size - num_natural,
         least=least,
-        most=most + unlabelled,
-        removed=at_server + (removed or max_valid + (max_test if held_out.test_fraction else 0)),
+        most=int(most) + unlabelled,
+        removed=removed,
     )
     return facts, supervision._replace(server_labels=at_server), max_test, max_valid
 
 
 def _draw_roles(
-    key: Key[Array, ""], labels: Int[Array, " N"], natural: Int[Array, " N"], *, plan: _Plan, own: OwnWeakLabels
+    key: Key[Array, ""], examples: tuple[Array, Array, Array | None], *, plan: _Plan, own: OwnWeakLabels
 ) -> _Roles:
-    facts, held_out = plan.facts, plan.held_out
+    """Decide the use of every training example, by labels, natural clients and groups."""
+    (labels, natural, group), facts, held_out = examples, plan.facts, plan.held_out
     held = test = valid = server = jnp.zeros(labels.shape, bool)
     newcomer = jnp.full(labels.shape, -1, jnp.int32)
     if held_out.num_natural:
@@ -310,19 +329,26 @@ def _draw_roles(
     if held_out.pools:
         held, valid, test = held_out.in_pools(named_key(key, "pools"), labels, plan.num_train)
     if held_out.test_fraction:
-        test = held = stratified(named_key(key, "test"), labels, ~held, facts.num_classes, held_out.test_fraction)
+        share = held_out.test_fraction
+        test = held = stratified(named_key(key, "test"), labels, ~held, facts.num_classes, share, group)
+    held = with_their_groups(held, group)
+    partition_key, apart = named_key(key, "partition"), plan.partition.labelled
+    pool = Pool(labels, ~held, natural, facts)
+    if held_out.client_test_fraction:  # before validation and the server, so that these change nothing of it
+        holder = plan.partition.assign(partition_key, pool)
+        test = held_out.share_of_clients(named_key(key, "test"), holder, facts.num_clients, group)
+        held = with_their_groups(test, group)
     if held_out.validation_fraction:
         share = held_out.validation_fraction
-        valid = stratified(named_key(key, "validation"), labels, ~held, facts.num_classes, share)
+        valid = stratified(named_key(key, "validation"), labels, ~held, facts.num_classes, share, group)
+        held |= with_their_groups(valid, group)
     if plan.supervision.server_labels:
         each = plan.supervision.server_labels // facts.num_classes
         server = balanced_draw(named_key(key, "server"), labels, ~(held | valid), each)
-    pool = Pool(labels, ~(held | valid | server), natural, facts)
-    partition_key, apart = named_key(key, "partition"), plan.partition.labelled
-    holder = client = plan.partition.assign(partition_key, pool)
-    if held_out.client_test_fraction:
-        test = held_out.share_of_clients(named_key(key, "test"), client, facts.num_clients)
-        client = jnp.where(test, -1, client)
+    if not held_out.client_test_fraction:
+        pool = dataclasses.replace(pool, available=~(held | valid | server))
+        holder = plan.partition.assign(partition_key, pool)
+    client = jnp.where(held | valid | server, -1, holder)
     everyone, known = jnp.ones(facts.num_clients, bool), None if apart is None else apart(partition_key, pool)
     row = jnp.arange(labels.shape[0], dtype=jnp.int32)
     if plan.partition.again is not None:
@@ -361,7 +387,8 @@ def _in_parts(key: Key[Array, ""], entries: Entries, labels: Int[Array, " N"], p
 def _widths(plan: _Plan, roles: _Roles, widest: float) -> _Widths:
     """Find widths for the tables: every key fits in them under a trace, or if they are hardly wider than needed."""
     facts = plan.facts
-    sizes = plan.held_out.sizes_left(plan.partition.bounds(facts))
+    taken = plan.max_valid + plan.supervision.server_labels
+    sizes = plan.held_out.sizes_left(plan.partition.bounds(facts), taken, plan.off)
     bounds = plan.supervision.bounds(sizes, facts.num_clients, facts.num_classes, facts.num_unlabelled == 0)
     fitting = _Widths(*bounds, plan.max_test, plan.max_valid, plan.supervision.server_labels)
     # Asked of the result, not of the key: a fixed key inside somebody's jit also gives traced roles.

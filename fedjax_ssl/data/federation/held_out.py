@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from fedjax_ssl.checks import check_numbers, check_whole_numbers
 from fedjax_ssl.data.dataset import Dataset
-from fedjax_ssl.data.federation.dealing import count_groups, largest_remainder, rank_within
+from fedjax_ssl.data.federation.dealing import count_groups, draw_within, largest_remainder, rank_within
 from fedjax_ssl.data.federation.pool import Bounds, check_class_counts
 from fedjax_ssl.keys import named_key
 
@@ -31,8 +31,10 @@ class HeldOut(NamedTuple):
         """Natural clients that do not train."""
         return self.test_clients if self.left_out_client is None else 1
 
-    def check(self, name: str, num_natural: int) -> None:
+    def check(self, name: str, num_natural: int, in_groups: bool) -> None:
         """Raises ValueError where that cannot be taken from the dataset `name` with `num_natural` clients."""
+        if self.pools and in_groups:
+            raise ValueError(f"pools={self.pools} would part groups (patients, copies); use test_fraction instead")
         for argument in ("test_fraction", "client_test_fraction", "validation_fraction"):
             check_numbers("[0, 1)", **{argument: getattr(self, argument)})
         given = [
@@ -108,24 +110,31 @@ class HeldOut(NamedTuple):
             return rank_within(key, jnp.zeros(num_natural, jnp.int32)) < self.test_clients
         return jnp.arange(num_natural, dtype=jnp.int32) == self.left_out_client
 
-    def share_of_clients(self, key: Key[Array, ""], client: Int[Array, " N"], num_clients: int) -> Bool[Array, " N"]:
-        """The share of each client's examples that are its test examples; each trains on one at least."""
+    def share_of_clients(
+        self, key: Key[Array, ""], client: Int[Array, " N"], num_clients: int, group: Int[Array, " N"] | None
+    ) -> Bool[Array, " N"]:
+        """The share of each client's examples that are its test examples; each keeps one at least."""
         size = count_groups(client, num_clients)
         quota = jnp.floor(self.client_test_fraction * size.astype(jnp.float32) + 0.5).astype(jnp.int32)
         quota = jnp.minimum(quota, size - 1)
-        return (client >= 0) & (rank_within(key, client) < quota[client])
+        return draw_within(key, client, quota, group)
 
-    def sizes_left(self, sizes: Bounds) -> Bounds:
-        """Bounds of what `share_of_clients` leaves to clients of these sizes."""
+    def sizes_left(self, sizes: Bounds, taken: int, off: int) -> Bounds:
+        """Bounds of what a share `off` by so many leaves to clients of these sizes, and `taken` others at most."""
         if not self.client_test_fraction:
             return sizes
         smallest, largest = (max(size - int(self.client_test_fraction * size + 0.5), 0) for size in sizes)
         # One less and one more, because the traced rule rounds in float32.
-        return Bounds(max(smallest - 1, 0), min(largest + 1, sizes.largest))
+        return Bounds(max(smallest - 1 - taken - off, 0), min(largest + 1 + off, sizes.largest))
 
 
 def stratified(
-    key: Key[Array, ""], labels: Int[Array, " N"], available: Bool[Array, " N"], num_classes: int, share: float
+    key: Key[Array, ""],
+    labels: Int[Array, " N"],
+    available: Bool[Array, " N"],
+    num_classes: int,
+    share: float,
+    in_group: Int[Array, " N"] | None = None,
 ) -> Bool[Array, " N"]:
     """Draws a random share of the available labelled examples, the same of every class up to rounding.
 
@@ -135,6 +144,7 @@ def stratified(
         available: which examples can be drawn.
         num_classes: K.
         share: in [0, 1).
+        in_group: as for `draw_within`.
 
     Returns:
         bool [N], True for the drawn ones.
@@ -143,7 +153,7 @@ def stratified(
     counts = count_groups(group, num_classes)
     total = jnp.floor(share * counts.sum(dtype=jnp.int32).astype(jnp.float32) + 0.5).astype(jnp.int32)
     quota = largest_remainder(counts.astype(jnp.float32), total, named_key(key, "ties"))
-    return (group >= 0) & (rank_within(named_key(key, "rank"), group) < quota[group])
+    return draw_within(named_key(key, "rank"), group, quota, in_group)
 
 
 def balanced_test_examples(

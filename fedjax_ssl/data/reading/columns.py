@@ -19,7 +19,7 @@ from fedjax_ssl.registry import did_you_mean
 if TYPE_CHECKING:  # takes long to import
     import pandas
 
-ROLES = ("label", "client", "split", "set", "coarse")  # columns beside each example
+ROLES = ("label", "client", "split", "set", "coarse", "group")  # columns beside each example
 TRAIN, TEST = ("", "train", "training"), ("test", "testing")
 VALIDATION = ("val", "valid", "validation", "dev")  # a run draws its own; these are trained on
 
@@ -34,6 +34,7 @@ class TableOptions:
         split_column: train or test, if there is such a column.
         set_column: set within the client, if there is such a column.
         coarse_column: label of another space, if there is such a column.
+        group_column: patient or the like, if there is such a column: rows of one stay on one side of every split.
         classes: names of all classes in order; by default those that occur.
         proportions: CSV file with the class shares of each client's sets; see `fedjax_ssl.data.reading.proportions`.
     """
@@ -43,6 +44,7 @@ class TableOptions:
     split_column: str = "split"
     set_column: str = "set"
     coarse_column: str = "coarse"
+    group_column: str = "group"
     classes: tuple[str, ...] | None = None
     proportions: Path | str | None = None
 
@@ -63,6 +65,7 @@ class Columns(NamedTuple):
     coarse: np.ndarray | None  # int32 [n], -1 = none
     coarse_names: tuple[str, ...] | None
     names: np.ndarray | None = None  # object [n], file or line of each example
+    group: np.ndarray | None = None  # int32 [n], -1 = in none
 
     def rows(self, kept: np.ndarray) -> "Columns":
         """Choose some of the examples, by a mask or by number."""
@@ -119,7 +122,8 @@ class Columns(NamedTuple):
 
     def _split(self, x: np.ndarray, chosen: np.ndarray) -> Split:
         part = self.rows(chosen)
-        return Split(x if chosen.all() else x[chosen], part.y, part.client, part.coarse, part.set, part.names)
+        columns = part.y, part.client, part.coarse, part.set, part.names, part.group
+        return Split(x if chosen.all() else x[chosen], *columns)
 
 
 def read_columns(
@@ -155,7 +159,8 @@ def read_columns(
     if coarse_names is not None and len(coarse_names) < 2:
         found = counted(len(coarse_names), "coarse class is", "coarse classes are")
         findings.problems.append(f"{found} there; at least two are needed")
-    return Columns(y, class_names, client, client_names, is_test, sets, coarse, coarse_names, np.array(places, object))
+    group, names = numbered(cells["group"])[0] if "group" in cells else None, np.array(places, object)
+    return Columns(y, class_names, client, client_names, is_test, sets, coarse, coarse_names, names, group)
 
 
 def _plain(labels: Sequence[str], minus_one: bool = False) -> Sequence[str]:

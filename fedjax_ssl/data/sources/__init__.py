@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.reading.archives import Archive, Source, Verified, verify_files
+from fedjax_ssl.data.reading.copies import keep_copies_together
 from fedjax_ssl.data.reading.register import ENTRIES, PLACES, Kind
 from fedjax_ssl.registry import Registry, check_known
 
@@ -79,10 +80,21 @@ def load(
     places = {"root": root or None, "path": path or None, "download": download, "source": source}
     own = {"left_out_client": left_out_client, **places}
     taken = {place: value for place, value in own.items() if SOURCES.takes(name, place)}
-    dataset = SOURCES.build(name, **taken, **options)
+    dataset = read(name, **taken, **options)
     for note in dataset.extra.get("notes", ()):
         logger.warning("%s: %s", path or name, note)
     return dataset
+
+
+def read(name: str, **given: Any) -> Dataset:
+    """Load a dataset from its source, as `load` does; in a user's own, copies of an example stay together.
+
+    Args:
+        name: as for `load`.
+        **given: places and options that the source takes.
+    """
+    dataset, entry = SOURCES.build(name, **given), ENTRIES.get(name.partition(":")[0])
+    return keep_copies_together(dataset) if entry is None or entry.kind == "own" else dataset
 
 
 def archive(name: str, **options: Any) -> Archive:

@@ -17,7 +17,7 @@ KERAS_NAMES = {"x_train": "inputs", "y_train": "labels", "x_test": "test_inputs"
 NEEDED = ("inputs", "labels")
 OPTIONAL = (
     *("client", "test_inputs", "test_labels", "test_client"),
-    *("class_names", "coarse", "correspondence", "set"),
+    *("class_names", "coarse", "correspondence", "set", "group"),
 )
 
 
@@ -37,12 +37,15 @@ def load_npz(
     """Load an `.npz` file of arrays (no pickled objects).
 
     Read are `inputs`, `labels` and, where present, `client`, `test_inputs`, `test_labels`, `test_client`,
-    `class_names`, `coarse`, `correspondence` and `set`; also Keras' names `x_train`, `y_train`, `x_test`, `y_test`.
+    `class_names`, `coarse`, `correspondence`, `set` and `group`; also Keras' names `x_train`, `y_train`, `x_test`,
+    `y_test`.
     Inputs are uint8 or floating point, [n, features], [n, H, W] (grey; a channel axis is added) or [n, H, W, C].
     Labels are 0 to K - 1, -1 = no label, and so is every test label without `test_labels`. Clients are integers or
     strings in any numbering, shared between train and test. `coarse` holds labels 0 to J - 1 of the training
     examples in a second label space, -1 = none, and `correspondence` [J, K] the probabilities of these labels given
-    each class; `set` holds the set of each training example, numbered from 0 within its client, -1 = in none.
+    each class; `set` holds the set of each training example, numbered from 0 within its client, -1 = in none. `group`
+    says in integers or strings which training examples belong to one patient or the like, "" and -1 = to none: they
+    stay on one side of every split.
 
     Args:
         path: the file.
@@ -84,6 +87,9 @@ def load_npz(
         client, test_client, client_names = _clients(arrays, x, test_x)
         coarse, matrix, coarse_names = _coarse(arrays, x)
         sets, shares = _whole(arrays, "set", x, lowest=-1), None
+        if (group := _whole(arrays, "group", x, text=True)) is not None:
+            names = group.astype(str)
+            group = np.where(np.isin(names, ("", "-1")), -1, np.unique(names, return_inverse=True)[1])
         if proportions is not None:
             if sets is None or client is None or client_names is None:
                 raise ValueError(
@@ -92,7 +98,7 @@ def load_npz(
             shares = read_proportions(proportions, classes, client_names, client, sets)
         return Dataset(
             name="npz",
-            train=Split(x, y, client, coarse, sets),
+            train=Split(x, y, client, coarse, sets, group=group),
             test=None if test_x is None or test_y is None else Split(test_x, test_y, test_client),
             class_names=classes,
             client_names=client_names,
@@ -149,7 +155,7 @@ def _whole(arrays: dict[str, np.ndarray], name: str, inputs: Any, lowest: int | 
     if (values := arrays.get(name)) is None:
         return None
     if values.dtype.kind not in ("iuSU" if text else "iu"):
-        kinds = "clients are integers or strings" if text else "labels must be integers, -1 = no label"
+        kinds = f"{name}s are integers or strings" if text else "labels must be integers, -1 = no label"
         raise ValueError(f"{name} has dtype {values.dtype}; {kinds}")
     check_length(name, values, 0 if inputs is None else len(inputs))
     if lowest is not None and values.dtype.kind == "i" and len(below := np.flatnonzero(values < lowest)):
