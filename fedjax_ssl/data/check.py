@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset
+from fedjax_ssl.data.reading.features import identifiers
 from fedjax_ssl.data.reading.problems import SHOWN, BadData, DatasetUnavailable
 from fedjax_ssl.data.reading.tables import is_table, read_table
 from fedjax_ssl.data.sources import SOURCES, read
@@ -84,6 +85,8 @@ def remarks(dataset: Dataset) -> list[str]:
     if train.x.ndim == 2:
         features = dataset.extra.get("features") or [f"number {i}" for i in range(train.x.shape[1])]
         same = [features[i] for i in np.flatnonzero(train.x.min(axis=0) == train.x.max(axis=0))]
+        if dataset.reading is None:  # a table says it itself
+            found += identifiers(list(map(str, features)), train.x, train.y)
         if same:
             found.append(f"{counted(len(same), 'feature is', 'features are')} the same for all: {_listed(same)}")
     return found

@@ -21,6 +21,8 @@ if TYPE_CHECKING:  # takes long to import
 Missing = Literal["refuse", "median", "drop"]
 MARKS = ("?", "-", "NA", "N/A", "NaN", "null")  # of missing cells, beside empty ones
 FAR = 1e3  # deviations from 0 to the mean, from which on single precision would lose too much
+MOST_LEVELS = 50  # words that are one-hot encoded by default
+FEW = 20  # examples, of which fewer may be in any order by chance
 DATES = ("ISO8601", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y")
 
 
@@ -185,7 +187,7 @@ def fit(
     columns = []
     for name in names:
         cells = as_cells(as_text(table[name]), reading.marks)
-        column = _kind(name, cells, train, name in words, max_levels, findings)
+        column = kind_of(name, cells, train, name in words, max_levels, findings)
         values, _ = column.values(cells)
         known = values[train & (values >= 0 if column.levels else np.isfinite(values))]
         if not len(known):
@@ -208,7 +210,7 @@ def fit(
     return dataclasses.replace(reading, features=tuple(columns))
 
 
-def _kind(
+def kind_of(
     name: str, cells: Sequence[str], train: np.ndarray, codes: bool, max_levels: int, findings: Findings
 ) -> Feature:
     """Tell numbers, dates and words apart; a few cells that are no numbers do not make words of the others."""
@@ -226,12 +228,31 @@ def _kind(
             return Feature(name, "date", forms[0])
     known = [_word(cell) for cell, row in zip(cells, train, strict=True) if row]
     _, levels = numbered(known)
-    if len(levels) > max_levels:
+    if len(levels) > max_levels or len(levels) == len(known) >= FEW:
+        most = "one in every row" if len(levels) == len(known) else f"more than data.max_levels={max_levels}"
         findings.problems.append(
-            f"column {name!r} holds {len(levels):,} different words, such as {present[0]!r}, more than "
-            f"data.max_levels={max_levels} to be one-hot encoded; leave it out with data.ignore={name}"
+            f"column {name!r} holds {len(levels):,} different words, such as {present[0]!r}, {most}, too many for a "
+            f"one-hot encoding; leave it out with data.ignore={name}"
         )
     return Feature(name, "words", levels=levels)
+
+
+def identifiers(names: Sequence[str], x: Float[np.ndarray, "n features"], labels: Int[np.ndarray, " n"]) -> list[str]:
+    """Find inputs that differ in every example and are sorted as these are, or as their classes: a sentence each."""
+    found = []
+    for name, values in zip(names, x.T, strict=True):
+        if len(values) < FEW or len(set(values[:FEW].tolist())) < FEW:
+            continue
+        order, steps = np.argsort(values), np.diff(values)
+        if (np.diff(values[order]) > 0).all():
+            whole = (values == np.rint(values)).all() and 1 < len(np.unique(labels)) < FEW
+            blocks = np.count_nonzero(np.diff(labels[order])) + 1
+            if (steps > 0).all() or (steps < 0).all() or (whole and blocks == len(np.unique(labels))):
+                found.append(
+                    f"{name!r} differs in every example and is sorted as these or their classes are: an identifier "
+                    f"says nothing about new examples; leave it out (of a table with data.ignore={name})"
+                )
+    return found
 
 
 def _word(cell: str) -> str:

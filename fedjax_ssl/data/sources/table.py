@@ -9,7 +9,7 @@ from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.federation.federated_data import client_number
 from fedjax_ssl.data.reading.cache import facts_of, kept_for
 from fedjax_ssl.data.reading.columns import TableOptions, read_columns
-from fedjax_ssl.data.reading.features import MARKS, Missing, TableReading, fit
+from fedjax_ssl.data.reading.features import MARKS, MOST_LEVELS, Missing, TableReading, fit, identifiers
 from fedjax_ssl.data.reading.problems import Findings, given_path
 from fedjax_ssl.data.reading.proportions import proportions_digest
 from fedjax_ssl.data.reading.register import dataset
@@ -34,7 +34,7 @@ def load_table(
     features: tuple[str, ...] | None = None,
     ignore: tuple[str, ...] = (),
     words: tuple[str, ...] = (),
-    max_levels: Annotated[int, Whole(2)] = 50,
+    max_levels: Annotated[int, Whole(2)] = MOST_LEVELS,
     missing: Missing = "refuse",
     missing_marks: tuple[str, ...] = MARKS,
     options: TableOptions,
@@ -83,6 +83,7 @@ def load_table(
         reading = fit(table, names, train, words, max_levels, TableReading((), there, missing, marks), findings)
         x, used = reading.read(table, findings)
         findings.stop(given)
+        findings.notes += identifiers(reading.inputs, x[train], columns.y[train])
         columns = columns.rows(used)
         names = reading.inputs
         return columns.dataset("table", given, x[used], options.proportions, findings.notes, reading, features=names)
