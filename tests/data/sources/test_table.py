@@ -73,7 +73,7 @@ def test_empty_cells_are_refused_or_their_rows_left_out(write):
         (["a;label", "1,234;x", "2;y"], {}, "write decimals with a point, and thousands without a comma"),
         (["a;label", "1,5;x", "2.5;y"], {}, "write decimals with a point"),
         (["a,label", "01/02/2020,x", "03/04/2020,y"], {}, "may be day/month or month/day"),
-        (["a,label", "p,x", "q,y", "r,y"], {"max_levels": 2}, "3 different words, .* more than data.max_levels=2"),
+        (["a,label", "p,x", "q,y", "r,y"], {"max_levels": 2}, "3 different words, .*"),
         (["a,b,label,split", "1,?,x,", "2,3,y,test", "2,,y,"], {"missing": "median"}, "'b' is missing in all training"),
         (["a,label", "1,x", "2,y"], {"features": ("a", "label")}, "'label' is a feature and the label at once"),
         (["a,label", "1,x", "2,y"], {"client_column": "site"}, "no column 'site', which data.client_column names"),
