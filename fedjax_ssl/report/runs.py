@@ -14,7 +14,7 @@ from fedjax_ssl.errors import UserError, counted
 from fedjax_ssl.registry import did_you_mean
 from fedjax_ssl.report.numbers import COSTS, Cell, Metric, compare, metrics_of, numbers_of
 from fedjax_ssl.runs.folder import WATCHING, flat_config
-from fedjax_ssl.runs.stored_run import StoredRun, find_runs, read_run
+from fedjax_ssl.runs.stored_run import StoredRun, find_runs, on_other_data, read_run
 
 _FIRST = ("method.name", "data.name", "partition.name", "supervision.name", "model.name", "federated.name")
 # Fields that decide which examples a seed is tested on.
@@ -144,6 +144,8 @@ def read(paths: Sequence[str | Path], *, metric: str | None = None, baseline: st
     problems += _together("not finished, not in the numbers", [run for run in started if not run.finished])
     lost = [run for run in started if run.finished and run.state != "finished"]
     problems += _together("diverged, the numbers are of what was left", lost)
+    changed = on_other_data((run, run.config, run.summary) for run in started)
+    problems += _together("on other data than another run with the same settings of config.data", changed)
     frame = _frame(started, groups)
     metrics = metrics_of(frame)
     if not metrics:

@@ -15,6 +15,7 @@ from fedjax_ssl import data, federated, methods, models
 from fedjax_ssl.backend import backend
 from fedjax_ssl.config import ConfigError, ConfigNote, naming
 from fedjax_ssl.data import FederatedData
+from fedjax_ssl.data.fingerprint import fingerprint
 from fedjax_ssl.federated import Execution, Method, Setup
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.channel_terms import check_channels
@@ -37,6 +38,7 @@ class Experiment(NamedTuple):
     dataset: data.Dataset
     standardization: str = ""  # for the log: what inputs are standardized by
     host: data.HostInputs | None = None  # where its inputs stay; None: all of them are on the device
+    known_by: Mapping[str, int | str] = {}  # fingerprint of the data, as they were read
 
 
 def load_experiment(config: ml_collections.ConfigDict) -> Experiment:
@@ -57,12 +59,13 @@ def load_resolved(config: ml_collections.ConfigDict) -> Experiment:
         places = {"root": section.root, "path": section.path, "download": section.download, "source": section.source}
         places["left_out_client"] = section.left_out_client
         dataset = data.load(section.name, **places, **configs.options(given))
+        known_by = fingerprint(dataset)
         if section.pool_splits:
             dataset = data.with_pooled_splits(dataset)
         statistics = (section.standardize, section.mean, section.std, section.left_out_client)
         dataset, said = data.standardized(dataset, *statistics)
         _, more = data.for_prediction(dataset, section.test_mean, section.test_std)
-        return Experiment(config, dataset, said + more)
+        return Experiment(config, dataset, said + more, known_by=known_by)
 
 
 def federate(experiment: Experiment, key: Key[Array, ""], inputs: Array | None = None) -> data.FederatedData:

@@ -231,7 +231,9 @@ class Shared:
         """Draw the picture of a partition into a file; each one is drawn once."""
         name = self._name(experiment)
         if name not in self._pictures:
-            data.plot_partition(self.federation(experiment), path)
+            federation, dataset = self.federation(experiment), experiment.dataset
+            names = data.client_names(dataset, federation, experiment.config.partition.name == "natural")
+            data.plot_partition(federation, path, dataset.class_names, names[: federation.num_clients])
             self._pictures[name] = path.read_bytes()
         else:
             path.write_bytes(self._pictures[name])

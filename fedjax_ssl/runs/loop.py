@@ -71,6 +71,7 @@ class Run(Closing):
         Raises:
             ConfigError: a setting cannot be used.
             CheckpointError: the folder's checkpoints cannot be used.
+            RunFolderError: the run began on other data.
         """
         self.record, self.prepared, self.shared, self._team, self._watch = record, prepared, shared, team, watch
         self._experiment, self.config = prepared.experiment, prepared.experiment.config
@@ -79,6 +80,7 @@ class Run(Closing):
             "data", self.federation, "Give every machine the same files, the same hardware and the same versions."
         )
         self._check_fit()
+        record.compare_data(self._experiment.known_by)
         record.settle(self.config)
         self._template = shared.template(prepared)
         model = model_file.describe(self._experiment, self.federation)
@@ -264,6 +266,7 @@ class Run(Closing):
         summary = summarize(config, rows, self._seconds, predict.summary_of(outcomes)) | diverged
         if "selected_round" in summary:
             summary["validation_examples"] = federation.summary()["validation_examples"]
+        summary["data"] = dict(self._experiment.known_by)
         self.record.finish(rows, summary, title=f"{config.method.name} on {config.data.name}")
         # The others get the summary when the files are there: nobody is at the end before the record is whole.
         summary = self._team.values_from_first(summary)
@@ -325,6 +328,7 @@ def run(
         ConfigError: a setting cannot be used.
         DatasetUnavailable: the dataset is not on disk and could not be downloaded.
         ConfigMismatch: the folder holds a run with another config.
+        RunFolderError: ... or one on other data.
         CheckpointError: the folder's checkpoints cannot be used.
         Preempted: a process of several was asked to end; the checkpoint is saved.
 

@@ -2,6 +2,7 @@
 
 version                 of this file
 dataset                 name of the dataset
+data                    fingerprint of what was read
 inputs                  shape and type of an example as stored, and how it is standardized to be predicted
 reading                 says how files become inputs, None where nobody knows it
 class_names             K names
@@ -51,6 +52,7 @@ def describe(experiment: Experiment, federation: FederatedData) -> dict[str, Any
     return {
         "version": VERSION,
         "dataset": dataset.name,
+        "data": dict(experiment.known_by),
         "inputs": {
             "shape": list(dataset.input_shape),
             "dtype": str(dataset.train.x.dtype),

@@ -4,6 +4,7 @@ Of several processes that train one federation, one has a `Record`. The others h
 """
 
 import contextlib
+import json
 import os
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -75,6 +76,30 @@ class Record(Closing):
             self.folder.summary_file.unlink(missing_ok=True)
             self._checkpoints.forget(restorable(rounds, config.eval_every))
             self.folder.accept()
+
+    def compare_data(self, known_by: Mapping[str, int | str]) -> None:
+        """Raise RunFolderError where the run began on other data; a note where nobody can tell.
+
+        Args:
+            known_by: fingerprint of the data, see `fedjax_ssl.data.fingerprint`.
+        """
+        if self.folder.is_new:
+            return
+        try:
+            stored = dict(json.loads((self.path / "model.json").read_text(encoding="utf-8"))["data"])
+        except (OSError, ValueError, KeyError, TypeError):
+            self._mended(f"{self.path} does not say which data its run began on; from now on it does, by these data")
+            return
+        said = []
+        for name, now in known_by.items():
+            if (before := stored.get(name)) != now:
+                number = f"{before:,} -> {now:,}" if isinstance(before, int) and isinstance(now, int) else "changed"
+                said.append(f"{name.replace('_', ' ')}: {number}")
+        if said:
+            raise RunFolderError(
+                f"{self.path} holds a run on other data than these (stored -> now). {'; '.join(said)}. Give it the "
+                "data that it began on, or start a run on these with another --workdir."
+            )
 
     def restore(self, template: Any) -> tuple[int, Any, dict[str, Any]] | None:
         """Load the last sound checkpoint and drop the metric rows of later rounds.

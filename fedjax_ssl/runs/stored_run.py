@@ -1,18 +1,20 @@
 """Reading the folders that runs left behind, whatever state they are in."""
 
 import csv
+import json
 import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from fedjax_ssl.runs.files import decode_json
-from fedjax_ssl.runs.folder import RunFolderError
+from fedjax_ssl.runs.folder import WATCHING, RunFolderError, flat_config
 
 _MARKS = ("config.json", "metrics.jsonl", "summary.json")  # one of them makes a folder a candidate
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
+Named = TypeVar("Named")
 _ACCURACY, _BALANCED = "_accuracy", "_balanced_accuracy"
 
 
@@ -86,6 +88,21 @@ def read_run(folder: str | os.PathLike) -> StoredRun:
     ended = _read(path / "ended.json", problems, _object) or {}
     said = ": ".join(str(ended[name]) for name in ("status", "message") if ended.get(name))
     return StoredRun(path, config or {}, rows, summary, clients, said, tuple(problems))
+
+
+def on_other_data(runs: Iterable[tuple[Named, Mapping[str, Any], Mapping[str, Any] | None]]) -> list[Named]:
+    """Find the finished runs whose data changed since the first one with the same settings of `config.data`.
+
+    Args:
+        runs: (what the run is called, config, summary or None).
+    """
+    found, first = [], dict[str, Any]()
+    for run, config, summary in runs:
+        settings = json.dumps(flat_config({"data": config.get("data")}, WATCHING), sort_keys=True)
+        known_by = (summary or {}).get("data")
+        if known_by and first.setdefault(settings, known_by) != known_by:
+            found.append(run)
+    return found
 
 
 def find_runs(paths: Iterable[str | os.PathLike]) -> list[Path]:

@@ -20,6 +20,8 @@ from fedjax_ssl.config import ConfigError
 from fedjax_ssl.errors import counted
 from fedjax_ssl.runs.divergence import EXIT_CODE
 from fedjax_ssl.runs.folder import FolderLock, RunFolderError
+from fedjax_ssl.runs.stored_run import on_other_data
+from fedjax_ssl.runs.summary import read_summary
 from fedjax_ssl.sweep import axes, cluster, results, search, workers
 from fedjax_ssl.sweep import plan as plans
 from fedjax_ssl.sweep.plan import Plan, names_of
@@ -233,5 +235,9 @@ def _say_end(folder: Path, plan: Plan, ended: Mapping[str, int]) -> int:
             print(f"{counted(len(runs), 'run')} {status}: {names_of(runs)}. The table says {what}.", file=sys.stderr)
     if ended[results.MISSING]:
         print(f"{counted(ended[results.MISSING], 'run')} missing: another process works on them", file=sys.stderr)
+    files = {run.name: results.folder_of(folder, run.name) / "summary.json" for run in plan.runs}
+    done = [(run, run.config, read_summary(files[run.name])) for run in plan.runs if files[run.name].exists()]
+    if changed := on_other_data(done):
+        print(f"on other data than the first run, which have changed: {names_of(changed)}", file=sys.stderr)
     print(f"compare them: {shlex.join(['fedjax-ssl', 'report', str(folder)])}")
     return 1 if ended[results.FAILED] or ended[results.MISSING] else EXIT_CODE if ended[results.DIVERGED] else 0

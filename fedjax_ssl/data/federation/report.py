@@ -109,13 +109,19 @@ def _weak_columns(data: FederatedData) -> dict[str, Int[np.ndarray, " C"]]:
     return {name: column for name, column in columns.items() if column.any()}
 
 
-def plot_partition(data: FederatedData, path: str | os.PathLike[str], class_names: Sequence[str] | None = None) -> None:
+def plot_partition(
+    data: FederatedData,
+    path: str | os.PathLike[str],
+    class_names: Sequence[str] | None = None,
+    client_names: Sequence[str] | None = None,
+) -> None:
     """Draws client x class counts as circles, area ~ examples, with the labelled ones filled in, and saves the picture.
 
     Args:
         data: one federation, not traced.
         path: where to save; the ending decides the format (.png, .pdf, .svg).
         class_names: K names for the axis; None: class numbers.
+        client_names: C names for the other axis, where there is room for them; None: client numbers.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -141,6 +147,8 @@ def plot_partition(data: FederatedData, path: str | os.PathLike[str], class_name
     )
     if num_classes <= 100:
         axes.set_yticks(range(num_classes), class_names or [str(k) for k in range(num_classes)])
+    if client_names is not None and num_clients <= 60:
+        axes.set_xticks(range(num_clients), client_names, rotation=90)
     # Handles of one size: the scatter's own would be as large as its first circle.
     handles = [Line2D([], [], marker="o", linestyle="", color=color) for color in _COLORS.values()]
     figure.legend(handles, list(_COLORS), loc="outside right upper", frameon=False)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset, Reading, Split
+from fedjax_ssl.data.fingerprint import of_files
 
 ROOT_VARIABLE = "FEDJAX_SSL_DATA"
 FACTS = ("name", "class_names", "client_names", "input_max", "mean", "std", "coarse_names", "extra")
@@ -145,9 +146,10 @@ def kept_for(
     return kept(home / f"converted-{fingerprint([FORM, content])}", make, replaces="converted-*")
 
 
-def facts_of(files: Iterable[Path]) -> list[tuple[str, int, int]]:
-    """List names, lengths and times of change of files."""
-    return [(str(file), (status := file.stat()).st_size, status.st_mtime_ns) for file in sorted(files)]
+def facts_of(files: Iterable[Path]) -> list[Any]:
+    """List names, lengths and times of change of files, and what they hold: a copy may have another's time."""
+    there = sorted(files)
+    return [*((str(file), (status := file.stat()).st_size, status.st_mtime_ns) for file in there), of_files(there)]
 
 
 def fingerprint(value: object) -> str:

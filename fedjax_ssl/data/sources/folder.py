@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedjax_ssl.data.dataset import Dataset
+from fedjax_ssl.data.fingerprint import of_files
 from fedjax_ssl.data.reading.cache import kept_for
 from fedjax_ssl.data.reading.columns import TEST, TRAIN, VALIDATION, TableOptions, read_columns
 from fedjax_ssl.data.reading.pictures import (
@@ -117,7 +118,8 @@ def load_folder(
         findings.stop(given)
         return numbered.dataset("folder", given, found.x, options.proportions, notes, found.reading)
 
-    content = [listing.digest, proportions_digest(options.proportions), str(table)]
+    read = of_files([*([table] if table else []), *(folder / name for name in listing.images)])
+    content = [listing.digest, read, proportions_digest(options.proportions), str(table)]
     return kept_for(root, "folder", folder, [layout, file_column, options, pictures], content, make)
 
 

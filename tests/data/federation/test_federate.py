@@ -5,6 +5,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import matplotlib
 import numpy as np
 import pytest
 
@@ -12,7 +13,7 @@ from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.federation.federate import federate
 from fedjax_ssl.data.federation.federated_data import validate
 from fedjax_ssl.data.federation.partition import PARTITIONS
-from fedjax_ssl.data.federation.report import class_counts, report
+from fedjax_ssl.data.federation.report import class_counts, plot_partition, report
 
 NUM_CLASSES = 6
 SIZES = (30, 50, 20, 41, 9, 60, 30)  # of the seven natural clients
@@ -310,6 +311,14 @@ def test_validate_says_what_is_wrong():
     with pytest.raises(ValueError, match="none of the 91 test examples has a label"):
         validate(without_truth)
     validate(without_truth, truth_required=False)
+
+
+def test_the_picture_names_clients_and_classes(tmp_path):
+    data, file = draw(jax.random.key(0), DATASET, test_clients=3), tmp_path / "partition.svg"
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        plot_partition(data, file, DATASET.class_names, ["Ann", "Bo", "01", "02"])
+    shown = file.read_text()
+    assert all(f">{name}<" in shown for name in ("Ann", "Bo", "01", "02", *DATASET.class_names))
 
 
 def test_report_and_counts():
