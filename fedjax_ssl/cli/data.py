@@ -60,7 +60,9 @@ def _check(asked: argparse.Namespace, settings: list[tuple[str, str]]) -> int:
     source = named.pop("data.name", None) or data.source_of(path.expanduser(), named.get("data.file_column", "file"))
     check_known("source of your own", source, data.OWN)
     found = data.check(path, source, root=asked.root, **_options(source, list(named.items())))
-    print(f"{path}: read as {source!r}, {data.available()[source]}\n")
+    named |= {f"data.{option}": value for option, value in found.proposed.items()}
+    chosen = "".join(f" --data.{option}={value}" for option, value in found.proposed.items())
+    print(f"{path}: read as {source!r}, {data.available()[source]}{f'; with{chosen}' if chosen else ''}\n")
     if found.dataset is not None:
         print(_table(_contents(found.dataset)))
     for title, lines in (("worth a look", found.notes), ("problems", found.problems)):

@@ -2,22 +2,33 @@
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.reading.features import identifiers
+from fedjax_ssl.data.reading.pictures import list_images
 from fedjax_ssl.data.reading.problems import SHOWN, BadData, DatasetUnavailable
 from fedjax_ssl.data.reading.tables import is_table, read_table
 from fedjax_ssl.data.sources import SOURCES, read
+from fedjax_ssl.data.sources.folder import find_table
 from fedjax_ssl.data.sources.huggingface import is_saved_dataset
 from fedjax_ssl.errors import counted
 
 SIMILAR = 0.8  # ratio of two names, as difflib has it: one letter more, less or swapped in a name of five
 SMALL = 0.1  # a misspelt name has at most this share of the examples of the right one
+
+# First words of the names of columns that mostly have a role.
+USUAL = {
+    "label": ("labels", "class", "target", "diagnosis", "category", "outcome", "finding", "y"),
+    "client": ("clients", "hospital", "site", "center", "centre", "clinic", "institution", "station", "device"),
+    "group": ("patient", "patientid", "subject", "person", "case"),
+    "split": ("fold", "subset", "partition"),
+}
 
 
 class Checked(NamedTuple):
@@ -27,6 +38,7 @@ class Checked(NamedTuple):
     dataset: Dataset | None  # None where there are problems
     problems: tuple[str, ...]  # faults that keep it from being used
     notes: tuple[str, ...]  # skipped parts, and oddities
+    proposed: Mapping[str, str] = MappingProxyType({})  # options that were used beside those given
 
 
 def check(path: Path | str, source: str | None = None, **options: Any) -> Checked:
@@ -47,11 +59,33 @@ def check(path: Path | str, source: str | None = None, **options: Any) -> Checke
     name = source or source_of(Path(path).expanduser(), options.get("file_column") or "file")
     places = {"path": path, "root": options.pop("root", None)}
     taken = {place: given for place, given in places.items() if SOURCES.takes(name, place)}
+    proposed = _proposed(name, Path(path).expanduser(), options)
     try:
-        dataset = read(name, **taken, **options)
+        dataset = read(name, **taken, **{**options, **proposed})
     except BadData as error:
-        return Checked(name, None, error.problems, error.notes)
-    return Checked(name, dataset, (), (*dataset.extra.get("notes", ()), *remarks(dataset)))
+        return Checked(name, None, error.problems, error.notes, proposed)
+    return Checked(name, dataset, (), (*dataset.extra.get("notes", ()), *remarks(dataset)), proposed)
+
+
+def _proposed(source: str, path: Path, given: Mapping[str, Any]) -> dict[str, str]:
+    """Choose options for a table whose columns have other names than the usual ones."""
+    found = {}
+    if source == "folder" and path.is_dir() and given.get("layout", "auto") == "auto":
+        column = given.get("file_column") or "file"
+        table, paths_column = find_table(path, list_images(path), column)
+        if table is None:
+            return {}
+        path, found = table, {} if paths_column == column else {"file_column": paths_column}
+    if source not in ("folder", "table") or not path.is_file():
+        return {}
+    table = read_table(path)
+    for role, words in USUAL.items():
+        option = f"{role}_column"
+        named = [column for column in table if re.split(r"[\W_]+", column.casefold())[0] in words]
+        usual = given.get(option) or role
+        if option in SOURCES.options(source) and usual == role and role not in table and len(named) == 1:
+            found[option] = named[0]
+    return found
 
 
 def source_of(path: Path, file_column: str = "file") -> str:

@@ -312,8 +312,9 @@ def predictions_csv(
         return [classes[label] if label >= 0 else "" for label in np.asarray(labels)]
 
     columns: dict[str, Any] = {}
-    names = [split.names for split in (dataset.train, dataset.test) if split is not None and split.names is not None]
-    if len(names) == 1 + (dataset.test is not None):
+    splits = [split for split in (dataset.train, dataset.test) if split is not None]
+    if any(split.names is not None for split in splits):
+        names = [np.full(len(split), "") if split.names is None else split.names for split in splits]
         columns["input"] = np.concatenate(names)[rows]
     columns |= {
         "split": np.where(rows < train, "train", "test"),

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,8 @@ from fedjax_ssl import cli, command_line
 from fedjax_ssl.runs.files import write_output
 from fedjax_ssl.trained.inputs import Examples, read_examples
 from fedjax_ssl.trained.model import CHECKPOINTS, TrainedModel, TrainedModelError, load_run
+
+MANY = 20  # classes, of which no table of counts is printed any more
 
 
 def main(arguments: list[str]) -> int:
@@ -59,6 +62,7 @@ def _predict(given: argparse.Namespace) -> None:
     if not given.inputs and given.export is None:
         raise TrainedModelError("nothing to do: give inputs to label, or --export FOLDER")
     model = load_run(given.run, given.checkpoint)
+    matrix = ""
     facts = {"model": str(model).strip("<>") + f" ({model.checkpoint} checkpoint)"}
     if given.inputs:
         examples = read_examples(given.inputs, model, given.resize)
@@ -71,6 +75,7 @@ def _predict(given: argparse.Namespace) -> None:
             right = probabilities.argmax(axis=1)[known] == examples.labels[known]
             of = "all" if known.all() else f"{known.sum():,} of {known.size:,}"
             facts["accuracy"] = f"{right.mean():.2%} ({of} have a label)"
+            matrix = _confusion(model.class_names, examples.labels[known], probabilities.argmax(axis=1)[known])
         text = _table(model, examples, probabilities, given.all).to_csv(index=False, lineterminator="\n")
         if given.output is None:
             sys.stdout.write(text)
@@ -83,6 +88,16 @@ def _predict(given: argparse.Namespace) -> None:
         facts["prediction"] = str(model.save_prediction(given.export / "prediction.stablehlo", client=given.client))
     for name, value in facts.items():
         print(f"{name:<10} {value}", file=sys.stderr)
+    print(matrix, end="", file=sys.stderr)
+
+
+def _confusion(names: Sequence[str], true: np.ndarray, predicted: np.ndarray) -> str:
+    """Counts examples by true class, down, and predicted class, across; nothing where there are many classes."""
+    if len(names) > MANY:
+        return ""
+    counts = np.zeros((len(names), len(names)), int)
+    np.add.at(counts, (true, predicted), 1)
+    return f"\ntrue class (rows), predicted (columns)\n{pandas.DataFrame(counts, names, names).to_string()}\n"
 
 
 def _table(model: TrainedModel, examples: Examples, probabilities: np.ndarray, every: bool) -> pandas.DataFrame:

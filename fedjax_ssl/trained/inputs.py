@@ -1,28 +1,26 @@
 """Inputs to predict from files: arrays in an `.npz`, rows of a table, or images as Pillow reads them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pandas
 from jaxtyping import Int, Shaped
 
 from fedjax_ssl.data.dataset import check_labels
-from fedjax_ssl.data.reading.arrays import check_length, read_arrays
+from fedjax_ssl.data.reading.arrays import TEST_ARRAYS, TRAIN_ARRAYS, VALIDATION_ARRAYS, one_each, read_arrays
 from fedjax_ssl.data.reading.columns import read_columns
 from fedjax_ssl.data.reading.features import TableReading
 from fedjax_ssl.data.reading.pictures import ImageReading, is_image, list_images, read_alike, spelling
 from fedjax_ssl.data.reading.problems import DatasetUnavailable, Findings
-from fedjax_ssl.data.reading.tables import is_table, read_roles, read_table
+from fedjax_ssl.data.reading.tables import as_text, is_table, read_roles, read_table
+from fedjax_ssl.data.sources.folder import UNLABELLED, find_table
 from fedjax_ssl.errors import counted, did_you_mean
 from fedjax_ssl.trained.model import TrainedModel, TrainedModelError
 
 IMAGES = "images (.bmp, .gif, .jpg, .png, .tif, .webp, ...)"
-# Arrays of inputs and of labels; the first whose inputs are there is taken, so new examples go before old ones.
-_ARRAYS = {
-    **{"test_inputs": "test_labels", "x_test": "y_test", "inputs": "labels", "images": "labels"},
-    **{"x_train": "y_train", "x": "y"},
-}
+_ARRAYS = {**TEST_ARRAYS, **TRAIN_ARRAYS, **VALIDATION_ARRAYS, "x": "y"}  # the first that is there is taken
 
 
 class Examples(NamedTuple):
@@ -39,8 +37,8 @@ def read_examples(paths: Sequence[Path], model: TrainedModel, resize: bool = Fal
     """Reads the files that the user names.
 
     Args:
-        paths: one `.npz` file, one table, or image files and folders of them. An image in a folder that has the name of
-            a class has this label.
+        paths: one `.npz` file, one table, or image files, folders of them, and tables about those. An image has the
+            label that a table in its folder says, or that of the class whose name its folder has.
         model: decides shape and type.
         resize: bring images of another size to the model's where it is not known how training's were read.
 
@@ -66,9 +64,9 @@ def read_examples(paths: Sequence[Path], model: TrainedModel, resize: bool = Fal
     try:
         if paths[0].suffix.lower() == ".npz":
             return _read_npz(paths[0], model)
-        if is_table(paths[0]):
+        if is_table(paths[0]) and not isinstance(model.reading, ImageReading):
             return _read_table(paths[0], model)
-        return _read_images([file for path in paths for file in _files(path)], model, resize)
+        return _read_images(dict(pair for path in paths for pair in _labelled(path, model)), model, resize)
     except TrainedModelError:
         raise
     except (ValueError, DatasetUnavailable) as error:
@@ -84,8 +82,6 @@ def _read_npz(path: Path, model: TrainedModel) -> Examples:
             f"{', '.join(_ARRAYS)}"
         )
     inputs, label_name = arrays[name], _ARRAYS.get(name, "labels")
-    if inputs.ndim == len(model.input_shape) == 3 and model.input_shape[-1] == 1:
-        inputs = inputs[..., None]  # grey images without a channel axis, as the source "npz" takes them too
     labels = np.full(len(inputs), -1)
     if (given := arrays.get(label_name)) is not None:
         labels = _labels(given, len(inputs), f"array {label_name!r}", model.class_names)
@@ -112,7 +108,7 @@ def _read_table(path: Path, model: TrainedModel) -> Examples:
 
 
 def _labels(given: np.ndarray, length: int, name: str, classes: Sequence[str]) -> np.ndarray:
-    check_length(name, given, length)
+    given = one_each(name, given, length)
     if given.dtype.kind in "SU":
         texts = given.astype(str).tolist()
         if unknown := sorted(set(texts) - set(classes)):
@@ -125,20 +121,36 @@ def _labels(given: np.ndarray, length: int, name: str, classes: Sequence[str]) -
     return given
 
 
-def _files(path: Path) -> list[Path]:
-    if not path.is_dir():
-        return [path]
-    if not (inside := list_images(path).images):
+def _labelled(path: Path, model: TrainedModel) -> list[tuple[Path, str]]:
+    """Finds image files, and what a table beside them, or else the names of their folders, says that they show."""
+    if path.is_file() and is_image(path):
+        return [(path, path.parent.name)]
+    folder, data = path if path.is_dir() else path.parent, model.config.data
+    listing, column, of_labels = list_images(folder), data.get("file_column", "file"), data.get("label_column", "label")
+    table, paths_column = find_table(folder, listing, column) if path.is_dir() else (path, column)
+    if table is None or paths_column != column:
+        found = [(folder / name, Path(name).parent.name or folder.name) for name in listing.images]
+    else:
+        cells = read_table(table)
+        if column not in cells:
+            there = ", ".join(cells)
+            raise TrainedModelError(f"{table} has no column {column!r} of files, as training's had; columns: {there}")
+        texts = as_text(cells[of_labels]) if of_labels in cells else [""] * len(cells)
+        said = dict(zip(cells[column].map(spelling), texts, strict=True))
+        chosen = [name for name in listing.images if path.is_dir() or spelling(name) in said]
+        found = [(folder / name, said.get(spelling(name), "")) for name in chosen]
+    if not found:
         raise TrainedModelError(f"{path} has no images; {IMAGES} are looked for, at any depth")
-    return [path / name for name in inside]
+    return found
 
 
-def _read_images(files: Sequence[Path], model: TrainedModel, resize: bool) -> Examples:
+def _read_images(labels: Mapping[Path, str], model: TrainedModel, resize: bool) -> Examples:
     if len(model.input_shape) != 3 or model.input_shape[-1] not in (1, 3):
         raise TrainedModelError(
             f"this model takes inputs of shape {list(model.input_shape)}, not images; give an .npz file"
         )
-    names, findings, reading = [str(file) for file in files], Findings(), model.reading
+    files, findings, reading = list(labels), Findings(), model.reading
+    names = [str(file) for file in files]
     if stored := isinstance(reading, ImageReading):
         read = read_alike(files, names, findings, reading)
     else:
@@ -154,13 +166,9 @@ def _read_images(files: Sequence[Path], model: TrainedModel, resize: bool) -> Ex
             )
     values = read.x * (model.input_max / 255.0)
     inputs = (np.rint(values) if model.input_dtype == np.uint8 else values).astype(model.input_dtype)
-    folders = [spelling(files[row].parent.name) for row in read.rows]
-    labels = [model.class_names.index(name) if name in model.class_names else -1 for name in folders]
-    known = np.array(labels, np.int64)
-    if (known >= 0).any() and (known < 0).any():
-        others = sorted({folder for folder, label in zip(folders, labels, strict=True) if label < 0})
-        findings.notes.append(
-            f"images in folders that are no classes of the model, and without a true label: {(known < 0).sum():,} "
-            f"({', '.join(others[:5])})"
-        )
-    return Examples(inputs, names, known, counted(len(names), "image"), tuple(findings.notes))
+    texts = pandas.DataFrame({"label": [labels[files[row]] for row in read.rows]}, index=names)
+    texts[texts.isin(UNLABELLED)] = ""
+    told = Findings()
+    known = read_columns(texts, model.class_names, told).y
+    notes = (*findings.notes, *(told.problems if (known >= 0).any() else ()))
+    return Examples(inputs, names, known, counted(len(names), "image"), notes)

@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import json
+import math
 import os
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
@@ -141,8 +142,8 @@ class TrainedModel:
         """Class probabilities.
 
         Args:
-            inputs: raw, as the dataset stores them: [n, *input_shape] of `input_dtype`; other floating-point types are
-                converted where it is float32.
+            inputs: raw, as the dataset stores them: [n, *input_shape], flat rows, or grey images without a channel
+                axis; of `input_dtype`, or of a type that holds the same values.
             client: by the model of this client, named as in `client_names` (or by its number, where no name is one),
                 where clients have models of their own; None: by the global model.
             batch_size: examples per forward pass, at most.
@@ -283,36 +284,43 @@ class TrainedModel:
         return np.concatenate(results)
 
     def _checked(self, inputs: Any) -> np.ndarray:
-        values, wanted = np.asarray(inputs), f"[n, {', '.join(map(str, self.input_shape))}]"
-        if values.shape[1:] != self.input_shape or values.ndim != len(self.input_shape) + 1:
-            hint = ""
-            if values.shape == self.input_shape:
-                hint = " This looks like a single example: give inputs[None]"
-            elif self.input_shape[-1] == 1 and values.shape[1:] == self.input_shape[:-1]:
-                hint = " The channel axis is missing: give inputs[..., None]"
+        values, shape = np.asarray(inputs), self.input_shape
+        # Flat rows of images, and grey ones without a channel axis.
+        if len(shape) > 1 and values.shape[1:] in ((math.prod(shape),), shape[:-1] if shape[-1] == 1 else shape):
+            values = values.reshape(-1, *shape)
+        if values.shape[1:] != shape or values.ndim != len(shape) + 1:
+            wanted = f"[n, {', '.join(map(str, shape))}]"
+            hint = " This looks like a single example: give inputs[None]" if values.shape == shape else ""
             raise TrainedModelError(f"inputs have shape {list(values.shape)}; this model takes {wanted}.{hint}")
-        if self.input_dtype == np.uint8:
-            if values.dtype != np.uint8:
-                raise TrainedModelError(
-                    f"inputs are {values.dtype}; this model takes them as its dataset stores them: uint8, from 0 to "
-                    f"{self.input_max:g}. Give raw values, neither divided nor standardized: the model does that"
-                )
-            if values.size and values.max() > self.input_max:
-                raise TrainedModelError(
-                    f"inputs go up to {values.max()}; this model takes them as its dataset stores them: from 0 to "
-                    f"{self.input_max:g}"
-                )
-            return values
-        if not np.issubdtype(values.dtype, np.floating):
-            raise TrainedModelError(
-                f"inputs are {values.dtype}; this model takes floating-point values, as its dataset stores them (up to "
-                f"{self.input_max:g} before they are standardized, which the model does)"
-            )
         try:
             check_finite("inputs", values)
         except ValueError as error:
             raise TrainedModelError(str(error)) from error
+        if self.input_dtype == np.uint8:
+            return self._as_stored(values)
+        if values.dtype.kind not in "iuf" or (values.dtype == np.uint8 and len(shape) == 3):
+            raise TrainedModelError(
+                f"inputs are {values.dtype}; this model takes floating-point values, as its dataset stores them (up to "
+                f"{self.input_max:g} before they are standardized, which the model does)"
+            )
         return values.astype(np.float32, copy=False)
+
+    def _as_stored(self, values: np.ndarray) -> np.ndarray:
+        """Takes whole numbers of any type as uint8."""
+        lowest, highest = (values.min(), values.max()) if values.size else (0, 0)
+        divided = values.dtype.kind == "f" and 0 < highest <= 1 < self.input_max
+        if values.dtype.kind not in "iuf" or divided or not (values == np.rint(values)).all():
+            raise TrainedModelError(
+                f"inputs are {values.dtype}, from {lowest} to {highest}; this model takes them as its dataset stores "
+                f"them: whole numbers (uint8) from 0 to {self.input_max:g}. Give raw values, neither divided nor "
+                "standardized: the model does that"
+            )
+        if lowest < 0 or highest > self.input_max:
+            raise TrainedModelError(
+                f"inputs go from {lowest} to {highest}; this model takes them as its dataset stores them: from 0 to "
+                f"{self.input_max:g}"
+            )
+        return values.astype(np.uint8, copy=False)
 
 
 def as_program(

@@ -120,7 +120,10 @@ IMAGES = np.zeros((2, 8, 8, 1), np.uint8)
         (arrays(inputs=IMAGES, labels=np.array([0])), "array 'labels' has shape (1,); expected (2,), one per example"),
         (arrays(inputs=IMAGES, labels=np.array([0, 10])), "first in row 1: 10. Allowed are 0 to 9 for 10 classes"),
         (arrays(inputs=np.array([{}, {}])), "array 'inputs' holds Python objects, which are refused"),
-        (arrays(inputs=IMAGES / 2), "inputs are float64; this model takes them as its dataset stores them: uint8"),
+        (
+            arrays(inputs=IMAGES + 0.5),
+            "inputs are float64, from 0.5 to 0.5; this model takes them as its dataset stores",
+        ),
     ],
 )
 def test_a_mistake_gets_one_message_and_exit_code_2(predict, tmp_path, make, expected):

@@ -52,6 +52,13 @@ def test_batches_do_not_matter_and_features_have_the_width_of_the_head(model, di
     assert model.embed(images).shape == (9, 128)
 
 
+def test_the_same_values_in_other_types_and_shapes_are_the_same(model, digits):
+    images = digits.train.x[:9]
+    whole = model.predict(images)
+    for same in (images[..., 0], images.reshape(9, 64), images.astype(float), images.astype(np.int16)[..., 0].tolist()):
+        np.testing.assert_array_equal(model.predict(same), whole)
+
+
 def test_the_best_checkpoint_is_that_of_the_summary(folder):
     best = load_run(folder)
     assert best.checkpoint == "best" and best.round == best.summary["selected_round"]
@@ -65,9 +72,12 @@ def test_the_best_checkpoint_is_that_of_the_summary(folder):
     ("inputs", "expected"),
     [
         (np.zeros((8, 8, 1), np.uint8), r"shape \[8, 8, 1\]; this model takes \[n, 8, 8, 1\].* give inputs\[None\]"),
-        (np.zeros((5, 8, 8), np.uint8), r"give inputs\[..., None\]"),
-        (np.zeros((5, 8, 8, 1)), "inputs are float64; this model takes .* uint8, from 0 to 16"),
-        (np.full((5, 8, 8, 1), 200, np.uint8), "inputs go up to 200; this model takes them .* from 0 to 16"),
+        (np.zeros((5, 8, 7), np.uint8), r"shape \[5, 8, 7\]; this model takes \[n, 8, 8, 1\]"),
+        (np.full((5, 8, 8, 1), 0.5), r"inputs are float64, from 0.5 to 0.5; this model takes .*\(uint8\) from 0 to 16"),
+        (np.ones((5, 8, 8)), "neither divided nor standardized"),
+        (np.full((5, 64), -1), "inputs go from -1 to -1; this model takes them .* from 0 to 16"),
+        (np.full((5, 8, 8, 1), 200, np.uint8), "inputs go from 200 to 200; this model takes them .* from 0 to 16"),
+        (np.full((5, 8, 8, 1), np.nan), "NaN or infinite"),
     ],
 )
 def test_other_inputs_are_refused(model, inputs, expected):
@@ -156,8 +166,8 @@ def test_clients_with_models_of_their_own_are_asked_by_name(tmp_path):
         model.embed(inputs)
     with pytest.raises(TrainedModelError, match="NaN or infinite"):
         model.predict(np.full((1, 6), np.nan), client=0)
-    with pytest.raises(TrainedModelError, match="inputs are int64; this model takes floating-point"):
-        model.predict(np.zeros((1, 6), int), client=0)
+    whole = np.rint(inputs)
+    np.testing.assert_array_equal(model.predict(whole.astype(int), client=0), model.predict(whole, client=0))
 
 
 @pytest.mark.thorough

@@ -8,6 +8,11 @@ import numpy as np
 from fedjax_ssl.data.reading.formats import DAMAGED
 from fedjax_ssl.data.reading.problems import BadData, DatasetUnavailable
 
+# Names of arrays of inputs, and of their labels, in the order in which they are predicted: new examples first.
+TEST_ARRAYS = {"test_inputs": "test_labels", "x_test": "y_test", "test_images": "test_labels"}
+VALIDATION_ARRAYS = {"val_images": "val_labels", "x_val": "y_val"}
+TRAIN_ARRAYS = {"inputs": "labels", "images": "labels", "x_train": "y_train", "train_images": "train_labels"}
+
 
 def read_arrays(
     path: Path, wanted: Callable[[str], bool] = lambda name: True
@@ -60,7 +65,10 @@ def _array(path: Path, loaded: np.lib.npyio.NpzFile, name: str) -> np.ndarray:
     return values
 
 
-def check_length(name: str, values: np.ndarray, length: int) -> None:
-    """Refuse an array that has not one value per example."""
+def one_each(name: str, values: np.ndarray, length: int) -> np.ndarray:
+    """Take one value per example, [n] or [n, 1] as Keras and MedMNIST have it; refuse other shapes."""
+    if values.shape == (length, 1):
+        return values[:, 0]
     if values.shape != (length,):
         raise ValueError(f"{name} has shape {values.shape}; expected ({length},), one per example")
+    return values

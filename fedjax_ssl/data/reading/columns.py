@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -142,7 +143,7 @@ def read_columns(
     Returns:
         What the texts say.
     """
-    cells = {role: texts[role].tolist() for role in ROLES if role in texts}
+    cells = {role: [unicodedata.normalize("NFC", cell) for cell in texts[role]] for role in ROLES if role in texts}
     places = texts.index
     y, class_names = _classes(cells.get("label", [""] * len(texts)), places, classes, findings, marks)
     is_test = _split(cells.get("split", [""] * len(texts)), places, findings)
@@ -204,7 +205,7 @@ def _classes(
                 'all classes: classes=("a", "b")'
             )
         return y, names
-    names = tuple(str(name) for name in classes)
+    names = tuple(unicodedata.normalize("NFC", str(name)) for name in classes)
     if len(set(names)) < max(len(names), 2):
         findings.problems.append(f"classes is {names}; give at least two names, each once")
     number = {"": -1} | {name: place for place, name in enumerate(names)}
@@ -227,14 +228,17 @@ def _split(texts: Sequence[str], places: Sequence[str], findings: Findings) -> n
             "or nothing for train"
         )
     if validation := sum(word in VALIDATION for word in words):
-        findings.notes.append(
-            f"{counted(validation, 'validation example is', 'validation examples are')} trained on; a run draws its "
-            "own, with data.validation_fraction"
-        )
+        findings.notes.append(trained_on(validation))
     is_test = np.array([word in TEST for word in words], bool)
     if is_test.all():
         findings.problems.append("all examples are test examples; none is left to train on")
     return is_test
+
+
+def trained_on(validation: int) -> str:
+    """Say what becomes of validation examples."""
+    number = counted(validation, "validation example is", "validation examples are")
+    return f"{number} trained on; a run draws its own, with data.validation_fraction"
 
 
 def _sets(texts: Sequence[str], places: Sequence[str], findings: Findings) -> np.ndarray:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedjax_ssl.data.dataset import Dataset
-from fedjax_ssl.data.fingerprint import of_files
 from fedjax_ssl.data.reading.cache import kept_for
 from fedjax_ssl.data.reading.columns import TEST, TRAIN, VALIDATION, TableOptions, read_columns
 from fedjax_ssl.data.reading.pictures import (
@@ -32,8 +31,8 @@ if TYPE_CHECKING:  # takes long to import
 
 UNLABELLED = ("unlabelled", "unlabeled")  # a folder of this name is no class
 LAYOUT = (
-    "images belong into PATH/SITE/CLASS/ or PATH/CLASS/ (with train/ and test/ above, if there are test images), or a "
-    "table PATH/NAME.csv with the columns file and label says what each shows"
+    "images belong into PATH/SITE/CLASS/ or PATH/CLASS/ (with train/ and test/ above CLASS or SITE, if there are test "
+    "images), or a table PATH/NAME.csv with the columns file and label says what each shows"
 )
 
 logger = logging.getLogger(__name__)
@@ -91,7 +90,16 @@ def load_folder(
     folder = given if given.is_dir() else given.parent
     columns = {"file": file_column, **options.columns()}
     listing = list_images(folder)
-    table = _table(folder, columns["file"]) if given.is_dir() else given
+    table, paths_column = find_table(folder, listing, file_column) if given.is_dir() else (given, file_column)
+    if table is not None and paths_column != file_column:
+        if layout == "auto":
+            raise BadData(
+                given,
+                f"{table.name} has the images' paths in its column {paths_column!r} and not in {file_column!r}, so that it "
+                f"would not be used: give data.file_column={paths_column} (fedjax-ssl data check names the others), or "
+                "data.layout=site/class (or class) to go by the folders alone",
+            )
+        table = None
     pictures: dict[str, Any] = {"size": size, "channels": channels, "fit": fit, "black": black, "white": white}
 
     def make() -> Dataset:
@@ -123,14 +131,24 @@ def load_folder(
     return kept_for(root, "folder", folder, [layout, file_column, options, pictures], content, make)
 
 
-def _table(folder: Path, column: str) -> Path | None:
-    """Find the one table of the folder that has a column for the file."""
-    found = []
+def find_table(folder: Path, listing: Listing, column: str) -> tuple[Path | None, str]:
+    """Find the one table of a folder of images that has a column for the file, and the name of this column.
+
+    Args:
+        folder: the folder.
+        listing: its images.
+        column: name of the column; of tables without it, one whose cells are mostly paths of images is taken.
+    """
+    there = {spelling(name) for name in listing.images}
+    found, others = [], []
     for path in sorted(folder.iterdir()):
         if is_table(path) and path.is_file() and not path.name.startswith("."):
             try:
-                if column in read_table(path):
+                if column in (cells := read_table(path)):
                     found.append(path)
+                for name in cells:
+                    if there and cells[name].map(lambda cell: spelling(str(cell)) in there).mean() > 0.5:
+                        others.append((path, name))
             except BadData as error:
                 # A broken table is said to be one only where its name promises to be the one.
                 if path.suffix.lower() == ".csv":
@@ -141,7 +159,7 @@ def _table(folder: Path, column: str) -> Path | None:
             f"has {len(found)} tables with a column {column!r}: {', '.join(path.name for path in found)}; give "
             "one of them as path",
         )
-    return found[0] if found else None
+    return (found[0], column) if found else others[0] if others else (None, column)
 
 
 def _by_folders(
@@ -154,11 +172,16 @@ def _by_folders(
         findings.notes.append(f"files that are no images by their ending: {kinds}")
     folders = [name.split("/")[:-1] for name in files]
     split: list[str] | None = None
-    first = {parts[0].lower() for parts in folders if parts}
     words = {*TRAIN[1:], *TEST, *VALIDATION}
-    if first & set(TRAIN) and first <= words and all(folders):
-        split = [parts[0] for parts in folders]
-        folders = [parts[1:] for parts in folders]
+    first, second = ({parts[at].lower() for parts in folders if len(parts) > at} for at in (0, 1))
+    above = bool(first & set(TRAIN)) and first <= words and all(folders)
+    below = bool(second & set(TRAIN)) and second <= words and min(map(len, folders)) > 1
+    if above or below:
+        place = 0 if above else 1
+        split = [parts[place] for parts in folders]
+        folders = [parts[:place] + parts[place + 1 :] for parts in folders]
+        if below and not above:
+            findings.notes.append(f"the folders {', '.join(sorted(set(split)))} inside the others are taken as splits")
     elif first & set(TRAIN) and first & set(TEST):
         others = sorted({parts[0] if parts else "." for parts in folders if not parts or parts[0].lower() not in words})
         findings.problems.append(

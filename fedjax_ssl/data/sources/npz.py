@@ -7,18 +7,25 @@ import numpy as np
 
 from fedjax_ssl.checks import In, Whole
 from fedjax_ssl.data.dataset import Dataset, Split, check_finite, check_labels
-from fedjax_ssl.data.reading.arrays import check_length, read_arrays
+from fedjax_ssl.data.reading.arrays import TEST_ARRAYS, TRAIN_ARRAYS, VALIDATION_ARRAYS, one_each, read_arrays
+from fedjax_ssl.data.reading.columns import trained_on
 from fedjax_ssl.data.reading.problems import EMBEDDED, BadData, given_path
 from fedjax_ssl.data.reading.proportions import read_proportions
 from fedjax_ssl.data.reading.register import dataset
 from fedjax_ssl.errors import counted
 
-KERAS_NAMES = {"x_train": "inputs", "y_train": "labels", "x_test": "test_inputs", "y_test": "test_labels"}
 NEEDED = ("inputs", "labels")
 OPTIONAL = (
     *("client", "test_inputs", "test_labels", "test_client"),
     *("class_names", "coarse", "correspondence", "set", "group"),
 )
+# Name in a file -> name here, of inputs and labels: those of Keras and of MedMNIST are known.
+NAMES = {
+    name: f"{split}{what}"
+    for split, known in (("", TRAIN_ARRAYS), ("val_", VALIDATION_ARRAYS), ("test_", TEST_ARRAYS))
+    for pair in known.items()
+    for name, what in zip(pair, NEEDED, strict=True)
+}
 
 
 @dataset(
@@ -38,11 +45,11 @@ def load_npz(
 
     Read are `inputs`, `labels` and, where present, `client`, `test_inputs`, `test_labels`, `test_client`,
     `class_names`, `coarse`, `correspondence`, `set` and `group`; also Keras' names `x_train`, `y_train`, `x_test`,
-    `y_test`.
+    `y_test` and MedMNIST's `train_images`, `train_labels`, `val_...`, `test_...`; validation examples are trained on.
     Inputs are uint8 or floating point, [n, features], [n, H, W] (grey; a channel axis is added) or [n, H, W, C].
-    Labels are 0 to K - 1, -1 = no label, and so is every test label without `test_labels`. Clients are integers or
-    strings in any numbering, shared between train and test. `coarse` holds labels 0 to J - 1 of the training
-    examples in a second label space, -1 = none, and `correspondence` [J, K] the probabilities of these labels given
+    Labels [n] or [n, 1] are 0 to K - 1, -1 = no label, and so is every test label without `test_labels`. Clients are
+    integers or strings in any numbering, shared between train and test. `coarse` holds labels 0 to J - 1 of the
+    training examples in a second label space, -1 = none, and `correspondence` [J, K] the probabilities of these given
     each class; `set` holds the set of each training example, numbered from 0 within its client, -1 = in none. `group`
     says in integers or strings which training examples belong to one patient or the like, "" and -1 = to none: they
     stay on one side of every split.
@@ -61,9 +68,10 @@ def load_npz(
         ValueError: arrays are missing or do not fit; the message names the array and what was found.
     """
     path = given_path("npz", path, f"an .npz file with the arrays `inputs` and `labels`, or run on {EMBEDDED}")
-    found, names = read_arrays(path, lambda name: KERAS_NAMES.get(name, name) in (*NEEDED, *OPTIONAL))
+    found, names = read_arrays(path, lambda name: name in NAMES or name in OPTIONAL)
     try:
         arrays = _named(found, names)
+        notes, places = _join_validation(arrays)
         x, test_x = _inputs(arrays, "inputs"), _inputs(arrays, "test_inputs")
         y, test_y = _whole(arrays, "labels", x), _whole(arrays, "test_labels", test_x)
         if test_x is not None and test_y is None:
@@ -98,7 +106,7 @@ def load_npz(
             shares = read_proportions(proportions, classes, client_names, client, sets)
         return Dataset(
             name="npz",
-            train=Split(x, y, client, coarse, sets, group=group),
+            train=Split(x, y, client, coarse, sets, places, group),
             test=None if test_x is None or test_y is None else Split(test_x, test_y, test_client),
             class_names=classes,
             client_names=client_names,
@@ -114,18 +122,36 @@ def load_npz(
 
 def _named(found: dict[str, np.ndarray], names: tuple[str, ...]) -> dict[str, np.ndarray]:
     """Give the arrays by the names of this source."""
-    arrays = {KERAS_NAMES.get(name, name): values for name, values in found.items()}
+    arrays = {NAMES.get(name, name): values for name, values in found.items()}
     there = ", ".join(f"`{name}`" for name in names) or "nothing"
     if len(arrays) < len(found):
-        raise ValueError(f"some arrays are there under both names, `inputs` and Keras' `x_train`; found: {there}")
+        raise ValueError(f"some arrays are there under two names, such as `inputs` and `x_train`; found: {there}")
     missing = [name for name in NEEDED if name not in arrays]
     missing += ["test_inputs"] * ("test_labels" in arrays and "test_inputs" not in arrays)
     if missing:
         raise ValueError(
             f"has no array {' and '.join(f'`{name}`' for name in missing)}; found: {there}. Needed are `inputs` and "
-            f"`labels` (or Keras' `x_train` and `y_train`); optional are {', '.join(f'`{name}`' for name in OPTIONAL)}"
+            "`labels` (or `x_train` and `y_train`, or `train_images` and `train_labels`); optional are "
+            f"{', '.join(f'`{name}`' for name in OPTIONAL)}"
         )
     return arrays
+
+
+def _join_validation(arrays: dict[str, np.ndarray]) -> tuple[list[str], Any]:
+    """Put validation examples after the training examples; says how many, and where each example of both stands."""
+    if (more := arrays.pop("val_inputs", None)) is None:
+        return [], None
+    if arrays["inputs"].shape[1:] != more.shape[1:]:
+        raise ValueError(f"validation inputs have shape {more.shape}, training inputs {arrays['inputs'].shape}")
+    labels = arrays.pop("val_labels", np.full(len(more), -1))
+    known = one_each("labels", arrays["labels"], len(arrays["inputs"])), one_each("val_labels", labels, len(more))
+    arrays |= {"inputs": np.concatenate([arrays["inputs"], more]), "labels": np.concatenate(known)}
+    places = [
+        f"{name}, row {row}"
+        for name, part in zip(("training", "validation"), known, strict=True)
+        for row in range(len(part))
+    ]
+    return [trained_on(len(more))], places
 
 
 def _inputs(arrays: dict[str, np.ndarray], name: str) -> Any:
@@ -157,7 +183,7 @@ def _whole(arrays: dict[str, np.ndarray], name: str, inputs: Any, lowest: int | 
     if values.dtype.kind not in ("iuSU" if text else "iu"):
         kinds = f"{name}s are integers or strings" if text else "labels must be integers, -1 = no label"
         raise ValueError(f"{name} has dtype {values.dtype}; {kinds}")
-    check_length(name, values, 0 if inputs is None else len(inputs))
+    values = one_each(name, values, 0 if inputs is None else len(inputs))
     if lowest is not None and values.dtype.kind == "i" and len(below := np.flatnonzero(values < lowest)):
         none = ", -1 = in none" if lowest < 0 else ""
         raise ValueError(f"{name} is {values[below[0]]} in row {below[0]}; they are numbered from 0 on{none}")

@@ -2,6 +2,8 @@
 
 import logging
 import re
+import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -86,6 +88,30 @@ def test_classes_alone_and_splits_above_them(tmp_path, read):
     data = read()
     assert (data.client_names, len(data.train), len(data.test)) == (None, 12, 6)
     assert "6 validation examples are trained on" in data.extra["notes"][0]
+
+
+def test_splits_inside_sites_and_inside_classes(tmp_path, read):
+    for site in ("Art", "Real World"):
+        hospital(tmp_path / "scans" / site, sites=("train", "test", "val"), each=1)
+    save(tmp_path / "scans/Art/train/7.png", 4)
+    data = read()
+    assert (data.client_names, data.class_names) == (("Art", "Real World"), ("ill", "well"))
+    assert (len(data.train), len(data.test), (data.train.y < 0).sum()) == (9, 4, 1)
+    assert data.test.names[0] == "Art/test/ill/0.png"
+    assert data.extra["notes"][0] == "the folders test, train, val inside the others are taken as splits"
+    hospital(tmp_path / "more", sites=("ill", "well"), classes=("train", "test"))
+    data = read("more")
+    assert (data.client_names, data.class_names, len(data.train), len(data.test)) == (None, ("ill", "well"), 6, 6)
+
+
+def test_sixteen_bits_in_colour_are_told(tmp_path, read):
+    hospital(tmp_path / "scans")
+    rows = b"".join(b"\0" + bytes(9 * 6) for _ in range(8))  # Pillow cannot write them
+    head = struct.pack(">IIBBBBB", 9, 8, 16, 2, 0, 0, 0)
+    parts = [(b"IHDR", head), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
+    packed = [struct.pack(">I", len(d)) + t + d + struct.pack(">I", zlib.crc32(t + d)) for t, d in parts]
+    (tmp_path / "scans/north/ill/9.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(packed))
+    assert "images in colour with 16 bits, of which the upper 8 are read: 1" in read().extra["notes"]
 
 
 def test_images_directly_in_a_site_have_no_label(tmp_path, read):

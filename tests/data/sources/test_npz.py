@@ -50,9 +50,31 @@ def test_test_split_clients_by_name_and_class_names(save):
 
 
 def test_keras_names(save):
-    data = load("npz", path=save(x_train=IMAGES, y_train=LABELS, x_test=IMAGES[:2], y_test=LABELS[:2]))
+    data = load("npz", path=save(x_train=IMAGES, y_train=LABELS[:, None], x_test=IMAGES[:2], y_test=LABELS[:2, None]))
     np.testing.assert_array_equal(data.train.x[..., 0], IMAGES)
     np.testing.assert_array_equal(data.test.y, LABELS[:2])
+
+
+def test_medmnist_names_and_validation_examples_are_trained_on(save):
+    parts = {
+        f"{split}_{what}": values
+        for split in ("train", "val", "test")
+        for what, values in (
+            ("images", IMAGES if split == "train" else IMAGES[:3]),
+            ("labels", (LABELS if split == "train" else LABELS[:3])[:, None].astype(np.uint8)),
+        )
+    }
+    data = load("npz", path=save(**parts))
+    assert (len(data.train), len(data.test), data.input_shape) == (15, 3, (5, 6, 1))
+    np.testing.assert_array_equal(data.train.y, [*LABELS, *LABELS[:3]])
+    assert data.train.names[12] == "validation, row 0"
+    assert data.extra["notes"] == [
+        "3 validation examples are trained on; a run draws its own, with data.validation_fraction"
+    ]
+    with pytest.raises(ValueError, match=r"validation inputs have shape \(3, 5, 5\), training inputs \(12, 5, 6\)"):
+        load("npz", path=save(**parts | {"val_images": IMAGES[:3, :, :5]}))
+    with pytest.raises(ValueError, match=r"labels has shape \(12, 2\); expected \(12,\)"):
+        load("npz", path=save(**parts | {"train_labels": np.stack([LABELS, LABELS], 1)}))
 
 
 def test_features_stay_and_have_maximum_one(save):
@@ -92,7 +114,7 @@ def with_nan():
         ({"labels": None}, r"has no array `labels`; found: `inputs`\. Needed are"),
         ({"test_labels": LABELS}, "has no array `test_inputs`"),
         ({"client": LABELS - 1}, "client is -1 in row"),
-        ({"inputs": IMAGES, "x_train": IMAGES}, "under both names"),
+        ({"inputs": IMAGES, "x_train": IMAGES}, "under two names"),
         ({"labels": LABELS[:11]}, r"labels has shape \(11,\); expected \(12,\)"),
         ({"labels": LABELS + 0.5}, "labels has dtype float64; labels must be integers"),
         ({"labels": LABELS + 1}, r"from 1 to 3 .* class 0 is the first without an example"),
