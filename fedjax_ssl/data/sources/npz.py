@@ -83,7 +83,7 @@ def load_npz(
                 None if labels is None else np.array([place.get(str(label), len(place)) for label in labels])
                 for labels in (y, test_y)
             )
-        notes, without = [], int((y == -1).sum())
+        without = int((y == -1).sum())
         if without:
             notes.append(
                 f"{counted(without, 'label is', 'labels are')} -1, taken as no label; if it is a class, give the array "
