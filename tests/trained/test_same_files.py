@@ -167,7 +167,9 @@ def test_a_table_beside_images_is_proposed_and_used_at_prediction(tmp_path, pred
             wide(folder / room, i % 2, i)
             lines.append(f"{room}/{i}.png,{CLASSES[i % 2]},{'north' if i < 6 else 'south'}")
     (folder / "about.csv").write_text("\n".join(lines))
-    with pytest.raises(data.BadData, match=r"about\.csv has the images' paths in its column 'image' and not in 'file'"):
+    with pytest.raises(
+        data.BadData, match=r"about\.csv has the images' paths in its column 'image', and would not be read"
+    ):
         data.load("folder", tmp_path, path=folder)
     assert cli.main(["data", "check", str(folder), "--root", str(tmp_path)]) == 0
     settings = ["--data.file_column=image", "--data.label_column=diagnosis", "--data.client_column=hospital"]

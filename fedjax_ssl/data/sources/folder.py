@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedjax_ssl.data.dataset import Dataset
-from fedjax_ssl.data.reading.cache import kept_for
+from fedjax_ssl.data.reading.cache import kept_for, of_files
 from fedjax_ssl.data.reading.columns import TEST, TRAIN, VALIDATION, TableOptions, read_columns
 from fedjax_ssl.data.reading.pictures import (
     Channels,
@@ -95,8 +95,8 @@ def load_folder(
         if layout == "auto":
             raise BadData(
                 given,
-                f"{table.name} has the images' paths in its column {paths_column!r} and not in {file_column!r}, so that it "
-                f"would not be used: give data.file_column={paths_column} (fedjax-ssl data check names the others), or "
+                f"{table.name} has the images' paths in its column {paths_column!r}, and would not be read: give "
+                f"data.file_column={paths_column} (fedjax-ssl data check proposes all columns), or "
                 "data.layout=site/class (or class) to go by the folders alone",
             )
         table = None

@@ -68,9 +68,8 @@ def test_medmnist_names_and_validation_examples_are_trained_on(save):
     assert (len(data.train), len(data.test), data.input_shape) == (15, 3, (5, 6, 1))
     np.testing.assert_array_equal(data.train.y, [*LABELS, *LABELS[:3]])
     assert data.train.names[12] == "validation, row 0"
-    assert data.extra["notes"] == [
-        "3 validation examples are trained on; a run draws its own, with data.validation_fraction"
-    ]
+    said = "3 validation examples are trained on; a run draws its own, with data.validation_fraction"
+    assert data.extra["notes"][0] == said
     with pytest.raises(ValueError, match=r"validation inputs have shape \(3, 5, 5\), training inputs \(12, 5, 6\)"):
         load("npz", path=save(**parts | {"val_images": IMAGES[:3, :, :5]}))
     with pytest.raises(ValueError, match=r"labels has shape \(12, 2\); expected \(12,\)"):
