@@ -228,3 +228,12 @@ def test_text_that_is_no_value_is_one_line(field: str, text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         configs.resolve(configs.load("digits_fedavg", [(field, text)]))
     assert "\n" not in str(caught.value)
+
+
+def test_numbers_of_the_papers_configs() -> None:
+    """FLamby's rule gives 9 rounds of 100 updates; FedUL's L1 of 20 sets is the code's, not the paper's 5e-5."""
+    hospitals = load("fed_isic_predict:finetuned")
+    assert (hospitals.rounds, hospitals.optimizer.local_steps, hospitals.optimizer.batch_size) == (9, 100, 64)
+    assert [load(f"mnist_fedul:{sets}").method.l1 for sets in (10, 20, 40)] == [1e-5, 5e-6, 2e-6]
+    assert load("mnist_fedul:20", {"method.l1": 5e-5}).method.l1 == 5e-5
+    assert load("digits_protofssl").optimizer.average_state
