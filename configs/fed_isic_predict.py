@@ -11,9 +11,9 @@ are yours to bring: np.savez("efficientnet_b0.npz", **{k: v.numpy() for k, v in 
 `finetuned` and `left_out` train by FedAvg first. A tenth of the training images is labelled; the paper's sizes are not
 known (--config.supervision.fraction). Table 1 is the rows "_labelled", Table 3 both kinds, Table 2 is `left_out`.
 
-9 rounds of 100 local steps are by FLamby's rule; the paper has more rounds, and does not say how many (--config.rounds).
-Not the paper's run: cross-entropy in place of the focal loss, whole images resized in place of crops, and L, k, alpha
-are ours. The metric is balanced accuracy. It needs the data and a GPU.
+9 rounds of 100 local steps are by FLamby's rule; the paper has more rounds, and does not say how many
+(--config.rounds). Not the paper's run: cross-entropy in place of the focal loss, whole images resized in place of
+crops, and L, k, alpha are ours. The metric is balanced accuracy. It needs the data and a GPU.
 """
 
 from fedjax_ssl import config as configs
