@@ -12,7 +12,7 @@ from flax.traverse_util import flatten_dict
 from fedjax_ssl import methods
 from fedjax_ssl.checks import Several
 from fedjax_ssl.config.fields import CHOICES, FIELDS, REGISTRIES, check_field, get, options_of, with_method
-from fedjax_ssl.data import rounds_of_a_part
+from fedjax_ssl.data import AUGMENTATIONS, rounds_of_a_part
 from fedjax_ssl.errors import ConfigError, ConfigNote, did_you_mean, naming
 from fedjax_ssl.federated import (
     FEDERATED_OPTIMIZERS,
@@ -85,6 +85,8 @@ def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
         given = f"config.optimizer.local_epochs={resolved.optimizer.local_epochs}"
         _note(f"{given} has no effect at the clients: config.optimizer.local_steps={resolved.optimizer.local_steps}")
     _check_stages(resolved)
+    if resolved.data.standardize == "client":
+        _check_client_standardization(resolved)
     _check_selection(resolved)
     _check_stream(resolved)
     if resolved.early_stopping.patience is not None and not validates(resolved):
@@ -202,6 +204,23 @@ def _check_stages(config: ml_collections.ConfigDict) -> None:
             f"config.method.warmup_rounds is {warmup}; with validation data it must be a multiple of "
             f"config.eval_every ({config.eval_every}), so that the model of stage 1 is evaluated"
         )
+
+
+def _check_client_standardization(config: ml_collections.ConfigDict) -> None:
+    """Refuses what needs inputs as they are stored, or clients that are not the dataset's own."""
+    views = [config[section].name for section in ("augment", "strong_augment")]
+    wrong = {
+        f"config.partition.name is {config.partition.name!r}, whose clients are not the dataset's": (
+            config.partition.name != "natural"
+        ),
+        f"augmentation {' and '.join(views)} works on stored values": any(
+            AUGMENTATIONS.takes(name, "input_max") for name in views
+        ),
+        "config.data.test_mean or test_std is given": bool(config.data.test_mean or config.data.test_std),
+    }
+    for what, holds in wrong.items():
+        if holds:
+            raise ConfigError(f"config.data.standardize is 'client', but {what}; change it, or use standardize='train'")
 
 
 def _note_without_effect(config: ml_collections.ConfigDict) -> None:

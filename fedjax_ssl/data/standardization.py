@@ -11,7 +11,7 @@ from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.federation.federated_data import client_number, natural_names
 from fedjax_ssl.errors import counted
 
-STANDARDIZATIONS = ("auto", "dataset", "train", "none")
+STANDARDIZATIONS = ("auto", "dataset", "train", "client", "none")
 BLOCK_VALUES = 1 << 22  # values that are taken to float64 at once
 
 
@@ -34,6 +34,7 @@ def standardized(
         by: "dataset": the statistics that come with it. "train": mean and population deviation of its training
             examples, per channel of images [n, H, W, C] and per feature of vectors [n, features], in float64; a
             constant channel or feature has the deviation 1. "auto": "dataset" if it has statistics, else "train".
+            "client": mean and sample deviation of every client's own training examples, also for its test examples.
             "none": inputs are divided by `input_max` and that is all.
         mean: in place of the dataset's, per channel or feature or one for all, on the scale where input_max is 1.0.
         std: likewise.
@@ -48,9 +49,11 @@ def standardized(
     if by not in STANDARDIZATIONS:
         raise ValueError(f"standardize is {by!r}; allowed: {', '.join(STANDARDIZATIONS)}")
     if mean is not None or std is not None:
-        if by in ("train", "none"):
+        if by in ("train", "client", "none"):
             raise ValueError(f"mean or std is given, which standardize={by!r} does not use; leave one of them out")
         dataset = _replaced(dataset, mean, std)
+    if by == "client":
+        return _by_client(dataset)
     known = dataset.mean is not None or dataset.std is not None
     if by == "dataset" and not known:
         raise ValueError(
@@ -62,7 +65,9 @@ def standardized(
     if by == "train" or (by == "auto" and not known):
         rows, but = _counted(dataset, left_out)
         center, width = _statistics(dataset.train.x, dataset.input_max, rows)
-        dataset = dataclasses.replace(dataset, mean=tuple(center.tolist()), std=tuple(width.tolist()))
+        dataset = dataclasses.replace(
+            dataset, mean=tuple(center.tolist()), std=tuple(np.where(width, width, 1.0).tolist())
+        )
         count = counted(len(dataset.train) if rows is None else len(rows), "example")
         whose = f"of the {count} of all clients{but}"
     else:
@@ -128,7 +133,39 @@ def _statistics(
     # Not a deviation of 0: the mean of equal values may be off by a rounding error.
     lowest, highest = (np.stack([of(inputs[rows], axes) for rows in blocks]) for of in (np.min, np.max))
     constant = lowest.min(axis=0) == highest.max(axis=0)
-    return mean / input_max, np.where(constant, 1.0, std / input_max)
+    return mean / input_max, np.where(constant, 0.0, std / input_max)
+
+
+def _by_client(dataset: Dataset) -> tuple[Dataset, str]:
+    """Standardize the inputs of every natural client by its own training examples, and keep the statistics."""
+    train, test = dataset.train, dataset.test
+    whose = None if train.client is None else np.unique(train.client)
+    others = () if whose is None or test is None or test.client is None else np.setdiff1d(test.client, whose)
+    if whose is None or (test is not None and test.client is None) or len(others):
+        lacks = "has no clients of its own" if whose is None else "has test examples of no client that trains"
+        raise ValueError(f"standardize is 'client', but dataset {dataset.name!r} {lacks}; use standardize='train'")
+    columns = dataset.extra.get("features") or [f"feature {number}" for number in range(dataset.input_shape[-1])]
+    splits = [split for split in (train, test) if split is not None]
+    arrays, statistics, notes = [np.zeros(split.x.shape, np.float32) for split in splits], {}, []
+    for name, number in zip(natural_names(dataset), whose, strict=True):
+        rows = np.flatnonzero(train.client == number)
+        mean, std = _statistics(train.x, dataset.input_max, rows)
+        count = len(rows) * (train.x[0].size // train.x.shape[-1])
+        if not std.all():
+            constant = ", ".join(columns[at] for at in np.flatnonzero(std == 0)[:5])
+            notes.append(f"{name!r} ({'one example' if count == 1 else f'constant: {constant}'})")
+        std = np.where(std, std * np.sqrt(count / max(count - 1, 1)), 1.0)
+        statistics[name] = {"mean": mean.tolist(), "std": std.tolist()}
+        for array, split in zip(arrays, splits, strict=True):
+            own = np.flatnonzero(split.client == number)
+            array[own] = (split.x[own] - mean * dataset.input_max) / std
+    splits = [dataclasses.replace(split, x=array) for split, array in zip(splits, arrays, strict=True)]
+    said = "inputs are standardized by mean and deviation of each client's own training examples"
+    if notes:
+        said += f"; where these do not vary, the deviation is 1: {', '.join(notes)}"
+    extra = {**dataset.extra, "client_statistics": statistics}
+    dataset = dataclasses.replace(dataset, train=splits[0], mean=(0.0,), std=(1.0,), extra=extra)
+    return (dataset if test is None else dataclasses.replace(dataset, test=splits[1])), said
 
 
 def _in_words(dataset: Dataset) -> str:

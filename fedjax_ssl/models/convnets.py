@@ -5,11 +5,12 @@ from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fedjax_ssl.checks import In, Whole
-from fedjax_ssl.models.layers import Conv, ConvNetwork, Count, Dense, Dropout, Network, Rate, lecun_normal
+from fedjax_ssl.models.layers import Conv, ConvNetwork, Count, Dense, Dropout, Network, Rate, lecun_normal, unit_length
 from fedjax_ssl.models.model import Outputs
 from fedjax_ssl.models.normalization import Mask, Norm, NormName
 from fedjax_ssl.models.pooling import max_pool
@@ -88,6 +89,27 @@ class Linear(Network):
     @nn.compact
     def __call__(self, inputs: Float[Array, "n ..."], train: bool, mask: Mask) -> Outputs:
         return self.scores(inputs.reshape(inputs.shape[0], -1), lecun_normal)
+
+
+class Logistic(Network):
+    """Logistic regression of two classes: one affine map z of the flattened input, with the scores 0 and z.
+
+    Cross-entropy is then that of a sigmoid on z, in its gradients too. Weights and bias uniform in +-1/sqrt(inputs), as
+    PyTorch's linear layer starts.
+    """
+
+    @nn.compact
+    def __call__(self, inputs: Float[Array, "n ..."], train: bool, mask: Mask) -> Outputs:
+        if self.num_classes != 2 or self.aux_head:
+            raise ValueError(
+                f"model 'logistic' tells 2 classes apart, with one head, not {self.num_classes}; use linear"
+            )
+        features = inputs.reshape(inputs.shape[0], -1)
+        features = unit_length(features) if self.normalize_features else features
+        bound = features.shape[-1] ** -0.5
+        start = partial(jax.random.uniform, dtype=jnp.result_type(float), minval=-bound, maxval=bound)
+        score = features @ self.param("kernel", start, (features.shape[-1], 1)) + self.param("bias", start, (1,))
+        return Outputs(jnp.concatenate([jnp.zeros_like(score), score], axis=1), features, None)
 
 
 class MLP(Network):

@@ -11,6 +11,7 @@ from fedjax_ssl.registry import Registry
 
 _NETWORKS = {
     "linear": ("convnets:Linear", "softmax regression on the flattened input"),
+    "logistic": ("convnets:Logistic", "logistic regression of two classes, one weight per input"),
     "mlp": ("convnets:MLP", "fully connected network, one hidden layer of 128 by default"),
     "cnn": ("convnets:CNN", "two 3x3 convolutions and 128 hidden units, the FEMNIST benchmarks' network"),
     "cnn13": ("convnets:CNN13", "nine weight-normalised convolutions, the CIFAR network of XCLP"),

@@ -59,6 +59,7 @@ def describe(experiment: Experiment, federation: FederatedData) -> dict[str, Any
             "max": dataset.input_max,
             "mean": predicted.mean,
             "std": predicted.std,
+            "clients": dataset.extra.get("client_statistics"),  # name -> mean and std, where each has its own
         },
         "reading": None if dataset.reading is None else dataset.reading.as_json(),
         "class_names": dataset.class_names,

@@ -45,7 +45,10 @@ def _parser() -> argparse.ArgumentParser:
     add("inputs", type=Path, nargs="*", help=files)
     add("--output", type=Path, metavar="FILE", help="CSV file for the labels")
     add("--all", action="store_true", help="a column with the probability of every class, too")
-    add("--client", help="the client whose own model is used, by name (by number where no name is one)")
+    add(
+        "--client",
+        help="the client whose own model is used or whose inputs these are, by name (by number where no name is one)",
+    )
     which = f"{', '.join(CHECKPOINTS)}; auto: best by validation where there are validation examples, else last"
     add("--checkpoint", type=cli.one_of("checkpoint", CHECKPOINTS), default="auto", metavar="NAME", help=which)
     add(

@@ -145,7 +145,8 @@ class TrainedModel:
             inputs: raw, as the dataset stores them: [n, *input_shape], flat rows, or grey images without a channel
                 axis; of `input_dtype`, or of a type that holds the same values.
             client: by the model of this client, named as in `client_names` (or by its number, where no name is one),
-                where clients have models of their own; None: by the global model.
+                where clients have models of their own; None: by the global model. Of a run with
+                `data.standardize="client"`, the client whose inputs these are.
             batch_size: examples per forward pass, at most.
 
         Returns:
@@ -154,17 +155,21 @@ class TrainedModel:
         Raises:
             TrainedModelError: inputs of another shape or type, an unknown client, or no such model.
         """
-        number = self._client_number(client)
+        number, prepare = self._client_number(client), self._preparation(client)
         own = number is not None
         if own not in self._compiled:
             self._compiled[own] = jax.jit(_predictor(self._method, own))
-        return self._in_batches(partial(self._compiled[own], self._state, jnp.int32(number or 0)), inputs, batch_size)
+        predict = partial(self._compiled[own], self._state, jnp.int32(number or 0))
+        return self._in_batches(lambda batch: predict(prepare(batch)), inputs, batch_size)
 
-    def embed(self, inputs: Shaped[np.ndarray, "n ..."], *, batch_size: int = 512) -> Float[np.ndarray, "n d"]:
+    def embed(
+        self, inputs: Shaped[np.ndarray, "n ..."], *, client: int | str | None = None, batch_size: int = 512
+    ) -> Float[np.ndarray, "n d"]:
         """Features of the global model, its head's inputs.
 
         Args:
             inputs: as for `predict`.
+            client: whose inputs these are, of a run with `data.standardize="client"`.
             batch_size: as for `predict`.
 
         Returns:
@@ -173,7 +178,7 @@ class TrainedModel:
         Raises:
             TrainedModelError: inputs of another shape or type, or a method without features.
         """
-        embed = self._method.embed
+        embed, prepare = self._method.embed, self._preparation(client)
         if embed is None:
             raise TrainedModelError(
                 f"method {self.config.method.name!r} with config.federated.name={self.config.federated.name!r} has no "
@@ -181,7 +186,8 @@ class TrainedModel:
             )
         if "embed" not in self._compiled:
             self._compiled["embed"] = jax.jit(embed)
-        return self._in_batches(partial(self._compiled["embed"], self._state), inputs, batch_size)
+        function = partial(self._compiled["embed"], self._state)
+        return self._in_batches(lambda batch: function(prepare(batch)), inputs, batch_size)
 
     def save_parameters(self, path: str | os.PathLike, *, client: int | str | None = None) -> Path:
         """Writes the network's parameters and batch statistics as a `.safetensors` file.
@@ -240,13 +246,29 @@ class TrainedModel:
         Raises:
             TrainedModelError: as `predict`, or flatbuffers is not there.
         """
-        number = self._client_number(client)
+        number, prepare = self._client_number(client), self._preparation(client)
         # The plain convolution: the others are chosen for this machine, and their shapes for batches of known size.
         _, rebuilt = model_file.rebuild(self._stored.config, self._description, lowering="lax")
         predict = partial(_predictor(rebuilt.method, number is not None), self._state, jnp.int32(number or 0))
         with _needing("flatbuffers"):
-            write_atomically(path, as_program(predict, self.input_shape, self.input_dtype, platforms))
+            program = as_program(lambda x: predict(prepare(x)), self.input_shape, self.input_dtype, platforms)
+            write_atomically(path, program)
         return Path(path)
+
+    def _preparation(self, client: int | str | None) -> Callable[[Any], Any]:
+        """Makes the map of one client's inputs that stands before the model: where each client has its own."""
+        known = self._description["inputs"].get("clients")
+        if not known:
+            return lambda inputs: inputs
+        number = None if client is None else client_number(list(known), client)
+        if number is None:
+            raise TrainedModelError(
+                f"client is {client!r}, but this run standardizes inputs by client; name the one whose inputs these "
+                f"are: {_some(known)}"
+            )
+        own = known[list(known)[number]]
+        center, width = (np.asarray(own[name], np.float32) for name in ("mean", "std"))
+        return lambda inputs: (inputs - center * np.float32(self.input_max)) / width
 
     def _client_number(self, client: int | str | None) -> int | None:
         own = self._method.predict_for is not None
@@ -257,6 +279,8 @@ class TrainedModel:
                     "the clients of this run trained alone, so that there is no global model; name the client whose "
                     f"model is to be used: {_some(known)}"
                 )
+            return None
+        if not own and self._description["inputs"].get("clients"):
             return None
         if not own:
             raise TrainedModelError(

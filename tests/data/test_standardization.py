@@ -5,9 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl import presets
+from fedjax_ssl import load_config, load_run, presets, run
+from fedjax_ssl.config import ConfigError
 from fedjax_ssl.data import Dataset, Split, for_prediction, load, normalizer, standardization, standardized
 from fedjax_ssl.runs.build import load_experiment
+from fedjax_ssl.trained.model import TrainedModelError
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (12, 5, 6, 3), np.uint8)
@@ -90,7 +92,7 @@ def test_inputs_that_are_predicted_may_have_statistics_of_their_own():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"by": "tests"}, "standardize is 'tests'; allowed: auto, dataset, train, none"),
+        ({"by": "tests"}, "standardize is 'tests'; allowed: auto, dataset, train, client, none"),
         ({"by": "dataset"}, "dataset 'toy' has no mean and deviation of its own; use 'train' for those of its train"),
         ({"by": "train", "mean": (0.1,)}, "mean or std is given, which standardize='train' does not use"),
     ],
@@ -139,3 +141,75 @@ def test_a_run_leaves_the_client_out_of_its_statistics(tmp_path):
     experiment = load_experiment(config)
     np.testing.assert_allclose(experiment.dataset.mean, (IMAGES[:8] / 255).mean(axis=(0, 1, 2)), rtol=1e-13)
     assert "but '2'" in experiment.standardization
+
+
+def hospitals(**fields):
+    """Three clients: of eight examples, of three that agree in the second feature, and of one."""
+    x = RNG.normal(3.0, 2.0, (12, 2)).astype(np.float32)
+    client = np.array([0] * 8 + [1] * 3 + [2], np.int32)
+    x[8:11, 1] = 5.0
+    test = Split(x[[0, 9, 11]] + 1, LABELS[:3], np.array([0, 1, 2]))
+    return Dataset("toy", Split(x, LABELS, client), test, ("a", "b", "c"), ("A", "B", "C"), input_max=1.0, **fields)
+
+
+def test_every_client_by_its_own_training_examples():
+    raw = hospitals()
+    dataset, said = standardized(raw, "client")
+    x, own = np.asarray(raw.train.x, np.float64), raw.train.client
+    mean, std = x[:8].mean(axis=0), x[:8].std(axis=0, ddof=1)
+    np.testing.assert_allclose(dataset.train.x[:8], (x[:8] - mean) / std, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(dataset.test.x[0], (raw.test.x[0] - mean) / std, rtol=1e-5)
+    np.testing.assert_allclose(dataset.test.x[1, 1], 1.0, atol=1e-6)  # constant, so that its deviation is 1
+    np.testing.assert_allclose(dataset.train.x[own == 2], 0.0)
+    np.testing.assert_allclose(dataset.test.x[2], 1.0, atol=1e-6)
+    assert said.endswith("the deviation is 1: 'B' (constant: feature 1), 'C' (one example)")
+    np.testing.assert_array_equal(normalizer(dataset)(dataset.train.x), dataset.train.x)
+    images = dataclasses.replace(toy(), train=Split(IMAGES, LABELS, np.arange(12) % 2), test=None)
+    result, _ = standardized(images, "client")
+    scaled = IMAGES[::2] / 255
+    expected = (scaled - scaled.mean(axis=(0, 1, 2))) / scaled.std(axis=(0, 1, 2), ddof=1)
+    np.testing.assert_allclose(normalizer(result)(result.train.x[::2]), expected, atol=1e-5)
+
+
+def test_clients_that_have_no_statistics_are_refused():
+    raw = hospitals()
+    for changed in (
+        toy(),
+        dataclasses.replace(raw, test=Split(raw.test.x, LABELS[:3])),
+        dataclasses.replace(raw, train=Split(raw.train.x[:11], LABELS[:11], raw.train.client[:11])),
+    ):
+        with pytest.raises(ValueError, match=r"standardize is 'client', but .* use standardize='train'"):
+            standardized(changed, "client")
+    with pytest.raises(ValueError, match="which standardize='client' does not use"):
+        standardized(raw, "client", mean=(1.0,))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"partition.name": "iid", "partition.num_clients": 3}, {"augment.name": "fixmatch"}, {"data.test_std": (2.0,)}],
+)
+def test_settings_that_do_not_go_with_clients_are_refused(fields):
+    config = presets.source("digits", "fedavg")
+    config.data.standardize = "client"
+    for name, value in fields.items():
+        section, _, field = name.partition(".")
+        config[section][field] = value
+    with pytest.raises(ConfigError, match=r"standardize is 'client', but .*use standardize='train'"):
+        load_experiment(config)
+
+
+def test_a_trained_model_standardizes_by_the_client_that_is_named(tmp_path):
+    settings = {"data.standardize": "client", "data.test_clients": 0, "data.client_test_fraction": 0.2}
+    config = load_config("digits_fedavg", {"rounds": 1, "eval_every": 1, "optimizer.local_epochs": 1, **settings})
+    run(config, tmp_path, quiet=True)
+    model = load_run(tmp_path)
+    raw, one = load("digits").train, load_experiment(config).dataset.train
+    rows = raw.client == 3
+    inputs = raw.x[rows].astype(np.float32)
+    state = model._state  # the run's own prediction, of inputs as it has them
+    expected = np.exp(model._method.predict(state, one.x[rows]))
+    np.testing.assert_allclose(model.predict(inputs, client="form 3"), expected, atol=1e-5)
+    assert model.embed(inputs, client="form 3").shape[0] == rows.sum()
+    for client in (None, "form 99"):
+        with pytest.raises(TrainedModelError, match="name the one whose inputs these are: form 0"):
+            model.predict(inputs, client=client)
