@@ -11,7 +11,6 @@ from fedjax_ssl.registry import Registry
 
 _NETWORKS = {
     "linear": ("convnets:Linear", "softmax regression on the flattened input"),
-    "logistic": ("convnets:Logistic", "logistic regression of two classes, one weight per input"),
     "mlp": ("convnets:MLP", "fully connected network, one hidden layer of 128 by default"),
     "cnn": ("convnets:CNN", "two 3x3 convolutions and 128 hidden units, the FEMNIST benchmarks' network"),
     "cnn13": ("convnets:CNN13", "nine weight-normalised convolutions, the CIFAR network of XCLP"),
@@ -30,6 +29,7 @@ _NETWORKS = {
         "efficientnet:EfficientNetB0",
         "EfficientNet-B0; torchvision's weights with weights='FILE.npz'",
     ),
+    "logistic": ("convnets:Logistic", "logistic regression of two classes, one weight per input"),
 }
 MODELS: Registry[nn.Module] = Registry(
     "model",

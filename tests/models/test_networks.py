@@ -297,6 +297,7 @@ def test_available_lists_every_network():
         "fedmatch_resnet9",
         "fedmatch_alexnet",
         "efficientnet_b0",
+        "logistic",
     ]  # these have files of their own
     assert all(models.available().values())
 
@@ -342,3 +343,22 @@ def test_bad_inputs():
         model.apply(params, state, jnp.ones((2, 5), jnp.uint8), train=False)
     with pytest.raises(ValueError, match="mask must have shape"):
         model.apply(params, state, jnp.ones((2, 5)), train=False, mask=jnp.ones(3, bool))
+
+
+def test_logistic_regression_is_a_sigmoid_on_one_score():
+    model = models.build("logistic", num_classes=2, input_shape=(5,))
+    params, state = model.init(jax.random.key(0))
+    assert {name: leaf.shape for name, leaf in params.items()} == {"kernel": (5, 1), "bias": (1,)}
+    assert all(0 < np.abs(leaf).max() <= 5**-0.5 for leaf in params.values())
+    x, y = np.random.default_rng(0).standard_normal((6, 5)), np.array([0, 1, 1, 0, 1, 1])
+
+    def loss(p):
+        scores = model.apply(p, state, jnp.asarray(x, jnp.float32), train=True)[0].logits
+        return -jnp.mean(jax.nn.log_softmax(scores)[np.arange(6), y])
+
+    error = 1 / (1 + np.exp(-(x @ params["kernel"][:, 0] + params["bias"]))) - y
+    slope = jax.grad(loss)(params)
+    np.testing.assert_allclose(slope["kernel"][:, 0], x.T @ error / 6, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(slope["bias"], [error.mean()], rtol=1e-5)
+    with pytest.raises(ValueError, match="'logistic' tells 2 classes apart, with one head, not 3"):
+        models.build("logistic", num_classes=3, input_shape=(5,))

@@ -89,8 +89,6 @@ def load_fed_heart_disease(*, root: str | Path | None = None, path: str | Path |
 
 def _read(path: Path, findings: Findings) -> tuple[np.ndarray, np.ndarray]:
     """Read one hospital's features [n, 13] and classes [n], without rows in which something is missing."""
-    import pandas  # takes long
-
     text = path.read_text("utf-8-sig", errors="replace")
     lines = [(at, line) for at, line in enumerate(text.splitlines(), 1) if line.strip()]
     delimiter = max(DELIMITERS, key=lines[0][1].count) if lines else ","
@@ -106,15 +104,12 @@ def _read(path: Path, findings: Findings) -> tuple[np.ndarray, np.ndarray]:
         return np.zeros((0, 0)), np.zeros(0)
     values = np.full((len(table), len(COLUMNS)), np.nan)
     for at, name in enumerate(COLUMNS):
-        column = pandas.Series(["" if cells[at] == "?" else cells[at] for _, cells in table], dtype=object)
-        values[:, at], bad = as_numbers(column)
+        column = ["" if cells[at] == "?" else cells[at] for _, cells in table]
+        values[:, at], wrong = as_numbers(column)
         allowed = LEVELS.get(name, range(5) if name == "num" else None)
-        if bad is None:
-            strange = np.isinf(values[:, at]) if allowed is None else ~np.isin(values[:, at], tuple(allowed))
-            strange &= ~np.isnan(values[:, at])
-            bad = int(strange.argmax()) if strange.any() else None
-        if bad is not None:
-            what = f"one of {', '.join(map(str, allowed))}" if allowed else "a number with a decimal point"
+        strange = np.isinf(values[:, at]) if allowed is None else ~np.isin(values[:, at], tuple(allowed))
+        for bad in [*wrong, *np.flatnonzero(strange & ~np.isnan(values[:, at]))][:1]:
+            what = f"one of {', '.join(map(str, allowed))}" if allowed else "a number"
             findings.problems.append(f"{path.name}, line {table[bad][0]}: {name} is {column[bad]!r}; needed: {what}")
     values = values[~np.isnan(np.delete(values, (10, 11, 12), axis=1)).any(axis=1)]
     if len(values) < 2 and not findings.problems:
