@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         natural_names,
         rounds_of_a_part,
         validate,
+        what_is_compared,
     )
     from fedjax_ssl.data.federation.host_inputs import (
         RESIDENCES,

@@ -39,6 +39,7 @@ from fedjax_ssl.keys import named_key
 from fedjax_ssl.models import Outputs
 
 PyTree = Any
+_UNLABELLED = {"mixed", "unlabelled"}  # streams that have examples without a class label
 STAGE = "stage_"  # with its number, the scope in which a stage's rounds are traced: compiled programs name it
 
 
@@ -170,6 +171,7 @@ def federated_method(
         needs=needs,
         needs_all=needs_all,
         trains_unlabelled=any(_trains_unlabelled(stage) for stage in stages),
+        learns_unlabelled=any(_trains_unlabelled(stage) or _UNLABELLED & _streams(stage) for stage in stages),
         alone=alone,
         on_host=on_host,
         network=network_of,
@@ -351,6 +353,10 @@ def _terms(stage: Stage) -> tuple[Term, ...]:
 
 def _server_terms(stage: Stage) -> tuple[Term, ...]:
     return stage.server.terms if stage.server else ()
+
+
+def _streams(stage: Stage) -> set[str]:
+    return {view.stream for term in _terms(stage) for view in term.views}
 
 
 def _trains_unlabelled(stage: Stage) -> bool:

@@ -46,6 +46,7 @@ class Method(NamedTuple):
     needs: tuple[str, ...] = ("labels",)  # it learns from any of these: see `FederatedData.kinds`
     needs_all: bool = False  # it needs every one of them
     trains_unlabelled: bool = True  # clients without class labels train too
+    learns_unlabelled: bool = False  # from examples without class labels
     check: Callable[[FederatedData], list[str]] | None = None
     # ^ (federation, on the host) -> what somebody should know before training, a sentence each; may raise ValueError
     alone: bool = False  # no global model: scores are means over the clients' own models

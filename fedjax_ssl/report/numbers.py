@@ -15,7 +15,7 @@ from fedjax_ssl.runs.stored_run import StoredRun
 # Counts of a block of rounds and the time that it took: curves are drawn over them, and they are no results.
 _COUNTS = (
     *("round", "clients", "local_steps", "examples", "dropped_clients", "bytes_up", "bytes_down", "seconds"),
-    *("client_updates_per_second", "optimizer_state_bytes"),
+    *("client_updates_per_second", "optimizer_state_bytes", "labels_seen"),
 )
 _FROM_SUMMARY = (
     *("selected_test_accuracy", "best_test_accuracy", "compile_seconds", "train_seconds"),

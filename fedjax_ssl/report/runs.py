@@ -13,7 +13,7 @@ import pandas
 from fedjax_ssl.errors import UserError, counted
 from fedjax_ssl.registry import did_you_mean
 from fedjax_ssl.report.numbers import COSTS, Cell, Metric, compare, metrics_of, numbers_of
-from fedjax_ssl.runs.folder import WATCHING, flat_config
+from fedjax_ssl.runs.folder import COMPARED, WATCHING, flat_config
 from fedjax_ssl.runs.stored_run import StoredRun, find_runs, on_other_data, read_run
 
 _FIRST = ("method.name", "data.name", "partition.name", "supervision.name", "model.name", "federated.name")
@@ -87,12 +87,26 @@ class Report:
     def cells(self, metric: Metric) -> list[Cell]:
         """Compares the groups in a metric, by finished runs alone."""
         values = [self._values(place, metric.name).dropna() for place in range(len(self.groups))]
-        tested = [[group.config.get(f"data.{field}") for field in _TEST_DATA] for group in self.groups]
         base = self.groups.index(self.baseline)
         return [
-            compare(values[place], values[base] if place != base and tested[place] == tested[base] else None)
-            for place in range(len(self.groups))
+            compare(values[place], None if place == base or self.apart(group) else values[base])
+            for place, group in enumerate(self.groups)
         ]
+
+    def apart(self, group: Group) -> list[str]:
+        """Says how a group's runs differ from the baseline's so that they are no pairs; an empty list: they are."""
+        tested = [[one.config.get(f"data.{field}") for field in _TEST_DATA] for one in (group, self.baseline)]
+        found = []
+        for field, words in COMPARED.items():
+            ours, theirs = (
+                {run.config["seed"]: (run.summary or {}).get(field) for run in one.finished}
+                for one in (group, self.baseline)
+            )
+            pairs = [(ours[seed], theirs[seed]) for seed in ours.keys() & theirs.keys()]
+            differ = [one != other for one, other in pairs if None not in (one, other)]  # older runs do not tell
+            if any(differ or [field == "test_fingerprint" and tested[0] != tested[1]]):
+                found.append(words)
+        return found
 
     @functools.cached_property
     def costs(self) -> list[list[float | None]]:
@@ -150,9 +164,13 @@ def read(paths: Sequence[str | Path], *, metric: str | None = None, baseline: st
     metrics = metrics_of(frame)
     if not metrics:
         raise ReportError(f"no run in {places} has a metric: their rows hold counts alone")
-    return Report(
-        started, groups, frame, choose_baseline(groups, baseline), metrics, _choose_metric(metrics, metric), problems
-    )
+    base = choose_baseline(groups, baseline)
+    report = Report(started, groups, frame, base, metrics, _choose_metric(metrics, metric), problems)
+    for words in COMPARED.values():
+        if apart := [group.name for group in groups if words in report.apart(group)]:
+            more = f" and {len(apart) - _NAMED} more" if len(apart) > _NAMED else ""
+            problems.append(f"no difference to {base.name}, {words}: {'; '.join(apart[:_NAMED])}{more}")
+    return report
 
 
 def _together(what: str, runs: Sequence[StoredRun]) -> list[str]:

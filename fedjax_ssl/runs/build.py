@@ -273,6 +273,11 @@ def check_labels(supervision: str, name: str, method: Method, federation: Federa
     with naming("supervision"):
         notes = check_channels(federation) if {"coarse", "sets"} & set(needs) else []
         notes += [] if method.check is None else method.check(federation)
+    if method.learns_unlabelled and (federation.num_labelled == federation.num_examples).all():
+        notes.append(
+            f"method {name!r} learns from unlabelled examples, but every client sees the labels of all its examples; "
+            "to hide labels: --supervision.name=per_client --supervision.labels=10"
+        )
     for note in notes:
         warnings.warn(note, ConfigNote, stacklevel=2)
 

@@ -26,6 +26,8 @@ FILES = (
     *("config.json", "metrics.csv", "metrics.jsonl", "summary.json", "curves.png", "model.json", "predictions.csv"),
     *("predictions_by_client.csv", "partition.txt", "partition.png", "client_accuracy.csv"),
 )
+# Fields of `summary.json` that runs of a seed have in common where they are compared, and how others differ.
+COMPARED = {"test_fingerprint": "tested on other examples", "labels_seen": "with another number of labels"}
 # What the folder of many runs has in place of `config.json`.
 SWEEP_FILE, SEARCH_FILE = "sweep.json", "search.json"
 

@@ -266,7 +266,7 @@ class Run(Closing):
         summary = summarize(config, rows, self._seconds, predict.summary_of(outcomes)) | diverged
         if "selected_round" in summary:
             summary["validation_examples"] = federation.summary()["validation_examples"]
-        summary["data"] = dict(self._experiment.known_by)
+        summary |= {"data": dict(self._experiment.known_by), **data.what_is_compared(dataset, self.federation)}
         self.record.finish(rows, summary, title=f"{config.method.name} on {config.data.name}")
         # The others get the summary when the files are there: nobody is at the end before the record is whole.
         summary = self._team.values_from_first(summary)

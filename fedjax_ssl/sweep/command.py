@@ -145,7 +145,7 @@ def _sweep(given: argparse.Namespace, command: Sequence[str], notes: set[str]) -
         (folder / "runs").mkdir(parents=True, exist_ok=True)
     # Taken before the plan is shown: a folder that is in use is refused first. Who hands jobs in takes it there.
     with contextlib.nullcontext() if looks_only or given.submit else FolderLock(folder):
-        for line in describe(given.config, plan, folder, processes):
+        for line in (*describe(given.config, plan, folder, processes), *plans.apart(plan)):
             print(line, flush=True)
         if given.dry_run:
             return 0

@@ -9,23 +9,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import ml_collections
 
 from fedjax_ssl import config as configs
-from fedjax_ssl import methods
+from fedjax_ssl import data, methods
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.errors import counted
 from fedjax_ssl.registry import did_you_mean
+from fedjax_ssl.runs.build import federate, load_resolved
 from fedjax_ssl.runs.compile import static_part
 from fedjax_ssl.runs.files import plain_value, write_atomically
+from fedjax_ssl.runs.folder import COMPARED, RunFolderError, config_differences, flat_config, read_stored
 from fedjax_ssl.runs.folder import SWEEP_FILE as FILE
-from fedjax_ssl.runs.folder import RunFolderError, config_differences, flat_config, read_stored
 from fedjax_ssl.runs.loop import UNCOMPARED
 from fedjax_ssl.sweep.axes import Settings
 
 _SHORT = {"optimizer.learning_rate": "lr", "optimizer.batch_size": "batch", "optimizer.local_epochs": "epochs"}
 _LONGEST = 100  # letters of a run's name
 _SHOWN = 5  # differences in a message
+_DRAWN = 8  # settings of the data that are compared before a sweep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,6 +154,36 @@ def from_file(path: str | Path, seeds: Sequence[int] | None = None) -> Plan:
     fields = sorted(several, key=lambda field: field != "method.name")
     written = [{field: one[field] for field in fields if field in one} for one in flat]
     return plan(zip(resolved, written, strict=True), fields)
+
+
+def apart(plan: Plan) -> list[str]:
+    """Says which runs have other test examples or another number of labels than the first one, with its seed.
+
+    Data are read for it where runs differ in them, and drawn as the runs will; of many settings the first few.
+    """
+    runs: dict[str, PlannedRun] = {}
+    for run in plan.runs:
+        runs.setdefault(json.dumps([run.config[section] for section in ("data", "partition", "supervision")]), run)
+    first, *others = list(runs.values())[:_DRAWN]
+
+    def drawn(run: PlannedRun) -> Mapping[str, Any]:
+        config = config_of(run)
+        config.data.download = False
+        experiment = load_resolved(config)
+        nothing = jnp.zeros((0, *experiment.dataset.input_shape))
+        federation = federate(experiment, jax.random.key(first.config["seed"]), nothing)
+        return data.what_is_compared(experiment.dataset, federation)
+
+    try:
+        found = {run.name: drawn(run) for run in (first, *others)} if others else {}
+    except (ValueError, data.DatasetUnavailable) as error:
+        return [f"  whether runs have the same test examples and as many labels is not known: {error}"]
+    more = f"  of {len(runs)} settings of the data, only the first {_DRAWN} are compared"
+    lines = [more] if len(runs) > _DRAWN else []
+    for field, words in COMPARED.items():
+        if differ := [run for run in others if found[run.name][field] != found[first.name][field]]:
+            lines.append(f"  {words} than {first.name}, so that a report pairs none of them: {names_of(differ)}")
+    return lines
 
 
 def is_sweep_file(name: str) -> bool:

@@ -1,6 +1,7 @@
 """From a name and settings to a config: names, order, types, None, and what is said about mistakes."""
 
 import sys
+import warnings
 from pathlib import Path
 
 import jax
@@ -8,7 +9,7 @@ import pytest
 
 from fedjax_ssl import config as configs
 from fedjax_ssl import methods, presets
-from fedjax_ssl.config import ConfigError, load
+from fedjax_ssl.config import ConfigError, ConfigNote, load
 from fedjax_ssl.runs.build import build_method, check_labels, check_weighting, federate, load_experiment
 from fedjax_ssl.shipped import shipped_configs
 
@@ -174,6 +175,19 @@ def test_the_digits_fit_every_method(method):
     if method in ("fedsiam", "fedtrans", "protofssl", "fedmatch", "mixed", "fixmatch", "fedllp_vat", "semifl"):
         key = jax.random.key(0)
         jax.eval_shape(learner.round, key, jax.eval_shape(learner.init, key, federation), federation)
+
+
+def test_a_method_for_unlabelled_data_says_where_nothing_is_unlabelled():
+    for method in ("fedavg", "xclp", "per_client_lp", "protofssl", "fixmatch", "semifl"):
+        every = [("method.name", method), ("supervision.name", "all"), ("supervision.labels", "None")]
+        experiment = load_experiment(load("digits", every))
+        federation = federate(experiment, jax.random.key(0))
+        learner = build_method(experiment, federation)._replace(needs=("labels",), needs_all=False)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always", ConfigNote)
+            check_labels("all", method, learner, federation)
+        hint = "to hide labels: --supervision.name=per_client --supervision.labels=10"
+        assert [str(one.message).endswith(hint) for one in said] == [True] * (method != "fedavg"), method
 
 
 def test_settings_that_need_no_other_program_are_found_in_functions_and_in_dataclasses():

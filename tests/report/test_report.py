@@ -108,6 +108,29 @@ def test_no_difference_to_what_was_tested_on_other_data(tmp_path):
     assert [cell.difference is None for cell in cells] == [True, False, True]
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("test_fingerprint", "bb", "no difference to path=/a0.1, tested on other examples: path=/a0.2"),
+        ("labels_seen", 60, "no difference to path=/a0.1, with another number of labels: path=/a0.2"),
+    ],
+)
+def test_no_difference_where_test_examples_or_labels_differ(tmp_path, field, value, said):
+    for rate in (0.1, 0.2, 0.3):
+        for seed in range(2):
+            folder = tmp_path / f"{rate}{seed}"
+            settings = {"optimizer.learning_rate": rate, "data.path": f"/a{rate}"}  # what was tested on counts
+            write_run(folder, seed=seed, settings=settings, picture=False)
+            summary = json.loads((folder / "summary.json").read_text())
+            summary |= {"test_fingerprint": "aa", "labels_seen": 50}
+            if rate == 0.2 and seed:
+                summary[field] = value
+            (folder / "summary.json").write_text(json.dumps(summary))
+    report = read([tmp_path])
+    assert [cell.difference is None for cell in report.cells(report.metric)] == [True, True, False]
+    assert said in report.problems
+
+
 def test_curves_are_means_over_the_seeds(sweep):
     payload = payload_of(page_of(sweep))
     rows = [[json.loads(line) for line in lines_of(sweep / f"runs/xclp_lr0.3_seed{seed}")] for seed in range(3)]

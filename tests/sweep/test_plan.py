@@ -198,3 +198,20 @@ def test_a_file_yields_configs(tmp_path, monkeypatch):
             plans.from_file(path)
     path.write_bytes(b"# \xe9\ndef get_sweep():\n    yield\n")  # Latin-1, without saying so
     assert plans.is_sweep_file(str(path)) and not plans.is_sweep_file("digits_fedavg")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("supervision.labels=2,5", ["with another number of labels than labels=2,seed=0"]),
+        ("data.test_clients=2,3", ["tested on other examples than test_clients=2,seed=0", "another number of labels"]),
+        ("optimizer.learning_rate=0.1,0.2", []),
+        ("partition.name=natural,iid", []),  # equal clients of equally many labels
+        ("data.name=digits,npz", ["is not known: "]),
+    ],
+)
+def test_a_plan_says_what_a_report_cannot_pair(text, said):
+    config = "digits_fedavg" if "partition" in text else "digits_xclp"
+    axes = [parse_axis(text), *([parse_axis("partition.num_clients=11")] if "partition" in text else [])]
+    found = plans.apart(plans.from_settings(config, points(axes, (0, 1))))
+    assert len(found) == len(said) and all(words in line for words, line in zip(said, found, strict=True))

@@ -1,6 +1,7 @@
 """The federation on the device: flat arrays of examples and, per client, a padded table of rows."""
 
 import dataclasses
+import hashlib
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -153,6 +154,26 @@ class FederatedData:
 def real_rows(table: Array | np.ndarray, count: Array | np.ndarray) -> Int[np.ndarray, " r"]:
     """List the rows of a padded table."""
     return np.asarray(table)[np.arange(table.shape[-1]) < np.asarray(count)[..., None]]
+
+
+def what_is_compared(dataset: "Dataset", data: FederatedData) -> dict[str, Any]:
+    """Give what runs have in common that are compared seed by seed: their test examples, and how many labels they saw.
+
+    Args:
+        dataset: that the federation was made of.
+        data: one federation, not traced.
+
+    Returns:
+        "test_fingerprint": a digest of the contents of the test examples and their labels, and "labels_seen": class
+        labels at the clients and the server.
+    """
+    digest = hashlib.sha256()
+    for row in np.sort(real_rows(data.test_index, data.num_test)):
+        own = row - len(dataset.train)
+        split, at = (dataset.train, row) if own < 0 else (dataset.test, own)
+        digest.update(split.x[at].tobytes() + split.y[at].tobytes())  # type: ignore[union-attr]
+    seen = int(np.asarray(data.num_labelled).sum()) + int(data.num_server)
+    return {"test_fingerprint": digest.hexdigest()[:16], "labels_seen": seen}
 
 
 def of_one_shape(federations: Sequence[FederatedData]) -> list[FederatedData]:
