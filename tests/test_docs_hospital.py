@@ -82,5 +82,5 @@ def test_four_commands_lead_from_files_to_a_report_and_labels(here):
         lines = list(csv.DictReader(file))
     right = np.mean([line["name"] == truth[line["input"]] for line in lines])
     summary = json.loads((runs / "method=xclp,seed=0" / "summary.json").read_text())
-    # The same images on the way of the sweep and on that of --resize.
+    # The same images on the way of the sweep and on that of the prediction.
     assert len(lines) == 60 and right == pytest.approx(summary["test_accuracy"]) and right > 0.75  # chance is 0.5

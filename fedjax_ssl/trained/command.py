@@ -98,9 +98,8 @@ def _confusion(names: Sequence[str], true: np.ndarray, predicted: np.ndarray) ->
     """Counts examples by true class, down, and predicted class, across; nothing where there are many classes."""
     if len(names) > MANY:
         return ""
-    counts = np.zeros((len(names), len(names)), int)
-    np.add.at(counts, (true, predicted), 1)
-    return f"\ntrue class (rows), predicted (columns)\n{pandas.DataFrame(counts, names, names).to_string()}\n"
+    counts = pandas.crosstab(true, predicted).reindex(index=range(len(names)), columns=range(len(names)), fill_value=0)
+    return f"\ntrue class (rows), predicted (columns)\n{counts.set_axis(names).set_axis(names, axis=1).to_string()}\n"
 
 
 def _table(model: TrainedModel, examples: Examples, probabilities: np.ndarray, every: bool) -> pandas.DataFrame:

@@ -1,5 +1,7 @@
 """A run folder as a model: the same predictions as in the run, without its data."""
 
+import csv
+import io
 import json
 import runpy
 import shutil
@@ -12,7 +14,7 @@ import jax.export
 import numpy as np
 import pytest
 
-from fedjax_ssl import load_run, presets
+from fedjax_ssl import cli, load_run, presets
 from fedjax_ssl.config import resolve
 from fedjax_ssl.runs import build
 from fedjax_ssl.runs.build import federate
@@ -170,14 +172,14 @@ def test_clients_with_models_of_their_own_are_asked_by_name(tmp_path):
     np.testing.assert_array_equal(model.predict(whole.astype(int), client=0), model.predict(whole, client=0))
 
 
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    "name", ["xclp", "fedrep", "fedmatch", "protofssl", "mean_teacher", "semifl", "fedrgd", "fedul"]
-)
-def test_every_kind_of_state_comes_back(tmp_path, name):
+@pytest.mark.parametrize("name", sorted(path.stem for path in CONFIGS.glob("digits_*.py")))
+def test_every_method_predicts_what_its_run_was_scored_by(tmp_path, capsys, name):
     """Own heads, two parameter groups, a bank of prototypes, a teacher, labels at the server, groups, sets."""
-    configs = Path(__file__).parents[2] / "configs"
-    config = runpy.run_path(str(configs / f"digits_{name}.py"))["get_config"]()
+    config = runpy.run_path(str(CONFIGS / f"{name}.py"))["get_config"]()
     config.rounds, config.eval_every = 2, 1
     if "warmup_rounds" in config.method:
         config.method.warmup_rounds = 1
@@ -186,5 +188,13 @@ def test_every_kind_of_state_comes_back(tmp_path, name):
     federation = federate(build.load_resolved(resolve(config)), jax.random.key(config.seed))
     rows = np.asarray(federation.test_index)[: int(federation.num_test)]
     images, labels = np.asarray(federation.inputs)[rows], np.asarray(federation.labels)[rows]
-    found = np.mean(model.predict(images).argmax(axis=1) == labels)
-    assert found == pytest.approx(model.metrics["test_accuracy"], abs=1e-6)
+    capsys.readouterr()
+    np.savez(tmp_path / "test.npz", inputs=images.astype(float)[..., 0], labels=labels[:, None])
+    assert cli.main(["predict", *map(str, (tmp_path, tmp_path / "test.npz")), "--checkpoint=last", "--all"]) == 0
+    output = capsys.readouterr()
+    lines = list(csv.DictReader(io.StringIO(output.out)))
+    found = [[float(line[f"probability_{name}"]) for name in model.class_names] for line in lines]
+    np.testing.assert_allclose(found, model.predict(images), atol=1e-6)
+    accuracy = model.metrics["test_accuracy"]
+    assert np.mean(np.argmax(found, axis=1) == labels) == pytest.approx(accuracy, abs=1e-6)
+    assert f"accuracy   {accuracy:.2%} (all have a label)" in output.err

@@ -125,7 +125,7 @@ def test_a_folder_is_read_for_prediction_as_it_was_for_training(tmp_path, predic
 
 def test_values_kinds_and_sizes_unlike_training_are_told(tmp_path, predict):
     model = train(tmp_path, hospital(tmp_path / "scans", signed), "--data.size=10")
-    assert (model.reading.fit, model.reading.kinds) == ("crop", ("deep",)) and -1000 <= model.reading.black < -990
+    assert (model.reading.fit, model.reading.kinds) == ("crop", ("deep",)) and -1000 <= model.reading.levels[0] < -990
     new = tmp_path / "new"
     new.mkdir()
     Image.fromarray(np.full((12, 12), -2000, np.int16)).save(new / "low.tif")
@@ -136,7 +136,8 @@ def test_values_kinds_and_sizes_unlike_training_are_told(tmp_path, predict):
     said = " ".join(error.split())
     assert "1 of 3 images cannot be used: 1 0 bytes, first" in said and "cut.png" in said
     assert (
-        f"images with values below {model.reading.black:,g} or above" in said and ": 1, from -2,000 to -2,000" in said
+        f"images with values below {model.reading.levels[0]:,g} or above" in said
+        and ": 1, from -2,000 to -2,000" in said
     )
     assert "images in colour: 1; the model was trained on images with more than 8 bits alone" in said
     assert "images of other sizes than 10x10: 2; they are cropped as in training" in said
@@ -150,12 +151,12 @@ def test_black_and_white_can_be_given_and_come_from_the_training_images(tmp_path
     test = hospital(tmp_path / "scans/test", signed)
     Image.fromarray(np.full((12, 12), 3000, np.int16)).save(test / "Ulm/upper/0.tif")
     found = data.load("folder", tmp_path, path=tmp_path / "scans")
-    assert found.reading.white < 400 and (found.test.x == 255).all(axis=(1, 2, 3)).sum() == 1
+    assert found.reading.levels[1] < 400 and (found.test.x == 255).all(axis=(1, 2, 3)).sum() == 1
     assert "shown as black or white: 1, from 3,000 to 3,000" in " ".join(found.extra["notes"])
     given = data.load("folder", tmp_path, path=tmp_path / "scans", black=-500, white=3000)
-    assert (given.reading.black, given.reading.white) == (-500, 3000) and given.test.x.max() == 255
-    with pytest.raises(data.BadData, match=r"data.white is -1000 and data.black -500; white must be the greater one"):
-        data.load("folder", tmp_path, path=tmp_path / "scans", black=-500, white=-1000)
+    assert given.reading.levels == (-500, 3000) and given.test.x.max() == 255
+    with pytest.raises(ValueError, match="white is -500 and black -500; white must be greater"):
+        data.load("folder", tmp_path, path=tmp_path / "scans", black=-500, white=-500)
 
 
 def test_a_table_beside_images_is_proposed_and_used_at_prediction(tmp_path, predict, capsys):

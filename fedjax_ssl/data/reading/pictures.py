@@ -51,8 +51,7 @@ class ImageReading(Reading):
     width: int
     channels: int  # 1 or 3
     fit: str = "crop"  # a name of `FITS`: how an image of another shape becomes one of this
-    black: float | None = None  # the value of "deep" images that is shown as 0; None: there were none
-    white: float | None = None  # and as 255
+    levels: tuple[float, float] | None = None  # values of "deep" images that become 0 and 255; None: there were none
     kinds: tuple[Kind, ...] = ("grey", "colour")  # the images that were seen
 
 
@@ -63,9 +62,9 @@ class Facts(NamedTuple):
     mode: str  # of its pixels, as Pillow names them
     kind: Kind
     pages: int
-    lowest: float  # value, and
-    highest: float  # likewise, of "deep" images; otherwise 0 and 255
-    cut: bool  # in colour with more than 8 bits, of which Pillow gives the upper 8
+    lowest: float  # value of "deep" images
+    highest: float
+    cut: bool  # several channels with more than 8 bits, of which Pillow gives the upper 8
 
 
 class Pictures(NamedTuple):
@@ -139,8 +138,7 @@ def read_images(
     size: int | None = None,
     channels: int | None = None,
     fit: str = "crop",
-    black: float | None = None,
-    white: float | None = None,
+    levels: tuple[float | None, float | None] = (None, None),
     fitted: Sequence[bool] | np.ndarray | None = None,
 ) -> Pictures:
     """Decode image files, in threads, because Pillow decodes and resizes without Python's lock.
@@ -153,21 +151,24 @@ def read_images(
         channels: 1 (grey) or 3 (colour); by default 3 if an image is in colour.
         fit: "crop": the largest part in the middle. "stretch": all of it, whatever the shape. "pad": all of it, with
             black borders. "square": as "crop", cut at whole pixels.
-        black: the value of "deep" images that is shown as black; by default 0, or the lowest where one is negative.
-        white: likewise; by default the smallest 2^b - 1 that none exceeds, or the highest where some are negative or
+        levels: values of "deep" images that are shown as black and white; by default 0, or the lowest where one is
+            negative, and the smallest 2^b - 1 that none exceeds, or the highest where some are negative or
             floating-point.
         fitted: [m], images whose values choose black and white; by default all.
 
     Returns:
         The images that can be used, and how they were read. Turned as their EXIF data say, the first page of several,
         without transparency.
+
+    Raises:
+        ValueError: black is not below white.
     """
     facts = _heads(files)
     known = [one for one in facts if isinstance(one, Facts)]
     height, width, depth = _shape(known, size, channels, findings)
     chosen = [one for row, one in enumerate(facts) if isinstance(one, Facts) and (fitted is None or fitted[row])]
     kinds = tuple(sorted({one.kind for one in chosen or known}))
-    reading = ImageReading(height, width, depth, fit, *_range(known, chosen, black, white, findings), kinds)
+    reading = ImageReading(height, width, depth, fit, _levels(known, chosen, levels, findings), kinds)
     return _decoded(files, names, facts, reading, findings)
 
 
@@ -181,8 +182,7 @@ def read_alike(files: Sequence[Path], names: Sequence[str], findings: Findings, 
         reading: of the images before.
     """
     found = _decoded(files, names, _heads(files), reading, findings)
-    other = sum(facts.size != (reading.width, reading.height) for facts in found.facts)
-    if other:
+    if other := sum(facts.size != (reading.width, reading.height) for facts in found.facts):
         ways = {"pad": "padded", "stretch": "stretched"}
         findings.notes.append(
             f"images of other sizes than {reading.width}x{reading.height}: {other:,}; they are "
@@ -216,11 +216,11 @@ def _decoded(
     def decode(row: int) -> np.ndarray | str:
         if isinstance(head := facts[row], str):
             return head
-        if head.kind == "deep" and reading.black is None:
+        if head.kind == "deep" and reading.levels is None:
             return f"with pixels of mode {head.mode!r} and not of 8 bits a channel, as in training"
         try:
             with _opened(files[row]) as image:
-                return shown(image, shape, reading.fit, reading.black, reading.white)
+                return shown(image, shape, reading.fit, reading.levels)
         except DAMAGED as error:
             return f"cut short or damaged ({short(error)})"
 
@@ -229,11 +229,10 @@ def _decoded(
     if pages := sum(one.pages > 1 for one in used):
         findings.notes.append(f"images of several pages, of which the first is read: {pages:,}")
     if cut := sum(one.cut for one in used):
-        findings.notes.append(f"images in colour with 16 bits, of which the upper 8 are read: {cut:,}")
-    deep = [one for one in used if one.kind == "deep"]
-    black, white = reading.black or 0.0, reading.white or 0.0
-    if beyond := [one for one in deep if one.lowest < black or one.highest > white]:
-        lowest, highest = min(one.lowest for one in beyond), max(one.highest for one in beyond)
+        findings.notes.append(f"images of several channels with 16 bits, of which the upper 8 are read: {cut:,}")
+    black, white = reading.levels or (0, 0)
+    if beyond := [one for one in used if one.kind == "deep" and not black <= one.lowest <= one.highest <= white]:
+        lowest, highest = _extremes(beyond)
         findings.notes.append(
             f"images with values below {black:,g} or above {white:,g}, which are shown as black or white: "
             f"{len(beyond):,}, from {lowest:,g} to {highest:,g}"
@@ -283,9 +282,7 @@ def read_each(
     return x if len(rows) == len(x) else x[rows], rows
 
 
-def _is_dicom(file: Path | bytes) -> bool:
-    if isinstance(file, bytes):
-        return file[128:132] == DICOM
+def _is_dicom(file: Path) -> bool:
     try:
         with file.open("rb") as content:
             return content.read(132)[128:] == DICOM
@@ -294,20 +291,20 @@ def _is_dicom(file: Path | bytes) -> bool:
 
 
 def _opened(file: Path | bytes) -> Image.Image:
-    if _is_dicom(file):
-        return _slice(io.BytesIO(file) if isinstance(file, bytes) else file)
+    if isinstance(file, Path) and _is_dicom(file):
+        return _slice(file)
     return Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=_formats())
 
 
-def _slice(file: Any) -> Image.Image:
+def _slice(file: Path) -> Image.Image:
     """Read the first frame of a DICOM file, grey ones in the units that slope and intercept give, dark to bright."""
     pixels, head = importlib.import_module("pydicom.pixels"), importlib.import_module("pydicom").dcmread(file)
     values: np.ndarray = pixels.pixel_array(head, index=0)
     if values.ndim == 2:
         if head.PhotometricInterpretation == "MONOCHROME1":  # from bright to dark
             values = (0 if head.PixelRepresentation else 2**head.BitsStored) - 1.0 - values
-        values = values * float(head.get("RescaleSlope", 1)) + float(head.get("RescaleIntercept", 0))
-        values = values.astype(np.float32)
+        units = values * float(head.get("RescaleSlope", 1)) + float(head.get("RescaleIntercept", 0))
+        values = units.astype(np.float32)
     image: Any = Image.fromarray(values)
     image.n_frames = int(head.get("NumberOfFrames") or 1)
     return image
@@ -331,11 +328,9 @@ def _facts(file: Path | bytes) -> Facts | str:
             if mode not in DEEP:
                 return Facts(size, mode, "grey" if mode in GREY or _is_grey(image) else "colour", pages, 0, 255, cut)
             values = np.asarray(image)
-            lowest, highest = float(values.min()), float(values.max())
-            finite = np.isfinite([lowest, highest]).all()
-            return (
-                Facts(size, mode, "deep", pages, lowest, highest, cut) if finite else "has values that are not finite"
-            )
+            if not np.isfinite(values).all():
+                return "has values that are not finite"
+            return Facts(size, mode, "deep", pages, float(values.min()), float(values.max()), cut)
     except UnidentifiedImageError:
         return "no image, whatever its name says"
     except ImportError as error:
@@ -384,28 +379,27 @@ def _memory() -> float:
         return float("inf")
 
 
-def _range(
-    known: Sequence[Facts],
-    chosen: Sequence[Facts],
-    black: float | None,
-    white: float | None,
-    findings: Findings,
-) -> tuple[float | None, float | None]:
+def _extremes(deep: Sequence[Facts]) -> tuple[float, float]:
+    return min(one.lowest for one in deep), max(one.highest for one in deep)
+
+
+def _levels(
+    known: Sequence[Facts], chosen: Sequence[Facts], given: tuple[float | None, float | None], findings: Findings
+) -> tuple[float, float] | None:
     """Choose the values that become 0 and 255 by the "deep" images among the chosen: all keep one scale."""
     deep = [one for one in known if one.kind == "deep"]
     if not deep:
-        if (black, white) != (None, None):
+        if given != (None, None):
             findings.notes.append("data.black and data.white have no effect: all images have 8 bits")
-        return None, None
+        return None
     chosen = [one for one in chosen if one.kind == "deep"] or deep
-    lowest, highest = min(one.lowest for one in chosen), max(one.highest for one in chosen)
-    if black is None:
-        black = min(lowest, 0.0)
+    lowest, highest = _extremes(chosen)
+    black, white = min(lowest, 0.0) if given[0] is None else given[0], given[1]
     if white is None:
         own = black < 0 or any(one.mode == "F" for one in chosen)
         white = highest if own and highest > black else 2.0 ** max(int(highest).bit_length(), 8) - 1
     if white <= black:
-        findings.problems.append(f"data.white is {white:g} and data.black {black:g}; white must be the greater one")
+        raise ValueError(f"white is {white:,g} and black {black:,g}; white must be greater")
     others = len(known) - len(deep)
     findings.notes.append(
         f"images with more than 8 bits, signed or floating-point values: {len(deep):,}, from {lowest:,g} to "
@@ -431,17 +425,13 @@ FITS: dict[str, Callable[[Image.Image, tuple[int, int]], Image.Image]] = {
 
 
 def shown(
-    image: Image.Image,
-    shape: tuple[int, int, int],
-    fit: str = "crop",
-    black: float | None = None,
-    white: float | None = None,
+    image: Image.Image, shape: tuple[int, int, int], fit: str = "crop", levels: tuple[float, float] | None = None
 ) -> np.ndarray:
-    """Show an image as uint8 [H, W, C]; `fit`, `black` and `white` as for `read_images`."""
+    """Show an image as uint8 [H, W, C]; `fit` and `levels` as for `read_images`."""
     height, width, channels = shape
     image = ImageOps.exif_transpose(image)
     if image.mode in DEEP:
-        black, white = black or 0.0, 255.0 if white is None else white
+        black, white = levels or (0, 255)
         values = np.asarray(image).astype(np.float32) - np.float32(black)
         image = Image.fromarray(np.clip(np.rint(values * (255 / (white - black))), 0, 255).astype(np.uint8))
     image = image.convert("L" if channels == 1 else "RGB")

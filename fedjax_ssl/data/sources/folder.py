@@ -100,7 +100,7 @@ def load_folder(
                 "data.layout=site/class (or class) to go by the folders alone",
             )
         table = None
-    pictures: dict[str, Any] = {"size": size, "channels": channels, "fit": fit, "black": black, "white": white}
+    pictures: dict[str, Any] = {"size": size, "channels": channels, "fit": fit, "levels": (black, white)}
 
     def make() -> Dataset:
         findings = Findings()

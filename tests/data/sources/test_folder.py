@@ -111,7 +111,7 @@ def test_sixteen_bits_in_colour_are_told(tmp_path, read):
     parts = [(b"IHDR", head), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
     packed = [struct.pack(">I", len(d)) + t + d + struct.pack(">I", zlib.crc32(t + d)) for t, d in parts]
     (tmp_path / "scans/north/ill/9.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(packed))
-    assert "images in colour with 16 bits, of which the upper 8 are read: 1" in read().extra["notes"]
+    assert "images of several channels with 16 bits, of which the upper 8 are read: 1" in read().extra["notes"]
 
 
 def test_images_directly_in_a_site_have_no_label(tmp_path, read):
