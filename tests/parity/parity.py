@@ -1,0 +1,127 @@
+"""What the parity tests share: fixtures, federations made of them, and draws without chance.
+
+The released code runs on batches in stored order, so ours has to as well: in these tests the draws of `jax.random`
+count upwards.
+"""
+
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl.data import FederatedData
+from fedjax_ssl.models import Model
+
+FIXTURES = Path(__file__).resolve().parent / "fixtures"
+KEY = jax.random.key(0)
+
+
+def fixture(name: str) -> dict[str, np.ndarray]:
+    """The arrays of `fixtures/NAME.npz`."""
+    with np.load(FIXTURES / f"{name}.npz") as arrays:
+        return dict(arrays)
+
+
+def under(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, Any]:
+    """The arrays whose names start with `prefix/`, as nested dicts: "a/kernel" is ["a"]["kernel"]."""
+    tree: dict[str, Any] = {}
+    for name, value in arrays.items():
+        if name.startswith(f"{prefix}/"):
+            *path, last = name.removeprefix(f"{prefix}/").split("/")
+            node = tree
+            for part in path:
+                node = node.setdefault(part, {})
+            node[last] = value
+    return tree
+
+
+def starting_from(model: Model, params: Any, state: Any = None) -> Model:
+    """The network with these first weights, and batch statistics if it has some."""
+
+    def init(key: jax.Array) -> tuple[Any, Any]:
+        own, statistics = model.init(key)
+        given = jax.tree.map(lambda mine, theirs: jnp.asarray(theirs, mine.dtype), own, params)
+        assert jax.tree.map(jnp.shape, given) == jax.tree.map(jnp.shape, own)
+        return given, statistics if state is None else jax.tree.map(jnp.asarray, state)
+
+    return model._replace(init=init)
+
+
+def without_chance(monkeypatch: pytest.MonkeyPatch, share: float = 0.5) -> None:
+    """Random bits count upwards, so that samplers keep the stored order; a share of a mixture is always the same."""
+
+    def bits(key: jax.Array, shape: tuple[int, ...] = (), dtype: Any = jnp.uint32) -> jax.Array:
+        return jnp.arange(prod(shape), dtype=dtype).reshape(shape)
+
+    monkeypatch.setattr(jax.random, "bits", bits)
+    monkeypatch.setattr(jax.random, "beta", lambda key, a, b, shape=(), dtype=float: jnp.full(shape, share, dtype))
+
+
+def federation(
+    inputs: np.ndarray,
+    labels: np.ndarray,
+    clients: list[np.ndarray],
+    labelled: list[int],
+    *,
+    server: np.ndarray | tuple[()] = (),
+    valid: np.ndarray | tuple[()] = (),
+    num_classes: int,
+    weak: Any = None,
+) -> FederatedData:
+    """Data dealt in this way.
+
+    Args:
+        inputs: all examples.
+        labels: their classes.
+        clients: rows of each client, those with a label first.
+        labelled: how many these are.
+        server: labelled rows of the server.
+        valid: rows for validation.
+        num_classes: K.
+        weak: what clients know of the others.
+    """
+    sizes = [len(rows) for rows in clients]
+    index = np.zeros((len(clients), max(sizes)), np.int32)
+    observed = np.full(len(labels), -1, np.int32)
+    for client, (rows, seen) in enumerate(zip(clients, labelled, strict=True)):
+        index[client, : len(rows)] = rows
+        observed[rows[:seen]] = labels[rows[:seen]]
+    observed[list(server)] = labels[list(server)]
+    unlabelled = [size - seen for size, seen in zip(sizes, labelled, strict=True)]
+    rows = lambda given: jnp.asarray(np.asarray(given, np.int32).reshape(-1))  # noqa: E731
+    number = lambda value: jnp.asarray(value, jnp.int32)  # noqa: E731
+    return FederatedData(
+        inputs=jnp.asarray(inputs),
+        labels=rows(labels),
+        observed=rows(observed),
+        index=jnp.asarray(index),
+        num_labelled=number(labelled),
+        num_examples=number(sizes),
+        test_index=rows([0]),
+        num_test=number(0),
+        test_client=rows([-1]),
+        valid_index=rows(valid),
+        num_valid=number(len(valid)),
+        server_index=rows(server),
+        num_server=number(len(server)),
+        num_classes=num_classes,
+        max_labelled=max(labelled),
+        max_unlabelled=max(unlabelled),
+        min_labelled=min([seen for seen in labelled if seen], default=1),
+        weak=weak,
+    )
+
+
+def difference(ours: Any, theirs: Any) -> float:
+    """The largest difference of two trees with the same names."""
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs), (
+        jax.tree.structure(ours),
+        jax.tree.structure(theirs),
+    )
+    gaps = jax.tree.map(lambda a, b: float(np.max(np.abs(np.asarray(a, np.float64) - b))), ours, theirs)
+    return max(jax.tree.leaves(gaps))
