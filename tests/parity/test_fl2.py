@@ -47,4 +47,4 @@ def test_weights_statistics_and_predictions_are_those_of_the_code(monkeypatch, e
         share = said[f"confident{number}"].sum() / sizes.sum()
         gaps[f"trained on {number}"] = abs(toy.numbers(info)["pseudo_label_coverage"] - share)
     print(gaps)
-    assert max(gaps.values()) < 1e-5
+    assert max(gaps.values()) < 1e-12

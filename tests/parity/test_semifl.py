@@ -56,5 +56,11 @@ def test_weights_statistics_and_predictions_are_those_of_the_code(trained):
         log_probs = said[f"reset/log_probs{number}"]
         gaps[f"log-probabilities {number}"] = difference(method.predict(state, data.inputs), log_probs)
         gaps[f"confident {number}"] = info["pseudo_label_coverage"] - said[f"reset/confident{number}"].sum() / sizes.sum()
-    print(gaps)
-    assert max(gaps.values()) < 1e-5
+    assert max(gaps.values()) < 1e-12
+    # As released, the server goes on with its momentum: the first round is the same, later ones are not.
+    kept = [under(said, f"kept/server{number}") for number in range(ROUNDS)]
+    for tree in kept:
+        del tree["norm1"]["mean"], tree["norm1"]["var"]
+    apart = [difference(state.params["model"], tree) for state, tree in zip(states, kept, strict=True)]
+    print(gaps, apart)
+    assert apart[0] < 1e-12 and apart[-1] > 1e-2

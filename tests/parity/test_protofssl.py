@@ -1,0 +1,44 @@
+"""ProtoFSSL against its authors' code: weights, prototypes and predictions of four rounds, the last three with helpers."""
+
+import jax
+import numpy as np
+
+from fedjax_ssl import federated, methods, models
+from tests import toy
+from tests.parity.parity import KEY, difference, federation, fixture, starting_from, under, without_chance
+
+CLIENTS, LABELLED, ROUNDS = 3, 12, 4
+
+
+def test_weights_prototypes_and_predictions_are_those_of_the_code(monkeypatch, exact):
+    without_chance(monkeypatch)
+    said = fixture("protofssl")
+    rows = np.split(np.arange(len(said["labels"])), CLIENTS)
+    data = federation(said["inputs"], said["labels"], rows, [LABELLED] * CLIENTS, num_classes=3)
+    model = models.build("mlp", num_classes=3, input_shape=(6,), hidden=(5,))
+    head = model.init(KEY)[0]["head"]  # which the method does not use
+
+    def network(weights):
+        return {"dense1": {"kernel": weights["kernel"].T, "bias": weights["bias"]}, "head": jax.device_get(head)}
+
+    run = toy.setup(
+        data,
+        model=starting_from(model, network(under(said, "first"))),
+        learning_rate=1e-2,
+        local_optimizer=federated.local_optimizer("rmsprop"),
+        local_epochs=3,
+    )
+    method = methods.build("protofssl", run, num_unlabelled=6, num_helpers=CLIENTS)
+    state, one_round = jax.jit(method.init)(KEY, data), jax.jit(method.round)
+    gaps = {}
+    for number in range(ROUNDS):
+        state, _ = one_round(KEY, state, data)
+        for kind in ("reset", "kept"):
+            gaps[f"{kind} weights {number}"] = difference(
+                state.params["model"], network(under(said, f"{kind}{number}"))
+            )
+            found = np.exp(method.predict(state, data.inputs))
+            gaps[f"{kind} probabilities {number}"] = difference(found, said[f"{kind}{number}_probabilities"])
+    print({name: f"{gap:.1e}" for name, gap in gaps.items()})
+    assert max(gap for name, gap in gaps.items() if name.startswith("reset")) < 1e-5
+    assert gaps["kept weights 3"] > 1e-3

@@ -1,0 +1,71 @@
+"""XCLP against its authors' code: labels and weights of one graph, and two rounds of stage 2, also of per-client LP."""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl import federated, graph, methods, models
+from tests import toy
+from tests.parity.parity import KEY, difference, federation, fixture, starting_from, under, without_chance
+
+BITS, NEIGHBOURS, ROUNDS = 4128, 4, 2
+SETTINGS = graph.PropagationSettings(
+    BITS, NEIGHBOURS, 0.99, similarity_power=3.0, label_norm="class", confidence_scale="max"
+)
+
+
+@pytest.mark.parametrize("kind", ["LSH", "FlatIP"])
+def test_labels_and_weights_of_a_graph_are_those_of_the_code(exact, kind):
+    said = fixture("xclp")
+    labels = np.full(len(said["truth"]), -1)
+    labels[said["known"]] = said["truth"][said["known"]]
+    if kind == "LSH":
+        codes = np.ascontiguousarray(said["codes"]).view("<u4")
+        found = graph.xclp_from_codes(jnp.asarray(codes), jnp.asarray(labels), 3, SETTINGS)
+    else:
+        points = jnp.asarray(said["points"])
+        found = graph.label_propagation(points, jnp.asarray(labels), 3, SETTINGS, similarity="exact")
+    np.testing.assert_array_equal(found.labels, said[f"{kind}_labels"])
+    balance = graph.class_weights(found.labels, jnp.ones(len(labels), bool), 3)
+    gaps = difference(found.confidence, said[f"{kind}_confidence"]), difference(balance, said[f"{kind}_balance"])
+    print(kind, gaps)
+    assert max(gaps) < 1e-6  # weights of classes are float32 in the code
+
+
+@pytest.mark.parametrize("name", ["xclp", "per_client"])
+def test_rounds_are_those_of_the_code(monkeypatch, exact, name):
+    without_chance(monkeypatch)
+    said = fixture("xclp")
+    places, words = 2 ** np.arange(32, dtype=np.uint32), (-1, BITS // 32, 32)
+
+    def codes(key: jax.Array, features: jax.Array, num_bits: int) -> jax.Array:
+        bits = features @ said["projections"].T.astype(features.dtype) >= 0
+        return jnp.sum(jnp.where(bits.reshape(words), places, np.uint32(0)), axis=2, dtype=jnp.uint32)
+
+    monkeypatch.setattr(sys.modules[graph.xclp.__module__], "lsh_codes", codes)  # faiss drew other projections
+    sizes = said["sizes"][: 3 if name == "xclp" else 2]
+    rows = np.split(np.arange(sizes[:, 0].sum()), np.cumsum(sizes[:, 0])[:-1])
+    data = federation(said["inputs"], said["labels"], rows, sizes[:, 1].tolist(), num_classes=3)
+    model = models.build("mlp", num_classes=3, input_shape=data.inputs.shape[1:], hidden=(5,), norm="bn")
+    run = toy.setup(
+        data,
+        model=starting_from(model, under(said, "first")),
+        local_optimizer=federated.local_optimizer(weight_decay=2e-4),
+        batch_size=3,
+        local_epochs=2,
+    )
+    run = run._replace(learning_rate=federated.learning_rate_schedule("cosine", 0.3, 4))
+    method = methods.build("xclp" if name == "xclp" else "per_client_lp", run, num_neighbors=NEIGHBOURS, num_bits=BITS)
+    state, one_round = jax.jit(method.init)(KEY, data), jax.jit(method.round)
+    gaps = {}
+    for number in range(ROUNDS):
+        state, _ = one_round(KEY, state, data)
+        theirs = under(said, f"{name}{number}")
+        statistics = {"norm1": {part: theirs["norm1"].pop(part) for part in ("mean", "var")}}
+        gaps[f"weights {number}"] = difference(state.params["model"], theirs)
+        gaps[f"statistics {number}"] = difference(state.model_state, statistics)
+    print(gaps)
+    assert max(gaps.values()) < 1e-5
