@@ -3,6 +3,7 @@
 SCENARIO is lc (labels at clients) or ls (labels at the server).
 """
 
+import contextlib
 import os
 import re
 import sys
@@ -81,9 +82,7 @@ def main(checkout: str, out: str, scenario: str) -> None:
             pass
 
     theirs.threading = types.SimpleNamespace(Thread=OneWorker)
-    ServerModule.create_clients = lambda self: setattr(
-        self, "clients", {i: Client(i, args) for i in range(CLIENTS)}
-    )
+    ServerModule.create_clients = lambda self: setattr(self, "clients", {i: Client(i, args) for i in range(CLIENTS)})
     ServerModule.limit_gpu_memory = lambda self: None
     np.random.choice = lambda ids, size, replace: np.asarray(ids)[:size]  # everybody, in order
     saved = {"images": small, "labels": labels, "images_each": np.array(8)}
@@ -129,10 +128,8 @@ def main(checkout: str, out: str, scenario: str) -> None:
 
     NetModule.set_init_params = same_start
     server = Server(args)
-    try:
+    with contextlib.suppress(SystemExit):
         server.run()
-    except SystemExit:
-        pass
     saved["scores"] = np.array(server.train.state["scores"]["aggr_lss"])
     np.savez_compressed(Path(out) / f"fedmatch_{scenario}.npz", **saved)
     print({name: value.tolist() for name, value in saved.items() if re.match("c2s|s2c|rates|scores", name)})

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-
 from reference_torch import CLASSES, examples, from_torch, tiny_body, tiny_forward, to_torch, weights
 
 BATCH, EPOCHS, ROUNDS, RATE, L1, DECAY, SHARE = 7, 2, 3, 0.01, 1e-2, 1e-2, 0.3
@@ -19,7 +18,9 @@ def main(checkout: str, out: str) -> None:
     sys.path[:0] = [checkout, f"{checkout}/federated"]
     torch.Tensor.float = torch.Tensor.double  # their code casts every batch
     np.random.beta = lambda a, b: SHARE
-    fedul, fedpl, fedllp, vat = (import_module(f"federated.{m}_mnist") for m in ("fedul", "fedpl", "fedllp", "fedllpvat"))
+    fedul, fedpl, fedllp, vat = (
+        import_module(f"federated.{m}_mnist") for m in ("fedul", "fedpl", "fedllp", "fedllpvat")
+    )
     from nets.models import DigitModel
 
     class Tiny(DigitModel):  # their transition, another network
@@ -117,7 +118,7 @@ def main(checkout: str, out: str) -> None:
         saved[f"{name}_skipped"] = np.array(sum(min((p >= 0.4).sum(), (p < 0.4).sum()) < 1 for p in later))
         saved[f"{name}_steps"] = np.array(len(later))
     run("fedllp", False, by_set, one_epoch(fedllp, None))
-    # Where the search for the adversarial direction starts; and the weight of its loss, of which the code leaves little.
+    # Where the search for the adversarial direction starts, and the weight of its loss, which the code lets vanish.
     torch.randn_like = lambda like: torch.arange(like.numel()).reshape(like.shape) % 7 - 2.5
     weigh = vat.get_rampup_weight
     vat.get_rampup_weight = lambda weight, step, ramp: 1000 * weigh(weight, step, ramp)

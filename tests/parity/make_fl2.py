@@ -107,8 +107,12 @@ def main(checkout: str, out: str) -> None:
         server.distribute(clients, list(range(len(CLIENTS))))
         for client, rows in zip(clients, own, strict=True):
             client.train(rows, RATE, Silent(), Silent(), number + 1)
-        saved[f"confident{number}"] = np.array([int((unlabelled.pseudo_targets[o["train_ulb"].indices] >= 0).sum()) for o in own])
-        saved[f"sure{number}"] = np.array([int((unlabelled.fix_pseudo_targets[o["train_ulb"].indices] >= 0).sum()) for o in own])
+        saved[f"confident{number}"] = np.array(
+            [int((unlabelled.pseudo_targets[o["train_ulb"].indices] >= 0).sum()) for o in own]
+        )
+        saved[f"sure{number}"] = np.array(
+            [int((unlabelled.fix_pseudo_targets[o["train_ulb"].indices] >= 0).sum()) for o in own]
+        )
         saved[f"tau{number}"] = np.array([float(client.algorithm.global_t) for client in clients])
         server.update(dataset, clients)
         server.train({"train_lb": labelled, "train_ulb": []}, RATE, Silent(), None)

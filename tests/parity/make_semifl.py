@@ -141,7 +141,7 @@ def main(checkout: str, out: str) -> None:
     saved |= {f"first/{name}": value for name, value in first.items()}
     saved |= {f"reset/{name}": value for name, value in train(reset=True).items()}
     saved |= {f"kept/{name}": value for name, value in train(reset=False).items()}
-    assert CLASSES == labels.max() + 1
+    assert labels.max() + 1 == CLASSES
     np.savez_compressed(out, **saved)
     print({name: value.tolist() for name, value in saved.items() if "confident" in name})
 

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import faiss
 import numpy as np
 import torch
-
 from reference_torch import CLASSES, HIDDEN, examples, from_torch, tiny_body, to_torch, weights
 
 BITS, NEIGHBOURS, BATCH, EPOCHS, ROUNDS, RATE, RAMPDOWN, DECAY = 4128, 4, 3, 2, 2, 0.3, 4, 2e-4

@@ -38,7 +38,7 @@ def examples(rng: np.random.Generator, size: int, noise: float = 0.7) -> tuple[n
 
 def weights(rng: np.random.Generator, scale: float = 1.0) -> dict[str, np.ndarray]:
     """First weights of the tiny network, named as fedjax_ssl's `mlp` with batch norm names them."""
-    draw = lambda *shape: (scale * rng.normal(size=shape))  # noqa: E731
+    draw = lambda *shape: scale * rng.normal(size=shape)  # noqa: E731
     return {
         **{"dense1/kernel": draw(HIDDEN, FEATURES), "dense1/bias": draw(HIDDEN)},
         **{"norm1/scale": 1 + 0.2 * draw(HIDDEN), "norm1/bias": 0.2 * draw(HIDDEN)},

@@ -50,7 +50,6 @@ def trained(said, monkeypatch, name, rounds, decay=0.0, said_name="", first="fir
         statistics = {"norm1": {part: theirs["norm1"].pop(part) for part in ("mean", "var")}}
         gaps[f"weights {number}"] = difference(state.params["model"], theirs)
         gaps[f"statistics {number}"] = difference(state.model_state, statistics)
-    print(gaps)
     return gaps
 
 

@@ -46,5 +46,4 @@ def test_weights_statistics_and_predictions_are_those_of_the_code(monkeypatch, e
         gaps[f"log-probabilities {number}"] = difference(method.predict(state, data.inputs), said[f"log_probs{number}"])
         share = said[f"confident{number}"].sum() / sizes.sum()
         gaps[f"trained on {number}"] = abs(toy.numbers(info)["pseudo_label_coverage"] - share)
-    print(gaps)
     assert max(gaps.values()) < 1e-12

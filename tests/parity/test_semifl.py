@@ -19,9 +19,7 @@ def trained(monkeypatch, exact):
     said = fixture("semifl")
     server, sizes = int(said["server"]), said["sizes"]
     rows = np.split(server + np.arange(sizes.sum()), np.cumsum(sizes)[:-1])
-    data = federation(
-        said["inputs"], said["labels"], rows, [0] * len(rows), server=np.arange(server), num_classes=3
-    )
+    data = federation(said["inputs"], said["labels"], rows, [0] * len(rows), server=np.arange(server), num_classes=3)
     model = models.build("mlp", num_classes=3, input_shape=data.inputs.shape[1:], hidden=(5,), norm="bn")
     run = toy.setup(
         data,
@@ -34,7 +32,9 @@ def trained(monkeypatch, exact):
         strong_augment=lambda key, inputs: inputs[:, ::-1],
     )
     run = run._replace(learning_rate=federated.learning_rate_schedule("cosine", 0.1, ROUNDS))
-    method = methods.build("semifl", run, threshold=0.6, mixup_alpha=2.0, server_batch_size=4, server_epochs=2, separate_passes=True)
+    method = methods.build(
+        "semifl", run, threshold=0.6, mixup_alpha=2.0, server_batch_size=4, server_epochs=2, separate_passes=True
+    )
     states, infos = [jax.jit(method.init)(KEY, data)], []
     one_round = jax.jit(method.round)
     for _ in range(ROUNDS):
@@ -55,12 +55,13 @@ def test_weights_statistics_and_predictions_are_those_of_the_code(trained):
         gaps[f"statistics {number}"] = difference(state.model_state, statistics)
         log_probs = said[f"reset/log_probs{number}"]
         gaps[f"log-probabilities {number}"] = difference(method.predict(state, data.inputs), log_probs)
-        gaps[f"confident {number}"] = info["pseudo_label_coverage"] - said[f"reset/confident{number}"].sum() / sizes.sum()
+        gaps[f"confident {number}"] = (
+            info["pseudo_label_coverage"] - said[f"reset/confident{number}"].sum() / sizes.sum()
+        )
     assert max(gaps.values()) < 1e-12
     # As released, the server goes on with its momentum: the first round is the same, later ones are not.
     kept = [under(said, f"kept/server{number}") for number in range(ROUNDS)]
     for tree in kept:
         del tree["norm1"]["mean"], tree["norm1"]["var"]
     apart = [difference(state.params["model"], tree) for state, tree in zip(states, kept, strict=True)]
-    print(gaps, apart)
     assert apart[0] < 1e-12 and apart[-1] > 1e-2
