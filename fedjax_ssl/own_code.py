@@ -9,6 +9,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 _PACKAGE = str(Path(__file__).resolve().parent)
 # Where other people's code is; what is called from here and lies elsewhere is the user's.
 _PYTHON = tuple({sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib")})
@@ -86,6 +88,20 @@ def place(error: BaseException) -> str | None:
     code = linecache.getline(file, line).strip()
     inside = "" if function == "<module>" else f", in {function}"
     return f"{_shown(file)}, line {line}{inside}" + (f": `{code}`" if code else "")
+
+
+def where(function: Any) -> str:
+    """Says in which file and line a function begins, or which class something is."""
+    code = getattr(function, "__code__", None)
+    return f"{_shown(code.co_filename)}, line {code.co_firstlineno}" if code else f"{function!r}"
+
+
+def check_returned(what: str, function: Any, made: Any, shape: tuple[int, ...], kind: type) -> None:
+    """Raises ValueError where a function of a user's own did not return an array of this shape and kind of numbers."""
+    found, dtype = getattr(made, "shape", None), getattr(made, "dtype", None)
+    if found != shape or dtype is None or not np.issubdtype(dtype, kind):
+        given = type(made).__name__ if found is None else f"{dtype} {list(found)}"
+        raise ValueError(f"{what} is {given}; it has to be {kind.__name__} {list(shape)} ({where(function)})")
 
 
 def _is_own(file: str) -> bool:

@@ -56,6 +56,7 @@ class Registry(Generic[Built]):
         leading: int = 0,
         given: Collection[str] = (),
         common: Mapping[str, type] = types.MappingProxyType({}),
+        makes: Any = object,
     ):
         """Makes the table.
 
@@ -65,8 +66,9 @@ class Registry(Generic[Built]):
             leading: number of parameters at the front that come from the package and are no options.
             given: names of further parameters that come from the package, by those builders that have them.
             common: options of every choice that are not its builder's, and their types.
+            makes: type of what a builder returns.
         """
-        self.kind, self.common = kind, common
+        self.kind, self.common, self._makes = kind, common, makes
         self._leading, self._given = leading, given
         self._builders: dict[str, Builder] = {}
         self._lines: dict[str, str] = {}  # without those that begin a docstring
@@ -229,12 +231,18 @@ class Registry(Generic[Built]):
                 fields = {field.name for field in dataclasses.fields(one.annotation)} & set(options)
                 options[one.name] = one.annotation(**{field: options.pop(field) for field in fields})
         try:
-            return builder(*leading, **options)
+            built = builder(*leading, **options)
         except TypeError as error:
             if error.__traceback__ is None or error.__traceback__.tb_next is not None:
                 raise
             # The call itself: something named that takes no such arguments.
             raise ValueError(f"could not build {self.kind} {name!r}: {error}") from error
+        if not isinstance(built, self._makes):
+            from fedjax_ssl.own_code import where
+
+            found, wanted = type(built).__name__, self._makes.__name__.replace("Callable", "function")
+            raise ValueError(f"{self.kind} {name!r} returned {found}; it has to return a {wanted} ({where(builder)})")
+        return built
 
 
 def takes_array(parameter: inspect.Parameter) -> bool:

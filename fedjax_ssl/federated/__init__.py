@@ -7,7 +7,15 @@ from fedjax_ssl.lazy import attach
 if TYPE_CHECKING:
     from fedjax_ssl.federated.client import LOCAL_STEP
     from fedjax_ssl.federated.client_states import all_clients
-    from fedjax_ssl.federated.cohort import COHORTS, Cohort, CohortSampler, cohort_sampler, random_slots, sample_cohort
+    from fedjax_ssl.federated.cohort import (
+        COHORTS,
+        Cohort,
+        CohortSampler,
+        check_cohorts,
+        cohort_sampler,
+        random_slots,
+        sample_cohort,
+    )
     from fedjax_ssl.federated.engine import STAGE, Pretraining, federated_method
     from fedjax_ssl.federated.evaluation import (
         BY_CLIENT,

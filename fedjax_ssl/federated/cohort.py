@@ -1,13 +1,15 @@
 """Draw the clients of a round by a sampler's name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from fedjax_ssl.checks import In, check_choices, checked
+from fedjax_ssl.own_code import check_returned, where
 from fedjax_ssl.registry import Registry
 
 QUOTAS = ("any", "proportional", "only")
@@ -91,6 +93,7 @@ COHORTS: Registry[CohortSampler] = Registry(
         "uniform": (uniform, "clients are drawn uniformly, without replacement"),
         "by_size": (by_size, "clients with more examples are drawn more often, without replacement"),
     },
+    makes=Callable,
 )
 
 
@@ -114,15 +117,24 @@ def cohort_sampler(name: str, **options: Any) -> CohortSampler:
         labelled_quota: str,
     ) -> Cohort:
         cohort = draw(key, num_labelled, num_examples, size, labelled_quota)
-        ids, valid = jnp.shape(cohort.ids), jnp.shape(cohort.valid)
-        if ids != (size,) or valid != (size,):
-            raise ValueError(
-                f"cohort sampler {name!r} returned ids of shape {ids} and valid of shape {valid}; a round has {size} "
-                f"slots, so both must be ({size},)"
-            )
+        for field, kind in (("ids", np.integer), ("valid", np.bool_)):
+            part = getattr(cohort, field, cohort)
+            check_returned(f"{field} of the cohort that {name!r} draws", draw, part, (size,), kind)
         return cohort
 
     return checked
+
+
+def check_cohorts(name: str, options: Mapping[str, Any], num_labelled: Array, num_examples: Array, size: int) -> None:
+    """Draws a hundred cohorts, and raises ValueError where one has a client that is not there, or one twice."""
+    keys, clients = jax.random.split(jax.random.key(0), 100), num_examples.shape[0]
+    draw, place = cohort_sampler(name, **options), where(COHORTS.builder(name))
+    ids, valid = jax.vmap(lambda key: draw(key, num_labelled, num_examples, size, "any"))(keys)
+    for drawn in map(np.compress, np.asarray(valid), np.asarray(ids)):
+        if stray := sorted({*drawn[(drawn < 0) | (drawn >= clients)].tolist()}):
+            raise ValueError(f"cohort sampler {name!r} draws client {stray[0]}; there are 0 to {clients - 1} ({place})")
+        if len({*drawn.tolist()}) < len(drawn):
+            raise ValueError(f"cohort sampler {name!r} draws a client twice in a round ({place})")
 
 
 def _highest(

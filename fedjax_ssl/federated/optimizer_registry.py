@@ -182,4 +182,5 @@ FEDERATED_OPTIMIZERS: Registry[FederatedOptimizer] = Registry(
     },
     leading=1,
     given=("cohort_size",),
+    makes=FederatedOptimizer,
 )

@@ -35,6 +35,7 @@ MODELS: Registry[nn.Module] = Registry(
     "model",
     {name: (f"fedjax_ssl.models.{place}", line) for name, (place, line) in _NETWORKS.items()},
     given=("num_classes", "parent", "name"),
+    makes=nn.Module,
 )
 available = MODELS.available  # () -> names that `build` knows, each with a line about it
 options = MODELS.options  # name -> options that `build` takes for it

@@ -56,6 +56,9 @@ def load_resolved(config: ml_collections.ConfigDict) -> Experiment:
     section = config.data
     with configs.naming("data"):
         given = {name: section.get(name) for name in data.SOURCES.options(section.name)}
+        for field, option in configs.FIELDS.items():  # where one has its default, the loader's own of this name counts
+            if field.startswith("data.") and given.get(field[5:]) == option.default:
+                given.pop(field[5:], None)
         places = {"root": section.root, "path": section.path, "download": section.download, "source": section.source}
         places["left_out_client"] = section.left_out_client
         dataset = data.load(section.name, **places, **configs.options(given))
@@ -211,6 +214,15 @@ def device_mesh(devices: int, reduce: str) -> Mesh | None:
     # Fixed-point sums differ from plain ones, so that one device has to add as several do.
     alone = len(found) == 1 and reduce != "fixed"
     return None if alone else Mesh(np.array(found), ("clients",))
+
+
+def check_cohorts(config: ml_collections.ConfigDict, federation: data.FederatedData) -> None:
+    """Refuse a sampler of a user's own that draws clients which are not there."""
+    if ":" in config.cohort.name:
+        size = _cohort_size(config.federated.cohort_size, federation.num_clients)
+        with configs.naming("cohort"):
+            sizes = federation.num_labelled, federation.num_examples
+            federated.check_cohorts(config.cohort.name, configs.options(config.cohort), *sizes, size)
 
 
 def _augmentation(kind: str, config: dict[str, Any], dataset: data.Dataset) -> Callable[[Array, Array], Array]:

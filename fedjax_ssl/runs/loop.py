@@ -19,7 +19,7 @@ from fedjax_ssl import data, models
 from fedjax_ssl.errors import counted
 from fedjax_ssl.federated import BY_CLIENT
 from fedjax_ssl.runs import divergence, model_file, predict
-from fedjax_ssl.runs.build import check_labels, check_weighting, note_missing_labels
+from fedjax_ssl.runs.build import check_cohorts, check_labels, check_weighting, note_missing_labels
 from fedjax_ssl.runs.compile import Inputs, Prepared, Shared, described, with_examples
 from fedjax_ssl.runs.environment import device_description
 from fedjax_ssl.runs.files import Closing, encode_json
@@ -119,6 +119,7 @@ class Run(Closing):
         check_labels(config.supervision.name, config.method.name, learner, self.federation)
         note_missing_labels(config.supervision.name, config.supervision.labels, self.federation)
         check_weighting(config.federated.weighting, learner, self.federation)
+        check_cohorts(config, self.federation)
 
     def start(self) -> None:
         """Say and write what is about to run; a run that is complete already gets its summary."""

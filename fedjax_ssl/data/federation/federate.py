@@ -21,6 +21,7 @@ from fedjax_ssl.data.federation.pool import Entries, Facts, Holdings, OwnWeakLab
 from fedjax_ssl.data.federation.supervision import Supervision, balanced_draw, build_supervision
 from fedjax_ssl.data.federation.weak_labels import shares_of_sets
 from fedjax_ssl.keys import named_key
+from fedjax_ssl.own_code import check_returned, where
 from fedjax_ssl.registry import did_you_mean
 
 
@@ -144,6 +145,11 @@ def federate(
     )
     # Compiled as a whole, since operation by operation a first start takes much longer (docs/design-notes.md).
     roles = jax.jit(partial(_draw_roles, plan=plan, own=own))(key, (labels, natural, train.group))
+    if not isinstance(key, jax.core.Tracer) and (stray := int(roles.entries.client.max())) >= plan.facts.num_clients:
+        raise ValueError(
+            f"partition {partition!r} gives examples to client {stray}; there are clients 0 to "
+            f"{plan.facts.num_clients - 1}, and -1 for nobody ({where(plan.partition.assign)})"
+        )
     widths = _widths(plan, roles, widest)
     tables = _tabulate(roles, labels, num_clients=plan.facts.num_clients, widths=widths)
     splits, truth, tables = _with_own_test(key, dataset, plan, roles, tables)
@@ -348,6 +354,7 @@ def _draw_roles(
     if not held_out.client_test_fraction:
         pool = dataclasses.replace(pool, available=~(held | valid | server))
         holder = plan.partition.assign(partition_key, pool)
+    check_returned("what the partition assigns", plan.partition.assign, holder, labels.shape, np.integer)
     client = jnp.where(held | valid | server, -1, holder)
     everyone, known = jnp.ones(facts.num_clients, bool), None if apart is None else apart(partition_key, pool)
     row = jnp.arange(labels.shape[0], dtype=jnp.int32)

@@ -216,7 +216,7 @@ def classes_per_client(classes: Annotated[int, Whole()] = 2) -> Partition:
 
 _GENERAL = (natural, iid, random, dirichlet, dirichlet_balanced, shards, classes_per_client)
 PARTITIONS: Registry[Partition] = Registry(
-    "partition", {rule.__name__: rule for rule in (*_GENERAL, *PUBLISHED)}, common={"num_clients": int}
+    "partition", {rule.__name__: rule for rule in (*_GENERAL, *PUBLISHED)}, common={"num_clients": int}, makes=Partition
 )
 
 

@@ -21,6 +21,7 @@ from fedjax_ssl.data.federation.federated_data import WeakLabels
 from fedjax_ssl.data.federation.pool import Bounds, Entries, Holdings, check_class_counts
 from fedjax_ssl.data.federation.weak_labels import Observed, Protocol, WeakRule, unlabelled_sets
 from fedjax_ssl.keys import named_key
+from fedjax_ssl.own_code import check_returned
 from fedjax_ssl.registry import Registry
 
 Prior = Literal["train", "uniform", "sets"]  # class shares at test time: of the clients' examples, or of their sets
@@ -93,7 +94,9 @@ class Supervision(NamedTuple):
         num_clients = holdings.members.shape[0]
         limit = num_clients if self.labelled_clients is None else self.labelled_clients
         holdings = holdings._replace(members=self._place(key, num_clients) < limit)
-        return self.keep(named_key(key, "labels"), holdings) & holdings.eligible
+        kept = self.keep(named_key(key, "labels"), holdings)
+        check_returned("which labels the supervision keeps", self.keep, kept, holdings.labels.shape, np.bool_)
+        return kept & holdings.eligible
 
     def observe(self, key: Key[Array, ""], holdings: Holdings) -> tuple[Entries, WeakLabels | None]:
         """The clients' entries, and what they know of those without a label.
@@ -435,6 +438,7 @@ SUPERVISIONS: Registry[Supervision] = Registry(
         "mixed": mixed,
     },
     common={"labelled_clients": int, "which": str},
+    makes=Supervision,
 )
 
 

@@ -1,5 +1,7 @@
 """Augmentation inside the compiled step, before inputs are standardized: all by name."""
 
+from collections.abc import Callable
+
 from fedjax_ssl.data.images import strong, weak
 from fedjax_ssl.data.images.weak import Augmentation
 from fedjax_ssl.registry import Registry
@@ -23,5 +25,6 @@ AUGMENTATIONS: Registry[Augmentation] = Registry(
         "randaugment_fedrgd": strong.fedrgd,
     },
     given=("input_max", "input_mean"),
+    makes=Callable,
 )
 augmentation = AUGMENTATIONS.build  # (name, **options) -> Augmentation, which works under jit and vmap

@@ -1,6 +1,7 @@
 """Datasets by name: every file of this folder registers what it reads."""
 
 import importlib
+import inspect
 import logging
 import pkgutil
 from pathlib import Path
@@ -21,7 +22,10 @@ ORIGINS: tuple[Source, ...] = get_args(Source)
 OWN = tuple(name for name, entry in _ORDERED if entry.kind == "own")  # read what is at path= and nothing else
 TERMS = {name: entry.terms for name, entry in _ORDERED}  # licence and whom to cite
 SOURCES: Registry[Dataset] = Registry(
-    "dataset", {name: (entry.load, entry.description) for name, entry in _ORDERED}, given=(*PLACES, "left_out_client")
+    "dataset",
+    {name: (entry.load, entry.description) for name, entry in _ORDERED},
+    given=(*PLACES, "left_out_client"),
+    makes=Dataset,
 )
 available = SOURCES.available  # () -> names that `load` knows, each with a line about it
 
@@ -79,8 +83,13 @@ def load(
         )
     places = {"root": root or None, "path": path or None, "download": download, "source": source}
     own = {"left_out_client": left_out_client, **places}
-    taken = {place: value for place, value in own.items() if SOURCES.takes(name, place)}
-    dataset = read(name, **taken, **options)
+    usual, taken = inspect.signature(load).parameters, inspect.signature(SOURCES.builder(name)).parameters
+    given = {  # what is not given is the loader's own default
+        place: value
+        for place, value in own.items()
+        if place in taken and (value != usual[place].default or taken[place].default is inspect.Parameter.empty)
+    }
+    dataset = read(name, **given, **options)
     for note in dataset.extra.get("notes", ()):
         logger.warning("%s: %s", path or name, note)
     return dataset
