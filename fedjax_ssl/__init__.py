@@ -1,3 +1,4 @@
+# mypy: implicit-reexport
 """Federated learning with few, coarse or no labels, on one functional training step.
 
     import fedjax_ssl as fs

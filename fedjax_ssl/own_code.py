@@ -3,13 +3,14 @@
 import difflib
 import importlib
 import linecache
+import re
 import sys
 import sysconfig
 import traceback
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from fedjax_ssl.errors import did_you_mean
 
 _PACKAGE = str(Path(__file__).resolve().parent)
 # Where other people's code is; what is called from here and lies elsewhere is the user's.
@@ -68,8 +69,20 @@ def blame(error: BaseException) -> str | None:
     where = place(error)
     if where is None:
         return None
-    text = error.msg if isinstance(error, SyntaxError) else str(error).strip().split("\n\n")[0]
+    text = error.msg if isinstance(error, SyntaxError) else said(error)
     return f"{type(error).__name__}: {text or 'no message'} ({where})"
+
+
+def said(error: BaseException) -> str:
+    """Gives an error's message in one line; of ml_collections about a name, what was meant in place of all there is."""
+    while error.args and isinstance(error.args[0], Exception):
+        error = error.args[0]
+    theirs = isinstance(error, KeyError) and re.match(r"Key \"|'\w+'\n", str(error.args[0]))
+    text = " ".join(str(error.args[0] if theirs else error).strip().split("\n\n")[0].split())
+    if unknown := re.match(r'Key "(.*?)" does not exist and cannot be added', text):
+        others = re.findall(r"'(\w+)': ", text)
+        return f"there is no field {unknown[1]!r}.{did_you_mean(unknown[1], others)}"
+    return text
 
 
 def place(error: BaseException) -> str | None:
@@ -98,10 +111,12 @@ def where(function: Any) -> str:
 
 def check_returned(what: str, function: Any, made: Any, shape: tuple[int, ...], kind: type) -> None:
     """Raises ValueError where a function of a user's own did not return an array of this shape and kind of numbers."""
+    import numpy as np  # not for `fedjax-ssl --help`
+
     found, dtype = getattr(made, "shape", None), getattr(made, "dtype", None)
     if found != shape or dtype is None or not np.issubdtype(dtype, kind):
         given = type(made).__name__ if found is None else f"{dtype} {list(found)}"
-        raise ValueError(f"{what} is {given}; it has to be {kind.__name__} {list(shape)} ({where(function)})")
+        raise ValueError(f"{what}: {given} came, {kind.__name__} {list(shape)} has to ({where(function)})")
 
 
 def _is_own(file: str) -> bool:

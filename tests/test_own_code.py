@@ -56,10 +56,48 @@ def optimizer(settings):
 """
 
 
+RETURNS = """
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_ssl.data import Dataset, Split
+from fedjax_ssl.data.federation.pool import Bounds, Partition
+from fedjax_ssl.data.federation.supervision import all_labels
+from fedjax_ssl.federated import Cohort
+
+
+def nothing(num_classes=0):
+    pass
+
+
+def partition(client=99):
+    return Partition(lambda key, pool: jnp.full(pool.labels.shape, client), lambda facts: Bounds(0, facts.most))
+
+
+def short_partition():
+    return Partition(lambda key, pool: jnp.zeros(3, jnp.int32), lambda facts: Bounds(0, facts.most))
+
+
+def supervision():
+    return all_labels()._replace(keep=lambda key, holdings: jnp.ones(holdings.labels.shape))
+
+
+def far(client=999):
+    return lambda key, labelled, examples, size, quota: Cohort(jnp.full(size, client), jnp.ones(size, bool))
+
+
+def dataset(size=4, path="own.csv", download=False, test_fraction=0.5):
+    assert (size, path, download, test_fraction) == (4, "own.csv", False, 0.5)
+    x, y = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32), np.arange(60) % 2
+    return Dataset("mine", Split(x, y, np.arange(60) // 20), None, ("a", "b"), input_max=1.0)
+"""
+
+
 @pytest.fixture
 def start(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "own_things.py").write_text(METHODS)
+    (tmp_path / "own_returns.py").write_text(RETURNS)
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments):
@@ -68,6 +106,7 @@ def start(tmp_path, monkeypatch, capsys):
 
     yield call
     sys.modules.pop("own_things", None)
+    sys.modules.pop("own_returns", None)
 
 
 @pytest.mark.parametrize(
@@ -106,3 +145,33 @@ def test_an_error_of_ours_keeps_its_traceback(start, monkeypatch):
     monkeypatch.setattr("fedjax_ssl.runs.loop.Run", None)
     with pytest.raises(TypeError, match="not callable"):
         start()
+
+
+FIVE = ("--partition.num_clients=5", "--data.test_clients=0", "--data.test_fraction=0.2")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        *(
+            ([f"--{section}.name=own_returns:nothing"], f"returned NoneType; it has to return a {wanted} (own_returns")
+            for section, wanted in {
+                **{"data": "Dataset", "partition": "Partition", "supervision": "Supervision", "model": "Module"},
+                **{"augment": "function", "cohort": "function", "federated": "FederatedOptimizer"},
+            }.items()
+        ),
+        (["--partition.name=own_returns:partition", *FIVE], "examples to client 99; there are clients 0 to 4"),
+        (["--partition.name=own_returns:short_partition", *FIVE], "int32 [3] came, integer [1797] has to (own_returns"),
+        (["--supervision.name=own_returns:supervision"], "float32 [1797] came, bool [1797] has to (own_returns.py"),
+        (["--cohort.name=own_returns:far"], "draws client 999; there are 0 to 10 (own_returns.py, line 27)"),
+        (["--cohort.name=own_returns:far", "--cohort.client=3"], "draws a client twice in a round (own_returns.py"),
+    ],
+)
+def test_what_the_users_code_returns_is_checked(start, arguments, message):
+    code, error = start(*arguments)
+    assert code == 2 and message in error and "Traceback" not in error, error
+
+
+def test_a_loaders_own_defaults_are_kept(start):
+    code, error = start("--data.name=own_returns:dataset", "--data.test_clients=1", "--supervision.labels=2")
+    assert code == 0, error

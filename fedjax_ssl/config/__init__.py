@@ -1,3 +1,4 @@
+# mypy: implicit-reexport
 """Settings of a run: fields with defaults and checks, reading a config, resolving and describing it."""
 
 from fedjax_ssl.config.describe import Described, describe

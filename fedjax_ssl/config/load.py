@@ -18,7 +18,7 @@ import numpy as np
 
 from fedjax_ssl.config.fields import WORDS, default, options_of, with_method
 from fedjax_ssl.errors import ConfigError, did_you_mean, naming
-from fedjax_ssl.own_code import blame, make_importable
+from fedjax_ssl.own_code import blame, make_importable, said
 from fedjax_ssl.registry import Option
 from fedjax_ssl.shipped import shipped_configs
 
@@ -227,4 +227,4 @@ def _blaming(what: str) -> Iterator[None]:
     except ConfigError:
         raise
     except Exception as error:
-        raise ConfigError(f"{what}: {blame(error) or f'{type(error).__name__}: {str(error).strip()}'}") from error
+        raise ConfigError(f"{what}: {blame(error) or f'{type(error).__name__}: {said(error)}'}") from error

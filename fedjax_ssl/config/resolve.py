@@ -200,9 +200,12 @@ def _check_stages(config: ml_collections.ConfigDict) -> None:
     if isinstance(first, int) and 0 < config.rounds <= first:
         _note(f"config.rounds is {config.rounds}, stage 1 alone takes {first} (config.method.{name}): no stage 2 here")
     if validates(config) and isinstance(warmup, int) and warmup % config.eval_every:
+        every = config.eval_every
+        fits, near = max(n for n in range(1, every) if warmup % n == 0), max(round(warmup / every), 1) * every
         raise ConfigError(
-            f"config.method.warmup_rounds is {warmup}; with validation data it must be a multiple of "
-            f"config.eval_every ({config.eval_every}), so that the model of stage 1 is evaluated"
+            f"config.method.warmup_rounds of {config.method.name!r} is {warmup}; with validation data it must be a "
+            f"multiple of config.eval_every ({every}), so that the model of stage 1 is evaluated: use "
+            f"config.eval_every={fits} or config.method.warmup_rounds={near}"
         )
 
 

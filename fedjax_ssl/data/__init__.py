@@ -1,3 +1,4 @@
+# mypy: implicit-reexport
 """Data: sources, partitions, supervision, augmentation; everything ends as `FederatedData` on the device."""
 
 from typing import TYPE_CHECKING

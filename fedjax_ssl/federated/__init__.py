@@ -1,3 +1,4 @@
+# mypy: implicit-reexport
 """The engine: the method contract, cohorts, local training, placement, federated optimizers, evaluation."""
 
 from typing import TYPE_CHECKING

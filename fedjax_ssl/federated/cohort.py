@@ -119,7 +119,7 @@ def cohort_sampler(name: str, **options: Any) -> CohortSampler:
         cohort = draw(key, num_labelled, num_examples, size, labelled_quota)
         for field, kind in (("ids", np.integer), ("valid", np.bool_)):
             part = getattr(cohort, field, cohort)
-            check_returned(f"{field} of the cohort that {name!r} draws", draw, part, (size,), kind)
+            check_returned(f"{field} of cohort sampler {name!r}", draw, part, (size,), kind)
         return cohort
 
     return checked

@@ -1,3 +1,4 @@
+# mypy: implicit-reexport
 """Graphs of nearest neighbours and label propagation on them: the kernels of XCLP.
 
 Example:

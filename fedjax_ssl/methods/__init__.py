@@ -1,3 +1,4 @@
+# mypy: implicit-reexport
 """Published methods by the name used in `config.method.name`, imported when they are asked for.
 
 A recipe of your own is named "module:function", for example `--config.method.name=my_methods:entropy`.

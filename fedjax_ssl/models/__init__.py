@@ -1,3 +1,4 @@
+# mypy: implicit-reexport
 """Networks as pure functions that return class scores and features, and the convolution they share.
 
 Example:

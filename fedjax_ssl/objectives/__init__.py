@@ -1,3 +1,4 @@
+# mypy: implicit-reexport
 """Pure losses and label channels: no model, no client loop, no I/O.
 
 Example:

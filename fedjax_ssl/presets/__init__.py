@@ -1,3 +1,4 @@
+# mypy: implicit-reexport
 """Experiments that several config files start from; each is a function that returns a config."""
 
 from fedjax_ssl.presets.cifar import cbafed_on_cifar, fl2_on_cifar, protofssl_split, sage_on_cifar, semifl_clients

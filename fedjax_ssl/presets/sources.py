@@ -23,12 +23,12 @@ _CONFIGS = {
     "fedtrans": "digits_fedmt:20,shape,fedtrans",
 }
 _ARGUMENTS = {
-    "clients": {"fedrgd": "client"},
+    "per_client": {"fedrgd": "client"},
     "server": {"fedmatch": "ls", **dict.fromkeys(CONSISTENCY, "server,20")},
 }
 _STAGES = ("warmup_rounds", "coarse_rounds")  # rounds of a first stage, which keeps its share of a run
-# Where labels may be: the names of supervisions, but for "clients", which is "per_client".
-PLACES = ("clients", "per_class", "server", "coarse", "sets", "mixed", "all", "given")
+# Where labels may be: names of supervisions.
+PLACES = ("per_client", "per_class", "server", "coarse", "sets", "mixed", "all", "given")
 
 
 class _Source(NamedTuple):
@@ -59,8 +59,8 @@ def source(name: str, argument: str, method: str | None = None, rounds: int | No
 
     Args:
         name: a name in `SOURCES`.
-        argument: METHOD or METHOD,LABELS. The labels are where that method's are by default; "clients", "per_class",
-            "server", "coarse", "sets", "mixed", "all" or "given" puts them elsewhere.
+        argument: METHOD or METHOD,LABELS. The labels are where that method's are by default; "per_client",
+            "per_class", "server", "coarse", "sets", "mixed", "all" or "given" puts them elsewhere.
         method: in place of the argument's, for example from `--method.name`.
         rounds: in place of the dataset's. A first stage keeps its share of them.
 
@@ -68,17 +68,17 @@ def source(name: str, argument: str, method: str | None = None, rounds: int | No
         ConfigError: there is no such method, or no such place for labels.
     """
     named, _, labels = argument.partition(",")
-    method = method or named
+    method, labels = method or named, {"clients": "per_client"}.get(labels, labels)  # its name in earlier versions
     with naming():
         if labels:
             check_known("place of labels", labels, PLACES)
     own = _own_config(method, labels)
     if not labels:
-        labels = own.supervision.name.replace("per_client", "clients")
-        if name in OWN and labels in ("clients", "sets", "mixed", "all"):
+        labels = own.supervision.name
+        if name in OWN and labels in ("per_client", "sets", "mixed", "all"):
             labels = "given"
         elif labels == "all":  # some clients have all: CBAFed
-            labels = "clients"
+            labels = "per_client"
     shared, facts = federation(name, labels), SOURCES[name]
     config = of_method(method, shared)
     if name != "digits":  # rates that suit 64 small numbers are too high for images
@@ -102,9 +102,9 @@ def federation(name: str, labels: str, path: str | None = None, count: int | Non
 
     Args:
         name: a name in `SOURCES`.
-        labels: "clients": some at every client. "per_class": some of every class at every client. "server". "coarse":
-            of another space at the clients, and some class labels at the server. "sets": class shares of unlabelled
-            sets. "mixed": clients of all kinds. "all". "given": what the dataset has.
+        labels: "per_client": some at every client. "per_class": some of every class at every client. "server".
+            "coarse": of another space at the clients, and some class labels at the server. "sets": class shares of
+            unlabelled sets. "mixed": clients of all kinds. "all". "given": what the dataset has.
         path: an `.npz` file in place of the download.
         count: labels of a client, of a class at a client, or of the server.
 
@@ -134,8 +134,8 @@ def federation(name: str, labels: str, path: str | None = None, count: int | Non
 
 def _hide_labels(section: ml_collections.ConfigDict, name: str, labels: str, count: int | None) -> None:
     facts = SOURCES[name]
-    section.name = labels.replace("clients", "per_client")
-    counts = {"clients": facts.labels, "mixed": facts.labels, "per_class": 5, "server": facts.server}
+    section.name = labels
+    counts = {"per_client": facts.labels, "mixed": facts.labels, "per_class": 5, "server": facts.server}
     section.labels = counts.get(labels) if count is None else count
     if labels in ("all", "given"):
         section.labels = None
@@ -166,7 +166,7 @@ def of_method(
     Raises:
         ConfigError: there is no such method.
     """
-    config = _own_config(method, "server" if shared.supervision.name == "server" else "clients")
+    config = _own_config(method, "server" if shared.supervision.name == "server" else "per_client")
     own = config.model.to_dict()
     alike = shared_optimizer and config.optimizer.name == shared.optimizer.name
     if alike:

@@ -1,3 +1,4 @@
+# mypy: implicit-reexport
 """A page that compares runs: `fedjax-ssl report runs/...`, and its parts as functions.
 
 Example:

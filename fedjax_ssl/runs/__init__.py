@@ -1,3 +1,4 @@
+# mypy: implicit-reexport
 """One run from its config to its results, in the order of reading: build, compile, loop, record, checkpoint, predict.
 
 Names are imported when they are first used, so that folders are read and reported without jax.

@@ -87,12 +87,14 @@ class Progress(Closing):
             round: finished rounds.
             row: metric row; of it are shown "test_accuracy", "pseudo_label_accuracy" and "client_updates_per_second".
         """
-        left = self._time_left(round)
+        left = self._time_left(round, row)
         values = {
             name: f"{label} {form.format(float(row[name]))}"
             for label, name, form in _SHOWN
             if row.get(name) is not None and math.isfinite(float(row[name]))
         }
+        if 0 < float(row.get("client_updates_per_second") or 0) < 1:
+            values["client_updates_per_second"] = f"client updates {_pace(row['client_updates_per_second'])}"
         if self._bar is None:
             self._line(", ".join([f"round {round}/{self._total}", *values.values(), *([left] if left else [])]))
             return
@@ -154,13 +156,13 @@ class Progress(Closing):
         if self._bar is not None:
             self._bar.stop()
 
-    def _time_left(self, round: int) -> str:
-        """Extrapolate from the first evaluation on: the time before it has compiling in it and says nothing."""
+    def _time_left(self, round: int, row: Mapping[str, Any]) -> str:
+        """Extrapolate from the first evaluation on: the time before it has compiling in it, its row's has not."""
         now = self._clock()
-        if not self._evaluated:
-            self._evaluated, self._anchor = True, (round, now)
         done, seconds = round - self._anchor[0], now - self._anchor[1]
-        if done <= 0 or round >= self._total:
+        if not self._evaluated:
+            self._evaluated, self._anchor, seconds = True, (round, now), row.get("seconds", math.inf)
+        if done <= 0 or round >= self._total or math.isinf(seconds):
             return ""
         return f"{timedelta(seconds=math.ceil(seconds / done * (self._total - round)))} left"
 
@@ -173,19 +175,24 @@ class Progress(Closing):
             self._line(Text.assemble((f"{name:<{width}}", "bold cyan"), "  ", value))
 
 
+def _pace(rate: float) -> str:
+    """Writes a rate; below one a second, how long one takes."""
+    return f"{rate:,.0f} per second" if rate >= 1 else f"one in {1 / rate:,.1f} s"
+
+
 def _summary_lines(summary: Mapping[str, Any]) -> dict[str, str]:
     lines = {
-        "test accuracy": (summary.get("test_accuracy"), "{:.2%}"),
-        "best": (summary.get("best_test_accuracy"), "{:.2%}"),
-        "macro F1": (summary.get("test_macro_f1"), "{:.2%}"),
-        "AUROC": (summary.get("test_auroc"), "{:.4f}"),
-        "ECE": (summary.get("test_ece"), "{:.4f}"),
-        "training": (summary.get("train_seconds") or None, "{:,.1f} s"),
-        "compiling": (summary.get("compile_seconds") or None, "{:,.1f} s"),
-        "client updates": (summary.get("client_updates_per_second"), "{:,.0f} per second"),
-        "examples": (summary.get("examples_per_second"), "{:,.0f} per second"),
+        "test accuracy": (summary.get("test_accuracy"), "{:.2%}".format),
+        "best": (summary.get("best_test_accuracy"), "{:.2%}".format),
+        "macro F1": (summary.get("test_macro_f1"), "{:.2%}".format),
+        "AUROC": (summary.get("test_auroc"), "{:.4f}".format),
+        "ECE": (summary.get("test_ece"), "{:.4f}".format),
+        "training": (summary.get("train_seconds") or None, "{:,.1f} s".format),
+        "compiling": (summary.get("compile_seconds") or None, "{:,.1f} s".format),
+        "client updates": (summary.get("client_updates_per_second") or None, _pace),
+        "examples": (summary.get("examples_per_second"), "{:,.0f} per second".format),
     }
-    shown = {name: form.format(value) for name, (value, form) in lines.items() if value is not None}
+    shown = {name: form(value) for name, (value, form) in lines.items() if value is not None}
     if summary.get("test_client_accuracy_spread") is not None:
         mean, worst, spread = (summary[f"test_client_accuracy{part}"] for part in ("", "_worst_tenth", "_spread"))
         shown["clients"] = f"mean {mean:.2%}, worst tenth {worst:.2%}, spread {spread:.2%}"

@@ -1,3 +1,4 @@
+# mypy: implicit-reexport
 """XCLP's cryptographic protocols: distances and sums of which the parties learn no more than they have to.
 
 Host code on NumPy arrays and bytes, never traced. Confidential while parties follow the protocols and the server works

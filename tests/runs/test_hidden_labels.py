@@ -111,7 +111,7 @@ def assert_hidden_labels_do_not_matter(config):
 @pytest.mark.parametrize("name", SOURCES)
 def test_of_every_kind_of_source(tmp_path, name):
     generate, options = SOURCES[name]
-    config = presets.source("digits", "fedsem,clients", rounds=2)
+    config = presets.source("digits", "fedsem,per_client", rounds=2)
     config.data.name, config.data.path, config.data.root = (
         name.partition(",")[0],
         str(generate(tmp_path)),
@@ -130,15 +130,15 @@ def test_of_every_kind_of_source(tmp_path, name):
 
 # Options, and the method that needs no others.
 RULES = {
-    "all": ({"labelled_clients": 4}, "xclp,clients"),
-    "per_client": ({"labels": 3}, "fedsem,clients"),
+    "all": ({"labelled_clients": 4}, "xclp,per_client"),
+    "per_client": ({"labels": 3}, "fedsem,per_client"),
     "per_class": ({"labels": 1}, "fixmatch,per_class"),
-    "circulant": ({"label_counts": (3, 2, 0, 0, 0, 0, 0, 0, 0, 1)}, "fedsem,clients"),
-    "fraction": ({"fraction": 0.2}, "fedsem,clients"),
-    "total": ({"labels": 30}, "fedsem,clients"),
-    "xclp_noniid": ({"labels": 5, "classes": 2}, "fedsem,clients"),
-    "class_pairs": ({"labels": 4}, "fedsem,clients"),
-    "dealt": ({}, "fedsem,clients"),
+    "circulant": ({"label_counts": (3, 2, 0, 0, 0, 0, 0, 0, 0, 1)}, "fedsem,per_client"),
+    "fraction": ({"fraction": 0.2}, "fedsem,per_client"),
+    "total": ({"labels": 30}, "fedsem,per_client"),
+    "xclp_noniid": ({"labels": 5, "classes": 2}, "fedsem,per_client"),
+    "class_pairs": ({"labels": 4}, "fedsem,per_client"),
+    "dealt": ({}, "fedsem,per_client"),
     "server": ({}, "semifl,server"),
     "coarse": ({}, "fedmt,coarse"),
     "sets": ({"sets": 3}, "fedul,sets"),

@@ -354,7 +354,7 @@ def _draw_roles(
     if not held_out.client_test_fraction:
         pool = dataclasses.replace(pool, available=~(held | valid | server))
         holder = plan.partition.assign(partition_key, pool)
-    check_returned("what the partition assigns", plan.partition.assign, holder, labels.shape, np.integer)
+    check_returned("clients that the partition assigns", plan.partition.assign, holder, labels.shape, np.integer)
     client = jnp.where(held | valid | server, -1, holder)
     everyone, known = jnp.ones(facts.num_clients, bool), None if apart is None else apart(partition_key, pool)
     row = jnp.arange(labels.shape[0], dtype=jnp.int32)

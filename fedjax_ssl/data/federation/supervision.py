@@ -95,7 +95,7 @@ class Supervision(NamedTuple):
         limit = num_clients if self.labelled_clients is None else self.labelled_clients
         holdings = holdings._replace(members=self._place(key, num_clients) < limit)
         kept = self.keep(named_key(key, "labels"), holdings)
-        check_returned("which labels the supervision keeps", self.keep, kept, holdings.labels.shape, np.bool_)
+        check_returned("labels that the supervision keeps", self.keep, kept, holdings.labels.shape, np.bool_)
         return kept & holdings.eligible
 
     def observe(self, key: Key[Array, ""], holdings: Holdings) -> tuple[Entries, WeakLabels | None]:
