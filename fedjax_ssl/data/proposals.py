@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedjax_ssl.data.reading.columns import ROLES, numbered
-from fedjax_ssl.data.reading.features import MARKS, MOST_LEVELS, identifiers, kind_of
+from fedjax_ssl.data.reading.features import MARKS, MOST_LEVELS, TableReading, identifiers, kind_of
 from fedjax_ssl.data.reading.problems import Findings
 from fedjax_ssl.data.reading.tables import as_cells, as_numbers, as_text
 
@@ -44,10 +44,11 @@ def by_content(
     marks, seen = tuple(map(str, given.get("missing_marks") or MARKS)), set()
     cells = {name: as_cells(texts[name], marks) for name in (*rest, roles["label"]) if name in texts}
     for name in rest:
-        _, wrong = as_numbers(cells[name])
-        strays = {cells[name][row] for row in wrong}
-        if len(strays) <= STRAYS and 2 * len(wrong) < sum(map(bool, cells[name])):
-            seen |= strays
+        strays = [
+            cell for cell, value in zip(cells[name], as_numbers(cells[name]), strict=True) if cell and value != value
+        ]
+        if len(set(strays)) <= STRAYS and 2 * len(strays) < sum(map(bool, cells[name])):
+            seen |= set(strays)
             cells[name] = ["" if cell in strays else cell for cell in cells[name]]
     seen |= {text for name, column in cells.items() for text, cell in zip(texts[name], column, strict=True) if not cell}
     if "missing_marks" not in given and seen - {""}:
@@ -80,12 +81,13 @@ def _useless(
 ) -> list[str]:
     """Find identifiers and free text among the columns."""
     every, found = np.ones(len(labels), bool), []
+    reading = TableReading({}, codes=given.get("codes") or (), max_levels=given.get("max_levels") or MOST_LEVELS)
     for name in names:
-        told, codes = Findings(), name in map(str, given.get("words") or ())
-        feature = kind_of(name, cells[name], every, codes, given.get("max_levels") or MOST_LEVELS, told)
+        told = Findings()
+        feature = kind_of(name, cells[name], every, reading, told)
         reasons = told.problems
         if feature.kind == "number":
-            reasons = identifiers([name], as_numbers(cells[name])[0][:, None], labels)
+            reasons = identifiers([name], as_numbers(cells[name])[:, None], labels)
         found += [name] * bool(reasons)
         findings.notes += reasons
     return found

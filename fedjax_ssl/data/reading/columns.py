@@ -145,7 +145,13 @@ def read_columns(
     """
     cells = {role: [unicodedata.normalize("NFC", cell) for cell in texts[role]] for role in ROLES if role in texts}
     places = texts.index
-    y, class_names = _classes(cells.get("label", [""] * len(texts)), places, classes, findings, marks)
+    told = cells.get("label", [""] * len(texts))
+    labels = _plain(as_cells(told, marks), "-1" in map(str, classes or ()))
+    for text, count in Counter(text for text, label in zip(told, labels, strict=True) if text and not label).items():
+        known = ",".join((text, *numbered(labels)[1][:SHOWN]))
+        hint = f"; if it is a class, name all classes: data.classes={known}" if text.startswith("-1") else ""
+        findings.notes.append(f"{counted(count, 'label is', 'labels are')} {text}, taken as no label{hint}")
+    y, class_names = _classes(labels, places, classes, findings)
     is_test = _split(cells.get("split", [""] * len(texts)), places, findings)
     client, client_names = numbered(cells["client"]) if "client" in cells else (None, None)
     if client is not None and len(without := np.flatnonzero(client < 0)):
@@ -184,18 +190,8 @@ def numbered(texts: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
 
 
 def _classes(
-    texts: Sequence[str],
-    places: Sequence[str],
-    classes: Sequence[str] | None,
-    findings: Findings,
-    marks: Collection[str],
+    labels: Sequence[str], places: Sequence[str], classes: Sequence[str] | None, findings: Findings
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    labels = _plain(as_cells(texts, marks), "-1" in map(str, classes or ()))
-    taken = Counter(text for text, label in zip(texts, labels, strict=True) if text and not label)
-    for text, count in taken.items():
-        known = ",".join((text, *numbered(labels)[1][:SHOWN]))
-        hint = f"; if it is a class, name all classes: data.classes={known}" if text.startswith("-1") else ""
-        findings.notes.append(f"{counted(count, 'label is', 'labels are')} {text}, taken as no label{hint}")
     if classes is None:
         y, names = numbered(labels)
         if len(names) < 2:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedjax_ssl.checks import LARGEST
 from fedjax_ssl.data.reading.problems import SHOWN, BadData, DatasetUnavailable, Findings
 from fedjax_ssl.registry import did_you_mean
 
@@ -84,8 +85,8 @@ def as_cells(texts: Sequence[str], marks: Collection[str]) -> list[str]:
     return ["" if text.casefold() in missing else text for text in texts]
 
 
-def as_numbers(cells: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Take text as float64 [n], NaN where it is empty or no number, and the rows of the latter.
+def as_numbers(cells: Sequence[str]) -> np.ndarray:
+    """Take text as float64 [n], true and false as 1 and 0, NaN where it is no number of single precision.
 
     A comma is the decimal point where no number of the column has a point, unless all may be thousands.
     """
@@ -94,14 +95,14 @@ def as_numbers(cells: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     if decimal and not all(re.fullmatch(THOUSANDS, cell) for cell in commas):
         cells = [cell.replace(",", ".") for cell in cells]
 
-    def number(cell: str) -> float | None:
+    def number(cell: str) -> float:
         try:
-            return float(cell.replace("_", "no number") or "nan")
+            return float({"true": "1", "false": "0"}.get(cell.casefold(), cell.replace("_", "?")))
         except ValueError:
-            return None
+            return np.nan
 
-    found = [number(cell) for cell in cells]
-    return np.array(found, np.float64), np.flatnonzero([value is None for value in found])
+    values = np.array([number(cell) for cell in cells])
+    return np.where(np.abs(values) <= LARGEST, values, np.nan)
 
 
 def read_roles(

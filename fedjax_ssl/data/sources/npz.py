@@ -77,17 +77,13 @@ def load_npz(
         if test_x is not None and test_y is None:
             test_y = np.full(len(test_x), -1)
         classes = _class_names(arrays.get("class_names"), num_classes, [y, *[test_y] * (test_y is not None)])
-        if "-1" in classes:  # a class like others; labels are names then
-            place = {name: number for number, name in enumerate(classes)}
-            y, test_y = (
-                None if labels is None else np.array([place.get(str(label), len(place)) for label in labels])
-                for labels in (y, test_y)
-            )
+        if classes[0] == "-1":  # a class like the others
+            y, test_y = y + 1, test_y + 1 if "test_labels" in arrays else test_y
         without = int((y == -1).sum())
         if without:
             notes.append(
                 f"{counted(without, 'label is', 'labels are')} -1, taken as no label; if it is a class, give the array "
-                "class_names with the name '-1'"
+                "class_names that begins with '-1'"
             )
         for name, labels in (("labels", y), ("test_labels", test_y)):
             if labels is not None:

@@ -33,7 +33,7 @@ def load_table(
     left_out_client: int | str | None = None,
     features: tuple[str, ...] | None = None,
     ignore: tuple[str, ...] = (),
-    words: tuple[str, ...] = (),
+    codes: tuple[str, ...] = (),
     max_levels: Annotated[int, Whole(2)] = MOST_LEVELS,
     missing: Missing = "refuse",
     missing_marks: tuple[str, ...] = MARKS,
@@ -49,7 +49,7 @@ def load_table(
         left_out_client: the client that is the test set, by name or number: its rows are no training rows.
         features: columns that are inputs, in this order; by default all but those below.
         ignore: columns that are not.
-        words: columns of numbers that are codes, one-hot encoded as words are.
+        codes: columns of numbers that are one-hot encoded as words are.
         max_levels: the most different words that a column may hold.
         missing: what becomes of rows with missing cells: an error; filled in by the median of the training examples, of
             words by the most frequent one; or left out and counted.
@@ -66,7 +66,8 @@ def load_table(
     """
     what = "a CSV or Parquet file with the column label and columns of numbers"
     given = given_path("table", path, what)
-    marks = tuple(map(str, missing_marks))
+    named = {"features": features or (), "ignore": ignore, "codes": codes, "missing_marks": missing_marks}
+    told = {option: tuple(map(str, names)) for option, names in named.items()}  # they may look like numbers
 
     def make() -> Dataset:
         findings = Findings()
@@ -74,13 +75,14 @@ def load_table(
         roles = options.columns()
         texts = read_roles(table, roles, ("label",) if options.classes is None else (), findings)
         there = {role: roles[role] for role in texts}
-        names = _features(table, there, features, ignore, words, findings)
+        names = _features(table, there, told, findings)
         findings.stop(given)
-        columns = read_columns(texts, options.classes, findings, marks)
+        columns = read_columns(texts, options.classes, findings, told["missing_marks"])
         train = ~columns.is_test
         if left_out_client is not None and columns.client_names is not None:
             train &= columns.client != client_number(columns.client_names, left_out_client)
-        reading = fit(table, names, train, words, max_levels, TableReading((), there, missing, marks), findings)
+        asked = TableReading(there, missing, told["missing_marks"], told["codes"], max_levels)
+        reading = fit(table, names, train, asked, findings)
         x, used = reading.read(table, findings)
         findings.stop(given)
         findings.notes += identifiers(reading.inputs, x[train], columns.y[train])
@@ -89,30 +91,28 @@ def load_table(
         return columns.dataset("table", given, x[used], options.proportions, findings.notes, reading, features=names)
 
     content = [facts_of([given]), proportions_digest(options.proportions)]
-    told = [options, features, ignore, words, max_levels, missing, marks, left_out_client]
-    return kept_for(root, "table", given, told, content, make)
+    chosen = [options, told, max_levels, missing, left_out_client]
+    return kept_for(root, "table", given, chosen, content, make)
 
 
 def _features(
     table: "pandas.DataFrame",
     roles: Mapping[str, str],
-    features: Sequence[str] | None,
-    ignore: Sequence[str],
-    words: Sequence[str],
+    told: Mapping[str, Sequence[str]],
     findings: Findings,
 ) -> list[str]:
-    for what, names in (("features", features or ()), ("ignore", ignore), ("words", words)):
+    for what, names in told.items():
         for name in names:
-            if name not in table:
+            if name not in table and what != "missing_marks":
                 findings.problems.append(
                     f"{what} names the column {name!r}, which is not there.{did_you_mean(name, list(table))} Columns: "
                     f"{', '.join(table)}"
                 )
     for role, name in roles.items():
-        if name in (features or ()):
+        if name in told["features"]:
             findings.problems.append(f"column {name!r} is a feature and the {role} at once")
-    taken = (*roles.values(), *ignore)
-    chosen = [name for name in table if name not in taken] if features is None else [n for n in features if n in table]
+    taken = (*roles.values(), *told["ignore"])
+    chosen = [name for name in told["features"] or table if name in table and name not in taken]
     if not chosen:
         findings.problems.append(f"there is no column left for features; columns: {', '.join(table)}")
     return chosen

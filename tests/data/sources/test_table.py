@@ -143,11 +143,12 @@ def test_a_client_that_is_left_out_teaches_nothing(write):
     assert left_out.extra["features"][1:3] == ["chest=none", "chest=typical"]
     assert left_out.train.x[:, 3].tolist() == [233, 234.5, 234.5, 236, 354]
     assert left_out.train.x[4, 1:3].tolist() == [0, 0]
-    assert any("'chest' holds words that training did not know, such as 'other'" in n for n in left_out.extra["notes"])
+    said = "column 'chest' holds 'other' in patients.csv, line 6, which is no word that training knew; its inputs are 0"
+    assert any(said in note for note in left_out.extra["notes"])
 
 
 def test_codes_are_words_where_they_are_named_and_signs_are_no_marks(write):
-    data = read(write("cp,rh,label", "1.0,+,a", "10,-,b", "2,-,a"), words=("cp",))
+    data = read(write("cp,rh,label", "1.0,+,a", "10,-,b", "2,-,a"), codes=("cp",))
     assert data.extra["features"] == ["cp=1", "cp=2", "cp=10", "rh=+", "rh=-"]
     own = read(write("a,label", "1,a", "-9,b", "3,a", name="own.csv"), missing="median", missing_marks=(-9,))
     assert own.train.x.ravel().tolist() == [1, 2, 3]
