@@ -31,7 +31,7 @@ def trained(tmp_path_factory):
     arguments = [f"--data.{name}={value}" for name, value in {**OPTIONS, "path": folder / "heart.csv"}.items()]
     arguments += ["--data.left_out_client=east", f"--data.root={folder}", "--rounds=2", "--eval_every=1"]
     arguments += ["--prediction.predictors=network", "--data.validation_fraction=0"]
-    assert cli.main(["run", "table", *arguments, "--workdir", str(folder / "run"), "--quiet"]) == 0
+    assert cli.main(["run", "table", *arguments, "--workdir", str(folder / "run")]) == 0
     return folder, table
 
 

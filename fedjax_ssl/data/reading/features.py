@@ -42,7 +42,7 @@ class Feature:
         return [f"{self.name}={level}" for level in self.levels] or [self.name]
 
     def values(self, cells: Sequence[str]) -> Float[np.ndarray, " n"]:
-        """Read cells as numbers, words as their places among the levels; NaN where a cell is missing or does not fit."""
+        """Read cells as numbers, words as places among the levels; NaN where a cell is missing or does not fit."""
         if self.kind == "number":
             return as_numbers(cells)
         places = {level: place for place, level in enumerate(self.levels)}
@@ -81,7 +81,7 @@ class TableReading(Reading):
         Returns:
             Inputs, float32, and which rows are used.
         """
-        blocks, gaps = [np.zeros((len(table), 0))], {}
+        blocks, gaps = [np.zeros((len(table), 0))], dict[str, np.ndarray]()
         for feature in self.features:
             if feature.name not in table:
                 hint = did_you_mean(feature.name, list(table))
@@ -170,9 +170,7 @@ def fit(
     kinds = {
         "columns of words, one-hot encoded": [f"{one.name} ({len(one.levels)})" for one in features if one.levels],
         "columns of dates, taken as days": [f"{one.name} ({one.form})" for one in features if one.form],
-        "far from 0, so that their mean is subtracted in double precision": [
-            one.name for one in features if one.center
-        ],
+        "far from 0, so that the mean is subtracted in double precision": [one.name for one in features if one.center],
     }
     findings.notes += [f"{kind}: {', '.join(found)}" for kind, found in kinds.items() if found]
     return dataclasses.replace(reading, features=tuple(features))
