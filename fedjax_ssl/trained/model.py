@@ -5,10 +5,11 @@ import importlib
 import json
 import math
 import os
+import warnings
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.export
@@ -26,6 +27,9 @@ from fedjax_ssl.runs import model_file
 from fedjax_ssl.runs.checkpoint import Checkpoints
 from fedjax_ssl.runs.files import write_atomically
 from fedjax_ssl.runs.stored_run import StoredRun, read_run
+
+if TYPE_CHECKING:  # takes long to import
+    import pandas
 
 CHECKPOINTS = ("auto", "best", "last")
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")  # for which predictions are lowered
@@ -295,7 +299,7 @@ class TrainedModel:
         """Results of batches of one size, so that one program serves all; the last one is filled up with zeros."""
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
             raise TrainedModelError(f"batch_size is {batch_size!r}; it must be a whole number of at least 1")
-        values = self._checked(inputs)
+        values = self._checked(self._rows(inputs) if hasattr(inputs, "columns") else inputs)
         count = len(values)
         # Few inputs take the next power of two, so that callers with ever other numbers do not compile each time.
         size = min(batch_size, 1 << max(count - 1, 0).bit_length())
@@ -306,6 +310,17 @@ class TrainedModel:
             filled[: len(batch)] = batch
             results.append(np.asarray(function(filled))[: len(batch)])
         return np.concatenate(results)
+
+    def _rows(self, table: "pandas.DataFrame") -> np.ndarray:
+        if not isinstance(self.reading, TableReading):
+            raise TrainedModelError("inputs are a table, but this model did not learn from one; give an array")
+        findings = Findings()
+        rows, used = self.reading.read(table.set_axis([f"row {row}" for row in range(len(table))]), findings)
+        for note in findings.notes:
+            warnings.warn(note, ConfigNote, stacklevel=4)
+        if findings.problems or not used.all():
+            raise TrainedModelError("; ".join(findings.problems or findings.notes))
+        return rows
 
     def _checked(self, inputs: Any) -> np.ndarray:
         values, shape = np.asarray(inputs), self.input_shape
