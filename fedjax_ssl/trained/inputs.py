@@ -97,7 +97,7 @@ def _read_table(path: Path, model: TrainedModel) -> Examples:
         )
     table = read_table(path, findings)
     inputs, used = reading.read(table, findings)
-    label = {role: name for role, name in reading.roles.items() if role == "label"}
+    label = {role: name for role, name in reading.roles.items() if role == "label" and name in table}
     columns = read_columns(read_roles(table, label, (), findings), model.class_names, findings, reading.marks)
     findings.stop(path)
     known = (*reading.roles.values(), *(feature.name for feature in reading.features))

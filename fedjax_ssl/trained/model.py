@@ -20,7 +20,9 @@ from jaxtyping import Float, Shaped
 
 from fedjax_ssl.data.dataset import check_finite
 from fedjax_ssl.data.federation.federated_data import client_number
-from fedjax_ssl.errors import UserError
+from fedjax_ssl.data.reading.features import TableReading
+from fedjax_ssl.data.reading.problems import Findings
+from fedjax_ssl.errors import ConfigNote, UserError
 from fedjax_ssl.federated import Method
 from fedjax_ssl.registry import did_you_mean
 from fedjax_ssl.runs import model_file
@@ -143,7 +145,7 @@ class TrainedModel:
     def predict(
         self, inputs: Shaped[np.ndarray, "n ..."], *, client: int | str | None = None, batch_size: int = 512
     ) -> Float[np.ndarray, "n K"]:
-        """Class probabilities.
+        """Class probabilities; a model of a table takes its rows as a DataFrame, too.
 
         Args:
             inputs: raw, as the dataset stores them: [n, *input_shape], flat rows, or grey images without a channel
