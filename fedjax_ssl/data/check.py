@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset
+from fedjax_ssl.data.proposals import by_content
 from fedjax_ssl.data.reading.features import identifiers
 from fedjax_ssl.data.reading.pictures import list_images
-from fedjax_ssl.data.reading.problems import SHOWN, BadData, DatasetUnavailable
+from fedjax_ssl.data.reading.problems import SHOWN, BadData, DatasetUnavailable, Findings
 from fedjax_ssl.data.reading.tables import is_table, read_table
 from fedjax_ssl.data.sources import SOURCES, read
 from fedjax_ssl.data.sources.folder import find_table
@@ -24,7 +25,7 @@ SMALL = 0.1  # a misspelt name has at most this share of the examples of the rig
 
 # First words of the names of columns that mostly have a role.
 USUAL = {
-    "label": ("labels", "class", "target", "diagnosis", "category", "outcome", "finding", "y"),
+    "label": ("labels", "class", "target", "diagnosis", "category", "outcome", "finding", "species", "y"),
     "client": ("clients", "hospital", "site", "center", "centre", "clinic", "institution", "station", "device"),
     "group": ("patient", "patientid", "subject", "person", "case"),
     "split": ("fold", "subset", "partition"),
@@ -38,7 +39,7 @@ class Checked(NamedTuple):
     dataset: Dataset | None  # None where there are problems
     problems: tuple[str, ...]  # faults that keep it from being used
     notes: tuple[str, ...]  # skipped parts, and oddities
-    proposed: Mapping[str, str] = MappingProxyType({})  # options that were used beside those given
+    proposed: Mapping[str, Any] = MappingProxyType({})  # options that were used beside those given
 
 
 def check(path: Path | str, source: str | None = None, **options: Any) -> Checked:
@@ -59,17 +60,19 @@ def check(path: Path | str, source: str | None = None, **options: Any) -> Checke
     name = source or source_of(Path(path).expanduser(), options.get("file_column") or "file")
     places = {"path": path, "root": options.pop("root", None)}
     taken = {place: given for place, given in places.items() if SOURCES.takes(name, place)}
-    proposed = _proposed(name, Path(path).expanduser(), options)
+    findings = Findings()
+    proposed = _proposed(name, Path(path).expanduser(), options, findings)
     try:
         dataset = read(name, **taken, **{**options, **proposed})
     except BadData as error:
-        return Checked(name, None, error.problems, error.notes, proposed)
-    return Checked(name, dataset, (), (*dataset.extra.get("notes", ()), *remarks(dataset)), proposed)
+        return Checked(name, None, error.problems, (*findings.notes, *error.notes), proposed)
+    notes = (*findings.notes, *dataset.extra.get("notes", ()), *remarks(dataset))
+    return Checked(name, dataset, (), notes, proposed)
 
 
-def _proposed(source: str, path: Path, given: Mapping[str, Any]) -> dict[str, str]:
-    """Choose options for a table whose columns have other names than the usual ones."""
-    found = {}
+def _proposed(source: str, path: Path, given: Mapping[str, Any], findings: Findings) -> dict[str, Any]:
+    """Choose options for a table whose columns have other names than the usual ones, or hold more than numbers."""
+    found: dict[str, Any] = {}
     if source == "folder" and path.is_dir() and given.get("layout", "auto") == "auto":
         column = given.get("file_column") or "file"
         table, paths_column = find_table(path, list_images(path), column)
@@ -85,7 +88,7 @@ def _proposed(source: str, path: Path, given: Mapping[str, Any]) -> dict[str, st
         usual = given.get(option) or role
         if option in SOURCES.options(source) and usual == role and role not in table and len(named) == 1:
             found[option] = named[0]
-    return found
+    return by_content(table, given, found, findings) if source == "table" else found
 
 
 def source_of(path: Path, file_column: str = "file") -> str:

@@ -1,6 +1,6 @@
 """Propose how a table is to be read, by what its cells hold; `fedjax-ssl data check` tells it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +19,7 @@ STRAYS = 3  # words among numbers that may all mean a missing one
 
 def by_content(
     table: "pandas.DataFrame", given: Mapping[str, Any], named: Mapping[str, str], findings: Findings
-) -> dict[str, str]:
+) -> dict[str, Any]:
     """Propose options of the source `table`.
 
     Args:
@@ -29,11 +29,11 @@ def by_content(
         findings: for notes that say why.
 
     Returns:
-        Options as text: those named whose column repeats values, and label_column, missing_marks, missing and ignore
+        Options: those named whose column repeats values, and label_column, missing_marks, missing and ignore
         where needed.
     """
     texts = {name: as_text(table[name]) for name in table}
-    found = {option: name for option, name in named.items() if len(set(texts[name])) < len(table)}
+    found: dict[str, Any] = {option: name for option, name in named.items() if len(set(texts[name])) < len(table)}
     roles = {role: str({**given, **found}.get(f"{role}_column") or role) for role in ROLES}
     ignored = [str(name) for name in given.get("ignore") or ()]
     rest = [
@@ -54,20 +54,18 @@ def by_content(
             cells[name] = ["" if cell in strays else cell for cell in cells[name]]
     seen = {text for name in cells for text, cell in zip(texts[name], cells[name], strict=True) if text and not cell}
     if seen and "missing_marks" not in given:
-        found["missing_marks"] = _listed(sorted(seen))
+        found["missing_marks"] = tuple(sorted(seen))
     if "missing" not in given and any("" in cells[name] for name in rest):
         found["missing"] = "median"
     labels, _ = numbered(cells.get(roles["label"], [""] * len(table)))
     reading = TableReading(roles, codes=given.get("codes") or (), max_levels=given.get("max_levels") or MOST_LEVELS)
-    for name in rest:  # identifiers and free text
+    useless: dict[str, list[str]] = {}  # identifiers and free text
+    for name in rest:
         told = Findings()
-        kind = kind_of(name, cells[name], np.ones(len(table), bool), reading, told).kind
-        of_rows = identifiers([name], as_numbers(cells[name])[:, None], labels) if kind == "number" else told.problems
-        ignored += [name] * bool(of_rows)
-        findings.notes += of_rows
-    return found | ({"ignore": _listed(ignored)} if ignored else {})
-
-
-def _listed(names: Sequence[str]) -> str:
-    """Write names as the command line takes them."""
-    return ",".join(names) if all("," not in name and name.lower() != "none" for name in names) else repr(tuple(names))
+        if kind_of(name, cells[name], np.ones(len(table), bool), reading, told).kind == "number":
+            told.problems += identifiers([name], as_numbers(cells[name])[:, None], labels)
+        useless |= {name: told.problems} if told.problems else {}
+    if 0 < len(useless) < len(rest):
+        found["ignore"] = (*ignored, *useless)
+        findings.notes += [reason for reasons in useless.values() for reason in reasons]
+    return found

@@ -143,8 +143,10 @@ def test_your_own_data_are_checked_before_a_run(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("FEDJAX_SSL_DATA", str(tmp_path / "kept"))
     rows = [f"{age},{sort},north" for age, sort in zip(range(20), ["red", "white"] * 10, strict=True)]
     (tmp_path / "wine.csv").write_text("\n".join(["age,sort,client", *rows]))
+    code, output, _ = call(capsys, "data", "check", "wine.csv", "--data.label_column=kind")
+    assert code == 2 and "problems:" in output and "no column 'kind'," in output and "not ready" in output
     code, output, _ = call(capsys, "data", "check", "wine.csv")
-    assert code == 2 and "problems:" in output and "no column 'label'." in output and "not ready" in output
+    assert code == 0 and "with --data.label_column=sort" in output and "'sort' is taken as the label" in output
     code, output, error = call(capsys, "data", "check", "wine.csv", "--data.label_column=sort")
     assert code == 0 and error == "" and "red (10), white (10)" in output and "worth a look" not in output
     command = "fedjax-ssl run table --data.path=wine.csv --data.label_column=sort --data.client_test_fraction=0.2"

@@ -75,3 +75,11 @@ def test_unknown_words_are_told_and_a_missing_column_is_refused(trained, predict
     assert code == 2 and "there is no column 'chol'. Did you mean 'cholesterol'" in said
     code, rows, said = predict(table.assign(age="old"))
     assert code == 2 and "column 'age' holds 'old' in new.csv, line 2" in said
+
+
+def test_the_proposed_command_runs(trained, tmp_path, capsys):
+    folder, _ = trained
+    assert cli.main(["data", "check", str(folder / "heart.csv"), "--root", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    for option in ("label_column=num", "client_column=hospital", "missing_marks=?", "missing=median"):
+        assert f"--data.{option}" in said.replace("'", "")

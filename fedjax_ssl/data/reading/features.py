@@ -21,7 +21,7 @@ Missing = Literal["refuse", "median", "drop"]
 MARKS = ("?", "-", "NA", "N/A", "NaN", "null", "inf", "-inf")  # of missing cells, beside empty ones
 FAR = 1e3  # deviations from 0 to the mean, from which on single precision would lose too much
 MOST_LEVELS = 50  # words that are one-hot encoded by default
-FEW = 20  # examples, of which fewer may be in any order by chance
+FEW = 30  # examples, of which fewer may be in any order by chance
 DATES = ("ISO8601", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y")
 
 

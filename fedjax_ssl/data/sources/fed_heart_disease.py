@@ -105,10 +105,10 @@ def _read(path: Path, findings: Findings) -> tuple[np.ndarray, np.ndarray]:
     values = np.full((len(table), len(COLUMNS)), np.nan)
     for at, name in enumerate(COLUMNS):
         column = ["" if cells[at] == "?" else cells[at] for _, cells in table]
-        values[:, at], off = as_numbers(column)
+        values[:, at] = as_numbers(column)
         allowed = LEVELS.get(name, range(5) if name == "num" else None)
-        strange = np.isinf(values[:, at]) if allowed is None else ~np.isin(values[:, at], tuple(allowed))
-        for bad in [*off, *np.flatnonzero(strange & ~np.isnan(values[:, at]))][:1]:
+        strange = np.isnan(values[:, at]) if allowed is None else ~np.isin(values[:, at], tuple(allowed))
+        for bad in np.flatnonzero(strange & (np.array(column) != ""))[:1]:
             what = f"one of {', '.join(map(str, allowed))}" if allowed else "a number"
             findings.problems.append(f"{path.name}, line {table[bad][0]}: {name} is {column[bad]!r}; needed: {what}")
     values = values[~np.isnan(np.delete(values, (10, 11, 12), axis=1)).any(axis=1)]

@@ -286,3 +286,17 @@ def test_an_npz_file_with_sets_becomes_a_federation(tmp_path: Path) -> None:
     np.savez(tmp_path / "scans.npz", **{name: values for name, values in arrays.items() if name != "set"})
     with pytest.raises(ValueError, match="not the arrays `set` and `client`"):
         load("npz", path=tmp_path / "scans.npz", proportions=tmp_path / "shares.csv")
+
+
+def test_what_check_proposes(tmp_path):
+    path = tmp_path / "rows.csv"
+    rows = [f"{7 * i},P{i},{i % 5 or '.'},{i % 3},{i % 7 * 1.5},n{i % 4}" for i in range(60)]
+    path.write_text("\n".join(["nr,patient,dose,outcome,age,site", *rows]))
+    found = check(path, root=tmp_path)
+    columns = {"label_column": "outcome", "client_column": "site"}
+    assert found.proposed == {**columns, "missing_marks": (".",), "missing": "median", "ignore": ("nr", "patient")}
+    assert found.dataset.extra["features"] == ["dose", "age"] and not found.problems
+    assert any("'nr' differs in every example" in note for note in found.notes)
+    own = check(path, root=tmp_path, missing="drop", ignore=("patient",), **columns)
+    assert own.proposed == {"missing_marks": (".",), "ignore": ("patient", "nr")}
+    assert len(own.dataset.train) == 48
