@@ -30,6 +30,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from fedjax_ssl.checks import In, Whole, checked, is_zero
+from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import Method, RoundContext, RoundResult, ServerTraining, Stage, Step, Term, Traffic
 from fedjax_ssl.federated.engine import federated_method
 from fedjax_ssl.federated.method import AtClient, AtServer, Broadcast, Client, ClientResult, ForLog, Metrics, Params
@@ -40,16 +41,14 @@ from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts import settings as kinds
 from fedjax_ssl.methods.parts.consistency import strong_view
 from fedjax_ssl.methods.parts.matched_batches import Bounds, matched_batches
-from fedjax_ssl.methods.parts.plateau import Plateau, first_plateau, next_plateau, validate
+from fedjax_ssl.methods.parts.plateau import Plateau, first_plateau, may_end_early, next_plateau, validate
 from fedjax_ssl.methods.parts.similar_clients import nearest_clients, noise_image
 from fedjax_ssl.methods.parts.sparse_messages import merge, message_bytes, num_sent
 from fedjax_ssl.models import count_parameters
 from fedjax_ssl.objectives import agreement_vote, cross_entropy, inter_client_kl, l1_norm
 
 TERM, SIGMA, PSI, HELPERS = "fedmatch", "sigma", "psi", "helpers"
-# Parts that there are.
 DECOMPOSITIONS = {"full": (SIGMA, PSI), "none": (SIGMA,), "without_sigma": (PSI,), "without_psi": (SIGMA,)}
-PAPER_PULL = 0.01  # the paper's learning rate 1e-3 times its l2_weight 10
 PRESET: Any = None  # the preset says, which may depend on where the labels are
 # Setting -> its value with labels at the clients, and with labels at the server.
 _PAPER: dict[str, tuple[float, float]] = {
@@ -207,9 +206,9 @@ def fedmatch(setup: Setup, settings: FedMatch) -> Method:
         Bounds(setup.max_labelled, setup.min_labelled, setup.max_unlabelled),
         settings.shuffle,
     )
-    rates = {"client": lambda client: _remembered(client).plateau.factor, "global": lambda client: _sent(client).rate}
-    rate = rates.get(settings.lr_schedule)
-    stage = Stage((_unsupervised(setup, settings),), sampler, labelled_quota="any", rate=rate)
+    rates = {"client": lambda one: _remembered(one).plateau.factor, "global": lambda one: one.sent[TERM].rate}
+    unsupervised, rate = _unsupervised(setup, settings), rates.get(settings.lr_schedule)
+    stage = Stage((unsupervised,), sampler, labelled_quota="any", rate=rate)
     supervised = supervised_term(setup)._replace(weight=settings.supervised_weight, group=settings.parts[0])
     if settings.at_server:
         stage = stage._replace(server=_server_training(setup, settings, supervised))
@@ -227,36 +226,27 @@ def fedmatch(setup: Setup, settings: FedMatch) -> Method:
         upload=partial(upload, settings),
         receive=_receive if settings.s2c_lossy else None,
     )
-    return method._replace(check=lambda data: [*notes, *_late_falls(setup, settings, data.index.shape[0])])
+
+    def check(data: FederatedData) -> list[str]:
+        each = {"client": setup.cohort_size / data.index.shape[0], "global": 1.0}.get(settings.lr_schedule, 0.0)
+        return notes + may_end_early(int((setup.rounds or 0) * each), settings.patience, settings.lr_divisor)
+
+    return method._replace(check=check)
 
 
 def _check_pull(setup: Setup, settings: FedMatch) -> list[str]:
     """Compares how far a step pulls psi towards sigma with the paper: psi - sigma gets 1 - 2 eta l2_weight of it."""
     rate, l2_weight = setup.learning_rate(jnp.zeros((), jnp.int32)), settings.l2_weight
-    unknown = isinstance(rate, jax.core.Tracer) or isinstance(l2_weight, jax.core.Tracer)
-    if unknown or settings.decomposition == "none" or is_zero(l2_weight) or not float(rate):
+    known = not isinstance(rate, jax.core.Tracer) and not isinstance(l2_weight, jax.core.Tracer)
+    if not known or settings.decomposition == "none" or is_zero(l2_weight) or not float(rate):
         return []
     product = round(float(rate) * float(l2_weight), 6)  # the rate is a number of 32 bits
     said = f"the learning rate {float(rate):g} times l2_weight {float(l2_weight):g} is {product:g}, in the paper 0.01"
     if product >= 1:
         raise ValueError(f"{said}; from 1 on psi diverges. Lower one of them")
-    if PAPER_PULL / 2 <= product <= PAPER_PULL * 2:
-        return []
     swings = "; from 0.5 on psi swings around sigma" if product >= 0.5 else ""
-    return [f"{said}{swings}: config.method.l2_weight={PAPER_PULL / float(rate):.3g} keeps the paper's"]
-
-
-def _late_falls(setup: Setup, settings: FedMatch, num_clients: int) -> list[str]:
-    """Says where the plateau schedule looks so often that it may end learning: in the paper it does 10 times."""
-    each = {"client": min(setup.cohort_size / num_clients, 1.0), "global": 1.0}.get(settings.lr_schedule)
-    looks, patience = int((setup.rounds or 0) * (each or 0.0)), settings.patience
-    if isinstance(patience, jax.core.Tracer) or looks <= 4 * patience:
-        return []
-    return [
-        f"a learning rate is divided by {settings.lr_divisor:g} where {patience} looks at the validation loss bring "
-        f"nothing, and this run has {looks} of them (the paper's have 10): learning may end early. "
-        f"config.method.patience={looks // 2} waits as long as the paper's, lr_schedule='none' never lowers the rate"
-    ]
+    note = f"{said}{swings}: config.method.l2_weight={0.01 / float(rate):.3g} keeps the paper's"
+    return [] if 0.005 <= product <= 0.02 else [note]
 
 
 def combine(parts: Params) -> PyTree:
@@ -379,7 +369,7 @@ def _unsupervised(setup: Setup, settings: FedMatch) -> Term:
             loss, accuracy = validate(setup, *network, trained.inputs, trained.validation)
             after = next_plateau(kept.plateau, loss, settings.lr_divisor, settings.patience)
             kept = kept._replace(plateau=after, accuracy=accuracy)
-        return kept._replace(helpers=_latest(_sent(trained.client), kept)) if keeps else kept
+        return kept._replace(helpers=_latest(trained.client.sent[TERM], kept)) if keeps else kept
 
     def start(state: State, params: PyTree, model_state: PyTree, kept: PyTree) -> PseudoLabels:
         width = setup.max_labelled + setup.max_unlabelled  # no table is wider
@@ -408,10 +398,6 @@ def _unsupervised(setup: Setup, settings: FedMatch) -> Term:
 def _remembered(client: Client) -> Remembered:
     assert client.kept is not None, "clients of a federation always have a table"
     return client.kept.terms[TERM]
-
-
-def _sent(client: Client) -> "ToClient":
-    return client.sent[TERM]
 
 
 def _ask_helpers(
@@ -509,7 +495,7 @@ def to_cohort(settings: FedMatch, store: Store, round: RoundContext) -> ToClient
 
 def _receive(client: Client, parts: Params) -> Params:
     """The model that a client has of the one that was sent, where differences are all that is sent."""
-    lossy = _sent(client).lossy
+    lossy = client.sent[TERM].lossy
     assert lossy is not None, "only with s2c_lossy"
     masks, held = lossy
     return merge(masks, parts, held)

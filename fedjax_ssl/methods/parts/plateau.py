@@ -49,6 +49,23 @@ def next_plateau(state: Plateau, loss: Float[Array, ""], divisor: float | Array,
     return Plateau(factor, best, jnp.where(over, patience, left).astype(jnp.int32))
 
 
+def may_end_early(looks: int, patience: int, divisor: float | Array) -> list[str]:
+    """Says that a schedule that looks more often than FedMatch's paper, 10 times with patience 5, may end learning.
+
+    Args:
+        looks: evaluations in a run.
+        patience: of `next_plateau`.
+        divisor: likewise.
+    """
+    if isinstance(patience, jax.core.Tracer) or looks <= 4 * patience:
+        return []
+    return [
+        f"a learning rate is divided by {divisor:g} where {patience} looks at the validation loss bring nothing, and "
+        f"this run has {looks} of them (the paper's have 10): learning may end early. config.method.patience="
+        f"{looks // 2} waits as long as the paper's, lr_schedule='none' never lowers the rate"
+    ]
+
+
 def validate(
     setup: Setup, params: PyTree, model_state: PyTree, inputs: Array, validation: Validation
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
