@@ -176,6 +176,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 @pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore::fedjax_ssl.config.ConfigNote")
 @pytest.mark.parametrize("name", sorted(path.stem for path in CONFIGS.glob("digits_*.py")))
 def test_every_method_predicts_what_its_run_was_scored_by(tmp_path, capsys, name):
     """Own heads, two parameter groups, a bank of prototypes, a teacher, labels at the server, groups, sets."""
