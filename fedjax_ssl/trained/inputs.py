@@ -12,7 +12,7 @@ from fedjax_ssl.data.dataset import check_labels
 from fedjax_ssl.data.reading.arrays import TEST_ARRAYS, TRAIN_ARRAYS, VALIDATION_ARRAYS, one_each, read_arrays
 from fedjax_ssl.data.reading.columns import read_columns
 from fedjax_ssl.data.reading.features import TableReading
-from fedjax_ssl.data.reading.pictures import ImageReading, is_image, list_images, read_alike, spelling
+from fedjax_ssl.data.reading.pictures import ImageReading, by_cell, is_image, list_images, read_alike, spelling
 from fedjax_ssl.data.reading.problems import DatasetUnavailable, Findings
 from fedjax_ssl.data.reading.tables import as_text, is_table, read_roles, read_table
 from fedjax_ssl.data.sources.folder import UNLABELLED, find_table
@@ -124,21 +124,20 @@ def _labels(given: np.ndarray, length: int, name: str, classes: Sequence[str]) -
 def _labelled(path: Path, model: TrainedModel) -> list[tuple[Path, str]]:
     """Finds image files, and what a table beside them, or else the names of their folders, says that they show."""
     if path.is_file() and is_image(path):
-        return [(path, path.parent.name)]
+        return [(path, path.absolute().parent.name)]
     folder, data = path if path.is_dir() else path.parent, model.config.data
     listing, column, of_labels = list_images(folder), data.get("file_column", "file"), data.get("label_column", "label")
     table, paths_column = find_table(folder, listing, column) if path.is_dir() else (path, column)
     if table is None or paths_column != column:
-        found = [(folder / name, Path(name).parent.name or folder.name) for name in listing.images]
+        found = [(folder / name, (folder.absolute() / name).parent.name) for name in listing.images]
     else:
         cells = read_table(table)
         if column not in cells:
-            there = ", ".join(cells)
-            raise TrainedModelError(f"{table} has no column {column!r} of files, as training's had; columns: {there}")
+            raise TrainedModelError(f"{table} has no column {column!r} of files; columns: {', '.join(cells)}")
         texts = as_text(cells[of_labels]) if of_labels in cells else [""] * len(cells)
-        said = dict(zip(cells[column].map(spelling), texts, strict=True))
-        chosen = [name for name in listing.images if path.is_dir() or spelling(name) in said]
-        found = [(folder / name, said.get(spelling(name), "")) for name in chosen]
+        there = by_cell(listing.images)
+        said = {there.get(spelling(cell), ""): text for cell, text in zip(cells[column], texts, strict=True)}
+        found = [(folder / name, said.get(name, "")) for name in listing.images if path.is_dir() or name in said]
     if not found:
         raise TrainedModelError(f"{path} has no images; {IMAGES} are looked for, at any depth")
     return found

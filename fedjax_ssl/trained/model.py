@@ -331,7 +331,7 @@ class TrainedModel:
             values = values.reshape(-1, *shape)
         if values.shape[1:] != shape or values.ndim != len(shape) + 1:
             wanted = f"[n, {', '.join(map(str, shape))}]"
-            hint = " This looks like a single example: give inputs[None]" if values.shape == shape else ""
+            hint = " This looks like a single example: give inputs[None]" if values.shape in (shape, shape[:-1]) else ""
             raise TrainedModelError(f"inputs have shape {list(values.shape)}; this model takes {wanted}.{hint}")
         try:
             check_finite("inputs", values)

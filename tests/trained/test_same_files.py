@@ -166,7 +166,9 @@ def test_a_table_beside_images_is_proposed_and_used_at_prediction(tmp_path, pred
         (folder / room).mkdir(parents=True)
         for i in range(12):
             wide(folder / room, i % 2, i)
-            lines.append(f"{room}/{i}.png,{CLASSES[i % 2]},{'north' if i < 6 else 'south'}")
+            (folder / room / f"{i}.png").rename(folder / room / f"{room}{i}.png")
+            file = f"{room}/{room}{i}.png" if room == "a" else f"{room}{i}.png"  # a name that no other has
+            lines.append(f"{file},{CLASSES[i % 2]},{'north' if i < 6 else 'south'}")
     (folder / "about.csv").write_text("\n".join(lines))
     with pytest.raises(
         data.BadData, match=r"about\.csv has the images' paths in its column 'image', and would not be read"
@@ -182,7 +184,7 @@ def test_a_table_beside_images_is_proposed_and_used_at_prediction(tmp_path, pred
     assert model.client_names[:2] == ("north", "south") and columns.class_names == CLASSES
     for given in (folder, folder / "about.csv"):
         check_same(model, read_examples([given], model), columns)
-    (folder / "about.csv").write_text("\n".join(lines[:-1]).replace("a/0.png,lower", "a/0.png,lover"))
+    (folder / "about.csv").write_text("\n".join(lines[:-1]).replace("a/a0.png,lower", "a/a0.png,lover"))
     rows, error = predict(folder)
     assert len(rows) == 24 and "note: label 'lover' of 1 example" in error and "Did you mean 'lower'?" in error
     assert "(22 of 24 have a label)" in error

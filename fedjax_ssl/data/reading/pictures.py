@@ -130,6 +130,13 @@ def spelling(path: str) -> str:
     return unicodedata.normalize("NFC", path.replace("\\", "/")).removeprefix("./")
 
 
+def by_cell(images: Sequence[str]) -> dict[str, str]:
+    """Give each image by what a cell of a table may call it: its path, or a file name that no other has."""
+    names = Counter(spelling(image).rpartition("/")[2] for image in images)
+    alone = {name: image for image in images if names[name := spelling(image).rpartition("/")[2]] == 1}
+    return alone | {spelling(image): image for image in images}
+
+
 def read_images(
     files: Sequence[Path] | Sequence[bytes],
     names: Sequence[str],

@@ -21,7 +21,7 @@ from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.reading.cache import facts_of, kept_for
 from fedjax_ssl.data.reading.catalogues import Choice, choose_columns, choose_splits
 from fedjax_ssl.data.reading.columns import Columns
-from fedjax_ssl.data.reading.pictures import Side, shown
+from fedjax_ssl.data.reading.pictures import ImageReading, Side, shown
 from fedjax_ssl.data.reading.problems import BadData, DatasetUnavailable, not_here
 
 FOLDER_VARIABLE = "TFDS_DATA_DIR"
@@ -112,7 +112,9 @@ def _read(dataset: str, folder: Path, choice: Choice, size: int | None) -> Datas
         np.array(rows["coarse"]) if "coarse" in chosen else None,
         tuple(features[chosen["coarse"]].names) if "coarse" in chosen else None,
     )
-    return columns.dataset(name, name, np.stack(rows["input"]), None, (), terms=builder.info.citation)
+    x = np.stack(rows["input"])
+    reading = ImageReading(*x.shape[1:]) if x.ndim == 4 and x.dtype == np.uint8 else None
+    return columns.dataset(name, name, x, None, (), reading, terms=builder.info.citation)
 
 
 def _opened(name: str, folder: Path) -> tuple[Any, Any]:

@@ -15,6 +15,7 @@ from fedjax_ssl.data.reading.pictures import (
     Fit,
     Listing,
     Side,
+    by_cell,
     is_text,
     list_images,
     read_images,
@@ -139,7 +140,7 @@ def find_table(folder: Path, listing: Listing, column: str) -> tuple[Path | None
         listing: its images.
         column: name of the column; of tables without it, one whose cells are mostly paths of images is taken.
     """
-    there = {spelling(name) for name in listing.images}
+    there = by_cell(listing.images)
     found, others = [], []
     for path in sorted(folder.iterdir()):
         if is_table(path) and path.is_file() and not path.name.startswith("."):
@@ -238,27 +239,26 @@ def _by_table(
         return (), texts
     if "label" not in texts:
         findings.notes.append(f"{path.name} has no column {columns['label']!r}: no image has a label")
-    texts["file"] = texts["file"].map(spelling)
-    there = {spelling(name): name for name in listing.images}
-    missing = texts[~texts["file"].isin(there)]
+    there = by_cell(listing.images)
+    texts["file"] = texts["file"].map(lambda cell: there.get(spelling(cell), cell))
+    missing = texts[~texts["file"].isin(listing.images)]
     if len(missing):
         named = ", ".join(f"{cell or 'nothing'} ({place})" for place, cell in missing["file"].iloc[:3].items())
         text = f"{len(missing):,} of {len(texts):,} rows name no image in {path.parent or '.'}, first {named}"
         if len(missing) == len(texts):
-            how = "a file is named by its path below the folder of the table, with its ending"
+            how = "a file is named by its path below the folder of the table, or its own name, with its ending"
             findings.problems.append(f"{text}; {how}")
         else:
             findings.notes.append(f"{text}; they are left out")
     texts = texts.drop(missing.index)
     _check_repeats(texts, findings)
     texts = texts.drop_duplicates("file")
-    unnamed = sorted(set(there).difference(texts["file"]))
+    unnamed = sorted(set(listing.images).difference(texts["file"]))
     if unnamed:
         findings.notes.append(
-            f"{counted(len(unnamed), 'image is', 'images are')} in no row of {path.name}, first {there[unnamed[0]]}; "
-            "left out"
+            f"{counted(len(unnamed), 'image is', 'images are')} in no row of {path.name}, first {unnamed[0]}; left out"
         )
-    return texts["file"].map(there).tolist(), texts.drop(columns="file")
+    return texts["file"].tolist(), texts.drop(columns="file")
 
 
 def _check_repeats(texts: "pandas.DataFrame", findings: Findings) -> None:
