@@ -10,7 +10,8 @@ from fedjax_ssl.data.federation.federated_data import FederatedData
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _WEAK = {"coarse": "with a coarse label", "in sets": "in sets with known class shares"}  # columns in words
-_COLORS = {"all examples": "lightsteelblue", "labelled": "darkorange"}
+_COLORS = {"examples": "lightsteelblue", "labelled": "darkorange"}
+_GREY = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")  # read on white and on black
 
 
 def class_counts(data: FederatedData) -> tuple[Int[np.ndarray, "C K"], Int[np.ndarray, "C K"]]:
@@ -117,42 +118,42 @@ def plot_partition(
 ) -> None:
     """Draws client x class counts as circles, area ~ examples, with the labelled ones filled in, and saves the picture.
 
+    Examples without a true label have a row of their own. The background is transparent.
+
     Args:
         data: one federation, not traced.
         path: where to save; the ending decides the format (.png, .pdf, .svg).
         class_names: K names for the axis; None: class numbers.
         client_names: C names for the other axis, where there is room for them; None: client numbers.
     """
+    from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
 
     counts, labelled = class_counts(data)
+    names = list(class_names or map(str, range(data.num_classes)))
+    if (unknown := np.asarray(data.num_examples) - counts.sum(1)).any():
+        counts, names = np.column_stack([counts, unknown]), [*names, "no label"]
     num_clients, num_classes = counts.shape
     # Beyond some 100 clients circles would be dots, so the figure stops growing and they shrink.
     figure = Figure(figsize=(min(4 + 0.3 * num_clients, 24), min(2 + 0.3 * num_classes, 18)), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
     spacing = 72 * min((figure.get_figwidth() - 2) / num_clients, (figure.get_figheight() - 1.5) / num_classes, 0.35)
     largest = max(int(counts.max()), 1)
-    for table, color in zip((counts, labelled), _COLORS.values(), strict=True):
-        clients, classes = np.nonzero(table)
-        axes.scatter(clients, classes, s=spacing**2 * table[clients, classes] / largest, color=color, linewidths=0)
-    axes.set(
-        xlabel="client",
-        ylabel="class",
-        xlim=(-1, num_clients),
-        ylim=(num_classes - 0.2, -0.8),
-        title=f"{int(counts.sum())} examples, {int(labelled.sum())} labelled (largest circle: {largest})",
-    )
-    if num_classes <= 100:
-        axes.set_yticks(range(num_classes), class_names or [str(k) for k in range(num_classes)])
-    if client_names is not None and num_clients <= 60:
-        axes.set_xticks(range(num_clients), client_names, rotation=90)
-    # Handles of one size: the scatter's own would be as large as its first circle.
-    handles = [Line2D([], [], marker="o", linestyle="", color=color) for color in _COLORS.values()]
-    figure.legend(handles, list(_COLORS), loc="outside right upper", frameon=False)
-    figure.savefig(path, dpi=120)
+    with rc_context(dict.fromkeys(_GREY, "#808080")):
+        axes = figure.add_subplot()
+        for (what, color), table in zip(_COLORS.items(), (counts, labelled), strict=True):
+            clients, classes = np.nonzero(table)
+            axes.scatter(clients, classes, s=spacing**2 * table[clients, classes] / largest, color=color, linewidths=0)
+            # Its own size: the scatter's would be as large as its first circle.
+            axes.plot([], [], "o", color=color, label=f"{int(table.sum()):,} {what}")
+        axes.set(xlabel="client", ylabel="class", xlim=(-1, num_clients), ylim=(num_classes - 0.2, -0.8))
+        if num_classes <= 100:
+            axes.set_yticks(range(num_classes), names)
+        if num_clients <= 60:
+            axes.set_xticks(range(num_clients), client_names or [*map(str, range(num_clients))], rotation=90)
+        figure.legend(loc="outside upper left", ncols=2, frameon=False, title=f"largest circle: {largest:,}")
+        figure.savefig(path, dpi=120, transparent=True)
 
 
 def _histogram(counts: Int[np.ndarray, " K"]) -> str:
