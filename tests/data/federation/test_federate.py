@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import matplotlib
 import numpy as np
 import pytest
+from PIL import Image
 
 from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.federation.federate import federate
@@ -314,11 +315,16 @@ def test_validate_says_what_is_wrong():
 
 
 def test_the_picture_names_clients_and_classes(tmp_path):
-    data, file = draw(jax.random.key(0), DATASET, test_clients=3), tmp_path / "partition.svg"
+    labels = np.where(np.arange(len(LABELS)) % 5, LABELS, -1)
+    some = dataclasses.replace(DATASET, train=dataclasses.replace(DATASET.train, y=labels))
+    data, file = draw(jax.random.key(0), some, test_clients=3), tmp_path / "partition.svg"
     with matplotlib.rc_context({"svg.fonttype": "none"}):
         plot_partition(data, file, DATASET.class_names, ["Ann", "Bo", "01", "02"])
     shown = file.read_text()
-    assert all(f">{name}<" in shown for name in ("Ann", "Bo", "01", "02", *DATASET.class_names))
+    assert all(f">{name}<" in shown for name in ("Ann", "Bo", "01", "02", *DATASET.class_names, "no label"))
+    plot_partition(data, tmp_path / "partition.png")
+    with Image.open(tmp_path / "partition.png") as picture:
+        assert picture.getpixel((0, 0))[3] == 0  # transparent
 
 
 def test_report_and_counts():

@@ -3,7 +3,9 @@
 import jax
 import numpy as np
 import pytest
+from PIL import Image
 
+from fedjax_ssl import data
 from fedjax_ssl.data.dataset import Dataset, Split, with_pooled_splits
 from fedjax_ssl.data.federation.dealing import draw_within
 from fedjax_ssl.data.federation.federate import federate
@@ -147,3 +149,25 @@ def test_a_class_keeps_one_group_for_training():
     labels, group = np.repeat([0, 1], (4, 12)), np.repeat([0, 1, 2, 3], 4)
     drawn = stratified(jax.random.key(0), labels, np.ones(16, bool), 2, 0.7, group.astype(np.int32))
     assert not np.asarray(drawn)[:4].any() and 4 <= np.asarray(drawn).sum() <= 8
+
+
+def test_groups_are_read_from_tables_folders_and_arrays(tmp_path):
+    patients = ["p2", "", "p1", "p2", "p10", ""]
+    cells = [f"{row},{patient},{'ab'[row % 2]}" for row, patient in enumerate(patients)]
+    (tmp_path / "t.csv").write_text("\n".join(["size,patient,label", *cells]))
+    table = data.load("table", root=tmp_path / "data", path=tmp_path / "t.csv", group_column="patient")
+    again = data.load("table", root=tmp_path / "data", path=tmp_path / "t.csv", group_column="patient")  # as kept
+    (tmp_path / "scans").mkdir()
+    for row in range(6):
+        Image.new("L", (4, 4), 10 * row).save(tmp_path / "scans" / f"{row}.png")
+    cells = [f"{row}.png,{patient},{'ab'[row % 2]}" for row, patient in enumerate(patients)]
+    (tmp_path / "scans" / "t.csv").write_text("\n".join(["file,group,label", *cells]))
+    folder = data.load("folder", root=tmp_path / "data", path=tmp_path / "scans")
+    np.savez(tmp_path / "a.npz", inputs=np.eye(6), labels=np.arange(6) % 2, group=np.array(patients))
+    arrays = data.load("npz", path=tmp_path / "a.npz")
+    for dataset in (table, again, folder, arrays):
+        group = dataset.train.group
+        assert group[0] == group[3] and len({group[0], group[2], group[4]}) == 3 and group[1] == group[5] == -1
+        assert "4 training examples are in 3 groups, each on one side of every split" in dataset.extra["notes"]
+    with pytest.raises(ValueError, match="no column 'patients'"):
+        data.load("table", root=tmp_path / "data", path=tmp_path / "t.csv", group_column="patients")
