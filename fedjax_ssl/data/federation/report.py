@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -11,7 +12,8 @@ from fedjax_ssl.data.federation.federated_data import FederatedData
 _BARS = " ▁▂▃▄▅▆▇█"
 _WEAK = {"coarse": "with a coarse label", "in sets": "in sets with known class shares"}  # columns in words
 _COLORS = {"examples": "lightsteelblue", "labelled": "darkorange"}
-_GREY = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")  # read on white and on black
+# Parts of a picture in a grey that is read on white and on black.
+_GREY: Any = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
 
 
 def class_counts(data: FederatedData) -> tuple[Int[np.ndarray, "C K"], Int[np.ndarray, "C K"]]:
