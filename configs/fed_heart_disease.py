@@ -23,7 +23,7 @@ def get_config(argument=None):
         if labels not in ("", "all"):
             shared.supervision.update(name="per_client", labels=int(labels))
         config = presets.of_method(method, shared, shared_optimizer=True)
-        config.rounds, config.eval_every = 60, 20
+        config.rounds, config.eval_every = 60, 60
         return config
     shared.model.name = "logistic"
     shared.federated.weighting = "labelled"

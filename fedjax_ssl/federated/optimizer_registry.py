@@ -42,13 +42,17 @@ def _fedprox(settings: LocalSettings, mu: Annotated[float | Array, In("[0, inf)"
 
 
 def _scaffold(
-    settings: LocalSettings, server_learning_rate: Annotated[float | Array, In("[0, inf)")] = 1.0
+    settings: LocalSettings,
+    server_learning_rate: Annotated[float | Array, In("[0, inf)")] = 1.0,
+    weighted_variates: bool = False,
 ) -> FederatedOptimizer:
     """SCAFFOLD.
 
     Args:
         settings: settings of the clients.
         server_learning_rate: length of the server's step along the mean change.
+        weighted_variates: the mean of the variates has the weights of the models', as in FLamby; otherwise, as in the
+            paper, all clients count alike.
     """
     plain = isinstance(settings.momentum, (int, float)) and settings.momentum == 0 and settings.clip_norm is None
     if settings.name != "sgd" or not plain:
@@ -57,7 +61,7 @@ def _scaffold(
             f"name={settings.name!r}, momentum={settings.momentum}, clip_norm={settings.clip_norm}; use name='sgd', "
             "momentum=0.0 and clip_norm=None, or another federated optimizer"
         )
-    return scaffold(server_learning_rate)
+    return scaffold(server_learning_rate, weighted_variates)
 
 
 def _fednova(settings: LocalSettings, mu: Annotated[float | Array, In("[0, inf)")] = 0.0) -> FederatedOptimizer:

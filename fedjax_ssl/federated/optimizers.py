@@ -280,7 +280,7 @@ def step_norm(
     return jax.lax.fori_loop(0, num_steps, step, (jnp.zeros(()), jnp.zeros(())))[0]
 
 
-def scaffold(server_learning_rate: float | Array = 1.0) -> FederatedOptimizer:
+def scaffold(server_learning_rate: float | Array = 1.0, weighted_variates: bool = False) -> FederatedOptimizer:
     """SCAFFOLD, for local SGD without momentum.
 
     A local step is w <- w - rate (g - c_i + c). Afterwards c_i+ = c_i - c + (w_global - w_i) / (steps * rate), the
@@ -293,6 +293,8 @@ def scaffold(server_learning_rate: float | Array = 1.0) -> FederatedOptimizer:
 
     Args:
         server_learning_rate: 1 adopts the mean model, as FedAvg does.
+        weighted_variates: the mean change of the variates has the weights of the models' (FLamby); by default all
+            clients count alike, and a federation whose models are weighted is drawn to the unweighted mean gradient.
 
     Raises:
         ValueError: if the rate is negative.
@@ -313,6 +315,9 @@ def scaffold(server_learning_rate: float | Array = 1.0) -> FederatedOptimizer:
         scale = jnp.where(moved, 1.0 / jnp.where(moved, distance, 1.0), 0.0)
         update = jax.tree.map(lambda w, w0: scale * (w0 - w), local.params, local.anchor)  # mean of a local step
         summed = {**weighted_change(local).summed, "update": update, "moved": moved.astype(scale.dtype)}
+        if weighted_variates:
+            own = jnp.where(moved, jnp.max(jnp.stack(list(local.weights.values()))), 0.0)
+            summed |= {"update": jax.tree.map(lambda u: own * u, update), "moved_weight": own}
         variate = jax.tree.map(
             lambda u, difference, old: jnp.where(moved, u - difference, old), update, local.received, local.kept
         )
@@ -321,6 +326,9 @@ def scaffold(server_learning_rate: float | Array = 1.0) -> FederatedOptimizer:
     def apply(state: PyTree, anchor: Grouped, summed: PyTree, round: RoundContext) -> tuple[Grouped, PyTree]:
         change = weighted_mean(summed["change"], summed["weight"])
         params = jax.tree.map(lambda w, d: w + server_learning_rate * d, anchor, change)
+        if weighted_variates:
+            scale = summed["moved"] * mean_scale(summed["moved_weight"])
+            summed = {**summed, "update": jax.tree.map(lambda update: scale * update, summed["update"])}
         # c_i+ - c_i is the mean update less c.
         variate = jax.tree.map(
             lambda c, update: c + (update - summed["moved"] * c) / round.num_clients, state, summed["update"]

@@ -187,3 +187,30 @@ def test_variates_take_out_the_drift(float64) -> None:
 def test_a_negative_server_rate_is_refused() -> None:
     with pytest.raises(ValueError, match=r"server_learning_rate is -1.0"):
         federated.scaffold(-1.0)
+
+
+def test_weighted_variates_are_the_means_by_the_models_weights(float64) -> None:
+    """Worked by hand: weights 3 and 1, changes of 2 and -2 in one step at rate 0.5, so c_i = -4 and 4, c = -2."""
+    means = {}
+    for weighted in (False, True):
+        optimizer, anchor = federated.scaffold(1.0, weighted), {"model": jnp.zeros(1)}
+        reports = [
+            optimizer.report(
+                federated.Local(
+                    anchor=anchor,
+                    params={"model": jnp.full(1, moved)},
+                    weights={"model": jnp.float64(weight)},
+                    num_steps=jnp.int32(1),
+                    learning_rate=jnp.float64(0.5),
+                    received=anchor,
+                    kept=anchor,
+                )
+            )
+            for weight, moved in ((3.0, 2.0), (1.0, -2.0), (0.0, 9.0))
+        ]
+        summed = jax.tree.map(lambda *parts: sum(parts), *(report.summed for report in reports))
+        model, means[weighted] = optimizer.apply(optimizer.init(anchor), anchor, summed, toy.context(2))
+        np.testing.assert_allclose(model["model"], [1.0])
+        np.testing.assert_allclose([report.kept["model"][0] for report in reports], [-4.0, 4.0, 0.0])
+    np.testing.assert_allclose(means[False]["model"], [0.0])
+    np.testing.assert_allclose(means[True]["model"], [-2.0])
