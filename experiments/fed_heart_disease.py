@@ -166,15 +166,15 @@ def few_labels(path: str, seeds: range) -> pandas.DataFrame:
 
 def few_labels_config(path: str, method: str | None, labels: str, count: int | None) -> ml_collections.ConfigDict:
     """Make the config of one cell."""
-    shown: dict[str, Any] = {"supervision.name": "all"} if count is None else {"supervision.labels": count}
+    shown: dict[str, Any] = {} if count is None else {"supervision.name": "per_client", "supervision.labels": count}
     if "none" in labels:
         shown |= {"supervision.labelled_clients": 3}  # the first
     if method == "fedul":
         shown = {"supervision.name": "sets", "supervision.sets": 4}
     if method == "mixed":
         shown |= {"supervision.name": "mixed", "supervision.labelled_clients": 3, "supervision.set_clients": 1}
-        shown |= {"supervision.sets": 4, "supervision.coarse_clients": 0}
-    return fs.load_config(f"fed_heart_disease:{method or 'fedavg'},10", {"data.path": path, **shown})
+        shown |= {"supervision.sets": 4, "supervision.coarse_clients": 0, "supervision.correspondence": "identity"}
+    return fs.load_config(f"fed_heart_disease:{method or 'fedavg'}", {"data.path": path, **shown})
 
 
 def one_shot(config: ml_collections.ConfigDict) -> float:
