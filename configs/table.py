@@ -2,7 +2,7 @@
 
     fedjax-ssl data check patients.csv                         # what is there, and what is wrong
     fedjax-ssl run table --data.path=patients.csv              # FedAvg
-    fedjax-ssl run table:xclp --data.path=patients.csv --data.label_column=diagnosis --data.ignore=id,date
+    fedjax-ssl run table:xclp --data.path=patients.csv --data.ignore=id --data.missing=median
     fedjax-ssl sweep table --set data.path=patients.csv --set method.name=fedavg,xclp,pseudo_label --seeds 5
     python -m fedjax_ssl.main --config configs/table.py:xclp --config.data.path=patients.csv
 

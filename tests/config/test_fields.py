@@ -13,7 +13,8 @@ from fedjax_ssl.config import fields
 
 # By type; every one is refused for every number of that type, whatever its range.
 NEVER = {int: (-(2**31), 2**32, 2**63, 10**30), float: (math.nan, math.inf, -math.inf, -1e300, 1e300)}
-NAMES = {("data", option) for option in ("classes", "features", "ignore")}  # tuples of names, not of numbers
+# Tuples of names, not of numbers.
+NAMES = {("data", option) for option in ("classes", "features", "ignore", "codes", "missing_marks")}
 
 
 @pytest.mark.parametrize("section", ["", *fields.REGISTRIES])

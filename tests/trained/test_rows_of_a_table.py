@@ -77,7 +77,7 @@ def test_unknown_words_are_told_and_a_missing_column_is_refused(trained, predict
     assert code == 2 and "column 'age' holds 'old' in new.csv, line 2" in said
 
 
-def test_the_proposed_command_runs(trained, tmp_path, capsys):
+def test_data_check_proposes_the_columns_and_what_is_missing(trained, tmp_path, capsys):
     folder, _ = trained
     assert cli.main(["data", "check", str(folder / "heart.csv"), "--root", str(tmp_path)]) == 0
     said = capsys.readouterr().out

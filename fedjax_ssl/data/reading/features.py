@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from fedjax_ssl.data.dataset import Reading
 from fedjax_ssl.data.reading.columns import numbered
@@ -36,11 +36,6 @@ class Feature:
     center: float = 0.0  # subtracted in double precision, before single precision would round differences away
     fill: float = 0.0  # of a missing cell: the training examples' median; place of their most frequent word
 
-    @property
-    def inputs(self) -> list[str]:
-        """Name its inputs."""
-        return [f"{self.name}={level}" for level in self.levels] or [self.name]
-
     def values(self, cells: Sequence[str]) -> Float[np.ndarray, " n"]:
         """Read cells as numbers, words as places among the levels; NaN where a cell is missing or does not fit."""
         if self.kind == "number":
@@ -67,11 +62,11 @@ class TableReading(Reading):
     @property
     def inputs(self) -> list[str]:
         """Name the inputs."""
-        return [name for feature in self.features for name in feature.inputs]
+        return [
+            f"{one.name}={level}" if one.levels else one.name for one in self.features for level in one.levels or ("",)
+        ]
 
-    def read(
-        self, table: "pandas.DataFrame", findings: Findings
-    ) -> tuple[Float[np.ndarray, "n features"], Bool[np.ndarray, " n"]]:
+    def read(self, table: "pandas.DataFrame", findings: Findings) -> tuple[np.ndarray, np.ndarray]:
         """Read the rows of a table, whose other columns are passed over.
 
         Args:
@@ -79,7 +74,7 @@ class TableReading(Reading):
             findings: for problems, and notes of unknown words and missing cells.
 
         Returns:
-            Inputs, float32, and which rows are used.
+            Inputs, float32 [n, inputs], and which rows are used, bool [n].
         """
         blocks, gaps = [np.zeros((len(table), 0))], dict[str, np.ndarray]()
         for feature in self.features:
@@ -135,18 +130,14 @@ class TableReading(Reading):
 
 
 def fit(
-    table: "pandas.DataFrame",
-    names: Sequence[str],
-    train: Bool[np.ndarray, " n"],
-    reading: TableReading,
-    findings: Findings,
+    table: "pandas.DataFrame", names: Sequence[str], train: np.ndarray, reading: TableReading, findings: Findings
 ) -> TableReading:
     """Choose how columns become inputs, by their cells in the training examples.
 
     Args:
         table: as `read_table` gives it.
         names: columns that are inputs.
-        train: rows whose levels, medians and means count.
+        train: bool [n], rows whose levels, medians and means count.
         reading: everything but the features.
         findings: for problems and notes.
 

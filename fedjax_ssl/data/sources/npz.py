@@ -9,6 +9,7 @@ from fedjax_ssl.checks import In, Whole
 from fedjax_ssl.data.dataset import Dataset, Split, check_finite, check_labels
 from fedjax_ssl.data.reading.arrays import TEST_ARRAYS, TRAIN_ARRAYS, VALIDATION_ARRAYS, one_each, read_arrays
 from fedjax_ssl.data.reading.columns import trained_on
+from fedjax_ssl.data.reading.features import FAR
 from fedjax_ssl.data.reading.problems import EMBEDDED, BadData, given_path
 from fedjax_ssl.data.reading.proportions import read_proportions
 from fedjax_ssl.data.reading.register import dataset
@@ -73,6 +74,9 @@ def load_npz(
         arrays = _named(found, names)
         notes, places = _join_validation(arrays)
         x, test_x = _inputs(arrays, "inputs"), _inputs(arrays, "test_inputs")
+        if x.ndim == 2 and len(lost := np.flatnonzero(np.ptp(x - x.astype(np.float32), axis=0) > x.std(axis=0) / FAR)):
+            columns = f"{counted(len(lost), 'feature')} (first number {lost[0]})"
+            notes.append(f"{columns}: so far from 0 that single precision loses differences; subtract the mean before")
         y, test_y = _whole(arrays, "labels", x), _whole(arrays, "test_labels", test_x)
         if test_x is not None and test_y is None:
             test_y = np.full(len(test_x), -1)

@@ -219,3 +219,14 @@ def test_large_ids_of_two_types_stay_apart(save):
         **{"test_inputs": IMAGES[:2], "test_labels": LABELS[:2], "test_client": client[:2].astype(np.int64)},
     )
     assert load("npz", path=path).client_names == (str(2**53), str(2**53 + 1))
+
+
+def test_minus_one_and_large_offsets_are_told(tmp_path):
+    inputs = 1.6e9 + np.arange(12.0).reshape(6, 2)
+    np.savez(path := tmp_path / "a.npz", inputs=inputs, labels=np.array([-1, 0, 1, -1, 0, 1]))
+    notes = load("npz", path=path).extra["notes"]
+    assert "2 features (first number 0): so far from 0" in notes[0] and "2 labels are -1, taken as no label" in notes[1]
+    names = np.array(["-1", "0", "1"])
+    np.savez(path, inputs=inputs - 1.6e9, labels=np.array([-1, 0, 1, -1, 0, 1]), class_names=names)
+    data = load("npz", path=path)
+    assert data.train.y.tolist() == [0, 1, 2, 0, 1, 2] and not data.extra["notes"]
