@@ -146,7 +146,11 @@ _SECTIONS: dict[str, dict[str, Option]] = {
     "federated": {
         "name": _field("fedavg", "how the clients' models become the next one"),
         "cohort_size": _field(int, "clients per round; all by default", _COUNT),
-        "weighting": _field("uniform", "what a client's weight in the average follows", OneOf(WEIGHTINGS)),
+        "weighting": _field(
+            str,
+            "what a client's weight in the average follows; examples for your own data, else uniform",
+            OneOf(WEIGHTINGS),
+        ),
         "placement": _field("auto", "how a cohort's clients run inside the compiled round", OneOf(PLACEMENTS)),
         "chunk_size": _field(int, "clients at once on a device; by default as many as fit", _COUNT),
         "devices": _field(int, "devices that share a cohort; 1 by default, all with several processes", _COUNT),

@@ -12,7 +12,7 @@ from flax.traverse_util import flatten_dict
 from fedjax_ssl import methods
 from fedjax_ssl.checks import Several
 from fedjax_ssl.config.fields import CHOICES, FIELDS, REGISTRIES, check_field, get, options_of, with_method
-from fedjax_ssl.data import AUGMENTATIONS, rounds_of_a_part
+from fedjax_ssl.data import AUGMENTATIONS, is_own, rounds_of_a_part
 from fedjax_ssl.errors import ConfigError, ConfigNote, did_you_mean, naming
 from fedjax_ssl.federated import (
     FEDERATED_OPTIMIZERS,
@@ -76,6 +76,8 @@ def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     _note_without_effect(resolved)
     if resolved.optimizer.schedule_rounds is None:
         resolved.optimizer.schedule_rounds = max(resolved.rounds, 1)
+    if resolved.federated.weighting is None:
+        resolved.federated.weighting = "examples" if is_own(resolved.data.name) else "uniform"
     if resolved.federated.devices is None:
         resolved.federated.devices = jax.device_count() if jax.process_count() > 1 else 1
     for option, what in FEDERATED_OPTIMIZERS.options(resolved.federated.name).items():

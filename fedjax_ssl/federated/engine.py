@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import jaxpr_as_fun
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 
 from fedjax_ssl.checks import check_choices
 from fedjax_ssl.data import FederatedData
@@ -20,9 +20,11 @@ from fedjax_ssl.federated.local_optimizer import LearningRate
 from fedjax_ssl.federated.method import (
     AtServer,
     Client,
+    ClientKind,
     ClientResult,
     Method,
     Metrics,
+    Now,
     Params,
     RoundContext,
     ServerState,
@@ -177,6 +179,8 @@ def federated_method(
         network=network_of,
         cohort=_cohort_of(setup, stages),
         starts=tuple(_starts(stages)),
+        trains=partial(_trains, stages) if any(stage.trains_clients for stage in stages) else None,
+        own_weights=any(kind.weigh is not None for stage in stages for kind in _kinds(stage)),
     )
 
 
@@ -362,6 +366,28 @@ def _streams(stage: Stage) -> set[str]:
 def _trains_unlabelled(stage: Stage) -> bool:
     only_labelled = stage.labelled_quota == "only" and stage.count_labels is Stage._field_defaults["count_labels"]
     return bool(_terms(stage)) and not only_labelled
+
+
+def _kinds(stage: Stage) -> tuple[ClientKind, ...]:
+    """Gives the kinds of clients that train: special ones, then all others."""
+    return (*stage.kinds, *([] if stage.own_kind is None else [stage.own_kind]))
+
+
+def _trains(stages: tuple[Stage, ...], data: FederatedData) -> Bool[Array, " C"]:
+    """Tells which clients have a local step, as far as that follows from their sizes and labels."""
+    everyone, found = all_clients(data), jnp.zeros(data.num_clients, bool)
+    key, now = jax.random.key(0), Now(jnp.zeros((), jnp.int32))
+    for stage in stages:
+        rest = everyone.num_examples > 0
+        if stage.labelled_quota == "only":
+            rest = rest & (stage.count_labels(everyone) > 0)
+        for kind in _kinds(stage):
+            mine, schedule = rest & kind.members(everyone), kind.sampler.schedule
+            rest = rest & ~mine
+            if not kind.sampler.reads_sent:
+                mine = mine & (jax.vmap(lambda client, draw=schedule: draw(key, client, now).num_steps)(everyone) > 0)
+            found = found | mine
+    return found
 
 
 def _check_alone(stages: tuple[Stage, ...], pretraining: Pretraining | None) -> None:

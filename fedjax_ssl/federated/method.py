@@ -58,6 +58,8 @@ class Method(NamedTuple):
     # ^ (run key, round, data) -> whose examples this round looks at beside the server's, known before it; traceable.
     # None: it may look at any client's, so that all examples have to be on the device
     starts: tuple[int, ...] = (0,)  # rounds before each of its stages
+    trains: Callable[[FederatedData], Array] | None = None  # -> clients [C] that have a local step in any round
+    own_weights: bool = False  # in some stage its clients have other weights in the average than the run's weighting
 
 
 class ClientState(NamedTuple):

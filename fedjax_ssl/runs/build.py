@@ -1,7 +1,7 @@
 """From a resolved config to what a run is made of: dataset, federation, method. Nothing below sees the config."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +16,7 @@ from fedjax_ssl.backend import backend
 from fedjax_ssl.config import ConfigError, ConfigNote, naming
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.data.fingerprint import fingerprint
+from fedjax_ssl.data.reading.problems import some
 from fedjax_ssl.federated import Execution, Method, Setup
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.channel_terms import check_channels
@@ -314,6 +315,46 @@ def note_missing_labels(supervision: str, labels: int | None, federation: Federa
             ConfigNote,
             stacklevel=2,
         )
+
+
+_WEIGHTS = {
+    "uniform": "all clients count alike",
+    "examples": "clients count by their number of examples (McMahan et al. 2017)",
+    "labelled": "clients count by their number of labelled examples",
+}
+
+
+def weights_in_words(weighting: str, method: Method) -> str:
+    """Say how clients are weighted in the average."""
+    own = ", where the method has no weights of its own" * method.own_weights
+    return "no average" if method.alone else f"{_WEIGHTS[weighting]}{own}: config.federated.weighting={weighting}"
+
+
+def idle_clients(method: Method, federation: FederatedData, names: Sequence[str], batch_size: int) -> str:
+    """Say which clients never train, and why; empty where all do, or nobody can tell.
+
+    Args:
+        method: method of the run.
+        federation: its clients; not traced.
+        names: names of its clients.
+        batch_size: `config.optimizer.batch_size`, for the words.
+    """
+    known = np.asarray(federation.num_labelled + (0 if federation.weak is None else federation.weak.num_examples))
+    if method.trains is None or (known >= batch_size).all():
+        return ""
+    idle = ~np.asarray(jax.jit(method.trains)(federation))
+    said = [
+        f"{len(rows)} {why} ({some(rows, names)})"
+        for why, rows in (
+            ("without a label that the method learns from", np.flatnonzero(idle & (known == 0))),
+            (
+                f"with less than a batch of {batch_size} (config.optimizer.batch_size)",
+                np.flatnonzero(idle & (known > 0)),
+            ),
+        )
+        if len(rows)
+    ]
+    return f"{idle.sum()} of {idle.size} clients never train: {', '.join(said)}" if said else ""
 
 
 def check_weighting(weighting: str, method: Method, federation: FederatedData) -> None:

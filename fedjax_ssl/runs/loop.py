@@ -19,7 +19,14 @@ from fedjax_ssl import data, models
 from fedjax_ssl.errors import counted
 from fedjax_ssl.federated import BY_CLIENT
 from fedjax_ssl.runs import divergence, model_file, predict
-from fedjax_ssl.runs.build import check_cohorts, check_labels, check_weighting, note_missing_labels
+from fedjax_ssl.runs.build import (
+    check_cohorts,
+    check_labels,
+    check_weighting,
+    idle_clients,
+    note_missing_labels,
+    weights_in_words,
+)
 from fedjax_ssl.runs.compile import Inputs, Prepared, Shared, described, with_examples
 from fedjax_ssl.runs.environment import device_description
 from fedjax_ssl.runs.files import Closing, encode_json
@@ -123,8 +130,8 @@ class Run(Closing):
 
     def start(self) -> None:
         """Say and write what is about to run; a run that is complete already gets its summary."""
-        config, progress = self.config, self._progress
-        alone = " (no federation: scores are means over the clients' models)" * self.prepared.method.alone
+        config, progress, method = self.config, self._progress, self.prepared.method
+        alone = " (no federation: scores are means over the clients' models)" * method.alone
         counts = {name.replace("_", " "): count for name, count in self.federation.summary().items() if count}
         progress.start(
             {
@@ -133,10 +140,14 @@ class Run(Closing):
                 "method": config.method.name + alone,
                 "model": f"{config.model.name} ({models.count_parameters(self._template.params):,} parameters)",
                 "rounds": f"{config.rounds}" + f", resumed after round {self.round}" * bool(self.round),
+                "weights": weights_in_words(config.federated.weighting, method) if config.rounds else "no training",
                 "folder": str(self.record.path),
             }
         )
         progress.note(self._experiment.standardization)
+        idle = idle_clients(method, self.federation, self._names, config.optimizer.batch_size) if config.rounds else ""
+        if idle:
+            progress.note(idle)
         if self._feed is not None:
             progress.note(self._feed.describe())
         if self.round == 0:

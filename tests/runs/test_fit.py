@@ -1,9 +1,12 @@
+import jax
+import numpy as np
 import pytest
 
+from fedjax_ssl import config as configs
 from fedjax_ssl import methods
 from fedjax_ssl.config import ConfigError, ConfigNote
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.runs.build import check_weighting, note_missing_labels
+from fedjax_ssl.runs.build import check_weighting, idle_clients, note_missing_labels, weights_in_words
 from tests import toy
 
 
@@ -39,3 +42,50 @@ def test_missing_labels_are_noted() -> None:
         note_missing_labels("per_class", 2, data)
     for supervision, labels in (("per_client", 2), ("all", None)):
         note_missing_labels(supervision, labels, data)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "options", "said"),
+    [
+        ("fedavg", "labels", {}, "1 of 6 clients never train: 1 without a label that the method learns from (n2)"),
+        ("xclp", "labels", {}, ""),
+        ("semifl", "server", {}, ""),
+        ("single", "labels", {}, ""),
+        ("fedul", "sets", {"drop_last": True}, "of 6 clients never train: {} with less than a batch of 8 "),
+    ],
+)
+def test_clients_that_never_train_are_counted_and_named(name, kind, options, said):
+    data = toy.weak_federation(kind, server=4)
+    method = methods.build(name, toy.setup(data, batch_size=8), **options)
+    line = idle_clients(method, data, [f"n{client}" for client in range(6)], 8)
+    round, state = jax.jit(method.round), method.init(jax.random.key(0), data)
+    others = [[one for one in range(6) if one != client] for client in range(6)]
+    steps = [round(jax.random.key(0), state, toy.without(data, *clients))[1]["local_steps"] for clients in others]
+    if name in ("fedavg", "fedul"):
+        np.testing.assert_array_equal(method.trains(data), np.array(steps) > 0)
+        count = sum(not taken for taken in steps)
+        assert count and line.startswith(f"{count} of 6") and said.format(count) in line
+    else:
+        assert line == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "weighting", "said"),
+    [
+        ("npz", "npz", "examples", "clients count by their number of examples (McMahan et al. 2017): config.fed"),
+        ("digits", "huggingface", "examples", "number of examples"),
+        ("digits", "tfds:mnist", "examples", "number of examples"),
+        ("digits", "my_module:load", "examples", "number of examples"),
+        ("digits", "digits", "uniform", "all clients count alike: config.federated.weighting=uniform"),
+        ("digits_fl2", "cifar10", "uniform", "all clients count alike, where the method has no weights of its own"),
+    ],
+)
+def test_ones_own_data_are_weighted_by_examples_and_every_run_says_how(name, data, weighting, said):
+    config = configs.load(name)
+    assert config.federated.weighting is None
+    config.data.name = data
+    if data != "my_module:load":
+        assert configs.resolve(config).federated.weighting == weighting
+    toys = toy.federation(server=4)
+    method = methods.build("fl2" if name == "digits_fl2" else "fedavg", toy.setup(toys))
+    assert said in weights_in_words(weighting, method)

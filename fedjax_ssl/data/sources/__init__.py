@@ -32,6 +32,12 @@ available = SOURCES.available  # () -> names that `load` knows, each with a line
 logger = logging.getLogger(__name__)
 
 
+def is_own(name: str) -> bool:
+    """Tell whether a dataset is the user's: files, what another library has prepared, or a loader of their own."""
+    entry = ENTRIES.get(name.partition(":")[0])
+    return entry is None or entry.kind in ("own", "prepared")
+
+
 def load(
     name: str,
     root: str | Path | None = None,
