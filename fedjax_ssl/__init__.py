@@ -10,6 +10,7 @@ Names are imported when they are first used: `import fedjax_ssl` brings neither 
 """
 
 import importlib
+import pkgutil
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ __all__ = ["__version__", *_PLACES]
 def __getattr__(name: str) -> Any:
     """Imports a name when it is first used."""
     if name not in _PLACES:
+        if name in _rooms():
+            return importlib.import_module(f"{__name__}.{name}")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it offers: {', '.join(_PLACES)}")
     module, _, attribute = _PLACES[name].partition(":")
     found = importlib.import_module(f"{__name__}.{module}")
@@ -53,4 +56,9 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted({*__all__, *_rooms()})
+
+
+def _rooms() -> list[str]:
+    """The packages inside, as documentation names them: `fedjax_ssl.data`, `fedjax_ssl.federated` ..."""
+    return [module.name for module in pkgutil.iter_modules(__path__) if module.ispkg]

@@ -5,6 +5,12 @@ from pathlib import Path
 _PACKAGE = Path(__file__).resolve().parent
 
 
+def docs() -> Path:
+    """The folder of the pages that texts name as docs/NAME.md: inside an installed package, or in a checkout."""
+    inside = _PACKAGE / "docs"
+    return inside if inside.is_dir() else _PACKAGE.parent / "docs"
+
+
 def shipped_configs() -> dict[str, Path]:
     """Names and files: of an installed package those inside it, of a checkout those in `configs/` beside it."""
     inside = _PACKAGE / "configs"

@@ -21,7 +21,8 @@ NAMES = """
 
 
 def test_the_front_door_offers_these_names() -> None:
-    assert fs.__all__ == NAMES.split() and dir(fs) == sorted(fs.__all__)
+    assert fs.__all__ == NAMES.split() and {*fs.__all__, "data", "federated"} < {*dir(fs)}
+    assert fs.data.Dataset is fs.Dataset and fs.config.default().rounds and "errors" not in dir(fs)
     with pytest.raises(AttributeError, match="has no attribute 'runn'; it offers: load_config, run,"):
         fs.runn  # noqa: B018
 

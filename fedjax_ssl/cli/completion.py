@@ -58,9 +58,12 @@ def complete() -> None:
     if typed[:1] in (["run"], ["sweep"]):
         own_options = commands.choices[typed[0]]
         behind_set = own_options.add_argument("--set", action="append")
-        behind_set.completer = lambda **others: [f"{field}=" for field in _fields(typed)]  # type: ignore[attr-defined]
+        behind_set.completer = lambda prefix, **others: _settings(typed, prefix)  # type: ignore[attr-defined]
         for option in ("--workdir", *(_options(typed) if asked.startswith("--") else ())):
-            own_options.add_argument(option)
+            values = own_options.add_argument(option)
+            if "=" in asked and asked.startswith(f"{option}="):
+                choices = dict.fromkeys((one.partition("=")[2] for one in _settings(typed, asked[2:])), "")
+                values.completer = argcomplete.ChoicesCompleter(choices)  # type: ignore[attr-defined]
     argcomplete.autocomplete(own, always_complete_options=False)
 
 
@@ -73,14 +76,25 @@ def _options(words: list[str]) -> list[str]:
     return [option for option in sweep_parser().options() if option not in ("--set", "--workdir")]
 
 
-def _fields(words: list[str]) -> list[str]:
-    """The fields of the config that a command line names; none where it names none, or cannot be read yet."""
+def _settings(words: list[str], typed: str) -> list[str]:
+    """Fields with "=" behind them; behind the "=", the names that the field can have."""
+    fields, (field, equals, _) = _fields(words), typed.partition("=")
+    return [f"{field}={name}" for name in fields.get(field, ())] if equals else [f"{one}=" for one in fields]
+
+
+def _fields(words: list[str]) -> dict[str, list[str]]:
+    """The fields of the config that a command line names, with the names that each can have, if it has some.
+
+    None where the command line names no config, or it cannot be read yet.
+    """
     from fedjax_ssl import config as configs
 
     name = next((word for word in words[1:] if word.partition(":")[0] in shipped_configs() or ".py" in word), None)
     # What is named brings fields of its own; of several methods of a sweep, the first.
     named = re.findall(r"(?:^| |-|=|config\.)([a-z_]+\.name)[= ]([^ ,]+)", " ".join(words))
     try:
-        return [] if name is None else [one.field for one in configs.describe(configs.load(name, named))]
+        described = [] if name is None else configs.describe(configs.load(name, named))
     except configs.ConfigError:
-        return []
+        return {}
+    words_of = {one.field: re.split(", | or ", one.allowed.removesuffix(" or None")) for one in described}
+    return {field: [one for one in words if one.isidentifier() and words[1:]] for field, words in words_of.items()}

@@ -6,6 +6,7 @@ from importlib import resources
 from pathlib import Path
 
 from fedjax_ssl.cli import PROGRAM, parser
+from fedjax_ssl.shipped import docs
 
 TEMPLATE = "my_study"  # folder of the files here, and the word in them that stands for the study's name
 
@@ -37,6 +38,7 @@ def main(arguments: list[str]) -> int:
         f"Next:\n"
         f"  {PROGRAM} run {config}           # the method\n"
         f"  {PROGRAM} run {config}:fedavg    # another one on the same federation\n"
-        f"  pytest {folder}"
+        f"  pytest {folder}\n\n"
+        f"How methods are made: {docs() / 'extending.md'}"
     )
     return 0

@@ -12,6 +12,7 @@ from fedjax_ssl.cli.listing import docstring, paragraph
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.runs.divergence import EXIT_CODE as DIVERGED
 from fedjax_ssl.runs.loop import run
+from fedjax_ssl.shipped import docs
 
 _COLUMN = 38  # where the text about a field begins
 USAGE = "usage: fedjax-ssl run NAME[:ARGUMENT] [--workdir FOLDER] [--FIELD=VALUE ...]"
@@ -24,6 +25,7 @@ Trains one experiment. The same command again goes on where the last one stopped
   --workdir FOLDER    where everything is written; runs/NAME by default
   --FIELD=VALUE       a setting, for example --optimizer.learning_rate=0.1; also --config.FIELD=VALUE and
                       --set FIELD=VALUE. None gives a field back to its default where it has one of its own
+  --quiet             print nothing but notes and errors
   --help              behind NAME: every field of the config, its value, what is allowed and what it means
 
 `python -m fedjax_ssl.main --config NAME ...` is the same."""
@@ -36,6 +38,7 @@ class Asked(NamedTuple):
     workdir: Path | None
     settings: list[tuple[str, str]]
     help: bool
+    quiet: bool
 
 
 def main(arguments: list[str]) -> int:
@@ -64,7 +67,7 @@ def main(arguments: list[str]) -> int:
         team = runs.start(config.distributed)
         workdir = asked.workdir or Path("runs") / configs.find(asked.name).run_name
         try:
-            summary = run(config, workdir, team)
+            summary = run(config, workdir, team, quiet=asked.quiet)
         except KeyboardInterrupt as stop:
             raise KeyboardInterrupt(_what_follows(workdir)) from stop
     return runs.leave(DIVERGED, f"error: {summary['diverged']}") if "diverged" in summary else 0
@@ -86,11 +89,11 @@ def parse(arguments: list[str]) -> Asked:
     """
     names: list[str] = []
     settings: list[tuple[str, str]] = []
-    workdir, asked_for_help, rest = None, False, list(arguments)
+    workdir, asked_for_help, quiet, rest = None, False, "--quiet" in arguments, list(arguments)
     while rest:
         option, equals, value = rest.pop(0).partition("=")
-        if option in ("-h", "--help"):
-            asked_for_help = True
+        if option in ("-h", "--help", "--quiet"):
+            asked_for_help |= option != "--quiet"
             continue
         if not option.startswith("--"):
             names.append(f"{option}{equals}{value}")
@@ -111,7 +114,7 @@ def parse(arguments: list[str]) -> Asked:
             raise ConfigError(f"--set {value} has no value; give --set FIELD=VALUE\n{USAGE}")
     if names[1:]:
         raise ConfigError(f"unexpected argument {names[1]!r}\n{USAGE}")
-    return Asked(names[0] if names else None, workdir, settings, asked_for_help)
+    return Asked(names[0] if names else None, workdir, settings, asked_for_help, quiet)
 
 
 def describe_config(name: str, settings: Iterable[tuple[str, str]] = ()) -> str:
@@ -133,4 +136,4 @@ def describe_config(name: str, settings: Iterable[tuple[str, str]] = ()) -> str:
             value = ",".join(map(str, one.value)) if isinstance(one.value, tuple | list) else one.value
             text = f"{one.meaning} [{one.allowed}]".strip()
             lines.append(paragraph(f"--{one.field}={value}", text, _COLUMN, width))
-    return "\n".join(lines)
+    return "\n".join([*lines, "", f"docs/ is {docs()}"])

@@ -62,11 +62,11 @@ def _parser() -> argparse.ArgumentParser:
     own.add_argument("--output", type=Path, default=Path("report.html"), metavar="FILE", help="(report.html)")
     own.add_argument(
         "--export",
-        action="append",
-        type=one_of("export", EXPORTS),
+        action="extend",
+        type=lambda text: [*map(one_of("export", EXPORTS), text.split(","))],
         default=[],
         metavar="KIND",
-        help=f"the table beside the page as well: {', '.join(EXPORTS)}; may be given several times",
+        help="beside the page: the table (md, latex, csv) or the curves of a paper (pdf, svg), with commas between",
     )
     return own
 

@@ -1,12 +1,16 @@
 """Exports the table of a report to a paper or a spreadsheet: Markdown, LaTeX, CSV."""
 
+import functools
+import io
 import math
 import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pandas
 
+from fedjax_ssl.report.charts import curves_of
 from fedjax_ssl.report.numbers import COSTS, METHOD, Cell, cost_texts, difference_text, headings, mean_text
 from fedjax_ssl.report.runs import Report
 
@@ -72,8 +76,37 @@ def _harmless(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) else value
 
 
-EXPORTS: dict[str, tuple[str, Callable[[Report], str]]] = {
+def figure(kind: str, report: Report) -> bytes:
+    """Draws the report's metric over rounds for a column of a paper: means, and a deviation over seeds around them."""
+    from matplotlib.figure import Figure
+
+    drawing, scale, name = (
+        Figure(figsize=(3.4, 2.5)),
+        100 if report.metric.unit == "%" else 1,
+        re.sub("^(selected|best)_", "", report.metric.name),
+    )
+    axes = drawing.subplots()
+    for group in report.groups:
+        curves = curves_of(group, [name], 400)
+        if name in curves["y"]:
+            mean, spread = curves["y"][name]
+            mean, spread = scale * np.array(mean, float), scale * np.array(spread or 0, float)
+            rounds = curves["x"]["round"]
+            axes.plot(rounds, mean, label=group.name, linewidth=1)
+            axes.fill_between(rounds, mean - spread, mean + spread, alpha=0.2, linewidth=0)
+    axes.set(xlabel="round", ylabel=headings(report.metric._replace(name=name), "")[2])
+    axes.spines[["top", "right"]].set_visible(False)
+    for text in axes.legend(frameon=False, fontsize=7).get_texts():
+        text.set_parse_math(False)  # a "$" in a name is one
+    content = io.BytesIO()
+    drawing.savefig(content, format=kind, bbox_inches="tight", metadata={"Date": None} if kind == "svg" else None)
+    return content.getvalue()
+
+
+EXPORTS: dict[str, tuple[str, Callable[[Report], str | bytes]]] = {
     "md": (".md", markdown),
     "latex": (".tex", latex),
     "csv": (".csv", comma_separated),
+    "pdf": (".pdf", functools.partial(figure, "pdf")),
+    "svg": (".svg", functools.partial(figure, "svg")),
 }

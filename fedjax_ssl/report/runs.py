@@ -160,6 +160,8 @@ def read(paths: Sequence[str | Path], *, metric: str | None = None, baseline: st
     problems += _together("diverged, the numbers are of what was left", lost)
     changed = on_other_data((run, run.config, run.summary) for run in started)
     problems += _together("on other data than another run with the same settings of config.data", changed)
+    if len(groups) > 1 and (few := [group.name for group in groups if len(group.finished) == 2]):
+        problems.append(f"two seeds say little: the intervals of {len(few)} groups rest on two runs; run five or more")
     frame = _frame(started, groups)
     metrics = metrics_of(frame)
     if not metrics:

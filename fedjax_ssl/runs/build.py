@@ -295,14 +295,27 @@ def check_labels(supervision: str, name: str, method: Method, federation: Federa
         warnings.warn(note, ConfigNote, stacklevel=2)
 
 
+_LABELS_OF_A_CLIENT = ("per_client", "xclp_noniid", "class_pairs", "mixed")
+
+
 def note_missing_labels(supervision: str, labels: int | None, federation: FederatedData) -> None:
-    """Warn where clients have fewer labelled examples of a class than were asked for.
+    """Warn where clients have fewer labelled examples, or of a class, than were asked for.
 
     Args:
-        supervision: `config.supervision.name`; anything but "per_class" asks for no number of each class.
+        supervision: `config.supervision.name`, which says whether the number is each client's, or each class's there.
         labels: `config.supervision.labels`.
         federation: its labels; not traced.
     """
+    there = np.asarray(federation.num_labelled)
+    if (
+        labels is not None
+        and supervision in _LABELS_OF_A_CLIENT
+        and (short := there[(there > 0) & (there < labels)]).size
+    ):
+        text = (
+            f"config.supervision.labels={labels} labels of a client: {short.size} of {(there > 0).sum()} clients have"
+        )
+        warnings.warn(f"{text} fewer, from {short.min():,} to {short.max():,}", ConfigNote, stacklevel=2)
     if supervision != "per_class" or labels is None:
         return
     observed = np.asarray(federation.observed_by_clients)

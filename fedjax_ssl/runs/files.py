@@ -59,7 +59,7 @@ def write_atomically(path: str | os.PathLike, content: str | bytes | Iterable[by
     _sync_folder(path.parent)
 
 
-def write_output(path: Path, content: str) -> None:
+def write_output(path: Path, content: str | bytes) -> None:
     """Write what a command was asked for with --output, and the folders above it.
 
     Raises:

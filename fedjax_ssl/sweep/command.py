@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import importlib.metadata
+import io
 import os
 import shlex
 import subprocess
@@ -51,7 +52,8 @@ def main(arguments: list[str]) -> int:
         ConfigError: and what else a run raises at its start; `fedjax_ssl.cli.main` makes messages of it.
     """
     given = parser().parse_args(list(_with_fields(arguments)))
-    with command_line.notes_instead_of_warnings() as notes:
+    said = contextlib.redirect_stdout(io.StringIO()) if given.quiet else contextlib.nullcontext()
+    with said, command_line.notes_instead_of_warnings() as notes:
         return _sweep(given, ["fedjax-ssl", "sweep", *arguments], notes)
 
 
@@ -72,6 +74,7 @@ def parser() -> Parser:
     add("--random-seed", type=int, default=0, metavar="S", help="of --random and --search (default: 0)")
     add("--workdir", metavar="FOLDER", help="of the sweep; runs/sweep_CONFIG by default")
     add("--workers", type=int, metavar="N", help="processes at a time; by default one per core, or one on accelerators")
+    add("--quiet", action="store_true", help="print nothing but notes and errors")
     add("--dry-run", action="store_true", help="show the plan and do nothing")
     add = parser.add_argument_group("search", "let Optuna choose the points by the validation accuracy").add_argument
     needs = "needs validation data, such as --set data.validation_fraction=0.2"

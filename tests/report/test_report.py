@@ -204,6 +204,19 @@ def test_hostile_names_stay_text(tmp_path):
     assert [line["data.path"] for line in csv.DictReader(io.StringIO(made["csv"]))] == [hostile, "'=1+1"]
 
 
+def test_figures_of_papers_and_a_warning_about_two_seeds(sweep, two, capsys):
+    for summary in sweep.rglob("summary.json"):
+        summary.write_text(json.dumps(json.loads(summary.read_text()) | {"selected_test_accuracy": 0.8}))
+    page_of(sweep, "--metric", "selected_test_accuracy", "--export", "pdf,svg", "--export=md")
+    assert "two seeds" not in capsys.readouterr().err
+    assert (sweep / "report.pdf").read_bytes().startswith(b"%PDF") and (sweep / "report.md").exists()
+    assert "round" in (sweep / "report.svg").read_text() and "<path" in (sweep / "report.svg").read_text()
+    for seed in (2, 3):
+        shutil.rmtree(two / f"a{seed}")
+    page_of(two)
+    assert "two seeds say little: the intervals of 1 groups rest on two runs" in capsys.readouterr().err
+
+
 def test_a_page_asks_for_nothing(sweep):
     page = page_of(sweep)
     assert "default-src 'none'" in page

@@ -40,7 +40,9 @@ def test_missing_labels_are_noted() -> None:
         ConfigNote, match="asks for 2 labelled examples of every class.* fewer of 11 of 15 classes, 3 of"
     ):
         note_missing_labels("per_class", 2, data)
-    for supervision, labels in (("per_client", 2), ("all", None)):
+    with pytest.warns(ConfigNote, match="labels=5000 labels of a client: 5 of 5 clients have fewer, from 1 to"):
+        note_missing_labels("per_client", 5000, data)
+    for supervision, labels in (("per_client", 1), ("total", 5000), ("all", None)):
         note_missing_labels(supervision, labels, data)
 
 

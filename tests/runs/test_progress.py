@@ -80,6 +80,28 @@ def test_a_resumed_run_counts_only_its_own_rounds():
     assert stream.getvalue().endswith("round 15/20\n")  # the time before has compiling in it
 
 
+def test_the_time_left_is_said_after_the_first_block_and_slow_clients_by_the_seconds_of_one():
+    stream, clock = io.StringIO(), Clock()
+    progress = Progress(20, stream=stream, clock=clock)
+    progress.start(START)
+    clock.now += 60.0  # most of it compiling
+    progress.update(5, {"seconds": 10.0, "client_updates_per_second": 0.04})
+    assert stream.getvalue().endswith("round 5/20, client updates one in 25.0 s, 0:00:30 left\n")
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, "predict takes that of round 9, the last one"),
+        ({"selected_round": 4, "validation_examples": 25}, "of round 4, the best of 25 validation examples"),
+    ],
+)
+def test_the_last_lines_name_the_model_that_predict_takes(fields, said):
+    stream = io.StringIO()
+    Progress(9, stream=stream).finish({**SUMMARY, "rounds": 9, **fields}, {})
+    assert said in stream.getvalue() and ("about 10.0 points" in stream.getvalue()) == bool(fields)
+
+
 def test_a_finished_run_compiles_nothing():
     stream = io.StringIO()
     with Progress(20, start_round=20, stream=stream) as progress:

@@ -147,13 +147,17 @@ const visible = () => [...shown].filter(([group]) => !rows[group].hidden)
 function drawCurves() {
   for (const host of $$("[data-axis]")) {
     const axis = host.dataset.axis, [title, unit] = AXES[axis];
+    // A number of the end has no curve of its own: that of its column is drawn.
+    const known = data.curves.some((one) => one && metric.name in one.y);
+    const curve = known ? metric.name : metric.name.replace(/^(selected|best)_/, "");
+    const drawn = data.metrics[curve] ?? metric;
     const series = visible().map((one) => {
-      const { x, y } = data.curves[one.group] ?? { x: {}, y: {} }, [mean, deviation] = y[metric.name] ?? [];
+      const { x, y } = data.curves[one.group] ?? { x: {}, y: {} }, [mean, deviation] = y[curve] ?? [];
       const points = x[axis] && mean ? mean.map((value, at) => [x[axis][at], value, deviation?.[at] ?? null]) : [];
       return { ...one, points };
     });
-    const over = `${metric.title}${suffix(metric.unit)} over ${axis.replace("_", " ")}`;
-    chart(host, over, series, { title, unit, whole: axis === "round" }, metric);
+    const over = `${drawn.title}${suffix(drawn.unit)} over ${axis.replace("_", " ")}`;
+    chart(host, over, series, { title, unit, whole: axis === "round" }, drawn);
   }
 }
 function drawEffects() {
