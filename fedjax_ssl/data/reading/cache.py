@@ -2,13 +2,13 @@
 
 import dataclasses
 import hashlib
-import importlib
 import json
 import logging
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ def reading_from_json(stored: Mapping[str, Any] | None) -> Reading | None:
     """Make the reading of `Reading.as_json`, whose lists become tuples again; None where there is none."""
     if stored is None:
         return None
-    module = importlib.import_module(f"fedjax_ssl.data.reading.{READINGS[stored['kind']]}")
+    module = import_module(f"fedjax_ssl.data.reading.{READINGS[stored['kind']]}")
     reading: Reading = getattr(module, stored["kind"])(**{k: _frozen(v) for k, v in stored.items() if k != "kind"})
     return reading
 
