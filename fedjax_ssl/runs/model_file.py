@@ -147,4 +147,8 @@ def read(text: str) -> dict[str, Any]:
         raise ValueError(
             f"it has version {model.get('version')!r}, this fedjax_ssl reads version {VERSION}; update the package"
         )
+    try:
+        reading_from_json(model.get("reading"))
+    except (TypeError, LookupError) as error:
+        raise ValueError(f"it says of its files what this fedjax_ssl does not know ({error}); train again") from error
     return model

@@ -100,6 +100,7 @@ def test_a_client_is_asked_for_only_where_clients_have_models(model):
         (lambda path: (path / "model.json").unlink(), "has no model.json: .* does not train anew"),
         (lambda path: (path / "model.json").write_text('{"version": 99}'), "has version 99, this fedjax_ssl reads"),
         (lambda path: (path / "model.json").write_text("{"), "cannot be read"),
+        (lambda path: (path / "model.json").write_text('{"version": 1, "reading": {"kind": "x"}}'), "does not know"),
         (lambda path: shutil.rmtree(path / "checkpoints"), "has no checkpoint yet"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import unicodedata
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -267,8 +268,9 @@ def client_number(names: Sequence[str], client: int | str) -> int | None:
     Returns:
         Its place in `names`; None: there is no such client.
     """
+    client = unicodedata.normalize("NFC", str(client))
     numbers = [] if any(name.isdecimal() for name in names) else [str(place) for place in range(len(names))]
-    return next((known.index(str(client)) for known in (list(names), numbers) if str(client) in known), None)
+    return next((known.index(client) for known in (list(names), numbers) if client in known), None)
 
 
 def client_names(dataset: "Dataset", federation: FederatedData, natural: bool = True) -> list[str]:
