@@ -178,8 +178,7 @@ def apart(plan: Plan) -> list[str]:
         found = {run.name: drawn(run) for run in (first, *others)} if others else {}
     except (ValueError, data.DatasetUnavailable) as error:
         return [f"  whether runs have the same test examples and as many labels is not known: {error}"]
-    more = f"  of {len(runs)} settings of the data, only the first {_DRAWN} are compared"
-    lines = [more] if len(runs) > _DRAWN else []
+    lines = [f"  of {len(runs)} settings of the data, only the first {_DRAWN} are compared"] * (len(runs) > _DRAWN)
     for field, words in COMPARED.items():
         if differ := [run for run in others if found[run.name][field] != found[first.name][field]]:
             lines.append(f"  {words} than {first.name}, so that a report pairs none of them: {names_of(differ)}")

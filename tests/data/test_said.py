@@ -59,7 +59,8 @@ class _Sentences:
         elif isinstance(node, ast.ListComp):
             self.add(node.elt)
         else:
-            self.found.append(re.sub(r"\s+", " ", re.sub(r"(… ?)+", "… ", self.text(node))).strip(" ,;"))
+            text = re.sub(r"\s+", " ", re.sub(r"(… ?)+", "… ", self.text(node)))
+            self.found.append(re.sub(r"… (?=[),;:?])", "…", text).strip(" ,;"))
 
     def text(self, node: ast.expr) -> str:
         match node:

@@ -220,7 +220,7 @@ def validate(data: FederatedData, truth_required: bool = True) -> None:
     if int(data.num_test) == 0:
         raise ValueError(
             "there are no test examples; hold some out (test_clients, left_out_client, test_fraction or "
-            "client_test_fraction), or give them in the dataset"
+            "client_test_fraction; a larger share where groups stay together), or give them in the dataset"
         )
     if data.num_parts > 1 and not (sizes > np.asarray(data.num_labelled)).any():
         raise ValueError(
