@@ -148,7 +148,7 @@ def read_columns(
     told = cells.get("label", [""] * len(texts))
     labels = _plain(as_cells(told, marks), "-1" in map(str, classes or ()))
     for text, count in Counter(text for text, label in zip(told, labels, strict=True) if text and not label).items():
-        known = ",".join((text, *numbered(labels)[1][:SHOWN]))
+        known = ",".join(("-1", *numbered(labels)[1][:SHOWN]))
         hint = f"; if it is a class, name all classes: data.classes={known}" if text.startswith("-1") else ""
         findings.notes.append(f"{counted(count, 'label is', 'labels are')} {text}, taken as no label{hint}")
     y, class_names = _classes(labels, places, classes, findings)

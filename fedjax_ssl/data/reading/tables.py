@@ -68,7 +68,7 @@ def read_table(path: Path, findings: Findings | None = None) -> "pandas.DataFram
 def as_text(column: "pandas.Series") -> list[str]:
     """Take a column as text: whole numbers without a point, truth values as 0 and 1, nothing as ""."""
     if column.dtype.kind not in "iuf":
-        if (present := column.dropna()).map(type).eq(bool).all() and len(present):
+        if len(present := column.dropna()) and all(isinstance(value, bool) for value in present):
             column = column.map({True: "1", False: "0"})
         return ["" if gap else str(value).strip() for value, gap in zip(column, column.isna(), strict=True)]
     known = column[np.isfinite(column)]

@@ -1,5 +1,6 @@
 """Tables of features of a user's own, and of the class shares of sets."""
 
+import datetime
 import gzip
 from pathlib import Path
 
@@ -168,6 +169,11 @@ def test_parquet_is_the_same(tmp_path):
     data = read(tmp_path / "p.parquet")
     np.testing.assert_array_equal(data.train.x, np.float32([[30, 1.5], [40, -2], [50, 3]]))
     assert (data.train.y.tolist(), data.class_names, data.client_names) == ([1, -1, 0], ("0", "1"), ("n", "s"))
+    columns = {"w": ["x", None, "y"], "on": [True, False, None], "day": [datetime.date(2020, 1, 2)] * 3}
+    parquet.write_table(arrow.table({**columns, "label": [True, False, True]}), tmp_path / "w.parquet")
+    data = read(tmp_path / "w.parquet", missing="median")
+    assert data.extra["features"] == ["w=x", "w=y", "on", "day"] and data.class_names == ("0", "1")
+    assert data.train.x[1].tolist() == [1, 0, 0, 18263]
     (tmp_path / "bad.parquet").write_bytes(b"PAR1")
     with pytest.raises(BadData, match="no readable Parquet file"):
         read(tmp_path / "bad.parquet")
