@@ -55,7 +55,7 @@ def given_path(source: str, path: Path | str | None, what: str, kind: str = "fil
         DatasetUnavailable: nothing of this kind is there.
     """
     if path is None:
-        raise ValueError(f'load("{source}") needs path=, {what}')
+        raise ValueError(f'load("{source}") needs path= (in a command --data.path=), {what}')
     given = Path(path).expanduser()
     if not (given.is_file() if kind == "file" else given.exists()):
         state = "a file" if given.exists() else "there"
