@@ -350,16 +350,12 @@ class TrainedModel:
         """Takes whole numbers of any type as uint8."""
         lowest, highest = (values.min(), values.max()) if values.size else (0, 0)
         divided = values.dtype.kind == "f" and 0 < highest <= 1 < self.input_max
-        if values.dtype.kind not in "iuf" or divided or not (values == np.rint(values)).all():
+        whole = values.dtype.kind in "iuf" and bool((values == np.rint(values)).all())
+        if divided or not whole or lowest < 0 or highest > self.input_max:
             raise TrainedModelError(
                 f"inputs are {values.dtype}, from {lowest} to {highest}; this model takes them as its dataset stores "
                 f"them: whole numbers (uint8) from 0 to {self.input_max:g}. Give raw values, neither divided nor "
                 "standardized: the model does that"
-            )
-        if lowest < 0 or highest > self.input_max:
-            raise TrainedModelError(
-                f"inputs go from {lowest} to {highest}; this model takes them as its dataset stores them: from 0 to "
-                f"{self.input_max:g}"
             )
         return values.astype(np.uint8, copy=False)
 

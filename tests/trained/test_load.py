@@ -77,8 +77,8 @@ def test_the_best_checkpoint_is_that_of_the_summary(folder):
         (np.zeros((5, 8, 7), np.uint8), r"shape \[5, 8, 7\]; this model takes \[n, 8, 8, 1\]"),
         (np.full((5, 8, 8, 1), 0.5), r"inputs are float64, from 0.5 to 0.5; this model takes .*\(uint8\) from 0 to 16"),
         (np.ones((5, 8, 8)), "neither divided nor standardized"),
-        (np.full((5, 64), -1), "inputs go from -1 to -1; this model takes them .* from 0 to 16"),
-        (np.full((5, 8, 8, 1), 200, np.uint8), "inputs go from 200 to 200; this model takes them .* from 0 to 16"),
+        (np.full((5, 64), -1), r"inputs are int64, from -1 to -1; this model takes .*\(uint8\) from 0 to 16"),
+        (np.full((5, 8, 8, 1), 200, np.uint8), "inputs are uint8, from 200 to 200; this model takes .* from 0 to 16"),
         (np.full((5, 8, 8, 1), np.nan), "NaN or infinite"),
     ],
 )

@@ -304,17 +304,26 @@ def _opened(file: Path | bytes) -> Image.Image:
 
 
 def _slice(file: Path) -> Image.Image:
-    """Read the first frame of a DICOM file, grey ones in the units that slope and intercept give, dark to bright."""
-    pixels, head = importlib.import_module("pydicom.pixels"), importlib.import_module("pydicom").dcmread(file)
-    values: np.ndarray = pixels.pixel_array(head, index=0)
-    if values.ndim == 2:
-        if head.PhotometricInterpretation == "MONOCHROME1":  # from bright to dark
-            values = (0 if head.PixelRepresentation else 2**head.BitsStored) - 1.0 - values
-        units = values * float(head.get("RescaleSlope", 1)) + float(head.get("RescaleIntercept", 0))
-        values = units.astype(np.float32)
-    image: Any = Image.fromarray(values)
+    head = importlib.import_module("pydicom").dcmread(file)
+    values = in_units(head)
+    image: Any = Image.fromarray(values.astype(np.float32) if values.ndim == 2 else values)
     image.n_frames = int(head.get("NumberOfFrames") or 1)
     return image
+
+
+def in_units(head: Any) -> np.ndarray:
+    """Give the first frame of a DICOM file: in grey float64 [H, W] in the units of slope and intercept, dark to bright.
+
+    Args:
+        head: of pydicom.
+    """
+    values: np.ndarray = importlib.import_module("pydicom.pixels").pixel_array(head, index=0)
+    if values.ndim > 2:
+        return values
+    if head.PhotometricInterpretation == "MONOCHROME1":  # from bright to dark
+        values = (0 if head.PixelRepresentation else 2**head.BitsStored) - 1.0 - values
+    with np.errstate(over="ignore", invalid="ignore"):  # refused where values have to be finite
+        return values * float(head.get("RescaleSlope", 1)) + float(head.get("RescaleIntercept", 0))
 
 
 def _heads(files: Sequence[Path] | Sequence[bytes]) -> list[Facts | str]:

@@ -17,7 +17,7 @@ from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.reading.archives import placed_folder
 from fedjax_ssl.data.reading.cache import facts_of, kept_for
 from fedjax_ssl.data.reading.formats import DAMAGED, FormatError
-from fedjax_ssl.data.reading.pictures import read_each, short, shown
+from fedjax_ssl.data.reading.pictures import in_units, read_each, short, shown
 from fedjax_ssl.data.reading.problems import DatasetUnavailable, Findings
 from fedjax_ssl.data.reading.register import dataset
 from fedjax_ssl.errors import counted
@@ -167,11 +167,8 @@ def _slice(dicom: Any, path: Path, size: int) -> tuple[np.ndarray, str] | str:
         image = dicom.dcmread(path)
         if max(image.Rows, image.Columns) > LARGEST_SIDE or image.get("NumberOfFrames", 1) not in (1, None):
             return f"larger than {LARGEST_SIDE} pixels, or of several frames"
-        stored = np.asarray(image.pixel_array, np.float64)
-        if stored.ndim != 2:
+        if (units := in_units(image)).ndim != 2:
             return "in colour"
-        with np.errstate(over="ignore", invalid="ignore"):  # refused below
-            units = stored * float(image.get("RescaleSlope", 1)) + float(image.get("RescaleIntercept", 0))
         return _windows(units, size), str(image.get("PatientID") or path.stem)
     except (dicom.errors.InvalidDicomError, *DAMAGED) as error:
         return f"cut short or damaged ({short(error)})"
