@@ -200,9 +200,18 @@ def draw(table: pandas.DataFrame, path: Path) -> None:
     columns = [labels for labels in LABELS if "none" not in labels]
     colours = plt.get_cmap("tab10").colors
     for number, (name, own) in enumerate(table.groupby("method", sort=False)):
-        own = own.set_index("labels").loc[columns]
+        own = own.set_index("labels").reindex(columns)
         places = np.arange(len(columns)) + 0.04 * (number - 4)
-        axes.errorbar(places, own["mean"], own["interval"], color=colours[number], marker="o", capsize=2, label=name)
+        axes.errorbar(
+            places,
+            own["mean"],
+            own["interval"],
+            color=colours[number],
+            marker="o",
+            capsize=2,
+            elinewidth=0.8,
+            label=name,
+        )
     axes.set_xticks(range(len(columns)), columns)
     axes.set_xlabel("labels of every hospital")
     axes.set_ylabel("test accuracy, %")
