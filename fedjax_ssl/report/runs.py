@@ -195,6 +195,7 @@ def group_runs(runs: Iterable[StoredRun]) -> list[Group]:
     found: dict[str, tuple[dict[str, Any], list[StoredRun]]] = {}
     for run in runs:
         fields = flat_config(run.config, ignore=("seed", *WATCHING))
+        fields["data.left_out_client"] = (run.summary or {}).get("left_out_client", fields.get("data.left_out_client"))
         config = {name: value for name, value in fields.items() if value is not None}
         found.setdefault(json.dumps(config, sort_keys=True), (config, []))[1].append(run)
     groups = []

@@ -343,8 +343,8 @@ def weights_in_words(weighting: str, method: Method) -> str:
     return "no average" if method.alone else f"{_WEIGHTS[weighting]}{own}: config.federated.weighting={weighting}"
 
 
-def idle_clients(method: Method, federation: FederatedData, names: Sequence[str], batch_size: int) -> str:
-    """Say which clients never train, and why; empty where all do, or nobody can tell.
+def idle_clients(method: Method, federation: FederatedData, names: Sequence[str], batch_size: int) -> list[str]:
+    """Say in a line which clients never train, and why; nothing where all do, or nobody can tell.
 
     Args:
         method: method of the run.
@@ -353,8 +353,9 @@ def idle_clients(method: Method, federation: FederatedData, names: Sequence[str]
         batch_size: `config.optimizer.batch_size`, for the words.
     """
     known = np.asarray(federation.num_labelled + (0 if federation.weak is None else federation.weak.num_examples))
+    notes: list[str] = []
     if method.trains is None or (known >= batch_size).all():
-        return ""
+        return notes
     idle = ~np.asarray(jax.jit(method.trains)(federation))
     said = [
         f"{len(rows)} {why} ({some(rows, names)})"
@@ -367,7 +368,9 @@ def idle_clients(method: Method, federation: FederatedData, names: Sequence[str]
         )
         if len(rows)
     ]
-    return f"{idle.sum()} of {idle.size} clients never train: {', '.join(said)}" if said else ""
+    if said:
+        notes.append(f"{idle.sum()} of {idle.size} clients never train: {', '.join(said)}")
+    return notes
 
 
 def check_weighting(weighting: str, method: Method, federation: FederatedData) -> None:

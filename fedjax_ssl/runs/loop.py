@@ -145,9 +145,9 @@ class Run(Closing):
             }
         )
         progress.note(self._experiment.standardization)
-        idle = idle_clients(method, self.federation, self._names, config.optimizer.batch_size) if config.rounds else ""
-        if idle:
-            progress.note(idle)
+        if config.rounds:
+            for note in idle_clients(method, self.federation, self._names, config.optimizer.batch_size):
+                progress.note(note)
         if self._feed is not None:
             progress.note(self._feed.describe())
         if self.round == 0:
@@ -278,6 +278,8 @@ class Run(Closing):
         summary = summarize(config, rows, self._seconds, predict.summary_of(outcomes)) | diverged
         if "selected_round" in summary:
             summary["validation_examples"] = federation.summary()["validation_examples"]
+        if config.data.left_out_client is not None:
+            summary["left_out_client"] = self._names[federation.num_clients]
         summary |= {"data": dict(self._experiment.known_by), **data.what_is_compared(dataset, self.federation)}
         self.record.finish(rows, summary, title=f"{config.method.name} on {config.data.name}")
         # The others get the summary when the files are there: nobody is at the end before the record is whole.

@@ -300,3 +300,14 @@ def test_a_damaged_picture_is_named(tmp_path, capsys):
     folder = write_run(tmp_path / "one")
     (folder / "partition.png").write_bytes(b"\x89PNG nothing")
     assert "partition.png cannot be shown" in page_of(folder)
+
+
+def test_a_client_that_is_left_out_is_called_by_its_name_in_the_groups(tmp_path):
+    for number, name in enumerate(("north", "02")):
+        folder = write_run(tmp_path / name, settings={"data.left_out_client": number}, rounds=10)
+        file = folder / "summary.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"left_out_client": name, "data": {"inputs": name}}))
+    write_run(tmp_path / "other", settings={"data.left_out_client": "02"}, seed=1, rounds=10)
+    report = read([tmp_path])
+    assert sorted(group.name for group in report.groups) == ["left_out_client=02", "left_out_client=north"]
+    assert [len(group.runs) for group in report.groups if group.name.endswith("02")] == [2]
