@@ -62,7 +62,7 @@ def by_content(
     useless: dict[str, list[str]] = {}  # identifiers and free text
     for name in rest:
         told = Findings()
-        if kind_of(name, cells[name], np.ones(len(table), bool), reading, told).kind == "number":
+        if kind_of(name, cells[name], reading, told).kind == "number":
             told.problems += identifiers([name], as_numbers(cells[name])[:, None], labels)
         useless |= {name: told.problems} if told.problems else {}
     if 0 < len(useless) < len(rest):

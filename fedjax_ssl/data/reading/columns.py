@@ -31,7 +31,7 @@ class TableOptions:
 
     Attributes:
         label_column: name of the class of each row; empty = no label.
-        client_column: whose row it is, if there is such a column.
+        client_column: name of the client that has the row, if there is such a column.
         split_column: train or test, if there is such a column.
         set_column: set within the client, if there is such a column.
         coarse_column: label of another space, if there is such a column.
@@ -198,12 +198,12 @@ def _classes(
             found = f"only one class ({names[0]})" if names else "no labelled example"
             findings.problems.append(
                 f"there is {found}, but a classifier needs at least two classes; label examples of others too, or name "
-                'all classes: classes=("a", "b")'
+                "all classes: data.classes=a,b"
             )
         return y, names
     names = tuple(unicodedata.normalize("NFC", str(name)) for name in classes)
     if len(set(names)) < max(len(names), 2):
-        findings.problems.append(f"classes is {names}; give at least two names, each once")
+        findings.problems.append(f"data.classes={','.join(names)}; give at least two names, each once")
     number = {"": -1} | {name: place for place, name in enumerate(names)}
     for label in dict.fromkeys(label for label in labels if label not in number):
         rows = [row for row, other in enumerate(labels) if other == label]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # takes long to import
     import pandas
 
 Missing = Literal["refuse", "median", "drop"]
-MARKS = ("?", "-", "NA", "N/A", "NaN", "null", "inf", "-inf")  # of missing cells, beside empty ones
+MARKS = ("?", "-", "NA", "N/A", "NaN", "null", "inf", "-inf")  # what stands for a missing cell, beside an empty one
 FAR = 1e3  # deviations from 0 to the mean, from which on single precision would lose too much
 MOST_LEVELS = 50  # words that are one-hot encoded by default
 FEW = 30  # examples, of which fewer may be in any order by chance
@@ -34,7 +34,7 @@ class Feature:
     form: str = ""  # how a date is written, as `pandas.to_datetime` takes it
     levels: tuple[str, ...] = ()  # words that training knew; each is an input, 1 where the cell holds it
     center: float = 0.0  # subtracted in double precision, before single precision would round differences away
-    fill: float = 0.0  # of a missing cell: the training examples' median; place of their most frequent word
+    fill: float = 0.0  # stands in for a missing cell: median of the training examples; place of the most frequent word
 
     def values(self, cells: Sequence[str]) -> Float[np.ndarray, " n"]:
         """Read cells as numbers, words as places among the levels; NaN where a cell is missing or does not fit."""
@@ -50,7 +50,7 @@ class TableReading(Reading):
 
     roles: dict[str, str]  # role -> name of the column that says it
     missing: Missing = "refuse"  # what becomes of rows with missing cells
-    marks: tuple[str, ...] = MARKS  # of missing cells, beside empty ones
+    marks: tuple[str, ...] = MARKS  # stand for missing cells, beside empty ones
     codes: tuple[str, ...] = ()  # columns of numbers that are one-hot encoded as words are
     max_levels: int = MOST_LEVELS  # words that a column may hold
     features: tuple[Feature, ...] = ()  # columns that are inputs, in their order
@@ -124,8 +124,9 @@ class TableReading(Reading):
                 f"{told}; fill them in, or train with data.missing=median, which takes the median of the training "
                 "examples (of words the most frequent one), or with data.missing=drop, which leaves these rows out"
             )
-        filled = "filled in with the median of the training examples, of words with the most frequent one"
-        findings.notes.append(f"{told}; {filled if self.missing == 'median' else 'these rows are left out'}")
+        else:
+            filled = "filled in with the median of the training examples, of words with the most frequent one"
+            findings.notes.append(f"{told}; {filled if self.missing == 'median' else 'these rows are left out'}")
         return whole | (self.missing == "median")
 
 
@@ -147,7 +148,7 @@ def fit(
     features = []
     for name in names:
         cells = as_cells(as_text(table[name]), reading.marks)
-        feature = kind_of(name, cells, train, reading, findings)
+        feature = kind_of(name, [cell for cell, row in zip(cells, train, strict=True) if row], reading, findings)
         known = (values := feature.values(cells))[train & np.isfinite(values)]
         if not len(known):
             told = f"column {name!r} is missing in all training examples; leave it out with data.ignore={name}"
@@ -167,7 +168,7 @@ def fit(
     return dataclasses.replace(reading, features=tuple(features))
 
 
-def kind_of(name: str, cells: Sequence[str], train: np.ndarray, reading: TableReading, findings: Findings) -> Feature:
+def kind_of(name: str, cells: Sequence[str], reading: TableReading, findings: Findings) -> Feature:
     """Tell numbers, dates and words apart; a few cells that are no numbers do not make words of the others."""
     present = [cell for cell in cells if cell]
     if name not in reading.codes:
@@ -181,10 +182,9 @@ def kind_of(name: str, cells: Sequence[str], train: np.ndarray, reading: TableRe
             )
         if forms:
             return Feature(name, "date", forms[0])
-    known = [_word(cell) for cell, row in zip(cells, train, strict=True) if row]
-    _, levels = numbered(known)
-    if len(levels) > reading.max_levels or len(levels) == len(known) >= FEW:
-        most = "one in every row" if len(levels) == len(known) else f"more than data.max_levels={reading.max_levels}"
+    _, levels = numbered([_word(cell) for cell in present])
+    if len(levels) > reading.max_levels or len(levels) == len(present) >= FEW:
+        most = "each of them once" if len(levels) == len(present) else f"more than data.max_levels={reading.max_levels}"
         findings.problems.append(
             f"column {name!r} holds {len(levels):,} different words, such as {present[0]!r}, {most}, too many for a "
             f"one-hot encoding; leave it out with data.ignore={name}"

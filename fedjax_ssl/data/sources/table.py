@@ -66,8 +66,9 @@ def load_table(
     """
     what = "a CSV or Parquet file with the column label and columns of numbers"
     given = given_path("table", path, what)
-    named = {"features": features or (), "ignore": ignore, "codes": codes, "missing_marks": missing_marks}
-    told = {option: tuple(map(str, names)) for option, names in named.items()}  # they may look like numbers
+    by_option = {"features": features or (), "ignore": ignore, "codes": codes}
+    named = {option: tuple(map(str, columns)) for option, columns in by_option.items()}  # they may look like numbers
+    marks = tuple(map(str, missing_marks))
 
     def make() -> Dataset:
         findings = Findings()
@@ -75,44 +76,40 @@ def load_table(
         roles = options.columns()
         texts = read_roles(table, roles, ("label",) if options.classes is None else (), findings)
         there = {role: roles[role] for role in texts}
-        names = _features(table, there, told, findings)
+        chosen = _features(table, there, named, findings)
         findings.stop(given)
-        columns = read_columns(texts, options.classes, findings, told["missing_marks"])
+        columns = read_columns(texts, options.classes, findings, marks)
         train = ~columns.is_test
         if left_out_client is not None and columns.client_names is not None:
             train &= columns.client != client_number(columns.client_names, left_out_client)
-        asked = TableReading(there, missing, told["missing_marks"], told["codes"], max_levels)
-        reading = fit(table, names, train, asked, findings)
+        asked = TableReading(there, missing, marks, named["codes"], max_levels)
+        reading = fit(table, chosen, train, asked, findings)
         x, used = reading.read(table, findings)
         findings.stop(given)
         findings.notes += identifiers(reading.inputs, x[train], columns.y[train])
-        columns = columns.rows(used)
-        names = reading.inputs
-        return columns.dataset("table", given, x[used], options.proportions, findings.notes, reading, features=names)
+        return columns.rows(used).dataset(
+            "table", given, x[used], options.proportions, findings.notes, reading, features=reading.inputs
+        )
 
     content = [facts_of([given]), proportions_digest(options.proportions)]
-    chosen = [options, told, max_levels, missing, left_out_client]
-    return kept_for(root, "table", given, chosen, content, make)
+    told = [options, named, marks, max_levels, missing, left_out_client]
+    return kept_for(root, "table", given, told, content, make)
 
 
 def _features(
-    table: "pandas.DataFrame",
-    roles: Mapping[str, str],
-    told: Mapping[str, Sequence[str]],
-    findings: Findings,
+    table: "pandas.DataFrame", roles: Mapping[str, str], named: Mapping[str, Sequence[str]], findings: Findings
 ) -> list[str]:
-    for what, names in told.items():
-        for name in names:
-            if name not in table and what != "missing_marks":
-                findings.problems.append(
-                    f"{what} names the column {name!r}, which is not there.{did_you_mean(name, list(table))} Columns: "
-                    f"{', '.join(table)}"
-                )
+    for option, columns in named.items():
+        for name in columns:
+            if name not in table:
+                hint = did_you_mean(name, list(table))
+                told = f"{option} names the column {name!r}, which is not there.{hint} Columns: {', '.join(table)}"
+                findings.problems.append(told)
     for role, name in roles.items():
-        if name in told["features"]:
+        if name in named["features"]:
             findings.problems.append(f"column {name!r} is a feature and the {role} at once")
-    taken = (*roles.values(), *told["ignore"])
-    chosen = [name for name in told["features"] or table if name in table and name not in taken]
+    taken = (*roles.values(), *named["ignore"])
+    chosen = [name for name in named["features"] or table if name in table and name not in taken]
     if not chosen:
         findings.problems.append(f"there is no column left for features; columns: {', '.join(table)}")
     return chosen

@@ -61,6 +61,8 @@ def test_empty_cells_are_refused_or_their_rows_left_out(write):
     path = write(*ROWS, ",7,well,south", "70,inf,ill,north")
     with pytest.raises(BadData, match=r"2 of 6 rows .* \(empty, inf\), first .*line 6; by column: age 1, weight 1;"):
         read(path)
+    refused = check(path, root=path.parent / "root", missing="refuse")
+    assert "fill them in" in refused.problems[0] and not refused.notes
     data = read(path, missing="drop")
     assert len(data.train) == 4 and "these rows are left out" in data.extra["notes"][0]
     assert data.train.names.tolist() == [f"patients.csv, line {line}" for line in (2, 3, 4, 5)]
@@ -88,7 +90,7 @@ def test_empty_cells_are_refused_or_their_rows_left_out(write):
             "set is '0.5' in patients.csv, line 2, patients.csv, line 3",
         ),
         (["a,label,split", "1,x,test", "2,y,test"], {}, "all examples are test examples"),
-        (["a,label", "1,x", "2,y"], {"classes": ("x", "x", "y")}, "at least two names, each once"),
+        (["a,label", "1,x", "2,y"], {"classes": ("x", "x", "y")}, "data.classes=x,x,y; give at least two"),
     ],
 )
 def test_tables_that_cannot_be_right(write, lines, options, message):
@@ -146,6 +148,21 @@ def test_a_client_that_is_left_out_teaches_nothing(write):
     assert left_out.train.x[4, 1:3].tolist() == [0, 0]
     said = "column 'chest' holds 'other' in patients.csv, line 6, which is no word that training knew; its inputs are 0"
     assert any(said in note for note in left_out.extra["notes"])
+
+
+def test_columns_are_what_the_training_rows_hold(write):
+    north = [f"{i},2020-01-0{i},{i % 2},north" for i in range(1, 4)]
+    path = write("dose,seen,label,client", *north, *(f"low,1{i}.01.2020,{i % 2},south" for i in range(5)))
+    with pytest.raises(BadData) as raised:
+        read(path, left_out_client="south")
+    assert "holds 'low' in patients.csv, line 5" in str(raised.value) and "no number" in str(raised.value)
+    assert "no date like the others (ISO8601)" in str(raised.value)
+
+
+def test_a_word_of_its_own_in_every_cell_is_refused_although_some_are_empty(write):
+    path = write("name,a,label", *(f"{f'n{i}' if i else ''},{i},{i % 2}" for i in range(40)))
+    with pytest.raises(BadData, match="holds 39 different words, such as 'n1', each of them once, too many"):
+        read(path, missing="median")
 
 
 def test_codes_are_words_where_they_are_named_and_signs_are_no_marks(write):
