@@ -13,7 +13,7 @@ import jax
 
 from fedjax_ssl import data, methods, own_code, processor, runs
 from fedjax_ssl.config import CHOICES, ConfigError, ConfigNote, check_field
-from fedjax_ssl.errors import INTERRUPTED, UserError
+from fedjax_ssl.errors import INTERRUPTED, UserError, note
 
 USER_ERRORS = (
     UserError,
@@ -80,7 +80,7 @@ def use_processor(threads: int | None, devices: int | None = None) -> None:
         given = os.environ.get("NPROC", "")
         wanted = threads or (int(given) if given.isdigit() else processor.cores())
         if threads and threads < sharers:
-            warnings.warn(f"config.threads is {threads}; {sharers} devices need {sharers}", ConfigNote, stacklevel=2)
+            note(f"config.threads is {threads}; {sharers} devices need {sharers}")
         os.environ["NPROC"] = str(max(wanted, sharers))
 
 

@@ -2,9 +2,13 @@
 
 import contextlib
 import difflib
+import os
+import sys
+import warnings
 from collections.abc import Collection, Iterator
 
 INTERRUPTED = 130  # exit code after Ctrl-C
+_PACKAGE = os.path.dirname(__file__) + os.sep
 
 
 class UserError(ValueError):
@@ -17,6 +21,14 @@ class ConfigError(ValueError):
 
 class ConfigNote(UserWarning):
     """A setting that has no effect beside the others."""
+
+
+def note(text: str) -> None:
+    """Warns by a `ConfigNote`, which points to the line that called the package."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back and frame.f_code.co_filename.startswith(_PACKAGE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, ConfigNote, stacklevel=level)
 
 
 @contextlib.contextmanager
@@ -47,7 +59,8 @@ def did_you_mean(name: object, known: Collection[str]) -> str:
         >>> did_you_mean("fedavgg", ["xclp", "fedavg"])
         " Did you mean 'fedavg'?"
     """
-    close = difflib.get_close_matches(str(name), list(map(str, known)), n=1, cutoff=0.5)
+    cutoff = 0.66 if "." in str(name) else 0.5  # names behind one section have its letters in common
+    close = difflib.get_close_matches(str(name), list(map(str, known)), n=1, cutoff=cutoff)
     return f" Did you mean {close[0]!r}?" if close else ""
 
 

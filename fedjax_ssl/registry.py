@@ -5,7 +5,7 @@ import importlib
 import inspect
 import types
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 
@@ -57,6 +57,7 @@ class Registry(Generic[Built]):
         given: Collection[str] = (),
         common: Mapping[str, type] = types.MappingProxyType({}),
         makes: Any = object,
+        called_with: Sequence[str] = (),
     ):
         """Makes the table.
 
@@ -67,8 +68,9 @@ class Registry(Generic[Built]):
             given: names of further parameters that come from the package, by those builders that have them.
             common: options of every choice that are not its builder's, and their types.
             makes: type of what a builder returns.
+            called_with: of a function that a builder returns, the arguments that the package calls it with.
         """
-        self.kind, self.common, self._makes = kind, common, makes
+        self.kind, self.common, self._makes, self._called_with = kind, common, makes, called_with
         self._leading, self._given = leading, given
         self._builders: dict[str, Builder] = {}
         self._lines: dict[str, str] = {}  # without those that begin a docstring
@@ -237,11 +239,19 @@ class Registry(Generic[Built]):
                 raise
             # The call itself: something named that takes no such arguments.
             raise ValueError(f"could not build {self.kind} {name!r}: {error}") from error
+        wanted, wrong = self._makes.__name__.replace("Callable", "function"), ""
         if not isinstance(built, self._makes):
+            wrong = type(built).__name__
+        elif self._called_with:
+            wanted += f" of {', '.join(self._called_with)}"
+            try:
+                inspect.signature(typing.cast(Callable[..., Any], built)).bind(*self._called_with)
+            except TypeError as error:
+                wrong = f"a function with other arguments ({error})"
+        if wrong:
             from fedjax_ssl.own_code import where
 
-            found, wanted = type(built).__name__, self._makes.__name__.replace("Callable", "function")
-            raise ValueError(f"{self.kind} {name!r} returned {found}; it has to return a {wanted} ({where(builder)})")
+            raise ValueError(f"{self.kind} {name!r} returned {wrong}; it has to return a {wanted} ({where(builder)})")
         return built
 
 

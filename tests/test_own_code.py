@@ -86,6 +86,10 @@ def far(client=999):
     return lambda key, labelled, examples, size, quota: Cohort(jnp.full(size, client), jnp.ones(size, bool))
 
 
+def other():
+    return lambda key, examples, size: examples
+
+
 def dataset(size=4, path="own.csv", download=False, test_fraction=0.5):
     assert (size, path, download, test_fraction) == (4, "own.csv", False, 0.5)
     x, y = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32), np.arange(60) % 2
@@ -163,6 +167,8 @@ FIVE = ("--partition.num_clients=5", "--data.test_clients=0", "--data.test_fract
         (["--partition.name=own_returns:partition", *FIVE], "examples to client 99; there are clients 0 to 4"),
         (["--partition.name=own_returns:short_partition", *FIVE], "int32 [3] came, integer [1797] has to (own_returns"),
         (["--supervision.name=own_returns:supervision"], "float32 [1797] came, bool [1797] has to (own_returns.py"),
+        (["--cohort.name=own_returns:other"], "other arguments (too many positional arguments); it has to return a"),
+        (["--augment.name=own_returns:other"], "missing a required argument: 'size'); it has to return a function of"),
         (["--cohort.name=own_returns:far"], "draws client 999; there are 0 to 10 (own_returns.py, line 27)"),
         (["--cohort.name=own_returns:far", "--cohort.client=3"], "draws a client twice in a round (own_returns.py"),
     ],

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import ml_collections
 
-from fedjax_ssl.config.fields import FIELDS, REGISTRIES, WORDS, get, options_of
+from fedjax_ssl.config.fields import FIELDS, REGISTRIES, get, options_of, words_of
 from fedjax_ssl.errors import naming
 
 
@@ -52,6 +52,6 @@ def describe(config: ml_collections.ConfigDict) -> list[Described]:
             value = get(config, field, None)
             if value is None and option.default is not inspect.Parameter.empty:  # the choice's own default
                 value = option.default
-            words = option.allowed.words() if option.allowed else WORDS[option.type]
-            found.append(Described(field, value, words + " or None" * option.optional, option.meaning))
+            allowed = words_of(option, full=True) + " or None" * option.optional
+            found.append(Described(field, value, allowed, option.meaning))
     return found

@@ -31,13 +31,13 @@ from fedjax_ssl.models import MODELS, PRECISIONS
 from fedjax_ssl.registry import Option, Registry
 from fedjax_ssl.runs.writers import WRITERS
 
-WORDS = {
+_WORDS = {
     bool: "true or false",
     int: "a whole number",
     float: "a number",
     str: "text",
     object: "a whole number or a name",
-    tuple: "values with commas between, for example 64,64",
+    tuple: "names with commas between, for example age,sex",
 }
 CHOICES: dict[str, Registry[Any]] = {  # by section, whose name is one of these
     "data": SOURCES,
@@ -263,6 +263,11 @@ def _options_of_choices() -> dict[str, Option]:
     }
 
 
+def words_of(option: Option, full: bool = False) -> str:
+    """What a field takes, in words; `full`, or for several numbers: with their range."""
+    return option.allowed.words() if option.allowed and (full or option.type is tuple) else _WORDS[option.type]
+
+
 def _stored(option: Option) -> Any:
     return config_dict.placeholder(option.type) if option.default is None else option.default
 
@@ -306,7 +311,7 @@ def check_field(name: str, value: Any, option: Option | None = None) -> None:
     """
     option = option or FIELDS[name]
     if value is None and not option.optional:
-        raise ConfigError(f"config.{name} is None; give {WORDS[option.type]}")
+        raise ConfigError(f"config.{name} is None; give {words_of(option)}")
     allowed = option.allowed
     if option.type is object and not isinstance(value, str):
         allowed = _COUNT_OR_NONE

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import ml_collections
 import numpy as np
 
-from fedjax_ssl.config.fields import WORDS, default, options_of, with_method
+from fedjax_ssl.config.fields import default, options_of, with_method, words_of
 from fedjax_ssl.errors import ConfigError, did_you_mean, naming
 from fedjax_ssl.own_code import blame, make_importable, said
 from fedjax_ssl.registry import Option
@@ -155,7 +155,7 @@ def _value(field: str, given: Any, kind: Option) -> Any:
     if none:
         if kind.optional:
             return None
-        raise ConfigError(f"config.{field}=None: give {WORDS[kind.type]}")
+        raise ConfigError(f"config.{field}=None: give {words_of(kind)}")
     value = given.item() if isinstance(given, np.generic) else given
     if text is not None:
         with contextlib.suppress(ValueError):  # a text of another type is refused below
@@ -166,7 +166,7 @@ def _value(field: str, given: Any, kind: Option) -> Any:
         value = tuple(value)
     if not isinstance(value, kind.type) or (kind.type is int and isinstance(value, bool)):
         shown = repr(given) if isinstance(given, str) and not given.isprintable() else given
-        raise ConfigError(f"config.{field}={shown}: give {WORDS[kind.type]}" + " or None" * kind.optional)
+        raise ConfigError(f"config.{field}={shown}: give {words_of(kind)}" + " or None" * kind.optional)
     return value
 
 

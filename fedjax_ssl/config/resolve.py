@@ -1,7 +1,6 @@
 """From a config as a file and the command line left it to one that is checked and complete."""
 
 import inspect
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,7 +12,7 @@ from fedjax_ssl import methods
 from fedjax_ssl.checks import Several
 from fedjax_ssl.config.fields import CHOICES, FIELDS, REGISTRIES, check_field, get, options_of, with_method
 from fedjax_ssl.data import AUGMENTATIONS, is_own, rounds_of_a_part
-from fedjax_ssl.errors import ConfigError, ConfigNote, did_you_mean, naming
+from fedjax_ssl.errors import ConfigError, did_you_mean, naming, note
 from fedjax_ssl.federated import (
     FEDERATED_OPTIMIZERS,
     LocalSettings,
@@ -31,7 +30,9 @@ _NEEDED = {
     "validation data, such as config.data.validation_fraction": "select_from",
     "config.data.pools": "data.shuffle_pools",
     "config.partition.parts": "partition.rounds_per_part",
-    "config.supervision.labelled_clients": "supervision.which",
+    "config.supervision.labelled_clients or config.supervision.coarse_clients or config.supervision.set_clients": (
+        "supervision.which"
+    ),
     "config.supervision.noise": "supervision.noise_mode",
     "config.optimizer.name=sgd": "optimizer.momentum optimizer.nesterov",
     "config.optimizer.momentum": "optimizer.nesterov",
@@ -85,7 +86,7 @@ def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
             resolved.federated[option] = what.default
     if resolved.optimizer.local_steps and resolved.optimizer.local_epochs != 1:
         given = f"config.optimizer.local_epochs={resolved.optimizer.local_epochs}"
-        _note(f"{given} has no effect at the clients: config.optimizer.local_steps={resolved.optimizer.local_steps}")
+        note(f"{given} has no effect at the clients: config.optimizer.local_steps={resolved.optimizer.local_steps}")
     _check_stages(resolved)
     if resolved.data.standardize == "client":
         _check_client_standardization(resolved)
@@ -188,7 +189,7 @@ def _check_options(config: ml_collections.ConfigDict, section: str) -> None:
             for option in registry.fields():
                 if option not in known and option not in registry.common and choice[option] is not None:
                     given = f"config.{section}.{option}={choice[option]}"
-                    _note(f"{given} has no effect: {registry.kind} {choice.name!r} does not take it")
+                    note(f"{given} has no effect: {registry.kind} {choice.name!r} does not take it")
                     choice[option] = None
         taken = {*registry.fields(), *known}
         registry.check(choice.name, [option for option in options(choice) if option in taken])
@@ -200,7 +201,7 @@ def _check_stages(config: ml_collections.ConfigDict) -> None:
     name = "coarse_rounds" if "coarse_rounds" in config.method else "warmup_rounds"
     first = config.method.get(name, 0)
     if isinstance(first, int) and 0 < config.rounds <= first:
-        _note(f"config.rounds is {config.rounds}, stage 1 alone takes {first} (config.method.{name}): no stage 2 here")
+        note(f"config.rounds is {config.rounds}, stage 1 alone takes {first} (config.method.{name}): no stage 2 here")
     if validates(config) and isinstance(warmup, int) and warmup % config.eval_every:
         every = config.eval_every
         fits, near = max(n for n in range(1, every) if warmup % n == 0), max(round(warmup / every), 1) * every
@@ -238,7 +239,7 @@ def _note_without_effect(config: ml_collections.ConfigDict) -> None:
             if field == "optimizer.schedule_rounds":  # of a config that is resolved
                 usual = max(config.rounds, 1)
             if value not in (None, usual):
-                _note(f"config.{field}={value} has no effect without {needs}")
+                note(f"config.{field}={value} has no effect without {needs}")
 
 
 def _holds(config: ml_collections.ConfigDict, need: str) -> bool:
@@ -254,7 +255,7 @@ def _check_selection(config: ml_collections.ConfigDict) -> None:
     """Says where `select_from` does not do what it says."""
     if validates(config) and 0 < config.rounds < config.select_from:
         given = f"config.select_from={config.select_from}"
-        _note(f"{given} comes after the last of {config.rounds} rounds, whose model is then the selected one")
+        note(f"{given} comes after the last of {config.rounds} rounds, whose model is then the selected one")
 
 
 def _check_stream(config: ml_collections.ConfigDict) -> None:
@@ -264,11 +265,7 @@ def _check_stream(config: ml_collections.ConfigDict) -> None:
         reached = -(-config.rounds // rounds_of_a_part(parts, each, config.rounds))
         why = f" (config.partition.rounds_per_part is {each})" if each else ""
         if reached < parts:
-            _note(f"{config.rounds} rounds come to {reached} of the {parts} parts of the unlabelled examples{why}")
-
-
-def _note(text: str) -> None:
-    warnings.warn(text, ConfigNote, stacklevel=4)
+            note(f"{config.rounds} rounds come to {reached} of the {parts} parts of the unlabelled examples{why}")
 
 
 def validates(config: ml_collections.ConfigDict) -> bool:

@@ -94,6 +94,7 @@ COHORTS: Registry[CohortSampler] = Registry(
         "by_size": (by_size, "clients with more examples are drawn more often, without replacement"),
     },
     makes=Callable,
+    called_with=("key", "num_labelled", "num_examples", "size", "labelled_quota"),
 )
 
 

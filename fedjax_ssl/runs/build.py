@@ -1,6 +1,5 @@
 """From a resolved config to what a run is made of: dataset, federation, method. Nothing below sees the config."""
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,10 +12,11 @@ from jaxtyping import Array, Key
 from fedjax_ssl import config as configs
 from fedjax_ssl import data, federated, methods, models
 from fedjax_ssl.backend import backend
-from fedjax_ssl.config import ConfigError, ConfigNote, naming
+from fedjax_ssl.config import ConfigError, naming
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.data.fingerprint import fingerprint
 from fedjax_ssl.data.reading.problems import some
+from fedjax_ssl.errors import note
 from fedjax_ssl.federated import Execution, Method, Setup
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.channel_terms import check_channels
@@ -291,8 +291,8 @@ def check_labels(supervision: str, name: str, method: Method, federation: Federa
             f"method {name!r} learns from unlabelled examples, but every client sees the labels of all its examples; "
             "to hide labels: --supervision.name=per_client --supervision.labels=10"
         )
-    for note in notes:
-        warnings.warn(note, ConfigNote, stacklevel=2)
+    for text in notes:
+        note(text)
 
 
 _LABELS_OF_A_CLIENT = ("per_client", "xclp_noniid", "class_pairs", "mixed")
@@ -315,18 +315,16 @@ def note_missing_labels(supervision: str, labels: int | None, federation: Federa
         text = (
             f"config.supervision.labels={labels} labels of a client: {short.size} of {(there > 0).sum()} clients have"
         )
-        warnings.warn(f"{text} fewer, from {short.min():,} to {short.max():,}", ConfigNote, stacklevel=2)
+        note(f"{text} fewer, from {short.min():,} to {short.max():,}")
     if supervision != "per_class" or labels is None:
         return
     observed = np.asarray(federation.observed_by_clients)
     counts = np.stack([(observed == k).sum(axis=1) for k in range(federation.num_classes)])
     asked = counts[:, np.asarray(federation.num_labelled) > 0]
     if (asked < labels).any():
-        warnings.warn(
+        note(
             f"config.supervision.labels asks for {labels} labelled examples of every class, but clients with labels "
-            f"have fewer of {(asked < labels).sum()} of {asked.size} classes, {(asked == 0).sum()} of them without any",
-            ConfigNote,
-            stacklevel=2,
+            f"have fewer of {(asked < labels).sum()} of {asked.size} classes, {(asked == 0).sum()} of them without any"
         )
 
 

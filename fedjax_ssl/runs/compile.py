@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import time
-import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,9 +24,10 @@ from jaxtyping import Array, Key
 from fedjax_ssl import config as configs
 from fedjax_ssl import data, federated, processor
 from fedjax_ssl.backend import backend
-from fedjax_ssl.config import ConfigError, ConfigNote, naming
+from fedjax_ssl.config import ConfigError, naming
 from fedjax_ssl.data import FederatedData, LoadedInputs
 from fedjax_ssl.data.federation.federated_data import of_one_shape
+from fedjax_ssl.errors import note
 from fedjax_ssl.federated import VECTORIZED_RUNS, Choice, Execution, Method, ServerState, device_memory, tree_bytes
 from fedjax_ssl.federated.memory import FittingProgram, bytes_of, bytes_to_come, is_out_of_memory
 from fedjax_ssl.federated.method import Metrics
@@ -327,7 +327,7 @@ class Shared:
                     self._programs[key] = compile_for(None)
                 else:
                     to_come = sum(bytes_to_come(one.federation.inputs) for one in inputs)
-                    fitting = FittingProgram(compile_for, run.memory - to_come, _note)
+                    fitting = FittingProgram(compile_for, run.memory - to_come, note)
                     self._programs[key] = fitting, fitting.choices
         return self._programs[key][0], arguments
 
@@ -370,10 +370,6 @@ class Shared:
 
 def _text(section: Any) -> str:
     return json.dumps(plain_value(section.to_dict()), sort_keys=True)
-
-
-def _note(text: str) -> None:
-    warnings.warn(text, ConfigNote, stacklevel=2)
 
 
 def _plain(value: np.ndarray) -> Any:

@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import timedelta
@@ -21,6 +20,7 @@ import jax
 
 from fedjax_ssl import command_line, processor
 from fedjax_ssl import config as configs
+from fedjax_ssl.errors import note
 from fedjax_ssl.runs.compile import OutOfMemory, Shared
 from fedjax_ssl.runs.folder import FolderLocked
 from fedjax_ssl.runs.loop import Point, run_batch
@@ -197,8 +197,7 @@ def in_batches(
         ended = run_batch(batch, shared)
         if len(batch) > 1 and any(isinstance(result, OutOfMemory) for result in ended):
             count = len(batch) // 2
-            note = f"{len(batch)} runs at a time do not fit on the device: {count} at a time"
-            warnings.warn(note, configs.ConfigNote, stacklevel=1)
+            note(f"{len(batch)} runs at a time do not fit on the device: {count} at a time")
             continue
         seconds = (time.perf_counter() - begin) / len(batch)
         yield from ((result, seconds) for result in ended)

@@ -154,6 +154,15 @@ def test_parts_of_a_stream_that_do_not_come_are_noted(given: dict[str, int], sai
         ({"optimizer.keep_state": True, "optimizer.name": "rmsprop", "optimizer.keep_by": "slot"}, []),
         ({"data.shuffle_pools": True}, ["shuffle_pools=True"]),
         ({"supervision.which": "random"}, ["which=random"]),
+        (
+            {
+                "supervision.name": "mixed",
+                "supervision.set_clients": 3,
+                "supervision.labelled_clients": 0,
+                "supervision.which": "random",
+            },
+            [],
+        ),
         ({"tracking.project": "mine"}, ["project=mine"]),
         ({"prediction.alpha": 0.5}, ["alpha=0.5"]),
         ({"prediction.predictors": "network, xclp", "prediction.hamming": "paillier"}, ["hamming=paillier"]),
@@ -165,6 +174,7 @@ def test_settings_that_do_nothing_beside_the_others_are_named(fields: dict[str, 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         configs.resolve(configs.resolve(config))
+    assert {note.filename for note in caught} <= {__file__}
     notes = {str(note.message) for note in caught}
     assert len(notes) == len(said) and all("has no effect without config." in note for note in notes)
     assert all(any(one in note for note in notes) for one in said)

@@ -26,5 +26,6 @@ AUGMENTATIONS: Registry[Augmentation] = Registry(
     },
     given=("input_max", "input_mean"),
     makes=Callable,
+    called_with=("key", "inputs"),
 )
 augmentation = AUGMENTATIONS.build  # (name, **options) -> Augmentation, which works under jit and vmap
