@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from fedjax_ssl.data.reading.problems import BadData
+from fedjax_ssl.data.reading.tables import no_column
 from fedjax_ssl.errors import did_you_mean
 
 
@@ -74,8 +75,7 @@ def choose_columns(
         given = getattr(choice, f"{role}_key")
         candidates = list(fitting.get(role, ())) if given is None else [given]
         if given is not None and given not in there:
-            hint = did_you_mean(given, there)
-            problems.append(f"there is no column {given!r}.{hint} Columns: {', '.join(there)}")
+            problems.append(no_column(given, there))
         elif len(candidates) == 1:
             chosen[role] = candidates[0]
         elif role in fitting:

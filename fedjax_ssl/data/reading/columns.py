@@ -62,9 +62,9 @@ class Columns(NamedTuple):
     client: np.ndarray | None  # int32 [n]
     client_names: tuple[str, ...] | None
     is_test: np.ndarray  # bool [n]
-    set: np.ndarray | None  # int32 [n], -1 = in none
-    coarse: np.ndarray | None  # int32 [n], -1 = none
-    coarse_names: tuple[str, ...] | None
+    set: np.ndarray | None = None  # int32 [n], -1 = in none
+    coarse: np.ndarray | None = None  # int32 [n], -1 = none
+    coarse_names: tuple[str, ...] | None = None
     names: np.ndarray | None = None  # object [n], file or line of each example
     group: np.ndarray | None = None  # int32 [n], -1 = in none
 
@@ -101,10 +101,6 @@ class Columns(NamedTuple):
             train, test = (self._split(x, chosen) for chosen in (~self.is_test, self.is_test))
             shares = None
             if proportions is not None:
-                if train.set is None or train.client is None or self.client_names is None:
-                    raise ValueError(
-                        "class shares of sets are given, but not the columns set and client that they describe"
-                    )
                 shares = read_proportions(proportions, self.class_names, self.client_names, train.client, train.set)
             return Dataset(
                 name=name,

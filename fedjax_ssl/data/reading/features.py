@@ -11,8 +11,7 @@ from jaxtyping import Float, Int
 from fedjax_ssl.data.dataset import Reading
 from fedjax_ssl.data.reading.columns import numbered
 from fedjax_ssl.data.reading.problems import SHOWN, Findings, some
-from fedjax_ssl.data.reading.tables import COMMA, as_cells, as_numbers, as_text
-from fedjax_ssl.registry import did_you_mean
+from fedjax_ssl.data.reading.tables import COMMA, as_cells, as_numbers, as_text, no_column
 
 if TYPE_CHECKING:  # takes long to import
     import pandas
@@ -79,8 +78,7 @@ class TableReading(Reading):
         blocks, gaps = [np.zeros((len(table), 0))], dict[str, np.ndarray]()
         for feature in self.features:
             if feature.name not in table:
-                hint = did_you_mean(feature.name, list(table))
-                findings.problems.append(f"there is no column {feature.name!r}.{hint} Columns: {', '.join(table)}")
+                findings.problems.append(no_column(feature.name, table))
                 continue
             cells = as_cells(as_text(table[feature.name]), self.marks)
             values, gap = feature.values(cells), np.array(cells) == ""

@@ -24,18 +24,18 @@ TOLERANCE = 1e-3  # by which a row may miss 1, as rounded shares do; it is norma
 def read_proportions(
     path: str | Path,
     class_names: Sequence[str],
-    client_names: Sequence[str],
-    client: Int[np.ndarray, " n"],
-    sets: Int[np.ndarray, " n"],
+    client_names: Sequence[str] | None,
+    client: Int[np.ndarray, " n"] | None,
+    sets: Int[np.ndarray, " n"] | None,
 ) -> Float[np.ndarray, "G O K"]:
     """Read the class shares of every set of every client that has training examples.
 
     Args:
         path: the CSV file.
         class_names: K names.
-        client_names: names of the dataset's clients.
-        client: client of every training example, by its place in `client_names`.
-        sets: set of every training example, -1 = in none.
+        client_names: names of the dataset's clients, if they are known.
+        client: client of every training example, by its place in `client_names`; likewise.
+        sets: set of every training example, -1 = in none; likewise.
 
     Returns:
         Shares, rows sum to 1, zero on padding; clients are those with training examples, in increasing order.
@@ -44,6 +44,8 @@ def read_proportions(
         DatasetUnavailable: the file is not there.
         ValueError: it does not fit: the message names the line and says what is wrong, and what is allowed.
     """
+    if client_names is None or client is None or sets is None:
+        raise ValueError("class shares of sets are given, but not the columns or arrays set and client of these sets")
     path = Path(path).expanduser()
     shares = read_table(path)
     wanted = ["client", "set", *class_names]

@@ -11,7 +11,7 @@ import importlib
 import io
 import re
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,9 @@ def is_table(path: Path) -> bool:
     return path.name.lower().removesuffix(".gz").endswith((*SEPARATED, *PARQUET))
 
 
-def read_table(path: Path, findings: Findings | None = None) -> "pandas.DataFrame":
+def read_table(
+    path: Path, findings: Findings | None = None, columns: Sequence[str] | None = None
+) -> "pandas.DataFrame":
     """Read a table whose first line names the columns.
 
     Comma, semicolon or tabulator, whichever the first line has most of; UTF-8 with or without byte order mark, UTF-16
@@ -46,6 +48,7 @@ def read_table(path: Path, findings: Findings | None = None) -> "pandas.DataFram
     Args:
         path: `.parquet` or `.pq` (needs pyarrow), anything else is read as separated text, of `.gz` unpacked.
         findings: for a note where the text is not UTF-8.
+        columns: their names, for a file of text in which no line may name them.
 
     Returns:
         The table: of separated text all columns are text without blanks at the ends of cells.
@@ -56,13 +59,18 @@ def read_table(path: Path, findings: Findings | None = None) -> "pandas.DataFram
     """
     if not path.is_file():
         raise DatasetUnavailable(f"{path} is not {'a file' if path.exists() else 'there'}; give a CSV or Parquet file.")
-    frame = _read_parquet(path) if path.suffix.lower() in PARQUET else _read_text(path, findings or Findings())
+    frame = _read_parquet(path) if path.suffix.lower() in PARQUET else _read_text(path, findings or Findings(), columns)
     names = [name for name in frame.columns if name and not name.startswith("__index")]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise BadData(path, f"column {twice[0]!r} is there {names.count(twice[0])} times; name each column once")
     if frame.empty:
         raise BadData(path, "has no rows; the first line names the columns, every other one is an example")
     return frame[names]
+
+
+def no_column(name: str, there: Iterable[str], asked: str = "") -> str:
+    """Say that a table has no column of this name."""
+    return f"there is no column {name!r}{asked}.{did_you_mean(name, list(there))} Columns: {', '.join(there)}"
 
 
 def as_text(column: "pandas.Series") -> list[str]:
@@ -125,10 +133,8 @@ def read_roles(
     for role, name in roles.items():
         if name not in table and (name != role or role in needed):
             asked = "" if name == role else f", which data.{role}_column names"
-            findings.problems.append(
-                f"{where}there is no column {name!r}{asked}.{did_you_mean(name, list(table))} Columns: "
-                f"{', '.join(table)}; give the right one as data.{role}_column"
-            )
+            told = no_column(name, table, asked)
+            findings.problems.append(f"{where}{told}; give the right one as data.{role}_column")
     for column in table:
         # Of short names one letter is too much: "site" is no "set".
         missing = [name for name in roles.values() if name not in table]
@@ -162,7 +168,7 @@ def _decoded(path: Path, findings: Findings) -> str:
         return content.decode("cp1252", errors="replace")
 
 
-def _read_text(path: Path, findings: Findings) -> "pandas.DataFrame":
+def _read_text(path: Path, findings: Findings, columns: Sequence[str] | None) -> "pandas.DataFrame":
     import pandas  # read_csv fills short lines up, and does not say where a row of several lines stands
 
     text = _decoded(path, findings)
@@ -178,13 +184,16 @@ def _read_text(path: Path, findings: Findings) -> "pandas.DataFrame":
             line = reader.line_num + 1
     except csv.Error as error:
         raise BadData(path, f"line {reader.line_num} is no line of a table: {error}") from error
+    if columns and not (rows and rows[0][0].strip("'").isidentifier()):
+        rows, lines = [list(columns), *rows], [0, *lines]
     header = rows[0] if rows else []
     wrong = [place for place, cells in enumerate(rows) if len(cells) != len(header)]
     if wrong:
         named = ", ".join(f"line {lines[place]} has {len(rows[place])}" for place in wrong[:SHOWN])
         more = f", and {len(wrong) - SHOWN:,} more lines are off" if len(wrong) > SHOWN else ""
         quoted = f"put text that holds a {delimiter!r} in quotation marks"
-        raise BadData(path, f"the first line has {len(header)} cells, but {named}{more}; {quoted}")
+        first = f"there are {len(header)} columns" if columns else f"the first line has {len(header)} cells"
+        raise BadData(path, f"{first}, but {named}{more}; {quoted}")
     places = [f"{path.name}, line {line}" for line in lines[1:]]
     return pandas.DataFrame(rows[1:], index=places, columns=header, dtype=object)
 

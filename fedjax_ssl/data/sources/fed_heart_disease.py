@@ -7,11 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_ssl.data.dataset import Dataset, Split
+from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.reading.cache import data_root
-from fedjax_ssl.data.reading.problems import SHOWN, Findings, not_here
+from fedjax_ssl.data.reading.columns import Columns
+from fedjax_ssl.data.reading.problems import BadData, Findings, not_here
 from fedjax_ssl.data.reading.register import dataset
-from fedjax_ssl.data.reading.tables import DELIMITERS, as_numbers
+from fedjax_ssl.data.reading.tables import as_cells, as_numbers, read_table
 
 NAME = "fed_heart_disease"
 HOSPITALS = {"cleveland": "Cleveland", "hungarian": "Hungary", "switzerland": "Switzerland", "va": "VA"}
@@ -19,7 +20,8 @@ PUBLISHED = {"Cleveland": (199, 104), "Hungary": (172, 89), "Switzerland": (30, 
 LEVELS = {"cp": (1, 2, 3, 4), "restecg": (0, 1, 2)}  # one feature for each but the first
 USED = ("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak")
 COLUMNS = [*USED, "slope", "ca", "thal", "num"]
-NUMBERS = [at for at, name in enumerate(USED) if name not in LEVELS]
+NUMBERS = [name for name in USED if name not in LEVELS]
+ENCODED = [(name, level) for name, levels in LEVELS.items() for level in levels[1:]]
 TRAINED = 0.66  # share of a hospital's rows
 ADDRESS = "https://archive.ics.uci.edu/dataset/45/heart+disease"
 TERMS = (
@@ -63,59 +65,47 @@ def load_fed_heart_disease(*, root: str | Path | None = None, path: str | Path |
     findings, parts = Findings(), []
     for client, (file, hospital) in enumerate(zip(found.values(), HOSPITALS.values(), strict=True)):
         assert file is not None, "asked above"
-        x, y = _read(file, findings)
-        if findings.problems:
+        if (read := _read(file, findings)) is None or findings.problems:
             continue
-        tested = np.isin(np.arange(len(y)), _test_rows(y))
-        parts.append((x, y, np.full(len(y), client), tested))
+        tested = np.isin(np.arange(len(read[1])), _test_rows(read[1]))
+        parts.append((*read, np.full(len(tested), client), tested))
         if (counts := (int((~tested).sum()), int(tested.sum()))) != PUBLISHED[hospital]:
             findings.notes.append(
                 f"{hospital} has {counts} training and test rows; FLamby has {PUBLISHED[hospital]}, so that this is "
                 "another table than the published one"
             )
     findings.stop(folder)
-    x, y, owner, tested = map(np.concatenate, zip(*parts, strict=True))
-    features = [USED[at] for at in NUMBERS] + [f"{name}={level}" for name in LEVELS for level in LEVELS[name][1:]]
-    return Dataset(
-        NAME,
-        Split(x[~tested], y[~tested], owner[~tested]),
-        Split(x[tested], y[tested], owner[tested]),
-        class_names=("healthy", "sick"),
-        client_names=tuple(HOSPITALS.values()),
-        input_max=1.0,
-        extra={"terms": TERMS, "features": features, "notes": findings.notes},
-    )
+    x, y, lines, owner, tested = map(np.concatenate, zip(*parts, strict=True))
+    columns = Columns(y, ("healthy", "sick"), owner, tuple(HOSPITALS.values()), tested, names=lines)
+    features = [*NUMBERS, *(f"{name}={level}" for name, level in ENCODED)]
+    return columns.dataset(NAME, folder, x, None, findings.notes, terms=TERMS, features=features)
 
 
-def _read(path: Path, findings: Findings) -> tuple[np.ndarray, np.ndarray]:
-    """Read one hospital's features [n, 13] and classes [n], without rows in which something is missing."""
-    text = path.read_text("utf-8-sig", errors="replace")
-    lines = [(at, line) for at, line in enumerate(text.splitlines(), 1) if line.strip()]
-    delimiter = max(DELIMITERS, key=lines[0][1].count) if lines else ","
-    table = [(at, [cell.strip(" \"'").lower() for cell in line.split(delimiter)]) for at, line in lines]
-    if table and table[0][1][0].isidentifier():
-        names = table.pop(0)[1]
-        if names[:13] != COLUMNS[:13]:
-            findings.problems.append(f"{path.name} names the columns {', '.join(names)}; needed: {', '.join(COLUMNS)}")
-    if wrong := [f"line {at} has {len(cells)}" for at, cells in table if len(cells) != len(COLUMNS)][:SHOWN]:
-        findings.problems.append(
-            f"{path.name}: {', '.join(wrong)} cells in place of {len(COLUMNS)}; take UCI's processed.*.data"
-        )
-        return np.zeros((0, 0)), np.zeros(0)
-    values = np.full((len(table), len(COLUMNS)), np.nan)
-    for at, name in enumerate(COLUMNS):
-        column = ["" if cells[at] == "?" else cells[at] for _, cells in table]
-        values[:, at] = as_numbers(column)
-        allowed = LEVELS.get(name, range(5) if name == "num" else None)
-        strange = np.isnan(values[:, at]) if allowed is None else ~np.isin(values[:, at], tuple(allowed))
-        for bad in np.flatnonzero(strange & (np.array(column) != ""))[:1]:
+def _read(path: Path, findings: Findings) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """Read one hospital's features [n, 13], classes [n] and lines [n], without rows in which something is missing."""
+    try:
+        table = read_table(path, findings, COLUMNS)
+    except BadData as error:
+        findings.problems += [f"{path.name}: {problem}; take UCI's processed.*.data" for problem in error.problems]
+        return None
+    names = [name.strip("'").lower() for name in table]
+    if names[:13] != COLUMNS[:13] or len(names) != len(COLUMNS):
+        findings.problems.append(f"{path.name} names the columns {', '.join(names)}; needed: {', '.join(COLUMNS)}")
+        return None
+    known = {}
+    for name, column in table.set_axis(COLUMNS, axis=1).items():
+        cells = [cell.strip("' ") for cell in column]
+        known[name] = as_numbers(as_cells(cells, ("?",)))
+        allowed = {**LEVELS, "num": range(5)}.get(str(name))
+        strange = np.isnan(known[name]) if allowed is None else ~np.isin(known[name], tuple(allowed))
+        for bad in [row for row in np.flatnonzero(strange) if cells[row] not in ("", "?")][:1]:
             what = f"one of {', '.join(map(str, allowed))}" if allowed else "a number"
-            findings.problems.append(f"{path.name}, line {table[bad][0]}: {name} is {column[bad]!r}; needed: {what}")
-    values = values[~np.isnan(np.delete(values, (10, 11, 12), axis=1)).any(axis=1)]
-    if len(values) < 2 and not findings.problems:
-        findings.problems.append(f"{path.name} has {len(values)} rows without a missing value; needed: at least 2")
-    levels = [values[:, COLUMNS.index(name)] == value for name in LEVELS for value in LEVELS[name][1:]]
-    return np.column_stack([values[:, NUMBERS], *levels]).astype(np.float32), (values[:, -1] > 0).astype(np.int32)
+            findings.problems.append(f"{table.index[bad]}: {name} is {cells[bad]!r}; needed: {what}")
+    used = np.isfinite([known[name] for name in (*USED, "num")]).all(axis=0)
+    if used.sum() < 2 and not findings.problems:
+        findings.problems.append(f"{path.name} has {used.sum()} rows without a missing value; needed: at least 2")
+    x = [known[name] for name in NUMBERS] + [known[name] == level for name, level in ENCODED]
+    return np.stack(x, axis=1)[used].astype(np.float32), (known["num"][used] > 0).astype(np.int32), table.index[used]
 
 
 def _test_rows(labels: np.ndarray) -> np.ndarray:

@@ -3,6 +3,7 @@
 Source: du Terrail et al., FLamby: Datasets and Benchmarks for Cross-Silo Federated Learning, NeurIPS 2022.
 """
 
+import dataclasses
 import logging
 from pathlib import Path
 from typing import Annotated
@@ -10,9 +11,10 @@ from typing import Annotated
 import numpy as np
 
 from fedjax_ssl.checks import Whole
-from fedjax_ssl.data.dataset import Dataset, Split
+from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.reading.archives import placed_folder
 from fedjax_ssl.data.reading.cache import kept_for
+from fedjax_ssl.data.reading.columns import Columns
 from fedjax_ssl.data.reading.download import file_sha256
 from fedjax_ssl.data.reading.pictures import read_images
 from fedjax_ssl.data.reading.problems import EMBEDDED, DatasetUnavailable, Findings
@@ -93,26 +95,14 @@ def _read(folder: Path, size: int) -> Dataset:
     files, findings = [folder / IMAGES / f"{name}.jpg" for name in names], Findings()
     named = np.array([file.name for file in files])
     read = read_images(files, named.tolist(), findings, size=size, channels=3, fit="square")
-    images = read.x
-    if len(images) < len(names):
+    if len(read.x) < len(names):
         raise DatasetUnavailable(
             f"{NAME}: {'; '.join(findings.problems or findings.notes)} in {folder / IMAGES}. To go on, delete what is "
             f"damaged and run FLamby's resize_images.py again, or run on data that needs no download: {EMBEDDED}."
         )
-    train, test = (
-        Split(images[chosen], target[chosen], center[chosen], names=named[chosen]) for chosen in (is_train, ~is_train)
-    )
-    return Dataset(
-        NAME,
-        train,
-        test if len(test) else None,
-        class_names=CLASSES,
-        client_names=CENTRES,
-        mean=IMAGENET_MEAN,
-        std=IMAGENET_STD,
-        reading=read.reading,
-        extra={"terms": TERMS},
-    )
+    columns = Columns(target, CLASSES, center, CENTRES, ~is_train, names=named)
+    found = columns.dataset(NAME, folder, read.x, None, (), read.reading, terms=TERMS)
+    return dataclasses.replace(found, mean=IMAGENET_MEAN, std=IMAGENET_STD)
 
 
 def _read_table(path: Path) -> tuple[list[str], np.ndarray, np.ndarray, np.ndarray]:

@@ -99,10 +99,6 @@ def load_npz(
             names = group.astype(str)
             group = np.where(np.isin(names, ("", "-1")), -1, np.unique(names, return_inverse=True)[1])
         if proportions is not None:
-            if sets is None or client is None or client_names is None:
-                raise ValueError(
-                    "class shares of sets are given, but not the arrays `set` and `client` that they describe"
-                )
             shares = read_proportions(proportions, classes, client_names, client, sets)
         return Dataset(
             name="npz",

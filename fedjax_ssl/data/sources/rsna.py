@@ -13,9 +13,10 @@ import numpy as np
 from PIL import Image
 
 from fedjax_ssl.checks import Whole
-from fedjax_ssl.data.dataset import Dataset, Split
+from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.reading.archives import placed_folder
 from fedjax_ssl.data.reading.cache import facts_of, kept_for
+from fedjax_ssl.data.reading.columns import Columns
 from fedjax_ssl.data.reading.formats import DAMAGED, FormatError
 from fedjax_ssl.data.reading.pictures import in_units, read_each, short, shown
 from fedjax_ssl.data.reading.problems import DatasetUnavailable, Findings
@@ -109,14 +110,8 @@ def _read(folder: Path, size: int, max_images: int | None) -> Dataset:
         raise DatasetUnavailable(f"{NAME}: {folder / IMAGES}: {findings.problems[0]}")
     people, client = np.unique([patients[row] for row in rows], return_inverse=True)
     y = np.array([chosen[names[row]] for row in rows])
-    return Dataset(
-        name=NAME,
-        train=Split(x, y, client),
-        test=None,
-        class_names=CLASSES,
-        client_names=tuple(people.tolist()),
-        extra={"terms": TERMS, "notes": findings.notes},
-    )
+    columns = Columns(y, CLASSES, client, tuple(people.tolist()), np.zeros(len(y), bool))
+    return columns.dataset(NAME, folder, x, None, findings.notes, terms=TERMS)
 
 
 def _read_table(path: Path, findings: Findings) -> dict[str, int]:

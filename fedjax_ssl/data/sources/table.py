@@ -13,8 +13,7 @@ from fedjax_ssl.data.reading.features import MARKS, MOST_LEVELS, Missing, TableR
 from fedjax_ssl.data.reading.problems import Findings, given_path
 from fedjax_ssl.data.reading.proportions import proportions_digest
 from fedjax_ssl.data.reading.register import dataset
-from fedjax_ssl.data.reading.tables import read_roles, read_table
-from fedjax_ssl.registry import did_you_mean
+from fedjax_ssl.data.reading.tables import no_column, read_roles, read_table
 
 if TYPE_CHECKING:  # takes long to import
     import pandas
@@ -100,11 +99,8 @@ def _features(
     table: "pandas.DataFrame", roles: Mapping[str, str], named: Mapping[str, Sequence[str]], findings: Findings
 ) -> list[str]:
     for option, columns in named.items():
-        for name in columns:
-            if name not in table:
-                hint = did_you_mean(name, list(table))
-                told = f"{option} names the column {name!r}, which is not there.{hint} Columns: {', '.join(table)}"
-                findings.problems.append(told)
+        absent = [name for name in columns if name not in table]
+        findings.problems += [no_column(name, table, f", which data.{option} names") for name in absent]
     for role, name in roles.items():
         if name in named["features"]:
             findings.problems.append(f"column {name!r} is a feature and the {role} at once")

@@ -86,11 +86,11 @@ def test_missing_files_are_named_and_where_to_get_them(folder):
     ("change", "said"),
     [
         (lambda lines: [",".join(["a", *COLUMNS[1:]]), *lines], "names the columns a, sex"),
-        (lambda lines: [lines[0], f"{lines[1]},5", *lines[2:]], "line 2 has 15 cells in place of 14"),
+        (lambda lines: [lines[0], f"{lines[1]},5", *lines[2:]], "there are 14 columns, but line 2 has 15"),
         (lambda lines: [lines[0], lines[1].replace("120", "12x"), *lines[2:]], "line 2: trestbps is '12x'"),
         (lambda lines: [*lines[:-1], lines[-1].rpartition(",")[0] + ",9"], "num is '9'; needed: one of 0, 1, 2, 3, 4"),
         (lambda lines: lines[:1], "has 1 rows without a missing value; needed: at least 2"),
-        (lambda lines: [], "has 0 rows"),
+        (lambda lines: [], "has no rows"),
     ],
 )
 def test_other_tables_are_named(folder, change, said):

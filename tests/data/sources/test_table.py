@@ -307,7 +307,7 @@ def test_an_npz_file_with_sets_becomes_a_federation(tmp_path: Path) -> None:
     np.testing.assert_allclose(data.weak.matrix[0, 1], [0.35, 0.65])
     np.testing.assert_allclose(data.weak.prior, [(0.8 + 0.35 + 2 * 0.5 + 0.9) / 5, (0.2 + 0.65 + 2 * 0.5 + 0.1) / 5])
     np.savez(tmp_path / "scans.npz", **{name: values for name, values in arrays.items() if name != "set"})
-    with pytest.raises(ValueError, match="not the arrays `set` and `client`"):
+    with pytest.raises(ValueError, match="not the columns or arrays set and client"):
         load("npz", path=tmp_path / "scans.npz", proportions=tmp_path / "shares.csv")
 
 
