@@ -14,7 +14,7 @@ from fedjax_ssl.data.reading.columns import read_columns
 from fedjax_ssl.data.reading.features import TableReading
 from fedjax_ssl.data.reading.pictures import ImageReading, by_cell, is_image, list_images, read_alike, spelling
 from fedjax_ssl.data.reading.problems import DatasetUnavailable, Findings
-from fedjax_ssl.data.reading.tables import as_text, is_table, read_roles, read_table
+from fedjax_ssl.data.reading.tables import as_text, is_table, no_column, read_roles, read_table
 from fedjax_ssl.data.sources.folder import UNLABELLED, find_table
 from fedjax_ssl.errors import counted, did_you_mean
 from fedjax_ssl.trained.model import TrainedModel, TrainedModelError
@@ -127,13 +127,13 @@ def _labelled(path: Path, model: TrainedModel) -> list[tuple[Path, str]]:
         return [(path, path.absolute().parent.name)]
     folder, data = path if path.is_dir() else path.parent, model.config.data
     listing, column, of_labels = list_images(folder), data.get("file_column", "file"), data.get("label_column", "label")
-    table, paths_column = find_table(folder, listing, column) if path.is_dir() else (path, column)
+    table, paths_column = find_table(path, listing, column)
     if table is None or paths_column != column:
         found = [(folder / name, (folder.absolute() / name).parent.name) for name in listing.images]
     else:
         cells = read_table(table)
         if column not in cells:
-            raise TrainedModelError(f"{table} has no column {column!r} of files; columns: {', '.join(cells)}")
+            raise TrainedModelError(f"{table}: {no_column(column, cells, ', of files')}")
         texts = as_text(cells[of_labels]) if of_labels in cells else [""] * len(cells)
         there = by_cell(listing.images)
         said = {there.get(spelling(cell), ""): text for cell, text in zip(cells[column], texts, strict=True)}
@@ -148,12 +148,9 @@ def _read_images(labels: Mapping[Path, str], model: TrainedModel, resize: bool) 
         raise TrainedModelError(
             f"this model takes inputs of shape {list(model.input_shape)}, not images; give an .npz file"
         )
-    files, findings, reading = list(labels), Findings(), model.reading
-    names = [str(file) for file in files]
-    if stored := isinstance(reading, ImageReading):
-        read = read_alike(files, names, findings, reading)
-    else:
-        read = read_alike(files, names, findings, ImageReading(*model.input_shape, fit="stretch"))
+    files, names, findings = list(labels), list(map(str, labels)), Findings()
+    stored = model.reading if isinstance(model.reading, ImageReading) else None
+    read = read_alike(files, names, findings, stored or ImageReading(*model.input_shape, fit="stretch"))
     if findings.problems:
         raise TrainedModelError("; ".join(findings.problems))
     names, (height, width, _) = [names[row] for row in read.rows], model.input_shape

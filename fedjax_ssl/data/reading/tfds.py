@@ -108,9 +108,8 @@ def _read(dataset: str, folder: Path, choice: Choice, size: int | None) -> Datas
         client,
         None if clients is None else tuple(clients.tolist()),
         named == (test or ""),
-        None,
-        np.array(rows["coarse"]) if "coarse" in chosen else None,
-        tuple(features[chosen["coarse"]].names) if "coarse" in chosen else None,
+        coarse=np.array(rows["coarse"]) if "coarse" in chosen else None,
+        coarse_names=tuple(features[chosen["coarse"]].names) if "coarse" in chosen else None,
     )
     x = np.stack(rows["input"])
     reading = ImageReading(*x.shape[1:]) if x.ndim == 4 and x.dtype == np.uint8 else None

@@ -89,9 +89,8 @@ def load_folder(
     """
     given = given_path("folder", path, f"a folder of images: {LAYOUT}", "folder")
     folder = given if given.is_dir() else given.parent
-    columns = {"file": file_column, **options.columns()}
-    listing = list_images(folder)
-    table, paths_column = find_table(folder, listing, file_column) if given.is_dir() else (given, file_column)
+    columns, listing = {"file": file_column, **options.columns()}, list_images(folder)
+    table, paths_column = find_table(given, listing, file_column)
     if table is not None and paths_column != file_column:
         if layout == "auto":
             raise BadData(
@@ -132,17 +131,18 @@ def load_folder(
     return kept_for(root, "folder", folder, [layout, file_column, options, pictures], content, make)
 
 
-def find_table(folder: Path, listing: Listing, column: str) -> tuple[Path | None, str]:
+def find_table(given: Path, listing: Listing, column: str) -> tuple[Path | None, str]:
     """Find the one table of a folder of images that has a column for the file, and the name of this column.
 
     Args:
-        folder: the folder.
-        listing: its images.
+        given: the folder, or the table itself.
+        listing: the images of the folder.
         column: name of the column; of tables without it, one whose cells are mostly paths of images is taken.
     """
-    there = by_cell(listing.images)
-    found, others = [], []
-    for path in sorted(folder.iterdir()):
+    if not given.is_dir():
+        return given, column
+    there, found, others = by_cell(listing.images), [], []
+    for path in sorted(given.iterdir()):
         if is_table(path) and path.is_file() and not path.name.startswith("."):
             try:
                 if column in (cells := read_table(path)):
@@ -155,11 +155,8 @@ def find_table(folder: Path, listing: Listing, column: str) -> tuple[Path | None
                 if path.suffix.lower() == ".csv":
                     raise BadData(path, [*error.problems, "move it away if it does not describe the images"]) from error
     if len(found) > 1:
-        raise BadData(
-            folder,
-            f"has {len(found)} tables with a column {column!r}: {', '.join(path.name for path in found)}; give "
-            "one of them as path",
-        )
+        named = ", ".join(path.name for path in found)
+        raise BadData(given, f"has {len(found)} tables with a column {column!r}: {named}; give one of them as path")
     return (found[0], column) if found else others[0] if others else (None, column)
 
 
