@@ -3,7 +3,7 @@
 
     import fedjax_ssl as fs
 
-    config = fs.load_config("digits_xclp", {"rounds": 10})
+    config = fs.load_config("digits_xclp", {"rounds": 10, "method.warmup_rounds": 5})
     summary = fs.run(config, "runs/first")
 
 Names are imported when they are first used: `import fedjax_ssl` brings neither jax nor flax.

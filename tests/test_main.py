@@ -92,7 +92,10 @@ def test_a_truncated_checkpoint_falls_back_to_the_one_before(start, tmp_path):
         ((DIGITS, "--config.data.mean=(0.1, 0.2)"), ("config.data: ", "mean has 2 values; allowed are 1 and 1")),
         ((DIGITS, "--config.supervision.name=none"), ("label",)),
         ((DIGITS, "--config.data.test_clients=14"), ("14",)),
-        ((DIGITS, "--config.federated.cohort_size=12"), ("cohort_size is 12", "1..11")),
+        (
+            (DIGITS, "--config.federated.cohort_size=12"),
+            ("cohort_size is 12", "11 clients (3 held out by data.test_clients)", "1..11"),
+        ),
         (
             (XCLP, "--config.federated.weighting=labelled", "--config.supervision.labelled_clients=4"),
             ("weighting is 'labelled', but 7 of 11 clients have no class labels",),

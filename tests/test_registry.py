@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import config as configs
-from fedjax_ssl import data
+from fedjax_ssl import cli, data
 from fedjax_ssl.config.fields import CHOICES
 from fedjax_ssl.registry import Option, Registry
 from fedjax_ssl.runs.build import build_method, federate, load_experiment
@@ -85,12 +85,25 @@ OWN = {
 }
 
 
+PAGE = (Path(__file__).resolve().parent.parent / "docs" / "extending.md").read_text(encoding="utf-8")
+(BLOCK,) = re.findall(r"<!-- tests/test_registry.py runs this block. -->\n```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.mark.parametrize("line", re.findall(r"^    fedjax-ssl (run .*=my_things:.*)$", PAGE, re.MULTILINE))
+def test_the_lines_of_the_page_run(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_things.py").write_text(BLOCK, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_things", raising=False)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    cli.main([*line.split(), "--rounds=1", "--workdir=here"])
+    assert (tmp_path / "here" / "summary.json").is_file()
+    sys.modules.pop("my_things", None)
+
+
 def test_a_config_can_name_things_of_the_users_own_in_every_section(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (Path(__file__).resolve().parent.parent / "docs" / "extending.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"<!-- tests/test_registry.py runs this block. -->\n```python\n(.*?)```", text, re.DOTALL)
     module = ModuleType("my_things")
     monkeypatch.setitem(sys.modules, "my_things", module)
-    exec(compile(block, "extending.md", "exec"), module.__dict__)
+    exec(compile(BLOCK, "extending.md", "exec"), module.__dict__)
     config = configs.default()
     config.rounds, config.data.test_fraction = 1, 0.2
     with config.unlocked():  # options that no choice of ours has are no fields yet

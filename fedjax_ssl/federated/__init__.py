@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         random_slots,
         sample_cohort,
     )
-    from fedjax_ssl.federated.engine import STAGE, Pretraining, federated_method
+    from fedjax_ssl.federated.engine import Pretraining, federated_method
     from fedjax_ssl.federated.evaluation import (
         BY_CLIENT,
         EVALUATION,
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
         Term,
         Traffic,
         View,
-        everybody,
+        always,
         never,
         no_traffic,
     )

@@ -112,7 +112,7 @@ def train_client(update: "ClientUpdate", client: Client, loop: str = "own") -> t
 
     Args:
         update: local training.
-        client: whom.
+        client: the client that trains.
         loop: loop of its local steps. "own": to the client's own number of steps. "bound": to the static bound of its
             schedule, and steps beyond its own change nothing; on a GPU, a loop whose end is known when it is compiled
             asks the host nothing. "whole": the same for clients that take all these steps or none, so that no step
@@ -173,16 +173,20 @@ class ClientUpdate:
         self.phases = {group: terms for group, terms in phases.items() if terms}
 
     def to_params(self, grouped: Grouped) -> Params:
+        """Unpacks the few arrays of every parameter group into its tree."""
         return {group: self.packings[group].unpack(grouped[group]) for group in self.training.groups}
 
     def key_of(self, client: Client) -> Key[Array, ""]:
+        """Returns the client's key of this round, by its id."""
         return jax.random.fold_in(named_key(self.broadcast.key, "client"), client.id)
 
     def rate_of(self, client: Client) -> Float[Array, ""]:
+        """Returns the learning rate of the client's local steps."""
         rate = self.broadcast.learning_rate
         return rate if self.kind.rate is None else rate * self.kind.rate(client)
 
     def kept_by(self, client: Client, term: Term) -> PyTree:
+        """Returns what the client kept for a term since its last round; () without."""
         return () if client.kept is None else client.kept.terms.get(term.name, ())
 
     def sent_to(self, client: Client) -> Grouped:
@@ -211,6 +215,7 @@ class ClientUpdate:
         return Snapshot(self.training.combine(groups), self.unravel_state(self.statistics_of(client)), groups)
 
     def plan(self, client: Client) -> Plan:
+        """Draws the client's batches of this round, and a key for each of its steps."""
         key = self.key_of(client)
         schedule = self.kind.sampler.schedule(named_key(key, "batches"), client, self.broadcast.now)
         masks = list(schedule.masks.values())
@@ -222,6 +227,7 @@ class ClientUpdate:
         return Plan(Batch(schedule.positions, schedule.masks, keys), schedule.num_steps, examples)
 
     def start(self, client: Client) -> ClientProgress:
+        """Returns the client before its first step: parameters, optimizer states and local states of the terms."""
         anchor = self.anchor_of(client)
         network = self.network_of(client, anchor)
         optimizer = {group: self.training.optimizer.init({group: anchor[group]}) for group in self.training.groups}
@@ -242,6 +248,7 @@ class ClientUpdate:
         )
 
     def step(self, client: Client, number: Int[Array, ""], batch: Batch, progress: ClientProgress) -> ClientProgress:
+        """Takes one local step: a phase for each parameter group that a term moves, in order."""
         own_key = jax.random.fold_in(labelling_key(self.broadcast.key), client.id)
         streams = _gather_streams(batch, client, self.broadcast.inputs, own_key)
         for group, terms in self.phases.items():
@@ -264,6 +271,7 @@ class ClientUpdate:
         streams: Streams,
         phase_key: Key[Array, ""],
     ) -> ClientProgress:
+        """Moves one parameter group: forward pass, losses of its terms, gradient, correction and optimizer."""
         start = self.anchor_of(client)
         nothing: dict[str, Any] = dict.fromkeys(("sent", "shared", "local", "params", "groups", "model_state"), ())
         seen = Step(

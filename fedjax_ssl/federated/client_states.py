@@ -60,7 +60,7 @@ def clients_of(
 
     Args:
         data: the federation.
-        ids: whom.
+        ids: the clients' ids.
         valid: False for an empty slot; all are filled by default.
         part: part of their unlabelled examples, from `part_of`. The others are not among a client's examples.
     """
@@ -81,8 +81,8 @@ def clients_of(
     real = column < num_examples[:, None]
     weak = data.weak
     if weak is not None:
-        everybody = replace(weak, prior=jnp.broadcast_to(weak.prior, (data.num_clients, *weak.prior.shape)))
-        weak = jax.tree.map(lambda table: table[ids], everybody)
+        tables = replace(weak, prior=jnp.broadcast_to(weak.prior, (data.num_clients, *weak.prior.shape)))
+        weak = jax.tree.map(lambda table: table[ids], tables)
         labels, known = weak.labels, jnp.where(present, weak.num_examples, 0)
         if place is not None:
             labels = jnp.take_along_axis(labels, place, axis=1)
@@ -110,12 +110,12 @@ def server_as_client(data: FederatedData) -> Client:
 
 
 def first_states(
-    training: "LocalTraining", terms: tuple[Term, ...], params: Params, model_state: PyTree, everyone: Client
+    training: "LocalTraining", terms: tuple[Term, ...], params: Params, model_state: PyTree, clients: Client
 ) -> ClientState:
     """Returns what all C clients have before their first round, leading axis C."""
     packed = {group: packing(tree).pack(tree) for group, tree in params.items()}
     shared = {group: packed[group] for group in training.shared}
-    network, count = training.combine(params), everyone.id.shape[0]
+    network, count = training.combine(params), clients.id.shape[0]
 
     def alike(tree: PyTree) -> PyTree:
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *jnp.shape(x))), tree)
@@ -124,7 +124,7 @@ def first_states(
     if training.keep_optimizer:
         optimizer = {group: alike(training.optimizer.init({group: packed[group]})) for group in packed}
     by_term = {
-        term.name: jax.vmap(lambda client, term=term: term.client.keep(network, model_state, client))(everyone)
+        term.name: jax.vmap(lambda client, term=term: term.client.keep(network, model_state, client))(clients)
         for term in terms
     }
     return ClientState(
@@ -164,7 +164,7 @@ def write_states(
         kept: states of all clients.
         new: new states of the cohort, leading axis p; terms that remember nothing new are left out.
         ids: ids of the cohort.
-        counts: who trained and was kept.
+        counts: True for clients that trained and were kept.
         slots: as in `gather_states`.
     """
     terms = {**gather_states(kept, ids).terms, **new.terms}

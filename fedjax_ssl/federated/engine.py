@@ -42,7 +42,6 @@ from fedjax_ssl.models import Outputs
 
 PyTree = Any
 _UNLABELLED = {"mixed", "unlabelled"}  # streams that have examples without a class label
-STAGE = "stage_"  # with its number, the scope in which a stage's rounds are traced: compiled programs name it
 
 
 class Pretraining(NamedTuple):
@@ -99,9 +98,12 @@ def federated_method(
         the terms' diagnostics.
 
     Raises:
-        ValueError: if a stage but the last has no length, two terms share a name, a term moves a group that is not
-            there, the weighting is unknown, the network has no class scores and the method reads them, or clients
-            that train alone need a server.
+        ValueError: if a stage but the last has no length, a stage has no term or two of one name, a term moves a group
+            that is not there, a private group is not there, `weighting` or `keep_by` of the setup is unknown, the
+            states of local optimizers are both kept and averaged, clients that train alone need a server or a mean of
+            these states, the network has no class scores and the method reads them, the batches of a stage cannot go
+            on from round to round (`local_steps`), or (from `init`) the server keeps its optimizer's state with
+            different numbers of replicas.
 
     Example:
         >>> from fedjax_ssl.federated import labelled_epochs
@@ -147,15 +149,7 @@ def federated_method(
         average_optimizer=setup.average_optimizer,
     )
 
-    def network_of(state: ServerState, client: Int[Array, ""] | None = None) -> tuple[PyTree, PyTree]:
-        if client is None:
-            return network(state) if network else (combine(state.params), state.model_state)
-        own = jax.tree.map(lambda table: table[client], state.clients.params)
-        groups = {g: packing(tree).unpack(own[g]) if g in own else tree for g, tree in state.params.items()}
-        statistics = state.model_state
-        if alone:
-            statistics = ravel_pytree(statistics)[1](state.clients.model_state[client])
-        return combine(groups), statistics
+    network_of = _network_of(training, network)
 
     def outputs(state: ServerState, inputs: Array, client: Int[Array, ""] | None = None) -> Outputs:
         normalize = setup.normalize_test or setup.normalize
@@ -178,10 +172,27 @@ def federated_method(
         on_host=on_host,
         network=network_of,
         cohort=_cohort_of(setup, stages),
-        starts=tuple(_starts(stages)),
         trains=partial(_trains, stages) if any(stage.trains_clients for stage in stages) else None,
         own_weights=any(kind.weigh is not None for stage in stages for kind in _kinds(stage)),
     )
+
+
+def _network_of(
+    training: LocalTraining, network: Callable[[ServerState], tuple[PyTree, PyTree]] | None
+) -> Callable[..., tuple[PyTree, PyTree]]:
+    """`Method.network`: parameters and batch statistics that predict, the global ones or a client's own."""
+
+    def network_of(state: ServerState, client: Int[Array, ""] | None = None) -> tuple[PyTree, PyTree]:
+        if client is None:
+            return network(state) if network else (training.combine(state.params), state.model_state)
+        own = jax.tree.map(lambda table: table[client], state.clients.params)
+        groups = {g: packing(tree).unpack(own[g]) if g in own else tree for g, tree in state.params.items()}
+        statistics = state.model_state
+        if training.federated_optimizer.alone:
+            statistics = ravel_pytree(statistics)[1](state.clients.model_state[client])
+        return training.combine(groups), statistics
+
+    return network_of
 
 
 def _init_of(
@@ -199,7 +210,7 @@ def _init_of(
     def init(key: Array, data: FederatedData) -> ServerState:
         network, model_state = setup.model.init(named_key(key, "model"))
         params = split(network)
-        everyone = all_clients(data)
+        clients = all_clients(data)
         packed = {group: packing(tree).pack(tree) for group, tree in params.items()}
         shared = {group: packed[group] for group in training.shared}
         averaged = training.shared if training.average_optimizer else ()
@@ -209,10 +220,10 @@ def _init_of(
             model_state=model_state,
             optimizer=setup.federated_optimizer.init(shared),
             terms={
-                name: term.server.init(named_key(named_key(key, "term"), name), network, model_state, everyone)
+                name: term.server.init(named_key(named_key(key, "term"), name), network, model_state, clients)
                 for name, term in terms.items()
             },
-            clients=first_states(training, tuple(terms.values()), params, model_state, everyone),
+            clients=first_states(training, tuple(terms.values()), params, model_state, clients),
             server=_server_optimizer(training, stages, pretraining, packed),
             local_optimizer={group: training.optimizer.init({group: packed[group]}) for group in averaged},
         )
@@ -228,15 +239,11 @@ def _round_of(
     starts = _starts(stages)
 
     def of_stage(place: int, stage: Stage, start: int) -> Callable[..., tuple[ServerState, Metrics]]:
-        length = stage.rounds
-        if length is None and setup.rounds is not None:
-            length = max(setup.rounds - start, 0)
-
-        @jax.named_scope(f"{STAGE}{place}")
+        @jax.named_scope(f"stage_{place}")  # compiled programs name it
         def run(
             key: Array, state: ServerState, data: FederatedData, execution: Execution
         ) -> tuple[ServerState, Metrics]:
-            return run_round(setup, training, stage, length, start, key, state, data, execution)
+            return run_round(setup, training, stage, start, key, state, data, execution)
 
         return run
 
@@ -260,10 +267,10 @@ def _cohort_of(setup: Setup, stages: tuple[Stage, ...]) -> Callable[..., Cohort]
     """`Method.cohort`: of the stage that the round is in, with as many slots in all stages."""
 
     def cohort(key: Array, number: Int[Array, ""], data: FederatedData) -> Cohort:
-        everyone = all_clients(data, part_of(data, number, setup.rounds))
+        clients = all_clients(data, part_of(data, number, setup.rounds))
 
         def of_stage(stage: Stage) -> Cohort:
-            ids, valid = draw_cohort(setup, stage, key, number, everyone)
+            ids, valid = draw_cohort(setup, stage, key, number, clients)
             empty = (0, setup.cohort_size - ids.shape[0])
             return Cohort(jnp.pad(ids, empty, constant_values=data.num_clients), jnp.pad(valid, empty))
 
@@ -312,17 +319,16 @@ def _pretrained(
     training: LocalTraining, pretraining: Pretraining, key: Array, state: ServerState, data: FederatedData
 ) -> ServerState:
     """The state after the server trained alone."""
-    everyone = all_clients(data)
+    clients = all_clients(data)
 
     def one_round(number: Int[Array, ""], state: ServerState) -> ServerState:
         context = RoundContext(
             key=jax.random.fold_in(named_key(key, "pretraining"), number),
             run_key=key,
             number=number,
-            num_rounds=jnp.int32(pretraining.rounds),
-            clients=everyone,
+            clients=clients,
             valid=jnp.ones((data.num_clients,), bool),
-            everyone=everyone,
+            all_clients=clients,
             params=training.combine(state.params),
             groups=state.params,
             model_state=state.model_state,
@@ -375,17 +381,17 @@ def _kinds(stage: Stage) -> tuple[ClientKind, ...]:
 
 def _trains(stages: tuple[Stage, ...], data: FederatedData) -> Bool[Array, " C"]:
     """Tells which clients have a local step, as far as that follows from their sizes and labels."""
-    everyone, found = all_clients(data), jnp.zeros(data.num_clients, bool)
+    clients, found = all_clients(data), jnp.zeros(data.num_clients, bool)
     key, now = jax.random.key(0), Now(jnp.zeros((), jnp.int32))
     for stage in stages:
-        rest = everyone.num_examples > 0
+        rest = clients.num_examples > 0
         if stage.labelled_quota == "only":
-            rest = rest & (stage.count_labels(everyone) > 0)
+            rest = rest & (stage.count_labels(clients) > 0)
         for kind in _kinds(stage):
-            mine, schedule = rest & kind.members(everyone), kind.sampler.schedule
+            mine, schedule = rest & kind.members(clients), kind.sampler.schedule
             rest = rest & ~mine
             if not kind.sampler.reads_sent:
-                mine = mine & (jax.vmap(lambda client, draw=schedule: draw(key, client, now).num_steps)(everyone) > 0)
+                mine = mine & (jax.vmap(lambda client, draw=schedule: draw(key, client, now).num_steps)(clients) > 0)
             found = found | mine
     return found
 

@@ -44,7 +44,7 @@ class Execution(NamedTuple):
     chunk_size: int | None = None  # clients at once on a device; None: `CLIENTS_AT_ONCE`
     mesh: Mesh | None = None  # devices that share each cohort
     reduce: str = "ordered"
-    everyone: Client | None = None  # all clients, to see whether they differ in size; None: not known
+    all_clients: Client | None = None  # all clients, to see whether they differ in size; None: not known
     report: Callable[[Choice], None] | None = None  # is told, whenever a round is traced, how clients are placed
 
 
@@ -67,8 +67,8 @@ def place_clients(
     mesh = execution.mesh
     share = -(-valid.shape[0] // (1 if mesh is None else mesh.size))
     counts = None
-    if execution.everyone is not None and not sampler.reads_sent:
-        counts = step_counts(sampler, execution.everyone)
+    if execution.all_clients is not None and not sampler.reads_sent:
+        counts = step_counts(sampler, execution.all_clients)
     spread = None if counts is None or _vectorized() else counts.spread  # lanes are slow where runs are vectorized
     choice = choose(execution.placement, execution.chunk_size, share, backend(), spread)
     if execution.report is not None:
@@ -106,7 +106,7 @@ class StepCounts(NamedTuple):
     bound: int  # that no client exceeds, known from shapes
     largest: int
     mean: float  # mean of the clients that take any; 0: nobody does
-    whole: bool = False  # everybody takes as many as the bound or none, whatever the round and the key
+    whole: bool = False  # every client takes as many as the bound or none, whatever the round and the key
 
     @property
     def spread(self) -> float:
@@ -115,7 +115,7 @@ class StepCounts(NamedTuple):
 
     @property
     def to_bound(self) -> bool:
-        """Returns whether everybody may as well run to the bound: it costs at most a quarter more steps."""
+        """Returns whether all clients may as well run to the bound: it costs at most a quarter more steps."""
         return self.mean > 0 and self.bound <= _UNEQUAL * self.mean
 
 
@@ -150,11 +150,11 @@ def tree_bytes(tree: PyTree) -> int:
 def _counts_by_client(sampler: Sampler, client: Client) -> bool:
     """Returns whether the number of steps follows from the client alone, and neither from the round nor from a draw."""
 
-    def count(key: Array, number: Array, num_rounds: Array, client: Client) -> Array:
-        return sampler.schedule(key, client, Now(number, num_rounds)).num_steps
+    def count(key: Array, number: Array, client: Client) -> Array:
+        return sampler.schedule(key, client, Now(number)).num_steps
 
     number = jnp.zeros((), jnp.int32)
-    jaxpr = jax.make_jaxpr(count)(jax.random.key(0), number, number, client).jaxpr
+    jaxpr = jax.make_jaxpr(count)(jax.random.key(0), number, client).jaxpr
     read = {value for value in jaxpr.outvars if not isinstance(value, Literal)}
     for equation in reversed(jaxpr.eqns):
         if not read.isdisjoint(equation.outvars):

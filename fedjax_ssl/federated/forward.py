@@ -73,7 +73,7 @@ def forward_views(
         model: the network.
         params: params of the network.
         model_state: running batch statistics.
-        views: what goes through it.
+        views: the views that go through it.
         streams: streams of the batch.
         key: for the views' randomness and dropout.
         separate: a pass per view, each with batch statistics of its own, in place of one over all of them.

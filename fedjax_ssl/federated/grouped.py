@@ -20,7 +20,7 @@ CODE_SIZES = {47: (10, 10, 10, 10, 7)}  # of the authors' EMNIST runs
 
 
 class Averaging(NamedTuple):
-    """Who is averaged with whom. The next global model is always the plain mean of the S group models."""
+    """Groups of clients that are averaged together; the next global model is the plain mean of the S group models."""
 
     weights: Float[np.ndarray, "S slots"]  # weights of every slot in every group's next model; rows sum to 1
     starts: Int[np.ndarray, " slots"]  # the group whose model a slot starts from; S: the global model

@@ -57,7 +57,6 @@ class Method(NamedTuple):
     cohort: Callable[..., Cohort] | None = None
     # ^ (run key, round, data) -> whose examples this round looks at beside the server's, known before it; traceable.
     # None: it may look at any client's, so that all examples have to be on the device
-    starts: tuple[int, ...] = (0,)  # rounds before each of its stages
     trains: Callable[[FederatedData], Array] | None = None  # -> clients [C] that have a local step in any round
     own_weights: bool = False  # in some stage its clients have other weights in the average than the run's weighting
 
@@ -121,10 +120,9 @@ class RoundContext(NamedTuple):
     key: Key[Array, ""]  # run key folded with the round
     run_key: Key[Array, ""]  # for what stays the same over the rounds of a run
     number: Int[Array, ""]  # rounds since the stage began
-    num_rounds: Int[Array, ""] | None  # rounds of the stage; None: not known
     clients: Client  # the cohort, leading axis p, in increasing order of client id
     valid: Bool[Array, " p"]  # False where the cohort has fewer clients than slots
-    everyone: Client  # all C clients, for terms that act on the whole federation; `rows` may be `NotLoaded`
+    all_clients: Client  # all C of them, for terms that act on the whole federation; `rows` may be `NotLoaded`
     params: PyTree  # the network's parameters as broadcast
     groups: Params  # the same by parameter group
     model_state: PyTree
@@ -137,7 +135,7 @@ class RoundContext(NamedTuple):
     @property
     def num_clients(self) -> int:
         """Clients of the federation, C."""
-        return self.everyone.id.shape[0]
+        return self.all_clients.id.shape[0]
 
 
 class Broadcast(NamedTuple):
@@ -148,10 +146,9 @@ class Broadcast(NamedTuple):
 
 
 class Now(NamedTuple):
-    """The round as everybody in it knows it."""
+    """The round as all in it know it."""
 
     number: Int[Array, ""]  # rounds since the stage began
-    num_rounds: Int[Array, ""] | None = None  # rounds of the stage; None: not known
     shared: dict[str, PyTree] = {}  # noqa: RUF012  what each term sent to all clients alike; never changed
     run_key: Key[Array, ""] | None = None  # for what stays the same over the rounds; None: only steps are counted
 
@@ -187,9 +184,9 @@ class View(NamedTuple):
     """
 
     name: str
-    stream: str  # whose mask says which rows are real
+    stream: str  # the stream that has the rows; its mask says which are real
     build: Callable[[Key[Array, ""], Streams], Array]  # -> float inputs [b, ...], of one stream or of several
-    mask: Callable[[Streams], Bool[Array, " b"]] | None = None  # which rows are real, where it is not the stream's
+    mask: Callable[[Streams], Bool[Array, " b"]] | None = None  # -> real rows; None: those of the stream
 
     def real(self, streams: Streams) -> Bool[Array, " b"]:
         """Returns which rows are real."""
@@ -247,7 +244,7 @@ class RoundResult(NamedTuple):
     round: RoundContext  # with everything that was sent to the clients
     sent: Broadcast  # by this term
     uploads: PyTree  # what this term collected, leading axis p
-    counts: Bool[Array, " p"]  # who trained and was kept
+    counts: Bool[Array, " p"]  # True for clients that trained and were kept
     local: PyTree  # this term's local state, mean over the clients
     before: ServerState
     after: ServerState  # averaged; the states of terms are those after `prepare`
@@ -262,17 +259,17 @@ class Traffic(NamedTuple):
     model_up: bool = True  # likewise for what comes back
 
 
-def no_state(key: Key[Array, ""], params: PyTree, model_state: PyTree, everyone: Client) -> PyTree:
+def no_state(key: Key[Array, ""], params: PyTree, model_state: PyTree, clients: Client) -> PyTree:
     """A term without a state at the server."""
     return ()
 
 
-def everybody(sent: Broadcast, round: RoundContext) -> Bool[Array, " p"]:
+def always(sent: Broadcast, round: RoundContext) -> Bool[Array, " p"]:
     """All clients of the cohort have something to train on."""
     return round.valid
 
 
-def anyone(clients: Client) -> Bool[Array, " p"]:
+def all_members(clients: Client) -> Bool[Array, " p"]:
     """All clients are of this kind."""
     return jnp.ones(clients.id.shape, bool)
 
@@ -291,11 +288,11 @@ class AtServer(NamedTuple):
     """Functions of a term at the server: once at the start, before local training and after it."""
 
     init: Callable[[Key[Array, ""], PyTree, PyTree, Client], PyTree] = no_state
-    # ^ (key, network parameters, model state, everyone) -> state
+    # ^ (key, network parameters, model state, all clients) -> state
     prepare: Callable[[PyTree, RoundContext], tuple[Broadcast, PyTree]] = lambda state, round: (Broadcast(), state)
     # ^ (state, round) -> (sent, state)
-    participates: Callable[[Broadcast, RoundContext], Array] = everybody
-    # ^ (sent, round) -> bool [p]: who has something to train on; a client for whom no term says so takes no step
+    participates: Callable[[Broadcast, RoundContext], Array] = always
+    # ^ (sent, round) -> bool [p]: the client has something to train on; if no term says so, it takes no step
     server_update: Callable[[PyTree, RoundResult], PyTree] = lambda state, outcome: state  # (state, outcome) -> state
 
 
@@ -364,7 +361,9 @@ class Losses(NamedTuple):
 class ClientKind(NamedTuple):
     """Clients that train otherwise than the rest of the cohort."""
 
-    members: Callable[[Client], Bool[Array, " p"]]  # clients, leading axis p -> who is; the first kind counts
+    members: Callable[
+        [Client], Bool[Array, " p"]
+    ]  # clients, leading axis p -> True for those of this kind; the first one counts
     terms: tuple[Term, ...]
     sampler: "Sampler"
     rate: Callable[[Client], Float[Array, ""]] | None = None  # client -> factor of its learning rate; None: 1
@@ -423,7 +422,9 @@ class Stage(NamedTuple):
         """Returns the clients of no other kind; None where the stage has no batches for them."""
         if self.sampler is None:
             return None
-        return ClientKind(anyone, self.terms, self.sampler, self.rate, self.weigh, self.gradient, self.separate_passes)
+        return ClientKind(
+            all_members, self.terms, self.sampler, self.rate, self.weigh, self.gradient, self.separate_passes
+        )
 
 
 class Schedule(NamedTuple):

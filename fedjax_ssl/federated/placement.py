@@ -3,7 +3,7 @@
 The result does not depend on it. On CPU, clients in turn are fastest: vectorizing over clients turns matrix products
 into batched ones and convolutions into grouped ones. On accelerators, vectorized clients fill the device.
 
-Lanes are for clients of unequal size, where vectorizing makes everyone take as many steps as the largest: L lanes run
+Lanes are for clients of unequal size, where vectorizing makes all take as many steps as the largest: L lanes run
 side by side, each takes exactly a client's steps, puts its result aside and goes on with the next client.
 
 Floating-point sums depend on their order, and a sum over devices comes in an order of its own. Two ways around it:
@@ -294,7 +294,7 @@ def run_lanes(
 
     @jax.named_scope(LOCAL_STEP)
     def take_step(number: Array, state: tuple[Array, ClientProgress]) -> tuple[Array, ClientProgress]:
-        place, everybody = state
+        place, progresses = state
         who = lane_plan.queue[lanes, jnp.minimum(place, size - 1)]
         who = jnp.where(place < size, who, size)
         busy = who < size
@@ -302,14 +302,14 @@ def run_lanes(
         within = number - lane_plan.start[known]
         # Every client's progress has its own place, where its lane finds what it starts from and leaves what it has
         # reached: no lane asks whether a client begins or ends. An idle lane writes beyond the end.
-        client, progress = jax.tree.map(lambda x: x[known], (clients, everybody))
+        client, progress = jax.tree.map(lambda x: x[known], (clients, progresses))
         after = jax.vmap(update.step)(client, within, batch_of(plans, known, within), progress)
         target = jnp.where(busy, who, size + lanes)
-        everybody = jax.tree.map(
-            lambda kept, new: kept.at[target].set(new, mode="drop", unique_indices=True), everybody, after
+        progresses = jax.tree.map(
+            lambda kept, new: kept.at[target].set(new, mode="drop", unique_indices=True), progresses, after
         )
         last = busy & (within == num_steps[known] - 1)
-        return place + last.astype(jnp.int32), everybody
+        return place + last.astype(jnp.int32), progresses
 
     start = jnp.zeros(num_lanes, jnp.int32), jax.vmap(update.start)(clients)
     return plans._replace(num_steps=num_steps), jax.lax.fori_loop(0, lane_plan.length, take_step, start)[1]
@@ -375,8 +375,8 @@ def sum_over_devices(
         The sums, the same on every device.
     """
     if reduce == "ordered":
-        everybody, counted = jax.lax.all_gather((values, valid), axis, tiled=True)
-        return add_in_order(everybody, counted, order=order)
+        gathered, counted = jax.lax.all_gather((values, valid), axis, tiled=True)
+        return add_in_order(gathered, counted, order=order)
     if reduce == "fast":
         return jax.lax.psum(add_in_order(values, valid), axis)
     return jax.tree.map(lambda x: _sum_fixed(x, valid, axis, num_clients), values)

@@ -35,7 +35,7 @@ from fedjax_ssl.federated.method import (
     ServerTraining,
     Stage,
     Validation,
-    anyone,
+    all_members,
 )
 from fedjax_ssl.federated.optimizers import FederatedOptimizer, Grouped, fedavg, mean_scale
 from fedjax_ssl.federated.packing import cut, packing
@@ -66,7 +66,6 @@ def run_round(
     setup: Setup,
     training: LocalTraining,
     stage: Stage,
-    num_rounds: int | None,
     start: int,
     run_key: Key[Array, ""],
     state: ServerState,
@@ -77,9 +76,8 @@ def run_round(
 
     Args:
         setup: the run.
-        training: what stays the same over the rounds.
+        training: parts of local training that stay the same over the rounds.
         stage: stage of this round.
-        num_rounds: rounds of the stage; None: not known.
         start: rounds before the stage.
         run_key: the run's.
         state: before the round.
@@ -88,15 +86,15 @@ def run_round(
     """
     key = _round_key(run_key, state.round)
     part = part_of(data, state.round, setup.rounds)
-    everyone = all_clients(data, part)
+    federation = all_clients(data, part)
     drawn = None
     if isinstance(data.inputs, LoadedInputs):
-        drawn, everyone = data.inputs.drawn, everyone._replace(rows=cast(Array, NotLoaded(everyone.rows.shape)))
+        drawn, federation = data.inputs.drawn, federation._replace(rows=cast(Array, NotLoaded(federation.rows.shape)))
     if drawn is None or not stage.trains_clients:
-        cohort = draw_cohort(setup, stage, run_key, state.round, everyone)
-    else:  # not drawn again: whose examples are there was decided
+        cohort = draw_cohort(setup, stage, run_key, state.round, federation)
+    else:  # not drawn again: the examples of these clients are there, and no others
         cohort = Cohort(*(table[state.round - drawn.first] for table in (drawn.ids, drawn.valid)))
-    slots = _slots_of(key, cohort.ids, cohort.valid, data)
+    slots = random_slots(named_key(key, "slots"), cohort.ids, cohort.valid, data.num_clients)
 
     def context(state: ServerState) -> RoundContext:
         clients = clients_of(data, cohort.ids, cohort.valid, part)
@@ -105,15 +103,15 @@ def run_round(
             key=key,
             run_key=run_key,
             number=state.round - start,
-            num_rounds=None if num_rounds is None else jnp.int32(num_rounds),
             clients=clients._replace(kept=kept),
             valid=cohort.valid,
-            everyone=everyone._replace(kept=state.clients),
+            all_clients=federation._replace(kept=state.clients),
             params=training.combine(state.params),
             groups=state.params,
             model_state=state.model_state,
             inputs=data.inputs,
             validation=_validation(data),
+            slots=slots,
         )
 
     rate = setup.learning_rate(state.round - start)
@@ -135,22 +133,22 @@ def run_round(
     return state._replace(round=state.round + 1), info
 
 
-def draw_cohort(
-    setup: Setup, stage: Stage, run_key: Key[Array, ""], number: Int[Array, ""], everyone: Client
-) -> Cohort:
-    """Who takes part in a round, which nothing that happens in training decides; without slots where nobody does.
+def draw_cohort(setup: Setup, stage: Stage, run_key: Key[Array, ""], number: Int[Array, ""], clients: Client) -> Cohort:
+    """Draws the clients that take part in a round. Nothing that happens in training decides it.
+
+    Where the server trains alone the cohort has no slots.
 
     Args:
         setup: the run.
         stage: stage of this round.
         run_key: the run's.
         number: rounds before this one.
-        everyone: all clients.
+        clients: all of the federation.
     """
     if not stage.trains_clients:
         return Cohort(jnp.zeros((0,), jnp.int32), jnp.zeros((0,), bool))
-    key, counts = named_key(_round_key(run_key, number), "cohort"), stage.count_labels(everyone)
-    return setup.draw_cohort(key, counts, everyone.num_examples, setup.cohort_size, stage.labelled_quota)
+    key, counts = named_key(_round_key(run_key, number), "cohort"), stage.count_labels(clients)
+    return setup.draw_cohort(key, counts, clients.num_examples, setup.cohort_size, stage.labelled_quota)
 
 
 def _round_key(run_key: Key[Array, ""], number: Int[Array, ""]) -> Key[Array, ""]:
@@ -171,7 +169,7 @@ def train_at_server(
     kept = ClientState({}, state.server if server.keep_optimizer else {}, {}, ())
     own = state._replace(optimizer=(), clients=kept, local_optimizer={})
     clients = server_as_client(data)._replace(kept=kept)
-    here = context._replace(key=named_key(context.key, key_name), clients=clients, valid=always)
+    here = context._replace(key=named_key(context.key, key_name), clients=clients, valid=always, slots=None)
     alone = _at_server(training, server)._replace(federated_optimizer=fedavg(), private=())
     work = _Work(_server_kind(server), always, train_cohort)
     trained, info, _ = _train(alone, [work], None, here, own, data, learning_rate)
@@ -218,7 +216,7 @@ def _train(
     """Trains the context's clients and takes the federated optimizer's step; the round is not counted here.
 
     Args:
-        training: what stays the same over the rounds.
+        training: parts of local training that stay the same over the rounds.
         works: the clients by kind.
         replicas: replicas of the server, which train beside them.
         context: the round before anything was sent.
@@ -229,33 +227,55 @@ def _train(
     Returns:
         (state, metrics, metrics of the server's replicas if there are any).
     """
-    optimizer, states = training.federated_optimizer, dict(state.terms)
-    terms = [term for work in works for term in work.kind.terms]
-    sent: dict[str, Broadcast] = {}
-    for term in terms:
+    context = context._replace(members=0 if replicas is None else replicas.members)
+    broadcast, context, sent, beside = _send(training, works, context, state, data, learning_rate)
+    results = []
+    for work in works:
+        asked = [term.server.participates(sent[term.name], context) for term in work.kind.terms]
+        active = without_examples(context.clients, jnp.stack(asked).any(0) & work.members)
+        update_of = partial(ClientUpdate, training, work.kind)
+        results.append(_Results(*work.place(update_of, broadcast, active, context.valid)))
+    of_replicas, log = None, None
+    if replicas is not None:
+        of_replicas, server = _train_replicas(training, replicas, broadcast, state, data, beside)
+        state, log = state._replace(server=server), _work_done(of_replicas.summed)
+    statistics = replicas is not None and replicas.statistics
+    after, info = _absorb(training, works, results, of_replicas, statistics, broadcast, context, sent, state, data)
+    return after, info, log
+
+
+def _send(
+    training: LocalTraining,
+    works: list[_Work],
+    context: RoundContext,
+    state: ServerState,
+    data: FederatedData,
+    learning_rate: Float[Array, ""],
+) -> tuple[Download, RoundContext, dict[str, Broadcast], PyTree]:
+    """Prepares all that is sent; arguments as in `_train`.
+
+    Returns:
+        (message to all clients, the round with what each client was sent, messages by term, what the federated
+        optimizer sent to the server's replicas).
+    """
+    states, sent = dict(state.terms), {}
+    for term in (term for work in works for term in work.kind.terms):
         sent[term.name], states[term.name] = term.server.prepare(states[term.name], context)
-    size, members = context.valid.shape[0], 0 if replicas is None else replicas.members
-    ids, kept = context.clients.id, context.clients.kept
+    size, kept = context.valid.shape[0], context.clients.kept
     assert kept is not None
-    slots = _slots_of(context.key, ids, context.valid, data)
-    seen = context._replace(members=members, slots=slots)
-    everybody = kept.federated
-    if members:
-        everybody = jax.tree.map(lambda x, more: jnp.concatenate([x, more]), everybody, _nothing_kept(members, state))
-    received = optimizer.send(state.optimizer, everybody, seen)
+    of_members = kept.federated
+    if context.members:
+        more = _nothing_kept(context.members, state)
+        of_members = jax.tree.map(lambda x, more: jnp.concatenate([x, more]), of_members, more)
+    received = training.federated_optimizer.send(state.optimizer, of_members, context)
     clients = context.clients._replace(
         sent={name: message.own for name, message in sent.items()},
         received=jax.tree.map(lambda x: x[:size], received),
     )
-    context = context._replace(clients=clients)
+    shared = {name: message.shared for name, message in sent.items()}
     broadcast = Download(
         key=context.key,
-        now=Now(
-            context.number,
-            context.num_rounds,
-            {name: message.shared for name, message in sent.items()},
-            context.run_key,
-        ),
+        now=Now(context.number, shared, context.run_key),
         learning_rate=learning_rate,
         params=state.params,
         model_state=state.model_state,
@@ -265,64 +285,66 @@ def _train(
         inputs=data.inputs,
         validation=_validation(data),
     )
-    results = []
-    for work in works:
-        participates = jnp.stack([term.server.participates(sent[term.name], context) for term in work.kind.terms]).any(
-            0
-        )
-        active = without_examples(clients, participates & work.members)
-        update_of = partial(ClientUpdate, training, work.kind)
-        results.append(_Results(*work.place(update_of, broadcast, active, context.valid)))
+    return broadcast, context._replace(clients=clients), sent, jax.tree.map(lambda x: x[size:], received)
+
+
+def _absorb(
+    training: LocalTraining,
+    works: list[_Work],
+    results: list[_Results],
+    replicas: _Results | None,
+    statistics_of_replicas: bool,
+    broadcast: Download,
+    context: RoundContext,
+    sent: dict[str, Broadcast],
+    state: ServerState,
+    data: FederatedData,
+) -> tuple[ServerState, Metrics]:
+    """Takes the federated optimizer's step and hands the terms what the clients uploaded: (state, metrics)."""
+    optimizer, kept = training.federated_optimizer, context.clients.kept
+    assert kept is not None
     together = _join(results, works, kept)
     counts = together.stacked["counts"] & context.valid
-    summed, log = together.summed, None
-    statistics = summed
+    summed = statistics = together.summed
     if replicas is not None:
-        beside = jax.tree.map(lambda x: x[size:], received)
-        result, server = _train_replicas(training, replicas, broadcast, state, data, beside)
-        log = _work_done(result.summed)
         for name in ("optimizer", "weight", "model_state"):
-            summed = {**summed, name: jax.tree.map(jnp.add, summed[name], result.summed[name])}
-        state = state._replace(server=server)
-        statistics = result.summed if replicas.statistics else summed
-
+            summed = {**summed, name: jax.tree.map(jnp.add, summed[name], replicas.summed[name])}
+        statistics = replicas.summed if statistics_of_replicas else summed
     before = {group: packing(state.params[group]).pack(state.params[group]) for group in training.shared}
-    moved, optimizer_state = optimizer.apply(state.optimizer, before, summed["optimizer"], seen)
+    moved, optimizer_state = optimizer.apply(state.optimizer, before, summed["optimizer"], context)
     scale = mean_scale(statistics["weight"])
     flat_state, unravel_state = ravel_pytree(state.model_state)
     after = state._replace(
         params={g: packing(tree).unpack(moved[g]) if g in moved else tree for g, tree in state.params.items()},
         model_state=cut(unravel_state, flat_state + scale.astype(flat_state.dtype) * statistics["model_state"]),
         optimizer=optimizer_state,
-        terms=states,
+        terms=broadcast.terms,
         clients=write_states(
-            state.clients, together.stacked["kept"], ids, counts, slots if training.keep_by_slot else None
+            state.clients,
+            together.stacked["kept"],
+            context.clients.id,
+            counts,
+            context.slots if training.keep_by_slot else None,
         ),
         local_optimizer=_mean_optimizer(state.local_optimizer, summed["local_optimizer"]),
     )
     outcomes: dict[str, RoundResult] = {}
+    seen = RoundResult(context, Broadcast(), (), counts, (), state, after)
     for work, result in zip(works, results, strict=True):
-        outcomes |= _outcomes(
-            training, work, result, RoundResult(context, Broadcast(), (), counts, (), state, after), sent
-        )
-    absorbed = {term.name: term.server.server_update(states[term.name], outcomes[term.name]) for term in terms}
+        outcomes |= _outcomes(training, work, result, seen, sent)
+    terms = [term for work in works for term in work.kind.terms]
+    absorbed = {term.name: term.server.server_update(after.terms[term.name], outcomes[term.name]) for term in terms}
     info = _work_done(summed) | {"clients": jnp.sum(context.valid, dtype=jnp.int32)}
     info |= _bytes_sent(works, outcomes, optimizer, before, 0 if optimizer.alone else flat_state.size)
     if training.average_optimizer:
         # Beside the bytes above and not among them: ProtoFSSL, whose clients share one optimizer, does not count it.
         size = sum(jnp.size(values) for values in jax.tree.leaves(state.local_optimizer))
         info["optimizer_state_bytes"] = count(info["clients"], 2 * BYTES_PER_NUMBER * size)
-    info |= optimizer.log(summed["optimizer"], seen)
+    info |= optimizer.log(summed["optimizer"], context)
     truth = data.labels[context.clients.rows]
     for term in terms:
         info |= term.log.diagnose(outcomes[term.name], truth, together.stacked["measured"][term.name])
-    return after._replace(terms={**states, **absorbed}), info, log
-
-
-def _slots_of(
-    key: Key[Array, ""], ids: Int[Array, " p"], valid: Bool[Array, " p"], data: FederatedData
-) -> Int[Array, " p"]:
-    return random_slots(named_key(key, "slots"), ids, valid, data.num_clients)
+    return after._replace(terms={**after.terms, **absorbed}), info
 
 
 def _outcomes(
@@ -417,7 +439,7 @@ def _at_server(training: LocalTraining, server: ServerTraining) -> LocalTraining
 
 
 def _server_kind(server: ServerTraining) -> ClientKind:
-    return ClientKind(anyone, server.terms, server.sampler, server.rate)
+    return ClientKind(all_members, server.terms, server.sampler, server.rate)
 
 
 def _nothing_kept(members: int, state: ServerState) -> PyTree:

@@ -263,7 +263,7 @@ def in_turn(*samplers: Sampler) -> Sampler:
     head, then its body).
 
     Args:
-        *samplers: whose streams have different names.
+        *samplers: the samplers; their streams need different names.
     """
 
     def schedule(key: Key[Array, ""], client: Client, now: Now) -> Schedule:

@@ -52,8 +52,8 @@ class Setup(NamedTuple):
     local_epochs: int
     weighting: str = "uniform"
     keep_optimizer: bool = False  # the state of local optimizers lives on between rounds
-    keep_by: str = "client"  # whose state it is: the client's, or the "slot"'s in the cohort, whoever fills it
-    average_optimizer: bool = False  # clients start from the mean of what the states were at the last cohort's end
+    keep_by: str = "client"  # such a state belongs to a client, or to a "slot" of the cohort, whichever client fills it
+    average_optimizer: bool = False  # clients start from the mean of the last cohort's states at its end
     rounds: int | None = None  # rounds of the run; None: not known
     evaluation_batch_size: int = 512
     strong_augment: Callable[[Array, Array], Array] | None = None  # like `augment`; None: the weak one

@@ -71,7 +71,7 @@ def pseudo_label_term(
         setup: the run.
         prepare: (term state, round) -> (`PseudoLabels` of the cohort, term state).
         traffic: bytes sent for the pseudo-labels.
-        init: (key, params, model_state, everyone) -> term state.
+        init: (key, params, model_state, clients) -> term state.
     """
     view = augmented_view(setup, "mixed")
 
@@ -124,7 +124,7 @@ def network_pseudo_labels(setup: Setup, round: RoundContext, clients: Client, ke
     Args:
         setup: the run.
         round: gives parameters and inputs.
-        clients: whose examples are labelled, leading axis p.
+        clients: the clients with the examples to label, leading axis p.
         key: if given, the network sees weakly augmented examples.
 
     Returns:

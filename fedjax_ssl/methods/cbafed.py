@@ -185,9 +185,9 @@ def _labelling_term(setup: Setup, thresholds: Callable[[Array], Thresholds], tai
 
 def _labelled_counts(setup: Setup, round: RoundContext) -> Float[Array, " K"]:
     """Labelled examples of every class at all clients; those with a value that is not finite do not count."""
-    everyone = round.everyone
-    sound = jnp.all(jnp.isfinite(round.inputs), axis=tuple(range(1, round.inputs.ndim)))[everyone.rows]
-    labels = jnp.where(sound & examples_mask(everyone), everyone.observed, -1)
+    clients = round.all_clients
+    sound = jnp.all(jnp.isfinite(round.inputs), axis=tuple(range(1, round.inputs.ndim)))[clients.rows]
+    labels = jnp.where(sound & examples_mask(clients), clients.observed, -1)
     return class_counts(labels.reshape(-1), setup.num_classes)
 
 

@@ -552,7 +552,7 @@ def _moving_average_term(decay: float | Array) -> Term:
         return Teacher(params, model_state, average.step + 1.0)
 
     server = AtServer(
-        init=lambda key, params, model_state, everyone: Teacher(params, model_state, jnp.zeros(())),
+        init=lambda key, params, model_state, clients: Teacher(params, model_state, jnp.zeros(())),
         participates=never,
         server_update=follow,
     )

@@ -11,5 +11,8 @@ from fedjax_ssl.methods.parts.two_stages import labelled_stage
 
 
 def fedavg(setup: Setup) -> Method:
-    """FedAvg (or whatever federated optimizer the run names) on labelled examples of clients that have some."""
+    """FedAvg (or whatever federated optimizer the run names) on labelled examples of clients that have some.
+
+    The loss, mean cross-entropy, is `supervised_term` of `fedjax_ssl/federated/terms.py`.
+    """
     return federated_method(setup, (labelled_stage(setup, rounds=None),))

@@ -337,8 +337,8 @@ def _unsupervised(setup: Setup, settings: FedMatch) -> Term:
         votes = PseudoLabels(found.labels, confidence, confidence)
         return total, jax.tree.map(lambda table, new: table.at[place].set(new, mode="drop"), step.local, votes)
 
-    def init(key: Key[Array, ""], network: PyTree, model_state: PyTree, everyone: Client) -> State:
-        many, parts = everyone.id.shape[0], settings.split(network)
+    def init(key: Key[Array, ""], network: PyTree, model_state: PyTree, clients: Client) -> State:
+        many, parts = clients.id.shape[0], settings.split(network)
         uploads = jax.tree.map(lambda x: jnp.broadcast_to(x, (many, *x.shape)), parts)
         embeddings = jnp.zeros((many, setup.num_classes), jnp.result_type(float))
         store = Store(uploads, jnp.zeros(many, bool), embeddings)

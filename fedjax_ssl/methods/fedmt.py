@@ -105,17 +105,17 @@ def fedmt(
         ValueError: for a setting outside these, or settings that leave nothing to train on.
     """
     losses = confident_losses(setup, fix_weight, mix_weight, mixup_alpha)
-    projects, from_all, everybody = not is_zero(projection_weight), projection_examples == "all", gate == "none"
-    if everybody and not from_all:
+    projects, from_all, ungated = not is_zero(projection_weight), projection_examples == "all", gate == "none"
+    if ungated and not from_all:
         raise ValueError("gate is 'none', so projection_examples must be 'all': a client may have no confident example")
-    if everybody and not projects:
+    if ungated and not projects:
         raise ValueError("gate is 'none', so projection_weight must be above 0: other clients have nothing to train on")
     if not projects and not losses:
         raise ValueError("fix_weight, mix_weight and projection_weight are all 0; clients would have nothing to learn")
     if projects:
         estimate = partial(estimated, fallback=fallback, smoothing=smoothing, pooled=estimate_scope == "pooled")
         labels = confident_term(setup, above(threshold, strict), estimate, diagnose=_diagnose)
-        if everybody:
+        if ungated:
             labels = labels._replace(server=labels.server._replace(participates=_confident_or_labelled))
         if estimate_scope == "pooled":
             labels = labels._replace(log=labels.log._replace(traffic=_counts_traffic))
@@ -123,7 +123,7 @@ def fedmt(
         terms = (labels, *losses, projection_term(setup, projection_weight, stream, known, remainder))
     else:
         terms = (confident_term(setup, above(threshold, strict)), *losses)
-    sampler = confident_epochs(setup.batch_size, setup.local_epochs, from_all, everybody)
+    sampler = confident_epochs(setup.batch_size, setup.local_epochs, from_all, ungated)
     clients, needs = Stage(terms, sampler, separate_passes=separate_passes), ("coarse", "server")
     return alternating(setup, clients, server_batch_size, server_epochs, static_batch_norm, needs, int(warm_start))
 

@@ -454,8 +454,8 @@ def _measuring(optimizer: FederatedOptimizer, how: Diversity, has_server: bool) 
     def send(state: PyTree, kept: PyTree, round: RoundContext) -> PyTree:
         if groups.number == 1:
             return ()
-        everybody = optimizer.send(state, kept, round._replace(members=groups.number if has_server else 0))
-        return jax.tree.map(lambda x: x[: round.valid.shape[0] + round.members], everybody)
+        received = optimizer.send(state, kept, round._replace(members=groups.number if has_server else 0))
+        return jax.tree.map(lambda x: x[: round.valid.shape[0] + round.members], received)
 
     def start(state: PyTree, received: PyTree, common: Grouped) -> Grouped:
         models, group = groups.models(state, common)["model"], jnp.argmax(groups.membership(received))

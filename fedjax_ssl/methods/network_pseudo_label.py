@@ -57,14 +57,14 @@ def fedsem(setup: Setup, *, warmup_rounds: CountOrZero = 0) -> Method:
             "another method or config.partition.parts=1"
         )
 
-    def init(key: Array, params: PyTree, model_state: PyTree, everyone: Client) -> PseudoLabels:
-        nothing = jnp.zeros(everyone.rows.shape, jnp.result_type(float))
-        return PseudoLabels(jnp.full(everyone.rows.shape, -1, jnp.int32), nothing, nothing)
+    def init(key: Array, params: PyTree, model_state: PyTree, clients: Client) -> PseudoLabels:
+        nothing = jnp.zeros(clients.rows.shape, jnp.result_type(float))
+        return PseudoLabels(jnp.full(clients.rows.shape, -1, jnp.int32), nothing, nothing)
 
     def prepare(state: PseudoLabels, round: RoundContext) -> tuple[PseudoLabels, PseudoLabels]:
         state = jax.lax.cond(
             round.number == 0,
-            lambda: network_pseudo_labels(setup, round, round.everyone),
+            lambda: network_pseudo_labels(setup, round, round.all_clients),
             lambda: state,
         )
         return jax.tree.map(lambda table: table[round.clients.id], state), state

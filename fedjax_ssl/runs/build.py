@@ -16,7 +16,7 @@ from fedjax_ssl.config import ConfigError, naming
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.data.fingerprint import fingerprint
 from fedjax_ssl.data.reading.problems import some
-from fedjax_ssl.errors import note
+from fedjax_ssl.errors import counted, note
 from fedjax_ssl.federated import Execution, Method, Setup
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.channel_terms import check_channels
@@ -146,7 +146,7 @@ def execution_of(experiment: Experiment, federation: data.FederatedData, *, alon
         chunk_size=section.chunk_size,
         mesh=device_mesh(section.devices, section.reduce),
         reduce=section.reduce,
-        everyone=_clients_of_known_size(federation) if alone else None,
+        all_clients=_clients_of_known_size(federation) if alone else None,
     )
 
 
@@ -161,7 +161,7 @@ def _setup(config: dict[str, Any], dataset: data.Dataset, federation: data.Feder
             **configs.options(config["model"]),
         )
         model = models.in_precision(model, config["precision"])
-    cohort_size = _cohort_size(server["cohort_size"], federation.num_clients)
+    cohort_size = _cohort_size(config, federation.num_clients)
     with configs.naming("cohort"):
         draw_cohort = federated.cohort_sampler(config["cohort"]["name"], **configs.options(config["cohort"]))
     federated_optimizer = configs.federated_optimizer(config, cohort_size)
@@ -220,7 +220,7 @@ def device_mesh(devices: int, reduce: str) -> Mesh | None:
 def check_cohorts(config: ml_collections.ConfigDict, federation: data.FederatedData) -> None:
     """Refuse a sampler of a user's own that draws clients which are not there."""
     if ":" in config.cohort.name:
-        size = _cohort_size(config.federated.cohort_size, federation.num_clients)
+        size = _cohort_size(config, federation.num_clients)
         with configs.naming("cohort"):
             sizes = federation.num_labelled, federation.num_examples
             federated.check_cohorts(config.cohort.name, configs.options(config.cohort), *sizes, size)
@@ -238,8 +238,8 @@ def _clients_of_known_size(federation: data.FederatedData) -> federated.Client |
     """All clients, where their sizes decide the placement and how long loops of local steps are."""
     if backend() == "cpu":
         return None
-    everyone: federated.Client = jax.device_get(federated.all_clients(federation))
-    return everyone
+    clients: federated.Client = jax.device_get(federated.all_clients(federation))
+    return clients
 
 
 def _is_abstract(federation: data.FederatedData) -> bool:
@@ -247,12 +247,16 @@ def _is_abstract(federation: data.FederatedData) -> bool:
     return any(isinstance(leaf, jax.core.Tracer | jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(federation))
 
 
-def _cohort_size(given: int | None, num_clients: int) -> int:
-    if given is not None and given > num_clients:
+def _cohort_size(config: Any, number: int) -> int:
+    """Returns the slots of a cohort out of a number of clients that train."""
+    given, held_out = config["federated"]["cohort_size"], config["data"]["test_clients"]
+    if given is not None and given > number:
+        beside = f" ({held_out} held out by data.test_clients)" if held_out else ""
         raise configs.ConfigError(
-            f"config.federated.cohort_size is {given}, but there are {num_clients} clients; allowed: 1..{num_clients}"
+            f"config.federated.cohort_size is {given}, but there {'is' if number == 1 else 'are'} "
+            f"{counted(number, 'client')}{beside}; allowed: 1..{number}"
         )
-    return num_clients if given is None else given
+    return number if given is None else given
 
 
 KINDS = {

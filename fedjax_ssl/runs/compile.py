@@ -145,7 +145,7 @@ def prepare(experiment: Experiment, federation: FederatedData) -> Prepared:
     method = build_method(experiment, federation, execution=execution)
     parts = [static_part(config), dataset.input_max, dataset.mean, dataset.std]
     digest = hashlib.sha256(repr(parts).encode())
-    for leaf in jax.tree.leaves(execution.everyone):  # their sizes decide the placement
+    for leaf in jax.tree.leaves(execution.all_clients):  # their sizes decide the placement
         digest.update(np.ascontiguousarray(leaf).tobytes())
     numbers = {name: jnp.asarray(value) for name, value in configs.traced_numbers(config).items()}
     several = execution.placement in ("auto", "chunked", "lanes") and execution.chunk_size is None

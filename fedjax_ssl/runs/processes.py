@@ -300,8 +300,8 @@ class Team:
         if self.count == 1:
             return
         digest = np.frombuffer(_digest(value), np.uint8)
-        everyone = multihost_utils.process_allgather(digest)
-        others = [str(index) for index in range(self.count) if (everyone[index] != everyone[0]).any()]
+        digests = multihost_utils.process_allgather(digest)
+        others = [str(index) for index in range(self.count) if (digests[index] != digests[0]).any()]
         if others:
             raise ConfigError(f"process {', '.join(others)} of {self.count} has another {what} than process 0. {hint}")
 

@@ -108,11 +108,11 @@ class Feed:
         # Rounds that call the host have all of a block's examples on each device.
         self._devices = 1 if mesh is None or method.on_host else mesh.size
         cohort = min(config.federated.cohort_size or federation.num_clients, federation.num_clients)
-        self._everybody = cohort == federation.num_clients
+        self._all_take_part = cohort == federation.num_clients
         block = min(self._every, self._rounds)
-        clients = -(-cohort // self._devices) * (1 if self._everybody else block)
-        # Room on a device: the same in all blocks, so that they share a program, unless who takes part changes.
-        self._room = 0 if self._everybody and self._devices > 1 else data.most_rows(federation, clients)
+        clients = -(-cohort // self._devices) * (1 if self._all_take_part else block)
+        # Room on a device: the same in all blocks, so that they share a program, unless the cohort changes.
+        self._room = 0 if self._all_take_part and self._devices > 1 else data.most_rows(federation, clients)
         self._dealt: tuple[list[np.ndarray], LoadedInputs] | None = None
         self._draw = jax.jit(partial(cohorts_of, method, devices=self._devices), static_argnames="rounds")
         self._coming: tuple[tuple[int, int], Future[LoadedInputs]] | None = None
@@ -162,7 +162,7 @@ class Feed:
         loaded = f", of which the source has loaded {bytes_in_words(host.in_memory)}" if host.in_memory else ""
         where = "the device" if self._devices == 1 else f"each of the {self._devices} devices"
         whose = "those that it trains" if self._devices > 1 else "the clients"
-        again = block < self._rounds and not (self._devices > 1 and self._everybody)
+        again = block < self._rounds and not (self._devices > 1 and self._all_take_part)
         return (
             f"examples stay on the host ({bytes_in_words(host.nbytes)}{loaded}); on {where} are those for evaluation "
             f"and server ({bytes_in_words(tree_bytes(always))}) and those of {whose} in {counted(block, 'round')}"

@@ -155,12 +155,6 @@ def test_learning_rate_starts_again_in_every_stage() -> None:
     assert np.isnan(accuracies).tolist() == [True, True, False, False]
 
 
-def test_a_method_says_when_its_stages_begin() -> None:
-    data = toy.federation()
-    assert methods.build("network_pseudo_label", toy.setup(data), warmup_rounds=2).starts == (0, 2)
-    assert one_stage(data, cross_entropy_term("labels", view("weak"))).starts == (0,)
-
-
 @pytest.mark.thorough
 def test_the_rounds_of_each_stage_are_traced_in_a_scope_of_its_own() -> None:
     data = toy.federation()

@@ -184,7 +184,7 @@ def test_on_an_accelerator_unequal_clients_go_into_lanes(data, monkeypatch: pyte
         found: list[Choice] = []
         everyone = jax.device_get(all_clients(equal_or_not))
         method = methods.build("fedavg", toy.setup(equal_or_not))
-        method = toy.executed(method, everyone=everyone, chunk_size=at_once, report=found.append)
+        method = toy.executed(method, all_clients=everyone, chunk_size=at_once, report=found.append)
         state = jax.eval_shape(method.init, jax.random.key(0), equal_or_not)
         jax.eval_shape(method.round, jax.random.key(0), state, equal_or_not)
         assert [choice.placement for choice in found] == [placement]
@@ -199,7 +199,7 @@ def test_clients_of_nearly_equal_size_run_to_a_constant_number_of_steps(monkeypa
 
     def method_for(clients: FederatedData) -> federated.Method:
         everyone = jax.device_get(all_clients(clients))
-        how = {"placement": "chunked", "chunk_size": 6, "everyone": everyone}
+        how = {"placement": "chunked", "chunk_size": 6, "all_clients": everyone}
         return toy.executed(methods.build("fedavg", toy.setup(data)), **how)
 
     def asks(method: federated.Method) -> bool:

@@ -59,7 +59,7 @@ def test_loops_for_accelerators_train_as_that_of_a_cpu(
     data = toy.federation(sizes=sizes, labelled=sizes)
 
     def rounds() -> tuple[federated.ServerState, list[dict[str, float]]]:
-        how = {"placement": "vmap", "everyone": jax.device_get(all_clients(data))}
+        how = {"placement": "vmap", "all_clients": jax.device_get(all_clients(data))}
         setup = toy.setup(data, local_optimizer=federated.local_optimizer(momentum=0.5, weight_decay=0.1))
         return toy.train(toy.executed(methods.build("fedavg", setup), **how), jax.random.key(1), data, 2)
 

@@ -226,8 +226,8 @@ def confident_epochs(
         masks = {"fix": running & (slot < number)}
         if with_partners:
             draws = jax.random.bits(named_key(key, "mix"), slot.shape, jnp.uint32)
-            anyone = jnp.maximum(client.num_examples, 1).astype(jnp.uint32)
-            positions["mix"], masks["mix"] = (draws % anyone).astype(jnp.int32), masks["fix"]
+            own = jnp.maximum(client.num_examples, 1).astype(jnp.uint32)
+            positions["mix"], masks["mix"] = (draws % own).astype(jnp.int32), masks["fix"]
         if with_known:
             orders = jax.vmap(lambda k: masked_permutation(k, client.num_known, size))(per_epoch_keys("known"))
             positions["known"], masks["known"] = orders[at], running & (slot < client.num_known)

@@ -122,7 +122,7 @@ def guessing_term(
         name,
         views,
         note,
-        server=AtServer(init=lambda key, params, model_state, everyone: jnp.zeros(everyone.rows.shape[1:], jnp.int32)),
+        server=AtServer(init=lambda key, params, model_state, clients: jnp.zeros(clients.rows.shape[1:], jnp.int32)),
         client=AtClient(start=lambda nothing, params, model_state, kept: nothing),
         log=ForLog(measure=lambda trained: trained.local[name], diagnose=diagnose),
     )
@@ -202,7 +202,7 @@ def taught_term(
         return Traffic(both_ways, both_ways)
 
     server = AtServer(
-        init=lambda key, params, model_state, everyone: Teacher(params, model_state, jnp.zeros(())),
+        init=lambda key, params, model_state, clients: Teacher(params, model_state, jnp.zeros(())),
         prepare=from_student,
         server_update=lambda teacher, outcome: outcome.local,
     )

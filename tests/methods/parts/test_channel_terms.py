@@ -28,7 +28,7 @@ def test_the_l1_norm_is_a_term_unless_its_weight_is_zero() -> None:
 def test_methods_are_built_where_the_clients_sizes_are_looked_at_before_training(name: str) -> None:
     """As placement "auto" does on accelerators; what is confident is not known then."""
     data = toy.weak_federation("coarse")
-    method = toy.executed(methods.build(name, toy.setup(data)), everyone=all_clients(data))
+    method = toy.executed(methods.build(name, toy.setup(data)), all_clients=all_clients(data))
     jax.eval_shape(method.round, jax.random.key(0), jax.eval_shape(method.init, jax.random.key(0), data), data)
 
 
