@@ -88,7 +88,7 @@ def test_a_truncated_checkpoint_falls_back_to_the_one_before(start, tmp_path):
             ("config.federated.devices is 1000; devices here: ", "up to one for each"),
         ),
         ((DIGITS, "--config.rounds=0"), ("config.rounds is 0", "nothing to do")),
-        ((DIGITS, "--config.data.standardize=False"), ("standardize is 'False'", "auto, dataset, train, none")),
+        ((DIGITS, "--config.data.standardize=False"), ("standardize is 'False'", "auto, dataset, train, client, none")),
         ((DIGITS, "--config.data.mean=(0.1, 0.2)"), ("config.data: ", "mean has 2 values; allowed are 1 and 1")),
         ((DIGITS, "--config.supervision.name=none"), ("label",)),
         ((DIGITS, "--config.data.test_clients=14"), ("14",)),

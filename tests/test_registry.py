@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl import config as configs
 from fedjax_ssl import cli, data
+from fedjax_ssl import config as configs
 from fedjax_ssl.config.fields import CHOICES
 from fedjax_ssl.registry import Option, Registry
 from fedjax_ssl.runs.build import build_method, federate, load_experiment

@@ -122,7 +122,7 @@ def context(num_clients: int) -> federated.RoundContext:
     ids = jnp.arange(num_clients, dtype=jnp.int32)
     clients = federated.Client(ids, ids[:, None], ids[:, None], ids, ids, {}, ())
     key = jax.random.key(0)
-    return federated.RoundContext(key, key, ids[0], None, clients, ids >= 0, clients, {}, {}, {}, ids)
+    return federated.RoundContext(key, key, ids[0], clients, ids >= 0, clients, {}, {}, {}, ids)
 
 
 def jitter(key: jax.Array, inputs: jax.Array) -> jax.Array:

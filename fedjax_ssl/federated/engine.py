@@ -81,7 +81,7 @@ def federated_method(
         split: a freshly initialized network's parameters -> parameters by group.
         combine: parameters by group -> the network's parameters.
         network: state -> (parameters, model state) of the network that predicts and embeds; the global one by default.
-        needs: what the method learns from, see `FederatedData.kinds`; any of these is enough.
+        needs: kinds of labels that it learns from, see `FederatedData.kinds`; any of these is enough.
         needs_all: all of these together are needed.
         class_scores: losses or predictions read the network's class scores; False for methods that replace `predict`.
         upload: what the server sees of a trained client's parameters, by group, where this is not all of them: the one

@@ -60,7 +60,7 @@ class Run(Closing):
         inputs: arguments of its programs, on all devices that share it; examples may come block by block.
         shared: datasets and programs that it shares with the other runs of the process.
         summary: content of `summary.json`, once the run is complete.
-        stopped: whether somebody who watched has stopped it; its last checkpoint is saved.
+        stopped: whether the `watch` function has stopped it; its last checkpoint is saved.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Run(Closing):
 
     def _check_fit(self) -> None:
         config, learner = self.config, self.prepared.method
-        if not config.rounds:  # without training it is labels that are predicted from
+        if not config.rounds:  # without training, predictors need labels
             learner = learner._replace(needs=("labels",), needs_all=False, trains_unlabelled=False, check=None)
         check_labels(config.supervision.name, config.method.name, learner, self.federation)
         note_missing_labels(config.supervision.name, config.supervision.labels, self.federation)
@@ -329,7 +329,7 @@ def run(
     The same config on the same folder resumes from the last checkpoint and ends in the same numbers, bit for bit.
 
     Args:
-        config: as a config file returns it.
+        config: a config as a config file returns it.
         workdir: the run folder; see `fedjax_ssl.runs.folder.RunFolder`. Of several processes, only process 0 uses it.
         team: from `fedjax_ssl.runs.processes`, where several processes train one federation: all of them call this.
         shared: datasets and programs of this process, so that its runs compile once; nothing by default.
@@ -342,7 +342,7 @@ def run(
         ConfigError: a setting cannot be used.
         DatasetUnavailable: the dataset is not on disk and could not be downloaded.
         ConfigMismatch: the folder holds a run with another config.
-        RunFolderError: ... or one on other data.
+        RunFolderError: the folder holds a run on other data.
         CheckpointError: the folder's checkpoints cannot be used.
         Preempted: a process of several was asked to end; the checkpoint is saved.
 
@@ -355,13 +355,13 @@ def run(
     team = team or Team()
     resolved = configs.resolve(config)
     common = resolved.to_dict()
-    del common["distributed"]  # this and how a machine finds its data is its own
+    del common["distributed"]  # every process has its own, as it has its own place of the data
     for own in ("root", "download", "timeout"):
         del common["data"][own]
     team.check_same("config", repr(common), "Give every process the same command and the same config file.")
     with team.watched(), _opened(resolved, workdir, team, shared or Shared(), quiet=quiet) as active:
         advance([active])
-        assert active.summary is not None, "nobody watched it, so that nobody stopped it"
+        assert active.summary is not None, "a run without `watch` is not stopped"
         return active.summary
 
 

@@ -65,9 +65,7 @@ def cohort(weak: WeakLabels, sizes) -> RoundContext:
     sizes = jnp.asarray(sizes, jnp.int32)
     index = jnp.broadcast_to(jnp.arange(weak.labels.shape[1], dtype=jnp.int32), weak.labels.shape)
     clients = Client(jnp.arange(sizes.size), index, jnp.full_like(index, -1), 0 * sizes, sizes, {}, (), None, weak)
-    return RoundContext(
-        key(), key(), jnp.zeros((), int), None, clients, sizes > 0, clients, {}, {}, {}, jnp.zeros((1, 1))
-    )
+    return RoundContext(key(), key(), jnp.zeros((), int), clients, sizes > 0, clients, {}, {}, {}, jnp.zeros((1, 1)))
 
 
 @pytest.mark.parametrize(
