@@ -70,20 +70,14 @@ def complete() -> None:
 def _options(words: list[str]) -> list[str]:
     """Options of `run` or `sweep` beside `--set` and `--workdir`."""
     if words[0] == "run":
-        return [f"--{field}" for field in _fields(words)]
+        return [f"--{field.rstrip('=')}" for field in _settings(words, "")]
     from fedjax_ssl.sweep.command import parser as sweep_parser
 
     return [option for option in sweep_parser().options() if option not in ("--set", "--workdir")]
 
 
 def _settings(words: list[str], typed: str) -> list[str]:
-    """Fields with "=" behind them; behind the "=", the names that the field can have."""
-    fields, (field, equals, _) = _fields(words), typed.partition("=")
-    return [f"{field}={name}" for name in fields.get(field, ())] if equals else [f"{one}=" for one in fields]
-
-
-def _fields(words: list[str]) -> dict[str, list[str]]:
-    """The fields of the config that a command line names, with the names that each can have, if it has some.
+    """Fields of the config that a command line names, with "=" behind them; behind the "=", names that one can have.
 
     None where the command line names no config, or it cannot be read yet.
     """
@@ -95,6 +89,10 @@ def _fields(words: list[str]) -> dict[str, list[str]]:
     try:
         described = [] if name is None else configs.describe(configs.load(name, named))
     except configs.ConfigError:
-        return {}
-    words_of = {one.field: re.split(", | or ", one.allowed.removesuffix(" or None")) for one in described}
-    return {field: [one for one in words if one.isidentifier() and words[1:]] for field, words in words_of.items()}
+        return []
+    if "=" not in typed:
+        return [f"{one.field}=" for one in described]
+    field = typed.partition("=")[0]
+    allowed = [one.allowed.removesuffix(" or None") for one in described if one.field == field]
+    names = [name for words in allowed for name in re.split(", | or ", words)]
+    return [f"{field}={name}" for name in names if name.isidentifier() and names[1:]]

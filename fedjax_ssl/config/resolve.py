@@ -84,19 +84,9 @@ def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     for option, what in FEDERATED_OPTIMIZERS.options(resolved.federated.name).items():
         if resolved.federated.get(option) is None:  # a sweep replaces what is there
             resolved.federated[option] = what.default
-    if resolved.optimizer.local_steps and resolved.optimizer.local_epochs != 1:
-        given = f"config.optimizer.local_epochs={resolved.optimizer.local_epochs}"
-        note(f"{given} has no effect at the clients: config.optimizer.local_steps={resolved.optimizer.local_steps}")
-    _check_stages(resolved)
-    if resolved.data.standardize == "client":
-        _check_client_standardization(resolved)
-    _check_selection(resolved)
-    _check_stream(resolved)
-    if resolved.early_stopping.patience is not None and not validates(resolved):
-        raise ConfigError(
-            f"config.early_stopping.patience is {resolved.early_stopping.patience}, but there are no validation data "
-            "to judge by (test data must not end a run). Hold some out: --config.data.validation_fraction=0.1"
-        )
+    _note_lengths(resolved)
+    _check_validation(resolved)
+    _check_client_standardization(resolved)
     _check_prediction(resolved)
     federated_optimizer(resolved, resolved.federated.cohort_size)
     return resolved.lock()
@@ -195,15 +185,36 @@ def _check_options(config: ml_collections.ConfigDict, section: str) -> None:
         registry.check(choice.name, [option for option in options(choice) if option in taken])
 
 
-def _check_stages(config: ml_collections.ConfigDict) -> None:
-    """The model at the end of stage 1 is a candidate of model selection, so it has to be evaluated."""
-    warmup = config.method.get("warmup_rounds", 0)
+def _note_lengths(config: ml_collections.ConfigDict) -> None:
+    """Says which stages, selections, parts and epochs a run of this length does not come to."""
+    rounds, local = config.rounds, config.optimizer
     name = "coarse_rounds" if "coarse_rounds" in config.method else "warmup_rounds"
     first = config.method.get(name, 0)
-    if isinstance(first, int) and 0 < config.rounds <= first:
-        note(f"config.rounds is {config.rounds}, stage 1 alone takes {first} (config.method.{name}): no stage 2 here")
-    if validates(config) and isinstance(warmup, int) and warmup % config.eval_every:
-        every = config.eval_every
+    if isinstance(first, int) and 0 < rounds <= first:
+        note(f"config.rounds is {rounds}, stage 1 alone takes {first} (config.method.{name}): no stage 2 here")
+    if validates(config) and 0 < rounds < config.select_from:
+        given = f"config.select_from={config.select_from}"
+        note(f"{given} comes after the last of {rounds} rounds, whose model is then the selected one")
+    parts, each = (config.partition.get(name) for name in ("parts", "rounds_per_part"))
+    if rounds and parts is not None and parts > 1:
+        reached = -(-rounds // rounds_of_a_part(parts, each, rounds))
+        why = f" (config.partition.rounds_per_part is {each})" if each else ""
+        if reached < parts:
+            note(f"{rounds} rounds come to {reached} of the {parts} parts of the unlabelled examples{why}")
+    if local.local_steps and local.local_epochs != 1:
+        given = f"config.optimizer.local_epochs={local.local_epochs}"
+        note(f"{given} has no effect at the clients: config.optimizer.local_steps={local.local_steps}")
+
+
+def _check_validation(config: ml_collections.ConfigDict) -> None:
+    """Refuses a stop without validation data, and with them a model of stage 1, their candidate, not evaluated."""
+    warmup, every, patience = config.method.get("warmup_rounds", 0), config.eval_every, config.early_stopping.patience
+    if patience is not None and not validates(config):
+        raise ConfigError(
+            f"config.early_stopping.patience is {patience}, but there are no validation data "
+            "to judge by (test data must not end a run). Hold some out: --config.data.validation_fraction=0.1"
+        )
+    if validates(config) and isinstance(warmup, int) and warmup % every:
         fits, near = max(n for n in range(1, every) if warmup % n == 0), max(round(warmup / every), 1) * every
         raise ConfigError(
             f"config.method.warmup_rounds of {config.method.name!r} is {warmup}; with validation data it must be a "
@@ -214,19 +225,16 @@ def _check_stages(config: ml_collections.ConfigDict) -> None:
 
 def _check_client_standardization(config: ml_collections.ConfigDict) -> None:
     """Refuses what needs inputs as they are stored, or clients that are not the dataset's own."""
-    views = [config[section].name for section in ("augment", "strong_augment")]
+    views, partition = [config[section].name for section in ("augment", "strong_augment")], config.partition.name
     wrong = {
-        f"config.partition.name is {config.partition.name!r}, whose clients are not the dataset's": (
-            config.partition.name != "natural"
-        ),
+        f"config.partition.name is {partition!r}, whose clients are not the dataset's": partition != "natural",
         f"augmentation {' and '.join(views)} works on stored values": any(
             AUGMENTATIONS.takes(name, "input_max") for name in views
         ),
-        "config.data.test_mean or test_std is given": bool(config.data.test_mean or config.data.test_std),
+        "config.data.test_mean or test_std is given": config.data.test_mean or config.data.test_std,
     }
-    for what, holds in wrong.items():
-        if holds:
-            raise ConfigError(f"config.data.standardize is 'client', but {what}; change it, or use standardize='train'")
+    for what in (what for what, holds in wrong.items() if holds and config.data.standardize == "client"):
+        raise ConfigError(f"config.data.standardize is 'client', but {what}; change it, or use standardize='train'")
 
 
 def _note_without_effect(config: ml_collections.ConfigDict) -> None:
@@ -249,23 +257,6 @@ def _holds(config: ml_collections.ConfigDict, need: str) -> bool:
     value = get(config, field, None)
     given = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
     return wanted in (given or ()) if wanted else bool(value) and value not in ("none", "constant")
-
-
-def _check_selection(config: ml_collections.ConfigDict) -> None:
-    """Says where `select_from` does not do what it says."""
-    if validates(config) and 0 < config.rounds < config.select_from:
-        given = f"config.select_from={config.select_from}"
-        note(f"{given} comes after the last of {config.rounds} rounds, whose model is then the selected one")
-
-
-def _check_stream(config: ml_collections.ConfigDict) -> None:
-    """Says which parts of the unlabelled examples a run does not come to."""
-    parts, each = (config.partition.get(name) for name in ("parts", "rounds_per_part"))
-    if config.rounds and parts is not None and parts > 1:
-        reached = -(-config.rounds // rounds_of_a_part(parts, each, config.rounds))
-        why = f" (config.partition.rounds_per_part is {each})" if each else ""
-        if reached < parts:
-            note(f"{config.rounds} rounds come to {reached} of the {parts} parts of the unlabelled examples{why}")
 
 
 def validates(config: ml_collections.ConfigDict) -> bool:

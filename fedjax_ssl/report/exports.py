@@ -20,7 +20,7 @@ def lines(report: Report) -> pandas.DataFrame:
     unit = report.metric.unit
     rows = [
         [group.name, group.counts, mean_text(cell, unit), difference_text(cell, unit), *cost_texts(costs)]
-        for group, cell, costs in zip(report.groups, report.cells(report.metric), report.costs, strict=True)
+        for group, cell, costs in report.rows
     ]
     return pandas.DataFrame(rows, columns=headings(report.metric, report.baseline.name))
 
@@ -61,7 +61,7 @@ def comma_separated(report: Report) -> str:
             "baseline": report.baseline.name,
             **dict(zip(titles, costs, strict=True)),
         }
-        for group, cell, costs in zip(report.groups, report.cells(report.metric), report.costs, strict=True)
+        for group, cell, costs in report.rows
     ]
     columns = dict.fromkeys(("group", *fields, "metric", *Cell._fields, "diverged", "baseline", *titles))
     return pandas.DataFrame(rows, columns=columns, dtype=object).map(_harmless).to_csv(index=False, lineterminator="\n")
@@ -80,17 +80,12 @@ def figure(kind: str, report: Report) -> bytes:
     """Draws the report's metric over rounds for a column of a paper: means, and a deviation over seeds around them."""
     from matplotlib.figure import Figure
 
-    drawing, scale, name = (
-        Figure(figsize=(3.4, 2.5)),
-        100 if report.metric.unit == "%" else 1,
-        re.sub("^(selected|best)_", "", report.metric.name),
-    )
-    axes = drawing.subplots()
+    drawing, scale = Figure(figsize=(3.4, 2.5)), 100 if report.metric.unit == "%" else 1
+    axes, name = drawing.subplots(), re.sub("^(selected|best)_", "", report.metric.name)
     for group in report.groups:
         curves = curves_of(group, [name], 400)
         if name in curves["y"]:
-            mean, spread = curves["y"][name]
-            mean, spread = scale * np.array(mean, float), scale * np.array(spread or 0, float)
+            mean, spread = (scale * np.array(one or 0, float) for one in curves["y"][name])
             rounds = curves["x"]["round"]
             axes.plot(rounds, mean, label=group.name, linewidth=1)
             axes.fill_between(rounds, mean - spread, mean + spread, alpha=0.2, linewidth=0)

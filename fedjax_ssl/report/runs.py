@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,10 @@ from fedjax_ssl.runs.stored_run import StoredRun, find_runs, on_other_data, read
 
 _FIRST = ("method.name", "data.name", "partition.name", "supervision.name", "model.name", "federated.name")
 # Fields that decide which examples a seed is tested on.
-_TEST_DATA = ("name", "path", "pool_splits", "test_clients", "left_out_client", "test_fraction", "client_test_fraction")
+_TEST_DATA = (
+    *("data.name", "data.path", "data.pool_splits", "data.test_clients", "data.left_out_client"),
+    *("data.test_fraction", "data.client_test_fraction"),
+)
 _NAMED = 4  # folders in a sentence about several
 
 
@@ -95,18 +98,22 @@ class Report:
 
     def apart(self, group: Group) -> list[str]:
         """Says how a group's runs differ from the baseline's so that they are no pairs; an empty list: they are."""
-        tested = [[one.config.get(f"data.{field}") for field in _TEST_DATA] for one in (group, self.baseline)]
+        ours, theirs = (
+            {run.config["seed"]: run.summary or {} for run in one.finished} for one in (group, self.baseline)
+        )
+        pairs = [(ours[seed], theirs[seed]) for seed in ours.keys() & theirs.keys()]
+        others = any(group.config.get(field) != self.baseline.config.get(field) for field in _TEST_DATA)
         found = []
-        for field, words in COMPARED.items():
-            ours, theirs = (
-                {run.config["seed"]: (run.summary or {}).get(field) for run in one.finished}
-                for one in (group, self.baseline)
-            )
-            pairs = [(ours[seed], theirs[seed]) for seed in ours.keys() & theirs.keys()]
-            differ = [one != other for one, other in pairs if None not in (one, other)]  # older runs do not tell
-            if any(differ or [field == "test_fingerprint" and tested[0] != tested[1]]):
+        for field, words in COMPARED.items():  # of which older runs do not tell: there settings do
+            differ = [one[field] != other[field] for one, other in pairs if field in one and field in other]
+            if any(differ or [field == "test_fingerprint" and others]):
                 found.append(words)
         return found
+
+    @property
+    def rows(self) -> Iterator[tuple[Group, Cell, list[float | None]]]:
+        """Every group with its cell in the chosen metric and its costs."""
+        return zip(self.groups, self.cells(self.metric), self.costs, strict=True)
 
     @functools.cached_property
     def costs(self) -> list[list[float | None]]:
@@ -169,17 +176,19 @@ def read(paths: Sequence[str | Path], *, metric: str | None = None, baseline: st
     base = choose_baseline(groups, baseline)
     report = Report(started, groups, frame, base, metrics, _choose_metric(metrics, metric), problems)
     for words in COMPARED.values():
-        if apart := [group.name for group in groups if words in report.apart(group)]:
-            more = f" and {len(apart) - _NAMED} more" if len(apart) > _NAMED else ""
-            problems.append(f"no difference to {base.name}, {words}: {'; '.join(apart[:_NAMED])}{more}")
+        apart = [group.name for group in groups if words in report.apart(group)]
+        problems += _together(f"no difference to {base.name}, {words}", apart, "; ")
     return report
 
 
-def _together(what: str, runs: Sequence[StoredRun]) -> list[str]:
-    """Says one thing of several runs."""
-    named = ", ".join(f"{run.path} ({run.state})" if run.rows or run.ended else str(run.path) for run in runs[:_NAMED])
-    more = f" and {len(runs) - _NAMED} more" if len(runs) > _NAMED else ""
-    return [f"{what}: {named}{more}"] if runs else []
+def _together(what: str, things: Sequence[StoredRun | str], between: str = ", ") -> list[str]:
+    """Says one thing of several runs or groups."""
+    named = [
+        one if isinstance(one, str) else f"{one.path} ({one.state})" if one.rows or one.ended else str(one.path)
+        for one in things[:_NAMED]
+    ]
+    more = f" and {len(things) - _NAMED} more" if len(things) > _NAMED else ""
+    return [f"{what}: {between.join(named)}{more}"] if things else []
 
 
 def _frame(runs: Sequence[StoredRun], groups: Sequence[Group]) -> pandas.DataFrame:

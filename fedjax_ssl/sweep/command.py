@@ -8,7 +8,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jax
@@ -22,7 +22,6 @@ from fedjax_ssl.errors import counted
 from fedjax_ssl.runs.divergence import EXIT_CODE
 from fedjax_ssl.runs.folder import FolderLock, RunFolderError
 from fedjax_ssl.runs.stored_run import on_other_data
-from fedjax_ssl.runs.summary import read_summary
 from fedjax_ssl.sweep import axes, cluster, results, search, workers
 from fedjax_ssl.sweep import plan as plans
 from fedjax_ssl.sweep.plan import Plan, names_of
@@ -157,7 +156,8 @@ def _sweep(given: argparse.Namespace, command: Sequence[str], notes: set[str]) -
         plans.save(folder, plan, command)
         if not results.has_parquet():
             command_line.print_note("results.parquet needs pyarrow: pip install 'fedjax_ssl[sweep]'")
-        return _say_end(folder, plan, workers.execute(folder, plan, processes, notes))
+        workers.execute(folder, plan, processes, notes)
+        return _say_end(folder, plan)
 
 
 def _plan(given: argparse.Namespace) -> Plan:
@@ -229,18 +229,20 @@ def default_workers() -> int:
     return processor.cores() if found.stdout.split()[-1:] in ([], ["cpu"]) else 1
 
 
-def _say_end(folder: Path, plan: Plan, ended: Mapping[str, int]) -> int:
-    print(f"\n{counted(ended[results.DONE], 'run')} of {len(plan.runs)} done: {folder / 'results.csv'}")
-    next_to_do = {results.DIVERGED: "what to lower", results.FAILED: "why; the same command tries them again"}
-    for status, what in next_to_do.items():
-        if ended[status]:
-            runs = [run for run in plan.runs if results.status_of(results.folder_of(folder, run.name))[0] == status]
-            print(f"{counted(len(runs), 'run')} {status}: {names_of(runs)}. The table says {what}.", file=sys.stderr)
-    if ended[results.MISSING]:
-        print(f"{counted(ended[results.MISSING], 'run')} missing: another process works on them", file=sys.stderr)
-    files = {run.name: results.folder_of(folder, run.name) / "summary.json" for run in plan.runs}
-    done = [(run, run.config, read_summary(files[run.name])) for run in plan.runs if files[run.name].exists()]
-    if changed := on_other_data(done):
+def _say_end(folder: Path, plan: Plan) -> int:
+    ends = [(run, *results.status_of(results.folder_of(folder, run.name))) for run in plan.runs]
+    done = [run for run, status, *_ in ends if status == results.DONE]
+    print(f"\n{counted(len(done), 'run')} of {len(plan.runs)} done: {folder / 'results.csv'}")
+    code = 0
+    for wanted, what, its_code in (
+        (results.DIVERGED, "The table says what to lower.", EXIT_CODE),
+        (results.FAILED, "The table says why; the same command tries them again.", 1),
+        (results.MISSING, "Another process works on them.", 1),
+    ):
+        if runs := [run for run, status, *_ in ends if status == wanted]:
+            print(f"{counted(len(runs), 'run')} {wanted}: {names_of(runs)}. {what}", file=sys.stderr)
+            code = its_code
+    if changed := on_other_data((run, run.config, summary) for run, _, _, summary in ends):
         print(f"on other data than the first run, which have changed: {names_of(changed)}", file=sys.stderr)
     print(f"compare them: {shlex.join(['fedjax-ssl', 'report', str(folder)])}")
-    return 1 if ended[results.FAILED] or ended[results.MISSING] else EXIT_CODE if ended[results.DIVERGED] else 0
+    return code

@@ -7,7 +7,7 @@ import io
 import math
 import re
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +31,15 @@ def folder_of(sweep: Path, name: str) -> Path:
     return sweep / "runs" / name
 
 
-def status_of(folder: Path) -> tuple[str, str]:
-    """Reads where a run stands, and why it ended early."""
+def status_of(folder: Path) -> tuple[str, str, dict[str, Any]]:
+    """Reads where a run stands, why it ended early, and its summary, which is empty without one."""
     if (folder / "summary.json").exists():
-        said = read_summary(folder / "summary.json").get("diverged", "")
-        return DIVERGED if said else DONE, said
+        summary = read_summary(folder / "summary.json")
+        return DIVERGED if "diverged" in summary else DONE, summary.get("diverged", ""), summary
     if (folder / _ENDED).exists():
         ended = decode_json((folder / _ENDED).read_text(encoding="utf-8"))
-        return ended["status"], ended["message"]
-    return MISSING, ""
+        return ended["status"], ended["message"], {}
+    return MISSING, "", {}
 
 
 def mark(folder: Path, status: str, message: str = "") -> None:
@@ -85,18 +85,14 @@ def table(sweep: Path, plan: Plan) -> list[dict[str, Any]]:
     """
     rows = []
     for run in plan.runs:
-        folder = folder_of(sweep, run.name)
-        status, message = status_of(folder)
-        row: dict[str, Any] = {"run": run.name, "status": status}
-        row |= {field: run.point.get(field) for field in plan.fields}
-        row["message"] = message
-        if status in (DONE, DIVERGED):
-            row |= _scalars(read_summary(folder / "summary.json"), {**row, DIVERGED: message})
-        rows.append(row)
+        status, message, summary = status_of(folder_of(sweep, run.name))
+        swept = {field: run.point.get(field) for field in plan.fields}
+        row = {"run": run.name, "status": status, **swept, "message": message}
+        rows.append(row | _scalars(summary, {*row, "diverged"}))
     return rows
 
 
-def _scalars(summary: Mapping[str, Any], taken: Mapping[str, Any]) -> dict[str, Any]:
+def _scalars(summary: Mapping[str, Any], taken: Collection[str]) -> dict[str, Any]:
     found = {
         name: value
         for name, value in summary.items()

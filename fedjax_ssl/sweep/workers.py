@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import timedelta
 from multiprocessing import resource_tracker
@@ -237,7 +236,7 @@ def task_of(sweep: Path, runs: Sequence[PlannedRun]) -> Task:
     return Task(do_runs, (sweep, [run.name for run in runs]), runs)
 
 
-def execute(sweep: Path, plan: Plan, workers: int, notes: Iterable[str] = ()) -> Counter[str]:
+def execute(sweep: Path, plan: Plan, workers: int, notes: Iterable[str] = ()) -> None:
     """Does all runs that are missing, and writes the tables after every program.
 
     Args:
@@ -245,9 +244,6 @@ def execute(sweep: Path, plan: Plan, workers: int, notes: Iterable[str] = ()) ->
         plan: as in its `sweep.json`.
         workers: processes at a time.
         notes: shown before; those of all workers are shown once.
-
-    Returns:
-        The number of runs by status.
     """
     waiting, begin = tasks(sweep, plan, workers), time.monotonic()
     total = sum(len(task.runs) for task in waiting)
@@ -280,5 +276,4 @@ def execute(sweep: Path, plan: Plan, workers: int, notes: Iterable[str] = ()) ->
     try:
         do_tasks(waiting, workers, take, ended, notes)
     finally:
-        rows = results.write(sweep, plan)
-    return Counter(row["status"] for row in rows)
+        results.write(sweep, plan)
