@@ -10,7 +10,7 @@ import numpy as np
 from fedjax_ssl.data.dataset import Dataset, Split
 
 MOST = 1 << 28  # bytes that are read of an array, or of all files together
-_BLOCKS, _LEAST = 256, 1 << 12  # of what is larger: how many evenly spaced blocks, and their least bytes
+_BLOCKS, _LEAST = 256, 1 << 12  # evenly spaced blocks that are read of what is larger, and their least bytes
 _NAMED = {"inputs": "x", "labels": "y", "clients": "client"}  # by fields of a `Split`
 
 

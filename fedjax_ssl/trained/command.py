@@ -109,7 +109,7 @@ def _table(model: TrainedModel, examples: Examples, probabilities: np.ndarray, e
     columns = {"input": examples.names, "label": best, "name": names[best], "probability": texts.max(axis=1)}
     if (examples.labels >= 0).any():
         columns["true_label"] = [label if label >= 0 else "" for label in examples.labels.tolist()]
-        columns["true_name"] = names[examples.labels]  # of -1, no label: the last one
+        columns["true_name"] = names[examples.labels]  # the last one for -1, no label
     if every:
         columns |= {f"probability_{name}": column for name, column in zip(model.class_names, texts.T, strict=True)}
     return pandas.DataFrame(columns)

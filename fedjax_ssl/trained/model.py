@@ -5,7 +5,6 @@ import importlib
 import json
 import math
 import os
-import warnings
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,7 @@ from fedjax_ssl.data.dataset import check_finite
 from fedjax_ssl.data.federation.federated_data import client_number
 from fedjax_ssl.data.reading.features import TableReading
 from fedjax_ssl.data.reading.problems import Findings
-from fedjax_ssl.errors import ConfigNote, UserError
+from fedjax_ssl.errors import UserError, note
 from fedjax_ssl.federated import Method
 from fedjax_ssl.registry import did_you_mean
 from fedjax_ssl.runs import model_file
@@ -175,7 +174,7 @@ class TrainedModel:
 
         Args:
             inputs: as for `predict`.
-            client: whose inputs these are, of a run with `data.standardize="client"`.
+            client: the one whose inputs these are, of a run with `data.standardize="client"`.
             batch_size: as for `predict`.
 
         Returns:
@@ -318,8 +317,8 @@ class TrainedModel:
             raise TrainedModelError("inputs are a table, but this model did not learn from one; give an array")
         findings = Findings()
         rows, used = self.reading.read(table.set_axis([f"row {row}" for row in range(len(table))]), findings)
-        for note in findings.notes:
-            warnings.warn(note, ConfigNote, stacklevel=4)
+        for text in findings.notes:
+            note(text)
         if findings.problems or not used.all():
             raise TrainedModelError("; ".join(findings.problems or findings.notes))
         return rows

@@ -50,7 +50,7 @@ class _Sentences:
     def _says(call: ast.Call) -> bool:
         if isinstance(call.func, ast.Attribute) and call.func.attr == "append":
             return _last_name(call.func.value) in LISTS
-        return _last_name(call.func) == "warn" and "ConfigNote" in map(_last_name, call.args)
+        return _last_name(call.func) == "note"
 
     def add(self, node: ast.expr) -> None:
         if isinstance(node, ast.List | ast.Tuple):

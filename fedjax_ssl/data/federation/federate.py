@@ -116,9 +116,9 @@ def federate(
             together; what is left is unused, and all examples without a label are for training.
         shuffle_pools: all of a class are shuffled before they are cut into pools; otherwise the dataset's own training
             examples come first, so that the others are mostly test examples.
-        inputs: of an earlier federation with other randomness and the same arguments, so that both share them; they
-            may be traced, so that they are no constant of a program. `HostInputs` of the dataset stay where they are;
-            the device gets those for evaluation and the server. The key is then a concrete one.
+        inputs: those of an earlier federation with other randomness and the same arguments, so that both share them;
+            they may be traced, so that they are no constant of a program. `HostInputs` of the dataset stay where they
+            are; the device gets those for evaluation and the server. The key is then a concrete one.
         widest: with a concrete key too, tables take the width that every key fits in where it is at most so many
             times what they need; keys then share their programs.
 
@@ -258,7 +258,7 @@ def _count_examples(
     unlabelled, largest_group, lost = int((labels < 0).sum()), 1, 0
     if (group := dataset.train.group) is not None:
         largest_group = int(np.bincount(group).max())
-        lost = int(((labels < 0) & np.isin(group, group[labels >= 0])).sum())  # of a group that may be held out
+        lost = int(((labels < 0) & np.isin(group, group[labels >= 0])).sum())  # their group may be held out
     class_counts = np.bincount(labels[labels >= 0], minlength=num_classes).astype(np.float64)
     max_test, max_valid = int(by_size[by_size.size - num_natural :].sum()), 0
     most = min(class_counts.sum(), float(len(labels) - by_size[:num_natural].sum()))

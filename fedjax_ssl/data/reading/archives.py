@@ -42,7 +42,7 @@ class Prepared(NamedTuple):
 
     name: str  # NAME or NAME/CONFIG there
     facts: Mapping[str, Any]  # fields of `Dataset` as the original has them: names of classes, mean, deviation
-    options: Mapping[str, Any] = {}  # of `Choice`
+    options: Mapping[str, Any] = {}  # fields of `Choice`
     first_label: int = 0  # number of the first class there
 
 

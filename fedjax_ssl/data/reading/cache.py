@@ -8,7 +8,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,15 @@ import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset, Reading, Split
 from fedjax_ssl.data.fingerprint import of_files
+from fedjax_ssl.data.reading.features import TableReading
+from fedjax_ssl.data.reading.pictures import ImageReading
 
 ROOT_VARIABLE = "FEDJAX_SSL_DATA"
 FACTS = ("name", "class_names", "client_names", "input_max", "mean", "std", "coarse_names", "extra")
 ARRAYS = ("correspondence", "set_shares")
 COLUMNS = tuple(field.name for field in dataclasses.fields(Split))
-FORM = 2  # of what is kept of a user's own data; another one is read anew
-READINGS = {"ImageReading": "pictures", "TableReading": "features"}  # modules beside this one
+FORM = 2  # version of what is kept of a user's own data; what has another one is read anew
+READINGS = {"ImageReading": ImageReading, "TableReading": TableReading}  # by `Reading.as_json`'s kind
 
 logger = logging.getLogger(__name__)
 
@@ -63,11 +64,8 @@ def load_converted(folder: Path) -> Dataset | None:
 
 def reading_from_json(stored: Mapping[str, Any] | None) -> Reading | None:
     """Make the reading of `Reading.as_json`, whose lists become tuples again; None where there is none."""
-    if stored is None:
-        return None
-    module = import_module(f"fedjax_ssl.data.reading.{READINGS[stored['kind']]}")
-    reading: Reading = getattr(module, stored["kind"])(**{k: _frozen(v) for k, v in stored.items() if k != "kind"})
-    return reading
+    facts = {} if stored is None else _frozen(stored)
+    return READINGS[facts.pop("kind")](**facts) if facts else None
 
 
 def _frozen(value: Any) -> Any:

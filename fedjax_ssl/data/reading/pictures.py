@@ -59,7 +59,7 @@ class Facts(NamedTuple):
     """The head of an image file."""
 
     size: tuple[int, int]  # width and height in pixels, as it is shown
-    mode: str  # of its pixels, as Pillow names them
+    mode: str  # Pillow's name for the kind of its pixels
     kind: Kind
     pages: int
     lowest: float  # value of "deep" images
@@ -186,7 +186,7 @@ def read_alike(files: Sequence[Path], names: Sequence[str], findings: Findings, 
         files: [m] where they lie.
         names: [m], what messages call them.
         findings: as for `read_images`.
-        reading: of the images before.
+        reading: how the images before were read.
     """
     found = _decoded(files, names, _heads(files), reading, findings)
     if other := sum(facts.size != (reading.width, reading.height) for facts in found.facts):
@@ -315,7 +315,7 @@ def in_units(head: Any) -> np.ndarray:
     """Give the first frame of a DICOM file: in grey float64 [H, W] in the units of slope and intercept, dark to bright.
 
     Args:
-        head: of pydicom.
+        head: what pydicom reads of it.
     """
     values: np.ndarray = importlib.import_module("pydicom.pixels").pixel_array(head, index=0)
     if values.ndim > 2:

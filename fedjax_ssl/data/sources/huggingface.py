@@ -13,7 +13,7 @@ from fedjax_ssl.data.reading.cache import facts_of, kept_for
 from fedjax_ssl.data.reading.catalogues import Choice, choose_columns, choose_splits
 from fedjax_ssl.data.reading.columns import read_columns
 from fedjax_ssl.data.reading.pictures import Channels, Side, read_images
-from fedjax_ssl.data.reading.problems import BadData, DatasetUnavailable, Findings
+from fedjax_ssl.data.reading.problems import BadData, DatasetUnavailable, Findings, given_path
 from fedjax_ssl.data.reading.register import dataset
 from fedjax_ssl.data.reading.tables import as_text
 
@@ -63,14 +63,10 @@ def load_huggingface(
         BadData: it cannot be trained on; has everything that is wrong.
         ValueError: no path, or an option out of range.
     """
-    if path is None:
-        raise ValueError('load("huggingface") needs path=, a folder that save_to_disk of the library datasets wrote')
-    folder = Path(path).expanduser()
+    how = 'a folder that save_to_disk wrote; in Python: datasets.load_dataset("NAME").save_to_disk("FOLDER")'
+    folder = given_path("huggingface", path, how, "folder")
     if not is_saved_dataset(folder):
-        raise DatasetUnavailable(
-            f"huggingface: {folder} is {'no folder that save_to_disk wrote' if folder.exists() else 'not there'}. In "
-            f'Python: datasets.load_dataset("NAME").save_to_disk("FOLDER"), and give path= that FOLDER.'
-        )
+        raise DatasetUnavailable(f"huggingface: {folder} is no folder that save_to_disk wrote. Give path= {how}.")
     content, told = facts_of(file for file in folder.rglob("*") if file.is_file()), [choice, size, channels]
     return kept_for(root, "huggingface", folder, told, content, lambda: _read(folder, choice, size, channels))
 

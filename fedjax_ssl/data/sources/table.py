@@ -52,7 +52,7 @@ def load_table(
         max_levels: the most different words that a column may hold.
         missing: what becomes of rows with missing cells: an error; filled in by the median of the training examples, of
             words by the most frequent one; or left out and counted.
-        missing_marks: of missing cells, beside empty ones, in capitals or not.
+        missing_marks: what stands for a missing cell, beside an empty one, in capitals or not.
         options: columns beside the features, classes and class shares.
 
     Returns:
