@@ -308,6 +308,10 @@ class ClientUpdate:
                 if kept is not moved:
                     new = {group: self.packings[group].pack(kept.params)}
                     model_state = ravel_pytree(kept.model_state)[0]
+        for takes_step in (term.client.takes_step for term in terms if term.client.takes_step is not None):
+            choose = partial(jnp.where, takes_step(losses.outputs, streams))
+            new = jax.tree.map(choose, new, only)
+            optimizer_state = jax.tree.map(choose, optimizer_state, progress.optimizer[group])
         return progress._replace(
             params={**progress.params, **new},
             model_state=model_state,

@@ -122,18 +122,13 @@ def federated_method(
         >>> fs.run(config, "runs/plain", quiet=True)["rounds"]
         2
     """
-    _check(setup, stages, groups, private)
+    _check(setup, stages, groups, private, class_scores)
     if setup.local_steps is not None:
         stages = tuple(with_local_steps(stage, setup.local_steps) for stage in stages)
     alone = setup.federated_optimizer.alone
     if alone:
         _check_alone(stages, pretraining)
         private = groups
-    if class_scores and not setup.model.has_class_scores:
-        raise ValueError(
-            "the network has no class scores, which this method learns and predicts with; use a network with a head "
-            "(for example 'resnet9' in place of 'resnet8'), or a method that compares features with prototypes"
-        )
     training = LocalTraining(
         model=setup.model,
         combine=combine,
@@ -412,7 +407,14 @@ def _check_alone(stages: tuple[Stage, ...], pretraining: Pretraining | None) -> 
             )
 
 
-def _check(setup: Setup, stages: tuple[Stage, ...], groups: tuple[str, ...], private: tuple[str, ...]) -> None:
+def _check(
+    setup: Setup, stages: tuple[Stage, ...], groups: tuple[str, ...], private: tuple[str, ...], class_scores: bool
+) -> None:
+    if class_scores and not setup.model.has_class_scores:
+        raise ValueError(
+            "the network has no class scores, which this method learns and predicts with; use a network with a head "
+            "(for example 'resnet9' in place of 'resnet8'), or a method that compares features with prototypes"
+        )
     check_choices(WEIGHTINGS, weighting=setup.weighting)
     if setup.keep_optimizer and setup.average_optimizer:
         raise ValueError(

@@ -306,6 +306,8 @@ class AtClient(NamedTuple):
     after_step: Callable[[PyTree, Snapshot, Client, Array], tuple[PyTree, Snapshot]] | None = None
     # ^ (local state, the term's parameter group and batch statistics after a step, client, number of the step) ->
     # (local state, what training goes on with: the same snapshot, or another one); None: nothing to do
+    takes_step: Callable[[dict[str, Outputs], Streams], Bool[Array, ""]] | None = None
+    # ^ (outputs by view, streams) -> False: the term's parameter group and its optimizer stay in this step; None: never
     collect: Callable[[ClientResult], PyTree] = lambda trained: ()  # -> upload
     remember: Callable[[ClientResult], PyTree] | None = None  # -> what is kept from now on; None: it stays as it is
 

@@ -15,11 +15,12 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_ssl.checks import checked
 from fedjax_ssl.data import WeakLabels
-from fedjax_ssl.federated import Method, Setup, Stage, Step, Stream, Term, federated_method
+from fedjax_ssl.federated import AtClient, Method, Setup, Stage, Step, Stream, Term, federated_method
 from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.channel_terms import known_stage
 from fedjax_ssl.methods.parts.settings import BetaParameter, CountOrZero, Share, Weight
+from fedjax_ssl.models import Outputs
 from fedjax_ssl.objectives import batch_cross_entropy, mixup, mixup_cross_entropy, mixup_share
 
 
@@ -59,7 +60,7 @@ def fedpl(
         mix_alpha: parameter of the Beta distribution of the share of the confident example in a pair.
         mix: what is mixed: "inputs", as in the paper, which takes a second forward pass, or "logits", as in the
             released code.
-        skip_empty: no loss at all for a batch without a pair, as in the released code.
+        skip_empty: no loss and no step for a batch without a pair, as in the released code.
         l1: weight of the sum of the parameters' absolute values.
         drop_last: leave the last partial batch of an epoch out.
 
@@ -96,7 +97,11 @@ def fedpl(
     def stage(term: Term) -> Stage:
         return known_stage(setup, (term,), l1, drop_last)
 
-    stages: tuple[Stage, ...] = (stage(Term("own_predictions", (view,), own_predictions)),)
+    def has_pair(outputs: dict[str, Outputs], streams: dict[str, Stream]) -> Bool[Array, ""]:
+        return jnp.any(split_by_confidence(outputs[view.name].logits, streams["labelled"], threshold).paired)
+
+    client = AtClient(takes_step=has_pair if skip_empty else None)
+    stages: tuple[Stage, ...] = (stage(Term("own_predictions", (view,), own_predictions, client=client)),)
     if warmup_rounds:
         first = stage(Term("set_labels", (view,), set_labels))
         stages = (first._replace(rounds=warmup_rounds), *stages)

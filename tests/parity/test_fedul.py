@@ -83,7 +83,7 @@ def test_fedllp_vat_is_the_code_but_for_statistics_and_lengths(monkeypatch, exac
     assert np.median(said["vat_lengths"]) < 1e-5  # of 1
 
 
-def test_fedpl_is_the_code_but_for_skipped_steps(monkeypatch, exact):
+def test_fedpl_is_the_code_and_skips_its_steps(monkeypatch, exact):
     """A round on labels of the sets and one on its own; a batch without a pair is no step in the code."""
     said, settings = fixture("fedul"), {"warmup_rounds": 1, "mix": "logits", "mix_alpha": 2.0, "skip_empty": True}
     gaps = {
@@ -91,4 +91,4 @@ def test_fedpl_is_the_code_but_for_skipped_steps(monkeypatch, exact):
         for name, first in (("fedpl_flat", "flat"), ("fedpl", "first"))
     }
     assert said["fedpl_flat_skipped"] == 0 and max(gaps["fedpl_flat"].values()) < 1e-12
-    assert said["fedpl_skipped"] == 1 and gaps["fedpl"]["weights 0"] < 1e-12 < 1e-3 < gaps["fedpl"]["weights 1"]
+    assert said["fedpl_skipped"] == 1 and max(gaps["fedpl"].values()) < 1e-12
