@@ -9,9 +9,9 @@
 Names are imported when they are first used: `import fedjax_ssl` brings neither jax nor flax.
 """
 
-import importlib
-import pkgutil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from fedjax_ssl.lazy import attach
 
 if TYPE_CHECKING:
     from fedjax_ssl import graph, methods, models, objectives, report
@@ -27,38 +27,10 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_PLACES = {
-    # train and compare
-    **{"load_config": "config:load", "run": "runs:run", "load_run": "trained:load_run", "report": "report"},
-    **{"make_train": "train:make_train", "over_seeds": "train:over_seeds"},
-    # data
-    **{"load_dataset": "data:load", "federate": "data:federate"},
-    **{"Dataset": "data:Dataset", "FederatedData": "data:FederatedData"},
-    # labels without a training loop, and losses
-    **{"propagate_labels": "graph:propagate_labels", "graph": "graph", "objectives": "objectives"},
-    # methods and networks of your own
-    **{name: f"federated:{name}" for name in ("Method", "Setup", "Term", "View", "Stage", "Sampler")},
-    **{"federated_method": "federated:federated_method", "register": "config:register"},
-    **{"methods": "methods", "models": "models"},
-}
-__all__ = ["__version__", *_PLACES]
-
-
-def __getattr__(name: str) -> Any:
-    """Imports a name when it is first used."""
-    if name not in _PLACES:
-        if name in _rooms():
-            return importlib.import_module(f"{__name__}.{name}")
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it offers: {', '.join(_PLACES)}")
-    module, _, attribute = _PLACES[name].partition(":")
-    found = importlib.import_module(f"{__name__}.{module}")
-    return getattr(found, attribute) if attribute else found
-
-
-def __dir__() -> list[str]:
-    return sorted({*__all__, *_rooms()})
-
-
-def _rooms() -> list[str]:
-    """The packages inside, as documentation names them: `fedjax_ssl.data`, `fedjax_ssl.federated` ..."""
-    return [module.name for module in pkgutil.iter_modules(__path__) if module.ispkg]
+__all__ = [
+    *("__version__", "load_config", "run", "load_run", "report", "make_train", "over_seeds"),
+    *("load_dataset", "federate", "Dataset", "FederatedData"),
+    *("propagate_labels", "graph", "objectives"),  # labels without a training loop, and losses
+    *("Method", "Setup", "Term", "View", "Stage", "Sampler", "federated_method", "register", "methods", "models"),
+]
+__getattr__, __dir__ = attach(__name__)

@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import pkgutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,8 @@ def attach(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]
 
         __getattr__, __dir__ = attach(__name__)
 
-    Readers and type checkers see plain imports. A name is offered even where a module of the package has the same one.
+    Readers and type checkers see plain imports. A name is offered even where a module of the package has the same one;
+    the rooms inside are offered too, as documentation names them: `fedjax_ssl.data`.
 
     Args:
         package: `__name__` of the package.
@@ -31,9 +33,9 @@ def attach(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]
     assert module.__file__ is not None
     source = Path(module.__file__).read_text(encoding="utf-8")
     homes = {
-        alias.name: node.module
+        alias.asname or alias.name: (f"{node.module}", alias.name)
         for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(f"{package}.")
+        if isinstance(node, ast.ImportFrom) and f"{node.module}".startswith(f"{package}.") and node.module != __name__
         for alias in node.names
     }
 
@@ -44,12 +46,18 @@ def attach(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]
 
     def load(name: str) -> Any:
         if name in homes:
-            value = getattr(importlib.import_module(homes[name]), name)
+            home, there = homes[name]
+            value = getattr(importlib.import_module(home), there)
             setattr(module, name, value)
             return value
         if not name.startswith("_") and importlib.util.find_spec(f"{package}.{name}"):
             return importlib.import_module(f"{package}.{name}")
-        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        offered = ", ".join(name for name in getattr(module, "__all__", homes) if not name.startswith("_"))
+        raise AttributeError(f"module {package!r} has no attribute {name!r}; it offers: {offered}")
+
+    def names() -> list[str]:
+        rooms = (one.name for one in pkgutil.iter_modules(module.__path__) if one.ispkg)
+        return sorted({*getattr(module, "__all__", vars(module)), *homes, *rooms})
 
     module.__class__ = Room
-    return load, lambda: sorted({*vars(module), *homes})
+    return load, names
