@@ -52,12 +52,12 @@ def attach(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]
             return value
         if not name.startswith("_") and importlib.util.find_spec(f"{package}.{name}"):
             return importlib.import_module(f"{package}.{name}")
-        offered = ", ".join(name for name in getattr(module, "__all__", homes) if not name.startswith("_"))
+        offered = ", ".join(name for name in vars(module).get("__all__", homes) if not name.startswith("_"))
         raise AttributeError(f"module {package!r} has no attribute {name!r}; it offers: {offered}")
 
     def names() -> list[str]:
         rooms = (one.name for one in pkgutil.iter_modules(module.__path__) if one.ispkg)
-        return sorted({*getattr(module, "__all__", vars(module)), *homes, *rooms})
+        return sorted({*vars(module).get("__all__", vars(module)), *homes, *rooms})
 
     module.__class__ = Room
     return load, names
