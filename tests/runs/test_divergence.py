@@ -74,7 +74,7 @@ def test_a_run_that_recovered_or_was_fine_ends_as_any_other() -> None:
 
 
 def test_the_command_ends_with_an_exit_code_of_its_own(monkeypatch, tmp_path, capsys) -> None:
-    monkeypatch.setattr(command, "run", lambda *_: {"diverged": "training has diverged: ..."})
+    monkeypatch.setattr(command, "run", lambda *_, **__: {"diverged": "training has diverged: ..."})
     monkeypatch.setattr(command.command_line, "use_compilation_cache", lambda: None)
     assert command.main(["digits_fedavg", "--workdir", str(tmp_path)]) == divergence.EXIT_CODE == 4
     assert capsys.readouterr().err == "error: training has diverged: ...\n"

@@ -163,6 +163,7 @@ def test_ways_of_predicting_have_names_of_their_own():
     ]
 
 
+@pytest.mark.filterwarnings("ignore:.* has no effect without:fedjax_ssl.config.ConfigNote")
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
