@@ -159,13 +159,14 @@ def _by_client(dataset: Dataset) -> tuple[Dataset, str]:
         for array, split in zip(arrays, splits, strict=True):
             own = np.flatnonzero(split.client == number)
             array[own] = (split.x[own] - mean * dataset.input_max) / std
-    splits = [dataclasses.replace(split, x=array) for split, array in zip(splits, arrays, strict=True)]
+    made = [dataclasses.replace(split, x=array) for split, array in zip(splits, arrays, strict=True)]
     said = "inputs are standardized by mean and deviation of each client's own training examples"
     if notes:
         said += f"; where these do not vary, the deviation is 1: {', '.join(notes)}"
     extra = {**dataset.extra, "client_statistics": statistics}
-    dataset = dataclasses.replace(dataset, train=splits[0], mean=(0.0,), std=(1.0,), extra=extra)
-    return (dataset if test is None else dataclasses.replace(dataset, test=splits[1])), said
+    return dataclasses.replace(
+        dataset, train=made[0], test=test and made[1], mean=(0.0,), std=(1.0,), extra=extra
+    ), said
 
 
 def _in_words(dataset: Dataset) -> str:

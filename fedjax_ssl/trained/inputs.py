@@ -16,7 +16,7 @@ from fedjax_ssl.data.reading.pictures import ImageReading, by_cell, is_image, li
 from fedjax_ssl.data.reading.problems import DatasetUnavailable, Findings
 from fedjax_ssl.data.reading.tables import as_text, is_table, no_column, read_roles, read_table
 from fedjax_ssl.data.sources.folder import UNLABELLED, find_table
-from fedjax_ssl.errors import counted, did_you_mean
+from fedjax_ssl.errors import counted
 from fedjax_ssl.trained.model import TrainedModel, TrainedModelError
 
 IMAGES = "images (.bmp, .gif, .jpg, .png, .tif, .webp, ...)"
@@ -110,11 +110,10 @@ def _read_table(path: Path, model: TrainedModel) -> Examples:
 def _labels(given: np.ndarray, length: int, name: str, classes: Sequence[str]) -> np.ndarray:
     given = one_each(name, given, length)
     if given.dtype.kind in "SU":
-        texts = given.astype(str).tolist()
-        if unknown := sorted(set(texts) - set(classes)):
-            hint = did_you_mean(unknown[0], classes)
-            raise TrainedModelError(f"{name} names the class {unknown[0]!r}, which the model does not know.{hint}")
-        return np.array([classes.index(text) for text in texts], np.int64)
+        findings = Findings()
+        found = read_columns(pandas.DataFrame({"label": given.astype(str)}).rename("row {}".format), classes, findings)
+        findings.stop(name)
+        return found.y
     if given.dtype.kind not in "iu":
         raise TrainedModelError(f"{name} is {given.dtype}; labels are whole numbers or names of classes")
     check_labels(name, given, len(classes))

@@ -13,7 +13,7 @@ import numpy as np
 from fedjax_ssl.data.dataset import Dataset, Reading, Split
 from fedjax_ssl.data.reading.problems import SHOWN, BadData, Findings, some
 from fedjax_ssl.data.reading.proportions import read_proportions
-from fedjax_ssl.data.reading.tables import as_cells
+from fedjax_ssl.data.reading.tables import as_cells, whole
 from fedjax_ssl.errors import counted
 from fedjax_ssl.registry import did_you_mean
 
@@ -167,20 +167,18 @@ def read_columns(
 
 
 def _plain(labels: Sequence[str], minus_one: bool = False) -> Sequence[str]:
-    """Write whole numbers without ".0", which spreadsheets add where a cell is empty, and -1, if no class, as ""."""
-    known = {label for label in labels if label}
-    if known and all(re.fullmatch(r"-?\d+(\.0+)?", label) for label in known):
-        short = {label: label.partition(".")[0] for label in known}
-        short |= {"": ""} | ({} if minus_one else {label: "" for label in known if short[label] == "-1"})
-        return [short[label] for label in labels]
+    """Write labels that are whole numbers without ".0", and -1, if no class, as ""."""
+    short = [whole(label) for label in labels]
+    if all(re.fullmatch(r"-?\d+", label) for label in short if label):
+        return ["" if label == "-1" and not minus_one else label for label in short]
     return labels
 
 
 def numbered(texts: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
     """Number the texts [n], "" = -1, and name what the numbers stand for."""
     known = {text for text in texts if text}
-    whole = all(re.fullmatch(r"-?\d+", text) for text in known)
-    names = sorted(known, key=lambda text: (int(text), text)) if whole else sorted(known)
+    are_numbers = all(re.fullmatch(r"-?\d+", text) for text in known)
+    names = sorted(known, key=lambda text: (int(text), text)) if are_numbers else sorted(known)
     number = {"": -1} | {name: place for place, name in enumerate(names)}
     return np.array([number[text] for text in texts], np.int32), tuple(names)
 

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from fedjax_ssl.data.dataset import Reading
 from fedjax_ssl.data.reading.columns import numbered
 from fedjax_ssl.data.reading.problems import SHOWN, Findings, some
-from fedjax_ssl.data.reading.tables import COMMA, as_cells, as_numbers, as_text, no_column
+from fedjax_ssl.data.reading.tables import COMMA, as_cells, as_numbers, as_text, no_column, whole
 
 if TYPE_CHECKING:  # takes long to import
     import pandas
@@ -40,7 +40,7 @@ class Feature:
         if self.kind == "number":
             return as_numbers(cells)
         places = {level: place for place, level in enumerate(self.levels)}
-        return np.array([places.get(_word(cell), np.nan) for cell in cells]) if places else _days(cells, self.form)
+        return np.array([places.get(whole(cell), np.nan) for cell in cells]) if places else _days(cells, self.form)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,16 +108,16 @@ class TableReading(Reading):
 
     def _used(self, gaps: dict[str, np.ndarray], table: "pandas.DataFrame", findings: Findings) -> np.ndarray:
         """Tell of missing cells, by column; give the rows that are used."""
-        whole = ~np.any([*gaps.values(), np.zeros(len(table), bool)], axis=0)
-        if whole.all():
-            return whole
+        full = ~np.any([*gaps.values(), np.zeros(len(table), bool)], axis=0)
+        if full.all():
+            return full
         marks = {text or "empty" for name, gap in gaps.items() for text in as_text(table[name][gap])}
         told = (
-            f"{(~whole).sum():,} of {len(table):,} rows have missing cells ({', '.join(sorted(marks)[:SHOWN])}), first "
-            f"{table.index[whole.argmin()]}; by column: "
+            f"{(~full).sum():,} of {len(table):,} rows have missing cells ({', '.join(sorted(marks)[:SHOWN])}), first "
+            f"{table.index[full.argmin()]}; by column: "
             f"{', '.join(f'{name} {gap.sum():,}' for name, gap in gaps.items())}"
         )
-        if self.missing == "refuse" or (self.missing == "drop" and not whole.any()):
+        if self.missing == "refuse" or (self.missing == "drop" and not full.any()):
             findings.problems.append(
                 f"{told}; fill them in, or train with data.missing=median, which takes the median of the training "
                 "examples (of words the most frequent one), or with data.missing=drop, which leaves these rows out"
@@ -125,7 +125,7 @@ class TableReading(Reading):
         else:
             filled = "filled in with the median of the training examples, of words with the most frequent one"
             findings.notes.append(f"{told}; {filled if self.missing == 'median' else 'these rows are left out'}")
-        return whole | (self.missing == "median")
+        return full | (self.missing == "median")
 
 
 def fit(
@@ -180,7 +180,7 @@ def kind_of(name: str, cells: Sequence[str], reading: TableReading, findings: Fi
             )
         if forms:
             return Feature(name, "date", forms[0])
-    _, levels = numbered([_word(cell) for cell in present])
+    _, levels = numbered([whole(cell) for cell in present])
     if len(levels) > reading.max_levels or len(levels) == len(present) >= FEW:
         most = "each of them once" if len(levels) == len(present) else f"more than data.max_levels={reading.max_levels}"
         findings.problems.append(
@@ -198,18 +198,13 @@ def identifiers(names: Sequence[str], x: Float[np.ndarray, "n features"], labels
             continue
         steps, classes = np.diff(values), len(np.unique(labels))
         blocks = 1 + np.count_nonzero(np.diff(labels[np.argsort(values)]))
-        whole = (values == np.rint(values)).all()
-        if (steps > 0).all() or (steps < 0).all() or (whole and 1 < classes == blocks < FEW):
+        integers = (values == np.rint(values)).all()
+        if (steps > 0).all() or (steps < 0).all() or (integers and 1 < classes == blocks < FEW):
             found.append(
                 f"{name!r} differs in every example and is sorted as these or their classes are: an identifier "
                 f"says nothing about new examples; leave it out (of a table with data.ignore={name})"
             )
     return found
-
-
-def _word(cell: str) -> str:
-    """Write a code as spreadsheets do where no cell is empty: without ".0"."""
-    return re.sub(r"^([+-]?\d+)\.0+$", r"\1", cell)
 
 
 def _days(cells: Sequence[str], form: str) -> Float[np.ndarray, " n"]:

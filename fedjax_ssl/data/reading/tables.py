@@ -80,11 +80,16 @@ def as_text(column: "pandas.Series") -> list[str]:
             column = column.map({True: "1", False: "0"})
         return ["" if gap else str(value).strip() for value, gap in zip(column, column.isna(), strict=True)]
     known = column[np.isfinite(column)]
-    whole = bool((known == np.rint(known)).all())
+    no_fraction = bool((known == np.rint(known)).all())
     return [
-        "" if np.isnan(value) else str(int(value) if whole and np.isfinite(value) else value)
+        "" if np.isnan(value) else str(int(value) if no_fraction and np.isfinite(value) else value)
         for value in column.tolist()
     ]
+
+
+def whole(cell: str) -> str:
+    """Write a whole number without ".0", which spreadsheets add where a cell is empty; other text as it is."""
+    return re.sub(r"^([+-]?\d+)\.0+$", r"\1", cell)
 
 
 def as_cells(texts: Sequence[str], marks: Collection[str]) -> list[str]:

@@ -8,7 +8,7 @@ import numpy as np
 from fedjax_ssl.checks import In, Whole
 from fedjax_ssl.data.dataset import Dataset, Split, check_finite, check_labels
 from fedjax_ssl.data.reading.arrays import TEST_ARRAYS, TRAIN_ARRAYS, VALIDATION_ARRAYS, one_each, read_arrays
-from fedjax_ssl.data.reading.columns import trained_on
+from fedjax_ssl.data.reading.columns import numbered, trained_on
 from fedjax_ssl.data.reading.features import FAR
 from fedjax_ssl.data.reading.problems import EMBEDDED, BadData, given_path
 from fedjax_ssl.data.reading.proportions import read_proportions
@@ -96,8 +96,7 @@ def load_npz(
         coarse, matrix, coarse_names = _coarse(arrays, x)
         sets, shares = _whole(arrays, "set", x, lowest=-1), None
         if (group := _whole(arrays, "group", x, text=True)) is not None:
-            names = group.astype(str)
-            group = np.where(np.isin(names, ("", "-1")), -1, np.unique(names, return_inverse=True)[1])
+            group, _ = numbered(["" if name == "-1" else name for name in group.astype(str).tolist()])
         if proportions is not None:
             shares = read_proportions(proportions, classes, client_names, client, sets)
         return Dataset(
