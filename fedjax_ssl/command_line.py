@@ -99,13 +99,14 @@ def leave(error: BaseException) -> int:
     """
     if isinstance(error, KeyboardInterrupt):
         return runs.leave(INTERRUPTED, "\n" + "; ".join(["stopped", *map(str, error.args)]))
-    message = None if os.environ.get("FEDJAX_SSL_DEBUG") else _message(error)
+    message = None if os.environ.get("FEDJAX_SSL_DEBUG") else message_of(error)
     if message is None:
         raise error
     return runs.leave(getattr(error, "exit_code", 2), f"error: {message}")
 
 
-def _message(error: BaseException) -> str | None:
+def message_of(error: BaseException) -> str | None:
+    """Says what a mistake in settings, files or the user's own code was, and where; None: it is a fault of ours."""
     if isinstance(error, OSError) and error.filename is not None and own_code.place(error) is None:
         return f"{error.filename} cannot be used: {error.strerror}"
     if not isinstance(error, USER_ERRORS):

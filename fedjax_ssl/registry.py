@@ -200,19 +200,6 @@ class Registry(Generic[Built]):
             if what.default is _REQUIRED and option not in options:
                 raise ValueError(f"{self.kind} {name!r} needs the option {option!r}")
 
-    def check_values(self, name: str, options: Mapping[str, Any], section: str = "") -> None:
-        """Raises ValueError for a value that the declaration of its option does not allow.
-
-        Args:
-            name: as in a config.
-            options: values; None is left alone.
-            section: goes in front of an option's name in the message, for example "config.method.".
-        """
-        known = self.options(name)
-        for option, value in options.items():
-            if option in known and value is not None and (allowed := known[option].allowed):
-                allowed.check(section + option, value)
-
     def build(self, name: str, /, *leading: Any, **options: Any) -> Built:
         """Builds a choice.
 
@@ -222,11 +209,14 @@ class Registry(Generic[Built]):
             **options: options of the choice, and arguments that the package gives by name.
 
         Raises:
-            ValueError: as `check` and `check_values`, or what the builder raises for a value.
+            ValueError: as `check`, a value that its declaration does not allow, or what the builder raises for a value.
         """
         own = {option: value for option, value in options.items() if option not in self._given}
         self.check(name, own)
-        self.check_values(name, own)
+        known = self.options(name)
+        for option, value in own.items():
+            if option in known and value is not None and (allowed := known[option].allowed):
+                allowed.check(option, value)
         builder = self.builder(name)
         for one in self._parameters(builder):
             if dataclasses.is_dataclass(one.annotation) and isinstance(one.annotation, type):

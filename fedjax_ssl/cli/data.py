@@ -14,7 +14,7 @@ import numpy as np
 from fedjax_ssl import data
 from fedjax_ssl.cli import one_of, parser
 from fedjax_ssl.cli.listing import print_list
-from fedjax_ssl.config import ConfigError, default, naming, options, with_settings
+from fedjax_ssl.config import ConfigError, as_text, default, naming, options, with_settings
 from fedjax_ssl.errors import counted
 from fedjax_ssl.registry import check_known
 
@@ -60,7 +60,7 @@ def _check(asked: argparse.Namespace, settings: list[tuple[str, str]]) -> int:
     source = named.pop("data.name", None) or data.source_of(path.expanduser(), named.get("data.file_column", "file"))
     check_known("source of your own", source, data.OWN)
     found = data.check(path, source, root=asked.root, **_options(source, list(named.items())))
-    proposed = {f"data.{option}": _as_text(value) for option, value in found.proposed.items()}
+    proposed = {f"data.{option}": as_text(value) for option, value in found.proposed.items()}
     named |= proposed
     chosen = "".join(f" --{option}={value}" for option, value in proposed.items())
     print(f"{path}: read as {source!r}, {data.available()[source]}{f'; with{chosen}' if chosen else ''}\n")
@@ -76,13 +76,6 @@ def _check(asked: argparse.Namespace, settings: list[tuple[str, str]]) -> int:
     told = " ".join(shlex.quote(f"--{field}={value}") for field, value in [("data.path", asked.name), *named.items()])
     print(f"\nready: fedjax-ssl run {_config(source, found.dataset)} {told}{_still_to_choose(found.dataset)}")
     return 0
-
-
-def _as_text(value: Any) -> str:
-    """Write an option as the command line takes it."""
-    if isinstance(value, str):
-        return value
-    return ",".join(value) if all("," not in name and name.lower() != "none" for name in value) else repr(value)
 
 
 def _config(source: str, dataset: data.Dataset | None) -> str:

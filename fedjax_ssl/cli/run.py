@@ -133,7 +133,6 @@ def describe_config(name: str, settings: Iterable[tuple[str, str]] = ()) -> str:
     for _, fields in itertools.groupby(configs.describe(config), lambda one: one.field.rpartition(".")[0]):
         lines.append("")
         for one in fields:
-            value = ",".join(map(str, one.value)) if isinstance(one.value, tuple | list) else one.value
             text = f"{one.meaning} [{one.allowed}]".strip()
-            lines.append(paragraph(f"--{one.field}={value}", text, _COLUMN, width))
+            lines.append(paragraph(f"--{one.field}={configs.as_text(one.value)}", text, _COLUMN, width))
     return "\n".join([*lines, "", f"docs/ is {docs()}"])

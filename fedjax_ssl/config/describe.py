@@ -55,3 +55,11 @@ def describe(config: ml_collections.ConfigDict) -> list[Described]:
             allowed = words_of(option, full=True) + " or None" * option.optional
             found.append(Described(field, value, allowed, option.meaning))
     return found
+
+
+def as_text(value: Any) -> str:
+    """Writes a value as the command line takes it."""
+    if not isinstance(value, tuple | list):
+        return str(value)
+    plain = all("," not in str(one) and str(one).lower() != "none" for one in value)
+    return ",".join(map(str, value)) if plain else repr(value)

@@ -13,8 +13,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from fedjax_ssl import own_code
-from fedjax_ssl.command_line import USER_ERRORS
+from fedjax_ssl import command_line
 from fedjax_ssl.runs.files import decode_json, encode_json, write_atomically
 from fedjax_ssl.runs.summary import read_summary
 from fedjax_ssl.sweep.plan import Plan, PlannedRun
@@ -54,10 +53,8 @@ def unmark(folder: Path) -> None:
 
 
 def message_of(error: BaseException) -> str:
-    """Says why a run failed: a mistake in its settings or in the user's own code, else type and place."""
-    if isinstance(error, USER_ERRORS):
-        return str(error)
-    if message := own_code.blame(error):
+    """Says why a run failed: the user's mistake as every command says it, else type and place."""
+    if message := command_line.message_of(error):
         return message
     place = traceback.extract_tb(error.__traceback__)[-1:]
     where = "".join(f" ({Path(frame.filename).name}, line {frame.lineno})" for frame in place)
