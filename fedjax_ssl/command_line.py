@@ -11,8 +11,8 @@ from typing import Any
 
 import jax
 
-from fedjax_ssl import data, methods, own_code, processor, runs
-from fedjax_ssl.config import CHOICES, ConfigError, ConfigNote, check_field
+from fedjax_ssl import data, own_code, processor, runs
+from fedjax_ssl.config import ConfigError, ConfigNote, check_field
 from fedjax_ssl.errors import INTERRUPTED, UserError, note
 
 USER_ERRORS = (
@@ -114,14 +114,6 @@ def message_of(error: BaseException) -> str | None:
     cause = error.__cause__
     place = None if cause is None or isinstance(cause, ConfigError) else own_code.place(cause)
     return str(error) if place is None or place in str(error) else f"{error} ({place})"
-
-
-def describe_choices() -> str:
-    """All that a config can name, a line each."""
-    lines = []
-    for registry in dict.fromkeys((methods.METHODS, *CHOICES.values())):
-        lines += [f"{registry.kind}s:", *(f"  {name:22}{line}" for name, line in registry.available().items())]
-    return "\n".join(lines)
 
 
 def print_note(text: str) -> None:

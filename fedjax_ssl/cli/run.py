@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from fedjax_ssl import command_line, runs
 from fedjax_ssl import config as configs
+from fedjax_ssl.cli import listing
 from fedjax_ssl.cli.listing import docstring, paragraph
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.runs.divergence import EXIT_CODE as DIVERGED
@@ -52,9 +53,8 @@ def main(arguments: list[str]) -> int:
     """
     asked = parse(arguments)
     if asked.help:
-        text = f"{HELP}\n\n{command_line.describe_choices()}"
-        print(text if asked.name is None else describe_config(asked.name, asked.settings))
-        return 0
+        print(f"{HELP}\n" if asked.name is None else describe_config(asked.name, asked.settings))
+        return listing.main([]) if asked.name is None else 0
     if asked.name is None:
         raise ConfigError(f"the config's name is missing\n{USAGE}")
     config = configs.load(asked.name, asked.settings)

@@ -233,8 +233,9 @@ def _check_client_standardization(config: ml_collections.ConfigDict) -> None:
         ),
         "config.data.test_mean or test_std is given": config.data.test_mean or config.data.test_std,
     }
-    for what in (what for what, holds in wrong.items() if holds and config.data.standardize == "client"):
-        raise ConfigError(f"config.data.standardize is 'client', but {what}; change it, or use standardize='train'")
+    begin, end = "config.data.standardize is 'client', but", "change it, or use standardize='train'"
+    by_client = config.data.standardize == "client"
+    _refuse({f"{begin} {what}; {end}": by_client and holds for what, holds in wrong.items()})
 
 
 def _note_without_effect(config: ml_collections.ConfigDict) -> None:
@@ -269,28 +270,28 @@ def _check_prediction(config: ml_collections.ConfigDict) -> None:
     section, names = config.prediction, predictors(config)
     with naming():
         Several(PREDICTORS).check("config.prediction.predictors", names)
-    if not config.rounds and not names:
-        raise ConfigError(
-            "config.rounds is 0 and config.prediction.predictors names nothing, so there is nothing to do; train at "
-            "least one round, or name predictors"
-        )
-    if not config.rounds and "network" in names:
-        raise ConfigError(
-            "config.prediction.predictors names 'network', whose classifier config.rounds=0 leaves untrained; "
-            "train it, or leave it out"
-        )
     untrained = not config.rounds and not config.model.weights
-    if {"xclp", "per_client_lp"} & set(names) and section.features == "network" and untrained:
-        raise ConfigError(
-            "config.prediction.features is 'network', whose weights config.rounds=0 leaves random; train it, give "
-            "config.model.weights (efficientnet_b0), or use --config.prediction.features=inputs"
-        )
+    of_features = {"xclp", "per_client_lp"} & set(names) and section.features == "network"
+    wrong = {
+        "config.rounds is 0 and config.prediction.predictors names nothing, so there is nothing to do; train at least "
+        "one round, or name predictors": not config.rounds and not names,
+        "config.prediction.predictors names 'network', whose classifier config.rounds=0 leaves untrained; train it, or "
+        "leave it out": not config.rounds and "network" in names,
+        "config.prediction.features is 'network', whose weights config.rounds=0 leaves random; train it, give "
+        "config.model.weights (efficientnet_b0), or use --config.prediction.features=inputs": of_features and untrained,
+    }
     for field, exact_only in (("protocol", "none"), ("groups", 1)):
-        if section.neighbor_search == "approximate" and section[field] != exact_only:
-            raise ConfigError(
-                f"config.prediction.{field} is {section[field]!r} and neighbor_search is 'approximate', which is for "
-                "one graph of all clients without protocols; use one of them"
-            )
+        wrong[
+            f"config.prediction.{field} is {section[field]!r} and neighbor_search is 'approximate', which is for one "
+            "graph of all clients without protocols; use one of them"
+        ] = section.neighbor_search == "approximate" and section[field] != exact_only
+    _refuse(wrong)
+
+
+def _refuse(wrong: Mapping[str, object]) -> None:
+    """Raises ConfigError for the first message that holds."""
+    for message in (message for message, holds in wrong.items() if holds):
+        raise ConfigError(message)
 
 
 def _refuse_unknown(config: ml_collections.ConfigDict) -> None:
