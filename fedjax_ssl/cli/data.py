@@ -156,7 +156,9 @@ def describe(name: str, path: str | None = None, root: str | None = None) -> str
 def _contents(dataset: data.Dataset) -> dict[str, str]:
     """Describe a dataset's content, a line each."""
     train, test = dataset.train, dataset.test
-    kind = "features" if train.x.ndim == 2 else "height x width x channels"
+    names = [str(name) for name in dataset.extra.get("features", ())]
+    vector = f"features: {_few(names)}" if names else "features"
+    kind = vector if train.x.ndim == 2 else "height x width x channels"
     none = "none of its own; hold out with --data.test_clients, test_fraction or client_test_fraction"
     counts = np.bincount(train.y[train.y >= 0], minlength=dataset.num_classes)
     lines = {

@@ -125,7 +125,8 @@ def _labelled(path: Path, model: TrainedModel) -> list[tuple[Path, str]]:
     if path.is_file() and is_image(path):
         return [(path, path.absolute().parent.name)]
     folder, data = path if path.is_dir() else path.parent, model.config.data
-    listing, column, of_labels = list_images(folder), data.get("file_column", "file"), data.get("label_column", "label")
+    listing, column = list_images(folder), data.get("file_column") or "file"
+    of_labels = data.get("label_column") or "label"
     table, paths_column = find_table(path, listing, column)
     if table is None or paths_column != column:
         found = [(folder / name, (folder.absolute() / name).parent.name) for name in listing.images]

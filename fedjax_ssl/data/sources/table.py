@@ -73,6 +73,7 @@ def load_table(
         findings = Findings()
         table = read_table(given, findings)
         roles = options.columns()
+        roles = {role: name for role, name in roles.items() if role == "label" or name not in named["ignore"]}
         texts = read_roles(table, roles, ("label",) if options.classes is None else (), findings)
         there = {role: roles[role] for role in texts}
         chosen = _features(table, there, named, findings)

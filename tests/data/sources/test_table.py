@@ -28,6 +28,13 @@ def read(path, **options):
     return load("table", path=path, root=path.parent / "root", **options)
 
 
+def test_a_column_that_is_left_out_has_no_role(write):
+    path = write("a,group,label", "1,placebo,x", "2,drug,y", "3,drug,x")
+    assert read(path).train.group is not None
+    left = read(path, ignore=("group",))
+    assert left.train.group is None and left.extra["features"] == ["a"]
+
+
 def test_columns_become_features_labels_and_clients_and_are_kept(write, monkeypatch):
     path = write(*ROWS)
     first = read(path)
