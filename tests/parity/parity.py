@@ -12,10 +12,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+from fedjax_ssl import federated, models
 from fedjax_ssl.data import FederatedData
+from fedjax_ssl.federated import Setup
 from fedjax_ssl.models import Model
+from tests import toy
 
 FIXTURES = Path(__file__).resolve().parent / "fixtures"
 KEY = jax.random.key(0)
@@ -125,3 +129,43 @@ def difference(ours: Any, theirs: Any) -> float:
     )
     gaps = jax.tree.map(lambda a, b: float(np.max(np.abs(np.asarray(a, np.float64) - b))), ours, theirs)
     return max(jax.tree.leaves(gaps))
+
+
+def perceptron(data: FederatedData, first: Any) -> Model:
+    """The network of most fixtures, a hidden layer with batch norm, with these first weights."""
+    network = models.build("mlp", num_classes=3, input_shape=data.inputs.shape[1:], hidden=(5,), norm="bn")
+    return starting_from(network, first)
+
+
+def labels_at_server(said: Mapping[str, np.ndarray]) -> tuple[FederatedData, Setup]:
+    """Federation and settings that SemiFL's and (FL)^2's code have in common."""
+    server, sizes = int(said["server"]), said["sizes"]
+    rows = np.split(server + np.arange(sizes.sum()), np.cumsum(sizes)[:-1])
+    data = federation(said["inputs"], said["labels"], rows, [0] * len(rows), server=np.arange(server), num_classes=3)
+    setup = toy.setup(
+        data,
+        model=perceptron(data, under(said, "first")),
+        learning_rate=0.1,
+        federated_optimizer=federated.fedopt(optax.sgd(1.0, 0.5)),
+        local_optimizer=federated.local_optimizer(momentum=0.9, nesterov=True, weight_decay=5e-4, clip_norm=1.0),
+        batch_size=8,
+        local_epochs=2,
+        keep_optimizer=True,
+        strong_augment=lambda key, inputs: inputs[:, ::-1],
+    )
+    return data, setup
+
+
+def gaps_of(state: Any, theirs: dict[str, Any], name: object) -> dict[str, float]:
+    """The largest differences of weights and of batch statistics from those of the code.
+
+    Args:
+        state: ours.
+        theirs: weights of the code, with the statistics among them.
+        name: of this comparison, for messages.
+    """
+    statistics = {"norm1": {part: theirs["norm1"].pop(part) for part in ("mean", "var")}}
+    return {
+        f"weights {name}": difference(state.params["model"], theirs),
+        f"statistics {name}": difference(state.model_state, statistics),
+    }

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl import federated, methods, models
+from fedjax_ssl import federated, methods
 from fedjax_ssl.data import WeakLabels
 from tests import toy
-from tests.parity.parity import KEY, difference, federation, fixture, starting_from, under, without_chance
+from tests.parity.parity import KEY, federation, fixture, gaps_of, perceptron, under, without_chance
 
 
 def trained(said, monkeypatch, name, rounds, decay=0.0, said_name="", first="first", **settings):
@@ -32,10 +32,9 @@ def trained(said, monkeypatch, name, rounds, decay=0.0, said_name="", first="fir
     )
     rows = np.split(np.arange(sizes.sum()), np.cumsum(sizes)[:-1])
     data = federation(said["inputs"], said["labels"], rows, [0, 0], num_classes=3, weak=weak)
-    model = models.build("mlp", num_classes=3, input_shape=data.inputs.shape[1:], hidden=(5,), norm="bn")
     run = toy.setup(
         data,
-        model=starting_from(model, under(said, first)),
+        model=perceptron(data, under(said, first)),
         learning_rate=0.01,
         local_optimizer=federated.local_optimizer("adam", weight_decay=decay),
         batch_size=7,
@@ -46,10 +45,7 @@ def trained(said, monkeypatch, name, rounds, decay=0.0, said_name="", first="fir
     gaps = {}
     for number in range(rounds):
         state, _ = one_round(KEY, state, data)
-        theirs = under(said, f"{said_name or name}{number}")
-        statistics = {"norm1": {part: theirs["norm1"].pop(part) for part in ("mean", "var")}}
-        gaps[f"weights {number}"] = difference(state.params["model"], theirs)
-        gaps[f"statistics {number}"] = difference(state.model_state, statistics)
+        gaps |= gaps_of(state, under(said, f"{said_name or name}{number}"), number)
     return gaps
 
 

@@ -1,13 +1,11 @@
 """SemiFL against its authors' code: weights, batch statistics and predictions of three rounds."""
 
 import jax
-import numpy as np
-import optax
 import pytest
 
-from fedjax_ssl import federated, methods, models
+from fedjax_ssl import federated, methods
 from tests import toy
-from tests.parity.parity import KEY, difference, federation, fixture, starting_from, under, without_chance
+from tests.parity.parity import KEY, difference, fixture, gaps_of, labels_at_server, under, without_chance
 
 ROUNDS, SHARE = 3, 0.3
 
@@ -17,20 +15,7 @@ def trained(monkeypatch, exact):
     """What the code says, and our states and metrics after each round."""
     without_chance(monkeypatch, SHARE)
     said = fixture("semifl")
-    server, sizes = int(said["server"]), said["sizes"]
-    rows = np.split(server + np.arange(sizes.sum()), np.cumsum(sizes)[:-1])
-    data = federation(said["inputs"], said["labels"], rows, [0] * len(rows), server=np.arange(server), num_classes=3)
-    model = models.build("mlp", num_classes=3, input_shape=data.inputs.shape[1:], hidden=(5,), norm="bn")
-    run = toy.setup(
-        data,
-        model=starting_from(model, under(said, "first")),
-        federated_optimizer=federated.fedopt(optax.sgd(1.0, 0.5)),
-        local_optimizer=federated.local_optimizer(momentum=0.9, nesterov=True, weight_decay=5e-4, clip_norm=1.0),
-        batch_size=8,
-        local_epochs=2,
-        keep_optimizer=True,
-        strong_augment=lambda key, inputs: inputs[:, ::-1],
-    )
+    data, run = labels_at_server(said)
     run = run._replace(learning_rate=federated.learning_rate_schedule("cosine", 0.1, ROUNDS))
     method = methods.build(
         "semifl", run, threshold=0.6, mixup_alpha=2.0, server_batch_size=4, server_epochs=2, separate_passes=True
@@ -49,10 +34,7 @@ def test_weights_statistics_and_predictions_are_those_of_the_code(trained):
     sizes = said["sizes"]
     gaps = {}
     for number, (state, info) in enumerate(zip(states, infos, strict=True)):
-        theirs = under(said, f"reset/server{number}")
-        statistics = {"norm1": {name: theirs["norm1"].pop(name) for name in ("mean", "var")}}
-        gaps[f"weights {number}"] = difference(state.params["model"], theirs)
-        gaps[f"statistics {number}"] = difference(state.model_state, statistics)
+        gaps |= gaps_of(state, under(said, f"reset/server{number}"), number)
         log_probs = said[f"reset/log_probs{number}"]
         gaps[f"log-probabilities {number}"] = difference(method.predict(state, data.inputs), log_probs)
         gaps[f"confident {number}"] = (

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl import federated, graph, methods, models
+from fedjax_ssl import federated, graph, methods
 from tests import toy
-from tests.parity.parity import KEY, difference, federation, fixture, starting_from, under, without_chance
+from tests.parity.parity import KEY, difference, federation, fixture, gaps_of, perceptron, under, without_chance
 
 BITS, NEIGHBOURS, ROUNDS = 4128, 4, 2
 SETTINGS = graph.PropagationSettings(
@@ -48,10 +48,9 @@ def test_rounds_are_those_of_the_code(monkeypatch, exact, name):
     sizes = said["sizes"][: 3 if name == "xclp" else 2]
     rows = np.split(np.arange(sizes[:, 0].sum()), np.cumsum(sizes[:, 0])[:-1])
     data = federation(said["inputs"], said["labels"], rows, sizes[:, 1].tolist(), num_classes=3)
-    model = models.build("mlp", num_classes=3, input_shape=data.inputs.shape[1:], hidden=(5,), norm="bn")
     run = toy.setup(
         data,
-        model=starting_from(model, under(said, "first")),
+        model=perceptron(data, under(said, "first")),
         local_optimizer=federated.local_optimizer(weight_decay=2e-4),
         batch_size=3,
         local_epochs=2,
@@ -62,8 +61,5 @@ def test_rounds_are_those_of_the_code(monkeypatch, exact, name):
     gaps = {}
     for number in range(ROUNDS):
         state, _ = one_round(KEY, state, data)
-        theirs = under(said, f"{name}{number}")
-        statistics = {"norm1": {part: theirs["norm1"].pop(part) for part in ("mean", "var")}}
-        gaps[f"weights {number}"] = difference(state.params["model"], theirs)
-        gaps[f"statistics {number}"] = difference(state.model_state, statistics)
+        gaps |= gaps_of(state, under(said, f"{name}{number}"), number)
     assert max(gaps.values()) < 1e-6
