@@ -1,0 +1,195 @@
+"""A table or figure of a paper as data, and the files that hold them. Nothing here imports jax."""
+
+import dataclasses
+import re
+import runpy
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedjax_ssl.errors import ConfigError, did_you_mean
+from fedjax_ssl.own_code import blame
+from fedjax_ssl.shipped import shipped_papers
+
+SCALES = ("smoke", "small", "paper")
+Settings = Mapping[str, Any]  # dotted field -> value, and the words below
+_WORDS = ("config", "metric", "value", "missing", "small")
+_NUMBER = re.compile(r"(-?\d+(?:\.\d+)?)(?:\s*±\s*(\d+(?:\.\d+)?))?")
+
+
+class Cell(NamedTuple):
+    """A number of a table: what is run for it, and what the paper has."""
+
+    row: str
+    column: str
+    config: str  # its name, and argument
+    settings: dict[str, Any]  # dotted fields
+    metric: str
+    value: str | tuple[str, int]
+    paper: str  # "84.1 ± 0.4"; empty where it prints none
+    missing: str  # why no config can express it; empty where one does
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Table:
+    """A table or figure of a paper: rows x columns of cells.
+
+    Settings are dotted fields of a config, as `fedjax_ssl.config.load` takes them. Those of the table come first, then
+    those of the row, the column, the cell and the scale. A row, column or cell can also name another `config`,
+    `metric` or `value`, settings of the scale `small` of its own, and what is `missing` in a sentence, where no
+    config can express it. Cells whose configs are the same share their runs.
+
+    Raises:
+        ConfigError: parts that do not fit together; names the table.
+
+    Example:
+        >>> from fedjax_ssl.reproduce import Table
+        >>> table = Table(
+        ...     name="mine-table1", title="Digits", source="my paper, Table 1", config="digits",
+        ...     rows={"FedAvg": {"method.name": "fedavg"}, "XCLP": {"method.name": "xclp"}},
+        ...     columns={"5 labels": {"supervision.labels": 5}},
+        ...     paper={"XCLP": ("84.1 ± 0.4",)},
+        ... )
+        >>> [cell.paper for cell in table.make_cells("paper")]
+        ['', '84.1 ± 0.4']
+    """
+
+    name: str  # PAPER-tableN or PAPER-figureN
+    title: str  # one line
+    source: str  # paper and number: "arXiv:2204.03304, Table 1"
+    config: str  # of every cell: "NAME" or "NAME:ARGUMENT"
+    rows: Mapping[str, Settings]
+    columns: Mapping[str, Settings]  # the points of the x axis, of a figure
+    settings: Settings = dataclasses.field(default_factory=dict)
+    cells: Mapping[tuple[str, str], Settings | None] = dataclasses.field(default_factory=dict)  # None: there is none
+    paper: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)  # row -> numbers, one per column
+    metric: str = "test_accuracy"  # column of metrics.csv or results.csv; "test_error" is one minus the accuracy
+    percent: bool = True  # numbers are shares, shown times 100
+    value: str | tuple[str, int] = "last"  # "last", "best", "selected" by validation accuracy, ("mean", last n rows)
+    seeds: int = 1  # repetitions in the paper
+    small: Settings = dataclasses.field(default_factory=dict)  # settings of the scale; "seeds": repetitions there
+    small_cells: Mapping[str, Sequence[str]] | None = None  # "rows", "columns": those run at that scale; None: all
+    reduced: str = ""  # what `small` makes smaller, in words
+    differs: Sequence[str] = ()  # what differs from the paper at the scale `paper`
+    x: str | None = None  # name of a figure's x axis; None: it is a table
+    why: str = ""  # what explains results that are not the paper's
+
+    def __post_init__(self) -> None:
+        def wrong(text: str) -> ConfigError:
+            return ConfigError(f"table {self.name!r}: {text}")
+
+        if not re.fullmatch(r"[a-z0-9_]+-[a-z0-9._-]+", self.name):
+            raise wrong("its name is not of the form PAPER-tableN")
+        if not self.rows or not self.columns:
+            raise wrong("it has no rows or no columns")
+        for row, column in self.cells:
+            if row not in self.rows or column not in self.columns:
+                raise wrong(f"there is no cell {(row, column)}")
+        for row, numbers in self.paper.items():
+            if row not in self.rows or isinstance(numbers, str) or len(numbers) != len(self.columns):
+                raise wrong(f"numbers of {row!r} need a row of this name, and one number, or an empty text, per column")
+            if bad := [text for text in numbers if text and number_of(text) is None]:
+                raise wrong(f"the number {bad[0]!r} of {row!r} is not of the form '84.1 ± 0.4'")
+        for kind, names in (self.small_cells or {}).items():
+            if kind not in ("rows", "columns") or (unknown := [one for one in names if one not in getattr(self, kind)]):
+                raise wrong(f"small_cells names {unknown[0] if kind in ('rows', 'columns') else kind!r}")
+
+    def make_cells(
+        self, scale: str, rows: Sequence[str] | None = None, columns: Sequence[str] | None = None
+    ) -> list[Cell]:
+        """Make the cells of a scale, row by row.
+
+        Args:
+            scale: one of `SCALES`; settings of `smoke` are those of `paper`, which `scales.py` makes small.
+            rows: those to make; by default those of the scale.
+            columns: the same.
+
+        Raises:
+            ConfigError: there is no such row or column.
+        """
+        chosen = {}
+        for kind, asked in (("rows", rows), ("columns", columns)):
+            known = getattr(self, kind)
+            usual = (self.small_cells or {}).get(kind) if scale == "small" else None
+            chosen[kind] = list(known) if (asked or usual) is None else list(asked or usual or ())
+            if unknown := [one for one in chosen[kind] if one not in known]:
+                raise ConfigError(
+                    f"{self.name} has no {kind.removesuffix('s')} {unknown[0]!r}.{did_you_mean(unknown[0], known)} "
+                    f"It has: {'; '.join(known)}"
+                )
+        return [
+            self._cell(row, column, scale)
+            for row in chosen["rows"]
+            for column in chosen["columns"]
+            if self.cells.get((row, column), {}) is not None
+        ]
+
+    def _cell(self, row: str, column: str, scale: str) -> Cell:
+        own = self.cells.get((row, column)) or {}
+        parts = [self.settings, self.rows[row], self.columns[column], own]
+        if scale == "small":
+            parts += [self.small, *(part.get("small", {}) for part in parts)]
+        merged: dict[str, Any] = {"config": self.config, "metric": self.metric, "value": self.value, "missing": ""}
+        for part in parts:
+            merged |= part
+        settings = {field: value for field, value in merged.items() if field not in (*_WORDS, "seeds")}
+        numbers = self.paper.get(row)
+        printed = numbers[list(self.columns).index(column)] if numbers else ""
+        return Cell(
+            row, column, merged["config"], settings, merged["metric"], merged["value"], printed, merged["missing"]
+        )
+
+
+def number_of(text: str) -> tuple[float, float | None] | None:
+    """Read mean and spread of a printed number; None if it is none.
+
+    Example:
+        >>> from fedjax_ssl.reproduce.table import number_of
+        >>> number_of("84.1 ± 0.4"), number_of("3"), number_of("")
+        ((84.1, 0.4), (3.0, None), None)
+    """
+    found = _NUMBER.fullmatch(text.strip())
+    return None if found is None else (float(found[1]), None if found[2] is None else float(found[2]))
+
+
+def load_tables(paths: Sequence[Path] | None = None) -> dict[str, Table]:
+    """Read all tables by name, in the order of the papers' files.
+
+    Args:
+        paths: Python files with `TABLES`; by default those that are shipped.
+
+    Raises:
+        ConfigError: a file cannot be read or has no tables, or two tables have one name.
+    """
+    found: dict[str, Table] = {}
+    for path in shipped_papers() if paths is None else paths:
+        for table in _read(path):
+            if table.name in found:
+                raise ConfigError(f"{path}: there are two tables {table.name!r}")
+            found[table.name] = table
+    return found
+
+
+def _read(path: Path) -> Iterator[Table]:
+    try:
+        tables = runpy.run_path(str(path)).get("TABLES", ())
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    except Exception as error:
+        raise ConfigError(f"{path} cannot be read: {blame(error) or error}") from error
+    if not tables or not all(isinstance(table, Table) for table in tables):
+        raise ConfigError(f"{path} has no TABLES; give a tuple of fedjax_ssl.reproduce.Table")
+    yield from tables
+
+
+def find_table(name: str, tables: Mapping[str, Table]) -> Table:
+    """Find a table by name.
+
+    Raises:
+        ConfigError: there is none; names the nearest.
+    """
+    if name not in tables:
+        raise ConfigError(
+            f"there is no table {name!r}.{did_you_mean(name, tables)} `fedjax-ssl reproduce --list` names all"
+        )
+    return tables[name]

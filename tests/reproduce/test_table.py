@@ -1,0 +1,68 @@
+"""Tables as data: how the settings of a cell come together, and which tables are refused."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from fedjax_ssl.errors import ConfigError
+from fedjax_ssl.reproduce.table import Table, find_table, load_tables
+
+TABLE = Table(
+    name="mine-table1",
+    title="Digits",
+    source="nowhere",
+    config="digits",
+    settings={"rounds": 9, "optimizer.learning_rate": 0.1},
+    rows={"A": {"rounds": 8}, "B": {"missing": "a method that nobody has"}},
+    columns={"x": {"rounds": 7, "small": {"rounds": 3}}, "y": {"config": "digits_xclp", "metric": "test_error"}},
+    cells={("A", "y"): {"rounds": 6}, ("B", "x"): None},
+    paper={"A": ("1.5 ± 0.1", "")},
+    small={"rounds": 4, "seeds": 2},
+    small_cells={"rows": ["A"]},
+)
+
+
+def test_later_parts_replace_what_earlier_ones_set() -> None:
+    first, second, third = TABLE.make_cells("paper")
+    assert first.settings == {"rounds": 7, "optimizer.learning_rate": 0.1}
+    assert (first.config, first.metric, first.paper, first.missing) == ("digits", "test_accuracy", "1.5 ± 0.1", "")
+    assert (second.config, second.metric, second.settings["rounds"]) == ("digits_xclp", "test_error", 6)
+    assert (third.row, third.column, third.missing) == ("B", "y", "a method that nobody has")
+    assert [cell.settings["rounds"] for cell in TABLE.make_cells("small")] == [3, 4]
+
+
+def test_cells_are_chosen_by_name() -> None:
+    assert [(cell.row, cell.column) for cell in TABLE.make_cells("small", rows=["B"])] == [("B", "y")]
+    with pytest.raises(ConfigError, match="no column 'z'"):
+        TABLE.make_cells("paper", columns=["z"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"name": "Table 1"}, "not of the form"),
+        ({"columns": {}}, "no rows or no columns"),
+        ({"cells": {("A", "z"): {}}}, "there is no cell"),
+        ({"paper": {"A": ("1",)}}, "one number"),
+        ({"paper": {"A": ("84,1", "")}}, "'84,1' of 'A' is not of the form"),
+        ({"small_cells": {"rows": ["C"]}}, "small_cells names 'C'"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(change, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        dataclasses.replace(TABLE, **change)
+
+
+def test_a_table_that_is_not_there_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'mine-table1'"):
+        find_table("mine-table", {"mine-table1": TABLE})
+
+
+def test_a_file_without_tables_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("TABLES = ()")
+    with pytest.raises(ConfigError, match="has no TABLES"):
+        load_tables([tmp_path / "a.py"])
+    (tmp_path / "b.py").write_text("import nothing_like_it")
+    with pytest.raises(ConfigError, match=r"b.py cannot be read.*nothing_like_it"):
+        load_tables([tmp_path / "b.py"])
