@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from fedjax_ssl.checks import In, Whole
+from fedjax_ssl.checks import Whole
 from fedjax_ssl.models.layers import Conv, ConvNetwork, Count, Dense, Dropout, Network, Rate, lecun_normal, unit_length
 from fedjax_ssl.models.model import Outputs
 from fedjax_ssl.models.normalization import Mask, Norm, NormName
@@ -40,6 +40,7 @@ def run_layers(
     dropout_rate: float = 0.0,
     whole_channels: bool = False,
     lowering: str = "auto",
+    width: Callable[[int], int] = lambda channels: channels,
     **weights: Any,
 ) -> Float[Array, "n ..."]:
     """Run the layers of a table one after another; called by a network's `__call__`, whose layers they become.
@@ -54,14 +55,15 @@ def run_layers(
         dropout_rate: rate of the dropouts, before their factors.
         whole_channels: whether dropout takes a channel of an image as a whole.
         lowering: how convolutions are computed.
+        width: widths of the table -> those of the network.
         **weights: fields of all `Conv` and `Dense`: `initializer`, `use_bias`, `weight_norm`.
     """
     for layer in table:
         if layer.size:
-            conv = Conv(layer.width, layer.size, 1, layer.padding, lowering=lowering, name=layer.name, **weights)
+            conv = Conv(width(layer.width), layer.size, 1, layer.padding, lowering=lowering, name=layer.name, **weights)
             x = conv(x)
         else:
-            x = Dense(layer.width, name=layer.name, **weights)(x.reshape(x.shape[0], -1))
+            x = Dense(width(layer.width), name=layer.name, **weights)(x.reshape(x.shape[0], -1))
         if layer.norm:
             x = Norm(norm, name=layer.norm)(x, train, mask)
         if layer.pool > 1 and activation is nn.relu:
@@ -169,7 +171,9 @@ class CNN(ConvNetwork):
     @nn.compact
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Outputs:
         check_images("cnn", inputs, 6)
-        run = partial(run_layers, norm=self.norm, dropout_rate=float(self.dropout), lowering=self.lowering)
+        run = partial(
+            run_layers, norm=self.norm, dropout_rate=float(self.dropout), lowering=self.lowering, width=self.width
+        )
         return self.scores(run(_CNN, inputs, train, mask, initializer=lecun_normal), lecun_normal)
 
 
@@ -203,7 +207,9 @@ class CNN13(ConvNetwork):
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Outputs:
-        run = partial(run_layers, norm=self.norm, dropout_rate=self.dropout_rate, lowering=self.lowering)
+        run = partial(
+            run_layers, norm=self.norm, dropout_rate=self.dropout_rate, lowering=self.lowering, width=self.width
+        )
         x = run(_CNN13, inputs, train, mask, activation=lambda x: nn.leaky_relu(x, 0.1), weight_norm=True)
         return self.scores(jnp.mean(x, (1, 2)), weight_norm=True)
 
@@ -238,7 +244,9 @@ class MnistCNN(ConvNetwork):
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Outputs:
         check_images("mnist_cnn", inputs, 4)
         x = jnp.broadcast_to(inputs, (*inputs.shape[:-1], 3)) if inputs.shape[-1] == 1 else inputs
-        run = partial(run_layers, norm=self.norm, dropout_rate=self.dropout_rate, lowering=self.lowering)
+        run = partial(
+            run_layers, norm=self.norm, dropout_rate=self.dropout_rate, lowering=self.lowering, width=self.width
+        )
         return self.scores(run(_MNIST_CNN, x, train, mask))
 
 
@@ -263,13 +271,10 @@ class EmnistCNN(ConvNetwork):
     @nn.compact
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Outputs:
         check_images("emnist_cnn", inputs, 6)
-        run = partial(run_layers, dropout_rate=self.dropout_rate, whole_channels=True, lowering=self.lowering)
+        run = partial(
+            run_layers, dropout_rate=self.dropout_rate, whole_channels=True, lowering=self.lowering, width=self.width
+        )
         return self.scores(run(_EMNIST_CNN, inputs, train, mask))
-
-
-def scaled(channels: int, width: float) -> int:
-    """Multiply a number of channels by a factor; rounded, at least one."""
-    return max(round(channels * width), 1)
 
 
 def bordered(inputs: Float[Array, "n h w c"], pad: int, colours: bool) -> Float[Array, "n h2 w2 c2"]:
@@ -293,12 +298,10 @@ class FedMatchNetwork(ConvNetwork):
     Source: Jeong et al., FedMatch, ICLR 2021, arXiv 2006.12097, appendix A, and the authors' code.
 
     Attributes:
-        width_factor: factor on all channels and hidden units.
         pad: border of zeros, for 28x28 images 2.
         colours: show grey images in three equal channels.
     """
 
-    width_factor: Annotated[float, In("(0, inf)")] = 1.0
     pad: Annotated[int, Whole(0, 1000)] = 0
     colours: bool = False
 
@@ -319,6 +322,6 @@ class FedMatchAlexNet(FedMatchNetwork):
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Outputs:
         x = bordered(inputs, self.pad, self.colours)
         check_images("fedmatch_alexnet", x, 19, "; use pad")
-        table = tuple(layer._replace(width=scaled(layer.width, self.width_factor)) for layer in _ALEXNET)
-        x = run_layers(table, x, train, mask, lowering=self.lowering, initializer=lecun_normal, use_bias=False)
+        run = partial(run_layers, lowering=self.lowering, width=self.width, initializer=lecun_normal, use_bias=False)
+        x = run(_ALEXNET, x, train, mask)
         return self.scores(x, lecun_normal, use_bias=False)

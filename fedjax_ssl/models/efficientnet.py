@@ -97,7 +97,7 @@ class InvertedResidual(nn.Module):
             x = nn.silu(expand(x, train, mask))
         depthwise = DepthwiseNorm(self.stage.size, self.stride, self.lowering, name="depthwise")
         x = nn.silu(depthwise(x, train, mask))
-        x = x * self._channel_weights(x, channels // 4)
+        x = x * self._channel_weights(x, max(channels // 4, 1))
         x = ConvNorm(self.stage.filters, 1, 1, "bn", self.lowering, name="project")(x, train, mask)
         if self.stride > 1 or channels != self.stage.filters:
             return x
@@ -139,14 +139,15 @@ class EfficientNetB0(ConvNetwork):
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Outputs:
-        x = nn.silu(ConvNorm(STEM_FILTERS, 3, 2, "bn", self.lowering, name="stem")(inputs, train, mask))
+        x = nn.silu(ConvNorm(self.width(STEM_FILTERS), 3, 2, "bn", self.lowering, name="stem")(inputs, train, mask))
         total, done = sum(stage.blocks for stage in STAGES), 0
         for i, stage in enumerate(STAGES, 1):
+            stage = stage._replace(filters=self.width(stage.filters))
             for block in range(1, stage.blocks + 1):
                 stride = stage.stride if block == 1 else 1
                 drop_rate = self.stochastic_depth * done / total
                 x = InvertedResidual(stage, stride, drop_rate, self.lowering, name=f"block{i}_{block}")(x, train, mask)
                 done += 1
-        x = nn.silu(ConvNorm(LAST_FILTERS, 1, 1, "bn", self.lowering, name="last")(x, train, mask))
+        x = nn.silu(ConvNorm(self.width(LAST_FILTERS), 1, 1, "bn", self.lowering, name="last")(x, train, mask))
         x = Dropout(self.dropout_rate, name="dropout")(jnp.mean(x, (1, 2)), train)
         return self.scores(x)

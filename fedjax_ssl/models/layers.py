@@ -185,13 +185,19 @@ class Network(nn.Module):
 
 
 class ConvNetwork(Network):
-    """The option of all networks with convolutions.
+    """The options of all networks with convolutions.
 
     Attributes:
         lowering: how the convolutions are computed, see `conv2d`.
+        width_factor: factor on all channels and hidden units, for a network that is narrower than the paper's.
     """
 
     lowering: str = "auto"
+    width_factor: Annotated[float, In("(0, inf)")] = 1.0
+
+    def width(self, channels: int) -> int:
+        """Multiply a number of channels or units by the factor; rounded, at least one."""
+        return max(round(channels * self.width_factor), 1)
 
 
 def unit_length(features: Float[Array, "n d"]) -> Float[Array, "n d"]:

@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from fedjax_ssl.models.convnets import FedMatchNetwork, bordered, scaled
+from fedjax_ssl.models.convnets import FedMatchNetwork, bordered
 from fedjax_ssl.models.layers import Conv, ConvNetwork, count_operations, lecun_normal, unit_length
 from fedjax_ssl.models.model import Outputs
 from fedjax_ssl.models.normalization import Mask, Norm
@@ -131,7 +131,8 @@ class ProtoNetwork(ConvNetwork):
                 f"aux_head=True, but model {type(self).__name__.lower()!r} has no head at all; use model 'resnet9' or "
                 "'proto_resnet18'"
             )
-        trunk = Trunk(self.norm, self.lowering, self.layout)
+        layout = tuple(part._replace(filters=self.width(part.filters)) for part in self.layout)
+        trunk = Trunk(self.norm, self.lowering, layout)
         nn.share_scope(self, trunk)
         features = trunk(inputs, train, mask)
         if self.has_class_scores:
@@ -177,7 +178,7 @@ class FedMatchResNet9(FedMatchNetwork):
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Outputs:
-        layout = tuple(part._replace(filters=scaled(part.filters, self.width_factor)) for part in EIGHT)
+        layout = tuple(part._replace(filters=self.width(part.filters)) for part in EIGHT)
         trunk = Trunk("none", self.lowering, layout, use_bias=False)
         nn.share_scope(self, trunk)
         features = trunk(bordered(inputs, self.pad, self.colours), train, mask)

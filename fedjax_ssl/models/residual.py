@@ -78,7 +78,7 @@ class ResNet18(ConvNetwork):
     @nn.compact
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Outputs:
         size, stride = (3, 1) if self.stem == "cifar" else (7, 2)
-        x = nn.relu(ConvNorm(64, size, stride, self.norm, self.lowering, name="stem")(inputs, train, mask))
+        x = nn.relu(ConvNorm(self.width(64), size, stride, self.norm, self.lowering, name="stem")(inputs, train, mask))
         if self.stem == "imagenet":
             x = max_pool(x, 3, stride=2, padding=1)
         x = Dropout(self.dropout_rate, name="dropout_stem")(x, train)
@@ -86,7 +86,7 @@ class ResNet18(ConvNetwork):
             for block in (1, 2):
                 stride = 2 if stage > 1 and block == 1 else 1
                 name = f"block{stage}_{block}"
-                x = BasicBlock(filters, stride, self.norm, self.lowering, name=name)(x, train, mask)
+                x = BasicBlock(self.width(filters), stride, self.norm, self.lowering, name=name)(x, train, mask)
             x = Dropout(self.dropout_rate, name=f"dropout{stage}")(x, train)
         return self.scores(jnp.mean(x, (1, 2)))
 
@@ -112,12 +112,11 @@ class ThreeStageResNet8(ConvNetwork):
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Outputs:
-        x = ConvNorm(16 * self.widen, 3, 1, self.norm, self.lowering, name="stem")(inputs, train, mask)
+        x = ConvNorm(self.width(16 * self.widen), 3, 1, self.norm, self.lowering, name="stem")(inputs, train, mask)
         x = nn.relu(x)
         for stage, filters in enumerate((16, 32, 64), 1):
-            block = BasicBlock(
-                self.widen * filters, 1 if stage == 1 else 2, self.norm, self.lowering, name=f"block{stage}"
-            )
+            width, stride = self.width(self.widen * filters), 1 if stage == 1 else 2
+            block = BasicBlock(width, stride, self.norm, self.lowering, name=f"block{stage}")
             x = block(x, train, mask)
         return self.scores(jnp.mean(x, (1, 2)))
 
@@ -167,13 +166,11 @@ class WideResNet28(ConvNetwork):
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Outputs:
-        x = residual_conv(16, 3, 1, self.norm, self.lowering, "stem")(inputs)
+        x = residual_conv(self.width(16), 3, 1, self.norm, self.lowering, "stem")(inputs)
         for group, filters in enumerate((16, 32, 64), 1):
             for block in range(1, _BLOCKS_PER_GROUP + 1):
                 stride = 2 if group > 1 and block == 1 else 1
-                name = f"block{group}_{block}"
-                x = PreActivationBlock(self.widen * filters, stride, self.norm, self.lowering, name=name)(
-                    x, train, mask
-                )
+                name, width = f"block{group}_{block}", self.width(self.widen * filters)
+                x = PreActivationBlock(width, stride, self.norm, self.lowering, name=name)(x, train, mask)
         x = nn.relu(Norm(self.norm, name="norm")(x, train, mask))
         return self.scores(jnp.mean(x, (1, 2)), torch_uniform(x.shape[-1]))

@@ -124,6 +124,20 @@ def test_outputs(name):
     chex.assert_trees_all_equal(new_state, state)
 
 
+@pytest.mark.parametrize("name", [name for name in models.available() if "width_factor" in models.options(name)])
+def test_a_narrower_network_has_less_of_everything_and_still_works(name):
+    def sizes(factor):
+        model = models.build(name, num_classes=3, input_shape=(32, 32, 3), width_factor=factor)
+        params, state = jax.eval_shape(model.init, jax.random.key(0))
+        x = jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)
+        outputs, _ = jax.eval_shape(lambda p, s, x: model.apply(p, s, x, train=False), params, state, x)
+        return sum(leaf.size for leaf in jax.tree.leaves(params)), outputs.features.shape[1]
+
+    (whole, width), (quarter, narrow) = sizes(1.0), sizes(0.25)
+    assert quarter < whole / 3.4
+    assert narrow == width / 4
+
+
 def test_features_are_the_heads_input():
     for name in ("linear", "mlp", "cnn"):
         model, shape = small(name)
