@@ -3,6 +3,9 @@
     python -m fedjax_ssl.main --config configs/cifar10_protofssl.py                   # iid, no norm layers
     python -m fedjax_ssl.main --config configs/cifar10_protofssl.py:noniid,bn         # norm: none, bn, gn or sbn
     python -m fedjax_ssl.main --config configs/cifar10_protofssl.py:iid,sbn,resnet17  # the large network of Table 4
+    python -m fedjax_ssl.main --config configs/cifar10_protofssl.py:iid,bn,resnet8,svhn   # or stl10, which is iid alone
+    python -m fedjax_ssl.main --config configs/cifar10_protofssl.py:iid_full,none,resnet8 --config.method.name=fedavg \\
+        --config.model.name=resnet9 --config.optimizer.batch_size=32 --config.optimizer.local_epochs=2  # upper bound
     python -m fedjax_ssl.main --config configs/cifar10_protofssl.py:xnid              # the authors' later study
     python -m fedjax_ssl.main --config configs/cifar10_protofssl.py:xnid_overlap      # labelled images unlabelled too
     python -m fedjax_ssl.main --config configs/cifar10_protofssl.py --config.federated.name=fedprox  # mu = 0.01
@@ -22,20 +25,20 @@ Not reproduced yet: it is a run for a GPU, 1.95 million images forward and backw
 from fedjax_ssl import config as configs
 from fedjax_ssl import presets
 
-SPLITS = ("iid", "noniid", "xnid", "iid_overlap", "noniid_overlap", "xnid_overlap")
 NORMS, NETWORKS = ("none", "bn", "gn", "sbn"), ("resnet8", "resnet17")
+DATASETS = ("cifar10", "svhn", "stl10")
 
 
 def get_config(variant="iid,none,resnet8"):
     given = variant.split(",")
-    split, norm, network = (*given, *("iid", "none", "resnet8")[len(given) :])[:3]
-    if len(given) > 3 or split not in SPLITS or norm not in NORMS or network not in NETWORKS:
+    split, norm, network, dataset = (*given, *("iid", "none", "resnet8", "cifar10")[len(given) :])[:4]
+    if len(given) > 4 or norm not in NORMS or network not in NETWORKS or dataset not in DATASETS:
         raise configs.ConfigError(
-            f"configs/cifar10_protofssl.py:{variant}: give one of {', '.join(SPLITS)}, then one of {', '.join(NORMS)} "
-            f"and one of {', '.join(NETWORKS)}: iid,bn,resnet8"
+            f"configs/cifar10_protofssl.py:{variant}: give a split, then one of {', '.join(NORMS)}, one of "
+            f"{', '.join(NETWORKS)} and one of {', '.join(DATASETS)}: iid,bn,resnet8,svhn"
         )
     config = configs.default("protofssl")
-    presets.protofssl_split(config, "cifar10", split)
+    presets.protofssl_split(config, dataset, split)
     config.rounds = 300
     config.eval_every = 1  # as the code from the 101st round on
     config.checkpoint_every = 20

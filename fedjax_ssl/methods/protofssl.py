@@ -38,6 +38,7 @@ from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.consistency import judge_unlabelled
 from fedjax_ssl.methods.parts.episodes import QUERY, SUPPORT, UNLABELLED, check_episodes, episodes, support_and_query
 from fedjax_ssl.methods.parts.settings import Count, CountOrZero, Positive, Weight
+from fedjax_ssl.methods.parts.static_batch_norm import with_static_batch_norm
 from fedjax_ssl.models import count_parameters
 
 TERM = "protofssl"
@@ -79,6 +80,8 @@ class ProtoFSSL:
             client lacks are the mean of the others there. "latest_filled", as in the code of October 2022: the latest,
             filled from both rounds.
         l2: weight of the sum of the squared convolution weights.
+        static_batch_norm: statistics of batch norm layers (norm "bn") by a pass over the data after every round, as in
+            HeteroFL, in place of running averages; see `fedjax_ssl.methods.parts.static_batch_norm`.
     """
 
     num_support: Count = 1
@@ -101,6 +104,7 @@ class ProtoFSSL:
     warmup_episode: CountOrZero = 0
     eval_bank: Literal["two_rounds", "latest", "latest_filled"] = "two_rounds"
     l2: Weight = 0.0
+    static_batch_norm: bool = False
 
     @property
     def pseudo_labelled(self) -> bool:
@@ -149,7 +153,8 @@ def protofssl(setup: Setup, settings: ProtoFSSL) -> Method:
     stage = Stage((_term(setup, settings),), sampler, labelled_quota="any" if settings.global_source else "only")
     if settings.proto_refresh == "end":
         stage = stage._replace(weigh=partial(_weigh, setup))
-    return _with_bank(setup, settings, federated_method(setup, (stage,), class_scores=False))
+    method = _with_bank(setup, settings, federated_method(setup, (stage,), class_scores=False))
+    return with_static_batch_norm(method, setup.model, setup.normalize) if settings.static_batch_norm else method
 
 
 # One round: what is sent, learned, stored and logged

@@ -56,6 +56,16 @@ def crop_flip(
     return lambda key, images: _crop(key, images, pixels, fill, value, _mirrored(key, images))
 
 
+def flip() -> Augmentation:
+    """A horizontal flip of every second image on average."""
+
+    def augment(key: Key[Array, ""], images: Shaped[Array, "n H W C"]) -> Shaped[Array, "n H W C"]:
+        check_images(images)
+        return jnp.where(_mirrored(key, images)[:, None, None, None], images[:, :, ::-1], images)
+
+    return augment
+
+
 def rotate(degrees: Annotated[float, In("[0, 180]")] = 20.0) -> Augmentation:
     """Rotation about the centre by an angle uniform in [-degrees, degrees], nearest pixel, 0 outside.
 
