@@ -78,7 +78,7 @@ _SECTIONS: dict[str, dict[str, Option]] = {
         ),
         "metrics": _field(
             ("clients", "f1", "ece"),
-            "scores beside accuracy: by client, macro F1, calibration error, ROC area (slow)",
+            "scores beside accuracy: by client, macro F1, calibration error, ROC area (slow), local models (slow)",
             Several(SCORES),
         ),
         "profile": _field(False, "write jax.profiler's trace of the first block of rounds to the run folder"),

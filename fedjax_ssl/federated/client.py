@@ -79,6 +79,7 @@ class Download(NamedTuple):
     terms: dict[str, PyTree]  # server state of the terms, from which local states start
     inputs: Array
     validation: Validation
+    test: Validation | None = None  # for the log alone
 
 
 class ClientProgress(NamedTuple):
@@ -373,6 +374,7 @@ class ClientUpdate:
             validation=self.broadcast.validation,
             key=self.key_of(client),
             now=self.broadcast.now,
+            test=self.broadcast.test,
         )
         sent_up = {group: end.params[group] for group in self.shared}
         if self.training.upload is not None:

@@ -16,6 +16,7 @@ from fedjax_ssl.federated.client import LocalTraining
 from fedjax_ssl.federated.client_states import all_clients, first_states, part_of
 from fedjax_ssl.federated.cohort import Cohort
 from fedjax_ssl.federated.execution import Execution
+from fedjax_ssl.federated.local_models import with_local_scores
 from fedjax_ssl.federated.local_optimizer import LearningRate
 from fedjax_ssl.federated.method import (
     AtServer,
@@ -125,6 +126,12 @@ def federated_method(
     _check(setup, stages, groups, private, class_scores)
     if setup.local_steps is not None:
         stages = tuple(with_local_steps(stage, setup.local_steps) for stage in stages)
+    if setup.local_scores:
+        if not class_scores:
+            raise ValueError(
+                "config.metrics names 'local', but predictions of this method are not its network's scores"
+            )
+        stages = tuple(with_local_scores(setup, stage, combine) for stage in stages)
     alone = setup.federated_optimizer.alone
     if alone:
         _check_alone(stages, pretraining)

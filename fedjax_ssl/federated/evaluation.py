@@ -22,7 +22,8 @@ from fedjax_ssl.federated.method import Method, Metrics, ServerState
 
 EVALUATION = "evaluation"  # the scope in which it is traced: profiles and compiled programs name it
 BY_CLIENT = "test_accuracy_by_client"  # the one metric that is no scalar
-SCORES = ("clients", "f1", "ece", "auroc")  # what `evaluate` can add to its scores
+# What `evaluate` can add to its scores; "local" is logged by the rounds, see `local_models.py`.
+SCORES = ("clients", "f1", "ece", "auroc", "local")
 ECE_BINS = 15  # of equal width, open on the left
 
 

@@ -236,6 +236,7 @@ class ClientResult(NamedTuple):
     validation: Validation
     key: Key[Array, ""]
     now: Now
+    test: Validation | None = None  # the test examples, where something of the log asks for them
 
 
 class RoundResult(NamedTuple):

@@ -284,6 +284,7 @@ def _send(
         terms=states,
         inputs=data.inputs,
         validation=_validation(data),
+        test=_test(data),
     )
     return broadcast, context._replace(clients=clients), sent, jax.tree.map(lambda x: x[size:], received)
 
@@ -449,6 +450,13 @@ def _nothing_kept(members: int, state: ServerState) -> PyTree:
 
 def _validation(data: FederatedData) -> Validation:
     return Validation(data.valid_index, data.labels[data.valid_index], data.num_valid)
+
+
+def _test(data: FederatedData) -> Validation | None:
+    """The test examples, which only the log looks at; None where they stay on the host."""
+    if isinstance(data.inputs, LoadedInputs):
+        return None
+    return Validation(data.test_index, data.labels[data.test_index], data.num_test)
 
 
 def _work_done(summed: dict[str, Any]) -> Metrics:

@@ -62,3 +62,4 @@ class Setup(NamedTuple):
     draw_cohort: CohortSampler = sample_cohort  # which clients take part in a round
     local_steps: int | None = None  # a round, in place of `local_epochs`; batches then go on from round to round
     normalize_test: Callable[[Array], Array] | None = None  # as `normalize`, of what is predicted; None: the same
+    local_scores: bool = False  # rounds log how well the cohort's own models do

@@ -205,6 +205,7 @@ def label_propagation(
     similarity: str = "exact",
     key: Key[Array, ""] | None = None,
     valid: Bool[Array, " n"] | None = None,
+    clients: Int[Array, " n"] | None = None,
 ) -> Propagation:
     """Labels the points of one client from that client's labels alone (per-client LP, the baseline of the paper).
 
@@ -214,28 +215,31 @@ def label_propagation(
         features: [n, d], one client's points.
         labels: [n], -1 where there is none.
         num_classes: C.
-        settings: settings of the propagation; the confidence scale "client_max" is the same as "max" here.
+        settings: settings of the propagation; without `clients` the scale "client_max" is the same as "max" here.
         similarity: "exact" (cosine of the features) or "lsh" (codes, as the code of the paper does).
         key: typed key of the projections; needed by "lsh" only.
         valid: [n], False for padding rows. None: all are points.
+        clients: [n], which client holds a point, where they are of several clients that show each other their features.
 
     Raises:
         ValueError: as `xclp`, or if "lsh" comes without a key.
     """
     check_choices(("exact", "lsh"), similarity=similarity)
-    if settings.confidence_scale == "client_max":
+    if settings.confidence_scale == "client_max" and clients is None:
         settings = settings._replace(confidence_scale="max")
     features, valid = _checked(features, valid)
     if similarity == "lsh":
         if key is None:
             raise ValueError("key is None; similarity='lsh' needs a typed key, for example jax.random.key(0).")
         codes = lsh_codes(key, features, settings.num_bits, points_at_once=FEW_POINTS)
-        return xclp_from_codes(codes, labels, num_classes, settings, valid=valid, has_code=has_angle(features))
+        return xclp_from_codes(
+            codes, labels, num_classes, settings, valid=valid, has_code=has_angle(features), clients=clients
+        )
 
     def find_neighbors(points: Array, usable: Array) -> Neighbors:
         return cosine_neighbors(points, settings.num_neighbors, usable)
 
-    return _label(features, labels, num_classes, settings, valid, has_angle(features), None, find_neighbors)
+    return _label(features, labels, num_classes, settings, valid, has_angle(features), clients, find_neighbors)
 
 
 def _checked(features: Array, valid: Array | None) -> tuple[Array, Array | None]:

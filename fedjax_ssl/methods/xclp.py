@@ -26,22 +26,24 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import jax
-from jaxtyping import Array
+import jax.numpy as jnp
+from jaxtyping import Array, Bool
 
 from fedjax_ssl import graph
-from fedjax_ssl.checks import checked
+from fedjax_ssl.checks import checked, is_zero
 from fedjax_ssl.federated import Method, RoundContext, RoundResult, Setup, Traffic, count
-from fedjax_ssl.federated.method import PyTree
+from fedjax_ssl.federated.method import Broadcast, Metrics, PyTree
 from fedjax_ssl.federated.terms import PseudoLabels, examples_mask, pseudo_label_term
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.graph_pseudo_labels import (
     GraphSettings,
     cohort_features,
+    graph_operations,
     graph_traffic,
     propagate_over_cohort,
     to_pseudo_labels,
 )
-from fedjax_ssl.methods.parts.settings import CountOrZero
+from fedjax_ssl.methods.parts.settings import CountOrZero, Decay
 from fedjax_ssl.methods.parts.two_stages import after_labelled_stage, mixed_stage
 
 if TYPE_CHECKING:
@@ -57,6 +59,10 @@ class XCLP(GraphSettings):
         warmup_rounds: rounds of stage 1 (labelled examples only); 0 starts from scratch.
         graph_augment: weakly augment the examples before they are embedded.
         fixed_projections: the same hash in every round of a run instead of a fresh one.
+        similarity: "lsh": codes; "exact": cosines of the features, for comparison: clients would have to show these.
+        lost_before: share of clients that drop out of a round before their codes are compared, as if never invited.
+        lost_after: share of clients that drop out between that and the row sums: their examples stay in the graph,
+            their labels do not count, and they do not train (section 3.3).
         protocol: "ideal", "accounted" or "real": clients and server find distances and scores together, between the
             compiled parts of a round, see `fedjax_ssl.secure`. "none": the kernels, which round nothing.
         hamming: protocol of the distances, "transfer" or "paillier".
@@ -65,6 +71,9 @@ class XCLP(GraphSettings):
     warmup_rounds: CountOrZero = 0
     graph_augment: bool = False
     fixed_projections: bool = False
+    similarity: Literal["lsh", "exact"] = "lsh"
+    lost_before: Decay = 0.0
+    lost_after: Decay = 0.0
     protocol: Literal["none", "ideal", "accounted", "real"] = "none"
     hamming: Literal["transfer", "paillier"] = "transfer"
 
@@ -79,6 +88,12 @@ def xclp(setup: Setup, settings: XCLP) -> Method:
     Raises:
         ValueError: for a setting outside its range.
     """
+    loses = not (is_zero(settings.lost_before) and is_zero(settings.lost_after))
+    if settings.protocol != "none" and (loses or settings.similarity == "exact"):
+        raise ValueError(
+            f"protocol is {settings.protocol!r}, which compares codes of clients that stay; use protocol='none' with "
+            "similarity='exact', lost_before or lost_after"
+        )
     exchange = None
     traffic: Callable[[RoundResult], Traffic] = partial(graph_traffic, setup, settings.num_bits)
     if settings.protocol != "none":
@@ -90,14 +105,38 @@ def xclp(setup: Setup, settings: XCLP) -> Method:
 
     def prepare(state: PyTree, round: RoundContext) -> tuple[PseudoLabels, PyTree]:
         features = cohort_features(setup, round, settings.graph_features, settings.graph_augment)
-        result = propagate_over_cohort(
-            setup, round, features, round.clients.observed, settings, settings.fixed_projections, exchange
-        )
-        return to_pseudo_labels(result, examples_mask(round.clients), setup.num_classes, settings), state
+        clients, real = round.clients, examples_mask(round.clients)
+        if loses:
+            before, lost = _lost(settings, round)
+            clients = clients._replace(
+                num_examples=jnp.where(before, 0, clients.num_examples),
+                observed=jnp.where(lost[:, None], -1, clients.observed),
+            )
+            real = real & ~lost[:, None]
+        hashed = settings.fixed_projections, exchange, settings.similarity
+        there = round._replace(clients=clients)
+        result = propagate_over_cohort(setup, there, features, clients.observed, settings, *hashed)
+        return to_pseudo_labels(result, real, setup.num_classes, settings), state
+
+    def diagnose(outcome: RoundResult, truth: Array, measured: PyTree) -> Metrics:
+        return term.log.diagnose(outcome, truth, measured) | graph_operations(setup, settings, outcome.round)
+
+    def stays(sent: Broadcast, round: RoundContext) -> Bool[Array, " p"]:
+        return term.server.participates(sent, round) & ~_lost(settings, round)[1]
 
     term = pseudo_label_term(setup, prepare, traffic)
+    whole = term._replace(log=term.log._replace(diagnose=diagnose))
+    if loses:
+        whole = whole._replace(server=term.server._replace(participates=stays))
     on_host = exchange is not None
-    return after_labelled_stage(setup, mixed_stage(setup, term), settings.warmup_rounds, on_host=on_host)
+    return after_labelled_stage(setup, mixed_stage(setup, whole), settings.warmup_rounds, on_host=on_host)
+
+
+def _lost(settings: XCLP, round: RoundContext) -> tuple[Bool[Array, " p"], Bool[Array, " p"]]:
+    """Draws which clients of the cohort drop out: before their codes are compared, and at all."""
+    key = named_key(round.key, "lost")
+    drawn = jax.vmap(lambda client: jax.random.uniform(jax.random.fold_in(key, client)))(round.clients.id)
+    return drawn < settings.lost_before, drawn < settings.lost_before + settings.lost_after
 
 
 def _protocol_traffic(protocols: "Protocols") -> Callable[[RoundResult], Traffic]:

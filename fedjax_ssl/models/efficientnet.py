@@ -1,13 +1,14 @@
 """EfficientNet-B0: inverted residual blocks with depthwise convolutions and squeeze-and-excitation."""
 
 import math
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from fedjax_ssl.checks import Whole
 from fedjax_ssl.models.convolution import depthwise_conv2d
 from fedjax_ssl.models.layers import (
     Conv,
@@ -127,11 +128,14 @@ class EfficientNetB0(ConvNetwork):
             `pretrained.pretrained`; None or "" starts at random.
         dropout_rate: rate before the head, 0 turns it off.
         stochastic_depth: rate that the blocks' rates rise to, 0 turns it off.
+        crop: side of the middle part of an image that is looked at; None: all of it. With a shift of training images it
+            is a random crop.
     """
 
     weights: str | None = None
     dropout_rate: Rate = 0.2
     stochastic_depth: Rate = 0.2
+    crop: Annotated[int | None, Whole(1)] = None
 
     @property
     def needs_key(self) -> bool:
@@ -139,6 +143,11 @@ class EfficientNetB0(ConvNetwork):
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Outputs:
+        if self.crop is not None:
+            top, left = ((side - self.crop) // 2 for side in inputs.shape[1:3])
+            if min(top, left) < 0:
+                raise ValueError(f"crop is {self.crop}; images are {inputs.shape[1]} x {inputs.shape[2]}")
+            inputs = inputs[:, top : top + self.crop, left : left + self.crop]
         x = nn.silu(ConvNorm(self.width(STEM_FILTERS), 3, 2, "bn", self.lowering, name="stem")(inputs, train, mask))
         total, done = sum(stage.blocks for stage in STAGES), 0
         for i, stage in enumerate(STAGES, 1):

@@ -198,6 +198,7 @@ def _setup(config: dict[str, Any], dataset: data.Dataset, federation: data.Feder
             min_labelled=federation.min_labelled,
             draw_cohort=draw_cohort,
             num_parts=federation.num_parts,
+            local_scores="local" in config["metrics"],
         )
 
 

@@ -1,10 +1,11 @@
-"""Pseudo-labels made before local training: which hash a round of XCLP uses, which labels FedSem keeps."""
+"""Pseudo-labels made before local training: XCLP's hash, cosines and lost clients, and which labels FedSem keeps."""
 
 import jax
 import numpy as np
 import pytest
 
 from fedjax_ssl import methods
+from fedjax_ssl.keys import named_key
 from tests import toy
 
 DATA, KEY = toy.federation(noise=1.0), jax.random.key(2)
@@ -63,3 +64,52 @@ def test_pseudo_labels_are_made_once_for_everybody_and_then_frozen() -> None:
         np.testing.assert_array_equal(tables[2].weights[client, :seen], 1.0)
         assert (tables[2].labels[client, size:] == -1).all()
         assert (tables[2].weights[client, seen:size] < 1.0).all()
+
+
+@pytest.mark.parametrize("share", [0.4, 0.6])
+def test_clients_lost_before_their_codes_are_compared_might_not_have_been_invited(share) -> None:
+    run = toy.setup(DATA)
+    settings = {"num_bits": 64, "num_neighbors": 3}
+    losing, whole = methods.build("xclp", run, lost_before=share, **settings), methods.build("xclp", run, **settings)
+    state = losing.init(KEY, DATA)
+    drawn = jax.random.fold_in(named_key(KEY, "round"), 0)
+    keys = [jax.random.fold_in(named_key(drawn, "lost"), client) for client in range(DATA.num_clients)]
+    lost = [client for client, key in enumerate(keys) if jax.random.uniform(key) < share]
+    assert 0 < len(lost) < DATA.num_clients
+    found, _ = losing.round(KEY, state, DATA)
+    absent = toy.without(DATA, *lost)
+    expected, _ = whole.round(KEY, whole.init(KEY, absent), absent)
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-6), found.params, expected.params)
+
+
+def test_clients_lost_after_that_have_no_labels_and_do_not_train() -> None:
+    run = toy.setup(DATA)
+    losing = methods.build("xclp", run, lost_after=0.999999, num_bits=64, num_neighbors=3)
+    state = losing.init(KEY, DATA)
+    after, info = losing.round(KEY, state, DATA)
+    assert float(info["pseudo_label_coverage"]) == 0.0 and int(info["local_steps"]) == 0
+    jax.tree.map(np.testing.assert_array_equal, after.params, state.params)
+
+
+def test_exact_cosines_are_what_many_bits_come_to() -> None:
+    run = toy.setup(DATA)
+    shared = {"num_neighbors": 3, "graph_features": "inputs"}
+    exact, coded = (
+        methods.build("xclp", run, **shared, **own) for own in ({"similarity": "exact"}, {"num_bits": 2**15})
+    )
+    infos = [method.round(KEY, method.init(KEY, DATA), DATA)[1] for method in (exact, coded)]
+    for name in ("pseudo_label_accuracy", "confidence_correct"):
+        assert float(infos[0][name]) == pytest.approx(float(infos[1][name]), abs=0.05)
+    with pytest.raises(ValueError, match="compares codes"):
+        methods.build("xclp", run, similarity="exact", protocol="ideal")
+
+
+def test_operations_are_those_of_the_papers_formulas() -> None:
+    method = methods.build("xclp", toy.setup(DATA), num_bits=64, num_neighbors=3, graph_features="inputs")
+    _, info = method.round(KEY, method.init(KEY, DATA), DATA)
+    sizes, labelled = np.array(toy.SIZES), np.array(toy.LABELLED)
+    width = np.prod(DATA.inputs.shape[1:])
+    assert float(info["operations_codes"]) == pytest.approx(sizes.mean() * width * 64 / 1e6)
+    assert float(info["operations_distances"]) == pytest.approx(sizes.mean() * sizes.sum() * 64 / 1e6)
+    assert float(info["operations_inverse"]) == pytest.approx(sizes.sum() ** 3 / 1e6)
+    assert float(info["operations_row_sums"]) == pytest.approx(sizes.sum() * labelled.mean() * DATA.num_classes / 1e6)

@@ -12,7 +12,6 @@ from fedjax_ssl.data.images.weak import Augmentation
 from fedjax_ssl.registry import Registry
 
 
-
 class _Augmentations(Registry[Augmentation]):
     """Augmentations by name; several names with commas between are a chain, for example "rotate,flip"."""
 

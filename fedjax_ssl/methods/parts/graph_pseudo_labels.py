@@ -3,12 +3,14 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_ssl import graph
 from fedjax_ssl.checks import Whole, checked
 from fedjax_ssl.federated import BYTES_PER_NUMBER, RoundContext, RoundResult, Setup, Traffic, count, map_rows
+from fedjax_ssl.federated.method import Metrics
 from fedjax_ssl.federated.terms import PseudoLabels, examples_mask, network_features
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.settings import Count, Decay, Positive
@@ -65,15 +67,22 @@ def propagate_over_cohort(
     settings: GraphSettings,
     fixed_projections: bool = False,
     exchange: graph.Exchange | None = None,
+    similarity: str = "lsh",
 ) -> graph.Propagation:
     """Label propagation over one graph of all the cohort's examples (XCLP, Algorithm 1).
 
     Labels are propagated from `labels`, -1 = none. `fixed_projections` keeps one hash in all rounds of a run.
-    `exchange` are protocols between the clients, not under a trace. The result holds the p * n examples in a row,
-    client after client.
+    `exchange` are protocols between the clients, not under a trace. `similarity` "exact" compares features by their
+    cosines in place of codes, which clients would have to show each other. The result holds the p * n examples in a
+    row, client after client.
     """
     real = examples_mask(round.clients)
     owner = jnp.broadcast_to(jnp.arange(real.shape[0])[:, None], real.shape)
+    if similarity == "exact":
+        points, known = features.reshape(real.size, -1), labels.reshape(-1)
+        return graph.label_propagation(
+            points, known, setup.num_classes, settings.propagation, valid=real.reshape(-1), clients=owner.reshape(-1)
+        )
     return graph.xclp(
         named_key(round.run_key if fixed_projections else round.key, "projections"),
         features.reshape(real.size, -1),
@@ -91,6 +100,28 @@ def graph_traffic(setup: Setup, num_bits: int, outcome: RoundResult) -> Traffic:
     examples = jnp.sum(outcome.round.clients.num_examples)
     words = -(-num_bits // 32)
     return Traffic(count(examples, BYTES_PER_NUMBER * setup.num_classes), count(examples, BYTES_PER_NUMBER * words))
+
+
+def graph_operations(setup: Setup, settings: GraphSettings, round: RoundContext) -> Metrics:
+    """Numeric operations of the steps of Algorithm 1, in millions, by the paper's orders of growth (section 3.3).
+
+    The mean client's codes, distances and row sums; the server's inverse. The kernels here do less: no inverse.
+    """
+    clients, real = round.clients, round.valid
+    features = jax.eval_shape(lambda: cohort_features(setup, round, settings.graph_features, False))
+    examples, labels = (n.astype(jnp.result_type(float)) for n in (clients.num_examples, clients.num_labelled))
+    points, total, labelled = (
+        jnp.mean(examples, where=real),
+        jnp.sum(examples, where=real),
+        jnp.mean(labels, where=real),
+    )
+    counts = {
+        "codes": points * features.shape[-1] * settings.num_bits,
+        "distances": points * total * settings.num_bits,
+        "inverse": total**3,
+        "row_sums": total * labelled * setup.num_classes,
+    }
+    return {f"operations_{step}": count / 1e6 for step, count in counts.items()}
 
 
 def to_pseudo_labels(

@@ -171,3 +171,30 @@ def test_translation_by_parts_of_pixels():
     assert -22 <= moved.min() < -17 and 17 < moved.max() <= 22
     # The corner is all border where either offset is above 1: 300 images are off by 0.12 with probability below 1e-4.
     assert abs((results[:, 0, 0] == 255).mean() - (1 - 0.75**2)) < 0.12
+
+
+def test_names_with_commas_between_are_a_chain() -> None:
+    images = jnp.asarray(np.random.default_rng(0).integers(0, 256, (6, 8, 8, 3)), jnp.uint8)
+    key = jax.random.key(4)
+    chain = augmentation("rotate, flip,shift", degrees=10.0, pixels=1)
+    expected = images
+    for place, link in enumerate((augmentation("rotate", degrees=10.0), augmentation("flip"))):
+        expected = link(jax.random.fold_in(key, place), expected)
+    expected = augmentation("shift", pixels=1)(jax.random.fold_in(key, 2), expected)
+    np.testing.assert_array_equal(chain(key, images), expected)
+    assert set(AUGMENTATIONS.options("rotate,translate")) == {"degrees", "share", "flip", "value"}
+    assert AUGMENTATIONS.takes("rotate,translate", "input_max")
+    with pytest.raises(ValueError, match="Did you mean 'flip'"):
+        augmentation("rotate,flp")
+    with pytest.raises(ValueError, match="degrees"):
+        augmentation("rotate,flip", degrees=200.0)
+    with pytest.raises(ValueError, match="pixels"):
+        augmentation("rotate,flip", pixels=3)
+
+
+def test_every_second_image_is_mirrored() -> None:
+    images = jnp.asarray(np.random.default_rng(1).random((400, 2, 3, 1)))
+    found = np.asarray(augmentation("flip")(jax.random.key(0), images))
+    same = (found == np.asarray(images)).all((1, 2, 3))
+    np.testing.assert_array_equal(found[~same], np.asarray(images)[~same][:, :, ::-1])
+    assert 160 < same.sum() < 240

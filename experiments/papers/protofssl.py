@@ -1,0 +1,374 @@
+"""ProtoFSSL: Kim, Park, Sohn, Shu and Kim, Federated semi-supervised learning with prototypical networks, 2022.
+
+Accuracies in %; the number of runs behind them is not known. Settings are those of the released code at the time of the
+paper (docs/methods/protofssl.md).
+"""
+
+from fedjax_ssl.reproduce import Table
+
+SOURCE = "arXiv:2205.13921, "
+MU = {"CIFAR-10": 1e-2, "SVHN": 1e-3, "STL-10": 1e-2}  # of FedProx with ProtoFSSL
+MU_SL = {"CIFAR-10": 1e-2, "SVHN": 1e-4, "STL-10": 1e-2}  # ... with all labels, and with labels only
+MU_FIXMATCH = {"CIFAR-10": 0.1, "SVHN": 0.1, "STL-10": 0.01}
+FILES = {"CIFAR-10": "cifar10", "SVHN": "svhn", "STL-10": "stl10"}
+COLUMNS = {
+    "CIFAR-10 IID": {},
+    "CIFAR-10 Non-IID": {},
+    "SVHN IID": {},
+    "SVHN Non-IID": {},
+    "STL-10": {},
+}
+NETWORK = {"model.name": "resnet9"}
+SUPERVISED = {
+    **NETWORK,
+    "method.name": "fedavg",
+    "optimizer.batch_size": 32,
+    "optimizer.local_epochs": 2,
+    "federated.weighting": "uniform",
+}
+FIXMATCH = {
+    **NETWORK,
+    "method.name": "fixmatch",
+    "method.threshold": 0.95,
+    "method.mask_mean": "confident",
+    "method.unlabelled_weight": 0.01,
+    "method.unlabelled_ratio": 10,
+    "method.augment_labelled": False,
+    "augment.name": "translate",
+    "strong_augment.name": "fixmatch",
+    "optimizer.batch_size": 10,
+    "optimizer.local_epochs": 2,
+    "federated.weighting": "uniform",
+}
+FEDMATCH = {
+    "method.name": "fedmatch",
+    "method.preset": "code",
+    "method.num_helpers": 2,
+    "method.helper_interval": 10,
+    "model.name": "fedmatch_resnet9",
+    "model.norm": None,
+    "strong_augment.name": "randaugment_fedmatch",
+    "optimizer.name": "sgd",
+    "optimizer.average_state": False,
+    "optimizer.batch_size": 10,
+    "optimizer.local_epochs": 1,
+    "federated.weighting": "uniform",
+}
+ROWS = {
+    "FedAvg-SL": SUPERVISED,
+    "FedProx-SL": SUPERVISED,
+    "FedAvg": SUPERVISED,
+    "FedProx": SUPERVISED,
+    "FixMatch-FedAvg": FIXMATCH,
+    "FixMatch-FedProx": FIXMATCH,
+    "FedMatch": FEDMATCH,
+    "ProtoFSSL-FedAvg": {},
+    "ProtoFSSL-FedProx": {},
+    "FedRGD": {"value": "last"},
+    "ProtoFSSL (with BN)-FedAvg": {},
+    "ProtoFSSL (with BN)-FedProx": {},
+}
+TABLE3 = {
+    "FedAvg-SL": ("81.7", "80.0", "93.4", "91.7", ""),
+    "FedProx-SL": ("83.0", "81.2", "95.3", "93.9", ""),
+    "FedAvg": ("62.2", "62.2", "83.5", "83.5", "72.3"),
+    "FedProx": ("62.7", "62.7", "83.9", "83.9", "72.0"),
+    "FixMatch-FedAvg": ("62.4", "61.8", "86.5", "87.0", "73.7"),
+    "FixMatch-FedProx": ("63.4", "61.6", "87.6", "87.5", "73.6"),
+    "FedMatch": ("57.7", "59.1", "82.9", "81.9", "66.1"),
+    "ProtoFSSL-FedAvg": ("67.8", "66.5", "88.3", "88.1", "76.4"),
+    "ProtoFSSL-FedProx": ("68.1", "67.6", "88.6", "88.8", "76.6"),
+    "FedRGD": ("69.7", "63.4", "", "", ""),
+    "ProtoFSSL (with BN)-FedAvg": ("73.9", "73.4", "93.8", "93.2", "78.2"),
+    "ProtoFSSL (with BN)-FedProx": ("73.9", "72.5", "91.1", "90.8", "79.3"),
+}
+
+
+def config(column: str, full: bool = False, norm: str = "none", network: str = "resnet8") -> str:
+    """The config of a data set and split, with all labels or with few."""
+    dataset, _, split = column.partition(" ")
+    kind = (split or "IID").lower().replace("-", "") + ("_full" if full else "")
+    return f"cifar10_protofssl:{kind},{norm},{network},{FILES[dataset]}"
+
+
+def cell3(row: str, column: str) -> dict | None:
+    """A cell of Table 3."""
+    dataset, prox = column.partition(" ")[0], row.endswith("FedProx") or row.startswith("FedProx")
+    if row == "FedRGD":
+        variant = "client,noniid" if "Non" in column else "client"
+        return {"config": f"cifar10_fedrgd:{variant}"} if dataset == "CIFAR-10" else None
+    full = row.endswith("-SL")
+    if full and dataset == "STL-10":
+        return None
+    settings: dict = {"config": config(column, full, "bn" if "BN" in row else "none")}
+    if prox:
+        penalty = MU_FIXMATCH if "FixMatch" in row else MU if "Proto" in row else MU_SL
+        settings |= {"federated.name": "fedprox", "federated.mu": penalty[dataset]}
+    return settings
+
+
+# Two cores: 20 clients with as many examples each, three of them a round, an eighth of the channels, fewer rounds.
+SMALL = {
+    "seeds": 2,
+    "rounds": 30,
+    "eval_every": 5,
+    "select_from": 10,
+    "partition.num_clients": 20,
+    "model.width_factor": 0.125,
+    "federated.cohort_size": 3,
+}
+REDUCED = (
+    "20 clients in place of 100, three a round in place of five; an eighth of the channels; 30 rounds in place of 300"
+)
+DIFFERS = (
+    "clients start every round from the mean of the last cohort's RMSprop accumulators; the released code has one "
+    "optimizer for all clients",
+    "FedProx has a proximal term; that of the released code has no gradient",
+)
+IID = {"IID": "CIFAR-10 IID", "Non-IID": "CIFAR-10 Non-IID"}
+BN = {name: {"config": config(column, norm="bn")} for name, column in IID.items()}
+
+# Table 4: networks and norms.
+NORMS = {"None": "none", "BN": "bn", "GN": "gn", "sBN": "sbn"}
+TABLE4 = {
+    ("FedAvg-SL", "ResNet9", "None"): ("81.7", "80.0"),
+    ("FedAvg-SL", "ResNet9", "BN"): ("87.8", "86.8"),
+    ("FedAvg-SL", "ResNet9", "GN"): ("85.7", "82.0"),
+    ("FedAvg-SL", "ResNet9", "sBN"): ("88.8", "87.3"),
+    ("FedAvg-SL", "ResNet18", "sBN"): ("88.8", "87.5"),
+    ("ProtoFSSL", "ResNet8", "None"): ("66.1", "65.6"),
+    ("ProtoFSSL", "ResNet8", "BN"): ("73.9", "73.4"),
+    ("ProtoFSSL", "ResNet8", "GN"): ("68.3", "69.2"),
+    ("ProtoFSSL", "ResNet8", "sBN"): ("73.6", "68.9"),
+    ("ProtoFSSL", "ResNet17", "sBN"): ("74.0", "72.0"),
+    ("ProtoFSSL", "ResNet8", "HeteroFL's sBN"): ("", ""),
+}
+
+
+def row4(method: str, network: str, norm: str) -> dict:
+    """A row of Table 4 but for its config."""
+    if method == "ProtoFSSL":
+        return {"method.static_batch_norm": True} if "HeteroFL" in norm else {}
+    return {**SUPERVISED, "model.name": {"ResNet9": "resnet9", "ResNet18": "proto_resnet18"}[network]}
+
+
+def config4(method: str, network: str, norm: str, column: str) -> str:
+    """The config of a cell of Table 4."""
+    own = "resnet17" if network == "ResNet17" else "resnet8"
+    return config(column, method == "FedAvg-SL", NORMS.get(norm, "bn"), own)
+
+
+# Table 9: noise on prototypes, with batch norm.
+TABLE9 = {
+    "none": ("73.9", "73.4", "93.8", "93.2", "78.2"),
+    "0.01": ("73.4", "72.0", "90.8", "90.7", "78.4"),
+    "0.05": ("73.4", "72.4", "90.9", "90.6", "78.4"),
+    "0.1": ("73.8", "72.4", "91.1", "91.2", "78.4"),
+    "0.5": ("73.2", "71.4", "90.9", "91.2", "78.1"),
+    "5.0": ("74.1", "73.6", "91.3", "91.1", "77.6"),
+    "10.0": ("47.5", "45.9", "86.3", "86.2", "62.6"),
+}
+FULL_NONIID = (249, 78, 20, 20, 20, 15, 20, 20, 20, 78)
+
+
+def labels3(labels: int, split: str) -> dict:
+    """Figure 3: so many labelled images of a client's 540."""
+    each = labels // 10
+    rest = (54 - each,) if split == "iid" else tuple(max(count - each, 0) for count in FULL_NONIID)
+    return {"supervision.labels": each, "partition.balanced": each, "partition.counts": rest}
+
+
+def figure3(split: str, words: str) -> Table:
+    """Figure 3 for one split."""
+    return Table(
+        name=f"protofssl-figure3-{split}",
+        title=f"Labelled images of a client: test accuracy on CIFAR-10, {words}, in %",
+        source=SOURCE + "Figure 3",
+        config=f"cifar10_protofssl:{split}",
+        rows={name: ROWS[name] for name in ("FedAvg", "FixMatch-FedAvg", "FedMatch", "ProtoFSSL-FedAvg")},
+        columns={f"{labels}": labels3(labels, split) for labels in (50, 100, 200)},
+        x="labelled images of 540",
+        value="selected",
+        small=SMALL,
+        reduced=REDUCED,
+        differs=("the figure has no numbers; points other than 50 and 200 are ours", *DIFFERS),
+    )
+
+
+def helpers(name: str, title: str, columns: dict, members: int, rows: dict) -> Table:
+    """Figures 4 and 5."""
+    return Table(
+        name=f"protofssl-{name}",
+        title=title,
+        source=SOURCE + f"Figure {name[6]} ({name[7]})",
+        config="cifar10_protofssl:iid",
+        settings={"federated.cohort_size": members},
+        rows=rows,
+        columns=columns,
+        x="helpers" if name.endswith("a") else "rounds between two choices",
+        value="selected",
+        small={
+            field: value
+            for field, value in SMALL.items()
+            if field not in ("method.num_helpers", "federated.cohort_size")
+        }
+        | {"federated.cohort_size": min(members, 10)},
+        reduced="20 clients in place of 100; an eighth of the channels; 30 rounds in place of 300",
+        differs=("the figure has no numbers; its points are ours", *DIFFERS),
+    )
+
+
+OURS = {"ProtoFSSL": {}}
+BOTH = {**OURS, "FedMatch": FEDMATCH}
+HELPERS = {f"{number}": {"method.num_helpers": number} for number in (1, 2, 3, 5)}
+MORE = {f"{number}": {"method.num_helpers": number} for number in (5, 10, 20, 30)}
+INTERVALS = {f"{rounds}": {"method.helper_interval": rounds} for rounds in (1, 2, 5, 10)}
+
+TABLES = (
+    Table(
+        name="protofssl-table2",
+        title="Cost of a client and round on CIFAR-10",
+        source=SOURCE + "Table 2",
+        config="cifar10_protofssl:iid",
+        percent=False,
+        settings={"method.num_helpers": 2, "rounds": 2, "select_from": 0},
+        rows={"ProtoFSSL": {}},
+        columns={"GFLOP": {"metric": "analytic_gflop"}, "MB": {"metric": "analytic_megabytes"}},
+        paper={"ProtoFSSL": ("447.9", "52.6")},
+        small={"rounds": 1, "federated.cohort_size": 1, "optimizer.local_epochs": 1, "method.num_unlabelled": 10},
+        reduced="one round of one client, which does not change the numbers",
+        differs=("the other rows are formulas, see docs/methods/protofssl.md",),
+    ),
+    Table(
+        name="protofssl-table3",
+        title="Test accuracy on CIFAR-10, SVHN and STL-10, in %",
+        source=SOURCE + "Table 3",
+        config="cifar10_protofssl",
+        rows=ROWS,
+        columns=COLUMNS,
+        cells={(row, column): cell3(row, column) for row in ROWS for column in COLUMNS},
+        paper=TABLE3,
+        value="selected",
+        small=SMALL,
+        small_cells={
+            "rows": ("FedAvg-SL", "FedAvg", "FixMatch-FedAvg", "FedMatch", "ProtoFSSL-FedAvg"),
+            "columns": ("CIFAR-10 IID", "CIFAR-10 Non-IID"),
+        },
+        reduced=REDUCED,
+        differs=(
+            *DIFFERS,
+            "strong views of FixMatch are those of its paper; the released code has an image library's RandAugment",
+            "labels only: one column in the paper for both splits, whose labels are alike",
+            "FedRGD's numbers are of its own paper's splits; see docs/methods/fedrgd.md",
+        ),
+    ),
+    Table(
+        name="protofssl-table4",
+        title="Networks and norms: test accuracy on CIFAR-10, in %",
+        source=SOURCE + "Table 4",
+        config="cifar10_protofssl",
+        rows={", ".join(key): row4(*key) for key in TABLE4},
+        columns={name: {} for name in IID},
+        cells={
+            (", ".join(key), name): {"config": config4(*key, column)} for key in TABLE4 for name, column in IID.items()
+        },
+        paper={", ".join(key): numbers for key, numbers in TABLE4.items()},
+        value="selected",
+        small=SMALL,
+        small_cells={"rows": tuple(", ".join(key) for key in TABLE4 if key[:2] == ("ProtoFSSL", "ResNet8"))},
+        reduced=REDUCED,
+        differs=(
+            "sBN is batch norm with the statistics of the last batch, as in the released code; HeteroFL's, which the "
+            "paper names, is the last row",
+            *DIFFERS,
+        ),
+    ),
+    Table(
+        name="protofssl-table7",
+        title="Unlabelled images of a local step: test accuracy on CIFAR-10, in %",
+        source=SOURCE + "Table 7",
+        config="cifar10_protofssl",
+        rows={f"{number}": {"method.num_unlabelled": number} for number in (10, 20, 30, 50, 100, 200)},
+        columns={name: {"config": config(column)} for name, column in IID.items()},
+        paper=dict(
+            zip(
+                ("10", "20", "30", "50", "100", "200"),
+                (
+                    ("65.4", "65.4"),
+                    ("65.5", "65.7"),
+                    ("65.5", "65.9"),
+                    ("66.7", "66.7"),
+                    ("66.6", "66.6"),
+                    ("66.7", "66.5"),
+                ),
+                strict=True,
+            )
+        ),
+        value="selected",
+        small=SMALL,
+        small_cells={"columns": ("IID",)},
+        reduced=REDUCED,
+        differs=DIFFERS,
+    ),
+    Table(
+        name="protofssl-table8",
+        title="Local steps: test accuracy on CIFAR-10, iid, in %",
+        source=SOURCE + "Table 8",
+        config="cifar10_protofssl:iid",
+        rows={
+            f"{number} active clients": {"federated.cohort_size": number, "method.num_helpers": number}
+            for number in (5, 20)
+        },
+        columns={f"{steps}": {"optimizer.local_epochs": steps} for steps in (1, 2, 5, 10)},
+        paper={
+            "5 active clients": ("30.2", "41.4", "63.9", "66.1"),
+            "20 active clients": ("38.8", "42.7", "64.7", "65.1"),
+        },
+        x="local steps",
+        value="selected",
+        small=SMALL,
+        small_cells={"rows": ("5 active clients",)},
+        reduced=REDUCED,
+        differs=DIFFERS,
+    ),
+    Table(
+        name="protofssl-table9",
+        title="Noise on prototypes, its standard deviation: test accuracy with batch norm, in %",
+        source=SOURCE + "Table 9",
+        config="cifar10_protofssl",
+        rows={
+            deviation: {"method.proto_noise_std": 0.0 if deviation == "none" else float(deviation)}
+            for deviation in TABLE9
+        },
+        columns={column: {"config": config(column, norm="bn")} for column in COLUMNS},
+        paper=TABLE9,
+        value="selected",
+        small=SMALL,
+        small_cells={"rows": ("none", "0.1", "0.5", "5.0", "10.0"), "columns": ("CIFAR-10 IID",)},
+        reduced=REDUCED,
+        differs=DIFFERS,
+    ),
+    Table(
+        name="protofssl-algorithm2",
+        title="Prototypes of the client or of all helpers in local predictions: test accuracy on CIFAR-10, iid, in %",
+        source=SOURCE + "section B.1",
+        config="cifar10_protofssl:iid",
+        rows={"Algorithm 1": {}, "Algorithm 2": {"method.proto_source": "global"}},
+        columns={"CIFAR-10": {}},
+        paper={"Algorithm 2": ("34.0",)},
+        value="selected",
+        small=SMALL,
+        reduced=REDUCED,
+        differs=DIFFERS,
+    ),
+    figure3("iid", "iid"),
+    figure3("noniid", "non-iid"),
+    helpers("figure4a", "Helpers of five active clients: test accuracy on CIFAR-10, iid, in %", HELPERS, 5, BOTH),
+    helpers(
+        "figure4b", "Rounds between two choices of helpers, five active clients: accuracy, in %", INTERVALS, 5, BOTH
+    ),
+    helpers("figure5a", "Helpers of 30 active clients: test accuracy on CIFAR-10, iid, in %", MORE, 30, OURS),
+    helpers(
+        "figure5b", "Rounds between two choices of helpers, 30 active clients: accuracy, in %", INTERVALS, 30, OURS
+    ),
+)
