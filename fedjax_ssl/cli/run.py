@@ -26,6 +26,7 @@ Trains one experiment. The same command again goes on where the last one stopped
   --workdir FOLDER    where everything is written; runs/NAME by default
   --FIELD=VALUE       a setting, for example --optimizer.learning_rate=0.1; also --config.FIELD=VALUE and
                       --set FIELD=VALUE. None gives a field back to its default where it has one of its own
+  --profile           say in the end where the time went, and what would help
   --quiet             print nothing but notes and errors
   --help              behind NAME: every field of the config, its value, what is allowed and what it means
 
@@ -94,6 +95,9 @@ def parse(arguments: list[str]) -> Asked:
         option, equals, value = rest.pop(0).partition("=")
         if option in ("-h", "--help", "--quiet"):
             asked_for_help |= option != "--quiet"
+            continue
+        if option == "--profile" and not equals and not (rest and rest[0].lower() in ("true", "false")):
+            settings.append(("profile", "true"))
             continue
         if not option.startswith("--"):
             names.append(f"{option}{equals}{value}")

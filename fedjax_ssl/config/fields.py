@@ -81,7 +81,7 @@ _SECTIONS: dict[str, dict[str, Option]] = {
             "scores beside accuracy: by client, macro F1, calibration error, ROC area (slow), local models (slow)",
             Several(SCORES),
         ),
-        "profile": _field(False, "write jax.profiler's trace of the first block of rounds to the run folder"),
+        "profile": _field(False, "say where the time goes; jax.profiler's trace of the last block of rounds is kept"),
         "threads": _field(int, "threads of a CPU; one per core by default, 1 suits linear models", _COUNT),
     },
     "data": {

@@ -41,7 +41,8 @@ from fedjax_ssl.keys import named_key
 from fedjax_ssl.models import Model, Outputs
 
 PyTree = Any
-LOCAL_STEP = "local_step"  # the scope in which local steps are traced: profiles and compiled programs name it
+# The scopes in which parts of a round are traced: profiles and compiled programs name them.
+LOCAL_STEP, GATHER, AVERAGE = "local_step", "gather_batch", "average_clients"
 
 
 class LocalTraining(NamedTuple):
@@ -346,6 +347,7 @@ class ClientUpdate:
                 local[term.name] = after
         return Losses(values, local, ravel_pytree(new_state)[0], outputs)
 
+    @jax.named_scope(AVERAGE)
     def finish(self, client: Client, plan: Plan, end: ClientProgress) -> tuple[dict[str, PyTree], dict[str, PyTree]]:
         """Work out what a trained client sends and keeps: (summed over the cohort, stacked over it).
 
@@ -449,6 +451,7 @@ def plain_gradient(
     return loss, gradient, losses
 
 
+@jax.named_scope(GATHER)
 def _gather_streams(batch: Batch, client: Client, inputs: Array, key: Key[Array, ""]) -> Streams:
     streams = {}
     for name, position in batch.positions.items():

@@ -12,6 +12,7 @@ from fedjax_ssl.keys import named_key
 from fedjax_ssl.models import Model, Outputs
 
 PyTree = Any
+AUGMENT = "augment_views"  # the scope in which views are traced: profiles name it
 
 
 def labelling_key(round_key: Key[Array, ""]) -> Key[Array, ""]:
@@ -81,7 +82,8 @@ def forward_views(
     Returns:
         (inputs by view, outputs by view, new model state).
     """
-    inputs = {view.name: view.build(named_key(key, view.name), streams) for view in views}
+    with jax.named_scope(AUGMENT):
+        inputs = {view.name: view.build(named_key(key, view.name), streams) for view in views}
     dropout, slices, offset = named_key(key, "dropout"), {}, 0
     if separate:
         for view in views:

@@ -98,6 +98,10 @@ class FittingProgram:
         self._each = max(two - one, 1)
         self._compile()
 
+    def as_text(self) -> str:
+        """Give the text of the program."""
+        return str(self._program.as_text())
+
     def __call__(self, state: PyTree, *others: PyTree) -> PyTree:
         """Run the rounds; raises as the device does where it has not enough memory for a client at a time."""
         if self._ran or self._at_once == 1:

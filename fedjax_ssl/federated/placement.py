@@ -21,7 +21,16 @@ from jaxtyping import Array, Bool, Int, Int32
 
 from fedjax_ssl.checks import check_choices, check_whole_numbers
 from fedjax_ssl.data import LoadedInputs
-from fedjax_ssl.federated.client import LOCAL_STEP, ClientProgress, ClientUpdate, Download, Plan, batch_of, train_client
+from fedjax_ssl.federated.client import (
+    AVERAGE,
+    LOCAL_STEP,
+    ClientProgress,
+    ClientUpdate,
+    Download,
+    Plan,
+    batch_of,
+    train_client,
+)
 from fedjax_ssl.federated.method import Client
 
 PyTree = Any
@@ -315,11 +324,13 @@ def run_lanes(
     return plans._replace(num_steps=num_steps), jax.lax.fori_loop(0, lane_plan.length, take_step, start)[1]
 
 
+@jax.named_scope(AVERAGE)
 def add_one(total: PyTree, entry: PyTree, counts: Bool[Array, ""]) -> PyTree:
     """The sum with one more client in it, if it counts; NaN of one that does not stays out."""
     return jax.tree.map(lambda t, x: t + jnp.where(counts, x, jnp.zeros_like(x)), total, entry)
 
 
+@jax.named_scope(AVERAGE)
 def add_in_order(
     values: PyTree, valid: Bool[Array, " p"], start: PyTree | None = None, order: Int[Array, " p"] | None = None
 ) -> PyTree:
@@ -349,6 +360,7 @@ def add_in_order(
     return jax.lax.scan(add_entry, start, order, unroll=_AT_ONCE)[0]
 
 
+@jax.named_scope(AVERAGE)
 def sum_over_devices(
     values: PyTree,
     valid: Bool[Array, " m"],

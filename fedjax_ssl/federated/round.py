@@ -10,7 +10,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from fedjax_ssl.data import FederatedData, LoadedInputs, NotLoaded
-from fedjax_ssl.federated.client import ClientUpdate, Download, LocalTraining
+from fedjax_ssl.federated.client import AVERAGE, ClientUpdate, Download, LocalTraining
 from fedjax_ssl.federated.client_states import (
     all_clients,
     clients_of,
@@ -289,6 +289,7 @@ def _send(
     return broadcast, context._replace(clients=clients), sent, jax.tree.map(lambda x: x[size:], received)
 
 
+@jax.named_scope(AVERAGE)
 def _absorb(
     training: LocalTraining,
     works: list[_Work],

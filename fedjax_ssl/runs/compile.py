@@ -338,7 +338,7 @@ class Shared:
         inputs: Sequence[Inputs],
         rounds: int,
         compiling: Callable[[], None] = lambda: None,
-        running: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
+        running: Callable[[Any], contextlib.AbstractContextManager] = contextlib.nullcontext,
     ) -> tuple[list[dict[str, Any]], list[ServerState], float, float]:
         """Run a block of rounds and its evaluation, of one run or of several that are at the same round.
 
@@ -348,7 +348,7 @@ class Shared:
             inputs: as for `compile`.
             rounds: length of the block.
             compiling: called before something is compiled.
-            running: gives a context in which the block runs.
+            running: is given the program, and gives a context in which the block runs.
 
         Returns:
             (a row of metrics and the new state of each run, seconds of compiling, seconds of running). A metric by
@@ -357,10 +357,10 @@ class Shared:
         begin = time.perf_counter()
         program, arguments = self.compile(run, states, inputs, rounds, compiling)
         compiled = time.perf_counter()
-        with running(), _explaining_memory():
+        with running(program), _explaining_memory():
             after, metrics = program(*arguments)
             found = {name: np.asarray(value) for name, value in federated.to_numbers(jax.device_get(metrics)).items()}
-        elapsed, count = time.perf_counter() - compiled, len(states)
+            elapsed, count = time.perf_counter() - compiled, len(states)
         rows = [{name: _plain(one if count == 1 else one[at]) for name, one in found.items()} for at in range(count)]
         for row in rows:
             row["seconds"] = elapsed / count

@@ -18,7 +18,7 @@ from fedjax_ssl import config as configs
 from fedjax_ssl import data, models
 from fedjax_ssl.errors import counted
 from fedjax_ssl.federated import BY_CLIENT
-from fedjax_ssl.runs import divergence, model_file, predict
+from fedjax_ssl.runs import divergence, model_file, predict, profile
 from fedjax_ssl.runs.build import (
     check_cohorts,
     check_labels,
@@ -61,6 +61,7 @@ class Run(Closing):
         shared: datasets and programs that it shares with the other runs of the process.
         summary: content of `summary.json`, once the run is complete.
         stopped: whether the `watch` function has stopped it; its last checkpoint is saved.
+        begin: when it began, data loaded or not, on the clock of `time.perf_counter`.
     """
 
     def __init__(
@@ -101,7 +102,12 @@ class Run(Closing):
         natural = self.config.partition.name == "natural"
         self._names = data.client_names(self._experiment.dataset, self.federation, natural)
         self._of_clients: dict[str, float] = {}
-        self._profiled, self._said = False, set[str]()
+        self._said = set[str]()
+        self._spent: tuple[float, float] = (0.0, 0.0)  # compiling and training, without a run before this one
+        self.begin, self._waited, self._tracing = time.perf_counter(), 0.0, 0.0
+        self._profile: tuple[dict[str, float], str] | None = None
+        if self.config.profile:  # a program of the cache may name the scopes of another version
+            jax.config.update("jax_compilation_cache_include_metadata_in_key", True)
         team.connect(self._mesh)
         self.state, self.inputs = share_out((self.state, prepared.inputs), self._mesh)
         names = {"summary": "summary.json"}
@@ -188,23 +194,33 @@ class Run(Closing):
         """Give the arguments of the next block of rounds, with the examples that it needs from the host."""
         if self._feed is None:
             return self.inputs
-        return with_examples(self.inputs, self._feed.block(self.round, self.block))
+        begin = time.perf_counter()
+        inputs = with_examples(self.inputs, self._feed.block(self.round, self.block))
+        self._waited += time.perf_counter() - begin
+        return inputs
 
     def compiling(self) -> None:
         """Say that its program is compiled now."""
         self._progress.compiling()
 
     @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Say so, and trace the first block where `config.profile` asks for it."""
+    def running(self, program: Any) -> Iterator[None]:
+        """Say so, and trace a block where `config.profile` asks for it: the last one, which may be the first."""
         self._progress.training()
-        if not self.config.profile or self._profiled or not self._team.writes:
+        config, end = self.config, self.round + self.block
+        due = end == config.rounds or config.early_stopping.patience is not None
+        if not (config.profile and due) or self._profile is not None or not self._team.writes:
             yield
             return
-        self._profiled, folder = True, self.record.path / "profile"
-        with jax.profiler.trace(str(folder)):
+        folder, options = self.record.path / "profile", jax.profiler.ProfileOptions()
+        options.python_tracer_level = 0
+        begin = time.perf_counter()
+        with jax.profiler.trace(str(folder), profiler_options=options):
             yield
-        self._progress.note(f"profile of {counted(self.block, 'round')} and an evaluation: {folder}")
+            begin, ran = time.perf_counter(), time.perf_counter() - begin
+        text = program.as_text() if hasattr(program, "as_text") else ""
+        words = f"rounds {self.round + 1} to {end} and an evaluation, traced in {ran:,.1f} s: {folder}"
+        self._profile, self._tracing = (profile.device_shares(text, folder), words), time.perf_counter() - begin
 
     def take(self, row: dict[str, Any], state: Any, compiling: float, training: float) -> None:
         """Keep the results of a block.
@@ -221,6 +237,7 @@ class Run(Closing):
         config, start, rounds = self.config, row["round"], self.block
         self._seconds["compile_seconds"] += compiling
         self._seconds["train_seconds"] += training
+        self._spent = self._spent[0] + compiling, self._spent[1] + training
         for choice in self.shared.choices(self.prepared):
             self._say_once(describe_placement(choice, jax.default_backend()))
         if self._feed is not None and self._feed.held and self._team.count > 1:
@@ -288,6 +305,12 @@ class Run(Closing):
         self._progress.finish(summary, self._files)
         if self._of_clients:
             self._progress.clients(self._of_clients, self.record.path / "client_accuracy.csv")
+        if self._profile is not None:
+            shares, traced = self._profile
+            whole = time.perf_counter() - self.begin - self._tracing
+            seconds = profile.run_seconds(shares, *self._spent, self._waited, whole)
+            for line in profile.table(seconds, config, traced):
+                self._progress.note(line)
 
     def _draw_data(self) -> None:
         self.record.draw_data(partial(self.shared.draw, self._experiment))
@@ -407,6 +430,7 @@ def _opened(
     watch: Watch | None = None,
     quiet: bool = False,
 ) -> Iterator[Run]:
+    begin = time.perf_counter()
     # Sums that are not exact depend on the number of devices.
     ignored = UNCOMPARED if resolved.federated.reduce == "fast" else (*UNCOMPARED, "federated.devices")
     with configs.naming("tracking"):
@@ -417,6 +441,7 @@ def _opened(
         else NoRecord(workdir) as record,
         Run(record, shared.prepare(resolved), shared, team, watch) as active,
     ):
+        active.begin = begin
         active.start()
         yield active
 

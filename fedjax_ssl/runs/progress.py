@@ -158,13 +158,17 @@ class Progress(Closing):
 
     def _time_left(self, round: int, row: Mapping[str, Any]) -> str:
         """Extrapolate from the first evaluation on: the time before it has compiling in it, its row's has not."""
-        now = self._clock()
+        now, whole = self._clock(), ""
         done, seconds = round - self._anchor[0], now - self._anchor[1]
-        if not self._evaluated:
+        first, so_far = not self._evaluated, seconds
+        if first:
             self._evaluated, self._anchor, seconds = True, (round, now), row.get("seconds", math.inf)
         if done <= 0 or round >= self._total or math.isinf(seconds):
             return ""
-        return f"{timedelta(seconds=math.ceil(seconds / done * (self._total - round)))} left"
+        left = math.ceil(seconds / done * (self._total - round))
+        if first:
+            whole = f" of about {timedelta(seconds=math.ceil(so_far) + left)}"
+        return f"{timedelta(seconds=left)} left{whole}"
 
     def _line(self, text: str | Text) -> None:
         self._console.print(text, markup=False, soft_wrap=True)

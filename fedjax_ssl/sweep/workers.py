@@ -1,13 +1,15 @@
 """Worker processes of this machine, and the runs that such a process does."""
 
+import collections
 import contextlib
 import math
 import multiprocessing
 import os
 import signal
+import statistics
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -19,7 +21,7 @@ import jax
 
 from fedjax_ssl import command_line, processor
 from fedjax_ssl import config as configs
-from fedjax_ssl.errors import note
+from fedjax_ssl.errors import counted, note
 from fedjax_ssl.runs.compile import OutOfMemory, Shared
 from fedjax_ssl.runs.folder import FolderLocked
 from fedjax_ssl.runs.loop import Point, run_batch
@@ -117,6 +119,26 @@ def _work(sender: Connection, threads: int | None, task: Task) -> None:
     set_up()
     with command_line.notes_instead_of_warnings(lambda text: sender.send({"event": "note", "text": text})):
         task.work(sender.send, *task.arguments)
+
+
+def time_left(waiting: Sequence[str], spent: Mapping[str, Sequence[float]], workers: int) -> str:
+    """Say how long runs will take: each as long as those of its method, or as all where none of these is done.
+
+    Args:
+        waiting: methods of the runs that are not done.
+        spent: seconds of every run that is done, by method.
+        workers: runs at a time.
+
+    Returns:
+        In words, behind a comma; nothing where nobody can tell, or all are done.
+    """
+    everything = [seconds for of_method in spent.values() for seconds in of_method]
+    if not waiting or not everything:
+        return ""
+    seconds = sum(statistics.mean(spent.get(method) or everything) for method in waiting)
+    new = counted(len(set(waiting).difference(spent)), "method")
+    unknown = "" if new.startswith("0 ") else f", with {new} that nobody timed yet"
+    return f", about {timedelta(seconds=math.ceil(seconds / min(workers, len(waiting))))} left{unknown}"
 
 
 def _end_with_parent() -> None:
@@ -245,8 +267,9 @@ def execute(sweep: Path, plan: Plan, workers: int, notes: Iterable[str] = ()) ->
         workers: processes at a time.
         notes: shown before; those of all workers are shown once.
     """
-    waiting, begin = tasks(sweep, plan, workers), time.monotonic()
-    total = sum(len(task.runs) for task in waiting)
+    waiting = tasks(sweep, plan, workers)
+    methods = {run.name: run.config["method"]["name"] for task in waiting for run in task.runs}
+    total, spent = len(methods), collections.defaultdict[str, list[float]](list)
     started, over = set[str](), set[str]()
 
     def take(event: dict[str, Any]) -> None:
@@ -254,9 +277,10 @@ def execute(sweep: Path, plan: Plan, workers: int, notes: Iterable[str] = ()) ->
             started.update(event["runs"])
             return
         over.add(event["run"])
+        if event["status"] != results.FAILED:
+            spent[methods[event["run"]]].append(event["seconds"])
         failed = "" if event["status"] == results.DONE else f"{event['status']}: "
-        seconds = (time.monotonic() - begin) / len(over) * (total - len(over))
-        left = f", about {timedelta(seconds=round(seconds))} left" if len(over) < total else ""
+        left = time_left([method for name, method in methods.items() if name not in over], spent, workers)
         line = f"[{len(over)}/{total}] {event['run']}: {failed}{event['message']}"
         print(f"{line} ({event['seconds']:.1f} s{left})", flush=True)
 

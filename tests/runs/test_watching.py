@@ -1,4 +1,4 @@
-"""What a run does beside training: early stopping, viewers, a profile, scores by client."""
+"""What a run does beside training: early stopping, viewers, scores by client."""
 
 import csv
 import json
@@ -118,9 +118,3 @@ def test_clients_have_their_names_and_labels_are_counted(tmp_path, capsys):
     assert summary["test_client_accuracy"] == pytest.approx(np.mean(accuracies))
     assert summary["test_client_accuracy_worst_tenth"] == pytest.approx(min(accuracies))
     assert "accuracy by client:" in output and "Site A" in output
-
-
-@pytest.mark.thorough
-def test_a_profile_of_one_block(tmp_path):
-    run(stopping(rounds=2, profile=True), tmp_path)
-    assert list((tmp_path / "profile").rglob("*.xplane.pb"))

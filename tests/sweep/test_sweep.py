@@ -106,6 +106,16 @@ def test_tasks_are_programs_and_those_that_would_leave_workers_idle_are_cut_into
     assert [len(task.runs) for task in workers.tasks(tmp_path / "three", three, 2)] == [4, 4, 2, 2]
 
 
+def test_the_time_left_is_of_the_methods_that_wait():
+    spent = {"fedavg": [10.0, 12.0], "xclp": [100.0]}
+    assert workers.time_left(["xclp", "xclp", "fedavg"], spent, 1) == ", about 0:03:31 left"
+    assert workers.time_left(["xclp", "xclp"], spent, 2) == ", about 0:01:40 left"
+    assert workers.time_left(["semifl"], {"fedavg": [10.0]}, 4).endswith(
+        "0:00:10 left, with 1 method that nobody timed yet"
+    )
+    assert workers.time_left([], spent, 1) == workers.time_left(["fedavg"], {}, 1) == ""
+
+
 def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path, capsys):
     given = command(tmp_path / "a", "optimizer.batch_size=5,10", seeds=3, slurm="partition=gpu")
     assert main([*given[:-3], "--config.optimizer.momentum=0.5", f"--workdir={tmp_path / 'a'}", "--dry-run"]) == 0
