@@ -27,8 +27,10 @@ def test_the_wheel_holds_the_package_and_its_configs_and_nothing_else(tmp_path: 
     (path,) = wheel.build(directory=str(tmp_path), versions=["standard"])
     with zipfile.ZipFile(path) as file:
         names = set(file.namelist())
-    shipped = {f"fedjax_ssl/{name}" for name in sources("configs")} | sources("fedjax_ssl")
-    more = {name for name in names - shipped if not re.match(r"fedjax_ssl(-[^/]+\.dist-info|/report/assets)/", name)}
+    brought = {name.removeprefix("experiments/") for name in sources("configs", "experiments/papers")}
+    shipped = {f"fedjax_ssl/{name}" for name in brought} | sources("fedjax_ssl")
+    known = r"fedjax_ssl(-[^/]+\.dist-info|/report/assets|/docs|/papers/results)/"
+    more = {name for name in names - shipped if not re.match(known, name)}
     assert not shipped - names
     assert more == DATA, more ^ DATA
 
@@ -39,11 +41,12 @@ def test_the_sdist_holds_what_builds_and_tests_it(tmp_path: Path) -> None:
     (path,) = sdist.build(directory=str(tmp_path), versions=["standard"])
     with tarfile.open(path) as file:
         names = {name.partition("/")[2] for name in file.getnames()}
-    assert not sources("fedjax_ssl", "configs", "tests") - names
+    assert not sources("fedjax_ssl", "configs", "experiments/papers", "tests") - names
     folders = {name.partition("/")[0] for name in names}
     top = {"PKG-INFO", "pyproject.toml", ".gitignore", "CHANGELOG.md", "CITATION.cff", "LICENSE", "README.md"}
-    assert folders <= top | {"fedjax_ssl", "configs", "tests"}, folders
-    assert {name for name in names if name.endswith((".npz", ".pyc", ".ckpt", ".log"))} <= DATA
+    assert folders <= top | {"fedjax_ssl", "configs", "docs", "experiments", "tests"}, folders
+    found = {name for name in names if name.endswith((".npz", ".pyc", ".ckpt", ".log"))}
+    assert {name for name in found if not name.startswith("tests/parity/fixtures/")} <= DATA
 
 
 def test_no_module_loads_what_can_run_code() -> None:

@@ -33,6 +33,11 @@ COMMANDS = {
         "train many, over settings and seeds",
         "sweep digits --seeds 5 --set method.name=fedavg,xclp",
     ),
+    "reproduce": Command(
+        "fedjax_ssl.reproduce.command:main",
+        "tables and figures of papers, beside their numbers",
+        "reproduce fedul-table1 --run",
+    ),
     "report": Command("fedjax_ssl.report.command:main", "compare runs on one page", "report runs"),
     "predict": Command(
         "fedjax_ssl.trained.command:main", "label new examples with a trained run", "predict runs/digits_xclp new.npz"
@@ -45,7 +50,7 @@ COMMANDS = {
         "fedjax_ssl.cli.completion:main", "print what lets a shell complete this command", "completion bash"
     ),
 }
-UNFINISHED = ("run", "sweep", "bench")  # have more to do than to print
+UNFINISHED = ("run", "sweep", "reproduce", "bench")  # have more to do than to print
 _LONG_USAGE = 3  # lines; a longer one hides the message before it
 
 

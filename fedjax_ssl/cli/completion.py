@@ -43,6 +43,7 @@ def complete() -> None:
     commands = own.add_subparsers()
     configs, data = [*shipped_configs()], ["list", "info", "check", "download", "verify"]
     places = {"run": configs, "sweep": configs, "data": data, "list": [*KINDS], "completion": [*HOW]}
+    places["reproduce"] = _tables() if "reproduce" in os.environ["COMP_LINE"] else []
     files = argcomplete.FilesCompleter()
     for name, command in COMMANDS.items():
         place = commands.add_parser(name, help=command.line, add_help=False, allow_abbrev=False).add_argument(
@@ -65,6 +66,12 @@ def complete() -> None:
                 choices = dict.fromkeys((one.partition("=")[2] for one in _settings(typed, asked[2:])), "")
                 values.completer = argcomplete.ChoicesCompleter(choices)  # type: ignore[attr-defined]
     argcomplete.autocomplete(own, always_complete_options=False)
+
+
+def _tables() -> list[str]:
+    from fedjax_ssl.reproduce.table import load_tables
+
+    return [*load_tables()]
 
 
 def _options(words: list[str]) -> list[str]:

@@ -134,7 +134,7 @@ def _sweep(given: argparse.Namespace, command: Sequence[str], notes: set[str]) -
         jax.config.update("jax_platforms", "cpu")
     _check_options(given)
     folder = _folder_of(given)
-    _check_folder(folder, *((plans.FILE, "sweep") if given.search else (search.FILE, "search")))
+    check_folder(folder, *((plans.FILE, "sweep") if given.search else (search.FILE, "search")))
     if given.search:
         return search.search(given, folder, command, given.workers or default_workers(), notes)
     plan = _plan(given)
@@ -194,7 +194,7 @@ def _folder_of(given: argparse.Namespace) -> Path:
     return Path("runs") / f"sweep_{Path(path).stem if path else configs.find(given.config).run_name}"
 
 
-def _check_folder(folder: Path, others: str, kind: str) -> None:
+def check_folder(folder: Path, others: str, kind: str) -> None:
     """Refuses a folder in which something else is kept."""
     if (folder / "config.json").exists():
         raise RunFolderError(f"{folder} is the folder of a single run; give another --workdir")

@@ -88,6 +88,21 @@ def plan(configs_and_points: Iterable[tuple[ml_collections.ConfigDict, Settings]
     return Plan(tuple(varied), tuple(runs))
 
 
+def named(runs: Iterable[tuple[str, ml_collections.ConfigDict]]) -> Plan:
+    """Plans resolved configs with names of their own, such as the cells of a table; equal configs are one run.
+
+    Args:
+        runs: parts of a name with commas between, in any letters, and config.
+    """
+    planned: dict[str, PlannedRun] = {}
+    for name, config in runs:
+        plain = plain_value(config.to_dict())
+        if (same := identity(plain)) not in planned:
+            own = _unused(",".join(map(_plain, name.split(","))), plain, {run.name for run in planned.values()})
+            planned[same] = PlannedRun(own, _program(config), {"seed": plain["seed"]}, plain)
+    return Plan(("seed",), tuple(planned.values()))
+
+
 def from_settings(name: str, points: Sequence[Settings]) -> Plan:
     """Plans the runs of a config with different settings.
 
@@ -265,8 +280,13 @@ def _name(point: Mapping[str, Any]) -> str:
         if last.count(own) > 1 and own != "name":
             short = field
         text = f"{value:g}" if isinstance(value, float) else str(value)
-        parts.append(f"{short}={re.sub(r'[^A-Za-z0-9_.+-]+', '-', text).strip('-') or 'none'}")
+        parts.append(f"{short}={_plain(text) or 'none'}")
     return ",".join(parts)
+
+
+def _plain(text: str) -> str:
+    """Writes text as part of a file's name."""
+    return re.sub(r"[^A-Za-z0-9_.+-]+", "-", text).strip("-")
 
 
 def _unused(name: str, config: Mapping[str, Any], taken: set[str]) -> str:

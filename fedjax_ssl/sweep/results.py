@@ -85,11 +85,12 @@ def table(sweep: Path, plan: Plan) -> list[dict[str, Any]]:
         status, message, summary = status_of(folder_of(sweep, run.name))
         swept = {field: run.point.get(field) for field in plan.fields}
         row = {"run": run.name, "status": status, **swept, "message": message}
-        rows.append(row | _scalars(summary, {*row, "diverged"}))
+        rows.append(row | scalars(summary, {*row, "diverged"}))
     return rows
 
 
-def _scalars(summary: Mapping[str, Any], taken: Collection[str]) -> dict[str, Any]:
+def scalars(summary: Mapping[str, Any], taken: Collection[str] = ()) -> dict[str, Any]:
+    """Take the numbers of a summary that are not about machine or clock, and those of its predictions, by name."""
     found = {
         name: value
         for name, value in summary.items()

@@ -97,7 +97,7 @@ def read_cifar100(files: Mapping[str, Path]) -> Dataset:
 
 @published(
     "cifar100_federated",
-    "CIFAR-100 as TensorFlow Federated deals it: 500 training and 100 test clients; downloaded, 153 MB",
+    "CIFAR-100, 32x32x3, 100 classes, dealt by TensorFlow Federated to 500 training clients and 100 others; downloaded",
     terms=f"{TERMS}, and Reddi et al. (2021) for the clients",
     files=(
         RemoteFile(f"{HOST}/{LZMA}", 153_019_920, "23d3916c9caa33395737ee560cc7cb77bbd05fc7b73647ee7be3a7e764172939"),

@@ -1,0 +1,111 @@
+"""`fedjax-ssl reproduce`: lists and describes the papers' tables, and runs them by the sweep's workers."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from fedjax_ssl import command_line
+from fedjax_ssl.cli import Parser, one_of
+from fedjax_ssl.cli import parser as new_parser
+from fedjax_ssl.config import ConfigError
+from fedjax_ssl.errors import counted
+from fedjax_ssl.reproduce import results, running, scales
+from fedjax_ssl.reproduce.table import SCALES, Table, find_table, load_tables
+from fedjax_ssl.sweep import axes
+
+_EXAMPLES = """\
+examples:
+  fedjax-ssl reproduce --list
+  fedjax-ssl reproduce fedul-table1
+  fedjax-ssl reproduce fedul-table1 --run --scale smoke
+  fedjax-ssl reproduce fedul-table1 --run --scale small --data mnist=mnist.npz --rows FedUL FedPL
+"""
+
+
+def main(arguments: list[str]) -> int:
+    """Does what the command line asks for.
+
+    Args:
+        arguments: command line without program and subcommand.
+
+    Returns:
+        0; 1 if runs failed.
+
+    Raises:
+        ConfigError: and what else a sweep raises at its start; `fedjax_ssl.cli.main` makes messages of it.
+    """
+    given = parser().parse_args(arguments)
+    tables = load_tables(given.papers)
+    if given.list or given.page:
+        print(results.page(tables) if given.page else "\n".join(_list(tables)))
+        return 0
+    if given.table is None:
+        raise ConfigError("name a table; `fedjax-ssl reproduce --list` names all")
+    table = find_table(given.table, tables)
+    data = dict(_pair("--data", text, "NAME=PATH") for text in given.data)
+    scales.check_names(data)
+    settings = dict(_pair("--set", text, "FIELD=VALUE") for text in given.set)
+    with command_line.notes_instead_of_warnings() as notes:
+        cells = table.make_cells(given.scale, given.rows, given.columns)
+        runs = scales.runs_of(table, given.scale, cells, axes.parse_seeds(given.seeds), data, settings)
+        if not given.run:
+            print("\n".join(running.describe(table, given.scale, cells, runs)))
+            return 0
+        if not runs:
+            raise ConfigError(f"{table.name} has no cell to run: {cells[0].missing}")
+        folder = Path(given.workdir or f"runs/reproduce_{table.name}_{given.scale}")
+        command = ["fedjax-ssl", "reproduce", *map(_without_folders, arguments)]
+        result = running.carry_out(table, given.scale, runs, folder, command, given.workers, notes)
+    print(f"\n{results.markdown(table, result)}\n\n{folder / 'table.md'}")
+    if given.store:
+        print(results.store(result))
+    return 0 if all(cell["values"] for cell in result["cells"]) else 1
+
+
+def parser() -> Parser:
+    """Makes the parser of the command line."""
+    parser = new_parser("reproduce", f"Tables and figures of papers, with our numbers beside theirs.\n\n{_EXAMPLES}")
+    add = parser.add_argument
+    add("table", nargs="?", metavar="TABLE", help="its name; described, unless --run is given")
+    add("--list", action="store_true", help="name all tables, and which have results")
+    add("--page", action="store_true", help="print docs/reproductions.md, made from the results that are kept")
+    add("--run", action="store_true", help="run it, or go on with it")
+    add("--scale", type=one_of("scale", SCALES), default="small", metavar="SCALE", help="smoke, small (default), paper")
+    add("--seeds", metavar="N", help="seeds 0 to N - 1, or those listed (0,7,11); by default the scale's")
+    add("--rows", nargs="+", metavar="ROW", help="these rows only")
+    add("--columns", nargs="+", metavar="COLUMN", help="these columns only")
+    where = "a file (.npz), a folder or another dataset in place of this one"
+    add("--data", action="append", default=[], metavar="NAME=PATH", help=where)
+    add("--set", action="append", default=[], metavar="FIELD=VALUE", help="a setting of all cells, such as threads=1")
+    add("--workdir", metavar="FOLDER", help="runs/reproduce_TABLE_SCALE by default")
+    add("--workers", type=int, metavar="N", help="processes at a time, as for `sweep`")
+    add("--store", action="store_true", help="keep the results beside the papers' files, for --list and --page")
+    add("--papers", nargs="+", type=Path, metavar="FILE", help="files with TABLES, in place of the package's")
+    return parser
+
+
+def _list(tables: Mapping[str, Table]) -> list[str]:
+    width, lines = max(map(len, tables)), []
+    for name, table in tables.items():
+        cells = table.make_cells("paper")
+        missing = sum(bool(cell.missing) for cell in cells)
+        have = [
+            f"{one['scale']} ({(one['commit'] or 'no commit')[:7]}, {one['device']})" for one in results.stored(name)
+        ]
+        lines.append(
+            f"{name:{width}}  {counted(len(cells), 'cell'):>9}{f', {missing} missing' * bool(missing)}  {table.title}"
+            + (f"; results: {', '.join(have)}" if have else "")
+        )
+    return [*lines, f"{counted(len(tables), 'table')} and figures"]
+
+
+def _pair(option: str, text: str, form: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name or not value:
+        raise ConfigError(f"{option} {text!r} is not of the form {form}")
+    return name, value
+
+
+def _without_folders(word: str) -> str:
+    """Shortens paths of this machine in a stored command to their last part."""
+    name, equals, value = word.rpartition("=")
+    return f"{name}{equals}{Path(value).name}" if "/" in value else word

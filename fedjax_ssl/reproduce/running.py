@@ -1,0 +1,152 @@
+"""Describes what running a table takes, and has the sweep's workers do it."""
+
+import contextlib
+import json
+import os
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import jax
+
+from fedjax_ssl import data
+from fedjax_ssl.errors import counted
+from fedjax_ssl.reproduce import results, scales
+from fedjax_ssl.reproduce.scales import Run
+from fedjax_ssl.reproduce.table import Cell, Table
+from fedjax_ssl.runs.files import write_atomically
+from fedjax_ssl.runs.folder import FolderLock, RunFolderError, config_differences
+from fedjax_ssl.runs.loop import UNCOMPARED
+from fedjax_ssl.sweep import plan as plans
+from fedjax_ssl.sweep import results as rows
+from fedjax_ssl.sweep import workers
+from fedjax_ssl.sweep.command import check_folder, default_workers
+from fedjax_ssl.sweep.command import describe as describe_plan
+from fedjax_ssl.sweep.plan import Plan
+
+_FILE = "reproduce.json"  # which table a folder is of
+_SHOWN = 3
+_QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+
+
+def describe(table: Table, scale: str, cells: Sequence[Cell], runs: Sequence[Run]) -> list[str]:
+    """Say what a table is, its cells, which data it needs, and how long it takes here.
+
+    Args:
+        table: the table.
+        scale: at which it would be run.
+        cells: of the table, at this scale.
+        runs: of the cells.
+    """
+    known = data.available()
+    lines = [f"{table.name}: {table.title} ({table.source})"]
+    for kind in ("row", "column"):
+        names = list(dict.fromkeys(getattr(cell, kind) for cell in cells))
+        lines.append(f"  {counted(len(names), kind)}: {'; '.join(names)}")
+    value = table.value if isinstance(table.value, str) else f"mean of the last {table.value[1]}"
+    lines.append(f"  metric: {table.metric}, {value}; {counted(table.seeds, 'seed')} in the paper")
+    lines += [f"  missing: {cell.row}, {cell.column}: {cell.missing}" for cell in cells if cell.missing]
+    lines += [f"  differs: {text}" for text in table.differs]
+    for name in dict.fromkeys(run.config.data.name for run in runs):
+        lines.append(f"  data: {name}, {known.get(name, 'your own')}")
+    reduced = f"; {table.reduced}" if scale == "small" and table.reduced else ""
+    expected = scales.hours(runs)
+    time = f"{60 * expected:.0f} minutes" if expected < 2 else f"{expected:,.0f} hours"
+    lines.append(f"  scale {scale}: {counted(len(runs), 'run')}{reduced}")
+    lines.append(f"  expected here: about {time}, a rough estimate from the products of the networks alone")
+    return [*lines, f"  start it with: fedjax-ssl reproduce {table.name} --run --scale {scale}"]
+
+
+def carry_out(
+    table: Table,
+    scale: str,
+    runs: Sequence[Run],
+    folder: Path,
+    command: Sequence[str],
+    processes: int | None,
+    notes: Iterable[str],
+) -> results.Stored:
+    """Do the runs that the folder does not have, and write the table.
+
+    Args:
+        table: the table.
+        scale: at which it is run.
+        runs: of its cells.
+        folder: of the table; it may hold other cells of it.
+        command: words of the command line.
+        processes: at a time; None: as of a sweep.
+        notes: shown before.
+
+    Raises:
+        ConfigError: data are missing, or the machine cannot hold them.
+        RunFolderError: the folder holds something else.
+    """
+    with contextlib.suppress(RuntimeError):  # an accelerator's memory is for the workers
+        jax.config.update("jax_platforms", "cpu")
+    check_folder(folder, "search.json", "search")
+    _check_owner(folder, table, scale)
+    if scale != "smoke":
+        scales.check_data(runs)
+    wanted, processes = plans.named((run.name, run.config) for run in runs), processes or default_workers()
+    (folder / "runs").mkdir(parents=True, exist_ok=True)
+    with FolderLock(folder):
+        plan = _joined(plans.load(folder), wanted, folder)
+        write_atomically(folder / _FILE, json.dumps({"table": table.name, "scale": scale}) + "\n")
+        plans.save(folder, plan, command)
+        by_config = {plans.identity(run.config): run for run in plan.runs}
+        own = Plan(plan.fields, tuple(by_config[plans.identity(run.config)] for run in wanted.runs))
+        print("\n".join(describe_plan(f"{table.name}, {scale}", own, folder, processes)), flush=True)
+        try:
+            with _compiled_quickly() if scale == "smoke" else contextlib.nullcontext():
+                workers.execute(folder, own, processes, notes)
+        finally:
+            rows.write(folder, plan)
+            found: dict[tuple[str, str], tuple[Cell, list[Path]]] = {}
+            for run in runs:
+                name = by_config[plans.identity(plans.plain_value(run.config.to_dict()))].name
+                found.setdefault((run.cell.row, run.cell.column), (run.cell, []))[1].append(
+                    rows.folder_of(folder, name)
+                )
+            result = results.collect(table, scale, list(found.values()), shlex.join(command))
+            results.write(table, result, folder)
+    return result
+
+
+@contextlib.contextmanager
+def _compiled_quickly() -> Iterator[None]:
+    """Tell worker processes to optimize no machine code: two short rounds are faster so."""
+    before = os.environ.get("XLA_FLAGS")
+    os.environ["XLA_FLAGS"] = f"{before or ''} {_QUICK}".strip()
+    try:
+        yield
+    finally:
+        os.environ.pop("XLA_FLAGS")
+        if before is not None:
+            os.environ["XLA_FLAGS"] = before
+
+
+def _check_owner(folder: Path, table: Table, scale: str) -> None:
+    if (folder / _FILE).exists():
+        owner = json.loads((folder / _FILE).read_text(encoding="utf-8"))
+        if (owner["table"], owner["scale"]) != (table.name, scale):
+            raise RunFolderError(f"{folder} holds {owner['table']} at scale {owner['scale']}; give another --workdir")
+    elif (folder / plans.FILE).exists():
+        raise RunFolderError(f"{folder} is the folder of a sweep; give another --workdir")
+
+
+def _joined(stored: Plan | None, wanted: Plan, folder: Path) -> Plan:
+    """Add what is wanted to what the folder has; refuse a cell whose settings have changed."""
+    if stored is None:
+        return wanted
+    known = {run.name: run for run in stored.runs}
+    for run in wanted.runs:
+        old = known.get(run.name)
+        if old is not None and plans.identity(old.config) != plans.identity(run.config):
+            lines = config_differences(old.config, run.config, ignore=UNCOMPARED)[:_SHOWN]
+            raise RunFolderError(
+                f"{folder} has {run.name} with other settings (stored -> now): {'; '.join(lines)}. Give another "
+                "--workdir"
+            )
+    there = {plans.identity(run.config) for run in wanted.runs}
+    others = tuple(run for run in stored.runs if plans.identity(run.config) not in there)
+    return plans.extended(stored, Plan(wanted.fields, (*wanted.runs, *others)), folder)

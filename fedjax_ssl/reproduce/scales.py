@@ -1,0 +1,216 @@
+"""The configs of a table at a scale: the paper's own, smaller ones, or as little as shows that they run."""
+
+import functools
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+
+from fedjax_ssl import config as configs
+from fedjax_ssl import data, models, processor
+from fedjax_ssl.config import ConfigError, naming
+from fedjax_ssl.errors import check_known
+from fedjax_ssl.reproduce.table import Cell, Table
+from fedjax_ssl.runs.build import load_resolved
+from fedjax_ssl.runs.files import bytes_in_words
+
+_SMOKE_ROUNDS, _SMOKE_CLIENTS, _SMOKE_EXAMPLES = 2, 3, 200  # examples of a client
+_EQUAL = ("iid", "random", "majority", "dirichlet", "dirichlet_balanced")  # partitions that divide what there is
+_TRAINING = 3  # operations of a step per operation of a forward pass
+
+
+class Run(NamedTuple):
+    """A cell with one seed."""
+
+    cell: Cell
+    name: str
+    config: ml_collections.ConfigDict  # resolved
+
+
+def runs_of(
+    table: Table,
+    scale: str,
+    cells: Sequence[Cell],
+    seeds: Sequence[int] | None = None,
+    given: Mapping[str, str] | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> list[Run]:
+    """Make the runs of cells that some config expresses.
+
+    Args:
+        table: the table.
+        scale: one of `fedjax_ssl.reproduce.table.SCALES`.
+        cells: of the table, at this scale.
+        seeds: those of every cell; by default as many as the scale has.
+        given: name of a dataset -> a file or folder, or another dataset, in its place.
+        settings: by dotted field, in place of all others.
+
+    Raises:
+        ConfigError: a setting cannot be used; names the cell.
+    """
+    if seeds is None:
+        seeds = range({"smoke": 1, "small": table.small.get("seeds", 2), "paper": table.seeds}[scale])
+    found = []
+    for cell in cells:
+        if cell.missing:
+            continue
+        try:
+            config = configs.load(cell.config, {**cell.settings, **(settings or {})})
+            with config.unlocked():
+                if scale == "smoke":
+                    make_tiny(config)
+                else:
+                    take_data(config, given or {})
+            for seed in seeds:
+                config.seed = seed
+                name = f"{cell.row},{cell.column},seed {seed}"
+                found.append(Run(cell, name, configs.resolve(config)))
+        except ConfigError as error:
+            raise ConfigError(f"{table.name}, {cell.row}, {cell.column}: {error}") from error
+    return found
+
+
+def take_data(config: ml_collections.ConfigDict, given: Mapping[str, str]) -> None:
+    """Replace the dataset of an unlocked config by what a user gives for it."""
+    place = given.get(config.data.name)
+    if place is None:
+        return
+    if place in data.SOURCES:
+        _use(config, place)
+    elif Path(place).is_dir():
+        config.data.path = place
+    else:
+        _use(config, "npz")
+        config.data.path = place
+
+
+def _use(config: ml_collections.ConfigDict, name: str) -> None:
+    """Name another dataset, without options that it does not take."""
+    config.data.update(name=name, path=None, source="auto")
+    taken = data.SOURCES.options(name)
+    for option in data.SOURCES.fields():
+        if option not in taken and option not in configs.FIELDS and f"data.{option}" not in configs.FIELDS:
+            config.data[option] = None
+
+
+def make_tiny(config: ml_collections.ConfigDict) -> None:
+    """Make an unlocked config small enough for a few seconds: two rounds, few clients, a narrow network, no real data.
+
+    What decides shapes and code, such as partition, supervision and method, stays.
+    """
+    name, section = config.data.name, config.data
+    config.update(rounds=_SMOKE_ROUNDS, eval_every=1, select_from=0, precision="float32")
+    for field, value in config.method.items():
+        if field.endswith(("_rounds", "_epochs")) and isinstance(value, int):
+            config.method[field] = min(value, 1)
+    config.optimizer.update(schedule_rounds=None, local_epochs=1)
+    if config.optimizer.local_steps:
+        config.optimizer.local_steps = _SMOKE_ROUNDS
+    clients = config.partition.num_clients
+    if (config.federated.cohort_size or clients or math.inf) > _SMOKE_CLIENTS:
+        config.federated.cohort_size = _SMOKE_CLIENTS
+    if "rounds_per_part" in config.partition and config.partition.rounds_per_part:
+        config.partition.rounds_per_part = 1
+    network = models.options(config.model.name)
+    if "widen" in network:
+        config.model.widen = 1
+    if "width_factor" in network:
+        config.model.width_factor = 0.5 if config.model.get("norm") == "gn" else 1 / 16
+    if "weights" in network:
+        config.model.weights = None
+    if "hidden" in network and config.model.hidden:
+        config.model.hidden = tuple(8 for _ in config.model.hidden)
+    if name in ("digits", "glyphs"):  # these are there
+        return
+    known = section.get("num_classes") or (6 if section.get("healthy") else None)
+    _use(config, "stand_in")
+    section.update(like=name.partition(":")[0], num_classes=known)
+    if section.mean is None and section.std is None and section.standardize == "auto":
+        section.standardize = "none"
+    if clients and config.partition.name in _EQUAL and not section.pools:
+        section.examples = round(clients * _SMOKE_EXAMPLES / (1 - section.validation_fraction))
+
+
+def check_data(runs: Sequence[Run]) -> None:
+    """Load every dataset that runs name, once, by download if need be.
+
+    Args:
+        runs: the runs.
+
+    Raises:
+        ConfigError: some are not here, in one message: which files, from where, how large; or the machine's memory is
+            too small for one.
+    """
+    missing: dict[str, None] = {}
+    for config in {repr(run.config.data): run.config for run in runs}.values():
+        try:
+            dataset = load_resolved(config).dataset
+        except data.DatasetUnavailable as error:
+            missing[str(error)] = None
+            continue
+        size, memory = sum(part.x.nbytes for part in (dataset.train, dataset.test) if part), processor.memory()
+        if memory is not None and 2 * size > memory:  # as read, and as the device has it
+            raise ConfigError(
+                f"{config.data.name} has {bytes_in_words(size)} of inputs, which this machine with "
+                f"{bytes_in_words(memory)} of memory cannot hold twice; run the scale 'small', or on a larger machine"
+            )
+    if missing:
+        raise ConfigError("\n".join([*missing, "With --data NAME=FILE.npz other files are taken in its place."]))
+
+
+def hours(runs: Sequence[Run]) -> float:
+    """Estimate how long runs take here, very roughly: operations of the networks over a measured rate of products.
+
+    Augmentation, graphs, evaluation and compiling are not in it; a network's training step is counted as three forward
+    passes of one view.
+    """
+    return sum(_operations(run.config) for run in runs) / _rate() / 3600
+
+
+def _operations(config: ml_collections.ConfigDict) -> float:
+    name = config.data.name.partition(":")[0]
+    like = data.load("stand_in", like=name, size=config.data.get("size"), num_classes=config.data.get("num_classes"))
+    with naming("model"):
+        options = tuple(sorted(configs.options(config.model).items()))
+        each = _forward(config.model.name, options, like.num_classes, like.input_shape)
+    section = config.data
+    published = like.num_classes * section.pools[0] if section.pools else like.extra["published"]
+    published *= 1 - section.validation_fraction
+    local = config.optimizer
+    clients = config.partition.num_clients or len(like.client_names or ()) or 1
+    cohort = min(config.federated.cohort_size or clients, clients)
+    own = local.local_steps * local.batch_size if local.local_steps else local.local_epochs * published / clients
+    at_server = config.supervision.get("server_labels") or 0
+    at_server += (config.supervision.get("labels") or 0) * (config.supervision.name == "server")
+    return _TRAINING * each * config.rounds * (cohort * own + at_server * config.method.get("server_epochs", 0))
+
+
+@functools.cache
+def _forward(name: str, options: tuple[tuple[str, Any], ...], num_classes: int, shape: tuple[int, ...]) -> int:
+    given = {option: value for option, value in options if option != "weights"}
+    model = models.build(name, num_classes=num_classes, input_shape=shape, **given)
+    return model.forward_operations() if model.forward_operations else 0
+
+
+@functools.cache
+def _rate(size: int = 512) -> float:
+    """Operations a second of a matrix product."""
+    product: Callable[[jax.Array], jax.Array] = jax.jit(lambda x: x @ x)
+    x = jax.block_until_ready(product(jnp.ones((size, size))))
+    begin, count = time.perf_counter(), 0
+    while time.perf_counter() - begin < 0.2:
+        jax.block_until_ready(product(x / size))
+        count += 1
+    return 2 * size**3 * count / (time.perf_counter() - begin)
+
+
+def check_names(given: Mapping[str, str]) -> None:
+    """Refuse `--data NAME=...` for a name that is no dataset."""
+    for name in given:
+        with naming("--data"):
+            check_known("dataset", name, list(data.SOURCES))

@@ -1,0 +1,134 @@
+"""`fedjax-ssl reproduce` on a paper of our own, and what its mistakes are told."""
+
+import json
+import os
+from pathlib import Path
+
+import pandas
+import pytest
+
+from fedjax_ssl import cli
+from fedjax_ssl.reproduce import results
+from fedjax_ssl.reproduce.scales import runs_of
+from fedjax_ssl.reproduce.table import SCALES, load_tables
+
+PAPER = """
+from fedjax_ssl.reproduce import Table
+
+COMMON = dict(
+    title="Digits", source="nowhere",
+    settings={"model.hidden": (8,)},
+    columns={"accuracy": {}, "steps": {"metric": "local_steps"}},
+    small={"rounds": 1, "optimizer.local_epochs": 1},
+)
+FEDAVG = {"FedAvg": {"method.name": "fedavg"}}
+TABLES = (
+    Table(
+        name="mine-table1", config="digits", rows={**FEDAVG, "Nobody": {"missing": "why not"}},
+        paper={"FedAvg": ("80.0 ± 1.0", "")}, **COMMON,
+    ),
+    Table(name="mine-figure2", config="mnist", rows=FEDAVG, **COMMON),
+)
+"""
+
+
+@pytest.fixture
+def paper(tmp_path, monkeypatch) -> list[str]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDJAX_SSL_DATA", str(tmp_path / "nothing"))
+    Path("mine.py").write_text(PAPER)
+    return ["--papers", "mine.py"]
+
+
+def call(capsys, *arguments: str) -> tuple[int, str, str]:
+    try:
+        code = cli.main(["reproduce", *arguments])
+    except SystemExit as end:  # of argparse
+        code = end.code
+    output = capsys.readouterr()
+    return code, output.out, output.err
+
+
+def test_a_table_runs_goes_on_and_keeps_its_folder_to_itself(paper, capsys):
+    code, out, _ = call(capsys, "mine-table1", "--run", "--seeds", "1", "--workdir", "here", "--workers", "1", *paper)
+    assert code == 0 and "(80.0 ± 1.0)" in out
+    runs = {path: (path / "summary.json").stat().st_mtime_ns for path in Path("here/runs").iterdir()}
+    assert len(runs) == 1  # both columns are numbers of one run
+    table = pandas.read_csv("here/table.csv").set_index("column")
+    summary = json.loads((next(iter(runs)) / "summary.json").read_text())
+    assert table.ours["accuracy"] == pytest.approx(100 * summary["test_accuracy"])
+    assert table.difference["accuracy"] == pytest.approx(table.ours["accuracy"] - 80)
+    assert table.paper_spread["accuracy"] == 1 and table.seeds.tolist() == [1, 1]
+    assert Path("here/table.png").stat().st_size > 5_000
+
+    code, out, _ = call(capsys, "mine-table1", "--run", "--seeds", "2", "--workdir", "here", "--workers", "1", *paper)
+    assert code == 0 and "2 runs, 1 of them done" in out
+    assert all((path / "summary.json").stat().st_mtime_ns == time for path, time in runs.items())
+    assert pandas.read_csv("here/table.csv").seeds.tolist() == [2, 2]
+
+    for other in (["mine-figure2"], ["mine-table1", "--scale", "smoke"]):
+        code, _, error = call(capsys, *other, "--run", "--workdir", "here", *paper)
+        assert code == 2 and "here holds mine-table1 at scale small; give another --workdir" in error
+    code, _, error = call(capsys, "mine-table1", "--run", "--set", "rounds=2", "--workdir", "here", *paper)
+    assert code == 2 and "other settings" in error and "rounds" in error
+
+
+def test_a_description_says_cells_data_and_hours(paper, capsys):
+    code, out, _ = call(capsys, "mine-table1", "--scale", "paper", *paper)
+    assert code == 0
+    assert "1 row" not in out and "missing: Nobody, accuracy: why not" in out and "data: digits" in out
+    assert "expected here: about" in out
+    code, out, _ = call(capsys, "--list", *paper)
+    assert code == 0 and "mine-table1" in out and "2 tables" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["mine-table"], "there is no table 'mine-table'. Did you mean 'mine-table1'?"),
+        ([], "name a table"),
+        (["mine-table1", "--rows", "FedAvgg"], "has no row 'FedAvgg'. Did you mean 'FedAvg'?"),
+        (["mine-table1", "--data", "mnits=a.npz"], "unknown dataset 'mnits'. Did you mean 'mnist'?"),
+        (["mine-table1", "--data", "mnist"], "not of the form NAME=PATH"),
+        (["mine-table1", "--set", "roundz=3"], "Did you mean 'rounds'?"),
+        (["mine-table1", "--scale", "big"], "unknown scale 'big'"),
+        (["mine-figure2", "--run", "--data", "mnist=gone.npz"], "gone.npz"),
+        (["mine-figure2", "--run", "--set", "data.download=False"], "put train-images-idx3-ubyte.gz (9,912,422 bytes"),
+    ],
+)
+def test_a_mistake_gets_one_message(paper, capsys, arguments, message):
+    code, _, error = call(capsys, *arguments, *paper)
+    assert code == 2 and message in error, error
+    assert not Path("runs").exists()
+
+
+def test_every_cell_has_a_config_or_says_what_is_missing():
+    tables = load_tables()
+    missing = {}
+    for name, table in tables.items():
+        for scale in SCALES:
+            cells = table.make_cells(scale)
+            runs = runs_of(table, scale, cells, seeds=[0])
+            without = [cell for cell in cells if cell.missing]
+            assert len(runs) + len(without) == len(cells) > 0
+            if scale == "paper":
+                missing[name] = len(without)
+    assert sum(missing.values()) <= MISSING, {name: count for name, count in missing.items() if count}
+
+
+MISSING = 0  # cells that no config expresses
+
+
+def test_the_page_is_made_from_the_stored_results():
+    page = Path(__file__).parents[2] / "docs" / "reproductions.md"
+    assert page.read_text(encoding="utf-8") == results.page(load_tables()) + "\n"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", [*load_tables()])
+def test_every_table_runs_on_stand_in_data(name, tmp_path, capsys):
+    workers = str(os.cpu_count() or 1)
+    code, out, error = call(
+        capsys, name, "--run", "--scale", "smoke", "--workdir", str(tmp_path / "here"), "--workers", workers
+    )
+    assert code == 0, out + error
