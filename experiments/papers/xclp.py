@@ -74,7 +74,9 @@ SIZES = {f"{share:.0%} of the training images": {"supervision.fraction": share} 
 SIZES["all training images"] = {"supervision.name": "all", "supervision.fraction": None}
 LABELLED = {"prediction.unlabelled": "without", "prediction.variant": "code"}
 BOTH_KINDS = {"prediction.unlabelled": "with", "prediction.variant": "code"}
-PRETRAINED, FINETUNED = {"config": "fed_isic_predict:pretrained"}, {"config": "fed_isic_predict:finetuned"}
+WEIGHTS = {"model.weights": "efficientnet_b0.npz"}  # torchvision's, the user's; another place: --set model.weights=FILE
+PRETRAINED = {"config": "fed_isic_predict:pretrained", **WEIGHTS}
+FINETUNED = {"config": "fed_isic_predict:finetuned", **WEIGHTS}
 FLAMBY = {
     "augment.name": "rotate,flip,shift",
     "augment.degrees": 50.0,
@@ -275,7 +277,7 @@ TABLES = (
         title="Bits and neighbours: accuracy of new dermoscopic images on Fed-ISIC2019, in %",
         source=SOURCE + "section A.1, cross-validation",
         config="fed_isic_predict:pretrained",
-        settings={**FLAMBY, **scored("xclp", "balanced_accuracy", **LABELLED)},
+        settings={**FLAMBY, **WEIGHTS, **scored("xclp", "balanced_accuracy", **LABELLED)},
         rows={f"{bits:,} bits": {"prediction.num_bits": bits} for bits in (1024, 4096)},
         columns={f"{count}": {"prediction.num_neighbors": count} for count in (5, 10, 20, 50)},
         x="neighbours",

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_ssl.reproduce.scales import forward_operations
 from fedjax_ssl.reproduce.table import Cell, Table, number_of
 from fedjax_ssl.runs.files import write_atomically
 from fedjax_ssl.runs.stored_run import StoredRun, read_run
@@ -28,8 +29,9 @@ The tables and figures of five papers are data in `experiments/papers`, and one 
 
 `smoke` runs every cell for two rounds on stand-in data. `small` is for two cores and an hour at most; every table says
 what was reduced, and only the order of rows should be the paper's. `paper` has the paper's own settings, for a GPU.
-This page is written by `fedjax-ssl reproduce --page` from the results in `experiments/papers/results`. A number that a
-paper does not print, or that was not at hand, is left empty.
+This page is written by `fedjax-ssl reproduce --page` from the results in `experiments/papers/results`. Tables that
+`--list` names and that are not here have no results yet. A number that a paper does not print, or that was not at hand,
+is left empty.
 
 To add a paper, write a file like `experiments/papers/fedul.py`; `--papers FILE` reads it from anywhere.
 
@@ -53,6 +55,10 @@ def measure(folder: Path, cell: Cell) -> float | None:
     if client:  # of a client, by its number
         accuracies = list(run.clients.get("model", {}).values())
         value = accuracies[int(client)] if int(client) < len(accuracies) else None
+    elif kind == "forward_gflop":
+        model = json.loads((folder / "model.json").read_text(encoding="utf-8"))
+        shape = tuple(model["inputs"]["shape"])
+        value = forward_operations(run.config["model"], len(model["class_names"]), shape) / 1e9
     elif kind == "seconds_per_round":
         value = run.summary["train_seconds"] / max(run.summary["rounds"], 1)
     else:
@@ -71,7 +77,11 @@ def _of_rows(run: StoredRun, name: str, value: str | tuple[str, int]) -> float |
         return max(float(row[name]) for row in rows)
     if value == "selected" and "selected_round" in summary:
         rows = [row for row in rows if row["round"] == summary["selected_round"]]
-    count = value[1] if isinstance(value, tuple) else 1
+    if isinstance(value, tuple) and value[0] == "round":
+        rows = [row for row in rows if row["round"] == value[1]]
+    count = value[1] if isinstance(value, tuple) and value[0] == "mean" else 1
+    if not rows:
+        return None
     return float(np.mean([float(row[name]) for row in rows[-count:]]))
 
 
@@ -264,5 +274,4 @@ def page(tables: Mapping[str, Table]) -> str:
         row = [f"[{table.name}](#{anchor})", result["scale"], table.source, agreed or "-", table.why or "-"]
         lines.append(f"| {' | '.join(row)} |")
         sections.append(f"## {anchor}\n\n{table.title}; {table.source}.\n\n{markdown(table, result)}\n")
-    without = ", ".join(name for name in tables if not stored(name))
-    return "\n".join([_HEAD, *lines, "", f"Without results so far: {without}.", "", *sections])
+    return "\n".join([_HEAD, *lines, "", *sections])

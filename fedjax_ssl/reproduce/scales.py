@@ -1,8 +1,10 @@
 """The configs of a table at a scale: the paper's own, smaller ones, or as little as shows that they run."""
 
 import functools
+import json
 import math
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +16,8 @@ import ml_collections
 from fedjax_ssl import config as configs
 from fedjax_ssl import data, models, processor
 from fedjax_ssl.config import ConfigError, naming
-from fedjax_ssl.errors import check_known
+from fedjax_ssl.errors import ConfigNote, check_known
+from fedjax_ssl.models.pretrained import EXPORT
 from fedjax_ssl.reproduce.table import Cell, Table
 from fedjax_ssl.runs.build import load_resolved
 from fedjax_ssl.runs.files import bytes_in_words
@@ -66,10 +69,13 @@ def runs_of(
                     make_tiny(config)
                 else:
                     take_data(config, given or {})
-            for seed in seeds:
-                config.seed = seed
-                name = f"{cell.row},{cell.column},seed {seed}"
-                found.append(Run(cell, name, configs.resolve(config)))
+            with warnings.catch_warnings():
+                if scale == "smoke":  # short stages have notes of their own
+                    warnings.simplefilter("ignore", ConfigNote)
+                for seed in seeds:
+                    config.seed = seed
+                    name = f"{cell.row},{cell.column},seed {seed}"
+                    found.append(Run(cell, name, configs.resolve(config)))
         except ConfigError as error:
             raise ConfigError(f"{table.name}, {cell.row}, {cell.column}: {error}") from error
     return found
@@ -159,6 +165,9 @@ def check_data(runs: Sequence[Run]) -> None:
                 f"{config.data.name} has {bytes_in_words(size)} of inputs, which this machine with "
                 f"{bytes_in_words(memory)} of memory cannot hold twice; run the scale 'small', or on a larger machine"
             )
+    for weights in {run.config.model.get("weights"): None for run in runs}:
+        if weights and not Path(weights).expanduser().is_file():
+            missing[f"weights {weights} are not there; make them where PyTorch is installed with {EXPORT}"] = None
     if missing:
         raise ConfigError("\n".join([*missing, "With --data NAME=FILE.npz other files are taken in its place."]))
 
@@ -176,8 +185,7 @@ def _operations(config: ml_collections.ConfigDict) -> float:
     name = config.data.name.partition(":")[0]
     like = data.load("stand_in", like=name, size=config.data.get("size"), num_classes=config.data.get("num_classes"))
     with naming("model"):
-        options = tuple(sorted(configs.options(config.model).items()))
-        each = _forward(config.model.name, options, like.num_classes, like.input_shape)
+        each = forward_operations(config.model.to_dict(), like.num_classes, like.input_shape)
     section = config.data
     published = like.num_classes * section.pools[0] if section.pools else like.extra["published"]
     published *= 1 - section.validation_fraction
@@ -190,10 +198,21 @@ def _operations(config: ml_collections.ConfigDict) -> float:
     return _TRAINING * each * config.rounds * (cohort * own + at_server * config.method.get("server_epochs", 0))
 
 
+def forward_operations(network: Mapping[str, Any], num_classes: int, shape: Sequence[int]) -> int:
+    """Count the operations of a network for one example.
+
+    Args:
+        network: the section `model` of a config.
+        num_classes: number of class scores.
+        shape: of an example.
+    """
+    options = {option: value for option, value in configs.options(network).items() if option != "weights"}
+    return _forward(network["name"], json.dumps(options), num_classes, tuple(shape))
+
+
 @functools.cache
-def _forward(name: str, options: tuple[tuple[str, Any], ...], num_classes: int, shape: tuple[int, ...]) -> int:
-    given = {option: value for option, value in options if option != "weights"}
-    model = models.build(name, num_classes=num_classes, input_shape=shape, **given)
+def _forward(name: str, options: str, num_classes: int, shape: tuple[int, ...]) -> int:
+    model = models.build(name, num_classes=num_classes, input_shape=shape, **json.loads(options))
     return model.forward_operations() if model.forward_operations else 0
 
 

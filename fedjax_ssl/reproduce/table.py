@@ -65,7 +65,9 @@ class Table:
     paper: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)  # row -> numbers, one per column
     metric: str = "test_accuracy"  # column of metrics.csv or results.csv; "test_error" is one minus the accuracy
     percent: bool = True  # numbers are shares, shown times 100
-    value: str | tuple[str, int] = "last"  # "last", "best", "selected" by validation accuracy, ("mean", last n rows)
+    value: str | tuple[str, int] = (
+        "last"  # "last", "best", "selected" by validation accuracy, ("mean", last n rows), ("round", n)
+    )
     seeds: int = 1  # repetitions in the paper
     small: Settings = dataclasses.field(default_factory=dict)  # settings of the scale; "seeds": repetitions there
     small_cells: Mapping[str, Sequence[str]] | None = None  # "rows", "columns": those run at that scale; None: all

@@ -220,7 +220,9 @@ def _by_offset(facts: Facts, name: str, given: tuple[int, ...] | Float[np.ndarra
     return np.resize(given, facts.num_classes)[(kind - client[:, None]) % facts.num_classes]
 
 
-def majority(factor: Annotated[float, In("(0, inf)")] = 80.0) -> Partition:
+def majority(
+    factor: Annotated[float, In("(0, inf)")] = 80.0, max_examples: Annotated[int | None, Whole(1)] = None
+) -> Partition:
     """FedUL's non-iid split, as in its released code: client c has mostly examples of classes 2c and 2c + 1 (mod K).
 
     Client c asks for shares drawn from U[0.45, 0.55] per class, multiplied by `factor` for its two classes, of an equal
@@ -229,6 +231,7 @@ def majority(factor: Annotated[float, In("(0, inf)")] = 80.0) -> Partition:
 
     Args:
         factor: how much more of its two classes a client asks for.
+        max_examples: of a client, where that is less than an equal part.
     """
 
     def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
@@ -241,6 +244,7 @@ def majority(factor: Annotated[float, In("(0, inf)")] = 80.0) -> Partition:
         shares = jax.random.uniform(share_key, (num_clients, num_classes), jnp.float32, 0.45, 0.55)
         shares = jnp.where(preferred, factor * shares, shares)
         part = (labelled.sum(dtype=jnp.int32) // num_clients).astype(shares.dtype)
+        part = part if max_examples is None else jnp.minimum(part, max_examples)
         asked = jnp.floor(shares / shares.sum(axis=1, keepdims=True) * part + 1e-4).astype(jnp.int32)
         ends = jnp.cumsum(asked, axis=0, dtype=jnp.int32)
         in_order = jnp.arange(labelled.shape[0], dtype=jnp.int32)

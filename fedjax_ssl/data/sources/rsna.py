@@ -52,6 +52,7 @@ def load_rsna(
     path: str | Path | None = None,
     size: Annotated[int, Whole(1)] = 128,
     max_images: Annotated[int | None, Whole(1)] = None,
+    healthy: Annotated[int, Whole(0)] = 0,
 ) -> Dataset:
     """Read the training slices of the RSNA 2019 challenge that show exactly one of five kinds of bleeding.
 
@@ -65,6 +66,7 @@ def load_rsna(
         path: folder with `stage_2_train.csv` and `stage_2_train/ID_*.dcm`; default `<root>/rsna_hemorrhage/raw`.
         size: side of the square images, in pixels.
         max_images: at most so many, drawn at random, always the same ones; all by default.
+        healthy: slices without bleeding, drawn at random, always the same ones, which are then the first class.
 
     Returns:
         Dataset with inputs uint8 [n, size, size, 3]. Clients are patients; there is no test split, so hold out
@@ -76,17 +78,18 @@ def load_rsna(
     """
     folder = placed_folder(NAME, root, path, (IMAGES, TABLE), STEPS)
     content = facts_of([folder / TABLE, folder / IMAGES])
-    return kept_for(root, NAME, folder, [size, max_images], content, lambda: _read(folder, size, max_images))
+    options = [size, max_images, *[healthy] * (healthy > 0)]
+    return kept_for(root, NAME, folder, options, content, lambda: _read(folder, size, max_images, healthy))
 
 
-def _read(folder: Path, size: int, max_images: int | None) -> Dataset:
+def _read(folder: Path, size: int, max_images: int | None, healthy: int) -> Dataset:
     findings = Findings()
     try:
         dicom: Any = importlib.import_module("pydicom")
     except ImportError as error:
         raise DatasetUnavailable(f"{NAME} needs pydicom: pip install 'fedjax_ssl[medical]'") from error
     try:
-        chosen = _read_table(folder / TABLE, findings)
+        chosen = _read_table(folder / TABLE, findings, healthy)
     except FormatError as error:
         raise DatasetUnavailable(f"{NAME}: {error}\nTo go on, take {TABLE} from Kaggle's archive as it is.") from error
     names = sorted(chosen)
@@ -110,11 +113,13 @@ def _read(folder: Path, size: int, max_images: int | None) -> Dataset:
         raise DatasetUnavailable(f"{NAME}: {folder / IMAGES}: {findings.problems[0]}")
     people, client = np.unique([patients[row] for row in rows], return_inverse=True)
     y = np.array([chosen[names[row]] for row in rows])
-    columns = Columns(y, CLASSES, client, tuple(people.tolist()), np.zeros(len(y), bool))
+    columns = Columns(
+        y, ("healthy", *CLASSES) if healthy else CLASSES, client, tuple(people.tolist()), np.zeros(len(y), bool)
+    )
     return columns.dataset(NAME, folder, x, None, findings.notes, terms=TERMS)
 
 
-def _read_table(path: Path, findings: Findings) -> dict[str, int]:
+def _read_table(path: Path, findings: Findings, healthy: int) -> dict[str, int]:
     """Read the class of every slice with exactly one kind of bleeding, from rows `ID_x_KIND,0 or 1`.
 
     Raises:
@@ -146,7 +151,11 @@ def _read_table(path: Path, findings: Findings) -> dict[str, int]:
     kinds = once[~once["slice"].isin(differing)].pivot(index="slice", columns="kind", values="Label")
     shown = kinds.reindex(columns=list(CLASSES)).dropna() == "1"
     one = shown[shown.sum(axis=1) == 1]
-    return dict(zip(one.index, one.to_numpy().argmax(axis=1).tolist(), strict=True))
+    found = dict(zip(one.index, one.to_numpy().argmax(axis=1).tolist(), strict=True))
+    if not healthy:
+        return found
+    without = np.random.default_rng(0).permutation(shown.index[shown.sum(axis=1) == 0].to_numpy(str))[:healthy]
+    return {name: label + 1 for name, label in found.items()} | dict.fromkeys(without.tolist(), 0)
 
 
 def _slice(dicom: Any, path: Path, size: int) -> tuple[np.ndarray, str] | str:

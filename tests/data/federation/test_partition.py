@@ -211,6 +211,8 @@ def test_majority_has_two_frequent_classes_and_hands_out_in_the_order_of_the_fil
         for kind in range(10):
             places = np.flatnonzero((labels == kind) & (client >= 0))
             assert (np.diff(client[places]) >= 0).all()
+    few = assignment(PARTITIONS.build("majority", max_examples=50), pool)(0)
+    assert 40 <= np.bincount(few[few >= 0]).max() <= 50
 
 
 def test_iid_differs_by_at_most_one():

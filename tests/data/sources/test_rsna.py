@@ -74,6 +74,9 @@ def test_slices_with_one_kind_in_three_windows(folder, monkeypatch):
 
 
 def test_fewer_and_smaller(folder):
+    write_slice(folder / "stage_2_train" / "ID_000000005.dcm", units(5))
+    more = read(folder, healthy=3)
+    assert more.class_names == ("healthy", *CLASSES) and more.train.y.tolist() == [1, 2, 3, 4, 5, 0]
     few = read(folder, max_images=2, size=4)
     assert few.train.x.shape == (2, 4, 4, 3)
     np.testing.assert_array_equal(read(folder, max_images=2).train.y, few.train.y)
