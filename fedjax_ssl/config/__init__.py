@@ -10,6 +10,7 @@ from fedjax_ssl.config.resolve import (
     predictors,
     replace_numbers,
     resolve,
+    saved_rounds,
     traced_numbers,
     validates,
 )

@@ -82,6 +82,9 @@ _SECTIONS: dict[str, dict[str, Option]] = {
             Several(SCORES),
         ),
         "profile": _field(False, "say where the time goes; jax.profiler's trace of the last block of rounds is kept"),
+        "save_clients": _field(
+            "", "rounds whose clients' models are kept before they are averaged, as 2,10 or last, docs/trained.md"
+        ),
         "threads": _field(int, "threads of a CPU; one per core by default, 1 suits linear models", _COUNT),
     },
     "data": {

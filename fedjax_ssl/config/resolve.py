@@ -88,6 +88,7 @@ def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     _check_validation(resolved)
     _check_client_standardization(resolved)
     _check_prediction(resolved)
+    saved_rounds(resolved)
     federated_optimizer(resolved, resolved.federated.cohort_size)
     return resolved.lock()
 
@@ -169,6 +170,22 @@ def traced_numbers(config: ml_collections.ConfigDict) -> dict[str, float]:
 def predictors(config: ml_collections.ConfigDict) -> tuple[str, ...]:
     """Names in `config.prediction.predictors`."""
     return tuple(name.strip() for name in config.prediction.predictors.split(",") if name.strip())
+
+
+def saved_rounds(config: ml_collections.ConfigDict) -> tuple[int, ...]:
+    """The rounds that `config.save_clients` names, in increasing order.
+
+    Raises:
+        ConfigError: it names something else, or a round that the run does not have.
+    """
+    words = [word.strip() for word in config.save_clients.split(",") if word.strip()]
+    found = {config.rounds if word == "last" else int(word) if word.isdecimal() else 0 for word in words}
+    if wrong := [
+        word for word in words if word != "last" and not (word.isdecimal() and 0 < int(word) <= config.rounds)
+    ]:
+        allowed = f"'last' and rounds from 1 to {config.rounds}, with commas between"
+        raise ConfigError(f"config.save_clients names {wrong[0]!r}; allowed: {allowed}")
+    return tuple(sorted(found - {0}))
 
 
 def _check_options(config: ml_collections.ConfigDict, section: str) -> None:

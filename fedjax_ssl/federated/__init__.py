@@ -85,6 +85,7 @@ if TYPE_CHECKING:
         scaffold,
     )
     from fedjax_ssl.federated.placement import PLACEMENTS, REDUCTIONS, deal, map_clients
+    from fedjax_ssl.federated.round import CLIENT_MODELS
     from fedjax_ssl.federated.sampler import (
         Steps,
         epochs,

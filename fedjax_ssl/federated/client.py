@@ -59,6 +59,7 @@ class LocalTraining(NamedTuple):
     upload: Callable[[ClientResult], Params] | None  # what the server sees of trained parameters; None: all of them
     receive: Callable[[Client, Params], Params] | None = None  # what a client has of what is sent; None: all of it
     weighting: str = "uniform"  # name of the weight in the average, where a kind of clients has no own
+    keep_models: bool = False  # the clients' models are stacked, too
     average_optimizer: bool = False  # its state is averaged at the server, for the groups that are shared
 
     @property
@@ -431,6 +432,8 @@ class ClientUpdate:
             "measured": {term.name: term.log.measure(result) for term in self.kind.terms},
             "counts": trained,
         }
+        if self.training.keep_models:
+            stacked["model"] = {"params": result.params, "model_state": result.model_state}
         return summed, stacked
 
 

@@ -34,7 +34,7 @@ from fedjax_ssl.federated.method import (
     Term,
 )
 from fedjax_ssl.federated.packing import packing
-from fedjax_ssl.federated.round import draw_cohort, run_round, train_at_server
+from fedjax_ssl.federated.round import CLIENT_MODELS, draw_cohort, run_round, train_at_server
 from fedjax_ssl.federated.sampler import with_local_steps
 from fedjax_ssl.federated.setup import KEEP_BY, WEIGHTINGS, Setup
 from fedjax_ssl.federated.traffic import Count
@@ -153,9 +153,12 @@ def federated_method(
 
     network_of = _network_of(training, network)
 
-    def outputs(state: ServerState, inputs: Array, client: Int[Array, ""] | None = None) -> Outputs:
+    def outputs_of(params: PyTree, model_state: PyTree, inputs: Array) -> Outputs:
         normalize = setup.normalize_test or setup.normalize
-        return setup.model.apply(*network_of(state, client), normalize(inputs), train=False)[0]
+        return setup.model.apply(params, model_state, normalize(inputs), train=False)[0]
+
+    def outputs(state: ServerState, inputs: Array, client: Int[Array, ""] | None = None) -> Outputs:
+        return outputs_of(*network_of(state, client), inputs)
 
     def predict_for(state: ServerState, client: Int[Array, ""], inputs: Array) -> Array:
         return jax.nn.log_softmax(outputs(state, inputs, client).logits)
@@ -173,6 +176,7 @@ def federated_method(
         alone=alone,
         on_host=on_host,
         network=network_of,
+        apply=(lambda *given: jax.nn.log_softmax(outputs_of(*given).logits)) if class_scores else None,
         cohort=_cohort_of(setup, stages),
         trains=partial(_trains, stages) if any(stage.trains_clients for stage in stages) else None,
         own_weights=any(kind.weigh is not None for stage in stages for kind in _kinds(stage)),
@@ -301,12 +305,15 @@ def _switch(
     parts: dict[str, int] = {}  # parts of the longest count of bytes
     for info in infos:
         parts |= {n: max(parts.get(n, 0), len(v.times)) for n, v in info.items() if isinstance(v, Count)}
-    names, common = sorted(set().union(*infos)), set.intersection(*map(set, infos))
+    models = next((info[CLIENT_MODELS] for info in infos if CLIENT_MODELS in info), None)
+    nobody = {} if models is None else {CLIENT_MODELS: models}  # where a stage trains no client
+    names, common = sorted(set().union(*infos)), set.intersection(*map(set, infos)) | set(nobody)
 
     def branch_of(trace: Any, shape: Any) -> Callable[..., tuple[ServerState, Metrics]]:
         def run(*leaves: Array) -> tuple[ServerState, Metrics]:
             state, info = jax.tree.unflatten(jax.tree.structure(shape), jaxpr_as_fun(trace)(*leaves))
             info |= {name: info[name].padded(length) for name, length in parts.items()}
+            info = jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype), nobody) | info
             # What is missing in a stage is NaN there, so that it cannot be a whole number in another one.
             return state, {
                 name: info[name] if name in common else info.get(name, missing).astype(missing.dtype) for name in names

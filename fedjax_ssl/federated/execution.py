@@ -46,6 +46,7 @@ class Execution(NamedTuple):
     reduce: str = "ordered"
     all_clients: Client | None = None  # all clients, to see whether they differ in size; None: not known
     report: Callable[[Choice], None] | None = None  # is told, whenever a round is traced, how clients are placed
+    keep_models: bool = False  # a round's metrics have the models of its clients, `CLIENT_MODELS`
 
 
 def execute(method: Method, execution: Execution) -> Method:

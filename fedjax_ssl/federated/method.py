@@ -54,6 +54,8 @@ class Method(NamedTuple):
     network: Callable[..., tuple[PyTree, PyTree]] | None = None
     # ^ (state, client id or None) -> (parameters, batch statistics) of the network that predicts, the client's own or
     # the global one; None: prediction is no network's
+    apply: Callable[..., Array] | None = None
+    # ^ (parameters, batch statistics, raw inputs) -> log-probabilities by such a network; None: it has no class scores
     cohort: Callable[..., Cohort] | None = None
     # ^ (run key, round, data) -> whose examples this round looks at beside the server's, known before it; traceable.
     # None: it may look at any client's, so that all examples have to be on the device

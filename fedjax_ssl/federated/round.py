@@ -45,6 +45,7 @@ from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count
 from fedjax_ssl.keys import named_key
 
 PyTree = Any
+CLIENT_MODELS = "client_models"  # metric of a round: models of its clients before they are averaged, a tree
 
 
 class _Work(NamedTuple):
@@ -122,7 +123,8 @@ def run_round(
         logs.append(log)
     info: Metrics = {}
     if stage.trains_clients:
-        state, info, more = _train_clients(training, stage, context(state), state, data, rate, execution)
+        keeping = training._replace(keep_models=execution.keep_models)
+        state, info, more = _train_clients(keeping, stage, context(state), state, data, rate, execution)
         logs += more
     if server is not None and "after" in server.when:
         state, log = train_at_server(training, server, context(state), state, data, rate)
@@ -344,6 +346,8 @@ def _absorb(
         info["optimizer_state_bytes"] = count(info["clients"], 2 * BYTES_PER_NUMBER * size)
     info |= optimizer.log(summed["optimizer"], context)
     truth = data.labels[context.clients.rows]
+    if training.keep_models:
+        info[CLIENT_MODELS] = {**together.stacked["model"], "client": context.clients.id, "trained": counts}
     for term in terms:
         info |= term.log.diagnose(outcomes[term.name], truth, together.stacked["measured"][term.name])
     return after._replace(terms={**after.terms, **absorbed}), info
@@ -401,7 +405,16 @@ def _join(results: list[_Results], works: list[_Work], before: ClientState) -> _
         "kept": merge_states([(r.stacked["kept"], w.members) for r, w in zip(results, works, strict=True)], before),
     }
     stacked["measured"] = {name: value for r in results for name, value in r.stacked["measured"].items()}
+    if "model" in results[0].stacked:
+        stacked["model"] = results[0].stacked["model"]
+        for result, work in zip(results[1:], works[1:], strict=True):
+            mine = partial(_where_slots, work.members)
+            stacked["model"] = jax.tree.map(mine, result.stacked["model"], stacked["model"])
     return _Results(summed, stacked)
+
+
+def _where_slots(members: Bool[Array, " p"], new: Array, old: Array) -> Array:
+    return jnp.where(members.reshape(-1, *[1] * (new.ndim - 1)), new, old)
 
 
 def _train_replicas(
@@ -433,6 +446,7 @@ def _at_server(training: LocalTraining, server: ServerTraining) -> LocalTraining
     return training._replace(
         keep_optimizer=server.keep_optimizer,
         keep_by_slot=False,
+        keep_models=False,
         upload=None,
         receive=None,
         weighting="uniform",

@@ -95,7 +95,7 @@ def fedrep(
         needs=("coarse", "server"),
         needs_all=True,
     )
-    return method._replace(predict_for=None)  # a client's own head does not score classes
+    return method._replace(predict_for=None, apply=None)  # a client's own head does not score classes
 
 
 def class_term(setup: Setup, group: str, name: str) -> Term:

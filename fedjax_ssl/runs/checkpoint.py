@@ -151,6 +151,17 @@ class Checkpoints:
             "Delete the run folder, or give another --workdir, to start again."
         )
 
+    def arrays(self, round: int) -> dict[str, np.ndarray]:
+        """Give the arrays of a round, by their path in the pytree that was saved.
+
+        Raises:
+            CheckpointError: there is no sound file of this round.
+        """
+        try:
+            return self._read(round)[0]
+        except _Damage as damage:
+            raise CheckpointError(f"{self._path(round)} {damage}") from damage
+
     def _path(self, round: int) -> Path:
         return self._folder / f"round_{round:08d}.ckpt"
 

@@ -53,7 +53,7 @@ _LEFT_OUT = (
 # Sections and fields of a config that no compiled code depends on: shapes and arrays tell what comes of them.
 NOT_CODE = (
     *("seed", "partition", "supervision", "prediction", "distributed", "checkpoint_every", "select_from"),
-    *("early_stopping", "profile", "tracking"),
+    *("early_stopping", "profile", "save_clients", "tracking"),
 )
 _LOWER = (
     "config.federated.chunk_size (clients at once, which the run chooses where it is not given; with placement "
@@ -114,15 +114,23 @@ class Prepared(NamedTuple):
         return self.method_of(numbers, federation).init(key, federation)
 
     def block(
-        self, rounds: int, report: Report | None = None, clients_at_once: int | None = None
+        self,
+        rounds: int,
+        report: Report | None = None,
+        clients_at_once: int | None = None,
+        saved: tuple[int, ...] = (),
     ) -> Callable[..., tuple[ServerState, Metrics]]:
-        """Give the function of (state, numbers, key, federation) that runs some rounds and evaluates."""
+        """Give the function of (state, numbers, key, federation) that runs a block, see `run_block`."""
 
         def block(
             state: ServerState, numbers: Mapping[str, Array], key: Key[Array, ""], federation: FederatedData
         ) -> tuple[ServerState, Metrics]:
             method = self.method_of(numbers, federation, report, clients_at_once)
-            return run_block(method, state, key, federation, rounds, self.experiment.config.metrics)
+            if saved:
+                at_once = self.execution.chunk_size if clients_at_once is None else clients_at_once
+                how = self.execution._replace(chunk_size=at_once, report=report, keep_models=True)
+                method = federated.execute(method, how)
+            return run_block(method, state, key, federation, rounds, self.experiment.config.metrics, saved)
 
         return block
 
@@ -293,6 +301,7 @@ class Shared:
         inputs: Sequence[Inputs],
         rounds: int,
         compiling: Callable[[], None] = lambda: None,
+        saved: tuple[int, ...] = (),
     ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """Compile a block of rounds of one run or of several; of the states only shapes are used.
 
@@ -302,6 +311,7 @@ class Shared:
             inputs: inputs of each run, of the same shapes.
             rounds: length of the block.
             compiling: called before something is compiled.
+            saved: rounds of the block, of a single run, whose clients' models its metrics are to have.
 
         Returns:
             The program, and its arguments.
@@ -311,15 +321,15 @@ class Shared:
         """
         if run.method.on_host:
             (one,) = inputs
-            return run.block(rounds), (states[0], *one)
+            return run.block(rounds, saved=saved), (states[0], *one)
         arguments = (states[0], *inputs[0]) if len(states) == 1 else _together(states, inputs)
-        key = (run.code, rounds, len(states), *described(arguments))
+        key = (run.code, rounds, saved, len(states), *described(arguments))
         if key not in self._programs:
             compiling()
 
             def compile_for(clients_at_once: int | None) -> tuple[Callable[..., Any], list[Choice]]:
                 choices: list[Choice] = []
-                block = run.block(rounds, choices.append, clients_at_once)
+                block = run.block(rounds, choices.append, clients_at_once, saved)
                 return _compile(block if len(states) == 1 else _vectorized(block), arguments, run), choices
 
             with _explaining_memory():
@@ -339,6 +349,7 @@ class Shared:
         rounds: int,
         compiling: Callable[[], None] = lambda: None,
         running: Callable[[Any], contextlib.AbstractContextManager] = contextlib.nullcontext,
+        saved: tuple[int, ...] = (),
     ) -> tuple[list[dict[str, Any]], list[ServerState], float, float]:
         """Run a block of rounds and its evaluation, of one run or of several that are at the same round.
 
@@ -349,19 +360,23 @@ class Shared:
             rounds: length of the block.
             compiling: called before something is compiled.
             running: is given the program, and gives a context in which the block runs.
+            saved: as for `compile`.
 
         Returns:
             (a row of metrics and the new state of each run, seconds of compiling, seconds of running). A metric by
-            client is an array.
+            client is an array, `CLIENT_MODELS` a tree of arrays for each of the saved rounds.
         """
         begin = time.perf_counter()
-        program, arguments = self.compile(run, states, inputs, rounds, compiling)
+        program, arguments = self.compile(run, states, inputs, rounds, compiling, saved)
         compiled = time.perf_counter()
         with running(program), _explaining_memory():
             after, metrics = program(*arguments)
+            models = jax.device_get(metrics.pop(federated.CLIENT_MODELS, None))
             found = {name: np.asarray(value) for name, value in federated.to_numbers(jax.device_get(metrics)).items()}
             elapsed, count = time.perf_counter() - compiled, len(states)
         rows = [{name: _plain(one if count == 1 else one[at]) for name, one in found.items()} for at in range(count)]
+        if saved:
+            rows[0][federated.CLIENT_MODELS] = models
         for row in rows:
             row["seconds"] = elapsed / count
             row["client_updates_per_second"] = row["clients"] / row["seconds"]

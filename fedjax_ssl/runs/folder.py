@@ -19,7 +19,7 @@ from fedjax_ssl.runs.files import Closing, encode_json, write_atomically
 # Fields, or groups of fields, of a config that decide how a run is watched and where it finds its data, but not what
 # comes out of it.
 WATCHING = (
-    *("checkpoint_every", "metrics", "profile", "tracking", "distributed"),
+    *("checkpoint_every", "metrics", "profile", "save_clients", "tracking", "distributed"),
     *("data.root", "data.download", "data.timeout", "data.residence"),
 )
 FILES = (

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 
 import jax
 import ml_collections
+import numpy as np
 
 from fedjax_ssl import config as configs
 from fedjax_ssl import data, models
 from fedjax_ssl.errors import counted
-from fedjax_ssl.federated import BY_CLIENT
+from fedjax_ssl.federated import BY_CLIENT, CLIENT_MODELS, tree_bytes
 from fedjax_ssl.runs import divergence, model_file, predict, profile
 from fedjax_ssl.runs.build import (
     check_cohorts,
@@ -29,10 +30,10 @@ from fedjax_ssl.runs.build import (
 )
 from fedjax_ssl.runs.compile import Inputs, Prepared, Shared, described, with_examples
 from fedjax_ssl.runs.environment import device_description
-from fedjax_ssl.runs.files import Closing, encode_json
+from fedjax_ssl.runs.files import Closing, bytes_in_words, encode_json
 from fedjax_ssl.runs.processes import Preempted, Team, share_out
 from fedjax_ssl.runs.progress import Progress
-from fedjax_ssl.runs.record import NoRecord, Record
+from fedjax_ssl.runs.record import NoRecord, Record, client_models
 from fedjax_ssl.runs.residence import Feed
 from fedjax_ssl.runs.resume import LENGTHS, UNCOMPARED
 from fedjax_ssl.runs.summary import (
@@ -151,6 +152,7 @@ class Run(Closing):
             }
         )
         progress.note(self._experiment.standardization)
+        self._note_saved_clients(configs.saved_rounds(config))
         if config.rounds:
             for note in idle_clients(method, self.federation, self._names, config.optimizer.batch_size):
                 progress.note(note)
@@ -178,7 +180,7 @@ class Run(Closing):
     @property
     def kind(self) -> tuple[Hashable, ...]:
         """Key that is the same for runs that one program can advance together."""
-        apart = self.prepared.method.on_host or self._mesh is not None or self._feed is not None
+        apart = self.prepared.method.on_host or self._mesh is not None or self._feed is not None or self.saving
         alone = id(self) if apart else 0
         return alone, self.prepared.code, self.round, self.block, *described((self.state, self.inputs))
 
@@ -189,6 +191,12 @@ class Run(Closing):
             return 0
         every, left = self.config.eval_every, self.config.rounds - self.round
         return min(every - self.round % every, left)
+
+    @property
+    def saving(self) -> tuple[int, ...]:
+        """Rounds of the next block whose clients' models are kept."""
+        rounds = configs.saved_rounds(self.config)
+        return tuple(number for number in rounds if self.round < number <= self.round + self.block)
 
     def block_inputs(self) -> Inputs:
         """Give the arguments of the next block of rounds, with the examples that it needs from the host."""
@@ -242,6 +250,8 @@ class Run(Closing):
             self._say_once(describe_placement(choice, jax.default_backend()))
         if self._feed is not None and self._feed.held and self._team.count > 1:
             self._say_once(self._feed.held, by_all=True)
+        for number, trained in zip(self.saving, row.pop(CLIENT_MODELS, ()), strict=True):
+            self._save_clients(number, trained)
         by_client = row.pop(BY_CLIENT, None)
         if by_client is not None:
             named = zip(self._names, by_client.tolist(), strict=True)
@@ -269,6 +279,31 @@ class Run(Closing):
         if preempted:
             raise Preempted
         self._draw_data()  # not before the first numbers, which it would delay
+
+    def _save_clients(self, number: int, cohort: Any) -> None:
+        trained = np.zeros(0, bool) if cohort is None else cohort.pop("trained")
+        if not trained.any():
+            self._progress.note(f"config.save_clients names round {number}, in which no client trained")
+            return
+        self.record.save_clients(number, jax.tree.map(lambda values: values[trained], cohort))
+
+    def _note_saved_clients(self, rounds: tuple[int, ...]) -> None:
+        """Say what the models of clients will take, and which cannot be had any more."""
+        late = sorted(
+            {number for number in rounds if number <= self.round} - set(client_models(self.record.path).rounds())
+        )
+        if late:
+            self._progress.note(
+                f"config.save_clients names round {', '.join(map(str, late))}, which this folder is past without them: "
+                "give another --workdir"
+            )
+        if to_come := [number for number in rounds if number > self.round]:
+            count = self.config.federated.cohort_size or self.federation.num_clients
+            size = count * tree_bytes((self._template.params, self._template.model_state))
+            self._progress.note(
+                f"models of up to {counted(count, 'client')} are kept of round {', '.join(map(str, to_come))}: "
+                f"{bytes_in_words(size)} a round, in memory and in {self.record.path / 'clients'}"
+            )
 
     def finish(self) -> None:
         """Make the predictions that are asked for, and write the summary."""
@@ -463,7 +498,7 @@ def advance(runs: Sequence[Run]) -> None:
         waited = time.perf_counter() - begin  # for examples that come from the host
         states = [one.state for one in together]
         rows, states, compiling, training = first.shared.advance(
-            first.prepared, states, inputs, first.block, first.compiling, first.running
+            first.prepared, states, inputs, first.block, first.compiling, first.running, first.saving
         )
         for one, row, state in zip(together, rows, states, strict=True):
             row["seconds"] += waited / len(together)

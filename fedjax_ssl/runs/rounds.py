@@ -1,6 +1,7 @@
 """Rounds in one compiled loop, and the evaluation after them."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,20 +19,45 @@ TOTALS = ("bytes_down", "bytes_up", "local_steps", "examples", "clients", "dropp
 
 
 def run_rounds(
-    method: Method, key: Key[Array, ""], state: ServerState, federation: FederatedData, rounds: int
+    method: Method,
+    key: Key[Array, ""],
+    state: ServerState,
+    federation: FederatedData,
+    rounds: int,
+    saved: tuple[int, ...] = (),
 ) -> tuple[ServerState, Metrics]:
     """Run rounds in one compiled loop.
+
+    Of the rounds `saved` the metrics have the clients' models, a tree for each round, as `CLIENT_MODELS`; then the
+    method is executed with `keep_models`.
 
     Returns:
         (state, metrics): "round" is the number of rounds done; counts and bytes are sums, "diverged_rounds" counts the
         rounds at the end in which no update was finite, everything else is the mean over the rounds in which it was
         defined.
     """
-    if method.on_host:
-        state, infos = _one_by_one(method, key, state, federation, rounds)
-    else:
-        with jax.named_scope(ROUNDS):
-            state, infos = jax.lax.scan(lambda s, _: method.round(key, s, federation), state, length=rounds)
+
+    def one_round(carry: tuple[ServerState, Any], _: Any = None) -> tuple[tuple[ServerState, Any], Metrics]:
+        state, info = method.round(key, carry[0], federation)
+        models = info.pop(federated.CLIENT_MODELS, None)
+
+        def of_round(number: int, before: Any) -> Any:
+            due = state.round == number
+            if method.on_host:
+                return models if due else before
+            return jax.tree.map(partial(jnp.where, due), models, before)
+
+        return (state, list(map(of_round, saved, carry[1]))), info
+
+    kept: list[Any] = [None] * len(saved)
+    if saved and not method.on_host:
+        shapes = jax.eval_shape(lambda s: method.round(key, s, federation)[1].get(federated.CLIENT_MODELS), state)
+        kept = [jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype), shapes)] * len(saved)
+    with jax.named_scope(ROUNDS):
+        if method.on_host:
+            (state, kept), infos = _one_by_one(one_round, (state, kept), rounds)
+        else:
+            (state, kept), infos = jax.lax.scan(one_round, (state, kept), length=rounds)
 
     def summed(name: str, values: Any) -> Any:
         if isinstance(values, federated.Count):
@@ -39,6 +65,7 @@ def run_rounds(
         return jnp.sum(values) if name in TOTALS else jnp.nanmean(values)
 
     metrics = {name: summed(name, values) for name, values in infos.items()}
+    metrics |= {federated.CLIENT_MODELS: kept} if saved else {}
     return state, {"round": state.round, **metrics, DIVERGED_ROUNDS: _rounds_in_vain(infos)}
 
 
@@ -51,18 +78,16 @@ def _rounds_in_vain(infos: Metrics) -> Int[Array, ""]:
     return jnp.sum(jnp.cumprod(in_vain[::-1].astype(jnp.int32)), dtype=jnp.int32)
 
 
-def _one_by_one(
-    method: Method, key: Key[Array, ""], state: ServerState, federation: FederatedData, rounds: int
-) -> tuple[ServerState, Metrics]:
+def _one_by_one(one_round: Callable[[Any], tuple[Any, Metrics]], carry: Any, rounds: int) -> tuple[Any, Metrics]:
     """Scan rounds that cannot be traced; NaN where a stage does not have a metric of another one."""
     infos: list[Metrics] = []
     for _ in range(rounds):
-        state, info = method.round(key, state, federation)
+        carry, info = one_round(carry)
         infos.append(info)
     missing = jnp.full((), jnp.nan)
     names = sorted(set().union(*infos))
     by_name = {name: [info.get(name, missing) for info in infos] for name in names}
-    return state, {
+    return carry, {
         name: sum(values, start=federated.count(0)) if isinstance(values[0], federated.Count) else jnp.stack(values)
         for name, values in by_name.items()
     }
@@ -75,10 +100,11 @@ def run_block(
     federation: FederatedData,
     rounds: int,
     metrics: Collection[str] = (),
+    saved: tuple[int, ...] = (),
 ) -> tuple[ServerState, Metrics]:
     """Run rounds and the evaluation after them, with further `metrics`: the block of a run.
 
-    Returns as `run_rounds`; every metric is a scalar, but for `fedjax_ssl.federated.BY_CLIENT`.
+    Returns as `run_rounds`; every other metric is a scalar, but for `fedjax_ssl.federated.BY_CLIENT`.
     """
-    state, infos = run_rounds(method, key, state, federation, rounds)
+    state, infos = run_rounds(method, key, state, federation, rounds, saved)
     return state, {**infos, **federated.evaluate(method, state, federation, metrics=metrics)}

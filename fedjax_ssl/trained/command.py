@@ -49,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
         "--client",
         help="the client whose own model is used or whose inputs these are, by name (by number where no name is one)",
     )
+    add("--round", type=int, metavar="N", help="the client's model before the average of this round (save_clients)")
     which = f"{', '.join(CHECKPOINTS)}; auto: best by validation where there are validation examples, else last"
     add("--checkpoint", type=cli.one_of("checkpoint", CHECKPOINTS), default="auto", metavar="NAME", help=which)
     add(
@@ -65,11 +66,11 @@ def _predict(given: argparse.Namespace) -> None:
     if not given.inputs and given.export is None:
         raise TrainedModelError("nothing to do: give inputs to label, or --export FOLDER")
     model = load_run(given.run, given.checkpoint)
-    matrix = ""
+    matrix, chosen = "", {"client": given.client, "round": given.round}
     facts = {"model": str(model).strip("<>") + f" ({model.checkpoint} checkpoint)"}
     if given.inputs:
         examples = read_examples(given.inputs, model, given.resize)
-        probabilities = model.predict(examples.inputs, client=given.client)
+        probabilities = model.predict(examples.inputs, **chosen)
         facts["inputs"] = f"{len(examples.inputs):,} ({examples.source})"
         for note in examples.notes:
             print(f"note: {note}", file=sys.stderr)
@@ -87,8 +88,8 @@ def _predict(given: argparse.Namespace) -> None:
             facts["labels"] = str(given.output)
     if given.export is not None:
         given.export.mkdir(parents=True, exist_ok=True)
-        facts["parameters"] = str(model.save_parameters(given.export / "parameters.safetensors", client=given.client))
-        facts["prediction"] = str(model.save_prediction(given.export / "prediction.stablehlo", client=given.client))
+        facts["parameters"] = str(model.save_parameters(given.export / "parameters.safetensors", **chosen))
+        facts["prediction"] = str(model.save_prediction(given.export / "prediction.stablehlo", **chosen))
     for name, value in facts.items():
         print(f"{name:<10} {value}", file=sys.stderr)
     print(matrix, end="", file=sys.stderr)

@@ -25,8 +25,9 @@ from fedjax_ssl.errors import UserError, note
 from fedjax_ssl.federated import Method
 from fedjax_ssl.registry import did_you_mean
 from fedjax_ssl.runs import model_file
-from fedjax_ssl.runs.checkpoint import Checkpoints
+from fedjax_ssl.runs.checkpoint import Checkpoints, rebuild
 from fedjax_ssl.runs.files import write_atomically
+from fedjax_ssl.runs.record import client_models
 from fedjax_ssl.runs.stored_run import StoredRun, read_run
 
 if TYPE_CHECKING:  # takes long to import
@@ -134,6 +135,7 @@ class TrainedModel:
         self._state = jax.tree.map(jnp.asarray, state)
         self._method, self._num_clients = rebuilt.method, rebuilt.num_clients
         self._compiled: dict[bool | str, Callable[..., jax.Array]] = {}
+        self._clients = client_models(self.path)
 
     def __repr__(self) -> str:
         """Method, dataset, round and accuracy."""
@@ -142,7 +144,12 @@ class TrainedModel:
         return f"<{self.config.method.name} on {self.config.data.name}, round {self.round}{scored}>"
 
     def predict(
-        self, inputs: Shaped[np.ndarray, "n ..."], *, client: int | str | None = None, batch_size: int = 512
+        self,
+        inputs: Shaped[np.ndarray, "n ..."],
+        *,
+        client: int | str | None = None,
+        round: int | None = None,
+        batch_size: int = 512,
     ) -> Float[np.ndarray, "n K"]:
         """Class probabilities; a model of a table takes its rows as a DataFrame, too.
 
@@ -150,8 +157,10 @@ class TrainedModel:
             inputs: raw, as the dataset stores them: [n, *input_shape], flat rows, or grey images without a channel
                 axis; of `input_dtype`, or of a type that holds the same values.
             client: by the model of this client, named as in `client_names` (or by its number, where no name is one),
-                where clients have models of their own; None: by the global model. Of a run with
-                `data.standardize="client"`, the client whose inputs these are.
+                where clients have models of their own, else by the one that it had after local training, before all
+                were averaged, in the last round that `config.save_clients` kept; None: by the global model. Of a run
+                with `data.standardize="client"`, the client whose inputs these are.
+            round: by the client's model of this round, which `config.save_clients` kept.
             batch_size: examples per forward pass, at most.
 
         Returns:
@@ -160,7 +169,13 @@ class TrainedModel:
         Raises:
             TrainedModelError: inputs of another shape or type, an unknown client, or no such model.
         """
-        number, prepare = self._client_number(client), self._preparation(client)
+        prepare = self._preparation(client)
+        if (model := self._model_before_average(client, round)) is not None:
+            if "before average" not in self._compiled:
+                self._compiled["before average"] = jax.jit(self._network_predictor(self._method))
+            function = partial(self._compiled["before average"], *model)
+            return self._in_batches(lambda batch: function(prepare(batch)), inputs, batch_size)
+        number = self._client_number(client)
         own = number is not None
         if own not in self._compiled:
             self._compiled[own] = jax.jit(_predictor(self._method, own))
@@ -194,7 +209,9 @@ class TrainedModel:
         function = partial(self._compiled["embed"], self._state)
         return self._in_batches(lambda batch: function(prepare(batch)), inputs, batch_size)
 
-    def save_parameters(self, path: str | os.PathLike, *, client: int | str | None = None) -> Path:
+    def save_parameters(
+        self, path: str | os.PathLike, *, client: int | str | None = None, round: int | None = None
+    ) -> Path:
         """Writes the network's parameters and batch statistics as a `.safetensors` file.
 
         Its names are those of the network's tree with dots between ("params.Dense_0.kernel", "batch_stats..."), and its
@@ -203,6 +220,7 @@ class TrainedModel:
         Args:
             path: the file.
             client: as for `predict`.
+            round: likewise.
 
         Returns:
             The file.
@@ -210,10 +228,10 @@ class TrainedModel:
         Raises:
             TrainedModelError: as `predict`; a method whose predictions are no network's; or safetensors is not there.
         """
-        number = self._client_number(client)
         if self._method.network is None:
             raise TrainedModelError(f"method {self.config.method.name!r} does not say which network it predicts with")
-        parameters, statistics = self._method.network(self._state, number)
+        model = self._model_before_average(client, round)
+        parameters, statistics = model or self._method.network(self._state, self._client_number(client))
         facts = {
             "method": self.config.method.name,
             "model": {name: value for name, value in self.config.model.to_dict().items() if value is not None},
@@ -233,6 +251,7 @@ class TrainedModel:
         path: str | os.PathLike,
         *,
         client: int | str | None = None,
+        round: int | None = None,
         platforms: Collection[str] = PLATFORMS,
     ) -> Path:
         """Writes `predict` as a program (StableHLO by `jax.export`) with the parameters in it, for any batch size.
@@ -243,6 +262,7 @@ class TrainedModel:
         Args:
             path: the file.
             client: as for `predict`.
+            round: likewise.
             platforms: for which it is lowered.
 
         Returns:
@@ -251,10 +271,13 @@ class TrainedModel:
         Raises:
             TrainedModelError: as `predict`, or flatbuffers is not there.
         """
-        number, prepare = self._client_number(client), self._preparation(client)
+        prepare, model = self._preparation(client), self._model_before_average(client, round)
+        number = None if model is not None else self._client_number(client)
         # The plain convolution: the others are chosen for this machine, and their shapes for batches of known size.
         _, rebuilt = model_file.rebuild(self._stored.config, self._description, lowering="lax")
         predict = partial(_predictor(rebuilt.method, number is not None), self._state, jnp.int32(number or 0))
+        if model is not None:
+            predict = partial(self._network_predictor(rebuilt.method), *model)
         with _needing("flatbuffers"):
             program = as_program(lambda x: predict(prepare(x)), self.input_shape, self.input_dtype, platforms)
             write_atomically(path, program)
@@ -275,6 +298,46 @@ class TrainedModel:
         center, width = (np.asarray(own[name], np.float32) for name in ("mean", "std"))
         return lambda inputs: (inputs - center * np.float32(self.input_max)) / width
 
+    def _model_before_average(self, client: int | str | None, round: int | None) -> tuple[Any, Any] | None:
+        """Reads a client's parameters and batch statistics of a round that was kept; None: these are not asked for."""
+        rounds = self._clients.rounds()
+        own = self._method.predict_for is not None or self._description["inputs"].get("clients")
+        if round is None and (client is None or own or not rounds):
+            return None
+        if client is None or (round is not None and round not in rounds):
+            kept = f"this run kept rounds {', '.join(map(str, rounds))}" if rounds else "this run kept none"
+            raise TrainedModelError(
+                f"round is {round}, with client {client!r}: a client's model before the average of a round needs "
+                f"both, and {kept} (config.save_clients)"
+            )
+        number, chosen = self._number_of(client), rounds[-1] if round is None else round
+        arrays = self._clients.arrays(chosen)
+        there = arrays["['client']"].tolist()
+        if number not in there:
+            names = [self.client_names[one] for one in there]
+            raise TrainedModelError(f"client {client!r} did not train in round {chosen}. Clients: {_some(names)}")
+        place = there.index(number)
+        assert self._method.network is not None, "whatever trains clients has a network"
+        shapes = jax.eval_shape(self._method.network, self._state)
+        model = jax.tree_util.tree_map_with_path(
+            lambda path, leaf: rebuild(leaf, arrays[jax.tree_util.keystr(path)][place]),
+            dict(zip(("params", "model_state"), shapes, strict=True)),
+        )
+        return model["params"], model["model_state"]
+
+    def _network_predictor(self, method: Method) -> Callable[..., jax.Array]:
+        """Makes (parameters, batch statistics, inputs) -> probabilities."""
+        apply = method.apply
+        if apply is None:
+            raise TrainedModelError(f"method {self.config.method.name!r}: a client's network alone does not predict")
+        return lambda *given: jnp.exp(apply(*given))
+
+    def _number_of(self, client: int | str) -> int:
+        known = self.client_names[: self._num_clients]
+        if (number := client_number(known, client)) is None:
+            raise TrainedModelError(f"unknown client {client!r}.{did_you_mean(client, known)} Clients: {_some(known)}")
+        return number
+
     def _client_number(self, client: int | str | None) -> int | None:
         own = self._method.predict_for is not None
         known = self.client_names[: self._num_clients]
@@ -290,11 +353,10 @@ class TrainedModel:
         if not own:
             raise TrainedModelError(
                 f"client is {client!r}, but with method {self.config.method.name!r} all clients have the global model; "
-                "leave client out"
+                "leave client out. A run with --save_clients=last keeps the models that its clients had before the "
+                "last average, for client= and round="
             )
-        if (number := client_number(known, client)) is None:
-            raise TrainedModelError(f"unknown client {client!r}.{did_you_mean(client, known)} Clients: {_some(known)}")
-        return number
+        return self._number_of(client)
 
     def _in_batches(self, function: Callable[..., jax.Array], inputs: Any, batch_size: int) -> np.ndarray:
         """Results of batches of one size, so that one program serves all; the last one is filled up with zeros."""
