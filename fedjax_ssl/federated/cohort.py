@@ -1,18 +1,22 @@
 """Draw the clients of a round by a sampler's name."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
 from fedjax_ssl.checks import In, check_choices, checked
 from fedjax_ssl.own_code import check_returned, where
 from fedjax_ssl.registry import Registry
 
 QUOTAS = ("any", "proportional", "only")
+# Above so many clients nobody looks at all of them in a round: a keyed permutation of the ids is walked instead.
+MOST_IN_SIGHT = 1 << 12
+_FEISTEL_ROUNDS = 12
 
 
 class Cohort(NamedTuple):
@@ -36,6 +40,9 @@ def sample_cohort(
 ) -> Cohort:
     """Draws clients uniformly without replacement.
 
+    Of more than `MOST_IN_SIGHT` clients, those come first that a pseudo-random permutation of the ids puts first
+    (Luby and Rackoff 1988; Black and Rogaway 2002), so that a draw takes as long as the cohort is large.
+
     Args:
         key: the round's key.
         num_labelled: labelled examples per client.
@@ -51,9 +58,12 @@ def sample_cohort(
     Raises:
         ValueError: if `size` is not in 1..C or the quota is unknown.
     """
+    if num_examples.shape[0] > MOST_IN_SIGHT:
+        walked = partial(_walk, jax.random.bits(key, (_FEISTEL_ROUNDS,)))
+        return _by_quota(walked, num_labelled, num_examples, size, labelled_quota)
     # 24 bits, which float32 holds exactly: on a CPU, selecting the largest is 20 times as fast as sorting integers.
     priority = (jax.random.bits(key, num_examples.shape) >> 8).astype(jnp.float32)
-    return _highest(priority, num_labelled, num_examples, size, labelled_quota)
+    return _by_quota(partial(_highest, priority), num_labelled, num_examples, size, labelled_quota)
 
 
 @checked
@@ -77,7 +87,7 @@ def by_size(power: Annotated[float, In("[0, inf)")] = 1.0) -> CohortSampler:
         drawn = jax.random.uniform(key, num_examples.shape, jnp.float32)
         # A power of the draw in (0, 1), as a logarithm that no large weight rounds to 0.
         priority = jnp.exp(jnp.log(jnp.maximum(drawn, 1e-7)) * (weight.mean() / weight))
-        return _highest(priority, num_labelled, num_examples, size, labelled_quota)
+        return _by_quota(partial(_highest, priority), num_labelled, num_examples, size, labelled_quota)
 
     return draw
 
@@ -138,14 +148,14 @@ def check_cohorts(name: str, options: Mapping[str, Any], num_labelled: Array, nu
             raise ValueError(f"cohort sampler {name!r} draws a client twice in a round ({place})")
 
 
-def _highest(
-    priority: Float[Array, " C"],
+def _by_quota(
+    draw: Callable[[Bool[Array, " C"], Int[Array, ""], int], Int[Array, " size"]],
     num_labelled: Int[Array, " C"],
     num_examples: Int[Array, " C"],
     size: int,
     labelled_quota: str,
 ) -> Cohort:
-    """The eligible clients of highest priority, which is at least 0."""
+    """A cohort of clients that `draw(eligible, count, size)` draws: `count` ids, C in the other slots."""
     num_clients = num_examples.shape[0]
     if not 1 <= size <= num_clients:
         raise ValueError(f"cohort size is {size}; with {num_clients} clients it must be 1..{num_clients}")
@@ -153,14 +163,16 @@ def _highest(
     present = num_examples > 0
     labelled, unlabelled = present & (num_labelled > 0), present & (num_labelled == 0)
     if labelled_quota == "any":
-        return _cohort([_draw(priority, present, jnp.asarray(size), size)], size, num_clients)
+        return _cohort([draw(present, jnp.asarray(size), size)], size, num_clients)
     if labelled_quota == "only":
-        return _cohort([_draw(priority, labelled, jnp.asarray(size), size)], size, num_clients)
+        return _cohort([draw(labelled, jnp.asarray(size), size)], size, num_clients)
     total, with_labels = jnp.sum(present), jnp.sum(labelled)
-    quota = -(-size * with_labels // jnp.maximum(total, 1))
+    if size * num_clients < np.iinfo(np.int32).max:
+        quota = -(-size * with_labels // jnp.maximum(total, 1))
+    else:
+        quota = jnp.ceil(size * (with_labels / jnp.maximum(total, 1))).astype(total.dtype)
     quota = jnp.clip(quota, size - jnp.sum(unlabelled), with_labels)
-    drawn = [_draw(priority, labelled, quota, size), _draw(priority, unlabelled, size - quota, size)]
-    return _cohort(drawn, size, num_clients)
+    return _cohort([draw(labelled, quota, size), draw(unlabelled, size - quota, size)], size, num_clients)
 
 
 def random_slots(
@@ -180,19 +192,62 @@ def random_slots(
     Returns:
         A permutation of 0..p-1, int32.
     """
-    drawn = jnp.zeros(num_clients, bool).at[jnp.where(valid, ids, num_clients)].set(True, mode="drop")
-    with_absent = jnp.argsort(~drawn, stable=True)[: ids.shape[0]]
-    order = jnp.argsort(jax.random.bits(key, (num_clients,))[with_absent], stable=True)
+    slots = jnp.arange(ids.shape[0], dtype=jnp.int32)
+    first = min(num_clients, 2 * ids.shape[0])  # enough to fill all slots with some that were not drawn
+    drawn = jnp.zeros(first, bool).at[jnp.where(valid, ids, first)].set(True, mode="drop")
+    absent = jnp.argsort(drawn, stable=True)[slots - valid.sum()]
+    with_absent = jnp.where(valid, ids, absent.astype(ids.dtype))
+    if num_clients > MOST_IN_SIGHT:
+        bits = jax.vmap(lambda client: jax.random.bits(jax.random.fold_in(key, client)))(with_absent)
+    else:
+        bits = jax.random.bits(key, (num_clients,))[with_absent]
+    order = jnp.argsort(bits, stable=True)
     return jnp.argsort(order).astype(jnp.int32)
 
 
-def _draw(
+def _highest(
     priority: Float[Array, " C"], eligible: Bool[Array, " C"], count: Int[Array, ""], size: int
 ) -> Int[Array, " size"]:
-    """The `count` eligible clients of highest priority (the lower id among equals), C in the other slots."""
+    """The `count` eligible clients of highest priority, which is at least 0 (the lower id among equals)."""
     highest, ids = jax.lax.top_k(jnp.where(eligible, priority, -1.0), size)
     taken = (highest >= 0) & (jnp.arange(size) < count)
     return jnp.where(taken, ids, priority.shape[0])
+
+
+def _walk(
+    keys: UInt32[Array, " r"], eligible: Bool[Array, " C"], count: Int[Array, ""], size: int
+) -> Int[Array, " size"]:
+    """The first `count` eligible clients in the order of a permutation, which is walked until they are found."""
+    num_clients = eligible.shape[0]
+    bits, step = (num_clients - 1).bit_length(), max(2 * size, 256)
+
+    def more(walk: tuple[Array, Array, Array]) -> Bool[Array, ""]:
+        place, found, _ = walk
+        return (found < count) & (place < 1 << bits)
+
+    def go_on(walk: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        place, found, ids = walk
+        # Two to the power of `bits` numbers are permuted; those that are no client are passed over.
+        here = _permuted(keys, place + jnp.arange(step, dtype=jnp.int32), bits)
+        taken = (here < num_clients) & eligible[jnp.minimum(here, num_clients - 1)]
+        slot = found + jnp.cumsum(taken, dtype=jnp.int32) - 1
+        ids = ids.at[jnp.where(taken & (slot < count), slot, size)].set(here, mode="drop")
+        return place + step, slot[-1] + 1, ids
+
+    start = jnp.zeros((2,), jnp.int32)
+    return jax.lax.while_loop(more, go_on, (*start, jnp.full(size, num_clients, jnp.int32)))[2]
+
+
+def _permuted(keys: UInt32[Array, " r"], place: Int[Array, " n"], bits: int) -> Int[Array, " n"]:
+    """The numbers at these places of a permutation of 0 to 2**bits - 1: a Feistel network of unequal halves."""
+    low = bits // 2
+    left, right = place.astype(jnp.uint32) >> low, place.astype(jnp.uint32) & ((1 << low) - 1)
+    for number, key in enumerate(keys):
+        width = low if number % 2 else bits - low
+        mixed = (right ^ key) * jnp.uint32(0x85EBCA6B)  # the finalizer of MurmurHash3
+        mixed = (mixed ^ (mixed >> 13)) * jnp.uint32(0xC2B2AE35)
+        left, right = right, left ^ ((mixed ^ (mixed >> 16)) >> (32 - width))
+    return ((left << low) | right).astype(jnp.int32)
 
 
 def _cohort(drawn: list[Int[Array, " size"]], size: int, num_clients: int) -> Cohort:
