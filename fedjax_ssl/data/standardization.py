@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 
-from fedjax_ssl.data.dataset import Dataset
+from fedjax_ssl.data.dataset import Dataset, distinct
 from fedjax_ssl.data.federation.federated_data import client_number, natural_names
 from fedjax_ssl.errors import counted
 
@@ -110,12 +110,12 @@ def _replaced(dataset: Dataset, mean: Sequence[float] | None, std: Sequence[floa
 
 def _counted(dataset: Dataset, left_out: int | str | None) -> tuple[Int[np.ndarray, " m"] | None, str]:
     """Choose the rows that count in statistics, None: all; and name the client left out."""
-    names = natural_names(dataset)
+    names = [] if left_out is None else natural_names(dataset)
     number = None if left_out is None else client_number(names, left_out)
     # A client that is not there is refused where the federation is made.
     if number is None or len(names) < 2 or dataset.train.client is None:
         return None, ""
-    rows = np.flatnonzero(dataset.train.client != np.unique(dataset.train.client)[number])
+    rows = np.flatnonzero(dataset.train.client != distinct(dataset.train.client)[number])
     return rows, f" but {names[number]!r}"
 
 
@@ -139,7 +139,7 @@ def _statistics(
 def _by_client(dataset: Dataset) -> tuple[Dataset, str]:
     """Standardize the inputs of every natural client by its own training examples, and keep the statistics."""
     train, test = dataset.train, dataset.test
-    whose = None if train.client is None else np.unique(train.client)
+    whose = None if train.client is None else distinct(train.client)
     others = () if whose is None or test is None or test.client is None else np.setdiff1d(test.client, whose)
     if whose is None or (test is not None and test.client is None) or len(others):
         lacks = "has no clients of its own" if whose is None else "has test examples of no client that trains"

@@ -47,6 +47,7 @@ from fedjax_ssl.runs.summary import (
 from fedjax_ssl.runs.writers import WriterSettings, check_writers
 
 Watch = Callable[[Mapping[str, Any]], bool]  # metric row -> whether the run is to stop here
+_LISTED = 10_000  # clients in partition.txt at most
 # Columns by which a run decides how it goes on; the others are on the disk.
 _DECISIVE = ("round", "validation_accuracy", "loss", "local_steps", divergence.DIVERGED_ROUNDS)
 
@@ -160,7 +161,7 @@ class Run(Closing):
             progress.note(self._feed.describe())
         if self.round == 0:
             count, classes = self.federation.num_clients, self._experiment.dataset.class_names
-            table = data.report(self.federation, classes, self._names[:count], max_rows=count)
+            table = data.report(self.federation, classes, self._names[:count], max_rows=_LISTED)
             self.record.write(self.record.path / "partition.txt", table + "\n")
         if not self.block:
             summary = self._team.values_from_first(self.record.summary())

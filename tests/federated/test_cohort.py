@@ -1,4 +1,5 @@
 import sys
+from itertools import pairwise
 from types import SimpleNamespace
 
 import jax
@@ -100,6 +101,37 @@ def test_a_cohort_larger_than_the_federation_is_refused(size: int) -> None:
     labelled, examples = counts((1, 2), (1, 2), (0, 2))
     with pytest.raises(ValueError, match=rf"{size}.*3 clients"):
         sample_cohort(jax.random.key(0), labelled, examples, size)
+
+
+@pytest.mark.parametrize("quota", ["any", "proportional", "only"])
+def test_cohorts_of_a_large_federation_keep_the_contract(quota: str) -> None:
+    """Clients of three kinds in turn, and beside them many that have no examples and change nothing."""
+    clients = [(1, 4), (0, 4), (0, 0)] * 1500
+    for seed in range(3):
+        taken = draw(seed, clients, 100, quota)
+        labelled = sum(client % 3 == 0 for client in taken)
+        assert len(taken) == 100 and (quota == "any" or labelled == (50 if quota == "proportional" else 100))
+        assert taken == draw(seed, clients + [(0, 0)] * 3000, 100, quota)
+    few = [(1, 4), (0, 4)] * 3 + [(0, 0)] * 5000
+    assert draw(0, few, 10, quota) == ([0, 2, 4] if quota == "only" else [0, 1, 2, 3, 4, 5])
+    everybody = draw(0, [(1, 4)] * 5000, 5000, quota)
+    assert everybody == list(range(5000))
+
+
+def test_draws_from_a_large_federation_are_uniform_and_independent() -> None:
+    clients, size, count = 5000, 100, 1000
+    ones = jnp.ones(clients, jnp.int32)
+    keys = jax.random.split(jax.random.key(0), count)
+    ids = np.asarray(jax.jit(jax.vmap(lambda key: sample_cohort(key, ones, ones, size)))(keys).ids)
+    times = np.bincount(ids.reshape(-1), minlength=clients)
+    # chi-square over its degrees of freedom: 1 with deviation sqrt(2 / 4999) = 0.02
+    spread = ((times - 20) ** 2).sum() / (20 * (1 - size / clients)) / (clients - 1)
+    assert abs(spread - 1) < 0.1
+    again = [len(np.intersect1d(*pair)) for pair in pairwise(ids)]
+    # hypergeometric: mean 2, variance 1.92, so that the mean of 999 is off by 0.044
+    assert abs(np.mean(again) - 2) < 0.2 and abs(np.var(again) - 1.92) < 0.5
+    # neighbours in a cohort: 100 * 99 / 5,000 = 1.98 pairs of clients c and c + 1
+    assert abs((np.diff(ids) == 1).sum(1).mean() - 1.98) < 0.2
 
 
 def test_an_unknown_quota_is_refused() -> None:

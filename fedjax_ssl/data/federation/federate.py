@@ -175,9 +175,11 @@ def federate(
 
 def _number_of(dataset: Dataset, client: int | str | None) -> int | None:
     """The number of a natural client that is given by its name, or by its number where names are none."""
+    if client is None:
+        return None
     names = natural_names(dataset)
-    number = None if client is None else client_number(names, client)
-    if client is not None and number is None:
+    number = client_number(names, client)
+    if number is None:
         shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
         hint = did_you_mean(client, names)
         raise ValueError(

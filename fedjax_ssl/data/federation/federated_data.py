@@ -12,9 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from fedjax_ssl.data.dataset import distinct
+
 if TYPE_CHECKING:
     from fedjax_ssl.data.dataset import Dataset
 
+_BLOCK = 1 << 12  # rows of a table that are digested at once
 _static = partial(dataclasses.field, metadata={"static": True})
 
 
@@ -114,6 +117,7 @@ class FederatedData:
         sizes, labelled = np.asarray(self.num_examples), np.asarray(self.num_labelled)
         dealt, tested = real_rows(self.index, self.num_examples), real_rows(self.test_index, self.num_test)
         held_out = [real_rows(self.valid_index, self.num_valid), real_rows(self.server_index, self.num_server)]
+        used = np.concatenate([dealt, tested, *held_out])
         # Test examples with a true label are scored; examples that a client has twice may be due to sets that overlap.
         scored = int((np.asarray(self.labels)[tested] >= 0).sum())
         twice = int((np.bincount(dealt) > 1).sum()) if self.weak is None else 0
@@ -130,7 +134,7 @@ class FederatedData:
             "validation_examples": int(self.num_valid),
             "test_examples": int(self.num_test),
             **({} if scored == int(self.num_test) else {"labelled_test_examples": scored}),
-            "unused_examples": self.inputs.shape[0] - np.unique(np.concatenate([dealt, tested, *held_out])).size,
+            "unused_examples": int((np.bincount(used, minlength=self.inputs.shape[0]) == 0).sum()),
             **({"examples_dealt_twice": twice} if twice else {}),
             "new_clients": self.num_new_clients,
         }
@@ -169,10 +173,11 @@ def what_is_compared(dataset: "Dataset", data: FederatedData) -> dict[str, Any]:
         labels at the clients and the server.
     """
     digest = hashlib.sha256()
-    for row in np.sort(real_rows(data.test_index, data.num_test)):
-        own = row - len(dataset.train)
-        split, at = (dataset.train, row) if own < 0 else (dataset.test, own)
-        digest.update(split.x[at].tobytes() + split.y[at].tobytes())  # type: ignore[union-attr]
+    rows, first = np.sort(real_rows(data.test_index, data.num_test)), len(dataset.train)
+    for split, own in ((dataset.train, rows[rows < first]), (dataset.test, rows[rows >= first] - first)):
+        for part in np.split(own, range(_BLOCK, len(own), _BLOCK)) if split is not None else ():
+            arrays = (split.x[part].reshape(len(part), -1), split.y[part, None])
+            digest.update(np.hstack([array.view(np.uint8) for array in arrays]).tobytes())
     seen = int(np.asarray(data.num_labelled).sum()) + int(data.num_server)
     return {"test_fingerprint": digest.hexdigest()[:16], "labels_seen": seen}
 
@@ -255,7 +260,7 @@ def natural_names(dataset: "Dataset") -> list[str]:
     """Names of the dataset's own clients that have training examples, in their order; none: an empty list."""
     if dataset.train.client is None:
         return []
-    return [_name(dataset, number) for number in np.unique(dataset.train.client)]
+    return [_name(dataset, number) for number in distinct(dataset.train.client).tolist()]
 
 
 def client_number(names: Sequence[str], client: int | str) -> int | None:
@@ -285,9 +290,8 @@ def client_names(dataset: "Dataset", federation: FederatedData, natural: bool = 
         A name for each of `num_clients + num_new_clients`; the number of a client whose examples are all held out.
     """
     count = federation.num_clients + federation.num_new_clients
-    names = [str(client) for client in range(count)]
     if not natural or dataset.train.client is None:
-        return names
+        return [str(client) for client in range(count)]
     owner = dataset.train.client
     if dataset.test is not None:
         of_test = dataset.test.client if dataset.test.client is not None else np.full(len(dataset.test), -1, np.int32)
@@ -299,11 +303,8 @@ def client_names(dataset: "Dataset", federation: FederatedData, natural: bool = 
     tested, first = np.unique(np.asarray(federation.test_client), return_index=True)
     of_client = tested >= 0
     row[tested[of_client]] = np.asarray(federation.test_index)[first[of_client]]
-    for client in np.flatnonzero(row >= 0):
-        number = int(owner[row[client]])
-        if number >= 0:
-            names[client] = _name(dataset, number)
-    return names
+    numbers = np.where(row >= 0, owner[row], -1).tolist()
+    return [str(client) if number < 0 else _name(dataset, number) for client, number in enumerate(numbers)]
 
 
 def _name(dataset: "Dataset", number: int) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from fedjax_ssl.checks import check_numbers, check_whole_numbers
-from fedjax_ssl.data.dataset import Dataset
+from fedjax_ssl.data.dataset import Dataset, distinct
 from fedjax_ssl.data.federation.dealing import count_groups, draw_within, largest_remainder, rank_within
 from fedjax_ssl.data.federation.pool import Bounds, check_class_counts
 from fedjax_ssl.keys import named_key
@@ -102,7 +102,7 @@ class HeldOut(NamedTuple):
             return np.arange(len(dataset.test))
         if dataset.train.client is None or dataset.test.client is None:
             return np.zeros(0, np.int64)
-        return np.flatnonzero(dataset.test.client == np.unique(dataset.train.client)[self.left_out_client])
+        return np.flatnonzero(dataset.test.client == distinct(dataset.train.client)[self.left_out_client])
 
     def unseen(self, key: Key[Array, ""], num_natural: int) -> Bool[Array, " G"]:
         """Marks the natural clients that do not train, G of them counted."""

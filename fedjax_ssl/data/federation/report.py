@@ -11,6 +11,7 @@ from fedjax_ssl.data.federation.federated_data import FederatedData
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _WEAK = {"coarse": "with a coarse label", "in sets": "in sets with known class shares"}  # columns in words
+_DRAWN = 2000  # clients in a picture at most
 _COLORS = {"examples": "lightsteelblue", "labelled": "darkorange"}
 # Parts of a picture in a grey that is read on white and on black.
 _GREY: Any = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
@@ -28,11 +29,11 @@ def class_counts(data: FederatedData) -> tuple[Int[np.ndarray, "C K"], Int[np.nd
     index, sizes = np.asarray(data.index), np.asarray(data.num_examples)
     true = np.where(np.arange(index.shape[1]) < sizes[:, None], np.asarray(data.labels)[index], -1)
 
+    cells = np.arange(data.num_clients)[:, None] * data.num_classes + true
+
     def count(chosen: np.ndarray) -> np.ndarray:
-        rows, columns = np.nonzero(chosen & (true >= 0))
-        table = np.zeros((data.num_clients, data.num_classes), np.int64)
-        np.add.at(table, (rows, true[rows, columns]), 1)
-        return table
+        counted = np.bincount(cells[chosen & (true >= 0)], minlength=data.num_clients * data.num_classes)
+        return counted.reshape(data.num_clients, data.num_classes)
 
     return count(true >= 0), count(np.asarray(data.observed_by_clients) >= 0)
 
@@ -69,10 +70,10 @@ def report(
         **_weak_columns(data),
     }
     names = list(client_names or map(str, range(data.num_clients)))
-    if not any(name.isdecimal() for name in names):  # otherwise it is by its name alone that a client is named
-        names = [f"{number} {name}" for number, name in enumerate(names)]
+    shown, by_name = min(max_rows, data.num_clients), any(name.isdecimal() for name in names)
+    if not by_name:  # otherwise it is by its name alone that a client is named
+        names = [f"{number} {name}" for number, name in enumerate(names[:shown])]
     header, values = ("client", *columns), np.stack(list(columns.values()), axis=1)
-    shown = min(max_rows, data.num_clients)
     rows = [(names[client], *map(str, values[client]), _histogram(counts[client])) for client in range(shown)]
     aggregates = (("min", np.min), ("median", np.median), ("max", np.max))
     footer = [(name, *(f"{value:.10g}" for value in measure(values, axis=0)), "") for name, measure in aggregates]
@@ -137,16 +138,19 @@ def plot_partition(
     if (unknown := np.asarray(data.num_examples) - counts.sum(1)).any():
         counts, names = np.column_stack([counts, unknown]), [*names, "no label"]
     num_clients, num_classes = counts.shape
+    drawn = np.unique(np.linspace(0, num_clients - 1, min(num_clients, _DRAWN)).astype(int))  # evenly spaced
     # Beyond some 100 clients circles would be dots, so the figure stops growing and they shrink.
     figure = Figure(figsize=(min(4 + 0.3 * num_clients, 24), min(2 + 0.3 * num_classes, 18)), layout="constrained")
     FigureCanvasAgg(figure)
-    spacing = 72 * min((figure.get_figwidth() - 2) / num_clients, (figure.get_figheight() - 1.5) / num_classes, 0.35)
-    largest = max(int(counts.max()), 1)
+    spacing = 72 * min((figure.get_figwidth() - 2) / len(drawn), (figure.get_figheight() - 1.5) / num_classes, 0.35)
+    largest = max(int(counts[drawn].max()), 1)
+    title = f"largest circle: {largest:,}" + f"; {len(drawn):,} of {num_clients:,} clients" * (len(drawn) < num_clients)
     with rc_context(dict.fromkeys(_GREY, "#808080")):
         axes = figure.add_subplot()
         for (what, color), table in zip(_COLORS.items(), (counts, labelled), strict=True):
-            clients, classes = np.nonzero(table)
-            axes.scatter(clients, classes, s=spacing**2 * table[clients, classes] / largest, color=color, linewidths=0)
+            clients, classes = np.nonzero(table[drawn])
+            area = spacing**2 * table[drawn[clients], classes] / largest
+            axes.scatter(drawn[clients], classes, s=area, color=color, linewidths=0)
             # Its own size: the scatter's would be as large as its first circle.
             axes.plot([], [], "o", color=color, label=f"{int(table.sum()):,} {what}")
         axes.set(xlabel="client", ylabel="class", xlim=(-1, num_clients), ylim=(num_classes - 0.2, -0.8))
@@ -154,7 +158,7 @@ def plot_partition(
             axes.set_yticks(range(num_classes), names)
         if num_clients <= 60:
             axes.set_xticks(range(num_clients), client_names or [*map(str, range(num_clients))], rotation=90)
-        figure.legend(loc="outside upper left", ncols=2, frameon=False, title=f"largest circle: {largest:,}")
+        figure.legend(loc="outside upper left", ncols=2, frameon=False, title=title)
         figure.savefig(path, dpi=120, transparent=True)
 
 

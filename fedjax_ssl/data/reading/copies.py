@@ -4,7 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedjax_ssl.data.dataset import Dataset
+from fedjax_ssl.data.dataset import Dataset, distinct
+
+MOST = 1 << 32  # bytes of inputs that are looked through
+_BLOCK = 1 << 22  # bytes at once
 
 
 def keep_copies_together(dataset: Dataset) -> Dataset:
@@ -16,20 +19,20 @@ def keep_copies_together(dataset: Dataset) -> Dataset:
     """
     train, test, group, notes = dataset.train, dataset.test, dataset.train.group, list(dataset.extra.get("notes", ()))
     if group is not None:
-        known = np.unique(group[group >= 0])
+        known = distinct(group[group >= 0])
         both = 0 if test is None or test.group is None else len(np.intersect1d(known, test.group))
         notes.append(
             f"{(group >= 0).sum():,} training examples are in {len(known):,} groups, each on one side of every split"
             + (f"; but {both:,} groups have test examples of their own, too" if both else "")
         )
-    seen: dict[int, int] = {}
-    number, test_number = (
-        np.array([seen.setdefault(hash(row.tobytes()), len(seen)) for row in (() if split is None else split.x)], int)
-        for split in (train, test)
-    )
-    first = np.unique(number, return_index=True)[1]
-    copies = np.setdiff1d(np.arange(len(train)), first)
-    original = first[number[copies]]
+    splits = [train] if test is None else [train, test]
+    if (size := sum(split.x.nbytes for split in splits)) > MOST:
+        notes.append(f"inputs of {size / 1e9:,.1f} GB: above {MOST / 1e9:,.1f} GB nobody looks for copies of examples")
+        return replace(dataset, extra={**dataset.extra, "notes": notes})
+    first = _first_copies([split.x for split in splits])
+    number = (np.cumsum(first == np.arange(len(first))) - 1)[first]  # in the order in which they appear
+    copies = np.flatnonzero(first[: len(train)] != np.arange(len(train)))
+    original = first[copies]
     if len(copies):
         copy, of = (f"example {row[0]}" if train.names is None else train.names[row[0]] for row in (copies, original))
         differ = int((train.y[copies] != train.y[original]).sum())
@@ -40,7 +43,31 @@ def keep_copies_together(dataset: Dataset) -> Dataset:
             + (f"{apart:,} are in another group, so that splits may part them" if apart else "they stay together")
         )
         if group is None:
-            train, test = replace(train, group=number), test and replace(test, group=test_number)
-    if test is not None and (again := int(np.isin(test_number, number).sum())):
+            train = replace(train, group=number[: len(train)])
+            test = test and replace(test, group=number[len(train) :])
+    if test is not None and (again := int((first[len(train) :] < len(train)).sum())):
         notes.append(f"{again:,} of {len(test):,} test examples are training examples too, to the bit")
     return replace(dataset, train=train, test=test, extra={**dataset.extra, "notes": notes})
+
+
+def _first_copies(arrays: list[np.ndarray]) -> np.ndarray:
+    """The first example that each one is equal to, over all arrays; its own number where it is no copy."""
+    sums = np.concatenate([_row_sums(array) for array in arrays])
+    order = np.argsort(sums)
+    equal = np.diff(sums[order]) == 0
+    first, seen = np.arange(len(sums)), dict[int, int]()
+    for row in np.union1d(order[1:][equal], order[:-1][equal]).tolist():  # only these can be copies
+        array, at = (arrays[0], row) if row < len(arrays[0]) else (arrays[1], row - len(arrays[0]))
+        first[row] = seen.setdefault(hash(array[at].tobytes()), row)
+    return first
+
+
+def _row_sums(array: np.ndarray) -> np.ndarray:
+    """A number for every row, equal for equal rows: its bytes as whole numbers, times random factors."""
+    size = array[0].nbytes
+    width = next(width for width in (8, 4, 2, 1) if size % width == 0)
+    factors = np.random.default_rng(0).integers(1, 1 << 63, size // width, dtype=np.uint64)
+    rows = max(_BLOCK // size, 1)
+    blocks = (array[start : start + rows] for start in range(0, len(array), rows))
+    words = (np.ascontiguousarray(block).reshape(len(block), -1).view(f"u{width}") for block in blocks)
+    return np.concatenate([block.astype(np.uint64) @ factors for block in words])

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from fedjax_ssl.checks import In, Whole
-from fedjax_ssl.data.dataset import Dataset, Split, check_finite, check_labels
+from fedjax_ssl.data.dataset import Dataset, Split, check_finite, check_labels, distinct
 from fedjax_ssl.data.reading.arrays import TEST_ARRAYS, TRAIN_ARRAYS, VALIDATION_ARRAYS, one_each, read_arrays
 from fedjax_ssl.data.reading.columns import numbered, trained_on
 from fedjax_ssl.data.reading.features import FAR
@@ -205,7 +205,7 @@ def _class_names(values: np.ndarray | None, num_classes: int | None, labels: lis
             raise ValueError(f"class_names has {len(names)} names, but num_classes is {num_classes}")
         return names
     if num_classes is None:
-        present = np.unique(np.concatenate(labels))
+        present = distinct(np.concatenate(labels))
         present = present[present >= 0]
         if len(present) < 2:
             raise ValueError(

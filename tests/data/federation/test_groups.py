@@ -10,6 +10,7 @@ from fedjax_ssl.data.dataset import Dataset, Split, with_pooled_splits
 from fedjax_ssl.data.federation.dealing import draw_within
 from fedjax_ssl.data.federation.federate import federate
 from fedjax_ssl.data.federation.held_out import stratified
+from fedjax_ssl.data.reading import copies
 from fedjax_ssl.data.reading.copies import keep_copies_together
 
 RNG = np.random.default_rng(0)
@@ -129,6 +130,25 @@ def test_copies_are_said_and_stay_together():
     )
     trained, _, tested = sides(data)
     assert not set(np.asarray(data.inputs)[trained, 0]) & set(np.asarray(data.inputs)[tested, 0])
+
+
+@pytest.mark.parametrize("times", [1, 2, 8])
+def test_copies_are_those_of_equal_bytes(times):
+    train, test = np.random.default_rng(0).integers(0, 3, (2, 60, 1, 1, 3), dtype=np.uint8).repeat(times, axis=-1)
+    labels = np.arange(60) % 2
+    found = keep_copies_together(Dataset("toy", Split(train, labels), Split(test, labels), ("a", "b")))
+    seen: dict[bytes, int] = {}
+    expected = [seen.setdefault(row.tobytes(), len(seen)) for row in (*train, *test)]
+    assert len(seen) < 120
+    np.testing.assert_array_equal([*found.train.group, *found.test.group], expected)
+
+
+def test_nobody_looks_for_copies_in_too_many_bytes(monkeypatch):
+    monkeypatch.setattr(copies, "MOST", 100)
+    x, labels = np.zeros((40, 2), np.float32), np.arange(40) % 2
+    found = keep_copies_together(Dataset("toy", Split(x, labels), None, ("a", "b")))
+    assert found.train.group is None
+    assert found.extra["notes"] == ["inputs of 0.0 GB: above 0.0 GB nobody looks for copies of examples"]
 
 
 def test_given_groups_are_kept_where_copies_differ_in_them():
