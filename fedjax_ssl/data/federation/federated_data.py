@@ -175,7 +175,9 @@ def what_is_compared(dataset: "Dataset", data: FederatedData) -> dict[str, Any]:
     digest = hashlib.sha256()
     rows, first = np.sort(real_rows(data.test_index, data.num_test)), len(dataset.train)
     for split, own in ((dataset.train, rows[rows < first]), (dataset.test, rows[rows >= first] - first)):
-        for part in np.split(own, range(_BLOCK, len(own), _BLOCK)) if split is not None else ():
+        for part in np.split(own, range(_BLOCK, len(own), _BLOCK)):
+            if split is None or not len(part):
+                continue
             arrays = (split.x[part].reshape(len(part), -1), split.y[part, None])
             digest.update(np.hstack([array.view(np.uint8) for array in arrays]).tobytes())
     seen = int(np.asarray(data.num_labelled).sum()) + int(data.num_server)
