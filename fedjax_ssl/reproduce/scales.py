@@ -22,8 +22,13 @@ from fedjax_ssl.reproduce.table import Cell, Table
 from fedjax_ssl.runs.build import load_resolved
 from fedjax_ssl.runs.files import bytes_in_words
 
-_SMOKE_ROUNDS, _SMOKE_CLIENTS, _SMOKE_EXAMPLES = 2, 3, 200  # examples of a client
+_SMOKE_ROUNDS, _SMOKE_CLIENTS, _SMOKE_EXAMPLES = 2, 3, 60  # examples of a client
 _EQUAL = ("iid", "random", "majority", "dirichlet", "dirichlet_balanced")  # partitions that divide what there is
+_SHALLOW = {  # networks that compile for long -> a shallow one with the same kind of layers and heads
+    **dict.fromkeys(("wrn28", "resnet18", "efficientnet_b0"), "resnet8_basic"),
+    "resnet17": "resnet8",
+    "proto_resnet18": "resnet9",
+}
 _TRAINING = 3  # operations of a step per operation of a forward pass
 
 
@@ -105,7 +110,7 @@ def _use(config: ml_collections.ConfigDict, name: str) -> None:
 
 
 def make_tiny(config: ml_collections.ConfigDict) -> None:
-    """Make an unlocked config small enough for a few seconds: two rounds, few clients, a narrow network, no real data.
+    """Make an unlocked config small enough for a few seconds: two rounds, few clients, a small network, no real data.
 
     What decides shapes and code, such as partition, supervision and method, stays.
     """
@@ -122,13 +127,15 @@ def make_tiny(config: ml_collections.ConfigDict) -> None:
         config.federated.cohort_size = _SMOKE_CLIENTS
     if "rounds_per_part" in config.partition and config.partition.rounds_per_part:
         config.partition.rounds_per_part = 1
+    config.model.name = _SHALLOW.get(config.model.name, config.model.name)
     network = models.options(config.model.name)
+    for option in configs.options(config.model):
+        if option not in network:
+            config.model[option] = None
     if "widen" in network:
         config.model.widen = 1
     if "width_factor" in network:
         config.model.width_factor = 0.5 if config.model.get("norm") == "gn" else 1 / 16
-    if "weights" in network:
-        config.model.weights = None
     if "hidden" in network and config.model.hidden:
         config.model.hidden = tuple(8 for _ in config.model.hidden)
     if name in ("digits", "glyphs"):  # these are there
