@@ -8,10 +8,10 @@
 paper's network with 14 million parameters; meant for a GPU. An .npz file with Keras' arrays in place of the download:
 --config.data.name=npz --config.data.path=mnist.npz.
 
-The paper's error for 10 sets, iid, is 0.78 %; experiments/fedul_table.py has all cells. As there, the error is the mean
-over the clients, each with 200 test images of every class. What is not as there: the 12,000 validation images, by which
-the round is chosen, are the same for all clients and drawn by class, not the last ones of the file; `fedavg`, with a
-tenth of the labels, has no L1 term.
+The paper's error for 10 sets, iid, is 0.78 %; `fedjax-ssl reproduce fedul-table1` runs all cells. As there, the error
+is the mean over the clients, each with 200 test images of every class. Not as there: the 12,000 validation images, by
+which the round is chosen, are the same for all clients and drawn by class, not the last ones of the file; `fedavg`,
+with a tenth of the labels, has no L1 term.
 """
 
 from fedjax_ssl import presets

@@ -34,18 +34,6 @@ def rows_of(path):
         ),
         ("fedmatch_table", "--variant lc,iid,0.0625 --clients 5 --rounds 2 --methods fedmatch", ["fedmatch,0,1"], ""),
         (
-            "fedmt_table",
-            "--rows FedMT(E) --spaces halves --seeds 1 --rounds 2",
-            ["FedMT(E),halves,20,0"],
-            "| true, coarse label 1 | 0 | 0 | 0 | 0 | 0 | 1 | 1 | 1 | 1 | 1 |",
-        ),
-        (
-            "fedul_table",
-            "--splits noniid --methods fedul --sets 5 --seeds 1 --rounds 2 --network linear",
-            ["noniid,5,fedul,0"],
-            "| noniid | 5 |",
-        ),
-        (
             "mixed_table",
             "--variants channels labels --seeds 1 --set rounds=2 model.name=linear optimizer.local_epochs=1",
             ["channels,0", "labels,0"],
@@ -88,19 +76,6 @@ def test_every_row_of_fedmatchs_table_has_a_config_that_resolves(variant):
         assert config.partition.num_clients == 4 and config.rounds == 2 and not config.data.pool_splits
         # Weight 10 of the supervised loss is a learning rate ten times as high where there is no other loss.
         assert config.optimizer.learning_rate == pytest.approx(1e-2 if " " in method else 1e-3)
-
-
-def test_every_row_of_fedmts_and_feduls_table_has_a_config_that_resolves():
-    script = script_of("fedmt_table")
-    options = script["_parse"](["--path", "mnist.npz", "--clients", "7"])
-    for name in script["ALONE"] | script["WITH_COARSE"]:
-        config = configs.resolve(script["make_config"](name, "parity", "50", options))
-        assert config.partition.num_clients == 7 and 50 in (config.supervision.labels, config.supervision.server_labels)
-    script = script_of("fedul_table")
-    options = script["_parse"](["--dataset", "mnist", "--path", "some.npz", "--network", "mlp", "--rounds", "8"])
-    for method in presets.FEDUL_METHODS:
-        config = configs.resolve(script["make_config"]("noniid", "20", method, options))
-        assert (config.method.name, config.partition.name, config.rounds) == (method, "majority", 8)
 
 
 @pytest.mark.parametrize("name", ["digits_mixed", "mnist_mixed"])

@@ -102,6 +102,7 @@ def test_a_mistake_gets_one_message(paper, capsys, arguments, message):
     assert not Path("runs").exists()
 
 
+@pytest.mark.filterwarnings("ignore::fedjax_ssl.errors.ConfigNote")
 def test_every_cell_has_a_config_or_says_what_is_missing():
     tables = load_tables()
     missing = {}
