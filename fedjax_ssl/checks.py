@@ -106,6 +106,18 @@ class OneOf(Declaration):
 
 
 @dataclasses.dataclass(frozen=True)
+class OneOfOrOwn(OneOf):
+    """One of some names, or "module:function" for a user's own."""
+
+    def check(self, name: str, value: Any) -> None:
+        if ":" not in str(value):
+            super().check(name, value)
+
+    def words(self) -> str:
+        return f"{super().words()}, or module:function"
+
+
+@dataclasses.dataclass(frozen=True)
 class Several(Declaration):
     """A tuple of different names out of some."""
 
@@ -145,6 +157,20 @@ class Each(Declaration):
             .replace("a whole number", "whole numbers with commas between, each")
             .replace("a number", "numbers with commas between, each")
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class EachOr(Each):
+    """The same, or one word alone."""
+
+    word: str
+
+    def check(self, name: str, value: Any) -> None:
+        if not (isinstance(value, (tuple, list)) and tuple(value) == (self.word,)):
+            super().check(name, value)
+
+    def words(self) -> str:
+        return f"{self.word}, or {super().words()}"
 
 
 def declared(annotation: Any) -> Declaration | None:

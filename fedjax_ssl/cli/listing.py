@@ -61,7 +61,10 @@ def _registry(place: str) -> Callable[[], Mapping[str, str]]:
 def _optimizers() -> Mapping[str, str]:
     from fedjax_ssl.federated import FEDERATED_OPTIMIZERS, OPTIMIZERS
 
-    local = {name: f"of the clients' local training (optimizer.name): {line}" for name, line in OPTIMIZERS.items()}
+    local = {
+        name: f"of the clients' local training (optimizer.name): {line}"
+        for name, line in OPTIMIZERS.available().items()
+    }
     return {**FEDERATED_OPTIMIZERS.available(), **local}
 
 

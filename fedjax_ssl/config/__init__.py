@@ -6,6 +6,7 @@ from fedjax_ssl.config.fields import CHOICES, FIELDS, REGISTRIES, check_field, d
 from fedjax_ssl.config.load import Source, find, load, load_several, with_settings
 from fedjax_ssl.config.resolve import (
     federated_optimizer,
+    local_training,
     options,
     predictors,
     replace_numbers,

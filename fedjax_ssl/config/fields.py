@@ -13,7 +13,7 @@ import ml_collections
 from ml_collections import config_dict
 
 from fedjax_ssl import methods, secure
-from fedjax_ssl.checks import Declaration, Each, In, OneOf, Several, Whole
+from fedjax_ssl.checks import Declaration, Each, EachOr, In, OneOf, OneOfOrOwn, Several, Whole
 from fedjax_ssl.data import AUGMENTATIONS, ORIGINS, PARTITIONS, RESIDENCES, SOURCES, STANDARDIZATIONS, SUPERVISIONS
 from fedjax_ssl.errors import ConfigError, check_known, naming
 from fedjax_ssl.federated import (
@@ -28,6 +28,7 @@ from fedjax_ssl.federated import (
     WEIGHTINGS,
 )
 from fedjax_ssl.models import MODELS, PRECISIONS
+from fedjax_ssl.objectives import INVERSE, LOSSES
 from fedjax_ssl.registry import Option, Registry
 from fedjax_ssl.runs.writers import WRITERS
 
@@ -46,6 +47,7 @@ CHOICES: dict[str, Registry[Any]] = {  # by section, whose name is one of these
     "augment": AUGMENTATIONS,
     "strong_augment": AUGMENTATIONS,
     "model": MODELS,
+    "optimizer": OPTIMIZERS,
     "cohort": COHORTS,
     "federated": FEDERATED_OPTIMIZERS,
 }
@@ -128,13 +130,16 @@ _SECTIONS: dict[str, dict[str, Option]] = {
     "strong_augment": {"name": _field("none", "the strong view, in methods that have one")},
     "model": {"name": _field("mlp", "the network")},
     "optimizer": {
-        "name": _field("sgd", "optimizer of the clients' local training", OneOf(OPTIMIZERS)),
+        "name": _field("sgd", "optimizer of the clients' local training"),
         "learning_rate": _field(0.1, "learning rate of a local step", _WEIGHT),
-        "schedule": _field("constant", "schedule of the learning rate; cosine: over schedule_rounds", OneOf(SCHEDULES)),
+        "schedule": _field("constant", "the learning rate over the rounds", OneOfOrOwn(SCHEDULES)),
         "schedule_rounds": _field(int, "length of the schedule; rounds by default", _COUNT),
-        "momentum": _field(0.0, "momentum of sgd", _SHARE),
-        "nesterov": _field(False, "Nesterov's form of momentum"),
-        "weight_decay": _field(0.0, "L2 penalty, added to the gradient", _WEIGHT),
+        "schedule_factor": _field(0.1, "exponential: after schedule_rounds; piecewise: at every boundary", _POSITIVE),
+        "schedule_staircase": _field(False, "exponential: changes every schedule_rounds only"),
+        "schedule_boundaries": _field(tuple, "piecewise: rounds; half and three quarters by default", Each(_COUNT)),
+        "schedule_warmup": _field(int, "rounds of a warm-up; a tenth of schedule_rounds by default", _COUNT),
+        "schedule_end": _field(0.0, "linear, polynomial, warmup_cosine: share of the rate in the end", _WEIGHT),
+        "schedule_power": _field(1.0, "polynomial: its power", _POSITIVE),
         "clip_norm": _field(float, "largest norm of a gradient; no clipping by default", _POSITIVE),
         "keep_state": _field(False, "clients keep momentum and the like between their rounds"),
         "keep_by": _field("client", "who keeps it: the client, or the cohort's slot, whoever fills it", OneOf(KEEP_BY)),
@@ -144,6 +149,15 @@ _SECTIONS: dict[str, dict[str, Option]] = {
         "local_steps": _field(
             int, "local updates in a round, in place of local_epochs; batches go on where they stopped", _COUNT
         ),
+    },
+    "loss": {
+        "name": _field("cross_entropy", "loss of labelled examples", OneOf(LOSSES)),
+        "gamma": _field(2.0, "focal: how little examples count that are right already", _WEIGHT),
+        "label_smoothing": _field(0.0, "share of a label that is spread over all classes", _SHARE),
+        "class_weights": _field(
+            tuple, "factor of every class; inverse: by how seldom its labels are seen", EachOr(_WEIGHT, *INVERSE)
+        ),
+        "logit_adjustment": _field(0.0, "tau: scores get tau times the log of their class's share of labels", _WEIGHT),
     },
     "cohort": {"name": _field("uniform", "which clients take part in a round")},
     "federated": {

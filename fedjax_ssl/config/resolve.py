@@ -15,15 +15,19 @@ from fedjax_ssl.data import AUGMENTATIONS, is_own, rounds_of_a_part
 from fedjax_ssl.errors import ConfigError, did_you_mean, naming, note
 from fedjax_ssl.federated import (
     FEDERATED_OPTIMIZERS,
+    OPTIMIZERS,
+    LearningRate,
+    LocalOptimizer,
     LocalSettings,
     learning_rate_schedule,
     local_optimizer,
+    schedule_name,
 )
 from fedjax_ssl.registry import takes_array
 
 PREDICTORS = ("network", "xclp", "per_client_lp")
 # Overriding one of these by another choice leaves options behind that the new one need not take.
-_DROPS_OPTIONS = ("partition", "supervision", "augment", "strong_augment", "cohort", "federated")
+_DROPS_OPTIONS = ("partition", "supervision", "augment", "strong_augment", "optimizer", "cohort", "federated")
 _TRACEABLE = ("optimizer.", "federated.", "method.")
 # Fields that do nothing unless another has a value, or this one: "this or that" -> the fields.
 _NEEDED = {
@@ -34,13 +38,21 @@ _NEEDED = {
         "supervision.which"
     ),
     "config.supervision.noise": "supervision.noise_mode",
-    "config.optimizer.name=sgd": "optimizer.momentum optimizer.nesterov",
-    "config.optimizer.momentum": "optimizer.nesterov",
+    "config.optimizer.momentum or another optimizer": "optimizer.nesterov optimizer.keep_state optimizer.average_state",
     "config.optimizer.schedule": "optimizer.schedule_rounds",
+    **{
+        " or ".join(f"config.optimizer.schedule={name}" for name in names.split()): f"optimizer.schedule_{fields}"
+        for names, fields in {
+            "exponential piecewise": "factor",
+            "exponential": "staircase",
+            "piecewise": "boundaries",
+            "warmup warmup_cosine": "warmup",
+            "linear polynomial warmup_cosine": "end",
+            "polynomial": "power",
+        }.items()
+    },
     "config.optimizer.keep_state": "optimizer.keep_by",
-    "config.optimizer.momentum or config.optimizer.name=adam or config.optimizer.name=rmsprop": (
-        "optimizer.keep_state optimizer.average_state"
-    ),
+    "config.loss.name=focal": "loss.gamma",
     "config.tracking.writers=mlflow": "tracking.uri",
     "config.tracking.writers=mlflow or config.tracking.writers=wandb": "tracking.project tracking.offline",
     "config.prediction.predictors": " ".join(name for name in FIELDS if name.startswith("prediction.")),
@@ -70,6 +82,7 @@ def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     resolved = ml_collections.ConfigDict(config.to_dict())
     _refuse_unknown(resolved)
     resolved.method = with_method(resolved.method)
+    resolved.optimizer.schedule = schedule_name(resolved.optimizer.schedule)
     for field, declared in options_of(resolved).items():
         check_field(field, get(resolved, field, None), declared)
     for section in CHOICES:
@@ -81,15 +94,17 @@ def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
         resolved.federated.weighting = "examples" if is_own(resolved.data.name) else "uniform"
     if resolved.federated.devices is None:
         resolved.federated.devices = jax.device_count() if jax.process_count() > 1 else 1
-    for option, what in FEDERATED_OPTIMIZERS.options(resolved.federated.name).items():
-        if resolved.federated.get(option) is None:  # a sweep replaces what is there
-            resolved.federated[option] = what.default
+    for section in ("optimizer", "federated"):
+        for option, what in CHOICES[section].options(resolved[section].name).items():
+            if resolved[section].get(option) is None:  # a sweep replaces what is there
+                resolved[section][option] = what.default
     _note_lengths(resolved)
     _check_validation(resolved)
     _check_client_standardization(resolved)
     _check_prediction(resolved)
     saved_rounds(resolved)
     federated_optimizer(resolved, resolved.federated.cohort_size)
+    _note_own_rate(resolved)
     return resolved.lock()
 
 
@@ -111,13 +126,28 @@ def federated_optimizer(config: Any, cohort_size: int | None = None) -> Any:
     server, local = config["federated"], config["optimizer"]
     taken = FEDERATED_OPTIMIZERS.options(server["name"])
     given = {"cohort_size": cohort_size} if FEDERATED_OPTIMIZERS.takes(server["name"], "cohort_size") else {}
+    settings = {name: local.get(name) for name in LocalSettings._fields}
+    for name in ("momentum", "nesterov"):
+        if local["name"] != "sgd" or settings[name] is None:  # those of others are no momentum of plain SGD
+            settings[name] = OPTIMIZERS.options("sgd")[name].default
     with naming("federated"):
         return FEDERATED_OPTIMIZERS.build(
             server["name"],
-            LocalSettings(**{name: local[name] for name in LocalSettings._fields}),
+            LocalSettings(**settings),
             **{option: server[option] for option in taken},
             **given,
         )
+
+
+def local_training(config: Any) -> tuple[LocalOptimizer, LearningRate]:
+    """The local optimizer and the schedule of its rate that a config names; as `federated_optimizer`."""
+    local = config["optimizer"]
+    with naming("optimizer"):
+        taken = (*OPTIMIZERS.options(local["name"]), "clip_norm")
+        optimizer = local_optimizer(local["name"], **{name: local[name] for name in taken if local[name] is not None})
+        schedule = {name: local[name] for name in local if name.startswith("schedule_")}
+        rate = learning_rate_schedule(local["schedule"], local["learning_rate"], rounds=config["rounds"], **schedule)
+    return optimizer, rate
 
 
 def replace_numbers(config: ml_collections.ConfigDict, numbers: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,10 +185,10 @@ def traced_numbers(config: ml_collections.ConfigDict) -> dict[str, float]:
     """
     local: list[Callable[..., Any]] = [local_optimizer, learning_rate_schedule]
     parameters = [one for builder in local for one in inspect.signature(builder, eval_str=True).parameters.values()]
-    sections = {"optimizer": {one.name for one in parameters if takes_array(one)}}
-    for section in ("federated", "method"):
+    sections = {"optimizer": {one.name for one in parameters if takes_array(one)}, "federated": set(), "method": set()}
+    for section, names in sections.items():
         options = REGISTRIES[section].options(config[section].name)
-        sections[section] = {name for name, option in options.items() if option.traceable}
+        names |= {name for name, option in options.items() if option.traceable}
     return {
         f"{section}.{name}": config[section][name]
         for section, names in sections.items()
@@ -223,6 +253,15 @@ def _note_lengths(config: ml_collections.ConfigDict) -> None:
         note(f"{given} has no effect at the clients: config.optimizer.local_steps={local.local_steps}")
 
 
+def _note_own_rate(config: ml_collections.ConfigDict) -> None:
+    """Says where the learning rate of the config is not used."""
+    local, given = config.optimizer, f"config.optimizer.learning_rate={config.optimizer.learning_rate} has no effect"
+    if getattr(local_training(config)[0], "own_rate", False):
+        note(f"{given}: optimizer {local.name!r} has its own; one that is to follow a schedule takes learning_rate")
+    elif ":" in local.schedule:
+        note(f"{given}: config.optimizer.schedule={local.schedule} says the rate of every round")
+
+
 def _check_validation(config: ml_collections.ConfigDict) -> None:
     """Refuses a stop without validation data, and with them a model of stage 1, their candidate, not evaluated."""
     warmup, every, patience = config.method.get("warmup_rounds", 0), config.eval_every, config.early_stopping.patience
@@ -264,13 +303,15 @@ def _note_without_effect(config: ml_collections.ConfigDict) -> None:
             value, usual = get(config, field, None), FIELDS[field].default if field in FIELDS else None
             if field == "optimizer.schedule_rounds":  # of a config that is resolved
                 usual = max(config.rounds, 1)
-            if value not in (None, usual):
+            if value not in (None, False, usual):
                 note(f"config.{field}={value} has no effect without {needs}")
 
 
 def _holds(config: ml_collections.ConfigDict, need: str) -> bool:
     if need.startswith("validation data"):
         return validates(config)
+    if need == "another optimizer":
+        return bool(config.optimizer.name != "sgd")
     field, _, wanted = need.removeprefix("config.").partition("=")
     value = get(config, field, None)
     given = [name.strip() for name in value.split(",")] if isinstance(value, str) else value

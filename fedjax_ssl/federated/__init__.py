@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     )
     from fedjax_ssl.federated.forward import AUGMENT, map_rows
     from fedjax_ssl.federated.grouped import grouped
-    from fedjax_ssl.federated.local_optimizer import OPTIMIZERS, SCHEDULES, learning_rate_schedule, local_optimizer
+    from fedjax_ssl.federated.local_optimizer import OPTIMIZERS, LocalOptimizer, local_optimizer
     from fedjax_ssl.federated.memory import USABLE, device_memory, how_many_fit, own_memory
     from fedjax_ssl.federated.method import (
         AtClient,
@@ -97,6 +97,7 @@ if TYPE_CHECKING:
         paired_batches,
         passes,
     )
+    from fedjax_ssl.federated.schedules import SCHEDULES, LearningRate, learning_rate_schedule, schedule_name
     from fedjax_ssl.federated.setup import KEEP_BY, WEIGHTINGS, Setup
     from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, Count, count, to_numbers
 

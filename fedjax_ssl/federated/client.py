@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from fedjax_ssl.federated.forward import forward_views, labelling_key
+from fedjax_ssl.federated.local_optimizer import LocalOptimizer, descend
 from fedjax_ssl.federated.method import (
     Client,
     ClientKind,
@@ -52,7 +52,7 @@ class LocalTraining(NamedTuple):
     combine: Callable[[Params], PyTree]  # parameter groups -> the network's parameters
     groups: tuple[str, ...]  # order of the phases within a local step
     private: tuple[str, ...]  # groups that clients keep to themselves
-    optimizer: optax.GradientTransformation
+    optimizer: LocalOptimizer
     keep_optimizer: bool  # its state lives on, at the client
     keep_by_slot: bool  # ... or in the slot of the cohort that a client fills
     federated_optimizer: FederatedOptimizer
@@ -300,9 +300,8 @@ class ClientUpdate:
         only, anchor = {group: weights}, {group: start[group]}
         if group in self.shared:
             gradient = self.training.federated_optimizer.correct(gradient, only, anchor, client.received)
-        updates, optimizer_state = self.training.optimizer.update(gradient, progress.optimizer[group], only)
-        rate = self.rate_of(client)
-        new = jax.tree.map(lambda w, update: w - rate * update, only, updates)
+        state, rate = progress.optimizer[group], self.rate_of(client)
+        new, optimizer_state = descend(self.training.optimizer, gradient, state, only, rate)
         local, model_state = {**progress.local, **losses.local}, losses.model_state
         for term in terms:
             if term.client.after_step is not None:

@@ -17,7 +17,7 @@ from fedjax_ssl.federated.client_states import all_clients, first_states, part_o
 from fedjax_ssl.federated.cohort import Cohort
 from fedjax_ssl.federated.execution import Execution
 from fedjax_ssl.federated.local_models import with_local_scores
-from fedjax_ssl.federated.local_optimizer import LearningRate
+from fedjax_ssl.federated.local_optimizer import over_layers
 from fedjax_ssl.federated.method import (
     AtServer,
     Client,
@@ -36,6 +36,7 @@ from fedjax_ssl.federated.method import (
 from fedjax_ssl.federated.packing import packing
 from fedjax_ssl.federated.round import CLIENT_MODELS, draw_cohort, run_round, train_at_server
 from fedjax_ssl.federated.sampler import with_local_steps
+from fedjax_ssl.federated.schedules import LearningRate
 from fedjax_ssl.federated.setup import KEEP_BY, WEIGHTINGS, Setup
 from fedjax_ssl.federated.traffic import Count
 from fedjax_ssl.keys import named_key
@@ -141,7 +142,7 @@ def federated_method(
         combine=combine,
         groups=groups,
         private=private,
-        optimizer=setup.local_optimizer,
+        optimizer=over_layers(setup.local_optimizer, lambda: split(setup.model.init(jax.random.key(0))[0])),
         keep_optimizer=setup.keep_optimizer,
         keep_by_slot=setup.keep_by == "slot",
         federated_optimizer=setup.federated_optimizer,

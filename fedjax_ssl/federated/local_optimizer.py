@@ -1,59 +1,250 @@
-"""Local optimizers by name, and learning rates as functions of the round.
+"""Local optimizers by name: three of the papers, those of optax, and a user's own.
 
-A local optimizer is an optax transformation without a learning rate: the client step multiplies its update by the
-round's rate, which may be traced (a whole sweep over learning rates is then one program).
+The learning rate is the round's, which is traced: a whole sweep over learning rates is one program. The papers' three
+are transformations without a rate, by which the client step multiplies their update. Optax' optimizers are built with
+the rate in every trace, so that those which are not linear in it are exact too.
 """
 
+import inspect
+import re
 from collections.abc import Callable
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
-from fedjax_ssl.checks import check_choices, check_numbers, check_whole_numbers, is_zero
+from fedjax_ssl.checks import In, check_numbers, is_zero
+from fedjax_ssl.federated.packing import packing
+from fedjax_ssl.registry import Registry
 
-OPTIMIZERS = {  # with a line about each
-    "sgd": "gradient descent, with momentum if wanted",
-    "adam": "Adam, with its usual moments",
-    "rmsprop": "v <- 0.9 v + 0.1 g^2, without momentum or bias correction",
-}
-SCHEDULES = ("constant", "cosine")
-LearningRate = Callable[[Int[Array, ""]], Float[Array, ""]]
+PyTree = Any
+_Decay = Annotated[float | Array, In("[0, inf)")]
+_OF_OPTAX = (
+    *("adabelief", "adadelta", "adafactor", "adagrad", "adamax", "adamaxw", "adamw", "adan", "amsgrad", "fromage"),
+    *("lamb", "lars", "lion", "nadam", "nadamw", "novograd", "optimistic_adam_v2", "optimistic_gradient_descent"),
+    *("radam", "sign_sgd", "signum", "sm3", "yogi"),
+)
+_OF_CONTRIB = (
+    *("acprop", "ademamix", "adopt", "cocob", "dadapt_adamw", "dog", "dowg", "madgrad", "muon", "prodigy"),
+    "simplified_ademamix",
+)
+BY_LAYER = ("adafactor", "fromage", "lamb", "lars", "muon", "novograd", "sm3")  # they look at whole arrays
+_NUMBERS = ("momentum", "weight_decay_rate", "weight_decay")  # arguments of optax' whose default is None
+
+
+def _sgd(
+    momentum: Annotated[float | Array, In("[0, 1)")] = 0.0, nesterov: bool = False, weight_decay: _Decay = 0.0
+) -> optax.GradientTransformation:
+    """Gradient descent, with momentum if wanted.
+
+    Args:
+        momentum: v <- momentum * v + g.
+        nesterov: Nesterov's form of momentum.
+        weight_decay: L2 penalty, added to the gradient of all parameters.
+    """
+    step = optax.identity() if is_zero(momentum) else optax.trace(momentum, nesterov)
+    return optax.chain(optax.add_decayed_weights(weight_decay), step)
+
+
+def _adam(b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8, weight_decay: _Decay = 0.0) -> Any:
+    """Adam, with its usual moments; adamw has decoupled weight decay.
+
+    Args:
+        b1: share of the mean gradient that is kept from step to step.
+        b2: share of the mean square that is kept.
+        eps: added to the root of the mean square.
+        weight_decay: L2 penalty, added to the gradient of all parameters.
+    """
+    return optax.chain(optax.add_decayed_weights(weight_decay), optax.scale_by_adam(b1, b2, eps))
+
+
+def _rmsprop(decay: float = 0.9, eps: float = 1e-7, weight_decay: _Decay = 0.0) -> optax.GradientTransformation:
+    """RMSProp: v <- 0.9 v + 0.1 g^2, without momentum or bias correction, eps beside the root.
+
+    Args:
+        decay: share of the mean square that is kept from step to step.
+        eps: added to the root of the mean square.
+        weight_decay: L2 penalty, added to the gradient of all parameters.
+    """
+    step = optax.scale_by_rms(decay=decay, eps=eps, eps_in_sqrt=False)
+    return optax.chain(optax.add_decayed_weights(weight_decay), step)
+
+
+def _of_optax(function: Callable[..., optax.GradientTransformation]) -> Callable[..., optax.GradientTransformation]:
+    """Makes a builder of an optax optimizer, whose options are those arguments that are numbers or switches.
+
+    One without weight decay has the L2 penalty, added to the gradient.
+    """
+    given = list(inspect.signature(function).parameters.values())[1:]
+    own = any(one.name == "weight_decay" for one in given)
+
+    def build(
+        *, learning_rate: float | Array, weight_decay: float | Array | None = None, **options: Any
+    ) -> optax.GradientTransformation:
+        if own and weight_decay is not None:
+            options["weight_decay"] = weight_decay
+        decay = () if own or weight_decay is None or is_zero(weight_decay) else (weight_decay,)
+        return optax.chain(*map(optax.add_decayed_weights, decay), function(learning_rate, **options))
+
+    def option(name: str, default: Any, kind: Any) -> inspect.Parameter:
+        return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+
+    found = {"learning_rate": option("learning_rate", inspect.Parameter.empty, float | Array)}
+    for one in given:
+        if isinstance(one.default, (bool, int, float)) and not one.name.endswith("mask"):
+            found[one.name] = option(one.name, one.default, type(one.default))
+        elif one.name in _NUMBERS:
+            found[one.name] = option(one.name, None, float | None)
+    default = found["weight_decay"].default if own else 0.0
+    found["weight_decay"] = option("weight_decay", default, _Decay if default is not None else _Decay | None)
+    build.__signature__ = inspect.Signature(list(found.values()))  # type: ignore[attr-defined]
+    text = inspect.cleandoc(getattr(function, "func", function).__doc__ or "")  # nadam is a partial of adam
+    penalty = "" if own else r"weight_decay: L2 penalty, added to the gradient of all parameters.\n\1"
+    build.__doc__ = re.sub(r"Args:\n( +)", rf"Args:\n\1{penalty}", text, count=1)
+    return build
+
+
+OPTIMIZERS: Registry[optax.GradientTransformation] = Registry(
+    "optimizer",
+    {
+        "sgd": _sgd,
+        "adam": _adam,
+        "rmsprop": _rmsprop,
+        **{name: _of_optax(getattr(optax, name)) for name in _OF_OPTAX},
+        **{name: _of_optax(getattr(optax.contrib, name)) for name in _OF_CONTRIB},
+    },
+    given=("learning_rate",),
+    makes=optax.GradientTransformation,
+)
+
+
+class RatedOptimizer(NamedTuple):
+    """An optimizer that knows its learning rate."""
+
+    init: Callable[[PyTree], PyTree]  # parameters -> state
+    update: Callable[[PyTree, PyTree, PyTree, Float[Array, ""]], tuple[PyTree, PyTree]]
+    # ^ (gradient, state, parameters, rate) -> (what is added to the parameters, state)
+    by_layer: bool = False  # it looks at the network's own arrays, not at the few that they are packed in
+    own_rate: bool = False  # its rate is not the run's
+
+
+LocalOptimizer: TypeAlias = optax.GradientTransformation | RatedOptimizer
 
 
 def local_optimizer(
-    name: str = "sgd",
-    *,
-    momentum: float | Array = 0.0,
-    nesterov: bool = False,
-    weight_decay: float | Array = 0.0,
-    clip_norm: float | Array | None = None,
-) -> optax.GradientTransformation:
+    name: str = "sgd", *, clip_norm: Annotated[float | Array | None, In("(0, inf)")] = None, **options: Any
+) -> LocalOptimizer:
     """Builds the client's optimizer; its state starts anew in every round.
 
     Args:
-        name: "sgd", "adam" or "rmsprop" (v <- 0.9 v + 0.1 g^2, no momentum, no bias correction).
-        momentum: momentum of SGD, in [0, 1).
-        nesterov: Nesterov momentum.
-        weight_decay: added to the gradient as weight_decay * w, on all parameters (L2, not decoupled).
+        name: one of `OPTIMIZERS`, or "module:function" for a function of `learning_rate`, and of options, that returns
+            an `optax.GradientTransformation`.
         clip_norm: the gradient of a parameter group is multiplied by min(1, clip_norm / (||g||_2 + 1e-6)) before
             weight decay is added; None: it is not.
+        **options: those of the optimizer.
+
+    Returns:
+        A transformation without a learning rate for "sgd", "adam" and "rmsprop", else a `RatedOptimizer`.
 
     Raises:
-        ValueError: for an unknown name, momentum outside [0, 1) or a clip_norm that is not positive.
+        ValueError: an unknown name or option, a value outside its range, or an optimizer that needs more than
+            gradients and parameters.
+
+    Example:
+        >>> from fedjax_ssl.federated import local_optimizer
+        >>> adamw = local_optimizer("adamw", weight_decay=0.01)
+        >>> weights = {"w": jnp.ones(2)}
+        >>> added, _ = adamw.update({"w": jnp.ones(2)}, adamw.init(weights), weights, jnp.float32(0.1))
+        >>> [round(float(one), 4) for one in added["w"]]
+        [-0.101, -0.101]
     """
-    check_choices(OPTIMIZERS, optimizer=name)
-    check_numbers("[0, 1)", momentum=momentum)
     if clip_norm is not None:
         check_numbers("(0, inf)", clip_norm=clip_norm)
-    steps = {
-        "sgd": optax.identity() if is_zero(momentum) else optax.trace(momentum, nesterov),
-        "adam": optax.scale_by_adam(),
-        "rmsprop": optax.scale_by_rms(decay=0.9, eps=1e-7, eps_in_sqrt=False),
-    }
     clip = () if clip_norm is None else (_clip(clip_norm),)
-    return standard_promotion(optax.chain(*clip, optax.add_decayed_weights(weight_decay), steps[name]))
+    takes_rate, own = OPTIMIZERS.takes(name, "learning_rate"), ":" in name
+    if not takes_rate and not own:
+        return standard_promotion(optax.chain(*clip, OPTIMIZERS.build(name, **options)))
+
+    def at(rate: Any) -> optax.GradientTransformation:
+        given = {"learning_rate": rate} if takes_rate else {}
+        return standard_promotion(optax.chain(*clip, OPTIMIZERS.build(name, **given, **options)))
+
+    found = RatedOptimizer(
+        at(1.0).init,
+        lambda gradient, state, params, rate: at(rate).update(gradient, state, params),
+        by_layer=own or name in BY_LAYER,
+        own_rate=not takes_rate,
+    )
+    _check_step(name, found)
+    return found
+
+
+def _check_step(name: str, optimizer: RatedOptimizer) -> None:
+    """Raises ValueError for an optimizer whose step needs more than it is given, or changes the form of its state."""
+    from fedjax_ssl.own_code import where
+
+    place = f" ({where(OPTIMIZERS.builder(name))})" if ":" in name else ""
+    weights = {"model": {"kernel": jnp.zeros((2, 3)), "bias": jnp.zeros(3)}}
+
+    def step(weights: PyTree, rate: Array) -> tuple[PyTree, PyTree, PyTree]:
+        state = optimizer.init(weights)
+        return (state, *optimizer.update(weights, state, weights, rate))
+
+    try:
+        before, added, after = jax.eval_shape(step, weights, jnp.zeros(()))
+    except (TypeError, ValueError, NotImplementedError, jax.errors.JAXTypeError) as error:
+        text = str(error).splitlines()[0]
+        raise ValueError(f"optimizer {name!r} cannot take a local step: {text}{place}") from error
+    if _form(added) != _form(weights) or _form(before) != _form(after):
+        raise ValueError(f"optimizer {name!r} returns updates or a state of another form than it was given{place}")
+
+
+def _form(tree: PyTree) -> tuple[Any, ...]:
+    return jax.tree.structure(tree), [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)]
+
+
+def descend(
+    optimizer: LocalOptimizer, gradient: PyTree, state: PyTree, params: PyTree, rate: Float[Array, ""]
+) -> tuple[PyTree, PyTree]:
+    """Takes a step: (parameters, state of the optimizer)."""
+    if isinstance(optimizer, RatedOptimizer):
+        added, state = optimizer.update(gradient, state, params, rate)
+        return optax.apply_updates(params, added), state
+    updates, state = optimizer.update(gradient, state, params)
+    return jax.tree.map(lambda w, update: w - rate * update, params, updates), state
+
+
+def at_rate(optimizer: LocalOptimizer, rate: float | Array) -> optax.GradientTransformation:
+    """The optimizer at one learning rate, as optax has it: its update is added to the parameters."""
+    if isinstance(optimizer, RatedOptimizer):
+        return optax.GradientTransformation(
+            optimizer.init, lambda g, s, w: optimizer.update(g, s, w, jnp.asarray(rate))
+        )
+    return optax.chain(optimizer, optax.scale_by_learning_rate(rate))
+
+
+def over_layers(optimizer: LocalOptimizer, groups: Callable[[], dict[str, PyTree]]) -> LocalOptimizer:
+    """Lets an optimizer that looks at layers see them, where parameters come in few arrays per group.
+
+    Args:
+        optimizer: returned as it is where it does not look at layers.
+        groups: () -> parameters by group, of which the shapes are read.
+    """
+    if not (isinstance(optimizer, RatedOptimizer) and optimizer.by_layer):
+        return optimizer
+    inner, shapes = optimizer, jax.eval_shape(groups)
+    by_group = {g: packing(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tree)) for g, tree in shapes.items()}
+
+    def unpacked(packed: PyTree) -> PyTree:
+        return {group: by_group[group].unpack(arrays) for group, arrays in packed.items()}
+
+    def update(gradient: PyTree, state: PyTree, params: PyTree, rate: Array) -> tuple[PyTree, PyTree]:
+        added, state = inner.update(unpacked(gradient), state, unpacked(params), rate)
+        return {group: by_group[group].pack(tree) for group, tree in added.items()}, state
+
+    return optimizer._replace(init=lambda params: inner.init(unpacked(params)), update=update)
 
 
 def _clip(max_norm: float | Array) -> optax.GradientTransformation:
@@ -74,27 +265,3 @@ def standard_promotion(optimizer: optax.GradientTransformation) -> optax.Gradien
             return optimizer.update(updates, state, params)
 
     return optax.GradientTransformation(optimizer.init, update)
-
-
-def learning_rate_schedule(name: str, learning_rate: float | Array, schedule_rounds: int = 1) -> LearningRate:
-    """A rate for every round, constant within the round.
-
-    Args:
-        name: "constant", or "cosine": rate / 2 * (1 + cos(pi * round / schedule_rounds)), rounds from 0 (XCLP section
-            5.3, there with 2,000 schedule rounds for 1,500 rounds of training).
-        learning_rate: the rate in round 0; may be traced.
-        schedule_rounds: half a period of the cosine.
-
-    Raises:
-        ValueError: for an unknown name, or fewer than 1 schedule round.
-    """
-    check_choices(SCHEDULES, schedule=name)
-    check_whole_numbers(schedule_rounds=schedule_rounds)
-    rate = jnp.asarray(learning_rate, jnp.result_type(float))
-
-    # Not optax's: its order of operations gives other bits, and it mixes the count's type with the rate's.
-    def cosine(round_number: Int[Array, ""]) -> Float[Array, ""]:
-        progress = round_number.astype(rate.dtype) / schedule_rounds
-        return rate * 0.5 * (1.0 + jnp.cos(jnp.pi * jnp.minimum(progress, 1.0)))
-
-    return cosine if name == "cosine" else optax.constant_schedule(rate)

@@ -1,5 +1,6 @@
 """Federated optimizers by name, from the settings that a config has for them."""
 
+import ast
 from functools import partial
 from typing import Annotated, NamedTuple
 
@@ -8,6 +9,7 @@ from jaxtyping import Array
 
 from fedjax_ssl.checks import In, Whole
 from fedjax_ssl.federated.grouped import check_sizes, default_sizes, equal_sizes, grouped
+from fedjax_ssl.federated.local_optimizer import BY_LAYER, at_rate, local_optimizer
 from fedjax_ssl.federated.optimizers import (
     FederatedOptimizer,
     adaptive,
@@ -139,6 +141,32 @@ def _fedadagrad(
     return fedopt(adaptive("adagrad", server_learning_rate, beta1, 0.0, tau))
 
 
+def _fedopt(
+    settings: LocalSettings,
+    optimizer: str,
+    server_learning_rate: Annotated[float | Array, In("[0, inf)")] = 0.01,
+    arguments: str = "",
+) -> FederatedOptimizer:
+    """Any optimizer at the server.
+
+    Args:
+        settings: settings of the clients.
+        optimizer: one of `config.optimizer.name`, a function of your own too; not one that looks at layers.
+        server_learning_rate: its learning rate.
+        arguments: its own ones, for example "b1=0.8,weight_decay=0.01".
+    """
+    given = {}
+    for one in filter(None, arguments.split(",")):
+        name, _, text = one.partition("=")
+        try:
+            given[name.strip()] = ast.literal_eval(text.strip())
+        except (SyntaxError, ValueError) as error:
+            raise ValueError(f"arguments is {arguments!r}; give NAME=NUMBER with commas between") from error
+    if optimizer in BY_LAYER:
+        raise ValueError(f"optimizer {optimizer!r} looks at layers, which lie in few arrays at the server; use another")
+    return fedopt(at_rate(local_optimizer(optimizer, **given), server_learning_rate))
+
+
 def _grouped(
     settings: LocalSettings,
     groups: Annotated[int | None, Whole(1)] = None,
@@ -182,6 +210,7 @@ FEDERATED_OPTIMIZERS: Registry[FederatedOptimizer] = Registry(
         "fedadam": (partial(_moments, "adam"), "... through Adam"),
         "fedyogi": (partial(_moments, "yogi"), "... through Yogi"),
         "fedadagrad": (_fedadagrad, "... through Adagrad"),
+        "fedopt": (_fedopt, "... through any optimizer, by optimizer=NAME"),
         "grouped": (_grouped, "groups of clients, each with a model of its own and a replica of the server (FedRGD)"),
     },
     leading=1,

@@ -132,6 +132,7 @@ def run_round(
     info = reduce(_with_server, logs, info)
     if training.average_optimizer:
         info = {"optimizer_state_bytes": count(0), **info}
+    info["learning_rate"] = jnp.full_like(rate, jnp.nan) if getattr(training.optimizer, "own_rate", False) else rate
     return state._replace(round=state.round + 1), info
 
 

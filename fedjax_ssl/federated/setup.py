@@ -4,14 +4,15 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Float
 
 from fedjax_ssl.federated.cohort import CohortSampler, sample_cohort
-from fedjax_ssl.federated.local_optimizer import LearningRate
+from fedjax_ssl.federated.local_optimizer import LocalOptimizer
 from fedjax_ssl.federated.method import Client
 from fedjax_ssl.federated.optimizers import FederatedOptimizer
+from fedjax_ssl.federated.schedules import LearningRate
 from fedjax_ssl.models import Model
+from fedjax_ssl.objectives import RowLoss, cross_entropy
 
 WEIGHTINGS: dict[str, Callable[[Client], Float[Array, ""]]] = {
     "uniform": lambda client: jnp.ones(()),
@@ -40,7 +41,7 @@ class Setup(NamedTuple):
     normalize: Callable[[Array], Array]  # raw inputs -> float inputs of the network
     augment: Callable[[Array, Array], Array]  # (key, raw images) -> raw images: the weak augmentation
     federated_optimizer: FederatedOptimizer
-    local_optimizer: optax.GradientTransformation
+    local_optimizer: LocalOptimizer
     learning_rate: LearningRate
     num_classes: int
     max_labelled: int  # bounds over clients, from `FederatedData`
@@ -61,5 +62,6 @@ class Setup(NamedTuple):
     num_parts: int = 1  # in which clients' unlabelled examples come, one after another
     draw_cohort: CohortSampler = sample_cohort  # which clients take part in a round
     local_steps: int | None = None  # a round, in place of `local_epochs`; batches then go on from round to round
+    loss: RowLoss = cross_entropy  # of labelled rows: (logits, targets) -> losses [n], 0 where the target is -1
     normalize_test: Callable[[Array], Array] | None = None  # as `normalize`, of what is predicted; None: the same
     local_scores: bool = False  # rounds log how well the cohort's own models do

@@ -52,7 +52,7 @@ def supervised_term(setup: Setup) -> Term:
 
     def loss(step: Step) -> Array:
         batch = step.streams["labelled"]
-        return batch_cross_entropy(step.outputs[view.name].logits, batch.observed, batch.mask)
+        return batch_cross_entropy(step.outputs[view.name].logits, batch.observed, batch.mask, loss=setup.loss)
 
     return Term("supervised", (view,), loss)
 
@@ -82,7 +82,7 @@ def pseudo_label_term(
     def loss(step: Step) -> Array:
         batch, targets = step.streams["mixed"], step.sent
         logits, labels = step.outputs[view.name].logits, targets.labels[batch.position]
-        return batch_cross_entropy(logits, labels, batch.mask, targets.weights[batch.position])
+        return batch_cross_entropy(logits, labels, batch.mask, targets.weights[batch.position], setup.loss)
 
     def participates(sent: Broadcast, round: RoundContext) -> Bool[Array, " p"]:
         # Who has labels takes part whatever came of them, so that a client whose values are NaN is counted as dropped.

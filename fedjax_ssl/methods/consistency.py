@@ -144,7 +144,8 @@ def fixmatch(setup: Setup, settings: FixMatch) -> Method:
 
     def as_stored(step: Step) -> Array:
         batch = step.streams[LABELLED]
-        return objectives.batch_cross_entropy(step.outputs[stored.name].logits, batch.observed, batch.mask)
+        logits = step.outputs[stored.name].logits
+        return objectives.batch_cross_entropy(logits, batch.observed, batch.mask, loss=setup.loss)
 
     supervised = None if settings.augment_labelled else Term("supervised", (stored,), as_stored)
     return _method(setup, settings, guessing_term(TERM, (weak, strong), setup.num_classes, loss), supervised)
@@ -202,7 +203,7 @@ def uda(setup: Setup, settings: UDA) -> Method:
         progress = jnp.minimum(step.now.number.astype(jnp.result_type(float)) / (rounds or 1), 1.0)
         ceiling = objectives.training_signal_ceiling(progress, setup.num_classes, settings.tsa)
         return objectives.annealed_cross_entropy(
-            step.outputs[labelled.name].logits, batch.observed, batch.mask, ceiling
+            step.outputs[labelled.name].logits, batch.observed, batch.mask, ceiling, setup.loss
         )
 
     supervised = None if settings.tsa == "none" else Term("supervised", (labelled,), annealed)

@@ -145,7 +145,7 @@ def projection_term(setup: Setup, weight: float | Array, stream: str, known: boo
     def loss(step: Step) -> Array:
         batch = step.streams[stream]
         channel = None if step.client.weak is None else _channel(step.client, step.client.weak, known, remainder)
-        losses = channel_losses(step.outputs[view.name].logits, batch, channel)
+        losses = channel_losses(step.outputs[view.name].logits, batch, channel, loss=setup.loss)
         told = batch.observed >= 0
         if channel is not None and batch.weak is not None:
             told = told | objectives.is_observable(batch.weak, channel)

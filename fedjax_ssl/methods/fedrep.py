@@ -110,7 +110,7 @@ def class_term(setup: Setup, group: str, name: str) -> Term:
 
     def loss(step: Step) -> Array:
         batch = step.streams[group]
-        return batch_cross_entropy(step.outputs[view.name].logits, batch.observed, batch.mask)
+        return batch_cross_entropy(step.outputs[view.name].logits, batch.observed, batch.mask, loss=setup.loss)
 
     return Term(name, (view,), loss, group=group)
 

@@ -68,7 +68,7 @@ def fedsiam(
         targets = jax.lax.stop_gradient(jax.nn.softmax(taught))
         ramp = consistency_ramp(step.now.number + 1, consistency_weight, ramp_rounds)
         value = (
-            batch_cross_entropy(student.logits, batch.observed, batch.mask)
+            batch_cross_entropy(student.logits, batch.observed, batch.mask, loss=setup.loss)
             + head_weight * consistency(student.logits, student.aux_logits, batch.mask)
             + ramp * consistency(jax.nn.softmax(student.aux_logits), targets, batch.mask)
         )

@@ -75,5 +75,6 @@ if TYPE_CHECKING:
         prototype_log_probs,
         sharpen,
     )
+    from fedjax_ssl.objectives.supervised import INVERSE, LOSSES, RowLoss, supervised_loss
 
 __getattr__, __dir__ = attach(__name__)

@@ -8,6 +8,7 @@ References:
     ICLR 2021, arXiv 2006.12097: equations 3 and 4.
 """
 
+from collections.abc import Callable
 from typing import Literal
 
 import jax
@@ -75,7 +76,11 @@ def uda_loss(
 
 
 def annealed_cross_entropy(
-    logits: Float[Array, "n K"], targets: Int[Array, " n"], mask: Bool[Array, " n"], ceiling: float | Array
+    logits: Float[Array, "n K"],
+    targets: Int[Array, " n"],
+    mask: Bool[Array, " n"],
+    ceiling: float | Array,
+    loss: Callable[[Array, Array], Array] = cross_entropy,
 ) -> Float[Array, ""]:
     """Cross-entropy over the rows whose true class is not yet more probable than `ceiling` (UDA's TSA).
 
@@ -86,10 +91,10 @@ def annealed_cross_entropy(
         targets: class of every row, -1 = none.
         mask: rows that belong to the batch.
         ceiling: see `training_signal_ceiling`.
+        loss: of every row, such as `Setup.loss`.
     """
-    rows = cross_entropy(logits, targets)
-    kept = mask & (targets >= 0) & (jnp.exp(-jax.lax.stop_gradient(rows)) <= ceiling)
-    return batch_mean(rows, kept)
+    probability = jnp.exp(-jax.lax.stop_gradient(cross_entropy(logits, targets)))
+    return batch_mean(loss(logits, targets), mask & (targets >= 0) & (probability <= ceiling))
 
 
 def training_signal_ceiling(progress: Float[Array, ""], num_classes: int, schedule: str = "exp") -> Float[Array, ""]:

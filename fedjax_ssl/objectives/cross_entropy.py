@@ -3,6 +3,7 @@
 Losses are computed in float32 at least. The L1 norm of the parameters, which some methods add, is here too.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -60,6 +61,7 @@ def batch_cross_entropy(
     targets: Int[Array, " n"],
     mask: Bool[Array, " n"],
     weights: Float[Array, " n"] | None = None,
+    loss: Callable[[Array, Array], Array] = cross_entropy,
 ) -> Float[Array, ""]:
     """Weighted cross-entropy averaged over the batch: 1/|B| sum_i w_i CE(z_i, y_i), |B| = rows in the mask.
 
@@ -70,8 +72,9 @@ def batch_cross_entropy(
         targets: class of every row, -1 = none.
         mask: rows that belong to the batch.
         weights: a factor per row, 1 by default.
+        loss: of every row, such as `Setup.loss`.
     """
-    losses = cross_entropy(logits, targets)
+    losses = loss(logits, targets)
     if weights is not None:
         losses = losses * weights
     return batch_mean(losses, mask)

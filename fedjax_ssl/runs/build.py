@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import ml_collections
 import numpy as np
 from jax.sharding import Mesh
@@ -20,6 +21,7 @@ from fedjax_ssl.errors import counted, note
 from fedjax_ssl.federated import Execution, Method, Setup
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.channel_terms import check_channels
+from fedjax_ssl.objectives import INVERSE, RowLoss, cross_entropy, supervised_loss
 from fedjax_ssl.runs.processes import run_devices
 
 # Tables may be a quarter wider than a seed needs, so that another seed does not need another program.
@@ -28,7 +30,6 @@ _FEDERATED = (  # fields of `config.data` that decide what is held out, and what
     *("test_clients", "left_out_client", "test_fraction", "client_test_fraction"),
     *("validation_fraction", "balanced_test", "pools", "shuffle_pools"),
 )
-_LOCAL_OPTIMIZER = ("name", "momentum", "nesterov", "weight_decay", "clip_norm")
 Report = Callable[[federated.Choice], None]
 
 
@@ -105,6 +106,7 @@ def build_method(
     hyperparameters: Mapping[str, Array] | None = None,
     report: Report | None = None,
     execution: Execution | None = None,
+    loss: RowLoss | None = None,
 ) -> Method:
     """Build the method that the config names, for this federation.
 
@@ -116,6 +118,7 @@ def build_method(
         report: is told whenever a round is traced how its clients are placed.
         execution: in place of what the config says; for numbers and federations that are traced in a program whose
             placement was decided before.
+        loss: in place of the one that the config names.
     """
     config = configs.replace_numbers(experiment.config, hyperparameters or {})
     if execution is None:
@@ -124,6 +127,7 @@ def build_method(
     if report is not None:
         execution = execution._replace(report=report)
     setup = _setup(config, experiment.dataset, federation)
+    setup = setup if loss is None else setup._replace(loss=loss)
     name = config["method"].pop("name")
     with configs.naming("method"):
         method = methods.build(name, setup, **config["method"])
@@ -165,6 +169,9 @@ def _setup(config: dict[str, Any], dataset: data.Dataset, federation: data.Feder
     with configs.naming("cohort"):
         draw_cohort = federated.cohort_sampler(config["cohort"]["name"], **configs.options(config["cohort"]))
     federated_optimizer = configs.federated_optimizer(config, cohort_size)
+    local_optimizer, learning_rate = configs.local_training(config)
+    with configs.naming("loss"):
+        loss = _loss_of(config["loss"], federation)
     predicted, _ = data.for_prediction(dataset, inputs["test_mean"], inputs["test_std"])
     augment, strong_augment = _augmentation("augment", config, dataset), None
     if config["strong_augment"]["name"] != "none":
@@ -177,10 +184,9 @@ def _setup(config: dict[str, Any], dataset: data.Dataset, federation: data.Feder
             augment=augment,
             strong_augment=strong_augment,
             federated_optimizer=federated_optimizer,
-            local_optimizer=federated.local_optimizer(**{name: local[name] for name in _LOCAL_OPTIMIZER}),
-            learning_rate=federated.learning_rate_schedule(
-                local["schedule"], local["learning_rate"], local["schedule_rounds"]
-            ),
+            local_optimizer=local_optimizer,
+            learning_rate=learning_rate,
+            loss=loss,
             num_classes=federation.num_classes,
             max_labelled=federation.max_labelled,
             max_unlabelled=federation.max_unlabelled_at_once,
@@ -200,6 +206,20 @@ def _setup(config: dict[str, Any], dataset: data.Dataset, federation: data.Feder
             num_parts=federation.num_parts,
             local_scores="local" in config["metrics"],
         )
+
+
+def _loss_of(section: dict[str, Any], federation: data.FederatedData) -> RowLoss:
+    """Build the loss of labelled examples, from the labels that clients and the server see."""
+    weights, counts = section["class_weights"], None
+    if weights is not None and tuple(weights) != INVERSE and len(weights) != federation.num_classes:
+        raise ValueError(f"class_weights has {len(weights)} numbers; the data have {federation.num_classes} classes")
+    asked = section["logit_adjustment"] or (weights is not None and tuple(weights) == INVERSE)
+    if asked and not isinstance(federation.observed, jax.ShapeDtypeStruct):
+        server = jnp.arange(federation.server_index.shape[-1]) < federation.num_server
+        server = jnp.where(server, federation.observed[federation.server_index], -1)
+        seen = jnp.concatenate([federation.observed_by_clients.ravel(), server])
+        counts = jnp.sum(seen[:, None] == jnp.arange(federation.num_classes), axis=0)
+    return supervised_loss(counts=counts, **section)
 
 
 def device_mesh(devices: int, reduce: str) -> Mesh | None:
@@ -258,6 +278,24 @@ def _cohort_size(config: Any, number: int) -> int:
             f"{counted(number, 'client')}{beside}; allowed: 1..{number}"
         )
     return number if given is None else given
+
+
+def note_loss(experiment: Experiment, federation: FederatedData) -> None:
+    """Warn where a loss of labelled examples is named that the method never takes."""
+    section, calls = experiment.config.loss, list[None]()
+    if experiment.host is not None or supervised_loss(**section) is cross_entropy:
+        return
+
+    def counted(logits: Array, targets: Array) -> Array:
+        calls.append(None)
+        return cross_entropy(logits, targets)
+
+    method, key = build_method(experiment, federation, loss=counted), jax.random.key(0)
+    if not method.on_host:
+        jax.eval_shape(lambda: method.round(key, method.init(key, federation), federation))
+    if not calls:
+        name = experiment.config.method.name
+        note(f"config.loss has no effect: method {name!r} takes no cross-entropy of class labels that it could replace")
 
 
 KINDS = {

@@ -25,6 +25,7 @@ from fedjax_ssl.runs.build import (
     check_labels,
     check_weighting,
     idle_clients,
+    note_loss,
     note_missing_labels,
     weights_in_words,
 )
@@ -135,6 +136,8 @@ class Run(Closing):
         note_missing_labels(config.supervision.name, config.supervision.labels, self.federation)
         check_weighting(config.federated.weighting, learner, self.federation)
         check_cohorts(config, self.federation)
+        if config.rounds:
+            note_loss(self._experiment, self.federation)
 
     def start(self) -> None:
         """Say and write what is about to run; a run that is complete already gets its summary."""

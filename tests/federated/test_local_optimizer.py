@@ -6,7 +6,14 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_ssl.federated import learning_rate_schedule, local_optimizer
+from fedjax_ssl import runs
+from fedjax_ssl.config import ConfigNote, load, resolve
+from fedjax_ssl.errors import ConfigError
+from fedjax_ssl.federated import OPTIMIZERS, SCHEDULES, learning_rate_schedule, local_optimizer
+from fedjax_ssl.federated.local_optimizer import at_rate, descend, over_layers
+from fedjax_ssl.federated.packing import packing
+from tests import toy
+from tests.federated.test_average_optimizer import after, method_of, own_id, pull
 
 GRADIENTS = np.array([[1.0, -2.0, 0.5], [0.3, 0.1, -0.2], [-1.0, 4.0, 0.0]])
 START = np.array([0.5, -1.0, 2.0])
@@ -84,6 +91,166 @@ def test_adam_is_the_published_formula(wide: bool) -> None:
         np.testing.assert_allclose(run(local_optimizer("adam")), weights, rtol=1e-7 if wide else 1e-5)
 
 
+LAYERS = {"a": {"kernel": (70, 64), "bias": (64,)}, "b": {"kernel": (64, 3), "bias": (3,)}}  # one is large
+
+
+def arrays(seed: int) -> dict:
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda shape: jnp.asarray(rng.normal(size=shape)), LAYERS, is_leaf=lambda x: type(x) is tuple)
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name not in ("sgd", "adam", "rmsprop")])
+def test_optimizers_of_optax_take_its_steps_on_packed_parameters(float64, name: str) -> None:
+    start = arrays(0)
+    pack = packing(start)
+    optimizer = over_layers(local_optimizer(name), lambda: {"model": start})
+    theirs = getattr(optax, name, None) or getattr(optax.contrib, name)
+    theirs = theirs(learning_rate=RATE)
+    found, expected = {"model": pack.pack(start)}, start
+    state, their_state = optimizer.init(found), theirs.init(start)
+    step = jax.jit(lambda *given: descend(optimizer, *given))  # the rate is traced
+    for seed in (1, 2, 3):
+        found, state = step({"model": pack.pack(arrays(seed))}, state, found, jnp.asarray(RATE))
+        with jax.numpy_dtype_promotion("standard"):
+            updates, their_state = theirs.update(arrays(seed), their_state, expected)
+        expected = optax.apply_updates(expected, updates)
+    moved = jax.tree.map(jnp.subtract, expected, start)
+    assert all(float(jnp.abs(leaf).max()) > 1e-9 for leaf in jax.tree.leaves(moved))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-9), pack.unpack(found["model"]), expected
+    )
+
+
+def test_options_reach_optax_and_the_penalty_of_those_without_weight_decay_is_l2(float64) -> None:
+    weights, gradient = jnp.asarray(START), jnp.asarray(GRADIENTS[0])
+
+    def moved(found, theirs, gradient_of_theirs) -> None:
+        for optimizer, slope in ((at_rate(found, RATE), gradient), (theirs, gradient_of_theirs)):
+            with jax.numpy_dtype_promotion("standard"):
+                added.append(optimizer.update(slope, optimizer.init(weights), weights)[0])
+        np.testing.assert_allclose(*added[-2:], rtol=1e-12)
+
+    added: list = []
+    lion = local_optimizer("lion", b1=0.8, weight_decay=0.1)
+    moved(lion, optax.lion(RATE, b1=0.8, weight_decay=0.1), gradient)
+    moved(local_optimizer("yogi", weight_decay=0.1), optax.yogi(RATE), gradient + 0.1 * weights)
+    moved(local_optimizer("sgd", momentum=0.9), optax.sgd(RATE, 0.9), gradient)
+
+
+@pytest.mark.parametrize("kept", [{"keep_optimizer": True}, {"average_optimizer": True}])
+@pytest.mark.parametrize("name", ["adamw", "lamb", "prodigy"])
+def test_any_state_is_kept_and_averaged(name: str, kept: dict) -> None:
+    data = toy.federation()
+    local = {"local_optimizer": local_optimizer(name), "learning_rate": 0.1, **kept}
+    states = [
+        after(toy.executed(method_of(data, pull("id", own_id), steps=2, **local), placement=how), data, 2)[0]
+        for how in ("sequential", "lanes")
+    ]
+    one, other = (
+        [np.asarray(leaf) for leaf in jax.tree.leaves((s.params, s.clients, s.local_optimizer))] for s in states
+    )
+    assert len(one) > 3 and all(np.isfinite(leaf).all() for leaf in one)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), one, other)
+
+
+def test_schedules_are_those_of_optax() -> None:
+    length, rate = 20, 0.3
+    theirs = {
+        "constant": optax.constant_schedule(rate),
+        "cosine": optax.cosine_decay_schedule(rate, length),
+        "exponential": optax.exponential_decay(rate, length, 0.1),
+        "piecewise": optax.piecewise_constant_schedule(rate, {10: 0.1, 15: 0.1}),
+        "linear": optax.linear_schedule(rate, 0.0, length),
+        "polynomial": optax.polynomial_schedule(rate, 0.0, 1.0, length),
+        "warmup": optax.warmup_constant_schedule(rate / 3, rate, 2),
+        "warmup_cosine": optax.warmup_cosine_decay_schedule(rate / 3, rate, 2, length),
+    }
+    assert set(theirs) == set(SCHEDULES)
+    for name, schedule in theirs.items():
+        own = jax.jit(learning_rate_schedule(name, rate, length))
+        for number in (0, 1, 2, 9, 10, 14, 15, 19, 20, 30):
+            expected = float(schedule(number))
+            assert float(own(jnp.int32(number))) == pytest.approx(expected, rel=1e-6, abs=1e-7), (name, number)
+
+
+def settings_of(**fields):
+    return load("digits_fedavg", {"rounds": 4, "eval_every": 2, **{k.replace("__", "."): v for k, v in fields.items()}})
+
+
+MINE = """import optax
+
+def optimizer(learning_rate, power: float = 0.9):
+    return optax.chain(optax.trace(power), optax.scale_by_learning_rate(learning_rate))
+
+def fixed():
+    return optax.sgd(0.3)
+
+def number(learning_rate):
+    return 3.0
+
+def losses(learning_rate):
+    return optax.polyak_sgd()
+
+def steps(round):
+    return 0.3 if round < 2 else 0.1
+
+def negative(round):
+    return 0.1 - 0.06 * round
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch) -> None:
+    (tmp_path / "mine_here.py").write_text(MINE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("name", "mine_here:number", r"returned float; it has to return a GradientTransformation \(.*py, line 9\)"),
+        ("name", "mine_here:losses", r"cannot take a local step: .*'value'.* \(.*mine_here.py, line 12\)"),
+        ("schedule", "mine_here:negative", r"returned -0.0.* in round 2; .* \(.*mine_here.py, line 18\)"),
+        ("schedule", "exponental", r"config.optimizer.schedule is 'exponental'. Did you mean 'exponential'"),
+    ],
+)
+def test_what_is_wrong_with_code_of_ones_own_is_a_line(mine, field: str, value: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        resolve(settings_of(**{f"optimizer__{field}": value}))
+    assert "\n" not in str(caught.value)
+
+
+def test_the_rate_of_a_run_is_a_column_and_a_function_of_ones_own_says_it(mine, tmp_path) -> None:
+    def trained(name: str, **fields) -> dict:
+        return runs.run(settings_of(**fields), tmp_path / name, quiet=True)
+
+    def rates(name: str, **fields) -> list[float]:
+        trained(name, **fields)
+        lines = (tmp_path / name / "metrics.csv").read_text().splitlines()
+        at = lines[0].split(",").index("learning_rate")
+        return [float(line.split(",")[at]) for line in lines[1:]]
+
+    halves = {"optimizer__schedule": "exponential_decay", "optimizer__schedule_rounds": 1}
+    assert rates("a", **halves, optimizer__schedule_factor=0.5) == pytest.approx([0.225, 0.05625])
+    with pytest.warns(ConfigNote, match=r"learning_rate=0.3 has no effect: config.optimizer.schedule=mine_here:steps"):
+        assert rates("b", optimizer__schedule="mine_here:steps") == pytest.approx([0.3, 0.1])
+    with pytest.warns(ConfigNote, match="has no effect: optimizer 'mine_here:fixed' has its own"):
+        assert np.isnan(rates("c", optimizer__name="mine_here:fixed")).all()
+    momentum, own = trained("d", optimizer__momentum=0.9), trained("e", optimizer__name="mine_here:optimizer")
+    assert own["test_accuracy"] == pytest.approx(momentum["test_accuracy"], abs=0.01)
+
+
+def test_a_sweep_over_rates_and_decays_of_adamw_is_one_program(tmp_path) -> None:
+    shared = runs.Shared()
+    codes = {
+        shared.prepare(
+            resolve(settings_of(optimizer__name="adamw", optimizer__learning_rate=rate, optimizer__weight_decay=decay))
+        ).code
+        for rate, decay in ((0.1, 0.01), (0.2, 0.02))
+    }
+    assert len(codes) == 1
+
+
 def test_cosine_schedule_of_the_paper() -> None:
     """XCLP section 5.3: 2,000 schedule rounds for 1,500 rounds; the last factor is 0.1470."""
     schedule = learning_rate_schedule("cosine", 1.0, 2000)
@@ -113,12 +280,14 @@ def test_the_rate_may_be_traced() -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: local_optimizer("lamb"), "'lamb'.*sgd, adam, rmsprop"),
+        (lambda: local_optimizer("lbfgs"), "unknown optimizer 'lbfgs'.*sgd, adam, rmsprop"),
+        (lambda: local_optimizer("adamw", b3=0.5), "'adamw' has no option 'b3'.* b1, b2, eps"),
         (lambda: local_optimizer("sgd", momentum=1.0), r"momentum is 1.0.*\[0, 1\)"),
         (lambda: local_optimizer("sgd", momentum=-0.1), "momentum is -0.1"),
         (lambda: local_optimizer("sgd", clip_norm=0.0), "clip_norm is 0.0; it must be a number above 0"),
-        (lambda: learning_rate_schedule("linear", 0.1), "'linear'.*constant, cosine"),
+        (lambda: learning_rate_schedule("step", 0.1), "'step'.*constant, cosine"),
         (lambda: learning_rate_schedule("cosine", 0.1, 0), "schedule_rounds is 0"),
+        (lambda: learning_rate_schedule("warmup_cosine", 0.1, 5, schedule_warmup=5), "leave rounds for the cosine"),
     ],
 )
 def test_bad_settings_are_refused(build, message: str) -> None:

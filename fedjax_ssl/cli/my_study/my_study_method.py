@@ -25,7 +25,7 @@ def entropy_minimization(setup: Setup, *, warmup_rounds: int = 20, entropy_weigh
 
     def supervised(step: Step) -> jax.Array:
         batch = step.streams["mixed"]
-        return batch_cross_entropy(step.outputs[view.name].logits, batch.observed, batch.mask)
+        return batch_cross_entropy(step.outputs[view.name].logits, batch.observed, batch.mask, loss=setup.loss)
 
     def entropy(step: Step) -> jax.Array:
         batch = step.streams["mixed"]

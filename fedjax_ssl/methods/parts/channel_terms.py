@@ -18,7 +18,7 @@ from fedjax_ssl.checks import check_choices, check_numbers, is_zero
 from fedjax_ssl.data import FederatedData, WeakLabels
 from fedjax_ssl.federated import AtServer, Client, Setup, Stage, Step, Stream, Term, View, known_epochs, never
 from fedjax_ssl.federated.terms import augmented_view
-from fedjax_ssl.objectives import Channel, batch_mean, cross_entropy, l1_norm
+from fedjax_ssl.objectives import Channel, RowLoss, batch_mean, cross_entropy, l1_norm
 
 SURROGATE_LOSSES = {"nll": objectives.channel_cross_entropy, "ce_on_probs": objectives.channel_cross_entropy_on_probs}
 
@@ -46,7 +46,11 @@ def own_channel(use_test_prior: bool = True) -> Callable[[Step], Channel | None]
 
 
 def channel_losses(
-    logits: Float[Array, "b K"], batch: Stream, channel: Channel | None, surrogate_loss: str = "nll"
+    logits: Float[Array, "b K"],
+    batch: Stream,
+    channel: Channel | None,
+    surrogate_loss: str = "nll",
+    loss: RowLoss = cross_entropy,
 ) -> Float[Array, " b"]:
     """Loss of every row: cross-entropy of its class label, or of its weak label through the channel; 0 without either.
 
@@ -55,8 +59,9 @@ def channel_losses(
         batch: the rows.
         channel: channel of the client; None where nobody has weak labels.
         surrogate_loss: "nll", or "ce_on_probs" as in the released code of FedUL, which is no proper loss.
+        loss: of the class labels, such as `Setup.loss`.
     """
-    losses = cross_entropy(logits, batch.observed)
+    losses = loss(logits, batch.observed)
     if channel is None or batch.weak is None:
         return losses
     weak = SURROGATE_LOSSES[surrogate_loss](logits, batch.weak, channel)
@@ -87,7 +92,7 @@ def channel_term(
 
     def loss(step: Step) -> Array:
         batch = step.streams[stream]
-        losses = channel_losses(step.outputs[seen.name].logits, batch, channel(step), surrogate_loss)
+        losses = channel_losses(step.outputs[seen.name].logits, batch, channel(step), surrogate_loss, setup.loss)
         return batch_mean(losses, batch.mask)
 
     participates = AtServer(participates=lambda sent, round: round.valid & learns(round.clients))

@@ -1,0 +1,81 @@
+"""Losses of labelled examples: cross-entropy, focal loss, label smoothing, weights of classes, logit adjustment.
+
+References:
+    Focal loss: Lin et al., Focal loss for dense object detection, ICCV 2017; of several classes, with weights, as in
+    FLamby's Fed-ISIC2019 (du Terrail et al., NeurIPS 2022).
+    Logit adjustment: Menon et al., Long-tail learning via logit adjustment, ICLR 2021, equation 10.
+    Label smoothing: Szegedy et al., CVPR 2016, section 7.
+"""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from fedjax_ssl.checks import check_choices, check_numbers
+from fedjax_ssl.objectives.cross_entropy import at_target, cross_entropy
+
+LOSSES = ("cross_entropy", "focal")
+INVERSE = ("inverse",)
+RowLoss = Callable[[Float[Array, "n K"], Int[Array, " n"]], Float[Array, " n"]]  # exactly 0 where the target is -1
+
+
+def supervised_loss(
+    name: str = "cross_entropy",
+    counts: Float[Array, " K"] | None = None,
+    *,
+    label_smoothing: float = 0.0,
+    gamma: float = 2.0,
+    class_weights: Sequence[float | str] | None = None,
+    logit_adjustment: float = 0.0,
+) -> RowLoss:
+    """Builds the loss of a row, -w_y (1 - p_y)^gamma ((1 - s) log p_y + s / K sum_k log p_k).
+
+    Here p = softmax(z + tau log prior) for scores z. Rows are averaged over the batch as they are, not divided by their
+    weights. By default this is `cross_entropy` itself.
+
+    Args:
+        name: "cross_entropy", for which gamma is 0, or "focal".
+        counts: labels of every class that are seen; a class without any counts as if it had one.
+        label_smoothing: s, in [0, 1).
+        gamma: how little rows count that are right already.
+        class_weights: w, a number per class, or ("inverse",) for labels / (K * labels of the class), whose mean over
+            the labelled examples is 1.
+        logit_adjustment: tau; 1 is consistent with the balanced error.
+
+    Raises:
+        ValueError: an unknown name, or a number outside its range.
+
+    Example:
+        >>> loss = fs.objectives.supervised_loss("focal", gamma=2.0, class_weights=(1.0, 3.0))
+        >>> loss(jnp.zeros((3, 2)), jnp.array([0, 1, -1])).round(4).tolist()  # -1: no label
+        [0.1733, 0.5199, 0.0]
+    """
+    check_choices(LOSSES, name=name)
+    check_numbers("[0, 1)", label_smoothing=label_smoothing)
+    check_numbers(gamma=gamma, logit_adjustment=logit_adjustment)
+    focal = name == "focal"
+    if not (focal or label_smoothing or class_weights is not None or logit_adjustment):
+        return cross_entropy
+    found = jnp.ones(1) if counts is None else jnp.maximum(counts, 1).astype(jnp.result_type(float))
+    total = jnp.sum(found)
+
+    def loss(logits: Float[Array, "n K"], targets: Int[Array, " n"]) -> Float[Array, " n"]:
+        if logit_adjustment:
+            logits = logits + (logit_adjustment * jnp.log(found / total)).astype(logits.dtype)
+        log_probs = jax.nn.log_softmax(logits)
+        chosen = at_target(log_probs, targets)
+        losses = -chosen
+        if label_smoothing:
+            losses = (1 - label_smoothing) * losses - label_smoothing * jnp.mean(log_probs, axis=1)
+        if focal:
+            # Not 0, where a power below 1 has no slope.
+            losses = losses * jnp.maximum(-jnp.expm1(chosen), jnp.finfo(losses.dtype).tiny) ** gamma
+        if class_weights is not None:
+            inverse = total / (logits.shape[1] * found)
+            weights = inverse if tuple(class_weights) == INVERSE else jnp.asarray(class_weights)
+            losses = losses * weights.astype(losses.dtype)[targets]
+        return jnp.where(targets >= 0, losses, jnp.zeros_like(losses))
+
+    return loss
