@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         set_channel,
     )
     from fedjax_ssl.objectives.cross_entropy import (
+        RowLoss,
         at_least_float32,
         batch_cross_entropy,
         batch_mean,
@@ -75,6 +76,6 @@ if TYPE_CHECKING:
         prototype_log_probs,
         sharpen,
     )
-    from fedjax_ssl.objectives.supervised import INVERSE, LOSSES, RowLoss, supervised_loss
+    from fedjax_ssl.objectives.supervised import INVERSE, LOSSES, supervised_loss
 
 __getattr__, __dir__ = attach(__name__)

@@ -8,7 +8,6 @@ References:
     ICLR 2021, arXiv 2006.12097: equations 3 and 4.
 """
 
-from collections.abc import Callable
 from typing import Literal
 
 import jax
@@ -17,7 +16,7 @@ from jax.scipy.special import xlogy
 from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_ssl.checks import check_choices
-from fedjax_ssl.objectives.cross_entropy import batch_cross_entropy, batch_mean, cross_entropy
+from fedjax_ssl.objectives.cross_entropy import RowLoss, batch_cross_entropy, batch_mean, cross_entropy
 
 MaskMean = Literal["batch", "confident"]
 TIES = ("lowest_index", "local")
@@ -80,7 +79,7 @@ def annealed_cross_entropy(
     targets: Int[Array, " n"],
     mask: Bool[Array, " n"],
     ceiling: float | Array,
-    loss: Callable[[Array, Array], Array] = cross_entropy,
+    loss: RowLoss = cross_entropy,
 ) -> Float[Array, ""]:
     """Cross-entropy over the rows whose true class is not yet more probable than `ceiling` (UDA's TSA).
 

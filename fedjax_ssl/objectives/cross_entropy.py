@@ -13,6 +13,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int, Key
 from fedjax_ssl.checks import check_numbers
 
 CLIP = 1e-7  # the epsilon of Keras, and of the public code of FedUL's baselines
+RowLoss = Callable[[Float[Array, "n K"], Int[Array, " n"]], Float[Array, " n"]]  # exactly 0 where the target is -1
 ATTEMPTS = 64  # a try for a share fails with a chance of 1/2 at most where alpha <= 1
 
 
@@ -61,7 +62,7 @@ def batch_cross_entropy(
     targets: Int[Array, " n"],
     mask: Bool[Array, " n"],
     weights: Float[Array, " n"] | None = None,
-    loss: Callable[[Array, Array], Array] = cross_entropy,
+    loss: RowLoss = cross_entropy,
 ) -> Float[Array, ""]:
     """Weighted cross-entropy averaged over the batch: 1/|B| sum_i w_i CE(z_i, y_i), |B| = rows in the mask.
 

@@ -7,18 +7,17 @@ References:
     Label smoothing: Szegedy et al., CVPR 2016, section 7.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from fedjax_ssl.checks import check_choices, check_numbers
-from fedjax_ssl.objectives.cross_entropy import at_target, cross_entropy
+from fedjax_ssl.objectives.cross_entropy import RowLoss, at_target, cross_entropy
 
 LOSSES = ("cross_entropy", "focal")
 INVERSE = ("inverse",)
-RowLoss = Callable[[Float[Array, "n K"], Int[Array, " n"]], Float[Array, " n"]]  # exactly 0 where the target is -1
 
 
 def supervised_loss(
