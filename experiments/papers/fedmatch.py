@@ -104,8 +104,8 @@ SMALL_STREAM = {
     "optimizer.learning_rate": 3e-3,
 }
 REDUCED_STREAM = (
-    "an eighth of the channels; a client has 350 images in place of 6,300; 20 rounds in place of 100, two for each part, "
-    "at the learning rate 3e-3 in place of 1e-3"
+    "an eighth of the channels; a client has 350 images in place of 6,300; 20 rounds in place of 100, two for each "
+    "part, at the learning rate 3e-3 in place of 1e-3"
 )
 
 # Ablations: FedMatch on the batch task with labels at clients, iid.

@@ -123,8 +123,8 @@ SMALL = {
     "federated.cohort_size": 3,
 }
 REDUCED = (
-    "20 clients in place of 100, three a round in place of five; two narrow convolutions in place of eight, without a norm; "
-    "30 rounds in place of 300; FedMatch at the learning rate 3e-3 in place of 1e-3"
+    "20 clients in place of 100, three a round in place of five; two narrow convolutions in place of eight, without a "
+    "norm; 30 rounds in place of 300; FedMatch at the learning rate 3e-3 in place of 1e-3"
 )
 DIFFERS = (
     "clients start every round from the mean of the last cohort's RMSprop accumulators; the released code has one "
