@@ -28,7 +28,13 @@ METHODS = {
         "optimizer.batch_size": 10,
         **STAGE1,
     },
-    "FedSiam": {"method.name": "fedsiam", "model.aux_head": True, "model.normalize_features": False, **STAGE1},
+    "FedSiam": {
+        "method.name": "fedsiam",
+        "method.warmup_rounds": 0,
+        "model.aux_head": True,
+        "model.normalize_features": False,
+        **STAGE1,
+    },
     "FedSem+": {"method.name": "fedsem", **BOTH},
     "FedAvg+XCLP": BOTH,
 }
@@ -56,7 +62,7 @@ REDUCED = (
     "of 13; 30 rounds of a stage in place of 1,500, two local epochs in place of five, batches of 10 at the rate 0.1"
 )
 for method in METHODS.values():
-    method["small"] = dict(SMALL_BOTH if "method.warmup_rounds" in method else SMALL_STAGE1)
+    method["small"] = dict(SMALL_BOTH if method["rounds"] == BOTH["rounds"] else SMALL_STAGE1)
 METHODS["FedMatch"]["small"] |= {"optimizer.schedule_rounds": None, "optimizer.local_epochs": 1, "method.patience": 4}
 METHODS["FedMatch"]["small"] |= {"optimizer.learning_rate": 3e-3, "method.l2_weight": 3.3}
 
@@ -108,6 +114,8 @@ ISIC_DIFFERS = (
 
 def scored(predictor: str, metric: str, **settings: object) -> dict:
     """A way of predicting and the column of its score."""
+    if predictor != "xclp":
+        settings["prediction.groups"] = 1
     name = predictor + ("_labelled" if settings.get("prediction.unlabelled") == "without" else "")
     return {"prediction.predictors": predictor, "metric": f"{name}_{metric}", **settings}
 
