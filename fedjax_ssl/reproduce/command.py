@@ -42,7 +42,6 @@ def main(arguments: list[str]) -> int:
         raise ConfigError("name a table; `fedjax-ssl reproduce --list` names all")
     table = find_table(given.table, tables)
     data = dict(_pair("--data", text, "NAME=PATH") for text in given.data)
-    scales.check_names(data)
     settings = dict(_pair("--set", text, "FIELD=VALUE") for text in given.set)
     with command_line.notes_instead_of_warnings() as notes:
         cells = table.make_cells(given.scale, given.rows, given.columns)

@@ -1,7 +1,5 @@
 """The paper's numbers and ours side by side: read from run folders, kept as small JSON files, written as tables."""
 
-import csv
-import io
 import itertools
 import json
 import math
@@ -10,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 
 from fedjax_ssl.reproduce.scales import forward_operations
 from fedjax_ssl.reproduce.table import Cell, Table, number_of
@@ -223,12 +222,8 @@ def order(table: Table, result: Stored) -> str:
 
 def write(table: Table, result: Stored, folder: Path) -> Path:
     """Write `table.md`, `table.csv` and `table.png`; returns the first."""
-    text = io.StringIO(newline="")
     found = list(rows_of(table, result))
-    writer = csv.DictWriter(text, list(found[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(found)
-    write_atomically(folder / "table.csv", text.getvalue())
+    write_atomically(folder / "table.csv", pandas.DataFrame(found).to_csv(index=False))
     write_atomically(folder / "table.md", f"# {table.name}: {table.title}\n\n{markdown(table, result)}\n")
     draw(table, found, folder / "table.png")
     return folder / "table.md"

@@ -22,7 +22,8 @@ from fedjax_ssl.reproduce.table import Cell, Table
 from fedjax_ssl.runs.build import load_resolved
 from fedjax_ssl.runs.files import bytes_in_words
 
-_SMOKE_ROUNDS, _SMOKE_CLIENTS, _SMOKE_EXAMPLES = 2, 3, 60  # examples of a client
+_SMOKE_ROUNDS, _SMOKE_CLIENTS, _SMOKE_SIDE = 2, 3, 64
+_SMOKE_EXAMPLES, _SMOKE_OWN = 3000, 60  # at least, and of a client
 _EQUAL = ("iid", "random", "majority", "dirichlet", "dirichlet_balanced")  # partitions that divide what there is
 _SHALLOW = {  # networks that compile for long -> a shallow one with the same kind of layers and heads
     **dict.fromkeys(("wrn28", "resnet18", "efficientnet_b0"), "resnet8_basic"),
@@ -63,12 +64,15 @@ def runs_of(
     """
     if seeds is None:
         seeds = range({"smoke": 1, "small": table.small.get("seeds", 2), "paper": table.seeds}[scale])
-    found = []
+    if given and scale == "smoke":
+        raise ConfigError("--data does nothing at the scale smoke, which has stand-in data; leave it out")
+    found, named = [], set[str]()
     for cell in cells:
         if cell.missing:
             continue
         try:
             config = configs.load(cell.config, {**cell.settings, **(settings or {})})
+            named.add(config.data.name)
             with config.unlocked():
                 if scale == "smoke":
                     make_tiny(config)
@@ -83,6 +87,11 @@ def runs_of(
                     found.append(Run(cell, name, configs.resolve(config)))
         except ConfigError as error:
             raise ConfigError(f"{table.name}, {cell.row}, {cell.column}: {error}") from error
+    for name in given or {}:
+        with naming("--data"):
+            check_known("dataset", name, list(data.SOURCES))
+        if name not in named:
+            raise ConfigError(f"--data {name}: these cells have other data: {', '.join(sorted(named))}")
     return found
 
 
@@ -143,10 +152,12 @@ def make_tiny(config: ml_collections.ConfigDict) -> None:
     known = section.get("num_classes") or (6 if section.get("healthy") else None)
     _use(config, "stand_in")
     section.update(like=name.partition(":")[0], num_classes=known)
+    if section.get("size"):
+        section.size = min(section.size, _SMOKE_SIDE)
     if section.mean is None and section.std is None and section.standardize == "auto":
         section.standardize = "none"
     if clients and config.partition.name in _EQUAL and not section.pools:
-        section.examples = round(clients * _SMOKE_EXAMPLES / (1 - section.validation_fraction))
+        section.examples = round(max(clients * _SMOKE_OWN, _SMOKE_EXAMPLES) / (1 - section.validation_fraction))
 
 
 def check_data(runs: Sequence[Run]) -> None:
@@ -233,10 +244,3 @@ def _rate(size: int = 512) -> float:
         jax.block_until_ready(product(x / size))
         count += 1
     return 2 * size**3 * count / (time.perf_counter() - begin)
-
-
-def check_names(given: Mapping[str, str]) -> None:
-    """Refuse `--data NAME=...` for a name that is no dataset."""
-    for name in given:
-        with naming("--data"):
-            check_known("dataset", name, list(data.SOURCES))

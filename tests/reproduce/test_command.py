@@ -89,6 +89,8 @@ def test_a_description_says_cells_data_and_hours(paper, capsys):
         ([], "name a table"),
         (["mine-table1", "--rows", "FedAvgg"], "has no row 'FedAvgg'. Did you mean 'FedAvg'?"),
         (["mine-table1", "--data", "mnits=a.npz"], "unknown dataset 'mnits'. Did you mean 'mnist'?"),
+        (["mine-table1", "--data", "mnist=a.npz"], "--data mnist: these cells have other data: digits"),
+        (["mine-figure2", "--data", "mnist=a.npz", "--scale", "smoke"], "--data does nothing at the scale smoke"),
         (["mine-table1", "--data", "mnist"], "not of the form NAME=PATH"),
         (["mine-table1", "--set", "roundz=3"], "Did you mean 'rounds'?"),
         (["mine-table1", "--scale", "big"], "unknown scale 'big'"),
