@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+import inspect
 import linecache
 import re
 import sys
@@ -104,9 +105,11 @@ def place(error: BaseException) -> str | None:
 
 
 def where(function: Any) -> str:
-    """Says in which file and line a function begins, or which class something is."""
-    code = getattr(function, "__code__", None)
-    return f"{_shown(code.co_filename)}, line {code.co_firstlineno}" if code else f"{function!r}"
+    """Says in which file and line a function or class begins, or which class something is."""
+    try:
+        return f"{_shown(inspect.getfile(function))}, line {inspect.getsourcelines(function)[1]}"
+    except (OSError, TypeError):
+        return f"{function!r}"
 
 
 def check_returned(what: str, function: Any, made: Any, shape: tuple[int, ...], kind: type) -> None:

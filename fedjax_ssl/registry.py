@@ -155,7 +155,11 @@ class Registry(Generic[Built]):
         return found
 
     def _parameters(self, builder: Callable[..., Any]) -> list[inspect.Parameter]:
-        return list(inspect.signature(builder, eval_str=True).parameters.values())[self._leading :]
+        # Of a class its own, because a metaclass may say anything of how it is called.
+        bound = builder.__init__ if inspect.isclass(builder) else builder
+        return list(inspect.signature(bound, eval_str=True).parameters.values())[
+            self._leading + (bound is not builder) :
+        ]
 
     def meanings(self, name: str) -> dict[str, str]:
         """Explains the options of a choice, from "Args:" or "Attributes:" in the docstring of its builder.
@@ -186,7 +190,7 @@ class Registry(Generic[Built]):
 
     def takes(self, name: str, parameter: str) -> bool:
         """Returns whether a choice's builder has a parameter, which may be one that the package gives."""
-        return parameter in inspect.signature(self.builder(name)).parameters
+        return parameter in {one.name for one in self._parameters(self.builder(name))}
 
     def check(self, name: str, options: Collection[str]) -> None:
         """Raises ValueError for an unknown name, an option that the choice does not take, or a missing one."""

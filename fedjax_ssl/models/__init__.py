@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from fedjax_ssl.lazy import attach
 
 if TYPE_CHECKING:
-    from fedjax_ssl.models.convolution import conv2d
+    from fedjax_ssl.models.convolution import conv2d, conv_general_dilated
     from fedjax_ssl.models.model import PRECISIONS, Model, Outputs, count_parameters, in_precision
     from fedjax_ssl.models.pooling import max_pool
     from fedjax_ssl.models.registry import MODELS, available, build, options

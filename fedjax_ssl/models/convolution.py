@@ -1,7 +1,8 @@
 """The convolution layers' functions: fast inside `lax.scan` on CPU and under `vmap` over kernels."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
@@ -88,6 +89,27 @@ def _choose(kernel_shape: tuple[int, ...]) -> Callable:
     if backend() == "cpu":
         return winograd if channels >= _WINOGRAD_CHANNELS else lowerings.slices
     return lowerings.slices if height == width == 1 else lowerings.plain_or_slices
+
+
+def conv_general_dilated(
+    inputs: Array, kernel: Array, window_strides: Sequence[int], padding: str | Sequence[tuple[int, int]], **more: Any
+) -> Array:
+    """Convolve as `conv2d` in place of `lax.conv_general_dilated`, where that can be; the arguments are those of lax.
+
+    Example:
+        >>> import flax.linen as nn
+        >>> layer = nn.Conv(8, (3, 3), conv_general_dilated=fs.models.conv_general_dilated)
+    """
+    layout = more.pop("dimension_numbers", None)
+    numbers = [
+        lax.conv_dimension_numbers(inputs.shape, kernel.shape, one) for one in (layout, ("NHWC", "HWIO", "NHWC"))
+    ]
+    usual = not any(value not in (None, 1, (1, 1)) for value in more.values()) and padding != "SAME_LOWER"
+    if inputs.ndim == 4 and usual and numbers[0] == numbers[1] and len(set(window_strides)) == 1:
+        stride, window = window_strides[0], kernel.shape[:2]
+        pads = resolve_padding(inputs.shape[1:3], window, stride, padding) if isinstance(padding, str) else padding
+        return _choose(kernel.shape)(inputs, kernel, stride, tuple(map(tuple, pads)))
+    return lax.conv_general_dilated(inputs, kernel, window_strides, padding, dimension_numbers=layout, **more)
 
 
 def depthwise_conv2d(

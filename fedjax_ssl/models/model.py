@@ -52,6 +52,22 @@ def count_parameters(params: PyTree) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
 
 
+def check_inputs(
+    params: PyTree, inputs: Float[Array, "n ..."], mask: Bool[Array, " n"] | None, input_shape: tuple[int, ...]
+) -> Float[Array, "n ..."]:
+    """Returns the inputs in the type of the parameters; raises ValueError for other shapes, and for whole numbers."""
+    if inputs.shape[1:] != input_shape:
+        raise ValueError(
+            f"inputs have shape {inputs.shape}, this model was built for [n, {', '.join(map(str, input_shape))}]; "
+            "build it with input_shape=inputs.shape[1:]"
+        )
+    if not jnp.issubdtype(inputs.dtype, jnp.floating):
+        raise ValueError(f"inputs must be floating point, got {inputs.dtype}; normalise the stored values first")
+    if mask is not None and mask.shape != inputs.shape[:1]:
+        raise ValueError(f"mask must have shape {inputs.shape[:1]}, one entry per row of inputs, got {mask.shape}")
+    return inputs.astype(jax.tree.leaves(params)[0].dtype)
+
+
 def from_linen(module: nn.Module, input_shape: tuple[int, ...], needs_key: bool) -> Model:
     """Wraps a flax module `(inputs, train, mask) -> Outputs` as pure functions.
 
@@ -97,16 +113,7 @@ def from_linen(module: nn.Module, input_shape: tuple[int, ...], needs_key: bool)
         key: PRNGKeyArray | None = None,
         mask: Bool[Array, " n"] | None = None,
     ) -> tuple[Outputs, PyTree]:
-        if inputs.shape[1:] != input_shape:
-            raise ValueError(
-                f"inputs have shape {inputs.shape}, this model was built for [n, {', '.join(map(str, input_shape))}]; "
-                "build it with input_shape=inputs.shape[1:]"
-            )
-        if not jnp.issubdtype(inputs.dtype, jnp.floating):
-            raise ValueError(f"inputs must be floating point, got {inputs.dtype}; normalise the stored values first")
-        if mask is not None and mask.shape != inputs.shape[:1]:
-            raise ValueError(f"mask must have shape {inputs.shape[:1]}, one entry per row of inputs, got {mask.shape}")
-        inputs = inputs.astype(jax.tree.leaves(params)[0].dtype)
+        inputs = check_inputs(params, inputs, mask, input_shape)
         variables = {"params": params, "batch_stats": state}
         if train and needs_key and key is None:
             raise ValueError("this model has dropout: apply(..., train=True) needs key=, a typed key of jax.random.key")

@@ -1,12 +1,15 @@
 """Networks by name."""
 
+import functools
+import inspect
 from typing import Any
 
-import flax.linen as nn
 import jax
 
 from fedjax_ssl.checks import check_whole_numbers
+from fedjax_ssl.models.layers import Network
 from fedjax_ssl.models.model import Model, from_linen
+from fedjax_ssl.own_code import where
 from fedjax_ssl.registry import Registry
 
 _NETWORKS = {
@@ -31,11 +34,10 @@ _NETWORKS = {
     ),
     "logistic": ("convnets:Logistic", "logistic regression of two classes, one weight per input"),
 }
-MODELS: Registry[nn.Module] = Registry(
+MODELS: Registry[Any] = Registry(
     "model",
     {name: (f"fedjax_ssl.models.{place}", line) for name, (place, line) in _NETWORKS.items()},
-    given=("num_classes", "parent", "name"),
-    makes=nn.Module,
+    given=("num_classes", "input_shape", "rngs", "key", "parent", "name"),
 )
 available = MODELS.available  # () -> names that `build` knows, each with a line about it
 options = MODELS.options  # name -> options that `build` takes for it
@@ -72,6 +74,15 @@ def build(name: str, *, num_classes: int, input_shape: tuple[int, ...], **given:
     if not input_shape or any(size < 1 for size in input_shape):
         raise ValueError(f"input_shape must be one or more positive integers, got {input_shape}")
     hashable = {option: tuple(value) if isinstance(value, list) else value for option, value in given.items()}
+    builder = MODELS.builder(name)
+    if not (inspect.isclass(builder) and issubclass(builder, Network)):
+        from fedjax_ssl.models.own import RANDOM, own_network  # with nnx
+
+        takes = functools.partial(MODELS.takes, name)
+        fixed = {"num_classes": num_classes, "input_shape": input_shape}
+        make = functools.partial(MODELS.build, name, **hashable, **{one: fixed[one] for one in filter(takes, fixed)})
+        identity = (builder, num_classes, input_shape, tuple(sorted(hashable.items())))
+        return own_network(make, tuple(filter(takes, RANDOM)), num_classes, input_shape, where(builder), identity)
     module = MODELS.build(name, num_classes=num_classes, **hashable)
     model = from_linen(module, input_shape, getattr(module, "needs_key", False))
     jax.eval_shape(model.init, jax.random.key(0))  # a shape or value that does not fit is an error here, not later
