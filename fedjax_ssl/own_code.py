@@ -56,7 +56,7 @@ def import_named(kind: str, name: str) -> Any:
         hint = f" Did you mean '{module}:{near[0]}'?" if near else ""
         place = getattr(found, "__file__", None) or "a module without a file"
         raise ValueError(f"{kind} {name!r} is not there: {place} has no {attribute!r}.{hint}") from error
-    if not callable(named):
+    if not callable(named) and not hasattr(named, "apply"):
         raise ValueError(f"{kind} {name!r} is {type(named).__name__}, no function that builds one")
     return named
 

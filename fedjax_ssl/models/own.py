@@ -84,8 +84,9 @@ def own_network(
             model = made._replace(init=model.init, apply=model.apply)
         _check(model, num_classes, input_shape, numbers=identity not in _TRIED)
     except ValueError as error:
-        raise error if place in str(error) else ValueError(f"{error} ({place})") from error.__cause__
-    if not (drawn or identity in _TRIED or hasattr(made, "init")):
+        raise error if error.__cause__ or place in str(error) else ValueError(f"{error} ({place})") from None
+    draws = hasattr(made, "init") or (isinstance(made, tuple) and all(map(callable, made)))
+    if not (drawn or draws or identity in _TRIED):
         note(f"every seed starts from the same weights: {place} takes neither of {', '.join(RANDOM)}")
     _TRIED.add(identity)
     return model

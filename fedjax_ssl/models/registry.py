@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -34,7 +35,19 @@ _NETWORKS = {
     ),
     "logistic": ("convnets:Logistic", "logistic regression of two classes, one weight per input"),
 }
-MODELS: Registry[Any] = Registry(
+
+
+class _Networks(Registry[Any]):
+    def builder(self, name: str) -> Callable[..., Any]:
+        found = super().builder(name)
+        return found if inspect.isroutine(found) or inspect.isclass(found) else functools.partial(_itself, found)
+
+
+def _itself(network: Any) -> Any:
+    return network
+
+
+MODELS = _Networks(
     "model",
     {name: (f"fedjax_ssl.models.{place}", line) for name, (place, line) in _NETWORKS.items()},
     given=("num_classes", "input_shape", "rngs", "key", "parent", "name"),
@@ -81,8 +94,9 @@ def build(name: str, *, num_classes: int, input_shape: tuple[int, ...], **given:
         takes = functools.partial(MODELS.takes, name)
         fixed = {"num_classes": num_classes, "input_shape": input_shape}
         make = functools.partial(MODELS.build, name, **hashable, **{one: fixed[one] for one in filter(takes, fixed)})
-        identity = (builder, num_classes, input_shape, tuple(sorted(hashable.items())))
-        return own_network(make, tuple(filter(takes, RANDOM)), num_classes, input_shape, where(builder), identity)
+        place = where(type(builder.args[0]) if isinstance(builder, functools.partial) else builder)
+        identity = (place, builder, num_classes, input_shape, tuple(sorted(hashable.items())))
+        return own_network(make, tuple(filter(takes, RANDOM)), num_classes, input_shape, place, identity)
     module = MODELS.build(name, num_classes=num_classes, **hashable)
     model = from_linen(module, input_shape, getattr(module, "needs_key", False))
     jax.eval_shape(model.init, jax.random.key(0))  # a shape or value that does not fit is an error here, not later
