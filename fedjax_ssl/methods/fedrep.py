@@ -117,6 +117,8 @@ def class_term(setup: Setup, group: str, name: str) -> Term:
 
 def _with_class_labels(setup: Setup, head_epochs: int, body_epochs: int) -> Method:
     """FedRep with class labels at the clients."""
+    if HEAD not in (found := jax.eval_shape(setup.model.init, jax.random.key(0))[0]):
+        raise ValueError(f"fedrep trains the last layer apart: call it 'head'; this network has {', '.join(found)}")
     sampler = _class_epochs(setup.batch_size, head_epochs, body_epochs, setup.max_labelled)
     terms = tuple(class_term(setup, group, group) for group in (HEAD, BODY))
 

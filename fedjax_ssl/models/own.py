@@ -110,7 +110,8 @@ def _kind(made: Any, build: Callable[[PRNGKeyArray], Any], input_shape: Shape) -
     pair = made if type(made) is tuple else (getattr(made, "init", None), getattr(made, "apply", None))
     if len(pair) == 2 and all(map(callable, pair)):
         return _pair(*pair)
-    raise ValueError(f"{type(made).__name__} came, a module of flax or equinox or a pair (init, apply) has to")
+    wanted = "a module of flax or equinox, or a pair (init, apply)"
+    raise ValueError(f"it returned {type(made).__name__}; it has to return {wanted}")
 
 
 def _as_model(kind: Kind, input_shape: Shape) -> Model:

@@ -11,6 +11,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import PRNGKeyArray, PyTree
 
+from fedjax_ssl.errors import counted
 from fedjax_ssl.models.efficientnet import STAGES
 from fedjax_ssl.models.model import Model
 
@@ -91,16 +92,17 @@ def pretrained(model: Model, path: str | Path, layers: Layers) -> Model:
     found = [arrays[name] for place, name in names.items() if place[1:-1] == classifier and name in arrays]
     (num_classes,) = shapes["params", *classifier, "bias"].shape
     with_classifier = found and all(len(values) == num_classes for values in found if values.ndim)
-    loaded: dict[Place, np.ndarray] = {}
-    for place, name in names.items():
-        if with_classifier or place[1:-1] != classifier:
-            values = _checked(path, name, arrays, their_shape(shapes[place].shape))
-            loaded[place] = values.transpose(2, 3, 1, 0) if values.ndim == 4 else values
-    if extra := sorted(arrays.keys() - set(names.values())):
+    wanted = {place: name for place, name in names.items() if with_classifier or place[1:-1] != classifier}
+    missing, extra = sorted(set(wanted.values()) - set(arrays)), sorted(set(arrays) - set(names.values()))
+    if missing or extra:
         raise ValueError(
-            f"weights {path}: array {extra[0]!r} belongs to no layer of this network ({len(extra)} such arrays); "
-            "export the state dict of the same architecture"
+            f"weights {path} are of another architecture: {_some(missing)} missing, {_some(extra)} left over. Make it "
+            f"from a model of the same architecture with {EXPORT}"
         )
+    loaded: dict[Place, np.ndarray] = {}
+    for place, name in wanted.items():
+        values = _checked(path, name, arrays, their_shape(shapes[place].shape))
+        loaded[place] = values.transpose(2, 3, 1, 0) if values.ndim == 4 else values
 
     @jax.jit
     def draw(key: PRNGKeyArray) -> dict[Place, jax.Array]:
@@ -120,13 +122,12 @@ def _flat(variables: tuple[PyTree, PyTree]) -> dict[Place, jax.Array]:
     return flatten_dict({"params": params, "state": state})
 
 
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return counted(len(names), "array") + (f" ({', '.join(names[:5])}{more})" if names else "")
+
+
 def _checked(path: Path, name: str, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
-    if name not in arrays:
-        found = ", ".join(repr(other) for other in sorted(arrays)[:3]) or "nothing"
-        raise ValueError(
-            f"weights {path}: array {name!r} is missing; the file has {len(arrays)} arrays ({found}, ...). Make it "
-            f"from a model of the same architecture with {EXPORT}"
-        )
     values = arrays[name]
     if values.shape != shape:
         raise ValueError(
