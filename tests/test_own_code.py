@@ -160,7 +160,8 @@ FIVE = ("--partition.num_clients=5", "--data.test_clients=0", "--data.test_fract
         *(
             ([f"--{section}.name=own_returns:nothing"], f"returned NoneType; it has to return a {wanted} (own_returns")
             for section, wanted in {
-                **{"data": "Dataset", "partition": "Partition", "supervision": "Supervision", "model": "Module"},
+                **{"data": "Dataset", "partition": "Partition", "supervision": "Supervision"},
+                "model": "module of flax or equinox, or a pair (init, apply)",
                 **{"augment": "function", "cohort": "function", "federated": "FederatedOptimizer"},
             }.items()
         ),
