@@ -32,7 +32,6 @@ def rows_of(path):
             ["network_pseudo_label,5,0", "network_pseudo_label,5,1", "fedavg,all,0", "fedavg,all,1"],
             "| fedavg, all labels |",
         ),
-        ("fedmatch_table", "--variant lc,iid,0.0625 --clients 5 --rounds 2 --methods fedmatch", ["fedmatch,0,1"], ""),
         (
             "mixed_table",
             "--variants channels labels --seeds 1 --set rounds=2 model.name=linear optimizer.local_epochs=1",
@@ -43,11 +42,6 @@ def rows_of(path):
 )
 def test_a_small_run_leaves_table_and_rows(name, arguments, rows, line, tmp_path):
     given = [*arguments.split(), "--output", str(tmp_path)]
-    if name == "fedmatch_table":
-        draw = np.random.default_rng(0)
-        images, labels = draw.integers(0, 256, (480, 32, 32, 3), np.uint8), np.tile(np.arange(10, dtype=np.int32), 48)
-        np.savez(tmp_path / "images.npz", x_train=images, y_train=labels, x_test=images[:20], y_test=labels[:20])
-        given += ["--path", str(tmp_path / "images.npz")]
     script_of(name)["main"](given)
     written = (tmp_path / f"{name}.csv").read_text().splitlines()[1:]
     assert all(any(found.startswith(row) for found in written) for row in rows)
@@ -65,17 +59,6 @@ def test_means_deviations_and_paired_gains():
     for line in ("| fedavg | 72.0 ± 2.8 |", "| xclp | +19.0 ± 1.4 |", "| xclp | 96.0 ± 1.4 |"):
         assert line in lines
     assert (script["spread"](np.array([0.5])), script["spread"](np.array([np.nan]))) == ("50.0", "-")
-
-
-@pytest.mark.parametrize("variant", ["lc,iid,0.25", "ls,noniid,0.25"])
-def test_every_row_of_fedmatchs_table_has_a_config_that_resolves(variant):
-    script = script_of("fedmatch_table")
-    options = script["_parse"](["--path", "images.npz", "--variant", variant, "--clients", "4", "--rounds", "2"])
-    for method in script["METHODS"]:
-        config = configs.resolve(script["make_config"](method, options))
-        assert config.partition.num_clients == 4 and config.rounds == 2 and not config.data.pool_splits
-        # Weight 10 of the supervised loss is a learning rate ten times as high where there is no other loss.
-        assert config.optimizer.learning_rate == pytest.approx(1e-2 if " " in method else 1e-3)
 
 
 @pytest.mark.parametrize("name", ["digits_mixed", "mnist_mixed"])
