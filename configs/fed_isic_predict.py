@@ -12,8 +12,8 @@ are yours to bring: np.savez("efficientnet_b0.npz", **{k: v.numpy() for k, v in 
 known (--config.supervision.fraction). Table 1 is the rows "_labelled", Table 3 both kinds, Table 2 is `left_out`.
 
 9 rounds of 100 local steps are by FLamby's rule; the paper has more rounds, and does not say how many
-(--config.rounds). Not the paper's run: cross-entropy in place of the focal loss, whole images resized in place of
-crops, and L, k, alpha are ours. The metric is balanced accuracy. It needs the data and a GPU.
+(--config.rounds). Not the paper's run: cross-entropy and whole images here, focal loss and crops in `fedjax-ssl
+reproduce xclp-table1`; L, k, alpha are ours. The metric is balanced accuracy. It needs the data and a GPU.
 """
 
 from fedjax_ssl import config as configs
