@@ -119,22 +119,23 @@ class OneOfOrOwn(OneOf):
 
 @dataclasses.dataclass(frozen=True)
 class Several(Declaration):
-    """A tuple of different names out of some."""
+    """A tuple of different names out of some; `own`: "module:function" too."""
 
     names: Collection[str]
+    own: bool = False
 
     def check(self, name: str, value: Any) -> None:
-        allowed = ", ".join(self.names)
+        allowed = ", ".join(self.names) + ", or module:function" * self.own
         if not isinstance(value, (tuple, list)):
             raise ValueError(f"{name} is {value!r}; it must be a tuple of names, of {allowed}")
         for one in value:
-            if one not in self.names:
+            if one not in self.names and not (self.own and ":" in str(one)):
                 raise ValueError(f"{name} names {one!r}.{did_you_mean(one, self.names)} Allowed: {allowed}")
         if len(set(value)) < len(value):
             raise ValueError(f"{name} is {tuple(value)!r}, which names one of them twice")
 
     def words(self) -> str:
-        return f"names with commas between, of {', '.join(self.names)}"
+        return f"names with commas between, of {', '.join(self.names)}" + ", or module:function" * self.own
 
 
 @dataclasses.dataclass(frozen=True)

@@ -149,6 +149,11 @@ def make_train(config: ml_collections.ConfigDict) -> Train:
         ([2, 4], (2,))
     """
     experiment = load_experiment(config)
+    if own := [name for name in experiment.config.metrics if ":" in name]:
+        raise ConfigError(
+            f"config.metrics names {', '.join(own)}: functions of your own run between compiled blocks, as fs.run and "
+            "sweeps have them, and not in one program; leave them out"
+        )
     if not experiment.config.rounds:
         raise ConfigError("config.rounds is 0, so there is nothing to train; `run` makes predictions without training")
     if experiment.config.data.residence == "host":

@@ -8,6 +8,7 @@ from fedjax_ssl.config.resolve import (
     federated_optimizer,
     local_training,
     options,
+    own_metrics,
     predictors,
     replace_numbers,
     resolve,

@@ -32,6 +32,7 @@ from fedjax_ssl.objectives import INVERSE, LOSSES
 from fedjax_ssl.registry import Option, Registry
 from fedjax_ssl.runs.writers import WRITERS
 
+DIRECTIONS = ("maximize", "minimize")
 _WORDS = {
     bool: "true or false",
     int: "a whole number",
@@ -80,8 +81,11 @@ _SECTIONS: dict[str, dict[str, Option]] = {
         ),
         "metrics": _field(
             ("clients", "f1", "ece"),
-            "scores beside accuracy: by client, macro F1, calibration error, ROC area (slow), local models (slow)",
-            Several(SCORES),
+            "scores beside accuracy: by client, macro F1, calibration error, (slow) ROC area, local models, your own",
+            Several(SCORES, own=True),
+        ),
+        "test_predictions": _field(
+            "auto", "whether test_predictions.csv is written; auto: up to 2 MB", OneOf(("auto", "all", "none"))
         ),
         "profile": _field(False, "say where the time goes; jax.profiler's trace of the last block of rounds is kept"),
         "save_clients": _field(
@@ -174,7 +178,11 @@ _SECTIONS: dict[str, dict[str, Option]] = {
         "reduce": _field("ordered", "how sums over devices are made", OneOf(REDUCTIONS)),
     },
     "early_stopping": {
-        "patience": _field(int, "evaluations without a better validation accuracy that end a run", _COUNT)
+        "patience": _field(int, "evaluations without a better model that end a run", _COUNT),
+        "metric": _field("validation_accuracy", "column of metrics.csv that says which model is the best"),
+        "direction": _field(
+            str, "whether more or less of it is better; known but for metrics of your own", OneOf(DIRECTIONS)
+        ),
     },
     "tracking": {
         "writers": _field((), "viewers that get the metrics too", Several(WRITERS)),

@@ -23,6 +23,7 @@ from fedjax_ssl.federated import (
     local_optimizer,
     schedule_name,
 )
+from fedjax_ssl.own_code import import_named
 from fedjax_ssl.registry import takes_array
 
 PREDICTORS = ("network", "xclp", "per_client_lp")
@@ -31,7 +32,7 @@ _DROPS_OPTIONS = ("partition", "supervision", "augment", "strong_augment", "opti
 _TRACEABLE = ("optimizer.", "federated.", "method.")
 # Fields that do nothing unless another has a value, or this one: "this or that" -> the fields.
 _NEEDED = {
-    "validation data, such as config.data.validation_fraction": "select_from",
+    "validation data, such as config.data.validation_fraction": "select_from early_stopping.metric",
     "config.data.pools": "data.shuffle_pools",
     "config.partition.parts": "partition.rounds_per_part",
     "config.supervision.labelled_clients or config.supervision.coarse_clients or config.supervision.set_clients": (
@@ -99,6 +100,7 @@ def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
             if resolved[section].get(option) is None:  # a sweep replaces what is there
                 resolved[section][option] = what.default
     _note_lengths(resolved)
+    _check_metrics(resolved)
     _check_validation(resolved)
     _check_client_standardization(resolved)
     _check_prediction(resolved)
@@ -260,6 +262,36 @@ def _note_own_rate(config: ml_collections.ConfigDict) -> None:
         note(f"{given}: optimizer {local.name!r} has its own; one that is to follow a schedule takes learning_rate")
     elif ":" in local.schedule:
         note(f"{given}: config.optimizer.schedule={local.schedule} says the rate of every round")
+
+
+def own_metrics(config: ml_collections.ConfigDict) -> dict[str, Callable[..., Any]]:
+    """The functions of a user's own in `config.metrics`, by the end of their columns: "my:f2" is "f2"."""
+    named = [name for name in config.metrics if ":" in name]
+    with naming("metrics"):
+        return {name.rpartition(":")[2]: import_named("metric", name) for name in named}
+
+
+def _check_metrics(config: ml_collections.ConfigDict) -> None:
+    """Refuses metrics of one column, and a choice of models by what is no column; fills in the direction."""
+    scores = {"accuracy": "", "balanced_accuracy": "", "loss": "", "macro_f1": "f1", "ece": "ece", "auroc": "auroc"}
+    own, section = own_metrics(config), config.early_stopping
+    columns = [f"validation_{one}" for one in (*scores, *own) if scores.get(one, "") in ("", *config.metrics)]
+    taken = next((one for one in own if one in (*scores, "coarse_accuracy", "log_probs")), None)
+    near, begin = did_you_mean(section.metric, columns), f"config.early_stopping.metric is {section.metric!r}"
+    of_own = section.metric.removeprefix("validation_") in own
+    wrong: dict[str, object] = {
+        f"config.metrics is {tuple(config.metrics)}, where two functions have one name, and so one column": (
+            len(own) < sum(":" in name for name in config.metrics)
+        ),
+        f"config.metrics names a function {taken!r}, whose column is there already; call it otherwise": taken,
+        f"{begin}.{near} Allowed with these config.metrics: {', '.join(columns)}": section.metric not in columns,
+        f"{begin}, a function of your own: give config.early_stopping.direction, maximize or minimize": (
+            of_own and section.direction is None
+        ),
+    }
+    _refuse(wrong)
+    if section.direction is None:
+        section.direction = "minimize" if section.metric in ("validation_loss", "validation_ece") else "maximize"
 
 
 def _check_validation(config: ml_collections.ConfigDict) -> None:

@@ -21,7 +21,7 @@ from fedjax_ssl.federated.forward import map_rows
 from fedjax_ssl.federated.method import Method, Metrics, ServerState
 
 EVALUATION = "evaluation"  # the scope in which it is traced: profiles and compiled programs name it
-BY_CLIENT = "test_accuracy_by_client"  # the one metric that is no scalar
+BY_CLIENT = "test_accuracy_by_client"  # a metric that is no scalar
 # What `evaluate` can add to its scores; "local" is logged by the rounds, see `local_models.py`.
 SCORES = ("clients", "f1", "ece", "auroc", "local")
 ECE_BINS = 15  # of equal width, open on the left
@@ -42,7 +42,8 @@ def evaluate(
         state: server state.
         data: the federation; its ground-truth labels are used here and in diagnostics only.
         batch_size: examples per forward pass.
-        metrics: further ones, of `SCORES`.
+        metrics: further ones, of `SCORES`; where a name has a colon, which is that of a function on the host, also
+            "test_log_probs" and "validation_log_probs" [examples, K] are returned.
 
     Returns:
         "test_accuracy", "test_balanced_accuracy" (mean recall over the classes that occur), "test_loss" (nats), and the
@@ -116,6 +117,8 @@ def _score_model(
         f"{name}_balanced_accuracy": balanced_accuracy(correct, labels, real, data.num_classes),
         f"{name}_loss": jnp.mean(-chosen, where=real),
     }
+    if any(":" in one for one in metrics):
+        found[f"{name}_log_probs"] = log_probs
     if "f1" in metrics:
         found[f"{name}_macro_f1"] = macro_f1(predicted, labels, real, data.num_classes)
     if "ece" in metrics:

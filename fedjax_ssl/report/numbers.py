@@ -23,7 +23,7 @@ _FROM_SUMMARY = (
 )
 _USUAL = ("test_accuracy", "test_client_accuracy", "validation_accuracy")
 _SHARES = ("accuracy", "coverage", "f1", "auroc", "ece", "recall", "precision", "tenth", "spread")
-_LESS_IS_BETTER = ("loss", "ece", "bytes", "seconds", "memory", "error", "dropped", "spread")
+_LESS_IS_BETTER = ("loss", "brier", "ece", "bytes", "seconds", "memory", "error", "dropped", "spread")
 COSTS = {"sent, both ways": "bytes", "local steps": "", "training time": "s"}  # title -> unit
 LEVEL = 0.95
 METHOD = (
@@ -73,6 +73,10 @@ def numbers_of(run: StoredRun) -> dict[str, float]:
     found |= {name: summary[name] for name in _FROM_SUMMARY if name in summary}
     if not run.rows:  # nothing was trained, or another program wrote the summary
         found |= {name: value for name, value in summary.items() if name not in (*_COUNTS, "rounds", "seed")}
+    scores = summary.get("scores")
+    for name, value in scores.items() if isinstance(scores, dict) else ():
+        if name == "brier" or name.startswith("top_"):
+            found[f"test_{name}"] = value
     given = summary.get("predictions")
     for one in given if isinstance(given, list) else []:
         if isinstance(one, dict) and "name" in one:

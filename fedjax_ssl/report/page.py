@@ -4,6 +4,7 @@ import base64
 import datetime
 import io
 import json
+import math
 import os
 import re
 import shlex
@@ -31,6 +32,7 @@ from fedjax_ssl.report.numbers import (
     written,
 )
 from fedjax_ssl.report.runs import Group, Report, table_of, text_of
+from fedjax_ssl.report.scores import by_class, pictures_of, scored_groups
 from fedjax_ssl.runs.folder import SEARCH_FILE, SWEEP_FILE
 from fedjax_ssl.runs.stored_run import StoredRun
 
@@ -79,6 +81,7 @@ def render(report: Report, command: str) -> str:
         costs=[list(zip(costs, cost_texts(costs), strict=True)) for costs in report.costs],
         axes=[axis for axis in AXES if any(one["x"].get(axis) for one in payload["curves"] if one)],
         pictures=_pictures(groups, problems),
+        scores=_scores(groups, problems),
         problems=problems,
         configs=_configs([group.config for group in groups]),
         runs=_runs(report),
@@ -210,6 +213,26 @@ def _pictures(groups: Sequence[Group], problems: list[str]) -> list[dict[str, An
     return found
 
 
+def _scores(groups: Sequence[Group], problems: list[str]) -> list[dict[str, Any]]:
+    """Gives every group with detailed scores its name, its rows by class, and its pictures."""
+    found = []
+    for place, scores in scored_groups(groups).items():
+        try:
+            table = by_class(scores).itertuples()
+            rows = [(name, [(short(x), _share(x)) for x in row] + [(n, f"{n:g}")]) for name, *row, n in table]
+            pictures = [(title, _address(io.BytesIO(content))) for title, content in pictures_of(scores)]
+            examples = sum(one["examples"] for one in scores)
+        except (ValueError, TypeError, LookupError) as error:  # a damaged summary
+            problems.append(f"{groups[place].name}: its scores by class cannot be shown: {error}")
+            continue
+        found.append({"group": groups[place].name, "examples": examples, "rows": rows, "pictures": pictures})
+    return found
+
+
+def _share(value: float) -> str:
+    return written(None if math.isnan(value) else value, "%")
+
+
 def _settings(config: Mapping[str, Any]) -> str:
     """Lists the settings that decide how data lie with the clients, without those that are off."""
     chosen = [name for name, value in config.items() if name.startswith(_DATA) and value is not False and value != 0]
@@ -218,18 +241,23 @@ def _settings(config: Mapping[str, Any]) -> str:
 
 
 def _image(path: Path, problems: list[str]) -> str:
-    """Makes a data address of a picture, with few colours: these pictures are circles and text. "": there is none."""
-    content = io.BytesIO()
+    """Makes a data address of a picture in a file. "": there is none."""
     try:
-        with Image.open(path) as whole:
-            picture = whole.convert("RGB")
-            picture.thumbnail((_WIDTH, 2 * _WIDTH))
-            picture.quantize(_COLOURS, dither=Image.Dither.NONE).save(content, "PNG", optimize=True)
+        return _address(path)
     except FileNotFoundError:
         return ""
     except (OSError, ValueError, Image.DecompressionBombError) as error:
         problems.append(f"{path.parent}: {path.name} cannot be shown: {error}")
         return ""
+
+
+def _address(source: Path | io.BytesIO) -> str:
+    """Makes a data address of a picture, with few colours: these pictures are shapes and text."""
+    content = io.BytesIO()
+    with Image.open(source) as whole:
+        picture = whole.convert("RGB")
+        picture.thumbnail((_WIDTH, 2 * _WIDTH))
+        picture.quantize(_COLOURS, dither=Image.Dither.NONE).save(content, "PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(content.getvalue()).decode()
 
 

@@ -53,7 +53,7 @@ _LEFT_OUT = (
 # Sections and fields of a config that no compiled code depends on: shapes and arrays tell what comes of them.
 NOT_CODE = (
     *("seed", "partition", "supervision", "prediction", "distributed", "checkpoint_every", "select_from"),
-    *("early_stopping", "profile", "save_clients", "tracking"),
+    *("early_stopping", "profile", "save_clients", "test_predictions", "tracking"),
 )
 _LOWER = (
     "config.federated.chunk_size (clients at once, which the run chooses where it is not given; with placement "
@@ -190,6 +190,7 @@ class Shared:
         self._pictures: dict[str, bytes] = {}
         self._templates: dict[tuple[Hashable, ...], ServerState] = {}
         self._programs: dict[tuple[Any, ...], tuple[Callable[..., Any], list[Choice]]] = {}
+        self._predictions: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
     def experiment(self, config: ml_collections.ConfigDict) -> Experiment:
         """Load the dataset of a resolved config, with its inputs where they belong; raises as `prepare`."""
@@ -293,6 +294,32 @@ class Shared:
             self._programs[key] = jax.jit(run.init).lower(*_shapes(run.inputs)).compile(), []
         found: ServerState = self._programs[key][0](*run.inputs)
         return found
+
+    def predict(self, run: Prepared, state: ServerState, client: int | None, inputs: np.ndarray) -> np.ndarray:
+        """Predict raw inputs by the global model, or by that of a client.
+
+        Args:
+            run: the run.
+            state: on one device.
+            client: its number; None: the global model.
+            inputs: [n, ...]; every other n takes a program of its own.
+
+        Returns:
+            Log-probabilities [n, K].
+        """
+        arguments = state, run.inputs.numbers, jnp.int32(client or 0), inputs
+        own = client is not None
+        key = (run.code, own, *described((arguments, run.inputs)))
+        if key not in self._predictions:
+            federation = _shapes(run.inputs)[2]
+
+            def predict(state: ServerState, numbers: Mapping[str, Array], client: Array, inputs: Array) -> Array:
+                method = run.method_of(numbers, federation)
+                by_client = method.predict_for if own else None
+                return method.predict(state, inputs) if by_client is None else by_client(state, client, inputs)
+
+            self._predictions[key] = compiled_program(jax.jit(predict).lower(*_shapes(arguments)))
+        return np.asarray(self._predictions[key](*arguments))
 
     def compile(
         self,

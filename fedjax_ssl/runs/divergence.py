@@ -93,8 +93,9 @@ def ended(state: Any, rows: Sequence[Row], config: ml_collections.ConfigDict) ->
         return {}
     first = last["round"] - found + 1 if found else last["round"]
     best = selected(config, rows)
-    if best is not None and math.isfinite(best["validation_accuracy"]):
-        saved = f"The model of round {best['round']}, of the best validation accuracy, is in best/."
+    metric = config.early_stopping.metric
+    if best is not None and math.isfinite(best.get(metric, math.nan)):
+        saved = f"The model of round {best['round']}, of the best {metric.replace('_', ' ')}, is in best/."
     elif found and first > 1:
         saved = f"The model of round {first - 1}, which nothing has changed since, is in checkpoints/."
     else:

@@ -5,6 +5,7 @@ import errno
 import json
 import math
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -119,7 +120,9 @@ def encode_json(value: Any, *, indent: int | None = None) -> str:
     JSON has no such numbers, and null would not tell an overflow from a missing value. Python's float(),
     NumPy and pandas read these strings as the numbers they stand for.
     """
-    return json.dumps(_map_leaves(_name_non_finite, plain_value(value)), indent=indent, allow_nan=False)
+    text = json.dumps(_map_leaves(_name_non_finite, plain_value(value)), indent=indent, allow_nan=False)
+    # A list of plain values is a line. Strings hold no raw line break, so that all of these are between values.
+    return text if indent is None else re.sub(r"\[\n[^][{}]*\]", lambda found: re.sub(r"\n\s*", " ", found[0]), text)
 
 
 def decode_json(text: str) -> Any:

@@ -19,12 +19,13 @@ from fedjax_ssl.runs.files import Closing, encode_json, write_atomically
 # Fields, or groups of fields, of a config that decide how a run is watched and where it finds its data, but not what
 # comes out of it.
 WATCHING = (
-    *("checkpoint_every", "metrics", "profile", "save_clients", "tracking", "distributed"),
+    *("checkpoint_every", "metrics", "profile", "save_clients", "test_predictions", "tracking", "distributed"),
     *("data.root", "data.download", "data.timeout", "data.residence"),
 )
 FILES = (
     *("config.json", "metrics.csv", "metrics.jsonl", "summary.json", "curves.png", "model.json", "predictions.csv"),
     *("predictions_by_client.csv", "partition.txt", "partition.png", "client_accuracy.csv"),
+    *("test_predictions.csv", "test_scores_by_client.csv"),
 )
 # Fields of `summary.json` that runs of a seed have in common where they are compared, and how others differ.
 COMPARED = {"test_fingerprint": "tested on other examples", "labels_seen": "with another number of labels"}

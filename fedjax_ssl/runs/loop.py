@@ -32,11 +32,13 @@ from fedjax_ssl.runs.build import (
 from fedjax_ssl.runs.compile import Inputs, Prepared, Shared, described, with_examples
 from fedjax_ssl.runs.environment import device_description
 from fedjax_ssl.runs.files import Closing, bytes_in_words, encode_json
+from fedjax_ssl.runs.own_metrics import OwnMetrics
 from fedjax_ssl.runs.processes import Preempted, Team, share_out
 from fedjax_ssl.runs.progress import Progress
 from fedjax_ssl.runs.record import NoRecord, Record, client_models
 from fedjax_ssl.runs.residence import Feed
 from fedjax_ssl.runs.resume import LENGTHS, UNCOMPARED
+from fedjax_ssl.runs.scores import score_run
 from fedjax_ssl.runs.summary import (
     describe_placement,
     out_of_patience,
@@ -94,14 +96,14 @@ class Run(Closing):
         record.compare_data(self._experiment.known_by)
         record.settle(self.config)
         self._template = shared.template(prepared)
-        model = model_file.describe(self._experiment, self.federation)
-        record.write(record.path / "model.json", encode_json(model, indent=1) + "\n")
+        self._describe(record.temperature())
         nothing = {"compile_seconds": 0.0, "train_seconds": 0.0}
         found = record.restore(self._template) or (0, shared.init(prepared), nothing)
         self.round, self.state, self._seconds = team.from_first(found)
         self.summary: dict[str, Any] | None = None
         self.stopped = False
-        self._rows: list[Mapping[str, Any]] = [_decisive(row) for row in team.values_from_first(record.rows() or [])]
+        self._decisive = (*_DECISIVE, self.config.early_stopping.metric)
+        self._rows: list[Mapping[str, Any]] = [self._kept(row) for row in team.values_from_first(record.rows() or [])]
         natural = self.config.partition.name == "natural"
         self._names = data.client_names(self._experiment.dataset, self.federation, natural)
         self._of_clients: dict[str, float] = {}
@@ -138,6 +140,11 @@ class Run(Closing):
         check_cohorts(config, self.federation)
         if config.rounds:
             note_loss(self._experiment, self.federation)
+        self._own_metrics = OwnMetrics(config, self.federation, self.prepared.method.alone)
+
+    def _describe(self, temperature: dict[str, Any] | None) -> None:
+        model = model_file.describe(self._experiment, self.federation) | {"temperature": temperature}
+        self.record.write(self.record.path / "model.json", encode_json(model, indent=1) + "\n")
 
     def start(self) -> None:
         """Say and write what is about to run; a run that is complete already gets its summary."""
@@ -260,11 +267,12 @@ class Run(Closing):
         if by_client is not None:
             named = zip(self._names, by_client.tolist(), strict=True)
             self._of_clients = {name: value for name, value in named if not math.isnan(value)}
+        row |= self._team.values_from_first(self._own_metrics.take(row))
         lost = divergence.carry(row, self._rows, rounds)
         said = divergence.note(row, self._rows, rounds, config)
         self.round, self.state = start, state
         self.record.append(row, self._of_clients)
-        self._rows.append(_decisive(row))
+        self._rows.append(self._kept(row))
         best = selected(config, self._rows)
         if best is self._rows[-1]:
             self.record.save_best(start, state)
@@ -283,6 +291,9 @@ class Run(Closing):
         if preempted:
             raise Preempted
         self._draw_data()  # not before the first numbers, which it would delay
+
+    def _kept(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: row[name] for name in self._decisive if name in row}
 
     def _save_clients(self, number: int, cohort: Any) -> None:
         trained = np.zeros(0, bool) if cohort is None else cohort.pop("trained")
@@ -312,11 +323,10 @@ class Run(Closing):
     def finish(self) -> None:
         """Make the predictions that are asked for, and write the summary."""
         self._draw_data()
-        last = self.state
+        last, here = self.state, jax.tree.map(lambda leaf: leaf.addressable_data(0), self.state)
+        round, chosen, _ = self.record.restore_best(self._template) or (self.round, here, {})
         if self.config.early_stopping.patience is not None:  # what follows is about the model that was chosen
-            here = jax.tree.map(lambda leaf: leaf.addressable_data(0), self.state)
-            _, best, _ = self._team.from_first(self.record.restore_best(self._template) or (0, here, {}))
-            self.state = share_out(best, self._mesh)
+            self.state = share_out(self._team.from_first(chosen), self._mesh)
         config, dataset = self.config, self._experiment.dataset
         rows = self.record.rows() or []
         diverged = divergence.ended(last, rows, config)
@@ -332,6 +342,15 @@ class Run(Closing):
                 self.record.write(self.record.path / name, table(dataset, self.federation, outcomes, natural))
             self._team.feed()
         summary = summarize(config, rows, self._seconds, predict.summary_of(outcomes)) | diverged
+        if config.rounds and self._team.writes:  # on one of its devices; the others wait for the summary
+            scored = score_run(self.prepared, self.shared, round, chosen, self._names)
+            for line in scored.notes:
+                say(line)
+            for name, content in scored.files.items():
+                self._files[name.removesuffix(".csv").replace("_", " ")] = self.record.path / name
+                self.record.write(self.record.path / name, content)
+            self._describe(scored.temperature)
+            summary |= scored.fields
         if "selected_round" in summary:
             summary["validation_examples"] = federation.summary()["validation_examples"]
         if config.data.left_out_client is not None:
@@ -364,10 +383,6 @@ class Run(Closing):
     def close(self) -> None:
         """Take the report off the terminal; a second call does nothing."""
         self._open.close()
-
-
-def _decisive(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: row[name] for name in _DECISIVE if name in row}
 
 
 class Point(NamedTuple):

@@ -304,30 +304,44 @@ def predictions_csv(
     dataset: Dataset, federation: FederatedData, outcomes: Sequence[Predicted], natural: bool = True
 ) -> str:
     """Write a line per new example: its place, client, true and predicted labels; `natural`: clients have names."""
-    client, train = np.asarray(federation.test_client), len(dataset.train)
-    place = np.flatnonzero(client >= 0)
-    rows = np.asarray(federation.test_index)[place]
+    place = np.flatnonzero(np.asarray(federation.test_client) >= 0)
+    columns = example_columns(dataset, federation, place, natural)
+    for one in outcomes:
+        columns[one.job.name] = _named(one.found.labels[place], dataset.class_names)
+        columns[f"{one.job.name}_confidence"] = np.asarray(one.found.confidence)[place]
+        if one.found.coarse is not None:
+            columns[f"{one.job.name}_coarse"] = _named(one.found.coarse[place], federation.coarse_names)
+    return as_csv(columns)
 
-    def named(labels: Array, classes: Sequence[str] = dataset.class_names) -> list[str]:
-        return [classes[label] if label >= 0 else "" for label in np.asarray(labels)]
 
+def example_columns(
+    dataset: Dataset, federation: FederatedData, place: np.ndarray, natural: bool = True
+) -> dict[str, Any]:
+    """Say which examples some test examples are: line or file where known, split and row, client, label.
+
+    Args:
+        dataset: that the federation was made of.
+        federation: not traced.
+        place: which entries of `federation.test_index`.
+        natural: clients have names.
+    """
+    rows, train = np.asarray(federation.test_index)[place], len(dataset.train)
     columns: dict[str, Any] = {}
     splits = [split for split in (dataset.train, dataset.test) if split is not None]
     if any(split.names is not None for split in splits):
         names = [np.full(len(split), "") if split.names is None else split.names for split in splits]
         columns["input"] = np.concatenate(names)[rows]
-    columns |= {
+    clients = np.array([*client_names(dataset, federation, natural), ""], object)  # the last one for -1, nobody
+    return columns | {
         "split": np.where(rows < train, "train", "test"),
         "row": np.where(rows < train, rows, rows - train),
-        "client": np.asarray(client_names(dataset, federation, natural), object)[client[place]],
-        "label": named(np.asarray(federation.labels)[rows]),
+        "client": clients[np.asarray(federation.test_client)[place]],
+        "label": _named(np.asarray(federation.labels)[rows], dataset.class_names),
     }
-    for one in outcomes:
-        columns[one.job.name] = named(one.found.labels[place])
-        columns[f"{one.job.name}_confidence"] = np.asarray(one.found.confidence)[place]
-        if one.found.coarse is not None:
-            columns[f"{one.job.name}_coarse"] = named(one.found.coarse[place], federation.coarse_names)
-    return _csv(columns)
+
+
+def _named(labels: Array | np.ndarray, classes: Sequence[str]) -> list[str]:
+    return [classes[label] if label >= 0 else "" for label in np.asarray(labels)]
 
 
 def clients_csv(
@@ -351,11 +365,12 @@ def clients_csv(
     for one in outcomes:
         for score in ("accuracy", "balanced_accuracy"):
             columns[f"{one.job.name}_{score}"] = np.asarray(getattr(one.scores, f"client_{score}"))[rows]
-    return _csv(columns)
+    return as_csv(columns)
 
 
-def _csv(columns: dict[str, Any]) -> str:
+def as_csv(columns: dict[str, Any], numbers: str = "%.4f") -> str:
+    """Write columns as CSV, with numbers in this format."""
     import pandas  # not at the top: few runs predict
 
-    text: str = pandas.DataFrame(columns).to_csv(index=False, float_format="%.4f", lineterminator="\n")
+    text: str = pandas.DataFrame(columns).to_csv(index=False, float_format=numbers, lineterminator="\n")
     return text

@@ -200,6 +200,10 @@ def _summary_lines(summary: Mapping[str, Any]) -> dict[str, str]:
     if summary.get("test_client_accuracy_spread") is not None:
         mean, worst, spread = (summary[f"test_client_accuracy{part}"] for part in ("", "_worst_tenth", "_spread"))
         shown["clients"] = f"mean {mean:.2%}, worst tenth {worst:.2%}, spread {spread:.2%}"
+    if scores := summary.get("scores"):
+        low, high = scores["accuracy_low"], scores["accuracy_high"]
+        whose = f"accuracy {scores['accuracy']:.2%} on {scores['examples']:,} test examples of the model below"
+        shown["interval"] = f"{low:.2%} to {high:.2%} (95 %), {whose}"
     if summary.get("stopped_early"):
         shown["stopped early"] = (
             f"after round {summary['rounds']}; best by validation: round {summary['selected_round']}"

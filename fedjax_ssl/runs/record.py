@@ -143,8 +143,15 @@ class Record(Closing):
         return found
 
     def restore_best(self, template: Any) -> tuple[int, Any, dict[str, Any]] | None:
-        """Load the checkpoint of the best validation accuracy; None where there is none."""
+        """Load the checkpoint of the best model by validation; None where there is none."""
         return None if self._best.latest() is None else self._best.restore(template)
+
+    def temperature(self) -> dict[str, Any] | None:
+        """Return the temperature that an earlier start left in model.json; None where there is none."""
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            found: dict[str, Any] | None = json.loads((self.path / "model.json").read_text()).get("temperature")
+            return found
+        return None
 
     def open_writers(self) -> None:
         """Open the viewers' records; `fedjax_ssl.runs.writers.open_writers` says what is raised."""
@@ -157,7 +164,7 @@ class Record(Closing):
             self._checkpoints.save(round, state, {**extra, "rows": self._open_log().digest})
 
     def save_best(self, round: int, state: Any) -> None:
-        """Save the checkpoint of the best validation accuracy so far."""
+        """Save the checkpoint of the best model by validation so far."""
         with self._storing(self.path / "best", tree_bytes(state)):
             self._best.save(round, state)
 

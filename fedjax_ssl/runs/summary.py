@@ -99,7 +99,8 @@ def summarize(
     if predictions:
         fields |= {"predictions": predictions, "prediction": what_was_predicted(config)}
     if (chosen := selected(config, rows)) is not None:
-        fields |= {f"selected_{name}": chosen[name] for name in ("round", "validation_accuracy", "test_accuracy")}
+        shown = dict.fromkeys(("round", "validation_accuracy", "test_accuracy", config.early_stopping.metric))
+        fields |= {f"selected_{name}": chosen[name] for name in shown if name in chosen}
     return fields
 
 
@@ -119,12 +120,18 @@ def selected(config: ml_collections.ConfigDict, rows: Sequence[Row]) -> Row | No
         rows: rows of the run so far.
 
     Returns:
-        The first row of the best validation accuracy; None without validation examples.
+        The first row of the best `config.early_stopping.metric`; None without validation examples.
     """
     if not rows or "validation_accuracy" not in rows[-1]:
         return None
     first = min(max(config.method.get("warmup_rounds", 0), config.select_from), rows[-1]["round"])
-    return max((row for row in rows if row["round"] >= first), key=_accuracy)
+    metric, sign = config.early_stopping.metric, -1.0 if config.early_stopping.direction == "minimize" else 1.0
+
+    def goodness(row: Row) -> float:
+        value = sign * float(row.get(metric, math.nan))  # a row of before the metric was asked for has none
+        return -math.inf if math.isnan(value) else value
+
+    return max((row for row in rows if row["round"] >= first), key=goodness)
 
 
 def out_of_patience(config: ml_collections.ConfigDict, rows: Sequence[Row]) -> bool:
@@ -137,8 +144,3 @@ def out_of_patience(config: ml_collections.ConfigDict, rows: Sequence[Row]) -> b
     patience = config.early_stopping.patience
     best = None if patience is None else selected(config, rows)  # which looks at all rows
     return best is not None and sum(row["round"] > best["round"] for row in rows) >= patience
-
-
-def _accuracy(row: Row) -> float:
-    value = float(row["validation_accuracy"])
-    return -1.0 if math.isnan(value) else value

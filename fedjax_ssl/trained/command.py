@@ -50,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
         help="the client whose own model is used or whose inputs these are, by name (by number where no name is one)",
     )
     add("--round", type=int, metavar="N", help="the client's model before the average of this round (save_clients)")
+    add("--uncalibrated", action="store_true", help="probabilities without the temperature of the run")
     which = f"{', '.join(CHECKPOINTS)}; auto: best by validation where there are validation examples, else last"
     add("--checkpoint", type=cli.one_of("checkpoint", CHECKPOINTS), default="auto", metavar="NAME", help=which)
     add(
@@ -70,7 +71,10 @@ def _predict(given: argparse.Namespace) -> None:
     facts = {"model": str(model).strip("<>") + f" ({model.checkpoint} checkpoint)"}
     if given.inputs:
         examples = read_examples(given.inputs, model, given.resize)
-        probabilities = model.predict(examples.inputs, **chosen)
+        probabilities = model.predict(examples.inputs, **chosen, calibrated=not given.uncalibrated)
+        if (temperature := model.temperature_for(**chosen)) and not given.uncalibrated:
+            how = "divides the logits, fitted on validation examples (--uncalibrated: without it)"
+            facts["calibration"] = f"temperature {temperature:.3g} {how}"
         facts["inputs"] = f"{len(examples.inputs):,} ({examples.source})"
         for note in examples.notes:
             print(f"note: {note}", file=sys.stderr)
@@ -91,7 +95,7 @@ def _predict(given: argparse.Namespace) -> None:
         facts["parameters"] = str(model.save_parameters(given.export / "parameters.safetensors", **chosen))
         facts["prediction"] = str(model.save_prediction(given.export / "prediction.stablehlo", **chosen))
     for name, value in facts.items():
-        print(f"{name:<10} {value}", file=sys.stderr)
+        print(f"{name:<11} {value}", file=sys.stderr)
     print(matrix, end="", file=sys.stderr)
 
 

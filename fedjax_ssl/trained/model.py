@@ -5,7 +5,7 @@ import importlib
 import json
 import math
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -119,6 +119,8 @@ class TrainedModel:
         input_dtype: type of the inputs as the dataset stores them: uint8 or float32.
         input_max: the largest value that an input can have, before it is standardized.
         reading: says how files became the inputs of training; None: nobody knows it.
+        temperature: divides the logits of the global model, fitted on validation examples at the end of the run; None:
+            there is none for this checkpoint.
     """
 
     def __init__(self, stored: StoredRun, description: dict[str, Any], checkpoint: str, checkpoints: Checkpoints):
@@ -132,9 +134,12 @@ class TrainedModel:
         self.input_shape, self.input_dtype = rebuilt.dataset.input_shape, rebuilt.dataset.train.x.dtype
         self.input_max: float = rebuilt.dataset.input_max
         self.reading = rebuilt.dataset.reading
+        fitted = description.get("temperature") or {}
+        # It is that of one model: another checkpoint of the run has none.
+        self.temperature: float | None = fitted.get("value") if fitted.get("round") == self.round else None
         self._state = jax.tree.map(jnp.asarray, state)
         self._method, self._num_clients = rebuilt.method, rebuilt.num_clients
-        self._compiled: dict[bool | str, Callable[..., jax.Array]] = {}
+        self._compiled: dict[Hashable, Callable[..., jax.Array]] = {}
         self._clients = client_models(self.path)
 
     def __repr__(self) -> str:
@@ -150,6 +155,7 @@ class TrainedModel:
         client: int | str | None = None,
         round: int | None = None,
         batch_size: int = 512,
+        calibrated: bool = True,
     ) -> Float[np.ndarray, "n K"]:
         """Class probabilities; a model of a table takes its rows as a DataFrame, too.
 
@@ -162,6 +168,7 @@ class TrainedModel:
                 with `data.standardize="client"`, the client whose inputs these are.
             round: by the client's model of this round, which `config.save_clients` kept.
             batch_size: examples per forward pass, at most.
+            calibrated: divide the global model's logits by `temperature`, where there is one.
 
         Returns:
             Probabilities, float32, rows sum to 1.
@@ -175,12 +182,17 @@ class TrainedModel:
                 self._compiled["before average"] = jax.jit(self._network_predictor(self._method))
             function = partial(self._compiled["before average"], *model)
             return self._in_batches(lambda batch: function(prepare(batch)), inputs, batch_size)
-        number = self._client_number(client)
-        own = number is not None
-        if own not in self._compiled:
-            self._compiled[own] = jax.jit(_predictor(self._method, own))
-        predict = partial(self._compiled[own], self._state, jnp.int32(number or 0))
+        number, temperature = self._client_number(client), self.temperature_for(client) if calibrated else None
+        way = number is not None, temperature
+        if way not in self._compiled:
+            self._compiled[way] = jax.jit(_predictor(self._method, *way))
+        predict = partial(self._compiled[way], self._state, jnp.int32(number or 0))
         return self._in_batches(lambda batch: predict(prepare(batch)), inputs, batch_size)
+
+    def temperature_for(self, client: int | str | None = None, round: int | None = None) -> float | None:
+        """Returns what divides the logits of `predict`: `temperature`, but None for models of clients' own."""
+        tells_inputs = self._method.predict_for is None and bool(self._description["inputs"].get("clients"))
+        return self.temperature if round is None and (client is None or tells_inputs) else None
 
     def embed(
         self, inputs: Shaped[np.ndarray, "n ..."], *, client: int | str | None = None, batch_size: int = 512
@@ -238,6 +250,7 @@ class TrainedModel:
             "inputs": self._description["inputs"],
             "class_names": list(self.class_names),
             "round": self.round,
+            "temperature": self.temperature_for(client, round),  # divides the logits
         }
         trees = flatten_dict(jax.device_get({"params": parameters, "batch_stats": statistics}), sep=".")
         arrays = {name: np.ascontiguousarray(array) for name, array in trees.items() if hasattr(array, "shape")}
@@ -275,7 +288,8 @@ class TrainedModel:
         number = None if model is not None else self._client_number(client)
         # The plain convolution: the others are chosen for this machine, and their shapes for batches of known size.
         _, rebuilt = model_file.rebuild(self._stored.config, self._description, lowering="lax")
-        predict = partial(_predictor(rebuilt.method, number is not None), self._state, jnp.int32(number or 0))
+        way = number is not None, self.temperature_for(client)
+        predict = partial(_predictor(rebuilt.method, *way), self._state, jnp.int32(number or 0))
         if model is not None:
             predict = partial(self._network_predictor(rebuilt.method), *model)
         with _needing("flatbuffers"):
@@ -439,8 +453,10 @@ def as_program(
     return bytes(jax.export.export(jax.jit(predict), platforms=list(platforms))(inputs).serialize())
 
 
-def _predictor(method: Method, own: bool) -> Callable[..., jax.Array]:
+def _predictor(method: Method, own: bool, temperature: float | None) -> Callable[..., jax.Array]:
     """Makes (state, client, inputs) -> probabilities, by the client's own model or by the global one."""
+    if temperature is not None:
+        return lambda state, client, inputs: jax.nn.softmax(method.predict(state, inputs) / temperature)
     if not own:
         return lambda state, client, inputs: jnp.exp(method.predict(state, inputs))
     predict_for = method.predict_for

@@ -1,0 +1,224 @@
+"""Detailed scores of a trained model, once at the end of a run, from the probabilities of its test examples.
+
+The model is the one that `predict` takes. Scores are NumPy on the host; the compiled evaluation is left as it is.
+
+    summary.json                the scores of all test examples with a label, under "scores"
+    test_predictions.csv        a line per test example
+    test_scores_by_client.csv   a line per client that has test examples with a label
+
+References:
+    Brier, Verification of forecasts expressed in terms of probability, Monthly Weather Review 1950.
+    Temperature scaling and reliability diagrams: Guo et al., On calibration of modern neural networks, ICML 2017.
+    The interval: Wilson, Probable inference, the law of succession, and statistical inference, JASA 1927.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.optimize
+import scipy.special
+import scipy.stats
+from jaxtyping import Float, Int
+
+from fedjax_ssl.data import HostInputs
+from fedjax_ssl.data.federation.federated_data import real_rows
+from fedjax_ssl.errors import counted
+from fedjax_ssl.federated import ServerState
+from fedjax_ssl.federated.evaluation import ECE_BINS
+from fedjax_ssl.runs.compile import Prepared, Shared
+from fedjax_ssl.runs.predict import as_csv, example_columns
+
+BATCH = 512  # examples per forward pass, at most
+TOP = (2, 3, 5)
+LEVEL = 0.95  # of the interval of an accuracy
+MOST_NUMBERS = 200_000  # probabilities in a file that is written unasked, about 2 MB
+MOST_CLASSES = 100  # of which summary.json holds the confusion matrix
+# Validation examples that a temperature takes. In six runs on digits (FedAvg, XCLP, FixMatch), 40 draws each, the mean
+# loss on test examples grew by up to 0.37 nats with 20 of them; with 100 it changed by -0.04 to +0.01.
+FEWEST = 100
+HOTTEST = 20.0  # temperatures are looked for from 1/20 to 20
+BY_CLASS = ("recall", "precision", "f1", "support")
+_SCALED = ("loss", "brier", "ece")  # scores that a temperature changes
+
+
+class Scored(NamedTuple):
+    """The test examples of a trained model, predicted and scored.
+
+    Attributes:
+        fields: for `summary.json`.
+        files: contents by name of the file.
+        temperature: for `model.json`; None where none was fitted.
+        notes: lines for the user.
+    """
+
+    fields: dict[str, Any]
+    files: dict[str, str]
+    temperature: dict[str, Any] | None
+    notes: list[str]
+
+
+def score_run(run: Prepared, shared: Shared, round: int, state: ServerState, names: Sequence[str]) -> Scored:
+    """Predict the test examples and score them.
+
+    A client's test examples are predicted by its own model where clients have some, all others by the global model.
+
+    Args:
+        run: the run.
+        shared: keeps the compiled prediction.
+        round: rounds after which the model is as it is here.
+        state: of that round, on one device.
+        names: of the clients.
+    """
+    federation, (config, dataset, *_), method = run.inputs.federation, run.experiment, run.method
+    rows = np.asarray(federation.test_index)[: int(federation.num_test)]
+    client = np.asarray(federation.test_client)[: len(rows)]
+    owned = (client >= 0) & (client < federation.num_clients) & (method.predict_for is not None)
+    plain = log_probs = _predict(run, shared, state, rows, np.where(owned, client, -1))
+    labels, classes, notes, temperature = np.asarray(federation.labels), dataset.class_names, list[str](), None
+    held_out = real_rows(federation.valid_index, federation.num_valid)
+    held_out = held_out[labels[held_out] >= 0]
+    if 0 < len(held_out) < FEWEST:
+        notes.append(f"no temperature is fitted: {counted(len(held_out), 'validation example')}, {FEWEST} are needed")
+    elif len(held_out) and not method.alone:
+        of_held_out = _predict(run, shared, state, held_out, np.full(held_out.shape, -1))
+        value = fit_temperature(of_held_out, labels[held_out])
+        if value is None:
+            notes.append(
+                f"no temperature fits the {len(held_out):,} validation examples: probabilities stay as they are"
+            )
+        else:
+            temperature = {"value": value, "round": round, "examples": len(held_out)}
+            log_probs = np.where(owned[:, None], plain, scaled(plain, value))
+            notes.append(
+                f"temperature {value:.3g}, fitted on {counted(len(held_out), 'validation example')}, scales the "
+                "probabilities of predict and of the detailed scores (predict --uncalibrated: without it)"
+            )
+    there = ~np.isnan(log_probs).any(axis=1)
+    if lost := int((~there).sum()):
+        why = "no client's own, where clients trained alone" if method.alone else "predicted as no number"
+        notes.append(f"not in the detailed scores: {counted(lost, 'test example')}, {why}")
+    known, fields, files = there & (labels[rows] >= 0), dict[str, Any](), dict[str, str]()
+    if known.any():
+        fields = {"round": round, "model": "clients' own" if owned.any() else "global", "classes": list(classes)}
+        fields |= scores(log_probs[known], labels[rows[known]])
+        if temperature is not None:
+            before = scores(plain[known], labels[rows[known]])
+            fields |= {"temperature": temperature["value"], **{f"uncalibrated_{one}": before[one] for one in _SCALED}}
+    numbers, asked = int(there.sum()) * len(classes), config.test_predictions
+    if numbers and asked == "auto" and numbers > MOST_NUMBERS:
+        notes.append(f"no test_predictions.csv: {numbers:,} probabilities (config.test_predictions=all writes them)")
+    elif numbers and asked != "none":
+        columns = example_columns(dataset, federation, np.flatnonzero(there), config.partition.name == "natural")
+        columns["prediction"] = np.array(classes, object)[log_probs[there].argmax(axis=1)]
+        columns |= {f"probability_{name}": p for name, p in zip(classes, np.exp(log_probs[there]).T, strict=True)}
+        files["test_predictions.csv"] = as_csv(columns, "%.6f")
+    whose = np.where(known, client, -1)
+    if (whose >= 0).any():
+        each = [(c, scores(log_probs[whose == c], labels[rows[whose == c]])) for c in np.unique(whose[whose >= 0])]
+        files["test_scores_by_client.csv"] = as_csv(_in_columns(names, dict(each), classes), "%.6f")
+    return Scored({"scores": fields} if fields else {}, files, temperature, notes)
+
+
+def _predict(
+    run: Prepared, shared: Shared, state: ServerState, rows: Int[np.ndarray, " m"], model: Int[np.ndarray, " m"]
+) -> Float[np.ndarray, "m K"]:
+    """Log-probabilities by each example's model, a client's or (-1) the global one; NaN where there is none."""
+    host = HostInputs(run.experiment.dataset)
+    found = np.full((len(rows), run.inputs.federation.num_classes), np.nan, np.float32)
+    order = np.lexsort((rows, model))  # a client's model is fetched once, and inputs are read from front to back
+    groups = [part for part in np.split(order, np.flatnonzero(np.diff(model[order])) + 1) if len(part)]
+    size = min(BATCH, 1 << (max(map(len, groups), default=1) - 1).bit_length())
+    for group in groups:
+        client = int(model[group[0]])
+        if client < 0 and run.method.alone:
+            continue
+        for batch in np.split(group, range(size, len(group), size)):
+            inputs = host.read(rows[batch], size)
+            found[batch] = shared.predict(run, state, None if client < 0 else client, inputs)[: len(batch)]
+    return found
+
+
+def scores(log_probs: Float[np.ndarray, "n K"], labels: Int[np.ndarray, " n"]) -> dict[str, Any]:
+    """Score predicted probabilities.
+
+    Args:
+        log_probs: natural logarithms of probabilities; rows sum to 1.
+        labels: true classes, for at least one example.
+
+    Returns:
+        "examples", "accuracy" and the ends of its 95 % Wilson interval, "top_2_accuracy" and so on, "loss" (nats),
+        "brier" (squared differences summed over the classes, 0 to 2), "ece"; by class "recall", "precision", "f1" (None
+        where nothing can be said) and "support"; "confusion" [true][predicted] of up to `MOST_CLASSES` classes;
+        "reliability": by bin of the likeliest class's probability how many examples, their mean probability, and the
+        share of them that is right.
+
+    Example:
+        >>> import numpy as np
+        >>> found = scores(np.log([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8]]), np.array([0, 1, 1]))
+        >>> found["accuracy"], found["recall"], found["confusion"]
+        (0.666667, [1.0, 0.5], [[1, 0], [1, 1]])
+    """
+    count, classes = log_probs.shape
+    probabilities, predicted = np.exp(log_probs.astype(float)), log_probs.argmax(axis=1)
+    own = np.take_along_axis(log_probs, labels[:, None], axis=1)
+    place, confidence, right = (log_probs > own).sum(axis=1), probabilities.max(axis=1), predicted == labels
+    confusion = np.bincount(labels * classes + predicted, minlength=classes**2).reshape(classes, classes)
+    hits, support, claimed = confusion.diagonal(), confusion.sum(axis=1), confusion.sum(axis=0)
+    ends = scipy.stats.binomtest(int(right.sum()), count).proportion_ci(LEVEL, method="wilson")
+    bins = np.clip(np.ceil(confidence * ECE_BINS).astype(int) - 1, 0, ECE_BINS - 1)
+    filled, sure, good = (np.bincount(bins, w, minlength=ECE_BINS) for w in (None, confidence, right))
+    found: dict[str, Any] = {
+        "examples": count,
+        "accuracy": _short(right.mean()),
+        "accuracy_low": _short(ends.low),
+        "accuracy_high": _short(ends.high),
+        **{f"top_{k}_accuracy": _short((place < k).mean()) for k in TOP if k < classes},
+        "loss": _short(-own.mean(dtype=float)),
+        "brier": _short((probabilities**2).sum(axis=1).mean() - 2 * np.exp(own.astype(float)).mean() + 1),
+        "ece": _short(np.abs(good - sure).sum() / count),
+        "recall": _ratios(hits, support),
+        "precision": _ratios(hits, claimed),
+        "f1": _ratios(2 * hits, support + claimed),
+        "support": support.tolist(),
+    }
+    if classes <= MOST_CLASSES:
+        found["confusion"] = confusion.tolist()
+    shares = {"probability": _ratios(sure, filled), "right": _ratios(good, filled)}
+    return {**found, "reliability": {"examples": filled.tolist(), **shares}}
+
+
+def _short(value: Any) -> float | None:
+    return round(float(value), 6) if math.isfinite(value) else None
+
+
+def _ratios(part: np.ndarray, whole: np.ndarray) -> list[float | None]:
+    return [_short(one / of) if of else None for one, of in zip(part.tolist(), whole.tolist(), strict=True)]
+
+
+def fit_temperature(log_probs: Float[np.ndarray, "n K"], labels: Int[np.ndarray, " n"]) -> float | None:
+    """Find the temperature of the least loss; None where it is not within 1/20 to 20, as where all are right."""
+
+    def loss(log_temperature: float) -> float:
+        return float(-np.take_along_axis(scaled(log_probs, math.exp(log_temperature)), labels[:, None], 1).mean())
+
+    limit = math.log(HOTTEST)
+    found = scipy.optimize.minimize_scalar(loss, bounds=(-limit, limit), method="bounded", options={"xatol": 1e-6})
+    return math.exp(found.x) if math.isfinite(found.fun) and abs(found.x) < 0.99 * limit else None
+
+
+def scaled(log_probs: Float[np.ndarray, "n K"], temperature: float) -> Float[np.ndarray, "n K"]:
+    """Divide the logits by a temperature."""
+    return np.asarray(scipy.special.log_softmax(log_probs.astype(float) / temperature, axis=1))
+
+
+def _in_columns(names: Sequence[str], found: Mapping[int, Mapping[str, Any]], classes: Sequence[str]) -> dict[str, Any]:
+    """Make columns of the scores of clients; those by class where they are not too many."""
+    columns: dict[str, Any] = {"client": [names[number] for number in found]}
+    for score, value in next(iter(found.values())).items():
+        if not isinstance(value, list | dict):
+            columns[score] = [one[score] for one in found.values()]
+        elif score in BY_CLASS and len(found) * len(classes) * len(BY_CLASS) <= MOST_NUMBERS:
+            columns |= {f"{score}_{name}": [one[score][k] for one in found.values()] for k, name in enumerate(classes)}
+    return columns

@@ -1,0 +1,131 @@
+"""Detailed scores at the end of a run, beside scikit-learn's, and the temperature that goes with the model."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn import metrics as sklearn
+from sklearn.calibration import calibration_curve
+
+from fedjax_ssl import cli, data, load_config, load_run, presets
+from fedjax_ssl.runs.loop import run
+from fedjax_ssl.runs.scores import fit_temperature, scaled, scores
+
+
+def experiment(**fields):
+    config = presets.digits_by_writer("fedavg", "all")
+    config.rounds, config.eval_every, config.optimizer.local_epochs = 2, 1, 1
+    config.data.test_clients, config.data.validation_fraction = 3, 0.2
+    config.update_from_flattened_dict(fields)
+    return config
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("scores") / "run"
+    run(experiment(), path, quiet=True)
+    return path
+
+
+def table_of(folder):
+    table = pd.read_csv(folder / "test_predictions.csv", dtype={"label": str, "prediction": str})
+    return table, table.filter(like="probability_").to_numpy(), table["label"].astype(int).to_numpy()
+
+
+def assert_equal_to_sklearn(found, labels, probabilities):
+    classes, predicted = range(probabilities.shape[1]), probabilities.argmax(axis=1)
+    assert found["confusion"] == sklearn.confusion_matrix(labels, predicted, labels=classes).tolist()
+    theirs = sklearn.precision_recall_fscore_support(labels, predicted, labels=classes, zero_division=np.nan)
+    for name, values in zip(("precision", "recall", "f1", "support"), theirs, strict=True):
+        np.testing.assert_allclose(np.array(found[name], float), values, atol=1e-6, err_msg=name)
+    probabilities = probabilities / probabilities.sum(axis=1, keepdims=True)
+    assert found["brier"] == pytest.approx(sklearn.brier_score_loss(labels, probabilities, labels=classes), abs=1e-5)
+    assert found["loss"] == pytest.approx(sklearn.log_loss(labels, probabilities, labels=classes), abs=1e-4)
+    for k in (2, 3, 5):
+        theirs = sklearn.top_k_accuracy_score(labels, probabilities, k=k, labels=classes)
+        assert found[f"top_{k}_accuracy"] == pytest.approx(theirs, abs=1e-6)
+    right, sure = calibration_curve(predicted == labels, probabilities.max(axis=1), n_bins=15)
+    filled = np.array(found["reliability"]["examples"]) > 0
+    np.testing.assert_allclose(np.array(found["reliability"]["right"], float)[filled], right, atol=1e-6)
+    np.testing.assert_allclose(np.array(found["reliability"]["probability"], float)[filled], sure, atol=1e-5)
+
+
+def test_scores_and_predictions_of_a_run(folder, capsys):
+    model, (table, probabilities, labels) = load_run(folder), table_of(folder)
+    found = model.summary["scores"]
+    assert found["round"] == model.round and found["accuracy"] == pytest.approx(model.metrics["test_accuracy"])
+    assert_equal_to_sklearn(found, labels, probabilities)
+    # The file has what `predict` gives for the same images, and says which they are.
+    digits = data.load("digits").train
+    images, rows = digits.x[table["row"]], table["row"].to_numpy()
+    np.testing.assert_allclose(model.predict(images), probabilities, atol=1e-6)
+    np.testing.assert_array_equal(digits.y[rows], labels)
+    assert (table["prediction"].astype(int) == probabilities.argmax(axis=1)).all()
+    # Without the temperature they are those of the round's evaluation.
+    assert model.temperature == pytest.approx(found["temperature"]) and found["temperature"] != 1
+    plain = np.log(model.predict(images, calibrated=False))
+    assert -plain[np.arange(len(labels)), labels].mean() == pytest.approx(model.metrics["test_loss"], rel=1e-4)
+    assert found["uncalibrated_loss"] == pytest.approx(model.metrics["test_loss"], rel=1e-5)
+    assert found["uncalibrated_ece"] == pytest.approx(model.metrics["test_ece"], abs=1e-5)
+    assert load_run(folder, "last").temperature == (model.temperature if model.round == 2 else None)
+    np.savez(folder.parent / "some.npz", inputs=images[:3])
+    for option in ([], ["--uncalibrated"]):
+        assert cli.main(["predict", str(folder), str(folder.parent / "some.npz"), *option]) == 0
+        assert ("temperature" in capsys.readouterr().err) == (not option)
+    # A start of the complete run leaves it as it is.
+    run(experiment(), folder, quiet=True)
+    assert load_run(folder).temperature == model.temperature
+
+
+def test_scores_of_every_client(folder):
+    table, probabilities, labels = table_of(folder)
+    clients = pd.read_csv(folder / "test_scores_by_client.csv").set_index("client")
+    assert sorted(clients.index) == sorted(table["client"].unique()) and len(clients) == 3
+    for name, row in clients.iterrows():
+        own = (table["client"] == name).to_numpy()
+        p, n = (probabilities[own].argmax(axis=1) == labels[own]).mean(), own.sum()
+        assert row["examples"] == n and row["accuracy"] == pytest.approx(p, abs=1e-6)
+        recall = sklearn.recall_score(labels[own], probabilities[own].argmax(axis=1), average=None, labels=range(10))
+        there = row["support_0":"support_9"].to_numpy() > 0
+        np.testing.assert_allclose(row["recall_0":"recall_9"].to_numpy(float)[there], recall[there], atol=1e-6)
+        # Wilson 1927, equation by hand.
+        z = 1.959964
+        center, half = p + z * z / (2 * n), z * np.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+        ends = (center - half) / (1 + z * z / n), (center + half) / (1 + z * z / n)
+        assert (row["accuracy_low"], row["accuracy_high"]) == pytest.approx(ends, abs=1e-5)
+
+
+def test_classes_that_are_never_there_or_never_predicted():
+    log_probs = np.log(np.array([[0.7, 0.2, 0.1], [0.6, 0.3, 0.1], [0.5, 0.4, 0.1]]))
+    found = scores(log_probs, np.array([0, 0, 2]))
+    assert found["recall"] == [1.0, None, 0.0] and found["precision"] == [0.666667, None, None]
+    assert found["f1"] == [0.8, None, 0.0] and found["accuracy_high"] < 1.0
+
+
+def test_a_temperature_is_found_again_and_none_where_nothing_is_wrong():
+    generator = np.random.default_rng(0)
+    logits = generator.normal(size=(20_000, 4)) * 2
+    true = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    labels = (generator.random((20_000, 1)) > true.cumsum(axis=1)).sum(axis=1)
+    assert fit_temperature(scaled(3 * logits, 1.0), labels) == pytest.approx(3.0, rel=0.05)
+    assert fit_temperature(scaled(logits, 1.0), logits.argmax(axis=1)) is None
+
+
+def test_clients_own_models_predict_their_examples(tmp_path):
+    fields = {"rounds": 2, "eval_every": 2, "data.test_clients": 0, "data.client_test_fraction": 0.3}
+    summary = run(load_config("digits", fields | {"federated.name": "local"}), tmp_path, quiet=True)
+    assert summary["scores"]["model"] == "clients' own" and "temperature" not in summary["scores"]
+    model, (table, probabilities, _) = load_run(tmp_path), table_of(tmp_path)
+    images = data.load("digits").train.x
+    for name in table["client"].unique()[:2]:
+        own = (table["client"] == name).to_numpy()
+        expected = model.predict(images[table["row"][own]], client=name)
+        np.testing.assert_allclose(expected, probabilities[own], atol=1e-6)
+
+
+def test_the_file_is_written_as_asked_for(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("fedjax_ssl.runs.scores.MOST_NUMBERS", 100)
+    for asked, said in (("auto", "config.test_predictions=all writes them"), ("none", ""), ("all", "")):
+        (tmp_path / "summary.json").unlink(missing_ok=True)
+        run(experiment(test_predictions=asked), tmp_path)
+        assert said in capsys.readouterr().out
+        assert (tmp_path / "test_predictions.csv").exists() == (asked == "all")
