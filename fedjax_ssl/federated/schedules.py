@@ -110,7 +110,8 @@ def _table(name: str, rounds: int) -> LearningRate:
     function = import_named("schedule", name)
     found: list[float] = []
     for number in range(rounds):
-        rate: Any = function(number)
+        with jax.ensure_compile_time_eval(), jax.numpy_dtype_promotion("standard"):  # a program is being traced
+            rate: Any = function(number)
         if np.shape(rate) != () or not np.isreal(rate) or not 0 <= float(rate) < np.inf:
             raise ValueError(
                 f"schedule {name!r} returned {rate!r} in round {number}; a learning rate is a number of at least 0 "

@@ -192,7 +192,7 @@ def losses(learning_rate):
     return optax.polyak_sgd()
 
 def steps(round):
-    return 0.3 if round < 2 else 0.1
+    return 0.3 if round < 2 else optax.constant_schedule(0.1)(round) * optax.linear_schedule(1.0, 1.0, 2)(round)
 
 def negative(round):
     return 0.1 - 0.06 * round
