@@ -6,11 +6,13 @@
     config = fs.load_config("digits_xclp", {"rounds": 10, "method.warmup_rounds": 5})
     summary = fs.run(config, "runs/first")
 
-Names are imported when they are first used: `import fedjax_ssl` brings neither jax nor flax.
+Names are imported when they are first used: `import fedjax_ssl` brings neither jax nor flax. If JAX has not computed
+yet, its processor becomes a device for each core (`fedjax_ssl.processor.start`).
 """
 
 from typing import TYPE_CHECKING
 
+from fedjax_ssl import processor
 from fedjax_ssl.lazy import attach
 
 if TYPE_CHECKING:
@@ -34,3 +36,4 @@ __all__ = [
     *("Method", "Setup", "Term", "View", "Stage", "Sampler", "federated_method", "register", "methods", "models"),
 ]
 __getattr__, __dir__ = attach(__name__)
+processor.start()

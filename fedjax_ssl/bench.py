@@ -83,7 +83,7 @@ def options(arguments: list[str]) -> argparse.Namespace:
     add("--scale", type=float, default=1.0, help="factor on clients, clients per round and rounds (1)")
     add("--limit", type=float, default=120.0, help="seconds after which no further block starts (120)")
     add("--threads", type=int, help="threads of the CPU, as config.threads; one per core by default")
-    add("--devices", type=int, default=1, help="devices that share each cohort; on a CPU up to one per core (1)")
+    add("--devices", type=int, help="devices that share each cohort, as config.federated.devices")
     add("--placement", help=f"placement of clients, where the workload leaves it open: {_ALLOWED['placement'].words()}")
     add("--heap", action="store_true", help="leave large buffers to the C library (slower where it reuses its heap)")
     add(

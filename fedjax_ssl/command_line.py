@@ -13,7 +13,7 @@ import jax
 
 from fedjax_ssl import data, own_code, processor, runs
 from fedjax_ssl.config import ConfigError, ConfigNote, check_field
-from fedjax_ssl.errors import INTERRUPTED, UserError, note
+from fedjax_ssl.errors import INTERRUPTED, UserError, counted, note
 
 USER_ERRORS = (
     UserError,
@@ -58,30 +58,23 @@ def map_large_buffers() -> bool:
 def use_processor(threads: int | None, devices: int | None = None) -> None:
     """Sets with what XLA's CPU backend starts; without effect once something was computed.
 
-    XLA passes every operation of a program to a pool of threads. With the small products of a linear model this costs
-    more than it brings, and one thread is fastest (docs/design-notes.md).
-
     Args:
-        threads: threads of the pool; None: one per core.
-        devices: that share each cohort. If there are as many cores, a CPU becomes as many devices, whose pool has a
-            thread for each at least. (In jax 0.10 devices then wait for each other for ever if more than 32 programs
-            wait to be run; a run waits for every block of rounds.)
+        threads: threads of the pool; None: one per core, or what the environment allows.
+        devices: that share each cohort; None: one per thread.
 
     Raises:
         ConfigError: less than one thread.
     """
     check_field("threads", threads)
+    cores, (pool, variable) = processor.cores(), processor.allowed()
     # A config is checked later; what makes no sense here is refused there.
-    sharers = devices if isinstance(devices, int) and 1 < devices <= processor.cores() else 1
-    if sharers > 1:
-        with contextlib.suppress(RuntimeError):  # there is a backend already
-            jax.config.update("jax_num_cpu_devices", sharers)
-    if threads or sharers > 1:
-        given = os.environ.get("NPROC", "")
-        wanted = threads or (int(given) if given.isdigit() else processor.cores())
-        if threads and threads < sharers:
-            note(f"config.threads is {threads}; {sharers} devices need {sharers}")
-        os.environ["NPROC"] = str(max(wanted, sharers))
+    devices = devices if isinstance(devices, int) and 0 < devices <= processor.MOST_DEVICES else None
+    if devices and devices > cores:
+        note(f"config.federated.devices is {devices} on {counted(cores, 'core')}: more devices do not make it faster")
+    elif devices and (threads or pool) < devices:
+        given = f"config.threads is {threads}" if threads else f"${variable} is {pool}"
+        note(f"{given}; {devices} devices need {devices}")
+    processor.start(threads, devices)
 
 
 def leave(error: BaseException) -> int:

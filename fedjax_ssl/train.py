@@ -39,6 +39,13 @@ class Train:
         self._experiment = experiment
         self._compiled = jax.jit(self.traced)
 
+    def on(self, devices: int) -> "Train":
+        """Give the same function, on this many devices where the config leaves their number open."""
+        config = self._experiment.config.copy_and_resolve_references()
+        with config.unlocked():
+            config.federated.devices = config.federated.devices or devices
+        return Train(self._experiment._replace(config=config))
+
     @functools.cached_property
     def _of_one_key(self) -> FederatedData:
         return federate(self._experiment, jax.random.key(0))
@@ -61,7 +68,7 @@ class Train:
             return self.traced(None, key, hyperparameters)
         if self.takes_the_host:
             return self._block_by_block(key, hyperparameters or {})
-        trained: tuple[ServerState, Metrics] = self._compiled(self.inputs, key, hyperparameters)
+        trained: tuple[ServerState, Metrics] = _awaited(self._compiled(self.inputs, key, hyperparameters))
         return trained
 
     def traced(
@@ -113,6 +120,12 @@ class Train:
                 rows.append({name: row[name] for name in row if name not in ("seconds", "client_updates_per_second")})
         names = dict.fromkeys(name for row in rows for name in row)
         return state, {name: np.stack([np.asarray(row.get(name, np.nan)) for row in rows]) for name in names}
+
+
+def _awaited(results: PyTree) -> PyTree:
+    """Wait for what several devices of a CPU compute: in jax 0.10 they hang if more than 32 programs are in line."""
+    leaf = jax.tree.leaves(results)[0]
+    return jax.block_until_ready(results) if len(leaf.devices()) > 1 and backend() == "cpu" else results
 
 
 def is_traced(*values: PyTree) -> bool:
@@ -208,15 +221,17 @@ def over_seeds(train: Callable[..., PyTree], mesh: Mesh | None = None) -> Callab
 
     if mesh is not None and mesh.axis_names != ("seeds", "clients"):
         raise ValueError(f"the mesh has axes {mesh.axis_names}; a sweep over seeds takes ('seeds', 'clients')")
+    if mesh is not None and isinstance(train, Train):
+        train = train.on(mesh.shape["clients"])
     compiled = jax.jit(on_devices)
 
     def sweep(*arguments: PyTree) -> PyTree:
         if is_traced(arguments):
             return on_devices(None, *arguments)
         if not isinstance(train, Train):
-            return compiled(None, *arguments)
+            return _awaited(compiled(None, *arguments))
         if not train.takes_the_host:
-            return compiled(train.inputs, *arguments)
+            return _awaited(compiled(train.inputs, *arguments))
         count = jax.tree.leaves(arguments)[0].shape[0]
         each = [train(*jax.tree.map(lambda leaf, at=at: leaf[at], arguments)) for at in range(count)]
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)

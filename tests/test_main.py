@@ -85,7 +85,7 @@ def test_a_truncated_checkpoint_falls_back_to_the_one_before(start, tmp_path):
         ((DIGITS, "--config.threads=0"), ("config.threads is 0", "at least 1")),
         (
             (DIGITS, "--config.federated.devices=1000"),
-            ("config.federated.devices is 1000; devices here: ", "up to one for each"),
+            ("config.federated.devices is 1000; devices here: ", "up to 64"),
         ),
         ((DIGITS, "--config.rounds=0"), ("config.rounds is 0", "nothing to do")),
         ((DIGITS, "--config.data.standardize=False"), ("standardize is 'False'", "auto, dataset, train, client, none")),

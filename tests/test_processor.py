@@ -20,6 +20,14 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("unset")
+def test_more_devices_than_cores_are_made_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processor, "cores", lambda: 1)
+    with pytest.warns(ConfigNote, match=r"config\.federated\.devices is 3 on 1 core: more devices do not"):
+        use_processor(None, 3)
+    assert os.environ["NPROC"] == "3"
+
+
+@pytest.mark.usefixtures("unset")
 def test_nothing_asked_for_leaves_everything_as_it_is() -> None:
     use_processor(None, None)
     assert "NPROC" not in os.environ
@@ -29,7 +37,7 @@ def test_nothing_asked_for_leaves_everything_as_it_is() -> None:
 @pytest.mark.usefixtures("unset")
 @pytest.mark.parametrize(
     ("threads", "devices", "pool"),
-    [(1, None, 1), (3, 1, 3), (1, 40, 1), (4, 4, 4), (20, 4, 20), (None, 3, 4)],
+    [(1, None, 1), (3, 1, 3), (4, 4, 4), (20, 4, 20), (None, 3, 4)],
 )
 def test_devices_that_wait_for_each_other_have_threads_enough(
     monkeypatch: pytest.MonkeyPatch, threads: int | None, devices: int, pool: int
@@ -38,6 +46,26 @@ def test_devices_that_wait_for_each_other_have_threads_enough(
     use_processor(threads, devices)
     assert os.environ["NPROC"] == str(pool)
     assert processor.threads() == min(pool, processor.cores())
+
+
+@pytest.mark.usefixtures("unset")
+@pytest.mark.parametrize(
+    ("variable", "value", "count"),
+    [
+        *[("NPROC", "1", 1), ("NPROC", "2", 2), ("OMP_NUM_THREADS", "3", 3), ("OMP_NUM_THREADS", "40", 4)],
+        ("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false", 1),
+    ],
+)
+def test_an_environment_of_fewer_threads_gets_as_many_devices(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, count: int
+) -> None:
+    told = {}
+    monkeypatch.setattr(processor, "cores", lambda: 4)
+    monkeypatch.setattr("jax.config.update", told.__setitem__)
+    monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.setenv(variable, value)
+    processor.start()
+    assert told == {"jax_num_cpu_devices": count} and processor.threads() == count
 
 
 @pytest.mark.parametrize(("given", "used"), [("1", 1), ("0", 1), ("1000000", None), ("many", None), ("", None)])

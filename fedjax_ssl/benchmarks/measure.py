@@ -21,6 +21,7 @@ from fedjax_ssl.federated import VECTORIZED_RUNS, Choice, ServerState
 from fedjax_ssl.federated.method import Metrics
 from fedjax_ssl.runs.build import Experiment, build_method, execution_of, federate
 from fedjax_ssl.runs.compile import compiled_program
+from fedjax_ssl.runs.devices import choose_devices, start_processor
 from fedjax_ssl.runs.processes import share_out
 from fedjax_ssl.runs.rounds import run_rounds
 from fedjax_ssl.train import over_seeds
@@ -49,6 +50,8 @@ def measure(name: str, workload: Workload, given: argparse.Namespace) -> dict[st
     placement = {"federated.placement": given.placement} if given.placement else {}
     config = workload.config({"federated.devices": given.devices, **placement})
     experiment = Experiment(config, workload.dataset())
+    start_processor(config, experiment.dataset)
+    devices = choose_devices(config, experiment.dataset)
     federation = federate(experiment, jax.random.key(config.seed))
     choices: list[Choice] = []
     program, run, compile_seconds = compile_block(workload, experiment, federation, rounds, choices.append)
@@ -71,7 +74,7 @@ def measure(name: str, workload: Workload, given: argparse.Namespace) -> dict[st
         "clients_at_once": choices[-1].clients_at_once,
         "large_buffers": "mapped" if mapped else "heap",
         "threads": processor.threads(),
-        "devices": given.devices,
+        "devices": devices,
         "rounds_per_block": rounds,
         "blocks": len(wall),
         "warm": warm,

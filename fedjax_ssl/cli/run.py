@@ -11,6 +11,7 @@ from fedjax_ssl import config as configs
 from fedjax_ssl.cli import listing
 from fedjax_ssl.cli.listing import docstring, paragraph
 from fedjax_ssl.config import ConfigError
+from fedjax_ssl.runs.compile import Shared
 from fedjax_ssl.runs.divergence import EXIT_CODE as DIVERGED
 from fedjax_ssl.runs.loop import run
 from fedjax_ssl.shipped import docs
@@ -68,7 +69,7 @@ def main(arguments: list[str]) -> int:
         team = runs.start(config.distributed)
         workdir = asked.workdir or Path("runs") / configs.find(asked.name).run_name
         try:
-            summary = run(config, workdir, team, quiet=asked.quiet)
+            summary = run(config, workdir, team, Shared(own_process=alone), quiet=asked.quiet)
         except KeyboardInterrupt as stop:
             raise KeyboardInterrupt(_what_follows(workdir)) from stop
     return runs.leave(DIVERGED, f"error: {summary['diverged']}") if "diverged" in summary else 0

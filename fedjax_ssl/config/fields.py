@@ -91,7 +91,7 @@ _SECTIONS: dict[str, dict[str, Option]] = {
         "save_clients": _field(
             "", "rounds whose clients' models are kept before they are averaged, as 2,10 or last, docs/trained.md"
         ),
-        "threads": _field(int, "threads of a CPU; one per core by default, 1 suits linear models", _COUNT),
+        "threads": _field(int, "threads of a CPU; one per core by default, one for small models", _COUNT),
     },
     "data": {
         "name": _field("digits", "the dataset"),
@@ -174,7 +174,11 @@ _SECTIONS: dict[str, dict[str, Option]] = {
         ),
         "placement": _field("auto", "how a cohort's clients run inside the compiled round", OneOf(PLACEMENTS)),
         "chunk_size": _field(int, "clients at once on a device; by default as many as fit", _COUNT),
-        "devices": _field(int, "devices that share a cohort; 1 by default, all with several processes", _COUNT),
+        "devices": _field(
+            int,
+            "devices that share a cohort; by default all of a CPU or of several processes, where it is faster",
+            _COUNT,
+        ),
         "reduce": _field("ordered", "how sums over devices are made", OneOf(REDUCTIONS)),
     },
     "early_stopping": {

@@ -93,8 +93,10 @@ def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
         resolved.optimizer.schedule_rounds = max(resolved.rounds, 1)
     if resolved.federated.weighting is None:
         resolved.federated.weighting = "examples" if is_own(resolved.data.name) else "uniform"
-    if resolved.federated.devices is None:
-        resolved.federated.devices = jax.device_count() if jax.process_count() > 1 else 1
+    if resolved.federated.devices is None and jax.distributed.is_initialized():
+        resolved.federated.devices = jax.device_count()
+    elif resolved.federated.devices is None and resolved.federated.reduce == "fast":
+        resolved.federated.devices = 1  # their number decides the bits
     for section in ("optimizer", "federated"):
         for option, what in CHOICES[section].options(resolved[section].name).items():
             if resolved[section].get(option) is None:  # a sweep replaces what is there

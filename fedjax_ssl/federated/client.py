@@ -110,21 +110,22 @@ class Plan(NamedTuple):
     examples: Int[Array, ""]  # rows that enter a loss, over all its steps
 
 
-def train_client(update: "ClientUpdate", client: Client, loop: str = "own") -> tuple[Plan, ClientProgress]:
+def train_client(update: "ClientUpdate", client: Client, plan: Plan, loop: str = "own") -> ClientProgress:
     """Takes a client's local steps.
 
     Args:
         update: local training.
         client: the client that trains.
+        plan: its plan.
         loop: loop of its local steps. "own": to the client's own number of steps. "bound": to the static bound of its
             schedule, and steps beyond its own change nothing; on a GPU, a loop whose end is known when it is compiled
             asks the host nothing. "whole": the same for clients that take all these steps or none, so that no step
             has to be told from another one, and the update of weights is part of the product that gives its gradient.
 
     Returns:
-        (its plan, its progress at the end).
+        Its progress at the end.
     """
-    plan, begin = update.plan(client), update.start(client)
+    begin = update.start(client)
 
     @jax.named_scope(LOCAL_STEP)
     def one_step(number: Int[Array, ""], progress: ClientProgress) -> ClientProgress:
@@ -143,7 +144,7 @@ def train_client(update: "ClientUpdate", client: Client, loop: str = "own") -> t
     else:
         # A loop with a traced bound: a client takes exactly its own number of steps. Nothing differentiates through it.
         end = jax.lax.fori_loop(0, plan.num_steps, one_step, begin)
-    return plan, end
+    return end
 
 
 def step_bound(plan: Plan) -> int:

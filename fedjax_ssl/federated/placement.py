@@ -180,8 +180,13 @@ def _train_on_one_device(
     loop: str,
 ) -> tuple[PyTree, PyTree]:
     if placement != "lanes":
-        whole = lambda client: finish(client, *train_client(update, client, loop))  # noqa: E731
-        return map_clients(whole, clients, valid, placement, chunk_size)
+        plans = jax.vmap(update.plan)(clients)  # of all at once: small operations that each client would wait for
+
+        def whole(one: tuple[Client, Plan]) -> tuple[PyTree, PyTree]:
+            client, plan = one
+            return finish(client, plan, train_client(update, client, plan, loop))
+
+        return map_clients(whole, (clients, plans), valid, placement, chunk_size)
     _check(placement, chunk_size)
     plans, ends = run_lanes(update, clients, valid, min(chunk_size, valid.shape[0]))
     return map_clients(lambda one: finish(*one), (clients, plans, ends), valid, "chunked", chunk_size)

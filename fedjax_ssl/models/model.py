@@ -95,7 +95,7 @@ def from_linen(module: nn.Module, input_shape: tuple[int, ...], needs_key: bool)
     def noted(collection: str) -> PyTree:
         """Returns what layers note of themselves at the start, in Python numbers."""
         notes: dict[str, PyTree] = {}
-        jax.eval_shape(lambda key: notes.update(variables_of(key).get(collection, {})), jax.random.key(0))
+        jax.eval_shape(lambda: notes.update(variables_of(jax.random.key(0)).get(collection, {})))
         return notes
 
     def batch_weights() -> PyTree:

@@ -99,7 +99,8 @@ def build(name: str, *, num_classes: int, input_shape: tuple[int, ...], **given:
         return own_network(make, tuple(filter(takes, RANDOM)), num_classes, input_shape, place, identity)
     module = MODELS.build(name, num_classes=num_classes, **hashable)
     model = from_linen(module, input_shape, getattr(module, "needs_key", False))
-    jax.eval_shape(model.init, jax.random.key(0))  # a shape or value that does not fit is an error here, not later
+    # A shape or value that does not fit is an error here, not later; nothing is computed.
+    jax.eval_shape(lambda: model.init(jax.random.key(0)))
     if weights := getattr(module, "weights", None):
         from fedjax_ssl.models.pretrained import LAYERS, pretrained
 

@@ -22,6 +22,7 @@ from fedjax_ssl.federated import Execution, Method, Setup
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.channel_terms import check_channels
 from fedjax_ssl.objectives import INVERSE, RowLoss, cross_entropy, supervised_loss
+from fedjax_ssl.runs.devices import choose_devices
 from fedjax_ssl.runs.processes import run_devices
 
 # Tables may be a quarter wider than a seed needs, so that another seed does not need another program.
@@ -148,7 +149,7 @@ def execution_of(experiment: Experiment, federation: data.FederatedData, *, alon
     return Execution(
         placement=section.placement,
         chunk_size=section.chunk_size,
-        mesh=device_mesh(section.devices, section.reduce),
+        mesh=device_mesh(choose_devices(experiment.config, experiment.dataset), section.reduce),
         reduce=section.reduce,
         all_clients=_clients_of_known_size(federation) if alone else None,
     )

@@ -40,6 +40,7 @@ from fedjax_ssl.runs.build import (
     federate,
     load_resolved,
 )
+from fedjax_ssl.runs.devices import start_processor
 from fedjax_ssl.runs.files import bytes_in_words, plain_value
 from fedjax_ssl.runs.residence import on_host, why_not_on_host
 from fedjax_ssl.runs.rounds import run_block
@@ -184,7 +185,13 @@ class Shared:
         ...     run(config, f"runs/{seed}", shared=shared)  # doctest: +SKIP
     """
 
-    def __init__(self) -> None:
+    def __init__(self, own_process: bool = False) -> None:
+        """Begin with nothing.
+
+        Args:
+            own_process: nothing but runs of one program is computed in this process, which is set up for them.
+        """
+        self._own_process = own_process
         self._dataset: tuple[str, Experiment] | None = None
         self._federations: dict[str, FederatedData] = {}
         self._pictures: dict[str, bytes] = {}
@@ -201,6 +208,8 @@ class Shared:
         name = _text(config.data)
         if self._dataset is None or self._dataset[0] != name:
             self._dataset = name, load_resolved(config)
+            if self._own_process:
+                start_processor(config, self._dataset[1].dataset)
             self._federations, self._pictures = {}, {}
         return self._dataset[1]._replace(config=config)
 

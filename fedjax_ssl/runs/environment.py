@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fedjax_ssl import processor
+from fedjax_ssl.errors import counted
 
 _PACKAGES = ("fedjax_ssl", "jax", "jaxlib", "flax", "optax", "numpy")
 
@@ -68,18 +69,24 @@ def _git(folder: Path, *arguments: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def device_description() -> str:
-    """Return the devices that JAX uses in words: "2 x NVIDIA H200" or "CPU (4 cores, 1 device)"."""
+def device_description(used: int | None = None) -> str:
+    """Return the devices that JAX uses in words: "2 x NVIDIA H200" or "CPU (4 cores, 1 of 4 devices)".
+
+    Args:
+        used: devices that share a run's work; None: all that there are.
+    """
     import jax  # not at the top: folders are read without it
 
     devices = jax.devices()
     if devices[0].platform != "cpu":
         kind = devices[0].device_kind
         return kind if len(devices) == 1 else f"{len(devices)} x {kind}"
-    numbers = {"core": processor.cores(), "thread": processor.threads(), "device": len(devices)}
-    if numbers["thread"] == numbers["core"]:
-        del numbers["thread"]
-    return f"CPU ({', '.join(f'{number} {kind}' + 's' * (number != 1) for kind, number in numbers.items())})"
+    parts = [counted(processor.cores(), "core")]
+    if processor.threads() != processor.cores():
+        because = f" as ${processor.GIVEN[1]} says" if processor.threads() == processor.GIVEN[0] else ""
+        parts.append(counted(processor.threads(), "thread") + because)
+    some = "" if used in (None, len(devices)) else f"{used} of "
+    return f"CPU ({', '.join([*parts, some + counted(len(devices), 'device')])})"
 
 
 def peak_memory_bytes() -> int:

@@ -153,7 +153,7 @@ class Run(Closing):
         counts = {name.replace("_", " "): count for name, count in self.federation.summary().items() if count}
         progress.start(
             {
-                "device": device_description(),
+                "device": device_description(1 if self._mesh is None else self._mesh.size),
                 "data": f"{config.data.name} ({', '.join(f'{count:,} {name}' for name, count in counts.items())})",
                 "method": config.method.name + alone,
                 "model": f"{config.model.name} ({models.count_parameters(self._template.params):,} parameters)",

@@ -179,10 +179,9 @@ def _more_devices(available: Sequence[jax.Device]) -> str:
     """Tell how a CPU becomes more devices than there are."""
     if available[0].platform != "cpu":
         return ""
-    cores = processor.cores()
     return (
-        f". The commands make a CPU as many devices as are asked for, up to one for each of its {cores} cores; "
-        "Python code sets jax_num_cpu_devices before jax starts"
+        f". The commands make a CPU as many devices as are asked for, up to {processor.MOST_DEVICES}; "
+        "Python code calls fedjax_ssl.processor.start(devices=...) before jax computes"
     )
 
 

@@ -208,7 +208,9 @@ def is_sweep_file(name: str) -> bool:
 
 def identity(config: Mapping[str, Any]) -> str:
     """Writes a config as text that is the same for configs which give the same run."""
-    return json.dumps(flat_config(config, ignore=UNCOMPARED), sort_keys=True)
+    flat = flat_config(config, ignore=UNCOMPARED)
+    flat["federated.devices"] = flat.get("federated.devices") or 1  # as older sweeps hold it where nobody set it
+    return json.dumps(flat, sort_keys=True)
 
 
 def save(folder: Path, plan: Plan, command: Sequence[str]) -> None:

@@ -64,7 +64,7 @@ def do_tasks(
             while waiting and len(busy) < processes:
                 sharers = min(processes, len(waiting) + len(busy))
                 task = waiting.pop(0)
-                connection, process = _start(task, max(processor.cores() // sharers, 1) if sharers > 1 else None)
+                connection, process = _start(task, max(processor.threads() // sharers, 1) if sharers > 1 else None)
                 busy[connection] = process, task
             for ready in cast(list[Connection], wait(list(busy))):
                 try:
@@ -115,7 +115,7 @@ def _work(sender: Connection, threads: int | None, task: Task) -> None:
     """Does a task in a process that is set up as a run's."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if threads is not None:
-        os.environ.setdefault("NPROC", str(threads))
+        processor.start(threads)
     set_up()
     with command_line.notes_instead_of_warnings(lambda text: sender.send({"event": "note", "text": text})):
         task.work(sender.send, *task.arguments)
@@ -166,9 +166,10 @@ def do_runs(tell: Tell, sweep: Path, names: Collection[str], at_once: int | None
     plan = plans.load(sweep)
     assert plan is not None, "it was written before"
     runs = [run for run in plan.runs if run.name in names]
-    command_line.use_processor(runs[0].config["threads"])
+    first = runs[0].config
+    command_line.use_processor(first["threads"], first["federated"]["devices"])
     points = [Point(plans.config_of(run), results.folder_of(sweep, run.name)) for run in runs]
-    shared = Shared()
+    shared = Shared(own_process=True)
     with contextlib.suppress(Exception):  # a run that cannot be says so itself
         # Runs of the program that others do are given the same shapes.
         program = [run for run in plan.runs if run.program == runs[0].program]
@@ -236,7 +237,7 @@ def vectorizes(point: Point, shared: Shared) -> bool:
         experiment = shared.experiment(configs.resolve(point.config))
     except Exception:  # the run says so itself
         return False
-    return experiment.config.federated.devices <= 1 and experiment.host is None
+    return (experiment.config.federated.devices or 1) <= 1 and experiment.host is None
 
 
 def tasks(sweep: Path, plan: Plan, workers: int) -> list[Task]:

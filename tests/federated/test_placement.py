@@ -67,9 +67,9 @@ def test_loops_for_accelerators_train_as_that_of_a_cpu(
     seen: list[str] = []
     monkeypatch.setattr(execution, "backend", lambda: "gpu")
 
-    def noting(update: ClientUpdate, client: federated.Client, loop: str) -> tuple[Any, Any]:
+    def noting(update: ClientUpdate, client: federated.Client, plan: Any, loop: str) -> Any:
         seen.append(loop)
-        return train_client(update, client, loop)
+        return train_client(update, client, plan, loop)
 
     monkeypatch.setattr(placement, "train_client", noting)
     other_state, other_metrics = rounds()

@@ -1,0 +1,61 @@
+"""The choice of a processor's devices: how many share a cohort, and whether more than one thread is worth waking."""
+
+import jax
+import ml_collections
+import numpy as np
+
+from fedjax_ssl import config as configs
+from fedjax_ssl import data, models, processor
+
+# Operations of a local step from which on devices are worth waiting for each other in every round, and of an evaluation
+# from which on it is worth several threads: about 0.1 and 10 milliseconds of a core (docs/design-notes.md).
+_WORTH_SHARING, _WORTH_THREADS = 5e6, 5e8
+
+
+def _forward_operations(config: ml_collections.ConfigDict, dataset: data.Dataset) -> int:
+    """Count the operations of one example's forward pass, a third of those of its gradient."""
+    shape, given = dataset.train.x.shape[1:], configs.options(config.model)
+    model = models.build(config.model.name, num_classes=dataset.num_classes, input_shape=shape, **given)
+    if model.forward_operations is not None:
+        return model.forward_operations()
+    # A model of a user's own does not count them; it uses each of its parameters once at least.
+    return 2 * models.count_parameters(jax.eval_shape(lambda: model.init(jax.random.key(0)))[0])
+
+
+def choose_devices(config: ml_collections.ConfigDict, dataset: data.Dataset) -> int:
+    """Choose how many devices share a cohort where `config.federated.devices` does not say it.
+
+    All of a CPU's where a local step has work enough; results have the same bits. Elsewhere one.
+
+    Args:
+        config: resolved.
+        dataset: the run's.
+    """
+    section = config.federated
+    if section.devices is not None:
+        return int(section.devices)
+    available = jax.local_devices()
+    if available[0].platform != "cpu" or len(available) == 1:
+        return 1
+    if 3 * config.optimizer.batch_size * _forward_operations(config, dataset) < _WORTH_SHARING:
+        return 1
+    natural = 1 if dataset.train.client is None else len(np.unique(dataset.train.client))
+    return min(len(available), config.federated.cohort_size or config.partition.get("num_clients") or natural)
+
+
+def start_processor(config: ml_collections.ConfigDict, dataset: data.Dataset) -> None:
+    """Give XLA one thread in a process for runs like this one, if its operations are too small to wake another.
+
+    Without effect where JAX has computed before, also where the model asks for its backend, as convolutions do. Graphs
+    and predictions take all cores.
+
+    Args:
+        config: resolved.
+        dataset: the run's.
+    """
+    given = (config.threads, config.federated.devices) != (None, None)
+    if given or configs.predictors(config) or "num_neighbors" in config.method:
+        return
+    operations, tested = _forward_operations(config, dataset), 0 if dataset.test is None else len(dataset.test.y)
+    if 3 * config.optimizer.batch_size * operations < _WORTH_SHARING and operations * tested < _WORTH_THREADS:
+        processor.start(threads=1)
