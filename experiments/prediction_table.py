@@ -29,6 +29,7 @@ from fedjax_ssl import data
 from fedjax_ssl.command_line import USER_ERRORS, use_compilation_cache
 from fedjax_ssl.runs import predict
 from fedjax_ssl.runs.build import build_method, device_mesh, federate, load_experiment
+from fedjax_ssl.runs.devices import choose_devices
 from fedjax_ssl.runs.rounds import run_rounds
 
 
@@ -111,7 +112,7 @@ def _run(
     data.validate(federation)
     predict.check(experiment.config, federation)
     method = build_method(experiment, federation)
-    mesh = device_mesh(experiment.config.federated.devices, experiment.config.federated.reduce)
+    mesh = device_mesh(choose_devices(experiment.config, experiment.dataset), experiment.config.federated.reduce)
     state = jax.jit(method.init)(key, federation)
     if config.rounds:
         rounds = experiment.config.rounds
