@@ -16,7 +16,6 @@ from fedjax_ssl.federated.client import LocalTraining
 from fedjax_ssl.federated.client_states import all_clients, first_states, part_of
 from fedjax_ssl.federated.cohort import Cohort
 from fedjax_ssl.federated.execution import Execution
-from fedjax_ssl.federated.local_models import with_local_scores
 from fedjax_ssl.federated.local_optimizer import over_layers
 from fedjax_ssl.federated.method import (
     AtServer,
@@ -132,6 +131,8 @@ def federated_method(
             raise ValueError(
                 "config.metrics names 'local', but predictions of this method are not its network's scores"
             )
+        from fedjax_ssl.federated.local_models import with_local_scores  # which few runs ask for
+
         stages = tuple(with_local_scores(setup, stage, combine) for stage in stages)
     alone = setup.federated_optimizer.alone
     if alone:

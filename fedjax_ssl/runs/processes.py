@@ -207,8 +207,9 @@ class Team:
         Args:
             stall_minutes: longest time between two calls of `feed` in `watched`, in minutes; 0: no limit.
         """
-        several = jax.distributed.is_initialized()  # asked first, since the others make JAX start
-        self.index, self.count = (jax.process_index(), jax.process_count()) if several else (0, 1)
+        self.index, self.count = 0, 1
+        if jax.distributed.is_initialized():  # else nobody else is there, and the question would make JAX start
+            self.index, self.count = jax.process_index(), jax.process_count()
         self._stall_minutes = stall_minutes
         self._watchdog: Watchdog | None = None
 
