@@ -13,13 +13,11 @@ from flwr.server import ServerApp, ServerAppComponents, ServerConfig
 from flwr.server.strategy import FedAvg
 from flwr.simulation import run_simulation
 
-PLAN = os.path.abspath(sys.argv[1])
-
 
 @functools.cache
 def prepared() -> tuple:
     """Plan, tensors and a network, once per process."""
-    plan = load(PLAN)
+    plan = load(os.environ["PEERS_PLAN"])
     return plan, torch_data(plan), torch_network(plan)
 
 
@@ -52,6 +50,8 @@ class Client(NumPyClient):
 def main() -> None:
     """Trains the plan."""
     logging.disable(logging.INFO)
+    here = os.path.dirname(os.path.abspath(__file__))  # Ray's workers import this module by its name
+    os.environ |= {"PEERS_PLAN": os.path.abspath(sys.argv[1]), "PYTHONPATH": here}
     torch.manual_seed(0)
     plan, data, network = prepared()
     clock, cohort = Clock(plan), len(plan.rounds[0])
@@ -83,4 +83,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    import with_flwr
+
+    with_flwr.main()
