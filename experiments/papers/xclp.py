@@ -151,7 +151,7 @@ TABLES = (
         title="Balanced accuracy of all images of a client that was left out, on Fed-ISIC2019, in %",
         source=SOURCE + "Table 2",
         config="fed_isic_predict:left_out",
-        settings={**FLAMBY, **FOCAL},
+        settings={**FLAMBY, **WEIGHTS, **FOCAL},
         rows={f"Client {number}": {"data.left_out_client": number - 1} for number in range(1, 7)},
         columns={
             name: scored(WAYS[name], "balanced_accuracy", **{"prediction.variant": "code"})
@@ -164,7 +164,7 @@ TABLES = (
         title="Balanced accuracy with unlabelled training images in the graph, on Fed-ISIC2019, in %",
         source=SOURCE + "Table 3",
         config="fed_isic_predict:finetuned",
-        settings={**FLAMBY, **FOCAL},
+        settings={**FLAMBY, **WEIGHTS, **FOCAL},
         rows={
             "FedAvg": scored("network", "balanced_accuracy"),
             "XCLP (labeled)": scored("xclp", "balanced_accuracy", **LABELLED),
