@@ -18,7 +18,13 @@ BASELINE = {
 }
 UDA = {**BASELINE, "method.name": "uda", "method.threshold": 0.8, "method.temperature": 0.4}
 del UDA["method.augment_labelled"]
-SL = {**BASELINE, "supervision.name": "all", "supervision.labels": None}
+SL = {
+    **BASELINE,
+    "supervision.name": "all",
+    "supervision.labels": None,
+    "partition.parts": 1,
+    "small": {"partition.rounds_per_part": None},
+}
 AVERAGE = {"federated.name": "fedavg", "federated.weighting": "examples"}
 PROX = {"federated.name": "fedprox", "federated.mu": 1e-2}
 KINDS = {"SL": SL, "UDA": UDA, "FixMatch": BASELINE}

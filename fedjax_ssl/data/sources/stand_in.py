@@ -94,8 +94,8 @@ def _split(n: int, shape: tuple[int, ...], facts: dict[str, Any], clients: int, 
     pool = rng.integers(0, 256, count, np.uint8) if images else rng.normal(size=count).astype(np.float32)
     strides = (_STEP, *(math.prod(shape[axis + 1 :]) for axis in range(len(shape))))
     x = np.lib.stride_tricks.as_strided(pool, (n, *shape), [step * pool.itemsize for step in strides], writeable=False)
-    labels = rng.permutation(n) % len(facts["class_names"])
-    labels[n - lost :] = -1
+    known = rng.permutation(n - lost) % len(facts["class_names"])  # equally many of every class
+    labels = np.concatenate([known, np.full(lost, -1)])
     client = rng.permutation(n) % clients if clients else None
     matrix = facts.get("correspondence")
     return Split(x, labels, client, None if matrix is None else np.where(labels < 0, -1, matrix.argmax(0)[labels]))
