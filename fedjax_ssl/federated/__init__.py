@@ -97,8 +97,8 @@ if TYPE_CHECKING:
         paired_batches,
         passes,
     )
-    from fedjax_ssl.federated.schedules import SCHEDULES, LearningRate, learning_rate_schedule, schedule_name
-    from fedjax_ssl.federated.setup import KEEP_BY, WEIGHTINGS, Setup
+    from fedjax_ssl.federated.schedules import SCHEDULES, learning_rate_schedule, schedule_name
+    from fedjax_ssl.federated.setup import KEEP_BY, WEIGHTINGS, LearningRate, Setup
     from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, Count, count, to_numbers
 
 __getattr__, __dir__ = attach(__name__)

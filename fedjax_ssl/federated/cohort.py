@@ -10,7 +10,6 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
 from fedjax_ssl.checks import In, check_choices, checked
-from fedjax_ssl.own_code import check_returned, where
 from fedjax_ssl.registry import Registry
 
 QUOTAS = ("any", "proportional", "only")
@@ -118,6 +117,8 @@ def cohort_sampler(name: str, **options: Any) -> CohortSampler:
     Raises:
         ValueError: an unknown name or option; from the sampler: a cohort of another shape.
     """
+    from fedjax_ssl.own_code import check_returned  # a recipe does not need it
+
     draw = COHORTS.build(name, **options)
 
     def checked(
@@ -138,6 +139,8 @@ def cohort_sampler(name: str, **options: Any) -> CohortSampler:
 
 def check_cohorts(name: str, options: Mapping[str, Any], num_labelled: Array, num_examples: Array, size: int) -> None:
     """Draws a hundred cohorts, and raises ValueError where one has a client that is not there, or one twice."""
+    from fedjax_ssl.own_code import where
+
     keys, clients = jax.random.split(jax.random.key(0), 100), num_examples.shape[0]
     draw, place = cohort_sampler(name, **options), where(COHORTS.builder(name))
     ids, valid = jax.vmap(lambda key: draw(key, num_labelled, num_examples, size, "any"))(keys)
@@ -195,7 +198,7 @@ def random_slots(
     slots = jnp.arange(ids.shape[0], dtype=jnp.int32)
     first = min(num_clients, 2 * ids.shape[0])  # enough to fill all slots with some that were not drawn
     drawn = jnp.zeros(first, bool).at[jnp.where(valid, ids, first)].set(True, mode="drop")
-    absent = jnp.argsort(drawn, stable=True)[slots - valid.sum()]
+    absent = jnp.argsort(drawn, stable=True)[slots - valid.sum(dtype=jnp.int32)]
     with_absent = jnp.where(valid, ids, absent.astype(ids.dtype))
     if num_clients > MOST_IN_SIGHT:
         bits = jax.vmap(lambda client: jax.random.bits(jax.random.fold_in(key, client)))(with_absent)

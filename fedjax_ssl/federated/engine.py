@@ -35,8 +35,7 @@ from fedjax_ssl.federated.method import (
 from fedjax_ssl.federated.packing import packing
 from fedjax_ssl.federated.round import CLIENT_MODELS, draw_cohort, run_round, train_at_server
 from fedjax_ssl.federated.sampler import with_local_steps
-from fedjax_ssl.federated.schedules import LearningRate
-from fedjax_ssl.federated.setup import KEEP_BY, WEIGHTINGS, Setup
+from fedjax_ssl.federated.setup import KEEP_BY, WEIGHTINGS, LearningRate, Setup
 from fedjax_ssl.federated.traffic import Count
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.models import Outputs

@@ -11,8 +11,8 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from fedjax_ssl.checks import check_choices, check_whole_numbers
+from fedjax_ssl.federated.setup import LearningRate
 
-LearningRate = Callable[[Int[Array, ""]], Float[Array, ""]]
 SCHEDULES = ("constant", "cosine", "exponential", "piecewise", "linear", "polynomial", "warmup", "warmup_cosine")
 
 
@@ -112,7 +112,8 @@ def _table(name: str, rounds: int) -> LearningRate:
     for number in range(rounds):
         with jax.ensure_compile_time_eval(), jax.numpy_dtype_promotion("standard"):  # a program is being traced
             rate: Any = function(number)
-        if np.shape(rate) != () or not np.isreal(rate) or not 0 <= float(rate) < np.inf:
+            allowed = np.shape(rate) == () and np.isreal(rate) and 0 <= float(rate) < np.inf
+        if not allowed:
             raise ValueError(
                 f"schedule {name!r} returned {rate!r} in round {number}; a learning rate is a number of at least 0 "
                 f"({where(function)})"

@@ -4,16 +4,16 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from fedjax_ssl.federated.cohort import CohortSampler, sample_cohort
 from fedjax_ssl.federated.local_optimizer import LocalOptimizer
 from fedjax_ssl.federated.method import Client
 from fedjax_ssl.federated.optimizers import FederatedOptimizer
-from fedjax_ssl.federated.schedules import LearningRate
 from fedjax_ssl.models import Model
 from fedjax_ssl.objectives import RowLoss, cross_entropy
 
+LearningRate = Callable[[Int[Array, ""]], Float[Array, ""]]  # of the round
 WEIGHTINGS: dict[str, Callable[[Client], Float[Array, ""]]] = {
     "uniform": lambda client: jnp.ones(()),
     "examples": lambda client: client.num_examples.astype(jnp.result_type(float)),

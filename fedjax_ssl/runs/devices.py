@@ -15,7 +15,8 @@ _WORTH_SHARING, _WORTH_THREADS = 5e6, 5e8
 def _forward_operations(config: ml_collections.ConfigDict, dataset: data.Dataset) -> int:
     """Count the operations of one example's forward pass, a third of those of its gradient."""
     shape, given = dataset.train.x.shape[1:], configs.options(config.model)
-    model = models.build(config.model.name, num_classes=dataset.num_classes, input_shape=shape, **given)
+    with configs.naming("model"):
+        model = models.build(config.model.name, num_classes=dataset.num_classes, input_shape=shape, **given)
     if model.forward_operations is not None:
         return model.forward_operations()
     # A model of a user's own does not count them; it uses each of its parameters once at least.

@@ -10,7 +10,7 @@ from fedjax_ssl.data.reading.archives import Archive, Prepared, RemoteFile, load
 
 PLACES = ("root", "path", "download", "source")  # given by `load`, not options of a dataset
 
-Kind = Literal["embedded", "own", "downloaded", "prepared", "placed"]
+Kind = Literal["embedded", "own", "downloaded", "prepared", "placed", "random"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -37,7 +37,7 @@ def dataset(name: str, description: str, *, terms: str, kind: Kind) -> Callable[
         description: one line for lists.
         terms: licence and whom to cite.
         kind: "embedded" in the package; "own": the user's, at path=; "placed": fetched and placed by the user;
-            "prepared" by another library.
+            "prepared" by another library; "random": invented.
     """
 
     def register(load: F) -> F:

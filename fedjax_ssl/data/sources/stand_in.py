@@ -20,7 +20,7 @@ _BYTES = 1 << 28  # of the inputs, at most, where examples are not given
     "stand_in",
     "random inputs with the shape, classes and clients of another dataset, like=NAME; in the package",
     terms="part of this package, Apache-2.0",
-    kind="embedded",
+    kind="random",
 )
 def load_stand_in(
     *,
