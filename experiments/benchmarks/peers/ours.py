@@ -12,6 +12,7 @@ from fedjax_ssl.benchmarks import WORKLOADS
 from fedjax_ssl.command_line import map_large_buffers, use_processor
 from fedjax_ssl.runs.build import Experiment, build_method, execution_of, federate
 from fedjax_ssl.runs.compile import compiled_program
+from fedjax_ssl.runs.devices import start_processor
 from fedjax_ssl.runs.processes import share_out
 from fedjax_ssl.runs.rounds import run_rounds
 
@@ -25,6 +26,7 @@ def main() -> None:
     workload = WORKLOADS[plan.name][0]
     config = workload.config({"federated.devices": given.devices})
     experiment = Experiment(config, workload.dataset())
+    start_processor(config, experiment.dataset)  # as a run does
     federation = federate(experiment, jax.random.key(config.seed))
     execution = execution_of(experiment, federation, alone=True)
     method = build_method(experiment, federation, execution=execution)
