@@ -70,7 +70,9 @@ def learning_rate_schedule(
     if ":" in name:
         return _table(name, max(rounds, 1))
     check_choices(SCHEDULES, schedule=name)
-    rate, length = jnp.asarray(learning_rate, jnp.result_type(float)), schedule_rounds
+    # A plain number stays one of the host's: a config is checked before JAX starts.
+    asarray = jnp.asarray if isinstance(learning_rate, jax.Array) else np.asarray
+    rate, length = asarray(learning_rate, jnp.result_type(float)), schedule_rounds
     warmup = max(length // 10, 1) if schedule_warmup is None else schedule_warmup
     boundaries = (length // 2, length * 3 // 4) if schedule_boundaries is None else schedule_boundaries
 
@@ -80,7 +82,7 @@ def learning_rate_schedule(
         return rate * 0.5 * (1.0 + jnp.cos(jnp.pi * jnp.minimum(progress, 1.0)))
 
     if name in ("constant", "cosine"):
-        return cosine if name == "cosine" else optax.constant_schedule(rate)
+        return cosine if name == "cosine" else lambda round_number: jnp.asarray(rate)
     if name == "warmup_cosine" and warmup >= length:
         raise ValueError(
             f"schedule_warmup is {warmup} and schedule_rounds, with the warm-up, {length}; leave rounds for the cosine"

@@ -1,11 +1,16 @@
 """The choice of devices that share a cohort, by the work of a local step."""
 
+import os
+import subprocess
+import sys
+
 import chex
 import jax
 import pytest
 
 import fedjax_ssl as fs
 from fedjax_ssl import config as configs
+from fedjax_ssl import processor
 from fedjax_ssl.runs.build import load_resolved
 from fedjax_ssl.runs.devices import choose_devices
 
@@ -42,3 +47,18 @@ def test_the_choice_changes_no_bit() -> None:
     (state, metrics), (alone, metrics_alone) = train(), train(**{"federated.devices": 1})
     assert len(state.round.devices()) == 4 and len(alone.round.devices()) == 1
     chex.assert_trees_all_equal(jax.device_get((state.params, metrics)), jax.device_get((alone.params, metrics_alone)))
+
+
+def test_a_config_is_resolved_before_jax_starts():
+    """Only then can a process for small steps have one thread."""
+    code = (
+        "import os, fedjax_ssl as fs\n"
+        "from fedjax_ssl import config\n"
+        "from fedjax_ssl.runs.devices import start_processor\n"
+        "resolved = config.resolve(fs.load_config('digits_fedavg', {'optimizer.schedule': 'cosine'}))\n"
+        "start_processor(resolved, fs.load_dataset('digits'))\n"
+        "print(os.environ.get('NPROC'))"
+    )
+    cleared = {name: value for name, value in os.environ.items() if name not in ("NPROC", "XLA_FLAGS")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=cleared, check=True)
+    assert done.stdout.strip() == ("1" if processor.cores() > 1 else "None")
