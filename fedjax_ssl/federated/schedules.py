@@ -71,7 +71,7 @@ def learning_rate_schedule(
         return _table(name, max(rounds, 1))
     check_choices(SCHEDULES, schedule=name)
     # A plain number stays one of the host's: a config is checked before JAX starts.
-    asarray = jnp.asarray if isinstance(learning_rate, jax.Array) else np.asarray
+    asarray: Any = jnp.asarray if isinstance(learning_rate, jax.Array) else np.asarray
     rate, length = asarray(learning_rate, jnp.result_type(float)), schedule_rounds
     warmup = max(length // 10, 1) if schedule_warmup is None else schedule_warmup
     boundaries = (length // 2, length * 3 // 4) if schedule_boundaries is None else schedule_boundaries
