@@ -92,34 +92,22 @@ class Whole(Declaration):
 
 @dataclasses.dataclass(frozen=True)
 class OneOf(Declaration):
-    """One of some names; in an annotation, `Literal` says it."""
+    """One of some names; in an annotation, `Literal` says it. With `own`, "module:function" too."""
 
     names: Collection[Any]
+    own: bool = False
 
     def check(self, name: str, value: Any) -> None:
-        if value not in self.names:
-            allowed = ", ".join(map(str, self.names))
-            raise ValueError(f"{name} is {value!r}.{did_you_mean(value, self.names)} Allowed: {allowed}")
+        if value not in self.names and not (self.own and ":" in str(value)):
+            raise ValueError(f"{name} is {value!r}.{did_you_mean(value, self.names)} Allowed: {self.words()}")
 
     def words(self) -> str:
-        return ", ".join(map(str, self.names))
-
-
-@dataclasses.dataclass(frozen=True)
-class OneOfOrOwn(OneOf):
-    """One of some names, or "module:function" for a user's own."""
-
-    def check(self, name: str, value: Any) -> None:
-        if ":" not in str(value):
-            super().check(name, value)
-
-    def words(self) -> str:
-        return f"{super().words()}, or module:function"
+        return ", ".join(map(str, self.names)) + ", or module:function" * self.own
 
 
 @dataclasses.dataclass(frozen=True)
 class Several(Declaration):
-    """A tuple of different names out of some; `own`: "module:function" too."""
+    """A tuple of different names out of some. With `own`, "module:function" too."""
 
     names: Collection[str]
     own: bool = False
@@ -140,11 +128,14 @@ class Several(Declaration):
 
 @dataclasses.dataclass(frozen=True)
 class Each(Declaration):
-    """A tuple of allowed values; an annotation says it by `tuple[...]`."""
+    """A tuple of allowed values, or `word` alone; an annotation says it by `tuple[...]`."""
 
     entry: Declaration
+    word: str = dataclasses.field(default="", repr=False)
 
     def check(self, name: str, value: Any) -> None:
+        if self.word and isinstance(value, (tuple, list)) and [*value] == [self.word]:
+            return
         if not isinstance(value, (tuple, list, np.ndarray)):
             kind = "tuples" if isinstance(self.entry, Each) else "numbers"
             raise ValueError(f"{name} is {value!r}; it must be a tuple of {kind}")
@@ -153,25 +144,12 @@ class Each(Declaration):
 
     def words(self) -> str:
         entry = self.entry.entry if isinstance(self.entry, Each) else self.entry
-        return (
+        several = (
             entry.words()
             .replace("a whole number", "whole numbers with commas between, each")
             .replace("a number", "numbers with commas between, each")
         )
-
-
-@dataclasses.dataclass(frozen=True)
-class EachOr(Each):
-    """The same, or one word alone."""
-
-    word: str
-
-    def check(self, name: str, value: Any) -> None:
-        if not (isinstance(value, (tuple, list)) and tuple(value) == (self.word,)):
-            super().check(name, value)
-
-    def words(self) -> str:
-        return f"{self.word}, or {super().words()}"
+        return f"{self.word}, or {several}" if self.word else several
 
 
 def declared(annotation: Any) -> Declaration | None:

@@ -122,6 +122,20 @@ def check_returned(what: str, function: Any, made: Any, shape: tuple[int, ...], 
         raise ValueError(f"{what}: {given} came, {kind.__name__} {list(shape)} has to ({where(function)})")
 
 
+def number_from(what: str, function: Any, *arguments: Any) -> float:
+    """Calls a function of a user's own; raises ValueError where it fails, or returns anything but one number."""
+    import numpy as np
+
+    try:
+        value = np.asarray(function(*arguments))
+    except Exception as error:
+        raise ValueError(f"{what} raised {blame(error) or f'{type(error).__name__}: {said(error)}'}") from error
+    if value.shape or value.dtype.kind not in "biuf":
+        came = f"{value.dtype} {list(value.shape)}" if value.shape else value.dtype
+        raise ValueError(f"{what} has to return one number, and {came} came ({where(function)})")
+    return float(value)
+
+
 def _is_own(file: str) -> bool:
     return not file.startswith(("<", _PACKAGE, *_PYTHON)) and not _INSTALLED & {*Path(file).parts}
 

@@ -58,6 +58,7 @@ class Registry(Generic[Built]):
         common: Mapping[str, type] = types.MappingProxyType({}),
         makes: Any = object,
         called_with: Sequence[str] = (),
+        left_out: Mapping[str, str] | None = None,
     ):
         """Makes the table.
 
@@ -69,7 +70,9 @@ class Registry(Generic[Built]):
             common: options of every choice that are not its builder's, and their types.
             makes: type of what a builder returns.
             called_with: of a function that a builder returns, the arguments that the package calls it with.
+            left_out: names that somebody may look for in vain, and why.
         """
+        self._left_out = left_out or {}
         self.kind, self.common, self._makes, self._called_with = kind, common, makes, called_with
         self._leading, self._given = leading, given
         self._builders: dict[str, Builder] = {}
@@ -115,6 +118,8 @@ class Registry(Generic[Built]):
             from fedjax_ssl.own_code import import_named  # only for code of the user's own
 
             return import_named(self.kind, name)
+        if name in self._left_out:
+            raise ValueError(f"{self.kind} {name!r} is not here: {self._left_out[name]}")
         check_known(self.kind, name, self._builders)
         return self._known(name)
 

@@ -12,7 +12,7 @@ from fedjax_ssl.config.resolve import (
     predictors,
     replace_numbers,
     resolve,
-    saved_rounds,
+    saved_round,
     traced_numbers,
     validates,
 )

@@ -13,7 +13,7 @@ import ml_collections
 from ml_collections import config_dict
 
 from fedjax_ssl import methods, secure
-from fedjax_ssl.checks import Declaration, Each, EachOr, In, OneOf, OneOfOrOwn, Several, Whole
+from fedjax_ssl.checks import Declaration, Each, In, OneOf, Several, Whole
 from fedjax_ssl.data import AUGMENTATIONS, ORIGINS, PARTITIONS, RESIDENCES, SOURCES, STANDARDIZATIONS, SUPERVISIONS
 from fedjax_ssl.errors import ConfigError, check_known, naming
 from fedjax_ssl.federated import (
@@ -89,7 +89,7 @@ _SECTIONS: dict[str, dict[str, Option]] = {
         ),
         "profile": _field(False, "say where the time goes; jax.profiler's trace of the last block of rounds is kept"),
         "save_clients": _field(
-            "", "rounds whose clients' models are kept before they are averaged, as 2,10 or last, docs/trained.md"
+            object, "round, or last, whose clients' models are kept before they are averaged, docs/trained.md"
         ),
         "threads": _field(int, "threads of a CPU; one per core by default, one for small models", _COUNT),
     },
@@ -136,14 +136,13 @@ _SECTIONS: dict[str, dict[str, Option]] = {
     "optimizer": {
         "name": _field("sgd", "optimizer of the clients' local training"),
         "learning_rate": _field(0.1, "learning rate of a local step", _WEIGHT),
-        "schedule": _field("constant", "the learning rate over the rounds", OneOfOrOwn(SCHEDULES)),
+        "schedule": _field("constant", "the learning rate over the rounds", OneOf(SCHEDULES, own=True)),
         "schedule_rounds": _field(int, "length of the schedule; rounds by default", _COUNT),
         "schedule_factor": _field(0.1, "exponential: after schedule_rounds; piecewise: at every boundary", _POSITIVE),
         "schedule_staircase": _field(False, "exponential: changes every schedule_rounds only"),
         "schedule_boundaries": _field(tuple, "piecewise: rounds; half and three quarters by default", Each(_COUNT)),
         "schedule_warmup": _field(int, "rounds of a warm-up; a tenth of schedule_rounds by default", _COUNT),
-        "schedule_end": _field(0.0, "linear, polynomial, warmup_cosine: share of the rate in the end", _WEIGHT),
-        "schedule_power": _field(1.0, "polynomial: its power", _POSITIVE),
+        "schedule_end": _field(0.0, "linear, warmup_cosine: share of the rate in the end", _WEIGHT),
         "clip_norm": _field(float, "largest norm of a gradient; no clipping by default", _POSITIVE),
         "keep_state": _field(False, "clients keep momentum and the like between their rounds"),
         "keep_by": _field("client", "who keeps it: the client, or the cohort's slot, whoever fills it", OneOf(KEEP_BY)),
@@ -159,7 +158,7 @@ _SECTIONS: dict[str, dict[str, Option]] = {
         "gamma": _field(2.0, "focal: how little examples count that are right already", _WEIGHT),
         "label_smoothing": _field(0.0, "share of a label that is spread over all classes", _SHARE),
         "class_weights": _field(
-            tuple, "factor of every class; inverse: by how seldom its labels are seen", EachOr(_WEIGHT, *INVERSE)
+            tuple, "factor of every class; inverse: by how seldom its labels are seen", Each(_WEIGHT, *INVERSE)
         ),
         "logit_adjustment": _field(0.0, "tau: scores get tau times the log of their class's share of labels", _WEIGHT),
     },

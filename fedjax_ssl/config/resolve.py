@@ -48,8 +48,7 @@ _NEEDED = {
             "exponential": "staircase",
             "piecewise": "boundaries",
             "warmup warmup_cosine": "warmup",
-            "linear polynomial warmup_cosine": "end",
-            "polynomial": "power",
+            "linear warmup_cosine": "end",
         }.items()
     },
     "config.optimizer.keep_state": "optimizer.keep_by",
@@ -106,7 +105,7 @@ def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     _check_validation(resolved)
     _check_client_standardization(resolved)
     _check_prediction(resolved)
-    saved_rounds(resolved)
+    saved_round(resolved)
     federated_optimizer(resolved, resolved.federated.cohort_size)
     _note_own_rate(resolved)
     return resolved.lock()
@@ -206,20 +205,17 @@ def predictors(config: ml_collections.ConfigDict) -> tuple[str, ...]:
     return tuple(name.strip() for name in config.prediction.predictors.split(",") if name.strip())
 
 
-def saved_rounds(config: ml_collections.ConfigDict) -> tuple[int, ...]:
-    """The rounds that `config.save_clients` names, in increasing order.
+def saved_round(config: ml_collections.ConfigDict) -> int | None:
+    """The round whose clients' models `config.save_clients` keeps; None: of no round.
 
     Raises:
-        ConfigError: it names something else, or a round that the run does not have.
+        ConfigError: the run does not have this round.
     """
-    words = [word.strip() for word in config.save_clients.split(",") if word.strip()]
-    found = {config.rounds if word == "last" else int(word) if word.isdecimal() else 0 for word in words}
-    if wrong := [
-        word for word in words if word != "last" and not (word.isdecimal() and 0 < int(word) <= config.rounds)
-    ]:
-        allowed = f"'last' and rounds from 1 to {config.rounds}, with commas between"
-        raise ConfigError(f"config.save_clients names {wrong[0]!r}; allowed: {allowed}")
-    return tuple(sorted(found - {0}))
+    given = config.save_clients
+    number = config.rounds if given == "last" else None if given == "" else given
+    if number is not None and number not in range(given != "last", config.rounds + 1):
+        raise ConfigError(f"config.save_clients is {given!r}; allowed: last, or a round from 1 to {config.rounds}")
+    return number or None
 
 
 def _check_options(config: ml_collections.ConfigDict, section: str) -> None:

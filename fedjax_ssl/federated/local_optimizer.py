@@ -30,6 +30,12 @@ _OF_CONTRIB = (
     *("acprop", "ademamix", "adopt", "cocob", "dadapt_adamw", "dog", "dowg", "madgrad", "muon", "prodigy"),
     "simplified_ademamix",
 )
+_LEFT_OUT = {
+    **dict.fromkeys(("lbfgs", "momo", "momo_adam", "polyak_sgd", "sophia"), "it needs the loss beside the gradient"),
+    **dict.fromkeys(("dpsgd", "noisy_sgd"), "its noise would be the same at all clients"),
+    **dict.fromkeys(("galore", "rprop"), "it cannot take a step in a compiled round with the rate of the round"),
+    **dict.fromkeys(("schedule_free_adamw", "schedule_free_sgd"), "it predicts with other weights than it trains"),
+}
 BY_LAYER = ("adafactor", "fromage", "lamb", "lars", "muon", "novograd", "sm3")  # they look at whole arrays
 _NUMBERS = ("momentum", "weight_decay_rate", "weight_decay")  # arguments of optax' whose default is None
 
@@ -117,6 +123,7 @@ OPTIMIZERS: Registry[optax.GradientTransformation] = Registry(
     },
     given=("learning_rate",),
     makes=optax.GradientTransformation,
+    left_out=_LEFT_OUT,
 )
 
 

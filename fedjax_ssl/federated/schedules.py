@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 from fedjax_ssl.checks import check_choices, check_whole_numbers
 from fedjax_ssl.federated.setup import LearningRate
 
-SCHEDULES = ("constant", "cosine", "exponential", "piecewise", "linear", "polynomial", "warmup", "warmup_cosine")
+SCHEDULES = ("constant", "cosine", "exponential", "piecewise", "linear", "warmup", "warmup_cosine")
 
 
 def schedule_name(name: str) -> str:
@@ -32,7 +32,6 @@ def learning_rate_schedule(
     schedule_staircase: bool = False,
     schedule_warmup: int | None = None,
     schedule_end: float = 0.0,
-    schedule_power: float = 1.0,
 ) -> LearningRate:
     """A rate for every round, constant within the round.
 
@@ -41,7 +40,7 @@ def learning_rate_schedule(
     - "constant"; "cosine": rate / 2 * (1 + cos(pi * round / n)), rounds from 0 (XCLP section 5.3, there with 2,000
       schedule rounds for 1,500 rounds of training);
     - "exponential": rate * factor^(round / n); "piecewise": times the factor at every boundary;
-    - "linear", "polynomial": rate * ((1 - end) * (1 - round / n)^power + end);
+    - "linear": rate * ((1 - end) * (1 - round / n) + end);
     - "warmup": rate * (round + 1) / (w + 1) for the first w = `schedule_warmup` rounds; "warmup_cosine": then a cosine
       down to rate * end in round n.
 
@@ -55,7 +54,6 @@ def learning_rate_schedule(
         schedule_staircase: "exponential" changes the rate every n rounds only.
         schedule_warmup: w; by default n / 10, at least 1.
         schedule_end: share of the rate that is left in the end.
-        schedule_power: power of "polynomial".
 
     Raises:
         ValueError: for an unknown name, fewer than 1 schedule round, a warm-up as long as the schedule, or a function
@@ -92,7 +90,6 @@ def learning_rate_schedule(
         "exponential": lambda: optax.exponential_decay(1.0, length, schedule_factor, staircase=schedule_staircase),
         "piecewise": lambda: optax.piecewise_constant_schedule(1.0, dict.fromkeys(boundaries, schedule_factor)),
         "linear": lambda: optax.linear_schedule(1.0, schedule_end, length),
-        "polynomial": lambda: optax.polynomial_schedule(1.0, schedule_end, schedule_power, length),
         "warmup": lambda: optax.linear_schedule(first, 1.0, warmup),
         "warmup_cosine": lambda: optax.warmup_cosine_decay_schedule(first, 1.0, warmup, length, schedule_end),
     }
@@ -107,19 +104,14 @@ def learning_rate_schedule(
 
 def _table(name: str, rounds: int) -> LearningRate:
     """Asks a function of the user's own for the rate of every round, before training."""
-    from fedjax_ssl.own_code import import_named, where
+    from fedjax_ssl.own_code import import_named, number_from, where
 
     function = import_named("schedule", name)
-    found: list[float] = []
-    for number in range(rounds):
-        with jax.ensure_compile_time_eval(), jax.numpy_dtype_promotion("standard"):  # a program is being traced
-            rate: Any = function(number)
-            allowed = np.shape(rate) == () and np.isreal(rate) and 0 <= float(rate) < np.inf
-        if not allowed:
-            raise ValueError(
-                f"schedule {name!r} returned {rate!r} in round {number}; a learning rate is a number of at least 0 "
-                f"({where(function)})"
-            )
-        found.append(float(rate))
-    rates = np.asarray(found, np.float32)
+    with jax.ensure_compile_time_eval(), jax.numpy_dtype_promotion("standard"):  # a program is being traced
+        rates = np.array([number_from(f"schedule {name!r}", function, number) for number in range(rounds)], np.float32)
+    for number in np.flatnonzero(~((rates >= 0) & (rates < np.inf)))[:1]:
+        raise ValueError(
+            f"schedule {name!r} returned {rates[number]} in round {number}; a learning rate is a number of at least 0 "
+            f"({where(function)})"
+        )
     return lambda round_number: jnp.asarray(rates, jnp.result_type(float))[round_number]

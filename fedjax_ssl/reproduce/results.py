@@ -3,16 +3,16 @@
 import itertools
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas
 
-from fedjax_ssl.reproduce.scales import forward_operations
 from fedjax_ssl.reproduce.table import Cell, Table, number_of
-from fedjax_ssl.runs.files import write_atomically
+from fedjax_ssl.runs.devices import forward_operations
+from fedjax_ssl.runs.files import encode_json, write_atomically
 from fedjax_ssl.runs.stored_run import StoredRun, read_run
 from fedjax_ssl.shipped import papers
 from fedjax_ssl.sweep import results
@@ -68,20 +68,13 @@ def measure(folder: Path, cell: Cell) -> float | None:
 
 
 def _of_rows(run: StoredRun, name: str, value: str | tuple[str, int]) -> float | None:
-    rows = [row for row in run.rows if row.get(name) is not None]
-    summary = run.summary or {}
+    rows, summary = [row for row in run.rows if row.get(name) is not None], run.summary or {}
     if not rows:  # no column of metrics.csv: a number of the summary
         return results.scalars(summary).get(name)
-    if value == "best":
-        return max(float(row[name]) for row in rows)
-    if value == "selected" and "selected_round" in summary:
-        rows = [row for row in rows if row["round"] == summary["selected_round"]]
-    if isinstance(value, tuple) and value[0] == "round":
-        rows = [row for row in rows if row["round"] == value[1]]
-    count = value[1] if isinstance(value, tuple) and value[0] == "mean" else 1
-    if not rows:
-        return None
-    return float(np.mean([float(row[name]) for row in rows[-count:]]))
+    how, number = value if isinstance(value, tuple) else (value, 1)
+    at = {"selected": summary.get("selected_round"), "round": number}.get(how)
+    found = [float(row[name]) for row in rows if at in (None, row["round"])]
+    return float(np.mean(found[-number if how == "mean" else -1 :])) if found else None
 
 
 def collect(table: Table, scale: str, found: Sequence[tuple[Cell, list[Path]]], command: str) -> Stored:
@@ -128,55 +121,52 @@ def store(result: Stored) -> Path:
     """Keep results beside the papers' files, for `--list` and the page; returns the file."""
     path = papers() / "results" / f"{result['table']}_{result['scale']}.json"
     path.parent.mkdir(exist_ok=True)
-    text = json.dumps({**result, "cells": []}, indent=1)
-    rows = ",\n".join(f"  {json.dumps(cell)}" for cell in result["cells"])
-    write_atomically(path, text.replace('"cells": []', f'"cells": [\n{rows}\n ]') + "\n")
+    write_atomically(path, encode_json(result, indent=1) + "\n")
     return path
 
 
-def rows_of(table: Table, result: Stored) -> Iterator[dict[str, Any]]:
+def rows_of(table: Table, result: Stored) -> pandas.DataFrame:
     """List the cells with the paper's number, ours, and the difference; shares times 100 where the table has these."""
-    factor = 100 if table.percent else 1
+    factor, rows = 100 if table.percent else 1, []
     for cell in result["cells"]:
-        values = factor * np.asarray(cell["values"], np.float64)
+        values = pandas.Series(cell["values"], dtype=float) * factor
         numbers = table.paper.get(cell["row"])
-        printed = numbers[list(table.columns).index(cell["column"])] if numbers else ""
-        paper = number_of(printed) if printed else None
-        yield {
-            "row": cell["row"],
-            "column": cell["column"],
-            "paper": None if paper is None else paper[0],
-            "paper_spread": None if paper is None else paper[1],
-            "ours": float(values.mean()) if len(values) else None,
-            "spread": float(values.std(ddof=1)) if len(values) > 1 else None,
-            "seeds": len(values),
-            "difference": float(values.mean()) - paper[0] if paper is not None and len(values) else None,
-            "rounds": cell["rounds"],
-            "minutes": cell["minutes"],
-        }
+        printed = number_of(numbers[list(table.columns).index(cell["column"])]) if numbers else None
+        mean, spread = printed or (None, None)
+        rows.append(
+            {
+                "row": cell["row"],
+                "column": cell["column"],
+                "paper": mean,
+                "paper_spread": spread,
+                "ours": values.mean(),
+                "spread": values.std(),
+                "seeds": len(values),
+                "rounds": cell["rounds"],
+                "minutes": cell["minutes"],
+            }
+        )
+    found = pandas.DataFrame(rows).astype(dict.fromkeys(("paper", "paper_spread"), float))
+    found.insert(7, "difference", found.ours - found.paper)
+    return found
 
 
-def number_in_words(mean: float | None, spread: float | None = None) -> str:
-    """Write a number with its spread; small ones with more digits."""
-    if mean is None:
+def number_in_words(mean: float, spread: float) -> str:
+    """Write a number with its spread, which may be NaN as the number may; small ones with more digits."""
+    if math.isnan(mean):
         return ""
-    digits = 2 if max(abs(mean), spread or 0) < 10 else 1
-    return f"{mean:.{digits}f}" + ("" if spread is None else f" ± {spread:.{digits}f}")
+    digits = 1 if max(abs(mean), spread) >= 10 else 2
+    return f"{mean:.{digits}f}" + ("" if math.isnan(spread) else f" ± {spread:.{digits}f}")
 
 
 def markdown(table: Table, result: Stored) -> str:
     """Write a table in Markdown: ours, the paper's number in brackets, and what the numbers come from."""
-    found = {(one["row"], one["column"]): one for one in rows_of(table, result)}
-    rows, columns = (list(dict.fromkeys(key[place] for key in found)) for place in (0, 1))
-    lines = [["", *columns], ["---", *["---:"] * len(columns)]]
-    for row in rows:
-        cells = []
-        for column in columns:
-            one = found.get((row, column))
-            ours = number_in_words(one["ours"], one["spread"]) if one else ""
-            paper = number_in_words(one["paper"], one["paper_spread"]) if one else ""
-            cells.append(f"{ours or '-' * bool(one)}{f' ({paper})' * bool(paper)}")
-        lines.append([row, *cells])
+    found = rows_of(table, result)
+    ours, paper = map(number_in_words, found.ours, found.spread), map(number_in_words, found.paper, found.paper_spread)
+    found["text"] = [f"{own or '-'}{f' ({theirs})' * bool(theirs)}" for own, theirs in zip(ours, paper, strict=True)]
+    grid = found.pivot(index="row", columns="column", values="text").fillna("")
+    grid = grid.reindex(index=found.row.unique(), columns=found.column.unique())
+    lines = [["", *grid.columns], ["---", *["---:"] * grid.shape[1]], *([row, *grid.loc[row]] for row in grid.index)]
     text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return f"{text}\n\n" + "\n".join(f"- {note}" for note in notes(table, result))
 
@@ -197,55 +187,52 @@ def notes(table: Table, result: Stored) -> list[str]:
 
 def order(table: Table, result: Stored) -> str:
     """Say how far the order of rows, or of the points of a single row, is the paper's; empty without two numbers."""
-    along = "column" if len(table.rows) > 1 else "row"
-    across = "row" if along == "column" else "column"
-    agreeing, reversed_pairs = 0, []
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for one in rows_of(table, result):
-        if one["paper"] is not None and one["ours"] is not None:
-            groups.setdefault(one[along], []).append(one)
-    for group, members in groups.items():
-        for first, second in itertools.combinations(members, 2):
-            paper, ours = first["paper"] - second["paper"], first["ours"] - second["ours"]
-            if paper * ours > 0:
-                agreeing += 1
-            elif paper:
-                reversed_pairs.append(f"{first[across]} and {second[across]} ({group})")
-    total = agreeing + len(reversed_pairs)
-    if not total:
+    along, across = ("column", "row") if len(table.rows) > 1 else ("row", "column")
+    both = rows_of(table, result).dropna(subset=["paper", "ours"])
+    pairs = [
+        (group, first, second)
+        for group, members in both.groupby(along, sort=False)
+        for first, second in itertools.combinations(members.to_dict("records"), 2)
+        if first["paper"] != second["paper"]
+    ]
+    reverse = [
+        f"{first[across]} and {second[across]} ({group})"
+        for group, first, second in pairs
+        if (first["paper"] - second["paper"]) * (first["ours"] - second["ours"]) <= 0
+    ]
+    if not pairs:
         return ""
-    tau = (agreeing - len(reversed_pairs)) / total
-    shown = "; ".join(reversed_pairs[:4]) + (f"; and {len(reversed_pairs) - 4} more" if len(reversed_pairs) > 4 else "")
-    others = f"; other way round: {shown}" if reversed_pairs else ""
-    return f"order: {agreeing} of {total} pairs of {across}s as in the paper (Kendall {tau:+.2f}){others}"
+    agreeing, shown = len(pairs) - len(reverse), "; ".join(reverse[:4])
+    shown += f"; and {len(reverse) - 4} more" * (len(reverse) > 4)
+    others = f"; other way round: {shown}" * bool(reverse)
+    tau = (agreeing - len(reverse)) / len(pairs)
+    return f"order: {agreeing} of {len(pairs)} pairs of {across}s as in the paper (Kendall {tau:+.2f}){others}"
 
 
 def write(table: Table, result: Stored, folder: Path) -> Path:
     """Write `table.md`, `table.csv` and `table.png`; returns the first."""
-    found = list(rows_of(table, result))
-    write_atomically(folder / "table.csv", pandas.DataFrame(found).to_csv(index=False))
+    found = rows_of(table, result)
+    write_atomically(folder / "table.csv", found.to_csv(index=False))
     write_atomically(folder / "table.md", f"# {table.name}: {table.title}\n\n{markdown(table, result)}\n")
     draw(table, found, folder / "table.png")
     return folder / "table.md"
 
 
-def draw(table: Table, found: Sequence[Mapping[str, Any]], path: Path) -> None:
+def draw(table: Table, found: pandas.DataFrame, path: Path) -> None:
     """Draw the rows of a table over its columns: ours filled, the paper's hollow."""
     from matplotlib.figure import Figure
 
-    columns = list(dict.fromkeys(one["column"] for one in found))
+    rows, columns = found.row.unique(), found.column.unique()
     figure = Figure(figsize=(max(6.0, 0.8 * len(columns) + 3), 4.5), layout="constrained")
     axes = figure.subplots()
-    rows = list(dict.fromkeys(one["row"] for one in found))
     for place, row in enumerate(rows):
-        own = [one for one in found if one["row"] == row]
+        own = found[found.row == row].set_index("column").reindex(columns)
         shift = 0 if table.x else 0.6 * (place / max(len(rows) - 1, 1) - 0.5)
         for name, spread, filled in (("ours", "spread", True), ("paper", "paper_spread", False)):
-            there = [one for one in own if one[name] is not None]
             axes.errorbar(
-                [columns.index(one["column"]) + shift for one in there],
-                [one[name] for one in there],
-                [one[spread] or 0 for one in there],
+                np.arange(len(columns)) + shift,
+                own[name],
+                own[spread].fillna(0.0),
                 fmt="o" + ("-" if filled else ":") * bool(table.x),
                 color=f"C{place}",
                 mfc=None if filled else "none",
@@ -253,8 +240,7 @@ def draw(table: Table, found: Sequence[Mapping[str, Any]], path: Path) -> None:
                 label=row if filled else None,
             )
     axes.set_xticks(range(len(columns)), columns, rotation=0 if table.x else 30, ha="center" if table.x else "right")
-    axes.set_xlabel(table.x or "")
-    axes.set_ylabel(f"{table.metric.replace('_', ' ')}{', %' * table.percent}")
+    axes.set(xlabel=table.x or "", ylabel=f"{table.metric.replace('_', ' ')}{', %' * table.percent}")
     axes.legend(fontsize="small", title="filled: ours, hollow: paper", title_fontsize="small")
     figure.savefig(path, dpi=120)
 

@@ -4,8 +4,9 @@ import contextlib
 import json
 import os
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from unittest import mock
 
 import jax
 
@@ -97,7 +98,9 @@ def carry_out(
         own = Plan(plan.fields, tuple(by_config[plans.identity(run.config)] for run in wanted.runs))
         print("\n".join(describe_plan(f"{table.name}, {scale}", own, folder, processes)), flush=True)
         try:
-            with _compiled_quickly() if scale == "smoke" else contextlib.nullcontext():
+            # Two short rounds are faster where no machine code is optimized.
+            flags = f"{os.environ.get('XLA_FLAGS', '')} {_QUICK * (scale == 'smoke')}".strip()
+            with mock.patch.dict(os.environ, {"XLA_FLAGS": flags} if flags else {}):
                 workers.execute(folder, own, processes, notes)
         finally:
             rows.write(folder, plan)
@@ -110,19 +113,6 @@ def carry_out(
             result = results.collect(table, scale, list(found.values()), shlex.join(command))
             results.write(table, result, folder)
     return result
-
-
-@contextlib.contextmanager
-def _compiled_quickly() -> Iterator[None]:
-    """Tell worker processes to optimize no machine code: two short rounds are faster so."""
-    before = os.environ.get("XLA_FLAGS")
-    os.environ["XLA_FLAGS"] = f"{before or ''} {_QUICK}".strip()
-    try:
-        yield
-    finally:
-        os.environ.pop("XLA_FLAGS")
-        if before is not None:
-            os.environ["XLA_FLAGS"] = before
 
 
 def _check_owner(folder: Path, table: Table, scale: str) -> None:

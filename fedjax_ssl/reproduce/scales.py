@@ -1,9 +1,8 @@
 """The configs of a table at a scale: the paper's own, smaller ones, or as little as shows that they run."""
 
 import functools
-import json
 import math
-import time
+import timeit
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from fedjax_ssl.errors import ConfigNote, check_known
 from fedjax_ssl.models.pretrained import EXPORT
 from fedjax_ssl.reproduce.table import Cell, Table
 from fedjax_ssl.runs.build import load_resolved
+from fedjax_ssl.runs.devices import forward_operations
 from fedjax_ssl.runs.files import bytes_in_words
 
 _SMOKE_ROUNDS, _SMOKE_CLIENTS, _SMOKE_SIDE = 2, 3, 64
@@ -202,8 +202,7 @@ def hours(runs: Sequence[Run]) -> float:
 def _operations(config: ml_collections.ConfigDict) -> float:
     name = config.data.name.partition(":")[0]
     like = data.load("stand_in", like=name, size=config.data.get("size"), num_classes=config.data.get("num_classes"))
-    with naming("model"):
-        each = forward_operations(config.model.to_dict(), like.num_classes, like.input_shape)
+    each = forward_operations(config.model, like.num_classes, like.input_shape)
     section = config.data
     published = like.num_classes * section.pools[0] if section.pools else like.extra["published"]
     published *= 1 - section.validation_fraction
@@ -216,31 +215,10 @@ def _operations(config: ml_collections.ConfigDict) -> float:
     return _TRAINING * each * config.rounds * (cohort * own + at_server * config.method.get("server_epochs", 0))
 
 
-def forward_operations(network: Mapping[str, Any], num_classes: int, shape: Sequence[int]) -> int:
-    """Count the operations of a network for one example.
-
-    Args:
-        network: the section `model` of a config.
-        num_classes: number of class scores.
-        shape: of an example.
-    """
-    options = {option: value for option, value in configs.options(network).items() if option != "weights"}
-    return _forward(network["name"], json.dumps(options), num_classes, tuple(shape))
-
-
-@functools.cache
-def _forward(name: str, options: str, num_classes: int, shape: tuple[int, ...]) -> int:
-    model = models.build(name, num_classes=num_classes, input_shape=shape, **json.loads(options))
-    return model.forward_operations() if model.forward_operations else 0
-
-
 @functools.cache
 def _rate(size: int = 512) -> float:
     """Operations a second of a matrix product."""
     product: Callable[[jax.Array], jax.Array] = jax.jit(lambda x: x @ x / size)
-    x, best = jax.block_until_ready(product(jnp.ones((size, size)))), math.inf
-    for _ in range(50):  # the best of them: other programs may use the machine
-        begin = time.perf_counter()
-        jax.block_until_ready(product(x))
-        best = min(best, time.perf_counter() - begin)
-    return 2 * size**3 / best
+    x = jax.block_until_ready(product(jnp.ones((size, size))))
+    # The best of many: other programs may use the machine.
+    return 2 * size**3 / min(timeit.repeat(lambda: jax.block_until_ready(product(x)), number=1, repeat=50))

@@ -66,7 +66,7 @@ class Table:
     metric: str = "test_accuracy"  # column of metrics.csv or results.csv; "test_error" is one minus the accuracy
     percent: bool = True  # numbers are shares, shown times 100
     value: str | tuple[str, int] = (
-        "last"  # "last", "best", "selected" by validation accuracy, ("mean", last n rows), ("round", n)
+        "last"  # "last", "selected" by validation accuracy, ("mean", last n rows), ("round", n)
     )
     seeds: int = 1  # repetitions in the paper
     small: Settings = dataclasses.field(default_factory=dict)  # settings of the scale; "seeds": repetitions there

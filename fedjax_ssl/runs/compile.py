@@ -119,7 +119,7 @@ class Prepared(NamedTuple):
         rounds: int,
         report: Report | None = None,
         clients_at_once: int | None = None,
-        saved: tuple[int, ...] = (),
+        saved: int | None = None,
     ) -> Callable[..., tuple[ServerState, Metrics]]:
         """Give the function of (state, numbers, key, federation) that runs a block, see `run_block`."""
 
@@ -337,7 +337,7 @@ class Shared:
         inputs: Sequence[Inputs],
         rounds: int,
         compiling: Callable[[], None] = lambda: None,
-        saved: tuple[int, ...] = (),
+        saved: int | None = None,
     ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """Compile a block of rounds of one run or of several; of the states only shapes are used.
 
@@ -347,7 +347,7 @@ class Shared:
             inputs: inputs of each run, of the same shapes.
             rounds: length of the block.
             compiling: called before something is compiled.
-            saved: rounds of the block, of a single run, whose clients' models its metrics are to have.
+            saved: round of the block, of a single run, whose clients' models its metrics are to have.
 
         Returns:
             The program, and its arguments.
@@ -385,7 +385,7 @@ class Shared:
         rounds: int,
         compiling: Callable[[], None] = lambda: None,
         running: Callable[[Any], contextlib.AbstractContextManager] = contextlib.nullcontext,
-        saved: tuple[int, ...] = (),
+        saved: int | None = None,
     ) -> tuple[list[dict[str, Any]], list[ServerState], float, float]:
         """Run a block of rounds and its evaluation, of one run or of several that are at the same round.
 

@@ -1,5 +1,10 @@
 """The choice of a processor's devices: how many share a cohort, and whether more than one thread is worth waking."""
 
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import jax
 import ml_collections
 import numpy as np
@@ -12,11 +17,22 @@ from fedjax_ssl import data, models, processor
 _WORTH_SHARING, _WORTH_THREADS = 5e6, 5e8
 
 
-def _forward_operations(config: ml_collections.ConfigDict, dataset: data.Dataset) -> int:
-    """Count the operations of one example's forward pass, a third of those of its gradient."""
-    shape, given = dataset.train.x.shape[1:], configs.options(config.model)
+def forward_operations(network: Mapping[str, Any], num_classes: int, shape: Sequence[int]) -> int:
+    """Count the operations of one example's forward pass, a third of those of its gradient.
+
+    Args:
+        network: the section `model` of a config.
+        num_classes: number of class scores.
+        shape: of an example.
+    """
+    options = {option: value for option, value in configs.options(network).items() if option != "weights"}
+    return _count(network["name"], json.dumps(options), num_classes, tuple(shape))
+
+
+@functools.cache
+def _count(name: str, options: str, num_classes: int, shape: tuple[int, ...]) -> int:
     with configs.naming("model"):
-        model = models.build(config.model.name, num_classes=dataset.num_classes, input_shape=shape, **given)
+        model = models.build(name, num_classes=num_classes, input_shape=shape, **json.loads(options))
     if model.forward_operations is not None:
         return model.forward_operations()
     # A model of a user's own does not count them; it uses each of its parameters once at least.
@@ -38,7 +54,8 @@ def choose_devices(config: ml_collections.ConfigDict, dataset: data.Dataset) -> 
     available = jax.local_devices()
     if available[0].platform != "cpu" or len(available) == 1:
         return 1
-    if 3 * config.optimizer.batch_size * _forward_operations(config, dataset) < _WORTH_SHARING:
+    operations = forward_operations(config.model, dataset.num_classes, dataset.train.x.shape[1:])
+    if 3 * config.optimizer.batch_size * operations < _WORTH_SHARING:
         return 1
     natural = 1 if dataset.train.client is None else len(np.unique(dataset.train.client))
     return min(len(available), config.federated.cohort_size or config.partition.get("num_clients") or natural)
@@ -57,6 +74,7 @@ def start_processor(config: ml_collections.ConfigDict, dataset: data.Dataset) ->
     given = (config.threads, config.federated.devices) != (None, None)
     if given or configs.predictors(config) or "num_neighbors" in config.method:
         return
-    operations, tested = _forward_operations(config, dataset), 0 if dataset.test is None else len(dataset.test.y)
+    operations = forward_operations(config.model, dataset.num_classes, dataset.train.x.shape[1:])
+    tested = 0 if dataset.test is None else len(dataset.test.y)
     if 3 * config.optimizer.batch_size * operations < _WORTH_SHARING and operations * tested < _WORTH_THREADS:
         processor.start(threads=1)

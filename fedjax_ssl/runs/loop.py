@@ -29,13 +29,14 @@ from fedjax_ssl.runs.build import (
     note_missing_labels,
     weights_in_words,
 )
+from fedjax_ssl.runs.checkpoint import Checkpoints
 from fedjax_ssl.runs.compile import Inputs, Prepared, Shared, described, with_examples
 from fedjax_ssl.runs.environment import device_description
 from fedjax_ssl.runs.files import Closing, bytes_in_words, encode_json
 from fedjax_ssl.runs.own_metrics import OwnMetrics
 from fedjax_ssl.runs.processes import Preempted, Team, share_out
 from fedjax_ssl.runs.progress import Progress
-from fedjax_ssl.runs.record import NoRecord, Record, client_models
+from fedjax_ssl.runs.record import NoRecord, Record
 from fedjax_ssl.runs.residence import Feed
 from fedjax_ssl.runs.resume import LENGTHS, UNCOMPARED
 from fedjax_ssl.runs.scores import score_run
@@ -140,6 +141,12 @@ class Run(Closing):
         check_cohorts(config, self.federation)
         if config.rounds:
             note_loss(self._experiment, self.federation)
+        by_client = config.data.standardize == "client" or learner.predict_for is not None or learner.apply is None
+        if configs.saved_round(config) and by_client:
+            raise configs.ConfigError(
+                f"config.save_clients is {config.save_clients!r}, but clients have models or inputs of their own, or a "
+                "network that does not score classes alone; leave it out"
+            )
         self._own_metrics = OwnMetrics(config, self.federation, self.prepared.method.alone)
 
     def _describe(self, temperature: dict[str, Any] | None) -> None:
@@ -163,7 +170,7 @@ class Run(Closing):
             }
         )
         progress.note(self._experiment.standardization)
-        self._note_saved_clients(configs.saved_rounds(config))
+        self._note_saved_clients(configs.saved_round(config))
         if config.rounds:
             for note in idle_clients(method, self.federation, self._names, config.optimizer.batch_size):
                 progress.note(note)
@@ -204,10 +211,10 @@ class Run(Closing):
         return min(every - self.round % every, left)
 
     @property
-    def saving(self) -> tuple[int, ...]:
-        """Rounds of the next block whose clients' models are kept."""
-        rounds = configs.saved_rounds(self.config)
-        return tuple(number for number in rounds if self.round < number <= self.round + self.block)
+    def saving(self) -> int | None:
+        """Round of the next block whose clients' models are kept, if there is one."""
+        number = configs.saved_round(self.config)
+        return number if number and self.round < number <= self.round + self.block else None
 
     def block_inputs(self) -> Inputs:
         """Give the arguments of the next block of rounds, with the examples that it needs from the host."""
@@ -261,8 +268,8 @@ class Run(Closing):
             self._say_once(describe_placement(choice, jax.default_backend()))
         if self._feed is not None and self._feed.held and self._team.count > 1:
             self._say_once(self._feed.held, by_all=True)
-        for number, trained in zip(self.saving, row.pop(CLIENT_MODELS, ()), strict=True):
-            self._save_clients(number, trained)
+        if self.saving:
+            self._save_clients(self.saving, row.pop(CLIENT_MODELS))
         by_client = row.pop(BY_CLIENT, None)
         if by_client is not None:
             named = zip(self._names, by_client.tolist(), strict=True)
@@ -302,23 +309,17 @@ class Run(Closing):
             return
         self.record.save_clients(number, jax.tree.map(lambda values: values[trained], cohort))
 
-    def _note_saved_clients(self, rounds: tuple[int, ...]) -> None:
-        """Say what the models of clients will take, and which cannot be had any more."""
-        late = sorted(
-            {number for number in rounds if number <= self.round} - set(client_models(self.record.path).rounds())
-        )
-        if late:
-            self._progress.note(
-                f"config.save_clients names round {', '.join(map(str, late))}, which this folder is past without them: "
-                "give another --workdir"
-            )
-        if to_come := [number for number in rounds if number > self.round]:
+    def _note_saved_clients(self, number: int | None) -> None:
+        """Say what the models of clients will take, or why they cannot be had any more."""
+        place = self.record.path / "clients"
+        if number and number > self.round:
             count = self.config.federated.cohort_size or self.federation.num_clients
-            size = count * tree_bytes((self._template.params, self._template.model_state))
-            self._progress.note(
-                f"models of up to {counted(count, 'client')} are kept of round {', '.join(map(str, to_come))}: "
-                f"{bytes_in_words(size)} a round, in memory and in {self.record.path / 'clients'}"
-            )
+            size = bytes_in_words(count * tree_bytes((self._template.params, self._template.model_state)))
+            models = f"models of up to {counted(count, 'client')} are kept of round {number}"
+            self._progress.note(f"{models}: {size}, in memory and in {place}")
+        elif number and Checkpoints(self.record.path, folder="clients").latest() != number:
+            late = "which this folder is past without them: give another --workdir"
+            self._progress.note(f"config.save_clients names round {number}, {late}")
 
     def finish(self) -> None:
         """Make the predictions that are asked for, and write the summary."""

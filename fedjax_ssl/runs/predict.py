@@ -368,8 +368,8 @@ def clients_csv(
     return as_csv(columns)
 
 
-def as_csv(columns: dict[str, Any], numbers: str = "%.4f") -> str:
-    """Write columns as CSV, with numbers in this format."""
+def as_csv(columns: Any, numbers: str = "%.4f") -> str:
+    """Write columns, or rows as dictionaries, as CSV, with numbers in this format."""
     import pandas  # not at the top: few runs predict
 
     text: str = pandas.DataFrame(columns).to_csv(index=False, float_format=numbers, lineterminator="\n")

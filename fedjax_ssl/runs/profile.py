@@ -100,9 +100,6 @@ def _settings(shares: Mapping[str, float], config: Any) -> Iterator[tuple[float,
     """Give settings that save time, each with the share that it might save."""
     share, every, local, cores = Counter(shares), config.eval_every, config.optimizer, processor.cores()
     changes = "; results change"
-    whole_blocks = max(number for number in range(1, every + 1) if config.rounds % number == 0)
-    if every < config.rounds and whole_blocks not in (1, every):
-        yield share[COMPILE] / 2, f"--eval_every={whole_blocks}: all blocks of rounds have one length, and one program"
     if getattr(jax.config, "jax_compilation_cache_dir", None) is None:
         yield share[COMPILE], "JAX_COMPILATION_CACHE_DIR=FOLDER in the environment: the next run need not compile"
     if 2 * every <= config.rounds:
@@ -121,8 +118,6 @@ def _settings(shares: Mapping[str, float], config: Any) -> Iterator[tuple[float,
         yield share["graph"] / 2, f"--method.num_bits={bits // 2}: shorter codes{changes}"
     if backend() != "cpu" and config.precision == "float32":
         yield share[STEP] / 2, f"--precision=bf16: half of the bytes of activations{changes}"
-    if backend() != "cpu" and config.federated.chunk_size is not None:
-        yield share[STEP] / 4, "--federated.chunk_size=None: as many clients at once as the memory holds"
     if backend() == "cpu" and (config.federated.devices or cores) < cores:
         yield share[STEP] / 2, f"--federated.devices={cores}: clients train on all cores"
 

@@ -6,7 +6,6 @@ Of several processes that train one federation, one has a `Record`. The others h
 import contextlib
 import json
 import os
-import sys
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -22,11 +21,6 @@ from fedjax_ssl.runs.folder import FolderMended, RunFolder, RunFolderError
 from fedjax_ssl.runs.resume import restorable, why_not_longer
 from fedjax_ssl.runs.rows import ClientLog, MetricLog
 from fedjax_ssl.runs.writers import Writers, WriterSettings, open_writers
-
-
-def client_models(path: Path) -> Checkpoints:
-    """Give the files in a run folder with models of clients, a round each."""
-    return Checkpoints(path, keep=sys.maxsize, folder="clients")
 
 
 class Record(Closing):
@@ -169,9 +163,9 @@ class Record(Closing):
             self._best.save(round, state)
 
     def save_clients(self, round: int, models: Any) -> None:
-        """Save the models of a round's clients, beside those of other rounds."""
+        """Save the models of a round's clients."""
         with self._storing(self.path / "clients", tree_bytes(models)):
-            client_models(self.path).save(round, models)
+            Checkpoints(self.path, keep=1, folder="clients").save(round, models)
 
     def append(self, row: Mapping[str, Any], clients: Mapping[str, float] | None = None) -> None:
         """Add a metric row, see `MetricLog.append`.

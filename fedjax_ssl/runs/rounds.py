@@ -24,12 +24,12 @@ def run_rounds(
     state: ServerState,
     federation: FederatedData,
     rounds: int,
-    saved: tuple[int, ...] = (),
+    saved: int | None = None,
 ) -> tuple[ServerState, Metrics]:
     """Run rounds in one compiled loop.
 
-    Of the rounds `saved` the metrics have the clients' models, a tree for each round, as `CLIENT_MODELS`; then the
-    method is executed with `keep_models`.
+    Of the round `saved` the metrics have the clients' models, as `CLIENT_MODELS`; then the method is executed with
+    `keep_models`.
 
     Returns:
         (state, metrics): "round" is the number of rounds done; counts and bytes are sums, "diverged_rounds" counts the
@@ -39,20 +39,17 @@ def run_rounds(
 
     def one_round(carry: tuple[ServerState, Any], _: Any = None) -> tuple[tuple[ServerState, Any], Metrics]:
         state, info = method.round(key, carry[0], federation)
-        models = info.pop(federated.CLIENT_MODELS, None)
+        if saved is None:
+            return (state, None), info
+        models, due = info.pop(federated.CLIENT_MODELS, None), state.round == saved
+        if method.on_host:
+            return (state, models if due else carry[1]), info
+        return (state, jax.tree.map(partial(jnp.where, due), models, carry[1])), info
 
-        def of_round(number: int, before: Any) -> Any:
-            due = state.round == number
-            if method.on_host:
-                return models if due else before
-            return jax.tree.map(partial(jnp.where, due), models, before)
-
-        return (state, list(map(of_round, saved, carry[1]))), info
-
-    kept: list[Any] = [None] * len(saved)
+    kept: Any = None
     if saved and not method.on_host:
         shapes = jax.eval_shape(lambda s: method.round(key, s, federation)[1].get(federated.CLIENT_MODELS), state)
-        kept = [jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype), shapes)] * len(saved)
+        kept = jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype), shapes)
     with jax.named_scope(ROUNDS):
         if method.on_host:
             (state, kept), infos = _one_by_one(one_round, (state, kept), rounds)
@@ -100,7 +97,7 @@ def run_block(
     federation: FederatedData,
     rounds: int,
     metrics: Collection[str] = (),
-    saved: tuple[int, ...] = (),
+    saved: int | None = None,
 ) -> tuple[ServerState, Metrics]:
     """Run rounds and the evaluation after them, with further `metrics`: the block of a run.
 

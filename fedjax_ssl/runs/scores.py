@@ -79,22 +79,17 @@ def score_run(run: Prepared, shared: Shared, round: int, state: ServerState, nam
     labels, classes, notes, temperature = np.asarray(federation.labels), dataset.class_names, list[str](), None
     held_out = real_rows(federation.valid_index, federation.num_valid)
     held_out = held_out[labels[held_out] >= 0]
-    if 0 < len(held_out) < FEWEST:
-        notes.append(f"no temperature is fitted: {counted(len(held_out), 'validation example')}, {FEWEST} are needed")
-    elif len(held_out) and not method.alone:
+    value, examples = None, counted(len(held_out), "validation example")
+    if len(held_out) >= FEWEST and not method.alone:
         of_held_out = _predict(run, shared, state, held_out, np.full(held_out.shape, -1))
         value = fit_temperature(of_held_out, labels[held_out])
-        if value is None:
-            notes.append(
-                f"no temperature fits the {len(held_out):,} validation examples: probabilities stay as they are"
-            )
-        else:
-            temperature = {"value": value, "round": round, "examples": len(held_out)}
-            log_probs = np.where(owned[:, None], plain, scaled(plain, value))
-            notes.append(
-                f"temperature {value:.3g}, fitted on {counted(len(held_out), 'validation example')}, scales the "
-                "probabilities of predict and of the detailed scores (predict --uncalibrated: without it)"
-            )
+    if value is not None:
+        temperature = {"value": value, "round": round, "examples": len(held_out)}
+        log_probs = np.where(owned[:, None], plain, scaled(plain, value))
+        where = "the probabilities of predict and of the detailed scores (predict --uncalibrated: without it)"
+        notes.append(f"temperature {value:.3g}, fitted on {examples}, scales {where}")
+    elif len(held_out) and not method.alone:
+        notes.append(f"no temperature is fitted on {examples}; it takes {FEWEST}, and mistakes among them")
     there = ~np.isnan(log_probs).any(axis=1)
     if lost := int((~there).sum()):
         why = "no client's own, where clients trained alone" if method.alone else "predicted as no number"
@@ -116,8 +111,9 @@ def score_run(run: Prepared, shared: Shared, round: int, state: ServerState, nam
         files["test_predictions.csv"] = as_csv(columns, "%.6f")
     whose = np.where(known, client, -1)
     if (whose >= 0).any():
-        each = [(c, scores(log_probs[whose == c], labels[rows[whose == c]])) for c in np.unique(whose[whose >= 0])]
-        files["test_scores_by_client.csv"] = as_csv(_in_columns(names, dict(each), classes), "%.6f")
+        each = {names[c]: scores(log_probs[whose == c], labels[rows[whose == c]]) for c in np.unique(whose[whose >= 0])}
+        shown = classes if len(each) * len(classes) * len(BY_CLASS) <= MOST_NUMBERS else ()
+        files["test_scores_by_client.csv"] = as_csv([_in_columns(*one, shown) for one in each.items()], "%.6f")
     return Scored({"scores": fields} if fields else {}, files, temperature, notes)
 
 
@@ -213,12 +209,8 @@ def scaled(log_probs: Float[np.ndarray, "n K"], temperature: float) -> Float[np.
     return np.asarray(scipy.special.log_softmax(log_probs.astype(float) / temperature, axis=1))
 
 
-def _in_columns(names: Sequence[str], found: Mapping[int, Mapping[str, Any]], classes: Sequence[str]) -> dict[str, Any]:
-    """Make columns of the scores of clients; those by class where they are not too many."""
-    columns: dict[str, Any] = {"client": [names[number] for number in found]}
-    for score, value in next(iter(found.values())).items():
-        if not isinstance(value, list | dict):
-            columns[score] = [one[score] for one in found.values()]
-        elif score in BY_CLASS and len(found) * len(classes) * len(BY_CLASS) <= MOST_NUMBERS:
-            columns |= {f"{score}_{name}": [one[score][k] for one in found.values()] for k, name in enumerate(classes)}
-    return columns
+def _in_columns(client: str, found: Mapping[str, Any], classes: Sequence[str]) -> dict[str, Any]:
+    """Make a row of the scores of a client, with those of some classes."""
+    row = {name: value for name, value in found.items() if not isinstance(value, list | dict)}
+    by_class = {f"{score}_{name}": found[score][k] for score in BY_CLASS for k, name in enumerate(classes)}
+    return {"client": client, **row, **by_class}

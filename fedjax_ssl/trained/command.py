@@ -49,7 +49,6 @@ def _parser() -> argparse.ArgumentParser:
         "--client",
         help="the client whose own model is used or whose inputs these are, by name (by number where no name is one)",
     )
-    add("--round", type=int, metavar="N", help="the client's model before the average of this round (save_clients)")
     add("--uncalibrated", action="store_true", help="probabilities without the temperature of the run")
     which = f"{', '.join(CHECKPOINTS)}; auto: best by validation where there are validation examples, else last"
     add("--checkpoint", type=cli.one_of("checkpoint", CHECKPOINTS), default="auto", metavar="NAME", help=which)
@@ -67,7 +66,7 @@ def _predict(given: argparse.Namespace) -> None:
     if not given.inputs and given.export is None:
         raise TrainedModelError("nothing to do: give inputs to label, or --export FOLDER")
     model = load_run(given.run, given.checkpoint)
-    matrix, chosen = "", {"client": given.client, "round": given.round}
+    matrix, chosen = "", {"client": given.client}
     facts = {"model": str(model).strip("<>") + f" ({model.checkpoint} checkpoint)"}
     if given.inputs:
         examples = read_examples(given.inputs, model, given.resize)

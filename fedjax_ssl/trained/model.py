@@ -5,7 +5,7 @@ import importlib
 import json
 import math
 import os
-from collections.abc import Callable, Collection, Hashable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,9 +25,8 @@ from fedjax_ssl.errors import UserError, note
 from fedjax_ssl.federated import Method
 from fedjax_ssl.registry import did_you_mean
 from fedjax_ssl.runs import model_file
-from fedjax_ssl.runs.checkpoint import Checkpoints, rebuild
+from fedjax_ssl.runs.checkpoint import Checkpoints
 from fedjax_ssl.runs.files import write_atomically
-from fedjax_ssl.runs.record import client_models
 from fedjax_ssl.runs.stored_run import StoredRun, read_run
 
 if TYPE_CHECKING:  # takes long to import
@@ -139,8 +138,8 @@ class TrainedModel:
         self.temperature: float | None = fitted.get("value") if fitted.get("round") == self.round else None
         self._state = jax.tree.map(jnp.asarray, state)
         self._method, self._num_clients = rebuilt.method, rebuilt.num_clients
-        self._compiled: dict[Hashable, Callable[..., jax.Array]] = {}
-        self._clients = client_models(self.path)
+        self._compiled: dict[str, Callable[..., jax.Array]] = {}
+        self._clients = Checkpoints(self.path, folder="clients")
 
     def __repr__(self) -> str:
         """Method, dataset, round and accuracy."""
@@ -153,7 +152,6 @@ class TrainedModel:
         inputs: Shaped[np.ndarray, "n ..."],
         *,
         client: int | str | None = None,
-        round: int | None = None,
         batch_size: int = 512,
         calibrated: bool = True,
     ) -> Float[np.ndarray, "n K"]:
@@ -164,9 +162,8 @@ class TrainedModel:
                 axis; of `input_dtype`, or of a type that holds the same values.
             client: by the model of this client, named as in `client_names` (or by its number, where no name is one),
                 where clients have models of their own, else by the one that it had after local training, before all
-                were averaged, in the last round that `config.save_clients` kept; None: by the global model. Of a run
-                with `data.standardize="client"`, the client whose inputs these are.
-            round: by the client's model of this round, which `config.save_clients` kept.
+                were averaged, in the round that `config.save_clients` kept; None: by the global model. Of a run with
+                `data.standardize="client"`, the client whose inputs these are.
             batch_size: examples per forward pass, at most.
             calibrated: divide the global model's logits by `temperature`, where there is one.
 
@@ -177,22 +174,14 @@ class TrainedModel:
             TrainedModelError: inputs of another shape or type, an unknown client, or no such model.
         """
         prepare = self._preparation(client)
-        if (model := self._model_before_average(client, round)) is not None:
-            if "before average" not in self._compiled:
-                self._compiled["before average"] = jax.jit(self._network_predictor(self._method))
-            function = partial(self._compiled["before average"], *model)
-            return self._in_batches(lambda batch: function(prepare(batch)), inputs, batch_size)
-        number, temperature = self._client_number(client), self.temperature_for(client) if calibrated else None
-        way = number is not None, temperature
-        if way not in self._compiled:
-            self._compiled[way] = jax.jit(_predictor(self._method, *way))
-        predict = partial(self._compiled[way], self._state, jnp.int32(number or 0))
+        way, function, model = self._function(self._method, client, calibrated)
+        predict = partial(self._compiled.setdefault(way, jax.jit(function)), *model)
         return self._in_batches(lambda batch: predict(prepare(batch)), inputs, batch_size)
 
-    def temperature_for(self, client: int | str | None = None, round: int | None = None) -> float | None:
+    def temperature_for(self, client: int | str | None = None) -> float | None:
         """Returns what divides the logits of `predict`: `temperature`, but None for models of clients' own."""
         tells_inputs = self._method.predict_for is None and bool(self._description["inputs"].get("clients"))
-        return self.temperature if round is None and (client is None or tells_inputs) else None
+        return self.temperature if client is None or tells_inputs else None
 
     def embed(
         self, inputs: Shaped[np.ndarray, "n ..."], *, client: int | str | None = None, batch_size: int = 512
@@ -208,22 +197,21 @@ class TrainedModel:
             Features, float32.
 
         Raises:
-            TrainedModelError: inputs of another shape or type, or a method without features.
+            TrainedModelError: inputs of another shape or type, a client whose inputs are like all others', or a method
+                without features.
         """
         embed, prepare = self._method.embed, self._preparation(client)
+        if client is not None and not self._description["inputs"].get("clients"):
+            raise TrainedModelError(f"client is {client!r}, but features are the global model's; leave client out")
         if embed is None:
             raise TrainedModelError(
                 f"method {self.config.method.name!r} with config.federated.name={self.config.federated.name!r} has no "
                 "global model, and so no features"
             )
-        if "embed" not in self._compiled:
-            self._compiled["embed"] = jax.jit(embed)
-        function = partial(self._compiled["embed"], self._state)
+        function = partial(self._compiled.setdefault("embed", jax.jit(embed)), self._state)
         return self._in_batches(lambda batch: function(prepare(batch)), inputs, batch_size)
 
-    def save_parameters(
-        self, path: str | os.PathLike, *, client: int | str | None = None, round: int | None = None
-    ) -> Path:
+    def save_parameters(self, path: str | os.PathLike, *, client: int | str | None = None) -> Path:
         """Writes the network's parameters and batch statistics as a `.safetensors` file.
 
         Its names are those of the network's tree with dots between ("params.Dense_0.kernel", "batch_stats..."), and its
@@ -232,7 +220,6 @@ class TrainedModel:
         Args:
             path: the file.
             client: as for `predict`.
-            round: likewise.
 
         Returns:
             The file.
@@ -242,7 +229,7 @@ class TrainedModel:
         """
         if self._method.network is None:
             raise TrainedModelError(f"method {self.config.method.name!r} does not say which network it predicts with")
-        model = self._model_before_average(client, round)
+        model = self._model_before_average(client)
         parameters, statistics = model or self._method.network(self._state, self._client_number(client))
         facts = {
             "method": self.config.method.name,
@@ -250,7 +237,7 @@ class TrainedModel:
             "inputs": self._description["inputs"],
             "class_names": list(self.class_names),
             "round": self.round,
-            "temperature": self.temperature_for(client, round),  # divides the logits
+            "temperature": self.temperature_for(client),  # divides the logits
         }
         trees = flatten_dict(jax.device_get({"params": parameters, "batch_stats": statistics}), sep=".")
         arrays = {name: np.ascontiguousarray(array) for name, array in trees.items() if hasattr(array, "shape")}
@@ -264,7 +251,6 @@ class TrainedModel:
         path: str | os.PathLike,
         *,
         client: int | str | None = None,
-        round: int | None = None,
         platforms: Collection[str] = PLATFORMS,
     ) -> Path:
         """Writes `predict` as a program (StableHLO by `jax.export`) with the parameters in it, for any batch size.
@@ -275,7 +261,6 @@ class TrainedModel:
         Args:
             path: the file.
             client: as for `predict`.
-            round: likewise.
             platforms: for which it is lowered.
 
         Returns:
@@ -284,16 +269,12 @@ class TrainedModel:
         Raises:
             TrainedModelError: as `predict`, or flatbuffers is not there.
         """
-        prepare, model = self._preparation(client), self._model_before_average(client, round)
-        number = None if model is not None else self._client_number(client)
+        prepare = self._preparation(client)
         # The plain convolution: the others are chosen for this machine, and their shapes for batches of known size.
         _, rebuilt = model_file.rebuild(self._stored.config, self._description, lowering="lax")
-        way = number is not None, self.temperature_for(client)
-        predict = partial(_predictor(rebuilt.method, *way), self._state, jnp.int32(number or 0))
-        if model is not None:
-            predict = partial(self._network_predictor(rebuilt.method), *model)
+        _, predict, model = self._function(rebuilt.method, client)
         with _needing("flatbuffers"):
-            program = as_program(lambda x: predict(prepare(x)), self.input_shape, self.input_dtype, platforms)
+            program = as_program(lambda x: predict(*model, prepare(x)), self.input_shape, self.input_dtype, platforms)
             write_atomically(path, program)
         return Path(path)
 
@@ -312,39 +293,40 @@ class TrainedModel:
         center, width = (np.asarray(own[name], np.float32) for name in ("mean", "std"))
         return lambda inputs: (inputs - center * np.float32(self.input_max)) / width
 
-    def _model_before_average(self, client: int | str | None, round: int | None) -> tuple[Any, Any] | None:
-        """Reads a client's parameters and batch statistics of a round that was kept; None: these are not asked for."""
-        rounds = self._clients.rounds()
-        own = self._method.predict_for is not None or self._description["inputs"].get("clients")
-        if round is None and (client is None or own or not rounds):
+    def _model_before_average(self, client: int | str | None) -> tuple[Any, Any] | None:
+        """Reads a client's parameters and batch statistics of the round that was kept; None: nobody asks for them."""
+        round = self._clients.latest()
+        if client is None or round is None:
             return None
-        if client is None or (round is not None and round not in rounds):
-            kept = f"this run kept rounds {', '.join(map(str, rounds))}" if rounds else "this run kept none"
-            raise TrainedModelError(
-                f"round is {round}, with client {client!r}: a client's model before the average of a round needs "
-                f"both, and {kept} (config.save_clients)"
-            )
-        number, chosen = self._number_of(client), rounds[-1] if round is None else round
-        arrays = self._clients.arrays(chosen)
+        number, arrays = self._number_of(client), self._clients.arrays(round)
         there = arrays["['client']"].tolist()
         if number not in there:
             names = [self.client_names[one] for one in there]
-            raise TrainedModelError(f"client {client!r} did not train in round {chosen}. Clients: {_some(names)}")
+            raise TrainedModelError(f"client {client!r} did not train in round {round}. Clients: {_some(names)}")
         place = there.index(number)
         assert self._method.network is not None, "whatever trains clients has a network"
         shapes = jax.eval_shape(self._method.network, self._state)
         model = jax.tree_util.tree_map_with_path(
-            lambda path, leaf: rebuild(leaf, arrays[jax.tree_util.keystr(path)][place]),
+            lambda path, _: jnp.asarray(arrays[jax.tree_util.keystr(path)][place]),
             dict(zip(("params", "model_state"), shapes, strict=True)),
         )
         return model["params"], model["model_state"]
 
-    def _network_predictor(self, method: Method) -> Callable[..., jax.Array]:
-        """Makes (parameters, batch statistics, inputs) -> probabilities."""
-        apply = method.apply
-        if apply is None:
-            raise TrainedModelError(f"method {self.config.method.name!r}: a client's network alone does not predict")
-        return lambda *given: jnp.exp(apply(*given))
+    def _function(
+        self, method: Method, client: int | str | None, calibrated: bool = True
+    ) -> tuple[str, Callable[..., jax.Array], tuple[Any, ...]]:
+        """Finds a function (*model, inputs) -> probabilities: (what it is known by, the function, the model)."""
+        if (model := self._model_before_average(client)) is not None:
+            apply = method.apply
+            assert apply is not None, "runs of other methods keep no models"
+            return "before average", lambda *given: jnp.exp(apply(*given)), model
+        number, temperature = self._client_number(client), self.temperature_for(client) if calibrated else None
+        predict, predict_for = method.predict, method.predict_for
+        if number is not None and predict_for is not None:
+            return "client", lambda *given: jnp.exp(predict_for(*given)), (self._state, jnp.int32(number))
+        if temperature is not None:
+            return "calibrated", lambda *given: jax.nn.softmax(predict(*given) / temperature), (self._state,)
+        return "global", lambda *given: jnp.exp(predict(*given)), (self._state,)
 
     def _number_of(self, client: int | str) -> int:
         known = self.client_names[: self._num_clients]
@@ -368,7 +350,7 @@ class TrainedModel:
             raise TrainedModelError(
                 f"client is {client!r}, but with method {self.config.method.name!r} all clients have the global model; "
                 "leave client out. A run with --save_clients=last keeps the models that its clients had before the "
-                "last average, for client= and round="
+                "last average"
             )
         return self._number_of(client)
 
@@ -451,17 +433,6 @@ def as_program(
     """
     inputs = jax.ShapeDtypeStruct((*jax.export.symbolic_shape("batch"), *input_shape), jnp.dtype(dtype))
     return bytes(jax.export.export(jax.jit(predict), platforms=list(platforms))(inputs).serialize())
-
-
-def _predictor(method: Method, own: bool, temperature: float | None) -> Callable[..., jax.Array]:
-    """Makes (state, client, inputs) -> probabilities, by the client's own model or by the global one."""
-    if temperature is not None:
-        return lambda state, client, inputs: jax.nn.softmax(method.predict(state, inputs) / temperature)
-    if not own:
-        return lambda state, client, inputs: jnp.exp(method.predict(state, inputs))
-    predict_for = method.predict_for
-    assert predict_for is not None, "asked before"
-    return lambda state, client, inputs: jnp.exp(predict_for(state, client, inputs))
 
 
 @contextlib.contextmanager
