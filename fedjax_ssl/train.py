@@ -82,7 +82,7 @@ class Train:
                 "on the device; call train(key) without jit or vmap around it"
             )
         federation = federate(experiment, key, inputs)
-        method = build_method(experiment, federation, hyperparameters)
+        method = build_method(experiment, federation, hyperparameters, start=True)
         state = method.init(key, federation)
 
         every, rounds, names = experiment.config.eval_every, experiment.config.rounds, experiment.config.metrics

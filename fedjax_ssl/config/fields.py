@@ -87,6 +87,9 @@ _SECTIONS: dict[str, dict[str, Option]] = {
         "test_predictions": _field(
             "auto", "whether test_predictions.csv is written; auto: up to 2 MB", OneOf(("auto", "all", "none"))
         ),
+        "start_from": _field(
+            str, "weights to start from, in place of random ones: folder of another run, or FILE.safetensors"
+        ),
         "profile": _field(False, "say where the time goes; jax.profiler's trace of the last block of rounds is kept"),
         "save_clients": _field(
             object, "round, or last, whose clients' models are kept before they are averaged, docs/trained.md"
@@ -200,7 +203,11 @@ _SECTIONS: dict[str, dict[str, Option]] = {
         "unlabelled": _field(
             "with", "whether graphs hold unlabelled training examples", OneOf(("with", "without", "both"))
         ),
-        "similarity": _field("exact", "per_client_lp: cosines, or their estimate", OneOf(("exact", "lsh"))),
+        "similarity": _field(
+            str,
+            "cosines, or their estimate by codes; xclp: lsh, per_client_lp: exact by default",
+            OneOf(("exact", "lsh")),
+        ),
         "num_bits": _field(4096, "bits of a code", _COUNT),
         "num_neighbors": _field(10, "neighbours of a point in a graph", _COUNT),
         "alpha": _field(0.99, "how far labels spread in a graph", _SHARE),

@@ -56,7 +56,6 @@ _NEEDED = {
     "config.tracking.writers=mlflow": "tracking.uri",
     "config.tracking.writers=mlflow or config.tracking.writers=wandb": "tracking.project tracking.offline",
     "config.prediction.predictors": " ".join(name for name in FIELDS if name.startswith("prediction.")),
-    "config.prediction.predictors=per_client_lp": "prediction.similarity",
     "config.prediction.predictors=xclp": "prediction.groups prediction.neighbor_search prediction.protocol",
     "config.prediction.protocol": "prediction.hamming",
 }
@@ -358,16 +357,23 @@ def _check_prediction(config: ml_collections.ConfigDict) -> None:
     section, names = config.prediction, predictors(config)
     with naming():
         Several(PREDICTORS).check("config.prediction.predictors", names)
-    untrained = not config.rounds and not config.model.weights
+    untrained = not config.rounds and not config.start_from
     of_features = {"xclp", "per_client_lp"} & set(names) and section.features == "network"
     wrong = {
         "config.rounds is 0 and config.prediction.predictors names nothing, so there is nothing to do; train at least "
         "one round, or name predictors": not config.rounds and not names,
-        "config.prediction.predictors names 'network', whose classifier config.rounds=0 leaves untrained; train it, or "
-        "leave it out": not config.rounds and "network" in names,
+        "config.prediction.predictors names 'network', whose classifier config.rounds=0 leaves untrained; train it, "
+        "give config.start_from, or leave it out": untrained and "network" in names,
         "config.prediction.features is 'network', whose weights config.rounds=0 leaves random; train it, give "
-        "config.model.weights (efficientnet_b0), or use --config.prediction.features=inputs": of_features and untrained,
+        "config.model.weights (efficientnet_b0, resnet18), or use --config.prediction.features=inputs": (
+            of_features and untrained and not config.model.weights
+        ),
     }
+    of_codes = section.protocol != "none" or section.neighbor_search == "approximate"
+    wrong[
+        "config.prediction.similarity is 'exact', but protocols and the approximate search of predictor 'xclp' compare "
+        "codes; leave it out"
+    ] = "xclp" in names and section.similarity == "exact" and of_codes
     for field, exact_only in (("protocol", "none"), ("groups", 1)):
         wrong[
             f"config.prediction.{field} is {section[field]!r} and neighbor_search is 'approximate', which is for one "

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fedjax_ssl.models.convolution import conv2d, conv_general_dilated
     from fedjax_ssl.models.model import PRECISIONS, Model, Outputs, count_parameters, in_precision
     from fedjax_ssl.models.pooling import max_pool
+    from fedjax_ssl.models.pretrained import started
     from fedjax_ssl.models.registry import MODELS, available, build, options
 
 __getattr__, __dir__ = attach(__name__)

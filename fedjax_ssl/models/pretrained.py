@@ -1,5 +1,6 @@
-"""Starting from weights that were trained with torchvision."""
+"""Starting from weights that were trained before: with torchvision, or in another run."""
 
+import itertools
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping
@@ -58,7 +59,20 @@ def efficientnet_b0_layers() -> dict[Place, str]:
     return {**layers, **_conv_norm(("last",), f"features.{len(STAGES) + 1}"), ("head",): "classifier.1"}
 
 
-LAYERS: Mapping[str, Callable[[], Layers]] = {"efficientnet_b0": efficientnet_b0_layers}
+def resnet18_layers() -> dict[Place, str]:
+    """List every layer of `ResNet18` with its name in torchvision's `resnet18`; the head is the last."""
+    layers: dict[Place, str] = {("stem", "conv"): "conv1", ("stem", "norm"): "bn1"}
+    for stage, block in itertools.product(range(1, 5), (1, 2)):
+        ours, theirs = f"block{stage}_{block}", f"layer{stage}.{block - 1}"
+        steps = {"layer1": ("conv1", "bn1"), "layer2": ("conv2", "bn2")}
+        if stage > 1 and block == 1:
+            steps["shortcut"] = "downsample.0", "downsample.1"
+        for step, (conv, norm) in steps.items():
+            layers |= {(ours, step, "conv"): f"{theirs}.{conv}", (ours, step, "norm"): f"{theirs}.{norm}"}
+    return {**layers, ("head",): "fc"}
+
+
+LAYERS: Mapping[str, Callable[[], Layers]] = {"efficientnet_b0": efficientnet_b0_layers, "resnet18": resnet18_layers}
 
 
 def pretrained(model: Model, path: str | Path, layers: Layers) -> Model:
@@ -93,16 +107,40 @@ def pretrained(model: Model, path: str | Path, layers: Layers) -> Model:
     (num_classes,) = shapes["params", *classifier, "bias"].shape
     with_classifier = found and all(len(values) == num_classes for values in found if values.ndim)
     wanted = {place: name for place, name in names.items() if with_classifier or place[1:-1] != classifier}
-    missing, extra = sorted(set(wanted.values()) - set(arrays)), sorted(set(arrays) - set(names.values()))
-    if missing or extra:
-        raise ValueError(
-            f"weights {path} are of another architecture: {_some(missing)} missing, {_some(extra)} left over. Make it "
-            f"from a model of the same architecture with {EXPORT}"
-        )
+    hint = f"Make it from a model of the same architecture with {EXPORT}"
+    _refuse_others(path, set(wanted.values()) - set(arrays), set(arrays) - set(names.values()), hint)
     loaded: dict[Place, np.ndarray] = {}
     for place, name in wanted.items():
         values = _checked(path, name, arrays, their_shape(shapes[place].shape))
         loaded[place] = values.transpose(2, 3, 1, 0) if values.ndim == 4 else values
+    return _starting_from(model, loaded)
+
+
+def started(model: Model, arrays: Mapping[str, np.ndarray], source: str | Path) -> Model:
+    """The same model, started from parameters and batch statistics of another network of its architecture.
+
+    Args:
+        model: the network with random weights.
+        arrays: by their place in the tree, "params.dense1.kernel" or "batch_stats.norm1.mean".
+        source: where they are from, for messages.
+
+    Returns:
+        A model with another `init` and the same `apply`.
+
+    Raises:
+        ValueError: an array is missing, unknown, of another shape or kind, NaN or infinite; names the array.
+    """
+    shapes = _flat(jax.eval_shape(model.init, jax.random.key(0)))
+    kinds = {"params": "params", "state": "batch_stats"}
+    names = {place: ".".join((kinds[place[0]], *place[1:])) for place in shapes}
+    known, hint = set(names.values()), "config.model has to be that of the run that trained them"
+    _refuse_others(source, known - set(arrays), set(arrays) - known, hint)
+    loaded = {place: _checked(source, name, arrays, shapes[place].shape) for place, name in names.items()}
+    return _starting_from(model, loaded)
+
+
+def _starting_from(model: Model, loaded: Mapping[Place, np.ndarray]) -> Model:
+    """The same model, with these arrays in place of those that it draws."""
 
     @jax.jit
     def draw(key: PRNGKeyArray) -> dict[Place, jax.Array]:
@@ -122,22 +160,28 @@ def _flat(variables: tuple[PyTree, PyTree]) -> dict[Place, jax.Array]:
     return flatten_dict({"params": params, "state": state})
 
 
+def _refuse_others(source: str | Path, missing: set[str], extra: set[str], hint: str) -> None:
+    if missing or extra:
+        what = f"{_some(sorted(missing))} missing, {_some(sorted(extra))} left over"
+        raise ValueError(f"weights {source} are of another architecture: {what}. {hint}")
+
+
 def _some(names: list[str]) -> str:
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return counted(len(names), "array") + (f" ({', '.join(names[:5])}{more})" if names else "")
 
 
-def _checked(path: Path, name: str, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
+def _checked(source: str | Path, name: str, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
     values = arrays[name]
     if values.shape != shape:
         raise ValueError(
-            f"weights {path}: array {name!r} has shape {values.shape}, this network needs {shape}; export a model "
-            "with the same widths and input channels"
+            f"weights {source}: array {name!r} has shape {values.shape}, this network needs {shape}; give those of a "
+            "model with the same widths, input channels and classes"
         )
     if not np.issubdtype(values.dtype, np.floating):
-        raise ValueError(f"weights {path}: array {name!r} has dtype {values.dtype}; allowed is floating point")
+        raise ValueError(f"weights {source}: array {name!r} has dtype {values.dtype}; allowed is floating point")
     if not np.isfinite(values).all():
-        raise ValueError(f"weights {path}: array {name!r} holds NaN or infinite values; export it again")
+        raise ValueError(f"weights {source}: array {name!r} holds NaN or infinite values; give others")
     return values
 
 

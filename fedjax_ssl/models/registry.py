@@ -20,7 +20,10 @@ _NETWORKS = {
     "cnn13": ("convnets:CNN13", "nine weight-normalised convolutions, the CIFAR network of XCLP"),
     "mnist_cnn": ("convnets:MnistCNN", "three 5x5 convolutions and two hidden layers, the MNIST network of FedUL"),
     "emnist_cnn": ("convnets:EmnistCNN", "two 3x3 convolutions and 128 hidden units, the EMNIST network of FedRGD"),
-    "resnet18": ("residual:ResNet18", "residual network, stem='cifar', 'imagenet' or 'imagenet_unpooled'"),
+    "resnet18": (
+        "residual:ResNet18",
+        "residual network, stem='cifar', 'imagenet' (torchvision's) or 'imagenet_unpooled'",
+    ),
     "resnet8_basic": ("residual:ThreeStageResNet8", "a basic block per stage, the CIFAR network of SAGE"),
     "wrn28": ("residual:WideResNet28", "wide residual network WRN-28-k, k = widen, the CIFAR network of SemiFL"),
     "resnet8": ("proto_resnet:ResNet8", "eight convolutions without a head, the embedding network of ProtoFSSL"),

@@ -67,11 +67,14 @@ class ResNet18(ConvNetwork):
     Attributes:
         stem: "cifar" (3x3), "imagenet" (7x7 with stride 2, then 3x3 max-pooling with stride 2) or "imagenet_unpooled"
             (without the max-pooling, as in FedUL).
+        weights: path of an `.npz` file with the arrays of torchvision's state dict to start from, see
+            `pretrained.pretrained`; takes an ImageNet stem and batch norm. None or "" starts at random.
         norm: "bn", "gn" or "none".
         dropout_rate: rate after the stem and after each stage, 0 turns it off.
     """
 
     stem: Literal["cifar", "imagenet", "imagenet_unpooled"] = "cifar"
+    weights: str | None = None
     norm: NormName = "bn"
     dropout_rate: Rate = 0.0
 

@@ -108,6 +108,7 @@ def build_method(
     report: Report | None = None,
     execution: Execution | None = None,
     loss: RowLoss | None = None,
+    start: bool = False,
 ) -> Method:
     """Build the method that the config names, for this federation.
 
@@ -120,6 +121,7 @@ def build_method(
         execution: in place of what the config says; for numbers and federations that are traced in a program whose
             placement was decided before.
         loss: in place of the one that the config names.
+        start: its `init` starts from the weights that the config names; they are read here.
     """
     config = configs.replace_numbers(experiment.config, hyperparameters or {})
     if execution is None:
@@ -129,6 +131,11 @@ def build_method(
         execution = execution._replace(report=report)
     setup = _setup(config, experiment.dataset, federation)
     setup = setup if loss is None else setup._replace(loss=loss)
+    if start and config["start_from"]:
+        from fedjax_ssl.runs.start import start_from  # it builds methods, too
+
+        with configs.naming("start_from"):
+            setup = setup._replace(model=start_from(setup.model, config["start_from"]))
     name = config["method"].pop("name")
     with configs.naming("method"):
         method = methods.build(name, setup, **config["method"])

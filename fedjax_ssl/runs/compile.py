@@ -11,6 +11,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,7 +55,7 @@ _LEFT_OUT = (
 # Sections and fields of a config that no compiled code depends on: shapes and arrays tell what comes of them.
 NOT_CODE = (
     *("seed", "partition", "supervision", "prediction", "distributed", "checkpoint_every", "select_from"),
-    *("early_stopping", "profile", "save_clients", "test_predictions", "tracking"),
+    *("early_stopping", "profile", "save_clients", "test_predictions", "tracking", "start_from"),
 )
 _LOWER = (
     "config.federated.chunk_size (clients at once, which the run chooses where it is not given; with placement "
@@ -110,9 +111,14 @@ class Prepared(NamedTuple):
         how = how if clients_at_once is None else how._replace(chunk_size=clients_at_once)
         return build_method(self.experiment, federation, numbers, report, how)
 
-    def init(self, numbers: Mapping[str, Array], key: Key[Array, ""], federation: FederatedData) -> ServerState:
+    def init(
+        self, numbers: Mapping[str, Array], key: Key[Array, ""], federation: FederatedData, *, start: bool = False
+    ) -> ServerState:
         """Make the state before the first round; to be compiled."""
-        return self.method_of(numbers, federation).init(key, federation)
+        method = self.method_of(numbers, federation)
+        if start:
+            method = build_method(self.experiment, federation, numbers, None, self.execution, start=True)
+        return method.init(key, federation)
 
     def block(
         self,
@@ -298,9 +304,11 @@ class Shared:
 
     def init(self, run: Prepared) -> ServerState:
         """Make the state before the first round."""
-        key = (run.code, 0, *described(run.inputs))
+        start = run.experiment.config.start_from
+        key = (run.code, 0, start, *described(run.inputs))
         if key not in self._programs:
-            self._programs[key] = jax.jit(run.init).lower(*_shapes(run.inputs)).compile(), []
+            init = partial(run.init, start=bool(start))
+            self._programs[key] = jax.jit(init).lower(*_shapes(run.inputs)).compile(), []
         found: ServerState = self._programs[key][0](*run.inputs)
         return found
 

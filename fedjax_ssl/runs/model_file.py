@@ -15,6 +15,7 @@ federation              `FederatedData` without its contents: shapes, types and 
 import dataclasses
 import json
 import warnings
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -25,10 +26,18 @@ from flax.traverse_util import flatten_dict
 from fedjax_ssl import config as configs
 from fedjax_ssl.data import Dataset, FederatedData, Split, WeakLabels, client_names, for_prediction
 from fedjax_ssl.data.reading.cache import reading_from_json
+from fedjax_ssl.errors import UserError
 from fedjax_ssl.federated import Method, ServerState
 from fedjax_ssl.runs.build import Experiment, build_method
+from fedjax_ssl.runs.checkpoint import Checkpoints
+from fedjax_ssl.runs.stored_run import StoredRun, read_run
 
 VERSION = 1
+CHECKPOINTS = ("auto", "best", "last")
+
+
+class TrainedModelError(UserError):
+    """A run folder without a usable model, or inputs that the model does not take."""
 
 
 class Rebuilt(NamedTuple):
@@ -154,3 +163,53 @@ def read(text: str) -> dict[str, Any]:
     except (TypeError, LookupError) as error:
         raise ValueError(f"it says of its files what this fedjax_ssl does not know ({error}); train again") from error
     return model
+
+
+def find(folder: Path, checkpoint: str) -> tuple[StoredRun, dict[str, Any], str, Checkpoints]:
+    """Find the model of a run folder.
+
+    Args:
+        folder: the run folder.
+        checkpoint: one of `CHECKPOINTS`; "auto": the best one where there is one, otherwise the last one.
+
+    Returns:
+        (run, content of model.json, "best" or "last", the checkpoints of this kind).
+
+    Raises:
+        TrainedModelError: the folder holds no run, or none with such a model.
+    """
+    if checkpoint not in CHECKPOINTS:
+        raise TrainedModelError(f"checkpoint is {checkpoint!r}; allowed: {', '.join(CHECKPOINTS)}")
+    stored, description = _read_folder(folder)
+    best, last = Checkpoints(folder, folder="best"), Checkpoints(folder)
+    chosen = "best" if checkpoint == "best" or (checkpoint == "auto" and best.latest() is not None) else "last"
+    if (best if chosen == "best" else last).latest() is None:
+        raise TrainedModelError(
+            f"{folder} has no best checkpoint: the run has no validation examples (config.data.validation_fraction); "
+            "load the last one"
+            if chosen == "best"
+            else f"{folder} has no checkpoint yet; wait for the first one, or run the same command again"
+        )
+    return stored, description, chosen, best if chosen == "best" else last
+
+
+def _read_folder(folder: Path) -> tuple[StoredRun, dict[str, Any]]:
+    """Read the run, and model.json."""
+    if not folder.is_dir():
+        raise TrainedModelError(f"run folder {folder} does not exist; give the folder that --workdir of the run named")
+    if not (folder / "config.json").exists():
+        inner = sorted(path.parent.name for path in folder.glob("*/config.json"))
+        hint = f" Runs in it: {', '.join(inner[:5])}{', ...' if len(inner) > 5 else ''}" if inner else ""
+        raise TrainedModelError(f"{folder} is not a run folder: it has no config.json.{hint}")
+    if not (folder / "model.json").exists():
+        raise TrainedModelError(
+            f"{folder} has no model.json: an earlier version made this run. Its command, given again, adds the file "
+            "and does not train anew"
+        )
+    stored = read_run(folder)
+    if not stored.config:
+        raise TrainedModelError(f"the run in {folder} cannot be read: {'; '.join(stored.problems)}")
+    try:
+        return stored, read((folder / "model.json").read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise TrainedModelError(f"{folder}/model.json cannot be read: {error}") from error

@@ -10,8 +10,9 @@ import pandas
 
 from fedjax_ssl import cli, command_line
 from fedjax_ssl.runs.files import write_output
+from fedjax_ssl.runs.model_file import CHECKPOINTS
 from fedjax_ssl.trained.inputs import Examples, read_examples
-from fedjax_ssl.trained.model import CHECKPOINTS, TrainedModel, TrainedModelError, load_run
+from fedjax_ssl.trained.model import TrainedModel, TrainedModelError, load_run
 
 MANY = 20  # classes, of which no table of counts is printed any more
 

@@ -21,23 +21,19 @@ from fedjax_ssl.data.dataset import check_finite
 from fedjax_ssl.data.federation.federated_data import client_number
 from fedjax_ssl.data.reading.features import TableReading
 from fedjax_ssl.data.reading.problems import Findings
-from fedjax_ssl.errors import UserError, note
+from fedjax_ssl.errors import note
 from fedjax_ssl.federated import Method
 from fedjax_ssl.registry import did_you_mean
 from fedjax_ssl.runs import model_file
 from fedjax_ssl.runs.checkpoint import Checkpoints
 from fedjax_ssl.runs.files import write_atomically
-from fedjax_ssl.runs.stored_run import StoredRun, read_run
+from fedjax_ssl.runs.model_file import TrainedModelError
+from fedjax_ssl.runs.stored_run import StoredRun
 
 if TYPE_CHECKING:  # takes long to import
     import pandas
 
-CHECKPOINTS = ("auto", "best", "last")
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")  # for which predictions are lowered
-
-
-class TrainedModelError(UserError):
-    """A run folder without a usable model, or inputs that the model does not take."""
 
 
 def load_run(workdir: str | os.PathLike, checkpoint: str = "auto") -> "TrainedModel":
@@ -64,42 +60,7 @@ def load_run(workdir: str | os.PathLike, checkpoint: str = "auto") -> "TrainedMo
         >>> model.predict(fs.load_dataset("digits").train.x[:3]).shape
         (3, 10)
     """
-    if checkpoint not in CHECKPOINTS:
-        raise TrainedModelError(f"checkpoint is {checkpoint!r}; allowed: {', '.join(CHECKPOINTS)}")
-    folder = Path(workdir)
-    stored, description = _read(folder)
-    best, last = Checkpoints(folder, folder="best"), Checkpoints(folder)
-    chosen = "best" if checkpoint == "best" or (checkpoint == "auto" and best.latest() is not None) else "last"
-    if (best if chosen == "best" else last).latest() is None:
-        raise TrainedModelError(
-            f"{folder} has no best checkpoint: the run has no validation examples (config.data.validation_fraction); "
-            "load the last one"
-            if chosen == "best"
-            else f"{folder} has no checkpoint yet; wait for the first one, or run the same command again"
-        )
-    return TrainedModel(stored, description, chosen, best if chosen == "best" else last)
-
-
-def _read(folder: Path) -> tuple[StoredRun, dict[str, Any]]:
-    """Reads the run, and model.json."""
-    if not folder.is_dir():
-        raise TrainedModelError(f"run folder {folder} does not exist; give the folder that --workdir of the run named")
-    if not (folder / "config.json").exists():
-        inner = sorted(path.parent.name for path in folder.glob("*/config.json"))
-        hint = f" Runs in it: {', '.join(inner[:5])}{', ...' if len(inner) > 5 else ''}" if inner else ""
-        raise TrainedModelError(f"{folder} is not a run folder: it has no config.json.{hint}")
-    if not (folder / "model.json").exists():
-        raise TrainedModelError(
-            f"{folder} has no model.json: an earlier version made this run. Its command, given again, adds the file "
-            "and does not train anew"
-        )
-    stored = read_run(folder)
-    if not stored.config:
-        raise TrainedModelError(f"the run in {folder} cannot be read: {'; '.join(stored.problems)}")
-    try:
-        return stored, model_file.read((folder / "model.json").read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise TrainedModelError(f"{folder}/model.json cannot be read: {error}") from error
+    return TrainedModel(*model_file.find(Path(workdir), checkpoint))
 
 
 class TrainedModel:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import models
-from fedjax_ssl.models.pretrained import pretrained
+from fedjax_ssl.models.pretrained import pretrained, resnet18_layers
+from tests.models.torchvision_arrays import arrays_of
 
 # the layers of model "mlp" with batch norm, under made-up names
 LAYERS = {("dense1",): "fc", ("norm1",): "bn", ("head",): "classifier.1"}
@@ -128,3 +129,48 @@ def test_pytorchs_own_file_is_refused(tmp_path):
     model = models.build("linear", num_classes=3, input_shape=(6,))
     with pytest.raises(ValueError, match=r"`\.pth` file cannot be read directly.*np\.savez"):
         pretrained(model, path, LAYERS)
+
+
+def torchvisions_resnet18(a, x):
+    """The network of torchvision's `resnet18` in evaluation, by the names of its state dict; x is [n, c, h, w]."""
+
+    def conv(x, name, stride, padding):
+        return jax.lax.conv_general_dilated(x, a[f"{name}.weight"], (stride, stride), [(padding, padding)] * 2)
+
+    def norm(x, name):
+        mean, var, weight, bias = (
+            a[f"{name}.{of}"][:, None, None] for of in ("running_mean", "running_var", "weight", "bias")
+        )
+        return (x - mean) / np.sqrt(var + 1e-5) * weight + bias
+
+    x = jax.nn.relu(norm(conv(x, "conv1", 2, 3), "bn1"))
+    edges = ((0, 0), (0, 0), (1, 1), (1, 1))
+    x = jax.lax.reduce_window(x, -np.inf, jax.lax.max, (1, 1, 3, 3), (1, 1, 2, 2), edges)
+    for stage in (1, 2, 3, 4):
+        for block in (0, 1):
+            name, stride = f"layer{stage}.{block}", 2 if stage > 1 and block == 0 else 1
+            y = jax.nn.relu(norm(conv(x, f"{name}.conv1", stride, 1), f"{name}.bn1"))
+            y = norm(conv(y, f"{name}.conv2", 1, 1), f"{name}.bn2")
+            if f"{name}.downsample.0.weight" in a:
+                x = norm(conv(x, f"{name}.downsample.0", stride, 0), f"{name}.downsample.1")
+            x = jax.nn.relu(x + y)
+    return x.mean((2, 3)) @ a["fc.weight"].T + a["fc.bias"]
+
+
+def test_resnet18_computes_what_torchvisions_does(tmp_path):
+    options = {"num_classes": 3, "input_shape": (40, 33, 3), "stem": "imagenet", "width_factor": 1 / 16}
+    arrays, path = arrays_of(models.build("resnet18", **options), resnet18_layers()), tmp_path / "resnet18.npz"
+    assert len(arrays) == 122  # entries of torchvision's state dict
+    np.savez(path, **arrays)
+    model = models.build("resnet18", **options, weights=str(path))
+    x = RNG.uniform(-2, 2, (2, 40, 33, 3)).astype(np.float32)
+    outputs, _ = model.apply(*model.init(jax.random.key(0)), x, train=False)
+    np.testing.assert_allclose(
+        outputs.logits, torchvisions_resnet18(arrays, x.transpose(0, 3, 1, 2)), rtol=1e-3, atol=1e-4
+    )
+    with pytest.raises(
+        ValueError, match=r"'conv1\.weight' has shape \(4, 3, 7, 7\), this network needs \(4, 3, 3, 3\)"
+    ):
+        models.build("resnet18", **options | {"stem": "cifar"}, weights=str(path))
+    with pytest.raises(ValueError, match=r"0 arrays missing, 40 arrays \(bn1\.running_mean"):
+        models.build("resnet18", **options | {"norm": "gn", "width_factor": 0.5}, weights=str(path))

@@ -25,9 +25,13 @@ def draw_array(seed, name, shape):
 
 def efficientnet_b0_arrays(num_classes):
     model = models.build("efficientnet_b0", num_classes=num_classes, input_shape=(32, 32, 3))
+    return arrays_of(model, efficientnet_b0_layers())
+
+
+def arrays_of(model, layers):
     params, state = jax.eval_shape(model.init, jax.random.key(0))
     ours = flatten_dict({"params": params, "state": state})
-    names = their_names(ours, efficientnet_b0_layers())
+    names = their_names(ours, layers)
     shapes = {name: their_shape(ours[place].shape) for place, name in names.items()}
     arrays = {name: draw_array(seed, name, shape) for seed, (name, shape) in enumerate(sorted(shapes.items()))}
     counts = {name.replace("running_mean", "num_batches_tracked"): np.int64(7) for name in shapes if "_mean" in name}

@@ -1,0 +1,130 @@
+"""A start from another run's weights: every method begins with them, and needs their folder at no later time."""
+
+import shutil
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+
+import fedjax_ssl as fs
+from fedjax_ssl import cli
+from fedjax_ssl.runs.compile import Shared, static_part
+
+NETWORK = {"model.name": "mlp", "model.hidden": (8,), "model.norm": "bn"}
+NNX = """
+from flax import nnx
+
+class Net(nnx.Module):
+    def __init__(self, num_classes, input_shape, rngs):
+        self.layers = nnx.List([nnx.Linear(64, 8, rngs=rngs), nnx.BatchNorm(8, rngs=rngs)])
+        self.head = nnx.Linear(8, num_classes, rngs=rngs)
+
+    def __call__(self, x):
+        x = x.reshape(len(x), -1)
+        for layer in self.layers:
+            x = nnx.relu(layer(x))
+        return self.head(x)
+"""
+
+
+def config_of(name="digits_fedavg", **settings):
+    return fs.load_config(name, {"rounds": 1, "eval_every": 1, "metrics": (), **NETWORK, **settings})
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("start") / "other"
+    fs.run(config_of(seed=5, rounds=2), folder, quiet=True)
+    return folder
+
+
+def network_at_start(config):
+    prepared = (shared := Shared()).prepare(fs.config.resolve(config))
+    return prepared.method.network(shared.init(prepared))
+
+
+def by_name(params, state):
+    return {
+        name: np.asarray(value)
+        for name, value in flatten_dict({"params": params, "batch_stats": state}, sep=".").items()
+    }
+
+
+def written(path, arrays):
+    pytest.importorskip("safetensors.numpy").save_file(arrays, path)
+    return str(path)
+
+
+def test_a_run_starts_where_another_ended_and_needs_it_no_more(source, tmp_path):
+    model, kept = fs.load_run(source), tmp_path / "kept"
+    saved = model.save_parameters(tmp_path / "saved.safetensors")
+    config = config_of(start_from=str(kept))
+    shutil.copytree(source, kept)
+    of_folder, of_file = (network_at_start(config_of(start_from=str(place))) for place in (kept, saved))
+    chex.assert_trees_all_equal(of_folder, of_file)
+    trained = jax.tree.map(np.asarray, model._method.network(model._state))
+    chex.assert_trees_all_equal(of_folder, trained)
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    config.rounds = 2
+    expected = fs.run(config, whole, quiet=True)
+    config.rounds = 1
+    fs.run(config, cut, quiet=True)
+    shutil.rmtree(kept)
+    config.rounds = 2
+    assert fs.run(config, cut, quiet=True)["test_loss"] == expected["test_loss"]
+    images = fs.load_dataset("digits").train.x[:5]
+    np.testing.assert_array_equal(fs.load_run(cut).predict(images), fs.load_run(whole).predict(images))
+    assert static_part(fs.config.resolve(config)) == static_part(fs.config.resolve(config_of(rounds=2)))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedmatch", "fedsiam", "fedrep", "protofssl", "own"])
+def test_every_method_starts_from_parameters_and_statistics(tmp_path, monkeypatch, method):
+    settings = {}
+    if method == "own":
+        (tmp_path / "nets_of_start.py").write_text(NNX)
+        monkeypatch.syspath_prepend(tmp_path)
+        settings = {"model.name": "nets_of_start:Net", "model.hidden": None, "model.norm": None}
+    config = config_of(f"digits:{'fedavg' if method == 'own' else method}", **settings)
+    if method == "fedmatch":
+        config.method.psi_factor = 0.0
+    drawn = by_name(*network_at_start(config))
+    random = np.random.default_rng(0)
+    arrays = {name: random.uniform(0.5, 1, value.shape).astype(np.float32) for name, value in drawn.items()}
+    assert any(name.startswith("batch_stats") for name in arrays)
+    config.start_from = written(tmp_path / "start.safetensors", arrays)
+    chex.assert_trees_all_equal(by_name(*network_at_start(config)), arrays)
+
+
+def test_one_function_of_a_key_starts_there_too(source):
+    train = fs.make_train(config_of(start_from=str(source), **{"optimizer.learning_rate": 0.0}))
+    state, _ = train(jax.random.key(1))
+    chex.assert_trees_all_equal(state.params, fs.load_run(source)._state.params)
+    states, _ = fs.over_seeds(train)(jax.vmap(jax.random.key)(jnp.arange(2)))
+    chex.assert_trees_all_equal(jax.tree.map(lambda leaf: leaf[1], states.params), state.params)
+
+
+def test_without_a_round_the_other_run_predicts(source, tmp_path):
+    settings = {"rounds": 0, "prediction.predictors": "network", "start_from": str(source)}
+    summary = fs.run(config_of(seed=5, **settings), tmp_path / "run", quiet=True)
+    assert summary["predictions"][0]["accuracy"] == fs.load_run(source).metrics["test_accuracy"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"model.hidden": (8, 8)}, "6 arrays (batch_stats.norm2.mean, batch_stats.norm2.var, "),
+        ({"model.hidden": (9,)}, "has shape (8,), this network needs (9,)"),
+        ({"model.norm": "none"}, "left over"),
+        ({"start_from": "nowhere"}, "run folder nowhere does not exist"),
+        ({"start_from": __file__}, "is neither a run folder nor a .safetensors file"),
+    ],
+)
+def test_weights_that_do_not_fit_are_named(source, tmp_path, capsys, settings, expected):
+    fields = {**NETWORK, "start_from": str(source), **settings}
+    values = [f"--{name}={','.join(map(str, v)) if isinstance(v, tuple) else v}" for name, v in fields.items()]
+    assert cli.main(["run", "digits_fedavg", "--workdir", str(tmp_path / "run"), *values]) == 2
+    said = capsys.readouterr().err
+    assert "config.start_from" in said and expected in said and not (tmp_path / "run").exists()
