@@ -155,7 +155,9 @@ class Dataset:
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None  # positive
     coarse_names: tuple[str, ...] | None = None  # names of the J labels of `Split.coarse`, where there are such labels
-    correspondence: np.ndarray | None = None  # [J, K], P(coarse label | class), columns sum to 1; None: nobody knows it
+    # [J, K], P(coarse label | class), columns sum to 1, or [G, J, K], a matrix for each of the natural clients below;
+    # None: nobody knows it.
+    correspondence: np.ndarray | None = None
     # [G, O, K], class shares of the sets of the G natural clients that have training examples, in increasing order of
     # client; rows sum to 1, or are 0 on padding. None: nobody knows them.
     set_shares: np.ndarray | None = None
@@ -177,8 +179,16 @@ class Dataset:
             if split is not None:
                 self._check_split(f"{where} {name}", split)
         if self.correspondence is not None:
-            check_correspondence(self.correspondence, num_classes=self.num_classes)
-            rows = len(self.correspondence)
+            one_each, clients = np.ndim(self.correspondence) == 3, self.train.client
+            if one_each and (clients is None or len(self.correspondence) != len(distinct(clients))):
+                found = 0 if clients is None else len(distinct(clients))
+                raise ValueError(
+                    f"{where} correspondence is of {len(self.correspondence)} clients, there are {found} natural ones."
+                )
+            each = self.correspondence if one_each else [self.correspondence]
+            for client, matrix in enumerate(each):
+                check_correspondence(matrix, num_classes=self.num_classes, client=client if one_each else None)
+            rows = len(each[0])
             if self.coarse_names is None or rows != len(self.coarse_names):
                 raise ValueError(f"{where} correspondence has {rows} rows; coarse_names must name each.")
         if self.set_shares is not None:

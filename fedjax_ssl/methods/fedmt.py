@@ -30,7 +30,7 @@ from fedjax_ssl.federated import BYTES_PER_NUMBER, Client, RoundContext, RoundRe
 from fedjax_ssl.federated.method import AtServer, Broadcast, Method, Metrics, PyTree, count, never
 from fedjax_ssl.federated.terms import augmented_view, examples_mask
 from fedjax_ssl.methods.parts.alternating_training import alternating
-from fedjax_ssl.methods.parts.channel_terms import channel_losses, channel_of, learns
+from fedjax_ssl.methods.parts.channel_terms import channel_losses, channel_of, check_one_space, learns
 from fedjax_ssl.methods.parts.confident_pseudo_labels import (
     above,
     confident_epochs,
@@ -125,7 +125,8 @@ def fedmt(
         terms = (confident_term(setup, above(threshold, strict)), *losses)
     sampler = confident_epochs(setup.batch_size, setup.local_epochs, from_all, ungated)
     clients, needs = Stage(terms, sampler, separate_passes=separate_passes), ("coarse", "server")
-    return alternating(setup, clients, server_batch_size, server_epochs, static_batch_norm, needs, int(warm_start))
+    method = alternating(setup, clients, server_batch_size, server_epochs, static_batch_norm, needs, int(warm_start))
+    return method._replace(check=check_one_space) if projects and estimate_scope == "pooled" else method
 
 
 def projection_term(setup: Setup, weight: float | Array, stream: str, known: bool, remainder: bool) -> Term:

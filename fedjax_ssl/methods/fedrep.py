@@ -31,6 +31,7 @@ from fedjax_ssl.federated.packing import packing
 from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count
 from fedjax_ssl.methods.parts import second_head
+from fedjax_ssl.methods.parts.channel_terms import check_one_space
 from fedjax_ssl.methods.parts.second_head import BODY, HEAD, SECOND_HEAD, coarse_epochs, coarse_term, count_coarse
 from fedjax_ssl.methods.parts.settings import Count
 from fedjax_ssl.models import count_parameters
@@ -95,6 +96,7 @@ def fedrep(
         needs=("coarse", "server"),
         needs_all=True,
     )
+    method = method._replace(check=check_one_space) if shared_head else method
     return method._replace(predict_for=None, apply=None)  # a client's own head does not score classes
 
 

@@ -18,6 +18,7 @@ from fedjax_ssl.federated import Method, Setup, Stage, Term, federated_method
 from fedjax_ssl.federated.method import Step
 from fedjax_ssl.methods.parts import second_head
 from fedjax_ssl.methods.parts.alternating_training import server_training
+from fedjax_ssl.methods.parts.channel_terms import check_one_space
 from fedjax_ssl.methods.parts.second_head import BODY, HEAD, check_heads, coarse_epochs, coarse_term, count_coarse
 from fedjax_ssl.methods.parts.settings import Count
 from fedjax_ssl.methods.parts.static_batch_norm import with_static_batch_norm
@@ -64,6 +65,7 @@ def fedtrans(
     method = federated_method(
         setup, stages, **second_head.by_head(HEAD, BODY), needs=("coarse", "server"), needs_all=True
     )
+    method = method._replace(check=check_one_space)
     if not static_batch_norm:
         return method
     joined = lambda state: second_head.join_groups(state.params)  # noqa: E731

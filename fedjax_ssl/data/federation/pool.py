@@ -85,7 +85,7 @@ class OwnWeakLabels(NamedTuple):
 
     coarse: Int[np.ndarray, " N"] | None = None
     num_coarse: int = 0
-    correspondence: Float[np.ndarray, "J K"] | None = None  # P(coarse label | class); None: nobody knows it
+    correspondence: Float[np.ndarray, "*G J K"] | None = None  # P(coarse label | class); None: nobody knows it
     sets: Int[np.ndarray, " N"] | None = None  # numbered within each natural client, -1 = in no set
     set_shares: Float[np.ndarray, "G O K"] | None = None  # class shares of each natural client's sets, 0 on padding
 

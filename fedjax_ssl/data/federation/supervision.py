@@ -342,8 +342,8 @@ def coarse(
     """Every client sees labels of another space (FedMT); a few class labels may be at the server.
 
     Args:
-        correspondence: "parity", "shape", "superclass", ...: see `fedjax_ssl.data.correspondence`; "own": the coarse
-            labels that came with the dataset.
+        correspondence: "parity", "shape", "superclass", ...: see `fedjax_ssl.data.correspondence`; "shape,parity": the
+            clients in turn have these spaces; "own": the coarse labels that came with the dataset.
         overlap: this share of the coarse labels is uniform over the coarse classes.
         server_labels: labelled examples at the server, as in `server`.
     """

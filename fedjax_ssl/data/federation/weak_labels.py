@@ -9,6 +9,7 @@ observations (padded to the largest client's), K classes, N training examples, E
 import functools
 import operator
 from collections.abc import Callable
+from itertools import zip_longest
 from typing import Literal, NamedTuple, get_args
 
 import jax
@@ -51,27 +52,35 @@ def coarse_labels(correspondence: str, overlap: float = 0.0) -> WeakRule:
     """Every example shows a label of another space, drawn once with the probabilities of its class.
 
     Args:
-        correspondence: a name that `fedjax_ssl.data.correspondence` knows, or "own": the labels that the dataset has.
+        correspondence: a name that `fedjax_ssl.data.correspondence` knows; several, with commas between, go to the
+            clients in turn, so that label spaces differ; "own": the labels that the dataset has.
         overlap: this share of the labels is uniform over the coarse classes, in [0, 1); not for "own".
 
     Raises:
         ValueError: an unknown correspondence, or an overlap of the dataset's own labels.
     """
-    check_known("correspondence", correspondence, (*CORRESPONDENCES, "own"))
+    names = [name.strip() for name in correspondence.split(",")]
+    for name in names:
+        check_known("correspondence", name, (*CORRESPONDENCES, "own") if len(names) == 1 else CORRESPONDENCES)
     if overlap and correspondence == "own":
         raise ValueError(f"overlap is {overlap}; it must be 0 where the dataset's own labels are used")
 
     def observe(key: Key[Array, ""], holdings: Holdings) -> Observed:
         if correspondence == "own":
             return _own_coarse_labels(holdings)
-        matrix = overlapping(correspondence_named(correspondence, holdings.num_classes).matrix, overlap)
+        spaces = [overlapping(correspondence_named(name, holdings.num_classes).matrix, overlap) for name in names]
+        most = max(map(len, spaces))
+        matrices = np.stack([np.pad(matrix, ((0, most - len(matrix)), (0, 0))) for matrix in spaces])
+        space = (jnp.cumsum(holdings.members, dtype=jnp.int32) - 1) % len(names)  # of each client
         with np.errstate(divide="ignore"):
-            logits = jnp.asarray(np.log(matrix), jnp.float32).T
-        drawn = drawn_observations(key, logits[jnp.maximum(holdings.labels, 0)])
-        return _coarse(holdings, jnp.where(holdings.labels >= 0, drawn, -1), matrix)
+            logits = jnp.asarray(np.log(matrices), jnp.float32).transpose(0, 2, 1)
+        drawn = drawn_observations(key, logits[space[jnp.maximum(holdings.client, 0)], jnp.maximum(holdings.labels, 0)])
+        return _coarse(holdings, jnp.where(holdings.labels >= 0, drawn, -1), matrices, space)
 
     def coarse_names(num_classes: int) -> tuple[str, ...]:
-        return correspondence_named(correspondence, num_classes).names
+        """Name the labels; where spaces differ, label j has the j-th name of each."""
+        each = zip_longest(*(correspondence_named(name, num_classes).names for name in names))
+        return tuple(" / ".join(name for name in label if name) for label in each)
 
     named = None if correspondence == "own" else coarse_names
     return WeakRule(observe, lambda sizes, num_classes: sizes.largest, named)
@@ -87,18 +96,37 @@ def _own_coarse_labels(holdings: Holdings) -> Observed:
     own = holdings.own
     if own.coarse is None:
         raise ValueError("the dataset has no coarse labels of its own; name a correspondence, such as 'parity'")
-    unknown = np.zeros((own.num_coarse, holdings.num_classes))
-    return _coarse(holdings, jnp.asarray(own.coarse), unknown if own.correspondence is None else own.correspondence)
+    matrix, members, space = own.correspondence, holdings.members, None
+    if matrix is None:
+        matrix = np.zeros((own.num_coarse, holdings.num_classes))  # nobody knows it
+    if matrix.ndim == 3:
+        if len(matrix) != members.shape[0]:
+            raise ValueError(
+                f"correspondences are given for {len(matrix)} clients, but {members.shape[0]} train; one for each "
+                "client goes with the natural partition and all of its clients"
+            )
+        space = jnp.arange(len(matrix), dtype=jnp.int32)
+    return _coarse(holdings, jnp.asarray(own.coarse), matrix if matrix.ndim == 3 else matrix[None], space)
 
 
-def _coarse(holdings: Holdings, observation: Array, matrix: Float[np.ndarray, "J K"]) -> Observed:
-    members, client, num_coarse = holdings.members, holdings.client, matrix.shape[0]
+def _coarse(
+    holdings: Holdings,
+    observation: Array,
+    matrices: Float[np.ndarray, "S J K"],
+    space: Int[Array, " C"] | None = None,
+) -> Observed:
+    """Coarse labels of every member, in one of S label spaces, padded with rows of 0; by default in the first."""
+    members, client, (_, most, _) = holdings.members, holdings.client, matrices.shape
+    space = jnp.zeros_like(members, jnp.int32) if space is None else space
+    last = np.max(np.any(matrices > 0, axis=2) * np.arange(1, most + 1), axis=1)
+    last = np.where(last > 0, last, most)  # all, where nobody knows
+    num_coarse = jnp.where(members, jnp.asarray(last, jnp.int32)[space], 0)
     return Observed(
         _entries(holdings, (client >= 0) & members[jnp.maximum(client, 0)], observation),
-        jnp.where(members, num_coarse, 0),
+        num_coarse,
         jnp.zeros_like(members),
-        jnp.where(members[:, None, None], jnp.asarray(matrix, jnp.float32), 0.0),
-        jnp.where(members[:, None], jnp.ones(num_coarse, jnp.float32), 0.0),
+        jnp.where(members[:, None, None], jnp.asarray(matrices, jnp.float32)[space], 0.0),
+        (jnp.arange(most, dtype=jnp.int32) < num_coarse[:, None]).astype(jnp.float32),
     )
 
 
@@ -116,7 +144,7 @@ def given() -> WeakRule:
 
     def observe(key: Key[Array, ""], holdings: Holdings) -> Observed:
         own, members = holdings.own, holdings.members
-        nothing = _coarse(holdings, jnp.full_like(holdings.client, -1), np.zeros((1, holdings.num_classes)))
+        nothing = _coarse(holdings, jnp.full_like(holdings.client, -1), np.zeros((1, 1, holdings.num_classes)))
         coarse = nothing if own.coarse is None else _own_coarse_labels(holdings)
         if own.sets is None or own.set_shares is None:
             if own.sets is not None:

@@ -51,9 +51,9 @@ def load_npz(
     Labels [n] or [n, 1] are 0 to K - 1, -1 = no label, and so is every test label without `test_labels`. Clients are
     integers or strings in any numbering, shared between train and test. `coarse` holds labels 0 to J - 1 of the
     training examples in a second label space, -1 = none, and `correspondence` [J, K] the probabilities of these given
-    each class; `set` holds the set of each training example, numbered from 0 within its client, -1 = in none. `group`
-    says in integers or strings which training examples belong to one patient or the like, "" and -1 = to none: they
-    stay on one side of every split.
+    each class, or `[C, J, K]` of each client, in the order of its name; `set` holds the set of each training example,
+    numbered from 0 within its client, -1 = in none. `group` says in integers or strings which training examples belong
+    to one patient or the like, "" and -1 = to none: they stay on one side of every split.
 
     Args:
         path: the file.
@@ -237,7 +237,7 @@ def _coarse(arrays: dict[str, np.ndarray], inputs: np.ndarray) -> tuple[Any, Any
         )
     if matrix is not None and matrix.dtype.kind not in "iuf":
         raise ValueError(f"correspondence has dtype {matrix.dtype}; it must hold numbers")
-    count = labels.max() + 1 if matrix is None else len(matrix)
+    count = labels.max() + 1 if matrix is None else len(matrix[0] if matrix.ndim == 3 else matrix)
     return labels, None if matrix is None else matrix.astype(np.float64), tuple(str(label) for label in range(count))
 
 

@@ -120,6 +120,18 @@ def learns(clients: Client) -> Bool[Array, " p"]:
     return has_labels | ((weak.num_examples > 0) & (jnp.any(different, axis=1) | unknown))
 
 
+def check_one_space(federation: FederatedData) -> list[str]:
+    """Refuse coarse labels of spaces that differ, where one head or one count is for all clients; a `Method.check`."""
+    weak = federation.weak
+    matrices = np.zeros(0) if weak is None else np.asarray(weak.matrix)[np.asarray(weak.has_coarse)]
+    if matrices.size and (matrices != matrices[0]).any():
+        raise ValueError(
+            "clients have coarse labels of different spaces (correspondence), and with these settings the method has "
+            "one head or one estimate for all of them; name one space, or use fedmt or fedrep with their defaults"
+        )
+    return []
+
+
 def with_l1(terms: tuple[Term, ...], weight: float | Array) -> tuple[Term, ...]:
     """The terms and weight * sum of |w| over all parameters (FedUL, section 3); nothing is added for a weight of 0.
 

@@ -10,6 +10,7 @@ import pytest
 from fedjax_ssl.data import Dataset, FederatedData, Split, federate
 from fedjax_ssl.data.federation.report import report
 from fedjax_ssl.data.federation.weak_labels import perturbed_shares
+from fedjax_ssl.methods.parts.channel_terms import check_one_space
 
 NUM_CLASSES, SIZE = 10, 600
 RNG = np.random.default_rng(0)
@@ -183,6 +184,41 @@ def test_own_coarse_labels_with_and_without_a_matrix() -> None:
     matrix[np.arange(NUM_CLASSES) // 4, np.arange(NUM_CLASSES)] = 1
     known = dataset(coarse=coarse, coarse_names=names, correspondence=matrix)
     np.testing.assert_allclose(draw("coarse", correspondence="own", data=known).weak.matrix[2], matrix)
+
+
+def test_clients_in_turn_have_label_spaces_of_their_own() -> None:
+    data = draw("coarse", correspondence="shape,parity", num_clients=3)
+    assert data.coarse_names == ("curved / even", "straight / odd", "both")
+    np.testing.assert_array_equal(data.weak.num_observations, [3, 2, 3])
+    for client, name in enumerate(("shape", "parity", "shape")):
+        alone = draw("coarse", correspondence=name, num_clients=3)
+        rows, observations = entries_of(data, client)
+        np.testing.assert_array_equal(rows, entries_of(alone, client)[0])
+        np.testing.assert_array_equal(observations, entries_of(alone, client)[1])
+        size = int(data.weak.num_observations[client])
+        np.testing.assert_array_equal(data.weak.matrix[client, :size], alone.weak.matrix[client])
+        assert not data.weak.matrix[client, size:].any() and not data.weak.share[client, size:].any()
+    with pytest.raises(ValueError, match="of different spaces"):
+        check_one_space(data)
+    assert check_one_space(alone) == []
+
+
+def test_own_matrices_of_each_client() -> None:
+    matrices = np.zeros((2, 3, NUM_CLASSES))
+    matrices[0, 0, :4] = matrices[0, 1, 4:7] = matrices[0, 2, 7:] = 1
+    matrices[1, 0, :5] = matrices[1, 1, 5:] = 1
+    client = (np.arange(SIZE) % 2).astype(np.int32)
+    coarse = matrices[client, :, LABELS].argmax(axis=1).astype(np.int32)
+    own = {"client": client, "coarse": coarse, "coarse_names": tuple("012"), "correspondence": matrices}
+    data = draw("coarse", data=dataset(**own), partition="natural", num_clients=None, correspondence="own")
+    np.testing.assert_array_equal(data.weak.matrix, matrices)
+    np.testing.assert_array_equal(data.weak.num_observations, [3, 2])
+    with pytest.raises(ValueError, match="given for 2 clients, but 3 train"):
+        draw("coarse", data=dataset(**own), num_clients=3, correspondence="own")
+    with pytest.raises(ValueError, match="of 3 clients, there are 2 natural ones"):
+        dataset(**(own | {"correspondence": np.concatenate([matrices, matrices[:1]])}))
+    with pytest.raises(ValueError, match="client 1"):
+        dataset(**(own | {"correspondence": matrices * [[[1.0]], [[0.5]]]}))
 
 
 @pytest.mark.thorough
