@@ -202,7 +202,7 @@ def _predict(
                     seed = hashlib.sha256(np.asarray(jax.random.key_data(key)).tobytes()).digest()
                     options = {"hamming": section.hamming, "seed": seed}
                     protocols = secure.protocols(section.protocol, section.num_bits, **options)
-            if predictor == "per_client_lp" and section.similarity == "exact":
+            if (section.similarity or ("exact" if predictor == "per_client_lp" else "lsh")) == "exact":
                 label = predictors.by_cosines(federation, points, embed, variants)
             else:
                 label = predictors.by_codes(

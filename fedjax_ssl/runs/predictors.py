@@ -151,7 +151,7 @@ def by_cosines(
     embed: Embedding,
     variants: Sequence[PropagationSettings],
 ) -> Labeller:
-    """Label graphs of the exact cosines of features: what a client can do alone. Features are worked out here, once.
+    """Label graphs of the exact cosines of features, which clients would have to show. They are worked out here, once.
 
     Arguments and labeller: as `by_codes`; variants may differ in all but the bits, which are not used.
     """

@@ -204,6 +204,19 @@ def test_what_makes_no_sense_is_refused(changes, message, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_exact_cosines_of_a_group_per_client_are_per_client_label_propagation(features, tmp_path):
+    config = of_file(features[0])
+    config.prediction.update(predictors="xclp,per_client_lp", similarity="exact", groups=4)
+    run(config, tmp_path / "exact", quiet=True)
+    rows = table(tmp_path / "exact" / "predictions.csv")
+    assert any(row["xclp"] for row in rows)
+    assert all(row["xclp"] == row["per_client_lp"] for row in rows)
+    config.prediction.groups = 1
+    config.prediction.neighbor_search = "approximate"
+    with pytest.raises(ConfigError, match=r"prediction\.similarity is 'exact', but protocols and the approximate"):
+        run(config, tmp_path / "refused", quiet=True)
+
+
 def test_of_several_ways_one_is_to_be_read_first():
     config = quick()
     config.prediction.variant = config.prediction.unlabelled = "both"
