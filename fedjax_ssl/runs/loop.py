@@ -351,7 +351,8 @@ class Run(Closing):
                 self._files[name.removesuffix(".csv").replace("_", " ")] = self.record.path / name
                 self.record.write(self.record.path / name, content)
             self._describe(scored.temperature)
-            summary |= scored.fields
+            evaluating = min(scored.seconds * len(rows), summary["train_seconds"])
+            summary |= {**scored.fields, "evaluate_seconds": evaluating}
         if "selected_round" in summary:
             summary["validation_examples"] = federation.summary()["validation_examples"]
         if config.data.left_out_client is not None:

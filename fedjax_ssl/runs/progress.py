@@ -192,6 +192,7 @@ def _summary_lines(summary: Mapping[str, Any]) -> dict[str, str]:
         "AUROC": (summary.get("test_auroc"), "{:.4f}".format),
         "ECE": (summary.get("test_ece"), "{:.4f}".format),
         "training": (summary.get("train_seconds") or None, "{:,.1f} s".format),
+        "evaluating": (summary.get("evaluate_seconds"), "about {:,.1f} s of these".format),
         "compiling": (summary.get("compile_seconds") or None, "{:,.1f} s".format),
         "client updates": (summary.get("client_updates_per_second") or None, _pace),
         "examples": (summary.get("examples_per_second"), "{:,.0f} per second".format),

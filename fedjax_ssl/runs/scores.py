@@ -13,6 +13,8 @@ References:
 """
 
 import math
+import statistics
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -48,12 +50,14 @@ class Scored(NamedTuple):
 
     Attributes:
         fields: for `summary.json`.
+        seconds: about as many as an evaluation of test and validation examples takes.
         files: contents by name of the file.
         temperature: for `model.json`; None where none was fitted.
         notes: lines for the user.
     """
 
     fields: dict[str, Any]
+    seconds: float
     files: dict[str, str]
     temperature: dict[str, Any] | None
     notes: list[str]
@@ -75,13 +79,15 @@ def score_run(run: Prepared, shared: Shared, round: int, state: ServerState, nam
     rows = np.asarray(federation.test_index)[: int(federation.num_test)]
     client = np.asarray(federation.test_client)[: len(rows)]
     owned = (client >= 0) & (client < federation.num_clients) & (method.predict_for is not None)
-    plain = log_probs = _predict(run, shared, state, rows, np.where(owned, client, -1))
+    log_probs, seconds = _predict(run, shared, state, rows, np.where(owned, client, -1))
+    plain = log_probs
     labels, classes, notes, temperature = np.asarray(federation.labels), dataset.class_names, list[str](), None
     held_out = real_rows(federation.valid_index, federation.num_valid)
+    seconds *= 1 + len(held_out) / max(len(rows), 1)
     held_out = held_out[labels[held_out] >= 0]
     value, examples = None, counted(len(held_out), "validation example")
     if len(held_out) >= FEWEST and not method.alone:
-        of_held_out = _predict(run, shared, state, held_out, np.full(held_out.shape, -1))
+        of_held_out, _ = _predict(run, shared, state, held_out, np.full(held_out.shape, -1))
         value = fit_temperature(of_held_out, labels[held_out])
     if value is not None:
         temperature = {"value": value, "round": round, "examples": len(held_out)}
@@ -114,26 +120,33 @@ def score_run(run: Prepared, shared: Shared, round: int, state: ServerState, nam
         each = {names[c]: scores(log_probs[whose == c], labels[rows[whose == c]]) for c in np.unique(whose[whose >= 0])}
         shown = classes if len(each) * len(classes) * len(BY_CLASS) <= MOST_NUMBERS else ()
         files["test_scores_by_client.csv"] = as_csv([_in_columns(*one, shown) for one in each.items()], "%.6f")
-    return Scored({"scores": fields} if fields else {}, files, temperature, notes)
+    return Scored({"scores": fields} if fields else {}, seconds, files, temperature, notes)
 
 
 def _predict(
     run: Prepared, shared: Shared, state: ServerState, rows: Int[np.ndarray, " m"], model: Int[np.ndarray, " m"]
-) -> Float[np.ndarray, "m K"]:
-    """Log-probabilities by each example's model, a client's or (-1) the global one; NaN where there is none."""
+) -> tuple[Float[np.ndarray, "m K"], float]:
+    """Log-probabilities by each example's model, a client's or (-1) the global one; NaN where there is none.
+
+    Beside them, the seconds of all forward passes without compiling, by the median of all but the first.
+    """
     host = HostInputs(run.experiment.dataset)
     found = np.full((len(rows), run.inputs.federation.num_classes), np.nan, np.float32)
     order = np.lexsort((rows, model))  # a client's model is fetched once, and inputs are read from front to back
     groups = [part for part in np.split(order, np.flatnonzero(np.diff(model[order])) + 1) if len(part)]
     size = min(BATCH, 1 << (max(map(len, groups), default=1) - 1).bit_length())
-    for group in groups:
-        client = int(model[group[0]])
-        if client < 0 and run.method.alone:
-            continue
-        for batch in np.split(group, range(size, len(group), size)):
-            inputs = host.read(rows[batch], size)
-            found[batch] = shared.predict(run, state, None if client < 0 else client, inputs)[: len(batch)]
-    return found
+    calls = [
+        (None if client < 0 else client, batch)
+        for client, group in ((int(model[group[0]]), group) for group in groups)
+        if client >= 0 or not run.method.alone
+        for batch in np.split(group, range(size, len(group), size))
+    ]
+    taken = list[float]()
+    for own, batch in calls + calls[-1:]:  # once more, so that one of them compiles nothing
+        inputs, begin = host.read(rows[batch], size), time.perf_counter()
+        found[batch] = shared.predict(run, state, own, inputs)[: len(batch)]
+        taken.append(time.perf_counter() - begin)
+    return found, statistics.median(taken[1:]) * len(calls) if calls else 0.0
 
 
 def scores(log_probs: Float[np.ndarray, "n K"], labels: Int[np.ndarray, " n"]) -> dict[str, Any]:
