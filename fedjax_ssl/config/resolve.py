@@ -41,16 +41,11 @@ _NEEDED = {
     "config.supervision.noise": "supervision.noise_mode",
     "config.optimizer.momentum or another optimizer": "optimizer.nesterov optimizer.keep_state optimizer.average_state",
     "config.optimizer.schedule": "optimizer.schedule_rounds",
-    **{
-        " or ".join(f"config.optimizer.schedule={name}" for name in names.split()): f"optimizer.schedule_{fields}"
-        for names, fields in {
-            "exponential piecewise": "factor",
-            "exponential": "staircase",
-            "piecewise": "boundaries",
-            "warmup warmup_cosine": "warmup",
-            "linear warmup_cosine": "end",
-        }.items()
-    },
+    "config.optimizer.schedule=exponential or config.optimizer.schedule=piecewise": "optimizer.schedule_factor",
+    "config.optimizer.schedule=exponential": "optimizer.schedule_staircase",
+    "config.optimizer.schedule=piecewise": "optimizer.schedule_boundaries",
+    "config.optimizer.schedule=warmup or config.optimizer.schedule=warmup_cosine": "optimizer.schedule_warmup",
+    "config.optimizer.schedule=linear or config.optimizer.schedule=warmup_cosine": "optimizer.schedule_end",
     "config.optimizer.keep_state": "optimizer.keep_by",
     "config.loss.name=focal": "loss.gamma",
     "config.tracking.writers=mlflow": "tracking.uri",

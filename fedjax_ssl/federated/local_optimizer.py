@@ -33,7 +33,8 @@ _OF_CONTRIB = (
 _LEFT_OUT = {
     **dict.fromkeys(("lbfgs", "momo", "momo_adam", "polyak_sgd", "sophia"), "it needs the loss beside the gradient"),
     **dict.fromkeys(("dpsgd", "noisy_sgd"), "its noise would be the same at all clients"),
-    **dict.fromkeys(("galore", "rprop"), "it cannot take a step in a compiled round with the rate of the round"),
+    "galore": "it projects whole matrices, and was not tried",
+    "rprop": "its steps do not follow the learning rate of the round",
     **dict.fromkeys(("schedule_free_adamw", "schedule_free_sgd"), "it predicts with other weights than it trains"),
 }
 BY_LAYER = ("adafactor", "fromage", "lamb", "lars", "muon", "novograd", "sm3")  # they look at whole arrays

@@ -116,8 +116,6 @@ def _settings(shares: Mapping[str, float], config: Any) -> Iterator[tuple[float,
         yield share["gather"], "--data.residence=device: examples need not come from the host"
     if (bits := config.method.get("num_bits")) is not None:
         yield share["graph"] / 2, f"--method.num_bits={bits // 2}: shorter codes{changes}"
-    if backend() != "cpu" and config.precision == "float32":
-        yield share[STEP] / 2, f"--precision=bf16: half of the bytes of activations{changes}"
     if backend() == "cpu" and (config.federated.devices or cores) < cores:
         yield share[STEP] / 2, f"--federated.devices={cores}: clients train on all cores"
 
