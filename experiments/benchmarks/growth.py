@@ -4,9 +4,10 @@
     python experiments/benchmarks/growth.py --only clients seeds    # some of them
     python experiments/benchmarks/growth.py --points 1000000        # the largest graph; 100,000 by default
 
-features and one example per client; "parameters" has a hidden layer. A graph is of random codes, 10 neighbours each.
-of a line through the logarithms of the three largest sizes: 1 is linear. Rounds are of softmax regression with 8
-features and one example per client; "parameters" has a hidden layer. A graph is of random codes, ten neighbours each.
+Every size has a process of its own: seconds of a round, and of the process to the end of its first one, and peak
+memory. The slope is that of a line through the logarithms of the three largest sizes: 1 is linear. Rounds are of
+softmax regression with 8 features and one example per client; "parameters" has a hidden layer. A graph is of random
+codes, ten neighbours each.
 """
 
 import argparse
