@@ -42,7 +42,7 @@ sys.path.insert(0, str(PEERS))
 from common import Plan, load  # noqa: E402
 
 # Workload -> rounds, and rounds between two evaluations. W1 stands for BlazeFL's example: a CNN on CIFAR-10's shape.
-CHOSEN = {"W2": (200, 20), "W3": (6, 1), "W5": (6, 1), "W1": (3, 1)}
+CHOSEN = {"W2": (1000, 100), "W3": (6, 1), "W5": (6, 1), "W1": (3, 1)}
 # System -> its script, and what `pip` installs for it; None: this environment.
 SYSTEMS: dict[str, tuple[str, tuple[str, ...] | None]] = {
     "fedjax_ssl": ("ours.py", None),
