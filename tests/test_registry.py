@@ -115,7 +115,7 @@ def test_a_config_can_name_things_of_the_users_own_in_every_section(monkeypatch:
     federation = federate(experiment, jax.random.key(0))
     assert (federation.num_clients, federation.summary()["labelled_examples"]) == (3, 24)
     method = build_method(experiment, federation, {"federated.strength": jnp.asarray(0.3)})
-    state, info = method.round(jax.random.key(0), method.init(jax.random.key(0), federation), federation)
+    state, info = jax.jit(method.round)(jax.random.key(0), method.init(jax.random.key(0), federation), federation)
     assert {leaf.shape for leaf in jax.tree.leaves(state.params)} >= {(5,)}
     assert np.isfinite(info["loss"])
     with config.unlocked():

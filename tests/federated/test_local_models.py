@@ -12,7 +12,7 @@ KEY = jax.random.key(3)
 DATA = toy.federation()
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedmatch"])
+@pytest.mark.parametrize("method", ["fedavg", pytest.param("fedmatch", marks=pytest.mark.thorough)])
 def test_one_client_alone_is_the_next_global_model_and_training_stays_as_it_is(method) -> None:
     data = toy.only(DATA, 0)
     options = {"lr_schedule": "none", "evaluate_sparse": False, "l2_weight": 0.1} if method == "fedmatch" else {}

@@ -137,8 +137,15 @@ def test_options_reach_optax_and_the_penalty_of_those_without_weight_decay_is_l2
     moved(local_optimizer("sgd", momentum=0.9), optax.sgd(RATE, 0.9), gradient)
 
 
-@pytest.mark.parametrize("kept", [{"keep_optimizer": True}, {"average_optimizer": True}])
-@pytest.mark.parametrize("name", ["adamw", "lamb", "prodigy"])
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("adamw", {"keep_optimizer": True}),
+        ("prodigy", {"average_optimizer": True}),
+        *(pytest.param(name, {"keep_optimizer": True}, marks=pytest.mark.thorough) for name in ("lamb", "prodigy")),
+        *(pytest.param(name, {"average_optimizer": True}, marks=pytest.mark.thorough) for name in ("adamw", "lamb")),
+    ],
+)
 def test_any_state_is_kept_and_averaged(name: str, kept: dict) -> None:
     data = toy.federation()
     local = {"local_optimizer": local_optimizer(name), "learning_rate": 0.1, **kept}
@@ -220,23 +227,21 @@ def test_what_is_wrong_with_code_of_ones_own_is_a_line(mine, field: str, value: 
 
 
 def test_the_rate_of_a_run_is_a_column_and_a_function_of_ones_own_says_it(mine, tmp_path) -> None:
-    def trained(name: str, **fields) -> dict:
-        return runs.run(settings_of(**fields), tmp_path / name, quiet=True)
-
-    def rates(name: str, **fields) -> list[float]:
-        trained(name, **fields)
-        lines = (tmp_path / name / "metrics.csv").read_text().splitlines()
+    def trained(folder: str, **fields) -> tuple[list[float], float]:
+        fields = {f"optimizer__{field}": value for field, value in fields.items()}
+        summary = runs.run(settings_of(**fields), tmp_path / folder, quiet=True)
+        lines = (tmp_path / folder / "metrics.csv").read_text().splitlines()
         at = lines[0].split(",").index("learning_rate")
-        return [float(line.split(",")[at]) for line in lines[1:]]
+        return [float(line.split(",")[at]) for line in lines[1:]], summary["test_accuracy"]
 
-    halves = {"optimizer__schedule": "exponential_decay", "optimizer__schedule_rounds": 1}
-    assert rates("a", **halves, optimizer__schedule_factor=0.5) == pytest.approx([0.225, 0.05625])
+    piecewise = {"schedule": "piecewise_constant", "schedule_boundaries": (2,), "schedule_factor": 1 / 3}
+    rates, accuracy = trained("a", **piecewise, momentum=0.9)
+    assert rates == pytest.approx([0.3, 0.1])
     with pytest.warns(ConfigNote, match=r"learning_rate=0.3 has no effect: config.optimizer.schedule=mine_here:steps"):
-        assert rates("b", optimizer__schedule="mine_here:steps") == pytest.approx([0.3, 0.1])
+        own_rates, own_accuracy = trained("b", name="mine_here:optimizer", schedule="mine_here:steps")
+    assert own_rates == pytest.approx(rates) and own_accuracy == pytest.approx(accuracy, abs=0.01)
     with pytest.warns(ConfigNote, match="has no effect: optimizer 'mine_here:fixed' has its own"):
-        assert np.isnan(rates("c", optimizer__name="mine_here:fixed")).all()
-    momentum, own = trained("d", optimizer__momentum=0.9), trained("e", optimizer__name="mine_here:optimizer")
-    assert own["test_accuracy"] == pytest.approx(momentum["test_accuracy"], abs=0.01)
+        assert np.isnan(trained("c", name="mine_here:fixed")[0]).all()
 
 
 def test_a_sweep_over_rates_and_decays_of_adamw_is_one_program(tmp_path) -> None:

@@ -74,7 +74,7 @@ def test_memory_of_the_graph_is_linear():
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("alpha", [0.0, 0.5, 0.99])
+@pytest.mark.parametrize("alpha", [0.0, pytest.param(0.5, marks=pytest.mark.thorough), 0.99])
 def test_influence_matrix_is_symmetric_positive_and_bounded(alpha):
     built = example()
     matrix = np.asarray(graph.influence_matrix(built, alpha))

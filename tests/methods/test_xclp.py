@@ -66,7 +66,7 @@ def test_pseudo_labels_are_made_once_for_everybody_and_then_frozen() -> None:
         assert (tables[2].weights[client, seen:size] < 1.0).all()
 
 
-@pytest.mark.parametrize("share", [0.4, 0.6])
+@pytest.mark.parametrize("share", [0.4, pytest.param(0.6, marks=pytest.mark.thorough)])
 def test_clients_lost_before_their_codes_are_compared_might_not_have_been_invited(share) -> None:
     run = toy.setup(DATA)
     settings = {"num_bits": 64, "num_neighbors": 3}

@@ -83,7 +83,7 @@ def test_a_run_counts_the_labels_of_clients_and_server() -> None:
     assert max(jax.tree.leaves(apart)) > 1e-6
 
 
-@pytest.mark.parametrize(("method", "uses"), [("fedavg", True), ("xclp", True), ("uda", True), ("protofssl", False)])
+@pytest.mark.parametrize(("method", "uses"), [("xclp", True), ("protofssl", False)])
 def test_a_method_that_takes_no_such_loss_says_so(method: str, uses: bool) -> None:
     experiment = experiment_with(method, name="focal")
     with warnings.catch_warnings(record=True) as caught:

@@ -17,7 +17,7 @@ def layers(tree):
     return blocks | {"head": {"kernel": tree["8"].T}}
 
 
-@pytest.mark.parametrize("scenario", ["lc", "ls"])
+@pytest.mark.parametrize("scenario", ["lc", pytest.param("ls", marks=pytest.mark.thorough)])
 def test_weights_costs_and_rates_are_those_of_the_code(monkeypatch, scenario):
     said, at_server = fixture(f"fedmatch_{scenario}"), scenario == "ls"
     noise = (said["noise"] - 125 / 255) / (125 / 255)

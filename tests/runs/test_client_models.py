@@ -8,11 +8,17 @@ import pytest
 
 from fedjax_ssl import cli, presets
 from fedjax_ssl.config import ConfigError, resolve
+from fedjax_ssl.runs.compile import Shared
 from fedjax_ssl.runs.loop import run
 from fedjax_ssl.trained.model import TrainedModelError, load_run
 from tests.saved import state_of
 
 IMAGES = np.random.default_rng(0).integers(0, 17, (7, 8, 8, 1)).astype(np.uint8)
+
+
+@pytest.fixture(scope="module")
+def shared():
+    return Shared()
 
 
 def config(**fields):
@@ -30,12 +36,12 @@ def centred(values):
     return values - values.mean(axis=-1, keepdims=True)
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_the_global_model_is_the_mean_of_what_is_kept_and_nothing_else_changes(tmp_path, devices, capsys):
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.thorough), 2])
+def test_the_global_model_is_the_mean_of_what_is_kept_and_nothing_else_changes(tmp_path, devices, capsys, shared):
     with_devices = config()
     with_devices.federated.devices = devices
-    run(with_devices, tmp_path / "kept")
-    run(config(save_clients=None), tmp_path / "plain", quiet=True)
+    run(with_devices, tmp_path / "kept", shared=shared)
+    run(config(save_clients=None), tmp_path / "plain", shared=shared, quiet=True)
     kept, plain = (state_of(tmp_path / name) for name in ("kept", "plain"))
     assert kept == plain
     assert "models of up to 11 clients are kept of round 4: 28.6 kB" in capsys.readouterr().out
@@ -45,29 +51,29 @@ def test_the_global_model_is_the_mean_of_what_is_kept_and_nothing_else_changes(t
     mean = np.mean([centred(log_probabilities(model, client=name)) for name in names], axis=0)
     np.testing.assert_allclose(mean, centred(log_probabilities(model)), atol=1e-4)
     assert not np.allclose(log_probabilities(model, client=names[0]), log_probabilities(model, client=names[1]))
-    run(config(save_clients=2), tmp_path / "second", quiet=True)
-    run(config(rounds=2, eval_every=2, save_clients="last"), tmp_path / "two", quiet=True)
+    run(config(save_clients=2), tmp_path / "second", shared=shared, quiet=True)
+    run(config(rounds=2, eval_every=2, save_clients="last"), tmp_path / "two", shared=shared, quiet=True)
     for name in names[:2]:
         found = [load_run(tmp_path / folder).predict(IMAGES, client=name) for folder in ("second", "two", "kept")]
         np.testing.assert_array_equal(found[0], found[1])
         assert not np.allclose(found[0], found[2])
 
 
-def test_a_run_that_was_stopped_keeps_the_same_models(tmp_path):
+def test_a_run_that_was_stopped_keeps_the_same_models(tmp_path, shared):
     for number, rounds in ((2, 3), (4, 1)):
         given = config(eval_every=1, save_clients=number)
-        run(given, tmp_path / f"whole {number}", quiet=True)
+        run(given, tmp_path / f"whole {number}", shared=shared, quiet=True)
         before = {"save_clients": number} if number <= rounds else {"save_clients": None}
-        run(config(rounds=rounds, eval_every=1, **before), tmp_path / f"stopped {number}", quiet=True)
-        run(given, tmp_path / f"stopped {number}", quiet=True)
+        run(config(rounds=rounds, eval_every=1, **before), tmp_path / f"stopped {number}", shared=shared, quiet=True)
+        run(given, tmp_path / f"stopped {number}", shared=shared, quiet=True)
         whole, stopped = (
             load_run(tmp_path / f"{name} {number}").predict(IMAGES, client=3) for name in ("whole", "stopped")
         )
         np.testing.assert_array_equal(whole, stopped)
 
 
-def test_the_command_takes_a_client(tmp_path, capsys):
-    run(config(rounds=2, eval_every=2, save_clients=1), tmp_path / "run", quiet=True)
+def test_the_command_takes_a_client(tmp_path, capsys, shared):
+    run(config(rounds=2, eval_every=2, save_clients=1), tmp_path / "run", shared=shared, quiet=True)
     np.savez(tmp_path / "images.npz", inputs=IMAGES)
     model = load_run(tmp_path / "run")
     given = [tmp_path / "run", tmp_path / "images.npz", "--client", model.client_names[3], "--all"]
@@ -77,10 +83,10 @@ def test_the_command_takes_a_client(tmp_path, capsys):
     np.testing.assert_allclose(found, model.predict(IMAGES, client=3), atol=1e-5)
 
 
-def test_who_did_not_train_or_was_not_kept_is_said(tmp_path, capsys):
+def test_who_did_not_train_or_was_not_kept_is_said(tmp_path, capsys, shared):
     given = config(save_clients="last")
     given.federated.cohort_size = 3
-    run(given, tmp_path / "three", quiet=True)
+    run(given, tmp_path / "three", shared=shared, quiet=True)
     model = load_run(tmp_path / "three")
     absent = []
     for name in model.client_names[:11]:
@@ -92,10 +98,10 @@ def test_who_did_not_train_or_was_not_kept_is_said(tmp_path, capsys):
     assert len(absent) == 8
     with pytest.raises(TrainedModelError, match="features are the global model's; leave client out"):
         model.embed(IMAGES, client=absent[0])
-    run(config(save_clients=None), tmp_path / "plain", quiet=True)
+    run(config(save_clients=None), tmp_path / "plain", shared=shared, quiet=True)
     with pytest.raises(TrainedModelError, match="--save_clients=last keeps the models"):
         load_run(tmp_path / "plain").predict(IMAGES, client=3)
-    run(config(save_clients=2), tmp_path / "plain")
+    run(config(save_clients=2), tmp_path / "plain", shared=shared)
     assert "names round 2, which this folder is past without them" in capsys.readouterr().out
 
 
@@ -106,10 +112,10 @@ def test_rounds_that_are_not_there_are_refused(given):
         resolve(config(save_clients=given))
 
 
-def test_clients_with_models_of_their_own_need_none(tmp_path):
+def test_clients_with_models_of_their_own_need_none(tmp_path, shared):
     given = config(save_clients="last")
     given.federated.name = "local"
     with pytest.raises(
         ConfigError, match=r"config\.save_clients is 'last', but clients have models or inputs of their"
     ):
-        run(given, tmp_path / "run", quiet=True)
+        run(given, tmp_path / "run", shared=shared, quiet=True)

@@ -15,8 +15,8 @@ from fedjax_ssl.runs.build import load_resolved
 from fedjax_ssl.runs.devices import choose_devices
 
 WIDE = {
-    "model.hidden": (512, 512),
-    "optimizer.batch_size": 20,
+    "model.hidden": (256,),
+    "optimizer.batch_size": 100,
     "rounds": 2,
     "eval_every": 1,
     "partition.num_clients": 5,

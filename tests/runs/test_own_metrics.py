@@ -39,6 +39,11 @@ def with_a_fault(labels, probabilities):
 """
 
 
+@pytest.fixture(scope="module")
+def shared():
+    return Shared()
+
+
 @pytest.fixture(autouse=True)
 def module(tmp_path, monkeypatch):
     (tmp_path / "my_metrics.py").write_text(SOURCE)
@@ -46,9 +51,9 @@ def module(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "my_metrics", raising=False)
 
 
-def test_in_rows_report_and_summary(tmp_path, capsys):
+def test_in_rows_report_and_summary(tmp_path, shared, capsys):
     names = ("ece", "my_metrics:weighted_f1", "my_metrics:in_jax")
-    summary = run(experiment(metrics=names), tmp_path / "run", quiet=True)
+    summary = run(experiment(metrics=names), tmp_path / "run", shared=shared, quiet=True)
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert {"test_weighted_f1", "validation_weighted_f1"} <= rows[0].keys() and "test_log_probs" not in rows[0]
     for row in rows:
@@ -64,10 +69,10 @@ def test_in_rows_report_and_summary(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("direction", ["minimize", "maximize"])
-def test_it_stops_a_run_and_chooses_its_model(tmp_path, direction):
+def test_it_stops_a_run_and_chooses_its_model(tmp_path, shared, direction):
     fields = {"metrics": ("my_metrics:cross_entropy",), "early_stopping.metric": "validation_cross_entropy"}
     fields |= {"early_stopping.direction": direction, "early_stopping.patience": 1, "rounds": 3}
-    summary = run(experiment(**fields), tmp_path, quiet=True)
+    summary = run(experiment(**fields), tmp_path, shared=shared, quiet=True)
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     values = [row["validation_cross_entropy"] for row in rows]
     assert values == pytest.approx([row["validation_loss"] for row in rows], rel=1e-4)

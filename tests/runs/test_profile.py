@@ -65,8 +65,11 @@ def test_profile_is_a_word_of_its_own_on_the_command_line():
 
 
 def test_a_run_with_a_profile_says_where_its_time_went_and_is_the_same(tmp_path, capsys):
-    plain = run(config(), tmp_path / "plain", quiet=True)
-    profiled = run(config(profile=True), tmp_path / "profiled")
+    given = config(rounds=2, eval_every=1)
+    given.optimizer.local_epochs = 1
+    plain = run(given, tmp_path / "plain", quiet=True)
+    given.profile = True
+    profiled = run(given, tmp_path / "profiled")
     table = capsys.readouterr().out.partition("where the time goes")[2]
     assert profiled["test_loss"] == plain["test_loss"]
     rows = [line.rsplit(maxsplit=3) for line in table.splitlines() if line.endswith(" s") and "%" in line]

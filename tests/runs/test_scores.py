@@ -7,6 +7,7 @@ from sklearn import metrics as sklearn
 from sklearn.calibration import calibration_curve
 
 from fedjax_ssl import cli, data, load_config, load_run, presets
+from fedjax_ssl.runs.compile import Shared
 from fedjax_ssl.runs.loop import run
 from fedjax_ssl.runs.scores import fit_temperature, scaled, scores
 
@@ -20,9 +21,14 @@ def experiment(**fields):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def shared():
+    return Shared()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, shared):
     path = tmp_path_factory.mktemp("scores") / "run"
-    run(experiment(), path, quiet=True)
+    run(experiment(), path, shared=shared, quiet=True)
     return path
 
 
@@ -49,7 +55,7 @@ def assert_equal_to_sklearn(found, labels, probabilities):
     np.testing.assert_allclose(np.array(found["reliability"]["probability"], float)[filled], sure, atol=1e-5)
 
 
-def test_scores_and_predictions_of_a_run(folder, capsys):
+def test_scores_and_predictions_of_a_run(folder, shared, capsys):
     model, (table, probabilities, labels) = load_run(folder), table_of(folder)
     found = model.summary["scores"]
     assert found["round"] == model.round and found["accuracy"] == pytest.approx(model.metrics["test_accuracy"])
@@ -72,7 +78,7 @@ def test_scores_and_predictions_of_a_run(folder, capsys):
         assert cli.main(["predict", str(folder), str(folder.parent / "some.npz"), *option]) == 0
         assert ("temperature" in capsys.readouterr().err) == (not option)
     # A start of the complete run leaves it as it is.
-    run(experiment(), folder, quiet=True)
+    run(experiment(), folder, shared=shared, quiet=True)
     assert load_run(folder).temperature == model.temperature
 
 
@@ -122,10 +128,10 @@ def test_clients_own_models_predict_their_examples(tmp_path):
         np.testing.assert_allclose(expected, probabilities[own], atol=1e-6)
 
 
-def test_the_file_is_written_as_asked_for(tmp_path, capsys, monkeypatch):
+def test_the_file_is_written_as_asked_for(tmp_path, shared, capsys, monkeypatch):
     monkeypatch.setattr("fedjax_ssl.runs.scores.MOST_NUMBERS", 100)
     for asked, said in (("auto", "config.test_predictions=all writes them"), ("none", ""), ("all", "")):
         (tmp_path / "summary.json").unlink(missing_ok=True)
-        run(experiment(test_predictions=asked), tmp_path)
+        run(experiment(test_predictions=asked), tmp_path, shared=shared)
         assert said in capsys.readouterr().out
         assert (tmp_path / "test_predictions.csv").exists() == (asked == "all")

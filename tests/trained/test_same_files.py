@@ -109,7 +109,8 @@ def check_same(model, examples, dataset):
 
 
 @pytest.mark.parametrize(
-    "make", [turned, sixteen_bits, signed, dicom, wide, pytest.param(floating, marks=pytest.mark.thorough)]
+    "make",
+    [turned, dicom, wide, *(pytest.param(one, marks=pytest.mark.thorough) for one in (sixteen_bits, signed, floating))],
 )
 def test_a_folder_is_read_for_prediction_as_it_was_for_training(tmp_path, predict, make):
     folder = hospital(tmp_path / "scans", make)
