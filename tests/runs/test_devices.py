@@ -40,6 +40,7 @@ def test_devices_share_a_cohort_of_work_enough(settings: dict, devices: int) -> 
     assert choose_devices(config, load_resolved(config).dataset) == devices
 
 
+@pytest.mark.thorough  # beside tests/runs/test_client_models.py
 def test_the_choice_changes_no_bit() -> None:
     def train(**more: int) -> tuple:
         return fs.make_train(fs.load_config("digits", WIDE | more))(jax.random.key(3))
