@@ -299,7 +299,8 @@ TABLES = (
         source=SOURCE + "section A.1, cross-validation",
         config="fed_isic_predict:pretrained",
         settings={**FLAMBY, **WEIGHTS, **scored("xclp", "balanced_accuracy", **LABELLED)},
-        rows={f"{bits:,} bits": {"prediction.num_bits": bits} for bits in (1024, 4096)},
+        rows={f"{bits:,} bits": {"prediction.num_bits": bits} for bits in (1024, 4096)}
+        | {"exact cosines": {"prediction.similarity": "exact"}},
         columns={f"{count}": {"prediction.num_neighbors": count} for count in (5, 10, 20, 50)},
         x="neighbours",
         differs=(NO_NUMBERS, "new images in place of folds of the training images", *ISIC_DIFFERS),

@@ -58,6 +58,7 @@ def assert_equal_to_sklearn(found, labels, probabilities):
 def test_scores_and_predictions_of_a_run(folder, shared, capsys):
     model, (table, probabilities, labels) = load_run(folder), table_of(folder)
     found = model.summary["scores"]
+    assert 0 < model.summary["evaluate_seconds"] <= model.summary["train_seconds"]
     assert found["round"] == model.round and found["accuracy"] == pytest.approx(model.metrics["test_accuracy"])
     assert_equal_to_sklearn(found, labels, probabilities)
     # The file has what `predict` gives for the same images, and says which they are.
