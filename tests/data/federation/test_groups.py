@@ -88,8 +88,14 @@ def test_pools_refuse_groups():
 @pytest.mark.parametrize(
     "held", [{"test_fraction": 0.2}, {"client_test_fraction": 0.2}, {"test_clients": 1}, {"left_out_client": 2}]
 )
-@pytest.mark.parametrize("partition", ["natural", "iid"])
-@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize(
+    ("partition", "grouped"),
+    [
+        ("natural", True),
+        ("iid", False),
+        *(pytest.param(*one, marks=pytest.mark.thorough) for one in (("natural", False), ("iid", True))),
+    ],
+)
 def test_test_examples_are_the_same_wherever_labels_are(held, partition, grouped):
     split = Split(PATIENTS.train.x, LABELS % 3, CLIENT, group=GROUP if grouped else None)
     dataset = Dataset("toy", split, None, tuple("abc"))
