@@ -16,6 +16,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import lax
@@ -405,7 +406,7 @@ def _check(model: Model, num_classes: int, input_shape: Shape, numbers: bool) ->
         return
     with jax.ensure_compile_time_eval():
         (logits, _), alone, broken = jax.device_get(jax.jit(outputs, static_argnums=1)(jax.random.key(0), False))
-    if not jnp.isfinite(logits).all():
+    if not np.isfinite(logits).all():
         names = [".".join(name) for name, is_broken in flatten_dict(broken).items() if is_broken]
         where = f", as do its parameters {', '.join(names[:3])}" if names else ""
         raise ValueError(f"for inputs from 0 to 1 the network returns NaN or infinity at initialization{where}")

@@ -40,10 +40,15 @@ _NETWORKS = {
 }
 
 
+_ITSELF: dict[int, Callable[..., Any]] = {}  # one builder for each network that is given as it is
+
+
 class _Networks(Registry[Any]):
     def builder(self, name: str) -> Callable[..., Any]:
         found = super().builder(name)
-        return found if inspect.isroutine(found) or inspect.isclass(found) else functools.partial(_itself, found)
+        if inspect.isroutine(found) or inspect.isclass(found):
+            return found
+        return _ITSELF.setdefault(id(found), functools.partial(_itself, found))
 
 
 def _itself(network: Any) -> Any:

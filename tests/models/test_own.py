@@ -12,6 +12,7 @@ import pytest
 
 import fedjax_ssl as fs
 from fedjax_ssl import cli, models
+from fedjax_ssl.models import own
 
 PAGE = Path(__file__).parents[2] / "docs" / "networks.md"
 KINDS = ("Linen", "Nnx", "Equinox")
@@ -226,6 +227,15 @@ def test_functions_pairs_and_networks(nets, name, recwarn):
     assert [re.sub(r"line \d+", "line N", note) for note in notes] == (
         ["every seed starts from the same weights: my_nets.py, line N takes neither of rngs, key"] * (name == "fixed")
     )
+
+
+@pytest.mark.parametrize("name", ["network", "Linen"])
+def test_networks_are_built_and_tried_under_a_trace(nets, name):
+    built = lambda _: models.build(f"my_nets:{name}", num_classes=10, input_shape=(8, 8, 1))  # noqa: E731
+    jax.eval_shape(lambda key: built(key).init(key), jax.random.key(0))
+    tried = {*own._TRIED}
+    built(None)
+    assert tried == own._TRIED  # with numbers once
 
 
 @pytest.mark.parametrize(
