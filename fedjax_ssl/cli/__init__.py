@@ -123,7 +123,12 @@ class Parser(argparse.ArgumentParser):
         return [option for option in self._option_string_actions if option.startswith("--") and option != "--help"]
 
     def parse_args(self, args=None, namespace=None):  # type: ignore[override]
-        given, unknown = self.parse_known_args(args, namespace)
+        return self._known(*self.parse_known_args(args, namespace))
+
+    def parse_intermixed_args(self, args=None, namespace=None):  # type: ignore[override]
+        return self._known(*self.parse_known_intermixed_args(args, namespace))
+
+    def _known(self, given: argparse.Namespace, unknown: list[str]) -> argparse.Namespace:
         if unknown:
             self.error(self._about(unknown[0]))
         return given

@@ -184,6 +184,8 @@ class Run(Closing):
             summary = self._team.values_from_first(self.record.summary())
             if summary is not None and summary.get("prediction", {}) == what_was_predicted(config):
                 progress.note("this run is complete already")
+                if config.profile:
+                    progress.note("nothing to profile: the run is finished")
                 progress.finish(summary, self._files)
                 self.summary = summary
                 return
@@ -365,6 +367,12 @@ class Run(Closing):
         self._progress.finish(summary, self._files)
         if self._of_clients:
             self._progress.clients(self._of_clients, self.record.path / "client_accuracy.csv")
+        number = configs.saved_round(config)
+        if number and number > self.round:
+            self._progress.note(
+                f"no clients' models are kept: the run stopped after round {self.round}, "
+                f"save_clients={config.save_clients} names round {number}"
+            )
         if self._profile is not None:
             shares, traced = self._profile
             whole = time.perf_counter() - self.begin - self._tracing

@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
     Raises:
         TrainedModelError: and what else reading a run raises; `fedjax_ssl.cli.main` makes messages of it.
     """
-    given = _parser().parse_args(arguments)
+    given = _parser().parse_intermixed_args(arguments)
     command_line.use_compilation_cache()
     with command_line.notes_instead_of_warnings():
         _predict(given)

@@ -76,7 +76,7 @@ def test_the_command_takes_a_client(tmp_path, capsys, shared):
     run(config(rounds=2, eval_every=2, save_clients=1), tmp_path / "run", shared=shared, quiet=True)
     np.savez(tmp_path / "images.npz", inputs=IMAGES)
     model = load_run(tmp_path / "run")
-    given = [tmp_path / "run", tmp_path / "images.npz", "--client", model.client_names[3], "--all"]
+    given = [tmp_path / "run", "--client", model.client_names[3], tmp_path / "images.npz", "--all"]
     assert cli.main(["predict", *map(str, given)]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     found = [[float(row[f"probability_{name}"]) for name in model.class_names] for row in rows]
@@ -103,6 +103,17 @@ def test_who_did_not_train_or_was_not_kept_is_said(tmp_path, capsys, shared):
         load_run(tmp_path / "plain").predict(IMAGES, client=3)
     run(config(save_clients=2), tmp_path / "plain", shared=shared)
     assert "names round 2, which this folder is past without them" in capsys.readouterr().out
+
+
+def test_a_run_that_ends_before_its_round_says_that_no_models_are_kept(tmp_path, capsys, shared):
+    given = config(rounds=3, eval_every=1, save_clients="last")
+    given.data.validation_fraction = 0.2
+    given.optimizer.learning_rate = 0.0  # nothing gets better
+    given.early_stopping.patience = 1
+    run(given, tmp_path / "run", shared=shared)
+    said = "no clients' models are kept: the run stopped after round 2, save_clients=last names round 3"
+    assert said in " ".join(capsys.readouterr().out.split())
+    assert not (tmp_path / "run" / "clients").exists()
 
 
 @pytest.mark.parametrize("given", [5, "first", 0])

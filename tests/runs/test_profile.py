@@ -76,3 +76,5 @@ def test_a_run_with_a_profile_says_where_its_time_went_and_is_the_same(tmp_path,
     assert {name.strip() for name, *_ in rows} >= {"compile", "host", "evaluate", "forward and backward", "average"}
     assert sum(float(share.rstrip("%")) for _, share, *_ in rows) == pytest.approx(100, abs=0.5)
     assert list((tmp_path / "profiled" / "profile").rglob("*.xplane.pb"))
+    run(given, tmp_path / "plain")
+    assert "nothing to profile: the run is finished" in capsys.readouterr().out
