@@ -31,6 +31,9 @@ def in_jax(labels, probabilities):
 def accuracy(labels, probabilities):
     return 0.0
 
+def client_accuracy_spread(labels, probabilities):
+    return 0.0
+
 def of_every_class(labels, probabilities):
     return probabilities.mean(axis=0)
 
@@ -95,10 +98,11 @@ def test_runs_that_are_vectorized_have_it_and_one_program_refuses_it(tmp_path):
 
 ONE = "my_metrics:in_jax"
 WRONG = {  # name, other fields -> what is said
-    ("my_metrics:of_every_class",): "has to return one number, and float32 [10] came (my_metrics.py, line 17)",
-    ("my_metrics:with_a_fault",): "NameError: name 'undefined_name' is not defined (my_metrics.py, line 21, "
+    ("my_metrics:of_every_class",): "has to return one number, and float32 [10] came (my_metrics.py, line 20)",
+    ("my_metrics:with_a_fault",): "NameError: name 'undefined_name' is not defined (my_metrics.py, line 24, "
     "in with_a_fault: `return labels.mean() / undefined_name`)",
     ("my_metrics:accuracy",): "names a function 'accuracy', whose column is there already",
+    ("my_metrics:client_accuracy_spread",): "names a function 'client_accuracy_spread', whose column is there already",
     ("my_metrics:f3",): "my_metrics.py has no 'f3'",
     ("my_metrics:log_loss", "sklearn.metrics:log_loss"): "where two functions have one name",
     (ONE, "federated.name=local"): "clients train alone: there is no global model whose probabilities it could score",
