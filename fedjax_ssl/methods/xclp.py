@@ -94,6 +94,9 @@ def xclp(setup: Setup, settings: XCLP) -> Method:
             f"protocol is {settings.protocol!r}, which compares codes of clients that stay; use protocol='none' with "
             "similarity='exact', lost_before or lost_after"
         )
+    lost = settings.lost_before + settings.lost_after
+    if isinstance(lost, (int, float)) and lost > 1:  # a traced one is not known
+        raise ValueError(f"lost_before + lost_after is {lost:g}; shares of all clients are at most 1 together")
     exchange = None
     traffic: Callable[[RoundResult], Traffic] = partial(graph_traffic, setup, settings.num_bits)
     if settings.protocol != "none":

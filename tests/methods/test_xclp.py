@@ -82,6 +82,12 @@ def test_clients_lost_before_their_codes_are_compared_might_not_have_been_invite
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-6), found.params, expected.params)
 
 
+def test_shares_of_lost_clients_are_at_most_all() -> None:
+    methods.build("xclp", toy.setup(DATA), lost_before=0.4, lost_after=0.6)
+    with pytest.raises(ValueError, match=r"lost_before \+ lost_after is 1\.1; "):
+        methods.build("xclp", toy.setup(DATA), lost_before=0.5, lost_after=0.6)
+
+
 def test_clients_lost_after_that_have_no_labels_and_do_not_train() -> None:
     run = toy.setup(DATA)
     losing = methods.build("xclp", run, lost_after=0.999999, num_bits=64, num_neighbors=3)
