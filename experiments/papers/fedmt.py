@@ -21,7 +21,7 @@ SYSTEMS = {
     "FedRep": {
         "method.name": "fedrep",
         **SECOND_HEAD,
-        "small": {"method.head_epochs": 5, "method.server_epochs": None},
+        "small": {"method.head_epochs": 5},
     },
     "FedMT(T)": {},
     "FedMT(T), all examples": {**ALL_EXAMPLES, "method.gate": "none"},
@@ -74,7 +74,6 @@ def cell(row: str, labels: int, split: str = "iid") -> dict:
         small["supervision.labels"] = 50
     elif "supervision.server_labels" not in settings:
         small |= {"supervision.server_labels": 50, "supervision.correspondence": "shape"}
-    small.pop("method.server_epochs" if row == "FedRep" else "", None)
     return {**settings, "small": small}
 
 

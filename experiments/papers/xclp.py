@@ -36,7 +36,7 @@ METHODS = {
         **STAGE1,
     },
     "FedSem+": {"method.name": "fedsem", **BOTH},
-    "FedAvg+XCLP": BOTH,
+    "FedAvg+XCLP": dict(BOTH),
 }
 # Two cores: a fifth of the clients with half of the images and as many labels each, a small network, few rounds.
 SMALL_STAGE1 = {"rounds": 30}

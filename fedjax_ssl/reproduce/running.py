@@ -53,7 +53,9 @@ def describe(table: Table, scale: str, cells: Sequence[Cell], runs: Sequence[Run
     reduced = f"; {table.reduced}" if scale == "small" and table.reduced else ""
     expected = scales.hours(runs)
     time = f"{60 * expected:.0f} minutes" if expected < 2 else f"{expected:,.0f} hours"
-    lines.append(f"  scale {scale}: {counted(len(runs), 'run')}{reduced}")
+    ran = len({(run.cell.row, run.cell.column) for run in runs})
+    part = f" in {ran} of {counted(len(table.make_cells('paper')), 'cell')}"
+    lines.append(f"  scale {scale}: {counted(len(runs), 'run')}{part}{reduced}")
     lines.append(f"  expected here: about {time}, a rough estimate from the products of the networks alone")
     return [*lines, f"  start it with: fedjax-ssl reproduce {table.name} --run --scale {scale}"]
 

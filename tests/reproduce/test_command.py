@@ -49,6 +49,11 @@ def call(capsys, *arguments: str) -> tuple[int, str, str]:
     return code, output.out, output.err
 
 
+def test_the_description_says_how_many_cells_run(paper, capsys):
+    _, out, _ = call(capsys, "mine-table1", "--columns", "accuracy", *paper)
+    assert "scale small: 2 runs in 1 of 4 cells" in out
+
+
 def test_a_table_runs_goes_on_and_keeps_its_folder_to_itself(paper, capsys):
     code, out, _ = call(capsys, "mine-table1", "--run", "--seeds", "1", "--workdir", "here", "--workers", "1", *paper)
     assert code == 0 and "(80.0 ± 1.0)" in out
