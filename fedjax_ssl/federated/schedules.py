@@ -18,7 +18,7 @@ SCHEDULES = ("constant", "cosine", "exponential", "piecewise", "linear", "warmup
 
 def schedule_name(name: str) -> str:
     """Returns our name of one of optax' schedules: "exponential" for "exponential_decay"."""
-    return re.sub(r"(_schedule|_decay|_constant)+$", "", name)
+    return name if ":" in name else re.sub(r"(_schedule|_decay|_constant)+$", "", name)
 
 
 def learning_rate_schedule(

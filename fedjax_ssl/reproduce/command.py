@@ -107,4 +107,4 @@ def _pair(option: str, text: str, form: str) -> tuple[str, str]:
 def _without_folders(word: str) -> str:
     """Shortens paths of this machine in a stored command to their last part."""
     name, equals, value = word.rpartition("=")
-    return f"{name}{equals}{Path(value).name}" if "/" in value else word
+    return f"{name}{equals}{Path(value).name}" if Path(value).is_absolute() else word

@@ -15,6 +15,8 @@ from fedjax_ssl import data, models, processor
 # Operations of a local step from which on devices are worth waiting for each other in every round, and of an evaluation
 # from which on it is worth several threads: about 0.1 and 10 milliseconds of a core (docs/design-notes.md).
 _WORTH_SHARING, _WORTH_THREADS = 5e6, 5e8
+# Every device holds the values of the whole cohort, to add them in order: these may take this share of the memory.
+_SHARE = 0.25
 
 
 def forward_operations(network: Mapping[str, Any], num_classes: int, shape: Sequence[int]) -> int:
@@ -25,24 +27,29 @@ def forward_operations(network: Mapping[str, Any], num_classes: int, shape: Sequ
         num_classes: number of class scores.
         shape: of an example.
     """
+    return _counts(network, num_classes, shape)[0]
+
+
+def _counts(network: Mapping[str, Any], num_classes: int, shape: Sequence[int]) -> tuple[int, int]:
+    """Count the operations of an example's forward pass, and the parameters."""
     options = {option: value for option, value in configs.options(network).items() if option != "weights"}
     return _count(network["name"], json.dumps(options), num_classes, tuple(shape))
 
 
 @functools.cache
-def _count(name: str, options: str, num_classes: int, shape: tuple[int, ...]) -> int:
+def _count(name: str, options: str, num_classes: int, shape: tuple[int, ...]) -> tuple[int, int]:
     with configs.naming("model"):
         model = models.build(name, num_classes=num_classes, input_shape=shape, **json.loads(options))
-    if model.forward_operations is not None:
-        return model.forward_operations()
-    # A model of a user's own does not count them; it uses each of its parameters once at least.
-    return 2 * models.count_parameters(jax.eval_shape(lambda: model.init(jax.random.key(0)))[0])
+    parameters = models.count_parameters(jax.eval_shape(lambda: model.init(jax.random.key(0)))[0])
+    # A model of a user's own does not count its operations; it uses each of its parameters once at least.
+    return 2 * parameters if model.forward_operations is None else model.forward_operations(), parameters
 
 
 def choose_devices(config: ml_collections.ConfigDict, dataset: data.Dataset) -> int:
     """Choose how many devices share a cohort where `config.federated.devices` does not say it.
 
-    All of a CPU's where a local step has work enough; results have the same bits. Elsewhere one.
+    All of a CPU's where a local step has work enough, and the memory holds the cohort's values on each of them; results
+    have the same bits. Elsewhere one.
 
     Args:
         config: resolved.
@@ -54,11 +61,14 @@ def choose_devices(config: ml_collections.ConfigDict, dataset: data.Dataset) -> 
     available = jax.local_devices()
     if available[0].platform != "cpu" or len(available) == 1:
         return 1
-    operations = forward_operations(config.model, dataset.num_classes, dataset.train.x.shape[1:])
+    operations, parameters = _counts(config.model, dataset.num_classes, dataset.train.x.shape[1:])
     if 3 * config.optimizer.batch_size * operations < _WORTH_SHARING:
         return 1
     natural = 1 if dataset.train.client is None else len(np.unique(dataset.train.client))
-    return min(len(available), config.federated.cohort_size or config.partition.get("num_clients") or natural)
+    cohort = config.federated.cohort_size or config.partition.get("num_clients") or natural
+    devices = min(len(available), cohort)
+    memory = processor.memory()
+    return 1 if memory and 4 * parameters * cohort * (devices + 1) > _SHARE * memory else devices
 
 
 def start_processor(config: ml_collections.ConfigDict, dataset: data.Dataset) -> None:

@@ -40,6 +40,14 @@ def test_devices_share_a_cohort_of_work_enough(settings: dict, devices: int) -> 
     assert choose_devices(config, load_resolved(config).dataset) == devices
 
 
+def test_a_cohort_whose_values_fill_the_memory_stays_on_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = configs.resolve(fs.load_config("digits", WIDE))
+    dataset = load_resolved(config).dataset  # 19,210 parameters of 5 clients, once more than on 4 devices: 1.9 MB
+    for memory, devices in ((10_000_000, 4), (6_000_000, 1)):
+        monkeypatch.setattr(processor, "memory", lambda memory=memory: memory)
+        assert choose_devices(config, dataset) == devices
+
+
 @pytest.mark.thorough  # beside tests/runs/test_client_models.py
 def test_the_choice_changes_no_bit() -> None:
     def train(**more: int) -> tuple:
