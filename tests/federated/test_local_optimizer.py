@@ -237,7 +237,7 @@ def test_the_rate_of_a_run_is_a_column_and_a_function_of_ones_own_says_it(mine, 
     piecewise = {"schedule": "piecewise_constant", "schedule_boundaries": (2,), "schedule_factor": 1 / 3}
     rates, accuracy = trained("a", **piecewise, momentum=0.9)
     assert rates == pytest.approx([0.3, 0.1])
-    with pytest.warns(ConfigNote, match=r"learning_rate=0.3 has no effect: config.optimizer.schedule=mine_here:step_decay"):
+    with pytest.warns(ConfigNote, match=r"learning_rate=0.3 has no effect: .*=mine_here:step_decay"):
         own_rates, own_accuracy = trained("b", name="mine_here:optimizer", schedule="mine_here:step_decay")
     assert own_rates == pytest.approx(rates) and own_accuracy == pytest.approx(accuracy, abs=0.01)
     with pytest.warns(ConfigNote, match="has no effect: optimizer 'mine_here:fixed' has its own"):
