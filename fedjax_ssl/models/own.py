@@ -255,11 +255,25 @@ def _equinox(equinox: Any, build: Callable[[PRNGKeyArray], Any]) -> Kind:
 def _pair(init: Callable[..., Any], apply: Callable[..., Any]) -> Kind:
     options = _options(apply, 3)
 
+    def two(function: Callable[..., Any], does: str, *args: Any, **more: Any) -> Any:
+        try:
+            inspect.signature(function).bind(*args, **more)
+        except TypeError as error:
+            raise ValueError(f"{does}: {error}") from None
+        made = function(*args, **more)
+        if not isinstance(made, tuple | list) or len(made) != 2:
+            raise ValueError(f"{does}; {'an array' if isinstance(made, jax.Array) else type(made).__name__} came")
+        return made
+
+    def start(key: PRNGKeyArray) -> Any:
+        return two(init, "init(key) has to return (params, state)", key)
+
     def call(params: PyTree, state: PyTree, inputs: Array, train: bool, key: Any, mask: Array) -> Any:
-        result, new = apply(params, state, inputs, **options(train, key, mask))
+        does = "apply(params, state, inputs, ...) has to return (scores, state)"
+        result, new = two(apply, does, params, state, inputs, **options(train, key, mask))
         return result, None, new
 
-    return init, call
+    return start, call
 
 
 def _options(call: Callable[..., Any], leading: int) -> Callable[[bool, Any, Array], dict[str, Any]]:

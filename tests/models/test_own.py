@@ -108,6 +108,22 @@ def nothing(num_classes):
 
 def no_parameters(num_classes):
     return (lambda key: ({}, {})), (lambda params, state, inputs: (inputs, state))
+
+
+def params_alone():
+    return (lambda key: {"w": jnp.ones(3)}), (lambda params, state, inputs: (inputs, state))
+
+
+def init_with_inputs():
+    return (lambda key, x: ({"w": jnp.ones(3)}, {})), (lambda params, state, inputs: (inputs, state))
+
+
+def apply_without_state():
+    return (lambda key: ({"w": jnp.ones(3)}, {})), (lambda params, x: x)
+
+
+def scores_alone():
+    return (lambda key: ({"w": jnp.ones((64, 10))}, {})), (lambda params, state, x: x.reshape(len(x), -1) @ params["w"])
 """
 
 
@@ -249,6 +265,10 @@ def test_networks_are_built_and_tried_under_a_trace(nets, name):
         ("AskedForMore", "nobody gives the network its parameter 'temperature'; it may take, beside inputs, train"),
         ("nothing", r"it returned int; it has to return a module of flax or equinox, or a pair .* \(my_nets.py, line"),
         ("no_parameters", "a network needs parameters of floating point, got none .my_nets.py, line"),
+        ("params_alone", r"init\(key\) has to return \(params, state\); dict came .my_nets.py, line"),
+        ("init_with_inputs", r"init\(key\) has to return \(params, state\): missing .*'x' .my_nets.py, line"),
+        ("apply_without_state", r"apply\(params, state, inputs, ...\) has to .*: too many .* .my_nets.py, line"),
+        ("scores_alone", r"\.\.\.\) has to return \(scores, state\); an array came .my_nets.py, line"),
     ],
 )
 def test_what_is_refused(nets, name, message, capsys):
