@@ -9,7 +9,8 @@ import copy
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from typing import Any
 
@@ -161,7 +162,8 @@ def _linen(module: nn.Module, input_shape: Shape) -> Kind:
 
     def start(key: PRNGKeyArray) -> tuple[PyTree, PyTree]:
         inputs = jnp.zeros((1, *input_shape), jnp.result_type(float))
-        variables = dict(module.init(key, inputs, **options(False, None, jnp.ones(1, bool))))
+        with _called(train=False):
+            variables = dict(module.init(key, inputs, **options(False, None, jnp.ones(1, bool))))
         return variables.pop("params", {}), {name: x for name, x in variables.items() if name not in _NOTES}
 
     def call(params: PyTree, state: PyTree, inputs: Array, train: bool, key: Any, mask: Array) -> Any:
@@ -390,6 +392,18 @@ def _restored(like: PyTree, named: PyTree) -> PyTree:
     return jax.tree_util.tree_map_with_path(leaf, like)
 
 
+@contextmanager
+def _called(train: bool) -> Iterator[None]:
+    """Says of an error in a network's code when the network was called."""
+    try:
+        yield
+    except Exception as error:
+        if (said := blame(error)) is None:
+            raise
+        when = "in training" if train else "in evaluation, where it gets no key"
+        raise ValueError(f"the network cannot be called {when}: {said}") from error
+
+
 def _check(model: Model, num_classes: int, input_shape: Shape, numbers: bool) -> None:
     """Tries a network with a few examples; with `numbers` it is also computed, in evaluation."""
 
@@ -402,13 +416,8 @@ def _check(model: Model, num_classes: int, input_shape: Shape, numbers: bool) ->
         return (logits, features), alone, broken
 
     for train in (False, True):
-        try:
+        with _called(train):
             (logits, features), _, _ = jax.eval_shape(functools.partial(outputs, train=train), jax.random.key(0))
-        except Exception as error:
-            if (said := blame(error)) is None:
-                raise
-            when = "in training" if train else "in evaluation, where it gets no key"
-            raise ValueError(f"the network cannot be called {when}: {said}") from error
         wanted = (_ROWS, num_classes if model.has_class_scores else 0)
         if getattr(logits, "shape", None) != wanted or (features is not None and features.shape[:-1] != (_ROWS,)):
             came = " and ".join(str(getattr(x, "shape", type(x).__name__)) for x in (logits, features) if x is not None)

@@ -94,6 +94,22 @@ class AlwaysTraining(nn.Module):
         return nn.BatchNorm(use_running_average=False)(nn.Dense(self.num_classes)(x.reshape(len(x), -1)))
 
 
+class DrawsWithKey(nn.Module):
+    num_classes: int
+
+    @nn.compact
+    def __call__(self, x, key):
+        return nn.Dense(self.num_classes)(x.reshape(len(x), -1) + jax.random.normal(key, (64,)))
+
+
+class WrongShape(nn.Module):
+    num_classes: int
+
+    @nn.compact
+    def __call__(self, x):
+        return x.reshape(len(x), -1) @ self.param("w", nn.initializers.ones, (63, self.num_classes))
+
+
 class AskedForMore(nn.Module):
     num_classes: int
 
@@ -261,6 +277,8 @@ def test_networks_are_built_and_tried_under_a_trace(nets, name):
         ("NotANumber", "NaN or infinity at initialization, as do its parameters weights .my_nets.py, line"),
         ("NeedsKey", r"in evaluation, where it gets no key: .*\(my_nets.py, line \d+, in __call__: `return nn.Dropout"),
         ("NeedsKeyHere", r"it gets no key: .*my_nets.py, line \d+, in __call__: `return eqx.nn.Dropout"),
+        ("DrawsWithKey", r"it gets no key: TypeError: unexpected PRNG key .*\(my_nets.py, line \d+, in __call__"),
+        ("WrongShape", r"in evaluation, where it gets no key: TypeError: .*\(my_nets.py, line \d+, in __call__"),
         ("AlwaysTraining", "changes with the rest of the batch: batch norm or dropout act as in training; let it take"),
         ("AskedForMore", "nobody gives the network its parameter 'temperature'; it may take, beside inputs, train"),
         ("nothing", r"it returned int; it has to return a module of flax or equinox, or a pair .* \(my_nets.py, line"),
