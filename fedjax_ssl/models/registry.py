@@ -46,7 +46,7 @@ _ITSELF: dict[int, Callable[..., Any]] = {}  # one builder for each network that
 class _Networks(Registry[Any]):
     def builder(self, name: str) -> Callable[..., Any]:
         found = super().builder(name)
-        if inspect.isroutine(found) or inspect.isclass(found):
+        if inspect.isroutine(found) or inspect.isclass(found) or isinstance(found, functools.partial):
             return found
         return _ITSELF.setdefault(id(found), functools.partial(_itself, found))
 
@@ -102,7 +102,8 @@ def build(name: str, *, num_classes: int, input_shape: tuple[int, ...], **given:
         takes = functools.partial(MODELS.takes, name)
         fixed = {"num_classes": num_classes, "input_shape": input_shape}
         make = functools.partial(MODELS.build, name, **hashable, **{one: fixed[one] for one in filter(takes, fixed)})
-        place = where(type(builder.args[0]) if isinstance(builder, functools.partial) else builder)
+        shown: Any = builder.func if isinstance(builder, functools.partial) else builder
+        place = where(type(builder.args[0]) if shown is _itself else shown)  # type: ignore[union-attr]
         identity = (place, builder, num_classes, input_shape, tuple(sorted(hashable.items())))
         return own_network(make, tuple(filter(takes, RANDOM)), num_classes, input_shape, place, identity)
     module = MODELS.build(name, num_classes=num_classes, **hashable)

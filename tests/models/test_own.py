@@ -17,6 +17,9 @@ from fedjax_ssl.models import own
 PAGE = Path(__file__).parents[2] / "docs" / "networks.md"
 KINDS = ("Linen", "Nnx", "Equinox")
 MORE = """
+import functools
+
+
 class Convolutions(nn.Module):
     num_classes: int
     slow: bool = False
@@ -53,6 +56,7 @@ def made(num_classes, input_shape, key):
 
 
 network = Linen(num_classes=10)
+part = functools.partial(Linen, width=5)
 
 
 def other_classes(num_classes):
@@ -250,7 +254,7 @@ def test_convolutions_of_flax_are_computed_as_ours(nets, kind, width):
     assert quick.apply(params, state, x, train=False)[0].features.shape == (4, width)
 
 
-@pytest.mark.parametrize("name", ["softmax_regression", "made", "fixed", "network"])
+@pytest.mark.parametrize("name", ["softmax_regression", "made", "fixed", "network", "part"])
 def test_functions_pairs_and_networks(nets, name, recwarn):
     model = models.build(f"my_nets:{name}", num_classes=10, input_shape=(8, 8, 1))
     params, state = model.init(jax.random.key(0))
