@@ -294,11 +294,11 @@ def note_loss(experiment: Experiment, federation: FederatedData) -> None:
     if experiment.host is not None or supervised_loss(**section) is cross_entropy:
         return
 
-    def counted(logits: Array, targets: Array) -> Array:
+    def heard(logits: Array, targets: Array) -> Array:
         calls.append(None)
         return cross_entropy(logits, targets)
 
-    method, key = build_method(experiment, federation, loss=counted), jax.random.key(0)
+    method, key = build_method(experiment, federation, loss=heard), jax.random.key(0)
     if not method.on_host:
         jax.eval_shape(lambda: method.round(key, method.init(key, federation), federation))
     if not calls:

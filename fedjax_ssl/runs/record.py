@@ -85,9 +85,8 @@ class Record(Closing):
         """
         if self.folder.is_new:
             return
-        try:
-            stored = dict(json.loads((self.path / "model.json").read_text(encoding="utf-8"))["data"])
-        except (OSError, ValueError, KeyError, TypeError):
+        stored = self._facts().get("data")
+        if not isinstance(stored, dict):
             self._mended(f"{self.path} does not say which data its run began on; from now on it does, by these data")
             return
         said = []
@@ -142,10 +141,14 @@ class Record(Closing):
 
     def temperature(self) -> dict[str, Any] | None:
         """Return the temperature that an earlier start left in model.json; None where there is none."""
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            found: dict[str, Any] | None = json.loads((self.path / "model.json").read_text()).get("temperature")
-            return found
-        return None
+        return self._facts().get("temperature")
+
+    def _facts(self) -> dict[str, Any]:
+        """Read what an earlier start left in model.json; nothing where it left none that can be read."""
+        with contextlib.suppress(OSError, ValueError):
+            found = json.loads((self.path / "model.json").read_text(encoding="utf-8"))
+            return found if isinstance(found, dict) else {}
+        return {}
 
     def open_writers(self) -> None:
         """Open the viewers' records; `fedjax_ssl.runs.writers.open_writers` says what is raised."""
