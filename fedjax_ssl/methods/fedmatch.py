@@ -487,7 +487,7 @@ def to_cohort(settings: FedMatch, store: Store, round: RoundContext) -> ToClient
             return num_sent(mask), merge(mask, raw, base) if settings.s2c_lossy else raw
 
         sizes, received = jax.vmap(helper)(helpers)
-        entries = {part: num_sent(masks[part]) for part in masks} | {HELPERS: jnp.where(there, sizes, 0)}
+        entries = {name: num_sent(mask) for name, mask in masks.items()} | {HELPERS: jnp.where(there, sizes, 0)}
         return ToClient(received, there, entries, (masks, held) if settings.s2c_lossy else None)
 
     return jax.vmap(to_one)(held, fresh, helpers, there)

@@ -101,7 +101,7 @@ def published(
             return load_archive(archive(**given), **places)
 
         places = [place for place in PLACES if place != "source" or prepared is not None]
-        shared = [inspect.signature(load_archive).parameters[name] for name in (*places, "timeout")]
+        shared = [inspect.signature(load_archive).parameters[place] for place in (*places, "timeout")]
         load.__signature__ = inspect.Signature([*shared, *options])  # type: ignore[attr-defined]
         doc = inspect.getdoc(read) or ""
         before, _, after = doc.partition("Args:\n") if "Args:\n" in doc else (f"{doc}\n\n", "", "")
