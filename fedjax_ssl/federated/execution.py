@@ -93,7 +93,7 @@ def choose(placement: str, given: int | None, num_clients: int, backend: str, sp
         backend: what JAX computes on, as `jax.default_backend` names it.
         spread: largest over mean number of local steps; None: not known.
     """
-    at_once = max(min(CLIENTS_AT_ONCE, num_clients), 1) if given is None else given
+    at_once = max(min(CLIENTS_AT_ONCE if given is None else given, num_clients), 1)
     if placement == "auto":
         # Lanes are for clients that wait: where all train at once, nobody does.
         unequal = spread is not None and spread > _UNEQUAL and at_once < num_clients

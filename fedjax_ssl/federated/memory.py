@@ -11,6 +11,7 @@ from fedjax_ssl.federated.execution import Choice, tree_bytes
 PyTree = Any
 # Share of a device's memory that is planned with: the rest is for workspaces and for fragmentation.
 USABLE = 0.8
+FIRST = 64  # clients at once that are tried first
 
 
 def device_memory() -> int | None:
@@ -66,8 +67,9 @@ def is_out_of_memory(error: Exception) -> bool:
 class FittingProgram:
     """A program of rounds that trains as many clients at once as the device's memory holds.
 
-    The rounds are compiled for one and for two clients at once, and then for as many as fit. Where the device's memory
-    turns out to be too small, they are compiled again for half as many.
+    The rounds are compiled for all clients of a cohort, up to `FIRST`. Where these are too many by the program's own
+    account, they are compiled for one client too, and then for as many as fit; where more fit, for more. Where the
+    device's memory turns out to be too small, they are compiled again for half as many.
 
     Attributes:
         choices: how the clients of every stage are placed.
@@ -87,16 +89,27 @@ class FittingProgram:
             say: is told, in one line, that fewer clients are taken.
         """
         self._compile_for, self._say, self._ran = compile_for, say, False
-        self._program, self.choices = compile_for(1)
-        choosing = [choice for choice in self.choices if choice.placement in ("chunked", "lanes")]
-        most = max((choice.num_clients for choice in choosing), default=1)
-        self._at_once, self._each, self._limit = 1, 1, limit
+        self._at_once, self._limit = FIRST, limit
+        self._each: int | None = None  # bytes of a client; None: not known
+        self._compile()
+        most = max((one.num_clients for one in self.choices if one.placement in ("chunked", "lanes")), default=1)
+        halved, tried = self._at_once < FIRST, min(self._at_once, most)
+        self._at_once = tried
         if most == 1:
             return
-        one, two = bytes_of(self._program), bytes_of(compile_for(2)[0])
-        self._at_once = min(how_many_fit(one, two, limit), most)
-        self._each = max(two - one, 1)
-        self._compile()
+        taken = bytes_of(self._program)
+        each = max(self._program.memory_analysis().temp_size_in_bytes // tried, 1)
+        if taken > USABLE * limit and tried > 1:
+            one = bytes_of(compile_for(1)[0])
+            each = max((taken - one) // (tried - 1), 1)
+            self._at_once = min(how_many_fit(one, one + each, limit), tried)
+        elif tried < most and not halved:
+            self._at_once = min(tried + max(int(USABLE * limit) - taken, 0) // each, most)
+        self._each = each
+        if self._at_once == tried:
+            self._describe()
+        else:
+            self._compile()
 
     def as_text(self) -> str:
         """Give the text of the program."""
@@ -127,10 +140,13 @@ class FittingProgram:
     def _compile(self) -> None:
         while True:
             try:
-                self._program, choices = self._compile_for(self._at_once)
-                self.choices = [choice._replace(bytes_per_client=self._each, limit=self._limit) for choice in choices]
+                self._program, self.choices = self._compile_for(self._at_once)
+                self._describe()
                 return
             except jax.errors.JaxRuntimeError as error:
                 if not is_out_of_memory(error) or self._at_once == 1:
                     raise
                 self._halve()
+
+    def _describe(self) -> None:
+        self.choices = [one._replace(bytes_per_client=self._each, limit=self._limit) for one in self.choices]

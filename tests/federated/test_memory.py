@@ -57,14 +57,16 @@ def test_as_many_fit_as_a_line_through_two_programs_says(one: int, two: int, lim
 
 
 class Device:
-    """A device of 1,000 bytes, on which a program takes 100 bytes and 50 for each client."""
+    """A device of 1,000 bytes, on which a program takes 100 bytes and `each` for each client."""
 
-    def __init__(self, runs: int = 48, compiles: int = 48, num_clients: int = 48) -> None:
+    def __init__(self, runs: int = 48, compiles: int = 48, num_clients: int = 48, each: int = 50) -> None:
+        self.each = each
         self.runs, self.compiles, self.num_clients = runs, compiles, num_clients  # at once, at most
         self.compiled: list[int] = []
         self.said: list[str] = []
 
     def compile_for(self, at_once: int) -> tuple[Any, list[Choice]]:
+        at_once = min(at_once, self.num_clients)
         if at_once > self.compiles:
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm.")
         self.compiled.append(at_once)
@@ -75,7 +77,7 @@ class Device:
             return state + step * at_once
 
         sizes = {"argument_size_in_bytes": 60, "output_size_in_bytes": 30, "alias_size_in_bytes": 30}
-        temporary = 40 + 50 * at_once
+        temporary = 40 + self.each * at_once
         analysis = SimpleNamespace(**sizes, temp_size_in_bytes=temporary)
         program.memory_analysis = lambda: analysis  # type: ignore[attr-defined]
         return program, [Choice("chunked", at_once, self.num_clients)]
@@ -84,24 +86,32 @@ class Device:
         return FittingProgram(self.compile_for, 1000, self.said.append)
 
 
-def test_rounds_are_compiled_for_one_for_two_and_for_as_many_clients_as_fit() -> None:
+def test_rounds_are_compiled_once_where_all_clients_fit_and_otherwise_for_as_many_as_fit() -> None:
     device = Device()
     program = device.program()
-    assert device.compiled == [1, 2, 14] and not device.said  # (800 - 150) / 50 more than one
+    assert device.compiled == [48, 1, 14] and not device.said  # (800 - 150) / 50 more than one
     assert program.choices == [Choice("chunked", 14, 48, bytes_per_client=50, limit=1000)]
     assert program(5, 1) == 19
-    assert Device(num_clients=6).program().choices[0].clients_at_once == 6
+    few = Device(num_clients=6)
+    assert few.program().choices[0].clients_at_once == 6 and few.compiled == [6]
+    many = Device(compiles=1000, num_clients=1000, each=1)
+    assert many.program().choices[0].clients_at_once == 700 and many.compiled == [64, 700]
     alone = Device(num_clients=1)
     assert alone.program()(5, 1) == 6 and alone.compiled == [1]
 
 
-@pytest.mark.parametrize("limits", [{"runs": 4}, {"compiles": 4}])
-def test_half_as_many_train_where_the_device_says_that_it_is_too_small(limits: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    ("limits", "expected", "said"),
+    [({"runs": 4}, 3, ["7", "3"]), ({"compiles": 4}, 4, ["32", "16", "8", "4"])],
+)
+def test_half_as_many_train_where_the_device_says_that_it_is_too_small(
+    limits: dict[str, int], expected: int, said: list[str]
+) -> None:
     device = Device(**limits)
     program = device.program()
-    assert program(5, 1) == 5 + 3 and program(8, 1) == 11
-    assert program.choices[0].clients_at_once == 3
-    assert [line.split()[-4] for line in device.said] == ["7", "3"]
+    assert program(5, 1) == 5 + expected and program(8, 1) == 8 + expected
+    assert program.choices[0].clients_at_once == expected
+    assert [line.split()[-4] for line in device.said] == said
 
 
 def test_a_device_too_small_for_one_client_and_other_errors_are_raised() -> None:
