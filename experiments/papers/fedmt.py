@@ -61,20 +61,26 @@ DIFFERS = (
 )
 
 
+def small(title: str) -> dict:
+    """Settings of two cores, with the title of a table there."""
+    there = title.replace("CIFAR-100 with 20 superclasses", "MNIST with three shapes of strokes")
+    return {**SMALL, "name": there.replace("CIFAR-100", "MNIST").replace("2,000 labels", "50 labels")}
+
+
 def cell(row: str, labels: int, split: str = "iid") -> dict:
     """Settings of a system at a number of labels and a split."""
     settings = {**SYSTEMS[row], "config": f"cifar100_fedmt:{labels},known,{split}"}
-    small = dict(settings.pop("small", {}))
+    own = dict(settings.pop("small", {}))
     if row not in NO_SERVER:
-        small |= {"method.server_epochs": 10, "method.server_batch_size": 10}
+        own |= {"method.server_epochs": 10, "method.server_batch_size": 10}
     elif row == "FedRep":
-        small |= {"method.server_batch_size": 10}
+        own |= {"method.server_batch_size": 10}
     if settings.get("supervision.name") == "server":
         settings["supervision.labels"] = labels
-        small["supervision.labels"] = 50
+        own["supervision.labels"] = 50
     elif "supervision.server_labels" not in settings:
-        small |= {"supervision.server_labels": 50, "supervision.correspondence": "shape"}
-    return {**settings, "small": small}
+        own |= {"supervision.server_labels": 50, "supervision.correspondence": "shape"}
+    return {**settings, "small": own}
 
 
 def systems(name: str, title: str, columns: dict, rows: tuple = tuple(SYSTEMS), **fields: object) -> Table:
@@ -90,7 +96,7 @@ def systems(name: str, title: str, columns: dict, rows: tuple = tuple(SYSTEMS), 
             (row, column): cell(row, labels, split) for row in rows for column, (labels, split, _) in columns.items()
         },
         seeds=3,
-        small=SMALL,
+        small=small(title),
         reduced=REDUCED,
         differs=DIFFERS,
         **fields,
@@ -111,13 +117,14 @@ MATRIX = {
     "confident examples": {"metric": "pseudo_label_coverage"},
     "largest error of the matrix": {"metric": "correspondence_error"},
 }
+WEIGHTS = "Weights of FedMT(T)'s losses: test accuracy on CIFAR-100 with 20 superclasses, 2,000 labels, in %"
 FEDMT = tuple(row for row in SYSTEMS if row.startswith("FedMT"))
 
 TABLES = (
     systems(
         "fedmt-systems",
         "Test accuracy on CIFAR-100 with 20 superclasses at the clients, iid, in %",
-        {f"{labels:,} labels": (labels, "iid", {}) for labels in (2_000, 1_000)},
+        {"2,000 labels": (2_000, "iid", {"small": {"name": "50 labels"}}), "1,000 labels": (1_000, "iid", {})},
         small_cells={"columns": ["2,000 labels"]},
     ),
     systems(
@@ -134,7 +141,7 @@ TABLES = (
     ),
     Table(
         name="fedmt-weights",
-        title="Weights of FedMT(T)'s losses: test accuracy on CIFAR-100 with 20 superclasses, 2,000 labels, in %",
+        title=WEIGHTS,
         source=SOURCE + "section 3.4",
         config="cifar100_fedmt:2000,known,iid",
         rows={
@@ -149,7 +156,7 @@ TABLES = (
             for weight in (0, 0.1, 1, 10)
         },
         small={
-            **SMALL,
+            **small(WEIGHTS),
             "seeds": 2,
             "supervision.server_labels": 50,
             "supervision.correspondence": "shape",
@@ -167,13 +174,13 @@ TABLES = (
         config="cifar100_fedmt",
         settings={"eval_every": 50},
         rows={"FedMT": {}, "SemiFL": {}},
-        columns={f"{number}": {"value": ("round", number)} for number in ROUNDS},
+        columns={f"{one}": {"value": ("round", one), "small": {"name": f"{one // 25}"}} for one in ROUNDS},
         cells={(row, f"{number}"): curve(row, number) for row in ("FedMT", "SemiFL") for number in ROUNDS},
         paper={
             "FedMT": ("50.5", "52.7", "54.0", "55.0", "56.1", "57.1", "62.3", "68.8", "69.8"),
             "SemiFL": ("14.0", "15.9", "20.0", "23.9", "27.3", "32.1", "33.8", "33.6", "33.7"),
         },
-        small={**SMALL, "rounds": 32, "eval_every": 2},
+        small={**small("Test accuracy over the rounds, CIFAR-100, in %"), "rounds": 32, "eval_every": 2},
         reduced=f"rounds by 25: 32 instead of 800; {REDUCED}",
         differs=("one run; labels, split and FedMT(T) or FedMT(E) are not stated", *DIFFERS[:1]),
         x="round",

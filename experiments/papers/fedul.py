@@ -263,12 +263,20 @@ TABLES = (
         "Test error by the number of unlabelled images, 5,000 a client, in %",
         "images",
         {
-            f"{5 * clients}k": {"partition.num_clients": clients, "partition.max_examples": 5_000}
+            f"{5 * clients}k": {
+                "partition.num_clients": clients,
+                "partition.max_examples": 5_000,
+                "small": {"name": f"{2 * clients}k"},
+            }
             for clients in range(1, 6)
         },
         AMOUNTS,
         source=SOURCE + "Figure 3 and Table E.10",
-        small={**SMALL, "partition.max_examples": 2_000},
+        small={
+            **SMALL,
+            "partition.max_examples": 2_000,
+            "name": "Test error by the number of unlabelled images, 2,000 a client, in %",
+        },
         reduced=f"2,000 images a client; {REDUCED}",
         differs=DIFFERS[:2],
     ),

@@ -218,7 +218,7 @@ def helpers(name: str, title: str, columns: dict, members: int, rows: dict) -> T
             for field, value in SMALL.items()
             if field not in ("method.num_helpers", "federated.cohort_size")
         }
-        | {"federated.cohort_size": min(members, 10)},
+        | {"federated.cohort_size": min(members, 10), "name": title.replace("30 active", "ten active")},
         reduced="20 clients in place of 100; an eighth of the channels; 30 rounds in place of 300",
         differs=("the figure has no numbers; its points are ours", *DIFFERS),
     )
@@ -326,7 +326,11 @@ TABLES = (
         source=SOURCE + "Table 8",
         config="cifar10_protofssl:iid",
         rows={
-            f"{number} active clients": {"federated.cohort_size": number, "method.num_helpers": number}
+            f"{number} active clients": {
+                "federated.cohort_size": number,
+                "method.num_helpers": number,
+                "small": {"name": "3 active clients"} if number == 5 else {},
+            }
             for number in (5, 20)
         },
         columns={f"{steps}": {"optimizer.local_epochs": steps} for steps in (1, 2, 5, 10)},

@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> int:
         result = running.carry_out(table, given.scale, runs, folder, command, given.workers, notes)
     print(f"\n{results.markdown(table, result)}\n\n{folder / 'table.md'}")
     if given.store:
-        print(results.store(result))
+        print(results.store(table, result))
     return 0 if all(cell["values"] for cell in result["cells"]) else 1
 
 
@@ -72,12 +72,15 @@ def parser() -> Parser:
     add("--seeds", metavar="N", help="seeds 0 to N - 1, or those listed (0,7,11); by default the scale's")
     add("--rows", nargs="+", metavar="ROW", help="these rows only")
     add("--columns", nargs="+", metavar="COLUMN", help="these columns only")
-    where = "a file (.npz), a folder or another dataset in place of this one"
+    where = (
+        "in place of this dataset an .npz file with x_train, y_train, x_test and y_test, as Keras' mnist.npz has them, "
+        "a folder of the original files, or another dataset"
+    )
     add("--data", action="append", default=[], metavar="NAME=PATH", help=where)
     add("--set", action="append", default=[], metavar="FIELD=VALUE", help="a setting of all cells, such as threads=1")
     add("--workdir", metavar="FOLDER", help="runs/reproduce_TABLE_SCALE by default")
     add("--workers", type=int, metavar="N", help="processes at a time, as for `sweep`")
-    add("--store", action="store_true", help="keep the results beside the papers' files, for --list and --page")
+    add("--store", action="store_true", help="put the results beside the papers' files, for --list and --page")
     add("--papers", nargs="+", type=Path, metavar="FILE", help="files with TABLES, in place of the package's")
     return parser
 
@@ -92,7 +95,7 @@ def _list(tables: Mapping[str, Table]) -> list[str]:
         ]
         lines.append(
             f"{name:{width}}  {counted(len(cells), 'cell'):>9}{f', {missing} missing' * bool(missing)}  {table.title}"
-            + (f"; results: {', '.join(have)}" if have else "")
+            + (f"; results: {', '.join(have)}" if have else "; no results yet")
         )
     return [*lines, f"{counted(len(tables), 'table')} and figures"]
 

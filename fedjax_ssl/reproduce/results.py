@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas
 
+from fedjax_ssl.errors import ConfigError
 from fedjax_ssl.reproduce.table import Cell, Table, number_of
 from fedjax_ssl.runs.devices import forward_operations
 from fedjax_ssl.runs.files import encode_json, write_atomically
@@ -17,26 +19,10 @@ from fedjax_ssl.runs.stored_run import StoredRun, read_run
 from fedjax_ssl.shipped import papers
 from fedjax_ssl.sweep import results
 
-_HEAD = """\
-# Reproductions
-
-The tables and figures of five papers are data in `experiments/papers`, and one command runs them:
-
-    fedjax-ssl reproduce --list                              # tables, and which have results
-    fedjax-ssl reproduce fedul-table1                        # its cells, the data it needs, expected hours here
-    fedjax-ssl reproduce fedul-table1 --run --scale small --data mnist=mnist.npz
-
-`smoke` runs every cell for two rounds on stand-in data. `small` is for two cores and an hour at most; every table says
-what was reduced, and only the order of rows should be the paper's. `paper` has the paper's own settings, for a GPU.
-This page is written by `fedjax-ssl reproduce --page` from the results in `experiments/papers/results`. Tables that
-`--list` names and that are not here have no results yet. A number that a paper does not print, or that was not at hand,
-is left empty.
-
-To add a paper, write a file like `experiments/papers/fedul.py`; `--papers FILE` reads it from anywhere.
-
-| table | scale | source | pairs in the paper's order | why not |
-|---|---|---|---|---|"""
+HEAD = "| table | scale | source | pairs in the paper's order | why not |\n|---|---|---|---|---|"  # of the page
 Stored = dict[str, Any]  # a table at a scale, as its JSON file has it
+_DATA = re.compile(r"--data[= ]'?([^\s=]+)=(?:\S*/)?([^\s']+)")  # in a command: name, and file in its place
+_ORIGIN = ("command", "minutes", "device", "commit")  # of all cells but those that have a part "from"
 
 
 def measure(folder: Path, cell: Cell) -> float | None:
@@ -117,37 +103,45 @@ def stored(table: str | None = None) -> list[Stored]:
     return [one for one in found if table in (None, one["table"])]
 
 
-def store(result: Stored) -> Path:
-    """Keep results beside the papers' files, for `--list` and the page; returns the file."""
-    path = papers() / "results" / f"{result['table']}_{result['scale']}.json"
+def store(table: Table, result: Stored) -> Path:
+    """Keep results beside the papers' files, for `--list` and the page; stored cells that are not in them stay.
+
+    Raises:
+        ConfigError: a stored cell has more seeds; the file stays as it is.
+    """
+    path = papers() / "results" / f"{table.name}_{result['scale']}.json"
     path.parent.mkdir(exist_ok=True)
-    write_atomically(path, encode_json(result, indent=1) + "\n")
+    old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"cells": []}
+    new, cells = ({(cell["row"], cell["column"]): cell for cell in one["cells"]} for one in (result, old))
+    fewer = [
+        f"{', '.join(place)} ({len(cells[place]['values'])}, here {len(cell['values'])})"
+        for place, cell in new.items()
+        if place in cells and len(cell["values"]) < len(cells[place]["values"])
+    ]
+    if fewer:
+        raise ConfigError(f"{path} has more seeds: {'; '.join(fewer)}. Run as many with --seeds, or remove the file")
+    cells = {place: {"from": {key: old[key] for key in _ORIGIN}} | cell for place, cell in cells.items()} | new
+    places = [place for cell in table.make_cells("paper") if (place := (cell.row, cell.column)) in cells]
+    write_atomically(path, encode_json(result | {"cells": [cells[place] for place in places]}, indent=1) + "\n")
     return path
 
 
 def rows_of(table: Table, result: Stored) -> pandas.DataFrame:
-    """List the cells with the paper's number, ours, and the difference; shares times 100 where the table has these."""
+    """List the cells with the paper's number, ours, and the difference; shares times 100 where the table has these.
+
+    Rows and columns have their names at the scale.
+    """
     factor, rows = 100 if table.percent else 1, []
     for cell in result["cells"]:
         values = pandas.Series(cell["values"], dtype=float) * factor
         numbers = table.paper.get(cell["row"])
         printed = number_of(numbers[list(table.columns).index(cell["column"])]) if numbers else None
-        mean, spread = printed or (None, None)
-        rows.append(
-            {
-                "row": cell["row"],
-                "column": cell["column"],
-                "paper": mean,
-                "paper_spread": spread,
-                "ours": values.mean(),
-                "spread": values.std(),
-                "seeds": len(values),
-                "rounds": cell["rounds"],
-                "minutes": cell["minutes"],
-            }
-        )
-    found = pandas.DataFrame(rows).astype(dict.fromkeys(("paper", "paper_spread"), float))
-    found.insert(7, "difference", found.ours - found.paper)
+        names = (table.name_at(result["scale"], kind, cell[kind.removesuffix("s")]) for kind in ("rows", "columns"))
+        paper, own = printed or (None, None), (values.mean(), values.std(), len(values))
+        rows.append((*names, *paper, *own, cell["rounds"], cell["minutes"]))
+    columns = ["row", "column", "paper", "paper_spread", "ours", "spread", "seeds", "rounds", "minutes"]
+    found = pandas.DataFrame(rows, columns=columns).astype(dict.fromkeys(("paper", "paper_spread"), float))
+    found.insert(6, "difference", found.ours - found.paper)
     return found
 
 
@@ -160,7 +154,7 @@ def number_in_words(mean: float, spread: float) -> str:
 
 
 def markdown(table: Table, result: Stored) -> str:
-    """Write a table in Markdown: ours, the paper's number in brackets, and what the numbers come from."""
+    """Write a table in Markdown: title, ours, the paper's number in brackets, and where the numbers come from."""
     found = rows_of(table, result)
     ours, paper = map(number_in_words, found.ours, found.spread), map(number_in_words, found.paper, found.paper_spread)
     found["text"] = [f"{own or '-'}{f' ({theirs})' * bool(theirs)}" for own, theirs in zip(ours, paper, strict=True)]
@@ -168,7 +162,8 @@ def markdown(table: Table, result: Stored) -> str:
     grid = grid.reindex(index=found.row.unique(), columns=found.column.unique())
     lines = [["", *grid.columns], ["---", *["---:"] * grid.shape[1]], *([row, *grid.loc[row]] for row in grid.index)]
     text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return f"{text}\n\n" + "\n".join(f"- {note}" for note in notes(table, result))
+    title = f"{table.title_at(result['scale'])}; {table.source}."
+    return f"{title}\n\n{text}\n\n" + "\n".join(f"- {note}" for note in notes(table, result))
 
 
 def notes(table: Table, result: Stored) -> list[str]:
@@ -181,8 +176,17 @@ def notes(table: Table, result: Stored) -> list[str]:
         said.append("two rounds on stand-in data: these numbers mean nothing")
     said += [f"differs: {text}" for text in table.differs]
     said += [text] if result["scale"] != "smoke" and (text := order(table, result)) else []
-    commit = f", commit {result['commit'][:7]}" if result.get("commit") else ""
-    return [*said, f"`{result['command']}`: {result['minutes']:g} minutes of runs on {result['device']}{commit}"]
+    origins: dict[tuple[Any, ...], list[str]] = {}
+    for cell, row, column in zip(result["cells"], *map(rows_of(table, result).get, ("row", "column")), strict=True):
+        origin = tuple(map(cell.get("from", result).get, _ORIGIN))
+        origins.setdefault(origin, []).append(f"{row}, {column}")
+    given = dict(pair for command, *_ in origins for pair in _DATA.findall(command))
+    said += [f"data: {file} in place of {name}" for name, file in given.items() if Path(file).stem != name]
+    for (command, minutes, device, commit), cells in origins.items():
+        which = f" ({'; '.join(cells)})" * (len(origins) > 1)
+        version = f", commit {commit[:7]}" if commit else ""
+        said.append(f"`{command}`{which}: {minutes:g} minutes of runs on {device}{version}")
+    return said
 
 
 def order(table: Table, result: Stored) -> str:
@@ -213,7 +217,7 @@ def write(table: Table, result: Stored, folder: Path) -> Path:
     """Write `table.md`, `table.csv` and `table.png`; returns the first."""
     found = rows_of(table, result)
     write_atomically(folder / "table.csv", found.to_csv(index=False))
-    write_atomically(folder / "table.md", f"# {table.name}: {table.title}\n\n{markdown(table, result)}\n")
+    write_atomically(folder / "table.md", f"# {table.name}\n\n{markdown(table, result)}\n")
     draw(table, found, folder / "table.png")
     return folder / "table.md"
 
@@ -246,13 +250,14 @@ def draw(table: Table, found: pandas.DataFrame, path: Path) -> None:
 
 
 def page(tables: Mapping[str, Table]) -> str:
-    """Write docs/reproductions.md: what each stored table agrees in with its paper, and the tables."""
-    lines, sections = [], []
+    """Write docs/reproductions.md: its text, what each stored table agrees in with its paper, and the tables."""
+    lines, sections = [(papers() / "page.md").read_text(encoding="utf-8") + HEAD], []
     for result in stored():
-        table = tables[result["table"]]
+        if (table := tables.get(result["table"])) is None:
+            continue  # of another paper
         anchor = f"{table.name}-{result['scale']}"
         agreed = order(table, result).removeprefix("order: ").replace(" as in the paper", "")
         row = [f"[{table.name}](#{anchor})", result["scale"], table.source, agreed or "-", table.why or "-"]
         lines.append(f"| {' | '.join(row)} |")
-        sections.append(f"## {anchor}\n\n{table.title}; {table.source}.\n\n{markdown(table, result)}\n")
-    return "\n".join([_HEAD, *lines, "", *sections])
+        sections.append(f"## {anchor}\n\n{markdown(table, result)}\n")
+    return "\n".join([*lines, "", *sections])

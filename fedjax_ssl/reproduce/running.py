@@ -40,10 +40,11 @@ def describe(table: Table, scale: str, cells: Sequence[Cell], runs: Sequence[Run
         runs: of the cells.
     """
     known = data.available()
-    lines = [f"{table.name}: {table.title} ({table.source})"]
+    lines = [f"{table.name}: {table.title_at(scale)} ({table.source})"]
     for kind in ("row", "column"):
-        names = list(dict.fromkeys(getattr(cell, kind) for cell in cells))
-        lines.append(f"  {counted(len(names), kind)}: {'; '.join(names)}")
+        names = {getattr(cell, kind): table.name_at(scale, f"{kind}s", getattr(cell, kind)) for cell in cells}
+        shown = [name + f" (here {here})" * (here != name) for name, here in names.items()]
+        lines.append(f"  {counted(len(names), kind)}: {'; '.join(shown)}")
     value = table.value if isinstance(table.value, str) else f"mean of the last {table.value[1]}"
     lines.append(f"  metric: {table.metric}, {value}; {counted(table.seeds, 'seed')} in the paper")
     lines += [f"  missing: {cell.row}, {cell.column}: {cell.missing}" for cell in cells if cell.missing]

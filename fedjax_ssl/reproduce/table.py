@@ -13,7 +13,7 @@ from fedjax_ssl.shipped import shipped_papers
 
 SCALES = ("smoke", "small", "paper")
 Settings = Mapping[str, Any]  # dotted field -> value, and the words below
-_WORDS = ("config", "metric", "value", "missing", "small")
+_WORDS = ("config", "metric", "value", "missing", "small", "seeds", "name")
 _NUMBER = re.compile(r"(-?\d+(?:\.\d+)?)(?:\s*±\s*(\d+(?:\.\d+)?))?")
 
 
@@ -37,7 +37,8 @@ class Table:
     Settings are dotted fields of a config, as `fedjax_ssl.config.load` takes them. Those of the table come first, then
     those of the row, the column, the cell and the scale. A row, column or cell can also name another `config`,
     `metric` or `value`, settings of the scale `small` of its own, and what is `missing` in a sentence, where no
-    config can express it. Cells whose configs are the same share their runs.
+    config can express it. Cells whose configs are the same share their runs. Where `small` makes a title or the name of
+    a row or column wrong, it gives the `name` that is shown at that scale.
 
     Raises:
         ConfigError: parts that do not fit together; names the table.
@@ -92,9 +93,20 @@ class Table:
                 raise wrong(f"numbers of {row!r} need a row of this name, and one number, or an empty text, per column")
             if bad := [text for text in numbers if text and number_of(text) is None]:
                 raise wrong(f"the number {bad[0]!r} of {row!r} is not of the form '84.1 ± 0.4'")
+        for kind in ("rows", "columns"):
+            if len({self.name_at("small", kind, name) for name in getattr(self, kind)}) < len(getattr(self, kind)):
+                raise wrong(f"two {kind} have one name at the scale small")
         for kind, names in (self.small_cells or {}).items():
             if kind not in ("rows", "columns") or (unknown := [one for one in names if one not in getattr(self, kind)]):
                 raise wrong(f"small_cells names {unknown[0] if kind in ('rows', 'columns') else kind!r}")
+
+    def name_at(self, scale: str, kind: str, name: str) -> str:
+        """Name a row or column, of the kind "rows" or "columns", as it is shown at a scale."""
+        return getattr(self, kind)[name].get("small", {}).get("name", name) if scale == "small" else name
+
+    def title_at(self, scale: str) -> str:
+        """Give the title at a scale."""
+        return self.small.get("name", self.title) if scale == "small" else self.title
 
     def make_cells(
         self, scale: str, rows: Sequence[str] | None = None, columns: Sequence[str] | None = None
@@ -134,7 +146,7 @@ class Table:
         merged: dict[str, Any] = {"config": self.config, "metric": self.metric, "value": self.value, "missing": ""}
         for part in parts:
             merged |= part
-        settings = {field: value for field, value in merged.items() if field not in (*_WORDS, "seeds")}
+        settings = {field: value for field, value in merged.items() if field not in _WORDS}
         numbers = self.paper.get(row)
         printed = numbers[list(self.columns).index(column)] if numbers else ""
         return Cell(

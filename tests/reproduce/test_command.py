@@ -8,7 +8,8 @@ import pandas
 import pytest
 
 from fedjax_ssl import cli
-from fedjax_ssl.reproduce import results
+from fedjax_ssl.config import ConfigError
+from fedjax_ssl.reproduce import Table, results
 from fedjax_ssl.reproduce.scales import runs_of
 from fedjax_ssl.reproduce.table import SCALES, load_tables
 
@@ -83,7 +84,43 @@ def test_a_description_says_cells_data_and_hours(paper, capsys):
     assert "1 row" not in out and "missing: Nobody, accuracy: why not" in out and "data: digits" in out
     assert "expected here: about" in out
     code, out, _ = call(capsys, "--list", *paper)
-    assert code == 0 and "mine-table1" in out and "2 tables" in out
+    assert code == 0 and "mine-table1" in out and "2 tables" in out and "Digits; no results yet" in out
+    code, out, _ = call(capsys, "--page", *paper)
+    assert code == 0 and "fedul" not in out.partition(results.HEAD)[2]  # stored results of other papers
+
+
+def test_stored_cells_stay_with_what_they_come_from(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "papers", lambda: tmp_path)
+    small = {"name": "50 digits"}
+    table = Table(
+        name="mine-table1",
+        title="Digits",
+        source="nowhere",
+        config="digits",
+        rows={"A": {}, "B": {}},
+        columns={"2,000 labels": {"small": small}},
+        paper={"B": ("81.0",)},
+    )
+
+    def result(row: str, command: str, *values: float) -> dict:
+        cell = {"row": row, "column": "2,000 labels", "values": values, "rounds": 1, "minutes": 0.5}
+        origin = {"command": command, "minutes": 0.5, "device": "CPU", "commit": "0123456789"}
+        return {"table": table.name, "scale": "small", **origin, "cells": [cell]}
+
+    results.store(table, result("B", "first --data mnist=a/mnist.npz", 0.5, 0.7))
+    results.store(table, result("A", "second --data cifar10=a/cifar10_jpeg.npz", 0.4, 0.2))
+    (found,) = results.stored("mine-table1")
+    assert [(cell["row"], cell["values"]) for cell in found["cells"]] == [("A", [0.4, 0.2]), ("B", [0.5, 0.7])]
+    text = results.markdown(table, found)
+    assert "| A | 30.0 ± 14.1 |\n| B | 60.0 ± 14.1 (81.0) |" in text and "|  | 50 digits |" in text
+    assert "- data: cifar10_jpeg.npz in place of cifar10\n" in text and "in place of mnist" not in text
+    assert "- `first --data mnist=a/mnist.npz` (B, 50 digits): 0.5 minutes of runs on CPU, commit 0123456" in text
+
+    with pytest.raises(ConfigError, match=r"has more seeds: B, 2,000 labels \(2, here 1\)"):
+        results.store(table, result("B", "third", 0.9))
+    results.store(table, result("B", "fourth", 0.9, 0.9, 0.9))
+    (found,) = results.stored("mine-table1")
+    assert [len(cell["values"]) for cell in found["cells"]] == [2, 3] and "first" not in results.markdown(table, found)
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ def test_cells_are_chosen_by_name() -> None:
         ({"paper": {"A": ("1",)}}, "one number"),
         ({"paper": {"A": ("84,1", "")}}, "'84,1' of 'A' is not of the form"),
         ({"small_cells": {"rows": ["C"]}}, "small_cells names 'C'"),
+        ({"rows": {"A": {"small": {"name": "B"}}, "B": {}}}, "two rows have one name at the scale small"),
     ],
 )
 def test_parts_that_do_not_fit_are_refused(change, message) -> None:
