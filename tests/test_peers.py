@@ -1,6 +1,8 @@
 """The comparison with peers: its plan is the work that ours does. PyTorch and fedjax are not needed here."""
 
+import contextlib
 import runpy
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,28 @@ SCRIPT = Path(__file__).resolve().parent.parent / "experiments" / "benchmarks" /
 @pytest.fixture(scope="module")
 def script() -> dict:
     return runpy.run_path(str(SCRIPT))
+
+
+def test_too_few_rounds_for_a_rate_are_refused(script: dict, capsys) -> None:
+    with pytest.raises(SystemExit):
+        script["main"](["--workloads", "W3", "W2", "--rounds", "50"])
+    assert "a rate of W2, from one evaluation to the next, takes 100" in capsys.readouterr().err
+
+
+def test_what_a_system_started_ends_with_it(script: dict, tmp_path: Path, monkeypatch) -> None:
+    child = "import os, time; os.setpgid(0, 0); time.sleep(60)"
+    (tmp_path / "slow.py").write_text(
+        f"import subprocess, sys, time\nworker = subprocess.Popen([sys.executable, '-c', {child!r}])\n"
+        f"open({str(tmp_path / 'worker')!r}, 'w').write(str(worker.pid))\ntime.sleep(60)\n"
+    )
+    space = script["run_peer"].__globals__
+    monkeypatch.setitem(space["SYSTEMS"], "slow", (tmp_path / "slow.py", None))
+    with pytest.raises(RuntimeError, match="takes more than 1 s"):
+        space["run_peer"]("slow", tmp_path / "plan.npz", tmp_path, limit=1.0)
+    stat, until = Path(f"/proc/{(tmp_path / 'worker').read_text()}/stat"), time.monotonic() + 10
+    with contextlib.suppress(OSError):  # it is gone
+        while stat.read_text().split()[2] not in "ZX":
+            assert time.monotonic() < until
 
 
 @pytest.mark.thorough

@@ -22,6 +22,7 @@ import multiprocessing
 import os
 import platform
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -155,18 +156,29 @@ def run_peer(system: str, plan: Path, environments: Path, limit: float) -> dict[
         command = [interpreter, PEERS / SYSTEMS[system][0], plan, result]
         peak, start = 0, time.monotonic()
         with open(Path(folder) / "errors", "w+") as errors:
-            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
-            while process.poll() is None:
-                peak = max(peak, memory_of(process.pid))
-                if time.monotonic() - start > limit:
-                    process.terminate()
-                    process.wait()
-                    raise RuntimeError(f"takes more than {limit:g} s")
-                time.sleep(0.25)
+            # In a session of its own: what it started must not run on beside the next system.
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True)
+            try:
+                while process.poll() is None:
+                    peak = max(peak, memory_of(process.pid))
+                    if time.monotonic() - start > limit:
+                        raise RuntimeError(f"takes more than {limit:g} s")
+                    time.sleep(0.25)
+            finally:
+                end_session(process.pid)
+                process.wait()
             errors.seek(0)
             if process.returncode or not result.exists():
                 raise RuntimeError(f"fails: {last_line(errors.read())}")
         return {**json.loads(result.read_text()), "peak_bytes": peak}
+
+
+def end_session(session: int) -> None:
+    """Kill all processes of a session (Linux): Ray gives its workers process groups of their own in it."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has just ended
+            if os.getsid(int(folder.name)) == session:
+                os.kill(int(folder.name), signal.SIGKILL)
 
 
 def memory_of(process: int) -> int:
@@ -293,6 +305,11 @@ def main(arguments: list[str]) -> int:
         value = getattr(options, name)
         if value is not None and value < 1:
             parser.error(f"--{name} is {value}; it must be at least 1")
+    for name in options.workloads if options.rounds else ():
+        if options.rounds < (least := max(CHOSEN[name][1], 2)):
+            parser.error(
+                f"--rounds is {options.rounds}; a rate of {name}, from one evaluation to the next, takes {least}"
+            )
     if options.cores:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.cores])
     if options.check:

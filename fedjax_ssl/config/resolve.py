@@ -268,7 +268,8 @@ def _check_metrics(config: ml_collections.ConfigDict) -> None:
     scores = {"accuracy": "", "balanced_accuracy": "", "loss": "", "macro_f1": "f1", "ece": "ece", "auroc": "auroc"}
     own, section = own_metrics(config), config.early_stopping
     columns = [f"validation_{one}" for one in (*scores, *own) if scores.get(one, "") in ("", *config.metrics)]
-    taken = next((one for one in own if one in (*scores, "coarse_accuracy", "log_probs")), None)
+    others = ("coarse_accuracy", "log_probs", *(f"client_accuracy{end}" for end in ("", "_worst_tenth", "_spread")))
+    taken = next((one for one in own if one in (*scores, *others)), None)
     near, begin = did_you_mean(section.metric, columns), f"config.early_stopping.metric is {section.metric!r}"
     of_own = section.metric.removeprefix("validation_") in own
     wrong: dict[str, object] = {

@@ -13,8 +13,6 @@ from fedjax_ssl.data.federation.federated_data import real_rows
 from fedjax_ssl.errors import naming
 from fedjax_ssl.own_code import number_from
 
-_BY_CLIENT = ("client_accuracy", "client_accuracy_worst_tenth", "client_accuracy_spread")  # columns of evaluations
-
 
 class OwnMetrics:
     """The functions that `config.metrics` names, for the examples of one federation.
@@ -25,8 +23,8 @@ class OwnMetrics:
         alone: whether clients train alone.
 
     Raises:
-        ConfigError: a function raises, or returns no number, for random probabilities; there is no global model;
-            or a name is that of a column of evaluations.
+        ConfigError: a function raises, or returns no number, for random probabilities; or there is no global
+            model.
     """
 
     def __init__(self, config: ml_collections.ConfigDict, federation: FederatedData, alone: bool):
@@ -36,10 +34,6 @@ class OwnMetrics:
                 f"config.metrics names {', '.join(name for name in config.metrics if ':' in name)}, but with "
                 f"config.federated.name={config.federated.name!r} clients train alone: there is no global model whose "
                 "probabilities it could score"
-            )
-        if taken := [name for name in self._functions if name in _BY_CLIENT]:
-            raise ConfigError(
-                f"config.metrics names a function {taken[0]!r}, whose column is there already; call it otherwise"
             )
         tables = {"test": (federation.test_index, federation.num_test)} if self._functions else {}
         if self._functions and federation.valid_index.shape[0]:
