@@ -4,6 +4,8 @@ Our text of the paper ends before its experiments: tables without numbers are wh
 settings. The curves are those that the authors published.
 """
 
+import dataclasses
+
 from fedjax_ssl.reproduce import Table
 
 SOURCE = "arXiv:2210.02042, "
@@ -109,6 +111,26 @@ def curve(row: str, number: int) -> dict:
     return settings | {"small": {**settings["small"], "value": ("round", number // 25)}}
 
 
+# Column -> settings of the clients with coarse labels, and at the small scale.
+SPACES = {
+    "20 superclasses": ({}, {}, "three shapes"),
+    "20 superclasses or 100 classes, by client": (
+        {"supervision.correspondence": "superclass,identity"},
+        {"supervision.correspondence": "shape,parity"},
+        "three shapes or parity, by client",
+    ),
+    "20 superclasses, a fifth of the labels any of them": ({"supervision.overlap": 0.2}, {}, "shapes, a fifth any"),
+}
+
+
+def space(row: str, column: str) -> dict:
+    """Settings of a system in label spaces."""
+    settings, (large, small, _) = cell(row, 2_000), SPACES[column]
+    if settings.get("supervision.name") == "server":
+        return settings
+    return {**settings, **large, "small": {**settings["small"], **small}}
+
+
 ROUNDS = (50, 100, 200, 300, 400, 500, 600, 700, 800)
 MATRIX = {
     "test accuracy": {},
@@ -119,6 +141,13 @@ MATRIX = {
 }
 WEIGHTS = "Weights of FedMT(T)'s losses: test accuracy on CIFAR-100 with 20 superclasses, 2,000 labels, in %"
 FEDMT = tuple(row for row in SYSTEMS if row.startswith("FedMT"))
+
+SPACED = systems(
+    "fedmt-spaces",
+    "Label spaces that differ between clients: test accuracy on CIFAR-100, 2,000 labels, in %",
+    {column: (2_000, "iid", {"small": {"name": words[2]}}) for column, words in SPACES.items()},
+    ("SemiFL", "FedRep", *FEDMT),
+)
 
 TABLES = (
     systems(
@@ -138,6 +167,12 @@ TABLES = (
         "Known and estimated correspondence on CIFAR-100 with 20 superclasses, 2,000 labels, in %",
         {name: (2_000, "iid", words) for name, words in MATRIX.items()},
         FEDMT,
+    ),
+    dataclasses.replace(
+        SPACED,
+        cells={(row, column): space(row, column) for row, column in SPACED.cells},
+        source=SOURCE + "section 3, a matrix per client",
+        differs=("which spaces the clients have is ours", *DIFFERS),
     ),
     Table(
         name="fedmt-weights",

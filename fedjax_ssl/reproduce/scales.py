@@ -200,11 +200,12 @@ def hours(runs: Sequence[Run]) -> float:
 
 
 def _operations(config: ml_collections.ConfigDict) -> float:
-    name = config.data.name.partition(":")[0]
+    name = config.data.get("like") or config.data.name.partition(":")[0]
     like = data.load("stand_in", like=name, size=config.data.get("size"), num_classes=config.data.get("num_classes"))
     each = forward_operations(config.model, like.num_classes, like.input_shape)
     section = config.data
-    published = like.num_classes * section.pools[0] if section.pools else like.extra["published"]
+    given = section.get("examples") or like.extra["published"]
+    published = like.num_classes * section.pools[0] if section.pools else given
     published *= 1 - section.validation_fraction
     local = config.optimizer
     clients = config.partition.num_clients or len(like.client_names or ()) or 1

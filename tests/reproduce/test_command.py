@@ -83,6 +83,8 @@ def test_a_description_says_cells_data_and_hours(paper, capsys):
     assert code == 0
     assert "1 row" not in out and "missing: Nobody, accuracy: why not" in out and "data: digits" in out
     assert "expected here: about" in out
+    code, out, _ = call(capsys, "mine-figure2", "--scale", "smoke", *paper)
+    assert code == 0 and "data: stand_in" in out and "expected here: about" in out
     code, out, _ = call(capsys, "--list", *paper)
     assert code == 0 and "mine-table1" in out and "2 tables" in out and "Digits; no results yet" in out
     code, out, _ = call(capsys, "--page", *paper)
