@@ -103,17 +103,11 @@ FOCAL = {  # FLamby's loss, with 18,597 over the training images of each class
     "loss.class_weights": (5.5813, 2.0472, 7.0204, 26.1194, 9.5369, 101.0707, 92.5224, 38.3443),
 }
 FINETUNED = {"config": "fed_isic_predict:finetuned", **WEIGHTS, **FOCAL}
-FLAMBY = {
-    "augment.name": "rotate,flip,shift",
-    "augment.degrees": 50.0,
-    "augment.pixels": 12,
-    "model.crop": 200,
-}
+FLAMBY = {"augment.name": "flamby", "model.crop": 200}
 ISIC_DIFFERS = (
     "numbers of training images, bits, neighbours and rounds are not in our text: fractions, 4,096 bits, 10 neighbours "
     "and FLamby's 9 rounds of 100 updates are ours",
-    "of FLamby's augmentations, rotation, flip and the crop of 200 pixels; not scale, brightness, contrast, shear and "
-    "dropped squares",
+    "FLamby draws the number of black squares once for all images, and the squares after the crop of 200 pixels",
     "batch statistics are averaged; FLamby keeps each client's",
 )
 

@@ -52,6 +52,7 @@ AUGMENTATIONS: Registry[Augmentation] = _Augmentations(
         "flip": weak.flip,
         "rotate": weak.rotate,
         "translate": weak.translate,
+        "flamby": weak.flamby,
         "fixmatch": strong.fixmatch,
         "semifl": strong.semifl,
         "randaugment": strong.randaugment,

@@ -49,6 +49,27 @@ def test_every_result_is_a_padded_crop_and_all_occur(name, options, mode):
         assert len(seen) == (50 if name == "crop_flip" else 25)
 
 
+def test_flamby_changes_every_second_image_within_its_bounds():
+    quarters = np.full((400, 128, 128, 1), 128, np.uint8)
+    quarters[:, :64, 64:], quarters[:, 64:, :64] = 98, 158
+    augment = jax.jit(augmentation("flamby"))
+    grey, turned = (np.asarray(augment(jax.random.key(0), x)) for x in (np.full_like(quarters, 128), quarters))
+    middle = grey[:, 64, 64, 0].astype(int)
+    # A square of 16 of 128 pixels hides the middle in 16 of 113 places, along both axes.
+    hides = 0.5 * np.mean([1 - (1 - (16 / 113) ** 2) ** count for count in range(1, 9)])
+    assert np.mean(middle == 0) == pytest.approx(hides, abs=0.03)
+    assert np.mean(middle[middle > 0] == 128) == pytest.approx(0.5, abs=0.08)
+    assert 77 <= middle[middle > 0].min() < 90 and 166 < middle.max() <= 179  # 128 x (1 +- 0.1) +- 38.25
+    parts = [
+        turned[:, rows, columns].mean((1, 2, 3))
+        for rows in (slice(16, 64), slice(64, 112))
+        for columns in (slice(16, 64), slice(64, 112))
+    ]
+    right, below = parts[1] + parts[3] > parts[0] + parts[2], parts[2] + parts[3] < parts[0] + parts[1]
+    shares = [np.mean((right == flipped) & (below == upside)) for flipped in (False, True) for upside in (False, True)]
+    np.testing.assert_allclose(shares, [1 / 2, 1 / 6, 1 / 6, 1 / 6], atol=0.08)
+
+
 # `test_random_augment.py` shows the same of the strong ones by a policy that compiles in less time.
 @pytest.mark.parametrize(
     "name",
@@ -63,7 +84,7 @@ def test_padding_key_and_dtype(name):
     np.testing.assert_array_equal(padded[:12], result)
     floats = augment(jax.random.key(1), images.astype(jnp.float32))
     assert floats.dtype == jnp.float32
-    whole = jnp.round(floats) if name in ("translate", "resize_crop") else floats
+    whole = jnp.round(floats) if name in ("translate", "resize_crop", "flamby") else floats
     rounded_twice = 1.0 if name == "resize_crop" else 0.0
     np.testing.assert_allclose(whole, np.asarray(result, np.float32), rtol=0, atol=rounded_twice)
     assert (name == "none") == bool((result == images).all())
