@@ -97,38 +97,12 @@ def _lsh_codes(key: Key[Array, ""], features: Array, num_bits: int, points_at_on
     return codes & jnp.asarray(used)
 
 
-def hamming_matrix(
-    codes_a: UInt32[Array, "n words"], codes_b: UInt32[Array, "m words"] | None = None
-) -> Int32[Array, "n m"]:
-    """Counts the differing bits of every pair of codes (XCLP, Algorithm 1 step 4, without the cryptography).
-
-    This is the dense reference; `nearest_neighbors` never forms it.
-
-    Args:
-        codes_a: [n, words], packed codes.
-        codes_b: [m, words], or None for `codes_a` itself.
-
-    Returns:
-        [n, m] distances in bits.
-
-    Raises:
-        ValueError: if the codes are not uint32 matrices of the same width.
-    """
-    codes_a = jnp.asarray(codes_a)
-    codes_b = codes_a if codes_b is None else jnp.asarray(codes_b)
-    for codes in (codes_a, codes_b):
-        if codes.ndim != 2 or codes.dtype != jnp.uint32 or codes.shape[1] != codes_a.shape[1]:
-            raise ValueError(
-                f"codes have shapes {codes_a.shape} and {codes_b.shape} and dtypes {codes_a.dtype} and "
-                f"{codes_b.dtype}; both must be uint32 [points, words] with the same number of words."
-            )
-    return jax.jit(popcount_distances, static_argnums=2)(codes_a, codes_b.T, jnp.int32)
-
-
 def popcount_distances(
     codes: UInt32[Array, "n words"], words: UInt32[Array, "words m"], dtype: jnp.dtype
 ) -> Int[Array, "n m"]:
     """Distances in bits by exclusive or and population count, the fast way on a CPU; `words` are codes transposed.
+
+    XCLP, Algorithm 1 step 4, without the cryptography.
 
     The dtype has to hold the number of bits. The sum over words is written out so that the compiler fuses it into one
     loop over the output, with the transposed codes contiguous along the vector: a reduction over an axis was ten times

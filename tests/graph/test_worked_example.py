@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import graph
+from fedjax_ssl.graph.codes import popcount_distances
 from tests.graph import reference
 
 CODES = reference.pack(reference.EXAMPLE_CODES)
@@ -98,7 +99,7 @@ def label_matrix() -> np.ndarray:
 
 
 def test_distances():
-    np.testing.assert_array_equal(graph.hamming_matrix(CODES), DISTANCES)
+    np.testing.assert_array_equal(popcount_distances(CODES, CODES.T, jnp.int32), DISTANCES)
 
 
 def test_cosines():

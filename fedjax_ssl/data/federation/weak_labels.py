@@ -10,7 +10,7 @@ import functools
 import operator
 from collections.abc import Callable
 from itertools import zip_longest
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,6 @@ from fedjax_ssl.keys import named_key
 from fedjax_ssl.registry import check_known
 
 Protocol = Literal["dealt", "drawn", "clean", "reference"]  # how sets are filled, see `unlabelled_sets`
-PROTOCOLS = get_args(Protocol)
 _LOWEST, _DOMINANCE = 0.1, 10.0  # smallest share before normalization, and factor of the dominant class (FedUL)
 
 
