@@ -27,7 +27,7 @@ from fedjax_ssl.sweep.plan import Plan
 
 _FILE = "reproduce.json"  # which table a folder is of
 _SHOWN = 3
-_QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+_QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=1 --xla_cpu_use_fusion_emitters=0"
 
 
 def describe(table: Table, scale: str, cells: Sequence[Cell], runs: Sequence[Run]) -> list[str]:
@@ -104,7 +104,7 @@ def carry_out(
             # Two short rounds are faster where no machine code is optimized.
             flags = f"{os.environ.get('XLA_FLAGS', '')} {_QUICK * (scale == 'smoke')}".strip()
             with mock.patch.dict(os.environ, {"XLA_FLAGS": flags} if flags else {}):
-                workers.execute(folder, own, processes, notes)
+                workers.execute(folder, own, processes, notes, together=scale == "smoke")
         finally:
             rows.write(folder, plan)
             found: dict[tuple[str, str], tuple[Cell, list[Path]]] = {}

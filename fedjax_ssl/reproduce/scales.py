@@ -22,9 +22,12 @@ from fedjax_ssl.runs.build import load_resolved
 from fedjax_ssl.runs.devices import forward_operations
 from fedjax_ssl.runs.files import bytes_in_words
 
-_SMOKE_ROUNDS, _SMOKE_CLIENTS, _SMOKE_SIDE = 2, 3, 64
-_SMOKE_EXAMPLES, _SMOKE_OWN = 3000, 60  # at least, and of a client
-_EQUAL = ("iid", "random", "majority", "dirichlet", "dirichlet_balanced")  # partitions that divide what there is
+_SMOKE_ROUNDS, _SMOKE_COHORT, _SMOKE_CLIENTS, _SMOKE_SIDE = 2, 2, 10, 32
+_SMOKE_OWN, _SMOKE_SET, _SMOKE_PART, _SMOKE_CLASS = 120, 15, 30, 5  # examples of a client, of its sets, parts, classes
+_SMOKE_MOST = {  # fields of a method, its optimizer, partition or prediction -> the most that they are
+    **dict.fromkeys(("batch_size", "server_batch_size", "unlabelled_batch_size", "set_size", "num_unlabelled"), 16),
+    **dict.fromkeys(("unlabelled_ratio", "num_helpers", "groups", "local_steps"), 2),
+}
 _SHALLOW = {  # networks that compile for long -> a shallow one with the same kind of layers and heads
     **dict.fromkeys(("wrn28", "resnet18", "efficientnet_b0"), "resnet8_basic"),
     "resnet17": "resnet8",
@@ -76,6 +79,8 @@ def runs_of(
             with config.unlocked():
                 if scale == "smoke":
                     make_tiny(config)
+                    if cell.value[0] == "round":  # that are fewer here
+                        cell = cell._replace(value="last")
                 else:
                     take_data(config, given or {})
             with warnings.catch_warnings():
@@ -124,18 +129,16 @@ def make_tiny(config: ml_collections.ConfigDict) -> None:
     What decides shapes and code, such as partition, supervision and method, stays.
     """
     name, section = config.data.name, config.data
-    config.update(rounds=_SMOKE_ROUNDS, eval_every=1, select_from=0, precision="float32")
-    for field, value in config.method.items():
-        if field.endswith(("_rounds", "_epochs")) and isinstance(value, int):
-            config.method[field] = min(value, 1)
-    config.optimizer.update(schedule_rounds=None, local_epochs=1)
-    if config.optimizer.local_steps:
-        config.optimizer.local_steps = _SMOKE_ROUNDS
-    clients = config.partition.num_clients
-    if (config.federated.cohort_size or clients or math.inf) > _SMOKE_CLIENTS:
-        config.federated.cohort_size = _SMOKE_CLIENTS
-    if "rounds_per_part" in config.partition and config.partition.rounds_per_part:
-        config.partition.rounds_per_part = 1
+    config.update(rounds=_SMOKE_ROUNDS, eval_every=1, select_from=0, precision="float32", test_predictions="none")
+    config.federated.devices = 1
+    config.optimizer.schedule_rounds = None
+    for part in (config.optimizer, config.method, config.partition, config.prediction):
+        for field, value in part.items():
+            if isinstance(value, int) and value:
+                most = 1 if field.endswith(("_rounds", "_epochs", "rounds_per_part")) else _SMOKE_MOST.get(field, value)
+                part[field] = min(value, most)
+    if (config.federated.cohort_size or config.partition.num_clients or math.inf) > _SMOKE_COHORT:
+        config.federated.cohort_size = _SMOKE_COHORT
     config.model.name = _SHALLOW.get(config.model.name, config.model.name)
     network = models.options(config.model.name)
     for option in configs.options(config.model):
@@ -156,8 +159,30 @@ def make_tiny(config: ml_collections.ConfigDict) -> None:
         section.size = min(section.size, _SMOKE_SIDE)
     if section.mean is None and section.std is None and section.standardize == "auto":
         section.standardize = "none"
-    if clients and config.partition.name in _EQUAL and not section.pools:
-        section.examples = round(max(clients * _SMOKE_OWN, _SMOKE_EXAMPLES) / (1 - section.validation_fraction))
+    _leave_few(config)
+
+
+def _leave_few(config: ml_collections.ConfigDict) -> None:
+    """Leave stand-in data as many clients and examples as partition, supervision and held-out parts need."""
+    section, partition, supervision = config.data, config.partition, config.supervision
+    like = data.load("stand_in", like=section.like, num_classes=section.num_classes, examples=1)
+    there, classes = partition.num_clients or len(like.client_names or ()), like.num_classes
+    clients = min(there, _SMOKE_CLIENTS)
+    if clients < there:
+        partition.num_clients = clients
+    for field in ("labelled_clients", "server_labels", *["labels"] * (supervision.name in ("total", "server"))):
+        supervision[field] = supervision[field] and -(-supervision[field] * clients // max(there, 100))
+    if section.pools:
+        section.pools = (section.pools[0] * clients // there, _SMOKE_CLASS, _SMOKE_CLASS)
+        section.examples = 2 * sum(section.pools) * classes  # half of them may have no label
+        partition.counts = tuple(max(count * clients // there, min(count, 10)) for count in partition.counts)
+        partition.unlabelled = partition.unlabelled and _SMOKE_OWN
+    elif partition.name == "natural":
+        section.examples = max(there, _SMOKE_CLIENTS * _SMOKE_CLASS) * _SMOKE_CLASS * 2
+    else:
+        parts = _SMOKE_PART * (partition.parts or 1) + classes * (partition.balanced or 0)
+        own = max(_SMOKE_OWN, parts, _SMOKE_SET * max(supervision.set_counts or [supervision.sets or 0]))
+        section.examples = 5 * clients * own // 4  # a fifth at most is held out
 
 
 def check_data(runs: Sequence[Run]) -> None:

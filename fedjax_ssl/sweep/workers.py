@@ -155,7 +155,7 @@ def set_up() -> None:
 
 
 def do_runs(tell: Tell, sweep: Path, names: Collection[str], at_once: int | None = None) -> None:
-    """Does runs of one program of a sweep. A run that fails is marked, and the others go on.
+    """Does runs of a sweep, program by program. A run that fails is marked, and the others go on.
 
     Args:
         tell: is told of every run that starts or ended.
@@ -165,30 +165,31 @@ def do_runs(tell: Tell, sweep: Path, names: Collection[str], at_once: int | None
     """
     plan = plans.load(sweep)
     assert plan is not None, "it was written before"
-    runs = [run for run in plan.runs if run.name in names]
-    first = runs[0].config
+    programs = [some for runs in plan.programs if (some := [run for run in runs if run.name in names])]
+    first = programs[0][0].config
     command_line.use_processor(first["threads"], first["federated"]["devices"])
-    points = [Point(plans.config_of(run), results.folder_of(sweep, run.name)) for run in runs]
-    shared = Shared(own_process=True)
-    with contextlib.suppress(Exception):  # a run that cannot be says so itself
-        # Runs of the program that others do are given the same shapes.
-        program = [run for run in plan.runs if run.program == runs[0].program]
-        shared.align([configs.resolve(plans.config_of(run)) for run in program])
 
     def start(batch: Sequence[Point]) -> None:
         tell({"event": "start", "runs": [Path(point.workdir).name for point in batch]})
 
-    for run, (result, seconds) in zip(runs, in_batches(points, shared, at_once, start), strict=True):
-        status, message = results.DONE, ""
-        if isinstance(result, FolderLocked):  # another process does it
-            status, message = results.MISSING, str(result)
-        elif isinstance(result, Exception):
-            status, message = results.FAILED, results.message_of(result)
-            results.mark(results.folder_of(sweep, run.name), status, message)
-        elif result is not None:  # no pruner stops these
-            status = results.DIVERGED if "diverged" in result else results.DONE
-            message = results.brief(result)
-        tell({"event": "end", "run": run.name, "status": status, "message": message, "seconds": seconds})
+    for runs in programs:
+        points = [Point(plans.config_of(run), results.folder_of(sweep, run.name)) for run in runs]
+        shared = Shared(own_process=len(programs) == 1)
+        with contextlib.suppress(Exception):  # a run that cannot be says so itself
+            # Runs of the program that others do are given the same shapes.
+            program = [run for run in plan.runs if run.program == runs[0].program]
+            shared.align([configs.resolve(plans.config_of(run)) for run in program])
+        for run, (result, seconds) in zip(runs, in_batches(points, shared, at_once, start), strict=True):
+            status, message = results.DONE, ""
+            if isinstance(result, FolderLocked):  # another process does it
+                status, message = results.MISSING, str(result)
+            elif isinstance(result, Exception):
+                status, message = results.FAILED, results.message_of(result)
+                results.mark(results.folder_of(sweep, run.name), status, message)
+            elif result is not None:  # no pruner stops these
+                status = results.DIVERGED if "diverged" in result else results.DONE
+                message = results.brief(result)
+            tell({"event": "end", "run": run.name, "status": status, "message": message, "seconds": seconds})
 
 
 def in_batches(
@@ -240,12 +241,16 @@ def vectorizes(point: Point, shared: Shared) -> bool:
     return (experiment.config.federated.devices or 1) <= 1 and experiment.host is None
 
 
-def tasks(sweep: Path, plan: Plan, workers: int) -> list[Task]:
+def tasks(sweep: Path, plan: Plan, workers: int, together: bool = False) -> list[Task]:
     """Makes a task of every program that has runs to do; programs that would leave workers idle are cut into parts.
 
-    Of five programs for two workers, two are dealt to each, and the fifth is cut in two.
+    Of five programs for two workers, two are dealt to each, and the fifth is cut in two. With `together` every worker
+    does many programs in one process, as is faster for runs that take less time than its start.
     """
     programs = [results.unfinished(sweep, runs) for runs in plan.programs]
+    if together:
+        runs = [run for program in programs for run in program]
+        return [task_of(sweep, part) for place in range(workers) if (part := runs[place::workers])]
     waiting = sorted(filter(None, programs), key=len, reverse=True)  # the longest first, so that workers end together
     last = len(waiting) % workers
     whole, cut = waiting[: len(waiting) - last], waiting[len(waiting) - last :]
@@ -255,20 +260,21 @@ def tasks(sweep: Path, plan: Plan, workers: int) -> list[Task]:
 
 
 def task_of(sweep: Path, runs: Sequence[PlannedRun]) -> Task:
-    """Makes a task of runs of one program."""
+    """Makes a task of runs."""
     return Task(do_runs, (sweep, [run.name for run in runs]), runs)
 
 
-def execute(sweep: Path, plan: Plan, workers: int, notes: Iterable[str] = ()) -> None:
-    """Does all runs that are missing, and writes the tables after every program.
+def execute(sweep: Path, plan: Plan, workers: int, notes: Iterable[str] = (), together: bool = False) -> None:
+    """Does all runs that are missing, and writes the tables after every task.
 
     Args:
         sweep: folder of the sweep.
         plan: as in its `sweep.json`.
         workers: processes at a time.
         notes: shown before; those of all workers are shown once.
+        together: see `tasks`.
     """
-    waiting = tasks(sweep, plan, workers)
+    waiting = tasks(sweep, plan, workers, together)
     methods = {run.name: run.config["method"]["name"] for task in waiting for run in task.runs}
     total, spent = len(methods), collections.defaultdict[str, list[float]](list)
     started, over = set[str](), set[str]()

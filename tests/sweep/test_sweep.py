@@ -94,6 +94,7 @@ def test_runs_that_do_not_fit_together_are_done_half_as_many_at_a_time(tmp_path,
 def test_tasks_are_programs_and_those_that_would_leave_workers_idle_are_cut_into_parts(tmp_path):
     plan = planned(tmp_path, "optimizer.batch_size=5,10", seeds=(0, 1, 2, 3))
     assert [len(task.runs) for task in workers.tasks(tmp_path, plan, 2)] == [4, 4]
+    assert [len(task.runs) for task in workers.tasks(tmp_path, plan, 1, together=True)] == [8]
     parts = workers.tasks(tmp_path, plan, 4)
     assert [len({one.program for one in task.runs}) for task in parts] == [1, 1, 1, 1]
     assert [len(task.runs) for task in workers.tasks(tmp_path, plan, 3)] == [2, 2, 2, 2]

@@ -36,7 +36,7 @@ def load_stand_in(
             features.
         size: side of the images, in pixels; by default that of the other dataset.
         num_classes: by default those of the other dataset.
-        examples: training examples; by default as many as there, or as fit into 256 MB.
+        examples: training examples; by default as many as there, or as fit into 256 MB. At most half have no label.
 
     Returns:
         Dataset named "stand_in", with classes of equal size in random order.
@@ -59,6 +59,7 @@ def load_stand_in(
         examples = _BYTES // math.prod(shape)
     if examples is not None and examples < train:
         train, test = examples, min(test, max(examples // 5, 1)) if test else 0
+        unlabelled = min(unlabelled, train // 2)
     clients = _number(said, r"(\d[\d,]*) (?:writers|centres|hospitals|drawers|training)")
     parts = [_split(n, shape, facts, clients, lost, n) if n else None for n, lost in ((train, unlabelled), (test, 0))]
     names = tuple(f"client {c}" for c in range(clients)) if clients else None
