@@ -212,7 +212,8 @@ def check_data(runs: Sequence[Run]) -> None:
         if weights and not Path(weights).expanduser().is_file():
             missing[f"weights {weights} are not there; make them where PyTorch is installed with {EXPORT}"] = None
     if missing:
-        raise ConfigError("\n".join([*missing, "With --data NAME=FILE.npz other files are taken in its place."]))
+        own = "With --data NAME=FILE.npz a file with x_train, y_train, x_test and y_test is taken in place of NAME."
+        raise ConfigError("\n".join([*missing, own]))
 
 
 def hours(runs: Sequence[Run]) -> float:
