@@ -50,7 +50,7 @@ def conv2d(
     | "xla" | "lax", or "slices" where `vmap` gives every client a kernel | reverse mode |
 
     "auto" takes on a CPU "winograd" from 16 input channels on and else "slices" (rates: docs/benchmarks.md); elsewhere
-    it takes "xla", but "slices" for a 1x1 kernel. Nothing was measured on a GPU or TPU.
+    it takes "xla", but "slices" for a 1x1 kernel. The choice was not measured on a GPU or TPU.
 
     Args:
         inputs: images.

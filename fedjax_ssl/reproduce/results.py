@@ -169,7 +169,8 @@ def markdown(table: Table, result: Stored) -> str:
 def notes(table: Table, result: Stored) -> list[str]:
     """Say what the numbers of a table are, what was reduced or differs, and where they come from."""
     seeds = sorted({len(cell["values"]) for cell in result["cells"]})
-    said = [f"ours, mean and sample deviation of {'/'.join(map(str, seeds))} seeds; in brackets the paper's"]
+    count = "one seed" if seeds == [1] else f"mean and sample deviation of {'/'.join(map(str, seeds))} seeds"
+    said = [f"ours, {count}; in brackets the paper's"]
     if result["scale"] == "small" and table.reduced:
         said.append(f"reduced: {table.reduced}")
     if result["scale"] == "smoke":

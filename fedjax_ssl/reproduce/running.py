@@ -27,7 +27,7 @@ from fedjax_ssl.sweep.plan import Plan
 
 _FILE = "reproduce.json"  # which table a folder is of
 _SHOWN = 3
-_QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=1 --xla_cpu_use_fusion_emitters=0"
+_QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=1"
 
 
 def describe(table: Table, scale: str, cells: Sequence[Cell], runs: Sequence[Run]) -> list[str]:

@@ -42,6 +42,7 @@ class Run(NamedTuple):
     cell: Cell
     name: str
     config: ml_collections.ConfigDict  # resolved
+    dataset: str  # of the paper, whatever is taken in its place
 
 
 def runs_of(
@@ -75,7 +76,7 @@ def runs_of(
             continue
         try:
             config = configs.load(cell.config, {**cell.settings, **(settings or {})})
-            named.add(config.data.name)
+            named.add(dataset := config.data.name)
             with config.unlocked():
                 if scale == "smoke":
                     make_tiny(config)
@@ -89,7 +90,7 @@ def runs_of(
                 for seed in seeds:
                     config.seed = seed
                     name = f"{cell.row},{cell.column},seed {seed}"
-                    found.append(Run(cell, name, configs.resolve(config)))
+                    found.append(Run(cell, name, configs.resolve(config), dataset))
         except ConfigError as error:
             raise ConfigError(f"{table.name}, {cell.row}, {cell.column}: {error}") from error
     for name in given or {}:
@@ -222,11 +223,11 @@ def hours(runs: Sequence[Run]) -> float:
     Augmentation, graphs, evaluation and compiling are not in it; a network's training step is counted as three forward
     passes of one view.
     """
-    return sum(_operations(run.config) for run in runs) / _rate() / 3600
+    return sum(_operations(run.config, run.dataset) for run in runs) / _rate() / 3600
 
 
-def _operations(config: ml_collections.ConfigDict) -> float:
-    name = config.data.get("like") or config.data.name.partition(":")[0]
+def _operations(config: ml_collections.ConfigDict, dataset: str) -> float:
+    name = config.data.get("like") or dataset.partition(":")[0]
     like = data.load("stand_in", like=name, size=config.data.get("size"), num_classes=config.data.get("num_classes"))
     each = forward_operations(config.model, like.num_classes, like.input_shape)
     section = config.data

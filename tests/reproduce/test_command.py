@@ -85,6 +85,9 @@ def test_a_description_says_cells_data_and_hours(paper, capsys):
     assert "expected here: about" in out
     code, out, _ = call(capsys, "mine-figure2", "--scale", "smoke", *paper)
     assert code == 0 and "data: stand_in" in out and "expected here: about" in out
+    cnn = ("--set", "model.name=cnn", "--set", "model.hidden=None")
+    code, out, error = call(capsys, "mine-figure2", "--data", "mnist=a.npz", *cnn, *paper)  # shapes are those of mnist
+    assert code == 0 and "expected here: about" in out, error
     code, out, _ = call(capsys, "--list", *paper)
     assert code == 0 and "mine-table1" in out and "2 tables" in out and "Digits; no results yet" in out
     code, out, _ = call(capsys, "--page", *paper)
