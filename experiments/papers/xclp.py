@@ -295,7 +295,7 @@ TABLES = (
             "by size": {"cohort.name": "by_size"},
             "by the square of the size": {"cohort.name": "by_size", "cohort.power": 2.0},
         },
-        columns={"new characters": {}, "pseudo-labels": {"metric": "pseudo_label_accuracy"}},
+        columns={"new characters": {}, "pseudo-labels": {"metric": "pseudo_label_accuracy", "value": "last"}},
         small={
             "name": "Clients of a round drawn alike or by their sizes: accuracy of drawn characters, in %",
             "config": "femnist_xclp:glyphs",
