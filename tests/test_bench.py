@@ -55,11 +55,6 @@ def test_without_json_there_is_a_table(capsys: pytest.CaptureFixture[str]) -> No
     ("arguments", "words"),
     [
         (("--workloads", "W2,w5"), ("'w5'", "Did you mean 'W5'?", *WORKLOADS)),
-        (("--repeats", "0"), ("--repeats is 0", "at least 1")),
-        (("--scale", "-1"), ("--scale is -1.0", "above 0")),
-        (("--devices", "0"), ("--devices is 0", "at least 1")),
-        (("--placement", "everywhere"), ("'everywhere'", "sequential", "lanes")),
-        (("--smoke", "0"), ("--smoke is 0", "above 0")),
         (("--platform", "cuda"), ("'cuda'", "gpu, tpu, cpu")),
         (("--platform", "gpu", "--one-process"), ("--platform gpu: JAX computes on cpu here", "jax[cuda12]")),
     ],

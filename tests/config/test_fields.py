@@ -39,32 +39,12 @@ def test_every_number_has_a_range_with_its_default_inside(section: str) -> None:
     ("given", "message"),
     [
         ({"eval_every": 0}, "config.eval_every is 0; it must be a whole number of at least 1"),
-        ({"data.test_fraction": 1.0}, "config.data.test_fraction is 1.0; it must be a number in [0, 1)"),
-        ({"data.left_out_client": -1}, "config.data.left_out_client is -1; it must be a whole number of at least 0"),
-        ({"optimizer.momentum": 1.0}, "config.optimizer.momentum is 1.0; it must be a number in [0, 1)"),
-        ({"optimizer.weight_decay": math.inf}, "config.optimizer.weight_decay is inf; it must be a number of at least"),
         ({"federated.weighting": "labeled"}, "config.federated.weighting is 'labeled'. Did you mean 'labelled'"),
-        ({"partition.name": "idd"}, "config.partition: unknown partition 'idd'. Did you mean 'iid'"),
         # jax.random.key(2**32) has the bits of key(0)
         ({"seed": 2**32}, "config.seed is 4294967296; it must be a whole number from 0 to 4294967295"),
-        ({"method.name": "fedul", "method.l1": math.nan}, "config.method.l1 is nan; it must be a number of at least 0"),
-        (
-            {"method.name": "xclp", "method.num_bits": 10**9},
-            "config.method.num_bits is 1000000000; it must be a whole number from 1 to 1048576",
-        ),
-        (
-            {"method.name": "fedmt", "method.threshold": 2.0},
-            "config.method.threshold is 2.0; it must be a number in [0, 1]",
-        ),
         ({"method.name": "uda", "method.temperature": 1e-300}, "config.method.temperature is 1e-300; single precision"),
         ({"method.name": "xclp", "method.alpha": None}, "config.method.alpha is None; give a number"),
-        ({"supervision.server_labels": -1}, "config.supervision.server_labels is -1; it must be a whole number of at"),
-        ({"data.name": "npz", "data.input_max": math.inf}, "config.data.input_max is inf; it must be a number above 0"),
         ({"model.hidden": (64, 0)}, "config.model.hidden[1] is 0; it must be a whole number of at least 1"),
-        (
-            {"federated.name": "grouped", "federated.group_sizes": ("a",)},
-            "config.federated.group_sizes[0] is 'a'; it must be a whole number of at least 1",
-        ),
     ],
 )
 def test_the_message_names_field_value_and_range(given: dict, message: str) -> None:

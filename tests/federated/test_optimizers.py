@@ -130,26 +130,6 @@ def test_adaptive_servers_without_bias_correction_are_flambys(float64, name: str
     np.testing.assert_allclose([first[0], second[0]], moved, rtol=1e-7)
 
 
-def test_server_momentum_worked_example(float64) -> None:
-    """SemiFL's global momentum, in which the server trains the model between two rounds."""
-    optimizer = federated.fedopt(optax.sgd(1.0, momentum=0.5))
-    state = optimizer.init({"model": jnp.zeros(2)})
-    first, state = server_step(optimizer, state, [1.0, -2.0], [0.6, -1.9])
-    np.testing.assert_allclose(first, [0.6, -1.9], rtol=1e-14)
-    np.testing.assert_allclose(jax.tree.leaves(state)[0], [0.4, -0.1], rtol=1e-14)
-    second, state = server_step(optimizer, state, [0.7, -1.8], [0.5, -1.5])
-    np.testing.assert_allclose(second, [0.3, -1.45], rtol=1e-14)
-    np.testing.assert_allclose(jax.tree.leaves(state)[0], [0.4, -0.35], rtol=1e-14)
-
-
-def test_without_server_momentum_the_mean_model_is_adopted(float64) -> None:
-    optimizer = federated.fedopt(optax.sgd(1.0, momentum=0.0))
-    state = optimizer.init({"model": jnp.zeros(2)})
-    for weights in ([1.0, 1.0], [5.0, -1.0]):
-        new, state = server_step(optimizer, state, weights, [2.0, 0.0], [0.0, 4.0])
-        np.testing.assert_allclose(new, [1.0, 2.0], rtol=1e-14)
-
-
 @pytest.fixture(scope="module")
 def plain_round():
     data = toy.federation()
@@ -170,23 +150,8 @@ def test_fedprox_without_strength_is_fedavg_bit_for_bit(plain_round) -> None:
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.thorough
-def test_fedprox_stays_closer_to_the_global_model(plain_round) -> None:
-    data, expected = plain_round
-    method = with_optimizer(data, federated.fedprox(3.0))
-    start = jax.jit(method.init)(jax.random.key(0), data)
-    state, _ = toy.train(method, jax.random.key(0), data, 2)
-    moved, free = (float(optax.tree.norm(optax.tree.sub(end.params, start.params))) for end in (state, expected))
-    assert 0 < moved < free
-
-
 def test_a_step_of_fedprox_of_the_worked_example() -> None:
     """Gradient (.1, .2) at (1, -1), pulled towards (.8, -.5) with mu = 0.01, rate 0.1."""
     weights, anchor, slope = ({"model": np.array(x)} for x in ((1.0, -1.0), (0.8, -0.5), (0.1, 0.2)))
     gradient = federated.fedprox(0.01).correct(slope, weights, anchor, ())["model"]
     np.testing.assert_allclose(weights["model"] - 0.1 * gradient, [0.9898, -1.0195], rtol=1e-12)
-
-
-def test_fedprox_refuses_a_negative_strength() -> None:
-    with pytest.raises(ValueError, match=r"mu is -0.1"):
-        federated.fedprox(-0.1)

@@ -182,21 +182,6 @@ def test_auto_takes_cholesky_for_small_graphs(monkeypatch):
     assert graph.solve(example(), target, 0.99).iterations > 0
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("solver", SOLVERS)
-def test_maps_over_graphs_and_alphas(solver):
-    codes = np.stack([clustered_codes(seed, 250, 64, 5)[0] for seed in range(3)])
-    target = reference.one_hot(labels_for(250), 3)
-    alphas = jnp.array([0.5, 0.9, 0.99])
-
-    def one(some, alpha):
-        return graph.propagate(graph.build_graph(graph.nearest_neighbors(some, 64, 4)), target, alpha, solver)
-
-    together = jax.jit(jax.vmap(one))(codes, alphas)
-    for client in range(3):
-        np.testing.assert_allclose(together[client], one(codes[client], alphas[client]), rtol=2e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("alpha", [1.0, -0.1, 1.5, float("nan")])
 def test_alpha_outside_its_range_is_refused(alpha):
     built = example(20)

@@ -124,8 +124,6 @@ def test_with_class_labels_every_client_predicts_with_its_own_head() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"labels": "fine"}, "labels is 'fine'"),
-        ({"head_epochs": 0}, "head_epochs is 0"),
         ({"labels": "class", "shared_head": True}, "nothing would be private"),
     ],
 )

@@ -155,17 +155,6 @@ def test_every_set_is_one_step_of_every_epoch() -> None:
     assert len(set(orders)) > 1
 
 
-@pytest.mark.thorough
-def test_padding_of_sets_and_examples_changes_no_step() -> None:
-    labels, shares = [0, 2, 1, 0, 2, 0, 1], np.eye(3)
-    plain = jax.jit(set_per_step(2).schedule)(KEY, client_with(sets_of_one_client(labels, shares)), toy.NOW)
-    padded = jax.jit(set_per_step(2).schedule)(KEY, client_with(sets_of_one_client(labels, shares, padding=2)), toy.NOW)
-    assert int(plain.num_steps) == int(padded.num_steps) == 6
-    for step in range(6):
-        one, other = (np.where(s.masks["set"][step], s.positions["set"][step], -1)[:7] for s in (plain, padded))
-        np.testing.assert_array_equal(one, other)
-
-
 def test_of_a_set_larger_than_the_bound_another_part_is_taken_every_time() -> None:
     client = client_with(sets_of_one_client([0] * 9 + [1] * 2, np.eye(3)[:2]))
     schedule = jax.jit(set_per_step(6, set_size=4).schedule)(KEY, client, toy.NOW)

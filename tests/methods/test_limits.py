@@ -11,7 +11,7 @@ import pytest
 
 from fedjax_ssl import methods
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.federated import ServerState, Stage, Term, federated_method, local_optimizer, mixed_epochs
+from fedjax_ssl.federated import ServerState, Stage, Term, federated_method, mixed_epochs
 from fedjax_ssl.federated.terms import PseudoLabels, augmented_view, examples_mask, pseudo_label_term
 from fedjax_ssl.models import count_parameters
 from fedjax_ssl.objectives import batch_cross_entropy
@@ -71,20 +71,6 @@ def test_without_propagation_only_labels_are_left(name: str) -> None:
     chex.assert_trees_all_close(state.params, expected.params, rtol=1e-6, atol=1e-7)
     assert [info["pseudo_label_coverage"] for info in infos] == [0.0, 0.0]
     assert np.isnan(infos[0]["pseudo_label_accuracy"])
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", ["xclp", "per_client_lp"])
-def test_a_cohort_without_any_target_leaves_the_model_as_it_is(name: str) -> None:
-    """XCLP section 8: with weight decay, training on nothing would still shrink the model."""
-    data = toy.without_knowledge(toy.federation())
-    options = {"unlabelled_clients": True} if name == "per_client_lp" else {}
-    run = toy.setup(data, local_optimizer=local_optimizer("sgd", weight_decay=0.1))
-    method = methods.build(name, run, **GRAPH, **options)
-    start = jax.jit(method.init)(KEY, data)
-    state, info = jax.jit(method.round)(KEY, start, data)
-    chex.assert_trees_all_equal(state.params, start.params)
-    assert info["local_steps"] == 0 and info["pseudo_label_coverage"] == 0
 
 
 class Pair(NamedTuple):

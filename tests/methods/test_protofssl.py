@@ -418,19 +418,3 @@ def test_the_loss_of_a_fresh_resnet8_is_the_logarithm_of_the_number_of_classes()
     labels = jnp.arange(30, dtype=jnp.int32) % 10
     centers, present = class_prototypes(z[:10], labels[:10], 10)
     assert float(query_loss(z[10:], labels[10:], centers, present, ProtoFSSL())) == pytest.approx(np.log(10), abs=0.01)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"distance": "euclidean"},
-        {"unlabel_loss": "mse"},
-        {"distance": "sq_euclidean"},
-    ],
-)
-def test_other_distances_and_losses_train(options: dict) -> None:
-    data = balanced()
-    states, infos = rounds(build(data, **options), data, 4)
-    chex.assert_tree_all_finite(states[-1])
-    assert infos[-1]["loss"] < infos[1]["loss"]

@@ -78,16 +78,7 @@ def test_a_setting_outside_what_it_declares_is_refused_by_its_name(name: str) ->
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("fedmatch", {"preset": "papre"}, "preset is 'papre'. Did you mean 'paper'"),
-        ("fedmatch", {"threshold": 1.5}, r"threshold is 1.5; it must be a number in \[0, 1\]"),
-        ("fedmatch", {"encoding": "zip"}, "Allowed: smallest, dense, bitmap, coordinates"),
-        ("fedmatch", {"num_helpers": -1}, "num_helpers is -1; it must be a whole number"),
-        ("fedpl", {"mix_alpha": 0.0}, "mix_alpha is 0.0; it must be a number above 0"),
-        ("fedtrans", {"coarse_rounds": 0}, "coarse_rounds is 0; it must be a whole number of at least 1"),
         ("fedul", {"temperature": 1.0}, "method 'fedul' has no option 'temperature'"),
-        ("mean_teacher", {"decay": 1.0}, r"decay is 1.0; it must be a number in \[0, 1\)"),
-        ("xclp", {"alpha": 1.0}, "alpha is 1.0"),
-        ("xclp", {"warmup_rounds": -1}, "warmup_rounds is -1"),
         # settings that contradict each other, or the run
         ("uda", {}, "tsa_rounds is 0"),
         ("pseudo_label", {"ramp_end": 10}, "ramp_end is 10"),

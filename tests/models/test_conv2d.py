@@ -177,11 +177,8 @@ def test_dtype_is_kept(lowering):
     ("images", "kernel", "options", "message"),
     [
         ((2, 5, 5, 3), (3, 3, 4, 2), {}, "channels"),
-        ((5, 5, 3), (3, 3, 3, 2), {}, "channels"),
         ((2, 5, 5, 3), (3, 3, 3, 2), {"lowering": "fft"}, "allowed: auto, lax"),
         ((2, 5, 5, 3), (3, 3, 3, 2), {"padding": "FULL"}, "'SAME', 'VALID'"),
-        ((2, 5, 5, 3), (3, 3, 3, 2), {"padding": -1}, "'SAME', 'VALID'"),
-        ((2, 5, 5, 3), (3, 3, 3, 2), {"stride": 0}, "stride is 0; it must be a whole number"),
         ((2, 2, 5, 3), (3, 3, 3, 2), {"padding": "VALID"}, "does not fit"),
     ],
 )

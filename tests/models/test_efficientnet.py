@@ -118,10 +118,6 @@ def test_padding_rows_and_dropped_blocks_change_nothing():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"stochastic_depth": 1.0}, r"stochastic_depth is 1.0; it must be a number in \[0, 1\)"),
-        ({"dropout_rate": -0.1}, "dropout_rate is -0.1; it must be a number in"),
-        ({"norm": "gn"}, "no option 'norm'"),
-        ({"lowering": "fft"}, "allowed: auto"),
         ({"input_shape": (64,)}, "height, width, channels"),
         ({"weights": "nowhere.npz"}, "weights nowhere.npz is not there"),
     ],

@@ -70,22 +70,16 @@ def evaluated(model, params, state, x):
         ("cnn", 62, (28, 28, 1), {}, 1_206_590),
         ("cnn", 10, (32, 32, 3), {}, 1_626_442),
         ("cnn13", 10, (32, 32, 3), {}, 3_125_908),
-        pytest.param("cnn13", 100, (32, 32, 3), {}, 3_137_608, marks=THOROUGH),
-        pytest.param("cnn13", 10, (32, 32, 3), {"aux_head": True}, 3_125_908 + 1_300, marks=THOROUGH),
         ("resnet18", 100, (84, 84, 3), {"stem": "imagenet"}, 11_227_812),
         ("resnet18", 10, (32, 32, 3), {"stem": "cifar"}, 11_173_962),
-        pytest.param("resnet18", 10, (32, 32, 3), {"stem": "imagenet_unpooled"}, 11_181_642, marks=THOROUGH),
         ("mnist_cnn", 10, (28, 28, 1), {}, 14_219_210),
         ("mnist_cnn", 10, (28, 28, 3), {}, 14_219_210),
         ("emnist_cnn", 47, (28, 28, 1), {}, 1_204_655),
         ("resnet18", 10, (32, 32, 3), {"stem": "cifar", "norm": "gn"}, 11_173_962),
         ("resnet9", 10, (32, 32, 3), {"norm": "gn"}, 6_575_370),
-        pytest.param("resnet18", 10, (32, 32, 3), {"stem": "imagenet"}, 11_181_642, marks=THOROUGH),
         ("resnet8_basic", 10, (32, 32, 3), {}, 1_227_594),
         ("resnet8_basic", 100, (32, 32, 3), {}, 1_250_724),
         ("wrn28", 10, (32, 32, 3), {}, 1_467_610),
-        pytest.param("wrn28", 100, (32, 32, 3), {}, 1_479_220, marks=THOROUGH),
-        pytest.param("wrn28", 100, (32, 32, 3), {"widen": 8}, 23_401_012, marks=THOROUGH),
     ],
 )
 def test_parameter_counts(name, num_classes, shape, options, count):
@@ -230,28 +224,6 @@ def test_blocks_of_the_wide_network(filters, stride):
     np.testing.assert_allclose(block.apply({"params": params}, x, False, None), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.thorough
-def test_vmap_over_parameters_equals_a_loop():
-    model, shape = small("mlp", norm="bn", dropout_rate=0.25)
-    params, state = jax.tree.map(lambda a: jnp.stack([a, 2 * a, 0.5 * a]), drawn(model))
-    x = jnp.asarray(np.random.default_rng(1).standard_normal((3, 4, *shape), np.float32))
-    keys = jax.random.split(jax.random.key(2), 3)
-
-    def gradient(params, state, x, key):
-        def loss(params):
-            outputs, new_state = model.apply(params, state, x, train=True, key=key)
-            return jnp.sum(jnp.sin(outputs.logits)), new_state
-
-        return jax.grad(loss, has_aux=True)(params)
-
-    together = jax.jit(jax.vmap(gradient))(params, state, x, keys)
-    alone = jax.jit(gradient)
-    for i in range(3):
-        expected = alone(*jax.tree.map(lambda a, i=i: a[i], (params, state)), x[i], keys[i])
-        ours = jax.tree.map(lambda a, i=i: a[i], together)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), ours, expected)
-
-
 @pytest.mark.parametrize(("name", "norm"), NORMS)
 def test_parameters_decide_the_dtype(name, norm):
     model, shape = small(name, norm=norm, normalize_features=True, aux_head=True)
@@ -301,36 +273,12 @@ def test_dropout_needs_a_key_only_where_there_is_dropout():
         cnn.apply(*drawn(cnn), jnp.ones((2, *cnn_shape)), train=True)
 
 
-def test_available_lists_every_network():
-    assert list(models.available()) == [
-        *SMALL,
-        "resnet8",
-        "resnet9",
-        "resnet17",
-        "proto_resnet18",
-        "fedmatch_resnet9",
-        "fedmatch_alexnet",
-        "efficientnet_b0",
-        "logistic",
-    ]  # these have files of their own
-    assert all(models.available().values())
-
-
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("cn", {}, "Did you mean 'cnn'"),
         ("vgg", {}, "Available: linear, mlp, cnn, cnn13, mnist_cnn, emnist_cnn, resnet18, resnet8_basic, wrn28"),
-        ("cnn", {"drop_out": True}, "Did you mean 'dropout'.*options: .*dropout, norm"),
-        ("linear", {"norm": "bn"}, "no option 'norm'"),
-        ("cnn", {"norm": "ln"}, "norm is 'ln'.* Allowed: none, bn, gn"),
-        ("cnn", {"lowering": "fft"}, "allowed: auto"),
         ("mlp", {"norm": "gn", "hidden": [64, 20]}, "divisible by 32, layer 'norm2' has 20"),
         ("mlp", {"hidden": ()}, "positive integers"),
-        ("mlp", {"activation": "tanh"}, "activation is 'tanh'.* Allowed: relu, none"),
-        ("mlp", {"dropout_rate": 1.0}, r"\[0, 1\)"),
-        ("resnet18", {"stem": "tiny"}, "stem is 'tiny'.* Allowed: cifar, imagenet, imagenet_unpooled"),
-        ("wrn28", {"widen": 0}, "widen is 0; it must be a whole number"),
         ("wrn28", {"norm": "gn"}, "divisible by 32, layer 'block1_1/norm1' has 16"),
         ("mnist_cnn", {"input_shape": (3, 8, 1)}, "4x4 or more"),
         ("emnist_cnn", {"input_shape": (5, 8, 1)}, "6x6 or more"),
@@ -338,7 +286,6 @@ def test_available_lists_every_network():
         ("cnn", {"input_shape": (5, 8, 1)}, "6x6 or more"),
         ("cnn13", {"input_shape": (8, 8, 3)}, "does not fit"),
         ("resnet18", {"input_shape": (64,)}, "height, width, channels"),
-        ("mlp", {"num_classes": 0}, "num_classes"),
         ("mlp", {"input_shape": ()}, "input_shape"),
     ],
 )

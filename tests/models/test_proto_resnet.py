@@ -197,7 +197,6 @@ def test_start_of_the_weights():
         ("resnet9", (32, 16, 3), {}, "square images"),
         ("resnet8", (64,), {}, "square images"),
         ("resnet8", (8, 8, 1), {"aux_head": True}, "resnet9"),
-        ("resnet8", (8, 8, 1), {"norm": "ln"}, "norm is 'ln'"),
     ],
 )
 def test_what_does_not_fit_is_refused(name, shape, options, message):

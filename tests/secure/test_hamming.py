@@ -1,14 +1,13 @@
 """SecureHamming: the integers of the plain computation, and views that say nothing more."""
 
 import itertools
-import math
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from fedjax_ssl.secure import SERVER, InconsistentView, MalformedMessage, messages, secure_hamming
-from fedjax_ssl.secure.hamming_paillier import PackedBits, PaillierEvaluator, PublicKey, SecretKey
+from fedjax_ssl.secure.hamming_paillier import PackedBits, PaillierEvaluator, PublicKey
 from fedjax_ssl.secure.hamming_transfer import (
     BaseReceiver,
     BaseSender,
@@ -20,7 +19,7 @@ from fedjax_ssl.secure.hamming_transfer import (
     chunks,
 )
 from fedjax_ssl.secure.network import Network
-from tests.secure import lattice, printed
+from tests.secure import printed
 from tests.secure.parties import Recorder, codes_of, connected, random_codes
 
 KEY_BITS = 256  # for tests of numbers: no security
@@ -299,57 +298,6 @@ def test_results_are_rerandomized(monkeypatch):
     hidden, share = evaluated(codes_of(bits), 4, packed)
     (result,), (mask,) = as_numbers(hidden.ciphertexts), as_numbers(share.values)
     assert guesses(packed, result, mask, 4) == [(1, 0, 1, 1)]
-
-
-# The odd prime factors of p - 1, all small, so that logarithms modulo the prime p are easy.
-FACTORS = [17, 449, 461, 881, 1117, 1129, 1153, 1607, 1657, 1823, 1861, 1877, 1951]
-PRIMES = 2 * math.prod(FACTORS) + 1, 2**128 - 159
-
-
-def logarithms(numbers):
-    """Logarithms modulo PRIMES[0] of all numbers to one base, modulo the product of FACTORS (Pohlig, Hellman)."""
-    prime, modulus, found = PRIMES[0], math.prod(FACTORS), [0] * len(numbers)
-    base = next(a for a in range(2, 100) if all(pow(a, (prime - 1) // some, prime) != 1 for some in FACTORS))
-    for factor in FACTORS:
-        power = (prime - 1) // factor
-        root, lift = pow(base, power, prime), modulus // factor * pow(modulus // factor, -1, factor)
-        table = {pow(root, exponent, prime): exponent for exponent in range(factor)}
-        found = [some + table[pow(number, power, prime)] * lift for some, number in zip(found, numbers, strict=True)]
-    return [some % modulus for some in found], modulus
-
-
-def code_by_lattice(packed, result):
-    """The code v that the key owner finds in a result, None if it finds none.
-
-    The mask does not matter: (1 + N)^x is 1 modulo a factor of N, and there the result is the product of all
-    ciphertexts c_l to the powers 1 - 2 v_l. In logarithms that is one linear equation with so small a solution that the
-    first vector of a reduced basis is it.
-    """
-    (*terms, total), modulus = logarithms([*as_numbers(packed.message.ciphertexts), result])
-    weights = [*terms, -total, modulus]
-    basis = np.eye(len(weights), dtype=int).astype(object)
-    basis[:, -1] = [2**40 * weight for weight in weights]
-    *signs, sign, rest = lattice.reduced(basis.tolist())[0]
-    if rest or any(abs(some) != 1 for some in (*signs, sign)):
-        return None
-    return [(1 - some * sign) // 2 for some in signs]
-
-
-def test_no_lattice_finds_a_code(monkeypatch):
-    """The linear attack of an owner that picked its primes: from one result all 24 bits, were it not re-randomized."""
-    from fedjax_ssl.secure import hamming_paillier
-
-    monkeypatch.setattr(hamming_paillier, "SecretKey", lambda bits: SecretKey(primes=PRIMES))
-    points, bits = np.random.default_rng(0).integers(0, 2, (2, 3, 24), np.uint8)
-    packed = PackedBits(codes_of(points), 24, KEY_BITS)
-
-    def found():
-        hidden, _ = evaluated(codes_of(bits), 24, packed)
-        return [code_by_lattice(packed, result) for result in as_numbers(hidden.ciphertexts)]
-
-    assert found() == [None] * 3
-    monkeypatch.setattr(PublicKey, "blind", lambda self: 1)
-    assert found() == bits.tolist()
 
 
 def test_the_key_owner_decrypts_uniform_numbers():

@@ -15,7 +15,6 @@ from tests.graph.test_exchange import BITS, LABELS, PAPER, ROWS, label
 from tests.secure.parties import Recorder
 
 LEVELS = ("ideal", "accounted", "real")
-CLASS_NORM = PAPER._replace(label_norm="class", similarity_power=3.0)
 
 
 def run(level, settings=PAPER, labels=LABELS, **options):

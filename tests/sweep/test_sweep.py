@@ -159,8 +159,6 @@ def test_mistakes_are_told_at_once(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["--sampler=tpee"], "unknown sampler 'tpee'. Did you mean 'tpe'?"),
-        (["--worker=3"], "there is no option '--worker'. Did you mean '--workers'?"),
         (["--rounds", "3"], "given as --rounds=VALUE, or --set rounds=VALUES for several"),
         (["--set", "rounds=3", "eval_every=1"], "unexpected argument 'eval_every=1'. Fields of the config are"),
         (

@@ -269,20 +269,13 @@ def test_dtypes_do_not_depend_on_64_bit_mode(partition, enabled):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"partition": "idd", "num_clients": 3}, "unknown partition 'idd'. Did you mean 'iid'"),
         ({"partition": "iid"}, "partition 'iid' does not know how many clients"),
-        ({"partition": "iid", "num_clients": 0}, "num_clients is 0; it must be a whole number of at least 1"),
         ({"partition": "iid", "num_clients": 241}, "num_clients=241, but as few as 240 training examples"),
         ({"num_clients": 8}, "num_clients=8, but only 7 natural clients"),
         ({"test_clients": 7}, "test_clients=7, but dataset 'toy' has 7; at least one must train"),
-        ({"test_clients": -1}, "test_clients=-1"),
         ({"test_clients": 1, "test_fraction": 0.1}, "give only one"),
-        ({"test_fraction": 1.0}, r"test_fraction is 1.0; it must be a number in \[0, 1\)"),
-        ({"validation_fraction": -0.1}, r"validation_fraction is -0.1; it must be a number in \[0, 1\)"),
         ({"supervision": "total", "supervision_options": {"labels": 241}}, "labels=241, but only 240"),
         ({"supervision_options": {"labels": 2, "labelled_clients": 8}}, "labelled_clients=8, but there are 7"),
-        ({"supervision_options": {"label": 2}}, "Did you mean 'labels'"),
-        ({"partition_options": {"alpha": 1.0}}, "partition 'natural' has no option 'alpha'"),
     ],
 )
 def test_bad_arguments(options, message):

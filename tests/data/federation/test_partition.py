@@ -98,7 +98,6 @@ CASES = [
     ("paired_dirichlet", {"alpha": 0.1, "labels_per_class": 2}, EVEN_AND_UNKNOWN, 8),
     ("paired_dirichlet", {"alpha": 1e-3, "labels_per_class": 5}, TWO, 2),
 ]
-FIRST_CASES = [case for place, case in enumerate(CASES) if case[0] != CASES[place - 1][0]]
 
 
 def case_pool(name, labels, num_clients, available):
@@ -371,16 +370,6 @@ def test_circulant_gives_the_counts_of_the_protofssl_split():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("dirichelt", {"alpha": 1.0}, "Did you mean 'dirichlet'"),
-        ("dirichlet", {}, "needs the option 'alpha'"),
-        ("dirichlet", {"alpah": 1.0}, "Did you mean 'alpha'"),
-        ("dirichlet", {"alpha": 0.0}, "alpha is 0.0; it must be a number above 0"),
-        (
-            "dirichlet",
-            {"alpha": 1.0, "min_examples": -1},
-            "min_examples is -1; it must be a whole number of",
-        ),
-        ("shards", {"shards_per_client": 0}, "shards_per_client is 0; it must be a whole number of at least 1"),
         ("circulant", {"shares": (1, -1)}, r"shares\[1\] is -1; it must be a number of at least 0"),
     ],
 )

@@ -180,11 +180,8 @@ def test_pools_that_are_shuffled_first() -> None:
     ("fields", "message"),
     [
         ({"data.pools": (5401, 300, 300)}, "6001 examples of class 0, but there are 6000"),
-        ({"data.pools": (5400, 300)}, "give training, validation and test examples of every class"),
         ({"data.pools": (5399, 300, 300)}, "100 clients are to get 5400 examples of class 0, but there are 5399"),
         ({"data.validation_fraction": 0.1}, "give only one of them"),
-        ({"data.test_fraction": 0.1}, "give only one of them"),
-        ({"partition.counts": (1, 2)}, "counts has 2 entries, the data have 10 classes"),
         ({"partition.counts": (0,), "partition.balanced": 0}, "no client would get anything"),
         ({"partition.unlabelled": 3}, "3 examples without a label each, but there are 0"),
         ({"partition.overlap": True}, "nothing is dealt as labelled; give labelled_counts, with supervision 'dealt'"),

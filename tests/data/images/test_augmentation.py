@@ -130,21 +130,6 @@ def test_resize_crop_cuts_windows_out_of_what_pillow_enlarges():
         augmentation("resize_crop", size=7)(jax.random.key(0), jnp.asarray(image[None]))
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("shfit", {}, "unknown augmentation 'shfit'. Did you mean 'shift'"),
-        ("shift", {"pixel": 1}, "Did you mean 'pixels'"),
-        ("shift", {"pixels": -1}, "pixels is -1; it must be a whole number of at least 0"),
-        ("rotate", {"degrees": -1.0}, r"degrees is -1.0; it must be a number in \[0, 180\]"),
-        ("crop_flip", {"fill": "mirror"}, "fill is 'mirror'. Allowed: reflect, constant"),
-    ],
-)
-def test_bad_options(name, options, message):
-    with pytest.raises(ValueError, match=message):
-        augmentation(name, **options)
-
-
 def test_images_that_do_not_fit():
     with pytest.raises(ValueError, match="pixels=7 must be smaller than the images, which are 9 x 7"):
         augmentation("shift", pixels=7)(jax.random.key(0), jnp.asarray(IMAGES))

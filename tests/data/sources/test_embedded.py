@@ -16,15 +16,8 @@ def glyphs(tmp_path_factory):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("digit", {}, r"unknown dataset 'digit'\. Did you mean 'digits'\? Available: digits, glyphs, folder"),
-        (
-            "glyphs",
-            {"writer": 3},
-            r"no option 'writer'\. Did you mean 'writers'\? Its options: writers, seed, examples",
-        ),
         ("digits", {"writers": 3}, r"no option 'writers'\. Its options: none"),
         ("digits", {"path": "digits.npz"}, "takes no path="),
-        ("glyphs", {"writers": 0}, "writers is 0"),
     ],
 )
 def test_wrong_names_and_options(name, options, message, tmp_path):
