@@ -30,17 +30,6 @@ def test_json_has_one_object_per_line_and_nothing_else(capsys: pytest.CaptureFix
 
 
 @pytest.mark.thorough
-def test_devices_share_the_cohorts_of_a_measurement(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = []
-    for devices in ("1", "2"):
-        arguments = ("--workloads", "W3", "--scale", "0.002", *SMALL[:1], *SMALL[3:], "--devices", devices)
-        assert bench.main(["bench", "--json", *arguments]) == 0
-        rows.append(json.loads(capsys.readouterr().out))
-    assert [row["devices"] for row in rows] == [1, 2]
-    assert rows[0]["loss"] == rows[1]["loss"] and np.isfinite(rows[0]["loss"])
-
-
-@pytest.mark.thorough
 def test_without_json_there_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.main(["bench", "--workloads", "W2", "--placement", "lanes", *SMALL]) == 0
     output = capsys.readouterr()

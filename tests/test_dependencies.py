@@ -33,8 +33,8 @@ def test_dependencies_are_what_the_package_imports():
 
 
 def test_a_start_imports_nothing_that_it_does_not_need():
-    heavy = ["orbax", "tensorstore", "tensorflow_datasets", "pyarrow", "chex", "sklearn", "matplotlib"]
-    code = f"import sys, fedjax_ssl.train; print([name for name in {heavy} if name in sys.modules])"
+    heavy = {"orbax", "tensorstore", "tensorflow_datasets", "pyarrow", "chex", "sklearn", "matplotlib", "wandb"}
+    code = f"import sys, fedjax_ssl.train, fedjax_ssl.runs.record; print([*{heavy} & {{*sys.modules}}])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"
 

@@ -188,16 +188,6 @@ def test_after_all_that_the_same_command_ends_in_the_same_bits(harmed, whole):
     assert "test accuracy" in ended[None].logs[0] and "test accuracy" not in ended[None].logs[1]
 
 
-@pytest.mark.thorough
-def test_cohorts_with_examples_on_the_host_of_every_process_give_the_same_bits(tmp_path):
-    alone(tmp_path / "one", **{"federated.cohort_size": 3, "rounds": 4})
-    where = ("--config.data.residence=host", "--config.federated.cohort_size=3", "--config.rounds=4")
-    ended = launch(tmp_path / "run", *where)
-    assert ended.codes == [0, 0], ended.logs
-    assert "examples stay on the host" in ended.logs[0]
-    assert_same_run(tmp_path / "run", tmp_path / "one")
-
-
 def write_own_examples(folder: Path, sizes: np.ndarray) -> None:
     """Images of clients of these sizes, all in one file, and files for two processes with noise for the other's."""
     generator = np.random.default_rng(0)

@@ -6,14 +6,15 @@ import sys
 
 SCRIPT = """
 import json, sys
-import fedjax_ssl.methods.{name}
+{imports}
 print(json.dumps([module for module in sys.modules if module.split(".")[0] == "fedjax_ssl"]))
 """
 
 
-def loaded(name: str) -> set[str]:
-    """Modules of the package after the import of a recipe in a fresh process."""
-    found = subprocess.run([sys.executable, "-c", SCRIPT.format(name=name)], capture_output=True, text=True, check=True)
+def loaded(*names: str) -> set[str]:
+    """Modules of the package after the import of recipes in a fresh process."""
+    script = SCRIPT.format(imports="\n".join(f"import fedjax_ssl.methods.{name}" for name in names))
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     return set(json.loads(found.stdout))
 
 
@@ -23,7 +24,8 @@ def test_federated_averaging_loads_fewer_than_forty_modules() -> None:
 
 
 def test_a_recipe_loads_no_sources_protocols_or_faces() -> None:
-    rooms = {module.split(".")[1] for module in loaded("xclp") if "." in module}
+    modules = loaded("xclp", "fedmatch")
+    rooms = {module.split(".")[1] for module in modules if "." in module}
     assert "graph" in rooms
     assert not rooms & {"secure", "config", "presets", "runs", "sweep", "report", "trained", "cli", "benchmarks"}
-    assert not any(module.startswith("fedjax_ssl.data.sources") for module in loaded("fedmatch"))
+    assert not any(module.startswith("fedjax_ssl.data.sources") for module in modules)

@@ -1,10 +1,6 @@
 """A run that is killed and started again ends in the same numbers, bit for bit."""
 
 import json
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -43,32 +39,6 @@ def results_of(folder: Path) -> dict:
     summary = json.loads((folder / "summary.json").read_text())
     measured = ("seconds", "per_second", "peak_memory", "versions", "device", "command")
     return {name: value for name, value in summary.items() if not any(part in name for part in measured)}
-
-
-# Within stage 2; and once each: before anything was recorded, within stage 1, within stage 2.
-@pytest.mark.thorough
-@pytest.mark.parametrize("moments", [(6,), (0, 2, 6)])
-def test_killed_at_any_time(tmp_path, moments):
-    """Rows are flushed one by one, so the moment within a row, a checkpoint or a round is random."""
-    run(experiment(), tmp_path / "whole")
-    killed = tmp_path / "killed"
-    for rows_before_kill in moments:
-        process = subprocess.Popen([sys.executable, "-c", CHILD, str(killed)], stdout=subprocess.DEVNULL)
-        deadline = time.monotonic() + 120
-        while process.poll() is None and time.monotonic() < deadline:
-            metrics = killed / "metrics.jsonl"
-            if (killed / "config.json").exists() and (
-                (metrics.read_bytes().count(b"\n") if metrics.exists() else 0) >= rows_before_kill
-            ):
-                break
-            time.sleep(0.005)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        assert not (killed / "summary.json").exists()
-    run(experiment(), killed)
-    assert [row["round"] for row in rows_of(killed)] == list(range(1, ROUNDS + 1))
-    assert rows_of(killed) == rows_of(tmp_path / "whole")
-    assert results_of(killed) == results_of(tmp_path / "whole")
 
 
 @pytest.mark.thorough

@@ -93,13 +93,6 @@ def test_a_sweep_over_a_learning_rate(keys, alone):
 
 
 @pytest.mark.thorough
-def test_a_sweep_over_alpha(keys):
-    train = make_train(experiment("xclp", **{"method.num_bits": 64, "rounds": 2}))
-    _, swept = jax.jit(jax.vmap(lambda alpha: train(keys[0], {"method.alpha": alpha})))(jnp.asarray([0.5, 0.99]))
-    assert np.all(np.isfinite(swept["test_loss"])) and swept["test_loss"][0, -1] != swept["test_loss"][1, -1]
-
-
-@pytest.mark.thorough
 def test_rounds_that_call_the_host_are_trained_too(keys):
     fields = {"method.num_bits": 64, "method.protocol": "real", "rounds": 2, "eval_every": 1}
     _, metrics = make_train(experiment("xclp", **fields))(keys[0])
@@ -115,10 +108,3 @@ def test_a_whole_number_setting_cannot_be_traced(keys):
     train = make_train(experiment("xclp"))
     with pytest.raises(configs.ConfigError, match=r"method\.num_neighbors"):
         train(keys[0], {"method.num_neighbors": jnp.asarray(3)})
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", [pytest.param("fedprox", marks=pytest.mark.thorough), "fedadam"])
-def test_federated_optimizers_by_name(keys, name):
-    _, metrics = jax.jit(make_train(experiment(**{"federated.name": name})))(keys[0])
-    assert np.all(np.isfinite(metrics["test_loss"]))

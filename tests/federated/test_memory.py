@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -199,28 +198,3 @@ def test_on_an_accelerator_unequal_clients_go_into_lanes(data, monkeypatch: pyte
         jax.eval_shape(method.round, jax.random.key(0), state, equal_or_not)
         assert [choice.placement for choice in found] == [placement]
         assert found[0].clients_at_once == (at_once or 6)
-
-
-@pytest.mark.thorough
-def test_clients_of_nearly_equal_size_run_to_a_constant_number_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On an accelerator, where a loop whose end is not known asks the host; one client stops before the others."""
-    sizes = (12, 12, 12, 12, 12, 8)
-    data = toy.federation(sizes=sizes, labelled=sizes)
-
-    def method_for(clients: FederatedData) -> federated.Method:
-        everyone = jax.device_get(all_clients(clients))
-        how = {"placement": "chunked", "chunk_size": 6, "all_clients": everyone}
-        return toy.executed(methods.build("fedavg", toy.setup(data)), **how)
-
-    def asks(method: federated.Method) -> bool:
-        state = jax.eval_shape(method.init, jax.random.key(1), data)
-        return " while[" in str(jax.make_jaxpr(method.round)(jax.random.key(1), state, data))
-
-    plain, infos = toy.train(method_for(data), jax.random.key(1), data, 1)
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    constant, again = toy.train(method_for(data), jax.random.key(1), data, 1)
-    chex.assert_trees_all_equal(constant, plain)
-    assert again == infos
-    assert not asks(method_for(data))
-    few = (12, 1, 1, 1, 1, 1)
-    assert asks(method_for(toy.federation(sizes=few, labelled=few)))

@@ -5,7 +5,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh
 
 from fedjax_ssl import federated
 from fedjax_ssl.federated import Stage, federated_method, sample_cohort
@@ -107,18 +106,6 @@ def test_variates_held_at_zero_are_fedavg_bit_for_bit() -> None:
 
 
 @pytest.mark.thorough
-def test_one_device_and_four_give_the_same_model_and_variates() -> None:
-    data = toy.federation()
-
-    def trained(**how):
-        method = toy.executed(method_of(data, federated.scaffold(), cohort_size=4), **how)
-        return toy.train(method, KEY, data, 3)[0]
-
-    mesh = Mesh(np.array(jax.devices()), ("clients",))
-    chex.assert_trees_all_equal(trained(), trained(mesh=mesh))
-
-
-@pytest.mark.thorough
 def test_clients_that_were_dropped_or_absent_keep_their_variates() -> None:
     data = toy.federation()
     method = method_of(data, federated.scaffold())
@@ -142,51 +129,6 @@ def test_a_rate_of_zero_leaves_the_variates() -> None:
     method = method_of(data, federated.scaffold(), learning_rate=0.0)
     state, _ = toy.train(method, KEY, data, 1)
     assert all(not np.any(leaf) for leaf in jax.tree.leaves((state.optimizer, state.clients)))
-
-
-@pytest.mark.thorough
-def test_variates_take_out_the_drift(float64) -> None:
-    """Two clients with quadratic losses of different curvature: FedAvg settles beside the optimum, SCAFFOLD at it."""
-    curvature, optimum, rate, steps = np.array([1.0, 6.0]), np.array([4.0, -1.0]), 0.1, 10
-    best = (curvature * optimum).sum() / curvature.sum()
-    turn = toy.context(2)
-
-    def settle(optimizer) -> float:
-        weights = {"model": jnp.zeros(1)}
-        state = optimizer.init(weights)
-        kept = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), optimizer.keep(weights))
-        for _ in range(150):
-            sent = optimizer.send(state, kept, turn)
-            reports = []
-            for client in range(2):
-                received, own = jax.tree.map(lambda leaf, c=client: leaf[c], (sent, kept))
-                local = weights
-                for _ in range(steps):
-                    slope = {"model": curvature[client] * (local["model"] - optimum[client])}
-                    slope = optimizer.correct(slope, local, weights, received)
-                    local = {"model": local["model"] - rate * slope["model"]}
-                done = federated.optimizers.Local(
-                    anchor=weights,
-                    params=local,
-                    weights={"model": jnp.ones(())},
-                    num_steps=jnp.asarray(steps, jnp.int32),
-                    learning_rate=jnp.asarray(rate),
-                    received=received,
-                    kept=own,
-                )
-                reports.append(optimizer.report(done))
-            summed = jax.tree.map(lambda a, b: a + b, *(report.summed for report in reports))
-            kept = jax.tree.map(lambda a, b: jnp.stack([a, b]), *(report.kept for report in reports))
-            weights, state = optimizer.apply(state, weights, summed, turn)
-        return float(weights["model"][0])
-
-    assert abs(settle(federated.scaffold()) - best) < 1e-6
-    assert abs(settle(federated.fedavg()) - best) > 0.5
-
-
-def test_a_negative_server_rate_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"server_learning_rate is -1.0"):
-        federated.scaffold(-1.0)
 
 
 def test_weighted_variates_are_the_means_by_the_models_weights(float64) -> None:

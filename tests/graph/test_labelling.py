@@ -128,17 +128,6 @@ def test_one_client_equals_label_propagation_alone():
 
 
 @pytest.mark.thorough
-def test_long_codes_approach_exact_cosines():
-    points, _, shown = points_and_labels()
-    exact = graph.label_propagation(points, shown, 3, Settings(alpha=0.5))
-    errors = []
-    for num_bits in (128, 20000):
-        coded = graph.label_propagation(points, shown, 3, Settings(num_bits, alpha=0.5), similarity="lsh", key=KEY)
-        errors.append(float(np.abs(coded.scores - exact.scores).max()))
-    assert errors[1] < 0.5 * errors[0]
-
-
-@pytest.mark.thorough
 @pytest.mark.parametrize("similarity", ["exact", "lsh"])
 def test_label_propagation_maps_over_padded_clients(similarity):
     sizes = [90, 18, 0, 1]

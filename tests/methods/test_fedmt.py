@@ -146,25 +146,6 @@ def test_total_loss(known):
     np.testing.assert_allclose(projection + 0.5 * fix + 0.25 * mix, 1.0450936326, rtol=2e-6)
 
 
-def test_columns_of_zeros_take_mass_away_and_impossible_labels_are_left_out():
-    """Check 7, last line: losses of the confident examples under the estimate; an all-zero row has no loss."""
-    sure = [0, 1, 2, 3, 4, 7]
-    logits = np.log(np.maximum(PROBABILITIES[sure], 1e-30))
-    coarse = [[COARSE[i] for i in sure]]
-    matrix = np.array([[1, 1 / 3, 0, 0.4], [0, 2 / 3, 0, 0.4], [0, 0, 1, 0.2]])
-    for fallback, expected in (("prior", 0.3282543443), ("zero", 0.3323813198)):
-        if fallback == "zero":
-            matrix[:, 3] = 0
-        term = projection_term(some_setup(), 1.0, "fix", known=True, remainder=fallback == "zero")
-        estimate = Estimate(jnp.asarray(matrix, jnp.float32), jnp.ones(4))
-        weak = weak_labels(coarse, [3], np.zeros((1, 3, 4)))
-        value = jax.jit(term.loss)(step_of(logits, weak, estimate, [0] * 6, "fix/weak", "fix"))
-        np.testing.assert_allclose(value, expected, rtol=1e-5)
-    impossible = Estimate(jnp.asarray(np.array([[1, 1, 1, 1], [0] * 4, [0] * 4]), jnp.float32), jnp.ones(4))
-    value = jax.jit(term.loss)(step_of(logits, weak, impossible, [0] * 6, "fix/weak", "fix"))
-    np.testing.assert_allclose(value, 0.0, atol=1e-6)
-
-
 @pytest.mark.thorough
 def test_a_client_with_sets_projects_through_its_class_shares():
     shares = np.array([[[0.8, 0.1, 0.1], [0.2, 0.5, 0.3]]])

@@ -108,19 +108,6 @@ def test_bias_of_the_estimate(float64) -> None:
     np.testing.assert_array_equal(support, [2, 2, 1, 0])
 
 
-@pytest.mark.thorough
-def test_counts_pool_over_clients_and_ignore_padding() -> None:
-    probs, observed = jnp.asarray(PROBS, jnp.float32), jnp.asarray(OBSERVED)
-    whole = estimate_correspondence(probs, observed, 3, 0.955)[0]
-    halves = [probs[:5], probs[5:]], [observed[:5], observed[5:]]
-    counts, label_counts = jax.vmap(lambda p, o: correspondence_counts(p, o, 3, 0.955))(*map(jnp.stack, halves))
-    np.testing.assert_allclose(normalize_counts(counts.sum(0), label_counts.sum(0)), whole, rtol=1e-6)
-    padded = jnp.concatenate([probs, jnp.asarray([[1.0, 0, 0, 0], [jnp.nan] * 4], jnp.float32)])
-    longer = jnp.concatenate([observed, jnp.asarray([2, -1], jnp.int32)])
-    masked = estimate_correspondence(padded, longer, 3, 0.955, mask=jnp.arange(12) < 10)[0]
-    np.testing.assert_array_equal(masked, whole)
-
-
 def test_the_estimate_is_a_constant_and_empty_clients_are_uniform() -> None:
     probs, observed = jnp.asarray(PROBS, jnp.float32), jnp.asarray(OBSERVED)
     slope = jax.grad(lambda p: jnp.sum(estimate_correspondence(p, observed, 3, 0.9, smoothing=0.5)[0] ** 2))(probs)

@@ -1,11 +1,5 @@
-import itertools
 import math
 import os
-import random
-import signal
-import subprocess
-import sys
-import time
 from typing import NamedTuple
 
 import jax
@@ -251,56 +245,6 @@ def test_a_save_that_stops_at_any_step_leaves_a_good_checkpoint(tmp_path, monkey
     assert (found, int(state["x"])) == ((number, 3) if committed else (1, 1))
     saved.save(4, {"x": jnp.int32(4)})
     assert os.listdir(tmp_path / "checkpoints") == ["round_00000004.ckpt"]
-
-
-SAVE_FOR_EVER = """
-import sys
-import jax, jax.numpy as jnp
-from fedjax_ssl.runs import Checkpoints
-
-saved = Checkpoints(sys.argv[1])
-
-
-def make(number):
-    key = jax.random.key(number)
-    return {"x": jax.random.normal(key, (300, 100)), "key": key}
-
-
-number = 0
-if saved.latest() is not None:
-    number, state, extra = saved.restore(make(0))
-    assert extra == {"round": number}
-    assert bool(jnp.all(state["x"] == make(number)["x"])) and state["key"] == make(number)["key"]
-print(number, flush=True)
-while True:
-    number += 1
-    saved.save(number, make(number), {"round": number})
-"""
-
-
-@pytest.mark.thorough
-def test_sigkill_at_any_moment_leaves_a_good_checkpoint(tmp_path):
-    moments = random.Random(0)
-    started = []
-    for _ in range(6):
-        with subprocess.Popen(
-            [sys.executable, "-W", "error", "-c", SAVE_FOR_EVER, tmp_path], stdout=subprocess.PIPE, text=True
-        ) as process:
-            try:
-                started.append(int(process.stdout.readline()))
-                first = started[-1] + 1
-                # The first save loads and compiles; kill somewhere in the ones after it.
-                while not (tmp_path / "checkpoints" / f"round_{first:08d}.ckpt").exists():
-                    assert process.poll() is None
-                    time.sleep(0.002)
-                time.sleep(moments.uniform(0.0, 0.2))
-            finally:
-                process.send_signal(signal.SIGKILL)
-    assert started[0] == 0
-    assert all(late > early for early, late in itertools.pairwise(started))
-    template = {"x": jnp.zeros((300, 100)), "key": jax.random.key(0)}
-    number, state, _ = Checkpoints(tmp_path).restore(template)
-    assert_same_bits(state["key"], jax.random.key(number))
 
 
 def test_any_state_of_the_server_goes_through(tmp_path):

@@ -8,7 +8,6 @@ import pytest
 
 from fedjax_ssl import presets
 from fedjax_ssl.config import ConfigError
-from fedjax_ssl.runs.folder import ConfigMismatch
 from fedjax_ssl.runs.loop import run
 from fedjax_ssl.runs.predict import how_to_read, jobs_of
 
@@ -115,30 +114,6 @@ def test_after_training_the_network_predicts_too_and_features_are_its_own(traine
     assert xclp["accuracy"] > alone["accuracy"]
     again = run(quick("network"), folder)  # complete already
     assert again["predictions"] == summary["predictions"]
-
-
-@pytest.mark.thorough
-def test_two_devices_train_and_predict_as_one(trained, tmp_path):
-    config = quick("network")
-    config.prediction.predictors = "network,xclp"
-    config.federated.devices = 2
-    shared, alone = run(config, tmp_path / "run"), trained[1]
-    for one, two in zip(alone["predictions"][:2], shared["predictions"], strict=True):
-        assert {**one, "seconds": 0} == {**two, "seconds": 0}
-    assert alone["test_accuracy"] == shared["test_accuracy"]
-
-
-@pytest.mark.thorough
-def test_a_folder_belongs_to_its_data_and_predictions_can_be_made_again(features, tmp_path):
-    config = of_file(features[0])
-    first = run(config, tmp_path / "run")["predictions"]
-    config.prediction.predictors = "xclp"
-    again = run(config, tmp_path / "run")["predictions"]
-    assert [row["name"] for row in again] == ["xclp"] and again[0]["accuracy"] == first[0]["accuracy"]
-    assert json.loads((tmp_path / "run" / "config.json").read_text())["prediction"]["predictors"] == "xclp"
-    config.seed = 1
-    with pytest.raises(ConfigMismatch, match=r"seed: 0 -> 1"):
-        run(config, tmp_path / "run")
 
 
 @pytest.mark.thorough

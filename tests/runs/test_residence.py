@@ -1,7 +1,6 @@
 """Examples on the host: the same bits as on the device for methods that learn from their cohort; the others say so."""
 
 import dataclasses
-import json
 
 import jax
 import jax.numpy as jnp
@@ -20,11 +19,9 @@ from fedjax_ssl.runs.compile import Shared
 from fedjax_ssl.runs.loop import run
 from fedjax_ssl.runs.residence import Feed, cohorts_of
 from fedjax_ssl.train import make_train
-from fedjax_ssl.trained import load_run
 from tests import toy
 from tests.saved import state_of
-
-TIMES = ("seconds", "client_updates_per_second")
+from tests.test_resume import rows_of
 
 
 def experiment(method="fedavg", residence="host", **fields):
@@ -35,11 +32,6 @@ def experiment(method="fedavg", residence="host", **fields):
         config.method.warmup_rounds = 2
     config.update_from_flattened_dict(fields)
     return config
-
-
-def rows_of(folder):
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in row.items() if name not in TIMES} for row in rows]
 
 
 def toy_dataset(federation):
@@ -159,14 +151,6 @@ def test_a_run_has_the_bits_of_one_on_the_device(method, devices, tmp_path):
         run(experiment(method, where, **fields), tmp_path / where)
     assert rows_of(tmp_path / "device") == rows_of(tmp_path / "host")
     jax.tree.map(np.testing.assert_array_equal, state_of(tmp_path / "device"), state_of(tmp_path / "host"))
-
-
-@pytest.mark.thorough
-def test_the_trained_model_needs_no_examples(tmp_path):
-    run(experiment(residence="host", rounds=2), tmp_path / "host")
-    found = load_run(tmp_path / "host").predict(np.zeros((3, 8, 8, 1), np.uint8))
-    run(experiment(residence="device", rounds=2), tmp_path / "device")
-    np.testing.assert_array_equal(found, load_run(tmp_path / "device").predict(np.zeros((3, 8, 8, 1), np.uint8)))
 
 
 @pytest.mark.thorough

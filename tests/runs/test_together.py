@@ -1,7 +1,5 @@
 """Runs of one process share datasets and programs; several at once are vectorized and leave ordinary run folders."""
 
-import json
-
 import jax
 import numpy as np
 import pytest
@@ -11,10 +9,10 @@ from fedjax_ssl import presets
 from fedjax_ssl.data.federation.federated_data import of_one_shape
 from fedjax_ssl.runs.compile import Shared
 from fedjax_ssl.runs.loop import Point, run, run_batch
+from tests.test_resume import rows_of
 
 ROUNDS = 4
 RUNS = ((0, 0.3), (1, 0.1))  # seed and learning rate
-TIMES = ("seconds", "client_updates_per_second")
 
 
 def experiment(method="fedavg", **fields):
@@ -24,11 +22,6 @@ def experiment(method="fedavg", **fields):
     config.data.test_clients = 9
     config.update_from_flattened_dict(fields)
     return config
-
-
-def rows_of(folder):
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in row.items() if name not in TIMES} for row in rows]
 
 
 @pytest.fixture(scope="module")

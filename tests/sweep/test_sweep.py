@@ -26,9 +26,9 @@ from fedjax_ssl.sweep import command as sweep_command
 from fedjax_ssl.sweep import plan as plans
 from fedjax_ssl.sweep.axes import parse_axis, points
 from tests.saved import state_of
+from tests.test_resume import rows_of
 
 SMALL = ("rounds=4", "eval_every=2", "optimizer.local_epochs=1", "data.test_clients=9")
-TIMES = ("seconds", "client_updates_per_second")
 
 
 def planned(folder, *texts, seeds=(0, 1), config="digits_fedavg"):
@@ -42,11 +42,6 @@ def command(folder, *texts, workers=1, **options):
     given = [f"--set={text}" for text in (*SMALL, *texts)]
     given += [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
     return ["sweep", "digits_fedavg", *given, f"--workers={workers}", f"--workdir={folder}"]
-
-
-def rows_of(folder):
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in row.items() if name not in TIMES} for row in rows]
 
 
 def table(folder):
