@@ -81,18 +81,6 @@ def test_the_command_line_gives_the_same_numbers_and_says_how_clients_are_placed
 
 
 @pytest.mark.thorough
-def test_a_sweep_over_a_learning_rate(keys, alone):
-    """The config's own rate and another."""
-    train = make_train(experiment())
-    rates = jnp.asarray([experiment().optimizer.learning_rate, 0.01])
-    _, swept = jax.jit(jax.vmap(lambda rate: train(keys[0], {"optimizer.learning_rate": rate})))(rates)
-    other = jax.jit(make_train(experiment(**{"optimizer.learning_rate": 0.01})))
-    for number, single in enumerate((alone, other)):
-        np.testing.assert_allclose(swept["test_loss"][number], single(keys[0])[1]["test_loss"], rtol=1e-4)
-    assert (swept["test_loss"][0] != swept["test_loss"][1]).all()
-
-
-@pytest.mark.thorough
 def test_rounds_that_call_the_host_are_trained_too(keys):
     fields = {"method.num_bits": 64, "method.protocol": "real", "rounds": 2, "eval_every": 1}
     _, metrics = make_train(experiment("xclp", **fields))(keys[0])

@@ -37,14 +37,7 @@ def call(capsys, *arguments: str) -> tuple[int, str, str]:
 
 
 def test_what_needs_no_jax_does_not_import_it():
-    asked = [
-        ["--help"],
-        ["--version"],
-        ["completion", "bash"],
-        ["list", "configs"],
-        ["new", "--help"],
-        ["list", "--help"],
-    ]
+    asked = [line.split() for line in ("--help", "--version", "completion bash", "list configs", "new --help")]
     code = (
         "import sys; from fedjax_ssl import cli\n"
         f"for arguments in {asked!r}:\n"

@@ -154,19 +154,6 @@ def test_learning_rate_starts_again_in_every_stage() -> None:
     assert np.isnan(accuracies).tolist() == [True, True, False, False]
 
 
-@pytest.mark.thorough
-def test_the_rounds_of_each_stage_are_traced_in_a_scope_of_its_own() -> None:
-    data = toy.federation()
-    method = methods.build("network_pseudo_label", toy.setup(data), warmup_rounds=2)
-    state = jax.eval_shape(method.init, KEY, data)
-    jaxpr = jax.make_jaxpr(method.round)(KEY, state, data).jaxpr
-    (switch,) = (equation for equation in jaxpr.eqns if equation.primitive.name == "cond")
-    for place, branch in enumerate(switch.params["branches"]):
-        scopes = [str(equation.source_info.name_stack) for equation in branch.jaxpr.eqns]
-        assert any(f"stage_{place}" in scope for scope in scopes)
-        assert not any(f"stage_{1 - place}" in scope for scope in scopes)
-
-
 def test_what_is_predicted_may_be_normalized_otherwise_than_in_training() -> None:
     data = toy.federation()
     same, other = (

@@ -85,22 +85,15 @@ def test_the_teacher_starts_from_the_student_of_the_first_stage() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("predict_with", ["student", "teacher"])
-def test_predictions_come_from_the_chosen_network(predict_with: str) -> None:
+@pytest.mark.parametrize(
+    ("predict_with", "warmup_rounds", "network"),
+    [("student", 0, "student"), ("teacher", 0, "teacher"), ("teacher", 2, "student")],  # before its first step
+)
+def test_predictions_come_from_the_chosen_network(predict_with: str, warmup_rounds: int, network: str) -> None:
     data = one_client()
-    method = method_for(data, predict_with=predict_with)
+    method = method_for(data, predict_with=predict_with, warmup_rounds=warmup_rounds)
     state, _ = toy.train(method, KEY, data, 2)
-    params = state.params["model"] if predict_with == "student" else state.terms["mean_teacher"].params
-    expected = scipy.special.log_softmax(np.asarray(data.inputs) @ np.asarray(params["w"]) + params["b"], axis=1)
-    np.testing.assert_allclose(jax.jit(method.predict)(state, data.inputs), expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.thorough
-def test_before_its_first_step_the_teacher_predicts_like_the_student() -> None:
-    data = one_client()
-    method = method_for(data, predict_with="teacher", warmup_rounds=2)
-    state, _ = toy.train(method, KEY, data, 2)
-    params = state.params["model"]
+    params = state.params["model"] if network == "student" else state.terms["mean_teacher"].params
     expected = scipy.special.log_softmax(np.asarray(data.inputs) @ np.asarray(params["w"]) + params["b"], axis=1)
     np.testing.assert_allclose(jax.jit(method.predict)(state, data.inputs), expected, rtol=1e-5, atol=1e-6)
 

@@ -211,16 +211,6 @@ def test_fixed_thresholds_and_no_consistency_are_semifl_without_mixing(fl2_round
 
 
 @pytest.mark.thorough
-def test_nobody_trains_where_nothing_is_sure(fl2_round) -> None:
-    """A threshold that nothing reaches: the server alone trains, whatever the weight of the consistency."""
-    data = toy.weak_federation("server")
-    one, info = fl2_round(data, threshold=1.0, consistency_weight=1.0)
-    other, _ = fl2_round(data, threshold=1.0, consistency_weight=0.0)
-    chex.assert_trees_all_equal(one.params, other.params)
-    assert info["pseudo_label_coverage"] == 0 and info["server_loss"] > 0
-
-
-@pytest.mark.thorough
 def test_without_a_sure_row_a_step_is_plain_pseudo_labelling() -> None:
     """Edge case: adaptive thresholds train on rows of which none is sure; the perturbation is then 0."""
     data = toy.weak_federation("server")
@@ -237,15 +227,3 @@ def test_without_a_sure_row_a_step_is_plain_pseudo_labelling() -> None:
     chex.assert_trees_all_equal(one, other)
     chex.assert_tree_all_finite(one)
     assert float(optax.tree.norm(optax.tree.sub(one, start))) > 1e-3
-
-
-@pytest.mark.thorough
-def test_the_server_trains_before_round_0_at_the_rate_of_round_0() -> None:
-    data = toy.weak_federation("server")
-    run = toy.setup(data, model=toy.linear_model(), keep_optimizer=True)
-    run = run._replace(local_optimizer=federated.local_optimizer(momentum=0.9))
-    run = run._replace(learning_rate=lambda number: jnp.where(number == 0, 0.1, jnp.nan))
-    starts = [jax.jit(methods.build("fl2", run, pretrain_calls=calls).init)(key(), data) for calls in (0, 2)]
-    chex.assert_tree_all_finite(starts[1].params)
-    assert float(optax.tree.norm(optax.tree.sub(starts[1].params, starts[0].params))) > 1e-2
-    assert float(optax.tree.norm(starts[1].server)) > 0, "its momentum goes on in round 0"

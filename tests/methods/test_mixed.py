@@ -3,9 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -135,31 +133,6 @@ def test_likelihoods_are_the_rows_of_the_channels(data: FederatedData) -> None:
     np.testing.assert_array_equal(likelihood[5], 1.0)
     # Client 3 has a single example, so that only one of its sets has any.
     np.testing.assert_array_equal(jax.jit(learns)(clients), [True, True, True, False, True, True])
-
-
-@pytest.mark.thorough
-def test_kinds_may_be_stacked_differently_and_prototypes_of_every_class_with_a_label_are_sent(
-    data: FederatedData, start: ServerState, channels_alone: Trained
-) -> None:
-    """More padding of the observations changes nothing, nor do prototypes with weight 0."""
-    wider = dataclasses.replace(
-        data.weak,
-        matrix=jnp.pad(data.weak.matrix, ((0, 0), (0, 2), (0, 0))),
-        share=jnp.pad(data.weak.share, ((0, 0), (0, 2))),
-    )
-    wider_data = dataclasses.replace(data, weak=wider)
-
-    @jax.jit
-    def one_round(weight: jax.Array, key: jax.Array, state: ServerState, data: FederatedData) -> Any:
-        options = {"pseudo_label_weight": 0.0, "prototype_weight": weight}
-        return methods.build("mixed", toy.setup(data), **options).round(key, state, data)
-
-    expected, plain = channels_alone
-    state, _ = toy.run(partial(one_round, jnp.asarray(0.0)), KEY, start, wider_data, 3)
-    chex.assert_trees_all_close(state.params, expected.params, rtol=1e-5, atol=1e-6)
-    _, sent = toy.run(partial(one_round, jnp.asarray(0.5)), KEY, start, wider_data, 1)
-    assert sent[0]["bytes_up"] - plain[0]["bytes_up"] == 6 * 4 * toy.NUM_CLASSES * (WIDTH + 1)
-    assert sent[0]["loss"] > plain[0]["loss"]
 
 
 def test_what_the_weak_labels_leave_open_is_said_before_training(data: FederatedData) -> None:

@@ -76,9 +76,9 @@ def test_clients_lost_before_their_codes_are_compared_might_not_have_been_invite
     keys = [jax.random.fold_in(named_key(drawn, "lost"), client) for client in range(DATA.num_clients)]
     lost = [client for client, key in enumerate(keys) if jax.random.uniform(key) < share]
     assert 0 < len(lost) < DATA.num_clients
-    found, _ = losing.round(KEY, state, DATA)
+    found, _ = jax.jit(losing.round)(KEY, state, DATA)
     absent = toy.without(DATA, *lost)
-    expected, _ = whole.round(KEY, whole.init(KEY, absent), absent)
+    expected, _ = jax.jit(whole.round)(KEY, whole.init(KEY, absent), absent)
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-6), found.params, expected.params)
 
 
@@ -92,7 +92,7 @@ def test_clients_lost_after_that_have_no_labels_and_do_not_train() -> None:
     run = toy.setup(DATA)
     losing = methods.build("xclp", run, lost_after=0.999999, num_bits=64, num_neighbors=3)
     state = losing.init(KEY, DATA)
-    after, info = losing.round(KEY, state, DATA)
+    after, info = jax.jit(losing.round)(KEY, state, DATA)
     assert float(info["pseudo_label_coverage"]) == 0.0 and int(info["local_steps"]) == 0
     jax.tree.map(np.testing.assert_array_equal, after.params, state.params)
 
@@ -103,7 +103,7 @@ def test_exact_cosines_are_what_many_bits_come_to() -> None:
     exact, coded = (
         methods.build("xclp", run, **shared, **own) for own in ({"similarity": "exact"}, {"num_bits": 2**15})
     )
-    infos = [method.round(KEY, method.init(KEY, DATA), DATA)[1] for method in (exact, coded)]
+    infos = [jax.jit(method.round)(KEY, method.init(KEY, DATA), DATA)[1] for method in (exact, coded)]
     for name in ("pseudo_label_accuracy", "confidence_correct"):
         assert float(infos[0][name]) == pytest.approx(float(infos[1][name]), abs=0.05)
     with pytest.raises(ValueError, match="compares codes"):
@@ -112,7 +112,7 @@ def test_exact_cosines_are_what_many_bits_come_to() -> None:
 
 def test_operations_are_those_of_the_papers_formulas() -> None:
     method = methods.build("xclp", toy.setup(DATA), num_bits=64, num_neighbors=3, graph_features="inputs")
-    _, info = method.round(KEY, method.init(KEY, DATA), DATA)
+    _, info = jax.jit(method.round)(KEY, method.init(KEY, DATA), DATA)
     sizes, labelled = np.array(toy.SIZES), np.array(toy.LABELLED)
     width = np.prod(DATA.inputs.shape[1:])
     assert float(info["operations_codes"]) == pytest.approx(sizes.mean() * width * 64 / 1e6)

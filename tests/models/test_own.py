@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import fedjax_ssl as fs
 from fedjax_ssl import cli, models
 from fedjax_ssl.models import own
 
@@ -265,33 +264,6 @@ def test_a_method_that_needs_features_says_so(nets, capsys):
     arguments = ["--model.name=my_nets:softmax_regression", "--rounds=2", "--method.warmup_rounds=1", "--workdir=run"]
     assert cli.main(["run", "digits_xclp", *arguments]) == 2
     assert "error: config.model: features of the examples are needed" in capsys.readouterr().err
-
-
-@pytest.mark.thorough
-def test_they_train_as_our_network_of_the_same_layers(nets, tmp_path, monkeypatch):
-    monkeypatch.setattr(models.MODELS, "_builders", dict(models.MODELS._builders))
-
-    def accuracy(name, **options):
-        settings = {"rounds": 5, "model.name": name, **{f"model.{option}": value for option, value in options.items()}}
-        runs = [
-            fs.run(fs.load_config("digits_fedavg:20", {**settings, "seed": seed}), tmp_path / f"{name}{seed}")
-            for seed in range(3)
-        ]
-        return np.mean([run["test_accuracy"] for run in runs])
-
-    def copy(kind):
-        def started_like_ours(num_classes, input_shape):
-            sizes = {"num_classes": num_classes, "input_shape": input_shape}
-            ours, theirs = models.build("mlp", norm="bn", **sizes), models.build(f"my_nets:{kind}", rate=0.0, **sizes)
-            return theirs._replace(init=lambda key: (with_weights_of(kind, ours.init(key)[0]), theirs.init(key)[1]))
-
-        fs.register("model", f"like_{kind}", started_like_ours)
-        return f"like_{kind}"
-
-    expected = accuracy("mlp", norm="bn")
-    found = {kind: accuracy(copy(kind)) for kind in KINDS}
-    print(expected, found)
-    assert max(abs(expected - one) for one in found.values()) < 0.005
 
 
 @pytest.mark.thorough

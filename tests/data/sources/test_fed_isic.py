@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedjax_ssl.data import DatasetUnavailable, available, load
+from fedjax_ssl.data import DatasetUnavailable, load
 
 CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC", "UNK")
 HEADER = ("image", *CLASSES, "target", "center", "fold", "fold2")
@@ -145,12 +145,3 @@ def test_tables_that_are_none(read, folder):
     (folder / "train_test_split").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match="is not UTF-8"):
         read()
-
-
-def test_size_and_options(read):
-    for size in (0, -3, 2.5):
-        with pytest.raises(ValueError, match=f"size is {size}; it must be a whole number of at least 1"):
-            read(size=size)
-    with pytest.raises(ValueError, match=r"no option 'sizes'\. Did you mean 'size'"):
-        read(sizes=8)
-    assert "6 centres" in available()["fed_isic2019"]
