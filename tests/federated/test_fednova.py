@@ -10,7 +10,6 @@ from fedjax_ssl import federated
 from fedjax_ssl.federated import Stage, federated_method
 from fedjax_ssl.federated.optimizers import Local, step_norm
 from fedjax_ssl.federated.terms import supervised_term
-from fedjax_ssl.methods.parts.two_stages import labelled_stage
 from tests import toy
 
 KEY = jax.random.key(5)
@@ -99,34 +98,6 @@ def test_equally_many_steps_are_fedavg_or_fedprox(float64, mu: float) -> None:
     chex.assert_trees_all_close(ours.params, plain.params, rtol=1e-12, atol=1e-14)
     assert infos[0]["bytes_up"] == costs[0]["bytes_up"] + 4 * infos[0]["clients"]
     assert infos[0]["bytes_down"] == costs[0]["bytes_down"]
-
-
-@pytest.mark.thorough
-def test_clients_of_different_sizes_count_by_their_share_and_not_by_their_steps(float64) -> None:
-    """With Adam the norm is the number of steps; the toy clients take 1 to 4 of them."""
-    data = toy.federation()
-
-    def trained(optimizer, data, **how):
-        setup = toy.setup(
-            data,
-            model=toy.linear_model(),
-            federated_optimizer=optimizer,
-            local_optimizer=federated.local_optimizer("adam"),
-        )
-        method = toy.executed(federated_method(setup, (labelled_stage(setup, None),)), **how)
-        start = method.init(KEY, data)
-        state, infos = toy.run(jax.jit(method.round), KEY, start, data, 1)
-        moved = np.asarray(state.params["model"]["w"]) - np.asarray(start.params["model"]["w"])
-        return moved, infos[0]["local_steps"]
-
-    labelled = [client for client, count in enumerate(toy.LABELLED) if count]
-    alone = [trained(federated.fedavg(), toy.only(data, client)) for client in labelled]
-    steps = np.array([count for _, count in alone])
-    assert len(set(steps)) > 1
-    expected = steps.mean() * np.mean([moved / count for moved, count in alone], axis=0)
-    together, total = trained(federated.fednova(adaptive=True), data, placement="lanes", chunk_size=2)
-    assert total == steps.sum()
-    np.testing.assert_allclose(together, expected, rtol=1e-10)
 
 
 @pytest.mark.parametrize(("options", "message"), [({"mu": -0.1}, "mu is -0.1"), ({"momentum": 1.0}, "momentum is 1.0")])

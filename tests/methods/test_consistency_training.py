@@ -289,14 +289,6 @@ def test_predictions_by_the_moving_average_leave_training_alone() -> None:
 
 
 @pytest.mark.thorough
-def test_uda_with_hard_targets_is_fixmatch() -> None:
-    """FedMatch's specification, check 18 (g); without labels, on which UDA anneals."""
-    uda, _ = train("uda", labelled_weight=0.0, threshold=0.5, temperature=1e-4)
-    fixmatch, _ = train("fixmatch", labelled_weight=0.0, threshold=0.5)
-    np.testing.assert_allclose(uda[2].params["model"]["w"], fixmatch[2].params["model"]["w"], rtol=1e-12)
-
-
-@pytest.mark.thorough
 def test_a_teacher_without_memory_is_the_pi_model_with_constant_targets() -> None:
     taught, _ = train("mean_teacher", decay=0.0)
     pi, _ = train("pi_model", fixed=(("stop_gradient", True),))

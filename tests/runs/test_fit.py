@@ -51,8 +51,6 @@ def test_missing_labels_are_noted() -> None:
     [
         ("fedavg", "labels", {}, "1 of 6 clients never train: 1 without a label that the method learns from (n2)"),
         ("xclp", "labels", {}, ""),
-        pytest.param("semifl", "server", {}, "", marks=pytest.mark.thorough),
-        pytest.param("single", "labels", {}, "", marks=pytest.mark.thorough),
         ("fedul", "sets", {"drop_last": True}, "of 6 clients never train: {} with less than a batch of 8 "),
     ],
 )

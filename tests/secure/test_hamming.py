@@ -336,8 +336,6 @@ def test_python_integers_will_do(monkeypatch):
     [
         ({0: np.zeros((1, 1), np.int64)}, {}, "allowed: uint32"),
         ({0: np.zeros((1, 2), np.uint32)}, {}, r"allowed: uint32 \[n, 1\]"),
-        ({0: np.zeros((1, 1), np.uint32)}, {"hamming": "transfers"}, "Did you mean 'transfer'"),
-        ({0: np.zeros((1, 1), np.uint32)}, {"level": "plain"}, "Allowed: ideal, accounted, real"),
         ({0: np.zeros((1, 1), np.uint32)}, {"hamming": "paillier", "key_bits": 1000}, "multiple of 16"),
         ({0: np.zeros((1, 1), np.uint32)}, {"drop": {0: "later"}}, "drop is 'later'"),
     ],

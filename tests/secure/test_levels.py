@@ -119,16 +119,6 @@ def test_columns_that_differ_are_seen():
         real.row_sums({c: np.ones((3, 1), np.uint32) for c in range(3)}, np.arange(3))
 
 
-def test_no_secret_is_printed(capsys, caplog):
-    """Codes, shares, seeds: nothing of them in what a run writes or says."""
-    seed = bytes(range(64, 96))
-    real = run("real", seed=seed)[1]
-    text = " ".join([repr(real), str(vars(real)), capsys.readouterr().out, capsys.readouterr().err, caplog.text])
-    keys = [channel[0] for end in real._endpoints.values() for channel in end._channels.values()]
-    for secret in keys:
-        assert secret.hex() not in text and repr(secret)[2:-1] not in text
-
-
 def test_protocols_search_exactly():
     config = presets.one_shot("inputs", rounds=0)
     config.prediction.update({"neighbor_search": "approximate", "protocol": "real"})

@@ -183,14 +183,6 @@ def test_a_session_key_of_low_order_is_refused():
     assert any(isinstance(error, BadKey) for _, error in network.refused)
 
 
-def test_a_lie_about_points_is_seen():
-    """The server counts other points for a client than it has."""
-    found = refusal(
-        *with_roster(num_points=lambda counts: counts + np.uint64([0, 1, 0]), first=lambda f: f + np.uint64([0, 0, 1]))
-    )
-    assert isinstance(found, InconsistentView)
-
-
 def test_views_that_differ_open_no_channel():
     """Two groups with rosters of their own share no keys: every roster is part of them."""
     ends = connected(COUNTS)

@@ -139,8 +139,3 @@ def test_other_mistakes(predict, capsys, tmp_path):
     assert code == 2 and "all clients have the global model" in error
     assert cli.main(["predict", str(tmp_path), str(tmp_path / "x.npz")]) == 2
     assert "is not a run folder" in capsys.readouterr().err
-
-
-def test_images_can_be_resized(predict, tmp_path):
-    code, rows, _ = predict(tmp_path / large(tmp_path), "--resize")
-    assert code == 0 and len(rows) == 1

@@ -99,10 +99,6 @@ def test_bounds_hold_where_every_example_has_a_label():
     assert seen == set(SUPERVISIONS)
 
 
-def test_every_supervision_has_a_case():
-    assert {case[0] for case in CASES} == set(SUPERVISIONS)
-
-
 def test_all_and_none():
     np.testing.assert_array_equal(keep("all"), ELIGIBLE)
     assert not keep("none").any() and not keep("server", labels=5).any()
