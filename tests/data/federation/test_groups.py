@@ -86,14 +86,15 @@ def test_pools_refuse_groups():
 
 
 @pytest.mark.parametrize(
-    "held", [{"test_fraction": 0.2}, {"client_test_fraction": 0.2}, {"test_clients": 1}, {"left_out_client": 2}]
-)
-@pytest.mark.parametrize(
-    ("partition", "grouped"),
+    ("held", "partition", "grouped"),
     [
-        ("natural", True),
-        ("iid", False),
-        *(pytest.param(*one, marks=pytest.mark.thorough) for one in (("natural", False), ("iid", True))),
+        ({"client_test_fraction": 0.2}, "natural", True),
+        ({"test_fraction": 0.2}, "iid", False),
+        *(
+            pytest.param(held, partition, grouped, marks=pytest.mark.thorough)
+            for held in ({"test_clients": 1}, {"left_out_client": 2})
+            for partition, grouped in (("natural", True), ("iid", False))
+        ),
     ],
 )
 def test_test_examples_are_the_same_wherever_labels_are(held, partition, grouped):
