@@ -52,10 +52,8 @@ def test_what_needs_no_jax_does_not_import_it():
     ("line", "expected"),
     [
         ("r", {"run", "report"}),
-        ("run digits_x", {"digits_xclp"}),
         ("sweep digits --set method.name=xclp,fedavg --set method.num_n", {"method.num_neighbors="}),
         ("run digits_xclp --optimizer.name=a", {"--optimizer.name=adam"}),
-        ("sweep digits --tr", {"--trials"}),
     ],
 )
 def test_a_shell_that_asks_is_answered(line, expected):

@@ -99,7 +99,17 @@ def arrays(seed: int) -> dict:
     return jax.tree.map(lambda shape: jnp.asarray(rng.normal(size=shape)), LAYERS, is_leaf=lambda x: type(x) is tuple)
 
 
-@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name not in ("sgd", "adam", "rmsprop")])
+QUICK = ("adagrad", "adamw", "lamb", "lion", "yogi", "muon", "prodigy", "adafactor")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in QUICK else pytest.mark.thorough)
+        for name in OPTIMIZERS
+        if name not in ("sgd", "adam", "rmsprop")
+    ],
+)
 def test_optimizers_of_optax_take_its_steps_on_packed_parameters(float64, name: str) -> None:
     start = arrays(0)
     pack = packing(start)
@@ -141,9 +151,7 @@ def test_options_reach_optax_and_the_penalty_of_those_without_weight_decay_is_l2
     ("name", "kept"),
     [
         ("adamw", {"keep_optimizer": True}),
-        ("prodigy", {"average_optimizer": True}),
-        *(pytest.param(name, {"keep_optimizer": True}, marks=pytest.mark.thorough) for name in ("lamb", "prodigy")),
-        *(pytest.param(name, {"average_optimizer": True}, marks=pytest.mark.thorough) for name in ("adamw", "lamb")),
+        pytest.param("prodigy", {"average_optimizer": True}, marks=pytest.mark.thorough),
     ],
 )
 def test_any_state_is_kept_and_averaged(name: str, kept: dict) -> None:

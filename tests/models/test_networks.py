@@ -118,7 +118,14 @@ def test_outputs(name):
     chex.assert_trees_all_equal(new_state, state)
 
 
-@pytest.mark.parametrize("name", [name for name in models.available() if "width_factor" in models.options(name)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=THOROUGH if name in ("efficientnet_b0", "wrn28") else ())
+        for name in models.available()
+        if "width_factor" in models.options(name)
+    ],
+)
 def test_a_narrower_network_has_less_of_everything_and_still_works(name):
     def sizes(factor):
         model = models.build(name, num_classes=3, input_shape=(32, 32, 3), width_factor=factor)

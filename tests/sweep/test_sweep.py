@@ -196,6 +196,7 @@ def test_zeros_in_the_names_of_clients_are_kept_in_both_tables(tmp_path):
     assert [run.config["data"]["left_out_client"] for run in plan.runs] == ["01", "02", 10]
 
 
+@pytest.mark.thorough
 def test_diverged_runs_are_called_so_in_the_end_in_the_table_and_by_the_exit_code(tmp_path, capsys):
     given = command(tmp_path / "a", "optimizer.learning_rate=0.1,1e30", seeds=1)
     for _ in range(2):  # they are not done again
