@@ -83,7 +83,10 @@ PAGE = (Path(__file__).resolve().parent.parent / "docs" / "extending.md").read_t
 (BLOCK,) = re.findall(r"<!-- tests/test_registry.py runs this block. -->\n```python\n(.*?)```", PAGE, re.DOTALL)
 
 
-@pytest.mark.parametrize("line", re.findall(r"^    fedjax-ssl (run .*=my_things:.*)$", PAGE, re.MULTILINE))
+LINES = re.findall(r"^    fedjax-ssl (run .*=my_things:.*)$", PAGE, re.MULTILINE)
+
+
+@pytest.mark.parametrize("line", [LINES[0], *(pytest.param(line, marks=pytest.mark.thorough) for line in LINES[1:])])
 def test_the_lines_of_the_page_run(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_things.py").write_text(BLOCK, encoding="utf-8")
     monkeypatch.chdir(tmp_path)

@@ -64,6 +64,7 @@ def test_clients_without_labels_sit_out_and_drawn_ones_go_on():
     assert (steps % 3 == 0).all()
 
 
+@pytest.mark.thorough
 def test_one_step_a_round_of_a_single_client_is_gradient_descent_over_its_passes():
     """Rounds of one step are those of a pass cut into pieces: FedAvg of one client does not see rounds."""
     one = {"partition.name": "iid", "partition.num_clients": 1, "federated.cohort_size": None, "supervision.labels": 50}

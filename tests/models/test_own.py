@@ -160,8 +160,9 @@ def test_with_the_same_weights_they_are_our_network(nets, kind):
         outputs, new = model.apply(params, state, x, train=True, mask=mask, key=jax.random.key(3))
         return jnp.sum(jnp.where(mask[:, None], outputs.logits, 0) ** 2), (outputs, new)
 
-    (_, (outputs, new)), gradient = jax.value_and_grad(loss, has_aux=True)(named, theirs, their_state)
-    (_, (expected, ours_new)), ours_gradient = jax.value_and_grad(loss, has_aux=True)(params, ours, state)
+    slope = jax.jit(jax.value_and_grad(loss, has_aux=True), static_argnums=1)
+    (_, (outputs, new)), gradient = slope(named, theirs, their_state)
+    (_, (expected, ours_new)), ours_gradient = slope(params, ours, state)
     for one, other in zip(outputs[:2], expected[:2], strict=True):
         np.testing.assert_allclose(one[mask], other[mask], rtol=1e-6, atol=1e-6)
     chex.assert_trees_all_close(gradient, with_weights_of(kind, ours_gradient), rtol=1e-5, atol=5e-6)
@@ -184,14 +185,15 @@ def test_dropout_and_weights_follow_keys(nets, kind):
     assert all(jnp.any(x[0] != x[1]) for x in jax.tree.leaves(both[0]) if x.ndim == 3)
     params, state = jax.tree.map(lambda x: x[0], both)
     x = jax.random.normal(jax.random.key(2), (4, 8, 8, 1))
-    one, again, other = (
-        model.apply(params, state, x, train=True, key=jax.random.key(seed))[0].logits for seed in (0, 0, 1)
-    )
+    train = jax.jit(lambda key: model.apply(params, state, x, train=True, key=key)[0].logits)
+    one, again, other = (train(jax.random.key(seed)) for seed in (0, 0, 1))
     np.testing.assert_array_equal(one, again)
     assert not np.allclose(one, other)
-    each = jax.vmap(lambda variables: model.apply(*variables, x, train=False)[0].logits)(both)
-    np.testing.assert_allclose(each[0], model.apply(params, state, x, train=False)[0].logits, rtol=1e-5, atol=1e-6)
-    half = models.in_precision(model, "bf16").apply(params, state, x, train=True, key=jax.random.key(0))
+    evaluate = lambda variables: model.apply(*variables, x, train=False)[0].logits  # noqa: E731
+    each, alone = jax.jit(jax.vmap(evaluate))(both), jax.jit(evaluate)((params, state))
+    np.testing.assert_allclose(each[0], alone, rtol=1e-5, atol=1e-6)
+    low = models.in_precision(model, "bf16")
+    half = jax.jit(lambda: low.apply(params, state, x, train=True, key=jax.random.key(0)))()
     np.testing.assert_allclose(half[0].logits, one, atol=0.1)
     assert [leaf.dtype for leaf in jax.tree.leaves(half)] == [jnp.float32] * len(jax.tree.leaves(half))
 
@@ -210,7 +212,8 @@ def test_convolutions_of_flax_are_computed_as_ours(nets, kind, width):
     x = jax.random.normal(jax.random.key(1), (4, 8, 8, 1))
 
     def outputs(model):
-        return jax.value_and_grad(lambda p: jnp.sum(model.apply(p, state, x, train=False)[0].logits ** 2))(params)
+        loss = lambda p: jnp.sum(model.apply(p, state, x, train=False)[0].logits ** 2)  # noqa: E731
+        return jax.jit(jax.value_and_grad(loss))(params)
 
     chex.assert_trees_all_close(outputs(quick), outputs(slow), rtol=1e-4, atol=1e-6)
     apply = lambda model: str(jax.make_jaxpr(lambda p: model.apply(p, state, x, train=False)[0].logits)(params))  # noqa: E731

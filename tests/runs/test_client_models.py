@@ -51,25 +51,33 @@ def test_the_global_model_is_the_mean_of_what_is_kept_and_nothing_else_changes(t
     mean = np.mean([centred(log_probabilities(model, client=name)) for name in names], axis=0)
     np.testing.assert_allclose(mean, centred(log_probabilities(model)), atol=1e-4)
     assert not np.allclose(log_probabilities(model, client=names[0]), log_probabilities(model, client=names[1]))
-    run(config(save_clients=2), tmp_path / "second", shared=shared, quiet=True)
-    run(config(rounds=2, eval_every=2, save_clients="last"), tmp_path / "two", shared=shared, quiet=True)
-    for name in names[:2]:
-        found = [load_run(tmp_path / folder).predict(IMAGES, client=name) for folder in ("second", "two", "kept")]
+
+
+@pytest.mark.thorough
+def test_models_of_a_round_are_those_of_the_last_round_of_a_shorter_run(tmp_path, shared):
+    for folder, fields in (
+        ("second", {"save_clients": 2}),
+        ("two", {"rounds": 2, "eval_every": 2, "save_clients": "last"}),
+        ("kept", {}),
+    ):
+        run(config(**fields), tmp_path / folder, shared=shared, quiet=True)
+    for client in (0, 1):
+        found = [load_run(tmp_path / folder).predict(IMAGES, client=client) for folder in ("second", "two", "kept")]
         np.testing.assert_array_equal(found[0], found[1])
         assert not np.allclose(found[0], found[2])
 
 
-def test_a_run_that_was_stopped_keeps_the_same_models(tmp_path, shared):
-    for number, rounds in ((2, 3), (4, 1)):
-        given = config(eval_every=1, save_clients=number)
-        run(given, tmp_path / f"whole {number}", shared=shared, quiet=True)
-        before = {"save_clients": number} if number <= rounds else {"save_clients": None}
-        run(config(rounds=rounds, eval_every=1, **before), tmp_path / f"stopped {number}", shared=shared, quiet=True)
-        run(given, tmp_path / f"stopped {number}", shared=shared, quiet=True)
-        whole, stopped = (
-            load_run(tmp_path / f"{name} {number}").predict(IMAGES, client=3) for name in ("whole", "stopped")
-        )
-        np.testing.assert_array_equal(whole, stopped)
+@pytest.mark.parametrize(("number", "rounds"), [(4, 1), pytest.param(2, 3, marks=pytest.mark.thorough)])
+def test_a_run_that_was_stopped_keeps_the_same_models(tmp_path, shared, number, rounds):
+    given = config(eval_every=1, save_clients=number)
+    run(given, tmp_path / f"whole {number}", shared=shared, quiet=True)
+    before = {"save_clients": number} if number <= rounds else {"save_clients": None}
+    run(config(rounds=rounds, eval_every=1, **before), tmp_path / f"stopped {number}", shared=shared, quiet=True)
+    run(given, tmp_path / f"stopped {number}", shared=shared, quiet=True)
+    whole, stopped = (
+        load_run(tmp_path / f"{name} {number}").predict(IMAGES, client=3) for name in ("whole", "stopped")
+    )
+    np.testing.assert_array_equal(whole, stopped)
 
 
 def test_the_command_takes_a_client(tmp_path, capsys, shared):

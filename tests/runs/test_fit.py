@@ -50,7 +50,7 @@ def test_missing_labels_are_noted() -> None:
     ("name", "kind", "options", "said"),
     [
         ("fedavg", "labels", {}, "1 of 6 clients never train: 1 without a label that the method learns from (n2)"),
-        ("xclp", "labels", {}, ""),
+        pytest.param("xclp", "labels", {}, "", marks=pytest.mark.thorough),
         ("fedul", "sets", {"drop_last": True}, "of 6 clients never train: {} with less than a batch of 8 "),
     ],
 )

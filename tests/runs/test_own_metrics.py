@@ -71,7 +71,7 @@ def test_in_rows_report_and_summary(tmp_path, shared, capsys):
     assert "test weighted f1" in capsys.readouterr().out and "Confusion matrix" in page.read_text()
 
 
-@pytest.mark.parametrize("direction", ["minimize", "maximize"])
+@pytest.mark.parametrize("direction", [pytest.param("minimize", marks=pytest.mark.thorough), "maximize"])
 def test_it_stops_a_run_and_chooses_its_model(tmp_path, shared, direction):
     fields = {"metrics": ("my_metrics:cross_entropy",), "early_stopping.metric": "validation_cross_entropy"}
     fields |= {"early_stopping.direction": direction, "early_stopping.patience": 1, "rounds": 3}

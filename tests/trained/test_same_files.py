@@ -110,7 +110,7 @@ def check_same(model, examples, dataset):
 
 @pytest.mark.parametrize(
     "make",
-    [turned, dicom, wide, *(pytest.param(one, marks=pytest.mark.thorough) for one in (sixteen_bits, signed, floating))],
+    [turned, dicom, *(pytest.param(one, marks=pytest.mark.thorough) for one in (wide, sixteen_bits, signed, floating))],
 )
 def test_a_folder_is_read_for_prediction_as_it_was_for_training(tmp_path, predict, make):
     folder = hospital(tmp_path / "scans", make)
@@ -191,6 +191,7 @@ def test_a_table_beside_images_is_proposed_and_used_at_prediction(tmp_path, pred
     assert "(22 of 24 have a label)" in error
 
 
+@pytest.mark.thorough
 def test_names_are_the_same_with_accents_in_either_form(tmp_path, predict):
     folder = tmp_path / "scans"
     for form, site in (("NFC", "a"), ("NFD", "b")):
