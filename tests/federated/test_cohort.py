@@ -134,12 +134,6 @@ def test_draws_from_a_large_federation_are_uniform_and_independent() -> None:
     assert abs((np.diff(ids) == 1).sum(1).mean() - 1.98) < 0.2
 
 
-def test_an_unknown_quota_is_refused() -> None:
-    labelled, examples = counts((1, 2))
-    with pytest.raises(ValueError, match=r"'half'.*any, proportional, only"):
-        sample_cohort(jax.random.key(0), labelled, examples, 1, "half")
-
-
 def test_cohorts_are_drawn_in_64_bit_mode(float64) -> None:
     labelled, examples = counts((1, 2), (0, 2), (1, 3))
     cohort = sample_cohort(jax.random.key(0), labelled, examples, 2)

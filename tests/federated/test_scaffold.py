@@ -123,14 +123,6 @@ def test_clients_that_were_dropped_or_absent_keep_their_variates() -> None:
     np.testing.assert_array_equal(before[2], 0)  # has no labels, so it never takes a step
 
 
-@pytest.mark.thorough
-def test_a_rate_of_zero_leaves_the_variates() -> None:
-    data = toy.federation()
-    method = method_of(data, federated.scaffold(), learning_rate=0.0)
-    state, _ = toy.train(method, KEY, data, 1)
-    assert all(not np.any(leaf) for leaf in jax.tree.leaves((state.optimizer, state.clients)))
-
-
 def test_weighted_variates_are_the_means_by_the_models_weights(float64) -> None:
     """Worked by hand: weights 3 and 1, changes of 2 and -2 in one step at rate 0.5, so c_i = -4 and 4, c = -2."""
     means = {}

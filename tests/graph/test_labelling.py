@@ -181,23 +181,6 @@ def test_points_at_a_right_angle_to_all_others_are_isolated(solver):
     np.testing.assert_array_equal(found.scores[8:], [[0, 0], [1, 0]])
 
 
-@pytest.mark.thorough
-def test_neighbor_search_gets_codes_and_counts_in_order():
-    points, _, shown = points_and_labels(20)
-    calls = []
-
-    def search(codes, num_bits, num_neighbors, valid):
-        calls.append((codes.shape, num_bits, num_neighbors, valid.tolist()))
-        return graph.nearest_neighbors(codes, num_bits, num_neighbors, valid)
-
-    valid = np.arange(20) != 4
-    options = dict(num_bits=40, num_neighbors=3, valid=valid)
-    found = graph.xclp(KEY, points, shown, 3, neighbor_search=search, **options)
-    # Padding comes last.
-    assert calls == [((20, 2), 40, 3, 19 * [True] + [False])]
-    jax.tree.map(np.testing.assert_array_equal, found, graph.xclp(KEY, points, shown, 3, **options))
-
-
 @pytest.mark.parametrize("scale", ["none", "max"])
 def test_no_labels_at_all(scale):
     points, _, _ = points_and_labels()

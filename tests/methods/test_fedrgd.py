@@ -335,29 +335,6 @@ def test_full_gradients_within_groups_at_their_models_in_some_rounds(float64) ->
     assert reported(federated.grouped((3, 3)))[0] == pytest.approx(np.mean(ratios), rel=1e-12)
 
 
-@pytest.mark.thorough
-def test_full_gradients_of_groups_with_replicas_and_norm_layers_reach_nothing() -> None:
-    """Momentum in the slots, batch norm, dropped clients: the same bits with and without, on every placement."""
-    data = toy.weak_federation("server")
-    data = toy.changed(data, inputs=np.where(np.arange(len(data.inputs))[:, None] == 0, np.nan, data.inputs))
-    momentum = {"local_optimizer": federated.local_optimizer(momentum=0.9), "keep_optimizer": True, "keep_by": "slot"}
-    changes = {"model_options": {"norm": "bn"}, "augment": toy.jitter, **momentum}
-    only = {"diversity": "gradients", "exclude_norm": True, "include_server": False}
-
-    def after(**settings):
-        optimizer = federated.grouped((3, 3))
-        method = method_of(toy.setup(data, federated_optimizer=optimizer, **changes), **settings)
-        state, infos = toy.train(method, KEY, data, 2)
-        return state, infos[-1]
-
-    (plain, without), (both, every), (alone, some) = after(), after(diversity="both"), after(**only)
-    chex.assert_trees_all_equal(plain, both, alone)
-    assert int(every["dropped_clients"]) == 1, "and its gradient does not count"
-    assert every["gradient_diversity"] == without["gradient_diversity"] and "gradient_diversity" not in some
-    first, second = float(every["full_gradient_diversity"]), float(some["full_gradient_diversity"])
-    assert 1 < first < np.inf and 1 < second < np.inf and first != second
-
-
 def test_schedules_of_the_worked_examples(float64) -> None:
     factor = jax.jit(cosine_factor, static_argnums=(1, 2, 3))
     cifar = {200: 0.195090, 34.5: 0.978461, 152.5: 0.506526, 241: 1e-5}

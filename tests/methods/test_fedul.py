@@ -126,21 +126,6 @@ def test_a_client_with_one_set_or_equal_sets_takes_no_part() -> None:
 
 
 @pytest.mark.thorough
-def test_a_class_of_no_set_is_not_moved() -> None:
-    """Check 10: the gradient of its scores is exactly 0."""
-    data = sets()
-    without = data.weak.matrix.at[:, :, 2].set(0.0) + jnp.asarray([0.02, 0.01, 0.0])
-    data = with_weak(data, matrix=without / without.sum(axis=2, keepdims=True))
-    method = fedul(data, {"model": toy.linear_model()})
-    start = method.init(KEY, data)
-    state, _ = toy.run(jax.jit(method.round), KEY, start, data, 1)
-    before, after = start.params["model"], state.params["model"]
-    for name in ("w", "b"):
-        np.testing.assert_array_equal(after[name][..., 2], before[name][..., 2])
-        assert float(jnp.abs(after[name][..., :2] - before[name][..., :2]).max()) > 1e-3
-
-
-@pytest.mark.thorough
 def test_the_last_partial_batch_and_the_test_prior_can_be_left_out() -> None:
     data = sets()
     method = fedul(data, {"local_epochs": 1}, drop_last=True, use_test_prior=False)

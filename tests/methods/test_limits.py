@@ -93,17 +93,6 @@ def pair() -> Pair:
 
 
 @pytest.mark.thorough
-def test_a_cohort_of_one_client_is_label_propagation_on_its_own(pair: Pair) -> None:
-    """XCLP section 9.3, item 6, p = 1: the same labels from another hash, with nearly the same confidence."""
-    single = toy.only(pair.data, 0)
-    _, across = pair.across(KEY, pair.start, single)
-    _, alone = pair.alone(KEY, pair.start, single)
-    for name in ("pseudo_label_accuracy", "pseudo_label_coverage"):
-        assert float(across[name]) == float(alone[name]) == 1.0
-    assert float(across["confidence_correct"]) == pytest.approx(float(alone["confidence_correct"]), abs=0.05)
-
-
-@pytest.mark.thorough
 def test_labels_reach_a_client_without_any_only_over_a_common_graph(pair: Pair) -> None:
     _, across = pair.across(KEY, pair.start, pair.data)
     _, alone = pair.alone(KEY, pair.start, pair.data)

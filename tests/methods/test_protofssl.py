@@ -170,19 +170,6 @@ def test_three_rounds_follow_the_formulas(float64, stop: bool, source: str) -> N
 
 
 @pytest.mark.thorough
-def test_helpers_are_the_uploads_of_the_round_before(plain) -> None:
-    """The bank holds two rounds, the newest first."""
-    _, _, states, infos = plain
-    for before, after in itertools.pairwise(states):
-        uploaded = jax.tree.map(lambda x: x[0], before.terms[TERM].bank.sets)
-        chex.assert_trees_all_equal(after.terms[TERM].helpers, uploaded)
-        older = jax.tree.map(lambda x: x[1], after.terms[TERM].bank.sets)
-        chex.assert_trees_all_equal(older, uploaded)
-    assert [np.isfinite(info["pseudo_label_accuracy"]) for info in infos] == [False, True, True]
-    assert [info["pseudo_label_coverage"] for info in infos] == [0.0, 1.0, 1.0]
-
-
-@pytest.mark.thorough
 def test_before_the_first_round_predictions_are_uniform(plain) -> None:
     data, method, states, _ = plain
     found = jax.jit(method.predict)(states[0], data.inputs)
@@ -268,18 +255,6 @@ def test_prototypes_of_more_rounds_help() -> None:
     bank, helpers = states[2].terms[TERM].bank.sets, states[3].terms[TERM].helpers
     assert bank.centers.shape == (3, 3, 3, WIDTH)
     np.testing.assert_array_equal(helpers.centers, bank.centers[:2].reshape(6, 3, WIDTH))
-
-
-@pytest.mark.thorough
-def test_the_latest_sets_alone_predict_something_else(plain) -> None:
-    data, both, states, _ = plain
-    latest, state = build(data, eval_bank="latest"), states[-1]
-    z, bank = data.inputs @ state.params["model"]["w"], state.terms[TERM].bank.sets
-    sets = [dict(enumerate(centers)) for centers in bank.centers[0]]
-    expected = jnp.stack([jnp.exp(log_probs(z, own)) for own in sets]).mean(0)
-    found = jax.jit(latest.predict)(state, data.inputs)
-    np.testing.assert_allclose(jnp.exp(found), expected, rtol=1e-4)
-    assert not np.allclose(found, jax.jit(both.predict)(state, data.inputs), atol=1e-4)
 
 
 @pytest.mark.thorough

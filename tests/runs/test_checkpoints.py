@@ -69,12 +69,6 @@ def test_float64_state_and_abstract_template(tmp_path, float64):
     assert_same_bits(Checkpoints(tmp_path).restore(template)[1], state)
 
 
-def test_state_without_any_element(tmp_path):
-    state = {"empty": jnp.zeros((2, 0)), "none": None}
-    Checkpoints(tmp_path).save(1, state)
-    assert_same_bits(Checkpoints(tmp_path).restore(state)[1], state)
-
-
 def test_placement_follows_the_template(tmp_path):
     mesh = jax.make_mesh((4,), ("clients",))
     sharded = jax.device_put(jnp.arange(8.0), NamedSharding(mesh, PartitionSpec("clients")))
