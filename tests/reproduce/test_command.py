@@ -133,9 +133,13 @@ def test_stored_cells_stay_with_what_they_come_from(tmp_path, monkeypatch):
     [
         (["mine-table"], "there is no table 'mine-table'. Did you mean 'mine-table1'?"),
         ([], "name a table"),
+        (["mine-table1", "--rows", "FedAvgg"], "has no row 'FedAvgg'. Did you mean 'FedAvg'?"),
+        (["mine-table1", "--data", "mnits=a.npz"], "unknown dataset 'mnits'. Did you mean 'mnist'?"),
         (["mine-table1", "--data", "mnist=a.npz"], "--data mnist: these cells have other data: digits"),
         (["mine-figure2", "--data", "mnist=a.npz", "--scale", "smoke"], "--data does nothing at the scale smoke"),
         (["mine-table1", "--data", "mnist"], "not of the form NAME=PATH"),
+        (["mine-table1", "--set", "roundz=3"], "Did you mean 'rounds'?"),
+        (["mine-table1", "--scale", "big"], "unknown scale 'big'"),
         (["mine-figure2", "--run", "--data", "mnist=gone.npz"], "gone.npz"),
         (["mine-figure2", "--run", "--set", "data.download=False"], "put train-images-idx3-ubyte.gz (9,912,422 bytes"),
     ],
