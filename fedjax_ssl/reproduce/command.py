@@ -1,4 +1,11 @@
-"""`fedjax-ssl reproduce`: lists and describes the papers' tables, and runs them by the sweep's workers."""
+"""Tables and figures of papers, with our numbers beside theirs: listed, described, and run by the sweep's workers.
+
+examples:
+  fedjax-ssl reproduce --list
+  fedjax-ssl reproduce fedul-table1
+  fedjax-ssl reproduce fedul-table1 --run --scale smoke
+  fedjax-ssl reproduce fedul-table1 --run --scale small --data mnist=mnist.npz --rows FedUL FedPL
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,14 +18,6 @@ from fedjax_ssl.errors import counted
 from fedjax_ssl.reproduce import results, running, scales
 from fedjax_ssl.reproduce.table import SCALES, Table, find_table, load_tables
 from fedjax_ssl.sweep import axes
-
-_EXAMPLES = """\
-examples:
-  fedjax-ssl reproduce --list
-  fedjax-ssl reproduce fedul-table1
-  fedjax-ssl reproduce fedul-table1 --run --scale smoke
-  fedjax-ssl reproduce fedul-table1 --run --scale small --data mnist=mnist.npz --rows FedUL FedPL
-"""
 
 
 def main(arguments: list[str]) -> int:
@@ -62,7 +61,7 @@ def main(arguments: list[str]) -> int:
 
 def parser() -> Parser:
     """Makes the parser of the command line."""
-    parser = new_parser("reproduce", f"Tables and figures of papers, with our numbers beside theirs.\n\n{_EXAMPLES}")
+    parser = new_parser("reproduce", __doc__ or "")
     add = parser.add_argument
     add("table", nargs="?", metavar="TABLE", help="its name; described, unless --run is given")
     add("--list", action="store_true", help="name all tables, and which have results")
@@ -73,10 +72,15 @@ def parser() -> Parser:
     add("--rows", nargs="+", metavar="ROW", help="these rows only")
     add("--columns", nargs="+", metavar="COLUMN", help="these columns only")
     where = (
-        "in place of this dataset an .npz file with x_train, y_train, x_test and y_test, as Keras' mnist.npz has them, "
-        "a folder of the original files, or another dataset"
+        "an .npz file with x_train, y_train, x_test and y_test (as Keras' mnist.npz), a folder of the original files "
     )
-    add("--data", action="append", default=[], metavar="NAME=PATH", help=where)
+    add(
+        "--data",
+        action="append",
+        default=[],
+        metavar="NAME=PATH",
+        help=f"{where}or another dataset, in place of this one",
+    )
     add("--set", action="append", default=[], metavar="FIELD=VALUE", help="a setting of all cells, such as threads=1")
     add("--workdir", metavar="FOLDER", help="runs/reproduce_TABLE_SCALE by default")
     add("--workers", type=int, metavar="N", help="processes at a time, as for `sweep`")
@@ -90,9 +94,7 @@ def _list(tables: Mapping[str, Table]) -> list[str]:
     for name, table in tables.items():
         cells = table.make_cells("paper")
         missing = sum(bool(cell.missing) for cell in cells)
-        have = [
-            f"{one['scale']} ({(one['commit'] or 'no commit')[:7]}, {one['device']})" for one in results.stored(name)
-        ]
+        have = [f"{one['scale']} ({(one['commit'] or '-')[:7]}, {one['device']})" for one in results.stored(name)]
         lines.append(
             f"{name:{width}}  {counted(len(cells), 'cell'):>9}{f', {missing} missing' * bool(missing)}  {table.title}"
             + (f"; results: {', '.join(have)}" if have else "; no results yet")

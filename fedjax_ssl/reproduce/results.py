@@ -83,8 +83,7 @@ def collect(table: Table, scale: str, found: Sequence[tuple[Cell, list[Path]]], 
     for cell, folders in found:
         values = [value for folder in folders if (value := measure(folder, cell)) is not None]
         rounds = next((summaries[folder]["rounds"] for folder in folders if summaries[folder]), None)
-        spent = {"rounds": rounds, "minutes": minutes(folders)}
-        cells.append({"row": cell.row, "column": cell.column, "values": values, **spent})
+        cells.append(dict(row=cell.row, column=cell.column, values=values, rounds=rounds, minutes=minutes(folders)))
     return {
         "table": table.name,
         "scale": scale,
@@ -194,24 +193,19 @@ def order(table: Table, result: Stored) -> str:
     """Say how far the order of rows, or of the points of a single row, is the paper's; empty without two numbers."""
     along, across = ("column", "row") if len(table.rows) > 1 else ("row", "column")
     both = rows_of(table, result).dropna(subset=["paper", "ours"])
-    pairs = [
-        (group, first, second)
-        for group, members in both.groupby(along, sort=False)
-        for first, second in itertools.combinations(members.to_dict("records"), 2)
-        if first["paper"] != second["paper"]
-    ]
-    reverse = [
-        f"{first[across]} and {second[across]} ({group})"
-        for group, first, second in pairs
-        if (first["paper"] - second["paper"]) * (first["ours"] - second["ours"]) <= 0
-    ]
+    pairs, reverse = 0, list[str]()
+    for group, members in both.groupby(along, sort=False):
+        for first, second in itertools.combinations(members.to_dict("records"), 2):
+            paper, ours = (first[whose] - second[whose] for whose in ("paper", "ours"))
+            pairs += paper != 0
+            reverse += [f"{first[across]} and {second[across]} ({group})"] * (paper != 0 and paper * ours <= 0)
     if not pairs:
         return ""
-    agreeing, shown = len(pairs) - len(reverse), "; ".join(reverse[:4])
-    shown += f"; and {len(reverse) - 4} more" * (len(reverse) > 4)
+    agreeing = pairs - len(reverse)
+    shown = "; ".join([*reverse[:4], *[f"and {len(reverse) - 4} more"] * (len(reverse) > 4)])
     others = f"; other way round: {shown}" * bool(reverse)
-    tau = (agreeing - len(reverse)) / len(pairs)
-    return f"order: {agreeing} of {len(pairs)} pairs of {across}s as in the paper (Kendall {tau:+.2f}){others}"
+    tau = (agreeing - len(reverse)) / pairs
+    return f"order: {agreeing} of {pairs} pairs of {across}s as in the paper (Kendall {tau:+.2f}){others}"
 
 
 def write(table: Table, result: Stored, folder: Path) -> Path:
@@ -234,16 +228,9 @@ def draw(table: Table, found: pandas.DataFrame, path: Path) -> None:
         own = found[found.row == row].set_index("column").reindex(columns)
         shift = 0 if table.x else 0.6 * (place / max(len(rows) - 1, 1) - 0.5)
         for name, spread, filled in (("ours", "spread", True), ("paper", "paper_spread", False)):
-            axes.errorbar(
-                np.arange(len(columns)) + shift,
-                own[name],
-                own[spread].fillna(0.0),
-                fmt="o" + ("-" if filled else ":") * bool(table.x),
-                color=f"C{place}",
-                mfc=None if filled else "none",
-                capsize=2,
-                label=row if filled else None,
-            )
+            line, face, label = ("-", f"C{place}", row) if filled else (":", "none", None)
+            style: dict[str, Any] = {"fmt": "o" + line * bool(table.x), "color": f"C{place}", "mfc": face, "capsize": 2}
+            axes.errorbar(np.arange(len(columns)) + shift, own[name], own[spread].fillna(0.0), label=label, **style)
     axes.set_xticks(range(len(columns)), columns, rotation=0 if table.x else 30, ha="center" if table.x else "right")
     axes.set(xlabel=table.x or "", ylabel=f"{table.metric.replace('_', ' ')}{', %' * table.percent}")
     axes.legend(fontsize="small", title="filled: ours, hollow: paper", title_fontsize="small")
