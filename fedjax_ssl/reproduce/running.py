@@ -16,8 +16,7 @@ from fedjax_ssl.reproduce import results, scales
 from fedjax_ssl.reproduce.scales import Run
 from fedjax_ssl.reproduce.table import Cell, Table
 from fedjax_ssl.runs.files import write_atomically
-from fedjax_ssl.runs.folder import FolderLock, RunFolderError, config_differences
-from fedjax_ssl.runs.loop import UNCOMPARED
+from fedjax_ssl.runs.folder import WATCHING, FolderLock, RunFolderError, config_differences
 from fedjax_ssl.sweep import plan as plans
 from fedjax_ssl.sweep import results as rows
 from fedjax_ssl.sweep import workers
@@ -135,7 +134,7 @@ def _joined(stored: Plan | None, wanted: Plan, folder: Path) -> Plan:
     for run in wanted.runs:
         old = known.get(run.name)
         if old is not None and plans.identity(old.config) != plans.identity(run.config):
-            lines = config_differences(old.config, run.config, ignore=UNCOMPARED)[:_SHOWN]
+            lines = config_differences(old.config, run.config, ignore=WATCHING)[:_SHOWN]
             raise RunFolderError(
                 f"{folder} has {run.name} with other settings (stored -> now): {'; '.join(lines)}. Give another "
                 "--workdir"

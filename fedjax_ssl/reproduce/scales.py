@@ -177,7 +177,7 @@ def _leave_few(config: ml_collections.ConfigDict) -> None:
         section.pools = (section.pools[0] * clients // there, _SMOKE_CLASS, _SMOKE_CLASS)
         section.examples = 2 * sum(section.pools) * classes  # half of them may have no label
         partition.counts = tuple(max(count * clients // there, min(count, 10)) for count in partition.counts)
-        partition.unlabelled = partition.unlabelled and _SMOKE_OWN
+        partition.unlabelled = partition.unlabelled and _SMOKE_OWN // 2
     elif partition.name == "natural":
         section.examples = max(there, _SMOKE_CLIENTS * _SMOKE_CLASS) * _SMOKE_CLASS * 2
     else:

@@ -21,9 +21,8 @@ from fedjax_ssl.registry import did_you_mean
 from fedjax_ssl.runs.build import federate, load_resolved
 from fedjax_ssl.runs.compile import static_part
 from fedjax_ssl.runs.files import plain_value, write_atomically
-from fedjax_ssl.runs.folder import COMPARED, RunFolderError, config_differences, flat_config, read_stored
+from fedjax_ssl.runs.folder import COMPARED, WATCHING, RunFolderError, config_differences, flat_config, read_stored
 from fedjax_ssl.runs.folder import SWEEP_FILE as FILE
-from fedjax_ssl.runs.loop import UNCOMPARED
 from fedjax_ssl.sweep.axes import Settings
 
 _SHORT = {"optimizer.learning_rate": "lr", "optimizer.batch_size": "batch", "optimizer.local_epochs": "epochs"}
@@ -208,7 +207,7 @@ def is_sweep_file(name: str) -> bool:
 
 def identity(config: Mapping[str, Any]) -> str:
     """Writes a config as text that is the same for configs which give the same run."""
-    flat = flat_config(config, ignore=UNCOMPARED)
+    flat = flat_config(config, ignore=WATCHING)
     flat["federated.devices"] = flat.get("federated.devices") or 1  # as older sweeps hold it where nobody set it
     return json.dumps(flat, sort_keys=True)
 
@@ -260,7 +259,7 @@ def _refusal(missing: Sequence[PlannedRun], stored: Plan, wanted: Plan, folder: 
     left_out = f"{counted(len(missing), 'run')} that this command leaves out: {names_of(missing, _SHOWN)}"
     reason = f"{folder} holds a sweep with {left_out}"
     if len(missing) == len(stored.runs):
-        ignore = (*UNCOMPARED, *stored.fields, *wanted.fields)
+        ignore = (*WATCHING, *stored.fields, *wanted.fields)
         changed = config_differences(stored.runs[0].config, wanted.runs[0].config, ignore=ignore)
         shown = [f"  {line}" for line in changed[:_SHOWN]] + ["  ..."] * (len(changed) > _SHOWN)
         reason += "\nTheir configs differ (stored -> now):\n" + "\n".join(shown) if shown else ""

@@ -12,6 +12,7 @@ from fedjax_ssl.config import ConfigError
 from fedjax_ssl.reproduce import Table, results
 from fedjax_ssl.reproduce.scales import runs_of
 from fedjax_ssl.reproduce.table import SCALES, load_tables
+from fedjax_ssl.sweep import plan as plans
 
 PAPER = """
 from fedjax_ssl.reproduce import Table
@@ -161,6 +162,14 @@ def test_every_cell_has_a_config(every):
                 kinds = [{"paper": cell.column, "small": cell.row}.get(scale) for cell in cells]
                 cells = [*dict(zip(kinds, cells, strict=True)).values()]
             assert len(runs_of(table, scale, cells, seeds=[0])) == len(cells)
+
+
+def test_cells_that_predict_otherwise_are_runs_of_their_own():
+    table = load_tables()["xclp-table2"]
+    runs = runs_of(table, "smoke", table.make_cells("smoke", rows=["Client 1"]))
+    planned = plans.named((run.name, run.config) for run in runs).runs
+    assert [run.config["prediction"]["predictors"] for run in planned] == ["network", "xclp"]
+    assert len({run.program for run in planned}) == 1
 
 
 def test_the_page_is_made_from_the_stored_results():
