@@ -361,7 +361,7 @@ TABLES = (
         small_cells={"rows": ("none", "0.1", "0.5", "5.0", "10.0"), "columns": ("CIFAR-10 IID",)},
         reduced=REDUCED,
         differs=DIFFERS,
-        why="prototypes of a small network without a norm after 30 rounds are probably closer together than the paper's, "
+        why="prototypes of a small network without a norm after 30 rounds probably lie closer together, "
         "so that a deviation of 5.0 hides them; up to 0.5 noise costs nothing, as in the paper",
     ),
     Table(
