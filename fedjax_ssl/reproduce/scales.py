@@ -180,9 +180,12 @@ def _leave_few(config: ml_collections.ConfigDict) -> None:
         partition.unlabelled = partition.unlabelled and _SMOKE_OWN // 2
     elif partition.name == "natural":
         section.examples = max(there, _SMOKE_CLIENTS * _SMOKE_CLASS) * _SMOKE_CLASS * 2
+        supervision.labels = supervision.labels and min(supervision.labels, _SMOKE_CLASS)
     else:
         parts = _SMOKE_PART * (partition.parts or 1) + classes * (partition.balanced or 0)
         own = max(_SMOKE_OWN, parts, _SMOKE_SET * max(supervision.set_counts or [supervision.sets or 0]))
+        if partition.max_examples:  # of more than the clients have
+            clients, partition.max_examples = _SMOKE_CLIENTS, own
         section.examples = 5 * clients * own // 4  # a fifth at most is held out
 
 
