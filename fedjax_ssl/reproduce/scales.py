@@ -185,7 +185,7 @@ def _leave_few(config: ml_collections.ConfigDict) -> None:
         parts = _SMOKE_PART * (partition.parts or 1) + classes * (partition.balanced or 0)
         own = max(_SMOKE_OWN, parts, _SMOKE_SET * max(supervision.set_counts or [supervision.sets or 0]))
         if partition.max_examples:  # of more than the clients have
-            clients, partition.max_examples = 8 * _SMOKE_CLIENTS, own
+            clients, partition.max_examples = 8 * _SMOKE_CLIENTS, 10 * own
         section.examples = 5 * clients * own // 4  # a fifth at most is held out
 
 
