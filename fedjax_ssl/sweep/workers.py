@@ -250,7 +250,8 @@ def tasks(sweep: Path, plan: Plan, workers: int, together: bool = False) -> list
     programs = [results.unfinished(sweep, runs) for runs in plan.programs]
     if together:
         runs = [run for program in programs for run in program]
-        return [task_of(sweep, part) for place in range(workers) if (part := runs[place::workers])]
+        size = max(math.ceil(len(runs) / workers), 1)  # neighbours, which share a program, go to one worker
+        return [task_of(sweep, runs[start : start + size]) for start in range(0, len(runs), size)]
     waiting = sorted(filter(None, programs), key=len, reverse=True)  # the longest first, so that workers end together
     last = len(waiting) % workers
     whole, cut = waiting[: len(waiting) - last], waiting[len(waiting) - last :]

@@ -90,6 +90,8 @@ def test_tasks_are_programs_and_those_that_would_leave_workers_idle_are_cut_into
     plan = planned(tmp_path, "optimizer.batch_size=5,10", seeds=(0, 1, 2, 3))
     assert [len(task.runs) for task in workers.tasks(tmp_path, plan, 2)] == [4, 4]
     assert [len(task.runs) for task in workers.tasks(tmp_path, plan, 1, together=True)] == [8]
+    halves = workers.tasks(tmp_path, plan, 2, together=True)
+    assert [len({one.program for one in task.runs}) for task in halves] == [1, 1]
     parts = workers.tasks(tmp_path, plan, 4)
     assert [len({one.program for one in task.runs}) for task in parts] == [1, 1, 1, 1]
     assert [len(task.runs) for task in workers.tasks(tmp_path, plan, 3)] == [2, 2, 2, 2]
