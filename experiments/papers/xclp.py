@@ -107,7 +107,8 @@ FLAMBY = {"augment.name": "flamby", "model.crop": 200}
 ISIC_DIFFERS = (
     "numbers of training images, bits, neighbours and rounds are not in our text: fractions, 4,096 bits, 10 neighbours "
     "and FLamby's 9 rounds of 100 updates are ours",
-    "FLamby draws the number of black squares once for all images, and the squares after the crop of 200 pixels",
+    "FLamby draws the number of black squares once for all images, and the squares after the crop of 200 pixels; its "
+    "shear by 0.1 degrees is left out, and an image that was made smaller has a black border here",
     "batch statistics are averaged; FLamby keeps each client's",
 )
 

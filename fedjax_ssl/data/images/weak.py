@@ -151,11 +151,12 @@ def resize_crop(size: Annotated[int, Whole(1, 10_000)] = 40, flip: bool = True) 
 def flamby(input_max: float = 255.0) -> Augmentation:
     """FLamby's augmentation of Fed-ISIC2019, in its order; a part changes every second image on average.
 
-    An enlargement by up to 7 % either way; a rotation by up to 50 degrees; contrast by up to 10 % and brightness by up
-    to 15 % of the range; a flip along rows, columns or both; one to eight black squares of 16 pixels. Before these all
-    images are shifted by up to 12 of 224 pixels, so that their middle is a random crop.
+    A scaling by 0.93 to 1.07; a rotation by up to 50 degrees; contrast by up to 10 % and brightness by up to 15 % of
+    the range; a flip along rows, columns or both; a shift of all images by up to 12 of 224 pixels, so that their middle
+    is a random crop; one to eight black squares of 16 pixels.
 
-    Source: github.com/owkin/FLamby. Its shear by 0.1 degrees, less than half a pixel, is left out.
+    Source: github.com/owkin/FLamby. Its shear by 0.1 degrees, less than half a pixel, is left out. What a smaller or
+    turned image does not cover is black here; FLamby's crop of a scaled image lies within it.
 
     Args:
         input_max: largest stored value.
