@@ -117,8 +117,8 @@ def scored(predictor: str, metric: str, **settings: object) -> dict:
     """A way of predicting and the column of its score."""
     if predictor != "xclp":
         settings["prediction.groups"] = 1
-    name = predictor + ("_labelled" if settings.get("prediction.unlabelled") == "without" else "")
-    return {"prediction.predictors": predictor, "metric": f"{name}_{metric}", **settings}
+    labelled = predictor != "network" and settings.get("prediction.unlabelled") == "without"
+    return {"prediction.predictors": predictor, "metric": f"{predictor}{'_labelled' * labelled}_{metric}", **settings}
 
 
 WAYS = {"FedAvg": "network", "per-client LP": "per_client_lp", "XCLP": "xclp"}

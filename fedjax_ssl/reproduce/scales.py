@@ -27,6 +27,7 @@ _SMOKE_OWN, _SMOKE_SET, _SMOKE_PART, _SMOKE_CLASS = 120, 15, 30, 5  # examples o
 _SMOKE_MOST = {  # fields of a method, its optimizer, partition or prediction -> the most that they are
     **dict.fromkeys(("batch_size", "server_batch_size", "unlabelled_batch_size", "set_size", "num_unlabelled"), 16),
     **dict.fromkeys(("unlabelled_ratio", "num_helpers", "groups", "local_steps"), 2),
+    "threshold": 0.01,  # so that some pseudo-label is confident
 }
 _SHALLOW = {  # networks that compile for long -> a shallow one with the same kind of layers and heads
     **dict.fromkeys(("wrn28", "resnet18", "efficientnet_b0"), "resnet8_basic"),
@@ -135,7 +136,7 @@ def make_tiny(config: ml_collections.ConfigDict) -> None:
     config.optimizer.schedule_rounds = None
     for part in (config.optimizer, config.method, config.partition, config.prediction):
         for field, value in part.items():
-            if isinstance(value, int) and value:
+            if isinstance(value, int | float) and value:
                 most = 1 if field.endswith(("_rounds", "_epochs", "rounds_per_part")) else _SMOKE_MOST.get(field, value)
                 part[field] = min(value, most)
     if (config.federated.cohort_size or config.partition.num_clients or math.inf) > _SMOKE_COHORT:
