@@ -35,6 +35,7 @@ def get_config(variant="lc,iid"):
     config = configs.default("fedmatch")
     config.rounds = 200
     config.eval_every = 5
+    config.checkpoint_every = 10  # of all clients' psi and sigma, gigabytes each
     config.data.name = "cifar10"
     config.data.pool_splits = True
     config.data.test_fraction = 0.05

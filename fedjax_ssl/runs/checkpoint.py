@@ -76,13 +76,22 @@ class Checkpoints:
         Raises:
             ValueError: round is negative, or `extra` has a value that JSON cannot hold.
         """
+        self.write(round, *to_arrays(state), extra)
+
+    def write(
+        self,
+        round: int,
+        arrays: dict[str, np.ndarray],
+        keys: dict[str, str],
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Save a round, as `save`, whose state `to_arrays` took apart."""
         if round < 0:
             raise ValueError(f"round={round}: a round is at least 0")
         try:
             more = encode_json(extra or {})
         except TypeError as error:
             raise ValueError(f"extra={extra!r} cannot be stored: {error}") from error
-        arrays, keys = to_arrays(state)
         content = {"round": round, "extra": more, "arrays": arrays, "keys": keys}
         written = serialization.msgpack_serialize(content, in_place=True)
         self._folder.mkdir(exist_ok=True)

@@ -52,6 +52,7 @@ from fedjax_ssl.runs.writers import WriterSettings, check_writers
 
 Watch = Callable[[Mapping[str, Any]], bool]  # metric row -> whether the run is to stop here
 _LISTED = 10_000  # clients in partition.txt at most
+_LONG = 5.0  # seconds of a checkpoint that are worth a line
 # Columns by which a run decides how it goes on; the others are on the disk.
 _DECISIVE = ("round", "validation_accuracy", "loss", "local_steps", divergence.DIVERGED_ROUNDS)
 
@@ -110,6 +111,7 @@ class Run(Closing):
         self._of_clients: dict[str, float] = {}
         self._said = set[str]()
         self._spent: tuple[float, float] = (0.0, 0.0)  # compiling and training, without a run before this one
+        self._trained = self._seconds["train_seconds"]  # up to the last checkpoint
         self.begin, self._waited, self._tracing = time.perf_counter(), 0.0, 0.0
         self._profile: tuple[dict[str, float], str] | None = None
         if self.config.profile:  # a program of the cache may name the scopes of another version
@@ -284,7 +286,7 @@ class Run(Closing):
         self._rows.append(self._kept(row))
         best = selected(config, self._rows)
         if best is self._rows[-1]:
-            self.record.save_best(start, state)
+            self.record.keep_best(start, state)
         self._progress.update(start, row)
         if said:
             self._progress.note(said)
@@ -296,10 +298,20 @@ class Run(Closing):
         preempted = not last and self._team.preempted(-(-start // config.eval_every))
         self.stopped = not last and self._watch is not None and self._watch(row)
         if preempted or self.stopped or last or (due and start % due == 0):
+            begin = time.perf_counter()
             self.record.save(start, state, self._seconds)
+            self._note_slow_files(time.perf_counter() - begin)
         if preempted:
             raise Preempted
         self._draw_data()  # not before the first numbers, which it would delay
+
+    def _note_slow_files(self, seconds: float) -> None:
+        """Say that a checkpoint took longer than the rounds since the last one."""
+        trained, self._trained = self._seconds["train_seconds"] - self._trained, self._seconds["train_seconds"]
+        if self.config.checkpoint_every and seconds > max(trained, _LONG):
+            size = bytes_in_words(tree_bytes(self.state))
+            much = f"checkpoints of {size} take longer than the rounds between them"
+            self._say_once(f"{much}; a larger config.checkpoint_every writes fewer")
 
     def _kept(self, row: Mapping[str, Any]) -> dict[str, Any]:
         return {name: row[name] for name in self._decisive if name in row}

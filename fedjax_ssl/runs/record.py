@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import ml_collections
+import numpy as np
 
 from fedjax_ssl.federated import tree_bytes
-from fedjax_ssl.runs.checkpoint import Checkpoints
+from fedjax_ssl.runs.checkpoint import Checkpoints, to_arrays
 from fedjax_ssl.runs.curves import plot_curves
 from fedjax_ssl.runs.files import Closing, decode_json, encode_json, storing, write_atomically
 from fedjax_ssl.runs.folder import FolderMended, RunFolder, RunFolderError
@@ -57,6 +58,7 @@ class Record(Closing):
         self._clients: ClientLog | None = None
         self._writers = Writers({})
         self._round = 0  # restored
+        self._held: tuple[int, dict[str, np.ndarray], dict[str, str]] | None = None  # the best model, not yet written
         self.stream = open(os.devnull, "w", encoding="utf-8") if quiet else None  # noqa: SIM115
 
     def settle(self, config: ml_collections.ConfigDict) -> None:
@@ -157,13 +159,17 @@ class Record(Closing):
 
     def save(self, round: int, state: Any, extra: Mapping[str, Any]) -> None:
         """Save a checkpoint, see `Checkpoints.save`."""
+        if self._held is not None:  # first: a run that goes on from here must find it
+            with self._storing(self.path / "best", tree_bytes(state)):
+                self._best.write(*self._held)
+            self._held = None
         with self._storing(self.folder.checkpoint_folder, tree_bytes(state)):
             self._checkpoints.save(round, state, {**extra, "rows": self._open_log().digest})
 
-    def save_best(self, round: int, state: Any) -> None:
-        """Save the checkpoint of the best model by validation so far."""
-        with self._storing(self.path / "best", tree_bytes(state)):
-            self._best.save(round, state)
+    def keep_best(self, round: int, state: Any) -> None:
+        """Keep the best model by validation so far in memory; the next checkpoint writes it, too."""
+        arrays, keys = to_arrays(state)
+        self._held = round, {name: np.array(values) for name, values in arrays.items()}, keys  # state is overwritten
 
     def save_clients(self, round: int, models: Any) -> None:
         """Save the models of a round's clients."""
