@@ -7,7 +7,7 @@ examples:
   fedjax-ssl reproduce fedul-table1 --run --scale small --data mnist=mnist.npz --rows FedUL FedPL
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedjax_ssl import command_line
@@ -16,8 +16,10 @@ from fedjax_ssl.cli import parser as new_parser
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.errors import counted
 from fedjax_ssl.reproduce import results, running, scales
+from fedjax_ssl.reproduce.scales import Run
 from fedjax_ssl.reproduce.table import SCALES, Table, find_table, load_tables
 from fedjax_ssl.sweep import axes
+from fedjax_ssl.sweep.command import workers_of
 
 
 def main(arguments: list[str]) -> int:
@@ -39,24 +41,31 @@ def main(arguments: list[str]) -> int:
         return 0
     if given.table is None:
         raise ConfigError("name a table; `fedjax-ssl reproduce --list` names all")
-    table = find_table(given.table, tables)
+    if not given.run and (idle := [f"--{name}" for name in ("store", "workdir", "workers") if getattr(given, name)]):
+        raise ConfigError(f"{idle[0]} does nothing without --run; add that, or leave it out")
+    table, processes = find_table(given.table, tables), workers_of(given.workers)
+    command = ["fedjax-ssl", "reproduce", *arguments]
     data = dict(_pair("--data", text, "NAME=PATH") for text in given.data)
     settings = dict(_pair("--set", text, "FIELD=VALUE") for text in given.set)
     with command_line.notes_instead_of_warnings() as notes:
         cells = table.make_cells(given.scale, given.rows, given.columns)
         runs = scales.runs_of(table, given.scale, cells, axes.parse_seeds(given.seeds), data, settings)
         if not given.run:
-            print("\n".join(running.describe(table, given.scale, cells, runs)))
+            print("\n".join(running.describe(table, given.scale, cells, runs, command)))
             return 0
         if not runs:
             raise ConfigError(f"{table.name} has no cell to run: {cells[0].missing}")
         folder = Path(given.workdir or f"runs/reproduce_{table.name}_{given.scale}")
-        command = ["fedjax-ssl", "reproduce", *map(_without_folders, arguments)]
-        result = running.carry_out(table, given.scale, runs, folder, command, given.workers, notes)
+        if given.store:
+            _check_store(table, given.scale, runs)
+        typed = command[:2] + [_without_folders(word) for word in arguments]
+        result = running.carry_out(table, given.scale, runs, folder, typed, processes, notes)
     print(f"\n{results.markdown(table, result)}\n\n{folder / 'table.md'}")
+    empty = [cell for cell in result["cells"] if not cell["values"]]
     if given.store:
-        print(results.store(table, result))
-    return 0 if all(cell["values"] for cell in result["cells"]) else 1
+        left = f"; {counted(len(empty), 'cell')} without a number left out" * bool(empty)
+        print(f"{results.store(table, result)}{left}")
+    return 1 if empty else 0
 
 
 def parser() -> Parser:
@@ -100,6 +109,13 @@ def _list(tables: Mapping[str, Table]) -> list[str]:
             + (f"; results: {', '.join(have)}" if have else "; no results yet")
         )
     return [*lines, f"{counted(len(tables), 'table')} and figures"]
+
+
+def _check_store(table: Table, scale: str, runs: Sequence[Run]) -> None:
+    """Refuses, before anything runs, to store numbers that mean nothing or are of fewer seeds than those there."""
+    if scale == "smoke" or any(run.config.data.name == "stand_in" for run in runs):
+        raise ConfigError("--store keeps no numbers of stand-in data, which mean nothing; leave it out")
+    results.check_store(table, scale, results.places(run.cell for run in runs))
 
 
 def _pair(option: str, text: str, form: str) -> tuple[str, str]:

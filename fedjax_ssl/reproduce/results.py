@@ -3,8 +3,9 @@
 import itertools
 import json
 import math
-import re
-from collections.abc import Iterable, Mapping, Sequence
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ from fedjax_ssl.sweep import results
 
 HEAD = "| table | scale | source | pairs in the paper's order | why not |\n|---|---|---|---|---|"  # of the page
 Stored = dict[str, Any]  # a table at a scale, as its JSON file has it
-_DATA = re.compile(r"--data[= ]'?([^\s=]+)=(?:\S*/)?([^\s']+)")  # in a command: name, and file in its place
 _ORIGIN = ("command", "minutes", "device", "commit")  # of all cells but those that have a part "from"
 
 
@@ -55,8 +55,8 @@ def measure(folder: Path, cell: Cell) -> float | None:
 
 def _of_rows(run: StoredRun, name: str, value: str | tuple[str, int]) -> float | None:
     rows, summary = [row for row in run.rows if row.get(name) is not None], run.summary or {}
-    if not rows:  # no column of metrics.csv: a number of the summary
-        return results.scalars(summary).get(name)
+    if not rows:  # no column of metrics.csv: a number of the summary, unless the metrics are gone
+        return results.scalars(summary).get(name) if run.rows or not summary["rounds"] else None
     how, number = value if isinstance(value, tuple) else (value, 1)
     at = {"selected": summary.get("selected_round"), "round": number}.get(how)
     found = [float(row[name]) for row in rows if at in (None, row["round"])]
@@ -105,24 +105,50 @@ def stored(table: str | None = None) -> list[Stored]:
 def store(table: Table, result: Stored) -> Path:
     """Keep results beside the papers' files, for `--list` and the page; stored cells that are not in them stay.
 
+    Cells without a number are left out.
+
     Raises:
-        ConfigError: a stored cell has more seeds; the file stays as it is.
+        ConfigError: as of `check_store`; the file stays as it is.
     """
-    path = papers() / "results" / f"{table.name}_{result['scale']}.json"
+    new = {(cell["row"], cell["column"]): cell for cell in result["cells"] if cell["values"]}
+    path, old = check_store(table, result["scale"], {place: len(cell["values"]) for place, cell in new.items()})
+    if not new:
+        return path
     path.parent.mkdir(exist_ok=True)
-    old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"cells": []}
-    new, cells = ({(cell["row"], cell["column"]): cell for cell in one["cells"]} for one in (result, old))
-    fewer = [
-        f"{', '.join(place)} ({len(cells[place]['values'])}, here {len(cell['values'])})"
-        for place, cell in new.items()
-        if place in cells and len(cell["values"]) < len(cells[place]["values"])
-    ]
-    if fewer:
-        raise ConfigError(f"{path} has more seeds: {'; '.join(fewer)}. Run as many with --seeds, or remove the file")
+    cells = {(cell["row"], cell["column"]): cell for cell in old["cells"]}
     cells = {place: {"from": {key: old[key] for key in _ORIGIN}} | cell for place, cell in cells.items()} | new
     places = [place for cell in table.make_cells("paper") if (place := (cell.row, cell.column)) in cells]
     write_atomically(path, encode_json(result | {"cells": [cells[place] for place in places]}, indent=1) + "\n")
     return path
+
+
+def check_store(table: Table, scale: str, seeds: Mapping[tuple[str, str], int]) -> tuple[Path, Stored]:
+    """Find the file of stored results, and what it has.
+
+    Args:
+        table: the table.
+        scale: at which it is run.
+        seeds: row and column of a cell -> its number of seeds.
+
+    Raises:
+        ConfigError: a stored cell has more seeds than are to take their place.
+    """
+    path = papers() / "results" / f"{table.name}_{scale}.json"
+    old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"cells": []}
+    there = {(cell["row"], cell["column"]): len(cell["values"]) for cell in old["cells"]}
+    fewer = [
+        f"{', '.join(place)} ({there[place]}, here {count})"
+        for place, count in seeds.items()
+        if count < there.get(place, 0)
+    ]
+    if fewer:
+        raise ConfigError(f"{path} has more seeds: {'; '.join(fewer)}. Run as many with --seeds, or remove the file")
+    return path, old
+
+
+def places(cells: Iterable[Cell]) -> Counter[tuple[str, str]]:
+    """Count cells, or runs of cells, by row and column."""
+    return Counter((cell.row, cell.column) for cell in cells)
 
 
 def rows_of(table: Table, result: Stored) -> pandas.DataFrame:
@@ -168,8 +194,10 @@ def markdown(table: Table, result: Stored) -> str:
 def notes(table: Table, result: Stored) -> list[str]:
     """Say what the numbers of a table are, what was reduced or differs, and where they come from."""
     seeds = sorted({len(cell["values"]) for cell in result["cells"]})
-    count = "one seed" if seeds == [1] else f"mean and sample deviation of {'/'.join(map(str, seeds))} seeds"
+    count = "one seed" if seeds == [1] else f"mean and sample deviation of {' or '.join(map(str, seeds))} seeds"
     said = [f"ours, {count}; in brackets the paper's"]
+    have, all_cells = len([cell for cell in result["cells"] if cell["values"]]), table.make_cells(result["scale"])
+    said += [f"results of {have} of {len(all_cells)} cells"] if have < len(all_cells) else []
     if result["scale"] == "small" and table.reduced:
         said.append(f"reduced: {table.reduced}")
     if result["scale"] == "smoke":
@@ -180,13 +208,24 @@ def notes(table: Table, result: Stored) -> list[str]:
     for cell, row, column in zip(result["cells"], *map(rows_of(table, result).get, ("row", "column")), strict=True):
         origin = tuple(map(cell.get("from", result).get, _ORIGIN))
         origins.setdefault(origin, []).append(f"{row}, {column}")
-    given = dict(pair for command, *_ in origins for pair in _DATA.findall(command))
+    given = dict(pair for command, *_ in origins for pair in _data(command))
     said += [f"data: {file} in place of {name}" for name, file in given.items() if Path(file).stem != name]
     for (command, minutes, device, commit), cells in origins.items():
         which = f" ({'; '.join(cells)})" * (len(origins) > 1)
-        version = f", commit {commit[:7]}" if commit else ""
+        changed = " and changes" * str(commit).endswith("-dirty")
+        version = f", commit {commit[:7]}{changed}" if commit else ""
         said.append(f"`{command}`{which}: {minutes:g} minutes of runs on {device}{version}")
     return said
+
+
+def _data(command: str) -> Iterator[tuple[str, str]]:
+    """Find what a command takes in place of datasets: name, and file without its folder."""
+    words = shlex.split(command)
+    for option, value in itertools.pairwise([*words, ""]):
+        text = value if option == "--data" else option.removeprefix("--data=") * option.startswith("--data=")
+        name, equals, place = text.partition("=")
+        if equals:
+            yield name, Path(place).name
 
 
 def order(table: Table, result: Stored) -> str:
@@ -245,7 +284,13 @@ def page(tables: Mapping[str, Table]) -> str:
             continue  # of another paper
         anchor = f"{table.name}-{result['scale']}"
         agreed = order(table, result).removeprefix("order: ").replace(" as in the paper", "")
-        row = [f"[{table.name}](#{anchor})", result["scale"], table.source, agreed or "-", table.why or "-"]
+        row = [
+            f"[{table.name}](#{anchor})",
+            result["scale"],
+            table.source,
+            agreed or "-",
+            table.why.get(result["scale"], "-"),
+        ]
         lines.append(f"| {' | '.join(row)} |")
         sections.append(f"## {anchor}\n\n{markdown(table, result)}\n")
     return "\n".join([*lines, "", *sections])

@@ -4,9 +4,8 @@ import contextlib
 import json
 import os
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from unittest import mock
 
 import jax
 
@@ -20,7 +19,7 @@ from fedjax_ssl.runs.folder import WATCHING, FolderLock, RunFolderError, config_
 from fedjax_ssl.sweep import plan as plans
 from fedjax_ssl.sweep import results as rows
 from fedjax_ssl.sweep import workers
-from fedjax_ssl.sweep.command import check_folder, default_workers
+from fedjax_ssl.sweep.command import check_folder
 from fedjax_ssl.sweep.command import describe as describe_plan
 from fedjax_ssl.sweep.plan import Plan
 
@@ -29,7 +28,7 @@ _SHOWN = 3
 _QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=1"
 
 
-def describe(table: Table, scale: str, cells: Sequence[Cell], runs: Sequence[Run]) -> list[str]:
+def describe(table: Table, scale: str, cells: Sequence[Cell], runs: Sequence[Run], command: Sequence[str]) -> list[str]:
     """Say what a table is, its cells, which data it needs, and how long it takes here.
 
     Args:
@@ -37,6 +36,7 @@ def describe(table: Table, scale: str, cells: Sequence[Cell], runs: Sequence[Run
         scale: at which it would be run.
         cells: of the table, at this scale.
         runs: of the cells.
+        command: words of the command line that asked for it.
     """
     known = data.available()
     lines = [f"{table.name}: {table.title_at(scale)} ({table.source})"]
@@ -53,11 +53,11 @@ def describe(table: Table, scale: str, cells: Sequence[Cell], runs: Sequence[Run
     reduced = f"; {table.reduced}" if scale == "small" and table.reduced else ""
     expected = scales.hours(runs)
     time = f"{60 * expected:.0f} minutes" if expected < 2 else f"{expected:,.0f} hours"
-    ran = len({(run.cell.row, run.cell.column) for run in runs})
+    ran = len(results.places(run.cell for run in runs))
     part = f" in {ran} of {counted(len(table.make_cells('paper')), 'cell')}"
     lines.append(f"  scale {scale}: {counted(len(runs), 'run')}{part}{reduced}")
     lines.append(f"  expected here: about {time}, a rough estimate from the products of the networks alone")
-    return [*lines, f"  start it with: fedjax-ssl reproduce {table.name} --run --scale {scale}"]
+    return [*lines, f"  start it with: {shlex.join([*command, '--run'])}"]
 
 
 def carry_out(
@@ -66,7 +66,7 @@ def carry_out(
     runs: Sequence[Run],
     folder: Path,
     command: Sequence[str],
-    processes: int | None,
+    processes: int,
     notes: Iterable[str],
 ) -> results.Stored:
     """Do the runs that the folder does not have, and write the table.
@@ -77,7 +77,7 @@ def carry_out(
         runs: of its cells.
         folder: of the table; it may hold other cells of it.
         command: words of the command line.
-        processes: at a time; None: as of a sweep.
+        processes: at a time.
         notes: shown before.
 
     Raises:
@@ -90,7 +90,7 @@ def carry_out(
     _check_owner(folder, table, scale)
     if scale != "smoke":
         scales.check_data(runs)
-    wanted, processes = plans.named((run.name, run.config) for run in runs), processes or default_workers()
+    wanted = plans.named((run.name, run.config) for run in runs)
     (folder / "runs").mkdir(parents=True, exist_ok=True)
     with FolderLock(folder):
         plan = _joined(plans.load(folder), wanted, folder)
@@ -99,10 +99,10 @@ def carry_out(
         by_config = {plans.identity(run.config): run for run in plan.runs}
         own = Plan(plan.fields, tuple(by_config[plans.identity(run.config)] for run in wanted.runs))
         print("\n".join(describe_plan(f"{table.name}, {scale}", own, folder, processes)), flush=True)
+        if others := len(plan.runs) - len(own.runs):
+            print(f"  {counted(others, 'other run')} of this folder stay, and are not in the table of this command")
         try:
-            # Two short rounds are faster where no machine code is optimized.
-            flags = f"{os.environ.get('XLA_FLAGS', '')} {_QUICK * (scale == 'smoke')}".strip()
-            with mock.patch.dict(os.environ, {"XLA_FLAGS": flags} if flags else {}):
+            with _quick_programs() if scale == "smoke" else contextlib.nullcontext():
                 workers.execute(folder, own, processes, notes, together=scale == "smoke")
         finally:
             rows.write(folder, plan)
@@ -115,6 +115,17 @@ def carry_out(
             result = results.collect(table, scale, list(found.values()), shlex.join(command))
             results.write(table, result, folder)
     return result
+
+
+@contextlib.contextmanager
+def _quick_programs() -> Iterator[None]:
+    """Have workers compile without optimizing, which is faster for two short rounds; flags of the user win."""
+    given = os.environ.get("XLA_FLAGS", "")
+    os.environ["XLA_FLAGS"] = f"{_QUICK} {given}"
+    try:
+        yield
+    finally:
+        os.environ["XLA_FLAGS"] = given
 
 
 def _check_owner(folder: Path, table: Table, scale: str) -> None:

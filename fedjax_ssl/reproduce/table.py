@@ -75,7 +75,7 @@ class Table:
     reduced: str = ""  # what `small` makes smaller, in words
     differs: Sequence[str] = ()  # what differs from the paper at the scale `paper`
     x: str | None = None  # name of a figure's x axis; None: it is a table
-    why: str = ""  # what explains results that are not the paper's
+    why: Mapping[str, str] = dataclasses.field(default_factory=dict)  # scale -> why results are not the paper's
 
     def __post_init__(self) -> None:
         def wrong(text: str) -> ConfigError:
@@ -96,6 +96,8 @@ class Table:
         for kind in ("rows", "columns"):
             if len({self.name_at("small", kind, name) for name in getattr(self, kind)}) < len(getattr(self, kind)):
                 raise wrong(f"two {kind} have one name at the scale small")
+        if unknown := [scale for scale in self.why if scale not in SCALES]:
+            raise wrong(f"why names the scale {unknown[0]!r}; there are {', '.join(SCALES)}")
         for kind, names in (self.small_cells or {}).items():
             if kind not in ("rows", "columns") or (unknown := [one for one in names if one not in getattr(self, kind)]):
                 raise wrong(f"small_cells names {unknown[0] if kind in ('rows', 'columns') else kind!r}")
@@ -115,7 +117,7 @@ class Table:
 
         Args:
             scale: one of `SCALES`; settings of `smoke` are those of `paper`, which `scales.py` makes small.
-            rows: those to make; by default those of the scale.
+            rows: those to make, by their names or those at the scale; by default those of the scale.
             columns: the same.
 
         Raises:
@@ -124,12 +126,14 @@ class Table:
         chosen = {}
         for kind, asked in (("rows", rows), ("columns", columns)):
             known = getattr(self, kind)
+            here = {self.name_at(scale, kind, name): name for name in known}
             usual = (self.small_cells or {}).get(kind) if scale == "small" else None
-            chosen[kind] = list(known) if (asked or usual) is None else list(asked or usual or ())
+            wanted = known if (asked or usual) is None else asked or usual or ()
+            chosen[kind] = [one if one in known else here.get(one, one) for one in wanted]
             if unknown := [one for one in chosen[kind] if one not in known]:
+                meant = did_you_mean(unknown[0], [*known, *here])
                 raise ConfigError(
-                    f"{self.name} has no {kind.removesuffix('s')} {unknown[0]!r}.{did_you_mean(unknown[0], known)} "
-                    f"It has: {'; '.join(known)}"
+                    f"{self.name} has no {kind.removesuffix('s')} {unknown[0]!r}.{meant} It has: {'; '.join(here)}"
                 )
         return [
             self._cell(row, column, scale)
@@ -186,12 +190,12 @@ def load_tables(paths: Sequence[Path] | None = None) -> dict[str, Table]:
 
 def _read(path: Path) -> Iterator[Table]:
     try:
-        tables = runpy.run_path(str(path)).get("TABLES", ())
+        tables = runpy.run_path(str(path)).get("TABLES")
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     except Exception as error:
         raise ConfigError(f"{path} cannot be read: {blame(error) or error}") from error
-    if not tables or not all(isinstance(table, Table) for table in tables):
+    if not isinstance(tables, tuple | list) or not tables or not all(isinstance(table, Table) for table in tables):
         raise ConfigError(f"{path} has no TABLES; give a tuple of fedjax_ssl.reproduce.Table")
     yield from tables
 

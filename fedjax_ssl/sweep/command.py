@@ -127,8 +127,7 @@ def _about_fields(word: str) -> str:
 
 
 def _sweep(given: argparse.Namespace, command: Sequence[str], notes: set[str]) -> int:
-    if given.workers is not None and given.workers < 1:
-        raise ConfigError(f"--workers is {given.workers}; it must be at least 1")
+    processes = workers_of(given.workers)
     # Planning is for the CPU: what this process took of an accelerator's memory its workers would not have.
     with contextlib.suppress(RuntimeError):
         jax.config.update("jax_platforms", "cpu")
@@ -136,12 +135,11 @@ def _sweep(given: argparse.Namespace, command: Sequence[str], notes: set[str]) -
     folder = _folder_of(given)
     check_folder(folder, *((plans.FILE, "sweep") if given.search else (search.FILE, "search")))
     if given.search:
-        return search.search(given, folder, command, given.workers or default_workers(), notes)
+        return search.search(given, folder, command, processes, notes)
     plan = _plan(given)
     stored = plans.load(folder)
     if stored is not None:
         plan = plans.extended(stored, plan, folder)
-    processes = given.workers or default_workers()
     looks_only = given.dry_run or given.show
     if not looks_only:
         (folder / "runs").mkdir(parents=True, exist_ok=True)
@@ -220,8 +218,12 @@ def describe(title: str, plan: Plan, folder: Path, processes: int) -> list[str]:
     return [*lines, f"  folder: {folder}"]
 
 
-def default_workers() -> int:
-    """Counts the cores; 1 where there is an accelerator, on which runs are vectorized."""
+def workers_of(given: int | None) -> int:
+    """Gives the processes at a time; by default one per core, or one on accelerators, where runs are vectorized."""
+    if given is not None:
+        if given < 1:
+            raise ConfigError(f"--workers is {given}; it must be at least 1")
+        return given
     if os.environ.get("JAX_PLATFORMS") == "cpu" or not importlib.metadata.entry_points(group="jax_plugins"):
         return processor.cores()
     asked = [sys.executable, "-c", "import jax; print(jax.default_backend())"]

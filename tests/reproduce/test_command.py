@@ -11,7 +11,7 @@ from fedjax_ssl import cli
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.reproduce import Table, results
 from fedjax_ssl.reproduce.scales import runs_of
-from fedjax_ssl.reproduce.table import SCALES, load_tables
+from fedjax_ssl.reproduce.table import SCALES, Cell, load_tables
 from fedjax_ssl.sweep import plan as plans
 
 PAPER = """
@@ -54,6 +54,7 @@ def call(capsys, *arguments: str) -> tuple[int, str, str]:
 def test_the_description_says_how_many_cells_run(paper, capsys):
     _, out, _ = call(capsys, "mine-table1", "--columns", "accuracy", *paper)
     assert "scale small: 2 runs in 1 of 4 cells" in out
+    assert "start it with: fedjax-ssl reproduce mine-table1 --columns accuracy --papers mine.py --run\n" in out
 
 
 def test_a_table_runs_goes_on_and_keeps_its_folder_to_itself(paper, capsys):
@@ -77,6 +78,16 @@ def test_a_table_runs_goes_on_and_keeps_its_folder_to_itself(paper, capsys):
         assert code == 2 and "here holds mine-table1 at scale small; give another --workdir" in error
     code, _, error = call(capsys, "mine-table1", "--run", "--set", "rounds=2", "--workdir", "here", *paper)
     assert code == 2 and "other settings" in error and "rounds" in error
+
+
+def test_numbers_of_a_run_whose_metrics_are_gone_are_no_others(tmp_path):
+    cell = Cell("A", "B", "digits", {}, "test_accuracy", "selected", "", "")
+    (tmp_path / "summary.json").write_text('{"rounds": 2, "selected_round": 1, "test_accuracy": 0.5}')
+    rows = '{"round": 1, "test_accuracy": 0.7}\n{"round": 2, "test_accuracy": 0.5}\n'
+    (tmp_path / "metrics.jsonl").write_text(rows)
+    assert results.measure(tmp_path, cell) == 0.7
+    (tmp_path / "metrics.jsonl").unlink()
+    assert results.measure(tmp_path, cell) is None
 
 
 def test_a_description_says_cells_data_and_hours(paper, capsys):
@@ -114,7 +125,7 @@ def test_stored_cells_stay_with_what_they_come_from(tmp_path, monkeypatch):
         return {"table": table.name, "scale": "small", **origin, "cells": [cell]}
 
     results.store(table, result("B", "first --data mnist=a/mnist.npz", 0.5, 0.7))
-    results.store(table, result("A", "second --data cifar10=a/cifar10_jpeg.npz", 0.4, 0.2))
+    results.store(table, result("A", "second '--data=cifar10=my files/cifar10_jpeg.npz'", 0.4, 0.2))
     (found,) = results.stored("mine-table1")
     assert [(cell["row"], cell["values"]) for cell in found["cells"]] == [("A", [0.4, 0.2]), ("B", [0.5, 0.7])]
     text = results.markdown(table, found)
@@ -124,6 +135,7 @@ def test_stored_cells_stay_with_what_they_come_from(tmp_path, monkeypatch):
 
     with pytest.raises(ConfigError, match=r"has more seeds: B, 2,000 labels \(2, here 1\)"):
         results.store(table, result("B", "third", 0.9))
+    results.store(table, result("A", "no number"))
     results.store(table, result("B", "fourth", 0.9, 0.9, 0.9))
     (found,) = results.stored("mine-table1")
     assert [len(cell["values"]) for cell in found["cells"]] == [2, 3] and "first" not in results.markdown(table, found)
@@ -141,6 +153,9 @@ def test_stored_cells_stay_with_what_they_come_from(tmp_path, monkeypatch):
         (["mine-table1", "--data", "mnist"], "not of the form NAME=PATH"),
         (["mine-table1", "--set", "roundz=3"], "Did you mean 'rounds'?"),
         (["mine-table1", "--scale", "big"], "unknown scale 'big'"),
+        (["mine-table1", "--store"], "--store does nothing without --run"),
+        (["mine-table1", "--run", "--workers", "0"], "--workers is 0; it must be at least 1"),
+        (["mine-table1", "--run", "--scale", "smoke", "--store"], "--store keeps no numbers of stand-in data"),
         (["mine-figure2", "--run", "--data", "mnist=gone.npz"], "gone.npz"),
         (["mine-figure2", "--run", "--set", "data.download=False"], "put train-images-idx3-ubyte.gz (9,912,422 bytes"),
     ],

@@ -36,6 +36,10 @@ def test_cells_are_chosen_by_name() -> None:
     assert [(cell.row, cell.column) for cell in TABLE.make_cells("small", rows=["B"])] == [("B", "y")]
     with pytest.raises(ConfigError, match="no column 'z'"):
         TABLE.make_cells("paper", columns=["z"])
+    table = dataclasses.replace(TABLE, columns={"x": {"small": {"name": "half x"}}, "y": {}})
+    assert [table.make_cells("small", ["A"], [name])[0].column for name in ("x", "half x")] == ["x", "x"]
+    with pytest.raises(ConfigError, match="It has: half x; y"):
+        table.make_cells("small", columns=["z"])
 
 
 @pytest.mark.parametrize(
@@ -47,6 +51,7 @@ def test_cells_are_chosen_by_name() -> None:
         ({"paper": {"A": ("1",)}}, "one number"),
         ({"paper": {"A": ("84,1", "")}}, "'84,1' of 'A' is not of the form"),
         ({"small_cells": {"rows": ["C"]}}, "small_cells names 'C'"),
+        ({"why": {"tiny": "too few rounds"}}, "why names the scale 'tiny'"),
         ({"rows": {"A": {"small": {"name": "B"}}, "B": {}}}, "two rows have one name at the scale small"),
     ],
 )
@@ -61,9 +66,10 @@ def test_a_table_that_is_not_there_names_the_nearest() -> None:
 
 
 def test_a_file_without_tables_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text("TABLES = ()")
-    with pytest.raises(ConfigError, match="has no TABLES"):
-        load_tables([tmp_path / "a.py"])
+    for tables in ("()", "3"):
+        (tmp_path / "a.py").write_text(f"TABLES = {tables}")
+        with pytest.raises(ConfigError, match="has no TABLES"):
+            load_tables([tmp_path / "a.py"])
     (tmp_path / "b.py").write_text("import nothing_like_it")
     with pytest.raises(ConfigError, match=r"b.py cannot be read.*nothing_like_it"):
         load_tables([tmp_path / "b.py"])
