@@ -80,6 +80,7 @@ class FittingProgram:
         compile_for: Callable[[int], tuple[Any, list[Choice]]],
         limit: int,
         say: Callable[[str], None],
+        most: int = FIRST,
     ):
         """Compile the rounds.
 
@@ -87,26 +88,34 @@ class FittingProgram:
             compile_for: clients at once -> the program, and how clients are placed in it.
             limit: bytes that the program may take.
             say: is told, in one line, that fewer clients are taken.
+            most: clients of a cohort, at most.
         """
         self._compile_for, self._say, self._ran = compile_for, say, False
-        self._at_once, self._limit = FIRST, limit
+        self._program: Any = None
+        first = min(FIRST, most)
+        self._at_once, self._limit = first, limit
         self._each: int | None = None  # bytes of a client; None: not known
         self._compile()
         most = max((one.num_clients for one in self.choices if one.placement in ("chunked", "lanes")), default=1)
-        halved, tried = self._at_once < FIRST, min(self._at_once, most)
+        halved, tried = self._at_once < first, min(self._at_once, most)
         self._at_once = tried
         if most == 1:
             return
         taken = bytes_of(self._program)
         each = max(self._program.memory_analysis().temp_size_in_bytes // tried, 1)
         if taken > USABLE * limit and tried > 1:
-            one = bytes_of(compile_for(1)[0])
+            alone = compile_for(1)
+            one = bytes_of(alone[0])
             each = max((taken - one) // (tried - 1), 1)
             self._at_once = min(how_many_fit(one, one + each, limit), tried)
+            if self._at_once == 1:
+                self._program, self.choices = alone
         elif tried < most and not halved:
-            self._at_once = min(tried + max(int(USABLE * limit) - taken, 0) // each, most)
+            more = min(tried + max(int(USABLE * limit) - taken, 0) // each, most)
+            if -(-most // more) < -(-most // tried):  # one after another
+                self._at_once = more
         self._each = each
-        if self._at_once == tried:
+        if self._at_once in (1, tried):
             self._describe()
         else:
             self._compile()

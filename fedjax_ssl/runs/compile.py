@@ -381,7 +381,8 @@ class Shared:
                     self._programs[key] = compile_for(None)
                 else:
                     to_come = sum(bytes_to_come(one.federation.inputs) for one in inputs)
-                    fitting = FittingProgram(compile_for, run.memory - to_come, note)
+                    most = run.experiment.config.federated.cohort_size or inputs[0].federation.num_clients
+                    fitting = FittingProgram(compile_for, run.memory - to_come, note, most)
                     self._programs[key] = fitting, fitting.choices
         return self._programs[key][0], arguments
 

@@ -82,7 +82,7 @@ class Device:
         return program, [Choice("chunked", at_once, self.num_clients)]
 
     def program(self) -> FittingProgram:
-        return FittingProgram(self.compile_for, 1000, self.said.append)
+        return FittingProgram(self.compile_for, 1000, self.said.append, self.num_clients)
 
 
 def test_rounds_are_compiled_once_where_all_clients_fit_and_otherwise_for_as_many_as_fit() -> None:
@@ -95,13 +95,17 @@ def test_rounds_are_compiled_once_where_all_clients_fit_and_otherwise_for_as_man
     assert few.program().choices[0].clients_at_once == 6 and few.compiled == [6]
     many = Device(compiles=1000, num_clients=1000, each=1)
     assert many.program().choices[0].clients_at_once == 700 and many.compiled == [64, 700]
+    same = Device(compiles=90, num_clients=90, each=9)  # 77 would fit, but take two turns as well
+    assert same.program().choices[0].clients_at_once == 64 and same.compiled == [64]
+    large = Device(each=700)
+    assert large.program().choices[0].clients_at_once == 1 and large.compiled == [48, 1]
     alone = Device(num_clients=1)
     assert alone.program()(5, 1) == 6 and alone.compiled == [1]
 
 
 @pytest.mark.parametrize(
     ("limits", "expected", "said"),
-    [({"runs": 4}, 3, ["7", "3"]), ({"compiles": 4}, 4, ["32", "16", "8", "4"])],
+    [({"runs": 4}, 3, ["7", "3"]), ({"compiles": 4}, 3, ["24", "12", "6", "3"])],
 )
 def test_half_as_many_train_where_the_device_says_that_it_is_too_small(
     limits: dict[str, int], expected: int, said: list[str]
