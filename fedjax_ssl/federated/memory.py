@@ -12,6 +12,7 @@ PyTree = Any
 # Share of a device's memory that is planned with: the rest is for workspaces and for fragmentation.
 USABLE = 0.8
 FIRST = 64  # clients at once that are tried first
+_GROUPS = ("chunked", "lanes")  # placements with a number of clients at once
 
 
 def device_memory() -> int | None:
@@ -75,12 +76,15 @@ class FittingProgram:
         choices: how the clients of every stage are placed.
     """
 
+    choices: list[Choice]
+    _program: Any
+
     def __init__(
         self,
         compile_for: Callable[[int], tuple[Any, list[Choice]]],
         limit: int,
         say: Callable[[str], None],
-        most: int = FIRST,
+        cohort: int = FIRST,
     ):
         """Compile the rounds.
 
@@ -88,16 +92,14 @@ class FittingProgram:
             compile_for: clients at once -> the program, and how clients are placed in it.
             limit: bytes that the program may take.
             say: is told, in one line, that fewer clients are taken.
-            most: clients of a cohort, at most.
+            cohort: its clients, at most.
         """
         self._compile_for, self._say, self._ran = compile_for, say, False
-        self._program: Any = None
-        first = min(FIRST, most)
-        self._at_once, self._limit = first, limit
+        self._at_once, self._limit = min(FIRST, cohort), limit
         self._each: int | None = None  # bytes of a client; None: not known
         self._compile()
-        most = max((one.num_clients for one in self.choices if one.placement in ("chunked", "lanes")), default=1)
-        halved, tried = self._at_once < first, min(self._at_once, most)
+        most = max((one.num_clients for one in self.choices if one.placement in _GROUPS), default=1)
+        halved, tried = self._at_once < min(FIRST, cohort), min(self._at_once, most)
         self._at_once = tried
         if most == 1:
             return

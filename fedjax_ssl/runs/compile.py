@@ -381,8 +381,8 @@ class Shared:
                     self._programs[key] = compile_for(None)
                 else:
                     to_come = sum(bytes_to_come(one.federation.inputs) for one in inputs)
-                    most = run.experiment.config.federated.cohort_size or inputs[0].federation.num_clients
-                    fitting = FittingProgram(compile_for, run.memory - to_come, note, most)
+                    cohort = run.experiment.config.federated.cohort_size or inputs[0].federation.num_clients
+                    fitting = FittingProgram(compile_for, run.memory - to_come, note, cohort)
                     self._programs[key] = fitting, fitting.choices
         return self._programs[key][0], arguments
 
