@@ -5,7 +5,7 @@ import json
 import math
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -136,12 +136,9 @@ def check_store(table: Table, scale: str, seeds: Mapping[tuple[str, str], int]) 
     path = papers() / "results" / f"{table.name}_{scale}.json"
     old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"cells": []}
     there = {(cell["row"], cell["column"]): len(cell["values"]) for cell in old["cells"]}
-    fewer = [
-        f"{', '.join(place)} ({there[place]}, here {count})"
-        for place, count in seeds.items()
-        if count < there.get(place, 0)
-    ]
-    if fewer:
+    lost = {place: count for place, count in seeds.items() if count < there.get(place, 0)}
+    if lost:
+        fewer = [f"{', '.join(place)} ({there[place]}, here {count})" for place, count in lost.items()]
         raise ConfigError(f"{path} has more seeds: {'; '.join(fewer)}. Run as many with --seeds, or remove the file")
     return path, old
 
@@ -208,24 +205,16 @@ def notes(table: Table, result: Stored) -> list[str]:
     for cell, row, column in zip(result["cells"], *map(rows_of(table, result).get, ("row", "column")), strict=True):
         origin = tuple(map(cell.get("from", result).get, _ORIGIN))
         origins.setdefault(origin, []).append(f"{row}, {column}")
-    given = dict(pair for command, *_ in origins for pair in _data(command))
-    said += [f"data: {file} in place of {name}" for name, file in given.items() if Path(file).stem != name]
+    words = (pair for command, *_ in origins for pair in itertools.pairwise(shlex.split(command)))
+    given = {word.removeprefix("--data=") for before, word in words if before == "--data" or word.startswith("--data=")}
+    for name, _, place in (text.partition("=") for text in sorted(given)):
+        said += [f"data: {Path(place).name} in place of {name}"] * (Path(place).stem != name)
     for (command, minutes, device, commit), cells in origins.items():
         which = f" ({'; '.join(cells)})" * (len(origins) > 1)
         changed = " and changes" * str(commit).endswith("-dirty")
         version = f", commit {commit[:7]}{changed}" if commit else ""
         said.append(f"`{command}`{which}: {minutes:g} minutes of runs on {device}{version}")
     return said
-
-
-def _data(command: str) -> Iterator[tuple[str, str]]:
-    """Find what a command takes in place of datasets: name, and file without its folder."""
-    words = shlex.split(command)
-    for option, value in itertools.pairwise([*words, ""]):
-        text = value if option == "--data" else option.removeprefix("--data=") * option.startswith("--data=")
-        name, equals, place = text.partition("=")
-        if equals:
-            yield name, Path(place).name
 
 
 def order(table: Table, result: Stored) -> str:

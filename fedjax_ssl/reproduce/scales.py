@@ -202,6 +202,9 @@ def check_data(runs: Sequence[Run]) -> None:
     """
     missing: dict[str, None] = {}
     for config in {repr(run.config.data): run.config for run in runs}.values():
+        if config.data.name == "npz" and not Path(config.data.path).expanduser().is_file():
+            missing[f"{config.data.path} is not there"] = None
+            continue
         try:
             dataset = load_resolved(config).dataset
         except data.DatasetUnavailable as error:

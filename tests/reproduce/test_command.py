@@ -156,7 +156,7 @@ def test_stored_cells_stay_with_what_they_come_from(tmp_path, monkeypatch):
         (["mine-table1", "--store"], "--store does nothing without --run"),
         (["mine-table1", "--run", "--workers", "0"], "--workers is 0; it must be at least 1"),
         (["mine-table1", "--run", "--scale", "smoke", "--store"], "--store keeps no numbers of stand-in data"),
-        (["mine-figure2", "--run", "--data", "mnist=gone.npz"], "gone.npz"),
+        (["mine-figure2", "--run", "--data", "mnist=gone.npz"], "error: gone.npz is not there\nWith --data"),
         (["mine-figure2", "--run", "--set", "data.download=False"], "put train-images-idx3-ubyte.gz (9,912,422 bytes"),
     ],
 )
