@@ -269,7 +269,8 @@ TABLES = (
         ),
         why={
             "small": "after 30 rounds of a small network ProtoFSSL is behind the labels alone, and neither a rate "
-            "of 3e-3 nor a quarter of ResNet8's channels for 60 rounds helped; after the paper's 300 rounds with its network it has 63.8 % (scale paper)",
+            "of 3e-3 nor a quarter of ResNet8's channels for 60 rounds helped; after the paper's 300 rounds with its "
+            "network it has 63.8 % (scale paper)",
         },
     ),
     Table(
@@ -324,8 +325,8 @@ TABLES = (
         reduced=REDUCED,
         differs=DIFFERS,
         why={
-            "small": "all differences are about as large as the spread: unlabelled images do not help yet; 120 rounds in "
-            "place of 30 (rows 10 and 30, one seed) did not change that",
+            "small": "all differences are about as large as the spread: unlabelled images do not help yet; 120 rounds "
+            "in place of 30 (rows 10 and 30, one seed) did not change that",
         },
     ),
     Table(
