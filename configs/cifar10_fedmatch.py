@@ -15,8 +15,8 @@ model to (S2C) and from (C2S) a client and round, where averaging the whole netw
     server      iid       44.95 +- 0.49    45    22
     server      non-iid   44.17 +- 0.19    42    20
 
-Not reproduced yet: it is a run for a GPU. Strong augmentation is RandAugment as in the authors' code. More in
-docs/methods/fedmatch.md.
+A run for a GPU. With CIFAR-10's images stored as JPEG, one seed, the first of these has 52.3 % (docs/reproductions.md).
+Strong augmentation is RandAugment as in the authors' code. More in docs/methods/fedmatch.md.
 """
 
 from fedjax_ssl import config as configs
