@@ -15,6 +15,7 @@ from fedjax_ssl.runs.record import Record
 
 CONFIG = {"method": {"name": "fedavg"}, "seed": 0}
 ROUNDS = 6
+BEST = (2, 5)  # rounds with the best model so far
 
 
 class Disk:
@@ -76,7 +77,10 @@ def train(folder: Path) -> None:
             state = {"w": state["w"] * np.float32(1.1) + number, "round": np.int32(number)}
             loss = float(state["w"].sum())
             record.append({"round": number, "loss": loss, "clients": 3}, {"ann": 0.1 * number, "bob": 0.5})
-            record.save(number, state, {"train_seconds": 1.0})
+            if number in BEST:
+                record.keep_best(number, state)
+            if number % 2 == 0:
+                record.save(number, state, {"train_seconds": 1.0})
         record.summary()
         record.finish([], {"method": "fedavg", "rounds": ROUNDS}, title="")
 
@@ -108,6 +112,7 @@ def test_wherever_the_disk_fills_up_the_same_command_ends_in_the_same_bits(tmp_p
         train(folder)
         assert content_of(folder) == expected, f"after {room} bytes"
     assert len(rooms) >= moments
+    assert {Path(name).name for name in expected if "best" in name} == {f"round_{one:08d}.ckpt" for one in BEST}
 
 
 def test_the_message_names_file_size_and_what_is_safe(tmp_path, monkeypatch) -> None:
@@ -223,3 +228,15 @@ def test_an_older_checkpoint_under_a_newer_name_is_passed_over(tmp_path) -> None
     with pytest.warns(match=r"round 6 is damaged and passed over: .* holds round 5"):
         train(tmp_path)
     assert content_of(tmp_path) == expected
+
+
+def test_the_best_model_waits_for_a_checkpoint_as_it_was(tmp_path) -> None:
+    with Record(tmp_path / "run", CONFIG, quiet=True) as record:
+        state = {"w": np.zeros(3)}
+        record.restore(state)
+        record.keep_best(1, state)
+        state["w"] += 1
+        assert record.restore_best(state) is None
+        record.save(2, state, {})
+        round, best, _ = record.restore_best(state)
+    assert round == 1 and best["w"].tolist() == [0, 0, 0]
