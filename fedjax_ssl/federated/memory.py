@@ -84,7 +84,7 @@ class FittingProgram:
         compile_for: Callable[[int], tuple[Any, list[Choice]]],
         limit: int,
         say: Callable[[str], None],
-        cohort: int = FIRST,
+        cohort: int,
     ):
         """Compile the rounds.
 
@@ -92,7 +92,7 @@ class FittingProgram:
             compile_for: clients at once -> the program, and how clients are placed in it.
             limit: bytes that the program may take.
             say: is told, in one line, that fewer clients are taken.
-            cohort: its clients, at most.
+            cohort: clients of a cohort, at most.
         """
         self._compile_for, self._say, self._ran = compile_for, say, False
         self._at_once, self._limit = min(FIRST, cohort), limit
@@ -113,9 +113,9 @@ class FittingProgram:
             if self._at_once == 1:
                 self._program, self.choices = alone
         elif tried < most and not halved:
-            more = min(tried + max(int(USABLE * limit) - taken, 0) // each, most)
-            if -(-most // more) < -(-most // tried):  # one after another
-                self._at_once = more
+            turns = -(-most // min(tried + max(int(USABLE * limit) - taken, 0) // each, most))
+            if turns < -(-most // tried):
+                self._at_once = -(-most // turns)
         self._each = each
         if self._at_once in (1, tried):
             self._describe()

@@ -43,10 +43,9 @@ def main(arguments: list[str]) -> int:
         raise ConfigError("name a table; `fedjax-ssl reproduce --list` names all")
     if not given.run and (idle := [f"--{name}" for name in ("store", "workdir", "workers") if getattr(given, name)]):
         raise ConfigError(f"{idle[0]} does nothing without --run; add that, or leave it out")
-    table, processes = find_table(given.table, tables), workers_of(given.workers)
+    table = find_table(given.table, tables)
     command = ["fedjax-ssl", "reproduce", *arguments]
-    data = dict(_pair("--data", text, "NAME=PATH") for text in given.data)
-    settings = dict(_pair("--set", text, "FIELD=VALUE") for text in given.set)
+    data, settings = _pairs("--data", given.data, "NAME=PATH"), _pairs("--set", given.set, "FIELD=VALUE")
     with command_line.notes_instead_of_warnings() as notes:
         cells = table.make_cells(given.scale, given.rows, given.columns)
         runs = scales.runs_of(table, given.scale, cells, axes.parse_seeds(given.seeds), data, settings)
@@ -58,13 +57,14 @@ def main(arguments: list[str]) -> int:
         folder = Path(given.workdir or f"runs/reproduce_{table.name}_{given.scale}")
         if given.store:
             _check_store(table, given.scale, runs)
+        processes = workers_of(given.workers)
         typed = command[:2] + [_without_folders(word) for word in arguments]
         result = running.carry_out(table, given.scale, runs, folder, typed, processes, notes)
     print(f"\n{results.markdown(table, result)}\n\n{folder / 'table.md'}")
     empty = [cell for cell in result["cells"] if not cell["values"]]
     if given.store:
-        left = f"; {counted(len(empty), 'cell')} without a number left out" * bool(empty)
-        print(f"{results.store(table, result)}{left}")
+        left = f"{counted(len(empty), 'cell')} without a number left out" * bool(empty)
+        print("; ".join(filter(None, (str(results.store(table, result) or "nothing is stored"), left))))
     return 1 if empty else 0
 
 
@@ -118,11 +118,16 @@ def _check_store(table: Table, scale: str, runs: Sequence[Run]) -> None:
     results.check_store(table, scale, results.places(run.cell for run in runs))
 
 
-def _pair(option: str, text: str, form: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name or not value:
-        raise ConfigError(f"{option} {text!r} is not of the form {form}")
-    return name, value
+def _pairs(option: str, texts: Sequence[str], form: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if not name or not value:
+            raise ConfigError(f"{option} {text!r} is not of the form {form}")
+        if name in found:
+            raise ConfigError(f"{option} names {name} twice")
+        found[name] = value
+    return found
 
 
 def _without_folders(word: str) -> str:

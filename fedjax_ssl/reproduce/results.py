@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas
 
-from fedjax_ssl.errors import ConfigError
+from fedjax_ssl.errors import ConfigError, counted
 from fedjax_ssl.reproduce.table import Cell, Table, number_of
 from fedjax_ssl.runs.devices import forward_operations
 from fedjax_ssl.runs.files import encode_json, write_atomically
@@ -21,6 +21,7 @@ from fedjax_ssl.shipped import papers
 from fedjax_ssl.sweep import results
 
 HEAD = "| table | scale | source | pairs in the paper's order | why not |\n|---|---|---|---|---|"  # of the page
+_PAIRS = 5  # from this many on, a rank correlation says something
 Stored = dict[str, Any]  # a table at a scale, as its JSON file has it
 _ORIGIN = ("command", "minutes", "device", "commit")  # of all cells but those that have a part "from"
 
@@ -102,10 +103,10 @@ def stored(table: str | None = None) -> list[Stored]:
     return [one for one in found if table in (None, one["table"])]
 
 
-def store(table: Table, result: Stored) -> Path:
+def store(table: Table, result: Stored) -> Path | None:
     """Keep results beside the papers' files, for `--list` and the page; stored cells that are not in them stay.
 
-    Cells without a number are left out.
+    Cells without a number are left out; without any, nothing is written.
 
     Raises:
         ConfigError: as of `check_store`; the file stays as it is.
@@ -113,7 +114,7 @@ def store(table: Table, result: Stored) -> Path:
     new = {(cell["row"], cell["column"]): cell for cell in result["cells"] if cell["values"]}
     path, old = check_store(table, result["scale"], {place: len(cell["values"]) for place, cell in new.items()})
     if not new:
-        return path
+        return None
     path.parent.mkdir(exist_ok=True)
     cells = {(cell["row"], cell["column"]): cell for cell in old["cells"]}
     cells = {place: {"from": {key: old[key] for key in _ORIGIN}} | cell for place, cell in cells.items()} | new
@@ -184,17 +185,21 @@ def markdown(table: Table, result: Stored) -> str:
     grid = grid.reindex(index=found.row.unique(), columns=found.column.unique())
     lines = [["", *grid.columns], ["---", *["---:"] * grid.shape[1]], *([row, *grid.loc[row]] for row in grid.index)]
     text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    title = f"{table.title_at(result['scale'])}; {table.source}."
+    others = f" (here {', '.join(other_data(result))})" if other_data(result) else ""
+    title = f"{table.title_at(result['scale'])}{others}; {table.source}."
     return f"{title}\n\n{text}\n\n" + "\n".join(f"- {note}" for note in notes(table, result))
 
 
 def notes(table: Table, result: Stored) -> list[str]:
     """Say what the numbers of a table are, what was reduced or differs, and where they come from."""
-    seeds = sorted({len(cell["values"]) for cell in result["cells"]})
-    count = "one seed" if seeds == [1] else f"mean and sample deviation of {' or '.join(map(str, seeds))} seeds"
+    counts = [len(cell["values"]) for cell in result["cells"] if cell["values"]]
+    seeds = " or ".join(map(str, sorted(set(counts))))
+    count = (
+        "no results" if not counts else "one seed" if seeds == "1" else f"mean and sample deviation of {seeds} seeds"
+    )
     said = [f"ours, {count}; in brackets the paper's"]
-    have, all_cells = len([cell for cell in result["cells"] if cell["values"]]), table.make_cells(result["scale"])
-    said += [f"results of {have} of {len(all_cells)} cells"] if have < len(all_cells) else []
+    every = len(table.make_cells("paper"))
+    said += [f"results of {len(counts)} of the paper's {counted(every, 'cell')}"] if len(counts) < every else []
     if result["scale"] == "small" and table.reduced:
         said.append(f"reduced: {table.reduced}")
     if result["scale"] == "smoke":
@@ -205,16 +210,29 @@ def notes(table: Table, result: Stored) -> list[str]:
     for cell, row, column in zip(result["cells"], *map(rows_of(table, result).get, ("row", "column")), strict=True):
         origin = tuple(map(cell.get("from", result).get, _ORIGIN))
         origins.setdefault(origin, []).append(f"{row}, {column}")
-    words = (pair for command, *_ in origins for pair in itertools.pairwise(shlex.split(command)))
-    given = {word.removeprefix("--data=") for before, word in words if before == "--data" or word.startswith("--data=")}
-    for name, _, place in (text.partition("=") for text in sorted(given)):
-        said += [f"data: {Path(place).name} in place of {name}"] * (Path(place).stem != name)
+    said += [f"data: {text}" for text in other_data(result)]
+    said += [f"set in place of all above: {text}" for text in _given(result, "--set")]
     for (command, minutes, device, commit), cells in origins.items():
         which = f" ({'; '.join(cells)})" * (len(origins) > 1)
-        changed = " and changes" * str(commit).endswith("-dirty")
+        changed = " with uncommitted changes" * str(commit).endswith("-dirty")
         version = f", commit {commit[:7]}{changed}" if commit else ""
         said.append(f"`{command}`{which}: {minutes:g} minutes of runs on {device}{version}")
     return said
+
+
+def other_data(result: Stored) -> list[str]:
+    """Say which files or datasets were taken in place of those of a table."""
+    pairs = (text.partition("=")[::2] for text in _given(result, "--data"))
+    return [f"{Path(place).name} in place of {name}" for name, place in pairs if Path(place).stem != name]
+
+
+def _given(result: Stored, option: str) -> list[str]:
+    """Find the values of an option in the commands of a result."""
+    commands = dict.fromkeys(cell.get("from", result)["command"] for cell in result["cells"])
+    found = []
+    for before, word in itertools.chain(*(itertools.pairwise(shlex.split(command)) for command in commands)):
+        found += [word] * (before == option) + [word.removeprefix(f"{option}=")] * word.startswith(f"{option}=")
+    return list(dict.fromkeys(found))
 
 
 def order(table: Table, result: Stored) -> str:
@@ -232,8 +250,8 @@ def order(table: Table, result: Stored) -> str:
     agreeing = pairs - len(reverse)
     shown = "; ".join([*reverse[:4], *[f"and {len(reverse) - 4} more"] * (len(reverse) > 4)])
     others = f"; other way round: {shown}" * bool(reverse)
-    tau = (agreeing - len(reverse)) / pairs
-    return f"order: {agreeing} of {pairs} pairs of {across}s as in the paper (Kendall {tau:+.2f}){others}"
+    tau = f" (Kendall {(agreeing - len(reverse)) / pairs:+.2f})" * (pairs >= _PAIRS)
+    return f"order: {agreeing} of {counted(pairs, 'pair')} of {across}s as in the paper{tau}{others}"
 
 
 def write(table: Table, result: Stored, folder: Path) -> Path:
@@ -273,13 +291,8 @@ def page(tables: Mapping[str, Table]) -> str:
             continue  # of another paper
         anchor = f"{table.name}-{result['scale']}"
         agreed = order(table, result).removeprefix("order: ").replace(" as in the paper", "")
-        row = [
-            f"[{table.name}](#{anchor})",
-            result["scale"],
-            table.source,
-            agreed or "-",
-            table.why.get(result["scale"], "-"),
-        ]
+        source, why = "; ".join((table.source, *other_data(result))), table.why.get(result["scale"], "-")
+        row = [f"[{table.name}](#{anchor})", result["scale"], source, agreed or "-", why]
         lines.append(f"| {' | '.join(row)} |")
         sections.append(f"## {anchor}\n\n{markdown(table, result)}\n")
     return "\n".join([*lines, "", *sections])

@@ -48,15 +48,22 @@ def describe(table: Table, scale: str, cells: Sequence[Cell], runs: Sequence[Run
     lines.append(f"  metric: {table.metric}, {value}; {counted(table.seeds, 'seed')} in the paper")
     lines += [f"  missing: {cell.row}, {cell.column}: {cell.missing}" for cell in cells if cell.missing]
     lines += [f"  differs: {text}" for text in table.differs]
-    for name in dict.fromkeys(run.config.data.name for run in runs):
-        lines.append(f"  data: {name}, {known.get(name, 'your own')}")
+    for name, path, dataset in dict.fromkeys((run.config.data.name, run.config.data.path, run.dataset) for run in runs):
+        gone = ", which is not there" * (path is not None and not Path(path).expanduser().exists())
+        lines.append(
+            f"  data: {dataset}, from {path}{gone}" if path else f"  data: {name}, {known.get(name, 'your own')}"
+        )
     reduced = f"; {table.reduced}" if scale == "small" and table.reduced else ""
     expected = scales.hours(runs)
-    time = f"{60 * expected:.0f} minutes" if expected < 2 else f"{expected:,.0f} hours"
+    time = f"{max(60 * expected, 1):.0f} minutes" if expected < 2 else f"{expected:,.0f} hours"
     ran = len(results.places(run.cell for run in runs))
     part = f" in {ran} of {counted(len(table.make_cells('paper')), 'cell')}"
     lines.append(f"  scale {scale}: {counted(len(runs), 'run')}{part}{reduced}")
-    lines.append(f"  expected here: about {time}, a rough estimate from the products of the networks alone")
+    lines.append(f"  expected here: more than about {time}, which the products of the networks alone take")
+    for one in results.stored(table.name):
+        if one["scale"] == scale:
+            minutes = sum(cell["minutes"] for cell in one["cells"])
+            lines.append(f"  measured: {minutes:.0f} minutes of runs for {counted(len(one['cells']), 'cell')}")
     return [*lines, f"  start it with: {shlex.join([*command, '--run'])}"]
 
 
@@ -120,19 +127,24 @@ def carry_out(
 @contextlib.contextmanager
 def _quick_programs() -> Iterator[None]:
     """Have workers compile without optimizing, which is faster for two short rounds; flags of the user win."""
-    given = os.environ.get("XLA_FLAGS", "")
-    os.environ["XLA_FLAGS"] = f"{_QUICK} {given}"
+    given = os.environ.get("XLA_FLAGS")
+    os.environ["XLA_FLAGS"] = " ".join(filter(None, (_QUICK, given)))
     try:
         yield
     finally:
-        os.environ["XLA_FLAGS"] = given
+        os.environ.pop("XLA_FLAGS")
+        os.environ.update({"XLA_FLAGS": given} if given is not None else {})
 
 
 def _check_owner(folder: Path, table: Table, scale: str) -> None:
     if (folder / _FILE).exists():
-        owner = json.loads((folder / _FILE).read_text(encoding="utf-8"))
-        if (owner["table"], owner["scale"]) != (table.name, scale):
-            raise RunFolderError(f"{folder} holds {owner['table']} at scale {owner['scale']}; give another --workdir")
+        try:
+            owner = json.loads((folder / _FILE).read_text(encoding="utf-8"))
+            there = owner["table"], owner["scale"]
+        except (ValueError, LookupError, TypeError) as error:
+            raise RunFolderError(f"{folder / _FILE} is damaged; give another --workdir") from error
+        if there != (table.name, scale):
+            raise RunFolderError(f"{folder} holds {there[0]} at scale {there[1]}; give another --workdir")
     elif (folder / plans.FILE).exists():
         raise RunFolderError(f"{folder} is the folder of a sweep; give another --workdir")
 

@@ -14,7 +14,7 @@ import ml_collections
 
 from fedjax_ssl import config as configs
 from fedjax_ssl import data, models, processor
-from fedjax_ssl.config import ConfigError, naming
+from fedjax_ssl.config import ConfigError
 from fedjax_ssl.errors import ConfigNote, check_known
 from fedjax_ssl.models.pretrained import EXPORT
 from fedjax_ssl.reproduce.table import Cell, Table
@@ -67,6 +67,9 @@ def runs_of(
     Raises:
         ConfigError: a setting cannot be used; names the cell.
     """
+    own_seed = "seed" in (settings or {})
+    if own_seed and seeds is not None:
+        raise ConfigError("--seeds and --set seed=... are both given; leave one out")
     if seeds is None:
         seeds = range({"smoke": 1, "small": table.small.get("seeds", 2), "paper": table.seeds}[scale])
     if given and scale == "smoke":
@@ -88,15 +91,17 @@ def runs_of(
             with warnings.catch_warnings():
                 if scale == "smoke":  # short stages have notes of their own
                     warnings.simplefilter("ignore", ConfigNote)
-                for seed in seeds:
+                for seed in [config.seed] if own_seed else seeds:
                     config.seed = seed
                     name = f"{cell.row},{cell.column},seed {seed}"
                     found.append(Run(cell, name, configs.resolve(config), dataset))
         except ConfigError as error:
             raise ConfigError(f"{table.name}, {cell.row}, {cell.column}: {error}") from error
     for name in given or {}:
-        with naming("--data"):
+        try:
             check_known("dataset", name, list(data.SOURCES))
+        except ValueError as error:
+            raise ConfigError(f"--data: {error}") from error
         if name not in named:
             raise ConfigError(f"--data {name}: these cells have other data: {', '.join(sorted(named))}")
     return found

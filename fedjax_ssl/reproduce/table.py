@@ -121,7 +121,7 @@ class Table:
             columns: the same.
 
         Raises:
-            ConfigError: there is no such row or column.
+            ConfigError: there is no such row or column, or no cell of them.
         """
         chosen = {}
         for kind, asked in (("rows", rows), ("columns", columns)):
@@ -129,18 +129,17 @@ class Table:
             here = {self.name_at(scale, kind, name): name for name in known}
             usual = (self.small_cells or {}).get(kind) if scale == "small" else None
             wanted = known if (asked or usual) is None else asked or usual or ()
-            chosen[kind] = [one if one in known else here.get(one, one) for one in wanted]
+            chosen[kind] = list(dict.fromkeys(one if one in known else here.get(one, one) for one in wanted))
             if unknown := [one for one in chosen[kind] if one not in known]:
                 meant = did_you_mean(unknown[0], [*known, *here])
                 raise ConfigError(
                     f"{self.name} has no {kind.removesuffix('s')} {unknown[0]!r}.{meant} It has: {'; '.join(here)}"
                 )
-        return [
-            self._cell(row, column, scale)
-            for row in chosen["rows"]
-            for column in chosen["columns"]
-            if self.cells.get((row, column), {}) is not None
-        ]
+        places = [(row, column) for row in chosen["rows"] for column in chosen["columns"]]
+        found = [self._cell(*place, scale) for place in places if self.cells.get(place, {}) is not None]
+        if not found:
+            raise ConfigError(f"the paper has no cell {', '.join(places[0])} in {self.name}")
+        return found
 
     def _cell(self, row: str, column: str, scale: str) -> Cell:
         own = self.cells.get((row, column)) or {}

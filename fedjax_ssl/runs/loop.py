@@ -300,7 +300,8 @@ class Run(Closing):
         if preempted or self.stopped or last or (due and start % due == 0):
             begin = time.perf_counter()
             self.record.save(start, state, self._seconds)
-            self._note_slow_files(time.perf_counter() - begin)
+            if due and start + due < config.rounds:
+                self._note_slow_files(time.perf_counter() - begin)
         if preempted:
             raise Preempted
         self._draw_data()  # not before the first numbers, which it would delay
@@ -308,9 +309,9 @@ class Run(Closing):
     def _note_slow_files(self, seconds: float) -> None:
         """Say that a checkpoint took longer than the rounds since the last one."""
         trained, self._trained = self._seconds["train_seconds"] - self._trained, self._seconds["train_seconds"]
-        if self.config.checkpoint_every and seconds > max(trained, _LONG):
+        if seconds > max(trained, _LONG):
             size = bytes_in_words(tree_bytes(self.state))
-            much = f"checkpoints of {size} take longer than the rounds between them"
+            much = f"checkpoints, of {size} or twice that, take longer than the rounds between them"
             self._say_once(f"{much}; a larger config.checkpoint_every writes fewer")
 
     def _kept(self, row: Mapping[str, Any]) -> dict[str, Any]:

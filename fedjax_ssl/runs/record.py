@@ -168,6 +168,7 @@ class Record(Closing):
 
     def keep_best(self, round: int, state: Any) -> None:
         """Keep the best model by validation so far in memory; the next checkpoint writes it, too."""
+        self._held = None  # its memory first
         arrays, keys = to_arrays(state)
         self._held = round, {name: np.array(values) for name, values in arrays.items()}, keys  # state is overwritten
 
