@@ -3,6 +3,7 @@
 import csv
 import json
 import sys
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +12,9 @@ import pytest
 from fedjax_ssl import config as configs
 from fedjax_ssl import load_run, presets
 from fedjax_ssl.data import report
+from fedjax_ssl.runs import loop
 from fedjax_ssl.runs.loop import run
+from fedjax_ssl.runs.record import Record
 from tests import toy
 
 
@@ -23,6 +26,15 @@ def stopping(**fields):
     config.metrics = ("f1",)
     config.update_from_flattened_dict(fields)
     return config
+
+
+@pytest.mark.parametrize(("every", "said"), [(1, True), (2, False), (0, False)])  # of three evaluations
+def test_checkpoints_that_take_longer_than_the_rounds_are_said(tmp_path, capsys, monkeypatch, every, said):
+    save = Record.save
+    monkeypatch.setattr(loop, "_LONG", 0.0)
+    monkeypatch.setattr(Record, "save", lambda *given: (time.sleep(1.0), save(*given)))
+    run(stopping(rounds=3, checkpoint_every=every, **{"early_stopping.patience": None}), tmp_path)
+    assert ("a larger config.checkpoint_every writes fewer" in capsys.readouterr().out) == said
 
 
 def test_a_run_ends_when_nothing_gets_better_and_viewers_are_told(tmp_path, capsys, monkeypatch):
