@@ -184,7 +184,7 @@ def markdown(table: Table, result: Stored) -> str:
     grid = found.pivot(index="row", columns="column", values="text").fillna("")
     grid = grid.reindex(index=found.row.unique(), columns=found.column.unique())
     lines = [["", *grid.columns], ["---", *["---:"] * grid.shape[1]], *([row, *grid.loc[row]] for row in grid.index)]
-    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    text = "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
     others = f" (here {', '.join(other_data(result))})" if other_data(result) else ""
     title = f"{table.title_at(result['scale'])}{others}; {table.source}."
     return f"{title}\n\n{text}\n\n" + "\n".join(f"- {note}" for note in notes(table, result))
@@ -198,6 +198,8 @@ def notes(table: Table, result: Stored) -> list[str]:
         "no results" if not counts else "one seed" if seeds == "1" else f"mean and sample deviation of {seeds} seeds"
     )
     said = [f"ours, {count}; in brackets the paper's"]
+    done = [cell for cell in result["cells"] if not cell["values"] and cell["rounds"] is not None]
+    said += [f"runs of {cell['row']}, {cell['column']} are done and have no such number" for cell in done]
     every = len(table.make_cells("paper"))
     said += [f"results of {len(counts)} of the paper's {counted(every, 'cell')}"] if len(counts) < every else []
     if result["scale"] == "small" and table.reduced:

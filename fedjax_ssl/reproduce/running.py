@@ -55,7 +55,7 @@ def describe(table: Table, scale: str, cells: Sequence[Cell], runs: Sequence[Run
         )
     reduced = f"; {table.reduced}" if scale == "small" and table.reduced else ""
     expected = scales.hours(runs)
-    time = f"{max(60 * expected, 1):.0f} minutes" if expected < 2 else f"{expected:,.0f} hours"
+    time = counted(max(round(60 * expected), 1), "minute") if expected < 2 else f"{expected:,.0f} hours"
     ran = len(results.places(run.cell for run in runs))
     part = f" in {ran} of {counted(len(table.make_cells('paper')), 'cell')}"
     lines.append(f"  scale {scale}: {counted(len(runs), 'run')}{part}{reduced}")

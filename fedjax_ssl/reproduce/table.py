@@ -192,7 +192,7 @@ def _read(path: Path) -> Iterator[Table]:
         tables = runpy.run_path(str(path)).get("TABLES")
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"{path} cannot be read: {blame(error) or error}") from error
     if not isinstance(tables, tuple | list) or not tables or not all(isinstance(table, Table) for table in tables):
         raise ConfigError(f"{path} has no TABLES; give a tuple of fedjax_ssl.reproduce.Table")
