@@ -21,6 +21,7 @@ from fedjax_ssl.shipped import papers
 from fedjax_ssl.sweep import results
 
 HEAD = "| table | scale | source | pairs in the paper's order | why not |\n|---|---|---|---|---|"  # of the page
+_BAR = r"\|"  # in a cell of Markdown
 _PAIRS = 5  # from this many on, a rank correlation says something
 Stored = dict[str, Any]  # a table at a scale, as its JSON file has it
 _ORIGIN = ("command", "minutes", "device", "commit")  # of all cells but those that have a part "from"
@@ -184,7 +185,7 @@ def markdown(table: Table, result: Stored) -> str:
     grid = found.pivot(index="row", columns="column", values="text").fillna("")
     grid = grid.reindex(index=found.row.unique(), columns=found.column.unique())
     lines = [["", *grid.columns], ["---", *["---:"] * grid.shape[1]], *([row, *grid.loc[row]] for row in grid.index)]
-    text = "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+    text = "\n".join(f"| {' | '.join(cell.replace('|', _BAR) for cell in line)} |" for line in lines)
     others = f" (here {', '.join(other_data(result))})" if other_data(result) else ""
     title = f"{table.title_at(result['scale'])}{others}; {table.source}."
     return f"{title}\n\n{text}\n\n" + "\n".join(f"- {note}" for note in notes(table, result))
