@@ -28,7 +28,9 @@ def stopping(**fields):
     return config
 
 
-@pytest.mark.parametrize(("every", "said"), [(1, True), (2, False), (0, False)])  # of three evaluations
+@pytest.mark.parametrize(  # checkpoints of three evaluations
+    ("every", "said"), [(1, True), *(pytest.param(every, False, marks=pytest.mark.thorough) for every in (2, 0))]
+)
 def test_checkpoints_that_take_longer_than_the_rounds_are_said(tmp_path, capsys, monkeypatch, every, said):
     save = Record.save
     monkeypatch.setattr(loop, "_LONG", 0.0)
