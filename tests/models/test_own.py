@@ -15,6 +15,7 @@ from fedjax_ssl.models import own
 
 PAGE = Path(__file__).parents[2] / "docs" / "networks.md"
 KINDS = ("Linen", "Nnx", "Equinox")
+QUICK = [pytest.param(kind, marks=() if kind == "Nnx" else pytest.mark.thorough) for kind in KINDS]
 MORE = """
 import functools
 
@@ -178,7 +179,7 @@ def test_with_the_same_weights_they_are_our_network(nets, kind):
     chex.assert_tree_all_finite(nobody[0].logits)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", QUICK)
 def test_dropout_and_weights_follow_keys(nets, kind):
     model = build(kind, rate=0.5)
     both = jax.jit(jax.vmap(model.init))(jax.random.split(jax.random.key(0), 2))
@@ -205,7 +206,9 @@ def test_weights_of_a_batch_in_running_statistics(nets, kind):
         build("Equinox").batch_weights()
 
 
-@pytest.mark.parametrize(("kind", "width"), [("Convolutions", 96), ("NnxConvolutions", 3)])
+@pytest.mark.parametrize(
+    ("kind", "width"), [pytest.param("Convolutions", 96, marks=pytest.mark.thorough), ("NnxConvolutions", 3)]
+)
 def test_convolutions_of_flax_are_computed_as_ours(nets, kind, width):
     quick, slow = build(kind), build(kind, slow=True)
     params, state = slow.init(jax.random.key(0))

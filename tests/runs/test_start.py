@@ -88,8 +88,8 @@ def test_a_run_starts_where_another_ended_and_needs_it_no_more(source, shared, t
 @pytest.mark.parametrize(
     "method",
     [
-        *("fedmatch", "fedrep", "own"),
-        *(pytest.param(name, marks=pytest.mark.thorough) for name in ("fedavg", "fedsiam", "protofssl")),
+        *("fedmatch", "own"),
+        *(pytest.param(name, marks=pytest.mark.thorough) for name in ("fedrep", "fedavg", "fedsiam", "protofssl")),
     ],
 )
 def test_every_method_starts_from_parameters_and_statistics(tmp_path, monkeypatch, method):

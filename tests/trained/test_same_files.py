@@ -110,7 +110,7 @@ def check_same(model, examples, dataset):
 
 @pytest.mark.parametrize(
     "make",
-    [turned, dicom, *(pytest.param(one, marks=pytest.mark.thorough) for one in (wide, sixteen_bits, signed, floating))],
+    [dicom, *(pytest.param(one, marks=pytest.mark.thorough) for one in (turned, wide, sixteen_bits, signed, floating))],
 )
 def test_a_folder_is_read_for_prediction_as_it_was_for_training(tmp_path, predict, make):
     folder = hospital(tmp_path / "scans", make)
@@ -204,6 +204,7 @@ def test_names_are_the_same_with_accents_in_either_form(tmp_path, predict):
     assert "(all have a label)" in predict(folder)[1]
 
 
+@pytest.mark.thorough
 def test_arrays_of_medmnist_are_predicted_as_they_were_trained_on(tmp_path):
     images = np.stack([half(i % 2) for i in range(40)]).astype(np.uint8)
     labels = (np.arange(40) % 2)[:, None]

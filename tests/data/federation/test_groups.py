@@ -87,7 +87,7 @@ def test_pools_refuse_groups():
     ("held", "partition", "grouped"),
     [
         ({"client_test_fraction": 0.2}, "natural", True),
-        ({"test_fraction": 0.2}, "iid", False),
+        pytest.param({"test_fraction": 0.2}, "iid", False, marks=pytest.mark.thorough),
         *(
             pytest.param(held, partition, grouped, marks=pytest.mark.thorough)
             for held in ({"test_clients": 1}, {"left_out_client": 2})
