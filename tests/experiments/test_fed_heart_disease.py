@@ -4,6 +4,7 @@ import fed_heart_disease as experiment
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import fedjax_ssl as fs
 from fedjax_ssl.federated import ClientState, Now, all_clients, labelled_epochs
