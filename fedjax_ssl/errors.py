@@ -36,14 +36,16 @@ def naming(section: str = "") -> Iterator[None]:
     """Turns a ValueError of a room into a `ConfigError` that names the section of the config it came from.
 
     Args:
-        section: for example "model"; empty where the message names the field itself.
+        section: for example "model", or an option of a command such as "--data"; empty where the message names the
+            field itself.
     """
     try:
         yield
     except ConfigError:
         raise
     except ValueError as error:
-        raise ConfigError(f"config.{section}: {error}" if section else str(error)) from error
+        where = f"{section}: " if section.startswith("--") else f"config.{section}: " * bool(section)
+        raise ConfigError(f"{where}{error}") from error
 
 
 def check_known(kind: str, name: object, known: Collection[str]) -> None:

@@ -95,11 +95,12 @@ class FittingProgram:
             cohort: clients of a cohort, at most.
         """
         self._compile_for, self._say, self._ran = compile_for, say, False
-        self._at_once, self._limit = min(FIRST, cohort), limit
+        self._at_once = first = min(FIRST, cohort)
+        self._limit = limit
         self._each: int | None = None  # bytes of a client; None: not known
         self._compile()
         most = max((one.num_clients for one in self.choices if one.placement in _GROUPS), default=1)
-        halved, tried = self._at_once < min(FIRST, cohort), min(self._at_once, most)
+        halved, tried = self._at_once < first, min(self._at_once, most)
         self._at_once = tried
         if most == 1:
             return

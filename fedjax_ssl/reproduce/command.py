@@ -7,6 +7,7 @@ examples:
   fedjax-ssl reproduce fedul-table1 --run --scale small --data mnist=mnist.npz --rows FedUL FedPL
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from fedjax_ssl.reproduce import results, running, scales
 from fedjax_ssl.reproduce.scales import Run
 from fedjax_ssl.reproduce.table import SCALES, Table, find_table, load_tables
 from fedjax_ssl.sweep import axes
-from fedjax_ssl.sweep.command import workers_of
+from fedjax_ssl.sweep.command import check_workers, refuse_idle
 
 
 def main(arguments: list[str]) -> int:
@@ -41,8 +42,9 @@ def main(arguments: list[str]) -> int:
         return 0
     if given.table is None:
         raise ConfigError("name a table; `fedjax-ssl reproduce --list` names all")
-    if not given.run and (idle := [f"--{name}" for name in ("store", "workdir", "workers") if getattr(given, name)]):
-        raise ConfigError(f"{idle[0]} does nothing without --run; add that, or leave it out")
+    if not given.run:
+        refuse_idle(given, ("store", "workdir", "workers"), without="--run")
+    check_workers(given.workers)
     table = find_table(given.table, tables)
     command = ["fedjax-ssl", "reproduce", *arguments]
     data, settings = _pairs("--data", given.data, "NAME=PATH"), _pairs("--set", given.set, "FIELD=VALUE")
@@ -57,14 +59,13 @@ def main(arguments: list[str]) -> int:
         folder = Path(given.workdir or f"runs/reproduce_{table.name}_{given.scale}")
         if given.store:
             _check_store(table, given.scale, runs)
-        processes = workers_of(given.workers)
         typed = command[:2] + [_without_folders(word) for word in arguments]
-        result = running.carry_out(table, given.scale, runs, folder, typed, processes, notes)
+        result = running.carry_out(table, given.scale, runs, folder, typed, given.workers, notes)
     print(f"\n{results.markdown(table, result)}\n\n{folder / 'table.md'}")
     empty = [cell for cell in result["cells"] if not cell["values"]]
     if given.store:
-        left = f"{counted(len(empty), 'cell')} without a number left out" * bool(empty)
-        print("; ".join(filter(None, (str(results.store(table, result) or "nothing is stored"), left))))
+        left = f"; {counted(len(empty), 'cell')} without a number left out" * bool(empty)
+        print(f"{results.store(table, result) or 'nothing is stored'}{left}")
     return 1 if empty else 0
 
 
@@ -93,7 +94,12 @@ def parser() -> Parser:
     add("--set", action="append", default=[], metavar="FIELD=VALUE", help="a setting of all cells, such as threads=1")
     add("--workdir", metavar="FOLDER", help="runs/reproduce_TABLE_SCALE by default")
     add("--workers", type=int, metavar="N", help="processes at a time, as for `sweep`")
-    add("--store", action="store_true", help="put the results beside the papers' files, for --list and --page")
+    add(
+        "--store",
+        action="store_true",
+        default=None,
+        help="put the results beside the papers' files, for --list and --page",
+    )
     add("--papers", nargs="+", type=Path, metavar="FILE", help="files with TABLES, in place of the package's")
     return parser
 
@@ -115,7 +121,7 @@ def _check_store(table: Table, scale: str, runs: Sequence[Run]) -> None:
     """Refuses, before anything runs, to store numbers that mean nothing or are of fewer seeds than those there."""
     if scale == "smoke" or any(run.config.data.name == "stand_in" for run in runs):
         raise ConfigError("--store keeps no numbers of stand-in data, which mean nothing; leave it out")
-    results.check_store(table, scale, results.places(run.cell for run in runs))
+    results.check_store(table, scale, Counter((run.cell.row, run.cell.column) for run in runs))
 
 
 def _pairs(option: str, texts: Sequence[str], form: str) -> dict[str, str]:

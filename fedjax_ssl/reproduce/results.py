@@ -4,7 +4,6 @@ import itertools
 import json
 import math
 import shlex
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -145,11 +144,6 @@ def check_store(table: Table, scale: str, seeds: Mapping[tuple[str, str], int]) 
     return path, old
 
 
-def places(cells: Iterable[Cell]) -> Counter[tuple[str, str]]:
-    """Count cells, or runs of cells, by row and column."""
-    return Counter((cell.row, cell.column) for cell in cells)
-
-
 def rows_of(table: Table, result: Stored) -> pandas.DataFrame:
     """List the cells with the paper's number, ours, and the difference; shares times 100 where the table has these.
 
@@ -186,8 +180,8 @@ def markdown(table: Table, result: Stored) -> str:
     grid = grid.reindex(index=found.row.unique(), columns=found.column.unique())
     lines = [["", *grid.columns], ["---", *["---:"] * grid.shape[1]], *([row, *grid.loc[row]] for row in grid.index)]
     text = "\n".join(f"| {' | '.join(cell.replace('|', _BAR) for cell in line)} |" for line in lines)
-    others = f" (here {', '.join(other_data(result))})" if other_data(result) else ""
-    title = f"{table.title_at(result['scale'])}{others}; {table.source}."
+    others = ", ".join(other_data(result))
+    title = f"{table.title_at(result['scale'])}{f' (here {others})' * bool(others)}; {table.source}."
     return f"{title}\n\n{text}\n\n" + "\n".join(f"- {note}" for note in notes(table, result))
 
 

@@ -15,11 +15,11 @@ from fedjax_ssl.reproduce import results, scales
 from fedjax_ssl.reproduce.scales import Run
 from fedjax_ssl.reproduce.table import Cell, Table
 from fedjax_ssl.runs.files import write_atomically
-from fedjax_ssl.runs.folder import WATCHING, FolderLock, RunFolderError, config_differences
+from fedjax_ssl.runs.folder import WATCHING, FolderLock, RunFolderError, config_differences, read_stored
 from fedjax_ssl.sweep import plan as plans
 from fedjax_ssl.sweep import results as rows
 from fedjax_ssl.sweep import workers
-from fedjax_ssl.sweep.command import check_folder
+from fedjax_ssl.sweep.command import check_folder, default_workers
 from fedjax_ssl.sweep.command import describe as describe_plan
 from fedjax_ssl.sweep.plan import Plan
 
@@ -56,7 +56,7 @@ def describe(table: Table, scale: str, cells: Sequence[Cell], runs: Sequence[Run
     reduced = f"; {table.reduced}" if scale == "small" and table.reduced else ""
     expected = scales.hours(runs)
     time = counted(max(round(60 * expected), 1), "minute") if expected < 2 else f"{expected:,.0f} hours"
-    ran = len(results.places(run.cell for run in runs))
+    ran = len({(run.cell.row, run.cell.column) for run in runs})
     part = f" in {ran} of {counted(len(table.make_cells('paper')), 'cell')}"
     lines.append(f"  scale {scale}: {counted(len(runs), 'run')}{part}{reduced}")
     lines.append(f"  expected here: more than about {time}, which the products of the networks alone take")
@@ -73,7 +73,7 @@ def carry_out(
     runs: Sequence[Run],
     folder: Path,
     command: Sequence[str],
-    processes: int,
+    processes: int | None,
     notes: Iterable[str],
 ) -> results.Stored:
     """Do the runs that the folder does not have, and write the table.
@@ -84,7 +84,7 @@ def carry_out(
         runs: of its cells.
         folder: of the table; it may hold other cells of it.
         command: words of the command line.
-        processes: at a time.
+        processes: at a time; None: as of a sweep.
         notes: shown before.
 
     Raises:
@@ -97,7 +97,7 @@ def carry_out(
     _check_owner(folder, table, scale)
     if scale != "smoke":
         scales.check_data(runs)
-    wanted = plans.named((run.name, run.config) for run in runs)
+    wanted, processes = plans.named((run.name, run.config) for run in runs), processes or default_workers()
     (folder / "runs").mkdir(parents=True, exist_ok=True)
     with FolderLock(folder):
         plan = _joined(plans.load(folder), wanted, folder)
@@ -132,20 +132,17 @@ def _quick_programs() -> Iterator[None]:
     try:
         yield
     finally:
-        os.environ.pop("XLA_FLAGS")
-        os.environ.update({"XLA_FLAGS": given} if given is not None else {})
+        if given is None:
+            del os.environ["XLA_FLAGS"]
+        else:
+            os.environ["XLA_FLAGS"] = given
 
 
 def _check_owner(folder: Path, table: Table, scale: str) -> None:
-    if (folder / _FILE).exists():
-        try:
-            owner = json.loads((folder / _FILE).read_text(encoding="utf-8"))
-            there = owner["table"], owner["scale"]
-        except (ValueError, LookupError, TypeError) as error:
-            raise RunFolderError(f"{folder / _FILE} is damaged; give another --workdir") from error
-        if there != (table.name, scale):
-            raise RunFolderError(f"{folder} holds {there[0]} at scale {there[1]}; give another --workdir")
-    elif (folder / plans.FILE).exists():
+    owner = read_stored(folder / _FILE, lambda content: (content["table"], content["scale"]))
+    if owner not in (None, (table.name, scale)):
+        raise RunFolderError(f"{folder} holds {owner[0]} at scale {owner[1]}; give another --workdir")
+    if owner is None and (folder / plans.FILE).exists():
         raise RunFolderError(f"{folder} is the folder of a sweep; give another --workdir")
 
 

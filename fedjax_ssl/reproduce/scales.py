@@ -14,7 +14,7 @@ import ml_collections
 
 from fedjax_ssl import config as configs
 from fedjax_ssl import data, models, processor
-from fedjax_ssl.config import ConfigError
+from fedjax_ssl.config import ConfigError, naming
 from fedjax_ssl.errors import ConfigNote, check_known
 from fedjax_ssl.models.pretrained import EXPORT
 from fedjax_ssl.reproduce.table import Cell, Table
@@ -98,10 +98,8 @@ def runs_of(
         except ConfigError as error:
             raise ConfigError(f"{table.name}, {cell.row}, {cell.column}: {error}") from error
     for name in given or {}:
-        try:
+        with naming("--data"):
             check_known("dataset", name, list(data.SOURCES))
-        except ValueError as error:
-            raise ConfigError(f"--data: {error}") from error
         if name not in named:
             raise ConfigError(f"--data {name}: these cells have other data: {', '.join(sorted(named))}")
     return found

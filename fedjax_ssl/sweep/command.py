@@ -8,7 +8,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import jax
@@ -127,7 +127,7 @@ def _about_fields(word: str) -> str:
 
 
 def _sweep(given: argparse.Namespace, command: Sequence[str], notes: set[str]) -> int:
-    processes = workers_of(given.workers)
+    check_workers(given.workers)
     # Planning is for the CPU: what this process took of an accelerator's memory its workers would not have.
     with contextlib.suppress(RuntimeError):
         jax.config.update("jax_platforms", "cpu")
@@ -135,11 +135,12 @@ def _sweep(given: argparse.Namespace, command: Sequence[str], notes: set[str]) -
     folder = _folder_of(given)
     check_folder(folder, *((plans.FILE, "sweep") if given.search else (search.FILE, "search")))
     if given.search:
-        return search.search(given, folder, command, processes, notes)
+        return search.search(given, folder, command, given.workers or default_workers(), notes)
     plan = _plan(given)
     stored = plans.load(folder)
     if stored is not None:
         plan = plans.extended(stored, plan, folder)
+    processes = given.workers or default_workers()
     looks_only = given.dry_run or given.show
     if not looks_only:
         (folder / "runs").mkdir(parents=True, exist_ok=True)
@@ -173,14 +174,19 @@ def _plan(given: argparse.Namespace) -> Plan:
 
 def _check_options(given: argparse.Namespace) -> None:
     """Refuses options that would do nothing."""
-    groups = {"--search": ("trials", "sampler", "pruner", "storage", "study"), "--submit": ("slurm", "hours")}
-    there = {"--search": given.search, "--submit": given.submit or given.show}
-    for needed, options in groups.items():
-        for option in options:
-            if getattr(given, option) not in (None, []) and not there[needed]:
-                raise ConfigError(f"--{option} does nothing without {needed}")
+    if not given.search:
+        refuse_idle(given, ("trials", "sampler", "pruner", "storage", "study"), without="--search")
+    if not (given.submit or given.show):
+        refuse_idle(given, ("slurm", "hours"), without="--submit")
     if given.hours is not None and given.hours <= 0:
         raise ConfigError(f"--hours is {given.hours:g}; it must be above 0")
+
+
+def refuse_idle(given: argparse.Namespace, options: Iterable[str], without: str) -> None:
+    """Refuses options of a command that do nothing without another one, which is not there."""
+    for option in options:
+        if getattr(given, option) not in (None, []):
+            raise ConfigError(f"--{option} does nothing without {without}")
 
 
 def _folder_of(given: argparse.Namespace) -> Path:
@@ -218,12 +224,14 @@ def describe(title: str, plan: Plan, folder: Path, processes: int) -> list[str]:
     return [*lines, f"  folder: {folder}"]
 
 
-def workers_of(given: int | None) -> int:
-    """Gives the processes at a time; by default one per core, or one on accelerators, where runs are vectorized."""
-    if given is not None:
-        if given < 1:
-            raise ConfigError(f"--workers is {given}; it must be at least 1")
-        return given
+def check_workers(given: int | None) -> None:
+    """Refuses a number of processes below one."""
+    if given is not None and given < 1:
+        raise ConfigError(f"--workers is {given}; it must be at least 1")
+
+
+def default_workers() -> int:
+    """Counts the cores; 1 where there is an accelerator, on which runs are vectorized."""
     if os.environ.get("JAX_PLATFORMS") == "cpu" or not importlib.metadata.entry_points(group="jax_plugins"):
         return processor.cores()
     asked = [sys.executable, "-c", "import jax; print(jax.default_backend())"]
