@@ -18,7 +18,6 @@ NAMES = """
     __version__ load_config run load_run report make_train over_seeds load_dataset federate Dataset FederatedData
     propagate_labels graph objectives Method Setup Term View Stage Sampler federated_method register methods models
 """
-LONG = ("report", "over_seeds", "make_train", "federated_method", "propagate_labels")  # examples
 
 
 def test_the_front_door_offers_these_names() -> None:
@@ -34,9 +33,7 @@ def test_importing_the_package_brings_nothing_else() -> None:
     assert {name.partition(".")[0] for name in eval(done.stdout)} - sys.stdlib_module_names == {"fedjax_ssl"}
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.thorough if name in LONG else ()) for name in NAMES.split()[1:]]
-)
+@pytest.mark.parametrize("name", NAMES.split()[1:])
 def test_the_example_in_the_docstring_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for table in ("_builders", "_lines", "_options"):  # examples register methods

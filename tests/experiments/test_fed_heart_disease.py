@@ -4,7 +4,6 @@ import fed_heart_disease as experiment
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import fedjax_ssl as fs
 from fedjax_ssl.federated import ClientState, Now, all_clients, labelled_epochs
@@ -55,7 +54,6 @@ def test_every_strategy_is_a_config_and_has_published_numbers(folder):  # noqa: 
     np.testing.assert_allclose(np.concatenate([labels for _, labels in own]), y)
 
 
-@pytest.mark.thorough
 def test_cells_of_few_labels_are_configs(folder):  # noqa: F811
     for method in (*experiment.FEW_LABELS.values(), None):
         for labels, count in (("2", 2), ("all", None), ("2, VA none", 2)):

@@ -97,7 +97,6 @@ def test_clients_lost_after_that_have_no_labels_and_do_not_train() -> None:
     jax.tree.map(np.testing.assert_array_equal, after.params, state.params)
 
 
-@pytest.mark.thorough
 def test_exact_cosines_are_what_many_bits_come_to() -> None:
     run = toy.setup(DATA)
     shared = {"num_neighbors": 3, "graph_features": "inputs"}

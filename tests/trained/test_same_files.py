@@ -204,7 +204,6 @@ def test_names_are_the_same_with_accents_in_either_form(tmp_path, predict):
     assert "(all have a label)" in predict(folder)[1]
 
 
-@pytest.mark.thorough
 def test_arrays_of_medmnist_are_predicted_as_they_were_trained_on(tmp_path):
     images = np.stack([half(i % 2) for i in range(40)]).astype(np.uint8)
     labels = (np.arange(40) % 2)[:, None]
