@@ -1,12 +1,13 @@
 """SAGE on CIFAR-100, with the settings of the authors' code (arXiv 2503.13227).
 
-    python -m fedjax_ssl.main --config configs/cifar100_sage.py              # Dirichlet concentration 0.1
+    python -m fedjax_ssl.main --config configs/cifar100_sage.py  # Dirichlet concentration 0.1
     python -m fedjax_ssl.main --config configs/cifar100_sage.py:iid
-    python -m fedjax_ssl.main --config configs/cifar100_sage.py:0.1,code     # inputs standardized as in the code
+    # inputs standardized as in the code
+    python -m fedjax_ssl.main --config configs/cifar100_sage.py:0.1,code
 
-20 clients with 250 labelled of 2,500 images each, 8 per round, ResNet-8 of four times the width, 500 rounds: a run for
-a GPU, not reproduced. The tables of the paper were not at hand, so no result is quoted. Differences of settings:
-docs/methods/modern.md.
+20 clients with 250 labelled of 2,500 images each, 8 per round, ResNet-8 of four times the width,
+500 rounds: a run for a GPU, not reproduced. The tables of the paper were not at hand, so no result
+is quoted. Differences of settings: docs/methods/modern.md.
 """
 
 from fedjax_ssl import presets

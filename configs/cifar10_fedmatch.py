@@ -1,13 +1,17 @@
-"""FedMatch on CIFAR-10: Table 1 of Jeong et al., ICLR 2021 (arXiv 2006.12097), with the settings of paper and code.
+"""FedMatch on CIFAR-10: Table 1 of Jeong et al., ICLR 2021 (arXiv 2006.12097), with the settings of
+paper and code.
 
-    python -m fedjax_ssl.main --config configs/cifar10_fedmatch.py                  # labels at clients, iid
-    python -m fedjax_ssl.main --config configs/cifar10_fedmatch.py:ls,noniid        # labels at the server, non-iid
-    python -m fedjax_ssl.main --config configs/cifar10_fedmatch.py:lc,iid,0.25      # a quarter of the channels
+    python -m fedjax_ssl.main --config configs/cifar10_fedmatch.py  # labels at clients, iid
+    # labels at the server, non-iid
+    python -m fedjax_ssl.main --config configs/cifar10_fedmatch.py:ls,noniid
+    # a quarter of the channels
+    python -m fedjax_ssl.main --config configs/cifar10_fedmatch.py:lc,iid,0.25
 
-100 clients, 5 per round, 200 rounds, ResNet-9 without norm layers, SGD 1e-3. All 60,000 images are shuffled and cut
-into 54,000 for training and 3,000 each for test and validation, as in the paper. 5 labels of every class at each
-client, or 100 of every class at the server. The paper's test accuracy in %, mean of three runs, and what it sends of a
-model to (S2C) and from (C2S) a client and round, where averaging the whole network is 100 % each way:
+100 clients, 5 per round, 200 rounds, ResNet-9 without norm layers, SGD 1e-3. All 60,000 images are
+shuffled and cut into 54,000 for training and 3,000 each for test and validation, as in the paper. 5
+labels of every class at each client, or 100 of every class at the server. The paper's test accuracy
+in %, mean of three runs, and what it sends of a model to (S2C) and from (C2S) a client and round,
+where averaging the whole network is 100 % each way:
 
     labels at   split     accuracy         S2C   C2S
     clients     iid       52.13 +- 0.34    79    46
@@ -15,8 +19,9 @@ model to (S2C) and from (C2S) a client and round, where averaging the whole netw
     server      iid       44.95 +- 0.49    45    22
     server      non-iid   44.17 +- 0.19    42    20
 
-A run for a GPU. With CIFAR-10's images stored as JPEG, one seed, the first of these has 52.3 % (docs/reproductions.md).
-Strong augmentation is RandAugment as in the authors' code. More in docs/methods/fedmatch.md.
+A run for a GPU. With CIFAR-10's images stored as JPEG, one seed, the first of these has 52.3 %
+(docs/reproductions.md). Strong augmentation is RandAugment as in the authors' code. More in
+docs/methods/fedmatch.md.
 """
 
 from fedjax_ssl import config as configs
@@ -29,8 +34,8 @@ def get_config(variant="lc,iid"):
     known = where in ("lc", "ls") and split in ("", "iid", "noniid")
     if not known or not channels.replace(".", "", 1).isdigit():
         raise configs.ConfigError(
-            f"configs/cifar10_fedmatch.py:{variant}: give lc or ls, then iid or noniid, then the share of "
-            "channels if it is not all: lc,iid,0.25"
+            f"configs/cifar10_fedmatch.py:{variant}: give lc or ls, then iid or noniid, then the "
+            "share of channels if it is not all: lc,iid,0.25"
         )
     config = configs.default("fedmatch")
     config.rounds = 200
@@ -45,7 +50,9 @@ def get_config(variant="lc,iid"):
     config.partition.num_clients = 100
     config.partition.noniid = split == "noniid"
     config.partition.balanced = 5 if where == "lc" else 0
-    config.supervision.name, config.supervision.labels = ("per_class", 5) if where == "lc" else ("server", 1000)
+    config.supervision.name, config.supervision.labels = (
+        ("per_class", 5) if where == "lc" else ("server", 1000)
+    )
     config.strong_augment.name = "randaugment_fedmatch"
     config.model.name = "fedmatch_resnet9"
     config.model.width_factor = float(channels)

@@ -1,19 +1,24 @@
 """FedRGD on CIFAR-10, with the settings of the authors' code (arXiv 2008.11364).
 
-    python -m fedjax_ssl.main --config configs/cifar10_fedrgd.py                      # 1,000 labels at the server
-    python -m fedjax_ssl.main --config configs/cifar10_fedrgd.py:server,short         # ResNet-9, 300 rounds
-    python -m fedjax_ssl.main --config configs/cifar10_fedrgd.py:client               # 50 labels at each of 100 clients
-    python -m fedjax_ssl.main --config configs/cifar10_fedrgd.py:client,noniid        # ... of two classes each
+    python -m fedjax_ssl.main --config configs/cifar10_fedrgd.py  # 1,000 labels at the server
+    # ResNet-9, 300 rounds
+    python -m fedjax_ssl.main --config configs/cifar10_fedrgd.py:server,short
+    # 50 labels at each of 100 clients
+    python -m fedjax_ssl.main --config configs/cifar10_fedrgd.py:client
+    # ... of two classes each
+    python -m fedjax_ssl.main --config configs/cifar10_fedrgd.py:client,noniid
     python -m fedjax_ssl.main --config configs/cifar10_fedrgd.py --config.federated.name=fedavg --config.model.norm=bn
 
-"server": 10 users, all in every round, two groups, R = 0.4, ResNet-18 with group norm, 19,200 rounds of 16 steps. The
-tables of the paper are not known to us. About 1.4 EFLOP, a run for a large GPU; not run yet.
+"server": 10 users, all in every round, two groups, R = 0.4, ResNet-18 with group norm, 19,200
+rounds of 16 steps. The tables of the paper are not known to us. About 1.4 EFLOP, a run for a large
+GPU; not run yet.
 
-"client": 5 of 100 clients in each of 600 rounds of 5 steps, ResNet-9 with group norm. Table 3 of ProtoFSSL (arXiv
-2205.13921) quotes 69.7 % (iid) and 63.4 % (non-iid) for FedRGD; not run yet. What differs from what is known of these
-runs, whose code was not published complete: the schedule is a plain cosine (theirs runs
-through 2.24 pi, see `lr_schedule`), pseudo-labels go from the weak to the strong view, and unlabelled images of
-"noniid" are the client's iid part without its labelled ones. More in docs/methods/fedrgd.md.
+"client": 5 of 100 clients in each of 600 rounds of 5 steps, ResNet-9 with group norm. Table 3 of
+ProtoFSSL (arXiv 2205.13921) quotes 69.7 % (iid) and 63.4 % (non-iid) for FedRGD; not run yet. What
+differs from what is known of these runs, whose code was not published complete: the schedule is a
+plain cosine (theirs runs through 2.24 pi, see `lr_schedule`), pseudo-labels go from the weak to the
+strong view, and unlabelled images of "noniid" are the client's iid part without its labelled ones.
+More in docs/methods/fedrgd.md.
 """
 
 from fedjax_ssl import config as configs
@@ -24,7 +29,9 @@ STEPS_PER_EPOCH = {"server": 1024, "client": 15}
 
 def get_config(variant="server"):
     if variant not in VARIANTS:
-        raise configs.ConfigError(f"configs/cifar10_fedrgd.py:{variant}: give one of {' or '.join(VARIANTS)}")
+        raise configs.ConfigError(
+            f"configs/cifar10_fedrgd.py:{variant}: give one of {' or '.join(VARIANTS)}"
+        )
     labels, _, kind = variant.partition(",")
     config = configs.default("fedrgd")
     config.data.name = "cifar10"
@@ -43,7 +50,8 @@ def get_config(variant="server"):
     config.optimizer.keep_state = True
     config.optimizer.keep_by = "slot"
     if labels == "server":
-        config.rounds, config.method.local_steps = 19_200, 16
+        config.rounds = 19_200
+        config.method.local_steps = 16
         config.optimizer.learning_rate = 0.165  # 0.03 (10 users + 1) 64 / 128
         config.model.name = "resnet18"
         config.partition.name = "own_class"
@@ -52,10 +60,12 @@ def get_config(variant="server"):
         config.supervision.name = "server"
         config.supervision.labels = 1000
         if kind == "short":
-            config.rounds, config.method.warmup_steps = 300, 80
+            config.rounds = 300
+            config.method.warmup_steps = 80
             config.model.name = "resnet9"
     else:
-        config.rounds, config.method.local_steps = 600, 5
+        config.rounds = 600
+        config.method.local_steps = 5
         config.optimizer.learning_rate = 0.0075  # 0.003 5 64 / 128
         config.model.name = "resnet9"
         config.partition.name = "iid"

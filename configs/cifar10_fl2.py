@@ -1,10 +1,12 @@
 """(FL)^2 on CIFAR-10: arXiv 2410.23227, main table.
 
-    python -m fedjax_ssl.main --config configs/cifar10_fl2.py               # 40 labels at the server, iid clients
-    python -m fedjax_ssl.main --config configs/cifar10_fl2.py:10,0.1        # 10 labels, Dirichlet split
+    # 40 labels at the server, iid clients
+    python -m fedjax_ssl.main --config configs/cifar10_fl2.py
+    python -m fedjax_ssl.main --config configs/cifar10_fl2.py:10,0.1  # 10 labels, Dirichlet split
 
-100 clients without labels, 10 per round, WRN-28-2, 800 rounds: a run for a GPU, not reproduced yet. The paper reports,
-as test accuracy in % with the deviation over 3 seeds; SemiFL is the authors' own run, with batches of 10:
+100 clients without labels, 10 per round, WRN-28-2, 800 rounds: a run for a GPU, not reproduced yet.
+The paper reports, as test accuracy in % with the deviation over 3 seeds; SemiFL is the authors' own
+run, with batches of 10:
 
 | labels  | SemiFL    | (FL)^2     | split |
 | 10      | 10.0(0.0) | 19.2(5.7)  | 0.1   |

@@ -1,42 +1,54 @@
-"""ProtoFSSL on CIFAR-10: Tables 3 and 4 of arXiv 2205.13921, with the settings and the data of the authors' code.
+"""ProtoFSSL on CIFAR-10: Tables 3 and 4 of arXiv 2205.13921, with the settings and the data of the
+authors' code.
 
-    python -m fedjax_ssl.main --config configs/cifar10_protofssl.py                   # iid, no norm layers
-    python -m fedjax_ssl.main --config configs/cifar10_protofssl.py:noniid,bn         # norm: none, bn, gn or sbn
-    python -m fedjax_ssl.main --config configs/cifar10_protofssl.py:iid,sbn,resnet17  # the large network of Table 4
-    python -m fedjax_ssl.main --config configs/cifar10_protofssl.py:iid,bn,resnet8,svhn   # or stl10, which is iid alone
+    python -m fedjax_ssl.main --config configs/cifar10_protofssl.py  # iid, no norm layers
+    # norm: none, bn, gn or sbn
+    python -m fedjax_ssl.main --config configs/cifar10_protofssl.py:noniid,bn
+    # the large network of Table 4
+    python -m fedjax_ssl.main --config configs/cifar10_protofssl.py:iid,sbn,resnet17
+    # or stl10, which is iid alone
+    python -m fedjax_ssl.main --config configs/cifar10_protofssl.py:iid,bn,resnet8,svhn
     python -m fedjax_ssl.main --config configs/cifar10_protofssl.py:iid_full,none,resnet8 --config.method.name=fedavg \\
-        --config.model.name=resnet9 --config.optimizer.batch_size=32 --config.optimizer.local_epochs=2  # upper bound
-    python -m fedjax_ssl.main --config configs/cifar10_protofssl.py:xnid              # the authors' later study
-    python -m fedjax_ssl.main --config configs/cifar10_protofssl.py:xnid_overlap      # labelled images unlabelled too
-    python -m fedjax_ssl.main --config configs/cifar10_protofssl.py --config.federated.name=fedprox  # mu = 0.01
+        # upper bound
+        --config.model.name=resnet9 --config.optimizer.batch_size=32 --config.optimizer.local_epochs=2
+    python -m fedjax_ssl.main --config configs/cifar10_protofssl.py:xnid  # the authors' later study
+    # labelled images unlabelled too
+    python -m fedjax_ssl.main --config configs/cifar10_protofssl.py:xnid_overlap
+    # mu = 0.01
+    python -m fedjax_ssl.main --config configs/cifar10_protofssl.py --config.federated.name=fedprox
 
-100 clients with 50 labelled and 490 unlabelled images, 5 per round, 300 rounds of 10 episodes, RMSprop 1e-3 whose
-accumulators are averaged at the server. Reported is `selected_test_accuracy` of `summary.json`: of the round with the
-best validation accuracy from the 101st on. The paper has, iid and non-iid in %:
+100 clients with 50 labelled and 490 unlabelled images, 5 per round, 300 rounds of 10 episodes,
+RMSprop 1e-3 whose accumulators are averaged at the server. Reported is `selected_test_accuracy` of
+`summary.json`: of the round with the best validation accuracy from the 101st on. The paper has, iid
+and non-iid in %:
 
     ResNet8 without norm layers 67.8, 66.5; batch norm 73.9, 73.4 (Table 3); group norm 68.3, 69.2; sbn 73.6, 68.9;
     ResNet17 with sbn 74.0, 72.0 (Table 4); no numbers for xnid.
 
-A run for a GPU, 1.95 million images forward and backward through the network. With CIFAR-10's images stored as JPEG,
-one seed, the first of these has 63.8 % (docs/reproductions.md).
-`summary.json` also has the costs of Table 2 as `analytic_gflop` and `analytic_megabytes`; the table's own 447.9 and
-52.6 are for --config.method.num_helpers=2. More in docs/methods/protofssl.md.
+A run for a GPU, 1.95 million images forward and backward through the network. With CIFAR-10's
+images stored as JPEG, one seed, the first of these has 63.8 % (docs/reproductions.md).
+`summary.json` also has the costs of Table 2 as `analytic_gflop` and `analytic_megabytes`; the
+table's own 447.9 and 52.6 are for --config.method.num_helpers=2. More in docs/methods/protofssl.md.
 """
 
 from fedjax_ssl import config as configs
 from fedjax_ssl import presets
 
-NORMS, NETWORKS = ("none", "bn", "gn", "sbn"), ("resnet8", "resnet17")
+NORMS = ("none", "bn", "gn", "sbn")
+NETWORKS = ("resnet8", "resnet17")
 DATASETS = ("cifar10", "svhn", "stl10")
 
 
 def get_config(variant="iid,none,resnet8"):
     given = variant.split(",")
-    split, norm, network, dataset = (*given, *("iid", "none", "resnet8", "cifar10")[len(given) :])[:4]
+    split, norm, network, dataset = (*given, *("iid", "none", "resnet8", "cifar10")[len(given) :])[
+        :4
+    ]
     if len(given) > 4 or norm not in NORMS or network not in NETWORKS or dataset not in DATASETS:
         raise configs.ConfigError(
-            f"configs/cifar10_protofssl.py:{variant}: give a split, then one of {', '.join(NORMS)}, one of "
-            f"{', '.join(NETWORKS)} and one of {', '.join(DATASETS)}: iid,bn,resnet8,svhn"
+            f"configs/cifar10_protofssl.py:{variant}: give a split, then one of "
+            f"{', '.join(NORMS)}, one of {', '.join(NETWORKS)} and one of {', '.join(DATASETS)}: "
+            "iid,bn,resnet8,svhn"
         )
     config = configs.default("protofssl")
     presets.protofssl_split(config, dataset, split)

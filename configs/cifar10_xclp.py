@@ -1,25 +1,36 @@
 """FedAvg+XCLP on CIFAR-10: Table 4 of Scott et al., TMLR 2023 (arXiv 2210.06434).
 
-    python -m fedjax_ssl.main --config configs/cifar10_xclp.py                 # 5000 labels, 100 clients have some, iid
-    python -m fedjax_ssl.main --config configs/cifar10_xclp.py:1000,50,noniid    # labels, clients with labels, split
+    # 5000 labels, 100 clients have some, iid
+    python -m fedjax_ssl.main --config configs/cifar10_xclp.py
+    # labels, clients with labels, split
+    python -m fedjax_ssl.main --config configs/cifar10_xclp.py:1000,50,noniid
 
-100 clients, 5 per round, CNN-13, 1,500 rounds of stage 1 and 1,500 of stage 2, settings of the authors' code
-(docs/methods/xclp.md). The table's numbers are not in our copy of the paper, so no expected result is given. 90 %
-of the training images are used, the rest is the validation set on which the reported round is chosen.
+100 clients, 5 per round, CNN-13, 1,500 rounds of stage 1 and 1,500 of stage 2, settings of the
+authors' code (docs/methods/xclp.md). The table's numbers are not in our copy of the paper, so no
+expected result is given. 90 % of the training images are used, the rest is the validation set on
+which the reported round is chosen.
 """
 
 from fedjax_ssl import config as configs
 
-VARIANTS = "labels in {1000, 5000}, clients with labels in {50, 100}, iid or noniid, for example 5000,100,iid"
+VARIANTS = (
+    "labels in {1000, 5000}, clients with labels in {50, 100}, iid or noniid, for example "
+    "5000,100,iid"
+)
 
 
 def get_config(variant="5000,100,iid"):
     try:
         labels, labelled_clients, split = variant.split(",")
-        labels, labelled_clients = int(labels), int(labelled_clients)
+        labels = int(labels)
+        labelled_clients = int(labelled_clients)
     except ValueError:
         raise configs.ConfigError(f"configs/cifar10_xclp.py:{variant}: give {VARIANTS}") from None
-    if labels not in (1000, 5000) or labelled_clients not in (50, 100) or split not in ("iid", "noniid"):
+    if (
+        labels not in (1000, 5000)
+        or labelled_clients not in (50, 100)
+        or split not in ("iid", "noniid")
+    ):
         raise configs.ConfigError(f"configs/cifar10_xclp.py:{variant}: give {VARIANTS}")
     config = configs.default("xclp")
     config.rounds = 3000

@@ -3,10 +3,10 @@
 The digits: 11 writers train, 3 writers that were never seen are the test.
 
     python -m fedjax_ssl.main --config configs/digits_cbafed.py
-    python -m fedjax_ssl.main --config configs/digits_cbafed.py:3                           # three labelled writers
+    python -m fedjax_ssl.main --config configs/digits_cbafed.py:3  # three labelled writers
 
-No augmentation: these images are 8 x 8. Result, time and hardware: docs/methods/modern.md. Not an experiment of the
-paper.
+No augmentation: these images are 8 x 8. Result, time and hardware: docs/methods/modern.md. Not an
+experiment of the paper.
 """
 
 from fedjax_ssl import config as configs

@@ -1,14 +1,17 @@
-"""FedMatch on real handwriting: similar writers help each other to label, and supervised weights are kept apart.
+"""FedMatch on real handwriting: similar writers help each other to label, and supervised weights
+are kept apart.
 
-The digits: 11 writers train, 3 writers that were never seen are the test, a tenth of the training examples is for the
-learning rate.
+The digits: 11 writers train, 3 writers that were never seen are the test, a tenth of the training
+examples is for the learning rate.
 
-    python -m fedjax_ssl.main --config configs/digits_fedmatch.py         # 5 labels of each digit at every writer
-    python -m fedjax_ssl.main --config configs/digits_fedmatch.py:ls      # 100 labels at the server, none at writers
+    # 5 labels of each digit at every writer
+    python -m fedjax_ssl.main --config configs/digits_fedmatch.py
+    # 100 labels at the server, none at writers
+    python -m fedjax_ssl.main --config configs/digits_fedmatch.py:ls
 
-A learning rate 30 times the paper's for this small network, l2_weight a thirtieth of it; no strong augmentation.
-Helpers in every other round, since 60 rounds have few tenths. Result: docs/methods/fedmatch.md. Not an experiment of
-the paper.
+A learning rate 30 times the paper's for this small network, l2_weight a thirtieth of it; no strong
+augmentation. Helpers in every other round, since 60 rounds have few tenths. Result:
+docs/methods/fedmatch.md. Not an experiment of the paper.
 """
 
 from fedjax_ssl import config as configs
@@ -23,7 +26,9 @@ def get_config(where="lc"):
     config.rounds = 60
     config.data.test_clients = 3
     config.data.validation_fraction = 0.1
-    config.supervision.name, config.supervision.labels = ("per_class", 5) if where == "lc" else ("server", 100)
+    config.supervision.name, config.supervision.labels = (
+        ("per_class", 5) if where == "lc" else ("server", 100)
+    )
     config.method.l2_weight = 10 / 30
     config.method.helper_interval = 2
     config.method.unlabelled_batch_size = None if where == "lc" else 20

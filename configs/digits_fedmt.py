@@ -1,12 +1,16 @@
-"""FedMT on real handwriting: writers only say of what kind a digit is, the server has a few digits with their class.
+"""FedMT on real handwriting: writers only say of what kind a digit is, the server has a few digits
+with their class.
 
 The digits: 11 writers train with coarse labels, 3 writers that were never seen are the test.
 
-    python -m fedjax_ssl.main --config configs/digits_fedmt.py                        # 20 class labels, shape, known
-    python -m fedjax_ssl.main --config configs/digits_fedmt.py:50,parity,estimated    # even or odd, estimated matrix
-    python -m fedjax_ssl.main --config configs/digits_fedmt.py:20,shape,fedtrans      # baseline: transfer learning
+    python -m fedjax_ssl.main --config configs/digits_fedmt.py  # 20 class labels, shape, known
+    # even or odd, estimated matrix
+    python -m fedjax_ssl.main --config configs/digits_fedmt.py:50,parity,estimated
+    # baseline: transfer learning
+    python -m fedjax_ssl.main --config configs/digits_fedmt.py:20,shape,fedtrans
     python -m fedjax_ssl.main --config configs/digits_fedmt.py \\
-        --config.method.projection_examples=all --config.method.gate=none             # projection on all examples
+        # projection on all examples
+        --config.method.projection_examples=all --config.method.gate=none
 
 "shape": curved 0, 3, 6, 8, 9; straight 1, 4, 7; both 2, 5. Result over 5 seeds, time and hardware:
 docs/methods/fedmt.md. Not an experiment of the paper.
@@ -16,19 +20,25 @@ from fedjax_ssl import config as configs
 from fedjax_ssl import presets
 
 MATRICES = ("known", "estimated", "fedtrans")
-VARIANTS = "LABELS,SPACE,MATRIX with SPACE in {shape, parity, halves} and MATRIX in {known, estimated, fedtrans}"
+VARIANTS = (
+    "LABELS,SPACE,MATRIX with SPACE in {shape, parity, halves} and MATRIX in {known, estimated, "
+    "fedtrans}"
+)
 
 
 def get_config(variant="20,shape,known"):
     parts = variant.split(",")
     if len(parts) != 3 or parts[1] not in ("shape", "parity", "halves") or parts[2] not in MATRICES:
-        raise configs.ConfigError(f"configs/digits_fedmt.py:{variant}: give {VARIANTS}, for example 20,shape,known")
+        raise configs.ConfigError(
+            f"configs/digits_fedmt.py:{variant}: give {VARIANTS}, for example 20,shape,known"
+        )
     labels, space, matrix = parts
     transfer = matrix == "fedtrans"  # which uses no matrix
     config = presets.digits_with_coarse_labels("fedtrans" if transfer else "fedmt", labels, space)
     if transfer:
         config.model.aux_head = True
-        config.method.coarse_rounds = config.optimizer.schedule_rounds = config.rounds // 2  # of each of its stages
+        # of each of its stages
+        config.method.coarse_rounds = config.optimizer.schedule_rounds = config.rounds // 2
     else:
         config.method.correspondence = matrix
     return config

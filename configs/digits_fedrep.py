@@ -1,15 +1,17 @@
-"""FedRep on real handwriting: writers learn of what kind a digit is, with heads of their own; the server knows a few.
+"""FedRep on real handwriting: writers learn of what kind a digit is, with heads of their own; the
+server knows a few.
 
 The digits: 11 writers train with coarse labels, 3 writers that were never seen are the test.
 
-    python -m fedjax_ssl.main --config configs/digits_fedrep.py                       # 20 class labels, shape
+    python -m fedjax_ssl.main --config configs/digits_fedrep.py  # 20 class labels, shape
     python -m fedjax_ssl.main --config configs/digits_fedrep.py:50,parity             # even or odd
     python -m fedjax_ssl.main --config configs/digits_fedrep.py --config.method.shared_head=True
-    python -m fedjax_ssl.main --config configs/digits_fedrep.py:class                 # 2 labels per class and writer
+    # 2 labels per class and writer
+    python -m fedjax_ssl.main --config configs/digits_fedrep.py:class
 
-With "class" it is FedRep as its own paper has it: all 14 writers train and keep 30 % of their digits as a test.
-`test_client_accuracy` is that of their own heads, `test_accuracy` that of the mean of all heads. A baseline of FedMT,
-see docs/methods/fedmt.md; not an experiment of a paper.
+With "class" it is FedRep as its own paper has it: all 14 writers train and keep 30 % of their
+digits as a test. `test_client_accuracy` is that of their own heads, `test_accuracy` that of the
+mean of all heads. A baseline of FedMT, see docs/methods/fedmt.md; not an experiment of a paper.
 """
 
 from fedjax_ssl import config as configs
@@ -30,7 +32,8 @@ def get_config(variant="20,shape"):
     labels, _, space = variant.partition(",")
     if space not in ("shape", "parity", "halves"):
         raise configs.ConfigError(
-            f"configs/digits_fedrep.py:{variant}: give LABELS,SPACE with SPACE in shape, parity, halves, or class"
+            f"configs/digits_fedrep.py:{variant}: give LABELS,SPACE with SPACE in shape, parity, "
+            "halves, or class"
         )
     config = presets.digits_with_coarse_labels("fedrep", labels, space)
     config.model.aux_head = True

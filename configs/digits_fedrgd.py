@@ -1,15 +1,18 @@
-"""FedRGD on real handwriting: the writers' digits have no labels, the server has a few and is a member of the average.
+"""FedRGD on real handwriting: the writers' digits have no labels, the server has a few and is a
+member of the average.
 
-The digits: 11 writers train without a label, 3 writers that were never seen are the test. Two groups of writers.
+The digits: 11 writers train without a label, 3 writers that were never seen are the test. Two
+groups of writers.
 
-    python -m fedjax_ssl.main --config configs/digits_fedrgd.py                       # 100 labels at the server
+    python -m fedjax_ssl.main --config configs/digits_fedrgd.py  # 100 labels at the server
     python -m fedjax_ssl.main --config configs/digits_fedrgd.py:50                    # 50
-    python -m fedjax_ssl.main --config configs/digits_fedrgd.py:client                # 5 labels at each writer
-    python -m fedjax_ssl.main --config configs/digits_fedrgd.py --config.federated.name=fedavg        # without groups
+    python -m fedjax_ssl.main --config configs/digits_fedrgd.py:client  # 5 labels at each writer
+    # without groups
+    python -m fedjax_ssl.main --config configs/digits_fedrgd.py --config.federated.name=fedavg
     python -m fedjax_ssl.main --config configs/digits_fedrgd.py --config.method.user_loss=self_training
 
-Strong views are shifted by up to a pixel, weak ones are the images, which are 8 x 8. Result of one seed, time and
-hardware: docs/methods/fedrgd.md. Not an experiment of the paper.
+Strong views are shifted by up to a pixel, weak ones are the images, which are 8 x 8. Result of one
+seed, time and hardware: docs/methods/fedrgd.md. Not an experiment of the paper.
 """
 
 from fedjax_ssl import presets
@@ -17,7 +20,11 @@ from fedjax_ssl import presets
 
 def get_config(labels="100"):
     at_clients = labels == "client"
-    config = presets.digits_by_writer("fedrgd") if at_clients else presets.digits_with_server("fedrgd", labels)
+    config = (
+        presets.digits_by_writer("fedrgd")
+        if at_clients
+        else presets.digits_with_server("fedrgd", labels)
+    )
     config.rounds = 80 if at_clients else 20
     config.method.labels = "client" if at_clients else "server"
     config.strong_augment.name = "shift"

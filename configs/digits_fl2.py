@@ -3,11 +3,12 @@
 The digits: 11 writers train without a label, 3 writers that were never seen are the test.
 
     python -m fedjax_ssl.main --config configs/digits_fl2.py
-    python -m fedjax_ssl.main --config configs/digits_fl2.py:50                             # 50 labels at the server
-    python -m fedjax_ssl.main --config configs/digits_fl2.py --config.method.consistency_weight=0  # thresholds alone
+    python -m fedjax_ssl.main --config configs/digits_fl2.py:50  # 50 labels at the server
+    # thresholds alone
+    python -m fedjax_ssl.main --config configs/digits_fl2.py --config.method.consistency_weight=0
 
-No augmentation: these images are 8 x 8. Result, time and hardware: docs/methods/modern.md. Not an experiment of the
-paper.
+No augmentation: these images are 8 x 8. Result, time and hardware: docs/methods/modern.md. Not an
+experiment of the paper.
 """
 
 from fedjax_ssl import presets
@@ -15,5 +16,6 @@ from fedjax_ssl import presets
 
 def get_config(server_labels=None):
     config = presets.digits_with_server("fl2", server_labels)
-    config.optimizer.keep_state = True  # clients and server go on with the momentum of their last round
+    # clients and server go on with the momentum of their last round
+    config.optimizer.keep_state = True
     return config

@@ -1,13 +1,17 @@
-"""Clients with labels, with coarse labels, with class shares of sets, and with nothing, training one model together.
+"""Clients with labels, with coarse labels, with class shares of sets, and with nothing, training
+one model together.
 
-The digits: 11 writers train, 3 writers that were never seen are the test. Two writers have 10 labels each, four only
-know whether a digit is curved, straight or both, three only know the class shares of 5 sets, two know nothing.
+The digits: 11 writers train, 3 writers that were never seen are the test. Two writers have 10
+labels each, four only know whether a digit is curved, straight or both, three only know the class
+shares of 5 sets, two know nothing.
 
     python -m fedjax_ssl.main --config configs/digits_mixed.py
-    python -m fedjax_ssl.main --config configs/digits_mixed.py:labels       # what is left without weak labels
+    # what is left without weak labels
+    python -m fedjax_ssl.main --config configs/digits_mixed.py:labels
 
-Variants: mixed (channels and propagated labels), channels (without the graph), labels (the two writers with labels
-alone), labels_xclp (all others count as unlabelled), coarse and sets (only these writers).
+Variants: mixed (channels and propagated labels), channels (without the graph), labels (the two
+writers with labels alone), labels_xclp (all others count as unlabelled), coarse and sets (only
+these writers).
 
 Result over 5 seeds, time and hardware: docs/methods/mixed.md. Not an experiment of a paper.
 """

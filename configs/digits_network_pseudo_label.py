@@ -3,7 +3,8 @@
 The digits: 11 writers train with 5 labels each, 3 writers that were never seen are the test.
 
     python -m fedjax_ssl.main --config configs/digits_network_pseudo_label.py
-    python -m fedjax_ssl.main --config configs/digits_network_pseudo_label.py:10        # 10 labels per writer
+    # 10 labels per writer
+    python -m fedjax_ssl.main --config configs/digits_network_pseudo_label.py:10
 
 Pseudo-labels are made anew in every round after 40 rounds on the labels alone.
 

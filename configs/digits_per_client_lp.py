@@ -3,10 +3,10 @@
 The digits: 11 writers train with 5 labels each, 3 writers that were never seen are the test.
 
     python -m fedjax_ssl.main --config configs/digits_per_client_lp.py
-    python -m fedjax_ssl.main --config configs/digits_per_client_lp.py:10        # 10 labels per writer
+    python -m fedjax_ssl.main --config configs/digits_per_client_lp.py:10  # 10 labels per writer
 
-Five labels miss most of the ten classes, so a writer's own graph labels most digits wrongly: this is what sharing one
-graph repairs.
+Five labels miss most of the ten classes, so a writer's own graph labels most digits wrongly: this
+is what sharing one graph repairs.
 
 Result over 5 seeds, time and hardware: docs/results.md. Not an experiment of the paper.
 """

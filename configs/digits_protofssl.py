@@ -1,13 +1,17 @@
-"""ProtoFSSL: clients exchange class prototypes, and label their examples with those of other clients.
+"""ProtoFSSL: clients exchange class prototypes, and label their examples with those of other
+clients.
 
-The digits: 11 writers train with 3 labels of each digit, 3 writers that were never seen are the test.
+The digits: 11 writers train with 3 labels of each digit, 3 writers that were never seen are the
+test.
 
     python -m fedjax_ssl.main --config configs/digits_protofssl.py
-    python -m fedjax_ssl.main --config configs/digits_protofssl.py:5        # 5 labels of each digit per writer
+    # 5 labels of each digit per writer
+    python -m fedjax_ssl.main --config configs/digits_protofssl.py:5
 
-An episode takes one labelled example per digit as support, two as queries, and 100 unlabelled ones; ten of them are a
-writer's local training. Settings are the paper's but for the distance: divided by the number of features, as there, it
-learns slowly with this small network. Result: docs/methods/protofssl.md. Not an experiment of the paper.
+An episode takes one labelled example per digit as support, two as queries, and 100 unlabelled ones;
+ten of them are a writer's local training. Settings are the paper's but for the distance: divided by
+the number of features, as there, it learns slowly with this small network. Result:
+docs/methods/protofssl.md. Not an experiment of the paper.
 """
 
 from fedjax_ssl import config as configs
@@ -17,7 +21,8 @@ from fedjax_ssl import presets
 def get_config(labels="3"):
     if not labels.isdigit() or int(labels) < 2:
         raise configs.ConfigError(
-            f"labels per digit and writer are {labels!r}; give a number of at least 2, for support and query"
+            f"labels per digit and writer are {labels!r}; give a number of at least 2, for "
+            "support and query"
         )
     config = presets.digits_by_writer("protofssl")
     config.supervision.name = "per_class"
@@ -26,5 +31,6 @@ def get_config(labels="3"):
     config.optimizer.name = "rmsprop"
     config.optimizer.learning_rate = 1e-3
     config.optimizer.local_epochs = 10
-    config.optimizer.average_state = True  # the code's accumulators run on from client to client, round to round
+    # the code's accumulators run on from client to client, round to round
+    config.optimizer.average_state = True
     return config

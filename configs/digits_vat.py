@@ -4,10 +4,11 @@ The digits: 11 writers train with 5 labels each, 3 writers that were never seen 
 
     python -m fedjax_ssl.main --config configs/digits_vat.py
     python -m fedjax_ssl.main --config configs/digits_vat.py:10           # 10 labels per writer
-    python -m fedjax_ssl.main --config configs/digits_vat.py:server,20    # 20 labels, all at the server
+    # 20 labels, all at the server
+    python -m fedjax_ssl.main --config configs/digits_vat.py:server,20
 
-A perturbation has length 1 over the 64 standardized pixels. See docs/methods/consistency.md. Not an experiment of the
-paper.
+A perturbation has length 1 over the 64 standardized pixels. See docs/methods/consistency.md. Not an
+experiment of the paper.
 """
 
 from fedjax_ssl import presets

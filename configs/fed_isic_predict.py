@@ -1,26 +1,37 @@
-"""One-shot prediction on Fed-ISIC2019: dermoscopic images of six centres, 8 classes (XCLP, Tables 1 to 3).
+"""One-shot prediction on Fed-ISIC2019: dermoscopic images of six centres, 8 classes (XCLP, Tables 1
+to 3).
 
-    python -m fedjax_ssl.main --config configs/fed_isic_predict.py --config.data.path=features.npz   # your features
+    # your features
+    python -m fedjax_ssl.main --config configs/fed_isic_predict.py --config.data.path=features.npz
     python -m fedjax_ssl.main --config configs/fed_isic_predict.py:pretrained --config.model.weights=efficientnet_b0.npz
     python -m fedjax_ssl.main --config configs/fed_isic_predict.py:finetuned --config.model.weights=efficientnet_b0.npz
     python -m fedjax_ssl.main --config configs/fed_isic_predict.py:left_out --config.data.left_out_client=3
 
-`features.npz` holds 1280 features per image (or whatever your network has) as configs/npz_predict.py describes. The
-others read FLamby's folder (docs/data.md) and embed the images with EfficientNet-B0 from torchvision's weights, which
-are yours to bring: np.savez("efficientnet_b0.npz", **{k: v.numpy() for k, v in model.state_dict().items()}).
-`finetuned` and `left_out` train by FedAvg first. A tenth of the training images is labelled; the paper's sizes are not
-known (--config.supervision.fraction). Table 1 is the rows "_labelled", Table 3 both kinds, Table 2 is `left_out`.
+`features.npz` holds 1280 features per image (or whatever your network has) as
+configs/npz_predict.py describes. The others read FLamby's folder (docs/data.md) and embed the
+images with EfficientNet-B0 from torchvision's weights, which are yours to bring:
+np.savez("efficientnet_b0.npz", **{k: v.numpy() for k, v in model.state_dict().items()}).
+`finetuned` and `left_out` train by FedAvg first. A tenth of the training images is labelled; the
+paper's sizes are not known (--config.supervision.fraction). Table 1 is the rows "_labelled", Table
+3 both kinds, Table 2 is `left_out`.
 
-9 rounds of 100 local steps are by FLamby's rule; the paper has more rounds, and does not say how many
-(--config.rounds). Not the paper's run: cross-entropy and whole images here, focal loss and crops in `fedjax-ssl
-reproduce xclp-table1`; L, k, alpha are ours. The metric is balanced accuracy. It needs the data and a GPU.
+9 rounds of 100 local steps are by FLamby's rule; the paper has more rounds, and does not say how
+many (--config.rounds). Not the paper's run: cross-entropy and whole images here, focal loss and
+crops in `fedjax-ssl reproduce xclp-table1`; L, k, alpha are ours. The metric is balanced accuracy.
+It needs the data and a GPU.
 """
 
 from fedjax_ssl import config as configs
 from fedjax_ssl import presets
 
-VARIANTS = {"features": "inputs", "pretrained": "network", "finetuned": "network", "left_out": "left_out"}
-# FLamby's rule: 20 epochs over the images of its code, dealt to 6 centres, in rounds of 100 updates of 64 images.
+VARIANTS = {
+    "features": "inputs",
+    "pretrained": "network",
+    "finetuned": "network",
+    "left_out": "left_out",
+}
+# FLamby's rule: 20 epochs over the images of its code, dealt to 6 centres, in rounds of 100 updates
+# of 64 images.
 ROUNDS = 18_413 // 6 // 64 * 20 // 100  # 9
 
 

@@ -1,11 +1,13 @@
 """FedAvg+XCLP on handwritten characters of 62 classes, every writer a client with 20 labels.
 
     python -m fedjax_ssl.main --config configs/femnist_xclp.py             # FEMNIST, 3,400 writers
-    python -m fedjax_ssl.main --config configs/femnist_xclp.py:glyphs      # no download: drawn characters, 100 writers
+    # no download: drawn characters, 100 writers
+    python -m fedjax_ssl.main --config configs/femnist_xclp.py:glyphs
 
-FEMNIST comes from fedjax's files (docs/data.md). `:glyphs` runs the same experiment on an embedded stand-in of the same
-shape; its accuracies are not FEMNIST's. The paper uses FEMNIST for one-shot prediction, not for training, so there
-is no published number to compare with. Results of `:glyphs`, time and hardware: docs/results.md.
+FEMNIST comes from fedjax's files (docs/data.md). `:glyphs` runs the same experiment on an embedded
+stand-in of the same shape; its accuracies are not FEMNIST's. The paper uses FEMNIST for one-shot
+prediction, not for training, so there is no published number to compare with. Results of `:glyphs`,
+time and hardware: docs/results.md.
 """
 
 from fedjax_ssl import config as configs
@@ -13,7 +15,9 @@ from fedjax_ssl import config as configs
 
 def get_config(data="femnist"):
     if data not in ("femnist", "glyphs"):
-        raise configs.ConfigError(f"configs/femnist_xclp.py has no variant {data!r}; it has: femnist, glyphs")
+        raise configs.ConfigError(
+            f"configs/femnist_xclp.py has no variant {data!r}; it has: femnist, glyphs"
+        )
     config = configs.default("xclp")
     config.data.name = data
     config.rounds = 1000 if data == "femnist" else 60

@@ -1,15 +1,19 @@
-"""FedMatch's streaming task, on MNIST in place of Fashion-MNIST: Table 2 of Jeong et al., ICLR 2021.
+"""FedMatch's streaming task, on MNIST in place of Fashion-MNIST: Table 2 of Jeong et al., ICLR
+2021.
 
     python -m fedjax_ssl.main --config configs/mnist_fedmatch.py                # labels at clients
-    python -m fedjax_ssl.main --config configs/mnist_fedmatch.py:ls,0.25        # at the server; a quarter of channels
+    # at the server; a quarter of channels
+    python -m fedjax_ssl.main --config configs/mnist_fedmatch.py:ls,0.25
 
-10 clients that all take part in every round, 100 rounds; a client's unlabelled images, of uneven classes, come in ten
-parts, one for ten rounds, and are gone then. 70,000 images are 63,000 for training, 3,500 for test, 3,500 for
-validation. 28x28 images are shown as 32x32 in three channels. An .npz file with Keras' arrays in place of the download:
---config.data.name=npz --config.data.path=mnist.npz.
+10 clients that all take part in every round, 100 rounds; a client's unlabelled images, of uneven
+classes, come in ten parts, one for ten rounds, and are gone then. 70,000 images are 63,000 for
+training, 3,500 for test, 3,500 for validation. 28x28 images are shown as 32x32 in three channels.
+An .npz file with Keras' arrays in place of the download: --config.data.name=npz
+--config.data.path=mnist.npz.
 
-The paper's numbers (mean of the local models' test accuracy, 77.95 % with labels at clients, 84.15 % at the server) are
-of Fashion-MNIST and cannot be compared; here `client_validation_accuracy` is the mean of local models. A run for a GPU.
+The paper's numbers (mean of the local models' test accuracy, 77.95 % with labels at clients, 84.15
+% at the server) are of Fashion-MNIST and cannot be compared; here `client_validation_accuracy` is
+the mean of local models. A run for a GPU.
 """
 
 from fedjax_ssl import config as configs
@@ -35,10 +39,13 @@ def get_config(variant="lc"):
     config.partition.noniid = True
     config.partition.balanced = 5 if where == "lc" else 0
     config.partition.parts = 10
-    config.supervision.name, config.supervision.labels = ("per_class", 5) if where == "lc" else ("server", 1000)
+    config.supervision.name, config.supervision.labels = (
+        ("per_class", 5) if where == "lc" else ("server", 1000)
+    )
     config.strong_augment.name = "randaugment_fedmatch"
     config.model.name = "fedmatch_resnet9"
     config.model.width_factor = float(channels)
-    config.model.pad, config.model.colours = 2, True
+    config.model.pad = 2
+    config.model.colours = True
     config.optimizer.learning_rate = 1e-3
     return config

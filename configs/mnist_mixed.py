@@ -1,12 +1,14 @@
 """Clients with labels, with coarse labels, with class shares of sets, and with nothing: MNIST.
 
-40 clients of 1,500 images: 4 have 50 labels each, 14 only know whether a digit is curved, straight or both, 14 only
-know the class shares of 10 sets, 8 know nothing. Test: the official 10,000 images.
+40 clients of 1,500 images: 4 have 50 labels each, 14 only know whether a digit is curved, straight
+or both, 14 only know the class shares of 10 sets, 8 know nothing. Test: the official 10,000 images.
 
     python -m fedjax_ssl.main --config configs/mnist_mixed.py
-    python -m fedjax_ssl.main --config configs/mnist_mixed.py:labels        # what is left without weak labels
+    # what is left without weak labels
+    python -m fedjax_ssl.main --config configs/mnist_mixed.py:labels
 
-An .npz file with Keras' arrays: --config.data.name=npz --config.data.path=mnist.npz. Variants as in digits_mixed.py.
+An .npz file with Keras' arrays: --config.data.name=npz --config.data.path=mnist.npz. Variants as in
+digits_mixed.py.
 
 Measured at a smaller scale, on what hardware: docs/methods/mixed.md. Not an experiment of a paper.
 """

@@ -2,15 +2,17 @@
 
     fedjax-ssl run npz --data.path=scans.npz                # FedAvg
     fedjax-ssl run npz:xclp --data.path=scans.npz           # another method
-    fedjax-ssl run npz:semifl --data.path=scans.npz --supervision.labels=50     # 50 labels, moved to the server
+    # 50 labels, moved to the server
+    fedjax-ssl run npz:semifl --data.path=scans.npz --supervision.labels=50
     fedjax-ssl sweep npz --set data.path=scans.npz --set method.name=fedavg,xclp,fixmatch,uda --seeds 5
     python -m fedjax_ssl.main --config configs/npz.py:xclp --config.data.path=scans.npz
 
-The file: docs/data.md. `npz:METHOD,per_client` hides labels but for 10 of each client; likewise per_class, server,
-coarse (labels of another space are in the file), sets, mixed and all. A file without clients: --partition.name=iid
---partition.num_clients=10. Without test examples: --data.client_test_fraction=0.2, or a whole site,
---data.left_out_client=NAME. One hidden layer; for images --model.name=cnn --augment.name=shift
---strong_augment.name=fixmatch. 60 rounds of all clients.
+The file: docs/data.md. `npz:METHOD,per_client` hides labels but for 10 of each client; likewise
+per_class, server, coarse (labels of another space are in the file), sets, mixed and all. A file
+without clients: --partition.name=iid --partition.num_clients=10. Without test examples:
+--data.client_test_fraction=0.2, or a whole site, --data.left_out_client=NAME. One hidden layer; for
+images --model.name=cnn --augment.name=shift --strong_augment.name=fixmatch. 60 rounds of all
+clients.
 """
 
 from fedjax_ssl import presets

@@ -4,13 +4,15 @@
     python -m fedjax_ssl.main --config configs/npz_predict.py:inputs,hold_out --config.data.path=features.npz
     python -m fedjax_ssl.main --config configs/npz_predict.py:network,iid --config.data.path=mnist.npz
 
-The file holds `inputs` (features of a network of yours, or images), `labels` (-1 = unlabelled), `client`, and the new
-examples as `test_inputs`, `test_client` and `test_labels` (-1 where nobody knows); see docs/data.md. A client may have
-new examples only, or no labels. `hold_out` instead takes a fifth of every client's training examples as new ones and
-hides nine tenths of the other labels; `iid` does the same after dealing the training examples to 100 clients. With
-`network` in place of `inputs`, graphs are built on the features of a network that FedAvg trains on the labels.
+The file holds `inputs` (features of a network of yours, or images), `labels` (-1 = unlabelled),
+`client`, and the new examples as `test_inputs`, `test_client` and `test_labels` (-1 where nobody
+knows); see docs/data.md. A client may have new examples only, or no labels. `hold_out` instead
+takes a fifth of every client's training examples as new ones and hides nine tenths of the other
+labels; `iid` does the same after dealing the training examples to 100 clients. With `network` in
+place of `inputs`, graphs are built on the features of a network that FedAvg trains on the labels.
 
-`predictions.csv` in the run folder has a line per new example. XCLP, section 4 of the paper; results: docs/results.md.
+`predictions.csv` in the run folder has a line per new example. XCLP, section 4 of the paper;
+results: docs/results.md.
 """
 
 from fedjax_ssl import config as configs
@@ -20,14 +22,17 @@ from fedjax_ssl import presets
 def get_config(argument="inputs,given"):
     variant, _, examples = argument.partition(",")
     if examples not in ("", "given", "hold_out", "iid"):
-        raise configs.ConfigError(f"configs/npz_predict.py has no {examples!r}; it has: given, hold_out, iid")
+        raise configs.ConfigError(
+            f"configs/npz_predict.py has no {examples!r}; it has: given, hold_out, iid"
+        )
     config = presets.one_shot(variant, rounds=60)
     config.data.name = "npz"
     config.data.path = "data.npz"
     config.eval_every = 20
     if examples in ("", "given") and variant != "left_out":
         config.data.client_test_fraction = 0.0
-        config.supervision.name, config.supervision.fraction = "all", None
+        config.supervision.name = "all"
+        config.supervision.fraction = None
     if examples == "iid":
         config.partition.name = "iid"
         config.partition.num_clients = 100

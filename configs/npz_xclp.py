@@ -2,9 +2,10 @@
 
     python -m fedjax_ssl.main --config configs/npz_xclp.py --config.data.path=mnist.npz
 
-The file holds `inputs` and `labels`, optionally `client` and the same with `test_` in front, or the names that Keras
-uses (`x_train`, ...); see docs/data.md. If it has the column `client`, `configs/npz_xclp.py:natural` keeps its clients
-and all of them take part in every round. Result on MNIST, time and hardware: docs/results.md.
+The file holds `inputs` and `labels`, optionally `client` and the same with `test_` in front, or the
+names that Keras uses (`x_train`, ...); see docs/data.md. If it has the column `client`,
+`configs/npz_xclp.py:natural` keeps its clients and all of them take part in every round. Result on
+MNIST, time and hardware: docs/results.md.
 """
 
 from fedjax_ssl import config as configs
@@ -12,7 +13,9 @@ from fedjax_ssl import config as configs
 
 def get_config(clients="iid"):
     if clients not in ("iid", "natural"):
-        raise configs.ConfigError(f"configs/npz_xclp.py has no variant {clients!r}; it has: iid, natural")
+        raise configs.ConfigError(
+            f"configs/npz_xclp.py has no variant {clients!r}; it has: iid, natural"
+        )
     config = configs.default("xclp")
     config.rounds = 100
     config.eval_every = 10

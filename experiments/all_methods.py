@@ -1,22 +1,25 @@
-"""Every method that fits one federation: same clients, labels, network, seeds, and about as many local steps.
+"""Every method that fits one federation: same clients, labels, network, seeds, and about as many
+local steps.
 
-    python experiments/all_methods.py                                             # digits by writer, labels at clients
-    python experiments/all_methods.py --labels server                             # ... at the server
-    python experiments/all_methods.py --federation mnist --path mnist.npz         # also: cifar10, glyphs
+    python experiments/all_methods.py  # digits by writer, labels at clients
+    python experiments/all_methods.py --labels server  # ... at the server
+    python experiments/all_methods.py --federation mnist --path mnist.npz  # also: cifar10, glyphs
     python experiments/all_methods.py --methods fedavg fixmatch --seeds 2 --steps 2000
-    python experiments/all_methods.py --rounds 100                                # as many rounds in place of steps
+    python experiments/all_methods.py --rounds 100  # as many rounds in place of steps
 
-A method's own settings and its optimizer are those of its config `configs/digits_NAME.py`. `--optimizer shared` gives
-plain SGD with one learning rate to all methods but those whose config has another optimizer than SGD. `--set
-NAME.FIELD=VALUE` replaces a setting of a method, or any field of its config, as `fedmatch.optimizer.learning_rate`.
-Everything else is the federation's. A method takes as many rounds as use up the local steps of its clients and its
-server, at least two; two stages have half of them each. Two rounds of one seed count the steps, then one compiled
-program runs all seeds. With `--rounds` all take as many rounds, and methods that send the whole network both ways send
-as much. "fedavg, all labels" knows every label. Methods that do not fit the federation are listed with
-the reason.
+A method's own settings and its optimizer are those of its config `configs/digits_NAME.py`.
+`--optimizer shared` gives plain SGD with one learning rate to all methods but those whose config
+has another optimizer than SGD. `--set NAME.FIELD=VALUE` replaces a setting of a method, or any
+field of its config, as `fedmatch.optimizer.learning_rate`. Everything else is the federation's. A
+method takes as many rounds as use up the local steps of its clients and its server, at least two;
+two stages have half of them each. Two rounds of one seed count the steps, then one compiled program
+runs all seeds. With `--rounds` all take as many rounds, and methods that send the whole network
+both ways send as much. "fedavg, all labels" knows every label. Methods that do not fit the
+federation are listed with the reason.
 
-Leaves all_methods.md, .csv (every single run), .png (accuracy against bytes) and all_methods_curves.csv (accuracy at
-every evaluation, which labels_only.py draws) in the output folder, rewritten after every method.
+Leaves all_methods.md, .csv (every single run), .png (accuracy against bytes) and
+all_methods_curves.csv (accuracy at every evaluation, which labels_only.py draws) in the output
+folder, rewritten after every method.
 """
 
 import argparse
@@ -35,15 +38,23 @@ from tables import MISSING, facts, leave, markdown, parser_of, positive, spread,
 from fedjax_ssl import config as configs
 from fedjax_ssl import methods, presets, runs
 from fedjax_ssl.command_line import use_compilation_cache
-from fedjax_ssl.runs.build import build_method, check_labels, check_weighting, federate, load_experiment
+from fedjax_ssl.runs.build import (
+    build_method,
+    check_labels,
+    check_weighting,
+    federate,
+    load_experiment,
+)
 
-BASELINE, BOUND = "fedavg", "fedavg, all labels"
+BASELINE = "fedavg"
+BOUND = "fedavg, all labels"
 MEASURED = ("accuracy", "best", "pseudo", "down", "up", "steps")
 
 LEGEND = (
-    "accuracy: on the test set after the last round; best: of the evaluations; pseudo-labels: share of right ones in "
-    "the last rounds; down, up: bytes of the run from and to the server, relative to fedavg; local steps: of all "
-    "clients and the server; s: seconds of all seeds, compiling included"
+    "accuracy: on the test set after the last round; best: of the evaluations; pseudo-labels: "
+    "share of right ones in the last rounds; down, up: bytes of the run from and to the server, "
+    "relative to fedavg; local steps: of all clients and the server; s: seconds of all seeds, "
+    "compiling included"
 )
 
 
@@ -54,7 +65,8 @@ class Row(NamedTuple):
     rounds: int
     accuracy: np.ndarray  # on the test set after the last round
     best: np.ndarray  # highest of the evaluations
-    pseudo: np.ndarray  # accuracy of pseudo-labels in the last rounds; NaN where the method makes none
+    pseudo: np.ndarray
+    # ^ accuracy of pseudo-labels in the last rounds; NaN where the method makes none
     down: np.ndarray  # bytes from the server to clients, whole run
     up: np.ndarray
     steps: np.ndarray  # local steps, whole run
@@ -68,7 +80,8 @@ class Unfit(Exception):
 
 
 def steps_of_a_round(config: ml_collections.ConfigDict) -> float:
-    """Mean local steps of the first two rounds with seed 0: the first one may lack what clients upload in it.
+    """Mean local steps of the first two rounds with seed 0: the first one may lack what clients
+    upload in it.
 
     Raises:
         Unfit: the method cannot learn from this federation.
@@ -100,7 +113,8 @@ def planned(
     Args:
         config: of one method.
         steps: local steps of a run, over all clients and the server.
-        labelled_steps: local steps of a round of `fedavg`, which is what the first of two stages does.
+        labelled_steps: local steps of a round of `fedavg`, which is what the first of two stages
+            does.
         rounds: of both stages together, in place of steps.
         evaluations: how many, about.
 
@@ -123,7 +137,9 @@ def planned(
         config.rounds += config.method.warmup_rounds
     every = max(config.rounds // evaluations, 1)
     if two_stages:  # the model at the end of stage 1 is evaluated
-        every = next(number for number in range(every, 0, -1) if config.method.warmup_rounds % number == 0)
+        every = next(
+            number for number in range(every, 0, -1) if config.method.warmup_rounds % number == 0
+        )
     config.eval_every = every
     return config
 
@@ -156,19 +172,27 @@ def main(arguments: list[str] | None = None) -> None:
     """
     options = _parse(arguments)
     use_compilation_cache()
-    begin, seeds, rows, unfit = time.perf_counter(), list(range(options.seeds)), [], []
+    begin = time.perf_counter()
+    seeds = list(range(options.seeds))
+    rows = []
+    unfit = []
     shared = presets.federation(options.federation, options.labels, options.path, options.count)
     everything = presets.federation(options.federation, "all", options.path)
     jobs = [(name, name, shared) for name in options.methods] + [(BOUND, BASELINE, everything)]
-    alike, labelled_steps = options.optimizer == "shared", math.nan
+    alike = options.optimizer == "shared"
+    labelled_steps = math.nan
     if options.labels != "server":
         labelled_steps = steps_of_a_round(presets.of_method(BASELINE, shared, alike))
-    print(f"{len(jobs)} methods, {len(seeds)} seeds each, on {runs.device_description()}", flush=True)
+    print(
+        f"{len(jobs)} methods, {len(seeds)} seeds each, on {runs.device_description()}", flush=True
+    )
     for number, (label, name, given) in enumerate(jobs, start=1):
         try:
             config = presets.of_method(name, given, alike)
             config.update_from_flattened_dict(options.set.get(name, {}))
-            config = planned(config, options.steps, labelled_steps, options.rounds, options.evaluations)
+            config = planned(
+                config, options.steps, labelled_steps, options.rounds, options.evaluations
+            )
             row = run(config, label, seeds)
         except Unfit as reason:
             unfit.append((label, str(reason)))
@@ -176,15 +200,25 @@ def main(arguments: list[str] | None = None) -> None:
             continue
         rows.append(row)
         print(
-            f"[{number:2}/{len(jobs)}] {label}: accuracy {spread(row.accuracy)} % after {row.rounds} rounds "
-            f"({row.seconds:.0f} s)",
+            f"[{number:2}/{len(jobs)}] {label}: accuracy {spread(row.accuracy)} % after "
+            f"{row.rounds} rounds ({row.seconds:.0f} s)",
             flush=True,
         )
         notes = facts(time.perf_counter() - begin, options.seeds)
         budget = f"about {options.steps:,} local steps each, in at least two rounds"
-        notes[1] = f"{options.seeds} seeds, {f'{options.rounds} rounds each' if options.rounds else budget}"
+        notes[1] = (
+            f"{options.seeds} seeds, "
+            f"{f'{options.rounds} rounds each' if options.rounds else budget}"
+        )
         notes = [LEGEND, *notes, *(f"not run: {name}: {reason}" for name, reason in unfit)]
-        text = leave(options, "all_methods", [table(rows)], notes, ["method", "seed", "rounds", *MEASURED], _rows(rows))
+        text = leave(
+            options,
+            "all_methods",
+            [table(rows)],
+            notes,
+            ["method", "seed", "rounds", *MEASURED],
+            _rows(rows),
+        )
         plot(rows, options.output / "all_methods.png")
         curves = pandas.DataFrame(_curves(rows), columns=["method", "seed", "round", "accuracy"])
         runs.write_atomically(options.output / "all_methods_curves.csv", curves.to_csv(index=False))
@@ -194,7 +228,17 @@ def main(arguments: list[str] | None = None) -> None:
 def table(rows: list[Row]) -> str:
     """The methods in Markdown, the best first; bytes relative to those of `fedavg`."""
     base = next((row for row in rows if row.method == BASELINE), None)
-    header = ["method", "accuracy, %", "best, %", "pseudo-labels, %", "down", "up", "rounds", "local steps", "s"]
+    header = [
+        "method",
+        "accuracy, %",
+        "best, %",
+        "pseudo-labels, %",
+        "down",
+        "up",
+        "rounds",
+        "local steps",
+        "s",
+    ]
     lines = [
         [
             row.method,
@@ -213,7 +257,9 @@ def table(rows: list[Row]) -> str:
 
 
 def plot(rows: list[Row], path: Path) -> None:
-    """Draws test accuracy against the bytes of a run in both directions, with a bar of one standard deviation."""
+    """Draws test accuracy against the bytes of a run in both directions, with a bar of one
+    standard deviation.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -236,7 +282,9 @@ def plot(rows: list[Row], path: Path) -> None:
     figure.savefig(path)
 
 
-def _name(axes: Any, names: list[str], places: list[tuple[float, float]], colors: list[str]) -> None:
+def _name(
+    axes: Any, names: list[str], places: list[tuple[float, float]], colors: list[str]
+) -> None:
     """Writes a name beside every point, from the top down, each below those in its way."""
     axes.figure.draw_without_rendering()  # decides where points are
     points = axes.transData.transform(places) * 72 / axes.figure.dpi
@@ -249,7 +297,12 @@ def _name(axes: Any, names: list[str], places: list[tuple[float, float]], colors
         written.append((left, right, height))
         offset = (5, height - points[place][1])
         axes.annotate(
-            names[place], places[place], xytext=offset, textcoords="offset points", fontsize=8, color=colors[place]
+            names[place],
+            places[place],
+            xytext=offset,
+            textcoords="offset points",
+            fontsize=8,
+            color=colors[place],
         )
 
 
@@ -257,7 +310,12 @@ def _rows(rows: list[Row]) -> Iterator[list[Any]]:
     for row in rows:
         for seed in range(len(row.accuracy)):
             values = [float(getattr(row, field)[seed]) for field in MEASURED]
-            yield [row.method, seed, row.rounds, *("" if math.isnan(value) else value for value in values)]
+            yield [
+                row.method,
+                seed,
+                row.rounds,
+                *("" if math.isnan(value) else value for value in values),
+            ]
 
 
 def _curves(rows: list[Row]) -> Iterator[list[Any]]:
@@ -273,18 +331,46 @@ def _relative(values: np.ndarray, base: np.ndarray | None) -> str:
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     known = list(methods.available())
     parser = parser_of(__doc__, "all_methods", 5)
-    parser.add_argument("--federation", choices=("digits", "glyphs", "mnist", "cifar10"), default="digits")
     parser.add_argument(
-        "--labels", choices=("clients", "per_class", "server"), default="clients", help="who has labels"
+        "--federation", choices=("digits", "glyphs", "mnist", "cifar10"), default="digits"
     )
-    parser.add_argument("--count", type=positive, help="labels of each client, of each class there, or of the server")
+    parser.add_argument(
+        "--labels",
+        choices=("clients", "per_class", "server"),
+        default="clients",
+        help="who has labels",
+    )
+    parser.add_argument(
+        "--count",
+        type=positive,
+        help="labels of each client, of each class there, or of the server",
+    )
     parser.add_argument("--path", help="an .npz file of mnist or cifar10, in place of the download")
-    parser.add_argument("--steps", type=positive, default=5000, help="local steps of a run, over all clients")
-    parser.add_argument("--rounds", type=positive, help="rounds of a run, in place of a number of local steps")
-    parser.add_argument("--evaluations", type=positive, default=5, help="on the test set in a run, about")
-    parser.add_argument("--methods", nargs="+", choices=known, default=known, metavar="NAME", help=", ".join(known))
-    parser.add_argument("--set", nargs="+", default=[], metavar="NAME.FIELD=VALUE", help="settings of single methods")
-    parser.add_argument("--optimizer", choices=("own", "shared"), default="own", help="of the methods' configs, or one")
+    parser.add_argument(
+        "--steps", type=positive, default=5000, help="local steps of a run, over all clients"
+    )
+    parser.add_argument(
+        "--rounds", type=positive, help="rounds of a run, in place of a number of local steps"
+    )
+    parser.add_argument(
+        "--evaluations", type=positive, default=5, help="on the test set in a run, about"
+    )
+    parser.add_argument(
+        "--methods", nargs="+", choices=known, default=known, metavar="NAME", help=", ".join(known)
+    )
+    parser.add_argument(
+        "--set",
+        nargs="+",
+        default=[],
+        metavar="NAME.FIELD=VALUE",
+        help="settings of single methods",
+    )
+    parser.add_argument(
+        "--optimizer",
+        choices=("own", "shared"),
+        default="own",
+        help="of the methods' configs, or one",
+    )
     options = parser.parse_args(arguments)
     changes: dict[str, dict[str, Any]] = {}
     for text in options.set:

@@ -3,12 +3,13 @@
     python experiments/digits_table.py                                # all methods, 5 seeds
     python experiments/digits_table.py --methods fedavg xclp --labels 5 --seeds 2 --rounds 6
 
-Eleven writers train and three that were never seen are the test. Which ones, which digits keep their label, and
-everything else follows from the seed: seed s of the table is `--config.seed=s` of the command line. One method at one
-number of labels is one compiled program that runs all seeds at once. `fedavg` with all labels is the upper bound.
+Eleven writers train and three that were never seen are the test. Which ones, which digits keep
+their label, and everything else follows from the seed: seed s of the table is `--config.seed=s` of
+the command line. One method at one number of labels is one compiled program that runs all seeds at
+once. `fedavg` with all labels is the upper bound.
 
-Leaves digits_table.md (means and sample standard deviations over the seeds), digits_table.csv (every single run) and
-digits_table.png in the output folder. Measured result: docs/results.md.
+Leaves digits_table.md (means and sample standard deviations over the seeds), digits_table.csv
+(every single run) and digits_table.png in the output folder. Measured result: docs/results.md.
 """
 
 import argparse
@@ -54,16 +55,22 @@ def main(arguments: list[str] | None = None) -> None:
     jobs = [(method, str(labels)) for labels in options.labels for method in options.methods]
     jobs.append((BASELINE, "all"))
     seeds = list(range(options.seeds))
-    begin, cells = time.perf_counter(), []
-    print(f"{len(jobs)} experiments of {len(seeds)} seeds each on {runs.device_description()}", flush=True)
+    begin = time.perf_counter()
+    cells = []
+    print(
+        f"{len(jobs)} experiments of {len(seeds)} seeds each on {runs.device_description()}",
+        flush=True,
+    )
     for number, (method, labels) in enumerate(jobs, start=1):
         started = time.perf_counter()
         cell = run(method, labels, seeds, options.rounds)
         cells.append(cell)
         pseudo = spread(cell.pseudo_label_accuracy)
         print(
-            f"[{number:2}/{len(jobs)}] {method}, labels per writer {labels}: accuracy {spread(cell.test_accuracy)} %"
-            f"{'' if pseudo == MISSING else f', pseudo-labels {pseudo} %'} ({time.perf_counter() - started:.0f} s)",
+            f"[{number:2}/{len(jobs)}] {method}, labels per writer {labels}: accuracy "
+            f"{spread(cell.test_accuracy)} %"
+            f"{'' if pseudo == MISSING else f', pseudo-labels {pseudo} %'} "
+            f"({time.perf_counter() - started:.0f} s)",
             flush=True,
         )
     notes = facts(time.perf_counter() - begin, options.seeds, options.rounds)
@@ -79,7 +86,8 @@ def run(method: str, labels: str, seeds: list[int], rounds: int | None = None) -
         method: a method that has a config file for the digits.
         labels: labels per writer, or "all".
         seeds: one run each.
-        rounds: in place of the config's number; the stage on labels alone then takes half of them, as it does there.
+        rounds: in place of the config's number; the stage on labels alone then takes half of them,
+            as it does there.
     """
     config = configs.load(f"digits_{method}:{labels}")
     if rounds is not None:
@@ -93,17 +101,23 @@ def run(method: str, labels: str, seeds: list[int], rounds: int | None = None) -
 
 
 def table(cells: list[Cell]) -> str:
-    """Three tables in Markdown: test accuracy, its gain over labels only with the same seed, pseudo-label accuracy."""
+    """Three tables in Markdown: test accuracy, its gain over labels only with the same seed,
+    pseudo-label accuracy.
+    """
     by_name = {(cell.method, cell.labels): cell for cell in cells}
     columns = list(dict.fromkeys(cell.labels for cell in cells if cell.labels != "all"))
     names = list(dict.fromkeys(cell.method for cell in cells))
     header = ["labels per writer", *columns]
     nothing = np.full(1, math.nan)
 
-    def rows(shares: Callable[[str, str], np.ndarray], of: Iterable[str], sign: str = "") -> list[list[str]]:
+    def rows(
+        shares: Callable[[str, str], np.ndarray], of: Iterable[str], sign: str = ""
+    ) -> list[list[str]]:
         found = []
         for name in of:
-            given = [shares(name, column) if (name, column) in by_name else nothing for column in columns]
+            given = [
+                shares(name, column) if (name, column) in by_name else nothing for column in columns
+            ]
             found.append([name, *(spread(values, sign) for values in given)])
         return found
 
@@ -112,7 +126,12 @@ def table(cells: list[Cell]) -> str:
         return nothing if base is None else by_name[name, column].test_accuracy - base.test_accuracy
 
     accuracy = rows(lambda *place: by_name[place].test_accuracy, names)
-    accuracy.append([f"{BASELINE}, all labels", *(spread(by_name[BASELINE, "all"].test_accuracy) for _ in columns)])
+    accuracy.append(
+        [
+            f"{BASELINE}, all labels",
+            *(spread(by_name[BASELINE, "all"].test_accuracy) for _ in columns),
+        ]
+    )
     gains = rows(gain, [name for name in names if name != BASELINE], sign="+")
     pseudo = rows(lambda *place: by_name[place].pseudo_label_accuracy, names)
     parts = [
@@ -121,13 +140,18 @@ def table(cells: list[Cell]) -> str:
             "Gain over labels only with the same seed, percentage points",
             [row for row in gains if set(row[1:]) - {MISSING}],
         ),
-        ("Accuracy of the pseudo-labels of unlabelled digits, %", [row for row in pseudo if set(row[1:]) - {MISSING}]),
+        (
+            "Accuracy of the pseudo-labels of unlabelled digits, %",
+            [row for row in pseudo if set(row[1:]) - {MISSING}],
+        ),
     ]
     return "\n\n".join(f"{title}\n\n{markdown(header, rows)}" for title, rows in parts if rows)
 
 
 def plot(cells: list[Cell], path: Path) -> None:
-    """Draws test accuracy against labels per writer, with error bars of one sample standard deviation."""
+    """Draws test accuracy against labels per writer, with error bars of one sample standard
+    deviation.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -137,8 +161,13 @@ def plot(cells: list[Cell], path: Path) -> None:
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for number, name in enumerate(names):
-        drawn = {int(cell.labels): cell.test_accuracy for cell in cells if cell.method == name and cell.labels != "all"}
-        # Methods stand beside each other at every number of labels, so that their bars do not hide one another.
+        drawn = {
+            int(cell.labels): cell.test_accuracy
+            for cell in cells
+            if cell.method == name and cell.labels != "all"
+        }
+        # Methods stand beside each other at every number of labels, so that their bars do not hide
+        # one another.
         places = [labels * 1.035 ** (number - (len(names) - 1) / 2) for labels in sorted(drawn)]
         axes.errorbar(
             places,
@@ -151,16 +180,28 @@ def plot(cells: list[Cell], path: Path) -> None:
             label=name,
         )
     full = next(cell.test_accuracy for cell in cells if cell.labels == "all")
-    axes.axhline(100 * full.mean(), color="0.35", linestyle="--", linewidth=1, label=f"{BASELINE}, all labels")
+    axes.axhline(
+        100 * full.mean(),
+        color="0.35",
+        linestyle="--",
+        linewidth=1,
+        label=f"{BASELINE}, all labels",
+    )
     axes.axhspan(
-        100 * full.mean() - _deviation(full), 100 * full.mean() + _deviation(full), color="0.5", alpha=0.15, lw=0
+        100 * full.mean() - _deviation(full),
+        100 * full.mean() + _deviation(full),
+        color="0.5",
+        alpha=0.15,
+        lw=0,
     )
     axes.set_xscale("log")
     axes.set_xticks(columns, [str(labels) for labels in columns])
     axes.minorticks_off()
     axes.set_xlabel("labels per writer")
     axes.set_ylabel("test accuracy, %")
-    axes.set_title(f"Digits by writer, {len(full)} seeds: mean and standard deviation", loc="left", fontsize=11)
+    axes.set_title(
+        f"Digits by writer, {len(full)} seeds: mean and standard deviation", loc="left", fontsize=11
+    )
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=9)
@@ -173,23 +214,42 @@ def _deviation(shares: np.ndarray) -> float:
 
 def _rows(cells: list[Cell]) -> Iterator[list[Any]]:
     for cell in cells:
-        for seed, (accuracy, pseudo) in enumerate(zip(cell.test_accuracy, cell.pseudo_label_accuracy, strict=True)):
-            yield [cell.method, cell.labels, seed, f"{accuracy:.6f}", "" if math.isnan(pseudo) else f"{pseudo:.6f}"]
+        for seed, (accuracy, pseudo) in enumerate(
+            zip(cell.test_accuracy, cell.pseudo_label_accuracy, strict=True)
+        ):
+            yield [
+                cell.method,
+                cell.labels,
+                seed,
+                f"{accuracy:.6f}",
+                "" if math.isnan(pseudo) else f"{pseudo:.6f}",
+            ]
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     known = [name for name in methods.available() if _takes_labels(f"digits_{name}")]
     parser = parser_of(__doc__, "digits_table", 5)
-    parser.add_argument("--labels", type=positive, nargs="+", default=[1, 2, 5, 10], help="labels per writer")
-    parser.add_argument("--methods", nargs="+", choices=known, default=known, metavar="NAME", help=", ".join(known))
-    parser.add_argument("--rounds", type=positive, help="in place of the configs' number of rounds, for a quick look")
+    parser.add_argument(
+        "--labels", type=positive, nargs="+", default=[1, 2, 5, 10], help="labels per writer"
+    )
+    parser.add_argument(
+        "--methods", nargs="+", choices=known, default=known, metavar="NAME", help=", ".join(known)
+    )
+    parser.add_argument(
+        "--rounds",
+        type=positive,
+        help="in place of the configs' number of rounds, for a quick look",
+    )
     return parser.parse_args(arguments)
 
 
 def _takes_labels(name: str) -> bool:
     """Whether there is such a config and its argument is the number of labels per writer."""
     path = shipped_configs().get(name)
-    return path is not None and "labels" in inspect.signature(runpy.run_path(str(path))["get_config"]).parameters
+    return (
+        path is not None
+        and "labels" in inspect.signature(runpy.run_path(str(path))["get_config"]).parameters
+    )
 
 
 if __name__ == "__main__":

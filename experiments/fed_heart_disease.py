@@ -1,12 +1,15 @@
-"""Fed-Heart-Disease: FLamby's table of eleven strategies beside ours, and few labels at real hospitals.
+"""Fed-Heart-Disease: FLamby's table of eleven strategies beside ours, and few labels at real
+hospitals.
 
     python experiments/fed_heart_disease.py --path FOLDER --seeds 5               # FLamby's table
     python experiments/fed_heart_disease.py --path FOLDER --seeds 5 --few-labels  # ours
 
-FOLDER holds UCI's four files (docs/datasets.md). The first writes fed_heart_disease.csv: accuracy on every hospital's
-test rows, and on all of them standardized alike ("pooled"), in percent. Published: mean and sample deviation of seeds
-42 to 46, from `results_benchmark_fed_heart_disease/*.csv` of FLamby (owkin/FLamby, du Terrail et al., NeurIPS 2022).
-The second writes fed_heart_disease_few_labels.csv and .png: softmax regression, mean over seeds and 95 % interval.
+FOLDER holds UCI's four files (docs/datasets.md). The first writes fed_heart_disease.csv: accuracy
+on every hospital's test rows, and on all of them standardized alike ("pooled"), in percent.
+Published: mean and sample deviation of seeds 42 to 46, from
+`results_benchmark_fed_heart_disease/*.csv` of FLamby (owkin/FLamby, du Terrail et al., NeurIPS
+2022). The second writes fed_heart_disease_few_labels.csv and .png: softmax regression, mean over
+seeds and 95 % interval.
 """
 
 import argparse
@@ -32,7 +35,12 @@ from fedjax_ssl.runs.build import federate, load_experiment
 
 FIRST_SEED = 42
 CLIENTS = ("Cleveland", "Hungary", "Switzerland", "VA", "pooled")
-ALONE = {"optimizer.name": "adam", "optimizer.local_steps": None, "optimizer.local_epochs": 50, "rounds": 1}
+ALONE = {
+    "optimizer.name": "adam",
+    "optimizer.local_steps": None,
+    "optimizer.local_epochs": 50,
+    "rounds": 1,
+}
 POOLED = {"partition.name": "iid", "partition.num_clients": 1, "data.standardize": "train"}
 ADAPTIVE = {"federated.tau": 1e-8, "federated.beta1": 0.9}
 MOMENTS = {**ADAPTIVE, "federated.beta2": 0.999, "federated.bias_correction": False}
@@ -43,11 +51,19 @@ STRATEGIES: dict[str, dict[str, Any]] = {  # settings that differ from configs/f
     "FedProx": {"federated.name": "fedprox", "federated.mu": 0.01},
     "SCAFFOLD": {"federated.name": "scaffold", "federated.weighted_variates": True},
     "FedAdam": {
-        **{"federated.name": "fedadam", "federated.server_learning_rate": 0.01, "optimizer.learning_rate": 0.01},
+        **{
+            "federated.name": "fedadam",
+            "federated.server_learning_rate": 0.01,
+            "optimizer.learning_rate": 0.01,
+        },
         **MOMENTS,
     },
     "FedYogi": {
-        **{"federated.name": "fedyogi", "federated.server_learning_rate": 0.01, "optimizer.learning_rate": 0.003162},
+        **{
+            "federated.name": "fedyogi",
+            "federated.server_learning_rate": 0.01,
+            "optimizer.learning_rate": 0.003162,
+        },
         **MOMENTS,
     },
     "FedAdagrad": {
@@ -70,26 +86,45 @@ PUBLISHED = {  # mean and deviation for each of CLIENTS
 }
 LABELS = {"5": 5, "10": 10, "20": 20, "all": None, "10, VA none": 10}  # of every hospital
 FEW_LABELS = {
-    **{"FedAvg": "fedavg", "XCLP": "xclp", "pseudo-labels": "network_pseudo_label", "mean teacher": "mean_teacher"},
-    **{"VAT": "vat", "ProtoFSSL": "protofssl", "FedUL, counted sets": "fedul", "mixed, sets at VA": "mixed"},
+    **{
+        "FedAvg": "fedavg",
+        "XCLP": "xclp",
+        "pseudo-labels": "network_pseudo_label",
+        "mean teacher": "mean_teacher",
+    },
+    **{
+        "VAT": "vat",
+        "ProtoFSSL": "protofssl",
+        "FedUL, counted sets": "fedul",
+        "mixed, sets at VA": "mixed",
+    },
 }
 
 
 def main() -> None:
     """Print one of the two tables, and write it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--path", required=True, help="folder of UCI's four files")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--few-labels", action="store_true", help="few labels in place of FLamby's table")
-    parser.add_argument("--output", type=Path, default=Path("."), help="folder of the table, and of the picture")
+    parser.add_argument(
+        "--few-labels", action="store_true", help="few labels in place of FLamby's table"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("."), help="folder of the table, and of the picture"
+    )
     given = parser.parse_args()
     use_compilation_cache()
     warnings.simplefilter("ignore", ConfigNote)
-    begin, seeds = time.perf_counter(), range(FIRST_SEED, FIRST_SEED + given.seeds)
+    begin = time.perf_counter()
+    seeds = range(FIRST_SEED, FIRST_SEED + given.seeds)
     given.output.mkdir(parents=True, exist_ok=True)
     if given.few_labels:
         table = few_labels(given.path, seeds)
-        table.to_csv(given.output / "fed_heart_disease_few_labels.csv", index=False, float_format="%.2f")
+        table.to_csv(
+            given.output / "fed_heart_disease_few_labels.csv", index=False, float_format="%.2f"
+        )
         cells = {
             place: [f"{m:.1f} ± {w:.1f}" for m, w in zip(g["mean"], g["interval"], strict=True)]
             for place, g in table.groupby("method", sort=False)
@@ -99,13 +134,18 @@ def main() -> None:
     else:
         table = flamby(given.path, seeds)
         table.to_csv(given.output / "fed_heart_disease.csv", index=False, float_format="%.2f")
-        for title, (mean, std) in {"FLamby": ("published_mean", "published_std"), "here": ("mean", "std")}.items():
+        for title, (mean, std) in {
+            "FLamby": ("published_mean", "published_std"),
+            "here": ("mean", "std"),
+        }.items():
             rows = [
                 (name, *(f"{m:.1f} ± {s:.1f}" for m, s in zip(own[mean], own[std], strict=True)))
                 for name, own in table.groupby("strategy", sort=False)
             ]
             print(f"\n{markdown((title, *CLIENTS), rows)}")
-        apart = table[(table["mean"] - table["published_mean"]).abs() > table["published_std"] + 0.05]
+        apart = table[
+            (table["mean"] - table["published_mean"]).abs() > table["published_std"] + 0.05
+        ]
         for _, row in apart.iterrows():
             print(f"further than the published deviation: {row.strategy}, {row.client}")
         print(f"{len(table) - len(apart)} of {len(table)} means are within the published deviation")
@@ -113,8 +153,11 @@ def main() -> None:
 
 
 def flamby(path: str, seeds: range) -> pandas.DataFrame:
-    """Train the eleven strategies, all seeds of one in a program; test each model as FLamby does."""
-    tests, rows = test_sets(path), []
+    """Train the eleven strategies, all seeds of one in a program; test each model as FLamby
+    does.
+    """
+    tests = test_sets(path)
+    rows = []
     for name, settings in STRATEGIES.items():
         config = fs.load_config("fed_heart_disease", {"data.path": path, **settings})
         states, _ = train_seeds(config, seeds)
@@ -133,15 +176,21 @@ def flamby(path: str, seeds: range) -> pandas.DataFrame:
                 right = 100 * (((x @ kernel)[..., 0] + bias > 0) == y).mean(axis=1)  # of each seed
                 spread = right.std(ddof=1) if len(seeds) > 1 else np.nan
                 rows.append((strategy, client, right.mean(), spread, *published))
-    return pandas.DataFrame(rows, columns=["strategy", "client", "mean", "std", "published_mean", "published_std"])
+    return pandas.DataFrame(
+        rows, columns=["strategy", "client", "mean", "std", "published_mean", "published_std"]
+    )
 
 
 def test_sets(path: str) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Give the test rows of every hospital, by its own statistics, and all of them, by those of all training rows."""
+    """Give the test rows of every hospital, by its own statistics, and all of them, by those of
+    all training rows.
+    """
     raw = data.load("fed_heart_disease", path=path)
     own, _ = data.standardized(raw, "client")
     together, _ = data.standardized(raw, "train")
-    parts = [(own.test.x[own.test.client == at], own.test.y[own.test.client == at]) for at in range(4)]
+    parts = [
+        (own.test.x[own.test.client == at], own.test.y[own.test.client == at]) for at in range(4)
+    ]
     return [*parts, (np.asarray(data.normalizer(together)(jnp.asarray(raw.test.x))), raw.test.y)]
 
 
@@ -155,30 +204,48 @@ def few_labels(path: str, seeds: range) -> pandas.DataFrame:
                 continue
             config = few_labels_config(path, method, labels, count)
             if method is None:
-                accuracy = np.array([one_shot(with_settings(config, {"seed": seed})) for seed in seeds])
+                accuracy = np.array(
+                    [one_shot(with_settings(config, {"seed": seed})) for seed in seeds]
+                )
             else:
                 accuracy = train_seeds(config, seeds)[1]["test_accuracy"][:, -1]
-            half = scipy.stats.t.ppf(0.975, len(seeds) - 1) * accuracy.std(ddof=1) / len(seeds) ** 0.5
+            half = (
+                scipy.stats.t.ppf(0.975, len(seeds) - 1) * accuracy.std(ddof=1) / len(seeds) ** 0.5
+            )
             rows.append((name, labels, 100 * accuracy.mean(), 100 * half))
             print(*rows[-1], flush=True)
     return pandas.DataFrame(rows, columns=["method", "labels", "mean", "interval"])
 
 
-def few_labels_config(path: str, method: str | None, labels: str, count: int | None) -> ml_collections.ConfigDict:
+def few_labels_config(
+    path: str, method: str | None, labels: str, count: int | None
+) -> ml_collections.ConfigDict:
     """Make the config of one cell."""
-    shown: dict[str, Any] = {} if count is None else {"supervision.name": "per_client", "supervision.labels": count}
+    shown: dict[str, Any] = (
+        {} if count is None else {"supervision.name": "per_client", "supervision.labels": count}
+    )
     if "none" in labels:
         shown |= {"supervision.labelled_clients": 3}  # the first
     if method == "fedul":
         shown = {"supervision.name": "sets", "supervision.sets": 4}
     if method == "mixed":
-        shown |= {"supervision.name": "mixed", "supervision.labelled_clients": 3, "supervision.set_clients": 1}
-        shown |= {"supervision.sets": 4, "supervision.coarse_clients": 0, "supervision.correspondence": "identity"}
+        shown |= {
+            "supervision.name": "mixed",
+            "supervision.labelled_clients": 3,
+            "supervision.set_clients": 1,
+        }
+        shown |= {
+            "supervision.sets": 4,
+            "supervision.coarse_clients": 0,
+            "supervision.correspondence": "identity",
+        }
     return fs.load_config(f"fed_heart_disease:{method or 'fedavg'}", {"data.path": path, **shown})
 
 
 def one_shot(config: ml_collections.ConfigDict) -> float:
-    """Label the test rows in one graph of all hospitals' standardized inputs; nothing is trained."""
+    """Label the test rows in one graph of all hospitals' standardized inputs; nothing is
+    trained.
+    """
     federation = federate(load_experiment(config), jax.random.key(config.seed))
     found, _ = fs.propagate_labels(
         federation.inputs,
@@ -193,7 +260,9 @@ def one_shot(config: ml_collections.ConfigDict) -> float:
 
 
 def draw(table: pandas.DataFrame, path: Path) -> None:
-    """Draw accuracy over labels, one line a method, on a background that light and dark pages can show."""
+    """Draw accuracy over labels, one line a method, on a background that light and dark pages
+    can show.
+    """
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 4), dpi=110)

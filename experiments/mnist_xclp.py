@@ -1,10 +1,12 @@
-"""MNIST: one-shot label propagation on raw pixels. XCLP's graph of all clients against a graph per client.
+"""MNIST: one-shot label propagation on raw pixels. XCLP's graph of all clients against a graph per
+client.
 
     python experiments/mnist_xclp.py --data mnist.npz
 
-100 clients with 600 images each, dealt iid, 10 labels per client drawn at random (seeds 0, 1, ...). Nothing is trained:
-images are the features. The file is Keras' mnist.npz or one of the form in docs/data.md. Prints a Markdown table of
-the accuracy on the unlabelled images, mean and standard deviation over seeds. The paper does not have this experiment.
+100 clients with 600 images each, dealt iid, 10 labels per client drawn at random (seeds 0, 1, ...).
+Nothing is trained: images are the features. The file is Keras' mnist.npz or one of the form in
+docs/data.md. Prints a Markdown table of the accuracy on the unlabelled images, mean and standard
+deviation over seeds. The paper does not have this experiment.
 """
 
 import argparse
@@ -22,7 +24,9 @@ from fedjax_ssl.keys import named_key
 
 def main() -> None:
     """Prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", required=True, help="npz file")
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--labels", type=int, default=10, help="labels per client")
@@ -50,9 +54,15 @@ def main() -> None:
             predicted = np.asarray(method(named_key(key, "projections"), federation))
             seconds.setdefault(name, []).append(time.perf_counter() - begin)
             accuracies.setdefault(name, []).append(_accuracy(federation, predicted))
-            print(f"seed {seed}, {name}: {accuracies[name][-1]:.2%}, {seconds[name][-1]:.1f} s", flush=True)
+            print(
+                f"seed {seed}, {name}: {accuracies[name][-1]:.2%}, {seconds[name][-1]:.1f} s",
+                flush=True,
+            )
 
-    print("\n| graph | accuracy on unlabelled images, % | seconds (first seed includes compiling) |\n|---|---|---|")
+    print(
+        "\n| graph | accuracy on unlabelled images, % | seconds (first seed includes compiling) "
+        "|\n|---|---|---|"
+    )
     for name, values in accuracies.items():
         spread = np.std(values, ddof=1) if len(values) > 1 else np.nan
         times = ", ".join(f"{value:.1f}" for value in seconds[name])
@@ -61,14 +71,18 @@ def main() -> None:
 
 
 def _methods(arguments: argparse.Namespace, num_classes: int) -> dict:
-    """Name -> (key, federation) -> predicted labels [C, n]; paper settings and those of the authors' code."""
+    """Name -> (key, federation) -> predicted labels [C, n]; paper settings and those of the
+    authors' code.
+    """
     common = {"num_classes": num_classes, "num_neighbors": arguments.neighbors}
     code = {"similarity_power": 3.0, "label_norm": "class"}
     return {
         "per client, paper": partial(_per_client, **common),
         "per client, code": partial(_per_client, **common, **code),
         "all clients (XCLP), paper": partial(_all_clients, **common, num_bits=arguments.bits),
-        "all clients (XCLP), code": partial(_all_clients, **common, **code, num_bits=arguments.bits),
+        "all clients (XCLP), code": partial(
+            _all_clients, **common, **code, num_bits=arguments.bits
+        ),
     }
 
 
@@ -86,7 +100,9 @@ def _all_clients(key: jax.Array, federation: data.FederatedData, **settings) -> 
     return result.labels.reshape(real.shape)
 
 
-def _per_client(key: jax.Array, federation: data.FederatedData, num_classes: int, **changes: float | str) -> jax.Array:
+def _per_client(
+    key: jax.Array, federation: data.FederatedData, num_classes: int, **changes: float | str
+) -> jax.Array:
     settings = graph.PropagationSettings(**changes)
 
     @jax.jit
@@ -98,8 +114,11 @@ def _per_client(key: jax.Array, federation: data.FederatedData, num_classes: int
 
 
 def _accuracy(federation: data.FederatedData, predicted: np.ndarray) -> float:
-    index, sizes = np.asarray(federation.index), np.asarray(federation.num_examples)
-    unlabelled = (np.arange(index.shape[1]) < sizes[:, None]) & (np.asarray(federation.observed)[index] < 0)
+    index = np.asarray(federation.index)
+    sizes = np.asarray(federation.num_examples)
+    unlabelled = (np.arange(index.shape[1]) < sizes[:, None]) & (
+        np.asarray(federation.observed)[index] < 0
+    )
     return float(np.mean((predicted == np.asarray(federation.labels)[index])[unlabelled]))
 
 

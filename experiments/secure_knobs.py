@@ -1,8 +1,10 @@
-"""What it costs to show less: accuracy of one-shot XCLP on digits under knobs, `python experiments/secure_knobs.py`.
+"""What it costs to show less: accuracy of one-shot XCLP on digits under knobs, `python
+experiments/secure_knobs.py`.
 
-The set-up of `python -m fedjax_ssl.secure`: 14 writers, raw pixels, a tenth of the known digits labelled; means over
-seeds. The last column is what a knob leaves of attack 1 of docs/secure.md on the same points: the mean cosine between
-the directions of the others' digits and those that the server finds together with the writer who has most digits.
+The set-up of `python -m fedjax_ssl.secure`: 14 writers, raw pixels, a tenth of the known digits
+labelled; means over seeds. The last column is what a knob leaves of attack 1 of docs/secure.md on
+the same points: the mean cosine between the directions of the others' digits and those that the
+server finds together with the writer who has most digits.
 """
 
 import argparse
@@ -65,7 +67,8 @@ def exchange_of(knob, value, random, seen):
 
 def measure(federation, seed, knob, value):
     """(accuracy, cosine of attack 1)."""
-    seen, bits = {}, value if knob == "bits" else BITS
+    seen = {}
+    bits = value if knob == "bits" else BITS
     points = predictors.points_of(federation)
     settings = PropagationSettings(num_bits=bits, num_neighbors=5)
 
@@ -73,19 +76,26 @@ def measure(federation, seed, knob, value):
         return inputs.reshape(inputs.shape[0], -1).astype(jnp.result_type(float))
 
     exchange = exchange_of(knob, value, np.random.default_rng(seed), seen)
-    label = predictors.by_codes(jax.random.key(seed), federation, points, embed, [settings], exchange=exchange)
+    label = predictors.by_codes(
+        jax.random.key(seed), federation, points, embed, [settings], exchange=exchange
+    )
     graph_of = jnp.zeros(federation.num_clients + federation.num_new_clients, jnp.int32)
     found = predictors.predict_with_graphs(federation, points, label, graph_of, 1)[0]
     mine = np.asarray(federation.test_client) >= 0
     truth = np.asarray(federation.labels)[np.asarray(federation.test_index)]
     accuracy = np.mean(np.asarray(found.labels)[mine] == truth[mine])
     return accuracy, attack(
-        np.asarray(embed(federation.inputs))[np.asarray(points.row)], np.asarray(points.client), seen, bits
+        np.asarray(embed(federation.inputs))[np.asarray(points.row)],
+        np.asarray(points.client),
+        seen,
+        bits,
     )
 
 
 def attack(features, client, seen, bits):
-    """Attack 1: least squares for the directions of all points of others, from H and the points of one client."""
+    """Attack 1: least squares for the directions of all points of others, from H and the points
+    of one client.
+    """
     directions = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
     helper = np.bincount(client).argmax()
     cosines = []
@@ -100,7 +110,9 @@ def attack(features, client, seen, bits):
 
 def main():
     """Prints a row for every knob."""
-    parser = argparse.ArgumentParser(description="Accuracy under knobs that show less.", allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        description="Accuracy under knobs that show less.", allow_abbrev=False
+    )
     parser.add_argument("--seeds", type=int, default=3, help="that means are taken over (3)")
     seeds = range(parser.parse_args().seeds)
     federations = [federation_of(seed) for seed in seeds]
@@ -109,7 +121,10 @@ def main():
     for knob, value in KNOBS:
         rows = np.array([measure(federations[seed], seed, knob, value) for seed in seeds])
         accuracy, cosine = rows.mean(axis=0)
-        print(f"{knob:18}{value:>8}{accuracy:>11.2%}{rows[:, 0].std():>11.2%}{cosine:>20.3f}", flush=True)
+        print(
+            f"{knob:18}{value:>8}{accuracy:>11.2%}{rows[:, 0].std():>11.2%}{cosine:>20.3f}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Tables over seeds: one compiled program per cell that trains all seeds, cells as text, facts about the run."""
+"""Tables over seeds: one compiled program per cell that trains all seeds, cells as text, facts
+about the run.
+"""
 
 import argparse
 import sys
@@ -19,11 +21,15 @@ from fedjax_ssl.train import make_train, over_seeds
 MISSING = "-"
 
 
-def train_seeds(config: ml_collections.ConfigDict, seeds: Sequence[int]) -> tuple[Any, dict[str, np.ndarray]]:
-    """Trains a config with every seed, in one program; seed s is `--config.seed=s` of the command line.
+def train_seeds(
+    config: ml_collections.ConfigDict, seeds: Sequence[int]
+) -> tuple[Any, dict[str, np.ndarray]]:
+    """Trains a config with every seed, in one program; seed s is `--config.seed=s` of the command
+    line.
 
     Returns:
-        (final states, metrics), each with a leading axis over seeds; metrics then have one entry per evaluation.
+        (final states, metrics), each with a leading axis over seeds; metrics then have one entry
+        per evaluation.
     """
     keys = jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
     states, metrics = over_seeds(make_train(config))(keys)
@@ -31,7 +37,8 @@ def train_seeds(config: ml_collections.ConfigDict, seeds: Sequence[int]) -> tupl
 
 
 def spread(shares: np.ndarray, sign: str = "") -> str:
-    """Mean and sample standard deviation in percent; only the mean of a single run, a dash where one is missing.
+    """Mean and sample standard deviation in percent; only the mean of a single run, a dash where
+    one is missing.
 
     Args:
         shares: one entry per seed.
@@ -102,7 +109,9 @@ def leave(
     text = "\n\n".join([*parts, "\n".join(f"- {note}" for note in notes)]) + "\n"
     files = [options.output / f"{name}.{kind}" for kind in ("md", "csv")]
     runs.write_atomically(files[0], text)
-    runs.write_atomically(files[1], pandas.DataFrame(rows, columns=header, dtype=object).to_csv(index=False))
+    runs.write_atomically(
+        files[1], pandas.DataFrame(rows, columns=header, dtype=object).to_csv(index=False)
+    )
     return "\n".join(["", text, *map(str, files)])
 
 
@@ -115,8 +124,14 @@ def parser_of(description: str | None, name: str, seeds: int) -> argparse.Argume
         seeds: runs per experiment by default.
     """
     parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
-    parser.add_argument("--seeds", type=positive, default=seeds, help="runs per experiment, seeds 0, 1, ...")
-    parser.add_argument("--output", type=Path, default=Path("runs") / name, help="folder for the files")
+    parser.add_argument(
+        "--seeds", type=positive, default=seeds, help="runs per experiment, seeds 0, 1, ..."
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("runs") / name, help="folder for the files"
+    )
     return parser

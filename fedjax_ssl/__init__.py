@@ -6,8 +6,8 @@
     config = fs.load_config("digits_xclp", {"rounds": 10, "method.warmup_rounds": 5})
     summary = fs.run(config, "runs/first")
 
-Names are imported when they are first used: `import fedjax_ssl` brings neither jax nor flax. If JAX has not computed
-yet, its processor becomes a device for each core (`fedjax_ssl.processor.start`).
+Names are imported when they are first used: `import fedjax_ssl` brings neither jax nor flax. If JAX
+has not computed yet, its processor becomes a device for each core (`fedjax_ssl.processor.start`).
 """
 
 from typing import TYPE_CHECKING
@@ -33,7 +33,18 @@ __all__ = [
     *("__version__", "load_config", "run", "load_run", "report", "make_train", "over_seeds"),
     *("load_dataset", "federate", "Dataset", "FederatedData"),
     *("propagate_labels", "graph", "objectives"),  # labels without a training loop, and losses
-    *("Method", "Setup", "Term", "View", "Stage", "Sampler", "federated_method", "register", "methods", "models"),
+    *(
+        "Method",
+        "Setup",
+        "Term",
+        "View",
+        "Stage",
+        "Sampler",
+        "federated_method",
+        "register",
+        "methods",
+        "models",
+    ),
 ]
 __getattr__, __dir__ = attach(__name__)
 processor.start()

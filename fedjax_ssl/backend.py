@@ -1,4 +1,6 @@
-"""The backend that JAX computes on: code that takes one way on a CPU and another one on accelerators asks it."""
+"""The backend that JAX computes on: code that takes one way on a CPU and another one on
+accelerators asks it.
+"""
 
 import jax
 

@@ -1,10 +1,11 @@
-"""Declarations of what a setting may be, beside its type and default, and the checks and words made of them.
+"""Declarations of what a setting may be, beside its type and default, and the checks and words made
+of them.
 
     @checked
     def spread(labels, alpha: Annotated[float | Array, In("[0, 1)")] = 0.99, bits: Annotated[int, Whole(1)] = 4096): ...
 
-The registry reads the same annotations where a config is resolved and for help. In a tuple, a declaration is that of
-every number in it. A `Literal` is the declaration of names.
+The registry reads the same annotations where a config is resolved and for help. In a tuple, a
+declaration is that of every number in it. A `Literal` is the declaration of names.
 """
 
 import dataclasses
@@ -20,8 +21,10 @@ import numpy as np
 from fedjax_ssl.errors import did_you_mean
 
 LARGEST_WHOLE = 2**31 - 1  # counts are 32 bits wide on the device
-# The run computes in single precision: beyond this a number is infinite, and a positive one below it is 0.
-LARGEST, SMALLEST = float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny)
+# The run computes in single precision: beyond this a number is infinite, and a positive one below
+# it is 0.
+LARGEST = float(np.finfo(np.float32).max)
+SMALLEST = float(np.finfo(np.float32).tiny)
 Checked = TypeVar("Checked", bound=Callable[..., Any])
 
 
@@ -29,7 +32,7 @@ class Declaration:
     """The values that a setting may have."""
 
     def check(self, name: str, value: Any) -> None:
-        """Raises ValueError for a value that is not allowed; the message calls it `name`."""
+        """Raise ValueError for a value that is not allowed; the message calls it `name`."""
         raise NotImplementedError
 
     def words(self) -> str:
@@ -41,14 +44,15 @@ class Declaration:
 class In(Declaration):
     """Numbers in an interval, as in mathematics: "[0, 1)" is with 0 and without 1.
 
-    inf belongs to none, and neither does what single precision makes infinite, or 0 where 0 is outside. A traced
-    number passes.
+    inf belongs to none, and neither does what single precision makes infinite, or 0 where 0 is
+    outside. A traced number passes.
     """
 
     interval: str = "[0, inf)"
 
     def check(self, name: str, value: Any) -> None:
-        if isinstance(value, np.ndarray) or hasattr(value, "aval"):  # a traced number, which cannot be looked at
+        # a traced number, which cannot be looked at
+        if isinstance(value, np.ndarray) or hasattr(value, "aval"):
             return
         lowest, highest = map(float, self.interval[1:-1].split(","))
         real = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
@@ -57,14 +61,18 @@ class In(Declaration):
             if lowest == -np.inf:
                 words = "that is finite"
             elif highest == np.inf:
-                words = f"of at least {lowest:g}" if self.interval[0] == "[" else f"above {lowest:g}"
+                words = (
+                    f"of at least {lowest:g}" if self.interval[0] == "[" else f"above {lowest:g}"
+                )
             else:
                 words = f"in {self.interval}"
             raise ValueError(f"{name} is {value!r}; it must be a number {words}")
         vanishes = self.interval.startswith("(0,") and value < SMALLEST
         if vanishes or abs(value) > LARGEST:
             limit = f"at least {SMALLEST:.3g}" if vanishes else f"at most {LARGEST:.3g}"
-            raise ValueError(f"{name} is {value!r}; single precision, in which a run computes, takes {limit}")
+            raise ValueError(
+                f"{name} is {value!r}; single precision, in which a run computes, takes {limit}"
+            )
 
     def words(self) -> str:
         return f"a number in {self.interval}"
@@ -80,9 +88,14 @@ class Whole(Declaration):
     def check(self, name: str, value: Any) -> None:
         whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
         if whole and value > self.highest:
-            raise ValueError(f"{name} is {value!r}; it must be a whole number from {self.lowest} to {self.highest}")
+            raise ValueError(
+                f"{name} is {value!r}; it must be a whole number from {self.lowest} to "
+                f"{self.highest}"
+            )
         if not whole or value < self.lowest:
-            raise ValueError(f"{name} is {value!r}; it must be a whole number of at least {self.lowest}")
+            raise ValueError(
+                f"{name} is {value!r}; it must be a whole number of at least {self.lowest}"
+            )
 
     def words(self) -> str:
         if self.highest == LARGEST_WHOLE:
@@ -99,7 +112,9 @@ class OneOf(Declaration):
 
     def check(self, name: str, value: Any) -> None:
         if value not in self.names and not (self.own and ":" in str(value)):
-            raise ValueError(f"{name} is {value!r}.{did_you_mean(value, self.names)} Allowed: {self.words()}")
+            raise ValueError(
+                f"{name} is {value!r}.{did_you_mean(value, self.names)} Allowed: {self.words()}"
+            )
 
     def words(self) -> str:
         return ", ".join(map(str, self.names)) + ", or module:function" * self.own
@@ -118,12 +133,17 @@ class Several(Declaration):
             raise ValueError(f"{name} is {value!r}; it must be a tuple of names, of {allowed}")
         for one in value:
             if one not in self.names and not (self.own and ":" in str(one)):
-                raise ValueError(f"{name} names {one!r}.{did_you_mean(one, self.names)} Allowed: {allowed}")
+                raise ValueError(
+                    f"{name} names {one!r}.{did_you_mean(one, self.names)} Allowed: {allowed}"
+                )
         if len(set(value)) < len(value):
             raise ValueError(f"{name} is {tuple(value)!r}, which names one of them twice")
 
     def words(self) -> str:
-        return f"names with commas between, of {', '.join(self.names)}" + ", or module:function" * self.own
+        return (
+            f"names with commas between, of {', '.join(self.names)}"
+            + ", or module:function" * self.own
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,7 +173,7 @@ class Each(Declaration):
 
 
 def declared(annotation: Any) -> Declaration | None:
-    """Reads what an annotation allows; None where it says nothing.
+    """Read what an annotation allows; None where it says nothing.
 
     Example:
         >>> declared(Annotated[float | None, In("(0, 1]")])
@@ -161,9 +181,12 @@ def declared(annotation: Any) -> Declaration | None:
         >>> declared(tuple[Annotated[int, Whole(0)], ...])
         Each(entry=Whole(lowest=0, highest=2147483647))
     """
-    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+    origin = typing.get_origin(annotation)
+    parts = typing.get_args(annotation)
     if origin is Annotated:
-        found: Declaration | None = next((one for one in parts[1:] if isinstance(one, Declaration)), None)
+        found: Declaration | None = next(
+            (one for one in parts[1:] if isinstance(one, Declaration)), None
+        )
         if isinstance(found, (In, Whole)):
             for _ in range(_depth(parts[0])):
                 found = Each(found)
@@ -177,7 +200,7 @@ def declared(annotation: Any) -> Declaration | None:
 
 
 def _depth(annotation: Any) -> int:
-    """Counts the tuples around a number."""
+    """Count the tuples around a number."""
     parts = typing.get_args(annotation)
     if typing.get_origin(annotation) in (types.UnionType, typing.Union):
         return max(map(_depth, parts))
@@ -196,8 +219,8 @@ def checked(function: Checked) -> Checked:
         ValueError: share is 2; it must be a number in [0, 1]
 
     Raises:
-        ValueError: by the function, for an argument that is not allowed; None passes where it is the default or in the
-            annotation.
+        ValueError: by the function, for an argument that is not allowed; None passes where it is
+            the default or in the annotation.
     """
     if inspect.isclass(function):
         function.__init__ = checked(function.__init__)  # type: ignore[method-assign, misc]
@@ -225,7 +248,7 @@ def checked(function: Checked) -> Checked:
 
 
 def takes_none(parameter: inspect.Parameter) -> bool:
-    """Returns whether None is a value of a parameter."""
+    """Return whether None is a value of a parameter."""
     annotation = parameter.annotation
     if typing.get_origin(annotation) is Annotated:
         annotation = typing.get_args(annotation)[0]
@@ -233,23 +256,27 @@ def takes_none(parameter: inspect.Parameter) -> bool:
 
 
 def check_whole_numbers(lowest: int = 1, highest: int = LARGEST_WHOLE, /, **numbers: Any) -> None:
-    """Raises ValueError for what is not a whole number of at least `lowest` and at most `highest`."""
+    """Raise ValueError for what is not a whole number of at least `lowest` and at most
+    `highest`.
+    """
     for name, value in numbers.items():
         Whole(lowest, highest).check(name, value)
 
 
 def check_numbers(interval: str = "[0, inf)", /, **numbers: Any) -> None:
-    """Raises ValueError for what is not a number in an interval, nan among it; a traced number passes."""
+    """Raise ValueError for what is not a number in an interval, nan among it; a traced number
+    passes.
+    """
     for name, value in numbers.items():
         In(interval).check(name, value)
 
 
 def check_choices(allowed: Collection[str], /, **given: Any) -> None:
-    """Raises ValueError for what is not among the allowed names."""
+    """Raise ValueError for what is not among the allowed names."""
     for name, choice in given.items():
         OneOf(allowed).check(name, choice)
 
 
 def is_zero(weight: Any) -> bool:
-    """Returns whether a weight is known to be 0; a traced one is not."""
+    """Return whether a weight is known to be 0; a traced one is not."""
     return isinstance(weight, (int, float)) and weight == 0

@@ -29,26 +29,34 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # from glibc's ma
 
 
 def use_compilation_cache() -> None:
-    """Keeps compiled programs between runs, in $JAX_COMPILATION_CACHE_DIR or ~/.cache/fedjax_ssl/compiled."""
+    """Keep compiled programs between runs, in $JAX_COMPILATION_CACHE_DIR or
+    ~/.cache/fedjax_ssl/compiled.
+    """
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        jax.config.update("jax_compilation_cache_dir", str(Path.home() / ".cache" / "fedjax_ssl" / "compiled"))
+        jax.config.update(
+            "jax_compilation_cache_dir", str(Path.home() / ".cache" / "fedjax_ssl" / "compiled")
+        )
     # Small programs too: a run has hundreds, and they were half of its second start.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 def map_large_buffers() -> bool:
-    """Makes the C library map every buffer of 16 MB or more anew, and keep the memory of smaller ones.
+    """Make the C library map every buffer of 16 MB or more anew, and keep the memory of smaller
+    ones.
 
-    glibc raises that threshold by itself, up to 32 MB, when a large buffer is freed. On a virtual machine the second
-    and every later call of a program of convolutions then took 2.7 times as long as the first one. A program's own
-    buffer is that large; the scratch of single operations is not, and mapping that takes time. A threshold that is
-    given also makes glibc give the end of its heap back whenever 128 kB are free there: that scratch is then cleared by
-    the system in every local step. So up to 64 MB of it are kept (docs/design-notes.md).
+    glibc raises that threshold by itself, up to 32 MB, when a large buffer is freed. On a virtual
+    machine the second and every later call of a program of convolutions then took 2.7 times as long
+    as the first one. A program's own buffer is that large; the scratch of single operations is not,
+    and mapping that takes time. A threshold that is given also makes glibc give the end of its heap
+    back whenever 128 kB are free there: that scratch is then cleared by the system in every local
+    step. So up to 64 MB of it are kept (docs/design-notes.md).
 
     Returns:
         Whether the C library could be told so; only glibc can.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None
+    mallopt = (
+        getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None
+    )
     if mallopt is None:
         return False
     settings = {_M_MMAP_THRESHOLD: 2**24, _M_TRIM_THRESHOLD: 2**26, _M_TOP_PAD: 2**24}
@@ -56,7 +64,7 @@ def map_large_buffers() -> bool:
 
 
 def use_processor(threads: int | None, devices: int | None = None) -> None:
-    """Sets with what XLA's CPU backend starts; without effect once something was computed.
+    """Set with what XLA's CPU backend starts; without effect once something was computed.
 
     Args:
         threads: threads of the pool; None: one per core, or what the environment allows.
@@ -66,11 +74,17 @@ def use_processor(threads: int | None, devices: int | None = None) -> None:
         ConfigError: less than one thread.
     """
     check_field("threads", threads)
-    cores, (pool, variable) = processor.cores(), processor.allowed()
+    cores = processor.cores()
+    (pool, variable) = processor.allowed()
     # A config is checked later; what makes no sense here is refused there.
-    devices = devices if isinstance(devices, int) and 0 < devices <= processor.MOST_DEVICES else None
+    devices = (
+        devices if isinstance(devices, int) and 0 < devices <= processor.MOST_DEVICES else None
+    )
     if devices and devices > cores:
-        note(f"config.federated.devices is {devices} on {counted(cores, 'core')}: more devices do not make it faster")
+        note(
+            f"config.federated.devices is {devices} on {counted(cores, 'core')}: more devices do "
+            "not make it faster"
+        )
     elif devices and (threads or pool) < devices:
         given = f"config.threads is {threads}" if threads else f"${variable} is {pool}"
         note(f"{given}; {devices} devices need {devices}")
@@ -78,11 +92,13 @@ def use_processor(threads: int | None, devices: int | None = None) -> None:
 
 
 def leave(error: BaseException) -> int:
-    """Ends a command on an error: one message where it is the user's, or was raised in code of the user's own.
+    """End a command on an error: one message where it is the user's, or was raised in code of the
+    user's own.
 
     Args:
-        error: that reached the command. With $FEDJAX_SSL_DEBUG set it is raised again. The message of a
-            KeyboardInterrupt says what the same command does now; only who was at work knows what is kept.
+        error: that reached the command. With $FEDJAX_SSL_DEBUG set it is raised again. The message
+            of a KeyboardInterrupt says what the same command does now; only who was at work knows
+            what is kept.
 
     Returns:
         The exit code: 2, what the error says of its own, or 130 after Ctrl-C.
@@ -99,7 +115,9 @@ def leave(error: BaseException) -> int:
 
 
 def message_of(error: BaseException) -> str | None:
-    """Says what a mistake in settings, files or the user's own code was, and where; None: it is a fault of ours."""
+    """Says what a mistake in settings, files or the user's own code was, and where; None: it is
+    a fault of ours.
+    """
     if isinstance(error, OSError) and error.filename is not None and own_code.place(error) is None:
         return f"{error.filename} cannot be used: {error.strerror}"
     if not isinstance(error, USER_ERRORS):
@@ -110,7 +128,7 @@ def message_of(error: BaseException) -> str | None:
 
 
 def print_note(text: str) -> None:
-    """Shows a note."""
+    """Show a note."""
     print(f"note: {text}", file=sys.stderr, flush=True)
 
 
@@ -118,7 +136,8 @@ def print_note(text: str) -> None:
 def notes_instead_of_warnings(
     show_note: Callable[[str], None] = print_note, shown: Iterable[str] = ()
 ) -> Iterator[set[str]]:
-    """Shows what our code warns about as one line each, once, without the source line that Python prints.
+    """Show what our code warns about as one line each, once, without the source line that Python
+    prints.
 
     Args:
         show_note: what shows one; a worker tells it to the process that started it.

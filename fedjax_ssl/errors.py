@@ -1,4 +1,6 @@
-"""Errors shown to the user as one line, and the words that they share. Nothing else is imported here."""
+"""Errors shown to the user as one line, and the words that they share. Nothing else is imported
+here.
+"""
 
 import contextlib
 import difflib
@@ -25,43 +27,52 @@ class ConfigNote(UserWarning):
 
 def note(text: str) -> None:
     """Warns by a `ConfigNote`, which points to the line that called the package."""
-    level, frame = 1, sys._getframe()
+    level = 1
+    frame = sys._getframe()
     while frame.f_back and frame.f_code.co_filename.startswith(_PACKAGE):
-        level, frame = level + 1, frame.f_back
+        level = level + 1
+        frame = frame.f_back
     warnings.warn(text, ConfigNote, stacklevel=level)
 
 
 @contextlib.contextmanager
 def naming(section: str = "") -> Iterator[None]:
-    """Turns a ValueError of a room into a `ConfigError` that names the section of the config it came from.
+    """Turn a ValueError of a room into a `ConfigError` that names the section of the config it
+    came from.
 
     Args:
-        section: for example "model", or an option of a command such as "--data"; empty where the message names the
-            field itself.
+        section: for example "model", or an option of a command such as "--data"; empty where the
+            message names the field itself.
     """
     try:
         yield
     except ConfigError:
         raise
     except ValueError as error:
-        where = f"{section}: " if section.startswith("--") else f"config.{section}: " * bool(section)
+        where = (
+            f"{section}: " if section.startswith("--") else f"config.{section}: " * bool(section)
+        )
         raise ConfigError(f"{where}{error}") from error
 
 
 def check_known(kind: str, name: object, known: Collection[str]) -> None:
-    """Raises ValueError for a name that is not among the known ones."""
+    """Raise ValueError for a name that is not among the known ones."""
     if name not in known:
-        raise ValueError(f"unknown {kind} {name!r}.{did_you_mean(name, known)} Available: {', '.join(known)}")
+        raise ValueError(
+            f"unknown {kind} {name!r}.{did_you_mean(name, known)} Available: {', '.join(known)}"
+        )
 
 
 def did_you_mean(name: object, known: Collection[str]) -> str:
-    """Names the nearest known name in a sentence with a space before it; nothing where none is near.
+    """Names the nearest known name in a sentence with a space before it; nothing where none is
+    near.
 
     Example:
         >>> did_you_mean("fedavgg", ["xclp", "fedavg"])
         " Did you mean 'fedavg'?"
     """
-    cutoff = 0.66 if "." in str(name) else 0.5  # names behind one section have its letters in common
+    # names behind one section have its letters in common
+    cutoff = 0.66 if "." in str(name) else 0.5
     close = difflib.get_close_matches(str(name), list(map(str, known)), n=1, cutoff=cutoff)
     return f" Did you mean {close[0]!r}?" if close else ""
 

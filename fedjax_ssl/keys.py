@@ -1,4 +1,6 @@
-"""Named random streams: independent keys that do not depend on the order in which they are asked for."""
+"""Named random streams: independent keys that do not depend on the order in which they are asked
+for.
+"""
 
 import zlib
 
@@ -7,9 +9,10 @@ from jaxtyping import Array, Key
 
 
 def named_key(key: Key[Array, ""], name: str) -> Key[Array, ""]:
-    """Derives the stream `name` from `key`.
+    """Derive the stream `name` from `key`.
 
-    A chain of splits changes every later draw when one draw is added in front; folding in a name does not.
+    A chain of splits changes every later draw when one draw is added in front; folding in a name
+    does not.
 
     Args:
         key: a typed PRNG key, scalar.

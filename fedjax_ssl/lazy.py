@@ -1,4 +1,6 @@
-"""Rooms that load a name when it is first used, so that a recipe imports what it needs and no more."""
+"""Rooms that load a name when it is first used, so that a recipe imports what it needs and no
+more.
+"""
 
 import ast
 import importlib.util
@@ -11,7 +13,8 @@ from typing import Any
 
 
 def attach(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Offer the names that a package imports `if TYPE_CHECKING`, each imported when it is first used.
+    """Offer the names that a package imports `if TYPE_CHECKING`, each imported when it is first
+    used.
 
     At the end of the package's `__init__.py`:
 
@@ -20,8 +23,9 @@ def attach(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]
 
         __getattr__, __dir__ = attach(__name__)
 
-    Readers and type checkers see plain imports. A name is offered even where a module of the package has the same one;
-    the rooms inside are offered too, as documentation names them: `fedjax_ssl.data`.
+    Readers and type checkers see plain imports. A name is offered even where a module of the
+    package has the same one; the rooms inside are offered too, as documentation names them:
+    `fedjax_ssl.data`.
 
     Args:
         package: `__name__` of the package.
@@ -35,7 +39,9 @@ def attach(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]
     homes = {
         alias.asname or alias.name: (f"{node.module}", alias.name)
         for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.ImportFrom) and f"{node.module}".startswith(f"{package}.") and node.module != __name__
+        if isinstance(node, ast.ImportFrom)
+        and f"{node.module}".startswith(f"{package}.")
+        and node.module != __name__
         for alias in node.names
     }
 
@@ -52,7 +58,9 @@ def attach(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]
             return value
         if not name.startswith("_") and importlib.util.find_spec(f"{package}.{name}"):
             return importlib.import_module(f"{package}.{name}")
-        offered = ", ".join(name for name in vars(module).get("__all__", homes) if not name.startswith("_"))
+        offered = ", ".join(
+            name for name in vars(module).get("__all__", homes) if not name.startswith("_")
+        )
         raise AttributeError(f"module {package!r} has no attribute {name!r}; it offers: {offered}")
 
     def names() -> list[str]:

@@ -1,4 +1,5 @@
-"""The main job: `python -m fedjax_ssl.main --config configs/digits_xclp.py [--workdir runs/x] [--config.FIELD=VALUE]`.
+"""The main job: `python -m fedjax_ssl.main --config configs/digits_xclp.py [--workdir runs/x]
+[--config.FIELD=VALUE]`.
 
 The same as `fedjax-ssl run`.
 """
@@ -9,7 +10,7 @@ from fedjax_ssl import cli
 
 
 def main(arguments: list[str]) -> int:
-    """Runs one experiment.
+    """Run one experiment.
 
     Args:
         arguments: with the program in front.

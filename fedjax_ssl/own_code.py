@@ -27,15 +27,16 @@ def make_importable(folder: Path) -> None:
 
 
 def import_named(kind: str, name: str) -> Any:
-    """Returns what "module:attribute" stands for.
+    """Return what "module:attribute" stands for.
 
     Args:
         kind: kind of thing, for messages.
         name: as in a config.
 
     Raises:
-        ValueError: there is no such module, or nothing of that name in it; says where was looked and what is near. Or
-            it is nothing that can be called. An error in the module's own code is raised as it is.
+        ValueError: there is no such module, or nothing of that name in it; says where was looked
+            and what is near. Or it is nothing that can be called. An error in the module's own code
+            is raised as it is.
     """
     module, _, attribute = name.partition(":")
     if not module or not attribute or module.startswith("."):
@@ -46,26 +47,33 @@ def import_named(kind: str, name: str) -> Any:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # something that the module needs
         raise ValueError(
-            f"{kind} {name!r} is not there: no module named {error.name!r}. A module is looked for in the folder of "
-            "the config file, in the folder where the command is started, and where Python finds others (PYTHONPATH)"
+            f"{kind} {name!r} is not there: no module named {error.name!r}. A module is looked "
+            "for in the folder of the config file, in the folder where the command is started, "
+            "and where Python finds others (PYTHONPATH)"
         ) from error
     try:
         named = getattr(found, attribute)
     except AttributeError as error:
-        near = difflib.get_close_matches(attribute, [one for one in vars(found) if not one.startswith("_")], n=1)
+        near = difflib.get_close_matches(
+            attribute, [one for one in vars(found) if not one.startswith("_")], n=1
+        )
         hint = f" Did you mean '{module}:{near[0]}'?" if near else ""
         place = getattr(found, "__file__", None) or "a module without a file"
-        raise ValueError(f"{kind} {name!r} is not there: {place} has no {attribute!r}.{hint}") from error
+        raise ValueError(
+            f"{kind} {name!r} is not there: {place} has no {attribute!r}.{hint}"
+        ) from error
     if not callable(named) and not hasattr(named, "apply"):
         raise ValueError(f"{kind} {name!r} is {type(named).__name__}, no function that builds one")
     return named
 
 
 def blame(error: BaseException) -> str | None:
-    """An error that a user's own code raised, in one message; None where no such code was running.
+    """Return an error that a user's own code raised, in one message; None where no such code was
+    running.
 
     Returns:
-        For example "TypeError: add got incompatible shapes (my_methods.py, line 12, in loss: `a + b`)".
+        For example "TypeError: add got incompatible shapes (my_methods.py, line 12, in loss: `a +
+        b`)".
     """
     where = place(error)
     if where is None:
@@ -75,7 +83,9 @@ def blame(error: BaseException) -> str | None:
 
 
 def said(error: BaseException) -> str:
-    """Gives an error's message in one line; of ml_collections about a name, what was meant in place of all there is."""
+    """Give an error's message in one line; of ml_collections about a name, what was meant in
+    place of all there is.
+    """
     while error.args and isinstance(error.args[0], Exception):
         error = error.args[0]
     theirs = isinstance(error, KeyError) and re.match(r"Key \"|'\w+'\n", str(error.args[0]))
@@ -87,10 +97,11 @@ def said(error: BaseException) -> str:
 
 
 def place(error: BaseException) -> str | None:
-    """Finds where a user's own code raised an error, with its traceback; None: nowhere."""
+    """Find where a user's own code raised an error, with its traceback; None: nowhere."""
     if isinstance(error, SyntaxError) and error.filename and _is_own(error.filename):
         return f"{_shown(error.filename)}, line {error.lineno}"
-    found, called = None, False
+    found = None
+    called = False
     for frame, line in traceback.walk_tb(error.__traceback__):
         file = frame.f_code.co_filename
         called = called or file.startswith(_PACKAGE)
@@ -113,23 +124,32 @@ def where(function: Any) -> str:
 
 
 def check_returned(what: str, function: Any, made: Any, shape: tuple[int, ...], kind: type) -> None:
-    """Raises ValueError where a function of a user's own did not return an array of this shape and kind of numbers."""
+    """Raise ValueError where a function of a user's own did not return an array of this shape
+    and kind of numbers.
+    """
     import numpy as np  # not for `fedjax-ssl --help`
 
-    found, dtype = getattr(made, "shape", None), getattr(made, "dtype", None)
+    found = getattr(made, "shape", None)
+    dtype = getattr(made, "dtype", None)
     if found != shape or dtype is None or not np.issubdtype(dtype, kind):
         given = type(made).__name__ if found is None else f"{dtype} {list(found)}"
-        raise ValueError(f"{what}: {given} came, {kind.__name__} {list(shape)} has to ({where(function)})")
+        raise ValueError(
+            f"{what}: {given} came, {kind.__name__} {list(shape)} has to ({where(function)})"
+        )
 
 
 def number_from(what: str, function: Any, *arguments: Any) -> float:
-    """Calls a function of a user's own; raises ValueError where it fails, or returns anything but one number."""
+    """Call a function of a user's own; raises ValueError where it fails, or returns anything
+    but one number.
+    """
     import numpy as np
 
     try:
         value = np.asarray(function(*arguments))
     except Exception as error:
-        raise ValueError(f"{what} raised {blame(error) or f'{type(error).__name__}: {said(error)}'}") from error
+        raise ValueError(
+            f"{what} raised {blame(error) or f'{type(error).__name__}: {said(error)}'}"
+        ) from error
     if value.shape or value.dtype.kind not in "biuf":
         came = f"{value.dtype} {list(value.shape)}" if value.shape else value.dtype
         raise ValueError(f"{what} has to return one number, and {came} came ({where(function)})")
@@ -141,6 +161,6 @@ def _is_own(file: str) -> bool:
 
 
 def _shown(file: str) -> str:
-    """A path from the current folder on where it lies in it."""
+    """Return a path from the current folder on where it lies in it."""
     path = Path(file)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file

@@ -10,17 +10,27 @@ _ONE_THREAD = "xla_cpu_multi_thread_eigen=false"
 
 
 def cores() -> int:
-    """Count the processor cores that this process may use; a container's share of them is rounded up."""
+    """Count the processor cores that this process may use; a container's share of them is
+    rounded up.
+    """
     here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     share = Path("/sys/fs/cgroup/cpu.max")
-    quota, _, period = share.read_text().strip().partition(" ") if share.is_file() else ("max", "", "")
-    return min(here, max(-(-int(quota) // int(period)), 1)) if quota.isdigit() and period.isdigit() else here
+    quota, _, period = (
+        share.read_text().strip().partition(" ") if share.is_file() else ("max", "", "")
+    )
+    return (
+        min(here, max(-(-int(quota) // int(period)), 1))
+        if quota.isdigit() and period.isdigit()
+        else here
+    )
 
 
 def allowed() -> tuple[int, str]:
-    """Give the threads that the environment allows, and the variable that says so; one per core and "" by default.
+    """Give the threads that the environment allows, and the variable that says so; one per core and
+    "" by default.
 
-    $NPROC is the size of XLA's pool of threads. XLA does not read $OMP_NUM_THREADS, but whoever sets it means this.
+    $NPROC is the size of XLA's pool of threads. XLA does not read $OMP_NUM_THREADS, but whoever
+    sets it means this.
     """
     for name in ("NPROC", "OMP_NUM_THREADS"):
         count = os.environ.get(name, "")
@@ -40,15 +50,17 @@ GIVEN = allowed()  # before `start` sets $NPROC itself
 def start(threads: int | None = None, devices: int | None = None) -> None:
     """Make a device of each core, with a thread each; without effect where JAX has computed before.
 
-    A program on one device of several uses the threads of all. Without arguments, a number of devices that JAX has been
-    told stays.
+    A program on one device of several uses the threads of all. Without arguments, a number of
+    devices that JAX has been told stays.
 
     Args:
         threads: threads of all devices together; None: as many as `allowed`.
         devices: how many in place of one for each core or thread, at most `MOST_DEVICES`.
     """
     jax = sys.modules.get("jax")  # which a name of this package may not have needed yet
-    told = "JAX_NUM_CPU_DEVICES" in os.environ if jax is None else jax.config.jax_num_cpu_devices >= 0
+    told = (
+        "JAX_NUM_CPU_DEVICES" in os.environ if jax is None else jax.config.jax_num_cpu_devices >= 0
+    )
     if told and threads is None and devices is None:
         return
     pool = threads or allowed()[0]
@@ -56,7 +68,9 @@ def start(threads: int | None = None, devices: int | None = None) -> None:
     forced = "host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
     if jax is not None:
         try:
-            jax.config.update("jax_num_cpu_devices", jax.config.jax_num_cpu_devices if forced else devices)
+            jax.config.update(
+                "jax_num_cpu_devices", jax.config.jax_num_cpu_devices if forced else devices
+            )
         except RuntimeError:  # JAX has computed
             return
     elif not forced:
@@ -66,7 +80,9 @@ def start(threads: int | None = None, devices: int | None = None) -> None:
 
 
 def memory() -> int | None:
-    """Count the bytes of the machine's memory that this process may use; None where the system does not tell."""
+    """Count the bytes of the machine's memory that this process may use; None where the system
+    does not tell.
+    """
     limits = []
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))

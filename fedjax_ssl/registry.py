@@ -1,4 +1,6 @@
-"""Registries map the names in a config to builders, and read the options of a choice from its builder's parameters."""
+"""Registries map the names in a config to builders, and read the options of a choice from its
+builder's parameters.
+"""
 
 import dataclasses
 import importlib
@@ -25,16 +27,17 @@ class Option(NamedTuple):
     default: Any  # `inspect.Parameter.empty`: it has to be given
     optional: bool = False  # whether None is a value of it
     allowed: Declaration | None = None  # any value of the type by default
-    traceable: bool = False  # whether it may be an array, so that another value needs no other program
+    traceable: bool = False
+    # ^ whether it may be an array, so that another value needs no other program
     meaning: str = ""  # for help; `Registry.meanings` reads those of a builder's options
 
 
 class Registry(Generic[Built]):
     """Builders of one kind by name. The parameters of a builder are the options of its choice.
 
-    A parameter that is a frozen dataclass stands for its fields. A name of the form "module:function" stands for a
-    builder of the user's own, and "NAME:VALUE" for the choice NAME with its first option, where that is a positional
-    one without a default.
+    A parameter that is a frozen dataclass stands for its fields. A name of the form
+    "module:function" stands for a builder of the user's own, and "NAME:VALUE" for the choice NAME
+    with its first option, where that is a positional one without a default.
 
     Example:
         >>> def square(size: Annotated[int, Whole(1)], filled: bool = False) -> str:
@@ -60,21 +63,29 @@ class Registry(Generic[Built]):
         called_with: Sequence[str] = (),
         left_out: Mapping[str, str] | None = None,
     ):
-        """Makes the table.
+        """Make the table.
 
         Args:
             kind: in words, for messages.
-            builders: by name; with a line about the choice, where the beginning of its docstring is none.
-            leading: number of parameters at the front that come from the package and are no options.
-            given: names of further parameters that come from the package, by those builders that have them.
+            builders: by name; with a line about the choice, where the beginning of its docstring is
+                none.
+            leading: number of parameters at the front that come from the package and are no
+                options.
+            given: names of further parameters that come from the package, by those builders that
+                have them.
             common: options of every choice that are not its builder's, and their types.
             makes: type of what a builder returns.
-            called_with: of a function that a builder returns, the arguments that the package calls it with.
+            called_with: of a function that a builder returns, the arguments that the package calls
+                it with.
             left_out: names that somebody may look for in vain, and why.
         """
         self._left_out = left_out or {}
-        self.kind, self.common, self._makes, self._called_with = kind, common, makes, called_with
-        self._leading, self._given = leading, given
+        self.kind = kind
+        self.common = common
+        self._makes = makes
+        self._called_with = called_with
+        self._leading = leading
+        self._given = given
         self._builders: dict[str, Builder] = {}
         self._lines: dict[str, str] = {}  # without those that begin a docstring
         self._options: dict[str, dict[str, Option]] = {}  # read before
@@ -82,7 +93,7 @@ class Registry(Generic[Built]):
             self.register(name, *(one if isinstance(one, tuple) else (one,)))
 
     def register(self, name: str, builder: Builder, line: str = "") -> None:
-        """Adds a builder, or replaces the one of this name.
+        """Add a builder, or replaces the one of this name.
 
         Args:
             name: as in a config.
@@ -106,7 +117,7 @@ class Registry(Generic[Built]):
         return {name: line or _first_words(self._known(name)) for name, line in self._lines.items()}
 
     def builder(self, name: str) -> Callable[..., Built]:
-        """Finds the builder of a name.
+        """Find the builder of a name.
 
         Raises:
             ValueError: nobody knows the name, or the user's own cannot be imported.
@@ -131,14 +142,20 @@ class Registry(Generic[Built]):
         return typing.cast(Callable[..., Built], builder)
 
     def _takes_argument(self, name: str) -> bool:
-        """Whether "NAME:VALUE" is the choice NAME with its first option, as "tfds:mnist", and no code of one's own."""
+        """Whether "NAME:VALUE" is the choice NAME with its first option, as "tfds:mnist", and no
+        code of one's own.
+        """
         if self._leading or name not in self._builders:
             return False
         first = next(iter(inspect.signature(self._known(name)).parameters.values()), None)
-        return first is not None and first.kind is first.POSITIONAL_OR_KEYWORD and first.default is first.empty
+        return (
+            first is not None
+            and first.kind is first.POSITIONAL_OR_KEYWORD
+            and first.default is first.empty
+        )
 
     def options(self, name: str) -> dict[str, Option]:
-        """The options of a choice, without those common to all.
+        """Return the options of a choice, without those common to all.
 
         Raises:
             ValueError: as `builder`.
@@ -152,7 +169,9 @@ class Registry(Generic[Built]):
     def _read_options(self, name: str) -> dict[str, Option]:
         found: dict[str, Option] = {}
         for parameter in self._parameters(self.builder(name)):
-            if dataclasses.is_dataclass(parameter.annotation) and isinstance(parameter.annotation, type):
+            if dataclasses.is_dataclass(parameter.annotation) and isinstance(
+                parameter.annotation, type
+            ):
                 fields = inspect.signature(parameter.annotation, eval_str=True).parameters.values()
                 found |= {field.name: _option(field) for field in fields}
             elif parameter.name not in self._given:
@@ -167,7 +186,8 @@ class Registry(Generic[Built]):
         ]
 
     def meanings(self, name: str) -> dict[str, str]:
-        """Explains the options of a choice, from "Args:" or "Attributes:" in the docstring of its builder.
+        """Explains the options of a choice, from "Args:" or "Attributes:" in the docstring of its
+        builder.
 
         Raises:
             ValueError: as `builder`.
@@ -176,41 +196,51 @@ class Registry(Generic[Built]):
 
         builder: Any = self.builder(name)
         builder = builder.func if isinstance(builder, partial) else builder
-        documented = list(reversed(inspect.getmro(builder))) if inspect.isclass(builder) else [builder]
+        documented = (
+            list(reversed(inspect.getmro(builder))) if inspect.isclass(builder) else [builder]
+        )
         for parameter in self._parameters(builder):
             if dataclasses.is_dataclass(parameter.annotation):
                 documented += reversed(inspect.getmro(typing.cast(type, parameter.annotation)))
         found: dict[str, str] = {}
         for one in documented:
             text = docstring_parser.parse(inspect.cleandoc(one.__doc__ or ""))
-            found |= {what.arg_name: " ".join((what.description or "").split()) for what in text.params}
+            found |= {
+                what.arg_name: " ".join((what.description or "").split()) for what in text.params
+            }
         return {option: found.get(option, "") for option in self.options(name)}
 
     def fields(self) -> dict[str, type]:
-        """The options of all choices and their types, as a section of a config has them."""
+        """Return the options of all choices and their types, as a section of a config has them."""
         fields = dict(self.common)
         for name in self:
             fields.update({option: what.type for option, what in self.options(name).items()})
         return fields
 
     def takes(self, name: str, parameter: str) -> bool:
-        """Returns whether a choice's builder has a parameter, which may be one that the package gives."""
+        """Return whether a choice's builder has a parameter, which may be one that the package
+        gives.
+        """
         return parameter in {one.name for one in self._parameters(self.builder(name))}
 
     def check(self, name: str, options: Collection[str]) -> None:
-        """Raises ValueError for an unknown name, an option that the choice does not take, or a missing one."""
+        """Raise ValueError for an unknown name, an option that the choice does not take, or a
+        missing one.
+        """
         known = self.options(name)
         for option in options:
             if option not in known and option not in self.common:
                 hint = did_you_mean(option, known)
                 has = ", ".join((*known, *self.common)) or "none"
-                raise ValueError(f"{self.kind} {name!r} has no option {option!r}.{hint} Its options: {has}")
+                raise ValueError(
+                    f"{self.kind} {name!r} has no option {option!r}.{hint} Its options: {has}"
+                )
         for option, what in known.items():
             if what.default is _REQUIRED and option not in options:
                 raise ValueError(f"{self.kind} {name!r} needs the option {option!r}")
 
     def build(self, name: str, /, *leading: Any, **options: Any) -> Built:
-        """Builds a choice.
+        """Build a choice.
 
         Args:
             name: one of `available()`, or "module:function".
@@ -218,7 +248,8 @@ class Registry(Generic[Built]):
             **options: options of the choice, and arguments that the package gives by name.
 
         Raises:
-            ValueError: as `check`, a value that its declaration does not allow, or what the builder raises for a value.
+            ValueError: as `check`, a value that its declaration does not allow, or what the builder
+                raises for a value.
         """
         own = {option: value for option, value in options.items() if option not in self._given}
         self.check(name, own)
@@ -230,7 +261,9 @@ class Registry(Generic[Built]):
         for one in self._parameters(builder):
             if dataclasses.is_dataclass(one.annotation) and isinstance(one.annotation, type):
                 fields = {field.name for field in dataclasses.fields(one.annotation)} & set(options)
-                options[one.name] = one.annotation(**{field: options.pop(field) for field in fields})
+                options[one.name] = one.annotation(
+                    **{field: options.pop(field) for field in fields}
+                )
         try:
             built = builder(*leading, **options)
         except TypeError as error:
@@ -238,7 +271,8 @@ class Registry(Generic[Built]):
                 raise
             # The call itself: something named that takes no such arguments.
             raise ValueError(f"could not build {self.kind} {name!r}: {error}") from error
-        wanted, wrong = self._makes.__name__.replace("Callable", "function"), ""
+        wanted = self._makes.__name__.replace("Callable", "function")
+        wrong = ""
         if not isinstance(built, self._makes):
             wrong = type(built).__name__
         elif self._called_with:
@@ -250,19 +284,27 @@ class Registry(Generic[Built]):
         if wrong:
             from fedjax_ssl.own_code import where
 
-            raise ValueError(f"{self.kind} {name!r} returned {wrong}; it has to return a {wanted} ({where(builder)})")
+            raise ValueError(
+                f"{self.kind} {name!r} returned {wrong}; it has to return a {wanted} "
+                f"({where(builder)})"
+            )
         return built
 
 
 def takes_array(parameter: inspect.Parameter) -> bool:
-    """Returns whether a parameter is annotated as one that takes an array too, as `float | Array` is."""
-    from jaxtyping import Array  # not at the top: it brings jax, which `fedjax-ssl --help` does not need
+    """Return whether a parameter is annotated as one that takes an array too, as `float |
+    Array` is.
+    """
+    # not at the top: it brings jax, which `fedjax-ssl --help` does not need
+    from jaxtyping import Array
 
     return Array in typing.get_args(_plain(parameter.annotation))
 
 
 def _plain(annotation: Any) -> Any:
-    return typing.get_args(annotation)[0] if typing.get_origin(annotation) is Annotated else annotation
+    return (
+        typing.get_args(annotation)[0] if typing.get_origin(annotation) is Annotated else annotation
+    )
 
 
 def _first_words(builder: Callable[..., Any]) -> str:
@@ -276,11 +318,14 @@ def _option(parameter: inspect.Parameter) -> Option:
 
 
 def _stored(parameter: inspect.Parameter) -> type:
-    """The type of a config's field for a parameter: `float | Array | None` is stored as float."""
+    """Return the type of a config's field for a parameter: `float | Array | None` is stored as
+    float.
+    """
     annotation = _plain(parameter.annotation)
     if annotation is parameter.empty and parameter.default is not parameter.empty:
         return type(parameter.default)
-    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+    origin = typing.get_origin(annotation)
+    parts = typing.get_args(annotation)
     if origin is Literal:
         return type(parts[0])
     for part in map(_plain, parts if origin in (types.UnionType, typing.Union) else (annotation,)):

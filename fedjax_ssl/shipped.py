@@ -1,4 +1,6 @@
-"""The configs and papers that the package brings. Nothing is imported here: a shell's completion asks for the names."""
+"""The configs and papers that the package brings. Nothing is imported here: a shell's completion
+asks for the names.
+"""
 
 from pathlib import Path
 
@@ -6,24 +8,30 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def docs() -> Path:
-    """The folder of the pages that texts name as docs/NAME.md: inside an installed package, or in a checkout."""
+    """Return the folder of the pages that texts name as docs/NAME.md: inside an installed package,
+    or in a checkout.
+    """
     inside = _PACKAGE / "docs"
     return inside if inside.is_dir() else _PACKAGE.parent / "docs"
 
 
 def shipped_configs() -> dict[str, Path]:
-    """Names and files: of an installed package those inside it, of a checkout those in `configs/` beside it."""
+    """Names and files: of an installed package those inside it, of a checkout those in
+    `configs/` beside it.
+    """
     inside = _PACKAGE / "configs"
     folder = inside if inside.is_dir() else _PACKAGE.parent / "configs"
     return {path.stem: path for path in sorted(folder.glob("*.py"))}
 
 
 def papers() -> Path:
-    """The folder of the papers' tables, and of their results: inside an installed package, or in a checkout."""
+    """Return the folder of the papers' tables, and of their results: inside an installed package,
+    or in a checkout.
+    """
     inside = _PACKAGE / "papers"
     return inside if inside.is_dir() else _PACKAGE.parent / "experiments" / "papers"
 
 
 def shipped_papers() -> list[Path]:
-    """The files that hold the tables of papers, one per paper."""
+    """Return the files that hold the tables of papers, one per paper."""
     return sorted(papers().glob("*.py"))

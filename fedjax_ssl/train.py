@@ -1,4 +1,6 @@
-"""A whole experiment as one function: `make_train(config) -> train(key)`, and `over_seeds` for many of them."""
+"""A whole experiment as one function: `make_train(config) -> train(key)`, and `over_seeds` for
+many of them.
+"""
 
 import contextlib
 import functools
@@ -40,7 +42,9 @@ class Train:
         self._compiled = jax.jit(self.traced)
 
     def on(self, devices: int) -> "Train":
-        """Give the same function, on this many devices where the config leaves their number open."""
+        """Give the same function, on this many devices where the config leaves their number
+        open.
+        """
         config = self._experiment.config.copy_and_resolve_references()
         with config.unlocked():
             config.federated.devices = config.federated.devices or devices
@@ -57,8 +61,13 @@ class Train:
 
     @functools.cached_property
     def takes_the_host(self) -> bool:
-        """Returns whether the host takes part in rounds: it brings examples, or computes some of a round."""
-        return self._experiment.host is not None or build_method(self._experiment, self._of_one_key).on_host
+        """Returns whether the host takes part in rounds: it brings examples, or computes some of
+        a round.
+        """
+        return (
+            self._experiment.host is not None
+            or build_method(self._experiment, self._of_one_key).on_host
+        )
 
     def __call__(
         self, key: Key[Array, ""], hyperparameters: Mapping[str, Array] | None = None
@@ -68,43 +77,66 @@ class Train:
             return self.traced(None, key, hyperparameters)
         if self.takes_the_host:
             return self._block_by_block(key, hyperparameters or {})
-        trained: tuple[ServerState, Metrics] = _awaited(self._compiled(self.inputs, key, hyperparameters))
+        trained: tuple[ServerState, Metrics] = _awaited(
+            self._compiled(self.inputs, key, hyperparameters)
+        )
         return trained
 
     def traced(
-        self, inputs: Array | None, key: Key[Array, ""], hyperparameters: Mapping[str, Array] | None = None
+        self,
+        inputs: Array | None,
+        key: Key[Array, ""],
+        hyperparameters: Mapping[str, Array] | None = None,
     ) -> tuple[ServerState, Metrics]:
-        """Train as a pure function of the examples, if they are no constant, the key and numbers; may be traced."""
+        """Train as a pure function of the examples, if they are no constant, the key and
+        numbers; may be traced.
+        """
         experiment = self._experiment
         if experiment.host is not None:
             raise ConfigError(
-                "config.data.residence is 'host', but a program that trains from beginning to end needs all examples "
-                "on the device; call train(key) without jit or vmap around it"
+                "config.data.residence is 'host', but a program that trains from beginning to "
+                "end needs all examples on the device; call train(key) without jit or vmap "
+                "around it"
             )
         federation = federate(experiment, key, inputs)
         method = build_method(experiment, federation, hyperparameters, start=True)
         state = method.init(key, federation)
 
-        every, rounds, names = experiment.config.eval_every, experiment.config.rounds, experiment.config.metrics
+        every = experiment.config.eval_every
+        rounds = experiment.config.rounds
+        names = experiment.config.metrics
         state, metrics = jax.lax.scan(
-            lambda s, _: run_block(method, s, key, federation, every, names), state, length=rounds // every
+            lambda s, _: run_block(method, s, key, federation, every, names),
+            state,
+            length=rounds // every,
         )
         if rounds % every:
             state, last = run_block(method, state, key, federation, rounds % every, names)
             for name, value in last.items():
-                if isinstance(value, federated.Count):  # of fewer rounds, so that it has fewer parts
+                # of fewer rounds, so that it has fewer parts
+                if isinstance(value, federated.Count):
                     last[name] = value.padded(metrics[name].times.shape[-1])
-            metrics = jax.tree.map(lambda all, one: jnp.concatenate([all, one[None]]), metrics, last)
+            metrics = jax.tree.map(
+                lambda all, one: jnp.concatenate([all, one[None]]), metrics, last
+            )
         return state, metrics
 
-    def _block_by_block(self, key: Key[Array, ""], hyperparameters: Mapping[str, Array]) -> tuple[ServerState, Metrics]:
+    def _block_by_block(
+        self, key: Key[Array, ""], hyperparameters: Mapping[str, Array]
+    ) -> tuple[ServerState, Metrics]:
         """Train where the host takes part: it brings examples, or computes some of a round."""
-        experiment, shared, rows = self._experiment, Shared(), []
+        experiment = self._experiment
+        shared = Shared()
+        rows = []
         config = experiment.config
         federation = federate(experiment, key)
         run = prepare(experiment, federation)
-        run = run._replace(method=build_method(experiment, federation, hyperparameters, execution=run.execution))
-        numbers = run.inputs.numbers | {name: jnp.asarray(value) for name, value in hyperparameters.items()}
+        run = run._replace(
+            method=build_method(experiment, federation, hyperparameters, execution=run.execution)
+        )
+        numbers = run.inputs.numbers | {
+            name: jnp.asarray(value) for name, value in hyperparameters.items()
+        }
         run = run._replace(inputs=Inputs(numbers, key, federation))
         mesh = run.execution.mesh
         state, inputs = share_out((shared.init(run), run.inputs), mesh)
@@ -117,15 +149,29 @@ class Train:
                 if feed is not None:
                     inputs = with_examples(inputs, feed.block(start, rounds))
                 (row,), (state,), *_ = shared.advance(run, [state], [inputs], rounds)
-                rows.append({name: row[name] for name in row if name not in ("seconds", "client_updates_per_second")})
+                rows.append(
+                    {
+                        name: row[name]
+                        for name in row
+                        if name not in ("seconds", "client_updates_per_second")
+                    }
+                )
         names = dict.fromkeys(name for row in rows for name in row)
-        return state, {name: np.stack([np.asarray(row.get(name, np.nan)) for row in rows]) for name in names}
+        return state, {
+            name: np.stack([np.asarray(row.get(name, np.nan)) for row in rows]) for name in names
+        }
 
 
 def _awaited(results: PyTree) -> PyTree:
-    """Wait for what several devices of a CPU compute: in jax 0.10 they hang if more than 32 programs are in line."""
+    """Wait for what several devices of a CPU compute: in jax 0.10 they hang if more than 32
+    programs are in line.
+    """
     leaf = jax.tree.leaves(results)[0]
-    return jax.block_until_ready(results) if len(leaf.devices()) > 1 and backend() == "cpu" else results
+    return (
+        jax.block_until_ready(results)
+        if len(leaf.devices()) > 1 and backend() == "cpu"
+        else results
+    )
 
 
 def is_traced(*values: PyTree) -> bool:
@@ -136,20 +182,21 @@ def is_traced(*values: PyTree) -> bool:
 def make_train(config: ml_collections.ConfigDict) -> Train:
     """Make a whole experiment one function of a key.
 
-    `train(key)` draws the partition, the labels kept, the initial network and everything else from `key`, runs all
-    rounds and evaluates every `config.eval_every` rounds. It compiles itself, with the examples as an argument of the
-    program; `over_seeds(train)(keys)` is a seed sweep in one compiled program. `train(key, {"optimizer.learning_rate":
-    rate})` replaces settings that enter as numbers. It can be traced (`jax.vmap` over rates); then the examples are
-    constants of that program.
+    `train(key)` draws the partition, the labels kept, the initial network and everything else from
+    `key`, runs all rounds and evaluates every `config.eval_every` rounds. It compiles itself, with
+    the examples as an argument of the program; `over_seeds(train)(keys)` is a seed sweep in one
+    compiled program. `train(key, {"optimizer.learning_rate": rate})` replaces settings that enter
+    as numbers. It can be traced (`jax.vmap` over rates); then the examples are constants of that
+    program.
 
     Args:
         config: as a config file returns it; its section `prediction` is left to `run`.
 
     Returns:
-        `train(key, hyperparameters=None) -> (final state, metrics)`; every metric is an array with one entry per
-        evaluation (of `fedjax_ssl.federated.BY_CLIENT`: a row), "round" says after which. "bytes_up" and "bytes_down"
-        are exact beyond 32 bits, as `Count`: `fedjax_ssl.federated.to_numbers(metrics)` turns all metrics into NumPy
-        arrays.
+        `train(key, hyperparameters=None) -> (final state, metrics)`; every metric is an array with
+        one entry per evaluation (of `fedjax_ssl.federated.BY_CLIENT`: a row), "round" says after
+        which. "bytes_up" and "bytes_down" are exact beyond 32 bits, as `Count`:
+        `fedjax_ssl.federated.to_numbers(metrics)` turns all metrics into NumPy arrays.
 
     Raises:
         ConfigError: a setting cannot be used.
@@ -164,30 +211,34 @@ def make_train(config: ml_collections.ConfigDict) -> Train:
     experiment = load_experiment(config)
     if own := [name for name in experiment.config.metrics if ":" in name]:
         raise ConfigError(
-            f"config.metrics names {', '.join(own)}: functions of your own run between compiled blocks, as fs.run and "
-            "sweeps have them, and not in one program; leave them out"
+            f"config.metrics names {', '.join(own)}: functions of your own run between compiled "
+            "blocks, as fs.run and sweeps have them, and not in one program; leave them out"
         )
     if not experiment.config.rounds:
-        raise ConfigError("config.rounds is 0, so there is nothing to train; `run` makes predictions without training")
+        raise ConfigError(
+            "config.rounds is 0, so there is nothing to train; `run` makes predictions without "
+            "training"
+        )
     if experiment.config.data.residence == "host":
         experiment = on_host(experiment)
     return Train(experiment)
 
 
 def over_seeds(train: Callable[..., PyTree], mesh: Mesh | None = None) -> Callable[..., PyTree]:
-    """Make one compiled program of many runs: `over_seeds(train)(keys)`, with a leading axis on every result.
+    """Make one compiled program of many runs: `over_seeds(train)(keys)`, with a leading axis on
+    every result.
 
-    On accelerators the runs are vectorized (`jax.vmap`), which fills the device. On a CPU they follow one another in
-    the program (`jax.lax.map`): there the work is the limit, and vectorized runs take longer than the same runs in turn
-    (docs/benchmarks.md, W8).
+    On accelerators the runs are vectorized (`jax.vmap`), which fills the device. On a CPU they
+    follow one another in the program (`jax.lax.map`): there the work is the limit, and vectorized
+    runs take longer than the same runs in turn (docs/benchmarks.md, W8).
 
     Args:
-        train: what `make_train` returns, or another function of a key (and of further arrays with the same leading
-            axis).
-        mesh: devices that share the runs, with axes ("seeds", "clients"): seeds are dealt in equal blocks along the
-            first axis, and the devices along the second one share each cohort of their seeds. `train` comes from a
-            config whose `federated.devices` is the length of the second axis. None: one run's devices, as the config
-            says.
+        train: what `make_train` returns, or another function of a key (and of further arrays with
+            the same leading axis).
+        mesh: devices that share the runs, with axes ("seeds", "clients"): seeds are dealt in equal
+            blocks along the first axis, and the devices along the second one share each cohort of
+            their seeds. `train` comes from a config whose `federated.devices` is the length of the
+            second axis. None: one run's devices, as the config says.
 
     Raises:
         ValueError: the mesh has other axes, or its seeds do not divide the keys.
@@ -208,19 +259,25 @@ def over_seeds(train: Callable[..., PyTree], mesh: Mesh | None = None) -> Callab
     def on_devices(examples: PyTree, *arguments: PyTree) -> PyTree:
         if mesh is None:
             return here(examples, *arguments)
-        groups, share = mesh.shape["seeds"], PartitionSpec("seeds")
+        groups = mesh.shape["seeds"]
+        share = PartitionSpec("seeds")
         count = jax.tree.leaves(arguments)[0].shape[0]
         if count % groups:
             raise ValueError(
-                f"there are {count} seeds for {groups} groups of devices along the mesh's axis 'seeds'; their number "
-                f"must be a multiple of {groups}"
+                f"there are {count} seeds for {groups} groups of devices along the mesh's axis "
+                f"'seeds'; their number must be a multiple of {groups}"
             )
-        # Local training starts from the same values on all devices of a seed, which are not marked as differing.
+        # Local training starts from the same values on all devices of a seed, which are not marked
+        # as differing.
         specs = (PartitionSpec(), *[share] * len(arguments))
-        return jax.shard_map(here, mesh=mesh, in_specs=specs, out_specs=share, check_vma=False)(examples, *arguments)
+        return jax.shard_map(here, mesh=mesh, in_specs=specs, out_specs=share, check_vma=False)(
+            examples, *arguments
+        )
 
     if mesh is not None and mesh.axis_names != ("seeds", "clients"):
-        raise ValueError(f"the mesh has axes {mesh.axis_names}; a sweep over seeds takes ('seeds', 'clients')")
+        raise ValueError(
+            f"the mesh has axes {mesh.axis_names}; a sweep over seeds takes ('seeds', 'clients')"
+        )
     if mesh is not None and isinstance(train, Train):
         train = train.on(mesh.shape["clients"])
     compiled = jax.jit(on_devices)
@@ -233,7 +290,9 @@ def over_seeds(train: Callable[..., PyTree], mesh: Mesh | None = None) -> Callab
         if not train.takes_the_host:
             return _awaited(compiled(train.inputs, *arguments))
         count = jax.tree.leaves(arguments)[0].shape[0]
-        each = [train(*jax.tree.map(lambda leaf, at=at: leaf[at], arguments)) for at in range(count)]
+        each = [
+            train(*jax.tree.map(lambda leaf, at=at: leaf[at], arguments)) for at in range(count)
+        ]
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
 
     return sweep

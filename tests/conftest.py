@@ -7,11 +7,13 @@ from pathlib import Path
 
 NUM_DEVICES = 4
 
-# jax 0.10 can dead-lock when collective programs need more threads than its pool has: NPROC sets its size.
+# jax 0.10 can dead-lock when collective programs need more threads than its pool has: NPROC sets
+# its size.
 os.environ["NPROC"] = str(2 * NUM_DEVICES + 2)
-# Virtual devices, so that sharding is tested without an accelerator; a hanging collective ends the process. Most of the
-# suite's time is compiling, which takes half as long without the optimizations of the last compiler stage, again half
-# as long with the older code generator for fused operations, and a tenth less where a program is not cut into parts.
+# Virtual devices, so that sharding is tested without an accelerator; a hanging collective ends the
+# process. Most of the suite's time is compiling, which takes half as long without the optimizations
+# of the last compiler stage, again half as long with the older code generator for fused operations,
+# and a tenth less where a program is not cut into parts.
 os.environ["XLA_FLAGS"] = " ".join(
     [
         os.environ.get("XLA_FLAGS", ""),
@@ -25,7 +27,10 @@ os.environ["XLA_FLAGS"] = " ".join(
     ]
 ).strip()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).resolve().parent.parent / ".cache" / "jax-tests"))
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_DIR",
+    str(Path(__file__).resolve().parent.parent / ".cache" / "jax-tests"),
+)
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 os.environ["MPLBACKEND"] = "agg"
 # What a developer has prepared with TensorFlow Datasets is no part of a test.
@@ -37,7 +42,8 @@ import pytest
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 
-# Files whose tests take longest together, the longest first, so that no process is left with one of them at the end.
+# Files whose tests take longest together, the longest first, so that no process is left with one of
+# them at the end.
 SLOW_FILES = [
     "test_contract.py",
     "test_notebook.py",
@@ -59,7 +65,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays; looking for dead objects among all that tracing makes would take a tenth of it."""
+    """What was imported stays; looking for dead objects among all that tracing makes would take
+    a tenth of it.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 10, 10)
@@ -80,12 +88,16 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     skipped = [report.nodeid for report in reporter.stats.get("skipped", ())]
     unexpected = [name for name in skipped if name.partition("::")[0] not in MAY_SKIP]
     if unexpected:
-        reporter.write_line("skipped, but not in MAY_SKIP of tests/conftest.py: " + ", ".join(unexpected), red=True)
+        reporter.write_line(
+            "skipped, but not in MAY_SKIP of tests/conftest.py: " + ", ".join(unexpected), red=True
+        )
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture
 def float64():
-    """Runs the test with 64-bit types enabled: for comparisons to the digits of a worked example."""
+    """Runs the test with 64-bit types enabled: for comparisons to the digits of a worked
+    example.
+    """
     with jax.enable_x64(True):
         yield

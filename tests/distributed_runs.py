@@ -1,4 +1,6 @@
-"""One process of several that train a run of every method, one after the other: see `test_distributed_methods.py`."""
+"""One process of several that train a run of every method, one after the other: see
+`test_distributed_methods.py`.
+"""
 
 import sys
 from pathlib import Path
@@ -12,7 +14,8 @@ from fedjax_ssl.runs.processes import start
 from tests.methods import cases
 
 CONFIGS = Path(__file__).parent.parent / "configs"
-# Two methods look at the whole cohort's examples outside training: with a cohort whose examples stay on the host, too.
+# Two methods look at the whole cohort's examples outside training: with a cohort whose examples
+# stay on the host, too.
 ON_HOST = {"xclp, examples on the host": "xclp", "protofssl, examples on the host": "protofssl"}
 
 
@@ -23,7 +26,9 @@ def config_of(name: str, **changes: Any) -> ConfigDict:
     config = configs.load(f"{CONFIGS / path}:{argument}" if argument else str(CONFIGS / path))
     assert config.method.name == method
     fields = {"rounds": 3, "eval_every": 1, "federated.devices": 4, **changes}
-    fields |= {f"method.{field}": 1 for field in {"warmup_rounds", "coarse_rounds"} & set(config.method)}
+    fields |= {
+        f"method.{field}": 1 for field in {"warmup_rounds", "coarse_rounds"} & set(config.method)
+    }
     if name in ON_HOST:
         fields["federated.cohort_size"] = 3
     config.update_from_flattened_dict(fields)
@@ -32,7 +37,9 @@ def config_of(name: str, **changes: Any) -> ConfigDict:
 
 if __name__ == "__main__":
     folder, *names = sys.argv[1:]
-    given = [config_of(name, **{"data.residence": "host"} if name in ON_HOST else {}) for name in names]
+    given = [
+        config_of(name, **{"data.residence": "host"} if name in ON_HOST else {}) for name in names
+    ]
     team = start(given[0].distributed)
     for name, config in zip(names, given, strict=True):
         print(f"run {name}", flush=True)

@@ -18,16 +18,22 @@ OWN = "own examples"  # asks `get_config` for the data of `own_examples`
 def get_config(predictors=""):
     """The experiment of the tests; this file is its config file."""
     config = presets.digits_by_writer("fedavg", "all" if predictors == OWN else "3")
-    config.rounds, config.eval_every = 8, 1
+    config.rounds = 8
+    config.eval_every = 1
     config.data.test_clients = 9
     config.model.name = "linear"
     config.optimizer.local_epochs = 1
     if predictors == OWN:
-        config.rounds, config.eval_every, config.data.test_clients = 4, 2, 0
+        config.rounds = 4
+        config.eval_every = 2
+        config.data.test_clients = 0
         config.data.name = "tests.distributed_worker:own_examples"
     elif predictors:
-        config.rounds, config.data.test_clients, config.data.client_test_fraction = 2, 0, 0.1
-        config.prediction.predictors, config.prediction.variant = predictors, "paper"
+        config.rounds = 2
+        config.data.test_clients = 0
+        config.data.client_test_fraction = 0.1
+        config.prediction.predictors = predictors
+        config.prediction.variant = "paper"
         config.prediction.num_bits = 64
     config.distributed.heartbeat_seconds = 6
     config.distributed.shutdown_seconds = 10
@@ -36,7 +42,9 @@ def get_config(predictors=""):
 
 
 def own_examples(path):
-    """A source whose images differ between the processes: each has a file of its own; that of process 1 is mapped."""
+    """A source whose images differ between the processes: each has a file of its own; that of
+    process 1 is mapped.
+    """
     who = os.environ.get("FEDJAX_SSL_PROCESS_ID", "all")
     images = np.load(Path(path) / f"{who}.npy", mmap_mode="r" if who == "1" else None)
     with np.load(Path(path) / "rest.npz") as rest:

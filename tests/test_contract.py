@@ -1,9 +1,10 @@
 """The contract (docs/architecture.md): one suite over every registered method.
 
-Every method trains the toy federation of the kind that it learns from, with one round of its first stage if it has two,
-so that both stages run in one compiled program. A test that needs other data takes data of the same shapes, and no new
-compilation. What is special about a method is said in `tests/methods/cases.py`. `make test` compiles one method for
-each mechanism of the engine and traces all the others, which `make thorough` compiles.
+Every method trains the toy federation of the kind that it learns from, with one round of its first
+stage if it has two, so that both stages run in one compiled program. A test that needs other data
+takes data of the same shapes, and no new compilation. What is special about a method is said in
+`tests/methods/cases.py`. `make test` compiles one method for each mechanism of the engine and
+traces all the others, which `make thorough` compiles.
 """
 
 import functools
@@ -39,7 +40,12 @@ OPTIMIZERS: dict[str, FederatedOptimizer] = {  # beside fedavg, which all other 
     "fedyogi": federated.fedopt(optax.yogi(0.03, b1=0.9, b2=0.99, eps=1e-3)),
 }
 COMMON = {"loss", "clients", "local_steps", "examples", "dropped_clients", "bytes_down", "bytes_up"}
-PSEUDO_LABELS = {"pseudo_label_accuracy", "pseudo_label_coverage", "confidence_correct", "confidence_wrong"}
+PSEUDO_LABELS = {
+    "pseudo_label_accuracy",
+    "pseudo_label_coverage",
+    "confidence_correct",
+    "confidence_wrong",
+}
 
 
 class Case(NamedTuple):
@@ -76,7 +82,9 @@ federation = functools.cache(toy.weak_federation)
 
 def quick_are(quick: Collection[str], names: Collection[str] = METHODS) -> list[Any]:
     """The methods as parameters of a test; `make test` takes the quick ones only."""
-    return [pytest.param(name, marks=() if name in quick else pytest.mark.thorough) for name in names]
+    return [
+        pytest.param(name, marks=() if name in quick else pytest.mark.thorough) for name in names
+    ]
 
 
 @pytest.fixture(scope="module", params=quick_are(cases.MECHANISMS))
@@ -90,33 +98,48 @@ def case(request: pytest.FixtureRequest) -> Case:
         traces.append(1)
         return method.round(*arguments)
 
-    init, one_round = jax.jit(method.init), jax.jit(counted)
+    init = jax.jit(method.init)
+    one_round = jax.jit(counted)
     start = init(key(), data)
     end, infos = toy.run(one_round, key(), start, data, ROUNDS)
     predict = jax.jit(method.predict)
-    return Case(request.param, kind, data, method, init, one_round, predict, traces, start, end, infos)
+    return Case(
+        request.param, kind, data, method, init, one_round, predict, traces, start, end, infos
+    )
 
 
-def programs_of_their_own(names: Collection[str] = METHODS, quick: Collection[str] = ()) -> Callable[..., Any]:
-    """For a test that compiles more per method: these methods, of which `make test` takes the `quick` ones only."""
+def programs_of_their_own(
+    names: Collection[str] = METHODS, quick: Collection[str] = ()
+) -> Callable[..., Any]:
+    """For a test that compiles more per method: these methods, of which `make test` takes the
+    `quick` ones only.
+    """
     return pytest.mark.parametrize("case", quick_are(quick, names), indirect=True, scope="module")
 
 
-def rerun(case: Case, data: FederatedData, seed: int = 1) -> tuple[ServerState, list[dict[str, float]]]:
+def rerun(
+    case: Case, data: FederatedData, seed: int = 1
+) -> tuple[ServerState, list[dict[str, float]]]:
     chosen = jax.random.key(seed)
     return toy.run(case.round, chosen, case.init(chosen, data), data, ROUNDS)
 
 
 def loss_on_labels(info: dict[str, float]) -> float:
-    """The server's loss where it trains: that of clients is of another, growing set of examples in every round."""
+    """The server's loss where it trains: that of clients is of another, growing set of examples
+    in every round.
+    """
     return info.get("server_loss", info["loss"])
 
 
-def infos_close(left: list[dict[str, float]], right: list[dict[str, float]], tolerance: float) -> None:
+def infos_close(
+    left: list[dict[str, float]], right: list[dict[str, float]], tolerance: float
+) -> None:
     for one, other in zip(left, right, strict=True):
         assert one.keys() == other.keys()
         for name in one:
-            np.testing.assert_allclose(one[name], other[name], rtol=tolerance, atol=tolerance, err_msg=name)
+            np.testing.assert_allclose(
+                one[name], other[name], rtol=tolerance, atol=tolerance, err_msg=name
+            )
 
 
 def test_state_keeps_structure_shapes_and_types_and_rounds_compile_once(case: Case) -> None:
@@ -127,24 +150,36 @@ def test_state_keeps_structure_shapes_and_types_and_rounds_compile_once(case: Ca
 
 
 def test_every_round_reports_the_common_metrics(case: Case) -> None:
-    two_stages, first_rounds = "warmup_rounds" in case.declared.settings, case.first_rounds
+    two_stages = "warmup_rounds" in case.declared.settings
+    first_rounds = case.first_rounds
     for number, info in enumerate(case.infos):
         assert info.keys() >= COMMON
         assert all(math.isfinite(info[name]) for name in COMMON)
         undefined = {name for name, value in info.items() if not math.isfinite(value)}
         if number == 0 and two_stages:
             operations = {name for name in info if name.startswith("operations_")}
-            assert undefined == (info.keys() & PSEUDO_LABELS) | operations, "stage 1 makes no graph, no pseudo-labels"
+            assert undefined == (info.keys() & PSEUDO_LABELS) | operations, (
+                "stage 1 makes no graph, no pseudo-labels"
+            )
         elif number < case.declared.first_targets:
-            assert undefined == PSEUDO_LABELS - {"pseudo_label_coverage"} and info["pseudo_label_coverage"] == 0
+            assert (
+                undefined == PSEUDO_LABELS - {"pseudo_label_coverage"}
+                and info["pseudo_label_coverage"] == 0
+            )
         elif number < first_rounds < ROUNDS:
             assert undefined == {"server_loss", "server_dropped"}, "the server does not train yet"
         else:
-            assert undefined <= {"confidence_correct", "confidence_wrong"}, "none is right, or none is wrong"
+            assert undefined <= {"confidence_correct", "confidence_wrong"}, (
+                "none is right, or none is wrong"
+            )
         assert (number < first_rounds) <= info["clients"] <= case.data.num_clients
         assert info["dropped_clients"] == 0
         assert info["local_steps"] <= info["examples"]
-        sent = {group: one for group, one in case.start.params.items() if group not in case.declared.never_sent}
+        sent = {
+            group: one
+            for group, one in case.start.params.items()
+            if group not in case.declared.never_sent
+        }
         one_model = 4 * count_parameters(sent)
         for direction in ("bytes_down", "bytes_up"):
             assert info[direction] >= info["clients"] * one_model
@@ -160,17 +195,23 @@ def test_same_key_same_bits_other_key_other_result(case: Case) -> None:
     assert float(optax.tree.norm(optax.tree.sub(other.params, case.end.params))) > 1e-3
 
 
-def in_one_scan(method: Method, data: FederatedData) -> Callable[[jax.Array], tuple[ServerState, Any]]:
+def in_one_scan(
+    method: Method, data: FederatedData
+) -> Callable[[jax.Array], tuple[ServerState, Any]]:
     """A run from the start as a function of its key; infos have a leading axis of rounds."""
 
     def train(seed_key: jax.Array) -> tuple[ServerState, Any]:
         first = method.init(seed_key, data)
-        return jax.lax.scan(lambda state, _: method.round(seed_key, state, data), first, length=ROUNDS)
+        return jax.lax.scan(
+            lambda state, _: method.round(seed_key, state, data), first, length=ROUNDS
+        )
 
     return train
 
 
-def in_chunks_with_padding(name: str, data: FederatedData, **settings: Any) -> tuple[Method, FederatedData]:
+def in_chunks_with_padding(
+    name: str, data: FederatedData, **settings: Any
+) -> tuple[Method, FederatedData]:
     """Six clients in chunks of four, empty clients at the end, larger bounds."""
     more = toy.padded(data)
     other = cases.build(name, more, settings, cohort_size=data.num_clients)
@@ -186,14 +227,18 @@ def test_rounds_are_one_scan_with_settings_as_numbers(name: str) -> None:
     """Traced, not computed. A scan refuses rounds that change the types of their state."""
     data = federation(cases.build(name, federation("labels")).needs[0])
     numbers = jax.tree.map(
-        lambda _: jax.ShapeDtypeStruct((), jnp.float32, weak_type=True), cases.traceable_numbers(name)
+        lambda _: jax.ShapeDtypeStruct((), jnp.float32, weak_type=True),
+        cases.traceable_numbers(name),
     )
 
     def train(numbers: dict[str, jax.Array], key: jax.Array) -> tuple[ServerState, Any]:
         return in_one_scan(*in_chunks_with_padding(name, data, **numbers))(key)
 
     _, infos = jax.eval_shape(train, numbers, key())
-    shapes = {one.times.shape[:1] if isinstance(one, federated.Count) else one.shape for one in infos.values()}
+    shapes = {
+        one.times.shape[:1] if isinstance(one, federated.Count) else one.shape
+        for one in infos.values()
+    }
     assert infos.keys() >= COMMON and shapes == {(ROUNDS,)}
 
 
@@ -206,17 +251,27 @@ def test_keys_placement_and_padding_do_not_matter(case: Case) -> None:
     for place, seed in enumerate((1, 2)):
         alone, expected = rerun(case, case.data, seed)
         chex.assert_trees_all_close(
-            jax.tree.map(lambda leaf, at=place: leaf[at], states.params), alone.params, rtol=1e-5, atol=1e-5
+            jax.tree.map(lambda leaf, at=place: leaf[at], states.params),
+            alone.params,
+            rtol=1e-5,
+            atol=1e-5,
         )
-        mine = [{name: value[place, number] for name, value in infos.items()} for number in range(ROUNDS)]
+        mine = [
+            {name: value[place, number] for name, value in infos.items()}
+            for number in range(ROUNDS)
+        ]
         infos_close(mine, expected, 1e-5)
 
 
 @programs_of_their_own(cases.MECHANISMS)
 def test_lanes_on_two_devices_train_every_client_as_if_alone(case: Case) -> None:
-    """Six clients of 1 to 14 examples: three per device in two lanes, of which one takes two clients in turn."""
+    """Six clients of 1 to 14 examples: three per device in two lanes, of which one takes two
+    clients in turn.
+    """
     mesh = Mesh(np.array(jax.devices()[:2]), ("clients",))
-    other = toy.executed(cases.build(case.name, case.data), placement="lanes", chunk_size=2, mesh=mesh)
+    other = toy.executed(
+        cases.build(case.name, case.data), placement="lanes", chunk_size=2, mesh=mesh
+    )
     state, infos = toy.train(other, key(), case.data, ROUNDS)
     chex.assert_trees_all_close(state, case.end, rtol=1e-5, atol=1e-5)
     infos_close(infos, case.infos, 1e-5)
@@ -238,7 +293,9 @@ def test_hidden_labels_do_not_leak(case: Case) -> None:
 def test_resume_is_bit_exact(case: Case, tmp_path: Any) -> None:
     half, _ = toy.run(case.round, key(), case.start, case.data, ROUNDS // 2)
     Checkpoints(tmp_path).save(ROUNDS // 2, half)
-    number, restored, _ = Checkpoints(tmp_path).restore(jax.eval_shape(case.method.init, key(), case.data))
+    number, restored, _ = Checkpoints(tmp_path).restore(
+        jax.eval_shape(case.method.init, key(), case.data)
+    )
     assert number == ROUNDS // 2
     resumed, infos = toy.run(case.round, key(), restored, case.data, ROUNDS - number)
     chex.assert_trees_all_equal(resumed, case.end)
@@ -260,10 +317,14 @@ def test_predictions_are_normalized_log_probabilities(case: Case) -> None:
 
 
 @pytest.mark.parametrize("client", [0, 5])  # 0 owns row 0 of the arrays, which padding points to
-def test_a_client_full_of_nan_is_as_good_as_absent_and_leaves_the_log_finite(case: Case, client: int) -> None:
+def test_a_client_full_of_nan_is_as_good_as_absent_and_leaves_the_log_finite(
+    case: Case, client: int
+) -> None:
     broken, infos = rerun(case, toy.with_broken_client(case.data, client))
     absent, expected = rerun(case, toy.without(case.data, client))
-    assert [info["dropped_clients"] for info in infos] == [float(n < case.first_rounds) for n in range(ROUNDS)]
+    assert [info["dropped_clients"] for info in infos] == [
+        float(n < case.first_rounds) for n in range(ROUNDS)
+    ]
     assert [info["dropped_clients"] for info in expected] == [0.0] * ROUNDS
     chex.assert_tree_all_finite(broken)
     chex.assert_trees_all_close(broken.params, absent.params, rtol=1e-6, atol=1e-6)
@@ -277,7 +338,9 @@ def test_a_client_full_of_nan_is_as_good_as_absent_and_leaves_the_log_finite(cas
 def test_one_labelled_example_in_the_whole_federation(case: Case) -> None:
     state, infos = rerun(case, toy.weak_federation(case.kind, labelled=(0, 0, 0, 1, 0, 0)))
     chex.assert_tree_all_finite(state)
-    labels_only_first = "warmup_rounds" in case.declared.settings or not case.method.trains_unlabelled
+    labels_only_first = (
+        "warmup_rounds" in case.declared.settings or not case.method.trains_unlabelled
+    )
     if case.kind == "labels" and labels_only_first:
         assert infos[0]["clients"] == 1
     assert all(info["local_steps"] >= 2 and math.isfinite(info["loss"]) for info in infos)
@@ -321,18 +384,26 @@ def test_a_server_side_optimizer_trains(case: Case) -> None:
 
 @functools.cache
 def federated_averaging(second_head: bool) -> tuple[Any, Any]:
-    """Parameters after one and after two rounds of federated averaging on labels, for a network of one head or two."""
+    """Parameters after one and after two rounds of federated averaging on labels, for a network
+    of one head or two.
+    """
     like = "fedsiam" if second_head else "fedavg"
     plain = methods.build("fedavg", cases.setup(like, federation("labels")))
-    one_round, start = jax.jit(plain.round), jax.jit(plain.init)(key(), federation("labels"))
+    one_round = jax.jit(plain.round)
+    start = jax.jit(plain.init)(key(), federation("labels"))
     one, _ = toy.run(one_round, key(), start, federation("labels"), 1)
     two, _ = toy.run(one_round, key(), one, federation("labels"), 1)
     return one.params, two.params
 
 
 def begins_with_labels(name: str) -> bool:
-    """Whether a method has a first stage, and of class labels: FedPL's is of the majority labels of sets."""
-    return "warmup_rounds" in methods.settings(name) and cases.build(name, federation("labels")).needs[0] == "labels"
+    """Whether a method has a first stage, and of class labels: FedPL's is of the majority labels
+    of sets.
+    """
+    return (
+        "warmup_rounds" in methods.settings(name)
+        and cases.build(name, federation("labels")).needs[0] == "labels"
+    )
 
 
 @programs_of_their_own(list(filter(begins_with_labels, METHODS)), quick=cases.MECHANISMS)

@@ -1,4 +1,6 @@
-"""Several processes train one federation: the same bits as one process, and none is left behind when one dies."""
+"""Several processes train one federation: the same bits as one process, and none is left behind
+when one dies.
+"""
 
 import contextlib
 import json
@@ -32,7 +34,8 @@ from tests.test_resume import rows_of
 
 ROOT = Path(__file__).parent.parent
 WORKER = ROOT / "tests" / "distributed_worker.py"
-PROCESSES, DEVICES_EACH = 2, 2
+PROCESSES = 2
+DEVICES_EACH = 2
 LIMIT = 100.0  # seconds until a process is killed, whatever it waits for
 # What harms which process after which round, one after the other on one folder.
 HARMS = {"kill": (0, 2), "exception": (1, 3), "freeze": (1, 4), "terminate": (1, 5)}
@@ -53,7 +56,9 @@ def free_port() -> int:
 
 def environment(devices: int) -> dict[str, str]:
     flags = re.sub(r"(device_count=)\d+", rf"\g<1>{devices}", os.environ["XLA_FLAGS"])
-    given = {name: value for name, value in os.environ.items() if not name.startswith("FEDJAX_SSL_")}
+    given = {
+        name: value for name, value in os.environ.items() if not name.startswith("FEDJAX_SSL_")
+    }
     # Most programs here are small: stored too, they are compiled by the first launch alone.
     given["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     return {**given, "XLA_FLAGS": flags, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
@@ -66,13 +71,18 @@ def launch(
     harm: str | None = None,
     each: Sequence[str] = ("", ""),
 ) -> Ended:
-    """The same command in every process, but for `each`; who it is, it reads from the environment."""
+    """The same command in every process, but for `each`; who it is, it reads from the
+    environment.
+    """
     variables = {"HARM": ":".join(map(str, (harm, *HARMS[harm])))} if harm else {}
     if harm == "exception":
-        variables["FEDJAX_SSL_DEBUG"] = "1"  # a file of the tests is a user's own code, whose mistakes end in 2
+        # a file of the tests is a user's own code, whose mistakes end in 2
+        variables["FEDJAX_SSL_DEBUG"] = "1"
     command = [str(WORKER), f"--config={config}", f"--workdir={folder}", *overrides]
     logs = folder.with_name(f"{folder.name}_{harm}")
-    return start(command, logs, variables, each, frozen=HARMS[harm][0] if harm == "freeze" else None)
+    return start(
+        command, logs, variables, each, frozen=HARMS[harm][0] if harm == "freeze" else None
+    )
 
 
 def start(
@@ -144,7 +154,9 @@ def whole(tmp_path_factory):
     ids=["everything"],
 )
 def harmed(request, tmp_path_factory):
-    """A run of 2 processes with 2 devices each to which all this happens; what was there before the last is kept."""
+    """A run of 2 processes with 2 devices each to which all this happens; what was there before
+    the last is kept.
+    """
     folder = tmp_path_factory.mktemp("harmed") / "run"
     ended = {}
     for harm in request.param:
@@ -169,16 +181,25 @@ def check_that_all_ended(harm, how):
     assert all(f"process {index} of {PROCESSES}: on " in logs[index] for index in range(PROCESSES))
     if harm == "terminate":
         assert codes == [runs.PREEMPTED] * 2, logs
-        assert all(f"process {index} of 2: a process was asked to end (SIGTERM)" in logs[index] for index in (0, 1))
+        assert all(
+            f"process {index} of 2: a process was asked to end (SIGTERM)" in logs[index]
+            for index in (0, 1)
+        )
         return
     if harm == "exception":
         assert codes[victim] == 1
-        assert "process 1 of 2: ended by RuntimeError" in logs[victim] and "made to fail" in logs[victim]
+        assert (
+            "process 1 of 2: ended by RuntimeError" in logs[victim]
+            and "made to fail" in logs[victim]
+        )
     else:
         assert codes[victim] == -signal.SIGKILL  # of itself, or of the test that found it frozen
-    # The other one noticed and ended by itself; nobody waited until the watchdog or the test had enough.
+    # The other one noticed and ended by itself; nobody waited until the watchdog or the test had
+    # enough.
     assert codes[other] not in (-signal.SIGKILL, runs.STALLED), (codes, logs)
-    assert re.search("Connection|connection|task|heartbeat", logs[other].split("devices; process 0")[1]), logs[other]
+    assert re.search(
+        "Connection|connection|task|heartbeat", logs[other].split("devices; process 0")[1]
+    ), logs[other]
 
 
 def test_after_all_that_the_same_command_ends_in_the_same_bits(harmed, whole):
@@ -189,22 +210,31 @@ def test_after_all_that_the_same_command_ends_in_the_same_bits(harmed, whole):
 
 
 def write_own_examples(folder: Path, sizes: np.ndarray) -> None:
-    """Images of clients of these sizes, all in one file, and files for two processes with noise for the other's."""
+    """Images of clients of these sizes, all in one file, and files for two processes with noise
+    for the other's.
+    """
     generator = np.random.default_rng(0)
     client = generator.permutation(np.repeat(np.arange(len(sizes)), sizes))
-    labels, test_labels = generator.integers(0, 3, sizes.sum()), generator.integers(0, 3, 40)
+    labels = generator.integers(0, 3, sizes.sum())
+    test_labels = generator.integers(0, 3, 40)
 
     def images(labels: np.ndarray) -> np.ndarray:
         drawn = generator.integers(0, 256, (len(labels), 4, 4, 1), np.uint8)
         drawn[np.arange(len(labels)), labels] = 255
         return drawn
 
-    whole, test = images(labels), images(test_labels)
+    whole = images(labels)
+    test = images(test_labels)
     rest = {"labels": labels, "client": client, "test_images": test, "test_labels": test_labels}
-    np.savez(folder / "rest.npz", **{name: x if x.ndim > 1 else x.astype(np.int32) for name, x in rest.items()})
+    np.savez(
+        folder / "rest.npz",
+        **{name: x if x.ndim > 1 else x.astype(np.int32) for name, x in rest.items()},
+    )
     np.save(folder / "all.npy", whole)
     devices = PROCESSES * DEVICES_EACH
-    dealt = np.asarray(federated.deal(jnp.pad(jnp.asarray(sizes), (0, -len(sizes) % devices)), devices))
+    dealt = np.asarray(
+        federated.deal(jnp.pad(jnp.asarray(sizes), (0, -len(sizes) % devices)), devices)
+    )
     for process, own in enumerate(dealt.reshape(PROCESSES, -1)):
         noise = generator.integers(0, 256, whole.shape, np.uint8)
         kept = np.isin(client, own)
@@ -213,7 +243,9 @@ def write_own_examples(folder: Path, sizes: np.ndarray) -> None:
 
 
 @pytest.mark.thorough
-def test_two_processes_that_have_the_images_of_half_of_the_clients_each_give_the_bits_of_one_that_has_all(tmp_path):
+def test_two_processes_that_have_the_images_of_half_of_the_clients_each_give_the_bits_of_one_that_has_all(
+    tmp_path,
+):
     sizes = np.array([12, 41, 7, 23, 30, 5, 18, 26, 9])
     write_own_examples(tmp_path, sizes)
     alone(tmp_path / "one", OWN, **{"data.path": str(tmp_path)})
@@ -257,7 +289,9 @@ def test_processes_with_different_configs_are_refused(tmp_path):
     ended = launch(tmp_path / "run", each=("--config.seed=1", "--config.seed=2"))
     assert ended.codes == [2, 2], ended.logs
     for index, log in enumerate(ended.logs):
-        assert f"process {index} of 2: error: process 1 of 2 has another config than process 0" in log
+        assert (
+            f"process {index} of 2: error: process 1 of 2 has another config than process 0" in log
+        )
         assert "Traceback" not in log
     assert not (tmp_path / "run").exists()
 
@@ -276,7 +310,10 @@ def test_processes_that_do_not_find_each_other(tmp_path):
         check=False,
     )
     assert process.returncode == 2
-    assert "process 1 of 2: error: the processes did not find each other within 1 seconds" in process.stderr
+    assert (
+        "process 1 of 2: error: the processes did not find each other within 1 seconds"
+        in process.stderr
+    )
     assert who["FEDJAX_SSL_COORDINATOR"] in process.stderr and "Traceback" not in process.stderr
 
 
@@ -304,7 +341,12 @@ print("fed", flush=True)
 stuck()
 """
     process = subprocess.run(
-        [sys.executable, "-c", code], env=environment(1), capture_output=True, text=True, timeout=LIMIT, check=False
+        [sys.executable, "-c", code],
+        env=environment(1),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
     )
     assert process.returncode == 3 and process.stdout == "fed\n"
     assert "process 1 of 2: nothing happens" in process.stderr and "in stuck" in process.stderr
@@ -327,7 +369,11 @@ def test_one_process_needs_no_settings():
 
 
 def test_the_environment_fills_in_what_the_config_leaves_open():
-    variables = {"FEDJAX_SSL_COORDINATOR": "a:1", "FEDJAX_SSL_NUM_PROCESSES": "4", "FEDJAX_SSL_PROCESS_ID": "3"}
+    variables = {
+        "FEDJAX_SSL_COORDINATOR": "a:1",
+        "FEDJAX_SSL_NUM_PROCESSES": "4",
+        "FEDJAX_SSL_PROCESS_ID": "3",
+    }
     found = runs.settings(section(process_id=2), variables)
     assert found[:3] == ("a:1", 4, 2)
     assert found.heartbeat_seconds == 30 and found.stall_minutes == 60
@@ -337,13 +383,37 @@ def test_the_environment_fills_in_what_the_config_leaves_open():
 @pytest.mark.parametrize(
     ("fields", "variables", "expected"),
     [
-        ({"coordinator": "a:1"}, {}, "has coordinator but no num_processes and no process_id.*FEDJAX_SSL_PROCESS_ID"),
-        ({"num_processes": 2, "process_id": 0}, {}, "has num_processes and process_id but no coordinator"),
-        ({"coordinator": "a:1", "num_processes": 2, "process_id": 2}, {}, r"process_id is 2; .* 0\.\.1"),
-        ({"coordinator": "a", "num_processes": 2, "process_id": 0}, {}, "coordinator is 'a'; it must be host:port"),
-        ({"coordinator": "a:1", "process_id": 0}, {"FEDJAX_SSL_NUM_PROCESSES": "two"}, "NUM_PROCESSES is 'two'"),
+        (
+            {"coordinator": "a:1"},
+            {},
+            "has coordinator but no num_processes and no process_id.*FEDJAX_SSL_PROCESS_ID",
+        ),
+        (
+            {"num_processes": 2, "process_id": 0},
+            {},
+            "has num_processes and process_id but no coordinator",
+        ),
+        (
+            {"coordinator": "a:1", "num_processes": 2, "process_id": 2},
+            {},
+            r"process_id is 2; .* 0\.\.1",
+        ),
+        (
+            {"coordinator": "a", "num_processes": 2, "process_id": 0},
+            {},
+            "coordinator is 'a'; it must be host:port",
+        ),
+        (
+            {"coordinator": "a:1", "process_id": 0},
+            {"FEDJAX_SSL_NUM_PROCESSES": "two"},
+            "NUM_PROCESSES is 'two'",
+        ),
         ({"auto": True, "process_id": 1}, {}, "auto takes process_id from the cluster"),
-        ({"auto": True}, {"FEDJAX_SSL_COORDINATOR": "a:1"}, "auto takes coordinator from the cluster"),
+        (
+            {"auto": True},
+            {"FEDJAX_SSL_COORDINATOR": "a:1"},
+            "auto takes coordinator from the cluster",
+        ),
     ],
 )
 def test_settings_that_make_no_sense(fields, variables, expected):
@@ -355,7 +425,11 @@ def test_every_process_owns_as_many_devices_of_a_run(monkeypatch):
     assert [device.id for device in runs.run_devices(3)] == [0, 1, 2]
     with pytest.raises(ConfigError, match=r"federated\.devices is 5; devices here: 4"):
         runs.run_devices(5)
-    there = [SimpleNamespace(process_index=index, id=8 * index + slot) for index in (0, 1) for slot in range(2 + index)]
+    there = [
+        SimpleNamespace(process_index=index, id=8 * index + slot)
+        for index in (0, 1)
+        for slot in range(2 + index)
+    ]
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(jax, "devices", lambda: there)
     assert [device.id for device in runs.run_devices(2)] == [0, 8]
@@ -367,9 +441,15 @@ def test_every_process_owns_as_many_devices_of_a_run(monkeypatch):
 
 def test_shared_out_arrays_are_whole_on_every_device():
     mesh = Mesh(np.array(jax.devices()), ("clients",))
-    tree = {"key": jax.random.key(3), "values": jnp.array([-0.0, jnp.nan, 1.0]), "none": jnp.zeros((0, 2))}
+    tree = {
+        "key": jax.random.key(3),
+        "values": jnp.array([-0.0, jnp.nan, 1.0]),
+        "none": jnp.zeros((0, 2)),
+    }
     shared = runs.share_out(tree, mesh)
-    assert all(leaf.is_fully_replicated and len(leaf.devices()) == 4 for leaf in jax.tree.leaves(shared))
+    assert all(
+        leaf.is_fully_replicated and len(leaf.devices()) == 4 for leaf in jax.tree.leaves(shared)
+    )
     assert np.asarray(shared["values"]).tobytes() == np.asarray(tree["values"]).tobytes()
     assert jax.random.bits(shared["key"]) == jax.random.bits(tree["key"])
     assert runs.share_out(tree, None) is tree

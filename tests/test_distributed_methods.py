@@ -17,11 +17,13 @@ NAMES = ("fedavg", "semifl", "xclp")  # plain, with a server that trains, with a
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
-    """A folder with all runs of the same two processes, `two`, and with those of this one, `one`: at the same time.
+    """A folder with all runs of the same two processes, `two`, and with those of this one, `one`:
+    at the same time.
 
     All of them train even where one test is asked for.
     """
-    folder, names = tmp_path_factory.mktemp("runs"), [*NAMES, *ON_HOST]
+    folder = tmp_path_factory.mktemp("runs")
+    names = [*NAMES, *ON_HOST]
     command = ["-m", distributed_runs.__name__, str(folder / "two"), *names]
     with ThreadPoolExecutor() as threads:
         two = threads.submit(start, command, folder / "log", limit=10 * LIMIT)
@@ -41,7 +43,9 @@ def test_two_processes_have_the_bits_of_one(name: str, ended: tuple[Path, Ended]
     assert all(name in log for log in logs), [text[-2000:] for text in two.logs]
     assert_same_run(folder / "two" / name, folder / "one" / name)
     if name in ON_HOST:
-        assert "process 1 of 2: the 2 devices of this process have the examples of " in logs[1][name]
+        assert (
+            "process 1 of 2: the 2 devices of this process have the examples of " in logs[1][name]
+        )
 
 
 @pytest.mark.thorough

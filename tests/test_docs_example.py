@@ -31,7 +31,9 @@ def run_block(page: str) -> dict[str, Any]:
 
 @pytest.fixture
 def recipe(monkeypatch: pytest.MonkeyPatch) -> str:
-    """The method of extending.md, in a module as the page says; returns the name that a config uses."""
+    """The method of extending.md, in a module as the page says; returns the name that a config
+    uses.
+    """
     module = ModuleType("my_methods")
     module.__dict__.update(run_block("extending.md"))
     monkeypatch.setitem(sys.modules, "my_methods", module)
@@ -43,13 +45,16 @@ def test_entropy_term_makes_predictions_surer_and_the_network_learns(recipe: str
     config = presets.digits_by_writer(recipe, "5")
     config.rounds = config.eval_every = 6
     config.method.warmup_rounds = 3
-    train, experiment = make_train(config), load_experiment(config)
+    train = make_train(config)
+    experiment = load_experiment(config)
 
     def run(key: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
         state, metrics = train(key, {"method.entropy_weight": weight})
         federation = federate(experiment, key)
         log_probs = build_method(experiment, federation).predict(state, federation.inputs)
-        return metrics["test_accuracy"][-1], -jnp.mean(jnp.sum(jnp.exp(log_probs) * log_probs, axis=1))
+        return metrics["test_accuracy"][-1], -jnp.mean(
+            jnp.sum(jnp.exp(log_probs) * log_probs, axis=1)
+        )
 
     mapped = jax.jit(jax.vmap(run, in_axes=(None, 0)))
     accuracy, entropy = mapped(jax.random.key(0), jnp.array([0.0, 0.5]))
@@ -72,7 +77,11 @@ def test_own_arrays_become_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     dataset = data.load("npz", path=tmp_path / "wine.npz")
     assert (dataset.num_classes, dataset.input_shape) == (3, (13,))
     federation = data.federate(
-        jax.random.key(0), dataset, test_fraction=0.3, supervision="per_client", supervision_options={"labels": 3}
+        jax.random.key(0),
+        dataset,
+        test_fraction=0.3,
+        supervision="per_client",
+        supervision_options={"labels": 3},
     )
     assert federation.summary()["clients"] == 3
     assert federation.summary()["labelled_examples"] == 9

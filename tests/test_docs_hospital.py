@@ -16,7 +16,12 @@ from fedjax_ssl import cli
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "hospital.md").read_text(encoding="utf-8")
 # Contrast and brightness of a site's pictures, and which share of them has a label.
-SITES = {"north": (1.0, 0, 0.4), "south": (0.7, 50, 0.2), "east": (0.85, 20, 0.0), "west": (0.6, 70, 1.0)}
+SITES = {
+    "north": (1.0, 0, 0.4),
+    "south": (0.7, 50, 0.2),
+    "east": (0.85, 20, 0.0),
+    "west": (0.6, 70, 1.0),
+}
 
 
 def commands() -> list[list[str]]:
@@ -26,7 +31,8 @@ def commands() -> list[list[str]]:
 
 
 def write_sites(folder: Path, count: int, side: int = 40) -> dict[str, str]:
-    """Draws `scans/` of pictures of side x side pixels with their table; returns the labels by file.
+    """Draws `scans/` of pictures of side x side pixels with their table; returns the labels by
+    file.
 
     A picture is of waves and noise, every second one with a bright spot.
     """
@@ -37,10 +43,16 @@ def write_sites(folder: Path, count: int, side: int = 40) -> dict[str, str]:
         (folder / "scans" / site).mkdir(parents=True)
         for number in range(count):
             ill = number % 2
-            waves = np.sin(x / random.uniform(4, 8) + random.uniform(0, 6)) + np.cos(y / random.uniform(4, 8))
+            waves = np.sin(x / random.uniform(4, 8) + random.uniform(0, 6)) + np.cos(
+                y / random.uniform(4, 8)
+            )
             picture = 60 + 25 * waves + random.normal(0, 12, (side, side))
             column, row = random.uniform(0.4 * side, 0.6 * side, 2)
-            picture += ill * 120 * np.exp(-((x - column) ** 2 + (y - row) ** 2) / (2 * random.uniform(4, 6) ** 2))
+            picture += (
+                ill
+                * 120
+                * np.exp(-((x - column) ** 2 + (y - row) ** 2) / (2 * random.uniform(4, 6) ** 2))
+            )
             name = f"{site}/{number:04}.png"
             pixels = np.clip(contrast * picture + brightness, 0, 255).astype(np.uint8)
             Image.fromarray(pixels).save(folder / "scans" / name)
@@ -64,7 +76,11 @@ def test_the_first_command_says_what_is_there(here, capsys):
     said = capsys.readouterr().out
     without = sum(not label for label in labels.values())
     assert f"24 examples, {without} of them without a class label" in said and without > 6
-    assert "east (6), north (6), south (6), west (6)" in said and "healthy" in said and "nodule" in said
+    assert (
+        "east (6), north (6), south (6), west (6)" in said
+        and "healthy" in said
+        and "nodule" in said
+    )
 
 
 @pytest.mark.thorough
@@ -83,4 +99,5 @@ def test_four_commands_lead_from_files_to_a_report_and_labels(here):
     right = np.mean([line["name"] == truth[line["input"]] for line in lines])
     summary = json.loads((runs / "method=xclp,seed=0" / "summary.json").read_text())
     # The same images on the way of the sweep and on that of the prediction.
-    assert len(lines) == 60 and right == pytest.approx(summary["test_accuracy"]) and right > 0.75  # chance is 0.5
+    # chance is 0.5
+    assert len(lines) == 60 and right == pytest.approx(summary["test_accuracy"]) and right > 0.75

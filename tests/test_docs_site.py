@@ -1,4 +1,6 @@
-"""The site is built without a warning, asks for nothing from elsewhere, and shows formulas and numbers as written."""
+"""The site is built without a warning, asks for nothing from elsewhere, and shows formulas and
+numbers as written.
+"""
 
 import re
 import subprocess

@@ -1,4 +1,5 @@
-"""Runs that are killed at any moment, and files and names that are no config: the seed of the kills is printed.
+"""Runs that are killed at any moment, and files and names that are no config: the seed of the kills
+is printed.
 
 `make thorough` kills at the same few moments every time; at fifty from a seed of your own:
 
@@ -34,7 +35,9 @@ def arrays_of(folder: Path) -> dict[int, dict[str, str]]:
     found = {}
     for round in checkpoints.rounds():
         arrays, *_ = checkpoints._read(round)
-        found[round] = {name: hashlib.sha256(array.tobytes()).hexdigest() for name, array in arrays.items()}
+        found[round] = {
+            name: hashlib.sha256(array.tobytes()).hexdigest() for name, array in arrays.items()
+        }
     return found
 
 
@@ -45,7 +48,11 @@ def test_kills_over_the_whole_life_of_a_run_lose_no_bit(tmp_path: Path) -> None:
     moments = random.Random(SEED)
     run(experiment(), tmp_path / "whole")
     kills = starts = 0
-    whole = rows_of(tmp_path / "whole"), results_of(tmp_path / "whole"), arrays_of(tmp_path / "whole")
+    whole = (
+        rows_of(tmp_path / "whole"),
+        results_of(tmp_path / "whole"),
+        arrays_of(tmp_path / "whole"),
+    )
     while kills < KILLS:
         folder = tmp_path / f"killed_{starts}"
         starts += 1
@@ -53,7 +60,9 @@ def test_kills_over_the_whole_life_of_a_run_lose_no_bit(tmp_path: Path) -> None:
         while not (folder / "summary.json").exists():
             begin = time.monotonic()
             process = subprocess.Popen(
-                [sys.executable, "-c", CHILD, str(folder)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+                [sys.executable, "-c", CHILD, str(folder)],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
             )
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(moments.uniform(0.5, longest) if kills < KILLS else None)
@@ -73,7 +82,9 @@ def test_kills_over_the_whole_life_of_a_run_lose_no_bit(tmp_path: Path) -> None:
 def test_ctrl_c_during_imports_ends_with_one_line() -> None:
     for module in ("numpy", "jax._src.core", "flax.core", "optax"):
         line = [sys.executable, "-X", "importtime", "-m", "fedjax_ssl.cli", "run", "digits_fedavg"]
-        with subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        ) as process:
             assert process.stderr is not None
             for text in process.stderr:
                 if text.rstrip().endswith(f" {module}"):
@@ -88,7 +99,10 @@ def test_ctrl_c_during_imports_ends_with_one_line() -> None:
     ("text", "message"),
     [
         ("import sys\nsys.exit(3)\n", "it ends Python when it is read"),
-        ("import ml_collections\ndef get_config():\n    return ml_collections.ConfigDict({})\n", "a config without "),
+        (
+            "import ml_collections\ndef get_config():\n    return ml_collections.ConfigDict({})\n",
+            "a config without ",
+        ),
     ],
 )
 def test_a_file_that_is_no_config_is_one_message(tmp_path: Path, text: str, message: str) -> None:
@@ -106,7 +120,9 @@ def test_a_file_that_is_no_config_is_one_message(tmp_path: Path, text: str, mess
     ],
 )
 def test_a_name_that_builds_nothing_is_one_message(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"no name; give module:function|no function that builds one"):
+    with pytest.raises(
+        ConfigError, match=r"no name; give module:function|no function that builds one"
+    ):
         configs.load("digits_fedavg", [("method.name", name)])
 
 

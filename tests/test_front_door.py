@@ -1,4 +1,6 @@
-"""The names of `import fedjax_ssl as fs`: which there are, what importing them costs, and that their examples run."""
+"""The names of `import fedjax_ssl as fs`: which there are, what importing them costs, and that
+their examples run.
+"""
 
 import doctest
 import subprocess
@@ -23,23 +25,33 @@ NAMES = """
 def test_the_front_door_offers_these_names() -> None:
     assert fs.__all__ == NAMES.split() and {*fs.__all__, "data", "federated"} < {*dir(fs)}
     assert fs.data.Dataset is fs.Dataset and fs.config.default().rounds and "errors" not in dir(fs)
-    with pytest.raises(AttributeError, match="has no attribute 'runn'; it offers: load_config, run,"):
+    with pytest.raises(
+        AttributeError, match="has no attribute 'runn'; it offers: load_config, run,"
+    ):
         fs.runn  # noqa: B018
 
 
 def test_importing_the_package_brings_nothing_else() -> None:
     code = "import sys, fedjax_ssl; print({*sys.modules} - {'__main__'})"
-    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert {name.partition(".")[0] for name in eval(done.stdout)} - sys.stdlib_module_names == {"fedjax_ssl"}
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert {name.partition(".")[0] for name in eval(done.stdout)} - sys.stdlib_module_names == {
+        "fedjax_ssl"
+    }
 
 
 @pytest.mark.parametrize("name", NAMES.split()[1:])
-def test_the_example_in_the_docstring_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_in_the_docstring_runs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     for table in ("_builders", "_lines", "_options"):  # examples register methods
         monkeypatch.setattr(fs.methods.METHODS, table, dict(getattr(fs.methods.METHODS, table)))
     names = {"fs": fs, "jax": jax, "jnp": jnp, "np": np}
-    example = doctest.DocTestParser().get_doctest(getattr(fs, name).__doc__ or "", names, name, None, None)
+    example = doctest.DocTestParser().get_doctest(
+        getattr(fs, name).__doc__ or "", names, name, None, None
+    )
     assert example.examples, f"fs.{name} has no example"
     assert doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example).failed == 0
 

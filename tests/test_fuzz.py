@@ -1,7 +1,7 @@
 """What nobody thought of: settings, arrays, tables, checkpoints and run folders by Hypothesis.
 
-Every case ends in a typed error of one line, or in a result whose numbers are finite or marked. `make thorough` tries
-the same few hundred cases every time; ten thousand from a seed of your own:
+Every case ends in a typed error of one line, or in a result whose numbers are finite or marked.
+`make thorough` tries the same few hundred cases every time; ten thousand from a seed of your own:
 
     FEDJAX_SSL_FUZZ=7 pytest -s -m thorough tests/test_fuzz.py
 """
@@ -46,7 +46,9 @@ def quick_disk() -> Iterator[None]:
 
 
 def cases(few: int, many: int) -> Callable[[Callable], Callable]:
-    """Tries a test with so many cases: few that are always the same, or many from the seed that was given."""
+    """Tries a test with so many cases: few that are always the same, or many from the seed that
+    was given.
+    """
 
     def decorate(test: Callable) -> Callable:
         configured = hypothesis.settings(
@@ -69,12 +71,33 @@ def cases(few: int, many: int) -> Callable[[Callable], Callable]:
 # --- settings
 
 NUMBERS = st.one_of(
-    st.sampled_from([0, 1, -1, 2, 10**9, 2**31, 2**32, 2**63, 0.5, 1e-300, 1e30, 1e39, math.nan, math.inf, -math.inf]),
+    st.sampled_from(
+        [
+            0,
+            1,
+            -1,
+            2,
+            10**9,
+            2**31,
+            2**32,
+            2**63,
+            0.5,
+            1e-300,
+            1e30,
+            1e39,
+            math.nan,
+            math.inf,
+            -math.inf,
+        ]
+    ),
     st.integers(-(2**70), 2**70),
     st.floats(),
 )
 PIECES = st.one_of(NUMBERS, st.none(), st.booleans(), st.text(max_size=6))
-VALUES = st.one_of(PIECES, st.lists(st.one_of(PIECES, st.lists(PIECES, max_size=2).map(tuple)), max_size=3).map(tuple))
+VALUES = st.one_of(
+    PIECES,
+    st.lists(st.one_of(PIECES, st.lists(PIECES, max_size=2).map(tuple)), max_size=3).map(tuple),
+)
 # Numbers that a range may well take, so that something is built of them.
 TAKEN = st.sampled_from([0, 1, 2, 3, 7, 40, 0.0, 1e-30, 1e-3, 0.3, 0.99, 1.0, 30.0, 1e30])
 
@@ -85,16 +108,24 @@ def kinds_of(method: str) -> dict[str, Option]:
 
 
 @st.composite
-def settings_of(draw: Any, values: st.SearchStrategy, choices: bool) -> tuple[str, list[tuple[str, Any]]]:
-    """A method, and one to three of its fields with values; names are mostly names that there are."""
+def settings_of(
+    draw: Any, values: st.SearchStrategy, choices: bool
+) -> tuple[str, list[tuple[str, Any]]]:
+    """A method, and one to three of its fields with values; names are mostly names that there
+    are.
+    """
     method = draw(st.sampled_from(sorted(methods.available())))
     found = []
     for _ in range(draw(st.integers(1, 3))):
-        numbers = [name for name, kind in kinds_of(method).items() if choices or kind.type in (int, float)]
+        numbers = [
+            name for name, kind in kinds_of(method).items() if choices or kind.type in (int, float)
+        ]
         name = draw(st.sampled_from(sorted(numbers)))
         section, _, option = name.rpartition(".")
         known = fields.CHOICES.get(section) if option == "name" else None
-        found.append((name, draw(st.one_of(st.sampled_from(sorted(known)), values) if known else values)))
+        found.append(
+            (name, draw(st.one_of(st.sampled_from(sorted(known)), values) if known else values))
+        )
     return method, found
 
 
@@ -112,7 +143,9 @@ def usable(value: Any) -> bool:
 
 @cases(400, 6000)
 @hypothesis.given(settings_of(VALUES, choices=True))
-def test_settings_are_refused_in_one_line_or_usable(case: tuple[str, list[tuple[str, Any]]]) -> None:
+def test_settings_are_refused_in_one_line_or_usable(
+    case: tuple[str, list[tuple[str, Any]]],
+) -> None:
     method, given = case
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -127,9 +160,15 @@ def test_settings_are_refused_in_one_line_or_usable(case: tuple[str, list[tuple[
 
 
 def experiment_of(case: tuple[str, list[tuple[str, Any]]]) -> Any:
-    """The case as an experiment on the digits, with labels where its method wants them; one round."""
+    """The case as an experiment on the digits, with labels where its method wants them; one
+    round.
+    """
     method, given = case
-    given = [(name, value) for name, value in given if name not in ("rounds", "threads", "federated.devices")]
+    given = [
+        (name, value)
+        for name, value in given
+        if name not in ("rounds", "threads", "federated.devices")
+    ]
     return configs.load(f"digits:{method}", [*given, ("rounds", 1), ("eval_every", 1)])
 
 
@@ -143,7 +182,8 @@ def test_a_round_of_what_is_taken_is_finite_or_marked(
         warnings.simplefilter("ignore")
         try:
             config = experiment_of(case)
-            config.optimizer.local_epochs = min(config.optimizer.local_epochs, 2)  # what is tried is not patience
+            # what is tried is not patience
+            config.optimizer.local_epochs = min(config.optimizer.local_epochs, 2)
             summary = run(config, folder)
         except ConfigError as error:
             return of_one_line(error, case)
@@ -167,20 +207,55 @@ def test_a_round_of_what_is_taken_is_finite_or_marked(
 def archives(draw: Any) -> dict[str, np.ndarray]:
     """Arrays for an `.npz` file, of any type; mostly as many as there are inputs."""
     kinds = st.sampled_from(
-        ["u1", "i1", "i8", "u8", "f2", "f4", "f8", "f8", "?", "c8", "U3", "S2", "M8[s]", "O", ">f4", ">i2"]
+        [
+            "u1",
+            "i1",
+            "i8",
+            "u8",
+            "f2",
+            "f4",
+            "f8",
+            "f8",
+            "?",
+            "c8",
+            "U3",
+            "S2",
+            "M8[s]",
+            "O",
+            ">f4",
+            ">i2",
+        ]
     )
-    number, found = draw(st.integers(0, 6)), {}
-    for name in ("inputs", "labels", *draw(st.lists(st.sampled_from(ARRAYS), unique=True, max_size=4))):
+    number = draw(st.integers(0, 6))
+    found = {}
+    for name in (
+        "inputs",
+        "labels",
+        *draw(st.lists(st.sampled_from(ARRAYS), unique=True, max_size=4)),
+    ):
         rows = number if draw(st.integers(0, 9)) else draw(st.integers(0, 6))
         shape = (rows, *draw(st.lists(st.integers(0, 3), max_size=3 if name == "inputs" else 1)))
         kind = draw(kinds)
         value = draw(PIECES) if kind == "O" else None
-        found[name] = np.full(shape, value, object) if kind == "O" else draw(arrays.arrays(np.dtype(kind), shape))
+        found[name] = (
+            np.full(shape, value, object)
+            if kind == "O"
+            else draw(arrays.arrays(np.dtype(kind), shape))
+        )
     return found
 
 
 ARRAYS = (
-    *("client", "test_inputs", "test_labels", "test_client", "class_names", "coarse", "correspondence", "set"),
+    *(
+        "client",
+        "test_inputs",
+        "test_labels",
+        "test_client",
+        "class_names",
+        "coarse",
+        "correspondence",
+        "set",
+    ),
     *("x_train", "nonsense", "../up"),
 )
 
@@ -188,7 +263,9 @@ ARRAYS = (
 @st.composite
 def damages(draw: Any) -> Callable[[bytes], bytes]:
     """What may happen to a file's bytes."""
-    kind, place, other = draw(st.integers(0, 4)), draw(st.floats(0, 1)), draw(st.binary(max_size=40))
+    kind = draw(st.integers(0, 4))
+    place = draw(st.floats(0, 1))
+    other = draw(st.binary(max_size=40))
 
     def damaged(content: bytes) -> bytes:
         at = int(place * len(content))
@@ -197,7 +274,11 @@ def damages(draw: Any) -> Callable[[bytes], bytes]:
         if kind == 1:
             return content[:at]
         if kind == 2:
-            return content[:at] + bytes(byte ^ (1 << (at % 8)) for byte in content[at : at + 1]) + content[at + 1 :]
+            return (
+                content[:at]
+                + bytes(byte ^ (1 << (at % 8)) for byte in content[at : at + 1])
+                + content[at + 1 :]
+            )
         return content[:at] + other + content[at + (len(other) if kind == 3 else 0) :]
 
     return damaged
@@ -206,7 +287,9 @@ def damages(draw: Any) -> Callable[[bytes], bytes]:
 @cases(200, 1500)
 @hypothesis.given(archives(), damages())
 def test_arrays_of_a_user_are_one_message_or_finite(
-    tmp_path_factory: pytest.TempPathFactory, content: dict[str, np.ndarray], damaged: Callable[[bytes], bytes]
+    tmp_path_factory: pytest.TempPathFactory,
+    content: dict[str, np.ndarray],
+    damaged: Callable[[bytes], bytes],
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "mine.npz"
     np.savez(path, **content)
@@ -225,14 +308,31 @@ def test_arrays_of_a_user_are_one_message_or_finite(
 
 CELLS = st.one_of(
     st.sampled_from(
-        ["", " ", "1", "2", "0.5", "1,5", "-2e1", "1e39", "1e400", "nan", "inf", "NULL", "18446744073709551615", "=1+1"]
+        [
+            "",
+            " ",
+            "1",
+            "2",
+            "0.5",
+            "1,5",
+            "-2e1",
+            "1e39",
+            "1e400",
+            "nan",
+            "inf",
+            "NULL",
+            "18446744073709551615",
+            "=1+1",
+        ]
     ),
     st.sampled_from(["x" * 140_000, "0" * 5000, "a\nb", 'say "so"', "żółć", "\0", "\ufeff"]),
     st.floats().map(str),
     st.text(max_size=5),
 )
 HEADS = st.one_of(
-    st.sampled_from(["label", "client", "split", "set", "coarse", "age", "weight", "Label", "file"]),
+    st.sampled_from(
+        ["label", "client", "split", "set", "coarse", "age", "weight", "Label", "file"]
+    ),
     st.text(max_size=4),
 )
 ENCODINGS = ("utf-8", "utf-8-sig", "utf-16", "utf-16-le", "latin-1", "cp1252", "utf-32")
@@ -246,11 +346,16 @@ def tables(draw: Any) -> bytes:
         head = ["age", "label", *head]
     wide = st.integers(0, 9).flatmap(lambda odd: st.just(len(head)) if odd else st.integers(0, 7))
     rows = [draw(st.lists(CELLS, min_size=n, max_size=n)) for n in draw(st.lists(wide, max_size=6))]
-    comma, end = draw(st.sampled_from([",", ";", "\t", "|"])), draw(st.sampled_from(["\n", "\r\n", "\r"]))
+    comma = draw(st.sampled_from([",", ";", "\t", "|"]))
+    end = draw(st.sampled_from(["\n", "\r\n", "\r"]))
     quoted = draw(st.booleans())
 
     def cell(text: str) -> str:
-        return '"' + text.replace('"', '""') + '"' if quoted and {comma, "\n", '"'} & set(text) else text
+        return (
+            '"' + text.replace('"', '""') + '"'
+            if quoted and {comma, "\n", '"'} & set(text)
+            else text
+        )
 
     text = end.join(comma.join(map(cell, row)) for row in [head, *rows])
     return text.encode(draw(st.sampled_from(ENCODINGS)), errors="replace")
@@ -291,7 +396,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 FILES = (
-    *("config.json", "metrics.jsonl", "metrics.csv", "summary.json", "model.json", "client_accuracy.csv"),
+    *(
+        "config.json",
+        "metrics.jsonl",
+        "metrics.csv",
+        "summary.json",
+        "model.json",
+        "client_accuracy.csv",
+    ),
     *("checkpoints/round_00000005.ckpt", "checkpoints/round_00000006.ckpt"),
 )
 HARMS = st.one_of(damages(), st.sampled_from([*FILES, "gone"]))
@@ -318,7 +430,8 @@ def test_a_folder_with_several_damaged_files_goes_on_to_the_same_bits_or_says_wh
         warnings.simplefilter("always")
         try:
             train(folder)
-        except (RunFolderError, CheckpointError):  # of several lines where fields of another config are listed
+        # of several lines where fields of another config are listed
+        except (RunFolderError, CheckpointError):
             return None
     assert state_of(folder) == state_of(whole), harm
     now = content_of(folder)

@@ -1,4 +1,6 @@
-"""What a recipe loads of this package: engine, objectives and the interface of networks, and nothing else."""
+"""What a recipe loads of this package: engine, objectives and the interface of networks, and
+nothing else.
+"""
 
 import json
 import subprocess
@@ -14,7 +16,9 @@ print(json.dumps([module for module in sys.modules if module.split(".")[0] == "f
 def loaded(*names: str) -> set[str]:
     """Modules of the package after the import of recipes in a fresh process."""
     script = SCRIPT.format(imports="\n".join(f"import fedjax_ssl.methods.{name}" for name in names))
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     return set(json.loads(found.stdout))
 
 
@@ -27,5 +31,15 @@ def test_a_recipe_loads_no_sources_protocols_or_faces() -> None:
     modules = loaded("xclp", "fedmatch")
     rooms = {module.split(".")[1] for module in modules if "." in module}
     assert "graph" in rooms
-    assert not rooms & {"secure", "config", "presets", "runs", "sweep", "report", "trained", "cli", "benchmarks"}
+    assert not rooms & {
+        "secure",
+        "config",
+        "presets",
+        "runs",
+        "sweep",
+        "report",
+        "trained",
+        "cli",
+        "benchmarks",
+    }
     assert not any(module.startswith("fedjax_ssl.data.sources") for module in modules)

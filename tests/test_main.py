@@ -32,11 +32,20 @@ def test_a_run_leaves_everything_in_its_folder_and_goes_on_there(start, tmp_path
     assert code == 0
     assert "11 clients" in output and "mlp (9,610 parameters)" in output and "round 2/2" in output
     assert "inputs are divided by 16 and not standardized" in output
-    for name in ("config.json", "metrics.csv", "metrics.jsonl", "summary.json", "curves.png", "partition.txt"):
+    for name in (
+        "config.json",
+        "metrics.csv",
+        "metrics.jsonl",
+        "summary.json",
+        "curves.png",
+        "partition.txt",
+    ):
         assert (folder / name).stat().st_size > 0, name
     summary = json.loads((folder / "summary.json").read_text())
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert summary["method"] == "fedavg" and summary["dataset"] == "digits" and summary["rounds"] == 2
+    assert (
+        summary["method"] == "fedavg" and summary["dataset"] == "digits" and summary["rounds"] == 2
+    )
     assert [row["round"] for row in rows] == [1, 2]
     assert summary["test_accuracy"] == rows[-1]["test_accuracy"]
     assert summary["bytes_up"] == 2 * 11 * 4 * 9610
@@ -53,7 +62,10 @@ def test_a_run_leaves_everything_in_its_folder_and_goes_on_there(start, tmp_path
     code, _, error = start(DIGITS, *QUICK)
     assert code == 0 and "note:" in error and "round_00000002" in error
     again = json.loads((folder / "summary.json").read_text())
-    assert again["test_accuracy"] == summary["test_accuracy"] and again["bytes_up"] == summary["bytes_up"]
+    assert (
+        again["test_accuracy"] == summary["test_accuracy"]
+        and again["bytes_up"] == summary["bytes_up"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -69,8 +81,14 @@ def test_a_run_leaves_everything_in_its_folder_and_goes_on_there(start, tmp_path
             (DIGITS, "--config.federated.cohort_size=12"),
             ("cohort_size is 12", "11 clients (3 held out by data.test_clients)", "1..11"),
         ),
-        ((f"--config={CONFIGS / 'femnist_xclp.py'}:glyps",), ("no variant 'glyps'", "femnist, glyphs")),
-        (("--config=configs/digits_fedavg.py",), ("no config file", "in the package: digits_fedavg")),
+        (
+            (f"--config={CONFIGS / 'femnist_xclp.py'}:glyps",),
+            ("no variant 'glyps'", "femnist, glyphs"),
+        ),
+        (
+            ("--config=configs/digits_fedavg.py",),
+            ("no config file", "in the package: digits_fedavg"),
+        ),
         ((), ("name is missing", "usage:")),
         ((DIGITS, "--workdir"), ("--workdir needs a value",)),
         ((DIGITS, "more"), ("unexpected argument 'more'",)),
@@ -85,7 +103,9 @@ def test_a_mistake_gets_one_message_and_exit_code_2(start, arguments, expected):
 
 
 def test_femnist_without_data_says_what_to_do(start, tmp_path):
-    code, _, error = start(f"--config={CONFIGS / 'femnist_xclp.py'}", "--config.data.download=false")
+    code, _, error = start(
+        f"--config={CONFIGS / 'femnist_xclp.py'}", "--config.data.download=false"
+    )
     assert code == 2
     assert "federated_emnist_train.sqlite" in error and str(tmp_path / "data") in error
     assert "--config configs/femnist_xclp.py:glyphs" in error

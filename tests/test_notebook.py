@@ -44,7 +44,11 @@ def check_quickstart(shown: Shown) -> None:
 def check_choose_a_method(shown: Shown) -> None:
     assert shown.pictures == 1
     # The labels are where each method looks for them.
-    labels_of = dict(re.findall(r"digits:(\w+)\n +11 clients .*? training examples, ([^;]+; server \d+)", shown.text))
+    labels_of = dict(
+        re.findall(
+            r"digits:(\w+)\n +11 clients .*? training examples, ([^;]+; server \d+)", shown.text
+        )
+    )
     assert labels_of["xclp"] == "55 labelled; server 0"
     assert labels_of["semifl"] == "0 labelled; server 50"
     assert "with a coarse label" in labels_of["fedmt"] and "in sets" in labels_of["fedul"]
@@ -59,9 +63,15 @@ def check_choose_a_method(shown: Shown) -> None:
 def check_your_own_images(shown: Shown) -> None:
     assert shown.pictures == 2
     assert len(list(shown.folder.glob("images/*/*.png"))) == 500
-    assert "4 clients (4 with labels), 400 training examples" in shown.text and "test 100" in shown.text
+    assert (
+        "4 clients (4 with labels), 400 training examples" in shown.text
+        and "test 100" in shown.text
+    )
     assert not re.search(r"^\d harbour", shown.text, re.MULTILINE)  # left out
-    assert all(10 < share <= 100 for share in shown.numbers(r"(\S+) % right in the place that was left out"))
+    assert all(
+        10 < share <= 100
+        for share in shown.numbers(r"(\S+) % right in the place that was left out")
+    )
     guessed = (shown.folder / "guessed.csv").read_text().splitlines()
     assert f"% of {len(guessed) - 1} guessed labels are right" in shown.text
     assert (shown.folder / "runs" / "xclp" / "summary.json").exists()
@@ -79,7 +89,10 @@ def check_sweep_on_an_accelerator(shown: Shown) -> None:
     assert shown.pictures == 1
     assert "25 runs in one program" in shown.text
     assert shown.text.count("<- highest mean") == 1
-    assert shown.numbers(r"(\d+) in one program, each run: in turn \S+ ms, at once \S+ ms") == [1, 16]
+    assert shown.numbers(r"(\d+) in one program, each run: in turn \S+ ms, at once \S+ ms") == [
+        1,
+        16,
+    ]
     assert "refused: hyperparameter 'optimizer.batch_size' is no real-valued setting" in shown.text
 
 
@@ -89,7 +102,10 @@ def check_mixed_supervision(shown: Shown) -> None:
     compared = re.findall(r"^(\w+) +\S+ % on unseen writers", shown.text, re.MULTILINE)
     assert compared == ["labels", "labels_xclp", "channels", "mixed"]
     assert all(0 < share < 100 for share in shown.numbers(r"coarse label (\S+) %"))
-    assert all(20 < share <= 100 for share in shown.numbers(r"labels that travelled \(mixed\): (\S+) % right"))
+    assert all(
+        20 < share <= 100
+        for share in shown.numbers(r"labels that travelled \(mixed\): (\S+) % right")
+    )
 
 
 def check_one_shot_prediction(shown: Shown) -> None:
@@ -100,11 +116,15 @@ def check_one_shot_prediction(shown: Shown) -> None:
     assert "split,row,client,label,xclp,xclp_confidence" in shown.text
     (left_out,) = shown.numbers(r"xclp +(\S+) % of \d+ digits of a new writer")
     assert left_out > 80  # without a label of its own
-    surest, everything = (shown.numbers(rf"the surest +{part} %: (\S+) % right")[0] for part in (50, 100))
+    surest, everything = (
+        shown.numbers(rf"the surest +{part} %: (\S+) % right")[0] for part in (50, 100)
+    )
     assert surest >= everything
 
 
-CHECKS: dict[str, Callable[[Shown], None]] = {name: globals()[f"check_{name}"] for name in NOTEBOOKS}
+CHECKS: dict[str, Callable[[Shown], None]] = {
+    name: globals()[f"check_{name}"] for name in NOTEBOOKS
+}
 
 
 @pytest.mark.thorough
@@ -114,7 +134,8 @@ def test_a_notebook_runs_and_shows_what_it_speaks_of(name: str, tmp_path: Path) 
     environment = {
         **os.environ,  # with this process's compilation cache
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": re.sub(r"device_count=\d+", "device_count=1", os.environ["XLA_FLAGS"]),  # as a user has
+        # as a user has
+        "XLA_FLAGS": re.sub(r"device_count=\d+", "device_count=1", os.environ["XLA_FLAGS"]),
         "MPLBACKEND": "module://matplotlib_inline.backend_inline",
         "PYTHONPATH": str(ROOT),
         "FEDJAX_SSL_NOTEBOOK_ROUNDS": "4",
@@ -122,9 +143,15 @@ def test_a_notebook_runs_and_shows_what_it_speaks_of(name: str, tmp_path: Path) 
     # The kernel works in an empty folder: the notebook needs nothing but the package.
     client = NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}})
     client.execute(env=environment)
-    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    outputs = [
+        output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs
+    ]
     pictures = [output for output in outputs if "image/png" in output.get("data", {})]
-    text = "".join(output.text for output in outputs if output.output_type == "stream" and output.name == "stdout")
+    text = "".join(
+        output.text
+        for output in outputs
+        if output.output_type == "stream" and output.name == "stdout"
+    )
     CHECKS[name](Shown(text, len(pictures), tmp_path))
 
 
@@ -137,7 +164,11 @@ def test_a_notebook_is_committed_without_outputs(name: str) -> None:
 
 
 def first_cell(name: str = "quickstart") -> str:
-    return next(cell.source for cell in nbformat.read(NOTEBOOKS[name], as_version=4).cells if cell.cell_type == "code")
+    return next(
+        cell.source
+        for cell in nbformat.read(NOTEBOOKS[name], as_version=4).cells
+        if cell.cell_type == "code"
+    )
 
 
 def test_all_notebooks_start_with_the_same_cell() -> None:
@@ -169,10 +200,12 @@ class Bare:
 
     def __init__(self, path: Path):
         """`path`: an empty folder."""
-        self.site, self.folder = path / "site", path / "notebooks"
+        self.site = path / "site"
+        self.folder = path / "notebooks"
         (self.site / "pip").mkdir(parents=True)
         self.folder.mkdir()
-        (self.site / "pip" / "__init__.py").touch()  # a whole package, so that it goes before the real pip
+        # a whole package, so that it goes before the real pip
+        (self.site / "pip" / "__init__.py").touch()
         (self.site / "pip" / "__main__.py").write_text(FAKE_PIP)
 
     def put(self, place: Path, *files: str) -> None:
@@ -185,7 +218,9 @@ class Bare:
         """Runs it as a kernel does, in the notebook's folder, without what is installed here."""
         environment = {"PATH": str(self.site), "PYTHONPATH": str(self.site), **environment}
         command = [sys.executable, "-S", "-c", f"{before}\n{first_cell()}"]
-        return subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True)
+        return subprocess.run(
+            command, cwd=self.folder, env=environment, capture_output=True, text=True
+        )
 
     @property
     def asked(self) -> str | None:
@@ -240,14 +275,17 @@ def nvidia(bare: Bare) -> str:
 
 @pytest.mark.parametrize("place", [notes, wheels, beside, around, nvidia])
 def test_the_first_cell_installs_what_is_nearest(bare: Bare, place: Callable[[Bare], str]) -> None:
-    expected, done = place(bare), bare.run_first_cell()
+    expected = place(bare)
+    done = bare.run_first_cell()
     assert done.returncode == 0, done.stderr
     assert bare.asked == expected and done.stdout.endswith("fedjax_ssl 9.9\n")
 
 
 def test_the_first_cell_asks_for_a_restart_where_an_older_version_was_loaded(bare: Bare) -> None:
     bare.put(bare.site, "numpy.py", "numpy-2.0.dist-info/METADATA")
-    (bare.site / "numpy-2.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: numpy\nVersion: 2.0\n")
+    (bare.site / "numpy-2.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: numpy\nVersion: 2.0\n"
+    )
     done = bare.run_first_cell(before="import numpy")
     assert "numpy: a newer version was installed. Restart the session" in done.stdout
 
@@ -256,6 +294,12 @@ def test_without_anything_to_install_the_first_cell_says_what_to_do(bare: Bare) 
     done = bare.run_first_cell(PIP_FAILS="1")
     assert done.returncode == 1
     message = done.stderr.split("NotInstalled: ")[-1]
-    assert message.startswith("fedjax_ssl is not installed, and could not be installed from the package index")
-    for part in ("pip said: ERROR: No matching distribution found", "`make build`", "beside this notebook"):
+    assert message.startswith(
+        "fedjax_ssl is not installed, and could not be installed from the package index"
+    )
+    for part in (
+        "pip said: ERROR: No matching distribution found",
+        "`make build`",
+        "beside this notebook",
+    ):
         assert part in message

@@ -119,14 +119,21 @@ def start(tmp_path, monkeypatch, capsys):
         (
             "method",
             "wrong_shapes",
-            ("shapes", "line 14, in loss: `return jnp.sum(logits + jnp.ones(logits.shape[1] + 1))`"),
+            (
+                "shapes",
+                "line 14, in loss: `return jnp.sum(logits + jnp.ones(logits.shape[1] + 1))`",
+            ),
         ),
         (
             "method",
             "refuses",
             ("config.method: strength is 2.0; allowed: up to 1 (own_things.py, line 22",),
         ),
-        ("partition", "partition", ("ZeroDivisionError", "own_things.py, line 30, in partition: `return 1 / 0`")),
+        (
+            "partition",
+            "partition",
+            ("ZeroDivisionError", "own_things.py, line 30, in partition: `return 1 / 0`"),
+        ),
         ("model", "Model", ("AttributeError", "own_things.py, line 43, in __init__")),
         ("method", "refuse", ("own_things.py has no 'refuse'. Did you mean 'own_things:refuses'",)),
         ("model", "absent.nothing:Model", ("no module named 'absent'",)),
@@ -155,20 +162,44 @@ FIVE = ("--partition.num_clients=5", "--data.test_clients=0", "--data.test_fract
     ("arguments", "message"),
     [
         *(
-            ([f"--{section}.name=own_returns:nothing"], f"returned NoneType; it has to return a {wanted} (own_returns")
+            (
+                [f"--{section}.name=own_returns:nothing"],
+                f"returned NoneType; it has to return a {wanted} (own_returns",
+            )
             for section, wanted in {
                 **{"data": "Dataset", "partition": "Partition", "supervision": "Supervision"},
                 "model": "module of flax or equinox, or a pair (init, apply)",
                 **{"augment": "function", "cohort": "function", "federated": "FederatedOptimizer"},
             }.items()
         ),
-        (["--partition.name=own_returns:partition", *FIVE], "examples to client 99; there are clients 0 to 4"),
-        (["--partition.name=own_returns:short_partition", *FIVE], "int32 [3] came, integer [1797] has to (own_returns"),
-        (["--supervision.name=own_returns:supervision"], "float32 [1797] came, bool [1797] has to (own_returns.py"),
-        (["--cohort.name=own_returns:other"], "other arguments (too many positional arguments); it has to return a"),
-        (["--augment.name=own_returns:other"], "missing a required argument: 'size'); it has to return a function of"),
-        (["--cohort.name=own_returns:far"], "draws client 999; there are 0 to 10 (own_returns.py, line 27)"),
-        (["--cohort.name=own_returns:far", "--cohort.client=3"], "draws a client twice in a round (own_returns.py"),
+        (
+            ["--partition.name=own_returns:partition", *FIVE],
+            "examples to client 99; there are clients 0 to 4",
+        ),
+        (
+            ["--partition.name=own_returns:short_partition", *FIVE],
+            "int32 [3] came, integer [1797] has to (own_returns",
+        ),
+        (
+            ["--supervision.name=own_returns:supervision"],
+            "float32 [1797] came, bool [1797] has to (own_returns.py",
+        ),
+        (
+            ["--cohort.name=own_returns:other"],
+            "other arguments (too many positional arguments); it has to return a",
+        ),
+        (
+            ["--augment.name=own_returns:other"],
+            "missing a required argument: 'size'); it has to return a function of",
+        ),
+        (
+            ["--cohort.name=own_returns:far"],
+            "draws client 999; there are 0 to 10 (own_returns.py, line 27)",
+        ),
+        (
+            ["--cohort.name=own_returns:far", "--cohort.client=3"],
+            "draws a client twice in a round (own_returns.py",
+        ),
     ],
 )
 def test_what_the_users_code_returns_is_checked(start, arguments, message):
@@ -177,5 +208,7 @@ def test_what_the_users_code_returns_is_checked(start, arguments, message):
 
 
 def test_a_loaders_own_defaults_are_kept(start):
-    code, error = start("--data.name=own_returns:dataset", "--data.test_clients=1", "--supervision.labels=2")
+    code, error = start(
+        "--data.name=own_returns:dataset", "--data.test_clients=1", "--supervision.labels=2"
+    )
     assert code == 0, error

@@ -1,4 +1,6 @@
-"""What is shipped: the wheel and the sdist hold the package and nothing else; no code comes out of a user's file."""
+"""What is shipped: the wheel and the sdist hold the package and nothing else; no code comes out
+of a user's file.
+"""
 
 import pickle
 import re
@@ -13,12 +15,18 @@ from fedjax_ssl.data import DatasetUnavailable, load
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "fedjax_ssl"
-DATA = {"fedjax_ssl/data/sources/digits.npz", "fedjax_ssl/data/sources/glyph_strokes.txt", "fedjax_ssl/py.typed"}
+DATA = {
+    "fedjax_ssl/data/sources/digits.npz",
+    "fedjax_ssl/data/sources/glyph_strokes.txt",
+    "fedjax_ssl/py.typed",
+}
 
 
 def sources(*folders: str) -> set[str]:
     """Python files of the checkout, by their path."""
-    return {str(path.relative_to(ROOT)) for folder in folders for path in (ROOT / folder).rglob("*.py")}
+    return {
+        str(path.relative_to(ROOT)) for folder in folders for path in (ROOT / folder).rglob("*.py")
+    }
 
 
 @pytest.mark.thorough
@@ -27,7 +35,9 @@ def test_the_wheel_holds_the_package_and_its_configs_and_nothing_else(tmp_path: 
     (path,) = wheel.build(directory=str(tmp_path), versions=["standard"])
     with zipfile.ZipFile(path) as file:
         names = set(file.namelist())
-    brought = {name.removeprefix("experiments/") for name in sources("configs", "experiments/papers")}
+    brought = {
+        name.removeprefix("experiments/") for name in sources("configs", "experiments/papers")
+    }
     shipped = {f"fedjax_ssl/{name}" for name in brought} | sources("fedjax_ssl")
     known = r"fedjax_ssl(-[^/]+\.dist-info|/report/assets|/docs|/papers/results)/"
     more = {name for name in names - shipped if not re.match(known, name)}
@@ -43,7 +53,15 @@ def test_the_sdist_holds_what_builds_and_tests_it(tmp_path: Path) -> None:
         names = {name.partition("/")[2] for name in file.getnames()}
     assert not sources("fedjax_ssl", "configs", "experiments/papers", "tests") - names
     folders = {name.partition("/")[0] for name in names}
-    top = {"PKG-INFO", "pyproject.toml", ".gitignore", "CHANGELOG.md", "CITATION.cff", "LICENSE", "README.md"}
+    top = {
+        "PKG-INFO",
+        "pyproject.toml",
+        ".gitignore",
+        "CHANGELOG.md",
+        "CITATION.cff",
+        "LICENSE",
+        "README.md",
+    }
     assert folders <= top | {"fedjax_ssl", "configs", "docs", "experiments", "tests"}, folders
     found = {name for name in names if name.endswith((".npz", ".pyc", ".ckpt", ".log"))}
     assert {name for name in found if not name.startswith("tests/parity/fixtures/")} <= DATA
@@ -51,11 +69,14 @@ def test_the_sdist_holds_what_builds_and_tests_it(tmp_path: Path) -> None:
 
 def test_no_module_loads_what_can_run_code() -> None:
     # NumPy loads no objects unless it is told to.
-    forbidden = (
-        r"allow_pickle\s*=\s*True|^\s*(import|from) (pickle|shelve|dill|cloudpickle|joblib|marshal)\b|torch\.load"
-    )
-    found = [path for path in PACKAGE.rglob("*.py") if re.search(forbidden, path.read_text(), re.MULTILINE)]
-    # The one that knows arrays alone; that it refuses all else is in tests/data/sources/test_mini_imagenet.py.
+    forbidden = r"allow_pickle\s*=\s*True|^\s*(import|from) (pickle|shelve|dill|cloudpickle|joblib|marshal)\b|torch\.load"
+    found = [
+        path
+        for path in PACKAGE.rglob("*.py")
+        if re.search(forbidden, path.read_text(), re.MULTILINE)
+    ]
+    # The one that knows arrays alone; that it refuses all else is in
+    # tests/data/sources/test_mini_imagenet.py.
     (restricted,) = found
     assert restricted == PACKAGE / "data" / "reading" / "pickles.py"
     text = restricted.read_text()

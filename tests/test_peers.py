@@ -1,4 +1,6 @@
-"""The comparison with peers: its plan is the work that ours does. PyTorch and fedjax are not needed here."""
+"""The comparison with peers: its plan is the work that ours does. PyTorch and fedjax are not
+needed here.
+"""
 
 import contextlib
 import runpy
@@ -25,14 +27,16 @@ def test_too_few_rounds_for_a_rate_are_refused(script: dict, capsys) -> None:
 def test_what_a_system_started_ends_with_it(script: dict, tmp_path: Path, monkeypatch) -> None:
     child = "import os, time; os.setpgid(0, 0); time.sleep(60)"
     (tmp_path / "slow.py").write_text(
-        f"import subprocess, sys, time\nworker = subprocess.Popen([sys.executable, '-c', {child!r}])\n"
-        f"open({str(tmp_path / 'worker')!r}, 'w').write(str(worker.pid))\ntime.sleep(60)\n"
+        "import subprocess, sys, time\nworker = subprocess.Popen([sys.executable, '-c', "
+        f"{child!r}])\nopen({str(tmp_path / 'worker')!r}, "
+        "'w').write(str(worker.pid))\ntime.sleep(60)\n"
     )
     space = script["run_peer"].__globals__
     monkeypatch.setitem(space["SYSTEMS"], "slow", (tmp_path / "slow.py", None))
     with pytest.raises(RuntimeError, match="takes more than 1 s"):
         space["run_peer"]("slow", tmp_path / "plan.npz", tmp_path, limit=1.0)
-    stat, until = Path(f"/proc/{(tmp_path / 'worker').read_text()}/stat"), time.monotonic() + 10
+    stat = Path(f"/proc/{(tmp_path / 'worker').read_text()}/stat")
+    until = time.monotonic() + 10
     with contextlib.suppress(OSError):  # it is gone
         while stat.read_text().split()[2] not in "ZX":
             assert time.monotonic() < until
@@ -43,10 +47,12 @@ def test_the_plan_repeats_one_round_of_ours(script: dict) -> None:
     plan, before, after, _ = script["one_round_of_ours"]()
     assert plan.examples() == 600 and plan.counts() == (10, 60)
     assert all(len(np.unique(np.concatenate(steps))) == 60 for steps in plan.rounds[0])
-    inputs, one_hot = plan.images.reshape(len(plan.images), -1).astype(np.float64), np.eye(10)[plan.labels]
+    inputs = plan.images.reshape(len(plan.images), -1).astype(np.float64)
+    one_hot = np.eye(10)[plan.labels]
     results = []
     for steps in plan.rounds[0]:
-        weight, bias = before["1.weight"].astype(np.float64), before["1.bias"].astype(np.float64)
+        weight = before["1.weight"].astype(np.float64)
+        bias = before["1.bias"].astype(np.float64)
         for rows in steps:
             logits = inputs[rows] @ weight.T + bias
             chances = np.exp(logits - logits.max(1, keepdims=True))
@@ -56,4 +62,6 @@ def test_the_plan_repeats_one_round_of_ours(script: dict) -> None:
         results.append((weight, bias))
     for number, name in enumerate(("1.weight", "1.bias")):
         assert np.abs(after[name] - before[name]).max() > 1e-3
-        np.testing.assert_allclose(after[name], np.mean([one[number] for one in results], axis=0), atol=1e-5)
+        np.testing.assert_allclose(
+            after[name], np.mean([one[number] for one in results], axis=0), atol=1e-5
+        )

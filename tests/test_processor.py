@@ -22,7 +22,9 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("unset")
 def test_more_devices_than_cores_are_made_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processor, "cores", lambda: 1)
-    with pytest.warns(ConfigNote, match=r"config\.federated\.devices is 3 on 1 core: more devices do not"):
+    with pytest.warns(
+        ConfigNote, match=r"config\.federated\.devices is 3 on 1 core: more devices do not"
+    ):
         use_processor(None, 3)
     assert os.environ["NPROC"] == "3"
 
@@ -52,7 +54,12 @@ def test_devices_that_wait_for_each_other_have_threads_enough(
 @pytest.mark.parametrize(
     ("variable", "value", "count"),
     [
-        *[("NPROC", "1", 1), ("NPROC", "2", 2), ("OMP_NUM_THREADS", "3", 3), ("OMP_NUM_THREADS", "40", 4)],
+        *[
+            ("NPROC", "1", 1),
+            ("NPROC", "2", 2),
+            ("OMP_NUM_THREADS", "3", 3),
+            ("OMP_NUM_THREADS", "40", 4),
+        ],
         ("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false", 1),
     ],
 )
@@ -68,8 +75,12 @@ def test_an_environment_of_fewer_threads_gets_as_many_devices(
     assert told == {"jax_num_cpu_devices": count} and processor.threads() == count
 
 
-@pytest.mark.parametrize(("given", "used"), [("1", 1), ("0", 1), ("1000000", None), ("many", None), ("", None)])
-def test_threads_are_no_more_than_cores(monkeypatch: pytest.MonkeyPatch, given: str, used: int | None) -> None:
+@pytest.mark.parametrize(
+    ("given", "used"), [("1", 1), ("0", 1), ("1000000", None), ("many", None), ("", None)]
+)
+def test_threads_are_no_more_than_cores(
+    monkeypatch: pytest.MonkeyPatch, given: str, used: int | None
+) -> None:
     monkeypatch.setenv("NPROC", given)
     assert processor.threads() == (used or processor.cores())
 
@@ -92,7 +103,9 @@ def test_more_threads_than_asked_for_are_said(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("threads", [0, "two", 1.5, True])
 def test_what_is_no_number_of_threads_is_refused(threads: object) -> None:
-    with pytest.raises(ConfigError, match=r"config\.threads is .*; it must be a whole number of at least 1"):
+    with pytest.raises(
+        ConfigError, match=r"config\.threads is .*; it must be a whole number of at least 1"
+    ):
         use_processor(threads)
 
 
@@ -103,8 +116,12 @@ def test_a_processor_starts_as_many_devices_as_share_a_cohort() -> None:
         "from fedjax_ssl.command_line import use_processor; use_processor(None, 3);"
         "import jax; print(jax.device_count(), __import__('os').environ['NPROC'])"
     )
-    given = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "NPROC")}
-    done = subprocess.run([sys.executable, "-c", program], env=given, capture_output=True, text=True, timeout=120)
+    given = {
+        name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "NPROC")
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=given, capture_output=True, text=True, timeout=120
+    )
     assert done.stdout.split() == ["3", "4"], done.stderr
 
 

@@ -1,4 +1,6 @@
-"""The table that every kind of thing in a config is looked up in, and things of a user's own in all of them."""
+"""The table that every kind of thing in a config is looked up in, and things of a user's own in
+all of them.
+"""
 
 import re
 import sys
@@ -19,7 +21,9 @@ from fedjax_ssl.registry import Option, Registry
 from fedjax_ssl.runs.build import build_method, federate, load_experiment
 
 
-def square(size: int, fill: Literal["none", "dots"] = "none", scale: float | jax.Array | None = None) -> str:
+def square(
+    size: int, fill: Literal["none", "dots"] = "none", scale: float | jax.Array | None = None
+) -> str:
     """A square with equal
     sides.
 
@@ -32,15 +36,29 @@ def circle(radii: Sequence[float] = (1.0,), canvas: str = "", bold=False) -> str
     return f"{radii} on {canvas}"
 
 
-FORMS = Registry("form", {"square": square, "circle": (circle, "A circle.")}, given=("canvas",), common={"count": int})
+FORMS = Registry(
+    "form",
+    {"square": square, "circle": (circle, "A circle.")},
+    given=("canvas",),
+    common={"count": int},
+)
 
 
 def test_options_and_their_types_come_from_the_builders() -> None:
     assert FORMS.available() == {"square": "A square with equal sides.", "circle": "A circle."}
     assert FORMS.options("circle") == {"radii": Option(tuple, (1.0,)), "bold": Option(bool, False)}
-    assert FORMS.fields() == {"count": int, "size": int, "fill": str, "scale": float, "radii": tuple, "bold": bool}
+    assert FORMS.fields() == {
+        "count": int,
+        "size": int,
+        "fill": str,
+        "scale": float,
+        "radii": tuple,
+        "bold": bool,
+    }
     assert FORMS.takes("circle", "canvas") and not FORMS.takes("square", "canvas")
-    assert FORMS.build("square:3", fill="dots") == "3 dots None" and "size" not in FORMS.options("square:3")
+    assert FORMS.build("square:3", fill="dots") == "3 dots None" and "size" not in FORMS.options(
+        "square:3"
+    )
     assert FORMS.build("circle", canvas="paper") == "(1.0,) on paper"
 
 
@@ -49,7 +67,11 @@ def test_options_and_their_types_come_from_the_builders() -> None:
     [
         ("sqare", {}, "^unknown form 'sqare'. Did you mean 'square'\\? Available: square, circle$"),
         ("square", {}, "^form 'square' needs the option 'size'$"),
-        ("math:square", {}, "^form 'math:square' is not there: .*math.* has no 'square'. Did you mean 'math:sqrt'"),
+        (
+            "math:square",
+            {},
+            "^form 'math:square' is not there: .*math.* has no 'square'. Did you mean 'math:sqrt'",
+        ),
     ],
 )
 def test_what_is_not_there_is_refused(name: str, options: dict, message: str) -> None:
@@ -59,7 +81,8 @@ def test_what_is_not_there_is_refused(name: str, options: dict, message: str) ->
 
 @pytest.mark.parametrize("section", CHOICES)
 def test_every_choice_is_described_and_its_options_are_fields_of_the_config(section: str) -> None:
-    registry, fields = CHOICES[section], configs.default()[section]
+    registry = CHOICES[section]
+    fields = configs.default()[section]
     assert all(len(line) > 8 for line in registry.available().values())
     for name in registry:
         assert set(registry.options(name)) <= set(fields)
@@ -79,15 +102,23 @@ OWN = {
 }
 
 
-PAGE = (Path(__file__).resolve().parent.parent / "docs" / "extending.md").read_text(encoding="utf-8")
-(BLOCK,) = re.findall(r"<!-- tests/test_registry.py runs this block. -->\n```python\n(.*?)```", PAGE, re.DOTALL)
+PAGE = (Path(__file__).resolve().parent.parent / "docs" / "extending.md").read_text(
+    encoding="utf-8"
+)
+(BLOCK,) = re.findall(
+    r"<!-- tests/test_registry.py runs this block. -->\n```python\n(.*?)```", PAGE, re.DOTALL
+)
 
 
 LINES = re.findall(r"^    fedjax-ssl (run .*=my_things:.*)$", PAGE, re.MULTILINE)
 
 
-@pytest.mark.parametrize("line", [LINES[0], *(pytest.param(line, marks=pytest.mark.thorough) for line in LINES[1:])])
-def test_the_lines_of_the_page_run(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "line", [LINES[0], *(pytest.param(line, marks=pytest.mark.thorough) for line in LINES[1:])]
+)
+def test_the_lines_of_the_page_run(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "my_things.py").write_text(BLOCK, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "my_things", raising=False)
@@ -97,12 +128,15 @@ def test_the_lines_of_the_page_run(line: str, tmp_path: Path, monkeypatch: pytes
     sys.modules.pop("my_things", None)
 
 
-def test_a_config_can_name_things_of_the_users_own_in_every_section(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_config_can_name_things_of_the_users_own_in_every_section(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     module = ModuleType("my_things")
     monkeypatch.setitem(sys.modules, "my_things", module)
     exec(compile(BLOCK, "extending.md", "exec"), module.__dict__)
     config = configs.default()
-    config.rounds, config.data.test_fraction = 1, 0.2
+    config.rounds = 1
+    config.data.test_fraction = 0.2
     with config.unlocked():  # options that no choice of ours has are no fields yet
         for section, (builder, options) in OWN.items():
             config[section].update({"name": f"my_things:{builder}", **options})
@@ -112,18 +146,23 @@ def test_a_config_can_name_things_of_the_users_own_in_every_section(monkeypatch:
     federation = federate(experiment, jax.random.key(0))
     assert (federation.num_clients, federation.summary()["labelled_examples"]) == (3, 24)
     method = build_method(experiment, federation, {"federated.strength": jnp.asarray(0.3)})
-    state, info = jax.jit(method.round)(jax.random.key(0), method.init(jax.random.key(0), federation), federation)
+    state, info = jax.jit(method.round)(
+        jax.random.key(0), method.init(jax.random.key(0), federation), federation
+    )
     assert {leaf.shape for leaf in jax.tree.leaves(state.params)} >= {(5,)}
     assert np.isfinite(info["loss"])
     with config.unlocked():
         config.data.gapp = 1.0
     with pytest.raises(
-        configs.ConfigError, match=r"unknown field config\.data\.gapp\. Did you mean 'config\.data\.gap'"
+        configs.ConfigError,
+        match=r"unknown field config\.data\.gapp\. Did you mean 'config\.data\.gap'",
     ):
         configs.resolve(config)
 
 
-def test_a_function_that_is_defined_anew_has_its_new_options(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_that_is_defined_anew_has_its_new_options(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def first(setup, *, weight: float = 1.0):
         """As a cell of a notebook has it."""
 
@@ -140,7 +179,9 @@ def test_a_function_that_is_defined_anew_has_its_new_options(monkeypatch: pytest
 def test_an_option_of_another_dataset_is_refused() -> None:
     config = configs.default()
     config.data.writers = 3
-    with pytest.raises(configs.ConfigError, match=r"^config\.data: dataset 'digits' has no option 'writers'"):
+    with pytest.raises(
+        configs.ConfigError, match=r"^config\.data: dataset 'digits' has no option 'writers'"
+    ):
         configs.resolve(config)
 
 

@@ -38,12 +38,16 @@ def rows_of(folder: Path) -> list[dict]:
 def results_of(folder: Path) -> dict:
     summary = json.loads((folder / "summary.json").read_text())
     measured = ("seconds", "per_second", "peak_memory", "versions", "device", "command")
-    return {name: value for name, value in summary.items() if not any(part in name for part in measured)}
+    return {
+        name: value for name, value in summary.items() if not any(part in name for part in measured)
+    }
 
 
 @pytest.mark.thorough
 def test_checkpoints_only_at_the_end(tmp_path):
-    """How often checkpoints are written may change between starts: it does not change the result."""
+    """How often checkpoints are written may change between starts: it does not change the
+    result.
+    """
     run(experiment(checkpoint_every=0), tmp_path)
     assert Checkpoints(tmp_path).latest() == ROUNDS
     before = results_of(tmp_path)

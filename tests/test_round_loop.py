@@ -1,4 +1,6 @@
-"""The rounds between two evaluations: one compiled program, nothing copied to the host, bfloat16, little memory."""
+"""The rounds between two evaluations: one compiled program, nothing copied to the host,
+bfloat16, little memory.
+"""
 
 import jax
 import jax.monitoring
@@ -13,7 +15,8 @@ from fedjax_ssl.runs.loop import run
 
 def program(**fields):
     config = presets.digits_by_writer("fedavg", "2")
-    config.rounds, config.optimizer.local_epochs = 6, 1
+    config.rounds = 6
+    config.optimizer.local_epochs = 1
     config.update_from_flattened_dict(fields)
     shared = Shared()
     ready = shared.prepare(configs.resolve(config))
@@ -28,10 +31,13 @@ def program(**fields):
 def test_after_the_first_block_nothing_is_compiled_and_nothing_is_copied_unasked():
     advance, first = program()
     _, state = advance(first, 2)
-    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(first.params))  # it made room for the new one
+    # it made room for the new one
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(first.params))
     compiled: list[str] = []
     jax.monitoring.register_event_duration_secs_listener(
-        lambda event, duration, **details: compiled.append(event) if "backend_compile" in event else None
+        lambda event, duration, **details: (
+            compiled.append(event) if "backend_compile" in event else None
+        )
     )
     with jax.transfer_guard("disallow"):
         row, state = advance(state, 2)
@@ -51,14 +57,20 @@ def test_too_little_memory_names_the_settings_to_change(monkeypatch):
     advance, state = program()
 
     def exhausted(*arguments):
-        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes.\nmore")
+        raise jax.errors.JaxRuntimeError(
+            "RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes.\nmore"
+        )
 
     monkeypatch.setattr(Shared, "compile", lambda *given: (exhausted, ()))
-    with pytest.raises(configs.ConfigError, match=r"chunk_size.*batch_size.*Out of memory allocating 123 bytes\.\)$"):
+    with pytest.raises(
+        configs.ConfigError,
+        match=r"chunk_size.*batch_size.*Out of memory allocating 123 bytes\.\)$",
+    ):
         advance(state, 2)
 
 
-@pytest.mark.filterwarnings("ignore")  # notes of the same settings, and JAX's of an index beyond 32 bits
+# notes of the same settings, and JAX's of an index beyond 32 bits
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("name", "field", "value"),
     [
@@ -78,5 +90,7 @@ def test_a_run_that_no_memory_holds_is_one_message(tmp_path, name, field, value)
     config = configs.load(name, [(field, value), ("rounds", 2), ("eval_every", 1)])
     if "warmup_rounds" in config.method:
         config.method.warmup_rounds = 1
-    with pytest.raises(configs.ConfigError, match=r"(would need|can be counted).*batch_size.*cohort_size"):
+    with pytest.raises(
+        configs.ConfigError, match=r"(would need|can be counted).*batch_size.*cohort_size"
+    ):
         run(config, tmp_path / "run")

@@ -15,7 +15,9 @@ from fedjax_ssl.train import make_train, over_seeds
 
 def config(**fields):
     config = presets.digits_by_writer("fedavg", "2")
-    config.rounds, config.eval_every, config.optimizer.local_epochs = 2, 2, 1
+    config.rounds = 2
+    config.eval_every = 2
+    config.optimizer.local_epochs = 1
     config.model.name = "linear"
     config.update_from_flattened_dict({"federated.cohort_size": 5, **fields})
     return config
@@ -32,7 +34,9 @@ def keys():
 
 @pytest.mark.thorough
 def test_seeds_and_clients_on_four_devices_give_the_bits_of_one(keys):
-    """Two groups of two devices: each group trains two seeds in turn and shares their cohorts of five clients."""
+    """Two groups of two devices: each group trains two seeds in turn and shares their cohorts of
+    five clients.
+    """
     alone = jax.jit(over_seeds(make_train(config())))(keys)
     many = jax.jit(over_seeds(make_train(config(**{"federated.devices": 2})), mesh(2, 2)))(keys)
     chex.assert_trees_all_equal(alone, many)
@@ -46,7 +50,9 @@ def test_a_mesh_that_does_not_fit_is_refused(keys):
         over_seeds(train, Mesh(np.array(jax.devices()[:2]), ("clients",)))
     with pytest.raises(ValueError, match="3 seeds for 2 groups of devices"):
         jax.eval_shape(over_seeds(train, mesh(2, 2)), keys[:3])
-    with pytest.raises(ValueError, match="2 devices are to share each cohort, but the surrounding shard_map has 4"):
+    with pytest.raises(
+        ValueError, match="2 devices are to share each cohort, but the surrounding shard_map has 4"
+    ):
         jax.eval_shape(over_seeds(train, mesh(1, 4)), keys[:1])
 
 

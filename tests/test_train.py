@@ -46,8 +46,12 @@ def test_a_sweep_over_seeds_is_separate_runs(keys, sweep, alone):
     for number, key in enumerate(keys):
         state, single = alone(key)
         for name, values in to_numbers(single).items():
-            np.testing.assert_allclose(values, metrics[name][number], rtol=1e-5, atol=1e-5, err_msg=name)
-        for one, many in zip(jax.tree.leaves(state.params), jax.tree.leaves(states.params), strict=True):
+            np.testing.assert_allclose(
+                values, metrics[name][number], rtol=1e-5, atol=1e-5, err_msg=name
+            )
+        for one, many in zip(
+            jax.tree.leaves(state.params), jax.tree.leaves(states.params), strict=True
+        ):
             np.testing.assert_allclose(one, many[number], rtol=1e-4, atol=1e-5)
 
 
@@ -55,13 +59,16 @@ def test_metrics_have_a_row_per_evaluation(sweep):
     metrics = to_numbers(sweep[1])
     np.testing.assert_array_equal(metrics["round"], [[2, 4, 5]] * 3)
     np.testing.assert_array_equal(metrics["clients"], [[22, 22, 11]] * 3)
-    assert metrics.pop(BY_CLIENT).shape == (3, 3, 14)  # 11 clients that train, 3 whose examples are the test
+    # 11 clients that train, 3 whose examples are the test
+    assert metrics.pop(BY_CLIENT).shape == (3, 3, 14)
     assert {values.shape for values in metrics.values()} == {(3, 3)}
 
 
 @pytest.mark.thorough
 def test_the_command_line_gives_the_same_numbers_and_says_how_clients_are_placed(tmp_path, capsys):
-    config = experiment("network_pseudo_label", **{"method.warmup_rounds": 2, "rounds": 4, "seed": 5})
+    config = experiment(
+        "network_pseudo_label", **{"method.warmup_rounds": 2, "rounds": 4, "seed": 5}
+    )
     run(config, tmp_path)
     assert capsys.readouterr().out.splitlines().count("clients one after another (CPU)") == 1
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]

@@ -37,6 +37,14 @@ fs.register("data", "clouds", loader)
 @pytest.mark.promise
 def test_a_users_script_passes_mypy_strict(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
-    checked = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), "script.py"]
+    checked = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--cache-dir",
+        str(tmp_path / "cache"),
+        "script.py",
+    ]
     done = subprocess.run(checked, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stdout

@@ -1,8 +1,9 @@
 """A small separable federation, shared by the tests of the engine and of the methods.
 
-Six clients of different sizes: two ordinary ones, one without labels, one with a single example, one with labels only,
-one with two labels. Three classes, Gaussian clouds whose centres are far apart. In other kinds of this federation the
-examples without a label are in sets with known class shares or have coarse labels, or the server has the labels.
+Six clients of different sizes: two ordinary ones, one without labels, one with a single example,
+one with labels only, one with two labels. Three classes, Gaussian clouds whose centres are far
+apart. In other kinds of this federation the examples without a label are in sets with known class
+shares or have coarse labels, or the server has the labels.
 """
 
 import dataclasses
@@ -17,10 +18,13 @@ from fedjax_ssl import federated, models
 from fedjax_ssl.data import FederatedData, WeakLabels
 from fedjax_ssl.federated import Method, Sampler, Schedule, ServerState, Setup
 
-NUM_CLASSES, NUM_FEATURES = 3, 4
-SIZES, LABELLED = (12, 9, 7, 1, 8, 14), (4, 3, 0, 1, 8, 2)
+NUM_CLASSES = 3
+NUM_FEATURES = 4
+SIZES = (12, 9, 7, 1, 8, 14)
+LABELLED = (4, 3, 0, 1, 8, 2)
 NUM_SERVER = 9
-COARSE = np.array([[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]])  # P(coarse label | class): classes 0 and 2 look the same
+# P(coarse label | class): classes 0 and 2 look the same
+COARSE = np.array([[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]])
 
 
 def federation(
@@ -32,10 +36,12 @@ def federation(
     server: int = 0,
     weak: str | None = None,
 ) -> FederatedData:
-    """Client c owns the next `sizes[c]` rows of `inputs` and sees the labels of its first `labelled[c]` ones.
+    """Client c owns the next `sizes[c]` rows of `inputs` and sees the labels of its first
+    `labelled[c]` ones.
 
-    The test examples follow, then `server` labelled ones of the server. What clients know of the examples whose label
-    they do not see: nothing, in which of three sets they are (`weak="sets"`), or a coarse label (`weak="coarse"`).
+    The test examples follow, then `server` labelled ones of the server. What clients know of the
+    examples whose label they do not see: nothing, in which of three sets they are (`weak="sets"`),
+    or a coarse label (`weak="coarse"`).
     """
     rng = np.random.default_rng(seed)
     total = sum(sizes) + num_test + server
@@ -64,7 +70,8 @@ def federation(
         server_index=jnp.asarray(sum(sizes) + num_test + np.arange(server), jnp.int32),
         num_server=jnp.asarray(server, jnp.int32),
         num_classes=NUM_CLASSES,
-        max_labelled=max(sizes),  # bounds for whatever labels are seen, so that tests share compiled programs
+        # bounds for whatever labels are seen, so that tests share compiled programs
+        max_labelled=max(sizes),
         max_unlabelled=max(sizes),
         weak=None if weak is None else _weak_labels(weak, labels[index], sizes, labelled),
     )
@@ -74,8 +81,9 @@ def weak_federation(kind: str, **options: Any) -> FederatedData:
     """The toy federation for a method that learns from `kind` first, see `FederatedData.kinds`.
 
     Args:
-        kind: "labels": as `federation` has it. "sets" or "coarse": examples without a label have a weak one; with
-            "coarse" the server has labelled examples too. "server": only the server has labels.
+        kind: "labels": as `federation` has it. "sets" or "coarse": examples without a label have a
+            weak one; with "coarse" the server has labelled examples too. "server": only the server
+            has labels.
         **options: of `federation`; they win.
     """
     kinds: dict[str, dict[str, Any]] = {
@@ -87,14 +95,19 @@ def weak_federation(kind: str, **options: Any) -> FederatedData:
     return federation(**{**kinds[kind], **options})
 
 
-def _weak_labels(kind: str, labels: np.ndarray, sizes: Sequence[int], labelled: Sequence[int]) -> WeakLabels:
-    """Weak labels of all examples without a label; `labels` [C, n] as the clients' tables have them."""
+def _weak_labels(
+    kind: str, labels: np.ndarray, sizes: Sequence[int], labelled: Sequence[int]
+) -> WeakLabels:
+    """Weak labels of all examples without a label; `labels` [C, n] as the clients' tables have
+    them.
+    """
     slots = np.arange(labels.shape[1])
     known = (slots < np.array(sizes)[:, None]) & (slots >= np.array(labelled)[:, None])
     clients = known.any(axis=1)
     if kind == "coarse":
         observation = COARSE[:, labels].argmax(axis=0)
-        matrix, share = np.where(clients[:, None, None], COARSE, 0.0), np.where(clients[:, None], np.ones(2), 0.0)
+        matrix = np.where(clients[:, None, None], COARSE, 0.0)
+        share = np.where(clients[:, None], np.ones(2), 0.0)
     else:
         # Set k holds the examples of class k, but for every fourth example of a client.
         observation = (labels + (slots % 4 == 3)) % NUM_CLASSES
@@ -143,11 +156,17 @@ def setup(
     learning_rate: float = 0.1,
     **changes: Any,
 ) -> Setup:
-    """A run on `data`: everybody takes part, batches of 4, two local epochs of SGD; `changes` are fields of `Setup`."""
+    """A run on `data`: everybody takes part, batches of 4, two local epochs of SGD; `changes`
+    are fields of `Setup`.
+    """
     if isinstance(model, str):
         options = {"hidden": (8,)} if model == "mlp" else {}
         model = models.build(
-            model, num_classes=data.num_classes, input_shape=data.inputs.shape[1:], **options, **(model_options or {})
+            model,
+            num_classes=data.num_classes,
+            input_shape=data.inputs.shape[1:],
+            **options,
+            **(model_options or {}),
         )
     plain = Setup(
         model=model,
@@ -175,7 +194,9 @@ def executed(method: Method, **how: Any) -> Method:
 
 
 def in_order(stream: str, batch_size: int, num_steps: int) -> Sampler:
-    """The client's examples as they are stored, batch after batch, starting again at the end; no randomness."""
+    """The client's examples as they are stored, batch after batch, starting again at the end; no
+    randomness.
+    """
 
     def schedule(key: jax.Array, client: federated.Client, now: federated.Now) -> Schedule:
         slots = jnp.arange(num_steps * batch_size, dtype=jnp.int32).reshape(num_steps, batch_size)
@@ -187,18 +208,23 @@ def in_order(stream: str, batch_size: int, num_steps: int) -> Sampler:
 
 
 def changed(tree: Any, **arrays: Any) -> Any:
-    """The tree with these arrays in place of its own, of the same types. NumPy made them, so nothing was compiled."""
+    """The tree with these arrays in place of its own, of the same types. NumPy made them, so
+    nothing was compiled.
+    """
     made = {name: jnp.asarray(array, getattr(tree, name).dtype) for name, array in arrays.items()}
     return dataclasses.replace(tree, **made)
 
 
 def without(data: FederatedData, *clients: int) -> FederatedData:
     """The federation in which these clients have no examples."""
-    there, weak = ~np.isin(np.arange(data.num_clients), clients), data.weak
+    there = ~np.isin(np.arange(data.num_clients), clients)
+    weak = data.weak
     if weak is not None:
         weak = changed(weak, num_examples=np.where(there, weak.num_examples, 0))
     gone = changed(
-        data, num_examples=np.where(there, data.num_examples, 0), num_labelled=np.where(there, data.num_labelled, 0)
+        data,
+        num_examples=np.where(there, data.num_examples, 0),
+        num_labelled=np.where(there, data.num_labelled, 0),
     )
     return dataclasses.replace(gone, weak=weak)
 
@@ -207,9 +233,16 @@ def without_knowledge(data: FederatedData) -> FederatedData:
     """The federation in which nobody knows anything about the class of any example."""
     weak = data.weak
     if weak is not None:
-        weak = changed(weak, labels=np.full(weak.labels.shape, -1), num_examples=np.zeros(weak.num_examples.shape))
+        weak = changed(
+            weak,
+            labels=np.full(weak.labels.shape, -1),
+            num_examples=np.zeros(weak.num_examples.shape),
+        )
     blind = changed(
-        data, observed=np.full(data.observed.shape, -1), num_labelled=np.zeros(data.num_clients), num_server=0
+        data,
+        observed=np.full(data.observed.shape, -1),
+        num_labelled=np.zeros(data.num_clients),
+        num_server=0,
     )
     return dataclasses.replace(blind, weak=weak)
 
@@ -220,8 +253,11 @@ def only(data: FederatedData, client: int) -> FederatedData:
 
 
 def padded(data: FederatedData, clients: int = 2, columns: int = 3) -> FederatedData:
-    """The same federation with empty clients at the end and larger bounds of everything that there is."""
-    more, weak = ((0, clients), (0, columns)), data.weak
+    """The same federation with empty clients at the end and larger bounds of everything that
+    there is.
+    """
+    more = ((0, clients), (0, columns))
+    weak = data.weak
     server_columns = columns if data.server_index.size else 0
     if weak is not None:
         weak = changed(
@@ -248,7 +284,9 @@ def padded(data: FederatedData, clients: int = 2, columns: int = 3) -> Federated
 
 
 def stored_differently(data: FederatedData, seed: int = 0) -> FederatedData:
-    """The same federation with the rows of the flat arrays in another order; padding still points to row 0."""
+    """The same federation with the rows of the flat arrays in another order; padding still
+    points to row 0.
+    """
     order = np.random.default_rng(seed).permutation(data.inputs.shape[0])
     moved = np.argsort(order)
     real = np.arange(data.max_examples) < np.asarray(data.num_examples)[:, None]
@@ -306,7 +344,9 @@ def train(
 
 
 def linear_model(aux_head: bool = False, scale: float = 0.5) -> models.Model:
-    """Softmax regression with readable parameters: {"w": [d, K], "b": [K]} and, for a second head, {"w2", "b2"}."""
+    """Softmax regression with readable parameters: {"w": [d, K], "b": [K]} and, for a second
+    head, {"w2", "b2"}.
+    """
 
     def init(key: jax.Array) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
         rng = np.random.default_rng(7)
@@ -314,10 +354,19 @@ def linear_model(aux_head: bool = False, scale: float = 0.5) -> models.Model:
         if aux_head:
             shapes |= {"w2": (NUM_FEATURES, NUM_CLASSES), "b2": (NUM_CLASSES,)}
         dtype = jnp.result_type(float)
-        return {name: jnp.asarray(scale * rng.normal(size=shape), dtype) for name, shape in shapes.items()}, {}
+        return {
+            name: jnp.asarray(scale * rng.normal(size=shape), dtype)
+            for name, shape in shapes.items()
+        }, {}
 
     def apply(
-        params: dict[str, jax.Array], state: Any, inputs: jax.Array, *, train: bool, key: Any = None, mask: Any = None
+        params: dict[str, jax.Array],
+        state: Any,
+        inputs: jax.Array,
+        *,
+        train: bool,
+        key: Any = None,
+        mask: Any = None,
     ) -> tuple[models.Outputs, Any]:
         aux = inputs @ params["w2"] + params["b2"] if aux_head else None
         return models.Outputs(inputs @ params["w"] + params["b"], inputs, aux), state

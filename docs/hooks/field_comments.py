@@ -1,4 +1,6 @@
-"""Fields of a tuple that are explained by a comment behind them are explained in the reference too."""
+"""Fields of a tuple that are explained by a comment behind them are explained in the reference
+too.
+"""
 
 from typing import Any
 
@@ -6,7 +8,9 @@ import griffe
 
 
 class FieldComments(griffe.Extension):
-    """Adds a section "Attributes" to classes whose docstring has none, from the comments of their fields."""
+    """Adds a section "Attributes" to classes whose docstring has none, from the comments of
+    their fields.
+    """
 
     def on_class(self, *, cls: griffe.Class, **_: Any) -> None:
         """Called by griffe with every class of the package."""

@@ -1,4 +1,6 @@
-"""Formulas as MathML, made when the site is built: no script, no font and no request in the reader's browser."""
+"""Formulas as MathML, made when the site is built: no script, no font and no request in the
+reader's browser.
+"""
 
 import html
 import re
@@ -23,9 +25,17 @@ def formula(text: str) -> str:
     r"""MathML of a formula between \( and \), or \[ and \]."""
     display = text.startswith(r"\[")
     inner = text.replace(r"\arg", r"\operatorname{arg}\,")  # unknown to the converter
-    inner = inner.removeprefix(r"\[").removeprefix(r"\(").removesuffix(r"\]").removesuffix(r"\)").strip()
+    inner = (
+        inner.removeprefix(r"\[")
+        .removeprefix(r"\(")
+        .removesuffix(r"\]")
+        .removesuffix(r"\)")
+        .strip()
+    )
     mathml = convert(inner, display="block" if display else "inline")
-    mathml = _VARIANT.sub(lambda found: f"<{found[1]}>{styled(found[3], found[2])}</{found[1]}>", mathml)
+    mathml = _VARIANT.sub(
+        lambda found: f"<{found[1]}>{styled(found[3], found[2])}</{found[1]}>", mathml
+    )
     if "\\" in mathml:
         raise ValueError(f"the formula {text!r} has a command that latex2mathml does not know")
     return f'<div class="formula">{mathml}</div>' if display else mathml
@@ -33,7 +43,11 @@ def formula(text: str) -> str:
 
 def styled(letter: str, style: str) -> str:
     """A capital letter or a digit in another style, for example the double-struck R."""
-    kind = f"DIGIT {unicodedata.name(letter).split()[-1]}" if letter.isdecimal() else f"CAPITAL {letter}"
+    kind = (
+        f"DIGIT {unicodedata.name(letter).split()[-1]}"
+        if letter.isdecimal()
+        else f"CAPITAL {letter}"
+    )
     for name in (f"MATHEMATICAL {style.upper()} {kind}", f"{style.upper()} {kind}"):
         try:
             return unicodedata.lookup(name)

@@ -44,9 +44,12 @@ def _page(module: str) -> str:
 
 
 def _offered(tree: ast.Module, name: str) -> list[str]:
-    """Where everything public is defined: here, or in a module of the room whose names its `__init__` imports."""
+    """Where everything public is defined: here, or in a module of the room whose names its
+    `__init__` imports.
+    """
     found: list[str] = []
-    lazy = [node for one in tree.body if isinstance(one, ast.If) for node in one.body]  # imported when first used
+    # imported when first used
+    lazy = [node for one in tree.body if isinstance(one, ast.If) for node in one.body]
     for node in [*tree.body, *lazy]:
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(f"{name}."):
             found += [f"{node.module}.{one.name}" for one in node.names]
@@ -54,4 +57,8 @@ def _offered(tree: ast.Module, name: str) -> list[str]:
             found.append(f"{name}.{node.name}")
     own = [origin.rpartition(".")[2] for origin in found]
     # Tables and other constants have no docstring.
-    return [origin for origin, last in zip(found, own, strict=True) if not last.startswith("_") and not last.isupper()]
+    return [
+        origin
+        for origin, last in zip(found, own, strict=True)
+        if not last.startswith("_") and not last.isupper()
+    ]

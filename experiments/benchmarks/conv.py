@@ -1,11 +1,13 @@
 """Convolution and pooling lowerings against PyTorch, forward and backward, on this machine.
 
     python experiments/benchmarks/conv.py                      # all tables, wall clock
-    python experiments/benchmarks/conv.py --threads 1 --clock cpu   # for a machine shared with other work
+    # for a machine shared with other work
+    python experiments/benchmarks/conv.py --threads 1 --clock cpu
 
-Local steps run inside one compiled `lax.scan`, as in training; PyTorch runs the same steps eagerly in its faster
-memory format. The contestants take turns in short bursts, so that other work on the machine hits all of them;
-a rate is taken from the fastest burst (`--statistic median` for the median). Needs PyTorch (extra `bench`).
+Local steps run inside one compiled `lax.scan`, as in training; PyTorch runs the same steps eagerly
+in its faster memory format. The contestants take turns in short bursts, so that other work on the
+machine hits all of them; a rate is taken from the fastest burst (`--statistic median` for the
+median). Needs PyTorch (extra `bench`).
 """
 
 import argparse
@@ -72,7 +74,9 @@ def layer_rates(layer: tuple[int, ...], options: argparse.Namespace) -> dict[str
     def jax_run(lowering: str) -> Callable[[], None]:
         def step(carry, _):
             images, kernel = carry
-            outputs, pull = jax.vjp(lambda x, k: conv2d(x, k, padding=padding, lowering=lowering), images, kernel)
+            outputs, pull = jax.vjp(
+                lambda x, k: conv2d(x, k, padding=padding, lowering=lowering), images, kernel
+            )
             d_images, d_kernel = pull(target + outputs * 1e-3)
             return (images - 1e-3 * d_images, kernel - 1e-6 * d_kernel), None
 
@@ -81,7 +85,11 @@ def layer_rates(layer: tuple[int, ...], options: argparse.Namespace) -> dict[str
 
     def torch_run(memory_format: torch.memory_format) -> Callable[[], None]:
         def tensor(array: jax.Array, axes: tuple[int, ...]) -> torch.Tensor:
-            return torch.tensor(jax.device_get(array)).permute(axes).contiguous(memory_format=memory_format)
+            return (
+                torch.tensor(jax.device_get(array))
+                .permute(axes)
+                .contiguous(memory_format=memory_format)
+            )
 
         start = tensor(images, (0, 3, 1, 2)), tensor(kernel, (3, 2, 0, 1))
         goal = tensor(target, (0, 3, 1, 2))
@@ -89,10 +97,12 @@ def layer_rates(layer: tuple[int, ...], options: argparse.Namespace) -> dict[str
         def run() -> None:
             x, k = start
             for _ in range(options.steps):
-                x, k = x.detach().requires_grad_(), k.detach().requires_grad_()
+                x = x.detach().requires_grad_()
+                k = k.detach().requires_grad_()
                 outputs = torch.nn.functional.conv2d(x, k, padding=padding)
                 dx, dk = torch.autograd.grad(outputs, (x, k), goal + outputs.detach() * 1e-3)
-                x, k = x.detach() - 1e-3 * dx, k.detach() - 1e-6 * dk
+                x = x.detach() - 1e-3 * dx
+                k = k.detach() - 1e-6 * dk
 
         return run
 
@@ -113,14 +123,17 @@ def network_rates(dropout: bool, options: argparse.Namespace) -> dict[str, float
 
     from fedjax_ssl import models
 
-    batch, rate = 20, 0.1
+    batch = 20
+    rate = 0.1
     rng = np.random.default_rng(0)
     images = rng.standard_normal((options.steps, batch, 28, 28, 1), np.float32)
     labels = rng.integers(0, 62, (options.steps, batch)).astype(np.int32)
     data = jnp.asarray(images), jnp.asarray(labels), jnp.arange(options.steps)
 
     def jax_run(lowering: str) -> Callable[[], None]:
-        model = models.build("cnn", num_classes=62, input_shape=(28, 28, 1), dropout=dropout, lowering=lowering)
+        model = models.build(
+            "cnn", num_classes=62, input_shape=(28, 28, 1), dropout=dropout, lowering=lowering
+        )
         start, state = model.init(jax.random.key(0))
 
         def step(params, step_data):
@@ -146,11 +159,20 @@ def network_rates(dropout: bool, options: argparse.Namespace) -> dict[str, float
             nn.MaxPool2d(2),
             nn.Dropout(0.25),
         ]
-        layers += [nn.Flatten(), nn.Linear(9216, 128), nn.ReLU(), nn.Dropout(0.5), nn.Linear(128, 62)]
+        layers += [
+            nn.Flatten(),
+            nn.Linear(9216, 128),
+            nn.ReLU(),
+            nn.Dropout(0.5),
+            nn.Linear(128, 62),
+        ]
         kept = [layer for layer in layers if dropout or not isinstance(layer, nn.Dropout)]
         network = nn.Sequential(*kept).to(memory_format=memory_format)
         optimizer = torch.optim.SGD(network.parameters(), lr=rate)
-        batches = [torch.tensor(x).permute(0, 3, 1, 2).contiguous(memory_format=memory_format) for x in images]
+        batches = [
+            torch.tensor(x).permute(0, 3, 1, 2).contiguous(memory_format=memory_format)
+            for x in images
+        ]
         targets = torch.tensor(labels).long()
 
         def run() -> None:
@@ -164,7 +186,9 @@ def network_rates(dropout: bool, options: argparse.Namespace) -> dict[str, float
     runs: dict[str, Callable[[], None]] = {lowering: jax_run(lowering) for lowering in LOWERINGS}
     runs["torch"] = torch_run(torch.contiguous_format)
     runs["torch channels last"] = torch_run(torch.channels_last)
-    return {name: options.steps * batch / seconds for name, seconds in measure(runs, options).items()}
+    return {
+        name: options.steps * batch / seconds for name, seconds in measure(runs, options).items()
+    }
 
 
 def pool_rates(options: argparse.Namespace) -> dict[str, float]:
@@ -193,7 +217,11 @@ def pool_rates(options: argparse.Namespace) -> dict[str, float]:
         return lambda: jax.block_until_ready(scan(images))
 
     def torch_run(memory_format: torch.memory_format) -> Callable[[], None]:
-        start = torch.tensor(jax.device_get(images)).permute(0, 3, 1, 2).contiguous(memory_format=memory_format)
+        start = (
+            torch.tensor(jax.device_get(images))
+            .permute(0, 3, 1, 2)
+            .contiguous(memory_format=memory_format)
+        )
 
         def run() -> None:
             x = start
@@ -217,9 +245,15 @@ def pool_rates(options: argparse.Namespace) -> dict[str, float]:
 
 def main(arguments: list[str]) -> None:
     """Prints the tables that the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tables", default="layers,network,pool", help="comma-separated subset of the default")
-    parser.add_argument("--layers", type=int, default=len(LAYERS), help="number of layers, the first ones")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--tables", default="layers,network,pool", help="comma-separated subset of the default"
+    )
+    parser.add_argument(
+        "--layers", type=int, default=len(LAYERS), help="number of layers, the first ones"
+    )
     parser.add_argument("--steps", type=int, default=4, help="local steps per burst")
     parser.add_argument("--repeats", type=int, default=30, help="bursts per contestant")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="cores for both sides")
@@ -234,18 +268,25 @@ def main(arguments: list[str]) -> None:
 
     torch.set_num_threads(options.threads)
     print(
-        f"jax {jax.__version__}, torch {torch.__version__}, {options.threads} threads, {options.clock} clock, ",
+        f"jax {jax.__version__}, torch {torch.__version__}, {options.threads} threads, "
+        f"{options.clock} clock, ",
         end="",
     )
     print(f"{options.statistic} of {options.repeats} bursts of {options.steps} steps")
     chosen = options.tables.split(",")
     if "layers" in chosen:
         layers = list(LAYERS.items())[: options.layers]
-        table("GFLOP/s, forward and backward", {name: layer_rates(layer, options) for name, layer in layers})
+        table(
+            "GFLOP/s, forward and backward",
+            {name: layer_rates(layer, options) for name, layer in layers},
+        )
     if "network" in chosen:
         table(
             "examples/s, SGD step",
-            {"cnn": network_rates(True, options), "cnn without dropout": network_rates(False, options)},
+            {
+                "cnn": network_rates(True, options),
+                "cnn without dropout": network_rates(False, options),
+            },
         )
     if "pool" in chosen:
         table("Mvalues/s, forward and backward", {"2x2 max-pooling": pool_rates(options)})

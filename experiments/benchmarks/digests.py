@@ -1,11 +1,13 @@
-"""Digests of what every method trains on the embedded digits, to compare two commits that should train the same.
+"""Digests of what every method trains on the embedded digits, to compare two commits that should
+train the same.
 
     python experiments/benchmarks/digests.py > before.txt        # at one commit
-    python experiments/benchmarks/digests.py > after.txt         # at another one, on the same machine
+    python experiments/benchmarks/digests.py > after.txt  # at another one, on the same machine
     diff before.txt after.txt
 
-A line per method and per federated optimizer: the first 16 digits of the SHA-256 of all final parameters. Bits depend
-on the processor, the number of threads and the version of JAX, so lines from two machines cannot be compared.
+A line per method and per federated optimizer: the first 16 digits of the SHA-256 of all final
+parameters. Bits depend on the processor, the number of threads and the version of JAX, so lines
+from two machines cannot be compared.
 """
 
 import argparse
@@ -65,14 +67,20 @@ def main() -> None:
     use_compilation_cache()
     lines = dict(METHODS)
     for name in OPTIMIZERS:
-        lines[f"xclp with {name}"] = ("digits_xclp", None, {"federated.name": name, "federated.cohort_size": 7})
+        lines[f"xclp with {name}"] = (
+            "digits_xclp",
+            None,
+            {"federated.name": name, "federated.cohort_size": 7},
+        )
     for name, (file, argument, changes) in lines.items():
         if only in name:
             print(f"{name:24}{digest(file, argument, changes)}", flush=True)
 
 
 def digest(file: str, argument: str | None, changes: dict[str, object]) -> str:
-    """Trains a config for three rounds, the first of them in stage 1 where there are two; digests the parameters."""
+    """Trains a config for three rounds, the first of them in stage 1 where there are two;
+    digests the parameters.
+    """
     spec = importlib.util.spec_from_file_location(file, CONFIGS / f"{file}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -84,7 +92,9 @@ def digest(file: str, argument: str | None, changes: dict[str, object]) -> str:
         config.optimizer.schedule_rounds = ROUNDS
     state, _ = jax.jit(make_train(config))(jax.random.key(config.seed))
     sha = hashlib.sha256()
-    for path, leaf in sorted(jax.tree_util.tree_leaves_with_path(state.params), key=lambda entry: str(entry[0])):
+    for path, leaf in sorted(
+        jax.tree_util.tree_leaves_with_path(state.params), key=lambda entry: str(entry[0])
+    ):
         sha.update(str(path).encode() + np.asarray(leaf).tobytes())
     return sha.hexdigest()[:16]
 

@@ -1,14 +1,16 @@
-"""Time and memory of XCLP's graph, phase by phase, beside faiss, SciPy and scikit-learn in the same run.
+"""Time and memory of XCLP's graph, phase by phase, beside faiss, SciPy and scikit-learn in the same
+run.
 
     python experiments/benchmarks/graph.py --sizes 2500x4096 16000x1024 100000x256
     python experiments/benchmarks/graph.py --sizes 16000x1024 --json graph.json --plot graph.png
     python experiments/benchmarks/graph.py --sizes 1000000x256 --repeats 1 --systems "fedjax_ssl, approximate"
 
-A size is points x bits, up to 1,000,000 points. Points are Gaussian clusters, 2 per class; one point in fifty is
-labelled. Every system runs in a process of its own, one after the other, so that peak memory (the largest resident
-set, interpreter and libraries included) is its own. Times are medians over repeats after one call that compiles.
-A row is printed as soon as it is measured. Peers that compare all pairs are left out above a number of pairs
-(MOST_PAIRS). The peers are optional: `pip install faiss-cpu scikit-learn`.
+A size is points x bits, up to 1,000,000 points. Points are Gaussian clusters, 2 per class; one
+point in fifty is labelled. Every system runs in a process of its own, one after the other, so that
+peak memory (the largest resident set, interpreter and libraries included) is its own. Times are
+medians over repeats after one call that compiles. A row is printed as soon as it is measured. Peers
+that compare all pairs are left out above a number of pairs (MOST_PAIRS). The peers are optional:
+`pip install faiss-cpu scikit-learn`.
 """
 
 import argparse
@@ -30,17 +32,21 @@ import numpy as np
 CLUSTERS_PER_CLASS = 2
 LABELLED_SHARE = 0.02
 MOST_POINTS = 1_000_000
-# Pairs of points up to which a peer is measured, those of 5,000 and of 120,000 points: label spreading of
-# scikit-learn holds the graph dense in one step, and the exact search of faiss only costs time beyond.
+# Pairs of points up to which a peer is measured, those of 5,000 and of 120,000 points: label
+# spreading of scikit-learn holds the graph dense in one step, and the exact search of faiss only
+# costs time beyond.
 MOST_PAIRS = {"scikit-learn": 5_000**2, "faiss + SciPy": 120_000**2}
-# Points whose features are made at once, so that the largest sizes need the memory of the features only once.
+# Points whose features are made at once, so that the largest sizes need the memory of the features
+# only once.
 POINTS_PER_BLOCK = 50_000
 
 
 def make_points(num_points: int, num_features: int, num_classes: int) -> tuple[np.ndarray, ...]:
     """Clustered points with their classes and the few labels that are shown."""
     random = np.random.default_rng(0)
-    centres = random.normal(size=(num_classes * CLUSTERS_PER_CLASS, num_features)).astype(np.float32)
+    centres = random.normal(size=(num_classes * CLUSTERS_PER_CLASS, num_features)).astype(
+        np.float32
+    )
     cluster = random.integers(len(centres), size=num_points)
     noise = random.standard_normal((num_points, num_features), dtype=np.float32)
     truth = (cluster % num_classes).astype(np.int32)
@@ -54,12 +60,14 @@ def make_points(num_points: int, num_features: int, num_classes: int) -> tuple[n
 def timed(function: Callable[[], Any], repeats: int) -> tuple[Any, dict[str, float]]:
     """The result of a function, and the seconds that its calls took.
 
-    The first call compiles. Of the others the median is kept, the fastest (the machine may be shared), and
-    the least processor time, summed over cores.
+    The first call compiles. Of the others the median is kept, the fastest (the machine may be
+    shared), and the least processor time, summed over cores.
     """
-    seconds, processor = [], []
+    seconds = []
+    processor = []
     for _ in range(repeats + 1):
-        start, start_processor = time.perf_counter(), time.process_time()
+        start = time.perf_counter()
+        start_processor = time.process_time()
         result = function()
         processor.append(time.process_time() - start_processor)
         seconds.append(time.perf_counter() - start)
@@ -76,8 +84,12 @@ def peak_memory() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 
-def measure_ours(options: argparse.Namespace, num_points: int, num_bits: int, search: str) -> dict[str, Any]:
-    """Phases of `fedjax_ssl.graph` with one of its searches, and the whole of `xclp` in one call."""
+def measure_ours(
+    options: argparse.Namespace, num_points: int, num_bits: int, search: str
+) -> dict[str, Any]:
+    """Phases of `fedjax_ssl.graph` with one of its searches, and the whole of `xclp` in one
+    call.
+    """
     import jax
     import jax.numpy as jnp
 
@@ -85,19 +97,29 @@ def measure_ours(options: argparse.Namespace, num_points: int, num_bits: int, se
 
     neighbor_search = getattr(g, search)
     features, truth, shown = make_points(num_points, options.features, options.classes)
-    points, labels = jnp.asarray(features), jnp.asarray(shown)
-    key, repeats = jax.random.key(0), options.repeats
+    points = jnp.asarray(features)
+    labels = jnp.asarray(shown)
+    key = jax.random.key(0)
+    repeats = options.repeats
 
     def ready(function: Callable[[], Any]) -> Callable[[], Any]:
         return lambda: jax.block_until_ready(function())
 
-    settings = {"num_bits": num_bits, "num_neighbors": options.neighbors, "neighbor_search": neighbor_search}
+    settings = {
+        "num_bits": num_bits,
+        "num_neighbors": options.neighbors,
+        "neighbor_search": neighbor_search,
+    }
     whole = None
     if repeats:
-        _, whole = timed(ready(lambda: g.xclp(key, points, labels, options.classes, **settings)), repeats)
+        _, whole = timed(
+            ready(lambda: g.xclp(key, points, labels, options.classes, **settings)), repeats
+        )
     memory = peak_memory()
     codes, codes_time = timed(ready(lambda: g.lsh_codes(key, points, num_bits)), repeats)
-    neighbors, neighbors_time = timed(ready(lambda: neighbor_search(codes, num_bits, options.neighbors)), repeats)
+    neighbors, neighbors_time = timed(
+        ready(lambda: neighbor_search(codes, num_bits, options.neighbors)), repeats
+    )
     graph, graph_time = timed(ready(lambda: g.build_graph(neighbors)), repeats)
     targets = jax.nn.one_hot(labels, options.classes)
     solution, solve_time = timed(ready(lambda: g.solve(graph, targets, 0.99)), repeats)
@@ -125,7 +147,9 @@ def measure_ours(options: argparse.Namespace, num_points: int, num_bits: int, se
 
 
 def measure_faiss(options: argparse.Namespace, num_points: int, num_bits: int) -> dict[str, Any]:
-    """faiss: LSH codes, exact binary search; SciPy: sparse graph and conjugate gradients, class by class."""
+    """faiss: LSH codes, exact binary search; SciPy: sparse graph and conjugate gradients, class
+    by class.
+    """
     # Idle threads that spin take the processor from the busy ones where cores are shared.
     os.environ["OMP_WAIT_POLICY"] = "passive"
     import faiss
@@ -134,7 +158,8 @@ def measure_faiss(options: argparse.Namespace, num_points: int, num_bits: int) -
     import threadpoolctl
 
     features, truth, shown = make_points(num_points, options.features, options.classes)
-    repeats, count = options.repeats, options.neighbors
+    repeats = options.repeats
+    count = options.neighbors
     hashing = faiss.IndexLSH(options.features, num_bits, True)
     hashing.train(features)
     codes, codes_time = timed(lambda: hashing.sa_encode(features), repeats)
@@ -152,21 +177,31 @@ def measure_faiss(options: argparse.Namespace, num_points: int, num_bits: int) -
         weights = kept + kept.T
         degree = np.asarray(weights.sum(axis=1)).ravel()
         scale = scipy.sparse.diags(1 / np.sqrt(np.where(degree > 0, degree, 1)))
-        return scipy.sparse.csr_matrix(scipy.sparse.identity(num_points) - 0.99 * scale @ weights @ scale)
+        return scipy.sparse.csr_matrix(
+            scipy.sparse.identity(num_points) - 0.99 * scale @ weights @ scale
+        )
 
     def propagate() -> np.ndarray:
         targets = (shown[:, None] == np.arange(options.classes)).astype(float)
         # Threads for vectors of this size wait longer for each other than they work.
         with threadpoolctl.threadpool_limits(limits=1, user_api="blas"):
-            return np.stack([scipy.sparse.linalg.cg(system, column, rtol=1e-6)[0] for column in targets.T], axis=1)
+            return np.stack(
+                [scipy.sparse.linalg.cg(system, column, rtol=1e-6)[0] for column in targets.T],
+                axis=1,
+            )
 
     def iterations() -> int:
-        """Of the class that takes most, as ours: all classes together take as many as the slowest."""
+        """Of the class that takes most, as ours: all classes together take as many as the
+        slowest.
+        """
         counts = []
         for label in range(options.classes):
             steps: list[None] = []
             scipy.sparse.linalg.cg(
-                system, (shown == label) * 1.0, rtol=1e-6, callback=lambda _, s=steps: s.append(None)
+                system,
+                (shown == label) * 1.0,
+                rtol=1e-6,
+                callback=lambda _, s=steps: s.append(None),
             )
             counts.append(len(steps))
         return max(counts)
@@ -196,7 +231,9 @@ def measure_sklearn(options: argparse.Namespace, num_points: int, num_bits: int)
 
     features, truth, shown = make_points(num_points, options.features, options.classes)
     unit = features / np.linalg.norm(features, axis=1, keepdims=True)
-    model = LabelSpreading(kernel="knn", n_neighbors=options.neighbors, alpha=0.99, max_iter=1000, tol=1e-6)
+    model = LabelSpreading(
+        kernel="knn", n_neighbors=options.neighbors, alpha=0.99, max_iter=1000, tol=1e-6
+    )
     _, whole = timed(lambda: model.fit(unit, shown), options.repeats)
     unlabelled = shown < 0
     return {
@@ -217,7 +254,9 @@ NEEDS = {"faiss + SciPy": ("faiss", "scipy", "threadpoolctl"), "scikit-learn": (
 INSTALL = "`pip install faiss-cpu scipy scikit-learn` brings all peers."
 
 
-def measure(system: str, options: argparse.Namespace, num_points: int, num_bits: int) -> dict[str, Any]:
+def measure(
+    system: str, options: argparse.Namespace, num_points: int, num_bits: int
+) -> dict[str, Any]:
     """Runs one system at one size in a fresh process."""
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
@@ -250,11 +289,15 @@ COLUMNS: tuple[tuple[str, str, str, str], ...] = (
 
 def table_head() -> str:
     """Headings of the table, in Markdown."""
-    return "| " + " | ".join(heading for heading, *_ in COLUMNS) + " |\n" + "|---" * len(COLUMNS) + "|"
+    return (
+        "| " + " | ".join(heading for heading, *_ in COLUMNS) + " |\n" + "|---" * len(COLUMNS) + "|"
+    )
 
 
 def table_row(row: dict[str, Any]) -> str:
-    """A measurement as a line of the table: medians of the warm calls, and the fastest and the leanest."""
+    """A measurement as a line of the table: medians of the warm calls, and the fastest and the
+    leanest.
+    """
     given = {**row, "size": f"{row['points']} x {row['bits']}"}
     cells = (
         form.format(given[name][which] if which else given[name]) if name in given else ""
@@ -264,7 +307,9 @@ def table_row(row: dict[str, Any]) -> str:
 
 
 def plot(rows: list[dict[str, Any]], path: str) -> None:
-    """Left: whole time against points. Right: conjugate-gradient iterations. One line per system and code length."""
+    """Left: whole time against points. Right: conjugate-gradient iterations. One line per system
+    and code length.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -287,17 +332,23 @@ def plot(rows: list[dict[str, Any]], path: str) -> None:
             "markersize": max(7 - number, 3),
             "label": system if bits is None else f"{system}, {bits} bits",
         }
-        left.plot([row["points"] for row in chosen], [row["whole"]["warm"] for row in chosen], **style)
+        left.plot(
+            [row["points"] for row in chosen], [row["whole"]["warm"] for row in chosen], **style
+        )
         # Cholesky, which solves small graphs, takes no iterations.
         solved = [row for row in chosen if row.get("iterations")]
         if solved:
-            right.plot([row["points"] for row in solved], [row["iterations"] for row in solved], **style)
+            right.plot(
+                [row["points"] for row in solved], [row["iterations"] for row in solved], **style
+            )
     left.set(xscale="log", yscale="log", xlabel="points", ylabel="seconds, codes to labels")
     right.set(xscale="log", xlabel="points", ylabel="conjugate-gradient iterations")
     right.set_ylim(bottom=0)
     for axes in (left, right):
         axes.grid(alpha=0.3)
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
+    figure.legend(
+        *left.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8
+    )
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
 
@@ -308,18 +359,26 @@ def parse_size(text: str) -> tuple[int, int]:
     try:
         size = int(points), int(bits)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not points x bits, such as 16000x1024") from None
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not points x bits, such as 16000x1024"
+        ) from None
     if not 2 <= size[0] <= MOST_POINTS or size[1] < 8 or size[1] % 8:
-        raise argparse.ArgumentTypeError(f"{text!r}: 2 to {MOST_POINTS} points, and bits in whole bytes")
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: 2 to {MOST_POINTS} points, and bits in whole bytes"
+        )
     return size
 
 
 def main() -> None:
     """Measures every system at every size and prints a table."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
-    parser.add_argument("--sizes", nargs="+", type=parse_size, default=[(2500, 4096), (16000, 1024)])
+    parser.add_argument(
+        "--sizes", nargs="+", type=parse_size, default=[(2500, 4096), (16000, 1024)]
+    )
     parser.add_argument("--features", type=int, default=128, help="dimension of the points")
     parser.add_argument("--classes", type=int, default=10)
     parser.add_argument("--neighbors", type=int, default=10, help="neighbours per point, k")
@@ -351,7 +410,10 @@ def main() -> None:
                 print(table_row(rows[-1]), flush=True)
     versions = {name: version for row in rows for name, version in row["versions"].items()}
     devices = sorted({row["device"] for row in rows if "device" in row})
-    print(f"\nPython {platform.python_version()}, {versions}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+    print(
+        f"\nPython {platform.python_version()}, {versions}, {os.cpu_count()} cores, load "
+        f"{os.getloadavg()[0]:.1f}"
+    )
     print(f"devices of fedjax_ssl: {', '.join(devices) or 'not measured'}")
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:

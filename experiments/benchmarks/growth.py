@@ -1,13 +1,15 @@
-"""How seconds and memory grow with a federation, and with a graph: one picture, and a table with the slopes.
+"""How seconds and memory grow with a federation, and with a graph: one picture, and a table with
+the slopes.
 
     python experiments/benchmarks/growth.py                         # all, docs/images/growth.png
     python experiments/benchmarks/growth.py --only clients seeds    # some of them
-    python experiments/benchmarks/growth.py --points 1000000        # the largest graph; 100,000 by default
+    # the largest graph; 100,000 by default
+    python experiments/benchmarks/growth.py --points 1000000
 
-Every size has a process of its own: seconds of a round, and of the process to the end of its first one, and peak
-memory. The slope is that of a line through the logarithms of the three largest sizes: 1 is linear. Rounds are of
-softmax regression with 8 features and one example per client; "parameters" has a hidden layer. A graph is of random
-codes, ten neighbours each.
+Every size has a process of its own: seconds of a round, and of the process to the end of its first
+one, and peak memory. The slope is that of a line through the logarithms of the three largest sizes:
+1 is linear. Rounds are of softmax regression with 8 features and one example per client;
+"parameters" has a hidden layer. A graph is of random codes, ten neighbours each.
 """
 
 import argparse
@@ -45,7 +47,8 @@ def federation(what: str, size: int) -> tuple[float, float]:
     begin = time.perf_counter()
     clients = size if what == "clients" else 10_000
     cohort = size if what == "clients per round" else min(clients, 100)
-    seeds, rounds = size if what == "seeds" else 1, 5 if what == "parameters" else 50
+    seeds = size if what == "seeds" else 1
+    rounds = 5 if what == "parameters" else 50
     x = np.random.default_rng(0).normal(size=(clients, 8)).astype(np.float32)
     data = Dataset("rows", Split(x, np.arange(clients) % 2, np.arange(clients)), None, ("a", "b"))
     config = configs.default("fedavg")
@@ -59,13 +62,21 @@ def federation(what: str, size: int) -> tuple[float, float]:
     keys = jax.vmap(jax.random.key)(np.arange(seeds))
 
     def block(keys: Any, states: Any, data: Any) -> Any:
-        step = jax.vmap(lambda key, state: run_rounds(method, key, state, data, rounds)[0], axis_name=VECTORIZED_RUNS)
+        step = jax.vmap(
+            lambda key, state: run_rounds(method, key, state, data, rounds)[0],
+            axis_name=VECTORIZED_RUNS,
+        )
         if seeds > 1:
             return step(keys, states)
         return run_rounds(method, keys[0], states, data, rounds)[0]
 
-    init = jax.vmap(method.init, (0, None)) if seeds > 1 else lambda keys, data: method.init(keys[0], data)
-    states, run = jax.jit(init)(keys, drawn), jax.jit(block)
+    init = (
+        jax.vmap(method.init, (0, None))
+        if seeds > 1
+        else lambda keys, data: method.init(keys[0], data)
+    )
+    states = jax.jit(init)(keys, drawn)
+    run = jax.jit(block)
     jax.block_until_ready(run(keys, states, drawn))
     first = time.perf_counter() - begin
     begin = time.perf_counter()
@@ -95,7 +106,11 @@ def measure(what: str, size: int) -> dict[str, float]:
         seconds, first = graph(int(what.split()[1].replace(",", "")), size)
     else:
         seconds, first = federation(what, size)
-    return {"seconds": seconds, "first": first, "bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+    return {
+        "seconds": seconds,
+        "first": first,
+        "bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
 
 
 def slope(sizes: list[int], values: list[float]) -> float:
@@ -114,7 +129,9 @@ def draw(rows: dict[str, dict[int, dict[str, float]]], path: Path) -> None:
     for column, (what, found) in enumerate(rows.items()):
         sizes = list(found)
         unit = "all neighbours, s" if what.startswith("points") else "a round, s"
-        for row, (name, factor, label) in enumerate((("seconds", 1, unit), ("bytes", 1e-9, "memory, GB"))):
+        for row, (name, factor, label) in enumerate(
+            (("seconds", 1, unit), ("bytes", 1e-9, "memory, GB"))
+        ):
             values = [found[size][name] * factor for size in sizes]
             axes[row, column].loglog(sizes, values, "o-", label=f"slope {slope(sizes, values):.2f}")
             axes[row, column].set(ylabel=label, xlabel=what if row else "")
@@ -124,9 +141,13 @@ def draw(rows: dict[str, dict[int, dict[str, float]]], path: Path) -> None:
 
 def main() -> None:
     """Measures, draws and prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", nargs="+", help="beginnings of names of what grows", default=[""])
-    parser.add_argument("--points", type=int, default=100_000, help="points of the largest graph of 256 bits")
+    parser.add_argument(
+        "--points", type=int, default=100_000, help="points of the largest graph of 256 bits"
+    )
     parser.add_argument("--image", type=Path, default=IMAGE, help="where the picture goes")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -134,7 +155,10 @@ def main() -> None:
         print(json.dumps(measure(given.one[0], int(given.one[1]))))
         return
     rows: dict[str, dict[int, dict[str, float]]] = {}
-    print("| what grows | size | seconds | until the first, s | memory, GB | slope of seconds | of memory |")
+    print(
+        "| what grows | size | seconds | until the first, s | memory, GB | slope of seconds | of "
+        "memory |"
+    )
     print("|---|---:|---:|---:|---:|---:|---:|")
     for what, sizes in SIZES.items():
         if not any(what.startswith(name) for name in given.only):

@@ -24,35 +24,51 @@ def write(path: Path, each: int) -> None:
 
     generator = np.random.default_rng(0)
     with sqlite3.connect(path) as database:
-        database.execute("CREATE TABLE federated_data (client_id BLOB PRIMARY KEY, data BLOB, num_examples INTEGER)")
+        database.execute(
+            "CREATE TABLE federated_data (client_id BLOB PRIMARY KEY, data BLOB, num_examples "
+            "INTEGER)"
+        )
         for writer in range(WRITERS):
             pixels = np.ones((each, 28, 28), np.float32)
-            pixels[:, 6:22, 10:18] = generator.integers(0, 256, (each, 16, 8)).astype(np.float32) / 255
+            pixels[:, 6:22, 10:18] = (
+                generator.integers(0, 256, (each, 16, 8)).astype(np.float32) / 255
+            )
             content = {"pixels": pixels, "label": generator.integers(0, 62, each).astype(np.int32)}
             data = zlib.compress(serialization.msgpack_serialize(content), 1)
-            database.execute("INSERT INTO federated_data VALUES (?, ?, ?)", (f"f{writer:04}".encode(), data, each))
+            database.execute(
+                "INSERT INTO federated_data VALUES (?, ?, ?)",
+                (f"f{writer:04}".encode(), data, each),
+            )
     database.close()
 
 
 def main() -> None:
     """Writes what is missing, reads all and prints what that took."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--folder", type=Path, required=True)
     folder = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
     files = {name: folder / name for name in SQLITE}
-    missing = [(path, each) for path, each in zip(files.values(), EACH.values(), strict=True) if not path.exists()]
+    missing = [
+        (path, each)
+        for path, each in zip(files.values(), EACH.values(), strict=True)
+        if not path.exists()
+    ]
     for path, each in missing:
         write(path, each)
     if missing:
         print("written; start again, so that the memory is that of reading alone")
         return
-    wall, processor = time.perf_counter(), time.process_time()
+    wall = time.perf_counter()
+    processor = time.process_time()
     dataset = read_femnist(files)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     print(
-        f"{len(dataset.train) + len(dataset.test or ()):,} images in {time.perf_counter() - wall:.1f} s, "
-        f"{time.process_time() - processor:.1f} s of processor time; at most {memory:.2f} GB of memory"
+        f"{len(dataset.train) + len(dataset.test or ()):,} images in "
+        f"{time.perf_counter() - wall:.1f} s, {time.process_time() - processor:.1f} s of "
+        f"processor time; at most {memory:.2f} GB of memory"
     )
 
 

@@ -1,11 +1,13 @@
-"""Ten thousand rounds of workload W2 in a run folder: memory, bytes on the disk and time, part by part.
+"""Ten thousand rounds of workload W2 in a run folder: memory, bytes on the disk and time, part by
+part.
 
-    python experiments/benchmarks/long_run.py                   # an evaluation and a checkpoint in every round
+    python experiments/benchmarks/long_run.py  # an evaluation and a checkpoint in every round
     python experiments/benchmarks/long_run.py --eval-every 5    # as by default
 
-W2 (`fedjax_ssl/benchmarks/workloads.py`) with a tenth of every client's examples as its test. The run is cut into ten
-parts; a line per part: processor time of this process per round, files written after compiling included; its resident
-memory, the median over the evaluations; the size of the newest checkpoint and of all files of the folder.
+W2 (`fedjax_ssl/benchmarks/workloads.py`) with a tenth of every client's examples as its test. The
+run is cut into ten parts; a line per part: processor time of this process per round, files written
+after compiling included; its resident memory, the median over the evaluations; the size of the
+newest checkpoint and of all files of the folder.
 """
 
 import argparse
@@ -57,10 +59,14 @@ def train(folder: Path, rounds: int, eval_every: int) -> list[Part]:
     assert split.client is not None, "workloads name the client of every example"
     np.savez(folder / "w2.npz", inputs=split.x, labels=split.y, client=split.client)
     config = workload.config().unlock().copy_and_resolve_references()
-    config.rounds, config.eval_every = rounds + eval_every, eval_every  # nobody is told the last row of a run
-    config.data.name, config.data.path = "npz", str(folder / "w2.npz")
+    # nobody is told the last row of a run
+    config.rounds = rounds + eval_every
+    config.eval_every = eval_every
+    config.data.name = "npz"
+    config.data.path = str(folder / "w2.npz")
     config.data.client_test_fraction = 0.1
-    seen, parts = [], []
+    seen = []
+    parts = []
 
     def watch(row: Mapping[str, Any]) -> bool:
         seen.append(Seen(row["round"], time.process_time(), _resident()))
@@ -70,7 +76,10 @@ def train(folder: Path, rounds: int, eval_every: int) -> list[Part]:
             seen[:-1] = []
         return False
 
-    print("| until round | ms of processor time per round | memory, MB | newest checkpoint, kB | all files, MB |")
+    print(
+        "| until round | ms of processor time per round | memory, MB | newest checkpoint, kB | "
+        "all files, MB |"
+    )
     print("|---:|---:|---:|---:|---:|")
     (result,) = run_batch([Point(config, folder / "run", watch)], Shared())
     if isinstance(result, Exception):
@@ -79,8 +88,10 @@ def train(folder: Path, rounds: int, eval_every: int) -> list[Part]:
 
 
 def _part(seen: list[Seen], folder: Path) -> Part:
-    first, last = seen[0], seen[-1]
-    newest = max((folder / "checkpoints").glob("*.ckpt"), default=None)  # the first is saved after the first row
+    first = seen[0]
+    last = seen[-1]
+    # the first is saved after the first row
+    newest = max((folder / "checkpoints").glob("*.ckpt"), default=None)
     return Part(
         last.round,
         1000 * (last.processor - first.processor) / (last.round - first.round),
@@ -105,7 +116,9 @@ def _line(part: Part) -> str:
 
 def main() -> None:
     """Prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=10_000)
     parser.add_argument("--eval-every", type=int, default=1)
     given = parser.parse_args()
@@ -115,8 +128,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         parts = train(Path(folder), given.rounds, given.eval_every)
     # The first part holds the end of compiling.
-    first, last = parts[1], parts[-1]
-    print(f"\nfrom the second part to the last: memory {last.memory / first.memory - 1:+.1%}", end=", ")
+    first = parts[1]
+    last = parts[-1]
+    print(
+        f"\nfrom the second part to the last: memory {last.memory / first.memory - 1:+.1%}",
+        end=", ",
+    )
     print(f"processor time per round {last.milliseconds / first.milliseconds - 1:+.1%}")
 
 

@@ -1,17 +1,18 @@
 """Rounds of federated averaging here and in other systems, side by side in one run.
 
-    python experiments/benchmarks/peers.py                            # W1, W2, W3 and W5 in every system
+    python experiments/benchmarks/peers.py  # W1, W2, W3 and W5 in every system
     python experiments/benchmarks/peers.py --workloads W2 --systems fedjax_ssl torch
     python experiments/benchmarks/peers.py --cores 1                  # on a busy machine
-    python experiments/benchmarks/peers.py --check                    # one round of W2: the same loss and parameters?
+    python experiments/benchmarks/peers.py --check  # one round of W2: the same loss and parameters?
 
-Every system but ours has an environment of its own, which `pip` fills when it is first asked for, in `--environments`.
-A system that cannot be installed or run is a row that says why.
+Every system but ours has an environment of its own, which `pip` fills when it is first asked for,
+in `--environments`. A system that cannot be installed or run is a row that says why.
 
-Workloads are those of `python -m fedjax_ssl.bench`. All systems train the same network on the same images, the same
-clients per round, with the same number of local steps of plain SGD and as many threads as there are cores; ours with
-its defaults. Those in PyTorch take their examples in the very order in which ours does. The scripts in `peers/` have a
-system each. Times are from the start of a system's process, evaluations left out; no program is cached.
+Workloads are those of `python -m fedjax_ssl.bench`. All systems train the same network on the same
+images, the same clients per round, with the same number of local steps of plain SGD and as many
+threads as there are cores; ours with its defaults. Those in PyTorch take their examples in the very
+order in which ours does. The scripts in `peers/` have a system each. Times are from the start of a
+system's process, evaluations left out; no program is cached.
 """
 
 import argparse
@@ -42,7 +43,8 @@ PEERS = Path(__file__).parent / "peers"
 sys.path.insert(0, str(PEERS))
 from common import Plan, load  # noqa: E402
 
-# Workload -> rounds, and rounds between two evaluations. W1 stands for BlazeFL's example: a CNN on CIFAR-10's shape.
+# Workload -> rounds, and rounds between two evaluations. W1 stands for BlazeFL's example: a CNN on
+# CIFAR-10's shape.
 CHOSEN = {"W2": (1000, 100), "W3": (6, 1), "W5": (6, 1), "W1": (3, 1)}
 # System -> its script, and what `pip` installs for it; None: this environment.
 SYSTEMS: dict[str, tuple[str, tuple[str, ...] | None]] = {
@@ -58,7 +60,9 @@ PYTHONS = {"blazefl": ("python3.14", "python3.13", "python3.12")}  # where this 
 
 
 def make_plan(name: str, rounds: int) -> Plan:
-    """The rounds that ours runs from its start: the same cohorts, and per client the same batches in the same order."""
+    """The rounds that ours runs from its start: the same cohorts, and per client the same
+    batches in the same order.
+    """
     import jax
 
     from fedjax_ssl.federated import Client, Now, labelled_epochs
@@ -68,9 +72,12 @@ def make_plan(name: str, rounds: int) -> Plan:
 
     (workload,) = WORKLOADS[name]
     experiment = Experiment(workload.config(), workload.dataset())
-    config, key = experiment.config, jax.random.key(experiment.config.seed)
+    config = experiment.config
+    key = jax.random.key(experiment.config.seed)
     federation = federate(experiment, key)
-    sampler = labelled_epochs(config.optimizer.batch_size, config.optimizer.local_epochs, federation.max_labelled)
+    sampler = labelled_epochs(
+        config.optimizer.batch_size, config.optimizer.local_epochs, federation.max_labelled
+    )
 
     @jax.jit
     def draw(number: jax.Array) -> tuple[jax.Array, Any]:
@@ -91,28 +98,38 @@ def make_plan(name: str, rounds: int) -> Plan:
             sent={},
             received=(),
         )
-        client_keys = jax.vmap(jax.random.fold_in, (None, 0))(named_key(round_key, "client"), clients.id)
+        client_keys = jax.vmap(jax.random.fold_in, (None, 0))(
+            named_key(round_key, "client"), clients.id
+        )
         batch_keys = jax.vmap(lambda k: named_key(k, "batches"))(client_keys)
         now = Now(number)
-        return clients.rows, jax.vmap(lambda k, client: sampler.schedule(k, client, now))(batch_keys, clients)
+        return clients.rows, jax.vmap(lambda k, client: sampler.schedule(k, client, now))(
+            batch_keys, clients
+        )
 
     drawn = []
     for number in range(rounds):
         index, schedules = jax.device_get(draw(jax.numpy.asarray(number)))
-        positions, masks = schedules.positions["labelled"], schedules.masks["labelled"]
+        positions = schedules.positions["labelled"]
+        masks = schedules.masks["labelled"]
         drawn.append(
             [
                 [index[c][positions[c, s]][masks[c, s]] for s in range(int(schedules.num_steps[c]))]
                 for c in range(len(index))
             ]
         )
-    used = np.unique(np.concatenate([rows for clients in drawn for steps in clients for rows in steps]))
+    used = np.unique(
+        np.concatenate([rows for clients in drawn for steps in clients for rows in steps])
+    )
     images = np.asarray(federation.inputs[used]).astype(np.float32) / 255
     return Plan(
         name=name,
         images=images,
         labels=np.asarray(federation.labels[used]).astype(np.int64),
-        rounds=[[[np.searchsorted(used, rows) for rows in steps] for steps in clients] for clients in drawn],
+        rounds=[
+            [[np.searchsorted(used, rows) for rows in steps] for steps in clients]
+            for clients in drawn
+        ],
         num_classes=workload.num_classes,
         learning_rate=float(config.optimizer.learning_rate),
         batch_size=int(config.optimizer.batch_size),
@@ -132,12 +149,20 @@ def python_of(system: str, environments: Path) -> str:
     folder = environments / system
     interpreter = folder / "bin" / "python"
     if not (folder / "complete").exists():
-        for python in (found for name in PYTHONS.get(system, (sys.executable,)) if (found := shutil.which(name))):
-            if not subprocess.run([python, "-m", "venv", "--clear", folder], capture_output=True).returncode:
+        for python in (
+            found
+            for name in PYTHONS.get(system, (sys.executable,))
+            if (found := shutil.which(name))
+        ):
+            if not subprocess.run(
+                [python, "-m", "venv", "--clear", folder], capture_output=True
+            ).returncode:
                 break
         else:
             raise RuntimeError(f"needs one of {', '.join(PYTHONS[system])}, which are not here")
-        done = subprocess.run([interpreter, "-m", "pip", "install", "-q", *packages], capture_output=True, text=True)
+        done = subprocess.run(
+            [interpreter, "-m", "pip", "install", "-q", *packages], capture_output=True, text=True
+        )
         if done.returncode:
             raise RuntimeError(f"cannot be installed: {last_line(done.stderr)}")
         (folder / "complete").touch()
@@ -154,10 +179,13 @@ def run_peer(system: str, plan: Path, environments: Path, limit: float) -> dict[
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
         command = [interpreter, PEERS / SYSTEMS[system][0], plan, result]
-        peak, start = 0, time.monotonic()
+        peak = 0
+        start = time.monotonic()
         with open(Path(folder) / "errors", "w+") as errors:
             # In a session of its own: what it started must not run on beside the next system.
-            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True)
+            process = subprocess.Popen(
+                command, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
+            )
             try:
                 while process.poll() is None:
                     peak = max(peak, memory_of(process.pid))
@@ -174,7 +202,9 @@ def run_peer(system: str, plan: Path, environments: Path, limit: float) -> dict[
 
 
 def end_session(session: int) -> None:
-    """Kill all processes of a session (Linux): Ray gives its workers process groups of their own in it."""
+    """Kill all processes of a session (Linux): Ray gives its workers process groups of their own
+    in it.
+    """
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has just ended
             if os.getsid(int(folder.name)) == session:
@@ -194,7 +224,11 @@ def memory_of(process: int) -> int:
 
 def last_line(text: str) -> str:
     """The last line of an error message that says something."""
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("[notice]")]
+    lines = [
+        line.strip()
+        for line in text.splitlines()
+        if line.strip() and not line.startswith("[notice]")
+    ]
     return lines[-1][:200] if lines else "without a word"
 
 
@@ -202,7 +236,9 @@ def measured(plan: Plan, result: dict[str, Any]) -> dict[str, float]:
     """The columns of the table, of the laps of a system: (rounds, seconds until then, accuracy)."""
     laps = result["laps"]
     each = plan.examples() / len(plan.rounds)
-    rates = [(after[0] - before[0]) * each / (after[1] - before[1]) for before, after in pairwise(laps)]
+    rates = [
+        (after[0] - before[0]) * each / (after[1] - before[1]) for before, after in pairwise(laps)
+    ]
     enough = 0.9 * laps[-1][2]
     return {
         "examples_per_second": statistics.median(rates),
@@ -247,21 +283,30 @@ def one_round_of_ours() -> tuple[Plan, dict[str, np.ndarray], dict[str, np.ndarr
 
 
 def check(environments: Path) -> bool:
-    """Whether one round of W2 ends in the same parameters in ours and in PyTorch, to 1e-4, from the same start."""
+    """Whether one round of W2 ends in the same parameters in ours and in PyTorch, to 1e-4, from
+    the same start.
+    """
     plan, before, after, _ = in_own_process(one_round_of_ours)
     with tempfile.TemporaryDirectory() as folder:
-        path, start = Path(folder) / "plan.npz", Path(folder) / "start.npz"
+        path = Path(folder) / "plan.npz"
+        start = Path(folder) / "start.npz"
         plan.save(path)
         np.savez(start, **before)
-        command = [python_of("torch", environments), PEERS / "torch_loop.py", path, start, "--from-start"]
+        command = [
+            python_of("torch", environments),
+            PEERS / "torch_loop.py",
+            path,
+            start,
+            "--from-start",
+        ]
         subprocess.run(command, check=True)
         with np.load(start) as found:
             difference = max(float(np.abs(found[name] - after[name]).max()) for name in after)
     moved = max(float(np.abs(after[name] - before[name]).max()) for name in before)
     same = difference < 1e-4 < moved
     print(
-        f"one round of W2: parameters moved by up to {moved:.2e}, ours and PyTorch differ by up to {difference:.1e}: "
-        f"{'the same work' if same else 'NOT the same work'}"
+        f"one round of W2: parameters moved by up to {moved:.2e}, ours and PyTorch differ by up "
+        f"to {difference:.1e}: {'the same work' if same else 'NOT the same work'}"
     )
     return same
 
@@ -269,18 +314,27 @@ def check(environments: Path) -> bool:
 def table(rows: list[dict[str, Any]]) -> str:
     """The measurements in Markdown; the ratio is of rates, ours to theirs."""
     lines = [
-        "| workload | system | examples/s | ours / theirs | peak memory, GB | first round, s | to 90 % of the end, s |",
+        "| workload | system | examples/s | ours / theirs | peak memory, GB | first round, s | "
+        "to 90 % of the end, s |",
         "|---|---|---:|---:|---:|---:|---:|",
     ]
-    ours = {row["workload"]: row for row in rows if row["system"] == "fedjax_ssl" and "why" not in row}
+    ours = {
+        row["workload"]: row for row in rows if row["system"] == "fedjax_ssl" and "why" not in row
+    }
     for row in rows:
         if "why" in row:
             lines.append(f"| {row['workload']} | {row['system']} | {row['why']} |||||")
             continue
         mine = ours.get(row["workload"], row)
-        ratio = "" if mine is row else f"{mine['examples_per_second'] / row['examples_per_second']:.2f}"
+        ratio = (
+            "" if mine is row else f"{mine['examples_per_second'] / row['examples_per_second']:.2f}"
+        )
         cells = (row["workload"], row["system"], f"{row['examples_per_second']:,.0f}", ratio)
-        numbers = (f"{row['peak_bytes'] / 1e9:.2f}", f"{row['first_round']:.1f}", f"{row['nearly_final']:.1f}")
+        numbers = (
+            f"{row['peak_bytes'] / 1e9:.2f}",
+            f"{row['first_round']:.1f}",
+            f"{row['nearly_final']:.1f}",
+        )
         lines.append("| " + " | ".join((*cells, *numbers)) + " |")
     return "\n".join(lines)
 
@@ -288,18 +342,32 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main(arguments: list[str]) -> int:
     """Measures what the command line asks for. Returns 0, or 1 if `--check` finds a difference."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("--workloads", nargs="+", choices=CHOSEN, default=list(CHOSEN))
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
-    parser.add_argument("--rounds", type=int, help="rounds; by default enough for five evaluations or more")
-    parser.add_argument("--limit", type=float, default=120.0, help="seconds that a system may take for a workload")
-    parser.add_argument("--cores", type=int, help="cores for all systems, on a machine shared with other work")
+    parser.add_argument(
+        "--rounds", type=int, help="rounds; by default enough for five evaluations or more"
+    )
+    parser.add_argument(
+        "--limit", type=float, default=120.0, help="seconds that a system may take for a workload"
+    )
+    parser.add_argument(
+        "--cores", type=int, help="cores for all systems, on a machine shared with other work"
+    )
     default = Path.home() / ".cache" / "fedjax_ssl" / "peers"
-    parser.add_argument("--environments", type=Path, default=default, help="folder of the systems' environments")
+    parser.add_argument(
+        "--environments", type=Path, default=default, help="folder of the systems' environments"
+    )
     parser.add_argument("--json", type=Path, help="write the measurements here")
-    parser.add_argument("--check", action="store_true", help="compare the result of one round instead of the time")
-    parser.add_argument("--install", action="store_true", help="make the environments, and measure nothing")
+    parser.add_argument(
+        "--check", action="store_true", help="compare the result of one round instead of the time"
+    )
+    parser.add_argument(
+        "--install", action="store_true", help="make the environments, and measure nothing"
+    )
     options = parser.parse_args(arguments)
     for name in ("rounds", "cores"):
         value = getattr(options, name)
@@ -308,7 +376,8 @@ def main(arguments: list[str]) -> int:
     for name in options.workloads if options.rounds else ():
         if options.rounds < (least := max(CHOSEN[name][1], 2)):
             parser.error(
-                f"--rounds is {options.rounds}; a rate of {name}, from one evaluation to the next, takes {least}"
+                f"--rounds is {options.rounds}; a rate of {name}, from one evaluation to the "
+                f"next, takes {least}"
             )
     if options.cores:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.cores])
@@ -321,10 +390,19 @@ def main(arguments: list[str]) -> int:
             in_own_process(save_plan, name, options.rounds or CHOSEN[name][0], path)
             plan = load(path)
             for system in options.systems:
-                row: dict[str, Any] = {"workload": name, "system": system, "load": os.getloadavg()[0]}
+                row: dict[str, Any] = {
+                    "workload": name,
+                    "system": system,
+                    "load": os.getloadavg()[0],
+                }
                 try:
-                    row |= measured(plan, run_peer(system, path, options.environments, options.limit))
-                    print(f"{name} {system}: {row['examples_per_second']:,.0f} examples/s", file=sys.stderr)
+                    row |= measured(
+                        plan, run_peer(system, path, options.environments, options.limit)
+                    )
+                    print(
+                        f"{name} {system}: {row['examples_per_second']:,.0f} examples/s",
+                        file=sys.stderr,
+                    )
                 except RuntimeError as error:
                     row["why"] = str(error)
                     print(f"{name} {system}: {error}", file=sys.stderr)
@@ -337,8 +415,9 @@ def main(arguments: list[str]) -> int:
     print(table(rows))
     versions = {system: version(system, options.environments) for system in options.systems}
     print(
-        f"\nPython {platform.python_version()}, {', '.join(f'{name} {found}' for name, found in versions.items())}; "
-        f"{processor.cores()} cores, load {os.getloadavg()[0]:.1f}"
+        f"\nPython {platform.python_version()}, "
+        f"{', '.join(f'{name} {found}' for name, found in versions.items())}; {processor.cores()} "
+        f"cores, load {os.getloadavg()[0]:.1f}"
     )
     if options.json:
         options.json.write_text(json.dumps({"rows": rows, "versions": versions}, indent=1))
@@ -349,7 +428,9 @@ def version(system: str, environments: Path) -> str:
     """Installed version of a system."""
     ask = f"import importlib.metadata as m; print(m.version({system!r}))"
     try:
-        asked = subprocess.run([python_of(system, environments), "-c", ask], capture_output=True, text=True)
+        asked = subprocess.run(
+            [python_of(system, environments), "-c", ask], capture_output=True, text=True
+        )
     except RuntimeError:
         return "not here"
     return asked.stdout.strip() or "not here"

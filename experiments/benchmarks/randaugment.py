@@ -4,10 +4,11 @@
     taskset -c 0 python experiments/benchmarks/randaugment.py --names fixmatch semifl --vmap
     taskset -c 0 python experiments/benchmarks/randaugment.py --shape 28 28 1 --groups 0
 
-Every augmentation is compiled once and called with several keys, as different keys draw operations of different cost.
-Of each key the fastest call counts, and the line has the mean and the largest over keys. `--vmap` also cuts the batch
-into 8 clients under `vmap`, and computes all operations at once, as on accelerators. Times are processor times summed
-over threads, so that others on a shared machine count less.
+Every augmentation is compiled once and called with several keys, as different keys draw operations
+of different cost. Of each key the fastest call counts, and the line has the mean and the largest
+over keys. `--vmap` also cuts the batch into 8 clients under `vmap`, and computes all operations at
+once, as on accelerators. Times are processor times summed over threads, so that others on a shared
+machine count less.
 """
 
 import argparse
@@ -25,7 +26,9 @@ NAMES = [name for name in AUGMENTATIONS if AUGMENTATIONS.takes(name, "operations
 CLIENTS = 8
 
 
-def processor_time(function: Callable, keys: jax.Array, images: jax.Array, repeats: int) -> tuple[float, float, float]:
+def processor_time(
+    function: Callable, keys: jax.Array, images: jax.Array, repeats: int
+) -> tuple[float, float, float]:
     """Milliseconds, mean and largest over keys, and seconds of compiling."""
     start = time.process_time()
     compiled = jax.jit(function).lower(keys[0], images).compile()
@@ -72,24 +75,35 @@ def ways(name: str, vmap: bool, **options: int) -> dict[str, Callable]:
 
 def main() -> None:
     """Prints a line per augmentation."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--names", nargs="+", default=NAMES, choices=NAMES)
     parser.add_argument("--shape", nargs=3, type=int, default=(32, 32, 3))
     parser.add_argument("--images", type=int, default=256)
     parser.add_argument("--groups", type=int, help="default: each augmentation's own")
     parser.add_argument("--keys", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--vmap", action="store_true", help="also under vmap, and all operations at once")
+    parser.add_argument(
+        "--vmap", action="store_true", help="also under vmap, and all operations at once"
+    )
     arguments = parser.parse_args()
     options = {} if arguments.groups is None else {"groups": arguments.groups}
     values = np.random.default_rng(0).integers(0, 256, (arguments.images, *arguments.shape))
     images = jnp.asarray(values.astype(np.uint8))
     keys = jax.random.split(jax.random.key(0), arguments.keys)
-    print(f"jax {jax.__version__}, {jax.devices()[0].device_kind}, {arguments.images} images {arguments.shape}")
+    print(
+        f"jax {jax.__version__}, {jax.devices()[0].device_kind}, {arguments.images} images "
+        f"{arguments.shape}"
+    )
     for name in arguments.names:
         for way, function in ways(name, arguments.vmap, **options).items():
             mean, most, compiling = processor_time(function, keys, images, arguments.repeats)
-            print(f"{name:22} {way:26} {mean:8.2f} ms, most {most:8.2f} ms, compiling {compiling:.1f} s", flush=True)
+            print(
+                f"{name:22} {way:26} {mean:8.2f} ms, most {most:8.2f} ms, compiling "
+                f"{compiling:.1f} s",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

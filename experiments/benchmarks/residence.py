@@ -1,17 +1,19 @@
-"""Examples on the host beside examples on the device: rates in alternation, and a federation larger than memory.
+"""Examples on the host beside examples on the device: rates in alternation, and a federation larger
+than memory.
 
     python experiments/benchmarks/residence.py rates W5 W3 --groups 5
     python experiments/benchmarks/residence.py large --images 10_000_000 --folder /big/disk
     python experiments/benchmarks/residence.py large --images 1_000_000 --folder /big/disk --processes 2 --cohort 0
 
-`rates` trains the workloads of `fedjax-ssl bench` as a run does, block after block with the evaluation, in groups of
-blocks that alternate between the two, each from the same state; a group on the host starts with nothing brought. The
-final parameters of both have to be the same, bit for bit.
+`rates` trains the workloads of `fedjax-ssl bench` as a run does, block after block with the
+evaluation, in groups of blocks that alternate between the two, each from the same state; a group on
+the host starts with nothing brought. The final parameters of both have to be the same, bit for bit.
 
-`large` writes images of 28x28 to a file in the folder, unless one of that size is there, and trains a run on it. Of the
-memory it tells what the process has for itself (RssAnon in /proc/self/status), which is what a machine has to have:
-pages of the file that lie in memory (RssFile) go when somebody needs the room. With `--processes` several processes of
-one device each share the run, and each tells what it has; `--residence device` shows what all would have otherwise.
+`large` writes images of 28x28 to a file in the folder, unless one of that size is there, and trains
+a run on it. Of the memory it tells what the process has for itself (RssAnon in /proc/self/status),
+which is what a machine has to have: pages of the file that lie in memory (RssFile) go when somebody
+needs the room. With `--processes` several processes of one device each share the run, and each
+tells what it has; `--residence device` shows what all would have otherwise.
 """
 
 import argparse
@@ -41,7 +43,9 @@ from fedjax_ssl.runs.compile import Shared, prepare
 from fedjax_ssl.runs.loop import run
 from fedjax_ssl.runs.residence import Feed
 
-PER_CLIENT, TEST, SHAPE = 1000, 10_000, (28, 28, 1)
+PER_CLIENT = 1000
+TEST = 10_000
+SHAPE = (28, 28, 1)
 AT_ONCE = 100_000  # images that are drawn at a time
 
 
@@ -66,27 +70,43 @@ class ClientResult:
         key = jax.random.key(experiment.config.seed)
         federation = federate(experiment, key)
         self._run = prepare(experiment, federation)
-        self._shared, self._blocks, self._rounds = shared, blocks, rounds
+        self._shared = shared
+        self._blocks = blocks
+        self._rounds = rounds
         self.group(1)
 
     def group(self, blocks: int | None = None) -> tuple[float, float, str]:
-        """Trains a group of blocks: examples per second by the clock and of processor time, digest of the result."""
-        state, done = self._shared.init(self._run), 0
+        """Trains a group of blocks: examples per second by the clock and of processor time,
+        digest of the result.
+        """
+        state = self._shared.init(self._run)
+        done = 0
         jax.block_until_ready(state)
-        begin, processor = time.perf_counter(), time.process_time()
+        begin = time.perf_counter()
+        processor = time.process_time()
         with contextlib.ExitStack() as stack:
-            run, feed = self._run, None
+            run = self._run
+            feed = None
             if run.experiment.host is not None:
-                parts = run.experiment, run.inputs.federation, run.method, run.execution.mesh, run.inputs.key
+                parts = (
+                    run.experiment,
+                    run.inputs.federation,
+                    run.method,
+                    run.execution.mesh,
+                    run.inputs.key,
+                )
                 feed = stack.enter_context(Feed(*parts))
             for block in range(blocks or self._blocks):
                 inputs = run.inputs
                 if feed is not None:
                     examples = feed.block(block * self._rounds, self._rounds)
-                    inputs = inputs._replace(federation=dataclasses.replace(inputs.federation, inputs=examples))
+                    inputs = inputs._replace(
+                        federation=dataclasses.replace(inputs.federation, inputs=examples)
+                    )
                 rows, (state,), *_ = self._shared.advance(run, [state], [inputs], self._rounds)
                 done += rows[0]["examples"]
-        elapsed, worked = time.perf_counter() - begin, time.process_time() - processor
+        elapsed = time.perf_counter() - begin
+        worked = time.process_time() - processor
         digest = hashlib.sha256()
         for leaf in jax.tree.leaves(state.params):
             digest.update(np.asarray(leaf).tobytes())
@@ -95,21 +115,31 @@ class ClientResult:
 
 def rates(names: list[str], groups: int, blocks: int, rounds: int | None) -> None:
     """Prints a table."""
-    print("| workload | device, examples/s | host, examples/s | host/device | in processor time | same bits |")
+    print(
+        "| workload | device, examples/s | host, examples/s | host/device | in processor time | "
+        "same bits |"
+    )
     print("|---|---:|---:|---:|---:|---|")
     for name in names:
-        each, shared = rounds or WORKLOADS[name][0].rounds, Shared()
-        both = {where: ClientResult(name, where, shared, blocks, each) for where in ("device", "host")}
+        each = rounds or WORKLOADS[name][0].rounds
+        shared = Shared()
+        both = {
+            where: ClientResult(name, where, shared, blocks, each) for where in ("device", "host")
+        }
         found: dict[str, list[tuple[float, float, str]]] = {where: [] for where in both}
         for number in range(groups):
-            for where in sorted(both, reverse=bool(number % 2)):  # whoever comes first, comes second in the next one
+            # whoever comes first, comes second in the next one
+            for where in sorted(both, reverse=bool(number % 2)):
                 found[where].append(both[where].group())
-        device, host = found["device"], found["host"]
+        device = found["device"]
+        host = found["host"]
         pairs = list(zip(device, host, strict=True))
         ratios = [b[0] / a[0] for a, b in pairs]
         worked = statistics.median(b[1] / a[1] for a, b in pairs)
         same = len({digest for group in found.values() for *_, digest in group}) == 1
-        middle = [statistics.median(group[0] for group in found[where]) for where in ("device", "host")]
+        middle = [
+            statistics.median(group[0] for group in found[where]) for where in ("device", "host")
+        ]
         print(
             f"| {name} | {middle[0]:,.0f} | {middle[1]:,.0f} | {statistics.median(ratios):.3f} "
             f"({min(ratios):.3f} to {max(ratios):.3f}) | {worked:.3f} | "
@@ -152,7 +182,9 @@ def _make_file(path: Path, count: int) -> None:
 
 
 class Memory(threading.Thread):
-    """Looks every 20 ms at what the process has in memory, in bytes; `highest` by the names of the system."""
+    """Looks every 20 ms at what the process has in memory, in bytes; `highest` by the names of
+    the system.
+    """
 
     def __init__(self) -> None:
         """Starts looking."""
@@ -164,9 +196,13 @@ class Memory(threading.Thread):
     def run(self) -> None:
         """Until `stop`."""
         while not self._over.wait(0.02):
-            lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+            lines = dict(
+                line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines()
+            )
             for name in ("RssAnon", "RssFile", "VmRSS"):
-                self.highest[name] = max(self.highest.get(name, 0), 1024 * int(lines[name].split()[0]))
+                self.highest[name] = max(
+                    self.highest.get(name, 0), 1024 * int(lines[name].split()[0])
+                )
 
     def stop(self) -> dict[str, str]:
         """The highest values in words."""
@@ -192,7 +228,8 @@ def large(given: argparse.Namespace) -> None:
         }
     )
     team = runs.start(config.distributed)
-    memory, begin = Memory(), time.perf_counter()
+    memory = Memory()
+    begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as workdir:
         summary = run(config, workdir, team)
     size = runs.bytes_in_words(path.stat().st_size)
@@ -207,9 +244,15 @@ def _in_processes(number: int) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    shared = {"FEDJAX_SSL_COORDINATOR": f"127.0.0.1:{port}", "FEDJAX_SSL_NUM_PROCESSES": str(number)}
+    shared = {
+        "FEDJAX_SSL_COORDINATOR": f"127.0.0.1:{port}",
+        "FEDJAX_SSL_NUM_PROCESSES": str(number),
+    }
     started = [
-        subprocess.Popen([sys.executable, *sys.argv], env=os.environ | shared | {"FEDJAX_SSL_PROCESS_ID": str(index)})
+        subprocess.Popen(
+            [sys.executable, *sys.argv],
+            env=os.environ | shared | {"FEDJAX_SSL_PROCESS_ID": str(index)},
+        )
         for index in range(number)
     ]
     sys.exit(max(process.wait() for process in started))
@@ -217,7 +260,9 @@ def _in_processes(number: int) -> None:
 
 def main() -> None:
     """Measures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     what = parser.add_subparsers(dest="what", required=True)
     rated = what.add_parser("rates")
     rated.add_argument("names", nargs="*", default=["W5"], help=f"of {', '.join(WORKLOADS)}")
@@ -232,7 +277,9 @@ def main() -> None:
     huge.add_argument("--model", default="cnn")
     huge.add_argument("--batch-size", type=int, default=20)
     huge.add_argument("--residence", default="host", choices=data.RESIDENCES)
-    huge.add_argument("--processes", type=int, default=1, help="that share the run, of one device each")
+    huge.add_argument(
+        "--processes", type=int, default=1, help="that share the run, of one device each"
+    )
     given = parser.parse_args()
     if given.what == "large":
         _make_file(given.folder / f"images_{given.images}.npy", given.images)

@@ -1,8 +1,10 @@
-"""How fast XCLP's protocols are, on one core: `python experiments/benchmarks/secure.py [--repeats 7]`.
+"""How fast XCLP's protocols are, on one core: `python experiments/benchmarks/secure.py [--repeats
+7]`.
 
-Both parties run one after the other in this process, with their messages sealed and opened. A row has the best of the
-repeats, by the clock and in processor time: on a machine with other work the second is what an idle core would need.
-The distances of two clients with 100 points of 256 bits each are with and without what a session needs once.
+Both parties run one after the other in this process, with their messages sealed and opened. A row
+has the best of the repeats, by the clock and in processor time: on a machine with other work the
+second is what an idle core would need. The distances of two clients with 100 points of 256 bits
+each are with and without what a session needs once.
 """
 
 import argparse
@@ -14,12 +16,18 @@ import numpy as np
 
 from fedjax_ssl import secure
 from fedjax_ssl.secure import primitives
-from fedjax_ssl.secure.hamming_transfer import BaseReceiver, BaseSender, ExtensionReceiver, ExtensionSender
+from fedjax_ssl.secure.hamming_transfer import (
+    BaseReceiver,
+    BaseSender,
+    ExtensionReceiver,
+    ExtensionSender,
+)
 
 
 def best(function, repeats):
     """(seconds by the clock, processor seconds) of the fastest call."""
-    clock, processor = [], []
+    clock = []
+    processor = []
     for _ in range(repeats):
         begin = time.perf_counter(), time.process_time()
         function()
@@ -30,7 +38,9 @@ def best(function, repeats):
 
 def show(name, seconds, amount=None, unit=""):
     """A row of the table."""
-    rate = "" if amount is None else f"{amount / seconds[0]:>12.3g}{amount / seconds[1]:>12.3g} {unit}"
+    rate = (
+        "" if amount is None else f"{amount / seconds[0]:>12.3g}{amount / seconds[1]:>12.3g} {unit}"
+    )
     print(f"{name:58}{seconds[0]:>10.4f}{seconds[1]:>10.4f}{rate}", flush=True)
 
 
@@ -41,7 +51,10 @@ def transfers(repeats):
     def base():
         sender = BaseSender(b"benchmark", 1)
         receiver = BaseReceiver(b"benchmark", 0, sender.point)
-        made[:] = [ExtensionReceiver(sender.seeds(receiver.hidden)), ExtensionSender(receiver.choices, receiver.seeds)]
+        made[:] = [
+            ExtensionReceiver(sender.seeds(receiver.hidden)),
+            ExtensionSender(receiver.choices, receiver.seeds),
+        ]
 
     show("128 base oblivious transfers", best(base, repeats))
     receiver, sender = made
@@ -69,7 +82,9 @@ def distances(repeats):
     random = np.random.default_rng(0)
     codes = {client: random.integers(0, 2**32, (100, 8), dtype=np.uint32) for client in (0, 1)}
     for hamming, times in (("transfer", repeats), ("paillier", min(repeats, 3))):
-        whole = best(lambda hamming=hamming: secure.secure_hamming(codes, 256, hamming=hamming), times)
+        whole = best(
+            lambda hamming=hamming: secure.secure_hamming(codes, 256, hamming=hamming), times
+        )
         show(f"100 x 100 points x 256 bits, {hamming}, with the session", whole)
         sent = secure.secure_hamming(codes, 256, level="accounted", hamming=hamming).traffic
         between = sent.bytes["hamming", 0, 1] + sent.bytes["hamming", 1, 0]
@@ -85,7 +100,9 @@ def sums(repeats):
         share = np.ones((rows, classes), np.uint32)
         shares = dict.fromkeys(range(clients), share)
         times = repeats if clients < 70 else 1
-        seconds = best(lambda shares=shares, owner=owner: secure.secure_row_sums(shares, owner), times)
+        seconds = best(
+            lambda shares=shares, owner=owner: secure.secure_row_sums(shares, owner), times
+        )
         show(f"row sums of {clients} clients, {rows} x {classes}, all parties", seconds)
 
 
@@ -95,7 +112,10 @@ def main():
     parser.add_argument("--repeats", type=int, default=7, help="of which the best counts (7)")
     repeats = parser.parse_args().repeats
     names = ("cryptography", "PyNaCl", "gmpy2", "numpy")
-    print(f"Python {platform.python_version()}, " + ", ".join(f"{name} {version(name)}" for name in names))
+    print(
+        f"Python {platform.python_version()}, "
+        + ", ".join(f"{name} {version(name)}" for name in names)
+    )
     print(f"{'':58}{'clock s':>10}{'proc. s':>10}{'by clock':>12}{'by proc.':>12}")
     transfers(repeats)
     masks(repeats)

@@ -1,11 +1,12 @@
-"""Every field of a config with values that nobody should give: which are refused, which are taken, what falls through.
+"""Every field of a config with values that nobody should give: which are refused, which are taken,
+what falls through.
 
     python experiments/benchmarks/settings_faults.py
 
-Each case is one field, in all sections once and in `config.method` with every method, with one value. It is handled
-where `resolve` raises a `ConfigError` of one line, or takes a value that a run can use. It falls through with any other
-exception, with a message of several lines, and where a number was taken that is not finite in single precision, or a
-whole number that 32 bits do not hold.
+Each case is one field, in all sections once and in `config.method` with every method, with one
+value. It is handled where `resolve` raises a `ConfigError` of one line, or takes a value that a run
+can use. It falls through with any other exception, with a message of several lines, and where a
+number was taken that is not finite in single precision, or a whole number that 32 bits do not hold.
 """
 
 import itertools
@@ -46,7 +47,9 @@ def cases() -> Iterator[tuple[str, str, Any]]:
 
 
 def try_all(every: int = 1) -> Found:
-    """Resolves every case, or with `every=5` every fifth: 5 does not divide the number of values, so each is tried."""
+    """Resolves every case, or with `every=5` every fifth: 5 does not divide the number of
+    values, so each is tried.
+    """
     tried = refused = taken = 0
     fell = []
     for method, name, value in itertools.islice(cases(), 0, None, every):
@@ -58,7 +61,9 @@ def try_all(every: int = 1) -> Found:
             if "\n" in str(error).strip():
                 fell.append(f"{method} {name}={value!r}: several lines: {error}")
         except Exception as error:
-            fell.append(f"{method} {name}={value!r}: {type(error).__name__}: {str(error).splitlines()[0]}")
+            fell.append(
+                f"{method} {name}={value!r}: {type(error).__name__}: {str(error).splitlines()[0]}"
+            )
         else:
             taken += 1
             if not _usable(stored) and not (name == "seed" and 0 <= stored < 2**32):
@@ -67,7 +72,9 @@ def try_all(every: int = 1) -> Found:
 
 
 def _resolved(method: str, name: str, value: Any) -> Any:
-    """What a resolved config has in a field that was given a value, in a config file or in Python."""
+    """What a resolved config has in a field that was given a value, in a config file or in
+    Python.
+    """
     config = configs.with_settings(fields.default(method), [(name, value)])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -3,10 +3,10 @@
     python experiments/benchmarks/starts.py                           # every config that trains
     python experiments/benchmarks/starts.py digits_xclp cifar10_xclp
 
-What is compiled depends on shapes, not on pixels: a dataset that would have to be downloaded is replaced by random
-images of the same shape and number of examples, classes and writers; writers have equally many. RSNA has 3,000 slices
-instead of the paper's 66,000. Each config has a process of its own; the first block of rounds and its evaluation are
-traced and compiled, and not run.
+What is compiled depends on shapes, not on pixels: a dataset that would have to be downloaded is
+replaced by random images of the same shape and number of examples, classes and writers; writers
+have equally many. RSNA has 3,000 slices instead of the paper's 66,000. Each config has a process of
+its own; the first block of rounds and its evaluation are traced and compiled, and not run.
 """
 
 import argparse
@@ -25,7 +25,11 @@ from ml_collections import ConfigDict
 from fedjax_ssl import config as configs
 from fedjax_ssl import data, processor
 from fedjax_ssl.command_line import map_large_buffers
-from fedjax_ssl.data.correspondence import CIFAR100_SUPERCLASS_OF, CIFAR100_SUPERCLASSES, correspondence
+from fedjax_ssl.data.correspondence import (
+    CIFAR100_SUPERCLASS_OF,
+    CIFAR100_SUPERCLASSES,
+    correspondence,
+)
 from fedjax_ssl.runs.build import Experiment, federate, load_experiment
 from fedjax_ssl.runs.compile import Shared, prepare
 
@@ -53,7 +57,8 @@ SHAPES = {
     "sets": Shape((28, 28, 1), 10, 6_000, 1_000, clients=20, sets=4),
     "rows": Shape((20,), 10, 6_000, 1_000, clients=20),
 }
-# For files of a user's own: what the shipped config of this name is for, and what others of their source are taken for.
+# For files of a user's own: what the shipped config of this name is for, and what others of their
+# source are taken for.
 FILES = {"rsna_fedul": "rsna", "npz_xclp": "mnist", "npz_fedul": "sets"}
 SOURCES = {"npz": "images", "folder": "images", "table": "rows"}
 
@@ -90,15 +95,22 @@ def stand_in(name: str) -> data.Dataset:
 
 
 def experiment_of(name: str, config: ConfigDict) -> Experiment:
-    """Pair a config with its dataset, or with random examples of the same shape where that is not in the package."""
+    """Pair a config with its dataset, or with random examples of the same shape where that is
+    not in the package.
+    """
     source = config.data.name
     if source in SOURCES:
         source = FILES.get(name, SOURCES[source])
-    return Experiment(configs.resolve(config), stand_in(source)) if source in SHAPES else load_experiment(config)
+    return (
+        Experiment(configs.resolve(config), stand_in(source))
+        if source in SHAPES
+        else load_experiment(config)
+    )
 
 
 def compile_seconds(name: str) -> tuple[float, float]:
-    """Seconds to trace and compile the first block of rounds of configs/NAME.py with the evaluation after it.
+    """Seconds to trace and compile the first block of rounds of configs/NAME.py with the evaluation
+    after it.
 
     Returns:
         By the clock, and of all cores together: the second also counts beside other programs.
@@ -109,18 +121,28 @@ def compile_seconds(name: str) -> tuple[float, float]:
     experiment = experiment_of(name, config)
     key = jax.random.key(experiment.config.seed)
     federation = federate(experiment, key)
-    run, shared = prepare(experiment, federation), Shared()
+    run = prepare(experiment, federation)
+    shared = Shared()
     state = shared.template(run)
-    begin, of_processor = time.perf_counter(), time.process_time()
-    shared.compile(run, [state], [run.inputs], min(experiment.config.eval_every, experiment.config.rounds))
+    begin = time.perf_counter()
+    of_processor = time.process_time()
+    shared.compile(
+        run, [state], [run.inputs], min(experiment.config.eval_every, experiment.config.rounds)
+    )
     return time.perf_counter() - begin, time.process_time() - of_processor
 
 
 def main() -> None:
     """Prints a table."""
-    trained = [path.stem for path in sorted(CONFIGS.glob("*.py")) if not path.stem.endswith("_predict")]
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("configs", nargs="*", default=trained, help=f"of {', '.join(trained)}; default: all")
+    trained = [
+        path.stem for path in sorted(CONFIGS.glob("*.py")) if not path.stem.endswith("_predict")
+    ]
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "configs", nargs="*", default=trained, help=f"of {', '.join(trained)}; default: all"
+    )
     chosen = parser.parse_args().configs
     if unknown := sorted(set(chosen) - set(trained)):
         parser.error(f"no such config: {', '.join(unknown)}")
@@ -129,7 +151,10 @@ def main() -> None:
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             seconds, of_processor = pool.apply(compile_seconds, (name,))
             print(f"| `{name}.py` | {seconds:.1f} | {of_processor:.1f} |", flush=True)
-    print(f"\nPython {platform.python_version()}, jax {importlib.metadata.version('jax')}; {processor.cores()} cores")
+    print(
+        f"\nPython {platform.python_version()}, jax {importlib.metadata.version('jax')}; "
+        f"{processor.cores()} cores"
+    )
 
 
 if __name__ == "__main__":

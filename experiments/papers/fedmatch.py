@@ -1,6 +1,8 @@
-"""FedMatch: Jeong, Yoon, Yang and Hwang, Federated semi-supervised learning with inter-client consistency, ICLR 2021.
+"""FedMatch: Jeong, Yoon, Yang and Hwang, Federated semi-supervised learning with inter-client
+consistency, ICLR 2021.
 
-Mean and standard deviation over three runs, in %. Labels are at the clients (LC) or at the server (LS).
+Mean and standard deviation over three runs, in %. Labels are at the clients (LC) or at the server
+(LS).
 """
 
 from fedjax_ssl.reproduce import Table
@@ -29,7 +31,9 @@ AVERAGE = {"federated.name": "fedavg", "federated.weighting": "examples"}
 PROX = {"federated.name": "fedprox", "federated.mu": 1e-2}
 KINDS = {"SL": SL, "UDA": UDA, "FixMatch": BASELINE}
 ROWS = {
-    f"{name}-{kind}": {**way, **KINDS[kind]} for kind in KINDS for name, way in (("FedAvg", AVERAGE), ("FedProx", PROX))
+    f"{name}-{kind}": {**way, **KINDS[kind]}
+    for kind in KINDS
+    for name, way in (("FedAvg", AVERAGE), ("FedProx", PROX))
 }
 ROWS["FedMatch"] = {"small": {"method.l2_weight": 3.3}}
 WHERE = {"LC": "lc", "LS": "ls"}
@@ -57,7 +61,8 @@ def at_server(rows: dict, columns: dict, labels: int = 1000) -> dict:
     }
 
 
-# Two cores: a quarter of the channels, a fifth of the clients with less images each, fewer rounds at a higher rate.
+# Two cores: a quarter of the channels, a fifth of the clients with less images each, fewer rounds
+# at a higher rate.
 SMALL = {
     "seeds": 2,
     "rounds": 40,
@@ -71,8 +76,8 @@ SMALL = {
     "optimizer.learning_rate": 3e-3,
 }
 REDUCED = (
-    "a quarter of the channels; 20 clients with 225 images in place of 100 with 540; 40 rounds in place of 200, at the "
-    "learning rate 3e-3 in place of 1e-3"
+    "a quarter of the channels; 20 clients with 225 images in place of 100 with 540; 40 rounds "
+    "in place of 200, at the learning rate 3e-3 in place of 1e-3"
 )
 TABLE1 = {
     "FedAvg-SL": ("58.60 ± 0.42", "52.45 ± 0.23", "55.15 ± 0.21", "51.50 ± 0.51"),
@@ -110,8 +115,8 @@ SMALL_STREAM = {
     "optimizer.learning_rate": 3e-3,
 }
 REDUCED_STREAM = (
-    "an eighth of the channels; a client has 350 images in place of 6,300; 20 rounds in place of 100, two for each "
-    "part, at the learning rate 3e-3 in place of 1e-3"
+    "an eighth of the channels; a client has 350 images in place of 6,300; 20 rounds in place of "
+    "100, two for each part, at the learning rate 3e-3 in place of 1e-3"
 )
 
 # Ablations: FedMatch on the batch task with labels at clients, iid.
@@ -123,7 +128,10 @@ PARTS = {
 }
 ROUNDS = {f"{rounds}": {"rounds": rounds} for rounds in (50, 100, 150, 200)}
 ROUNDS["200"]["small"] = {"name": "40"}
-PER_CLASS = {f"{labels}": {"supervision.labels": labels, "partition.balanced": labels} for labels in (1, 5, 10, 20)}
+PER_CLASS = {
+    f"{labels}": {"supervision.labels": labels, "partition.balanced": labels}
+    for labels in (1, 5, 10, 20)
+}
 ALEXNET = {"model.name": "fedmatch_alexnet"}
 COHORTS = {
     f"batch IID LC, F = {size / 100:.2f}": {
@@ -133,7 +141,10 @@ COHORTS = {
     }
     for size in (5, 10, 20)
 }
-STREAMING6 = {f"streaming {where}": {**FASHION, **STREAMS[where], "metric": "local_test_accuracy"} for where in WHERE}
+STREAMING6 = {
+    f"streaming {where}": {**FASHION, **STREAMS[where], "metric": "local_test_accuracy"}
+    for where in WHERE
+}
 
 TABLES = (
     Table(
@@ -157,7 +168,9 @@ TABLES = (
     ),
     Table(
         name="fedmatch-table1-costs",
-        title="Numbers that FedMatch sends, by those of a model, on CIFAR-10 with 100 clients, in %",
+        title=(
+            "Numbers that FedMatch sends, by those of a model, on CIFAR-10 with 100 clients, in %"
+        ),
         source=SOURCE + "Table 1",
         config="cifar10_fedmatch",
         rows=COSTS,
@@ -167,7 +180,10 @@ TABLES = (
         seeds=3,
         small={
             **SMALL,
-            "name": "Numbers that FedMatch sends, by those of a model, on CIFAR-10 with 20 clients, in %",
+            "name": (
+                "Numbers that FedMatch sends, by those of a model, on CIFAR-10 with 20 clients, "
+                "in %"
+            ),
         },
         reduced=REDUCED,
         differs=("means over all rounds, which the paper does not say",),
@@ -195,17 +211,25 @@ TABLES = (
         small=SMALL_STREAM,
         reduced=REDUCED_STREAM,
         why={
-            "small": "with labels at clients, UDA and FixMatch are hardly better than chance after 20 rounds of so "
-            "small a network, and their order says nothing; with the paper's settings FedProx-UDA learns (scale "
-            "paper). The SL rows are within our spread. With labels at the server UDA and one of two seeds of FixMatch "
-            "(57 %, the other 82) are not through after 20 rounds",
-            "paper": "MNIST's digits, which are easier than Fashion-MNIST's clothes: not to be compared",
+            "small": (
+                "with labels at clients, UDA and FixMatch are hardly better than chance after 20 "
+                "rounds of so small a network, and their order says nothing; with the paper's "
+                "settings FedProx-UDA learns (scale paper). The SL rows are within our spread. "
+                "With labels at the server UDA and one of two seeds of FixMatch (57 %, the other "
+                "82) are not through after 20 rounds"
+            ),
+            "paper": (
+                "MNIST's digits, which are easier than Fashion-MNIST's clothes: not to be compared"
+            ),
         },
         differs=STREAM_DIFFERS,
     ),
     Table(
         name="fedmatch-table2-costs",
-        title="Numbers that FedMatch sends, by those of a model, on Fashion-MNIST, streaming task, in %",
+        title=(
+            "Numbers that FedMatch sends, by those of a model, on Fashion-MNIST, streaming task, "
+            "in %"
+        ),
         source=SOURCE + "Table 2",
         config="mnist_fedmatch",
         settings={"data.name": "fashion_mnist"},
@@ -268,12 +292,19 @@ TABLES = (
     ),
     Table(
         name="fedmatch-figure-a",
-        title="With and without inter-client consistency: test accuracy on CIFAR-10, batch IID LC, in %",
+        title=(
+            "With and without inter-client consistency: test accuracy on CIFAR-10, batch IID LC, "
+            "in %"
+        ),
         source=SOURCE + "Ablation study (a)",
         config="cifar10_fedmatch:lc,iid",
         rows={
             "FedMatch": ROWS["FedMatch"],
-            "without inter-client consistency": {"method.num_helpers": 0, "method.kl_weight": 0.0, **ROWS["FedMatch"]},
+            "without inter-client consistency": {
+                "method.num_helpers": 0,
+                "method.kl_weight": 0.0,
+                **ROWS["FedMatch"],
+            },
         },
         columns=ROUNDS,
         x="rounds",
@@ -284,7 +315,10 @@ TABLES = (
     ),
     Table(
         name="fedmatch-figure-b",
-        title="With and without the parts sigma and psi: test accuracy on CIFAR-10, batch IID LC, in %",
+        title=(
+            "With and without the parts sigma and psi: test accuracy on CIFAR-10, batch IID LC, "
+            "in %"
+        ),
         source=SOURCE + "Ablation study (b)",
         config="cifar10_fedmatch:lc,iid",
         rows=PARTS,
@@ -300,7 +334,10 @@ TABLES = (
     ),
     Table(
         name="fedmatch-figure-c",
-        title="Forgetting: accuracy on a client's own labels before and after it trained, CIFAR-10, batch IID LC, in %",
+        title=(
+            "Forgetting: accuracy on a client's own labels before and after it trained, "
+            "CIFAR-10, batch IID LC, in %"
+        ),
         source=SOURCE + "Ablation study (c)",
         config="cifar10_fedmatch:lc,iid",
         settings={"metrics": ("local",), "partition.num_clients": 50, "supervision.labels": 5},
@@ -313,7 +350,8 @@ TABLES = (
         reduced=REDUCED,
         differs=(
             "the figure has no numbers",
-            "the paper trains on 50 labelled and 1,000 unlabelled images; here 50 clients have about 1,000 each",
+            "the paper trains on 50 labelled and 1,000 unlabelled images; here 50 clients have "
+            "about 1,000 each",
         ),
     ),
     Table(

@@ -1,7 +1,7 @@
 """FedMT: Zhang et al., Federated learning with mixed-type labels, arXiv:2210.02042, version 4.
 
-Our text of the paper ends before its experiments: tables without numbers are what its sections name, with SemiFL's
-settings. The curves are those that the authors published.
+Our text of the paper ends before its experiments: tables without numbers are what its sections
+name, with SemiFL's settings. The curves are those that the authors published.
 """
 
 from fedjax_ssl.reproduce import Table
@@ -17,7 +17,12 @@ SYSTEMS = {
     "server alone": {"method.name": "single", **AT_SERVER},
     "SemiFL": {"method.name": "semifl", **AT_SERVER},
     "FedTrans": {"method.name": "fedtrans", **STAGES, **SMALL_STAGES},
-    "FedTrans, head alone": {"method.name": "fedtrans", "method.finetune": "head", **STAGES, **SMALL_STAGES},
+    "FedTrans, head alone": {
+        "method.name": "fedtrans",
+        "method.finetune": "head",
+        **STAGES,
+        **SMALL_STAGES,
+    },
     "FedRep": {
         "method.name": "fedrep",
         **SECOND_HEAD,
@@ -51,12 +56,12 @@ SMALL = {
     "optimizer.local_epochs": 2,
 }
 REDUCED = (
-    "10,000 of MNIST's images at 20 clients, which say whether a digit is curved, straight or both, and 50 digits at "
-    "the server; one hidden layer; 30 rounds instead of 800"
+    "10,000 of MNIST's images at 20 clients, which say whether a digit is curved, straight or "
+    "both, and 50 digits at the server; one hidden layer; 30 rounds instead of 800"
 )
 DIFFERS = (
-    "the paper's tables are not in our text: SemiFL's settings, 100 clients with ten in a round, WRN-28-2, and our "
-    "numbers of labels",
+    "the paper's tables are not in our text: SemiFL's settings, 100 clients with ten in a round, "
+    "WRN-28-2, and our numbers of labels",
     "baselines with two label spaces are our definitions (docs/methods/fedmt.md)",
 )
 
@@ -64,7 +69,10 @@ DIFFERS = (
 def small(title: str) -> dict:
     """Settings of two cores, with the title of a table there."""
     there = title.replace("CIFAR-100 with 20 superclasses", "MNIST with three shapes of strokes")
-    return {**SMALL, "name": there.replace("CIFAR-100", "MNIST").replace("2,000 labels", "50 labels")}
+    return {
+        **SMALL,
+        "name": there.replace("CIFAR-100", "MNIST").replace("2,000 labels", "50 labels"),
+    }
 
 
 def cell(row: str, labels: int, split: str = "iid") -> dict:
@@ -83,11 +91,15 @@ def cell(row: str, labels: int, split: str = "iid") -> dict:
     return {**settings, "small": own}
 
 
-def systems(name: str, title: str, columns: dict, rows: tuple = tuple(SYSTEMS), **fields: object) -> Table:
+def systems(
+    name: str, title: str, columns: dict, rows: tuple = tuple(SYSTEMS), **fields: object
+) -> Table:
     """A table of systems; columns: labels at the server, split, and further words of a column."""
     usual = {"source": SOURCE + "section 4", "differs": DIFFERS}
     usual["cells"] = {
-        (row, column): cell(row, labels, split) for row in rows for column, (labels, split, _) in columns.items()
+        (row, column): cell(row, labels, split)
+        for row in rows
+        for column, (labels, split, _) in columns.items()
     }
     return Table(
         name=name,
@@ -116,13 +128,18 @@ SPACES = {
         {"supervision.correspondence": "shape,parity"},
         "three shapes or parity, by client",
     ),
-    "20 superclasses, a fifth of the labels any of them": ({"supervision.overlap": 0.2}, {}, "shapes, a fifth any"),
+    "20 superclasses, a fifth of the labels any of them": (
+        {"supervision.overlap": 0.2},
+        {},
+        "shapes, a fifth any",
+    ),
 }
 
 
 def space(row: str, column: str) -> dict:
     """Settings of a system in label spaces."""
-    settings, (large, small, _) = cell(row, 2_000), SPACES[column]
+    settings = cell(row, 2_000)
+    (large, small, _) = SPACES[column]
     if settings.get("supervision.name") == "server":
         return settings
     return {**settings, **large, "small": {**settings["small"], **small}}
@@ -136,7 +153,10 @@ MATRIX = {
     "confident examples": {"metric": "pseudo_label_coverage"},
     "largest error of the matrix": {"metric": "correspondence_error"},
 }
-WEIGHTS = "Weights of FedMT(T)'s losses: test accuracy on CIFAR-100 with 20 superclasses, 2,000 labels, in %"
+WEIGHTS = (
+    "Weights of FedMT(T)'s losses: test accuracy on CIFAR-100 with 20 superclasses, 2,000 "
+    "labels, in %"
+)
 FEDMT = tuple(row for row in SYSTEMS if row.startswith("FedMT"))
 SPACED = ("SemiFL", "FedRep", *FEDMT)
 
@@ -144,7 +164,10 @@ TABLES = (
     systems(
         "fedmt-systems",
         "Test accuracy on CIFAR-100 with 20 superclasses at the clients, iid, in %",
-        {"2,000 labels": (2_000, "iid", {"small": {"name": "50 labels"}}), "1,000 labels": (1_000, "iid", {})},
+        {
+            "2,000 labels": (2_000, "iid", {"small": {"name": "50 labels"}}),
+            "1,000 labels": (1_000, "iid", {}),
+        },
         small_cells={"columns": ["2,000 labels"]},
     ),
     systems(
@@ -199,17 +222,30 @@ TABLES = (
     Table(
         name="fedmt-curves",
         title="Test accuracy over the rounds, CIFAR-100, in %",
-        source="the authors' published figures (SarahQiong/FedMT-ICML2024-rebuttal), read off to one point",
+        source=(
+            "the authors' published figures (SarahQiong/FedMT-ICML2024-rebuttal), read off to "
+            "one point"
+        ),
         config="cifar100_fedmt",
         settings={"eval_every": 50},
         rows={"FedMT": {}, "SemiFL": {}},
-        columns={f"{one}": {"value": ("round", one), "small": {"name": f"{one // 25}"}} for one in ROUNDS},
-        cells={(row, f"{number}"): curve(row, number) for row in ("FedMT", "SemiFL") for number in ROUNDS},
+        columns={
+            f"{one}": {"value": ("round", one), "small": {"name": f"{one // 25}"}} for one in ROUNDS
+        },
+        cells={
+            (row, f"{number}"): curve(row, number)
+            for row in ("FedMT", "SemiFL")
+            for number in ROUNDS
+        },
         paper={
             "FedMT": ("50.5", "52.7", "54.0", "55.0", "56.1", "57.1", "62.3", "68.8", "69.8"),
             "SemiFL": ("14.0", "15.9", "20.0", "23.9", "27.3", "32.1", "33.8", "33.6", "33.7"),
         },
-        small={**small("Test accuracy over the rounds, CIFAR-100, in %"), "rounds": 32, "eval_every": 2},
+        small={
+            **small("Test accuracy over the rounds, CIFAR-100, in %"),
+            "rounds": 32,
+            "eval_every": 2,
+        },
         reduced=f"rounds by 25: 32 instead of 800; {REDUCED}",
         differs=("one run; labels, split and FedMT(T) or FedMT(E) are not stated", *DIFFERS[:1]),
         x="round",

@@ -1,13 +1,21 @@
-"""FedUL: Lu et al., Federated learning from only unlabeled data with class-conditional-sharing clients, ICLR 2022.
+"""FedUL: Lu et al., Federated learning from only unlabeled data with class-conditional-sharing
+clients, ICLR 2022.
 
-Errors in %, mean and population standard deviation over three seeds. Values of L1, sets and networks are those of the
-released code where the paper prints none; docs/methods/fedul.md lists what differs.
+Errors in %, mean and population standard deviation over three seeds. Values of L1, sets and
+networks are those of the released code where the paper prints none; docs/methods/fedul.md lists
+what differs.
 """
 
 from fedjax_ssl.reproduce import Table
 
 SOURCE = "arXiv:2204.03304, "
-METHODS = {"FedPL": "fedpl", "FedLLP": "fedllp", "FedLLP-VAT": "fedllp_vat", "FedUL": "fedul", "FedAvg 10%": "fedavg"}
+METHODS = {
+    "FedPL": "fedpl",
+    "FedLLP": "fedllp",
+    "FedLLP-VAT": "fedllp_vat",
+    "FedUL": "fedul",
+    "FedAvg 10%": "fedavg",
+}
 CIFAR10 = {
     "data.name": "cifar10",
     "data.std": (0.2023, 0.1994, 0.2010),
@@ -20,7 +28,8 @@ CIFAR10 = {
 L1 = {"MNIST": {10: 1e-5, 20: 5e-6, 40: 2e-6}, "CIFAR-10": {10: 2e-5, 20: 1e-5, 40: 4e-6}}
 VAT = {"MNIST": (5e-4, 0.01), "CIFAR-10": (0.05, 6.0)}
 IMAGES = {"MNIST": 48_000, "CIFAR-10": 40_000}
-# Two cores: the paper's network with a quarter of the channels, a fifth of the images, a tenth of the rounds.
+# Two cores: the paper's network with a quarter of the channels, a fifth of the images, a tenth of
+# the rounds.
 SMALL = {
     "seeds": 2,
     "rounds": 10,
@@ -32,15 +41,17 @@ SMALL = {
     "optimizer.batch_size": 32,
 }
 REDUCED = (
-    "10,000 training images instead of 48,000 or 40,000, 10 rounds instead of 100, a quarter of the channels, learning "
-    "rate 1e-3 instead of 1e-4, batches of 32 instead of 128; errors on 5,000 test images, as many of every class"
+    "10,000 training images instead of 48,000 or 40,000, 10 rounds instead of 100, a quarter of "
+    "the channels, learning rate 1e-3 instead of 1e-4, batches of 32 instead of 128; errors on "
+    "5,000 test images, as many of every class"
 )
 DIFFERS = (
-    "validation images are a fifth of the training images, drawn by class and the same for all clients; in the paper "
-    "each client draws its own from the last fifth of the file",
+    "validation images are a fifth of the training images, drawn by class and the same for all "
+    "clients; in the paper each client draws its own from the last fifth of the file",
     "loss, mixing and ramp-up as in the paper's text; the released code has others",
     "FedAvg with a tenth of the labels has no L1 term",
-    "the released code starts CIFAR-10's ResNet-18 from ImageNet weights: --set model.weights=FILE.npz",
+    "the released code starts CIFAR-10's ResNet-18 from ImageNet weights: --set "
+    "model.weights=FILE.npz",
 )
 
 
@@ -68,21 +79,28 @@ def cell(method: str, dataset: str, split: str, sets: int, clients: int = 5) -> 
 
 def benchmark(name: str, title: str, clients: int, numbers: dict, why: dict) -> Table:
     """The table of methods x (dataset, split, sets)."""
-    columns = {f"{dataset} {split}, {sets} sets": (dataset, split, sets) for dataset, split, sets in numbers}
+    columns = {
+        f"{dataset} {split}, {sets} sets": (dataset, split, sets)
+        for dataset, split, sets in numbers
+    }
     cells = {}
     for label, (dataset, split, sets) in columns.items():
         for row, method in METHODS.items():
             own = cell(method, dataset, split.lower().replace("-", ""), sets, clients)
-            cells[row, label] = own if method != "fedavg" or sets == 10 else None  # once per dataset and split
+            # once per dataset and split
+            cells[row, label] = own if method != "fedavg" or sets == 10 else None
     return Table(
         name=name,
         title=title,
-        source=SOURCE + name.removeprefix("fedul-").replace("table-e", "Table E.").replace("table", "Table "),
+        source=SOURCE
+        + name.removeprefix("fedul-").replace("table-e", "Table E.").replace("table", "Table "),
         config="mnist_fedul",
         rows={row: {} for row in METHODS},
         columns={label: {} for label in columns},
         cells=cells,
-        paper={row: tuple(numbers[key][place] for key in numbers) for place, row in enumerate(METHODS)},
+        paper={
+            row: tuple(numbers[key][place] for key in numbers) for place, row in enumerate(METHODS)
+        },
         metric="test_error",
         value="selected",
         seeds=3,
@@ -95,32 +113,104 @@ def benchmark(name: str, title: str, clients: int, numbers: dict, why: dict) -> 
 
 
 TABLE1 = {
-    ("MNIST", "IID", 10): ("2.12 ± 0.10", "19.00 ± 15.90", "20.53 ± 5.39", "0.78 ± 0.06", "1.79 ± 0.09"),
+    ("MNIST", "IID", 10): (
+        "2.12 ± 0.10",
+        "19.00 ± 15.90",
+        "20.53 ± 5.39",
+        "0.78 ± 0.06",
+        "1.79 ± 0.09",
+    ),
     ("MNIST", "IID", 20): ("2.98 ± 0.15", "4.38 ± 3.95", "4.40 ± 5.11", "1.12 ± 0.09", ""),
     ("MNIST", "IID", 40): ("3.90 ± 0.22", "10.11 ± 15.74", "11.96 ± 9.56", "1.00 ± 0.29", ""),
-    ("MNIST", "Non-IID", 10): ("15.54 ± 3.48", "20.52 ± 15.00", "23.39 ± 15.34", "2.98 ± 1.72", "3.82 ± 1.56"),
+    ("MNIST", "Non-IID", 10): (
+        "15.54 ± 3.48",
+        "20.52 ± 15.00",
+        "23.39 ± 15.34",
+        "2.98 ± 1.72",
+        "3.82 ± 1.56",
+    ),
     ("MNIST", "Non-IID", 20): ("7.54 ± 2.77", "6.63 ± 7.94", "11.76 ± 6.60", "1.77 ± 0.49", ""),
     ("MNIST", "Non-IID", 40): ("5.76 ± 0.90", "5.53 ± 2.51", "7.82 ± 10.73", "1.64 ± 0.18", ""),
-    ("CIFAR-10", "IID", 10): ("34.60 ± 0.30", "77.01 ± 5.02", "77.56 ± 8.71", "18.56 ± 0.04", "32.85 ± 1.03"),
+    ("CIFAR-10", "IID", 10): (
+        "34.60 ± 0.30",
+        "77.01 ± 5.02",
+        "77.56 ± 8.71",
+        "18.56 ± 0.04",
+        "32.85 ± 1.03",
+    ),
     ("CIFAR-10", "IID", 20): ("42.06 ± 1.63", "78.74 ± 6.96", "84.18 ± 5.95", "19.66 ± 0.30", ""),
     ("CIFAR-10", "IID", 40): ("46.20 ± 0.67", "73.75 ± 4.78", "78.65 ± 6.91", "20.31 ± 0.69", ""),
-    ("CIFAR-10", "Non-IID", 10): ("70.65 ± 2.38", "81.12 ± 5.41", "81.55 ± 7.09", "42.92 ± 3.02", "58.62 ± 8.63"),
-    ("CIFAR-10", "Non-IID", 20): ("63.53 ± 1.24", "65.51 ± 13.16", "70.51 ± 7.66", "35.24 ± 0.98", ""),
-    ("CIFAR-10", "Non-IID", 40): ("53.78 ± 0.13", "65.72 ± 3.93", "60.23 ± 5.71", "31.43 ± 1.72", ""),
+    ("CIFAR-10", "Non-IID", 10): (
+        "70.65 ± 2.38",
+        "81.12 ± 5.41",
+        "81.55 ± 7.09",
+        "42.92 ± 3.02",
+        "58.62 ± 8.63",
+    ),
+    ("CIFAR-10", "Non-IID", 20): (
+        "63.53 ± 1.24",
+        "65.51 ± 13.16",
+        "70.51 ± 7.66",
+        "35.24 ± 0.98",
+        "",
+    ),
+    ("CIFAR-10", "Non-IID", 40): (
+        "53.78 ± 0.13",
+        "65.72 ± 3.93",
+        "60.23 ± 5.71",
+        "31.43 ± 1.72",
+        "",
+    ),
 }
 TABLE_E13 = {
-    ("MNIST", "IID", 10): ("2.19 ± 0.04", "10.11 ± 7.12", "25.83 ± 22.64", "0.74 ± 0.14", "1.58 ± 0.23"),
+    ("MNIST", "IID", 10): (
+        "2.19 ± 0.04",
+        "10.11 ± 7.12",
+        "25.83 ± 22.64",
+        "0.74 ± 0.14",
+        "1.58 ± 0.23",
+    ),
     ("MNIST", "IID", 20): ("2.55 ± 0.30", "24.23 ± 17.52", "28.40 ± 23.20", "1.05 ± 0.05", ""),
     ("MNIST", "IID", 40): ("3.13 ± 0.25", "32.53 ± 16.93", "34.46 ± 15.46", "1.47 ± 0.11", ""),
-    ("MNIST", "Non-IID", 10): ("12.24 ± 1.36", "20.81 ± 14.72", "17.26 ± 10.39", "1.91 ± 0.16", "3.03 ± 0.24"),
+    ("MNIST", "Non-IID", 10): (
+        "12.24 ± 1.36",
+        "20.81 ± 14.72",
+        "17.26 ± 10.39",
+        "1.91 ± 0.16",
+        "3.03 ± 0.24",
+    ),
     ("MNIST", "Non-IID", 20): ("5.73 ± 0.89", "17.67 ± 11.48", "18.45 ± 4.30", "1.45 ± 0.27", ""),
     ("MNIST", "Non-IID", 40): ("4.16 ± 0.56", "14.98 ± 10.11", "13.62 ± 5.47", "1.27 ± 0.12", ""),
-    ("CIFAR-10", "IID", 10): ("40.47 ± 0.58", "76.23 ± 1.47", "76.25 ± 1.65", "20.40 ± 0.63", "33.57 ± 1.03"),
+    ("CIFAR-10", "IID", 10): (
+        "40.47 ± 0.58",
+        "76.23 ± 1.47",
+        "76.25 ± 1.65",
+        "20.40 ± 0.63",
+        "33.57 ± 1.03",
+    ),
     ("CIFAR-10", "IID", 20): ("46.44 ± 0.71", "78.10 ± 3.58", "76.26 ± 3.83", "21.61 ± 0.23", ""),
     ("CIFAR-10", "IID", 40): ("51.58 ± 1.18", "79.10 ± 2.34", "80.44 ± 1.60", "22.71 ± 0.17", ""),
-    ("CIFAR-10", "Non-IID", 10): ("68.53 ± 1.14", "84.11 ± 2.63", "82.17 ± 2.58", "39.20 ± 0.79", "52.48 ± 1.55"),
-    ("CIFAR-10", "Non-IID", 20): ("61.49 ± 1.42", "71.69 ± 7.59", "72.34 ± 7.39", "34.12 ± 0.57", ""),
-    ("CIFAR-10", "Non-IID", 40): ("55.89 ± 2.19", "58.21 ± 4.95", "59.42 ± 9.59", "32.21 ± 1.02", ""),
+    ("CIFAR-10", "Non-IID", 10): (
+        "68.53 ± 1.14",
+        "84.11 ± 2.63",
+        "82.17 ± 2.58",
+        "39.20 ± 0.79",
+        "52.48 ± 1.55",
+    ),
+    ("CIFAR-10", "Non-IID", 20): (
+        "61.49 ± 1.42",
+        "71.69 ± 7.59",
+        "72.34 ± 7.39",
+        "34.12 ± 0.57",
+        "",
+    ),
+    ("CIFAR-10", "Non-IID", 40): (
+        "55.89 ± 2.19",
+        "58.21 ± 4.95",
+        "59.42 ± 9.59",
+        "32.21 ± 1.02",
+        "",
+    ),
 }
 
 SMALL_COLUMNS = ("MNIST IID, 10 sets", "MNIST Non-IID, 10 sets", "MNIST Non-IID, 40 sets")
@@ -128,9 +218,27 @@ SMALL_COLUMNS = ("MNIST IID, 10 sets", "MNIST Non-IID, 10 sets", "MNIST Non-IID,
 # Table E.12: 10, 20, 30, 40 and 50 sets.
 UNEQUAL = {
     ("MNIST", "IID"): ("3.74 ± 0.78", "5.22 ± 5.38", "2.24 ± 0.05", "1.19 ± 0.11", "2.21 ± 0.07"),
-    ("CIFAR-10", "IID"): ("45.49 ± 2.74", "84.16 ± 0.71", "86.01 ± 2.54", "31.17 ± 2.80", "42.27 ± 1.06"),
-    ("MNIST", "Non-IID"): ("12.03 ± 2.89", "4.26 ± 3.20", "3.88 ± 2.89", "2.31 ± 1.14", "3.42 ± 0.20"),
-    ("CIFAR-10", "Non-IID"): ("59.06 ± 3.73", "62.44 ± 16.99", "59.72 ± 18.73", "35.46 ± 1.40", "53.13 ± 0.22"),
+    ("CIFAR-10", "IID"): (
+        "45.49 ± 2.74",
+        "84.16 ± 0.71",
+        "86.01 ± 2.54",
+        "31.17 ± 2.80",
+        "42.27 ± 1.06",
+    ),
+    ("MNIST", "Non-IID"): (
+        "12.03 ± 2.89",
+        "4.26 ± 3.20",
+        "3.88 ± 2.89",
+        "2.31 ± 1.14",
+        "3.42 ± 0.20",
+    ),
+    ("CIFAR-10", "Non-IID"): (
+        "59.06 ± 3.73",
+        "62.44 ± 16.99",
+        "59.72 ± 18.73",
+        "35.46 ± 1.40",
+        "53.13 ± 0.22",
+    ),
 }
 
 
@@ -142,7 +250,8 @@ def unequal(method: str, dataset: str, split: str) -> dict:
     return settings | {"supervision.sets": None, "supervision.set_counts": (10, 20, 30, 40, 50)}
 
 
-# Kaggle's slices with one kind of bleeding, and as many healthy ones as the paper has in training (Table D.7).
+# Kaggle's slices with one kind of bleeding, and as many healthy ones as the paper has in training
+# (Table D.7).
 RSNA = {
     "data.name": "rsna_hemorrhage",
     "data.size": 224,
@@ -163,17 +272,55 @@ RSNA_METHODS = {
     },
 }
 SYSTEMS = {
-    "12 hospitals, FedPL": ("44.69 ± 4.28", "46.42 ± 4.35", "46.29 ± 1.83", "47.55 ± 2.84", "46.53 ± 2.40"),
-    "12 hospitals, FedUL": ("40.26 ± 1.39", "40.35 ± 1.10", "39.31 ± 1.10", "39.72 ± 0.67", "39.43 ± 1.42"),
-    "24 hospitals, FedPL": ("42.71 ± 2.97", "42.18 ± 3.00", "42.30 ± 1.28", "41.79 ± 1.98", "41.46 ± 0.53"),
-    "24 hospitals, FedUL": ("32.27 ± 2.71", "30.99 ± 2.03", "31.29 ± 1.05", "31.72 ± 1.23", "31.37 ± 1.58"),
-    "48 hospitals, FedPL": ("41.44 ± 3.04", "40.38 ± 1.38", "41.06 ± 2.88", "41.44 ± 1.78", "40.26 ± 2.35"),
-    "48 hospitals, FedUL": ("31.48 ± 2.25", "30.92 ± 0.88", "31.16 ± 0.84", "31.55 ± 0.58", "30.57 ± 1.37"),
+    "12 hospitals, FedPL": (
+        "44.69 ± 4.28",
+        "46.42 ± 4.35",
+        "46.29 ± 1.83",
+        "47.55 ± 2.84",
+        "46.53 ± 2.40",
+    ),
+    "12 hospitals, FedUL": (
+        "40.26 ± 1.39",
+        "40.35 ± 1.10",
+        "39.31 ± 1.10",
+        "39.72 ± 0.67",
+        "39.43 ± 1.42",
+    ),
+    "24 hospitals, FedPL": (
+        "42.71 ± 2.97",
+        "42.18 ± 3.00",
+        "42.30 ± 1.28",
+        "41.79 ± 1.98",
+        "41.46 ± 0.53",
+    ),
+    "24 hospitals, FedUL": (
+        "32.27 ± 2.71",
+        "30.99 ± 2.03",
+        "31.29 ± 1.05",
+        "31.72 ± 1.23",
+        "31.37 ± 1.58",
+    ),
+    "48 hospitals, FedPL": (
+        "41.44 ± 3.04",
+        "40.38 ± 1.38",
+        "41.06 ± 2.88",
+        "41.44 ± 1.78",
+        "40.26 ± 2.35",
+    ),
+    "48 hospitals, FedUL": (
+        "31.48 ± 2.25",
+        "30.92 ± 0.88",
+        "31.16 ± 0.84",
+        "31.55 ± 0.58",
+        "30.57 ± 1.37",
+    ),
     "FedAvg 10%": ("46.79 ± 1.91", "46.44 ± 0.78", "47.19 ± 1.05", "47.29 ± 1.93", "46.20 ± 1.61"),
 }
 
 
-def ablation(name: str, title: str, x: str, columns: dict, numbers: tuple = (), **fields: object) -> Table:
+def ablation(
+    name: str, title: str, x: str, columns: dict, numbers: tuple = (), **fields: object
+) -> Table:
     """A figure of FedUL alone, on MNIST's non-iid split with ten sets."""
     return Table(
         name=name,
@@ -195,20 +342,30 @@ EPOCHS = {f"E = {count}": {"optimizer.local_epochs": count} for count in (1, 4, 
 BATCHES = {
     "B = 16": {"optimizer.batch_size": 16},
     "B = 128": {"optimizer.batch_size": 128},
-    "B = all": {"optimizer.batch_size": 9_600, "method.drop_last": False, "small": {"optimizer.batch_size": 2_000}},
+    "B = all": {
+        "optimizer.batch_size": 9_600,
+        "method.drop_last": False,
+        "small": {"optimizer.batch_size": 2_000},
+    },
 }
 NO_BATCH = {field: value for field, value in SMALL.items() if field != "optimizer.batch_size"}
 AMOUNTS = ("3.56 ± 0.09", "2.62 ± 0.07", "1.97 ± 0.38", "1.75 ± 0.11", "1.72 ± 0.13")
 
 WHY = {
-    "small": "FedLLP, and FedPL with ten sets of uneven classes, are not through after ten rounds; the pair that is "
-    "the other way round is within the paper's spread, not ours",
+    "small": (
+        "FedLLP, and FedPL with ten sets of uneven classes, are not through after ten rounds; "
+        "the pair that is the other way round is within the paper's spread, not ours"
+    ),
     "paper": "one seed; the paper's FedLLP varies by 15.9 from seed to seed",
 }
 
 TABLES = (
-    benchmark("fedul-table1", "Test error of five clients with unlabelled sets, in %", 5, TABLE1, WHY),
-    benchmark("fedul-table-e13", "Test error of ten clients with unlabelled sets, in %", 10, TABLE_E13, {}),
+    benchmark(
+        "fedul-table1", "Test error of five clients with unlabelled sets, in %", 5, TABLE1, WHY
+    ),
+    benchmark(
+        "fedul-table-e13", "Test error of ten clients with unlabelled sets, in %", 10, TABLE_E13, {}
+    ),
     Table(
         name="fedul-table-e12",
         title="Test error of five clients with 10, 20, 30, 40 and 50 unlabelled sets, in %",
@@ -221,7 +378,9 @@ TABLES = (
             for row, method in METHODS.items()
             for dataset, split in UNEQUAL
         },
-        paper={row: tuple(UNEQUAL[key][place] for key in UNEQUAL) for place, row in enumerate(METHODS)},
+        paper={
+            row: tuple(UNEQUAL[key][place] for key in UNEQUAL) for place, row in enumerate(METHODS)
+        },
         metric="test_error",
         value="selected",
         seeds=3,
@@ -247,11 +406,22 @@ TABLES = (
         paper=SYSTEMS,
         value="last",
         seeds=3,
-        small={"rounds": 10, "data.size": 64, "data.max_images": 3000, "data.healthy": 800, "model.width_factor": 0.25},
-        reduced="3,000 slices of 64x64, not 66,000 of 224x224; 10 rounds, not 100; a quarter of the channels",
+        small={
+            "rounds": 10,
+            "data.size": 64,
+            "data.max_images": 3000,
+            "data.healthy": 800,
+            "model.width_factor": 0.25,
+        },
+        reduced=(
+            "3,000 slices of 64x64, not 66,000 of 224x224; 10 rounds, not 100; a quarter of the "
+            "channels"
+        ),
         differs=(
-            "choice of slices, windows, range of the class shares, L1 weight and split are not in the paper",
-            "every system holds a tenth of its slices out; the model is the last one, not the selected one",
+            "choice of slices, windows, range of the class shares, L1 weight and split are not "
+            "in the paper",
+            "every system holds a tenth of its slices out; the model is the last one, not the "
+            "selected one",
         ),
     ),
     ablation(
@@ -261,10 +431,16 @@ TABLES = (
         {"0": {}} | {str(noise): {"supervision.noise": noise} for noise in (0.1, 0.2, 0.4, 0.8)},
         ("2.98 ± 1.72", "3.02 ± 1.30", "3.10 ± 0.96", "3.02 ± 1.36", "3.49 ± 1.74"),
         source=SOURCE + "Figure 3 and Table E.9",
-        differs=("the four levels of noise are not in our text of the paper; ours stand at the axis", *DIFFERS[:2]),
+        differs=(
+            "the four levels of noise are not in our text of the paper; ours stand at the axis",
+            *DIFFERS[:2],
+        ),
         why={
-            "small": "up to 0.4 all differences are within the spread, the paper's and ours; at 0.8 few images and "
-            "rounds may not make up for wrong shares, or the paper's largest level is a smaller one",
+            "small": (
+                "up to 0.4 all differences are within the spread, the paper's and ours; at 0.8 "
+                "few images and rounds may not make up for wrong shares, or the paper's largest "
+                "level is a smaller one"
+            ),
         },
     ),
     ablation(
@@ -322,10 +498,17 @@ TABLES = (
     ),
     Table(
         name="fedul-table-d8",
-        title="Cost of training on MNIST and CIFAR-10: seconds of an epoch, operations of an image in 10^9",
+        title=(
+            "Cost of training on MNIST and CIFAR-10: seconds of an epoch, operations of an image "
+            "in 10^9"
+        ),
         source=SOURCE + "Table D.8",
         config="mnist_fedul",
-        rows={f"{dataset}, {name}": {} for dataset in VAT for name in ("FedPL", "FedLLP", "FedLLP-VAT", "FedUL")},
+        rows={
+            f"{dataset}, {name}": {}
+            for dataset in VAT
+            for name in ("FedPL", "FedLLP", "FedLLP-VAT", "FedUL")
+        },
         columns={
             "seconds, Non-IID": {"metric": "seconds_per_round"},
             "seconds, IID": {"metric": "seconds_per_round"},
@@ -335,7 +518,11 @@ TABLES = (
             (f"{dataset}, {name}", column): cell(METHODS[name], dataset, split, 10)
             for dataset in VAT
             for name in ("FedPL", "FedLLP", "FedLLP-VAT", "FedUL")
-            for column, split in (("seconds, Non-IID", "noniid"), ("seconds, IID", "iid"), ("GFLOP", "iid"))
+            for column, split in (
+                ("seconds, Non-IID", "noniid"),
+                ("seconds, IID", "iid"),
+                ("GFLOP", "iid"),
+            )
         },
         paper={
             "MNIST, FedPL": ("3.29", "4.78", "0.048125312"),
@@ -349,12 +536,14 @@ TABLES = (
         },
         percent=False,
         small={**SMALL, "rounds": 6, "seeds": 1},
-        small_cells={"rows": [f"MNIST, {name}" for name in ("FedPL", "FedLLP", "FedLLP-VAT", "FedUL")]},
+        small_cells={
+            "rows": [f"MNIST, {name}" for name in ("FedPL", "FedLLP", "FedLLP-VAT", "FedUL")]
+        },
         reduced=REDUCED,
         differs=(
             "the paper's clock is that of a Titan X; ours counts evaluation too",
-            "the paper counts a multiplication and its addition as one operation, and batch norm; ours are two, of "
-            "convolutions and dense layers, without the layer of the sets",
+            "the paper counts a multiplication and its addition as one operation, and batch "
+            "norm; ours are two, of convolutions and dense layers, without the layer of the sets",
         ),
     ),
 )

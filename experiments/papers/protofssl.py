@@ -1,14 +1,16 @@
-"""ProtoFSSL: Kim, Park, Sohn, Shu and Kim, Federated semi-supervised learning with prototypical networks, 2022.
+"""ProtoFSSL: Kim, Park, Sohn, Shu and Kim, Federated semi-supervised learning with prototypical
+networks, 2022.
 
-Accuracies in %; the number of runs behind them is not known. Settings are those of the released code at the time of the
-paper (docs/methods/protofssl.md).
+Accuracies in %; the number of runs behind them is not known. Settings are those of the released
+code at the time of the paper (docs/methods/protofssl.md).
 """
 
 from fedjax_ssl.reproduce import Table
 
 SOURCE = "arXiv:2205.13921, "
 MU = {"CIFAR-10": 1e-2, "SVHN": 1e-3, "STL-10": 1e-2}  # of FedProx with ProtoFSSL
-MU_SL = {"CIFAR-10": 1e-2, "SVHN": 1e-4, "STL-10": 1e-2}  # ... with all labels, and with labels only
+# ... with all labels, and with labels only
+MU_SL = {"CIFAR-10": 1e-2, "SVHN": 1e-4, "STL-10": 1e-2}
 MU_FIXMATCH = {"CIFAR-10": 0.1, "SVHN": 0.1, "STL-10": 0.01}
 FILES = {"CIFAR-10": "cifar10", "SVHN": "svhn", "STL-10": "stl10"}
 COLUMNS = {
@@ -94,7 +96,8 @@ def config(column: str, full: bool = False, norm: str = "none", network: str = "
 
 def cell3(row: str, column: str) -> dict | None:
     """A cell of Table 3."""
-    dataset, prox = column.partition(" ")[0], row.endswith("FedProx") or row.startswith("FedProx")
+    dataset = column.partition(" ")[0]
+    prox = row.endswith("FedProx") or row.startswith("FedProx")
     if row == "FedRGD":
         variant = "client,noniid" if "Non" in column else "client"
         return {"config": f"cifar10_fedrgd:{variant}"} if dataset == "CIFAR-10" else None
@@ -108,7 +111,8 @@ def cell3(row: str, column: str) -> dict | None:
     return settings
 
 
-# Two cores: 20 clients with as many examples each, three of them a round, a network of two convolutions, fewer rounds.
+# Two cores: 20 clients with as many examples each, three of them a round, a network of two
+# convolutions, fewer rounds.
 SMALL = {
     "seeds": 2,
     "rounds": 30,
@@ -123,13 +127,13 @@ SMALL = {
     "federated.cohort_size": 3,
 }
 REDUCED = (
-    "20 clients in place of 100, three a round in place of five; two narrow convolutions in place of eight, without a "
-    "norm; 30 rounds in place of 300"
+    "20 clients in place of 100, three a round in place of five; two narrow convolutions in "
+    "place of eight, without a norm; 30 rounds in place of 300"
 )
 WITH_FEDMATCH = f"{REDUCED}; FedMatch at the learning rate 3e-3 in place of 1e-3"
 DIFFERS = (
-    "clients start every round from the mean of the last cohort's RMSprop accumulators; the released code has one "
-    "optimizer for all clients",
+    "clients start every round from the mean of the last cohort's RMSprop accumulators; the "
+    "released code has one optimizer for all clients",
     "FedProx has a proximal term; that of the released code has no gradient",
 )
 IID = {"IID": "CIFAR-10 IID", "Non-IID": "CIFAR-10 Non-IID"}
@@ -156,7 +160,10 @@ def row4(method: str, network: str, norm: str) -> dict:
     """A row of Table 4 but for its config."""
     if method == "ProtoFSSL":
         return {"method.static_batch_norm": True} if "HeteroFL" in norm else {}
-    return {**SUPERVISED, "model.name": {"ResNet9": "resnet9", "ResNet18": "proto_resnet18"}[network]}
+    return {
+        **SUPERVISED,
+        "model.name": {"ResNet9": "resnet9", "ResNet18": "proto_resnet18"}[network],
+    }
 
 
 def config4(method: str, network: str, norm: str, column: str) -> str:
@@ -192,7 +199,10 @@ def figure3(split: str, words: str) -> Table:
         title=f"Labelled images of a client: test accuracy on CIFAR-10, {words}, in %",
         source=SOURCE + "Figure 3",
         config=f"cifar10_protofssl:{split}",
-        rows={name: ROWS[name] for name in ("FedAvg", "FixMatch-FedAvg", "FedMatch", "ProtoFSSL-FedAvg")},
+        rows={
+            name: ROWS[name]
+            for name in ("FedAvg", "FixMatch-FedAvg", "FedMatch", "ProtoFSSL-FedAvg")
+        },
         columns={f"{labels}": labels3(labels, split) for labels in (50, 100, 200)},
         x="labelled images of 540",
         value="selected",
@@ -219,7 +229,10 @@ def helpers(name: str, title: str, columns: dict, members: int, rows: dict) -> T
             for field, value in SMALL.items()
             if field not in ("method.num_helpers", "federated.cohort_size")
         }
-        | {"federated.cohort_size": min(members, 10), "name": title.replace("30 active", "ten active")},
+        | {
+            "federated.cohort_size": min(members, 10),
+            "name": title.replace("30 active", "ten active"),
+        },
         reduced="20 clients in place of 100; an eighth of the channels; 30 rounds in place of 300",
         differs=("the figure has no numbers; its points are ours", *DIFFERS),
     )
@@ -242,7 +255,12 @@ TABLES = (
         rows={"ProtoFSSL": {}},
         columns={"GFLOP": {"metric": "analytic_gflop"}, "MB": {"metric": "analytic_megabytes"}},
         paper={"ProtoFSSL": ("447.9", "52.6")},
-        small={"rounds": 1, "federated.cohort_size": 1, "optimizer.local_epochs": 1, "method.num_unlabelled": 10},
+        small={
+            "rounds": 1,
+            "federated.cohort_size": 1,
+            "optimizer.local_epochs": 1,
+            "method.num_unlabelled": 10,
+        },
         reduced="one round of one client, which does not change the numbers",
         differs=("the other rows are formulas, see docs/methods/protofssl.md",),
     ),
@@ -264,15 +282,22 @@ TABLES = (
         reduced=WITH_FEDMATCH,
         differs=(
             *DIFFERS,
-            "strong views of FixMatch are those of its paper; the released code has an image library's RandAugment",
+            "strong views of FixMatch are those of its paper; the released code has an image "
+            "library's RandAugment",
             "labels only: one column in the paper for both splits, whose labels are alike",
             "FedRGD's numbers are of its own paper's splits; see docs/methods/fedrgd.md",
         ),
         why={
-            "small": "after 30 rounds of a small network ProtoFSSL is behind the labels alone, and neither a rate "
-            "of 3e-3 (23 %, iid, one seed) nor a quarter of ResNet8's channels for 60 rounds (27 %) helped; after the "
-            "paper's 300 rounds with its network it has 63.8 % (scale paper)",
-            "paper": "one seed and images stored as JPEG; how much of the four points they explain is not known",
+            "small": (
+                "after 30 rounds of a small network ProtoFSSL is behind the labels alone, and "
+                "neither a rate of 3e-3 (23 %, iid, one seed) nor a quarter of ResNet8's "
+                "channels for 60 rounds (27 %) helped; after the paper's 300 rounds with its "
+                "network it has 63.8 % (scale paper)"
+            ),
+            "paper": (
+                "one seed and images stored as JPEG; how much of the four points they explain is "
+                "not known"
+            ),
         },
     ),
     Table(
@@ -283,20 +308,30 @@ TABLES = (
         rows={", ".join(key): row4(*key) for key in TABLE4},
         columns={name: {} for name in IID},
         cells={
-            (", ".join(key), name): {"config": config4(*key, column)} for key in TABLE4 for name, column in IID.items()
+            (", ".join(key), name): {"config": config4(*key, column)}
+            for key in TABLE4
+            for name, column in IID.items()
         },
         paper={", ".join(key): numbers for key, numbers in TABLE4.items()},
         value="selected",
-        small={field: SMALL[field] for field in SMALL if field not in ("model.name", "model.norm", "model.dropout")}
+        small={
+            field: SMALL[field]
+            for field in SMALL
+            if field not in ("model.name", "model.norm", "model.dropout")
+        }
         | {"model.width_factor": 0.125, "rounds": 20},
         small_cells={
-            "rows": tuple(", ".join(key) for key in TABLE4 if key[1] in ("ResNet8", "ResNet9") and key[2] != "GN"),
+            "rows": tuple(
+                ", ".join(key)
+                for key in TABLE4
+                if key[1] in ("ResNet8", "ResNet9") and key[2] != "GN"
+            ),
             "columns": ("IID",),
         },
         reduced="20 clients, three a round; an eighth of the channels; 20 rounds",
         differs=(
-            "sBN is batch norm with the statistics of the last batch, as in the released code; HeteroFL's, which the "
-            "paper names, is the last row",
+            "sBN is batch norm with the statistics of the last batch, as in the released code; "
+            "HeteroFL's, which the paper names, is the last row",
             *DIFFERS,
         ),
     ),
@@ -305,7 +340,9 @@ TABLES = (
         title="Unlabelled images of a local step: test accuracy on CIFAR-10, in %",
         source=SOURCE + "Table 7",
         config="cifar10_protofssl",
-        rows={f"{number}": {"method.num_unlabelled": number} for number in (10, 20, 30, 50, 100, 200)},
+        rows={
+            f"{number}": {"method.num_unlabelled": number} for number in (10, 20, 30, 50, 100, 200)
+        },
         columns={name: {"config": config(column)} for name, column in IID.items()},
         paper=dict(
             zip(
@@ -327,8 +364,11 @@ TABLES = (
         reduced=REDUCED,
         differs=DIFFERS,
         why={
-            "small": "all differences are about as large as the spread: unlabelled images do not help yet; 120 rounds "
-            "in place of 30 (rows 10 and 30, one seed: 28.0 and 27.6 %) did not change that",
+            "small": (
+                "all differences are about as large as the spread: unlabelled images do not help "
+                "yet; 120 rounds in place of 30 (rows 10 and 30, one seed: 28.0 and 27.6 %) did "
+                "not change that"
+            ),
         },
     ),
     Table(
@@ -373,13 +413,19 @@ TABLES = (
         reduced=REDUCED,
         differs=DIFFERS,
         why={
-            "small": "prototypes of a small network without a norm after 30 rounds probably lie closer together, so "
-            "that a deviation of 5.0 hides them; up to 0.5 noise costs nothing, as in the paper",
+            "small": (
+                "prototypes of a small network without a norm after 30 rounds probably lie "
+                "closer together, so that a deviation of 5.0 hides them; up to 0.5 noise costs "
+                "nothing, as in the paper"
+            ),
         },
     ),
     Table(
         name="protofssl-algorithm2",
-        title="Prototypes of the client or of all helpers in local predictions: test accuracy on CIFAR-10, iid, in %",
+        title=(
+            "Prototypes of the client or of all helpers in local predictions: test accuracy on "
+            "CIFAR-10, iid, in %"
+        ),
         source=SOURCE + "section B.1",
         config="cifar10_protofssl:iid",
         rows={"Algorithm 1": {}, "Algorithm 2": {"method.proto_source": "global"}},
@@ -392,12 +438,32 @@ TABLES = (
     ),
     figure3("iid", "iid"),
     figure3("noniid", "non-iid"),
-    helpers("figure4a", "Helpers of five active clients: test accuracy on CIFAR-10, iid, in %", HELPERS, 5, BOTH),
     helpers(
-        "figure4b", "Rounds between two choices of helpers, five active clients: accuracy, in %", INTERVALS, 5, BOTH
+        "figure4a",
+        "Helpers of five active clients: test accuracy on CIFAR-10, iid, in %",
+        HELPERS,
+        5,
+        BOTH,
     ),
-    helpers("figure5a", "Helpers of 30 active clients: test accuracy on CIFAR-10, iid, in %", MORE, 30, OURS),
     helpers(
-        "figure5b", "Rounds between two choices of helpers, 30 active clients: accuracy, in %", INTERVALS, 30, OURS
+        "figure4b",
+        "Rounds between two choices of helpers, five active clients: accuracy, in %",
+        INTERVALS,
+        5,
+        BOTH,
+    ),
+    helpers(
+        "figure5a",
+        "Helpers of 30 active clients: test accuracy on CIFAR-10, iid, in %",
+        MORE,
+        30,
+        OURS,
+    ),
+    helpers(
+        "figure5b",
+        "Rounds between two choices of helpers, 30 active clients: accuracy, in %",
+        INTERVALS,
+        30,
+        OURS,
     ),
 )

@@ -1,7 +1,8 @@
 """XCLP: Scott, Yeo and Lampert, Cross-client label propagation, TMLR 2023.
 
-The numbers of the paper's tables are not in the text that the settings are from, so that none stand here. Settings are
-those of the text; where it has none, those of the released code (docs/methods/xclp.md).
+The numbers of the paper's tables are not in the text that the settings are from, so that none stand
+here. Settings are those of the text; where it has none, those of the released code
+(docs/methods/xclp.md).
 """
 
 from fedjax_ssl.reproduce import Table
@@ -10,11 +11,16 @@ SOURCE = "arXiv:2210.06434, "
 NO_NUMBERS = "our text of the paper has no numbers in its tables"
 
 # Tables 4 and 5: a method after 1,500 rounds on the labels alone, or from the start.
-STAGE1, BOTH = {"rounds": 1500}, {"rounds": 3000, "method.warmup_rounds": 1500}
+STAGE1 = {"rounds": 1500}
+BOTH = {"rounds": 3000, "method.warmup_rounds": 1500}
 METHODS = {
     "FedAvg (labeled only)": {"method.name": "fedavg", **STAGE1},
     "FedAvg+perclientLP": {"method.name": "per_client_lp", **BOTH},
-    "FedAvg+network": {"method.name": "network_pseudo_label", "method.augment_predictions": True, **BOTH},
+    "FedAvg+network": {
+        "method.name": "network_pseudo_label",
+        "method.augment_predictions": True,
+        **BOTH,
+    },
     "FedMatch": {
         "method.name": "fedmatch",
         "strong_augment.name": "randaugment_fedmatch",
@@ -38,7 +44,8 @@ METHODS = {
     "FedSem+": {"method.name": "fedsem", **BOTH},
     "FedAvg+XCLP": dict(BOTH),
 }
-# Two cores: a fifth of the clients with half of the images and as many labels each, a small network, few rounds.
+# Two cores: a fifth of the clients with half of the images and as many labels each, a small
+# network, few rounds.
 SMALL_STAGE1 = {"rounds": 30}
 SMALL_BOTH = {"rounds": 60, "method.warmup_rounds": 30}
 SMALL = {
@@ -58,12 +65,17 @@ SMALL = {
     "optimizer.schedule_rounds": 40,
 }
 REDUCED = (
-    "20 clients in place of 100, with 225 images in place of 450 and as many labels; two narrow convolutions in place "
-    "of 13; 30 rounds of a stage in place of 1,500, two local epochs in place of five, batches of 10 at the rate 0.1"
+    "20 clients in place of 100, with 225 images in place of 450 and as many labels; two narrow "
+    "convolutions in place of 13; 30 rounds of a stage in place of 1,500, two local epochs in "
+    "place of five, batches of 10 at the rate 0.1"
 )
 for method in METHODS.values():
     method["small"] = dict(SMALL_BOTH if method["rounds"] == BOTH["rounds"] else SMALL_STAGE1)
-METHODS["FedMatch"]["small"] |= {"optimizer.schedule_rounds": None, "optimizer.local_epochs": 1, "method.patience": 4}
+METHODS["FedMatch"]["small"] |= {
+    "optimizer.schedule_rounds": None,
+    "optimizer.local_epochs": 1,
+    "method.patience": 4,
+}
 METHODS["FedMatch"]["small"] |= {"optimizer.learning_rate": 3e-3, "method.l2_weight": 3.3}
 
 CIFAR10 = {
@@ -88,15 +100,24 @@ IMAGENET = {
     "augment.name": "rotate,flip",
     "augment.degrees": 10.0,
 }
-FIFTY = {"partition.num_clients": 50, "supervision.labelled_clients": 50, "supervision.labels": 5000, **LARGER}
+FIFTY = {
+    "partition.num_clients": 50,
+    "supervision.labelled_clients": 50,
+    "supervision.labels": 5000,
+    **LARGER,
+}
 HUNDRED = {"supervision.labels": 10_000, **LARGER}
 
 # Tables 1 to 3 and 6: prediction. Sizes and fractions are ours.
-SIZES = {f"{share:.0%} of the training images": {"supervision.fraction": share} for share in (0.05, 0.1, 0.2, 0.5)}
+SIZES = {
+    f"{share:.0%} of the training images": {"supervision.fraction": share}
+    for share in (0.05, 0.1, 0.2, 0.5)
+}
 SIZES["all training images"] = {"supervision.name": "all", "supervision.fraction": None}
 LABELLED = {"prediction.unlabelled": "without", "prediction.variant": "code"}
 BOTH_KINDS = {"prediction.unlabelled": "with", "prediction.variant": "code"}
-WEIGHTS = {"model.weights": "efficientnet_b0.npz"}  # torchvision's, the user's; another place: --set model.weights=FILE
+# torchvision's, the user's; another place: --set model.weights=FILE
+WEIGHTS = {"model.weights": "efficientnet_b0.npz"}
 PRETRAINED = {"config": "fed_isic_predict:pretrained", **WEIGHTS}
 FOCAL = {  # FLamby's loss, with 18,597 over the training images of each class
     "loss.name": "focal",
@@ -105,10 +126,11 @@ FOCAL = {  # FLamby's loss, with 18,597 over the training images of each class
 FINETUNED = {"config": "fed_isic_predict:finetuned", **WEIGHTS, **FOCAL}
 FLAMBY = {"augment.name": "flamby", "model.crop": 200}
 ISIC_DIFFERS = (
-    "numbers of training images, bits, neighbours and rounds are not in our text: fractions, 4,096 bits, 10 neighbours "
-    "and FLamby's 9 rounds of 100 updates are ours",
-    "FLamby draws the number of black squares once for all images, and the squares after the crop of 200 pixels; its "
-    "shear by 0.1 degrees is left out, and an image that was made smaller has a black border here",
+    "numbers of training images, bits, neighbours and rounds are not in our text: fractions, "
+    "4,096 bits, 10 neighbours and FLamby's 9 rounds of 100 updates are ours",
+    "FLamby draws the number of black squares once for all images, and the squares after the "
+    "crop of 200 pixels; its shear by 0.1 degrees is left out, and an image that was made "
+    "smaller has a black border here",
     "batch statistics are averaged; FLamby keeps each client's",
 )
 
@@ -118,7 +140,11 @@ def scored(predictor: str, metric: str, **settings: object) -> dict:
     if predictor != "xclp":
         settings["prediction.groups"] = 1
     labelled = predictor != "network" and settings.get("prediction.unlabelled") == "without"
-    return {"prediction.predictors": predictor, "metric": f"{predictor}{'_labelled' * labelled}_{metric}", **settings}
+    return {
+        "prediction.predictors": predictor,
+        "metric": f"{predictor}{'_labelled' * labelled}_{metric}",
+        **settings,
+    }
 
 
 WAYS = {"FedAvg": "network", "per-client LP": "per_client_lp", "XCLP": "xclp"}
@@ -130,7 +156,10 @@ FEMNIST = {
 TABLES = (
     Table(
         name="xclp-table1",
-        title="Balanced accuracy of new dermoscopic images on Fed-ISIC2019, all clients labelled, in %",
+        title=(
+            "Balanced accuracy of new dermoscopic images on Fed-ISIC2019, all clients labelled, "
+            "in %"
+        ),
         source=SOURCE + "Table 1",
         config="fed_isic_predict",
         settings=FLAMBY,
@@ -146,7 +175,9 @@ TABLES = (
     ),
     Table(
         name="xclp-table2",
-        title="Balanced accuracy of all images of a client that was left out, on Fed-ISIC2019, in %",
+        title=(
+            "Balanced accuracy of all images of a client that was left out, on Fed-ISIC2019, in %"
+        ),
         source=SOURCE + "Table 2",
         config="fed_isic_predict:left_out",
         settings={**FLAMBY, **WEIGHTS, **FOCAL},
@@ -159,7 +190,9 @@ TABLES = (
     ),
     Table(
         name="xclp-table3",
-        title="Balanced accuracy with unlabelled training images in the graph, on Fed-ISIC2019, in %",
+        title=(
+            "Balanced accuracy with unlabelled training images in the graph, on Fed-ISIC2019, in %"
+        ),
         source=SOURCE + "Table 3",
         config="fed_isic_predict:finetuned",
         settings={**FLAMBY, **WEIGHTS, **FOCAL},
@@ -187,13 +220,17 @@ TABLES = (
         differs=(
             NO_NUMBERS,
             "learning rates are those of the released code",
-            "FedMatch's settings beside this network are not known: those of its paper, no weak augmentation",
+            "FedMatch's settings beside this network are not known: those of its paper, no weak "
+            "augmentation",
             "FedSiam has no stage before it; the released code has none of that name",
         ),
         why={
-            "small": "the paper's text says that XCLP is best in every column; here it is above the labels alone and "
-            "LP by client, below the network's own labels: in the last round of a small network 34 to 36 % of XCLP's "
-            "pseudo-labels are right, 42 to 46 % of the network's",
+            "small": (
+                "the paper's text says that XCLP is best in every column; here it is above the "
+                "labels alone and LP by client, below the network's own labels: in the last "
+                "round of a small network 34 to 36 % of XCLP's pseudo-labels are right, 42 to 46 "
+                "% of the network's"
+            ),
         },
     ),
     Table(
@@ -210,7 +247,11 @@ TABLES = (
                 "small": {"name": "CIFAR-100, 2,000 labels"},
             },
             "Mini-ImageNet, 5,000 labels": {**IMAGENET, **FIFTY},
-            "Mini-ImageNet, 10,000 labels": {**IMAGENET, **HUNDRED, "small": {"name": "Mini-ImageNet, 2,000 labels"}},
+            "Mini-ImageNet, 10,000 labels": {
+                **IMAGENET,
+                **HUNDRED,
+                "small": {"name": "Mini-ImageNet, 2,000 labels"},
+            },
         },
         value="selected",
         seeds=3,
@@ -220,7 +261,8 @@ TABLES = (
         reduced=REDUCED + "; CIFAR-10's augmentation, 100 labels of 225 images at a client",
         differs=(
             NO_NUMBERS,
-            "which four methods the paper has here is not known: its three variants of FedAvg and FedAvg",
+            "which four methods the paper has here is not known: its three variants of FedAvg "
+            "and FedAvg",
         ),
     ),
     Table(
@@ -262,11 +304,17 @@ TABLES = (
         x="bits",
         small={**SMALL, **SMALL_BOTH, "supervision.labels": 1000},
         reduced=REDUCED,
-        differs=("the paper says that there is no difference from a number of bits on that our text lacks",),
+        differs=(
+            "the paper says that there is no difference from a number of bits on that our text "
+            "lacks",
+        ),
     ),
     Table(
         name="xclp-section3.3-dropout",
-        title="Clients that drop out before and after their codes were sent: test accuracy on CIFAR-10, in %",
+        title=(
+            "Clients that drop out before and after their codes were sent: test accuracy on "
+            "CIFAR-10, in %"
+        ),
         source=SOURCE + "section 3.3, Robustness",
         config="cifar10_xclp:5000,100,iid",
         value="selected",
@@ -291,7 +339,10 @@ TABLES = (
     ),
     Table(
         name="xclp-section3-clients",
-        title="Clients of a round drawn alike or by their sizes: accuracy of handwritten characters on FEMNIST, in %",
+        title=(
+            "Clients of a round drawn alike or by their sizes: accuracy of handwritten "
+            "characters on FEMNIST, in %"
+        ),
         source=SOURCE + "section 3, the choice of clients",
         config="femnist_xclp",
         value="selected",
@@ -301,17 +352,26 @@ TABLES = (
             "by size": {"cohort.name": "by_size"},
             "by the square of the size": {"cohort.name": "by_size", "cohort.power": 2.0},
         },
-        columns={"new characters": {}, "pseudo-labels": {"metric": "pseudo_label_accuracy", "value": "last"}},
+        columns={
+            "new characters": {},
+            "pseudo-labels": {"metric": "pseudo_label_accuracy", "value": "last"},
+        },
         small={
-            "name": "Clients of a round drawn alike or by their sizes: accuracy of drawn characters, in %",
+            "name": (
+                "Clients of a round drawn alike or by their sizes: accuracy of drawn characters, "
+                "in %"
+            ),
             "config": "femnist_xclp:glyphs",
             "model.width_factor": 0.5,
             "optimizer.local_epochs": 2,
         },
-        reduced="drawn characters of 100 writers in place of FEMNIST, half of the channels, 60 rounds, not 1,000",
+        reduced=(
+            "drawn characters of 100 writers in place of FEMNIST, half of the channels, 60 "
+            "rounds, not 1,000"
+        ),
         differs=(
-            "the paper names the choice by size, similarity or diversity and has no numbers; a choice that looks at "
-            "features is not here; data, training and powers are ours",
+            "the paper names the choice by size, similarity or diversity and has no numbers; a "
+            "choice that looks at features is not here; data, training and powers are ours",
         ),
     ),
     Table(
@@ -334,7 +394,10 @@ TABLES = (
     ),
     Table(
         name="xclp-appendix-a-neighbors",
-        title="Bits and neighbours: accuracy of a fifth of each client's training images on Fed-ISIC2019, in %",
+        title=(
+            "Bits and neighbours: accuracy of a fifth of each client's training images on "
+            "Fed-ISIC2019, in %"
+        ),
         source=SOURCE + "section A.1, cross-validation",
         config="fed_isic_predict:pretrained",
         settings={
@@ -348,6 +411,10 @@ TABLES = (
         | {"exact cosines": {"prediction.similarity": "exact"}},
         columns={f"{count}": {"prediction.num_neighbors": count} for count in (5, 10, 20, 50)},
         x="neighbours",
-        differs=(NO_NUMBERS, "every seed draws a fifth of its own: folds may share images", *ISIC_DIFFERS),
+        differs=(
+            NO_NUMBERS,
+            "every seed draws a fifth of its own: folds may share images",
+            *ISIC_DIFFERS,
+        ),
     ),
 )

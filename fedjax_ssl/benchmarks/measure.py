@@ -1,4 +1,6 @@
-"""Measure a workload: one compiled block of rounds, run warm several times from the same state, and awaited."""
+"""Measure a workload: one compiled block of rounds, run warm several times from the same state,
+and awaited.
+"""
 
 import argparse
 import statistics
@@ -36,9 +38,9 @@ def measure(name: str, workload: Workload, given: argparse.Namespace) -> dict[st
         given: options of the command line, see `fedjax_ssl.bench.options`.
 
     Returns:
-        Numbers and strings, ready for JSON. Rates are medians over the blocks. "fraction_of_peak" compares the
-        operations of local training, three times those of the forward pass, with the best rate of a large product,
-        measured just before and after.
+        Numbers and strings, ready for JSON. Rates are medians over the blocks. "fraction_of_peak"
+        compares the operations of local training, three times those of the forward pass, with the
+        best rate of a large product, measured just before and after.
 
     Raises:
         ConfigError: a setting cannot be used.
@@ -54,12 +56,16 @@ def measure(name: str, workload: Workload, given: argparse.Namespace) -> dict[st
     devices = choose_devices(config, experiment.dataset)
     federation = federate(experiment, jax.random.key(config.seed))
     choices: list[Choice] = []
-    program, run, compile_seconds = compile_block(workload, experiment, federation, rounds, choices.append)
+    program, run, compile_seconds = compile_block(
+        workload, experiment, federation, rounds, choices.append
+    )
     peak = product_operations_per_second()
     wall, processor_seconds, warm, metrics = time_blocks(run, given.repeats, given.limit)
     peak = max(peak, product_operations_per_second())
     seconds = statistics.median(wall)
-    totals = {field: float(np.sum(metrics[field])) for field in ("examples", "local_steps", "clients")}
+    totals = {
+        field: float(np.sum(metrics[field])) for field in ("examples", "local_steps", "clients")
+    }
     per_example = _operations_per_example(config.model, federation)
     return {
         "workload": name,
@@ -104,21 +110,26 @@ def compile_block(
     rounds: int,
     report: Callable[[Choice], None],
 ) -> tuple[Any, Callable[[], Metrics], float]:
-    """Compile rounds of all seeds for the device that is here, and run the rounds before them in whole blocks.
+    """Compile rounds of all seeds for the device that is here, and run the rounds before them in
+    whole blocks.
 
     Returns:
-        (the compiled program, a function that runs it and gives its metrics on the host, seconds of compiling with
-        tracing).
+        (the compiled program, a function that runs it and gives its metrics on the host, seconds of
+        compiling with tracing).
     """
     execution = execution_of(experiment, federation, alone=True)
     method = build_method(experiment, federation, report=report, execution=execution)
     seeds = jax.vmap(jax.random.key)(experiment.config.seed + jnp.arange(workload.seeds))
     keys, shared = share_out((seeds, federation), execution.mesh)
 
-    def one(key: Key[Array, ""], state: ServerState, federation: FederatedData) -> tuple[ServerState, Metrics]:
+    def one(
+        key: Key[Array, ""], state: ServerState, federation: FederatedData
+    ) -> tuple[ServerState, Metrics]:
         return run_rounds(method, key, state, federation, rounds)
 
-    def advance(keys: Key[Array, " s"], states: ServerState, federation: FederatedData) -> tuple[ServerState, Metrics]:
+    def advance(
+        keys: Key[Array, " s"], states: ServerState, federation: FederatedData
+    ) -> tuple[ServerState, Metrics]:
         if workload.seeds == 1:  # as a run compiles it
             key, state = jax.tree.map(lambda x: x[0], (keys, states))
             return jax.tree.map(lambda x: x[None], one(key, state, federation))
@@ -146,14 +157,17 @@ def time_blocks(
     """Run a block to warm up, and then until there are enough of them or the time is over.
 
     Returns:
-        (seconds of the blocks by the clock, seconds of this process on all cores together, whether they were warm: else
-        the first one took longer than the limit and is all there is, metrics of the last one).
+        (seconds of the blocks by the clock, seconds of this process on all cores together, whether
+        they were warm: else the first one took longer than the limit and is all there is, metrics
+        of the last one).
     """
     wall: list[float] = []
     worked: list[float] = []
-    start, over = time.perf_counter(), False
+    start = time.perf_counter()
+    over = False
     while len(wall) <= repeats and not over:
-        begin, begin_worked = time.perf_counter(), time.process_time()
+        begin = time.perf_counter()
+        begin_worked = time.process_time()
         metrics = run()
         wall.append(time.perf_counter() - begin)
         worked.append(time.process_time() - begin_worked)
@@ -163,15 +177,21 @@ def time_blocks(
 
 
 def _operations_per_example(settings: Any, federation: FederatedData) -> int:
-    """Count the operations of a training step: every product of the forward pass comes back twice in the gradient."""
-    shape, given = federation.inputs.shape[1:], configs.options(settings)
-    model = models.build(settings.name, num_classes=federation.num_classes, input_shape=shape, **given)
+    """Count the operations of a training step: every product of the forward pass comes back
+    twice in the gradient.
+    """
+    shape = federation.inputs.shape[1:]
+    given = configs.options(settings)
+    model = models.build(
+        settings.name, num_classes=federation.num_classes, input_shape=shape, **given
+    )
     assert model.forward_operations is not None, "networks of this package count theirs"
     return 3 * model.forward_operations()
 
 
 def product_operations_per_second(seconds: float = 0.5) -> float:
-    """Measure the best rate of a large square matrix product in the default precision of float32, on one device.
+    """Measure the best rate of a large square matrix product in the default precision of float32,
+    on one device.
 
     Args:
         seconds: how long to try.
@@ -180,7 +200,8 @@ def product_operations_per_second(seconds: float = 0.5) -> float:
     matrix = jnp.full((side, side), 1 / side, jnp.float32)
     product = jax.jit(jnp.matmul)
     product(matrix, matrix).block_until_ready()
-    best, start = float("inf"), time.perf_counter()
+    best = float("inf")
+    start = time.perf_counter()
     while time.perf_counter() - start < seconds:
         begin = time.perf_counter()
         product(matrix, matrix).block_until_ready()

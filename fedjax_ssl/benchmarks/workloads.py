@@ -1,6 +1,8 @@
-"""Workloads: federations of fixed shape, filled with fake images in memory, trained by ordinary configs.
+"""Workloads: federations of fixed shape, filled with fake images in memory, trained by ordinary
+configs.
 
-Speed does not depend on what the images show. They show their class, so that losses stay finite and fall.
+Speed does not depend on what the images show. They show their class, so that losses stay finite and
+fall.
 """
 
 import dataclasses
@@ -36,11 +38,14 @@ class Workload:
     method: str = "fedavg"
     variant: str = ""  # shown beside the workload; "" where there is only one way to run it
     seeds: int = 1  # runs in one program
-    vectorized: bool = False  # seeds by `jax.vmap` on every backend, instead of by `fedjax_ssl.train.over_seeds`
+    vectorized: bool = False
+    # ^ seeds by `jax.vmap` on every backend, instead of by `fedjax_ssl.train.over_seeds`
     note: str = ""  # remarks for readers of the numbers
 
     def scaled(self, scale: float) -> "Workload":
-        """The same workload with `scale` times as many clients, clients per round and rounds, at least one of each."""
+        """Return the same workload with `scale` times as many clients, clients per round and
+        rounds, at least one of each.
+        """
         cohort_size = max(1, round(scale * self.cohort_size))
         return dataclasses.replace(
             self,
@@ -55,15 +60,24 @@ class Workload:
         factor = np.exp(self.sigma * normal)
         return np.maximum(np.rint(self.mean_size * factor / factor.mean()), 1).astype(np.int64)
 
-    def config(self, settings: Mapping[str, Any] = types.MappingProxyType({})) -> ml_collections.ConfigDict:
-        """The config, resolved. Args: dotted fields that differ, where the workload leaves them open."""
+    def config(
+        self, settings: Mapping[str, Any] = types.MappingProxyType({})
+    ) -> ml_collections.ConfigDict:
+        """Return the config, resolved. Args: dotted fields that differ, where the workload leaves
+        them open.
+        """
         config = configs.default(self.method)
-        rounds = {"rounds": self.rounds + self.rounds_before, "federated.cohort_size": self.cohort_size}
+        rounds = {
+            "rounds": self.rounds + self.rounds_before,
+            "federated.cohort_size": self.cohort_size,
+        }
         config.update_from_flattened_dict({**rounds, **settings, **self.settings})
         return configs.resolve(config)
 
     def dataset(self) -> data.Dataset:
-        """Images of uint8 that are half the image of their class and half noise, the same in every call."""
+        """Images of uint8 that are half the image of their class and half noise, the same in
+        every call.
+        """
         sizes = self.sizes()
         generator = np.random.default_rng(0)
         labels = generator.integers(0, self.num_classes, sizes.sum()).astype(np.int32)
@@ -94,8 +108,10 @@ def _sgd(model: str, batch_size: int, learning_rate: float, **more: Any) -> dict
 
 
 def _ways(workload: Workload, **changes: Mapping[str, Any]) -> tuple[Workload, ...]:
-    """A workload in several ways: the name of each, and the fields that differ."""
-    return tuple(dataclasses.replace(workload, variant=name, **fields) for name, fields in changes.items())
+    """Return a workload in several ways: the name of each, and the fields that differ."""
+    return tuple(
+        dataclasses.replace(workload, variant=name, **fields) for name, fields in changes.items()
+    )
 
 
 _W2 = Workload(
@@ -107,8 +123,10 @@ _W2 = Workload(
     rounds=100,
 )
 _W7 = Workload(
-    title="XCLP with CNN-13 (450 images per client) and ProtoFSSL with ResNet8 (540), CIFAR-10 shape, 100 clients "
-    "with 50 labels each, 5 per round",
+    title=(
+        "XCLP with CNN-13 (450 images per client) and ProtoFSSL with ResNet8 (540), CIFAR-10 "
+        "shape, 100 clients with 50 labels each, 5 per round"
+    ),
     input_shape=_CIFAR,
     num_clients=100,
     cohort_size=5,
@@ -124,10 +142,13 @@ _W7 = Workload(
         method__graph_augment=True,
     ),
     method="xclp",
-    note="XCLP: one round of stage 2 with one local epoch (the paper's have five), embeddings and graph count in "
-    "the time but not in the operations; ProtoFSSL: the second round, since the first has no pseudo-labels, ten "
-    "episodes of 30 labelled and 100 unlabelled images as in the paper; prototypes and the diagnosis of "
-    "pseudo-labels count in the time but not in the operations",
+    note=(
+        "XCLP: one round of stage 2 with one local epoch (the paper's have five), embeddings and "
+        "graph count in the time but not in the operations; ProtoFSSL: the second round, since "
+        "the first has no pseudo-labels, ten episodes of 30 labelled and 100 unlabelled images "
+        "as in the paper; prototypes and the diagnosis of pseudo-labels count in the time but "
+        "not in the operations"
+    ),
 )
 _PROTOFSSL = {
     "model.name": "resnet8",
@@ -141,8 +162,10 @@ _W8 = dataclasses.replace(
     _W2,
     title="W2 with several seeds in one program",
     rounds=20,
-    note="seeds by over_seeds: in turn on a CPU, vectorized elsewhere; vmap: vectorized everywhere; rounds and "
-    "client updates are those of all seeds",
+    note=(
+        "seeds by over_seeds: in turn on a CPU, vectorized elsewhere; vmap: vectorized "
+        "everywhere; rounds and client updates are those of all seeds"
+    ),
 )
 _W9 = Workload(
     title="CNN, MNIST shape, 48 clients of log-normal sizes (mean 60, sigma 1), all in every round",
@@ -151,8 +174,10 @@ _W9 = Workload(
     mean_size=60,
     sigma=1.0,
     settings=_sgd("cnn", 10, 0.03),
-    note="vmap pads every client to the largest one, chunked to the largest of its chunk; chunked and lanes run "
-    "8 at once where the device's memory is not known, as on a CPU",
+    note=(
+        "vmap pads every client to the largest one, chunked to the largest of its chunk; chunked "
+        "and lanes run 8 at once where the device's memory is not known, as on a CPU"
+    ),
 )
 
 # Workloads by name, each in the ways that it is run.
@@ -170,7 +195,10 @@ WORKLOADS: dict[str, tuple[Workload, ...]] = {
     "W2": (_W2,),
     "W3": (
         Workload(
-            title="CNN, FEMNIST shape, 3,400 clients of log-normal sizes (mean 197, sigma 0.4), 10 per round",
+            title=(
+                "CNN, FEMNIST shape, 3,400 clients of log-normal sizes (mean 197, sigma 0.4), 10 "
+                "per round"
+            ),
             num_classes=62,
             num_clients=3400,
             cohort_size=10,
@@ -194,7 +222,12 @@ WORKLOADS: dict[str, tuple[Workload, ...]] = {
     "W7": _ways(
         _W7,
         XCLP={},
-        ProtoFSSL={"method": "protofssl", "mean_size": 540, "rounds_before": 1, "settings": _PROTOFSSL},
+        ProtoFSSL={
+            "method": "protofssl",
+            "mean_size": 540,
+            "rounds_before": 1,
+            "settings": _PROTOFSSL,
+        },
     ),
     "W8": _ways(
         _W8,

@@ -1,4 +1,6 @@
-"""The console command `fedjax-ssl`: a table of subcommands, each imported when it is called, so that help is quick."""
+"""The console command `fedjax-ssl`: a table of subcommands, each imported when it is called, so
+that help is quick.
+"""
 
 import argparse
 import contextlib
@@ -21,13 +23,16 @@ PROGRAM = "fedjax-ssl"
 class Command(NamedTuple):
     """A subcommand."""
 
-    function: str  # "module:function", which takes the arguments behind the subcommand and returns an exit code
+    function: str
+    # ^ "module:function", which takes the arguments behind the subcommand and returns an exit code
     line: str  # what it is for
     example: str
 
 
 COMMANDS = {
-    "run": Command("fedjax_ssl.cli.run:main", "train one experiment", "run digits_xclp --rounds=50"),
+    "run": Command(
+        "fedjax_ssl.cli.run:main", "train one experiment", "run digits_xclp --rounds=50"
+    ),
     "sweep": Command(
         "fedjax_ssl.sweep.command:main",
         "train many, over settings and seeds",
@@ -40,14 +45,26 @@ COMMANDS = {
     ),
     "report": Command("fedjax_ssl.report.command:main", "compare runs on one page", "report runs"),
     "predict": Command(
-        "fedjax_ssl.trained.command:main", "label new examples with a trained run", "predict runs/digits_xclp new.npz"
+        "fedjax_ssl.trained.command:main",
+        "label new examples with a trained run",
+        "predict runs/digits_xclp new.npz",
     ),
-    "data": Command("fedjax_ssl.cli.data:main", "which datasets there are, and what is in them", "data info digits"),
-    "bench": Command("fedjax_ssl.bench:command", "measure the speed of federated rounds", "bench --workloads W2"),
+    "data": Command(
+        "fedjax_ssl.cli.data:main",
+        "which datasets there are, and what is in them",
+        "data info digits",
+    ),
+    "bench": Command(
+        "fedjax_ssl.bench:command", "measure the speed of federated rounds", "bench --workloads W2"
+    ),
     "list": Command("fedjax_ssl.cli.listing:main", "what a config can name", "list methods"),
-    "new": Command("fedjax_ssl.cli.new:main", "write a folder to start a study from", "new my_study"),
+    "new": Command(
+        "fedjax_ssl.cli.new:main", "write a folder to start a study from", "new my_study"
+    ),
     "completion": Command(
-        "fedjax_ssl.cli.completion:main", "print what lets a shell complete this command", "completion bash"
+        "fedjax_ssl.cli.completion:main",
+        "print what lets a shell complete this command",
+        "completion bash",
     ),
 }
 UNFINISHED = ("run", "sweep", "reproduce", "bench")  # have more to do than to print
@@ -55,14 +72,14 @@ _LONG_USAGE = 3  # lines; a longer one hides the message before it
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs a subcommand.
+    """Run a subcommand.
 
     Args:
         arguments: without the program; those of the process by default.
 
     Returns:
-        Its exit code. 2 for a mistake of the user, after one message on standard error; 130 after Ctrl-C. A process of
-        several has other ends too, see docs/distributed.md.
+        Its exit code. 2 for a mistake of the user, after one message on standard error; 130 after
+        Ctrl-C. A process of several has other ends too, see docs/distributed.md.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     if "_ARGCOMPLETE" in os.environ:
@@ -77,7 +94,8 @@ def main(arguments: list[str] | None = None) -> int:
     if name not in COMMANDS:
         kind = "option" if name.startswith("-") else "command"
         print(
-            f"error: there is no {kind} {name!r}.{did_you_mean(name, COMMANDS)} Commands: {', '.join(COMMANDS)}",
+            f"error: there is no {kind} {name!r}.{did_you_mean(name, COMMANDS)} Commands: "
+            f"{', '.join(COMMANDS)}",
             file=sys.stderr,
         )
         return 2
@@ -90,7 +108,11 @@ def main(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if name not in UNFINISHED:
             return 0
-        print("error: nobody reads the output any more; the same command goes on with what is missing", file=sys.stderr)
+        print(
+            "error: nobody reads the output any more; the same command goes on with what is "
+            "missing",
+            file=sys.stderr,
+        )
         return 1
     except (Exception, KeyboardInterrupt) as error:
         from fedjax_ssl.command_line import leave
@@ -99,7 +121,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def end(code: int) -> NoReturn:
-    """Ends the process; after Ctrl-C at once, as a thread that still compiles would crash at Python's own end."""
+    """End the process; after Ctrl-C at once, as a thread that still compiles would crash at
+    Python's own end.
+    """
     if code == INTERRUPTED:
         with contextlib.suppress(OSError):
             sys.stdout.flush()
@@ -109,7 +133,7 @@ def end(code: int) -> NoReturn:
 
 
 def entry() -> NoReturn:
-    """The console script."""
+    """Return the console script."""
     end(main())
 
 
@@ -119,8 +143,12 @@ class Parser(argparse.ArgumentParser):
     hint: Callable[[str], str]  # about a word that the command does not know
 
     def options(self) -> list[str]:
-        """The long options, without those that argparse adds."""
-        return [option for option in self._option_string_actions if option.startswith("--") and option != "--help"]
+        """Return the long options, without those that argparse adds."""
+        return [
+            option
+            for option in self._option_string_actions
+            if option.startswith("--") and option != "--help"
+        ]
 
     def parse_args(self, args=None, namespace=None):  # type: ignore[override]
         return self._known(*self.parse_known_args(args, namespace))
@@ -148,12 +176,14 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser(command: str, description: str, hint: Callable[[str], str] | None = None) -> Parser:
-    """A parser in the style of all subcommands: no abbreviations, and lines of the description stay.
+    """Return a parser in the style of all subcommands: no abbreviations, and lines of the
+    description stay.
 
     Args:
         command: the subcommand.
         description: for its help.
-        hint: what to say of a word that the command does not know: a sentence with a space before it, or nothing.
+        hint: what to say of a word that the command does not know: a sentence with a space before
+            it, or nothing.
     """
     made = Parser(
         prog=f"{PROGRAM} {command}",
@@ -166,7 +196,9 @@ def parser(command: str, description: str, hint: Callable[[str], str] | None = N
 
 
 def one_of(kind: str, known: Collection[str]) -> Callable[[str], str]:
-    """A type of an argument, for `add_argument`: one of these names, or an error that names the nearest."""
+    """Return a type of an argument, for `add_argument`: one of these names, or an error that names
+    the nearest.
+    """
 
     def check(text: str) -> str:
         try:
@@ -179,7 +211,7 @@ def one_of(kind: str, known: Collection[str]) -> Callable[[str], str]:
 
 
 def usage() -> str:
-    """Returns what `--help` prints."""
+    """Return what `--help` prints."""
     width = max(map(len, COMMANDS))
     options = {
         "-h, --help": "this; behind a command: what it takes",
@@ -191,15 +223,20 @@ def usage() -> str:
         "examples": [f"{PROGRAM} {command.example}" for command in COMMANDS.values()],
     }
     above = f"usage: {PROGRAM} COMMAND ...\n\nFederated learning with few, coarse or no labels."
-    return "\n\n".join([above, *("\n  ".join([f"{title}:", *lines]) for title, lines in blocks.items())])
+    return "\n\n".join(
+        [above, *("\n  ".join([f"{title}:", *lines]) for title, lines in blocks.items())]
+    )
 
 
 def versions() -> str:
-    """Returns what `--version` prints; jax is not imported for it."""
+    """Return what `--version` prints; jax is not imported for it."""
     import importlib.metadata
     import platform
 
-    return f"fedjax_ssl {__version__} (jax {importlib.metadata.version('jax')}, Python {platform.python_version()})"
+    return (
+        f"fedjax_ssl {__version__} (jax {importlib.metadata.version('jax')}, Python "
+        f"{platform.python_version()})"
+    )
 
 
 def _function(place: str) -> Callable[..., Any]:
@@ -210,7 +247,8 @@ def _function(place: str) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _ending_at_ctrl_c() -> Iterator[None]:
-    """Ends the process at Ctrl-C with one line, while modules are imported and nothing is to be saved.
+    """End the process at Ctrl-C with one line, while modules are imported and nothing is to be
+    saved.
 
     An exception inside the import of an extension module comes out as whatever that makes of it.
     """

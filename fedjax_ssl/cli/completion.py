@@ -1,4 +1,6 @@
-"""`fedjax-ssl completion bash`: what a shell needs to complete the command; argcomplete does the work."""
+"""`fedjax-ssl completion bash`: what a shell needs to complete the command; argcomplete does the
+work.
+"""
 
 import argparse
 import os
@@ -17,7 +19,7 @@ HOW = {
 
 
 def main(arguments: list[str]) -> int:
-    """Prints the script of a shell.
+    """Print the script of a shell.
 
     Returns:
         0.
@@ -30,10 +32,12 @@ def main(arguments: list[str]) -> int:
 
 
 def complete() -> None:
-    """Answers a shell that asks what can come next, and ends the process. Files are completed where nothing else is.
+    """Answers a shell that asks what can come next, and ends the process. Files are completed where
+    nothing else is.
 
-    Behind the name of a config, `run` takes its fields as options, and both `run` and `sweep` take them behind `--set`.
-    For these jax is imported, which takes a second or two; not for anything else.
+    Behind the name of a config, `run` takes its fields as options, and both `run` and `sweep` take
+    them behind `--set`. For these jax is imported, which takes a second or two; not for anything
+    else.
     """
     from fedjax_ssl.cli.listing import KINDS
 
@@ -41,14 +45,21 @@ def complete() -> None:
     own.add_argument("--version", action="store_true")
     own.add_argument("--help", action="store_true")
     commands = own.add_subparsers()
-    configs, data = [*shipped_configs()], ["list", "info", "check", "download", "verify"]
-    places = {"run": configs, "sweep": configs, "data": data, "list": [*KINDS], "completion": [*HOW]}
+    configs = [*shipped_configs()]
+    data = ["list", "info", "check", "download", "verify"]
+    places = {
+        "run": configs,
+        "sweep": configs,
+        "data": data,
+        "list": [*KINDS],
+        "completion": [*HOW],
+    }
     places["reproduce"] = _tables() if "reproduce" in os.environ["COMP_LINE"] else []
     files = argcomplete.FilesCompleter()
     for name, command in COMMANDS.items():
-        place = commands.add_parser(name, help=command.line, add_help=False, allow_abbrev=False).add_argument(
-            "place", nargs="*"
-        )
+        place = commands.add_parser(
+            name, help=command.line, add_help=False, allow_abbrev=False
+        ).add_argument("place", nargs="*")
         words = places.get(name, [])
         place.completer = lambda prefix, words=words, **others: [  # type: ignore[attr-defined]
             *(word for word in words if word.startswith(prefix)),
@@ -63,7 +74,9 @@ def complete() -> None:
         for option in ("--workdir", *(_options(typed) if asked.startswith("--") else ())):
             values = own_options.add_argument(option)
             if "=" in asked and asked.startswith(f"{option}="):
-                choices = dict.fromkeys((one.partition("=")[2] for one in _settings(typed, asked[2:])), "")
+                choices = dict.fromkeys(
+                    (one.partition("=")[2] for one in _settings(typed, asked[2:])), ""
+                )
                 values.completer = argcomplete.ChoicesCompleter(choices)  # type: ignore[attr-defined]
     argcomplete.autocomplete(own, always_complete_options=False)
 
@@ -84,13 +97,21 @@ def _options(words: list[str]) -> list[str]:
 
 
 def _settings(words: list[str], typed: str) -> list[str]:
-    """Fields of the config that a command line names, with "=" behind them; behind the "=", names that one can have.
+    """Fields of the config that a command line names, with "=" behind them; behind the "=", names
+    that one can have.
 
     None where the command line names no config, or it cannot be read yet.
     """
     from fedjax_ssl import config as configs
 
-    name = next((word for word in words[1:] if word.partition(":")[0] in shipped_configs() or ".py" in word), None)
+    name = next(
+        (
+            word
+            for word in words[1:]
+            if word.partition(":")[0] in shipped_configs() or ".py" in word
+        ),
+        None,
+    )
     # What is named brings fields of its own; of several methods of a sweep, the first.
     named = re.findall(r"(?:^| |-|=|config\.)([a-z_]+\.name)[= ]([^ ,]+)", " ".join(words))
     try:

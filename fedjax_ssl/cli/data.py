@@ -50,31 +50,47 @@ def main(arguments: list[str]) -> int:
         if asked.what == "info":
             print(describe(asked.name, asked.path, asked.root))
             return 0
-        return (_download if asked.what == "download" else _verify)(asked, _options(asked.name, settings))
+        return (_download if asked.what == "download" else _verify)(
+            asked, _options(asked.name, settings)
+        )
 
 
 def _check(asked: argparse.Namespace, settings: list[tuple[str, str]]) -> int:
     """Print the content of a user's own data, and every fault in it."""
     path = Path(asked.name)
     named = dict(settings)
-    source = named.pop("data.name", None) or data.source_of(path.expanduser(), named.get("data.file_column", "file"))
+    source = named.pop("data.name", None) or data.source_of(
+        path.expanduser(), named.get("data.file_column", "file")
+    )
     check_known("source of your own", source, data.OWN)
     found = data.check(path, source, root=asked.root, **_options(source, list(named.items())))
     proposed = {f"data.{option}": as_text(value) for option, value in found.proposed.items()}
     named |= proposed
     chosen = "".join(f" --{option}={value}" for option, value in proposed.items())
-    print(f"{path}: read as {source!r}, {data.available()[source]}{f'; with{chosen}' if chosen else ''}\n")
+    print(
+        f"{path}: read as {source!r}, "
+        f"{data.available()[source]}{f'; with{chosen}' if chosen else ''}\n"
+    )
     if found.dataset is not None:
         print(_table(_contents(found.dataset)))
     for title, lines in (("worth a look", found.notes), ("problems", found.problems)):
         if lines:
-            listed = (textwrap.fill(line, 116, initial_indent="  - ", subsequent_indent="    ") for line in lines)
+            listed = (
+                textwrap.fill(line, 116, initial_indent="  - ", subsequent_indent="    ")
+                for line in lines
+            )
             print(f"\n{title}:", *listed, sep="\n")
     if found.problems:
         print("\nnot ready: mend the problems, and check again")
         return 2
-    told = " ".join(shlex.quote(f"--{field}={value}") for field, value in [("data.path", asked.name), *named.items()])
-    print(f"\nready: fedjax-ssl run {_config(source, found.dataset)} {told}{_still_to_choose(found.dataset)}")
+    told = " ".join(
+        shlex.quote(f"--{field}={value}")
+        for field, value in [("data.path", asked.name), *named.items()]
+    )
+    print(
+        f"\nready: fedjax-ssl run {_config(source, found.dataset)} "
+        f"{told}{_still_to_choose(found.dataset)}"
+    )
     return 0
 
 
@@ -91,13 +107,16 @@ def _options(source: str, settings: list[tuple[str, str]]) -> dict[str, Any]:
     given = {name: section.get(name) for name in data.SOURCES.options(source)}
     known = [f"data.{name}" for name in given]
     if other := sorted({field for field, _ in settings}.difference(known)):
-        raise ConfigError(f"{other[0]} is no option of {source!r}; its options: {', '.join(known) or 'none'}")
+        raise ConfigError(
+            f"{other[0]} is no option of {source!r}; its options: {', '.join(known) or 'none'}"
+        )
     return options(given)
 
 
 def _download(asked: argparse.Namespace, given: dict[str, Any]) -> int:
     """Fetch missing files, convert them to the form that opens at once, and describe them."""
-    log, shown = logging.getLogger("fedjax_ssl.data"), logging.StreamHandler(sys.stderr)
+    log = logging.getLogger("fedjax_ssl.data")
+    shown = logging.StreamHandler(sys.stderr)
     level = log.level
     log.addHandler(shown)
     log.setLevel(logging.INFO)
@@ -114,18 +133,28 @@ def _verify(asked: argparse.Namespace, given: dict[str, Any]) -> int:
     """Compare original files with the published ones; 2 where one is missing or another."""
     found = data.verify(asked.name, root=asked.root, **given)
     for file in found:
-        word = {True: "right", False: "WRONG", None: "here"}[file.right] if file.path.exists() else "missing"
+        word = (
+            {True: "right", False: "WRONG", None: "here"}[file.right]
+            if file.path.exists()
+            else "missing"
+        )
         print(f"{word}  {file.path}: {file.said}")
     return 2 if any(file.right is False for file in found) else 0
 
 
 def _still_to_choose(dataset: data.Dataset | None) -> str:
-    """Name options that a run needs where the dataset has no clients or no test examples of its own."""
+    """Name options that a run needs where the dataset has no clients or no test examples of its
+    own.
+    """
     chosen = ""
     if dataset is not None and dataset.train.client is None:
         chosen += " --partition.name=iid --partition.num_clients=10"
     if dataset is not None and dataset.test is None:
-        chosen += " --data.test_fraction=0.2" if dataset.train.client is None else " --data.client_test_fraction=0.2"
+        chosen += (
+            " --data.test_fraction=0.2"
+            if dataset.train.client is None
+            else " --data.client_test_fraction=0.2"
+        )
     return chosen
 
 
@@ -143,7 +172,9 @@ def describe(name: str, path: str | None = None, root: str | None = None) -> str
     """
     lines = {name: data.available().get(name, "of your own")}
     if name in data.OWN and path is None:
-        return _table(lines | {"content": "your file's: give it with --path", "terms": data.TERMS[name]})
+        return _table(
+            lines | {"content": "your file's: give it with --path", "terms": data.TERMS[name]}
+        )
     try:
         lines |= _contents(data.load(name, path=path, root=root, download=False))
     except data.DatasetUnavailable as error:
@@ -155,11 +186,14 @@ def describe(name: str, path: str | None = None, root: str | None = None) -> str
 
 def _contents(dataset: data.Dataset) -> dict[str, str]:
     """Describe a dataset's content, a line each."""
-    train, test = dataset.train, dataset.test
+    train = dataset.train
+    test = dataset.test
     names = [str(name) for name in dataset.extra.get("features", ())]
     vector = f"features: {_few(names)}" if names else "features"
     kind = vector if train.x.ndim == 2 else "height x width x channels"
-    none = "none of its own; hold out with --data.test_clients, test_fraction or client_test_fraction"
+    none = (
+        "none of its own; hold out with --data.test_clients, test_fraction or client_test_fraction"
+    )
     counts = np.bincount(train.y[train.y >= 0], minlength=dataset.num_classes)
     lines = {
         "training": _split_in_words(train),
@@ -170,7 +204,10 @@ def _contents(dataset: data.Dataset) -> dict[str, str]:
     if dataset.coarse_names:
         lines["coarse labels"] = f"{len(dataset.coarse_names)}: {_few(dataset.coarse_names)}"
     if train.client is None:
-        clients = "none of its own; choose a partition, such as --partition.name=iid --partition.num_clients=10"
+        clients = (
+            "none of its own; choose a partition, such as --partition.name=iid "
+            "--partition.num_clients=10"
+        )
     else:
         ids, counts = np.unique(train.client, return_counts=True)
         names = [str(i) if dataset.client_names is None else dataset.client_names[i] for i in ids]
@@ -187,7 +224,9 @@ def _split_in_words(split: data.Split) -> str:
     if without := int((split.y < 0).sum()):
         parts.append(f"{without:,} of them without a class label")
     weak = {"a coarse label": split.coarse, "a set": split.set}
-    parts += [f"{int((have >= 0).sum()):,} with {what}" for what, have in weak.items() if have is not None]
+    parts += [
+        f"{int((have >= 0).sum()):,} with {what}" for what, have in weak.items() if have is not None
+    ]
     return ", ".join(parts)
 
 
@@ -195,7 +234,9 @@ def _shares(names: Sequence[str], counts: np.ndarray, what: str) -> str:
     """Count examples of each class or client, or say between what the counts are."""
     if len(names) > MANY:
         return f"{len(names):,}: {_few(names)}; {counts.min():,} to {counts.max():,} {what} each"
-    return f"{len(names)}: " + ", ".join(f"{name} ({count:,})" for name, count in zip(names, counts, strict=True))
+    return f"{len(names)}: " + ", ".join(
+        f"{name} ({count:,})" for name, count in zip(names, counts, strict=True)
+    )
 
 
 def _few(names: Sequence[str]) -> str:
@@ -210,19 +251,32 @@ def _table(lines: dict[str, str]) -> str:
 def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
     """Parse the command, and settings of `config.data` as text."""
     own = parser("data", HELP)
-    own.add_argument("what", type=one_of("command", COMMANDS), metavar=" | ".join(COMMANDS), help="see above")
-    own.add_argument("name", nargs="?", metavar="NAME | PATH", help="of the list, or module:function of your own")
-    own.add_argument("--path", help="info: your file or folder, or the folder with the original files")
-    own.add_argument("--root", help="folder of all datasets; $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl by default")
+    own.add_argument(
+        "what", type=one_of("command", COMMANDS), metavar=" | ".join(COMMANDS), help="see above"
+    )
+    own.add_argument(
+        "name", nargs="?", metavar="NAME | PATH", help="of the list, or module:function of your own"
+    )
+    own.add_argument(
+        "--path", help="info: your file or folder, or the folder with the original files"
+    )
+    own.add_argument(
+        "--root", help="folder of all datasets; $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl by default"
+    )
     asked, rest = own.parse_known_args(arguments)
     if asked.what in ("info", "download", "verify") and asked.name is None:
         own.error(f"data {asked.what} needs a NAME: " + ", ".join(data.SOURCES))
     if asked.what == "check" and asked.name is None:
-        own.error("data check needs a PATH: a folder of images, a CSV or Parquet file, or an .npz file")
+        own.error(
+            "data check needs a PATH: a folder of images, a CSV or Parquet file, or an .npz file"
+        )
     settings = []
     for word in rest:
         field, equals, value = word.removeprefix("--").removeprefix("config.").partition("=")
         if asked.what in ("list", "info") or not equals or not field.startswith("data."):
-            own.error(f"unknown argument {word!r}; check, download and verify take --data.OPTION=VALUE as `run` does")
+            own.error(
+                f"unknown argument {word!r}; check, download and verify take --data.OPTION=VALUE "
+                "as `run` does"
+            )
         settings.append((field, value))
     return asked, settings

@@ -11,13 +11,19 @@ from fedjax_ssl.shipped import shipped_configs
 
 
 def main(arguments: list[str]) -> int:
-    """Prints one list, or all.
+    """Print one list, or all.
 
     Returns:
         0.
     """
     own = parser("list", "What a config can name, a line each.")
-    own.add_argument("kind", nargs="?", type=one_of("list", KINDS), metavar="KIND", help=f"{', '.join(KINDS)}; or all")
+    own.add_argument(
+        "kind",
+        nargs="?",
+        type=one_of("list", KINDS),
+        metavar="KIND",
+        help=f"{', '.join(KINDS)}; or all",
+    )
     kind = own.parse_args(arguments).kind
     for number, name in enumerate(KINDS if kind is None else [kind]):
         print("\n" * (number > 0), end="")
@@ -26,7 +32,7 @@ def main(arguments: list[str]) -> int:
 
 
 def print_list(kind: str) -> None:
-    """Prints one of `KINDS`."""
+    """Print one of `KINDS`."""
     field, lines = KINDS[kind]
     print(f"{kind} ({field})")
     found = lines()
@@ -42,7 +48,7 @@ def configs() -> dict[str, str]:
 
 
 def docstring(path: Path) -> str:
-    """Reads the docstring of a Python file, which is not run."""
+    """Read the docstring of a Python file, which is not run."""
     return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
 
 
@@ -82,8 +88,14 @@ KINDS: dict[str, tuple[str, Callable[[], Mapping[str, str]]]] = {
 
 
 def paragraph(head: str, text: str, column: int, width: int) -> str:
-    """Writes a word and the text about it in two columns; a word that is too long stands above the text."""
+    """Write a word and the text about it in two columns; a word that is too long stands above
+    the text.
+    """
     indent = " " * column
-    above, first = ("", f"  {head}".ljust(column)) if len(head) + 4 <= column else (f"  {head}\n", indent)
-    filled = textwrap.fill(text, width, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)
+    above, first = (
+        ("", f"  {head}".ljust(column)) if len(head) + 4 <= column else (f"  {head}\n", indent)
+    )
+    filled = textwrap.fill(
+        text, width, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False
+    )
     return above + filled

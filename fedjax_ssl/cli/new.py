@@ -8,25 +8,38 @@ from pathlib import Path
 from fedjax_ssl.cli import PROGRAM, parser
 from fedjax_ssl.shipped import docs
 
-TEMPLATE = "my_study"  # folder of the files here, and the word in them that stands for the study's name
+# folder of the files here, and the word in them that stands for the study's name
+TEMPLATE = "my_study"
 
 
 def main(arguments: list[str]) -> int:
-    """Writes the folder.
+    """Write the folder.
 
     Returns:
         0; 2 where the name cannot be one, or something of that name is there.
     """
-    own = parser("new", "Writes a folder with a config, a method of your own and a test, to start a study from.")
-    own.add_argument("folder", metavar="FOLDER", help="its name is the study's: letters, digits, underscores")
+    own = parser(
+        "new",
+        "Writes a folder with a config, a method of your own and a test, to start a study from.",
+    )
+    own.add_argument(
+        "folder", metavar="FOLDER", help="its name is the study's: letters, digits, underscores"
+    )
     folder = Path(own.parse_args(arguments).folder)
     name = folder.name
     if not name.isidentifier() or keyword.iskeyword(name) or name in sys.stdlib_module_names:
-        own.error(f"{name!r} cannot be the name of a module of your own; use letters, digits and underscores")
+        own.error(
+            f"{name!r} cannot be the name of a module of your own; use letters, digits and "
+            "underscores"
+        )
     if folder.exists():
         own.error(f"{folder} is there already; give another name")
     folder.mkdir(parents=True)
-    files = [file for file in resources.files(f"{__package__}.{TEMPLATE}").iterdir() if TEMPLATE in file.name]
+    files = [
+        file
+        for file in resources.files(f"{__package__}.{TEMPLATE}").iterdir()
+        if TEMPLATE in file.name
+    ]
     for file in sorted(files, key=lambda file: file.name):
         text = file.read_text(encoding="utf-8").replace(TEMPLATE, name)
         (folder / file.name.replace(TEMPLATE, name)).write_text(text, encoding="utf-8")

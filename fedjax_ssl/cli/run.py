@@ -45,13 +45,14 @@ class Asked(NamedTuple):
 
 
 def main(arguments: list[str]) -> int:
-    """Runs what the arguments say, or prints help.
+    """Run what the arguments say, or prints help.
 
     Returns:
         0, or `DIVERGED`.
 
     Raises:
-        ConfigError: and what else `fedjax_ssl.runs.loop.run` raises; `fedjax_ssl.cli.main` makes messages of it.
+        ConfigError: and what else `fedjax_ssl.runs.loop.run` raises; `fedjax_ssl.cli.main` makes
+            messages of it.
     """
     asked = parse(arguments)
     if asked.help:
@@ -65,7 +66,9 @@ def main(arguments: list[str]) -> int:
     with command_line.notes_instead_of_warnings():
         # Both before anything is computed.
         alone = runs.settings(config.distributed) is None
-        command_line.use_processor(config.get("threads"), config.federated.devices if alone else None)
+        command_line.use_processor(
+            config.get("threads"), config.federated.devices if alone else None
+        )
         team = runs.start(config.distributed)
         workdir = asked.workdir or Path("runs") / configs.find(asked.name).run_name
         try:
@@ -76,7 +79,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _what_follows(workdir: Path) -> str:
-    """Returns what the same command does after a stop."""
+    """Return what the same command does after a stop."""
     rounds = runs.Checkpoints(workdir).rounds()
     if not rounds:
         return "there is no checkpoint yet: the same command starts from the beginning"
@@ -84,20 +87,27 @@ def _what_follows(workdir: Path) -> str:
 
 
 def parse(arguments: list[str]) -> Asked:
-    """Reads a command line; whether the fields exist is not looked at.
+    """Read a command line; whether the fields exist is not looked at.
 
     Raises:
         ConfigError: an argument that means nothing.
     """
     names: list[str] = []
     settings: list[tuple[str, str]] = []
-    workdir, asked_for_help, quiet, rest = None, False, "--quiet" in arguments, list(arguments)
+    workdir = None
+    asked_for_help = False
+    quiet = "--quiet" in arguments
+    rest = list(arguments)
     while rest:
         option, equals, value = rest.pop(0).partition("=")
         if option in ("-h", "--help", "--quiet"):
             asked_for_help |= option != "--quiet"
             continue
-        if option == "--profile" and not equals and not (rest and rest[0].lower() in ("true", "false")):
+        if (
+            option == "--profile"
+            and not equals
+            and not (rest and rest[0].lower() in ("true", "false"))
+        ):
             settings.append(("profile", "true"))
             continue
         if not option.startswith("--"):
@@ -123,7 +133,7 @@ def parse(arguments: list[str]) -> Asked:
 
 
 def describe_config(name: str, settings: Iterable[tuple[str, str]] = ()) -> str:
-    """Writes the docstring of a config's file, and a paragraph for each of its fields.
+    """Write the docstring of a config's file, and a paragraph for each of its fields.
 
     Args:
         name: as of `fedjax_ssl.config.load`.
@@ -132,12 +142,21 @@ def describe_config(name: str, settings: Iterable[tuple[str, str]] = ()) -> str:
     Raises:
         ConfigError: as `load`.
     """
-    config, path = configs.load(name, settings), configs.find(name).path
+    config = configs.load(name, settings)
+    path = configs.find(name).path
     width = max(min(shutil.get_terminal_size().columns, 120), 60)
-    lines = [docstring(path) or str(path), "", f"Fields of {name}, with their values. Any of them: --FIELD=VALUE"]
-    for _, fields in itertools.groupby(configs.describe(config), lambda one: one.field.rpartition(".")[0]):
+    lines = [
+        docstring(path) or str(path),
+        "",
+        f"Fields of {name}, with their values. Any of them: --FIELD=VALUE",
+    ]
+    for _, fields in itertools.groupby(
+        configs.describe(config), lambda one: one.field.rpartition(".")[0]
+    ):
         lines.append("")
         for one in fields:
             text = f"{one.meaning} [{one.allowed}]".strip()
-            lines.append(paragraph(f"--{one.field}={configs.as_text(one.value)}", text, _COLUMN, width))
+            lines.append(
+                paragraph(f"--{one.field}={configs.as_text(one.value)}", text, _COLUMN, width)
+            )
     return "\n".join([*lines, "", f"docs/ is {docs()}"])

@@ -1,5 +1,7 @@
 # mypy: implicit-reexport
-"""Settings of a run: fields with defaults and checks, reading a config, resolving and describing it."""
+"""Settings of a run: fields with defaults and checks, reading a config, resolving and describing
+it.
+"""
 
 from fedjax_ssl.config.describe import Described, as_text, describe
 from fedjax_ssl.config.fields import CHOICES, FIELDS, REGISTRIES, check_field, default, register

@@ -19,7 +19,8 @@ class Described(NamedTuple):
 
 
 def describe(config: ml_collections.ConfigDict) -> list[Described]:
-    """Describes all fields that have an effect in a config, section by section, without options of other choices.
+    """Describe all fields that have an effect in a config, section by section, without options of
+    other choices.
 
     Args:
         config: as `load` returns it.
@@ -27,9 +28,14 @@ def describe(config: ml_collections.ConfigDict) -> list[Described]:
     Raises:
         ConfigError: the config names something that nobody knows.
     """
-    options, found = options_of(config), []
-    for section in dict.fromkeys(name.rpartition(".")[0] for name in ("seed", "method.name", *FIELDS)):
-        registry, meanings, others = REGISTRIES.get(section), dict[str, str](), set[str]()
+    options = options_of(config)
+    found = []
+    for section in dict.fromkeys(
+        name.rpartition(".")[0] for name in ("seed", "method.name", *FIELDS)
+    ):
+        registry = REGISTRIES.get(section)
+        meanings = dict[str, str]()
+        others = set[str]()
         if registry is not None:
             name = config[section].name
             with naming(section):
@@ -47,10 +53,12 @@ def describe(config: ml_collections.ConfigDict) -> list[Described]:
             option = options[field]
             if field not in FIELDS and registry is not None:
                 option = option._replace(
-                    optional=registry.options(name)[last].optional, meaning=meanings[last].rstrip(".")
+                    optional=registry.options(name)[last].optional,
+                    meaning=meanings[last].rstrip("."),
                 )
             value = get(config, field, None)
-            if value is None and option.default is not inspect.Parameter.empty:  # the choice's own default
+            # the choice's own default
+            if value is None and option.default is not inspect.Parameter.empty:
                 value = option.default
             allowed = words_of(option, full=True) + " or None" * option.optional
             found.append(Described(field, value, allowed, option.meaning))
@@ -58,7 +66,7 @@ def describe(config: ml_collections.ConfigDict) -> list[Described]:
 
 
 def as_text(value: Any) -> str:
-    """Writes a value as the command line takes it."""
+    """Write a value as the command line takes it."""
     if not isinstance(value, tuple | list):
         return str(value)
     plain = all("," not in str(one) and str(one).lower() != "none" for one in value)

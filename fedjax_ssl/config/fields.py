@@ -1,8 +1,8 @@
 """The fields of a config: default, meaning, and what is allowed.
 
-A section that names something (dataset, partition, supervision, model, augmentation, cohort, federated optimizer) also
-has the options of all its choices, which their builders declare: None stands for the choice's own default.
-`config.method` holds the settings of its method only.
+A section that names something (dataset, partition, supervision, model, augmentation, cohort,
+federated optimizer) also has the options of all its choices, which their builders declare: None
+stands for the choice's own default. `config.method` holds the settings of its method only.
 """
 
 import functools
@@ -14,7 +14,15 @@ from ml_collections import config_dict
 
 from fedjax_ssl import methods, secure
 from fedjax_ssl.checks import Declaration, Each, In, OneOf, Several, Whole
-from fedjax_ssl.data import AUGMENTATIONS, ORIGINS, PARTITIONS, RESIDENCES, SOURCES, STANDARDIZATIONS, SUPERVISIONS
+from fedjax_ssl.data import (
+    AUGMENTATIONS,
+    ORIGINS,
+    PARTITIONS,
+    RESIDENCES,
+    SOURCES,
+    STANDARDIZATIONS,
+    SUPERVISIONS,
+)
 from fedjax_ssl.errors import ConfigError, check_known, naming
 from fedjax_ssl.federated import (
     COHORTS,
@@ -53,76 +61,136 @@ CHOICES: dict[str, Registry[Any]] = {  # by section, whose name is one of these
     "federated": FEDERATED_OPTIMIZERS,
 }
 REGISTRIES: dict[str, Registry[Any]] = {"method": methods.METHODS, **CHOICES}
-_SHARE, _WEIGHT, _POSITIVE = In("[0, 1)"), In("[0, inf)"), In("(0, inf)")
-_FINITE, _COUNT, _COUNT_OR_NONE = In("(-inf, inf)"), Whole(1), Whole(0)
+_SHARE = In("[0, 1)")
+_WEIGHT = In("[0, inf)")
+_POSITIVE = In("(0, inf)")
+_FINITE = In("(-inf, inf)")
+_COUNT = Whole(1)
+_COUNT_OR_NONE = Whole(0)
 
 
 def _field(default: Any, meaning: str, allowed: Declaration | None = None) -> Option:
-    """Declares a setting of every run. A bare type as its default: None, until a value of this type is given."""
+    """Declare a setting of every run. A bare type as its default: None, until a value of this
+    type is given.
+    """
     if isinstance(default, type):
         return Option(default, None, True, allowed, meaning=meaning)
     return Option(type(default), default, False, allowed, meaning=meaning)
 
 
-# Seeds end where jax.random would take the last 32 bits of a larger one, which are those of another.
+# Seeds end where jax.random would take the last 32 bits of a larger one, which are those of
+# another.
 _SECTIONS: dict[str, dict[str, Option]] = {
     "": {
         "seed": _field(
-            0, "decides all that is random: partition, labels, cohorts, batches, first network", Whole(0, 2**32 - 1)
+            0,
+            "decides all that is random: partition, labels, cohorts, batches, first network",
+            Whole(0, 2**32 - 1),
         ),
-        "rounds": _field(100, "rounds of training; 0: none, only what config.prediction asks for", _COUNT_OR_NONE),
+        "rounds": _field(
+            100, "rounds of training; 0: none, only what config.prediction asks for", _COUNT_OR_NONE
+        ),
         "eval_every": _field(5, "rounds between evaluations, run as one compiled call", _COUNT),
-        "checkpoint_every": _field(1, "evaluations between checkpoints; 0: only at the end", _COUNT_OR_NONE),
+        "checkpoint_every": _field(
+            1, "evaluations between checkpoints; 0: only at the end", _COUNT_OR_NONE
+        ),
         "select_from": _field(
-            0, "rounds before a model may be the one of the best validation accuracy", _COUNT_OR_NONE
+            0,
+            "rounds before a model may be the one of the best validation accuracy",
+            _COUNT_OR_NONE,
         ),
         "precision": _field(
-            "float32", "numbers of forward and backward passes; parameters are float32", OneOf(PRECISIONS)
+            "float32",
+            "numbers of forward and backward passes; parameters are float32",
+            OneOf(PRECISIONS),
         ),
         "metrics": _field(
             ("clients", "f1", "ece"),
-            "scores beside accuracy: by client, macro F1, calibration error, (slow) ROC area, local models, your own",
+            "scores beside accuracy: by client, macro F1, calibration error, (slow) ROC area, "
+            "local models, your own",
             Several(SCORES, own=True),
         ),
         "test_predictions": _field(
-            "auto", "whether test_predictions.csv is written; auto: up to 2 MB", OneOf(("auto", "all", "none"))
+            "auto",
+            "whether test_predictions.csv is written; auto: up to 2 MB",
+            OneOf(("auto", "all", "none")),
         ),
         "start_from": _field(
-            str, "weights to start from, in place of random ones: folder of another run, or FILE.safetensors"
+            str,
+            "weights to start from, in place of random ones: folder of another run, or "
+            "FILE.safetensors",
         ),
-        "profile": _field(False, "say where the time goes; jax.profiler's trace of the last block of rounds is kept"),
+        "profile": _field(
+            False,
+            "say where the time goes; jax.profiler's trace of the last block of rounds is kept",
+        ),
         "save_clients": _field(
-            object, "round, or last, whose clients' models are kept before they are averaged, docs/trained.md"
+            object,
+            "round, or last, whose clients' models are kept before they are averaged, "
+            "docs/trained.md",
         ),
-        "threads": _field(int, "threads of a CPU; one per core by default, one for small models", _COUNT),
+        "threads": _field(
+            int, "threads of a CPU; one per core by default, one for small models", _COUNT
+        ),
     },
     "data": {
         "name": _field("digits", "the dataset"),
         "path": _field(str, "the file of npz, the folder of a published dataset"),
-        "root": _field(str, "folder of downloads; $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl by default"),
+        "root": _field(
+            str, "folder of downloads; $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl by default"
+        ),
         "download": _field(True, "whether the network may be used"),
-        "source": _field("auto", "form of a published dataset: original files, TFDS's, or both", OneOf(ORIGINS)),
+        "source": _field(
+            "auto", "form of a published dataset: original files, TFDS's, or both", OneOf(ORIGINS)
+        ),
         "residence": _field(
-            "auto", "where examples lie; auto: on the device up to half of its memory", OneOf(RESIDENCES)
+            "auto",
+            "where examples lie; auto: on the device up to half of its memory",
+            OneOf(RESIDENCES),
         ),
-        "standardize": _field("auto", "where mean and deviation of the inputs come from", OneOf(STANDARDIZATIONS)),
-        "mean": _field(tuple, "mean of a channel or feature, in place of the dataset's", Each(_FINITE)),
-        "std": _field(tuple, "deviation of a channel or feature, in place of the dataset's", Each(_POSITIVE)),
-        "test_mean": _field(tuple, "mean where inputs are predicted, if not as in training", Each(_FINITE)),
-        "test_std": _field(tuple, "deviation where inputs are predicted, if not as in training", Each(_POSITIVE)),
-        "pool_splits": _field(False, "the dataset's own test examples are training examples too; hold others out"),
-        "test_clients": _field(0, "whole natural clients, drawn at random, that are the test set", _COUNT_OR_NONE),
+        "standardize": _field(
+            "auto", "where mean and deviation of the inputs come from", OneOf(STANDARDIZATIONS)
+        ),
+        "mean": _field(
+            tuple, "mean of a channel or feature, in place of the dataset's", Each(_FINITE)
+        ),
+        "std": _field(
+            tuple, "deviation of a channel or feature, in place of the dataset's", Each(_POSITIVE)
+        ),
+        "test_mean": _field(
+            tuple, "mean where inputs are predicted, if not as in training", Each(_FINITE)
+        ),
+        "test_std": _field(
+            tuple, "deviation where inputs are predicted, if not as in training", Each(_POSITIVE)
+        ),
+        "pool_splits": _field(
+            False, "the dataset's own test examples are training examples too; hold others out"
+        ),
+        "test_clients": _field(
+            0, "whole natural clients, drawn at random, that are the test set", _COUNT_OR_NONE
+        ),
         "left_out_client": _field(
-            object, "the natural client that is the test set, by name; by number where no name is one"
+            object,
+            "the natural client that is the test set, by name; by number where no name is one",
         ),
-        "test_fraction": _field(0.0, "share of the examples held out for testing where the dataset does not", _SHARE),
-        "client_test_fraction": _field(0.0, "share of every client's examples held out as its test", _SHARE),
-        "validation_fraction": _field(0.0, "share of the training examples held out for validation", _SHARE),
+        "test_fraction": _field(
+            0.0, "share of the examples held out for testing where the dataset does not", _SHARE
+        ),
+        "client_test_fraction": _field(
+            0.0, "share of every client's examples held out as its test", _SHARE
+        ),
+        "validation_fraction": _field(
+            0.0, "share of the training examples held out for validation", _SHARE
+        ),
         "balanced_test": _field(False, "clients draw test examples, equally many of every class"),
         "pools": _field(
-            tuple, "training, validation and test examples of a class, from both splits", Each(_COUNT_OR_NONE)
+            tuple,
+            "training, validation and test examples of a class, from both splits",
+            Each(_COUNT_OR_NONE),
         ),
-        "shuffle_pools": _field(False, "pools are drawn at random, not the training examples first"),
+        "shuffle_pools": _field(
+            False, "pools are drawn at random, not the training examples first"
+        ),
     },
     "partition": {
         "name": _field("natural", "how examples are dealt to clients"),
@@ -130,30 +198,52 @@ _SECTIONS: dict[str, dict[str, Option]] = {
     },
     "supervision": {
         "name": _field("all", "which labels are seen, by whom"),
-        "labelled_clients": _field(int, "clients that keep class labels; all by default", _COUNT_OR_NONE),
-        "which": _field(str, "which clients keep class labels; first by default", OneOf(("first", "random"))),
+        "labelled_clients": _field(
+            int, "clients that keep class labels; all by default", _COUNT_OR_NONE
+        ),
+        "which": _field(
+            str, "which clients keep class labels; first by default", OneOf(("first", "random"))
+        ),
     },
-    "augment": {"name": _field("none", "augmentation of training inputs; the weak view of methods")},
+    "augment": {
+        "name": _field("none", "augmentation of training inputs; the weak view of methods")
+    },
     "strong_augment": {"name": _field("none", "the strong view, in methods that have one")},
     "model": {"name": _field("mlp", "the network")},
     "optimizer": {
         "name": _field("sgd", "optimizer of the clients' local training"),
         "learning_rate": _field(0.1, "learning rate of a local step", _WEIGHT),
-        "schedule": _field("constant", "the learning rate over the rounds", OneOf(SCHEDULES, own=True)),
+        "schedule": _field(
+            "constant", "the learning rate over the rounds", OneOf(SCHEDULES, own=True)
+        ),
         "schedule_rounds": _field(int, "length of the schedule; rounds by default", _COUNT),
-        "schedule_factor": _field(0.1, "exponential: after schedule_rounds; piecewise: at every boundary", _POSITIVE),
+        "schedule_factor": _field(
+            0.1, "exponential: after schedule_rounds; piecewise: at every boundary", _POSITIVE
+        ),
         "schedule_staircase": _field(False, "exponential: changes every schedule_rounds only"),
-        "schedule_boundaries": _field(tuple, "piecewise: rounds; half and three quarters by default", Each(_COUNT)),
-        "schedule_warmup": _field(int, "rounds of a warm-up; a tenth of schedule_rounds by default", _COUNT),
+        "schedule_boundaries": _field(
+            tuple, "piecewise: rounds; half and three quarters by default", Each(_COUNT)
+        ),
+        "schedule_warmup": _field(
+            int, "rounds of a warm-up; a tenth of schedule_rounds by default", _COUNT
+        ),
         "schedule_end": _field(0.0, "linear, warmup_cosine: share of the rate in the end", _WEIGHT),
         "clip_norm": _field(float, "largest norm of a gradient; no clipping by default", _POSITIVE),
         "keep_state": _field(False, "clients keep momentum and the like between their rounds"),
-        "keep_by": _field("client", "who keeps it: the client, or the cohort's slot, whoever fills it", OneOf(KEEP_BY)),
-        "average_state": _field(False, "clients start from the mean of what the last cohort ended with"),
+        "keep_by": _field(
+            "client",
+            "who keeps it: the client, or the cohort's slot, whoever fills it",
+            OneOf(KEEP_BY),
+        ),
+        "average_state": _field(
+            False, "clients start from the mean of what the last cohort ended with"
+        ),
         "batch_size": _field(10, "examples of a local step", _COUNT),
         "local_epochs": _field(1, "passes over a client's examples in a round", _COUNT),
         "local_steps": _field(
-            int, "local updates in a round, in place of local_epochs; batches go on where they stopped", _COUNT
+            int,
+            "local updates in a round, in place of local_epochs; batches go on where they stopped",
+            _COUNT,
         ),
     },
     "loss": {
@@ -161,9 +251,13 @@ _SECTIONS: dict[str, dict[str, Option]] = {
         "gamma": _field(2.0, "focal: how little examples count that are right already", _WEIGHT),
         "label_smoothing": _field(0.0, "share of a label that is spread over all classes", _SHARE),
         "class_weights": _field(
-            tuple, "factor of every class; inverse: by how seldom its labels are seen", Each(_WEIGHT, *INVERSE)
+            tuple,
+            "factor of every class; inverse: by how seldom its labels are seen",
+            Each(_WEIGHT, *INVERSE),
         ),
-        "logit_adjustment": _field(0.0, "tau: scores get tau times the log of their class's share of labels", _WEIGHT),
+        "logit_adjustment": _field(
+            0.0, "tau: scores get tau times the log of their class's share of labels", _WEIGHT
+        ),
     },
     "cohort": {"name": _field("uniform", "which clients take part in a round")},
     "federated": {
@@ -171,23 +265,31 @@ _SECTIONS: dict[str, dict[str, Option]] = {
         "cohort_size": _field(int, "clients per round; all by default", _COUNT),
         "weighting": _field(
             str,
-            "what a client's weight in the average follows; examples for your own data, else uniform",
+            "what a client's weight in the average follows; examples for your own data, else "
+            "uniform",
             OneOf(WEIGHTINGS),
         ),
-        "placement": _field("auto", "how a cohort's clients run inside the compiled round", OneOf(PLACEMENTS)),
+        "placement": _field(
+            "auto", "how a cohort's clients run inside the compiled round", OneOf(PLACEMENTS)
+        ),
         "chunk_size": _field(int, "clients at once on a device; by default as many as fit", _COUNT),
         "devices": _field(
             int,
-            "devices that share a cohort; by default all of a CPU or of several processes, where it is faster",
+            "devices that share a cohort; by default all of a CPU or of several processes, where "
+            "it is faster",
             _COUNT,
         ),
         "reduce": _field("ordered", "how sums over devices are made", OneOf(REDUCTIONS)),
     },
     "early_stopping": {
         "patience": _field(int, "evaluations without a better model that end a run", _COUNT),
-        "metric": _field("validation_accuracy", "column of metrics.csv that says which model is the best"),
+        "metric": _field(
+            "validation_accuracy", "column of metrics.csv that says which model is the best"
+        ),
         "direction": _field(
-            str, "whether more or less of it is better; known but for metrics of your own", OneOf(DIRECTIONS)
+            str,
+            "whether more or less of it is better; known but for metrics of your own",
+            OneOf(DIRECTIONS),
         ),
     },
     "tracking": {
@@ -197,11 +299,21 @@ _SECTIONS: dict[str, dict[str, Option]] = {
         "uri": _field(str, "mlflow's server or store; $MLFLOW_TRACKING_URI by default"),
     },
     "prediction": {
-        "predictors": _field("", "label test examples in the end by: network, xclp, per_client_lp, with commas"),
-        "features": _field("network", "what the graphs compare; inputs as stored", OneOf(("network", "inputs"))),
-        "variant": _field("both", "settings of the paper, or of the authors' code", OneOf(("paper", "code", "both"))),
+        "predictors": _field(
+            "", "label test examples in the end by: network, xclp, per_client_lp, with commas"
+        ),
+        "features": _field(
+            "network", "what the graphs compare; inputs as stored", OneOf(("network", "inputs"))
+        ),
+        "variant": _field(
+            "both",
+            "settings of the paper, or of the authors' code",
+            OneOf(("paper", "code", "both")),
+        ),
         "unlabelled": _field(
-            "with", "whether graphs hold unlabelled training examples", OneOf(("with", "without", "both"))
+            "with",
+            "whether graphs hold unlabelled training examples",
+            OneOf(("with", "without", "both")),
         ),
         "similarity": _field(
             str,
@@ -211,44 +323,72 @@ _SECTIONS: dict[str, dict[str, Option]] = {
         "num_bits": _field(4096, "bits of a code", _COUNT),
         "num_neighbors": _field(10, "neighbours of a point in a graph", _COUNT),
         "alpha": _field(0.99, "how far labels spread in a graph", _SHARE),
-        "similarity_power": _field(float, "power of similarities; the variant's by default", _POSITIVE),
-        "label_norm": _field(str, "what divides a label: nothing or its class's count", OneOf(("none", "class"))),
-        "confidence_scale": _field(str, "what divides confidences: nothing or the largest", OneOf(("none", "max"))),
-        "groups": _field(1, "xclp: clients are cut at random into groups, with a graph each", _COUNT),
-        "new_batch_size": _field(int, "examples that a client brings at a time; all by default", _COUNT),
-        "neighbor_search": _field("exact", "xclp: approximate for millions of points", OneOf(("exact", "approximate"))),
+        "similarity_power": _field(
+            float, "power of similarities; the variant's by default", _POSITIVE
+        ),
+        "label_norm": _field(
+            str, "what divides a label: nothing or its class's count", OneOf(("none", "class"))
+        ),
+        "confidence_scale": _field(
+            str, "what divides confidences: nothing or the largest", OneOf(("none", "max"))
+        ),
+        "groups": _field(
+            1, "xclp: clients are cut at random into groups, with a graph each", _COUNT
+        ),
+        "new_batch_size": _field(
+            int, "examples that a client brings at a time; all by default", _COUNT
+        ),
+        "neighbor_search": _field(
+            "exact", "xclp: approximate for millions of points", OneOf(("exact", "approximate"))
+        ),
         "protocol": _field(
-            "none", "xclp: protocol between the clients of a graph, docs/secure.md", OneOf(secure.CHOICES)
+            "none",
+            "xclp: protocol between the clients of a graph, docs/secure.md",
+            OneOf(secure.CHOICES),
         ),
         "hamming": _field("transfer", "how the protocol finds distances", OneOf(secure.HAMMING)),
     },
     "distributed": {
-        "coordinator": _field(str, "host:port of process 0, or $FEDJAX_SSL_COORDINATOR; one process by default"),
+        "coordinator": _field(
+            str, "host:port of process 0, or $FEDJAX_SSL_COORDINATOR; one process by default"
+        ),
         "num_processes": _field(int, "processes of the run, or $FEDJAX_SSL_NUM_PROCESSES", _COUNT),
-        "process_id": _field(int, "number of this process, from 0 on, or $FEDJAX_SSL_PROCESS_ID", _COUNT_OR_NONE),
+        "process_id": _field(
+            int, "number of this process, from 0 on, or $FEDJAX_SSL_PROCESS_ID", _COUNT_OR_NONE
+        ),
         "auto": _field(False, "take the three from Slurm, Open MPI, GKE or a TPU"),
-        "heartbeat_seconds": _field(30, "seconds without a sign of life until a process counts as dead", _COUNT),
-        "shutdown_seconds": _field(60, "seconds that processes wait for each other at the end", _COUNT),
-        "initialization_seconds": _field(120, "seconds that processes wait for each other at the start", _COUNT),
-        "stall_minutes": _field(60.0, "minutes without a finished block that end a process; 0: never", _WEIGHT),
+        "heartbeat_seconds": _field(
+            30, "seconds without a sign of life until a process counts as dead", _COUNT
+        ),
+        "shutdown_seconds": _field(
+            60, "seconds that processes wait for each other at the end", _COUNT
+        ),
+        "initialization_seconds": _field(
+            120, "seconds that processes wait for each other at the start", _COUNT
+        ),
+        "stall_minutes": _field(
+            60.0, "minutes without a finished block that end a process; 0: never", _WEIGHT
+        ),
     },
 }
 FIELDS = {
-    f"{section}.{name}".lstrip("."): field for section, fields in _SECTIONS.items() for name, field in fields.items()
+    f"{section}.{name}".lstrip("."): field
+    for section, fields in _SECTIONS.items()
+    for name, field in fields.items()
 }
 
 
 def register(kind: str, name: str | None = None, builder: Callable[..., Any] | None = None) -> Any:
-    """Makes a method, a network, a dataset ... of your own known to configs by a name.
+    """Make a method, a network, a dataset ... of your own known to configs by a name.
 
     A config can also name it as "module:function", without this.
 
     Args:
-        kind: a section of a config ("method", "model", "data", "partition", "supervision", "augment", "cohort",
-            "federated").
+        kind: a section of a config ("method", "model", "data", "partition", "supervision",
+            "augment", "cohort", "federated").
         name: as configs write it; the builder's own by default.
-        builder: a function as docs/extending.md describes it; its keyword arguments become options. Without it,
-            `register` is a decorator.
+        builder: a function as docs/extending.md describes it; its keyword arguments become options.
+            Without it, `register` is a decorator.
 
     Returns:
         The builder.
@@ -272,7 +412,8 @@ def register(kind: str, name: str | None = None, builder: Callable[..., Any] | N
 
 
 def options_of(config: Any) -> dict[str, Option]:
-    """Every field that a config has, by dotted name: fields of all configs, and the options of what this one names.
+    """Every field that a config has, by dotted name: fields of all configs, and the options of what
+    this one names.
 
     Args:
         config: not resolved.
@@ -285,12 +426,16 @@ def options_of(config: Any) -> dict[str, Option]:
         with naming("method.name" if section == "method" else section):
             own = registry.options(config[section]["name"])
         for option, one in own.items():
-            found[f"{section}.{option}"] = one._replace(optional=section != "method" or one.optional)
+            found[f"{section}.{option}"] = one._replace(
+                optional=section != "method" or one.optional
+            )
     return found | FIELDS
 
 
 def _options_of_choices() -> dict[str, Option]:
-    """Lists the options of all choices as fields, in which None stands for the choice's own default."""
+    """List the options of all choices as fields, in which None stands for the choice's own
+    default.
+    """
     return {
         f"{section}.{option}": Option(kind, None, True)
         for section, registry in CHOICES.items()
@@ -299,8 +444,12 @@ def _options_of_choices() -> dict[str, Option]:
 
 
 def words_of(option: Option, full: bool = False) -> str:
-    """What a field takes, in words; `full`, or for several numbers: with their range."""
-    return option.allowed.words() if option.allowed and (full or option.type is tuple) else _WORDS[option.type]
+    """Return what a field takes, in words; `full`, or for several numbers: with their range."""
+    return (
+        option.allowed.words()
+        if option.allowed and (full or option.type is tuple)
+        else _WORDS[option.type]
+    )
 
 
 def _stored(option: Option) -> Any:
@@ -308,7 +457,8 @@ def _stored(option: Option) -> Any:
 
 
 def with_method(given: Mapping[str, Any]) -> ml_collections.ConfigDict:
-    """Makes `config.method`: a method's name and settings, with their defaults where `given` has none.
+    """Make `config.method`: a method's name and settings, with their defaults where `given` has
+    none.
 
     Args:
         given: a name, and settings, of which those that the method does not have are left out.
@@ -323,7 +473,8 @@ def with_method(given: Mapping[str, Any]) -> ml_collections.ConfigDict:
 
 
 def default(method: str = "fedavg") -> ml_collections.ConfigDict:
-    """The config every experiment starts from: labels-only federated averaging on the embedded digits.
+    """Return the config every experiment starts from: labels-only federated averaging on the
+    embedded digits.
 
     Args:
         method: name of a method, whose settings become `config.method`.
@@ -337,7 +488,8 @@ def default(method: str = "fedavg") -> ml_collections.ConfigDict:
 
 
 def check_field(name: str, value: Any, option: Option | None = None) -> None:
-    """Raises ConfigError where a value of a field is not allowed; the message names it and says what is.
+    """Raise ConfigError where a value of a field is not allowed; the message names it and says
+    what is.
 
     Args:
         name: its dotted name.
@@ -356,7 +508,7 @@ def check_field(name: str, value: Any, option: Option | None = None) -> None:
 
 
 def get(config: Any, field: str, *missing: Any) -> Any:
-    """The value of a dotted field, for example "optimizer.learning_rate".
+    """Return the value of a dotted field, for example "optimizer.learning_rate".
 
     Args:
         config: a config, or a dictionary like one.

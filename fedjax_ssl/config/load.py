@@ -43,22 +43,25 @@ class Source(NamedTuple):
 
 
 def load(name: str, settings: Settings = ()) -> ml_collections.ConfigDict:
-    """The config of a name, with settings of one's own.
+    """Return the config of a name, with settings of one's own.
 
     Args:
-        name: name of a shipped config ("digits_xclp"), with its argument ("digits:semifl"), or a file
-            ("my_study/config.py", "my_study/config.py:10"). Modules in the folder of a file can be named in a config.
-        settings: values, or their texts, by dotted field, "config." in front or not; or pairs, in any order, but of two
-            for one field the last one counts. Names go first, so that the options of what they name can be given.
-            `method.name` is told to a config that takes any method, which then brings what that method needs; in
-            others it replaces the method, and settings that both methods have keep their value. `rounds` is told to
-            a config that fits the lengths of its stages to them.
+        name: name of a shipped config ("digits_xclp"), with its argument ("digits:semifl"), or a
+            file ("my_study/config.py", "my_study/config.py:10"). Modules in the folder of a file
+            can be named in a config.
+        settings: values, or their texts, by dotted field, "config." in front or not; or pairs, in
+            any order, but of two for one field the last one counts. Names go first, so that the
+            options of what they name can be given. `method.name` is told to a config that takes any
+            method, which then brings what that method needs; in others it replaces the method, and
+            settings that both methods have keep their value. `rounds` is told to a config that fits
+            the lengths of its stages to them.
 
     Returns:
         A config, not resolved yet.
 
     Raises:
-        ConfigError: there is no such config or field, a value is not of its type, or the file has an error.
+        ConfigError: there is no such config or field, a value is not of its type, or the file has
+            an error.
 
     Example:
         >>> config = fs.load_config("digits_xclp", {"rounds": 10, "method.alpha": "0.9"})
@@ -78,7 +81,7 @@ def load(name: str, settings: Settings = ()) -> ml_collections.ConfigDict:
 
 
 def load_several(path: str | Path, function: str) -> list[ml_collections.ConfigDict]:
-    """The configs that a function of a Python file yields.
+    """Return the configs that a function of a Python file yields.
 
     Args:
         path: the file. Modules in its folder can be named in a config.
@@ -91,12 +94,15 @@ def load_several(path: str | Path, function: str) -> list[ml_collections.ConfigD
     with _blaming(f"{function} of {path} failed"):
         given = list(yields())
     if not all(isinstance(config, ml_collections.ConfigDict) for config in given):
-        raise ConfigError(f"{function} of {path} yields something that is no config; yield what get_config returns")
+        raise ConfigError(
+            f"{function} of {path} yields something that is no config; yield what get_config "
+            "returns"
+        )
     return given
 
 
 def find(name: str) -> Source:
-    """The file and the argument that a name stands for.
+    """Return the file and the argument that a name stands for.
 
     Raises:
         ConfigError: there is no such config.
@@ -106,23 +112,31 @@ def find(name: str) -> Source:
         path = Path(file[1])
         if path.is_file():
             return Source(path, file[2])
-        there = f" A config of this name is in the package: {path.stem}" if path.stem in known else ""
+        there = (
+            f" A config of this name is in the package: {path.stem}" if path.stem in known else ""
+        )
         hint = there or did_you_mean(str(path), [str(one) for one in path.parent.glob("*.py")])
         raise ConfigError(f"there is no config file {file[1]}.{hint}")
     stem, colon, argument = name.partition(":")
     if stem in known:
         return Source(known[stem], argument if colon else None)
     raise ConfigError(
-        f"there is no config {stem!r}.{did_you_mean(stem, known)} `fedjax-ssl list configs` names all; a file of your "
-        "own ends in .py"
+        f"there is no config {stem!r}.{did_you_mean(stem, known)} `fedjax-ssl list configs` names "
+        "all; a file of your own ends in .py"
     )
 
 
-def with_settings(config: ml_collections.ConfigDict, settings: Settings) -> ml_collections.ConfigDict:
-    """A copy of a config with other values in some fields; arguments and errors as of `load`."""
+def with_settings(
+    config: ml_collections.ConfigDict, settings: Settings
+) -> ml_collections.ConfigDict:
+    """Return a copy of a config with other values in some fields; arguments and errors as of
+    `load`.
+    """
     copy = deepcopy(config).lock()
     given = _given(settings)
-    for field in sorted(given, key=lambda field: (field != "method.name", not field.endswith(".name"))):
+    for field in sorted(
+        given, key=lambda field: (field != "method.name", not field.endswith(".name"))
+    ):
         known = options_of(copy)
         if field not in known:
             raise ConfigError(_no_field(copy, field, known))
@@ -144,12 +158,16 @@ def _no_field(config: ml_collections.ConfigDict, field: str, known: Iterable[str
     section, _, last = field.rpartition(".")
     namesakes = [one for one in known if one.endswith(f".{last}")]
     hint = f" Did you mean {namesakes[0]!r}?" if namesakes else did_you_mean(field, list(known))
-    has = f" config.method of {config.method.name!r} has: {', '.join(config.method)}" if section == "method" else ""
+    has = (
+        f" config.method of {config.method.name!r} has: {', '.join(config.method)}"
+        if section == "method"
+        else ""
+    )
     return f"the config has no field {field!r}.{hint}{has}"
 
 
 def _value(field: str, given: Any, kind: Option) -> Any:
-    """A value of the field's type from what was given, which may be its text."""
+    """Return a value of the field's type from what was given, which may be its text."""
     text = given.strip() if isinstance(given, str) else None
     none = given is None or text == "None" or (text == "none" and kind.type not in (str, object))
     if none:
@@ -166,14 +184,17 @@ def _value(field: str, given: Any, kind: Option) -> Any:
         value = tuple(value)
     if not isinstance(value, kind.type) or (kind.type is int and isinstance(value, bool)):
         shown = repr(given) if isinstance(given, str) and not given.isprintable() else given
-        raise ConfigError(f"config.{field}={shown}: give {words_of(kind)}" + " or None" * kind.optional)
+        raise ConfigError(
+            f"config.{field}={shown}: give {words_of(kind)}" + " or None" * kind.optional
+        )
     return value
 
 
 def _tuple(text: str) -> tuple[Any, ...]:
     try:
         found = ast.literal_eval(text)
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):  # TypeError: "{[]: 1}"
+    # TypeError: "{[]: 1}"
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         found = tuple(part.strip() for part in text.split(",") if part.strip())
     return tuple(found) if isinstance(found, (tuple, list)) else (found,)
 
@@ -186,20 +207,24 @@ _PARSERS: dict[type, Callable[[str], Any]] = {
 
 
 def _read(path: Path, function: str) -> Callable[..., Any]:
-    """A function of a Python file, whose neighbours can be imported from now on."""
+    """Return a function of a Python file, whose neighbours can be imported from now on."""
     if path.resolve() not in shipped_configs().values():
         make_importable(path.parent)
     try:
         with _blaming(f"{path} cannot be read"):
             names = runpy.run_path(str(path))
     except SystemExit as error:
-        raise ConfigError(f"{path} is no config file: it ends Python when it is read (exit {error.code})") from error
+        raise ConfigError(
+            f"{path} is no config file: it ends Python when it is read (exit {error.code})"
+        ) from error
     if not callable(names.get(function)):
         raise ConfigError(f"{path} is no config file: it has no function {function}")
     return names[function]
 
 
-def _call(get_config: Callable[..., Any], source: Source, told: dict[str, Any]) -> ml_collections.ConfigDict:
+def _call(
+    get_config: Callable[..., Any], source: Source, told: dict[str, Any]
+) -> ml_collections.ConfigDict:
     given = () if source.argument is None else (source.argument,)
     try:
         inspect.signature(get_config).bind(*given, **told)
@@ -210,7 +235,10 @@ def _call(get_config: Callable[..., Any], source: Source, told: dict[str, Any]) 
     with _blaming(f"get_config of {source.path} failed"):
         config = get_config(*given, **told)
     if not isinstance(config, ml_collections.ConfigDict):
-        raise ConfigError(f"get_config of {source.path} returned {type(config).__name__}; a config is a ConfigDict")
+        raise ConfigError(
+            f"get_config of {source.path} returned {type(config).__name__}; a config is a "
+            "ConfigDict"
+        )
     if missing := [name for name in default() if name not in config]:
         raise ConfigError(
             f"get_config of {source.path} returned a config without {', '.join(missing[:3])}"
@@ -221,10 +249,14 @@ def _call(get_config: Callable[..., Any], source: Source, told: dict[str, Any]) 
 
 @contextlib.contextmanager
 def _blaming(what: str) -> Iterator[None]:
-    """Turns an error of a config file into a ConfigError, with its place in the file where one is known."""
+    """Turn an error of a config file into a ConfigError, with its place in the file where one
+    is known.
+    """
     try:
         yield
     except ConfigError:
         raise
     except Exception as error:
-        raise ConfigError(f"{what}: {blame(error) or f'{type(error).__name__}: {said(error)}'}") from error
+        raise ConfigError(
+            f"{what}: {blame(error) or f'{type(error).__name__}: {said(error)}'}"
+        ) from error

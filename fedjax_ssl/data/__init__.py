@@ -1,5 +1,7 @@
 # mypy: implicit-reexport
-"""Data: sources, partitions, supervision, augmentation; everything ends as `FederatedData` on the device."""
+"""Data: sources, partitions, supervision, augmentation; everything ends as `FederatedData` on
+the device.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -35,7 +37,21 @@ if TYPE_CHECKING:
     from fedjax_ssl.data.federation.supervision import SUPERVISIONS
     from fedjax_ssl.data.images.augmentation import AUGMENTATIONS, augmentation
     from fedjax_ssl.data.reading.problems import BadData, DatasetUnavailable
-    from fedjax_ssl.data.sources import ORIGINS, OWN, SOURCES, TERMS, available, is_own, load, verify
-    from fedjax_ssl.data.standardization import STANDARDIZATIONS, for_prediction, normalizer, standardized
+    from fedjax_ssl.data.sources import (
+        ORIGINS,
+        OWN,
+        SOURCES,
+        TERMS,
+        available,
+        is_own,
+        load,
+        verify,
+    )
+    from fedjax_ssl.data.standardization import (
+        STANDARDIZATIONS,
+        for_prediction,
+        normalizer,
+        standardized,
+    )
 
 __getattr__, __dir__ = attach(__name__)

@@ -20,13 +20,34 @@ from fedjax_ssl.data.sources.folder import find_table
 from fedjax_ssl.data.sources.huggingface import is_saved_dataset
 from fedjax_ssl.errors import counted
 
-SIMILAR = 0.8  # ratio of two names, as difflib has it: one letter more, less or swapped in a name of five
+# ratio of two names, as difflib has it: one letter more, less or swapped in a name of five
+SIMILAR = 0.8
 SMALL = 0.1  # a misspelt name has at most this share of the examples of the right one
 
 # First words of the names of columns that mostly have a role.
 USUAL = {
-    "label": ("labels", "class", "target", "diagnosis", "category", "outcome", "finding", "species", "y"),
-    "client": ("clients", "hospital", "site", "center", "centre", "clinic", "institution", "station", "device"),
+    "label": (
+        "labels",
+        "class",
+        "target",
+        "diagnosis",
+        "category",
+        "outcome",
+        "finding",
+        "species",
+        "y",
+    ),
+    "client": (
+        "clients",
+        "hospital",
+        "site",
+        "center",
+        "centre",
+        "clinic",
+        "institution",
+        "station",
+        "device",
+    ),
     "group": ("patient", "patientid", "subject", "person", "case"),
     "split": ("fold", "subset", "partition"),
 }
@@ -48,8 +69,8 @@ def check(path: Path | str, source: str | None = None, **options: Any) -> Checke
     What was read is kept, so that a run that follows starts at once.
 
     Args:
-        path: a folder of images or of a saved dataset of Hugging Face, a table of images or of features (CSV,
-            Parquet), or an `.npz` file.
+        path: a folder of images or of a saved dataset of Hugging Face, a table of images or of
+            features (CSV, Parquet), or an `.npz` file.
         source: "folder", "huggingface", "table" or "npz"; by default what `path` looks like.
         **options: of the source, and root.
 
@@ -70,15 +91,20 @@ def check(path: Path | str, source: str | None = None, **options: Any) -> Checke
     return Checked(name, dataset, (), notes, proposed)
 
 
-def _proposed(source: str, path: Path, given: Mapping[str, Any], findings: Findings) -> dict[str, Any]:
-    """Choose options for a table whose columns have other names than the usual ones, or hold more than numbers."""
+def _proposed(
+    source: str, path: Path, given: Mapping[str, Any], findings: Findings
+) -> dict[str, Any]:
+    """Choose options for a table whose columns have other names than the usual ones, or hold
+    more than numbers.
+    """
     found: dict[str, Any] = {}
     if source == "folder" and path.is_dir() and given.get("layout", "auto") == "auto":
         column = given.get("file_column") or "file"
         table, paths_column = find_table(path, list_images(path), column)
         if table is None:
             return {}
-        path, found = table, {} if paths_column == column else {"file_column": paths_column}
+        path = table
+        found = {} if paths_column == column else {"file_column": paths_column}
     if source not in ("folder", "table") or not path.is_file():
         return {}
     table = read_table(path)
@@ -86,7 +112,12 @@ def _proposed(source: str, path: Path, given: Mapping[str, Any], findings: Findi
         option = f"{role}_column"
         named = [column for column in table if re.split(r"[\W_]+", column.casefold())[0] in words]
         usual = given.get(option) or role
-        if option in SOURCES.options(source) and usual == role and role not in table and len(named) == 1:
+        if (
+            option in SOURCES.options(source)
+            and usual == role
+            and role not in table
+            and len(named) == 1
+        ):
             found[option] = named[0]
     return by_content(table, given, found, findings) if source == "table" else found
 
@@ -113,9 +144,13 @@ def source_of(path: Path, file_column: str = "file") -> str:
 
 def remarks(dataset: Dataset) -> list[str]:
     """Find oddities in a dataset that can be trained on, a sentence each."""
-    train, test = dataset.train, dataset.test
+    train = dataset.train
+    test = dataset.test
     found = _about_classes(dataset)
-    for what, names, field in (("class", dataset.class_names, "y"), ("client", dataset.client_names or (), "client")):
+    for what, names, field in (
+        ("class", dataset.class_names, "y"),
+        ("client", dataset.client_names or (), "client"),
+    ):
         parts = [getattr(split, field) for split in (train, test) if split is not None]
         numbers = np.concatenate([part for part in parts if part is not None] or [np.empty(0, int)])
         found += _spelt_alike(what, names, np.bincount(numbers[numbers >= 0], minlength=len(names)))
@@ -125,7 +160,10 @@ def remarks(dataset: Dataset) -> list[str]:
         if dataset.reading is None:  # a table says it itself
             found += identifiers(list(map(str, features)), train.x, train.y)
         if same:
-            found.append(f"{counted(len(same), 'feature is', 'features are')} the same for all: {_listed(same)}")
+            found.append(
+                f"{counted(len(same), 'feature is', 'features are')} the same for all: "
+                f"{_listed(same)}"
+            )
     return found
 
 
@@ -134,15 +172,26 @@ def _about_classes(dataset: Dataset) -> list[str]:
     counts = np.bincount(labels, minlength=dataset.num_classes)
     found = []
     for few, text in ((0, "no labelled training example"), (1, "one labelled training example")):
-        chosen = [name for name, count in zip(dataset.class_names, counts, strict=True) if count == few]
+        chosen = [
+            name for name, count in zip(dataset.class_names, counts, strict=True) if count == few
+        ]
         if len(labels) and chosen:
-            found.append(f"{'class' if len(chosen) == 1 else f'{len(chosen)} classes:'} {_listed(chosen)}: {text}")
+            found.append(
+                f"{'class' if len(chosen) == 1 else f'{len(chosen)} classes:'} {_listed(chosen)}: "
+                f"{text}"
+            )
     if dataset.num_classes > 20 and len(labels) < 3 * dataset.num_classes:
         labelled = counted(len(labels), "labelled training example")
         found.append(f"{dataset.num_classes:,} classes for {labelled}: are these classes?")
-    blank = [name for name in dataset.class_names if name.lower() in ("nan", "na", "n/a", "none", "null", "?")]
+    blank = [
+        name
+        for name in dataset.class_names
+        if name.lower() in ("nan", "na", "n/a", "none", "null", "?")
+    ]
     if blank:
-        found.append(f"{_listed(blank)} counts as a class; leave the label empty where there is none")
+        found.append(
+            f"{_listed(blank)} counts as a class; leave the label empty where there is none"
+        )
     return found
 
 
@@ -154,10 +203,13 @@ def _spelt_alike(what: str, names: Sequence[str], times: np.ndarray) -> list[str
     for place, small in enumerate(order):
         for large in sorted(order[place + 1 :]):
             rare = 0 < times[small] <= max(SMALL * times[large], 1) < times[large]
-            if plain[small] == plain[large] or (rare and _one_letter_off(plain[small], plain[large])):
+            if plain[small] == plain[large] or (
+                rare and _one_letter_off(plain[small], plain[large])
+            ):
                 found.append(
-                    f"{what} {names[small]!r} ({counted(int(times[small]), 'example')}) is spelt almost like "
-                    f"{names[large]!r} ({times[large]:,}); if they are one, give them one name"
+                    f"{what} {names[small]!r} ({counted(int(times[small]), 'example')}) is spelt "
+                    f"almost like {names[large]!r} ({times[large]:,}); if they are one, give them "
+                    "one name"
                 )
                 break
     return found[:SHOWN]
@@ -171,4 +223,6 @@ def _one_letter_off(first: str, second: str) -> bool:
 
 
 def _listed(names: Sequence[str]) -> str:
-    return ", ".join(map(str, names[:SHOWN])) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+    return ", ".join(map(str, names[:SHOWN])) + (
+        f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    )

@@ -1,8 +1,8 @@
 """Named correspondences: which label of another, mostly coarser space goes with which class.
 
-A correspondence is a matrix M [J, K] with M[j, k] = P(coarse label j | class k); its columns sum to 1. Source of the
-setting: FedMT, federated learning with mixed-type labels, in which M is known or estimated. The splits of the ten
-digits are our choice.
+A correspondence is a matrix M [J, K] with M[j, k] = P(coarse label j | class k); its columns sum to
+1. Source of the setting: FedMT, federated learning with mixed-type labels, in which M is known or
+estimated. The splits of the ten digits are our choice.
 """
 
 import string
@@ -17,9 +17,13 @@ from fedjax_ssl.registry import check_known
 
 # fmt: off
 CIFAR100_SUPERCLASSES = (
-    "aquatic_mammals", "fish", "flowers", "food_containers", "fruit_and_vegetables", "household_electrical_devices",
+    "aquatic_mammals", (
+        "fish"
+    ), "flowers", "food_containers", "fruit_and_vegetables", "household_electrical_devices",
     "household_furniture", "insects", "large_carnivores", "large_man-made_outdoor_things",
-    "large_natural_outdoor_scenes", "large_omnivores_and_herbivores", "medium_mammals", "non-insect_invertebrates",
+    "large_natural_outdoor_scenes", (
+        "large_omnivores_and_herbivores"
+    ), "medium_mammals", "non-insect_invertebrates",
     "people", "reptiles", "small_mammals", "trees", "vehicles_1", "vehicles_2",
 )
 # Superclass of the 100 classes in alphabetical order, which is that of their labels.
@@ -41,13 +45,17 @@ class Correspondence(NamedTuple):
 
 
 _LETTERS = len(string.ascii_uppercase)
-# Names of the coarse classes, and the coarse class of every class; "identity" is for any number of classes.
+# Names of the coarse classes, and the coarse class of every class; "identity" is for any number of
+# classes.
 _TABLE: dict[str, tuple[Sequence[str], Sequence[int]]] = {
     "parity": (("even", "odd"), [label % 2 for label in range(10)]),
     # By the strokes of the printed digit: 1, 4, 7 are straight, 2 and 5 have strokes of both kinds.
     "shape": (("curved", "straight", "both"), (0, 1, 2, 0, 1, 2, 0, 1, 0, 0)),
     "halves": (("0-4", "5-9"), [label // 5 for label in range(10)]),
-    "case": (string.digits + string.ascii_uppercase, (*range(10 + _LETTERS), *range(10, 10 + _LETTERS))),
+    "case": (
+        string.digits + string.ascii_uppercase,
+        (*range(10 + _LETTERS), *range(10, 10 + _LETTERS)),
+    ),
     "kind": (("digit", "upper", "lower"), [0] * 10 + [1] * _LETTERS + [2] * _LETTERS),
     "superclass": (CIFAR100_SUPERCLASSES, CIFAR100_SUPERCLASS_OF),
 }
@@ -55,13 +63,13 @@ CORRESPONDENCES = ("identity", *_TABLE)
 
 
 def correspondence(name: str, num_classes: int) -> Correspondence:
-    """The correspondence `name`, each class in one coarse class.
+    """Return the correspondence `name`, each class in one coarse class.
 
     Args:
-        name: "identity" (any number of classes); for the ten digits "parity" (even, odd), "shape" (curved 0, 3, 6, 8,
-            9; straight 1, 4, 7; both 2, 5) or "halves" (0 to 4, 5 to 9); for the 62 classes of FEMNIST and of the
-            glyphs "case" (36, upper and lower case are one) or "kind" (digit, upper, lower); for CIFAR-100
-            "superclass" (20).
+        name: "identity" (any number of classes); for the ten digits "parity" (even, odd), "shape"
+            (curved 0, 3, 6, 8, 9; straight 1, 4, 7; both 2, 5) or "halves" (0 to 4, 5 to 9); for
+            the 62 classes of FEMNIST and of the glyphs "case" (36, upper and lower case are one) or
+            "kind" (digit, upper, lower); for CIFAR-100 "superclass" (20).
         num_classes: K.
 
     Returns:
@@ -71,13 +79,16 @@ def correspondence(name: str, num_classes: int) -> Correspondence:
         ValueError: an unknown name, or a number of classes that the correspondence is not made for.
     """
     check_known("correspondence", name, CORRESPONDENCES)
-    table = {"identity": ([str(label) for label in range(num_classes)], range(num_classes)), **_TABLE}
+    table = {
+        "identity": ([str(label) for label in range(num_classes)], range(num_classes)),
+        **_TABLE,
+    }
     names, coarse_of = table[name]
     if num_classes < 1 or num_classes != len(coarse_of):
         fitting = [other for other, (_, classes) in table.items() if len(classes) == num_classes]
         raise ValueError(
-            f"correspondence {name!r} is for {len(coarse_of) or 'one or more'} classes, the data has {num_classes}; "
-            f"for {num_classes} there are: {', '.join(fitting)}"
+            f"correspondence {name!r} is for {len(coarse_of) or 'one or more'} classes, the data "
+            f"has {num_classes}; for {num_classes} there are: {', '.join(fitting)}"
         )
     matrix = np.zeros((len(names), num_classes))
     matrix[np.asarray(coarse_of), np.arange(num_classes)] = 1.0
@@ -85,7 +96,8 @@ def correspondence(name: str, num_classes: int) -> Correspondence:
 
 
 def overlapping(matrix: Float[np.ndarray, "J K"], epsilon: float) -> Float[np.ndarray, "J K"]:
-    """Coarse classes that overlap: (1 - epsilon) M + epsilon / J, so that every label goes with every class.
+    """Coarse classes that overlap: (1 - epsilon) M + epsilon / J, so that every label goes with
+    every class.
 
     Args:
         matrix: M, columns sum to 1.

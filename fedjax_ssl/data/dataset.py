@@ -10,7 +10,9 @@ from fedjax_ssl.objectives.channel_checks import check_correspondence
 
 
 def distinct(values: np.ndarray) -> np.ndarray:
-    """List the different values, sorted: `np.unique` of NumPy 2.4 takes a hundred times as long for a million."""
+    """List the different values, sorted: `np.unique` of NumPy 2.4 takes a hundred times as long
+    for a million.
+    """
     values = np.sort(values)
     return values[np.append(True, values[1:] != values[:-1])[: len(values)]]
 
@@ -23,7 +25,8 @@ def check_finite(name: str, values: np.ndarray) -> None:
         values: [n, ...].
 
     Raises:
-        ValueError: some value is NaN or infinite; names the array, how many values and the first row.
+        ValueError: some value is NaN or infinite; names the array, how many values and the first
+            row.
     """
     if not np.issubdtype(values.dtype, np.floating):
         return
@@ -32,8 +35,8 @@ def check_finite(name: str, values: np.ndarray) -> None:
         rows = np.flatnonzero(bad.reshape(len(values), -1).any(axis=1))
         raise ValueError(
             f"{name} has {int(bad.sum()):,} values that are NaN or infinite, in {len(rows):,} of "
-            f"{len(values):,} rows, first in row {rows[0]}. Remove these rows or fill the values in "
-            "before loading."
+            f"{len(values):,} rows, first in row {rows[0]}. Remove these rows or fill the values "
+            "in before loading."
         )
 
 
@@ -46,17 +49,20 @@ def check_labels(name: str, labels: np.ndarray, num_classes: int) -> None:
         num_classes: number of classes.
 
     Raises:
-        ValueError: some label is out of range; names the array, how many, the first row and its value.
+        ValueError: some label is out of range; names the array, how many, the first row and its
+            value.
     """
     allowed = f"0 to {num_classes - 1} for {num_classes} classes, and -1 for no label"
     _check_range(name, labels, -1, num_classes, allowed, "labels")
 
 
-def _check_range(name: str, values: np.ndarray, lowest: int, bound: int, allowed: str, what: str = "values") -> None:
+def _check_range(
+    name: str, values: np.ndarray, lowest: int, bound: int, allowed: str, what: str = "values"
+) -> None:
     if len(rows := np.flatnonzero((values < lowest) | (values >= bound))):
         raise ValueError(
-            f"{name} has {len(rows):,} {what} out of range, first in row {rows[0]}: {values[rows[0]]}. Allowed are "
-            f"{allowed}."
+            f"{name} has {len(rows):,} {what} out of range, first in row {rows[0]}: "
+            f"{values[rows[0]]}. Allowed are {allowed}."
         )
 
 
@@ -64,10 +70,14 @@ def _as_inputs(values: Any) -> np.ndarray:
     values = np.asarray(values)
     if values.ndim < 2:
         raise ValueError(
-            f"Split.x has shape {values.shape}; allowed are [n, features] and [n, height, width, channels]."
+            f"Split.x has shape {values.shape}; allowed are [n, features] and [n, height, width, "
+            "channels]."
         )
     if values.dtype != np.uint8 and not np.issubdtype(values.dtype, np.floating):
-        raise ValueError(f"Split.x has dtype {values.dtype}; allowed are uint8 (images as stored) and floating point.")
+        raise ValueError(
+            f"Split.x has dtype {values.dtype}; allowed are uint8 (images as stored) and floating "
+            "point."
+        )
     return values if values.dtype == np.uint8 else values.astype(np.float32, copy=False)
 
 
@@ -76,16 +86,23 @@ def _as_ids(name: str, values: Any, length: int) -> np.ndarray:
     if not np.issubdtype(values.dtype, np.integer):
         raise ValueError(f"{name} has dtype {values.dtype}; it must hold integers.")
     if values.shape != (length,):
-        raise ValueError(f"{name} has shape {values.shape}, Split.x has {length:,} rows; {name} must be ({length},).")
+        raise ValueError(
+            f"{name} has shape {values.shape}, Split.x has {length:,} rows; {name} must be "
+            f"({length},)."
+        )
     limits = np.iinfo(np.int32)
     if values.size and (int(values.min()) < limits.min or int(values.max()) > limits.max):
-        raise ValueError(f"{name} has values from {values.min()} to {values.max()}, which do not fit into int32.")
+        raise ValueError(
+            f"{name} has values from {values.min()} to {values.max()}, which do not fit into int32."
+        )
     return values.astype(np.int32, copy=False)
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Says how files became inputs, so that new files are read alike; fields of subclasses fit into JSON."""
+    """Says how files became inputs, so that new files are read alike; fields of subclasses fit
+    into JSON.
+    """
 
     def as_json(self) -> dict[str, Any]:
         """Give what `fedjax_ssl.data.reading.cache.reading_from_json` takes."""
@@ -94,19 +111,26 @@ class Reading:
 
 @dataclass(frozen=True)
 class Split:
-    """Examples of one split. Other integer and float widths are converted; anything else is refused.
+    """Examples of one split. Other integer and float widths are converted; anything else is
+    refused.
 
     Raises:
         ValueError: shapes, types or values that do not fit; names the field.
     """
 
-    x: np.ndarray  # uint8 images [n, H, W, C] as stored, or float32 features [n, ...]; all values finite
+    x: np.ndarray
+    # ^ uint8 images [n, H, W, C] as stored, or float32 features [n, ...]; all values finite
     y: np.ndarray  # int32 [n], class of each example, -1 = no label exists
-    client: np.ndarray | None = None  # int32 [n], natural client (writer, centre, patient) of each example
-    coarse: np.ndarray | None = None  # int32 [n], label in a second, mostly coarser space, -1 = none exists
-    set: np.ndarray | None = None  # int32 [n], numbered from 0 within the natural client, -1 = in none
-    names: np.ndarray | None = None  # str [n], file or line that each example comes from: "north/ill/03.png"
-    group: np.ndarray | None = None  # int32 [n], patient or the like, on one side of every split; negative = in none
+    client: np.ndarray | None = None
+    # ^ int32 [n], natural client (writer, centre, patient) of each example
+    coarse: np.ndarray | None = None
+    # ^ int32 [n], label in a second, mostly coarser space, -1 = none exists
+    set: np.ndarray | None = None
+    # ^ int32 [n], numbered from 0 within the natural client, -1 = in none
+    names: np.ndarray | None = None
+    # ^ str [n], file or line that each example comes from: "north/ill/03.png"
+    group: np.ndarray | None = None
+    # ^ int32 [n], patient or the like, on one side of every split; negative = in none
 
     def __post_init__(self) -> None:
         x = _as_inputs(self.x)
@@ -119,10 +143,14 @@ class Split:
         if self.names is not None:
             object.__setattr__(self, "names", names := np.asarray(self.names))
             if names.shape != (len(x),) or names.dtype.kind not in "UO":
-                raise ValueError(f"Split.names has shape {names.shape} and dtype {names.dtype}; give {len(x):,} texts.")
+                raise ValueError(
+                    f"Split.names has shape {names.shape} and dtype {names.dtype}; give "
+                    f"{len(x):,} texts."
+                )
         if self.set is not None and len(rows := np.flatnonzero(self.set < -1)):
             raise ValueError(
-                f"Split.set is {self.set[rows[0]]} in row {rows[0]}; sets are numbered from 0 on, -1 = in no set."
+                f"Split.set is {self.set[rows[0]]} in row {rows[0]}; sets are numbered from 0 on, "
+                "-1 = in no set."
             )
 
     def __len__(self) -> int:
@@ -146,23 +174,29 @@ class Dataset:
 
     name: str  # it was loaded by
     train: Split  # at least one example
-    test: Split | None  # examples of the same shape, or None where the source has no split of its own
+    test: Split | None
+    # ^ examples of the same shape, or None where the source has no split of its own
     class_names: tuple[str, ...]  # K names; class k is labelled k
-    client_names: tuple[str, ...] | None = None  # names of natural clients; client i of both splits is client_names[i]
+    client_names: tuple[str, ...] | None = None
+    # ^ names of natural clients; client i of both splits is client_names[i]
     input_max: float = 255.0  # the stored value that maps to 1.0
-    # Per channel of images or feature of vectors (or one for all), on the scale where input_max is 1.0; None: not
-    # known; a mean of (0,) and a deviation of (1,): inputs are not standardized, by convention.
+    # Per channel of images or feature of vectors (or one for all), on the scale where input_max is
+    # 1.0; None: not known; a mean of (0,) and a deviation of (1,): inputs are not standardized, by
+    # convention.
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None  # positive
-    coarse_names: tuple[str, ...] | None = None  # names of the J labels of `Split.coarse`, where there are such labels
-    # [J, K], P(coarse label | class), columns sum to 1, or [G, J, K], a matrix for each of the natural clients below;
-    # None: nobody knows it.
+    coarse_names: tuple[str, ...] | None = None
+    # ^ names of the J labels of `Split.coarse`, where there are such labels
+    # [J, K], P(coarse label | class), columns sum to 1, or [G, J, K], a matrix for each of the
+    # natural clients below; None: nobody knows it.
     correspondence: np.ndarray | None = None
-    # [G, O, K], class shares of the sets of the G natural clients that have training examples, in increasing order of
-    # client; rows sum to 1, or are 0 on padding. None: nobody knows them.
+    # [G, O, K], class shares of the sets of the G natural clients that have training examples, in
+    # increasing order of client; rows sum to 1, or are 0 on padding. None: nobody knows them.
     set_shares: np.ndarray | None = None
-    reading: Reading | None = None  # says how files became inputs; None: they were arrays, or nobody knows it
-    extra: Mapping[str, Any] = field(default_factory=dict)  # source-specific, such as the options it was made with
+    reading: Reading | None = None
+    # ^ says how files became inputs; None: they were arrays, or nobody knows it
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    # ^ source-specific, such as the options it was made with
 
     def __post_init__(self) -> None:
         where = f"Dataset {self.name!r}:"
@@ -172,25 +206,38 @@ class Dataset:
             raise ValueError(f"{where} class_names is empty; it needs one name per class.")
         if self.test is not None and len(self.test) == 0:
             raise ValueError(f"{where} test has no examples; use test=None for no test split.")
-        shapes = [f"{split.x.dtype} {split.x.shape[1:]}" for split in (self.train, self.test) if split is not None]
+        shapes = [
+            f"{split.x.dtype} {split.x.shape[1:]}"
+            for split in (self.train, self.test)
+            if split is not None
+        ]
         if len(set(shapes)) > 1:
-            raise ValueError(f"{where} test inputs are {shapes[1]}, train inputs are {shapes[0]}; they must be alike.")
+            raise ValueError(
+                f"{where} test inputs are {shapes[1]}, train inputs are {shapes[0]}; they must be "
+                "alike."
+            )
         for name, split in (("train", self.train), ("test", self.test)):
             if split is not None:
                 self._check_split(f"{where} {name}", split)
         if self.correspondence is not None:
-            one_each, clients = np.ndim(self.correspondence) == 3, self.train.client
+            one_each = np.ndim(self.correspondence) == 3
+            clients = self.train.client
             if one_each and (clients is None or len(self.correspondence) != len(distinct(clients))):
                 found = 0 if clients is None else len(distinct(clients))
                 raise ValueError(
-                    f"{where} correspondence is of {len(self.correspondence)} clients, there are {found} natural ones."
+                    f"{where} correspondence is of {len(self.correspondence)} clients, there are "
+                    f"{found} natural ones."
                 )
             each = self.correspondence if one_each else [self.correspondence]
             for client, matrix in enumerate(each):
-                check_correspondence(matrix, num_classes=self.num_classes, client=client if one_each else None)
+                check_correspondence(
+                    matrix, num_classes=self.num_classes, client=client if one_each else None
+                )
             rows = len(each[0])
             if self.coarse_names is None or rows != len(self.coarse_names):
-                raise ValueError(f"{where} correspondence has {rows} rows; coarse_names must name each.")
+                raise ValueError(
+                    f"{where} correspondence has {rows} rows; coarse_names must name each."
+                )
         if self.set_shares is not None:
             self._check_set_shares(f"{where} set_shares", self.set_shares)
         if not self.input_max > 0:
@@ -198,7 +245,10 @@ class Dataset:
         channels = self.input_shape[-1]
         for name, values in (("mean", self.mean or (0.0,)), ("std", self.std or (1.0,))):
             if len(values) not in (1, channels):
-                raise ValueError(f"{where} {name} has {len(values)} values; allowed are 1 and {channels} (channels).")
+                raise ValueError(
+                    f"{where} {name} has {len(values)} values; allowed are 1 and {channels} "
+                    "(channels)."
+                )
             if not np.isfinite(values).all():
                 raise ValueError(f"{where} {name} is {values}; every value must be finite.")
             if name == "std" and min(values) <= 0:
@@ -211,7 +261,9 @@ class Dataset:
                 raise ValueError(f"{name}.coarse is there but coarse_names is not.")
             check_labels(f"{name}.coarse", split.coarse, len(self.coarse_names))
         if split.client is not None:
-            bound = len(self.client_names) if self.client_names is not None else np.iinfo(np.int32).max
+            bound = (
+                len(self.client_names) if self.client_names is not None else np.iinfo(np.int32).max
+            )
             _check_range(f"{name}.client", split.client, 0, bound, f"0 to {bound - 1}")
 
     def _check_set_shares(self, name: str, shares: np.ndarray) -> None:
@@ -220,13 +272,15 @@ class Dataset:
         num_clients = len(distinct(self.train.client))
         if shares.ndim != 3 or shares.shape[::2] != (num_clients, self.num_classes):
             raise ValueError(
-                f"{name} has shape {shares.shape}; it must be [clients, sets, classes] with {num_clients} clients "
-                f"and {self.num_classes} classes."
+                f"{name} has shape {shares.shape}; it must be [clients, sets, classes] with "
+                f"{num_clients} clients and {self.num_classes} classes."
             )
         totals = shares.sum(axis=2)
         # A NaN compares as false, so that it is found too.
         if not ((shares >= 0).all() and ((np.abs(totals - 1) < 1e-5) | (totals == 0)).all()):
-            raise ValueError(f"{name}: the shares of every set must be at least 0 and sum to 1 (or all be 0).")
+            raise ValueError(
+                f"{name}: the shares of every set must be at least 0 and sum to 1 (or all be 0)."
+            )
 
     @property
     def num_classes(self) -> int:
@@ -240,22 +294,34 @@ class Dataset:
 
 
 def with_pooled_splits(dataset: Dataset) -> Dataset:
-    """Put a dataset's own test examples after its training examples, for runs that hold out their own (FedMatch).
+    """Put a dataset's own test examples after its training examples, for runs that hold out their
+    own (FedMatch).
 
     Raises:
-        ValueError: it has no test examples, or sets, which belong to clients of the training examples.
+        ValueError: it has no test examples, or sets, which belong to clients of the training
+            examples.
     """
-    train, test = dataset.train, dataset.test
+    train = dataset.train
+    test = dataset.test
     if test is None:
-        raise ValueError(f"pool_splits: dataset {dataset.name!r} has no test examples of its own; leave it out")
+        raise ValueError(
+            f"pool_splits: dataset {dataset.name!r} has no test examples of its own; leave it out"
+        )
     if train.set is not None:
         raise ValueError(
-            f"the sets of dataset {dataset.name!r} are of its training examples, so that its test examples cannot be "
-            "pooled with them; leave pool_splits and pools out"
+            f"the sets of dataset {dataset.name!r} are of its training examples, so that its test "
+            "examples cannot be pooled with them; leave pool_splits and pools out"
         )
 
     if train.group is not None and test.group is None:
         test = replace(test, group=np.full(len(test), -1, np.int32))
-    pairs = {field.name: (getattr(train, field.name), getattr(test, field.name)) for field in fields(Split)}
-    joined = {name: np.concatenate(pair) for name, pair in pairs.items() if all(part is not None for part in pair)}
+    pairs = {
+        field.name: (getattr(train, field.name), getattr(test, field.name))
+        for field in fields(Split)
+    }
+    joined = {
+        name: np.concatenate(pair)
+        for name, pair in pairs.items()
+        if all(part is not None for part in pair)
+    }
     return replace(dataset, train=Split(**joined), test=None)

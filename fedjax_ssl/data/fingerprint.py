@@ -1,4 +1,6 @@
-"""Fingerprints of data: arrays and files are known by their content, not by their time of change."""
+"""Fingerprints of data: arrays and files are known by their content, not by their time of
+change.
+"""
 
 import hashlib
 from collections.abc import Iterable
@@ -10,16 +12,19 @@ import numpy as np
 from fedjax_ssl.data.dataset import Dataset, Split
 
 MOST = 1 << 28  # bytes that are read of an array, or of all files together
-_BLOCKS, _LEAST = 256, 1 << 12  # evenly spaced blocks that are read of what is larger, and their least bytes
+# evenly spaced blocks that are read of what is larger, and their least bytes
+_BLOCKS = 256
+_LEAST = 1 << 12
 _NAMED = {"inputs": "x", "labels": "y", "clients": "client"}  # by fields of a `Split`
 
 
 def fingerprint(dataset: Dataset) -> dict[str, int | str]:
-    """Compute what a dataset is known by: numbers of examples, and digests of everything that a run reads of it.
+    """Compute what a dataset is known by: numbers of examples, and digests of everything that a run
+    reads of it.
 
     Returns:
-        "training_examples" and "test_examples"; digests of "inputs", "labels", "clients", and of "other fields": weak
-        labels, names of classes and clients, and the like.
+        "training_examples" and "test_examples"; digests of "inputs", "labels", "clients", and of
+        "other fields": weak labels, names of classes and clients, and the like.
 
     Example:
         >>> from fedjax_ssl.data.fingerprint import fingerprint
@@ -33,7 +38,10 @@ def fingerprint(dataset: Dataset) -> dict[str, int | str]:
     return {
         "training_examples": len(dataset.train),
         "test_examples": 0 if dataset.test is None else len(dataset.test),
-        **{what: _digest(getattr(split, field) for split in splits) for what, field in _NAMED.items()},
+        **{
+            what: _digest(getattr(split, field) for split in splits)
+            for what, field in _NAMED.items()
+        },
         "other fields": _digest([names, dataset.correspondence, dataset.set_shares, *others]),
     }
 
@@ -41,14 +49,17 @@ def fingerprint(dataset: Dataset) -> dict[str, int | str]:
 def of_files(files: Iterable[Path]) -> str:
     """Compute a digest of the content of files, in this order; folders among them are left out."""
     there = [file for file in files if file.is_file()]
-    mapped = (np.asarray(np.memmap(file, mode="r")) if file.stat().st_size else None for file in there)
+    mapped = (
+        np.asarray(np.memmap(file, mode="r")) if file.stat().st_size else None for file in there
+    )
     return _digest(mapped, MOST // max(len(there), 1))
 
 
 def _digest(arrays: Iterable[np.ndarray | None], most: int = MOST) -> str:
     """Compute a digest of shapes, types and bytes.
 
-    The size alone decides what is read: what is in memory when it is made is mapped from the disk when it is opened.
+    The size alone decides what is read: what is in memory when it is made is mapped from the disk
+    when it is opened.
     """
     found = hashlib.blake2b(digest_size=8)
     for values in arrays:
@@ -59,7 +70,11 @@ def _digest(arrays: Iterable[np.ndarray | None], most: int = MOST) -> str:
         size = min(max(most // _BLOCKS, _LEAST) // bytes_each + 1, len(values))
         starts: Iterable[int] = range(0, len(values), size)
         if values.nbytes > most:
-            starts = np.linspace(0, len(values) - size, max(most // (size * bytes_each), 2)).astype(int).tolist()
+            starts = (
+                np.linspace(0, len(values) - size, max(most // (size * bytes_each), 2))
+                .astype(int)
+                .tolist()
+            )
         for start in starts:
             found.update(np.ascontiguousarray(values[start : start + size]).data)
     return found.hexdigest()

@@ -18,7 +18,10 @@ STRAYS = 3  # words among numbers that may all mean a missing one
 
 
 def by_content(
-    table: "pandas.DataFrame", given: Mapping[str, Any], named: Mapping[str, str], findings: Findings
+    table: "pandas.DataFrame",
+    given: Mapping[str, Any],
+    named: Mapping[str, str],
+    findings: Findings,
 ) -> dict[str, Any]:
     """Propose options of the source `table`.
 
@@ -29,36 +32,53 @@ def by_content(
         findings: for notes that say why.
 
     Returns:
-        Options: those named whose column repeats values, and label_column, missing_marks, missing and ignore
-        where needed.
+        Options: those named whose column repeats values, and label_column, missing_marks, missing
+        and ignore where needed.
     """
     texts = {name: as_text(table[name]) for name in table}
-    found: dict[str, Any] = {option: name for option, name in named.items() if len(set(texts[name])) < len(table)}
+    found: dict[str, Any] = {
+        option: name for option, name in named.items() if len(set(texts[name])) < len(table)
+    }
     roles = {role: str({**given, **found}.get(f"{role}_column") or role) for role in ROLES}
     ignored = [str(name) for name in given.get("ignore") or ()]
     rest = [
-        name for name in given.get("features") or texts if name in texts and name not in (*roles.values(), *ignored)
+        name
+        for name in given.get("features") or texts
+        if name in texts and name not in (*roles.values(), *ignored)
     ]
     if roles["label"] not in table and "label_column" not in given:
         counts = {name: len(set(texts[name]) - {""}) for name in (*rest[-1:], *rest[:1])}
-        for label in [name for name, count in counts.items() if 1 < count <= min(CLASSES, len(table) // 2)][:1]:
+        for label in [
+            name for name, count in counts.items() if 1 < count <= min(CLASSES, len(table) // 2)
+        ][:1]:
             found["label_column"] = roles["label"] = label
             rest.remove(label)
-            findings.notes.append(f"column {label!r} is taken as the label: it holds {counts[label]} different values")
+            findings.notes.append(
+                f"column {label!r} is taken as the label: it holds {counts[label]} different values"
+            )
     marks = tuple(map(str, given.get("missing_marks") or MARKS))
-    cells = {name: as_cells(texts[name], marks) for name in (*rest, roles["label"]) if name in texts}
+    cells = {
+        name: as_cells(texts[name], marks) for name in (*rest, roles["label"]) if name in texts
+    }
     for name in rest:
         present = [cell for cell in cells[name] if cell]
         strays = [present[row] for row in np.flatnonzero(np.isnan(as_numbers(present)))]
         if len(set(strays)) <= STRAYS and 2 * len(strays) < len(present):
             cells[name] = ["" if cell in strays else cell for cell in cells[name]]
-    seen = {text for name in cells for text, cell in zip(texts[name], cells[name], strict=True) if text and not cell}
+    seen = {
+        text
+        for name in cells
+        for text, cell in zip(texts[name], cells[name], strict=True)
+        if text and not cell
+    }
     if seen and "missing_marks" not in given:
         found["missing_marks"] = tuple(sorted(seen))
     if "missing" not in given and any("" in cells[name] for name in rest):
         found["missing"] = "median"
     labels, _ = numbered(cells.get(roles["label"], [""] * len(table)))
-    reading = TableReading(roles, codes=given.get("codes") or (), max_levels=given.get("max_levels") or MOST_LEVELS)
+    reading = TableReading(
+        roles, codes=given.get("codes") or (), max_levels=given.get("max_levels") or MOST_LEVELS
+    )
     useless: dict[str, list[str]] = {}  # identifiers and free text
     for name in rest:
         told = Findings()

@@ -1,4 +1,6 @@
-"""Standardization: which mean and deviation the inputs of a dataset get, and the map that applies them."""
+"""Standardization: which mean and deviation the inputs of a dataset get, and the map that
+applies them.
+"""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -24,19 +26,21 @@ def standardized(
 ) -> tuple[Dataset, str]:
     """Give a dataset the mean and deviation that its inputs are standardized by.
 
-    Statistics of the training examples are those of `dataset.train`, every example counted once: with a label or
-    without, of all clients but the one that is left out, and also those that a run draws from them for test or
-    validation, since the statistics belong to the dataset and not to the split of one seed. The source's own test split
-    is never looked at.
+    Statistics of the training examples are those of `dataset.train`, every example counted once:
+    with a label or without, of all clients but the one that is left out, and also those that a run
+    draws from them for test or validation, since the statistics belong to the dataset and not to
+    the split of one seed. The source's own test split is never looked at.
 
     Args:
         dataset: as a source gives it.
-        by: "dataset": the statistics that come with it. "train": mean and population deviation of its training
-            examples, per channel of images [n, H, W, C] and per feature of vectors [n, features], in float64; a
-            constant channel or feature has the deviation 1. "auto": "dataset" if it has statistics, else "train".
-            "client": mean and sample deviation of every client's own training examples, also for its test examples.
-            "none": inputs are divided by `input_max` and that is all.
-        mean: in place of the dataset's, per channel or feature or one for all, on the scale where input_max is 1.0.
+        by: "dataset": the statistics that come with it. "train": mean and population deviation of
+            its training examples, per channel of images [n, H, W, C] and per feature of vectors [n,
+            features], in float64; a constant channel or feature has the deviation 1. "auto":
+            "dataset" if it has statistics, else "train". "client": mean and sample deviation of
+            every client's own training examples, also for its test examples. "none": inputs are
+            divided by `input_max` and that is all.
+        mean: in place of the dataset's, per channel or feature or one for all, on the scale where
+            input_max is 1.0.
         std: likewise.
         left_out: the natural client that is the test set, as `federate` takes it.
 
@@ -44,21 +48,26 @@ def standardized(
         The dataset, and a sentence for the log that says what was done.
 
     Raises:
-        ValueError: an unknown `by`, statistics that the dataset does not have, or given ones that have no use.
+        ValueError: an unknown `by`, statistics that the dataset does not have, or given ones that
+            have no use.
     """
     if by not in STANDARDIZATIONS:
         raise ValueError(f"standardize is {by!r}; allowed: {', '.join(STANDARDIZATIONS)}")
     if mean is not None or std is not None:
         if by in ("train", "client", "none"):
-            raise ValueError(f"mean or std is given, which standardize={by!r} does not use; leave one of them out")
+            raise ValueError(
+                f"mean or std is given, which standardize={by!r} does not use; leave one of them "
+                "out"
+            )
         dataset = _replaced(dataset, mean, std)
     if by == "client":
         return _by_client(dataset)
     known = dataset.mean is not None or dataset.std is not None
     if by == "dataset" and not known:
         raise ValueError(
-            f"standardize is 'dataset', but dataset {dataset.name!r} has no mean and deviation of its own; use 'train' "
-            "for those of its training examples, 'none', or give mean and std"
+            f"standardize is 'dataset', but dataset {dataset.name!r} has no mean and deviation of "
+            "its own; use 'train' for those of its training examples, 'none', or give mean and "
+            "std"
         )
     if by == "none" and known:
         dataset = dataclasses.replace(dataset, mean=None, std=None)
@@ -71,7 +80,11 @@ def standardized(
         count = counted(len(dataset.train) if rows is None else len(rows), "example")
         whose = f"of the {count} of all clients{but}"
     else:
-        whose = f"that belong to dataset {dataset.name!r}" if mean is None and std is None else "as given"
+        whose = (
+            f"that belong to dataset {dataset.name!r}"
+            if mean is None and std is None
+            else "as given"
+        )
     if (dataset.mean or (0.0,), dataset.std or (1.0,)) == ((0.0,), (1.0,)):
         return dataset, f"inputs are divided by {dataset.input_max:g} and not standardized"
     return dataset, f"inputs are standardized by {_in_words(dataset)} {whose}"
@@ -80,7 +93,8 @@ def standardized(
 def for_prediction(
     dataset: Dataset, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
 ) -> tuple[Dataset, str]:
-    """Give a dataset the mean and deviation of inputs that are predicted, where these differ from training's.
+    """Give a dataset the mean and deviation of inputs that are predicted, where these differ from
+    training's.
 
     Args:
         dataset: with those of training.
@@ -102,13 +116,19 @@ def for_prediction(
     return dataset, f"; where they are predicted, by {_in_words(dataset)}"
 
 
-def _replaced(dataset: Dataset, mean: Sequence[float] | None, std: Sequence[float] | None) -> Dataset:
+def _replaced(
+    dataset: Dataset, mean: Sequence[float] | None, std: Sequence[float] | None
+) -> Dataset:
     """Put given statistics in place of the dataset's."""
-    given = {name: tuple(values) for name, values in (("mean", mean), ("std", std)) if values is not None}
+    given = {
+        name: tuple(values) for name, values in (("mean", mean), ("std", std)) if values is not None
+    }
     return dataclasses.replace(dataset, **given)  # type: ignore[arg-type]
 
 
-def _counted(dataset: Dataset, left_out: int | str | None) -> tuple[Int[np.ndarray, " m"] | None, str]:
+def _counted(
+    dataset: Dataset, left_out: int | str | None
+) -> tuple[Int[np.ndarray, " m"] | None, str]:
     """Choose the rows that count in statistics, None: all; and name the client left out."""
     names = [] if left_out is None else natural_names(dataset)
     number = None if left_out is None else client_number(names, left_out)
@@ -122,31 +142,54 @@ def _counted(dataset: Dataset, left_out: int | str | None) -> tuple[Int[np.ndarr
 def _statistics(
     inputs: Shaped[np.ndarray, "n *shape C"], input_max: float, chosen: Int[np.ndarray, " m"] | None
 ) -> tuple[Float[np.ndarray, " C"], Float[np.ndarray, " C"]]:
-    """Compute mean and deviation over all axes but the last, in two passes over blocks: inputs may be memory-mapped."""
+    """Compute mean and deviation over all axes but the last, in two passes over blocks: inputs
+    may be memory-mapped.
+    """
     number = len(inputs) if chosen is None else len(chosen)
-    axes, count = tuple(range(inputs.ndim - 1)), number * (inputs[0].size // inputs.shape[-1])
+    axes = tuple(range(inputs.ndim - 1))
+    count = number * (inputs[0].size // inputs.shape[-1])
     size = max(BLOCK_VALUES // max(inputs[0].size, 1), 1)
     parts = [slice(start, start + size) for start in range(0, number, size)]
     blocks = parts if chosen is None else [chosen[part] for part in parts]
     mean = sum(inputs[rows].sum(axes, np.float64) for rows in blocks) / count
     std = np.sqrt(sum(np.square(inputs[rows] - mean).sum(axes) for rows in blocks) / count)
     # Not a deviation of 0: the mean of equal values may be off by a rounding error.
-    lowest, highest = (np.stack([of(inputs[rows], axes) for rows in blocks]) for of in (np.min, np.max))
+    lowest, highest = (
+        np.stack([of(inputs[rows], axes) for rows in blocks]) for of in (np.min, np.max)
+    )
     constant = lowest.min(axis=0) == highest.max(axis=0)
     return mean / input_max, np.where(constant, 0.0, std / input_max)
 
 
 def _by_client(dataset: Dataset) -> tuple[Dataset, str]:
-    """Standardize the inputs of every natural client by its own training examples, and keep the statistics."""
-    train, test = dataset.train, dataset.test
+    """Standardize the inputs of every natural client by its own training examples, and keep the
+    statistics.
+    """
+    train = dataset.train
+    test = dataset.test
     whose = None if train.client is None else distinct(train.client)
-    others = () if whose is None or test is None or test.client is None else np.setdiff1d(test.client, whose)
+    others = (
+        ()
+        if whose is None or test is None or test.client is None
+        else np.setdiff1d(test.client, whose)
+    )
     if whose is None or (test is not None and test.client is None) or len(others):
-        lacks = "has no clients of its own" if whose is None else "has test examples of no client that trains"
-        raise ValueError(f"standardize is 'client', but dataset {dataset.name!r} {lacks}; use standardize='train'")
-    columns = dataset.extra.get("features") or [f"feature {number}" for number in range(dataset.input_shape[-1])]
+        lacks = (
+            "has no clients of its own"
+            if whose is None
+            else "has test examples of no client that trains"
+        )
+        raise ValueError(
+            f"standardize is 'client', but dataset {dataset.name!r} {lacks}; use "
+            "standardize='train'"
+        )
+    columns = dataset.extra.get("features") or [
+        f"feature {number}" for number in range(dataset.input_shape[-1])
+    ]
     splits = [split for split in (train, test) if split is not None]
-    arrays, statistics, notes = [np.zeros(split.x.shape, np.float32) for split in splits], {}, []
+    arrays = [np.zeros(split.x.shape, np.float32) for split in splits]
+    statistics = {}
+    notes = []
     for name, number in zip(natural_names(dataset), whose, strict=True):
         rows = np.flatnonzero(train.client == number)
         mean, std = _statistics(train.x, dataset.input_max, rows)
@@ -159,7 +202,9 @@ def _by_client(dataset: Dataset) -> tuple[Dataset, str]:
         for array, split in zip(arrays, splits, strict=True):
             own = np.flatnonzero(split.client == number)
             array[own] = (split.x[own] - mean * dataset.input_max) / std
-    made = [dataclasses.replace(split, x=array) for split, array in zip(splits, arrays, strict=True)]
+    made = [
+        dataclasses.replace(split, x=array) for split, array in zip(splits, arrays, strict=True)
+    ]
     said = "inputs are standardized by mean and deviation of each client's own training examples"
     if notes:
         said += f"; where these do not vary, the deviation is 1: {', '.join(notes)}"
@@ -181,8 +226,8 @@ def normalizer(dataset: Dataset) -> Callable[[Shaped[Array, "*batch C"]], Float[
     """Make the map from stored inputs to the network's: (raw / input_max - mean) / std, in float32.
 
     Args:
-        dataset: has `input_max`, `mean` and `std`; without a mean nothing is subtracted, without a deviation nothing
-            is divided by.
+        dataset: has `input_max`, `mean` and `std`; without a mean nothing is subtracted, without a
+            deviation nothing is divided by.
 
     Returns:
         fn(raw [..., C], uint8 or float) -> float32 of the same shape.

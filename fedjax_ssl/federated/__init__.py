@@ -1,5 +1,7 @@
 # mypy: implicit-reexport
-"""The engine: the method contract, cohorts, local training, placement, federated optimizers, evaluation."""
+"""The engine: the method contract, cohorts, local training, placement, federated optimizers,
+evaluation.
+"""
 
 from typing import TYPE_CHECKING
 

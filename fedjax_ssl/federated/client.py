@@ -1,8 +1,9 @@
 """Local training: one client, one round.
 
-One local step builds the views that the terms ask for, runs one forward pass over all of them, hands every term its
-slice, adds the weighted losses, takes one gradient and one optimizer update. With several parameter groups the step
-has one such phase per group, in order; a loss moves only its own group, because only that group is differentiated.
+One local step builds the views that the terms ask for, runs one forward pass over all of them,
+hands every term its slice, adds the weighted losses, takes one gradient and one optimizer update.
+With several parameter groups the step has one such phase per group, in order; a loss moves only its
+own group, because only that group is differentiated.
 
 Parameters are carried in few arrays per group, see `fedjax_ssl.federated.packing`.
 """
@@ -42,7 +43,9 @@ from fedjax_ssl.models import Model, Outputs
 
 PyTree = Any
 # The scopes in which parts of a round are traced: profiles and compiled programs name them.
-LOCAL_STEP, GATHER, AVERAGE = "local_step", "gather_batch", "average_clients"
+LOCAL_STEP = "local_step"
+GATHER = "gather_batch"
+AVERAGE = "average_clients"
 
 
 class LocalTraining(NamedTuple):
@@ -56,11 +59,15 @@ class LocalTraining(NamedTuple):
     keep_optimizer: bool  # its state lives on, at the client
     keep_by_slot: bool  # ... or in the slot of the cohort that a client fills
     federated_optimizer: FederatedOptimizer
-    upload: Callable[[ClientResult], Params] | None  # what the server sees of trained parameters; None: all of them
-    receive: Callable[[Client, Params], Params] | None = None  # what a client has of what is sent; None: all of it
-    weighting: str = "uniform"  # name of the weight in the average, where a kind of clients has no own
+    upload: Callable[[ClientResult], Params] | None
+    # ^ what the server sees of trained parameters; None: all of them
+    receive: Callable[[Client, Params], Params] | None = None
+    # ^ what a client has of what is sent; None: all of it
+    weighting: str = "uniform"
+    # ^ name of the weight in the average, where a kind of clients has no own
     keep_models: bool = False  # the clients' models are stacked, too
-    average_optimizer: bool = False  # its state is averaged at the server, for the groups that are shared
+    average_optimizer: bool = False
+    # ^ its state is averaged at the server, for the groups that are shared
 
     @property
     def shared(self) -> tuple[str, ...]:
@@ -77,7 +84,8 @@ class Download(NamedTuple):
     params: Params
     model_state: PyTree
     optimizer: PyTree  # state of the federated optimizer, from which clients may start differently
-    local_optimizer: dict[str, PyTree]  # state of the local one by group, where clients start from a common one
+    local_optimizer: dict[str, PyTree]
+    # ^ state of the local one by group, where clients start from a common one
     terms: dict[str, PyTree]  # server state of the terms, from which local states start
     inputs: Array
     validation: Validation
@@ -110,17 +118,20 @@ class Plan(NamedTuple):
     examples: Int[Array, ""]  # rows that enter a loss, over all its steps
 
 
-def train_client(update: "ClientUpdate", client: Client, plan: Plan, loop: str = "own") -> ClientProgress:
-    """Takes a client's local steps.
+def train_client(
+    update: "ClientUpdate", client: Client, plan: Plan, loop: str = "own"
+) -> ClientProgress:
+    """Take a client's local steps.
 
     Args:
         update: local training.
         client: the client that trains.
         plan: its plan.
-        loop: loop of its local steps. "own": to the client's own number of steps. "bound": to the static bound of its
-            schedule, and steps beyond its own change nothing; on a GPU, a loop whose end is known when it is compiled
-            asks the host nothing. "whole": the same for clients that take all these steps or none, so that no step
-            has to be told from another one, and the update of weights is part of the product that gives its gradient.
+        loop: loop of its local steps. "own": to the client's own number of steps. "bound": to the
+            static bound of its schedule, and steps beyond its own change nothing; on a GPU, a loop
+            whose end is known when it is compiled asks the host nothing. "whole": the same for
+            clients that take all these steps or none, so that no step has to be told from another
+            one, and the update of weights is part of the product that gives its gradient.
 
     Returns:
         Its progress at the end.
@@ -142,13 +153,14 @@ def train_client(update: "ClientUpdate", client: Client, plan: Plan, loop: str =
     elif loop == "bound":
         end = jax.lax.fori_loop(0, step_bound(plan), step_or_not, begin)
     else:
-        # A loop with a traced bound: a client takes exactly its own number of steps. Nothing differentiates through it.
+        # A loop with a traced bound: a client takes exactly its own number of steps. Nothing
+        # differentiates through it.
         end = jax.lax.fori_loop(0, plan.num_steps, one_step, begin)
     return end
 
 
 def step_bound(plan: Plan) -> int:
-    """The static bound of a client's local steps: rows of its tables."""
+    """Return the static bound of a client's local steps: rows of its tables."""
     return plan.batches.key.shape[0]
 
 
@@ -158,7 +170,8 @@ def batch_of(plan: Plan, *place: Int[Array, ""]) -> Batch:
 
 
 class ClientUpdate:
-    """Local training of one kind of clients in one round, cut into pieces that a placement puts together.
+    """Local training of one kind of clients in one round, cut into pieces that a placement puts
+    together.
 
     Args:
         training: parts that are the same for every round.
@@ -167,56 +180,77 @@ class ClientUpdate:
     """
 
     def __init__(self, training: LocalTraining, kind: ClientKind, broadcast: Download):
-        self.training, self.kind, self.broadcast = training, kind, broadcast
+        self.training = training
+        self.kind = kind
+        self.broadcast = broadcast
         self.packings = {group: packing(broadcast.params[group]) for group in training.groups}
-        self.common = {group: self.packings[group].pack(broadcast.params[group]) for group in training.groups}
+        self.common = {
+            group: self.packings[group].pack(broadcast.params[group]) for group in training.groups
+        }
         self.shared = training.shared
         self.flat_state, unravel = ravel_pytree(broadcast.model_state)
         self.unravel_state = partial(cut, unravel)
-        phases = {group: tuple(term for term in kind.terms if term.group == group) for group in training.groups}
+        phases = {
+            group: tuple(term for term in kind.terms if term.group == group)
+            for group in training.groups
+        }
         self.phases = {group: terms for group, terms in phases.items() if terms}
 
     def to_params(self, grouped: Grouped) -> Params:
         """Unpacks the few arrays of every parameter group into its tree."""
-        return {group: self.packings[group].unpack(grouped[group]) for group in self.training.groups}
+        return {
+            group: self.packings[group].unpack(grouped[group]) for group in self.training.groups
+        }
 
     def key_of(self, client: Client) -> Key[Array, ""]:
-        """Returns the client's key of this round, by its id."""
+        """Return the client's key of this round, by its id."""
         return jax.random.fold_in(named_key(self.broadcast.key, "client"), client.id)
 
     def rate_of(self, client: Client) -> Float[Array, ""]:
-        """Returns the learning rate of the client's local steps."""
+        """Return the learning rate of the client's local steps."""
         rate = self.broadcast.learning_rate
         return rate if self.kind.rate is None else rate * self.kind.rate(client)
 
     def kept_by(self, client: Client, term: Term) -> PyTree:
-        """Returns what the client kept for a term since its last round; () without."""
+        """Return what the client kept for a term since its last round; () without."""
         return () if client.kept is None else client.kept.terms.get(term.name, ())
 
     def sent_to(self, client: Client) -> Grouped:
-        """The shared parameters that a client is sent: the global ones, or those of its group."""
+        """Return the shared parameters that a client is sent: the global ones, or those of its
+        group.
+        """
         given = {group: self.common[group] for group in self.shared}
-        return self.training.federated_optimizer.start(self.broadcast.optimizer, client.received, given)
+        return self.training.federated_optimizer.start(
+            self.broadcast.optimizer, client.received, given
+        )
 
     def anchor_of(self, client: Client) -> Grouped:
-        """The parameters that a client starts from: what it has of those sent, and its own private ones."""
+        """Return the parameters that a client starts from: what it has of those sent, and its own
+        private ones.
+        """
         given = self.sent_to(client)
         if self.training.receive is not None:
-            had = self.training.receive(client, {group: self.packings[group].unpack(given[group]) for group in given})
+            had = self.training.receive(
+                client, {group: self.packings[group].unpack(given[group]) for group in given}
+            )
             given = {group: self.packings[group].pack(had[group]) for group in given}
         own = self.common if client.kept is None else {**self.common, **client.kept.params}
-        return {group: given[group] if group in given else own[group] for group in self.training.groups}
+        return {
+            group: given[group] if group in given else own[group] for group in self.training.groups
+        }
 
     def statistics_of(self, client: Client) -> Array:
-        """The batch statistics that a client starts from, in one vector."""
+        """Return the batch statistics that a client starts from, in one vector."""
         if client.kept is None or not self.training.federated_optimizer.alone:
             return self.flat_state
         return client.kept.model_state
 
     def network_of(self, client: Client, anchor: Grouped) -> Snapshot:
-        """The network that a client starts from, of the parameters that it starts from."""
+        """Return the network that a client starts from, of the parameters that it starts from."""
         groups = self.to_params(anchor)
-        return Snapshot(self.training.combine(groups), self.unravel_state(self.statistics_of(client)), groups)
+        return Snapshot(
+            self.training.combine(groups), self.unravel_state(self.statistics_of(client)), groups
+        )
 
     def plan(self, client: Client) -> Plan:
         """Draws the client's batches of this round, and a key for each of its steps."""
@@ -227,14 +261,21 @@ class ClientUpdate:
         # Together and not in every step, where they would be operations of their own.
         keys = jax.vmap(partial(jax.random.fold_in, named_key(key, "step")))(numbers)
         own = (numbers < schedule.num_steps)[:, None]
-        examples = sum((jnp.sum(mask & own, dtype=jnp.int32) for mask in masks), start=jnp.zeros((), jnp.int32))
+        examples = sum(
+            (jnp.sum(mask & own, dtype=jnp.int32) for mask in masks), start=jnp.zeros((), jnp.int32)
+        )
         return Plan(Batch(schedule.positions, schedule.masks, keys), schedule.num_steps, examples)
 
     def start(self, client: Client) -> ClientProgress:
-        """Returns the client before its first step: parameters, optimizer states and local states of the terms."""
+        """Return the client before its first step: parameters, optimizer states and local
+        states of the terms.
+        """
         anchor = self.anchor_of(client)
         network = self.network_of(client, anchor)
-        optimizer = {group: self.training.optimizer.init({group: anchor[group]}) for group in self.training.groups}
+        optimizer = {
+            group: self.training.optimizer.init({group: anchor[group]})
+            for group in self.training.groups
+        }
         optimizer = {**optimizer, **self.broadcast.local_optimizer}
         if client.kept is not None:
             optimizer = {**optimizer, **client.kept.optimizer}
@@ -244,24 +285,34 @@ class ClientUpdate:
             optimizer=optimizer,
             local={
                 term.name: term.client.start(
-                    self.broadcast.terms[term.name], network.params, network.model_state, self.kept_by(client, term)
+                    self.broadcast.terms[term.name],
+                    network.params,
+                    network.model_state,
+                    self.kept_by(client, term),
                 )
                 for term in self.kind.terms
             },
             loss=jnp.zeros(()),
         )
 
-    def step(self, client: Client, number: Int[Array, ""], batch: Batch, progress: ClientProgress) -> ClientProgress:
-        """Takes one local step: a phase for each parameter group that a term moves, in order."""
+    def step(
+        self, client: Client, number: Int[Array, ""], batch: Batch, progress: ClientProgress
+    ) -> ClientProgress:
+        """Take one local step: a phase for each parameter group that a term moves, in order."""
         own_key = jax.random.fold_in(labelling_key(self.broadcast.key), client.id)
         streams = _gather_streams(batch, client, self.broadcast.inputs, own_key)
         for group, terms in self.phases.items():
-            after = self.one_phase(client, progress, number, group, terms, streams, named_key(batch.key, group))
+            after = self.one_phase(
+                client, progress, number, group, terms, streams, named_key(batch.key, group)
+            )
             views = _views(terms)
             if views and (len(self.phases) > 1 or self.kind.sampler.empty_steps):
-                # A group without a row in this step takes no step at all: no weight decay, no momentum.
+                # A group without a row in this step takes no step at all: no weight decay, no
+                # momentum.
                 rows = jnp.any(jnp.concatenate([view.real(streams) for view in views]))
-                after = jax.tree.map(lambda new, old, keep=rows: jnp.where(keep, new, old), after, progress)
+                after = jax.tree.map(
+                    lambda new, old, keep=rows: jnp.where(keep, new, old), after, progress
+                )
             progress = after
         return progress
 
@@ -275,9 +326,13 @@ class ClientUpdate:
         streams: Streams,
         phase_key: Key[Array, ""],
     ) -> ClientProgress:
-        """Moves one parameter group: forward pass, losses of its terms, gradient, correction and optimizer."""
+        """Move one parameter group: forward pass, losses of its terms, gradient, correction and
+        optimizer.
+        """
         start = self.anchor_of(client)
-        nothing: dict[str, Any] = dict.fromkeys(("sent", "shared", "local", "params", "groups", "model_state"), ())
+        nothing: dict[str, Any] = dict.fromkeys(
+            ("sent", "shared", "local", "params", "groups", "model_state"), ()
+        )
         seen = Step(
             outputs={},
             inputs={},
@@ -290,7 +345,9 @@ class ClientUpdate:
             **nothing,
         )
 
-        def evaluate(one_group: Packed, terms: tuple[Term, ...], earlier: dict[str, Outputs] | None = None) -> Losses:
+        def evaluate(
+            one_group: Packed, terms: tuple[Term, ...], earlier: dict[str, Outputs] | None = None
+        ) -> Losses:
             at = progress._replace(params={**progress.params, group: one_group})
             return self.evaluate(at, terms, seen._replace(earlier=earlier))
 
@@ -298,20 +355,31 @@ class ClientUpdate:
         compute = self.kind.gradient or plain_gradient
         loss, slope, losses = compute(evaluate, weights, terms, self.packings[group])
         gradient: Grouped = {group: slope}
-        only, anchor = {group: weights}, {group: start[group]}
+        only = {group: weights}
+        anchor = {group: start[group]}
         if group in self.shared:
-            gradient = self.training.federated_optimizer.correct(gradient, only, anchor, client.received)
-        state, rate = progress.optimizer[group], self.rate_of(client)
+            gradient = self.training.federated_optimizer.correct(
+                gradient, only, anchor, client.received
+            )
+        state = progress.optimizer[group]
+        rate = self.rate_of(client)
         new, optimizer_state = descend(self.training.optimizer, gradient, state, only, rate)
-        local, model_state = {**progress.local, **losses.local}, losses.model_state
+        local = {**progress.local, **losses.local}
+        model_state = losses.model_state
         for term in terms:
             if term.client.after_step is not None:
-                moved = Snapshot(self.packings[group].unpack(new[group]), self.unravel_state(model_state))
-                local[term.name], kept = term.client.after_step(local[term.name], moved, client, number)
+                moved = Snapshot(
+                    self.packings[group].unpack(new[group]), self.unravel_state(model_state)
+                )
+                local[term.name], kept = term.client.after_step(
+                    local[term.name], moved, client, number
+                )
                 if kept is not moved:
                     new = {group: self.packings[group].pack(kept.params)}
                     model_state = ravel_pytree(kept.model_state)[0]
-        for takes_step in (term.client.takes_step for term in terms if term.client.takes_step is not None):
+        for takes_step in (
+            term.client.takes_step for term in terms if term.client.takes_step is not None
+        ):
             choose = partial(jnp.where, takes_step(losses.outputs, streams))
             new = jax.tree.map(choose, new, only)
             optimizer_state = jax.tree.map(choose, optimizer_state, progress.optimizer[group])
@@ -329,10 +397,19 @@ class ClientUpdate:
         params = self.training.combine(groups)
         model_state = self.unravel_state(progress.model_state)
         inputs, outputs, new_state = forward_views(
-            self.training.model, params, model_state, _views(terms), seen.streams, seen.key, self.kind.separate_passes
+            self.training.model,
+            params,
+            model_state,
+            _views(terms),
+            seen.streams,
+            seen.key,
+            self.kind.separate_passes,
         )
-        seen = seen._replace(outputs=outputs, inputs=inputs, params=params, groups=groups, model_state=model_state)
-        values, local = {}, {}
+        seen = seen._replace(
+            outputs=outputs, inputs=inputs, params=params, groups=groups, model_state=model_state
+        )
+        values = {}
+        local = {}
         for term in terms:
             result = term.loss(
                 seen._replace(
@@ -342,19 +419,26 @@ class ClientUpdate:
                     key=named_key(seen.key, term.name),
                 )
             )
-            value, after = result if isinstance(result, tuple) else (result, progress.local.get(term.name))
+            value, after = (
+                result if isinstance(result, tuple) else (result, progress.local.get(term.name))
+            )
             values[term.name] = term.weight * value
             if term.name in progress.local:
                 local[term.name] = after
         return Losses(values, local, ravel_pytree(new_state)[0], outputs)
 
     @jax.named_scope(AVERAGE)
-    def finish(self, client: Client, plan: Plan, end: ClientProgress) -> tuple[dict[str, PyTree], dict[str, PyTree]]:
-        """Work out what a trained client sends and keeps: (summed over the cohort, stacked over it).
+    def finish(
+        self, client: Client, plan: Plan, end: ClientProgress
+    ) -> tuple[dict[str, PyTree], dict[str, PyTree]]:
+        """Work out what a trained client sends and keeps: (summed over the cohort, stacked over
+        it).
 
-        An update with a value that is not finite is dropped: it weighs nothing, and is counted in "dropped".
+        An update with a value that is not finite is dropped: it weighs nothing, and is counted in
+        "dropped".
         """
-        begin, num_steps = self.start(client), plan.num_steps
+        begin = self.start(client)
+        num_steps = plan.num_steps
         finite = jnp.isfinite(end.loss)
         for values in jax.tree.leaves((end.params, end.model_state)):
             finite = finite & jnp.all(jnp.isfinite(values))
@@ -362,7 +446,8 @@ class ClientUpdate:
         trained = finite & (num_steps > 0)
         loss = end.loss
         end = jax.tree.map(lambda new, old: jnp.where(trained, new, old), end, begin)
-        groups, received = self.to_params(end.params), self.to_params(begin.params)
+        groups = self.to_params(end.params)
+        received = self.to_params(begin.params)
         model_state = self.unravel_state(end.model_state)
         result = ClientResult(
             client=client,
@@ -382,19 +467,32 @@ class ClientUpdate:
         sent_up = {group: end.params[group] for group in self.shared}
         if self.training.upload is not None:
             result = result._replace(uploaded={**groups, **self.training.upload(result)})
-            sent_up = {group: self.packings[group].pack(result.uploaded[group]) for group in self.shared}
+            sent_up = {
+                group: self.packings[group].pack(result.uploaded[group]) for group in self.shared
+            }
         uploads = {term.name: term.client.collect(result) for term in self.kind.terms}
         weigh = self.kind.weigh
-        wanted = WEIGHTINGS[self.training.weighting](client) if weigh is None else weigh(client, uploads)
-        remembered = {term.name: term.client.remember(result) for term in self.kind.terms if term.client.remember}
+        wanted = (
+            WEIGHTINGS[self.training.weighting](client) if weigh is None else weigh(client, uploads)
+        )
+        remembered = {
+            term.name: term.client.remember(result)
+            for term in self.kind.terms
+            if term.client.remember
+        }
         sound = jnp.isfinite(wanted)
-        averaged = {group: end.optimizer[group] for group in self.shared if self.training.average_optimizer}
+        averaged = {
+            group: end.optimizer[group] for group in self.shared if self.training.average_optimizer
+        }
         for values in jax.tree.leaves((remembered, averaged)):
             sound = sound & jnp.all(jnp.isfinite(values))
         finite, trained = apart((finite & (sound | ~trained), trained & sound))
         averaged = jax.tree.map(lambda x: jnp.where(trained, x, jnp.zeros_like(x)), averaged)
         weight = jnp.where(trained, wanted, 0.0)
-        weights = {group: weight if group in self.phases else jnp.zeros_like(weight) for group in self.shared}
+        weights = {
+            group: weight if group in self.phases else jnp.zeros_like(weight)
+            for group in self.shared
+        }
         report = self.training.federated_optimizer.report(
             Local(
                 anchor=self.sent_to(client),
@@ -420,7 +518,9 @@ class ClientUpdate:
             "model_state": (0.0 if alone else weight.astype(self.flat_state.dtype))
             * (end.model_state - self.flat_state),
             "local": _times(weight, end.local),
-            "local_optimizer": {g: (weights[g], _times(weights[g], state)) for g, state in averaged.items()},
+            "local_optimizer": {
+                g: (weights[g], _times(weights[g], state)) for g, state in averaged.items()
+            },
             "loss": jnp.where(finite, loss, 0.0),
             "steps": jnp.where(finite, num_steps, 0),
             "examples": jnp.where(finite, plan.examples, 0),
@@ -461,14 +561,17 @@ def _gather_streams(batch: Batch, client: Client, inputs: Array, key: Key[Array,
         mask = batch.masks[name]
         observed = jnp.where(mask, client.observed[position], -1)
         rows = inputs[client.rows[position]]
-        # Padding points to row 0, which may be another client's NaN: a zero loss would still have a NaN gradient.
+        # Padding points to row 0, which may be another client's NaN: a zero loss would still have a
+        # NaN gradient.
         real = mask.reshape(-1, *[1] * (rows.ndim - 1))
         weak = None if client.weak is None else jnp.where(mask, client.weak.labels[position], -1)
-        streams[name] = Stream(position, mask, observed, jnp.where(real, rows, jnp.zeros_like(rows)), weak, key)
+        streams[name] = Stream(
+            position, mask, observed, jnp.where(real, rows, jnp.zeros_like(rows)), weak, key
+        )
     return streams
 
 
 def _views(terms: tuple[Term, ...]) -> tuple[View, ...]:
-    """The views of all terms, each once."""
+    """Return the views of all terms, each once."""
     by_name = {view.name: view for term in terms for view in term.views}
     return tuple(by_name.values())

@@ -1,4 +1,6 @@
-"""Clients from a federation's tables, and what they keep between rounds: one table over all of them, read by id."""
+"""Clients from a federation's tables, and what they keep between rounds: one table over all of
+them, read by id.
+"""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -18,8 +20,11 @@ if TYPE_CHECKING:
 PyTree = Any
 
 
-def part_of(data: FederatedData, number: Int[Array, ""], num_rounds: int | None) -> Int[Array, ""] | int:
-    """Returns which part of their unlabelled examples clients have in a round; 0 where these do not come in parts.
+def part_of(
+    data: FederatedData, number: Int[Array, ""], num_rounds: int | None
+) -> Int[Array, ""] | int:
+    """Return which part of their unlabelled examples clients have in a round; 0 where these do not
+    come in parts.
 
     Args:
         data: the federation.
@@ -33,8 +38,8 @@ def part_of(data: FederatedData, number: Int[Array, ""], num_rounds: int | None)
         return 0
     if data.rounds_per_part is None and num_rounds is None:
         raise ValueError(
-            f"unlabelled examples come in {data.num_parts} parts, in a run of unknown length; say for how many rounds "
-            "each is there: config.partition.rounds_per_part"
+            f"unlabelled examples come in {data.num_parts} parts, in a run of unknown length; say "
+            "for how many rounds each is there: config.partition.rounds_per_part"
         )
     each = rounds_of_a_part(data.num_parts, data.rounds_per_part, num_rounds or 0)
     return jnp.minimum(number // each, data.num_parts - 1)
@@ -62,7 +67,8 @@ def clients_of(
         data: the federation.
         ids: the clients' ids.
         valid: False for an empty slot; all are filled by default.
-        part: part of their unlabelled examples, from `part_of`. The others are not among a client's examples.
+        part: part of their unlabelled examples, from `part_of`. The others are not among a client's
+            examples.
     """
     present = jnp.ones(ids.shape, bool) if valid is None else valid
     rows = data.index[ids]
@@ -73,7 +79,8 @@ def clients_of(
     before = jnp.zeros_like(num_labelled)
     if data.num_parts > 1:
         each = (num_examples - num_labelled) // data.num_parts
-        num_examples, before = num_labelled + each, part * each
+        num_examples = num_labelled + each
+        before = part * each
         column = column[: data.max_labelled + data.max_unlabelled_at_once]
         place = jnp.where(column < num_labelled[:, None], column, column + before[:, None])
         place = jnp.minimum(place, rows.shape[1] - 1)
@@ -81,9 +88,12 @@ def clients_of(
     real = column < num_examples[:, None]
     weak = data.weak
     if weak is not None:
-        tables = replace(weak, prior=jnp.broadcast_to(weak.prior, (data.num_clients, *weak.prior.shape)))
+        tables = replace(
+            weak, prior=jnp.broadcast_to(weak.prior, (data.num_clients, *weak.prior.shape))
+        )
         weak = jax.tree.map(lambda table: table[ids], tables)
-        labels, known = weak.labels, jnp.where(present, weak.num_examples, 0)
+        labels = weak.labels
+        known = jnp.where(present, weak.num_examples, 0)
         if place is not None:
             labels = jnp.take_along_axis(labels, place, axis=1)
             known = jnp.clip(known - before, 0, num_examples - num_labelled)
@@ -102,29 +112,39 @@ def clients_of(
 
 
 def server_as_client(data: FederatedData) -> Client:
-    """The server as the only client of a federation of its own, leading axis 1."""
-    rows, count = data.server_index[None], data.num_server[None]
+    """Return the server as the only client of a federation of its own, leading axis 1."""
+    rows = data.server_index[None]
+    count = data.num_server[None]
     real = jnp.arange(rows.shape[1], dtype=jnp.int32) < count[:, None]
     observed = jnp.where(real, data.observed[rows], -1)
     return Client(jnp.zeros((1,), jnp.int32), rows, observed, count, count, sent={}, received=())
 
 
 def first_states(
-    training: "LocalTraining", terms: tuple[Term, ...], params: Params, model_state: PyTree, clients: Client
+    training: "LocalTraining",
+    terms: tuple[Term, ...],
+    params: Params,
+    model_state: PyTree,
+    clients: Client,
 ) -> ClientState:
-    """Returns what all C clients have before their first round, leading axis C."""
+    """Return what all C clients have before their first round, leading axis C."""
     packed = {group: packing(tree).pack(tree) for group, tree in params.items()}
     shared = {group: packed[group] for group in training.shared}
-    network, count = training.combine(params), clients.id.shape[0]
+    network = training.combine(params)
+    count = clients.id.shape[0]
 
     def alike(tree: PyTree) -> PyTree:
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *jnp.shape(x))), tree)
 
     optimizer = {}
     if training.keep_optimizer:
-        optimizer = {group: alike(training.optimizer.init({group: packed[group]})) for group in packed}
+        optimizer = {
+            group: alike(training.optimizer.init({group: packed[group]})) for group in packed
+        }
     by_term = {
-        term.name: jax.vmap(lambda client, term=term: term.client.keep(network, model_state, client))(clients)
+        term.name: jax.vmap(
+            lambda client, term=term: term.client.keep(network, model_state, client)
+        )(clients)
         for term in terms
     }
     return ClientState(
@@ -132,17 +152,22 @@ def first_states(
         optimizer=optimizer,
         terms={name: kept for name, kept in by_term.items() if jax.tree.leaves(kept)},
         federated=alike(training.federated_optimizer.keep(shared)),
-        model_state=alike(ravel_pytree(model_state)[0]) if training.federated_optimizer.alone else (),
+        model_state=alike(ravel_pytree(model_state)[0])
+        if training.federated_optimizer.alone
+        else (),
     )
 
 
-def gather_states(kept: ClientState, ids: Int[Array, " p"], slots: Int[Array, " p"] | None = None) -> ClientState:
-    """The rows of a cohort; those of empty slots do not matter.
+def gather_states(
+    kept: ClientState, ids: Int[Array, " p"], slots: Int[Array, " p"] | None = None
+) -> ClientState:
+    """Return the rows of a cohort; those of empty slots do not matter.
 
     Args:
         kept: states of all clients.
         ids: ids of the cohort.
-        slots: rows with the state of its local optimizers; None: that of every client is in its own row.
+        slots: rows with the state of its local optimizers; None: that of every client is in its own
+            row.
     """
 
     def take(table: PyTree, rows: Int[Array, " p"]) -> PyTree:
@@ -158,7 +183,7 @@ def write_states(
     counts: Bool[Array, " p"],
     slots: Int[Array, " p"] | None = None,
 ) -> ClientState:
-    """The table after a round. Who trained nothing or was dropped keeps what it had.
+    """Return the table after a round. Who trained nothing or was dropped keeps what it had.
 
     Args:
         kept: states of all clients.
@@ -177,11 +202,15 @@ def write_states(
         return jax.tree.map(put_leaf, table, values)
 
     optimizer = put(kept.optimizer, new.optimizer, ids if slots is None else slots)
-    return put(kept._replace(optimizer={}), new._replace(optimizer={}), ids)._replace(optimizer=optimizer)
+    return put(kept._replace(optimizer={}), new._replace(optimizer={}), ids)._replace(
+        optimizer=optimizer
+    )
 
 
-def merge_states(parts: list[tuple[ClientState, Bool[Array, " p"]]], before: ClientState) -> ClientState:
-    """Returns what a cohort keeps where its clients are of several kinds.
+def merge_states(
+    parts: list[tuple[ClientState, Bool[Array, " p"]]], before: ClientState
+) -> ClientState:
+    """Return what a cohort keeps where its clients are of several kinds.
 
     Args:
         parts: by kind, (what the kind's clients keep, which slots are of that kind).
@@ -189,8 +218,14 @@ def merge_states(parts: list[tuple[ClientState, Bool[Array, " p"]]], before: Cli
     """
     result = before
     for kept, members in parts:
-        kept = kept._replace(terms={**before.terms, **{n: v for n, v in kept.terms.items() if n in before.terms}})
+        kept = kept._replace(
+            terms={**before.terms, **{n: v for n, v in kept.terms.items() if n in before.terms}}
+        )
         result = jax.tree.map(
-            lambda new, old, mask=members: jnp.where(mask.reshape(-1, *[1] * (new.ndim - 1)), new, old), kept, result
+            lambda new, old, mask=members: jnp.where(
+                mask.reshape(-1, *[1] * (new.ndim - 1)), new, old
+            ),
+            kept,
+            result,
         )
     return result

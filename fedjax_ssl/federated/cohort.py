@@ -13,20 +13,23 @@ from fedjax_ssl.checks import In, check_choices, checked
 from fedjax_ssl.registry import Registry
 
 QUOTAS = ("any", "proportional", "only")
-# Above so many clients nobody looks at all of them in a round: a keyed permutation of the ids is walked instead.
+# Above so many clients nobody looks at all of them in a round: a keyed permutation of the ids is
+# walked instead.
 MOST_IN_SIGHT = 1 << 12
 _FEISTEL_ROUNDS = 12
 
 
 class Cohort(NamedTuple):
-    """The clients of one round in increasing order of id, so that sums over them do not depend on the draw's order."""
+    """The clients of one round in increasing order of id, so that sums over them do not depend
+    on the draw's order.
+    """
 
     ids: Int[Array, " p"]  # C in empty slots: gathers clamp it, scatters drop it
     valid: Bool[Array, " p"]  # False in slots for which no client was eligible
 
 
-# (key, labelled examples per client, examples per client, slots p, labelled_quota) -> a cohort of p slots, traceable;
-# see `sample_cohort`.
+# (key, labelled examples per client, examples per client, slots p, labelled_quota) -> a cohort of p
+# slots, traceable; see `sample_cohort`.
 CohortSampler = Callable[[Key[Array, ""], Int[Array, " C"], Int[Array, " C"], int, str], Cohort]
 
 
@@ -39,17 +42,18 @@ def sample_cohort(
 ) -> Cohort:
     """Draws clients uniformly without replacement.
 
-    Of more than `MOST_IN_SIGHT` clients, those come first that a pseudo-random permutation of the ids puts first
-    (Luby and Rackoff 1988; Black and Rogaway 2002), so that a draw takes as long as the cohort is large.
+    Of more than `MOST_IN_SIGHT` clients, those come first that a pseudo-random permutation of the
+    ids puts first (Luby and Rackoff 1988; Black and Rogaway 2002), so that a draw takes as long as
+    the cohort is large.
 
     Args:
         key: the round's key.
         num_labelled: labelled examples per client.
         num_examples: examples per client; clients without any never take part.
         size: slots p, at most C.
-        labelled_quota: "any" ignores labels; "proportional" draws ceil(size * labelled clients / clients) clients that
-            have labels and the rest from those that have none (XCLP section 5.3); "only" draws from clients with
-            labels.
+        labelled_quota: "any" ignores labels; "proportional" draws ceil(size * labelled clients /
+            clients) clients that have labels and the rest from those that have none (XCLP section
+            5.3); "only" draws from clients with labels.
 
     Returns:
         A `Cohort` of `size` slots; slots stay empty when fewer clients are eligible.
@@ -60,7 +64,8 @@ def sample_cohort(
     if num_examples.shape[0] > MOST_IN_SIGHT:
         walked = partial(_walk, jax.random.bits(key, (_FEISTEL_ROUNDS,)))
         return _by_quota(walked, num_labelled, num_examples, size, labelled_quota)
-    # 24 bits, which float32 holds exactly: on a CPU, selecting the largest is 20 times as fast as sorting integers.
+    # 24 bits, which float32 holds exactly: on a CPU, selecting the largest is 20 times as fast as
+    # sorting integers.
     priority = (jax.random.bits(key, num_examples.shape) >> 8).astype(jnp.float32)
     return _by_quota(partial(_highest, priority), num_labelled, num_examples, size, labelled_quota)
 
@@ -70,7 +75,8 @@ def by_size(power: Annotated[float, In("[0, inf)")] = 1.0) -> CohortSampler:
     """Clients with more examples are drawn more often, one after another without replacement.
 
     Args:
-        power: power of the number of examples that the chance of being drawn next follows; 0 draws uniformly.
+        power: power of the number of examples that the chance of being drawn next follows; 0 draws
+            uniformly.
 
     Source: Efraimidis and Spirakis, Weighted random sampling with a reservoir, 2006.
     """
@@ -86,7 +92,9 @@ def by_size(power: Annotated[float, In("[0, inf)")] = 1.0) -> CohortSampler:
         drawn = jax.random.uniform(key, num_examples.shape, jnp.float32)
         # A power of the draw in (0, 1), as a logarithm that no large weight rounds to 0.
         priority = jnp.exp(jnp.log(jnp.maximum(drawn, 1e-7)) * (weight.mean() / weight))
-        return _by_quota(partial(_highest, priority), num_labelled, num_examples, size, labelled_quota)
+        return _by_quota(
+            partial(_highest, priority), num_labelled, num_examples, size, labelled_quota
+        )
 
     return draw
 
@@ -100,7 +108,10 @@ COHORTS: Registry[CohortSampler] = Registry(
     "cohort sampler",
     {
         "uniform": (uniform, "clients are drawn uniformly, without replacement"),
-        "by_size": (by_size, "clients with more examples are drawn more often, without replacement"),
+        "by_size": (
+            by_size,
+            "clients with more examples are drawn more often, without replacement",
+        ),
     },
     makes=Callable,
     called_with=("key", "num_labelled", "num_examples", "size", "labelled_quota"),
@@ -108,7 +119,7 @@ COHORTS: Registry[CohortSampler] = Registry(
 
 
 def cohort_sampler(name: str, **options: Any) -> CohortSampler:
-    """Looks up how cohorts are drawn.
+    """Look up how cohorts are drawn.
 
     Args:
         name: name of `COHORTS`, or "module:function".
@@ -137,16 +148,25 @@ def cohort_sampler(name: str, **options: Any) -> CohortSampler:
     return checked
 
 
-def check_cohorts(name: str, options: Mapping[str, Any], num_labelled: Array, num_examples: Array, size: int) -> None:
-    """Draws a hundred cohorts, and raises ValueError where one has a client that is not there, or one twice."""
+def check_cohorts(
+    name: str, options: Mapping[str, Any], num_labelled: Array, num_examples: Array, size: int
+) -> None:
+    """Draws a hundred cohorts, and raises ValueError where one has a client that is not there,
+    or one twice.
+    """
     from fedjax_ssl.own_code import where
 
-    keys, clients = jax.random.split(jax.random.key(0), 100), num_examples.shape[0]
-    draw, place = cohort_sampler(name, **options), where(COHORTS.builder(name))
+    keys = jax.random.split(jax.random.key(0), 100)
+    clients = num_examples.shape[0]
+    draw = cohort_sampler(name, **options)
+    place = where(COHORTS.builder(name))
     ids, valid = jax.vmap(lambda key: draw(key, num_labelled, num_examples, size, "any"))(keys)
     for drawn in map(np.compress, np.asarray(valid), np.asarray(ids)):
         if stray := sorted({*drawn[(drawn < 0) | (drawn >= clients)].tolist()}):
-            raise ValueError(f"cohort sampler {name!r} draws client {stray[0]}; there are 0 to {clients - 1} ({place})")
+            raise ValueError(
+                f"cohort sampler {name!r} draws client {stray[0]}; there are 0 to {clients - 1} "
+                f"({place})"
+            )
         if len({*drawn.tolist()}) < len(drawn):
             raise ValueError(f"cohort sampler {name!r} draws a client twice in a round ({place})")
 
@@ -158,33 +178,41 @@ def _by_quota(
     size: int,
     labelled_quota: str,
 ) -> Cohort:
-    """A cohort of clients that `draw(eligible, count, size)` draws: `count` ids, C in the other slots."""
+    """Return a cohort of clients that `draw(eligible, count, size)` draws: `count` ids, C in the
+    other slots.
+    """
     num_clients = num_examples.shape[0]
     if not 1 <= size <= num_clients:
-        raise ValueError(f"cohort size is {size}; with {num_clients} clients it must be 1..{num_clients}")
+        raise ValueError(
+            f"cohort size is {size}; with {num_clients} clients it must be 1..{num_clients}"
+        )
     check_choices(QUOTAS, labelled_quota=labelled_quota)
     present = num_examples > 0
-    labelled, unlabelled = present & (num_labelled > 0), present & (num_labelled == 0)
+    labelled = present & (num_labelled > 0)
+    unlabelled = present & (num_labelled == 0)
     if labelled_quota == "any":
         return _cohort([draw(present, jnp.asarray(size), size)], size, num_clients)
     if labelled_quota == "only":
         return _cohort([draw(labelled, jnp.asarray(size), size)], size, num_clients)
-    total, with_labels = jnp.sum(present), jnp.sum(labelled)
+    total = jnp.sum(present)
+    with_labels = jnp.sum(labelled)
     if size * num_clients < np.iinfo(np.int32).max:
         quota = -(-size * with_labels // jnp.maximum(total, 1))
     else:
         quota = jnp.ceil(size * (with_labels / jnp.maximum(total, 1))).astype(total.dtype)
     quota = jnp.clip(quota, size - jnp.sum(unlabelled), with_labels)
-    return _cohort([draw(labelled, quota, size), draw(unlabelled, size - quota, size)], size, num_clients)
+    return _cohort(
+        [draw(labelled, quota, size), draw(unlabelled, size - quota, size)], size, num_clients
+    )
 
 
 def random_slots(
     key: Key[Array, ""], ids: Int[Array, " p"], valid: Bool[Array, " p"], num_clients: int
 ) -> Int[Array, " p"]:
-    """The clients' places in a random order of the cohort, drawn by their ids.
+    """Return the clients' places in a random order of the cohort, drawn by their ids.
 
-    Empty slots stand for clients that were not drawn, those of the lowest ids, so that where everybody is drawn a
-    client without examples changes nobody else's place.
+    Empty slots stand for clients that were not drawn, those of the lowest ids, so that where
+    everybody is drawn a client without examples changes nobody else's place.
 
     Args:
         key: typed PRNG key.
@@ -196,12 +224,15 @@ def random_slots(
         A permutation of 0..p-1, int32.
     """
     slots = jnp.arange(ids.shape[0], dtype=jnp.int32)
-    first = min(num_clients, 2 * ids.shape[0])  # enough to fill all slots with some that were not drawn
+    # enough to fill all slots with some that were not drawn
+    first = min(num_clients, 2 * ids.shape[0])
     drawn = jnp.zeros(first, bool).at[jnp.where(valid, ids, first)].set(True, mode="drop")
     absent = jnp.argsort(drawn, stable=True)[slots - valid.sum(dtype=jnp.int32)]
     with_absent = jnp.where(valid, ids, absent.astype(ids.dtype))
     if num_clients > MOST_IN_SIGHT:
-        bits = jax.vmap(lambda client: jax.random.bits(jax.random.fold_in(key, client)))(with_absent)
+        bits = jax.vmap(lambda client: jax.random.bits(jax.random.fold_in(key, client)))(
+            with_absent
+        )
     else:
         bits = jax.random.bits(key, (num_clients,))[with_absent]
     order = jnp.argsort(bits, stable=True)
@@ -211,7 +242,9 @@ def random_slots(
 def _highest(
     priority: Float[Array, " C"], eligible: Bool[Array, " C"], count: Int[Array, ""], size: int
 ) -> Int[Array, " size"]:
-    """The `count` eligible clients of highest priority, which is at least 0 (the lower id among equals)."""
+    """Return the `count` eligible clients of highest priority, which is at least 0 (the lower id
+    among equals).
+    """
     highest, ids = jax.lax.top_k(jnp.where(eligible, priority, -1.0), size)
     taken = (highest >= 0) & (jnp.arange(size) < count)
     return jnp.where(taken, ids, priority.shape[0])
@@ -220,9 +253,12 @@ def _highest(
 def _walk(
     keys: UInt32[Array, " r"], eligible: Bool[Array, " C"], count: Int[Array, ""], size: int
 ) -> Int[Array, " size"]:
-    """The first `count` eligible clients in the order of a permutation, which is walked until they are found."""
+    """Return the first `count` eligible clients in the order of a permutation, which is walked
+    until they are found.
+    """
     num_clients = eligible.shape[0]
-    bits, step = (num_clients - 1).bit_length(), max(2 * size, 256)
+    bits = (num_clients - 1).bit_length()
+    step = max(2 * size, 256)
 
     def more(walk: tuple[Array, Array, Array]) -> Bool[Array, ""]:
         place, found, _ = walk
@@ -242,9 +278,12 @@ def _walk(
 
 
 def _permuted(keys: UInt32[Array, " r"], place: Int[Array, " n"], bits: int) -> Int[Array, " n"]:
-    """The numbers at these places of a permutation of 0 to 2**bits - 1: a Feistel network of unequal halves."""
+    """Return the numbers at these places of a permutation of 0 to 2**bits - 1: a Feistel network of
+    unequal halves.
+    """
     low = bits // 2
-    left, right = place.astype(jnp.uint32) >> low, place.astype(jnp.uint32) & ((1 << low) - 1)
+    left = place.astype(jnp.uint32) >> low
+    right = place.astype(jnp.uint32) & ((1 << low) - 1)
     for number, key in enumerate(keys):
         width = low if number % 2 else bits - low
         mixed = (right ^ key) * jnp.uint32(0x85EBCA6B)  # the finalizer of MurmurHash3

@@ -1,4 +1,6 @@
-"""The engine: builds a `Method` from stages of terms. There is one training loop, and every method runs in it."""
+"""The engine: builds a `Method` from stages of terms. There is one training loop, and every
+method runs in it.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -69,41 +71,48 @@ def federated_method(
     pretraining: Pretraining | None = None,
     on_host: bool = False,
 ) -> Method:
-    """Builds a method out of terms.
+    """Build a method out of terms.
 
     Args:
         setup: model, optimizers, sizes.
-        stages: run one after another; all but the last need `rounds`. The learning-rate schedule starts anew in each.
-        groups: parameter groups in the order in which a local step updates them. Of several, one that has
-            no row of a batch in a step takes no step at all.
-        private: groups that every client keeps to itself and that are never averaged (FedRep's heads). The server's
-            own training uses the common ones.
+        stages: run one after another; all but the last need `rounds`. The learning-rate schedule
+            starts anew in each.
+        groups: parameter groups in the order in which a local step updates them. Of several, one
+            that has no row of a batch in a step takes no step at all.
+        private: groups that every client keeps to itself and that are never averaged (FedRep's
+            heads). The server's own training uses the common ones.
         split: a freshly initialized network's parameters -> parameters by group.
         combine: parameters by group -> the network's parameters.
-        network: state -> (parameters, model state) of the network that predicts and embeds; the global one by default.
-        needs: kinds of labels that it learns from, see `FederatedData.kinds`; any of these is enough.
+        network: state -> (parameters, model state) of the network that predicts and embeds; the
+            global one by default.
+        needs: kinds of labels that it learns from, see `FederatedData.kinds`; any of these is
+            enough.
         needs_all: all of these together are needed.
-        class_scores: losses or predictions read the network's class scores; False for methods that replace `predict`.
-        upload: what the server sees of a trained client's parameters, by group, where this is not all of them: the one
-            place where uploads lose something (FedMatch's sparse differences). By default they are sent as they are.
-        receive: the same on the way to a client: (client, with what terms sent to it; the parameters sent, by shared
-            group) -> those that it starts from. By default it starts from what is sent.
+        class_scores: losses or predictions read the network's class scores; False for methods that
+            replace `predict`.
+        upload: what the server sees of a trained client's parameters, by group, where this is not
+            all of them: the one place where uploads lose something (FedMatch's sparse differences).
+            By default they are sent as they are.
+        receive: the same on the way to a client: (client, with what terms sent to it; the
+            parameters sent, by shared group) -> those that it starts from. By default it starts
+            from what is sent.
         pretraining: before round 0.
         on_host: a round calls host functions: it looks at values, and cannot be traced.
 
     Returns:
-        A `Method`. Its `round` takes the run's key and folds the round number in itself, so rounds can be scanned with
-        one key and a resumed run continues exactly. Its info holds scalars: "loss" (mean over local steps), the whole
-        numbers "clients", "local_steps", "examples" and "dropped_clients", "bytes_down" and "bytes_up" as `Count`, and
-        the terms' diagnostics.
+        A `Method`. Its `round` takes the run's key and folds the round number in itself, so rounds
+        can be scanned with one key and a resumed run continues exactly. Its info holds scalars:
+        "loss" (mean over local steps), the whole numbers "clients", "local_steps", "examples" and
+        "dropped_clients", "bytes_down" and "bytes_up" as `Count`, and the terms' diagnostics.
 
     Raises:
-        ValueError: if a stage but the last has no length, a stage has no term or two of one name, a term moves a group
-            that is not there, a private group is not there, `weighting` or `keep_by` of the setup is unknown, the
-            states of local optimizers are both kept and averaged, clients that train alone need a server or a mean of
-            these states, the network has no class scores and the method reads them, the batches of a stage cannot go
-            on from round to round (`local_steps`), or (from `init`) the server keeps its optimizer's state with
-            different numbers of replicas.
+        ValueError: if a stage but the last has no length, a stage has no term or two of one name, a
+            term moves a group that is not there, a private group is not there, `weighting` or
+            `keep_by` of the setup is unknown, the states of local optimizers are both kept and
+            averaged, clients that train alone need a server or a mean of these states, the network
+            has no class scores and the method reads them, the batches of a stage cannot go on from
+            round to round (`local_steps`), or (from `init`) the server keeps its optimizer's state
+            with different numbers of replicas.
 
     Example:
         >>> from fedjax_ssl.federated import labelled_epochs
@@ -128,7 +137,8 @@ def federated_method(
     if setup.local_scores:
         if not class_scores:
             raise ValueError(
-                "config.metrics names 'local', but predictions of this method are not its network's scores"
+                "config.metrics names 'local', but predictions of this method are not its "
+                "network's scores"
             )
         from fedjax_ssl.federated.local_models import with_local_scores  # which few runs ask for
 
@@ -142,7 +152,9 @@ def federated_method(
         combine=combine,
         groups=groups,
         private=private,
-        optimizer=over_layers(setup.local_optimizer, lambda: split(setup.model.init(jax.random.key(0))[0])),
+        optimizer=over_layers(
+            setup.local_optimizer, lambda: split(setup.model.init(jax.random.key(0))[0])
+        ),
         keep_optimizer=setup.keep_optimizer,
         keep_by_slot=setup.keep_by == "slot",
         federated_optimizer=setup.federated_optimizer,
@@ -173,11 +185,15 @@ def federated_method(
         needs=needs,
         needs_all=needs_all,
         trains_unlabelled=any(_trains_unlabelled(stage) for stage in stages),
-        learns_unlabelled=any(_trains_unlabelled(stage) or _UNLABELLED & _streams(stage) for stage in stages),
+        learns_unlabelled=any(
+            _trains_unlabelled(stage) or _UNLABELLED & _streams(stage) for stage in stages
+        ),
         alone=alone,
         on_host=on_host,
         network=network_of,
-        apply=(lambda *given: jax.nn.log_softmax(outputs_of(*given).logits)) if class_scores else None,
+        apply=(lambda *given: jax.nn.log_softmax(outputs_of(*given).logits))
+        if class_scores
+        else None,
         cohort=_cohort_of(setup, stages),
         trains=partial(_trains, stages) if any(stage.trains_clients for stage in stages) else None,
         own_weights=any(kind.weigh is not None for stage in stages for kind in _kinds(stage)),
@@ -187,13 +203,22 @@ def federated_method(
 def _network_of(
     training: LocalTraining, network: Callable[[ServerState], tuple[PyTree, PyTree]] | None
 ) -> Callable[..., tuple[PyTree, PyTree]]:
-    """`Method.network`: parameters and batch statistics that predict, the global ones or a client's own."""
+    """`Method.network`: parameters and batch statistics that predict, the global ones or a
+    client's own.
+    """
 
-    def network_of(state: ServerState, client: Int[Array, ""] | None = None) -> tuple[PyTree, PyTree]:
+    def network_of(
+        state: ServerState, client: Int[Array, ""] | None = None
+    ) -> tuple[PyTree, PyTree]:
         if client is None:
-            return network(state) if network else (training.combine(state.params), state.model_state)
+            return (
+                network(state) if network else (training.combine(state.params), state.model_state)
+            )
         own = jax.tree.map(lambda table: table[client], state.clients.params)
-        groups = {g: packing(tree).unpack(own[g]) if g in own else tree for g, tree in state.params.items()}
+        groups = {
+            g: packing(tree).unpack(own[g]) if g in own else tree
+            for g, tree in state.params.items()
+        }
         statistics = state.model_state
         if training.federated_optimizer.alone:
             statistics = ravel_pytree(statistics)[1](state.clients.model_state[client])
@@ -210,7 +235,9 @@ def _init_of(
     pretraining: Pretraining | None,
 ) -> Callable[[Array, FederatedData], ServerState]:
     """`Method.init`: the state before round 0."""
-    terms = {term.name: term for stage in stages for term in (*_terms(stage), *_server_terms(stage))}
+    terms = {
+        term.name: term for stage in stages for term in (*_terms(stage), *_server_terms(stage))
+    }
     if pretraining is not None:
         terms |= {term.name: term for term in pretraining.server.terms}
 
@@ -227,14 +254,20 @@ def _init_of(
             model_state=model_state,
             optimizer=setup.federated_optimizer.init(shared),
             terms={
-                name: term.server.init(named_key(named_key(key, "term"), name), network, model_state, clients)
+                name: term.server.init(
+                    named_key(named_key(key, "term"), name), network, model_state, clients
+                )
                 for name, term in terms.items()
             },
             clients=first_states(training, tuple(terms.values()), params, model_state, clients),
             server=_server_optimizer(training, stages, pretraining, packed),
-            local_optimizer={group: training.optimizer.init({group: packed[group]}) for group in averaged},
+            local_optimizer={
+                group: training.optimizer.init({group: packed[group]}) for group in averaged
+            },
         )
-        return state if pretraining is None else _pretrained(training, pretraining, key, state, data)
+        return (
+            state if pretraining is None else _pretrained(training, pretraining, key, state, data)
+        )
 
     return init
 
@@ -245,7 +278,9 @@ def _round_of(
     """`Method.round`: a round of the stage that the state is in."""
     starts = _starts(stages)
 
-    def of_stage(place: int, stage: Stage, start: int) -> Callable[..., tuple[ServerState, Metrics]]:
+    def of_stage(
+        place: int, stage: Stage, start: int
+    ) -> Callable[..., tuple[ServerState, Metrics]]:
         @jax.named_scope(f"stage_{place}")  # compiled programs name it
         def run(
             key: Array, state: ServerState, data: FederatedData, execution: Execution
@@ -263,9 +298,17 @@ def _round_of(
         if len(rounds) == 1:
             return rounds[0](key, state, data, execution)
         if on_host:
-            return rounds[sum(int(state.round) >= start for start in starts[1:])](key, state, data, execution)
+            return rounds[sum(int(state.round) >= start for start in starts[1:])](
+                key, state, data, execution
+            )
         number = jnp.sum(state.round >= jnp.array(starts[1:], jnp.int32), dtype=jnp.int32)
-        return _switch(number, [lambda *given, run=run: run(*given, execution) for run in rounds], key, state, data)
+        return _switch(
+            number,
+            [lambda *given, run=run: run(*given, execution) for run in rounds],
+            key,
+            state,
+            data,
+        )
 
     return round
 
@@ -279,7 +322,9 @@ def _cohort_of(setup: Setup, stages: tuple[Stage, ...]) -> Callable[..., Cohort]
         def of_stage(stage: Stage) -> Cohort:
             ids, valid = draw_cohort(setup, stage, key, number, clients)
             empty = (0, setup.cohort_size - ids.shape[0])
-            return Cohort(jnp.pad(ids, empty, constant_values=data.num_clients), jnp.pad(valid, empty))
+            return Cohort(
+                jnp.pad(ids, empty, constant_values=data.num_clients), jnp.pad(valid, empty)
+            )
 
         place = jnp.sum(number >= jnp.array(_starts(stages)[1:], jnp.int32), dtype=jnp.int32)
         return jax.lax.switch(place, [partial(of_stage, stage) for stage in stages])
@@ -288,14 +333,17 @@ def _cohort_of(setup: Setup, stages: tuple[Stage, ...]) -> Callable[..., Cohort]
 
 
 def _starts(stages: tuple[Stage, ...]) -> list[int]:
-    """Rounds before each stage."""
+    """Count the rounds before each stage."""
     return [sum(stage.rounds or 0 for stage in stages[:place]) for place in range(len(stages))]
 
 
 def _switch(
-    number: Int[Array, ""], branches: list[Callable[..., tuple[ServerState, Metrics]]], *arguments: Any
+    number: Int[Array, ""],
+    branches: list[Callable[..., tuple[ServerState, Metrics]]],
+    *arguments: Any,
 ) -> tuple[ServerState, Metrics]:
-    """`jax.lax.switch` of rounds whose metrics differ: all report the same ones, NaN where a stage has none.
+    """`jax.lax.switch` of rounds whose metrics differ: all report the same ones, NaN where a stage
+    has none.
 
     Each branch is traced once; what metrics there are is read off the traces.
     """
@@ -305,19 +353,28 @@ def _switch(
     missing = jnp.full((), jnp.nan, jnp.result_type(float))
     parts: dict[str, int] = {}  # parts of the longest count of bytes
     for info in infos:
-        parts |= {n: max(parts.get(n, 0), len(v.times)) for n, v in info.items() if isinstance(v, Count)}
+        parts |= {
+            n: max(parts.get(n, 0), len(v.times)) for n, v in info.items() if isinstance(v, Count)
+        }
     models = next((info[CLIENT_MODELS] for info in infos if CLIENT_MODELS in info), None)
     nobody = {} if models is None else {CLIENT_MODELS: models}  # where a stage trains no client
-    names, common = sorted(set().union(*infos)), set.intersection(*map(set, infos)) | set(nobody)
+    names = sorted(set().union(*infos))
+    common = set.intersection(*map(set, infos)) | set(nobody)
 
     def branch_of(trace: Any, shape: Any) -> Callable[..., tuple[ServerState, Metrics]]:
         def run(*leaves: Array) -> tuple[ServerState, Metrics]:
-            state, info = jax.tree.unflatten(jax.tree.structure(shape), jaxpr_as_fun(trace)(*leaves))
+            state, info = jax.tree.unflatten(
+                jax.tree.structure(shape), jaxpr_as_fun(trace)(*leaves)
+            )
             info |= {name: info[name].padded(length) for name, length in parts.items()}
             info = jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype), nobody) | info
-            # What is missing in a stage is NaN there, so that it cannot be a whole number in another one.
+            # What is missing in a stage is NaN there, so that it cannot be a whole number in
+            # another one.
             return state, {
-                name: info[name] if name in common else info.get(name, missing).astype(missing.dtype) for name in names
+                name: info[name]
+                if name in common
+                else info.get(name, missing).astype(missing.dtype)
+                for name in names
             }
 
         return run
@@ -326,9 +383,13 @@ def _switch(
 
 
 def _pretrained(
-    training: LocalTraining, pretraining: Pretraining, key: Array, state: ServerState, data: FederatedData
+    training: LocalTraining,
+    pretraining: Pretraining,
+    key: Array,
+    state: ServerState,
+    data: FederatedData,
 ) -> ServerState:
-    """The state after the server trained alone."""
+    """Return the state after the server trained alone."""
     clients = all_clients(data)
 
     def one_round(number: Int[Array, ""], state: ServerState) -> ServerState:
@@ -351,16 +412,27 @@ def _pretrained(
 
 
 def _server_optimizer(
-    training: LocalTraining, stages: tuple[Stage, ...], pretraining: Pretraining | None, packed: Params
+    training: LocalTraining,
+    stages: tuple[Stage, ...],
+    pretraining: Pretraining | None,
+    packed: Params,
 ) -> PyTree:
-    """State of the optimizer at the server, one per replica; nothing where it starts anew in every round."""
-    servers = [*(stage.server for stage in stages), None if pretraining is None else pretraining.server]
-    counts = {max(server.members, 1) for server in servers if server is not None and server.keep_optimizer}
+    """State of the optimizer at the server, one per replica; nothing where it starts anew in
+    every round.
+    """
+    servers = [
+        *(stage.server for stage in stages),
+        None if pretraining is None else pretraining.server,
+    ]
+    counts = {
+        max(server.members, 1) for server in servers if server is not None and server.keep_optimizer
+    }
     if not counts:
         return {}
     if len(counts) > 1:
         raise ValueError(
-            f"the server keeps the state of its optimizer with {sorted(counts)} replicas; give it one number"
+            f"the server keeps the state of its optimizer with {sorted(counts)} replicas; give it "
+            "one number"
         )
     (count,) = counts
     state = {group: training.optimizer.init({group: arrays}) for group, arrays in packed.items()}
@@ -380,69 +452,94 @@ def _streams(stage: Stage) -> set[str]:
 
 
 def _trains_unlabelled(stage: Stage) -> bool:
-    only_labelled = stage.labelled_quota == "only" and stage.count_labels is Stage._field_defaults["count_labels"]
+    only_labelled = (
+        stage.labelled_quota == "only"
+        and stage.count_labels is Stage._field_defaults["count_labels"]
+    )
     return bool(_terms(stage)) and not only_labelled
 
 
 def _kinds(stage: Stage) -> tuple[ClientKind, ...]:
-    """Gives the kinds of clients that train: special ones, then all others."""
+    """Give the kinds of clients that train: special ones, then all others."""
     return (*stage.kinds, *([] if stage.own_kind is None else [stage.own_kind]))
 
 
 def _trains(stages: tuple[Stage, ...], data: FederatedData) -> Bool[Array, " C"]:
     """Tells which clients have a local step, as far as that follows from their sizes and labels."""
-    clients, found = all_clients(data), jnp.zeros(data.num_clients, bool)
-    key, now = jax.random.key(0), Now(jnp.zeros((), jnp.int32))
+    clients = all_clients(data)
+    found = jnp.zeros(data.num_clients, bool)
+    key = jax.random.key(0)
+    now = Now(jnp.zeros((), jnp.int32))
     for stage in stages:
         rest = clients.num_examples > 0
         if stage.labelled_quota == "only":
             rest = rest & (stage.count_labels(clients) > 0)
         for kind in _kinds(stage):
-            mine, schedule = rest & kind.members(clients), kind.sampler.schedule
+            mine = rest & kind.members(clients)
+            schedule = kind.sampler.schedule
             rest = rest & ~mine
             if not kind.sampler.reads_sent:
-                mine = mine & (jax.vmap(lambda client, draw=schedule: draw(key, client, now).num_steps)(clients) > 0)
+                mine = mine & (
+                    jax.vmap(lambda client, draw=schedule: draw(key, client, now).num_steps)(
+                        clients
+                    )
+                    > 0
+                )
             found = found | mine
     return found
 
 
 def _check_alone(stages: tuple[Stage, ...], pretraining: Pretraining | None) -> None:
-    """Raises ValueError where clients that train alone would need a server."""
+    """Raise ValueError where clients that train alone would need a server."""
     if pretraining is not None or any(stage.server for stage in stages):
         raise ValueError(
-            "config.federated.name='local' has no server, but this method trains at the server; give the labels to "
-            "clients, or use a federated optimizer"
+            "config.federated.name='local' has no server, but this method trains at the server; "
+            "give the labels to clients, or use a federated optimizer"
         )
     unused = AtServer()
     for term in (term for stage in stages for term in _terms(stage)):
-        if term.server.prepare is not unused.prepare or term.server.server_update is not unused.server_update:
+        if (
+            term.server.prepare is not unused.prepare
+            or term.server.server_update is not unused.server_update
+        ):
             raise ValueError(
-                f"config.federated.name='local' has no server, but this method's {term.name!r} needs one; use a "
-                "method whose clients need nobody else, such as 'fedavg' or 'fixmatch'"
+                f"config.federated.name='local' has no server, but this method's {term.name!r} "
+                "needs one; use a method whose clients need nobody else, such as 'fedavg' or "
+                "'fixmatch'"
             )
 
 
 def _check(
-    setup: Setup, stages: tuple[Stage, ...], groups: tuple[str, ...], private: tuple[str, ...], class_scores: bool
+    setup: Setup,
+    stages: tuple[Stage, ...],
+    groups: tuple[str, ...],
+    private: tuple[str, ...],
+    class_scores: bool,
 ) -> None:
     if class_scores and not setup.model.has_class_scores:
         raise ValueError(
-            "the network has no class scores, which this method learns and predicts with; use a network with a head "
-            "(for example 'resnet9' in place of 'resnet8'), or a method that compares features with prototypes"
+            "the network has no class scores, which this method learns and predicts with; use a "
+            "network with a head (for example 'resnet9' in place of 'resnet8'), or a method that "
+            "compares features with prototypes"
         )
     check_choices(WEIGHTINGS, weighting=setup.weighting)
     if setup.keep_optimizer and setup.average_optimizer:
         raise ValueError(
-            "clients keep the state of their optimizer (keep_state) and start from the mean of the last cohort's "
-            "(average_state); use one of them"
+            "clients keep the state of their optimizer (keep_state) and start from the mean of "
+            "the last cohort's (average_state); use one of them"
         )
     if setup.average_optimizer and setup.federated_optimizer.alone:
-        raise ValueError("clients that train alone have no mean of their optimizers' states; leave average_state out")
+        raise ValueError(
+            "clients that train alone have no mean of their optimizers' states; leave "
+            "average_state out"
+        )
     check_choices(KEEP_BY, keep_by=setup.keep_by)
     if any(stage.rounds is None for stage in stages[:-1]):
         raise ValueError("every stage but the last needs a number of rounds")
     if not set(private) <= set(groups):
-        raise ValueError(f"private groups are {', '.join(private)}; the method's groups are {', '.join(groups)}")
+        raise ValueError(
+            f"private groups are {', '.join(private)}; the method's groups are {', '.join(groups)}"
+        )
     for stage in stages:
         terms = (*_terms(stage), *_server_terms(stage))
         names = [term.name for term in terms]
@@ -453,6 +550,6 @@ def _check(
         for term in terms:
             if term.group not in groups:
                 raise ValueError(
-                    f"term {term.name!r} moves parameter group {term.group!r}, which is not there; the method's "
-                    f"groups are {', '.join(groups)}"
+                    f"term {term.name!r} moves parameter group {term.group!r}, which is not "
+                    f"there; the method's groups are {', '.join(groups)}"
                 )

@@ -1,11 +1,14 @@
-"""Evaluation on the test and validation examples, all in one batch loop; scores pooled and by client.
+"""Evaluation on the test and validation examples, all in one batch loop; scores pooled and by
+client.
 
-All scores are pure functions that jit, vmap and padding leave as they are; each is NaN where no example counts.
+All scores are pure functions that jit, vmap and padding leave as they are; each is NaN where no
+example counts.
 
 References:
-    AUROC as the probability that a positive example scores higher than a negative one, ties counting half: Hanley and
-    McNeil, The meaning and use of the area under a ROC curve, Radiology 1982; averaged over classes as in scikit-learn.
-    ECE: Guo et al., On calibration of modern neural networks, ICML 2017, with their 15 bins.
+    AUROC as the probability that a positive example scores higher than a negative one, ties
+    counting half: Hanley and McNeil, The meaning and use of the area under a ROC curve, Radiology
+    1982; averaged over classes as in scikit-learn. ECE: Guo et al., On calibration of modern neural
+    networks, ICML 2017, with their 15 bins.
 """
 
 from collections.abc import Callable, Collection
@@ -42,32 +45,38 @@ def evaluate(
         state: server state.
         data: the federation; its ground-truth labels are used here and in diagnostics only.
         batch_size: examples per forward pass.
-        metrics: further ones, of `SCORES`; where a name has a colon, which is that of a function on the host, also
-            "test_log_probs" and "validation_log_probs" [examples, K] are returned.
+        metrics: further ones, of `SCORES`; where a name has a colon, which is that of a function on
+            the host, also "test_log_probs" and "validation_log_probs" [examples, K] are returned.
 
     Returns:
-        "test_accuracy", "test_balanced_accuracy" (mean recall over the classes that occur), "test_loss" (nats), and the
-        same with "validation_" if the federation has validation examples. NaN if there is no example. For methods that
-        learn from coarse labels, "test_coarse_accuracy" too: how often argmax_j (M p)_j is the coarse label of a test
-        example, mean over the clients with coarse labels of known correspondence M; NaN if there is none. For methods
-        whose clients have models of their own, "test_client_accuracy" too: each client's model on its own test
-        examples, mean over the clients that have some; NaN if nobody has. Where clients train alone there is no global
-        model: every score is the mean over the models of the clients that have training examples.
+        "test_accuracy", "test_balanced_accuracy" (mean recall over the classes that occur),
+        "test_loss" (nats), and the same with "validation_" if the federation has validation
+        examples. NaN if there is no example. For methods that learn from coarse labels,
+        "test_coarse_accuracy" too: how often argmax_j (M p)_j is the coarse label of a test
+        example, mean over the clients with coarse labels of known correspondence M; NaN if there is
+        none. For methods whose clients have models of their own, "test_client_accuracy" too: each
+        client's model on its own test examples, mean over the clients that have some; NaN if nobody
+        has. Where clients train alone there is no global model: every score is the mean over the
+        models of the clients that have training examples.
 
-        With "f1", "ece" and "auroc" also "test_macro_f1", "test_ece" and "test_auroc", and the same of validation
-        examples; see above. With "clients", where test examples belong to clients or clients
-        have models of their own: "test_client_accuracy" for the global model too, its "_worst_tenth" and "_spread", and
-        `BY_CLIENT` [clients that train, new clients], NaN for those without a test example that has a label.
+        With "f1", "ece" and "auroc" also "test_macro_f1", "test_ece" and "test_auroc", and the same
+        of validation examples; see above. With "clients", where test examples belong to clients or
+        clients have models of their own: "test_client_accuracy" for the global model too, its
+        "_worst_tenth" and "_spread", and `BY_CLIENT` [clients that train, new clients], NaN for
+        those without a test example that has a label.
     """
     found = _score(method, state, data, data.test_index, data.num_test, "test", batch_size, metrics)
     if method.predict_for is not None:
         own = _own_accuracies(method.predict_for, state, data, batch_size)
         found["test_client_accuracy"] = jnp.mean(own, where=~jnp.isnan(own))
         if "clients" in metrics:
-            strangers = jnp.full(data.num_new_clients, jnp.nan, own.dtype)  # they have no model of their own
+            # they have no model of their own
+            strangers = jnp.full(data.num_new_clients, jnp.nan, own.dtype)
             found |= _by_client(jnp.concatenate([own, strangers]))
     if data.valid_index.shape[0]:
-        found |= _score(method, state, data, data.valid_index, data.num_valid, "validation", batch_size, metrics)
+        found |= _score(
+            method, state, data, data.valid_index, data.num_valid, "validation", batch_size, metrics
+        )
     return found
 
 
@@ -87,7 +96,16 @@ def _score(
         return _score_model(method, predict, data, rows, count, name, batch_size, metrics)
 
     def of_client(client: Int[Array, ""]) -> Metrics:
-        return _score_model(method, partial(predict_for, state, client), data, rows, count, name, batch_size, metrics)
+        return _score_model(
+            method,
+            partial(predict_for, state, client),
+            data,
+            rows,
+            count,
+            name,
+            batch_size,
+            metrics,
+        )
 
     found = jax.lax.map(of_client, jnp.arange(data.num_clients, dtype=jnp.int32))
     return {name: jnp.mean(values, where=data.num_examples > 0) for name, values in found.items()}
@@ -132,27 +150,37 @@ def _score_model(
 
 
 def _by_client(accuracies: Float[Array, " C"]) -> Metrics:
-    summed_up = {f"test_client_accuracy_{name}": value for name, value in over_clients(accuracies).items()}
+    summed_up = {
+        f"test_client_accuracy_{name}": value for name, value in over_clients(accuracies).items()
+    }
     mean = jnp.mean(accuracies, where=~jnp.isnan(accuracies))
     return {"test_client_accuracy": mean, **summed_up, BY_CLIENT: accuracies}
 
 
-def likeliest_coarse(log_probs: Float[Array, "m K"], matrix: Float[Array, "O K"]) -> Int[Array, " m"]:
+def likeliest_coarse(
+    log_probs: Float[Array, "m K"], matrix: Float[Array, "O K"]
+) -> Int[Array, " m"]:
     """argmax_j (M p)_j: predictions of the classes in the label space of one client."""
     return jnp.argmax(jnp.exp(log_probs) @ matrix.T.astype(log_probs.dtype), axis=1)
 
 
 def _coarse_accuracy(
-    weak: WeakLabels, log_probs: Float[Array, "m K"], labels: Int[Array, " m"], real: Bool[Array, " m"]
+    weak: WeakLabels,
+    log_probs: Float[Array, "m K"],
+    labels: Int[Array, " m"],
+    real: Bool[Array, " m"],
 ) -> Float[Array, ""]:
     def score(matrix: Float[Array, "O K"]) -> Float[Array, ""]:
-        # Where coarse classes overlap, an example's coarse label is drawn: what counts is its probability.
+        # Where coarse classes overlap, an example's coarse label is drawn: what counts is its
+        # probability.
         right = matrix[likeliest_coarse(log_probs, matrix), jnp.maximum(labels, 0)]
         return jnp.mean(right.astype(log_probs.dtype), where=real)
 
     known = weak.has_known_correspondence
 
-    def of_client(last: tuple[Array, Array], client: tuple[Array, Array]) -> tuple[tuple[Array, Array], Array]:
+    def of_client(
+        last: tuple[Array, Array], client: tuple[Array, Array]
+    ) -> tuple[tuple[Array, Array], Array]:
         # Mostly all clients have one correspondence, which is scored once.
         matrix, counts = client
         again = counts & jnp.any(matrix != last[0])
@@ -167,8 +195,11 @@ def _coarse_accuracy(
 def _own_accuracies(
     predict_for: Callable[..., Array], state: ServerState, data: FederatedData, batch_size: int
 ) -> Float[Array, " C"]:
-    """Accuracy of every client's own model on its own test examples; NaN for a client that has none."""
-    num_clients, num_test = data.num_clients, data.test_index.shape[0]
+    """Accuracy of every client's own model on its own test examples; NaN for a client that has
+    none.
+    """
+    num_clients = data.num_clients
+    num_test = data.test_index.shape[0]
     labels = data.labels[data.test_index]
     real = (jnp.arange(num_test, dtype=jnp.int32) < data.num_test) & (labels >= 0)
     owner = jnp.where(real & (data.test_client >= 0), data.test_client, num_clients)
@@ -176,13 +207,16 @@ def _own_accuracies(
     order = jnp.argsort(owner, stable=True).astype(jnp.int32)
     counts = jnp.zeros(num_clients + 1, jnp.int32).at[owner].add(1)[:num_clients]
     starts = jnp.cumsum(counts) - counts
-    # A batch has examples of one client, so that its model is fetched once; the last batch of a client may be short.
+    # A batch has examples of one client, so that its model is fetched once; the last batch of a
+    # client may be short.
     size = max(min(batch_size, -(-num_test // num_clients)), 1)
     last_batch = jnp.cumsum(-(-counts // size))
     first_batch = last_batch - -(-counts // size)
 
     def score_batch(number: Int[Array, ""]) -> tuple[Array, Array]:
-        client = jnp.minimum(jnp.searchsorted(last_batch, number, side="right"), num_clients - 1).astype(jnp.int32)
+        client = jnp.minimum(
+            jnp.searchsorted(last_batch, number, side="right"), num_clients - 1
+        ).astype(jnp.int32)
         place = (number - first_batch[client]) * size + jnp.arange(size, dtype=jnp.int32)
         counted = (number < last_batch[-1]) & (place < counts[client])
         rows = order[jnp.minimum(starts[client] + place, num_test - 1)]
@@ -203,7 +237,9 @@ def balanced_accuracy(
 
 
 class Scores(NamedTuple):
-    """Scores predicted labels over all examples and at each of C clients; NaN where there is no example."""
+    """Scores predicted labels over all examples and at each of C clients; NaN where there is no
+    example.
+    """
 
     accuracy: Float[Array, ""]
     balanced_accuracy: Float[Array, ""]  # mean recall over the classes that occur
@@ -215,7 +251,11 @@ class Scores(NamedTuple):
 
 
 def score_labels(
-    predicted: Int[Array, " m"], labels: Int[Array, " m"], client: Int[Array, " m"], num_clients: int, num_classes: int
+    predicted: Int[Array, " m"],
+    labels: Int[Array, " m"],
+    client: Int[Array, " m"],
+    num_clients: int,
+    num_classes: int,
 ) -> Scores:
     """Scores predicted labels, pooled and by client, where there is a true label.
 
@@ -251,7 +291,9 @@ def _count(correct: Array, slot: Array, num_slots: int) -> tuple[Array, Array]:
     return nothing.at[slot].add(correct.astype(nothing.dtype))[:-1], nothing.at[slot].add(1.0)[:-1]
 
 
-def _mean_recall(hits: Float[Array, "*shape K"], counts: Float[Array, "*shape K"]) -> Float[Array, "*shape"]:
+def _mean_recall(
+    hits: Float[Array, "*shape K"], counts: Float[Array, "*shape K"]
+) -> Float[Array, "*shape"]:
     return jnp.mean(hits / jnp.maximum(counts, 1.0), axis=-1, where=counts > 0)
 
 
@@ -267,7 +309,9 @@ def macro_f1(
 def calibration_error(
     log_probs: Float[Array, "m K"], labels: Int[Array, " m"], real: Bool[Array, " m"]
 ) -> Float[Array, ""]:
-    """Expected calibration error of the likeliest class: |accuracy - confidence| by bin, weighted by its examples."""
+    """Return the expected calibration error of the likeliest class: |accuracy - confidence| by bin,
+    weighted by its examples.
+    """
     confidence = jnp.exp(jnp.max(log_probs, axis=1))
     correct = (jnp.argmax(log_probs, axis=1) == labels).astype(confidence.dtype)
     place = jnp.clip(jnp.ceil(confidence * ECE_BINS).astype(jnp.int32) - 1, 0, ECE_BINS - 1)
@@ -275,18 +319,24 @@ def calibration_error(
     return jnp.sum(jnp.abs(gaps)) / jnp.sum(real).astype(gaps.dtype)
 
 
-def auroc(log_probs: Float[Array, "m K"], labels: Int[Array, " m"], real: Bool[Array, " m"]) -> Float[Array, ""]:
-    """Area under the ROC curve of each class against the rest, exact, mean over the classes that have both.
+def auroc(
+    log_probs: Float[Array, "m K"], labels: Int[Array, " m"], real: Bool[Array, " m"]
+) -> Float[Array, ""]:
+    """Area under the ROC curve of each class against the rest, exact, mean over the classes that
+    have both.
 
     A class takes a sort of its scores, so this costs most of all scores: K m log m.
     """
 
     def of_class(number: Int[Array, ""]) -> Float[Array, ""]:
-        scores, own = log_probs[:, number], real & (labels == number)
+        scores = log_probs[:, number]
+        own = real & (labels == number)
         rest = real & (labels != number)
         # What is no negative example stands behind all of them and below none.
         negatives = jnp.sort(jnp.where(rest, scores, jnp.inf))
-        below, up_to = (jnp.searchsorted(negatives, scores, side=side) for side in ("left", "right"))
+        below, up_to = (
+            jnp.searchsorted(negatives, scores, side=side) for side in ("left", "right")
+        )
         beaten = (below + up_to).astype(scores.dtype) / (2 * jnp.sum(rest)).astype(scores.dtype)
         return jnp.where(jnp.any(rest), jnp.mean(beaten, where=own), jnp.nan)
 
@@ -306,11 +356,12 @@ def accuracy_by_client(
 
 
 def over_clients(accuracies: Float[Array, " C"]) -> dict[str, Float[Array, ""]]:
-    """Returns how accuracy differs between the clients that have one: the worst tenth of them, and the deviation.
+    """Return how accuracy differs between the clients that have one: the worst tenth of them, and
+    the deviation.
 
     Returns:
-        "worst_tenth": mean over the tenth of these clients (rounded up) with the lowest accuracy; "spread": population
-        standard deviation over all of them.
+        "worst_tenth": mean over the tenth of these clients (rounded up) with the lowest accuracy;
+        "spread": population standard deviation over all of them.
     """
     there = ~jnp.isnan(accuracies)
     worst_first = jnp.sort(jnp.where(there, accuracies, jnp.inf))
@@ -322,11 +373,17 @@ def over_clients(accuracies: Float[Array, " C"]) -> dict[str, Float[Array, ""]]:
     }
 
 
-def _counts(slots: Int[Array, " m"], counted: Bool[Array, " m"], num_slots: int) -> Float[Array, " K"]:
-    """Returns how many counted examples are in each slot."""
+def _counts(
+    slots: Int[Array, " m"], counted: Bool[Array, " m"], num_slots: int
+) -> Float[Array, " K"]:
+    """Return how many counted examples are in each slot."""
     return jnp.sum(_in_slots(slots, counted, num_slots), axis=0, dtype=jnp.result_type(float))
 
 
-def _in_slots(slots: Int[Array, " m"], counted: Bool[Array, " m"], num_slots: int) -> Bool[Array, "m K"]:
-    """Tells whether a counted example is in a slot. Sums over it compile faster than scattered ones, for few slots."""
+def _in_slots(
+    slots: Int[Array, " m"], counted: Bool[Array, " m"], num_slots: int
+) -> Bool[Array, "m K"]:
+    """Tells whether a counted example is in a slot. Sums over it compile faster than scattered
+    ones, for few slots.
+    """
     return counted[:, None] & (slots[:, None] == jnp.arange(num_slots, dtype=slots.dtype))

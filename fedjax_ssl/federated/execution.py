@@ -20,10 +20,11 @@ from fedjax_ssl.federated.placement import train_cohort, without_examples
 PyTree = Any
 # Clients at once where nobody says how many.
 CLIENTS_AT_ONCE = 8
-# Name of the axis along which a sweep vectorizes its runs, so that each knows that others share the device.
+# Name of the axis along which a sweep vectorizes its runs, so that each knows that others share the
+# device.
 VECTORIZED_RUNS = "vectorized runs"
-# Largest over mean number of local steps from which on lanes are worth carrying the results of the whole cohort, and
-# up to which a loop of constant length is worth its idle steps.
+# Largest over mean number of local steps from which on lanes are worth carrying the results of the
+# whole cohort, and up to which a loop of constant length is worth its idle steps.
 _UNEQUAL = 1.25
 
 
@@ -33,7 +34,8 @@ class Choice(NamedTuple):
     placement: str  # "sequential", "vmap", "chunked" or "lanes"
     clients_at_once: int  # on a device
     num_clients: int = 1  # clients of the cohort on a device
-    bytes_per_client: int | None = None  # while it trains, read off compiled programs; None: the choice did not need it
+    bytes_per_client: int | None = None
+    # ^ while it trains, read off compiled programs; None: the choice did not need it
     limit: int | None = None  # bytes of the device that a round may fill; None: not known
 
 
@@ -44,8 +46,10 @@ class Execution(NamedTuple):
     chunk_size: int | None = None  # clients at once on a device; None: `CLIENTS_AT_ONCE`
     mesh: Mesh | None = None  # devices that share each cohort
     reduce: str = "ordered"
-    all_clients: Client | None = None  # all clients, to see whether they differ in size; None: not known
-    report: Callable[[Choice], None] | None = None  # is told, whenever a round is traced, how clients are placed
+    all_clients: Client | None = None
+    # ^ all clients, to see whether they differ in size; None: not known
+    report: Callable[[Choice], None] | None = None
+    # ^ is told, whenever a round is traced, how clients are placed
     keep_models: bool = False  # a round's metrics have the models of its clients, `CLIENT_MODELS`
 
 
@@ -70,11 +74,13 @@ def place_clients(
     counts = None
     if execution.all_clients is not None and not sampler.reads_sent:
         counts = step_counts(sampler, execution.all_clients)
-    spread = None if counts is None or _vectorized() else counts.spread  # lanes are slow where runs are vectorized
+    # lanes are slow where runs are vectorized
+    spread = None if counts is None or _vectorized() else counts.spread
     choice = choose(execution.placement, execution.chunk_size, share, backend(), spread)
     if execution.report is not None:
         execution.report(choice)
-    # The program of a CPU decides on its own whether a loop goes on; there a step that changes nothing is lost time.
+    # The program of a CPU decides on its own whether a loop goes on; there a step that changes
+    # nothing is lost time.
     loop = "own" if backend() == "cpu" else _loop(sampler, counts)
     how = choice.placement, choice.clients_at_once, mesh, execution.reduce, loop
     drawn = data.inputs.drawn if isinstance(data.inputs, LoadedInputs) else None
@@ -82,12 +88,15 @@ def place_clients(
     return train_cohort(update_of, broadcast, clients, valid, *how, order)
 
 
-def choose(placement: str, given: int | None, num_clients: int, backend: str, spread: float | None = None) -> Choice:
-    """Choose the placement, where it is "auto", and the number of clients at once, where it is not given.
+def choose(
+    placement: str, given: int | None, num_clients: int, backend: str, spread: float | None = None
+) -> Choice:
+    """Choose the placement, where it is "auto", and the number of clients at once, where it is not
+    given.
 
     Args:
-        placement: as in a config. "auto": "sequential" on a CPU, otherwise "lanes" where clients are known to differ
-            in size and do not all train at once, and "chunked" where not.
+        placement: as in a config. "auto": "sequential" on a CPU, otherwise "lanes" where clients
+            are known to differ in size and do not all train at once, and "chunked" where not.
         given: clients at once.
         num_clients: clients of the cohort on one device.
         backend: what JAX computes on, as `jax.default_backend` names it.
@@ -98,7 +107,9 @@ def choose(placement: str, given: int | None, num_clients: int, backend: str, sp
         # Lanes are for clients that wait: where all train at once, nobody does.
         unequal = spread is not None and spread > _UNEQUAL and at_once < num_clients
         placement = "sequential" if backend == "cpu" else "lanes" if unequal else "chunked"
-    return Choice(placement, {"sequential": 1, "vmap": num_clients}.get(placement, at_once), num_clients)
+    return Choice(
+        placement, {"sequential": 1, "vmap": num_clients}.get(placement, at_once), num_clients
+    )
 
 
 class StepCounts(NamedTuple):
@@ -107,7 +118,8 @@ class StepCounts(NamedTuple):
     bound: int  # that no client exceeds, known from shapes
     largest: int
     mean: float  # mean of the clients that take any; 0: nobody does
-    whole: bool = False  # every client takes as many as the bound or none, whatever the round and the key
+    whole: bool = False
+    # ^ every client takes as many as the bound or none, whatever the round and the key
 
     @property
     def spread(self) -> float:
@@ -116,7 +128,9 @@ class StepCounts(NamedTuple):
 
     @property
     def to_bound(self) -> bool:
-        """Returns whether all clients may as well run to the bound: it costs at most a quarter more steps."""
+        """Returns whether all clients may as well run to the bound: it costs at most a quarter
+        more steps.
+        """
         return self.mean > 0 and self.bound <= _UNEQUAL * self.mean
 
 
@@ -128,10 +142,12 @@ def step_counts(sampler: Sampler, clients: Client) -> StepCounts:
         clients: leading axis C; not traced.
     """
     with jax.ensure_compile_time_eval():  # a round that is traced asks
-        key, now = jax.random.key(0), Now(jnp.zeros((), jnp.int32))
+        key = jax.random.key(0)
+        now = Now(jnp.zeros((), jnp.int32))
         count = jax.jit(jax.vmap(lambda client: sampler.schedule(key, client, now).num_steps))
         left_out = without_examples(clients, jnp.zeros(clients.id.shape, bool))
-        num_steps, num_without = np.asarray(count(clients)), np.asarray(count(left_out))
+        num_steps = np.asarray(count(clients))
+        num_without = np.asarray(count(left_out))
         one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), clients)
         masks = jax.eval_shape(lambda client: sampler.schedule(key, client, now), one).masks
         by_client = _counts_by_client(sampler, one)
@@ -149,7 +165,9 @@ def tree_bytes(tree: PyTree) -> int:
 
 
 def _counts_by_client(sampler: Sampler, client: Client) -> bool:
-    """Returns whether the number of steps follows from the client alone, and neither from the round nor from a draw."""
+    """Return whether the number of steps follows from the client alone, and neither from the
+    round nor from a draw.
+    """
 
     def count(key: Array, number: Array, client: Client) -> Array:
         return sampler.schedule(key, client, Now(number)).num_steps
@@ -170,7 +188,9 @@ def _loop(sampler: Sampler, counts: StepCounts | None) -> str:
 
 
 def _vectorized() -> bool:
-    """Tells whether runs share the device: there is the axis `VECTORIZED_RUNS` of a surrounding `jax.vmap`."""
+    """Tells whether runs share the device: there is the axis `VECTORIZED_RUNS` of a surrounding
+    `jax.vmap`.
+    """
     try:
         jax.lax.axis_size(VECTORIZED_RUNS)
     except NameError:

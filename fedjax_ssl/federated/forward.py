@@ -1,4 +1,6 @@
-"""Forward passes: of a local step's views, and over many examples in evaluation mode and bounded memory."""
+"""Forward passes: of a local step's views, and over many examples in evaluation mode and bounded
+memory.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +18,9 @@ AUGMENT = "augment_views"  # the scope in which views are traced: profiles name 
 
 
 def labelling_key(round_key: Key[Array, ""]) -> Key[Array, ""]:
-    """Key of the views that examples are labelled in before a round; folded with the client and the example's place."""
+    """Key of the views that examples are labelled in before a round; folded with the client and
+    the example's place.
+    """
     return named_key(round_key, "pseudo-labels")
 
 
@@ -27,11 +31,11 @@ def map_rows(
     batch_size: int = 512,
     along: tuple[Array, ...] = (),
 ) -> PyTree:
-    """Applies `function` to `inputs[rows]` in batches inside one compiled loop.
+    """Apply `function` to `inputs[rows]` in batches inside one compiled loop.
 
     Args:
-        function: (raw inputs [b, ...], slices [b] of `along`) -> tree of arrays with leading axis b; rows must not
-            influence each other.
+        function: (raw inputs [b, ...], slices [b] of `along`) -> tree of arrays with leading axis
+            b; rows must not influence each other.
         inputs: raw inputs of all examples [N, ...].
         rows: which examples, any shape, for example [p, n] for a cohort.
         batch_size: examples per step.
@@ -48,11 +52,13 @@ def map_rows(
         return jnp.concatenate([values.reshape(-1), padding]).reshape(-1, size)
 
     results = jax.lax.map(
-        lambda batch: function(inputs[batch[0]], *batch[1:]), tuple(batches(values) for values in (rows, *along))
+        lambda batch: function(inputs[batch[0]], *batch[1:]),
+        tuple(batches(values) for values in (rows, *along)),
     )
 
     def unbatched(x: Array) -> Array:
-        # No -1 here: a network without class scores has results of width 0, from which no size can be inferred.
+        # No -1 here: a network without class scores has results of width 0, from which no size can
+        # be inferred.
         joined = x.reshape(x.shape[0] * size, *x.shape[2:])
         return joined[: flat.shape[0]].reshape(*rows.shape, *x.shape[2:])
 
@@ -68,7 +74,7 @@ def forward_views(
     key: Key[Array, ""],
     separate: bool = False,
 ) -> tuple[dict[str, Array], dict[str, Outputs], PyTree]:
-    """The forward pass of a local step, in training mode.
+    """Return the forward pass of a local step, in training mode.
 
     Args:
         model: the network.
@@ -77,14 +83,17 @@ def forward_views(
         views: the views that go through it.
         streams: streams of the batch.
         key: for the views' randomness and dropout.
-        separate: a pass per view, each with batch statistics of its own, in place of one over all of them.
+        separate: a pass per view, each with batch statistics of its own, in place of one over all
+            of them.
 
     Returns:
         (inputs by view, outputs by view, new model state).
     """
     with jax.named_scope(AUGMENT):
         inputs = {view.name: view.build(named_key(key, view.name), streams) for view in views}
-    dropout, slices, offset = named_key(key, "dropout"), {}, 0
+    dropout = named_key(key, "dropout")
+    slices = {}
+    offset = 0
     if separate:
         for view in views:
             slices[view.name], model_state = model.apply(

@@ -1,7 +1,9 @@
-"""Grouped averaging: the slots of a cohort form groups with a model each, and groups mix through few members only.
+"""Grouped averaging: the slots of a cohort form groups with a model each, and groups mix through
+few members only.
 
-Source: the public code of "Improving semi-supervised federated learning by reducing the gradient diversity of models"
-(FedRGD; Zhang et al., IEEE Big Data 2021, arXiv 2008.11364). Shapes: p clients, m replicas of the server, S groups.
+Source: the public code of "Improving semi-supervised federated learning by reducing the gradient
+diversity of models" (FedRGD; Zhang et al., IEEE Big Data 2021, arXiv 2008.11364). Shapes: p
+clients, m replicas of the server, S groups.
 """
 
 from typing import Any, NamedTuple
@@ -13,25 +15,39 @@ from jaxtyping import Array, Float, Int
 
 from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.federated.method import RoundContext
-from fedjax_ssl.federated.optimizers import FederatedOptimizer, Grouped, Groups, Local, Report, fedavg, mean_scale
+from fedjax_ssl.federated.optimizers import (
+    FederatedOptimizer,
+    Grouped,
+    Groups,
+    Local,
+    Report,
+    fedavg,
+    mean_scale,
+)
 
 PyTree = Any
 CODE_SIZES = {47: (10, 10, 10, 10, 7)}  # of the authors' EMNIST runs
 
 
 class Averaging(NamedTuple):
-    """Groups of clients that are averaged together; the next global model is the plain mean of the S group models."""
+    """Groups of clients that are averaged together; the next global model is the plain mean of
+    the S group models.
+    """
 
-    weights: Float[np.ndarray, "S slots"]  # weights of every slot in every group's next model; rows sum to 1
-    starts: Int[np.ndarray, " slots"]  # the group whose model a slot starts from; S: the global model
+    weights: Float[np.ndarray, "S slots"]
+    # ^ weights of every slot in every group's next model; rows sum to 1
+    starts: Int[np.ndarray, " slots"]
+    # ^ the group whose model a slot starts from; S: the global model
 
 
-def averaging(sizes: tuple[int, ...], num_replicas: int, broadcast_global: bool = False) -> Averaging:
-    """The slots of all groups in turn, then the replicas of the server.
+def averaging(
+    sizes: tuple[int, ...], num_replicas: int, broadcast_global: bool = False
+) -> Averaging:
+    """Return the slots of all groups in turn, then the replicas of the server.
 
-    With replicas, clients start from the model of their group and replicas from the global one, so that the groups mix
-    through the replicas alone. Without, two client slots are the bridge: the first of group 0 and the last of group 1
-    start from the global model.
+    With replicas, clients start from the model of their group and replicas from the global one, so
+    that the groups mix through the replicas alone. Without, two client slots are the bridge: the
+    first of group 0 and the last of group 1 start from the global model.
 
     Args:
         sizes: client slots of each group.
@@ -41,16 +57,23 @@ def averaging(sizes: tuple[int, ...], num_replicas: int, broadcast_global: bool 
     Raises:
         ValueError: another number of replicas, or none and not two groups.
     """
-    num_groups, num_clients = len(sizes), sum(sizes)
+    num_groups = len(sizes)
+    num_clients = sum(sizes)
     if num_replicas not in (0, 1, num_groups):
-        raise ValueError(f"{num_replicas} replicas of the server for {num_groups} groups; allowed: 0, 1, {num_groups}")
+        raise ValueError(
+            f"{num_replicas} replicas of the server for {num_groups} groups; allowed: 0, 1, "
+            f"{num_groups}"
+        )
     if not num_replicas and not broadcast_global and num_groups != 2:
         raise ValueError(
-            f"{num_groups} groups without replicas of the server never mix; use 2 groups, which two clients bridge, "
-            "broadcast_global, or a method whose server is a member of the average"
+            f"{num_groups} groups without replicas of the server never mix; use 2 groups, which "
+            "two clients bridge, broadcast_global, or a method whose server is a member of the "
+            "average"
         )
     group = np.repeat(np.arange(num_groups), sizes)
-    of_replicas = np.eye(num_groups) if num_replicas == num_groups else np.ones((num_groups, num_replicas))
+    of_replicas = (
+        np.eye(num_groups) if num_replicas == num_groups else np.ones((num_groups, num_replicas))
+    )
     weights = np.concatenate([np.eye(num_groups)[:, group], of_replicas], axis=1)
     starts = np.concatenate([group, np.full(num_replicas, num_groups)])
     if broadcast_global:
@@ -61,7 +84,9 @@ def averaging(sizes: tuple[int, ...], num_replicas: int, broadcast_global: bool 
 
 
 def default_sizes(cohort_size: int) -> tuple[int, ...]:
-    """Groups of about ten, at least two: the authors' where they are known, nearly equal otherwise."""
+    """Choose groups of about ten, at least two: the authors' where they are known, nearly equal
+    otherwise.
+    """
     return CODE_SIZES.get(cohort_size) or equal_sizes(cohort_size, max(2, round(cohort_size / 10)))
 
 
@@ -73,38 +98,40 @@ def equal_sizes(cohort_size: int, num_groups: int) -> tuple[int, ...]:
     """
     check_whole_numbers(groups=num_groups)
     if num_groups > cohort_size:
-        raise ValueError(f"{num_groups} groups of {cohort_size} clients per round: a group would be empty")
+        raise ValueError(
+            f"{num_groups} groups of {cohort_size} clients per round: a group would be empty"
+        )
     return tuple((cohort_size + group) // num_groups for group in range(num_groups))
 
 
 def check_sizes(sizes: tuple[int, ...], cohort_size: int) -> None:
-    """Raises ValueError where the groups do not make up a cohort."""
+    """Raise ValueError where the groups do not make up a cohort."""
     if sum(sizes) != cohort_size:
         raise ValueError(
-            f"groups of {', '.join(map(str, sizes))} make {sum(sizes)} clients, but {cohort_size} take part in a "
-            "round; change group_sizes or the cohort's size"
+            f"groups of {', '.join(map(str, sizes))} make {sum(sizes)} clients, but {cohort_size} "
+            "take part in a round; change group_sizes or the cohort's size"
         )
 
 
 def grouped(
     sizes: tuple[int, ...], broadcast_global: bool = False, replica_same_batches: bool = False
 ) -> FederatedOptimizer:
-    """Grouped averaging; with one group, FedAvg.
+    """Return grouped averaging; with one group, FedAvg.
 
-    Every round the clients fill the slots in random order. The next model of a group is the mean of its members,
-    weighed as in FedAvg; a group of which nobody trained keeps its model. Clients never receive the global model,
-    unless they are a bridge. Changes that the server makes to the global model outside of the average reach what starts
-    from it.
+    Every round the clients fill the slots in random order. The next model of a group is the mean of
+    its members, weighed as in FedAvg; a group of which nobody trained keeps its model. Clients
+    never receive the global model, unless they are a bridge. Changes that the server makes to the
+    global model outside of the average reach what starts from it.
 
     Args:
         sizes: client slots of each group; together the clients of a round.
         broadcast_global: everybody starts from the global model.
-        replica_same_batches: one replica of the server is a member of every group, which is the same as replicas that
-            draw the same batches.
+        replica_same_batches: one replica of the server is a member of every group, which is the
+            same as replicas that draw the same batches.
 
     Raises:
-        ValueError: no group, or one without a slot; when a round is traced, sizes that are not those of the cohort, or
-            replicas that do not fit, see `averaging`.
+        ValueError: no group, or one without a slot; when a round is traced, sizes that are not
+            those of the cohort, or replicas that do not fit, see `averaging`.
     """
     if not sizes:
         raise ValueError("group_sizes is empty; give the sizes of one group or more")
@@ -117,7 +144,9 @@ def grouped(
         check_sizes(sizes, round.valid.shape[0])
         assert round.slots is not None
         plan = averaging(sizes, round.members, broadcast_global)
-        slots = jnp.concatenate([round.slots, round.valid.shape[0] + jnp.arange(round.members, dtype=jnp.int32)])
+        slots = jnp.concatenate(
+            [round.slots, round.valid.shape[0] + jnp.arange(round.members, dtype=jnp.int32)]
+        )
         return {
             "share": jnp.asarray(plan.weights.T, jnp.result_type(float))[slots],
             "start": jnp.asarray(plan.starts)[slots],
@@ -125,18 +154,25 @@ def grouped(
 
     def start(state: PyTree, received: PyTree, common: Grouped) -> Grouped:
         own = jax.tree.map(lambda x: x[jnp.minimum(received["start"], num_groups - 1)], state)
-        return jax.tree.map(lambda mine, all: jnp.where(received["start"] == num_groups, all, mine), own, common)
+        return jax.tree.map(
+            lambda mine, all: jnp.where(received["start"] == num_groups, all, mine), own, common
+        )
 
     def report(local: Local) -> Report:
-        shares = {group: weight * local.received["share"] for group, weight in local.weights.items()}
+        shares = {
+            group: weight * local.received["share"] for group, weight in local.weights.items()
+        }
         totals = {
             group: jax.tree.map(lambda w, own=shares[group]: _outer(own, w), params)
             for group, params in local.params.items()
         }
         return Report({"weight": shares, "total": totals})
 
-    def apply(state: PyTree, anchor: Grouped, summed: PyTree, round: RoundContext) -> tuple[Grouped, PyTree]:
-        means, moved = {}, {}
+    def apply(
+        state: PyTree, anchor: Grouped, summed: PyTree, round: RoundContext
+    ) -> tuple[Grouped, PyTree]:
+        means = {}
+        moved = {}
         for group, weight in summed["weight"].items():
             scale = mean_scale(weight)
             means[group] = jax.tree.map(
@@ -148,7 +184,9 @@ def grouped(
             )
             some = jnp.any(weight > 0)
             moved[group] = jax.tree.map(
-                lambda mean, old, some=some: jnp.where(some, mean.mean(0), old), means[group], anchor[group]
+                lambda mean, old, some=some: jnp.where(some, mean.mean(0), old),
+                means[group],
+                anchor[group],
             )
         return moved, means
 
@@ -158,7 +196,10 @@ def grouped(
         membership=lambda received: (received["share"] > 0).astype(received["share"].dtype),
         models=lambda state, params: state,
     )
-    many = lambda params: jax.tree.map(lambda w: jnp.stack([w] * num_groups), params)  # noqa: E731
+
+    def many(params):
+        return jax.tree.map(lambda w: jnp.stack([w] * num_groups), params)
+
     return FederatedOptimizer(many, apply, send=send, start=start, report=report, groups=groups)
 
 

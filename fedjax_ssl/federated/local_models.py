@@ -1,7 +1,7 @@
 """Accuracy of the cohort's own models, as they come out of local training: for the log alone.
 
-`config.metrics` names it "local". It says how far clients' models are from the average of them, and what a client
-forgets of its labelled examples while it learns from others.
+`config.metrics` names it "local". It says how far clients' models are from the average of them, and
+what a client forgets of its labelled examples while it learns from others.
 """
 
 from collections.abc import Callable
@@ -28,11 +28,11 @@ TERM = "local_models"
 
 
 def with_local_scores(setup: Setup, stage: Stage, combine: Callable[[Params], PyTree]) -> Stage:
-    """The same stage, whose rounds also log how well the models of its clients do.
+    """Return the same stage, whose rounds also log how well the models of its clients do.
 
-    Metrics, each the mean over the clients that trained: "local_test_accuracy" on all test examples;
-    "local_labelled_accuracy" on the client's own labelled examples, and "received_labelled_accuracy" on these before
-    it trained.
+    Metrics, each the mean over the clients that trained: "local_test_accuracy" on all test
+    examples; "local_labelled_accuracy" on the client's own labelled examples, and
+    "received_labelled_accuracy" on these before it trained.
 
     Args:
         setup: the run.
@@ -42,33 +42,46 @@ def with_local_scores(setup: Setup, stage: Stage, combine: Callable[[Params], Py
     if not stage.terms:
         return stage
 
-    def accuracy(params: PyTree, trained: ClientResult, rows: Array, labels: Array, real: Array) -> Float[Array, ""]:
+    def accuracy(
+        params: PyTree, trained: ClientResult, rows: Array, labels: Array, real: Array
+    ) -> Float[Array, ""]:
         def predict(raw: Array) -> Int[Array, " n"]:
-            outputs, _ = setup.model.apply(params, trained.model_state, setup.normalize(raw), train=False)
+            outputs, _ = setup.model.apply(
+                params, trained.model_state, setup.normalize(raw), train=False
+            )
             return jnp.argmax(outputs.logits, axis=1).astype(jnp.int32)
 
         found = map_rows(predict, trained.inputs, rows, setup.evaluation_batch_size)
         return jnp.mean((found == labels).astype(jnp.result_type(float)), where=real)
 
     def measure(trained: ClientResult) -> dict[str, Array]:
-        test, client, found = trained.test, trained.client, {}
+        test = trained.test
+        client = trained.client
+        found = {}
         if test is None:
             raise ValueError(
-                "config.metrics names 'local', which needs test examples on the device, and these stay on "
-                "the host; use config.data.residence='device', or leave it out"
+                "config.metrics names 'local', which needs test examples on the device, and "
+                "these stay on the host; use config.data.residence='device', or leave it out"
             )
         if test.rows.shape[0]:
             real = (jnp.arange(test.rows.shape[0]) < test.num_examples) & (test.labels >= 0)
-            found["local_test_accuracy"] = accuracy(trained.params, trained, test.rows, test.labels, real)
+            found["local_test_accuracy"] = accuracy(
+                trained.params, trained, test.rows, test.labels, real
+            )
         own = client.rows[: setup.max_labelled], client.observed[: setup.max_labelled]
         if own[0].shape[0]:
             known = jnp.arange(own[0].shape[0]) < client.num_labelled
             found["local_labelled_accuracy"] = accuracy(trained.params, trained, *own, known)
-            found["received_labelled_accuracy"] = accuracy(combine(trained.received), trained, *own, known)
+            found["received_labelled_accuracy"] = accuracy(
+                combine(trained.received), trained, *own, known
+            )
         return found
 
     def diagnose(outcome: RoundResult, truth: Array, measured: dict[str, Array]) -> Metrics:
-        return {name: jnp.mean(values, where=outcome.counts & ~jnp.isnan(values)) for name, values in measured.items()}
+        return {
+            name: jnp.mean(values, where=outcome.counts & ~jnp.isnan(values))
+            for name, values in measured.items()
+        }
 
     term = Term(
         TERM,

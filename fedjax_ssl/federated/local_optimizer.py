@@ -1,8 +1,9 @@
 """Local optimizers by name: three of the papers, those of optax, and a user's own.
 
-The learning rate is the round's, which is traced: a whole sweep over learning rates is one program. The papers' three
-are transformations without a rate, by which the client step multiplies their update. Optax' optimizers are built with
-the rate in every trace, so that those which are not linear in it are exact too.
+The learning rate is the round's, which is traced: a whole sweep over learning rates is one program.
+The papers' three are transformations without a rate, by which the client step multiplies their
+update. Optax' optimizers are built with the rate in every trace, so that those which are not linear
+in it are exact too.
 """
 
 import inspect
@@ -22,27 +23,68 @@ from fedjax_ssl.registry import Registry
 PyTree = Any
 _Decay = Annotated[float | Array, In("[0, inf)")]
 _OF_OPTAX = (
-    *("adabelief", "adadelta", "adafactor", "adagrad", "adamax", "adamaxw", "adamw", "adan", "amsgrad", "fromage"),
-    *("lamb", "lars", "lion", "nadam", "nadamw", "novograd", "optimistic_adam_v2", "optimistic_gradient_descent"),
+    *(
+        "adabelief",
+        "adadelta",
+        "adafactor",
+        "adagrad",
+        "adamax",
+        "adamaxw",
+        "adamw",
+        "adan",
+        "amsgrad",
+        "fromage",
+    ),
+    *(
+        "lamb",
+        "lars",
+        "lion",
+        "nadam",
+        "nadamw",
+        "novograd",
+        "optimistic_adam_v2",
+        "optimistic_gradient_descent",
+    ),
     *("radam", "sign_sgd", "signum", "sm3", "yogi"),
 )
 _OF_CONTRIB = (
-    *("acprop", "ademamix", "adopt", "cocob", "dadapt_adamw", "dog", "dowg", "madgrad", "muon", "prodigy"),
+    *(
+        "acprop",
+        "ademamix",
+        "adopt",
+        "cocob",
+        "dadapt_adamw",
+        "dog",
+        "dowg",
+        "madgrad",
+        "muon",
+        "prodigy",
+    ),
     "simplified_ademamix",
 )
 _LEFT_OUT = {
-    **dict.fromkeys(("lbfgs", "momo", "momo_adam", "polyak_sgd", "sophia"), "it needs the loss beside the gradient"),
+    **dict.fromkeys(
+        ("lbfgs", "momo", "momo_adam", "polyak_sgd", "sophia"),
+        "it needs the loss beside the gradient",
+    ),
     **dict.fromkeys(("dpsgd", "noisy_sgd"), "its noise would be the same at all clients"),
     "galore": "it projects whole matrices, and was not tried",
     "rprop": "its steps do not follow the learning rate of the round",
-    **dict.fromkeys(("schedule_free_adamw", "schedule_free_sgd"), "it predicts with other weights than it trains"),
+    **dict.fromkeys(
+        ("schedule_free_adamw", "schedule_free_sgd"),
+        "it predicts with other weights than it trains",
+    ),
 }
-BY_LAYER = ("adafactor", "fromage", "lamb", "lars", "muon", "novograd", "sm3")  # they look at whole arrays
-_NUMBERS = ("momentum", "weight_decay_rate", "weight_decay")  # arguments of optax' whose default is None
+# they look at whole arrays
+BY_LAYER = ("adafactor", "fromage", "lamb", "lars", "muon", "novograd", "sm3")
+# arguments of optax' whose default is None
+_NUMBERS = ("momentum", "weight_decay_rate", "weight_decay")
 
 
 def _sgd(
-    momentum: Annotated[float | Array, In("[0, 1)")] = 0.0, nesterov: bool = False, weight_decay: _Decay = 0.0
+    momentum: Annotated[float | Array, In("[0, 1)")] = 0.0,
+    nesterov: bool = False,
+    weight_decay: _Decay = 0.0,
 ) -> optax.GradientTransformation:
     """Gradient descent, with momentum if wanted.
 
@@ -67,7 +109,9 @@ def _adam(b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8, weight_decay: _
     return optax.chain(optax.add_decayed_weights(weight_decay), optax.scale_by_adam(b1, b2, eps))
 
 
-def _rmsprop(decay: float = 0.9, eps: float = 1e-7, weight_decay: _Decay = 0.0) -> optax.GradientTransformation:
+def _rmsprop(
+    decay: float = 0.9, eps: float = 1e-7, weight_decay: _Decay = 0.0
+) -> optax.GradientTransformation:
     """RMSProp: v <- 0.9 v + 0.1 g^2, without momentum or bias correction, eps beside the root.
 
     Args:
@@ -79,8 +123,11 @@ def _rmsprop(decay: float = 0.9, eps: float = 1e-7, weight_decay: _Decay = 0.0) 
     return optax.chain(optax.add_decayed_weights(weight_decay), step)
 
 
-def _of_optax(function: Callable[..., optax.GradientTransformation]) -> Callable[..., optax.GradientTransformation]:
-    """Makes a builder of an optax optimizer, whose options are those arguments that are numbers or switches.
+def _of_optax(
+    function: Callable[..., optax.GradientTransformation],
+) -> Callable[..., optax.GradientTransformation]:
+    """Make a builder of an optax optimizer, whose options are those arguments that are numbers or
+    switches.
 
     One without weight decay has the L2 penalty, added to the gradient.
     """
@@ -93,10 +140,14 @@ def _of_optax(function: Callable[..., optax.GradientTransformation]) -> Callable
         if own and weight_decay is not None:
             options["weight_decay"] = weight_decay
         decay = () if own or weight_decay is None or is_zero(weight_decay) else (weight_decay,)
-        return optax.chain(*map(optax.add_decayed_weights, decay), function(learning_rate, **options))
+        return optax.chain(
+            *map(optax.add_decayed_weights, decay), function(learning_rate, **options)
+        )
 
     def option(name: str, default: Any, kind: Any) -> inspect.Parameter:
-        return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        return inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind
+        )
 
     found = {"learning_rate": option("learning_rate", inspect.Parameter.empty, float | Array)}
     for one in given:
@@ -105,10 +156,15 @@ def _of_optax(function: Callable[..., optax.GradientTransformation]) -> Callable
         elif one.name in _NUMBERS:
             found[one.name] = option(one.name, None, float | None)
     default = found["weight_decay"].default if own else 0.0
-    found["weight_decay"] = option("weight_decay", default, _Decay if default is not None else _Decay | None)
+    found["weight_decay"] = option(
+        "weight_decay", default, _Decay if default is not None else _Decay | None
+    )
     build.__signature__ = inspect.Signature(list(found.values()))  # type: ignore[attr-defined]
-    text = inspect.cleandoc(getattr(function, "func", function).__doc__ or "")  # nadam is a partial of adam
-    penalty = "" if own else r"weight_decay: L2 penalty, added to the gradient of all parameters.\n\1"
+    # nadam is a partial of adam
+    text = inspect.cleandoc(getattr(function, "func", function).__doc__ or "")
+    penalty = (
+        "" if own else r"weight_decay: L2 penalty, added to the gradient of all parameters.\n\1"
+    )
     build.__doc__ = re.sub(r"Args:\n( +)", rf"Args:\n\1{penalty}", text, count=1)
     return build
 
@@ -134,7 +190,8 @@ class RatedOptimizer(NamedTuple):
     init: Callable[[PyTree], PyTree]  # parameters -> state
     update: Callable[[PyTree, PyTree, PyTree, Float[Array, ""]], tuple[PyTree, PyTree]]
     # ^ (gradient, state, parameters, rate) -> (what is added to the parameters, state)
-    by_layer: bool = False  # it looks at the network's own arrays, not at the few that they are packed in
+    by_layer: bool = False
+    # ^ it looks at the network's own arrays, not at the few that they are packed in
     own_rate: bool = False  # its rate is not the run's
 
 
@@ -142,23 +199,27 @@ LocalOptimizer: TypeAlias = optax.GradientTransformation | RatedOptimizer
 
 
 def local_optimizer(
-    name: str = "sgd", *, clip_norm: Annotated[float | Array | None, In("(0, inf)")] = None, **options: Any
+    name: str = "sgd",
+    *,
+    clip_norm: Annotated[float | Array | None, In("(0, inf)")] = None,
+    **options: Any,
 ) -> LocalOptimizer:
-    """Builds the client's optimizer; its state starts anew in every round.
+    """Build the client's optimizer; its state starts anew in every round.
 
     Args:
-        name: one of `OPTIMIZERS`, or "module:function" for a function of `learning_rate`, and of options, that returns
-            an `optax.GradientTransformation`.
-        clip_norm: the gradient of a parameter group is multiplied by min(1, clip_norm / (||g||_2 + 1e-6)) before
-            weight decay is added; None: it is not.
+        name: one of `OPTIMIZERS`, or "module:function" for a function of `learning_rate`, and of
+            options, that returns an `optax.GradientTransformation`.
+        clip_norm: the gradient of a parameter group is multiplied by min(1, clip_norm / (||g||_2 +
+            1e-6)) before weight decay is added; None: it is not.
         **options: those of the optimizer.
 
     Returns:
-        A transformation without a learning rate for "sgd", "adam" and "rmsprop", else a `RatedOptimizer`.
+        A transformation without a learning rate for "sgd", "adam" and "rmsprop", else a
+        `RatedOptimizer`.
 
     Raises:
-        ValueError: an unknown name or option, a value outside its range, or an optimizer that needs more than
-            gradients and parameters.
+        ValueError: an unknown name or option, a value outside its range, or an optimizer that needs
+            more than gradients and parameters.
 
     Example:
         >>> from fedjax_ssl.federated import local_optimizer
@@ -171,7 +232,8 @@ def local_optimizer(
     if clip_norm is not None:
         check_numbers("(0, inf)", clip_norm=clip_norm)
     clip = () if clip_norm is None else (_clip(clip_norm),)
-    takes_rate, own = OPTIMIZERS.takes(name, "learning_rate"), ":" in name
+    takes_rate = OPTIMIZERS.takes(name, "learning_rate")
+    own = ":" in name
     if not takes_rate and not own:
         return standard_promotion(optax.chain(*clip, OPTIMIZERS.build(name, **options)))
 
@@ -190,7 +252,9 @@ def local_optimizer(
 
 
 def _check_step(name: str, optimizer: RatedOptimizer) -> None:
-    """Raises ValueError for an optimizer whose step needs more than it is given, or changes the form of its state."""
+    """Raise ValueError for an optimizer whose step needs more than it is given, or changes the
+    form of its state.
+    """
     from fedjax_ssl.own_code import where
 
     place = f" ({where(OPTIMIZERS.builder(name))})" if ":" in name else ""
@@ -206,7 +270,10 @@ def _check_step(name: str, optimizer: RatedOptimizer) -> None:
         text = str(error).splitlines()[0]
         raise ValueError(f"optimizer {name!r} cannot take a local step: {text}{place}") from error
     if _form(added) != _form(weights) or _form(before) != _form(after):
-        raise ValueError(f"optimizer {name!r} returns updates or a state of another form than it was given{place}")
+        raise ValueError(
+            f"optimizer {name!r} returns updates or a state of another form than it was "
+            f"given{place}"
+        )
 
 
 def _form(tree: PyTree) -> tuple[Any, ...]:
@@ -214,9 +281,13 @@ def _form(tree: PyTree) -> tuple[Any, ...]:
 
 
 def descend(
-    optimizer: LocalOptimizer, gradient: PyTree, state: PyTree, params: PyTree, rate: Float[Array, ""]
+    optimizer: LocalOptimizer,
+    gradient: PyTree,
+    state: PyTree,
+    params: PyTree,
+    rate: Float[Array, ""],
 ) -> tuple[PyTree, PyTree]:
-    """Takes a step: (parameters, state of the optimizer)."""
+    """Take a step: (parameters, state of the optimizer)."""
     if isinstance(optimizer, RatedOptimizer):
         added, state = optimizer.update(gradient, state, params, rate)
         return optax.apply_updates(params, added), state
@@ -225,7 +296,9 @@ def descend(
 
 
 def at_rate(optimizer: LocalOptimizer, rate: float | Array) -> optax.GradientTransformation:
-    """The optimizer at one learning rate, as optax has it: its update is added to the parameters."""
+    """Return the optimizer at one learning rate, as optax has it: its update is added to the
+    parameters.
+    """
     if isinstance(optimizer, RatedOptimizer):
         return optax.GradientTransformation(
             optimizer.init, lambda g, s, w: optimizer.update(g, s, w, jnp.asarray(rate))
@@ -233,8 +306,11 @@ def at_rate(optimizer: LocalOptimizer, rate: float | Array) -> optax.GradientTra
     return optax.chain(optimizer, optax.scale_by_learning_rate(rate))
 
 
-def over_layers(optimizer: LocalOptimizer, groups: Callable[[], dict[str, PyTree]]) -> LocalOptimizer:
-    """Lets an optimizer that looks at layers see them, where parameters come in few arrays per group.
+def over_layers(
+    optimizer: LocalOptimizer, groups: Callable[[], dict[str, PyTree]]
+) -> LocalOptimizer:
+    """Lets an optimizer that looks at layers see them, where parameters come in few arrays per
+    group.
 
     Args:
         optimizer: returned as it is where it does not look at layers.
@@ -242,13 +318,19 @@ def over_layers(optimizer: LocalOptimizer, groups: Callable[[], dict[str, PyTree
     """
     if not (isinstance(optimizer, RatedOptimizer) and optimizer.by_layer):
         return optimizer
-    inner, shapes = optimizer, jax.eval_shape(groups)
-    by_group = {g: packing(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tree)) for g, tree in shapes.items()}
+    inner = optimizer
+    shapes = jax.eval_shape(groups)
+    by_group = {
+        g: packing(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tree))
+        for g, tree in shapes.items()
+    }
 
     def unpacked(packed: PyTree) -> PyTree:
         return {group: by_group[group].unpack(arrays) for group, arrays in packed.items()}
 
-    def update(gradient: PyTree, state: PyTree, params: PyTree, rate: Array) -> tuple[PyTree, PyTree]:
+    def update(
+        gradient: PyTree, state: PyTree, params: PyTree, rate: Array
+    ) -> tuple[PyTree, PyTree]:
         added, state = inner.update(unpacked(gradient), state, unpacked(params), rate)
         return {group: by_group[group].pack(tree) for group, tree in added.items()}, state
 
@@ -266,9 +348,13 @@ def _clip(max_norm: float | Array) -> optax.GradientTransformation:
 
 
 def standard_promotion(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The same optimizer, usable under jax_numpy_dtype_promotion="strict": optax mixes floats with step counts."""
+    """Return the same optimizer, usable under jax_numpy_dtype_promotion="strict": optax mixes
+    floats with step counts.
+    """
 
-    def update(updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None) -> tuple:
+    def update(
+        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
+    ) -> tuple:
         with jax.numpy_dtype_promotion("standard"):
             return optimizer.update(updates, state, params)
 

@@ -1,4 +1,6 @@
-"""Choose how many clients train at once on an accelerator: as many as its memory holds, read off compiled programs."""
+"""Choose how many clients train at once on an accelerator: as many as its memory holds, read off
+compiled programs.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,10 +18,11 @@ _GROUPS = ("chunked", "lanes")  # placements with a number of clients at once
 
 
 def device_memory() -> int | None:
-    """Give the bytes that JAX may fill on the smallest device; None where the backend does not tell.
+    """Give the bytes that JAX may fill on the smallest device; None where the backend does not
+    tell.
 
-    With several processes also None: a choice that depends on one's own devices could differ between them, and their
-    programs would wait for each other for ever.
+    With several processes also None: a choice that depends on one's own devices could differ
+    between them, and their programs would wait for each other for ever.
     """
     return None if jax.process_count() > 1 else own_memory()
 
@@ -39,7 +42,8 @@ def bytes_of(program: Any) -> int:
 
 
 def bytes_to_come(inputs: Any) -> int:
-    """Give the bytes of a device that the examples of the coming rounds take, which are brought while a round runs.
+    """Give the bytes of a device that the examples of the coming rounds take, which are brought
+    while a round runs.
 
     Args:
         inputs: inputs of a federation.
@@ -50,7 +54,8 @@ def bytes_to_come(inputs: Any) -> int:
 
 
 def how_many_fit(one: int, two: int, limit: int) -> int:
-    """Extrapolate from the bytes of programs for one and for two at once to as many as fit; at least one.
+    """Extrapolate from the bytes of programs for one and for two at once to as many as fit; at
+    least one.
 
     Args:
         one: bytes of the program for one.
@@ -68,9 +73,10 @@ def is_out_of_memory(error: Exception) -> bool:
 class FittingProgram:
     """A program of rounds that trains as many clients at once as the device's memory holds.
 
-    The rounds are compiled for all clients of a cohort, up to `FIRST`. Where these are too many by the program's own
-    account, they are compiled for one client too, and then for as many as fit; where more fit, for more. Where the
-    device's memory turns out to be too small, they are compiled again for half as many.
+    The rounds are compiled for all clients of a cohort, up to `FIRST`. Where these are too many by
+    the program's own account, they are compiled for one client too, and then for as many as fit;
+    where more fit, for more. Where the device's memory turns out to be too small, they are compiled
+    again for half as many.
 
     Attributes:
         choices: how the clients of every stage are placed.
@@ -94,13 +100,16 @@ class FittingProgram:
             say: is told, in one line, that fewer clients are taken.
             cohort: clients of a cohort, at most.
         """
-        self._compile_for, self._say, self._ran = compile_for, say, False
+        self._compile_for = compile_for
+        self._say = say
+        self._ran = False
         self._at_once = first = min(FIRST, cohort)
         self._limit = limit
         self._each: int | None = None  # bytes of a client; None: not known
         self._compile()
         most = max((one.num_clients for one in self.choices if one.placement in _GROUPS), default=1)
-        halved, tried = self._at_once < first, min(self._at_once, most)
+        halved = self._at_once < first
+        tried = min(self._at_once, most)
         self._at_once = tried
         if most == 1:
             return
@@ -128,11 +137,14 @@ class FittingProgram:
         return str(self._program.as_text())
 
     def __call__(self, state: PyTree, *others: PyTree) -> PyTree:
-        """Run the rounds; raises as the device does where it has not enough memory for a client at a time."""
+        """Run the rounds; raises as the device does where it has not enough memory for a client
+        at a time.
+        """
         if self._ran or self._at_once == 1:
             return self._program(state, *others)
         while True:
-            spare = jax.device_get(state)  # the program gives the state's memory away, also where it then fails
+            # the program gives the state's memory away, also where it then fails
+            spare = jax.device_get(state)
             try:
                 results = jax.block_until_ready(self._program(state, *others))
             except jax.errors.JaxRuntimeError as error:
@@ -147,7 +159,10 @@ class FittingProgram:
 
     def _halve(self) -> None:
         self._at_once //= 2
-        self._say(f"the device's memory is too small for the clients at once; trains {self._at_once} at once instead")
+        self._say(
+            f"the device's memory is too small for the clients at once; trains {self._at_once} at "
+            "once instead"
+        )
 
     def _compile(self) -> None:
         while True:
@@ -161,4 +176,6 @@ class FittingProgram:
                 self._halve()
 
     def _describe(self) -> None:
-        self.choices = [one._replace(bytes_per_client=self._each, limit=self._limit) for one in self.choices]
+        self.choices = [
+            one._replace(bytes_per_client=self._each, limit=self._limit) for one in self.choices
+        ]

@@ -1,8 +1,9 @@
 """The contract every method meets, and the pieces recipes are composed of.
 
 A `Method` is a pair of pure functions and a predictor. Almost every method is built by
-`fedjax_ssl.federated.federated_method` from `Term`s: a term is what a paper adds to federated averaging. Shapes:
-C clients, p = cohort size, n = padded examples per client, b = examples of one stream in one local batch, K classes.
+`fedjax_ssl.federated.federated_method` from `Term`s: a term is what a paper adds to federated
+averaging. Shapes: C clients, p = cohort size, n = padded examples per client, b = examples of one
+stream in one local batch, K classes.
 """
 
 from collections.abc import Callable
@@ -18,7 +19,8 @@ from fedjax_ssl.federated.traffic import Count, count
 from fedjax_ssl.models import Outputs
 
 PyTree = Any
-Params = dict[str, PyTree]  # parameter group -> tree; one group "model" unless the method declares more
+# parameter group -> tree; one group "model" unless the method declares more
+Params = dict[str, PyTree]
 Metrics = dict[str, Any]  # name -> scalar, or `Count` for bytes
 
 
@@ -38,36 +40,48 @@ class Method(NamedTuple):
     """
 
     init: Callable[..., "ServerState"]  # (key, data) -> state
-    round: Callable[..., tuple["ServerState", Metrics]]  # (run key, state, data[, execution]) -> (state, info)
+    round: Callable[..., tuple["ServerState", Metrics]]
+    # ^ (run key, state, data[, execution]) -> (state, info)
     predict: Callable[..., Array]  # (state, raw inputs [n, ...]) -> log-probabilities [n, K]
-    embed: Callable[..., Array] | None = None  # (state, raw inputs [n, ...]) -> features [n, d]; None: it has none
+    embed: Callable[..., Array] | None = None
+    # ^ (state, raw inputs [n, ...]) -> features [n, d]; None: it has none
     predict_for: Callable[..., Array] | None = None
-    # ^ (state, client id, raw inputs) -> log-probabilities by the client's own model; None: all have the global one
+    # ^ (state, client id, raw inputs) -> log-probabilities by the client's own model; None: all
+    # have the global one
     needs: tuple[str, ...] = ("labels",)  # it learns from any of these: see `FederatedData.kinds`
     needs_all: bool = False  # it needs every one of them
     trains_unlabelled: bool = True  # clients without class labels train too
     learns_unlabelled: bool = False  # from examples without class labels
     check: Callable[[FederatedData], list[str]] | None = None
-    # ^ (federation, on the host) -> what somebody should know before training, a sentence each; may raise ValueError
+    # ^ (federation, on the host) -> what somebody should know before training, a sentence each; may
+    # raise ValueError
     alone: bool = False  # no global model: scores are means over the clients' own models
     on_host: bool = False  # a round calls host functions, so that it cannot be traced
     network: Callable[..., tuple[PyTree, PyTree]] | None = None
-    # ^ (state, client id or None) -> (parameters, batch statistics) of the network that predicts, the client's own or
-    # the global one; None: prediction is no network's
+    # ^ (state, client id or None) -> (parameters, batch statistics) of the network that predicts,
+    # the client's own or the global one; None: prediction is no network's
     apply: Callable[..., Array] | None = None
-    # ^ (parameters, batch statistics, raw inputs) -> log-probabilities by such a network; None: it has no class scores
+    # ^ (parameters, batch statistics, raw inputs) -> log-probabilities by such a network; None: it
+    # has no class scores
     cohort: Callable[..., Cohort] | None = None
-    # ^ (run key, round, data) -> whose examples this round looks at beside the server's, known before it; traceable.
-    # None: it may look at any client's, so that all examples have to be on the device
-    trains: Callable[[FederatedData], Array] | None = None  # -> clients [C] that have a local step in any round
-    own_weights: bool = False  # in some stage its clients have other weights in the average than the run's weighting
+    # ^ (run key, round, data) -> whose examples this round looks at beside the server's, known
+    # before it; traceable. None: it may look at any client's, so that all examples have to be on
+    # the device
+    trains: Callable[[FederatedData], Array] | None = None
+    # ^ -> clients [C] that have a local step in any round
+    own_weights: bool = False
+    # ^ in some stage its clients have other weights in the average than the run's weighting
 
 
 class ClientState(NamedTuple):
-    """State that a client keeps from one of its rounds to the next; in a `ServerState` with a leading axis C."""
+    """State that a client keeps from one of its rounds to the next; in a `ServerState` with a
+    leading axis C.
+    """
 
-    params: dict[str, PyTree]  # params of the private parameter groups, in few arrays (`fedjax_ssl.federated.packing`)
-    optimizer: dict[str, PyTree]  # state of the local optimizer by parameter group, if the run keeps it
+    params: dict[str, PyTree]
+    # ^ params of the private parameter groups, in few arrays (`fedjax_ssl.federated.packing`)
+    optimizer: dict[str, PyTree]
+    # ^ state of the local optimizer by parameter group, if the run keeps it
     terms: dict[str, PyTree]  # what terms remember, by term name
     federated: PyTree  # what the federated optimizer keeps at clients: SCAFFOLD's control variates
     model_state: PyTree = ()  # batch statistics, in one vector, of clients that train alone
@@ -82,8 +96,10 @@ class ServerState(NamedTuple):
     optimizer: PyTree  # state of the federated optimizer at the server
     terms: dict[str, PyTree]  # state of every term, by term name
     clients: ClientState  # what every client keeps, leading axis C
-    server: PyTree  # state of the local optimizer at the server, where it lives on; leading axis: replicas
-    local_optimizer: dict[str, PyTree] = {}  # noqa: RUF012  its mean over the clients by group, if they start from it
+    server: PyTree
+    # ^ state of the local optimizer at the server, where it lives on; leading axis: replicas
+    local_optimizer: dict[str, PyTree] = {}  # noqa: RUF012
+    # ^ its mean over the clients by group, if they start from it
 
 
 class Client(NamedTuple):
@@ -97,16 +113,21 @@ class Client(NamedTuple):
     sent: dict[str, PyTree]  # what each term sent to this client for this round
     received: PyTree  # what the federated optimizer sent for this round
     kept: ClientState | None = None  # since its last round
-    weak: WeakLabels | None = None  # its coarse labels or sets, without the axis C; None where no client has any
+    weak: WeakLabels | None = None
+    # ^ its coarse labels or sets, without the axis C; None where no client has any
 
     @property
     def num_known(self) -> Array:
         """Examples with a class label or a weak label; they come first in `rows`."""
-        return self.num_labelled if self.weak is None else self.num_labelled + self.weak.num_examples
+        return (
+            self.num_labelled if self.weak is None else self.num_labelled + self.weak.num_examples
+        )
 
 
 class Validation(NamedTuple):
-    """The federation's validation examples, for clients that look at them (FedMatch's learning rates)."""
+    """The federation's validation examples, for clients that look at them (FedMatch's learning
+    rates).
+    """
 
     rows: Int[Array, " v"]
     labels: Int[Array, " v"]
@@ -124,15 +145,20 @@ class RoundContext(NamedTuple):
     number: Int[Array, ""]  # rounds since the stage began
     clients: Client  # the cohort, leading axis p, in increasing order of client id
     valid: Bool[Array, " p"]  # False where the cohort has fewer clients than slots
-    all_clients: Client  # all C of them, for terms that act on the whole federation; `rows` may be `NotLoaded`
+    all_clients: Client
+    # ^ all C of them, for terms that act on the whole federation; `rows` may be `NotLoaded`
     params: PyTree  # the network's parameters as broadcast
     groups: Params  # the same by parameter group
     model_state: PyTree
-    inputs: Array  # [N, ...] raw inputs of all examples, of which the clients', the server's and validation are there
+    inputs: Array
+    # ^ [N, ...] raw inputs of all examples, of which the clients', the server's and validation are
+    # there
     validation: Validation | None = None
     # For federated optimizers alone:
-    members: int = 0  # replicas of the server that are members of the average, which follow the p clients
-    slots: Int[Array, " p"] | None = None  # the clients' places in a random order, see `random_slots`
+    members: int = 0
+    # ^ replicas of the server that are members of the average, which follow the p clients
+    slots: Int[Array, " p"] | None = None
+    # ^ the clients' places in a random order, see `random_slots`
 
     @property
     def num_clients(self) -> int:
@@ -151,8 +177,10 @@ class Now(NamedTuple):
     """The round as all in it know it."""
 
     number: Int[Array, ""]  # rounds since the stage began
-    shared: dict[str, PyTree] = {}  # noqa: RUF012  what each term sent to all clients alike; never changed
-    run_key: Key[Array, ""] | None = None  # for what stays the same over the rounds; None: only steps are counted
+    shared: dict[str, PyTree] = {}  # noqa: RUF012
+    # ^ what each term sent to all clients alike; never changed
+    run_key: Key[Array, ""] | None = None
+    # ^ for what stays the same over the rounds; None: only steps are counted
 
 
 class Stream(NamedTuple):
@@ -162,12 +190,15 @@ class Stream(NamedTuple):
     mask: Bool[Array, " b"]  # False on padding
     observed: Int[Array, " b"]  # observed class label, -1 = nothing
     inputs: Array  # [b, ...] raw
-    weak: Int[Array, " b"] | None = None  # observed weak label, -1 = nothing; None where no client has any
+    weak: Int[Array, " b"] | None = None
+    # ^ observed weak label, -1 = nothing; None where no client has any
     key: Key[Array, ""] | None = None  # key of this client in this round, the same in every step
 
     @property
     def row_keys(self) -> Key[Array, " b"]:
-        """The examples' keys in this round: with them, an example looks in every step as when it was labelled."""
+        """The examples' keys in this round: with them, an example looks in every step as when it
+        was labelled.
+        """
         own = self.key
         assert own is not None, "the streams of local training have one"
         return jax.vmap(lambda place: jax.random.fold_in(own, place))(self.position)
@@ -177,7 +208,8 @@ Streams = dict[str, Stream]
 
 
 class View(NamedTuple):
-    """One set of inputs of the step's forward pass. Terms that ask for the same name share one forward pass.
+    """One set of inputs of the step's forward pass. Terms that ask for the same name share one
+    forward pass.
 
     Example:
         >>> view = fs.View("plain", "labelled", lambda key, streams: streams["labelled"].inputs / 16)
@@ -187,11 +219,13 @@ class View(NamedTuple):
 
     name: str
     stream: str  # the stream that has the rows; its mask says which are real
-    build: Callable[[Key[Array, ""], Streams], Array]  # -> float inputs [b, ...], of one stream or of several
-    mask: Callable[[Streams], Bool[Array, " b"]] | None = None  # -> real rows; None: those of the stream
+    build: Callable[[Key[Array, ""], Streams], Array]
+    # ^ -> float inputs [b, ...], of one stream or of several
+    mask: Callable[[Streams], Bool[Array, " b"]] | None = None
+    # ^ -> real rows; None: those of the stream
 
     def real(self, streams: Streams) -> Bool[Array, " b"]:
-        """Returns which rows are real."""
+        """Return which rows are real."""
         return streams[self.stream].mask if self.mask is None else self.mask(streams)
 
 
@@ -200,7 +234,7 @@ class Snapshot(NamedTuple):
 
     params: PyTree
     model_state: PyTree
-    groups: Params = {}  # noqa: RUF012  the parameters by group
+    groups: Params = {}  # noqa: RUF012
 
 
 class Step(NamedTuple):
@@ -220,7 +254,8 @@ class Step(NamedTuple):
     key: Key[Array, ""]
     now: Now
     number: Int[Array, ""]  # local steps before this one
-    earlier: dict[str, Outputs] | None = None  # outputs of an earlier pass of the same step, see `Stage.gradient`
+    earlier: dict[str, Outputs] | None = None
+    # ^ outputs of an earlier pass of the same step, see `Stage.gradient`
 
 
 class ClientResult(NamedTuple):
@@ -258,12 +293,13 @@ class Traffic(NamedTuple):
 
     down: Count
     up: Count
-    model_down: bool = True  # the model goes to every client beside it; False: this is sent in its place
+    model_down: bool = True
+    # ^ the model goes to every client beside it; False: this is sent in its place
     model_up: bool = True  # likewise for what comes back
 
 
 def no_state(key: Key[Array, ""], params: PyTree, model_state: PyTree, clients: Client) -> PyTree:
-    """A term without a state at the server."""
+    """Return a term without a state at the server."""
     return ()
 
 
@@ -283,7 +319,7 @@ def never(sent: Broadcast, round: RoundContext) -> Bool[Array, " p"]:
 
 
 def no_traffic(outcome: RoundResult) -> Traffic:
-    """The model goes both ways, and nothing else."""
+    """Return the model goes both ways, and nothing else."""
     return Traffic(count(0), count(0))
 
 
@@ -292,33 +328,46 @@ class AtServer(NamedTuple):
 
     init: Callable[[Key[Array, ""], PyTree, PyTree, Client], PyTree] = no_state
     # ^ (key, network parameters, model state, all clients) -> state
-    prepare: Callable[[PyTree, RoundContext], tuple[Broadcast, PyTree]] = lambda state, round: (Broadcast(), state)
+    prepare: Callable[[PyTree, RoundContext], tuple[Broadcast, PyTree]] = lambda state, round: (
+        Broadcast(),
+        state,
+    )
     # ^ (state, round) -> (sent, state)
     participates: Callable[[Broadcast, RoundContext], Array] = always
-    # ^ (sent, round) -> bool [p]: the client has something to train on; if no term says so, it takes no step
-    server_update: Callable[[PyTree, RoundResult], PyTree] = lambda state, outcome: state  # (state, outcome) -> state
+    # ^ (sent, round) -> bool [p]: the client has something to train on; if no term says so, it
+    # takes no step
+    server_update: Callable[[PyTree, RoundResult], PyTree] = lambda state, outcome: state
+    # ^ (state, outcome) -> state
 
 
 class AtClient(NamedTuple):
     """Functions of a term at a client beside its loss."""
 
     keep: Callable[[PyTree, PyTree, Client], PyTree] = lambda params, model_state, client: ()
-    # ^ (network parameters, model state, client) -> what the client keeps between its rounds, before the first one
-    start: Callable[[PyTree, PyTree, PyTree, PyTree], PyTree] = lambda state, params, model_state, kept: ()
-    # ^ (term state, network parameters, model state, kept) -> local state, which lives as long as local training
+    # ^ (network parameters, model state, client) -> what the client keeps between its rounds,
+    # before the first one
+    start: Callable[[PyTree, PyTree, PyTree, PyTree], PyTree] = (
+        lambda state, params, model_state, kept: ()
+    )
+    # ^ (term state, network parameters, model state, kept) -> local state, which lives as long as
+    # local training
     after_step: Callable[[PyTree, Snapshot, Client, Array], tuple[PyTree, Snapshot]] | None = None
-    # ^ (local state, the term's parameter group and batch statistics after a step, client, number of the step) ->
-    # (local state, what training goes on with: the same snapshot, or another one); None: nothing to do
+    # ^ (local state, the term's parameter group and batch statistics after a step, client, number
+    # of the step) -> (local state, what training goes on with: the same snapshot, or another one);
+    # None: nothing to do
     takes_step: Callable[[dict[str, Outputs], Streams], Bool[Array, ""]] | None = None
-    # ^ (outputs by view, streams) -> False: the term's parameter group and its optimizer stay in this step; None: never
+    # ^ (outputs by view, streams) -> False: the term's parameter group and its optimizer stay in
+    # this step; None: never
     collect: Callable[[ClientResult], PyTree] = lambda trained: ()  # -> upload
-    remember: Callable[[ClientResult], PyTree] | None = None  # -> what is kept from now on; None: it stays as it is
+    remember: Callable[[ClientResult], PyTree] | None = None
+    # ^ -> what is kept from now on; None: it stays as it is
 
 
 class ForLog(NamedTuple):
     """Metrics of a term for the log; nothing of it reaches training."""
 
-    measure: Callable[[ClientResult], PyTree] = lambda trained: ()  # at a client -> for `diagnose` alone
+    measure: Callable[[ClientResult], PyTree] = lambda trained: ()
+    # ^ at a client -> for `diagnose` alone
     diagnose: Callable[[RoundResult, Array, PyTree], Metrics] = lambda outcome, truth, measured: {}
     # ^ (outcome, true labels [p, n], measured with leading axis p) -> metrics
     traffic: Callable[[RoundResult], Traffic] = no_traffic
@@ -327,9 +376,9 @@ class ForLog(NamedTuple):
 class Term(NamedTuple):
     """Addition of a method to federated averaging. Only `name`, `views` and `loss` are required.
 
-    Order within a round: `server.prepare` (across the cohort); per client `client.start`, then for every local step
-    `loss` and `client.after_step`, then `client.collect` and `client.remember`; at the end
-    `server.server_update` and, for the log only, `log.diagnose` and `log.traffic`.
+    Order within a round: `server.prepare` (across the cohort); per client `client.start`, then for
+    every local step `loss` and `client.after_step`, then `client.collect` and `client.remember`; at
+    the end `server.server_update` and, for the log only, `log.diagnose` and `log.traffic`.
 
     Example:
         >>> view = fs.View("plain", "labelled", lambda key, streams: streams["labelled"].inputs / 16)
@@ -371,8 +420,10 @@ class ClientKind(NamedTuple):
     ]  # clients, leading axis p -> True for those of this kind; the first one counts
     terms: tuple[Term, ...]
     sampler: "Sampler"
-    rate: Callable[[Client], Float[Array, ""]] | None = None  # client -> factor of its learning rate; None: 1
-    weigh: Callable[[Client, dict[str, PyTree]], Float[Array, ""]] | None = None  # as in `Stage`, with its own uploads
+    rate: Callable[[Client], Float[Array, ""]] | None = None
+    # ^ client -> factor of its learning rate; None: 1
+    weigh: Callable[[Client, dict[str, PyTree]], Float[Array, ""]] | None = None
+    # ^ as in `Stage`, with its own uploads
     gradient: Callable[..., tuple[Array, PyTree, Losses]] | None = None  # as in `Stage`
     separate_passes: bool = False  # as in `Stage`
 
@@ -382,15 +433,19 @@ class ServerTraining(NamedTuple):
 
     terms: tuple[Term, ...]
     sampler: "Sampler"
-    when: tuple[str, ...] = ("after",)  # "before" the clients, "after" their models were averaged, or both
-    members: int = 0  # replicas that train beside the clients instead and are members of the average
+    when: tuple[str, ...] = ("after",)
+    # ^ "before" the clients, "after" their models were averaged, or both
+    members: int = 0
+    # ^ replicas that train beside the clients instead and are members of the average
     keep_optimizer: bool = False  # the state of its local optimizer lives on from round to round
     rate: Callable[[Client], Float[Array, ""]] | None = None  # as in `Stage`; not of replicas
-    statistics: bool = False  # batch statistics of the next model are the replicas', not those of all members
+    statistics: bool = False
+    # ^ batch statistics of the next model are the replicas', not those of all members
 
 
 class Stage(NamedTuple):
-    """A stretch of rounds with its own terms, batches and cohort; the server state goes on from stage to stage.
+    """A stretch of rounds with its own terms, batches and cohort; the server state goes on from
+    stage to stage.
 
     A round trains the clients, if there are terms for them, and the server, if it has terms.
 
@@ -408,13 +463,16 @@ class Stage(NamedTuple):
     rounds: int | None = None  # None: until the end
     count_labels: Callable[[Client], Array] = lambda clients: clients.num_labelled  # for the quota
     server: ServerTraining | None = None
-    kinds: tuple[ClientKind, ...] = ()  # clients of the cohort to whom `terms`, `sampler`, `rate`, `weigh` do not apply
-    rate: Callable[[Client], Float[Array, ""]] | None = None  # client -> factor of its learning rate; None: 1
+    kinds: tuple[ClientKind, ...] = ()
+    # ^ clients of the cohort to whom `terms`, `sampler`, `rate`, `weigh` do not apply
+    rate: Callable[[Client], Float[Array, ""]] | None = None
+    # ^ client -> factor of its learning rate; None: 1
     weigh: Callable[[Client, dict[str, PyTree]], Float[Array, ""]] | None = None
     # ^ (client, uploads by term) -> its weight in the average; None: the run's weighting
     gradient: Callable[..., tuple[Array, PyTree, Losses]] | None = None
-    # ^ (evaluate, weights of a parameter group, the terms that move it, their packing) -> (loss, gradient, losses);
-    # evaluate: (weights, terms, earlier outputs or nothing) -> `Losses`; None: the gradient of the sum of all losses
+    # ^ (evaluate, weights of a parameter group, the terms that move it, their packing) -> (loss,
+    # gradient, losses); evaluate: (weights, terms, earlier outputs or nothing) -> `Losses`; None:
+    # the gradient of the sum of all losses
     separate_passes: bool = False  # a forward pass per view, each with batch statistics of its own
 
     @property
@@ -428,12 +486,20 @@ class Stage(NamedTuple):
         if self.sampler is None:
             return None
         return ClientKind(
-            all_members, self.terms, self.sampler, self.rate, self.weigh, self.gradient, self.separate_passes
+            all_members,
+            self.terms,
+            self.sampler,
+            self.rate,
+            self.weigh,
+            self.gradient,
+            self.separate_passes,
         )
 
 
 class Schedule(NamedTuple):
-    """The batches of one client in one round; S is the static bound of local steps, of which it takes the first."""
+    """The batches of one client in one round; S is the static bound of local steps, of which it
+    takes the first.
+    """
 
     positions: dict[str, Int[Array, "S b"]]  # by stream
     masks: dict[str, Bool[Array, "S b"]]
@@ -451,8 +517,12 @@ class Sampler(NamedTuple):
     """
 
     schedule: Callable[[Key[Array, ""], Client, Now], Schedule]
-    reads_sent: bool = False  # the schedule depends on what terms sent, so that nothing is known of it before a round
-    empty_steps: bool = False  # a step may have no row; the parameters then stay, with several groups in any case
-    equal_steps: bool = False  # every client that trains takes all S steps of its schedule: the loop relies on it
+    reads_sent: bool = False
+    # ^ the schedule depends on what terms sent, so that nothing is known of it before a round
+    empty_steps: bool = False
+    # ^ a step may have no row; the parameters then stay, with several groups in any case
+    equal_steps: bool = False
+    # ^ every client that trains takes all S steps of its schedule: the loop relies on it
     going_on: Callable[[int], "Sampler"] | None = None
-    # ^ (local steps a round) -> the same batches, so many a round, that go on where the client's last round ended
+    # ^ (local steps a round) -> the same batches, so many a round, that go on where the client's
+    # last round ended

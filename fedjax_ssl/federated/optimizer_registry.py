@@ -33,7 +33,9 @@ class LocalSettings(NamedTuple):
     clip_norm: float | Array | None
 
 
-def _fedprox(settings: LocalSettings, mu: Annotated[float | Array, In("[0, inf)")] = 0.01) -> FederatedOptimizer:
+def _fedprox(
+    settings: LocalSettings, mu: Annotated[float | Array, In("[0, inf)")] = 0.01
+) -> FederatedOptimizer:
     """FedProx.
 
     Args:
@@ -53,20 +55,27 @@ def _scaffold(
     Args:
         settings: settings of the clients.
         server_learning_rate: length of the server's step along the mean change.
-        weighted_variates: the mean of the variates has the weights of the models', as in FLamby; otherwise, as in the
-            paper, all clients count alike.
+        weighted_variates: the mean of the variates has the weights of the models', as in FLamby;
+            otherwise, as in the paper, all clients count alike.
     """
-    plain = isinstance(settings.momentum, (int, float)) and settings.momentum == 0 and settings.clip_norm is None
+    plain = (
+        isinstance(settings.momentum, (int, float))
+        and settings.momentum == 0
+        and settings.clip_norm is None
+    )
     if settings.name != "sgd" or not plain:
         raise ValueError(
-            "scaffold's control variates are mean gradients of plain SGD, but config.optimizer has "
-            f"name={settings.name!r}, momentum={settings.momentum}, clip_norm={settings.clip_norm}; use name='sgd', "
-            "momentum=0.0 and clip_norm=None, or another federated optimizer"
+            "scaffold's control variates are mean gradients of plain SGD, but config.optimizer "
+            f"has name={settings.name!r}, momentum={settings.momentum}, "
+            f"clip_norm={settings.clip_norm}; use name='sgd', momentum=0.0 and clip_norm=None, or "
+            "another federated optimizer"
         )
     return scaffold(server_learning_rate, weighted_variates)
 
 
-def _fednova(settings: LocalSettings, mu: Annotated[float | Array, In("[0, inf)")] = 0.0) -> FederatedOptimizer:
+def _fednova(
+    settings: LocalSettings, mu: Annotated[float | Array, In("[0, inf)")] = 0.0
+) -> FederatedOptimizer:
     """FedNova.
 
     Args:
@@ -76,10 +85,12 @@ def _fednova(settings: LocalSettings, mu: Annotated[float | Array, In("[0, inf)"
     shrinkage = mu * settings.learning_rate
     if isinstance(shrinkage, float) and shrinkage >= 1:
         raise ValueError(
-            f"mu is {mu} and config.optimizer.learning_rate {settings.learning_rate}; with fednova their product must "
-            "be below 1"
+            f"mu is {mu} and config.optimizer.learning_rate {settings.learning_rate}; with "
+            "fednova their product must be below 1"
         )
-    return fednova(settings.momentum, mu, nesterov=settings.nesterov, adaptive=settings.name != "sgd")
+    return fednova(
+        settings.momentum, mu, nesterov=settings.nesterov, adaptive=settings.name != "sgd"
+    )
 
 
 def _fedavgm(
@@ -115,8 +126,8 @@ def _moments(
         beta1: share of the mean change that is kept from round to round.
         beta2: share of the mean square that is kept.
         tau: added to the root of the mean square; the smaller, the more adaptive.
-        bias_correction: divide both means by what of their start has faded; False: as in the paper's algorithm 2 and
-            in FLamby, where both start at 0.
+        bias_correction: divide both means by what of their start has faded; False: as in the
+            paper's algorithm 2 and in FLamby, where both start at 0.
     """
     if not bias_correction:
         return fedopt(adaptive(rule, server_learning_rate, beta1, beta2, tau))
@@ -135,7 +146,8 @@ def _fedadagrad(
     Args:
         settings: settings of the clients.
         server_learning_rate: length of the server's steps.
-        beta1: share of the mean change that is kept from round to round; 0 in the paper, 0.9 in FLamby.
+        beta1: share of the mean change that is kept from round to round; 0 in the paper, 0.9 in
+            FLamby.
         tau: added to the root of the sum of squares; the smaller, the more adaptive.
     """
     return fedopt(adaptive("adagrad", server_learning_rate, beta1, 0.0, tau))
@@ -151,7 +163,8 @@ def _fedopt(
 
     Args:
         settings: settings of the clients.
-        optimizer: one of `config.optimizer.name`, a function of your own too; not one that looks at layers.
+        optimizer: one of `config.optimizer.name`, a function of your own too; not one that looks at
+            layers.
         server_learning_rate: its learning rate.
         arguments: its own ones, for example "b1=0.8,weight_decay=0.01".
     """
@@ -161,9 +174,14 @@ def _fedopt(
         try:
             given[name.strip()] = ast.literal_eval(text.strip())
         except (SyntaxError, ValueError) as error:
-            raise ValueError(f"arguments is {arguments!r}; give NAME=NUMBER with commas between") from error
+            raise ValueError(
+                f"arguments is {arguments!r}; give NAME=NUMBER with commas between"
+            ) from error
     if optimizer in BY_LAYER:
-        raise ValueError(f"optimizer {optimizer!r} looks at layers, which lie in few arrays at the server; use another")
+        raise ValueError(
+            f"optimizer {optimizer!r} looks at layers, which lie in few arrays at the server; use "
+            "another"
+        )
     return fedopt(at_rate(local_optimizer(optimizer, **given), server_learning_rate))
 
 
@@ -186,7 +204,9 @@ def _grouped(
         cohort_size: clients per round, once it is known.
     """
     if groups is not None and group_sizes is not None:
-        raise ValueError(f"groups={groups} and group_sizes={tuple(group_sizes)} are both given; give one of them")
+        raise ValueError(
+            f"groups={groups} and group_sizes={tuple(group_sizes)} are both given; give one of them"
+        )
     if group_sizes is not None:
         sizes = tuple(group_sizes)
         if cohort_size is not None:
@@ -202,16 +222,25 @@ FEDERATED_OPTIMIZERS: Registry[FederatedOptimizer] = Registry(
     "federated optimizer",
     {
         "fedavg": (lambda settings: fedavg(), "the mean of the clients' models"),
-        "local": (lambda settings: local(), "no federation: every client trains alone, scores are means over clients"),
+        "local": (
+            lambda settings: local(),
+            "no federation: every client trains alone, scores are means over clients",
+        ),
         "fedprox": (_fedprox, "local training is drawn to the global model, by mu"),
-        "scaffold": (_scaffold, "control variates against the drift of clients; SGD without momentum or clipping"),
+        "scaffold": (
+            _scaffold,
+            "control variates against the drift of clients; SGD without momentum or clipping",
+        ),
         "fednova": (_fednova, "clients' changes are normalized by their numbers of local steps"),
         "fedavgm": (_fedavgm, "the clients' mean change goes through momentum at the server"),
         "fedadam": (partial(_moments, "adam"), "... through Adam"),
         "fedyogi": (partial(_moments, "yogi"), "... through Yogi"),
         "fedadagrad": (_fedadagrad, "... through Adagrad"),
         "fedopt": (_fedopt, "... through any optimizer, by optimizer=NAME"),
-        "grouped": (_grouped, "groups of clients, each with a model of its own and a replica of the server (FedRGD)"),
+        "grouped": (
+            _grouped,
+            "groups of clients, each with a model of its own and a replica of the server (FedRGD)",
+        ),
     },
     leading=1,
     given=("cohort_size",),

@@ -1,13 +1,15 @@
-"""Federated optimizers: how local training is corrected and how clients' results become the next global model.
+"""Federated optimizers: how local training is corrected and how clients' results become the next
+global model.
 
-Parameters reach these functions as a `dict` of group -> few arrays (`fedjax_ssl.federated.packing`); private groups are
-not among them.
+Parameters reach these functions as a `dict` of group -> few arrays
+(`fedjax_ssl.federated.packing`); private groups are not among them.
 
 References:
-    FedAvg: McMahan et al., AISTATS 2017. FedProx: Li et al., MLSys 2020. FedOpt: Reddi et al., ICLR 2021.
-    FedNova: Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization, NeurIPS
-    2020, sections 4 and 5. Client i takes tau_i steps, and a_i holds the weight of each step's gradient in its change.
-    SCAFFOLD: Karimireddy et al., ICML 2020, Algorithm 1 with option II. c is the server's variate, c_i client i's.
+    FedAvg: McMahan et al., AISTATS 2017. FedProx: Li et al., MLSys 2020. FedOpt: Reddi et al., ICLR
+    2021. FedNova: Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous
+    Federated Optimization, NeurIPS 2020, sections 4 and 5. Client i takes tau_i steps, and a_i
+    holds the weight of each step's gradient in its change. SCAFFOLD: Karimireddy et al., ICML 2020,
+    Algorithm 1 with option II. c is the server's variate, c_i client i's.
 """
 
 from collections.abc import Callable
@@ -38,7 +40,8 @@ class Local(NamedTuple):
 
     anchor: Grouped  # parameters as received
     params: Grouped  # parameters after local training, as uploaded
-    weights: dict[str, Float[Array, ""]]  # by group; 0 if the client trained nothing of it or its update was dropped
+    weights: dict[str, Float[Array, ""]]
+    # ^ by group; 0 if the client trained nothing of it or its update was dropped
     num_steps: Int[Array, ""]
     learning_rate: Float[Array, ""]
     received: PyTree
@@ -59,7 +62,9 @@ class Groups(NamedTuple):
     replicas: int = 1  # replicas of the server, where a method has it as a member of the average
     membership: Callable[[PyTree], Float[Array, " G"]] = lambda received: jnp.ones((1,))
     # ^ received -> 1 for the groups that a client or replica is in, else 0
-    models: Callable[[PyTree, Grouped], Grouped] = lambda state, params: jax.tree.map(lambda w: w[None], params)
+    models: Callable[[PyTree, Grouped], Grouped] = lambda state, params: jax.tree.map(
+        lambda w: w[None], params
+    )
     # ^ (state, global parameters) -> the model of every group, leading axis G
 
 
@@ -73,29 +78,36 @@ class FederatedOptimizer(NamedTuple):
     # At the server.
     init: Callable[[Grouped], PyTree]  # parameters -> state
     apply: Callable[[PyTree, Grouped, PyTree, RoundContext], tuple[Grouped, PyTree]]
-    # ^ (state, global parameters, what clients reported in sum, round) -> (global parameters, state)
+    # ^ (state, global parameters, what clients reported in sum, round) -> (global parameters,
+    # state)
     send: Callable[[PyTree, PyTree, RoundContext], PyTree] = lambda state, kept, round: ()
     # ^ (state, what the cohort's clients keep, round) -> received, leading axis p + members
-    keep: Callable[[Grouped], PyTree] = lambda params: ()  # parameters -> what a client keeps before its first round
+    keep: Callable[[Grouped], PyTree] = lambda params: ()
+    # ^ parameters -> what a client keeps before its first round
     # At a client.
     start: Callable[[PyTree, PyTree, Grouped], Grouped] = _same_for_all
     # ^ (state, received, global parameters) -> the parameters that this client starts from
-    correct: Callable[[Grouped, Grouped, Grouped, PyTree], Grouped] = lambda gradient, params, anchor, received: (
-        gradient
+    correct: Callable[[Grouped, Grouped, Grouped, PyTree], Grouped] = (
+        lambda gradient, params, anchor, received: gradient
     )
-    # ^ (gradient, params, anchor, received) -> gradient, each of one group at a time but what was received
+    # ^ (gradient, params, anchor, received) -> gradient, each of one group at a time but what was
+    # received
     report: Callable[[Local], Report] = lambda local: weighted_change(local)
-    alone: bool = False  # no federation: every client goes on with its own model, and nothing is averaged
+    alone: bool = False
+    # ^ no federation: every client goes on with its own model, and nothing is averaged
     groups: Groups = Groups()
     # For the log and the count of bytes.
-    log: Callable[[PyTree, RoundContext], dict[str, Array]] = lambda summed, round: {}  # (sum, round) -> metrics
+    log: Callable[[PyTree, RoundContext], dict[str, Array]] = lambda summed, round: {}
+    # ^ (sum, round) -> metrics
     sends: Callable[[Grouped], Numbers] = lambda params: Numbers(0, 0)
 
 
 def weighted_change(local: Local) -> Report:
-    """The client's weights, and its change times them."""
+    """Return the client's weights, and its change times them."""
     change = {
-        group: jax.tree.map(lambda w, w0, own=local.weights[group]: own * (w - w0), local.params[group], anchor)
+        group: jax.tree.map(
+            lambda w, w0, own=local.weights[group]: own * (w - w0), local.params[group], anchor
+        )
         for group, anchor in local.anchor.items()
     }
     return Report({"weight": local.weights, "change": change})
@@ -111,20 +123,25 @@ def weighted_mean(totals: Grouped, weights: dict[str, Float[Array, ""]]) -> Grou
 
 
 def mean_scale(weight: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Returns the factor of a weighted sum for the mean, given the sum of the weights; 0 where nothing has weight."""
+    """Return the factor of a weighted sum for the mean, given the sum of the weights; 0 where
+    nothing has weight.
+    """
     return jnp.where(weight > 0, 1.0 / jnp.where(weight > 0, weight, 1.0), 0.0)
 
 
 def fedavg() -> FederatedOptimizer:
     """FedAvg: the next model is the weighted mean of the clients' models.
 
-    Written as anchor + weighted mean of the clients' changes, so that a round in which nobody trained changes nothing.
+    Written as anchor + weighted mean of the clients' changes, so that a round in which nobody
+    trained changes nothing.
     """
     return fedopt(None)
 
 
 def local() -> FederatedOptimizer:
-    """No federation: every client trains a model of its own on what it has, all of them in one program."""
+    """No federation: every client trains a model of its own on what it has, all of them in one
+    program.
+    """
     return fedavg()._replace(alone=True)
 
 
@@ -142,7 +159,7 @@ def fedprox(mu: float | Array) -> FederatedOptimizer:
 
 
 def proximal(mu: float | Array) -> Callable[[Grouped, Grouped, Grouped, PyTree], Grouped]:
-    """The correction by the gradient of mu/2 ||w - w_global||^2."""
+    """Return the correction by the gradient of mu/2 ||w - w_global||^2."""
 
     def correct(gradient: Grouped, params: Grouped, anchor: Grouped, received: PyTree) -> Grouped:
         return jax.tree.map(lambda g, w, w0: g + mu * (w - w0), gradient, params, anchor)
@@ -154,16 +171,18 @@ def fedopt(server_optimizer: optax.GradientTransformation | None) -> FederatedOp
     """FedOpt: the mean change of the clients is a pseudo-gradient for a server-side optimizer.
 
     Args:
-        server_optimizer: for example `optax.adam(1e-2, b1=0.9, b2=0.99, eps=1e-3)` for FedAdam, `optax.yogi` for
-            FedYogi, or `optax.sgd(1.0, momentum=0.5)` for FedAvgM (server momentum: v <- momentum v + g,
-            W <- W - rate v for the pseudo-gradient g; Hsu et al., 2019). None applies the mean change as it is, which
-            is FedAvg.
+        server_optimizer: for example `optax.adam(1e-2, b1=0.9, b2=0.99, eps=1e-3)` for FedAdam,
+            `optax.yogi` for FedYogi, or `optax.sgd(1.0, momentum=0.5)` for FedAvgM (server
+            momentum: v <- momentum v + g, W <- W - rate v for the pseudo-gradient g; Hsu et al.,
+            2019). None applies the mean change as it is, which is FedAvg.
     """
 
     def init(params: Grouped) -> PyTree:
         return () if server_optimizer is None else server_optimizer.init(params)
 
-    def apply(state: PyTree, anchor: Grouped, summed: PyTree, round: RoundContext) -> tuple[Grouped, PyTree]:
+    def apply(
+        state: PyTree, anchor: Grouped, summed: PyTree, round: RoundContext
+    ) -> tuple[Grouped, PyTree]:
         change = weighted_mean(summed["change"], summed["weight"])
         if server_optimizer is None:
             return jax.tree.map(jnp.add, anchor, change), state
@@ -172,7 +191,9 @@ def fedopt(server_optimizer: optax.GradientTransformation | None) -> FederatedOp
         )
         moved = optax.apply_updates(anchor, updates)
         trained = jnp.any(jnp.stack(list(summed["weight"].values())) > 0)
-        return jax.tree.map(lambda new, old: jnp.where(trained, new, old), (moved, new_state), (anchor, state))
+        return jax.tree.map(
+            lambda new, old: jnp.where(trained, new, old), (moved, new_state), (anchor, state)
+        )
 
     return FederatedOptimizer(init, apply)
 
@@ -187,9 +208,11 @@ _SECOND_MOMENTS: dict[str, Callable[..., Array]] = {  # (v, squared change, beta
 def adaptive(
     rule: str, rate: float | Array, beta1: float | Array, beta2: float | Array, tau: float | Array
 ) -> optax.GradientTransformation:
-    """Adaptive server step of Reddi et al., algorithm 2: w <- w + rate m / (sqrt(v) + tau), without bias correction.
+    """Adaptive server step of Reddi et al., algorithm 2: w <- w + rate m / (sqrt(v) + tau), without
+    bias correction.
 
-    m <- beta1 m + (1 - beta1) change, and v follows the rule; both start at 0, as in FLamby (the paper: v at tau^2).
+    m <- beta1 m + (1 - beta1) change, and v follows the rule; both start at 0, as in FLamby (the
+    paper: v at tau^2).
 
     Args:
         rule: "adam", "yogi" or "adagrad".
@@ -210,23 +233,33 @@ def adaptive(
 
     def update(gradient: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
         mean = jax.tree.map(lambda m, g: beta1 * m + (1 - beta1) * g, state[0], gradient)
-        square = jax.tree.map(lambda v, g: _SECOND_MOMENTS[rule](v, g * g, beta2), state[1], gradient)
-        return jax.tree.map(lambda m, v: -rate * m / (jnp.sqrt(v) + tau), mean, square), (mean, square)
+        square = jax.tree.map(
+            lambda v, g: _SECOND_MOMENTS[rule](v, g * g, beta2), state[1], gradient
+        )
+        return jax.tree.map(lambda m, v: -rate * m / (jnp.sqrt(v) + tau), mean, square), (
+            mean,
+            square,
+        )
 
     return optax.GradientTransformation(init, update)
 
 
 def fednova(
-    momentum: float | Array = 0.0, mu: float | Array = 0.0, *, nesterov: bool = False, adaptive: bool = False
+    momentum: float | Array = 0.0,
+    mu: float | Array = 0.0,
+    *,
+    nesterov: bool = False,
+    adaptive: bool = False,
 ) -> FederatedOptimizer:
     """FedNova: w <- w + tau_eff sum_i p_i (w_i - w) / ||a_i||_1 with tau_eff = sum_i p_i ||a_i||_1.
 
-    p_i is the client's share of the aggregation weights. Where all clients take equally many steps this is FedAvg
-    (FedProx with mu), up to rounding.
+    p_i is the client's share of the aggregation weights. Where all clients take equally many steps
+    this is FedAvg (FedProx with mu), up to rounding.
 
     Args:
         momentum: momentum of the local SGD; has to be the local optimizer's.
-        mu: strength of the proximal term mu/2 ||w - w_global||^2, which is added to the local objective.
+        mu: strength of the proximal term mu/2 ||w - w_global||^2, which is added to the local
+            objective.
         nesterov: whether that momentum is Nesterov's.
         adaptive: the local optimizer is no SGD (Adam, RMSProp): ||a_i||_1 is taken to be tau_i.
 
@@ -241,13 +274,28 @@ def fednova(
         norm = steps.astype(local.learning_rate.dtype)
         if not adaptive:
             norm = step_norm(steps, momentum, mu * local.learning_rate, nesterov=nesterov)
-        shares = {g: jnp.where(norm > 0, w / jnp.where(norm > 0, norm, 1.0), 0.0) for g, w in local.weights.items()}
+        shares = {
+            g: jnp.where(norm > 0, w / jnp.where(norm > 0, norm, 1.0), 0.0)
+            for g, w in local.weights.items()
+        }
         summed = weighted_change(local._replace(weights=shares)).summed
-        return Report({**summed, "weight": local.weights, "norm": {g: w * norm for g, w in local.weights.items()}})
+        return Report(
+            {
+                **summed,
+                "weight": local.weights,
+                "norm": {g: w * norm for g, w in local.weights.items()},
+            }
+        )
 
-    def apply(state: PyTree, anchor: Grouped, summed: PyTree, round: RoundContext) -> tuple[Grouped, PyTree]:
-        norm, change = (weighted_mean(summed[name], summed["weight"]) for name in ("norm", "change"))
-        moved = {g: jax.tree.map(lambda w, d, n=norm[g]: w + n * d, anchor[g], change[g]) for g in anchor}
+    def apply(
+        state: PyTree, anchor: Grouped, summed: PyTree, round: RoundContext
+    ) -> tuple[Grouped, PyTree]:
+        norm, change = (
+            weighted_mean(summed[name], summed["weight"]) for name in ("norm", "change")
+        )
+        moved = {
+            g: jax.tree.map(lambda w, d, n=norm[g]: w + n * d, anchor[g], change[g]) for g in anchor
+        }
         return moved, state
 
     def sends(params: Grouped) -> Numbers:
@@ -257,12 +305,17 @@ def fednova(
 
 
 def step_norm(
-    num_steps: Int[Array, ""], momentum: float | Array = 0.0, shrinkage: float | Array = 0.0, *, nesterov: bool = False
+    num_steps: Int[Array, ""],
+    momentum: float | Array = 0.0,
+    shrinkage: float | Array = 0.0,
+    *,
+    nesterov: bool = False,
 ) -> Float[Array, ""]:
     """||a||_1 of local SGD: how far equal gradients of size 1 carry a client, in learning rates.
 
-    Found by taking the steps, so that momentum and proximal term may come together: tau without either;
-    [tau - rho (1 - rho^tau) / (1 - rho)] / (1 - rho) with momentum rho; (1 - (1 - s)^tau) / s with shrinkage s.
+    Found by taking the steps, so that momentum and proximal term may come together: tau without
+    either; [tau - rho (1 - rho^tau) / (1 - rho)] / (1 - rho) with momentum rho; (1 - (1 - s)^tau) /
+    s with shrinkage s.
 
     Args:
         num_steps: tau.
@@ -280,21 +333,26 @@ def step_norm(
     return jax.lax.fori_loop(0, num_steps, step, (jnp.zeros(()), jnp.zeros(())))[0]
 
 
-def scaffold(server_learning_rate: float | Array = 1.0, weighted_variates: bool = False) -> FederatedOptimizer:
+def scaffold(
+    server_learning_rate: float | Array = 1.0, weighted_variates: bool = False
+) -> FederatedOptimizer:
     """SCAFFOLD, for local SGD without momentum.
 
-    A local step is w <- w - rate (g - c_i + c). Afterwards c_i+ = c_i - c + (w_global - w_i) / (steps * rate), the
-    model moves by `server_learning_rate` times the weighted mean change of the clients, and c by 1/C times the sum of
-    c_i+ - c_i over the clients that trained. All variates start at 0. A client that was not drawn, took no step or
-    was dropped keeps its variate. Every client keeps one vector of the model's size, the server another.
+    A local step is w <- w - rate (g - c_i + c). Afterwards c_i+ = c_i - c + (w_global - w_i) /
+    (steps * rate), the model moves by `server_learning_rate` times the weighted mean change of the
+    clients, and c by 1/C times the sum of c_i+ - c_i over the clients that trained. All variates
+    start at 0. A client that was not drawn, took no step or was dropped keeps its variate. Every
+    client keeps one vector of the model's size, the server another.
 
-    Local optimizers that do more than subtract rate times gradient (momentum, Adam, clipping) would make
-    (w_global - w_i) / (steps * rate) something else than a mean gradient; a config with one is refused.
+    Local optimizers that do more than subtract rate times gradient (momentum, Adam, clipping) would
+    make (w_global - w_i) / (steps * rate) something else than a mean gradient; a config with one is
+    refused.
 
     Args:
         server_learning_rate: 1 adopts the mean model, as FedAvg does.
-        weighted_variates: the mean change of the variates has the weights of the models' (FLamby); by default all
-            clients count alike, and a federation whose models are weighted is drawn to the unweighted mean gradient.
+        weighted_variates: the mean change of the variates has the weights of the models' (FLamby);
+            by default all clients count alike, and a federation whose models are weighted is drawn
+            to the unweighted mean gradient.
 
     Raises:
         ValueError: if the rate is negative.
@@ -302,7 +360,9 @@ def scaffold(server_learning_rate: float | Array = 1.0, weighted_variates: bool 
     check_numbers(server_learning_rate=server_learning_rate)
 
     def send(state: PyTree, kept: PyTree, round: RoundContext) -> PyTree:
-        """c - c_i: in both places where the variates are used, it is their difference that counts."""
+        """c - c_i: in both places where the variates are used, it is their difference that
+        counts.
+        """
         return jax.tree.map(jnp.subtract, state, kept)
 
     def correct(gradient: Grouped, params: Grouped, anchor: Grouped, received: PyTree) -> Grouped:
@@ -313,25 +373,40 @@ def scaffold(server_learning_rate: float | Array = 1.0, weighted_variates: bool 
         trained = jnp.any(jnp.stack(list(local.weights.values())) > 0)
         moved = trained & (distance > 0)  # a rate of 0 says nothing about the gradient
         scale = jnp.where(moved, 1.0 / jnp.where(moved, distance, 1.0), 0.0)
-        update = jax.tree.map(lambda w, w0: scale * (w0 - w), local.params, local.anchor)  # mean of a local step
-        summed = {**weighted_change(local).summed, "update": update, "moved": moved.astype(scale.dtype)}
+        # mean of a local step
+        update = jax.tree.map(lambda w, w0: scale * (w0 - w), local.params, local.anchor)
+        summed = {
+            **weighted_change(local).summed,
+            "update": update,
+            "moved": moved.astype(scale.dtype),
+        }
         if weighted_variates:
             own = jnp.where(moved, jnp.max(jnp.stack(list(local.weights.values()))), 0.0)
             summed |= {"update": jax.tree.map(lambda u: own * u, update), "moved_weight": own}
         variate = jax.tree.map(
-            lambda u, difference, old: jnp.where(moved, u - difference, old), update, local.received, local.kept
+            lambda u, difference, old: jnp.where(moved, u - difference, old),
+            update,
+            local.received,
+            local.kept,
         )
         return Report(summed, variate)
 
-    def apply(state: PyTree, anchor: Grouped, summed: PyTree, round: RoundContext) -> tuple[Grouped, PyTree]:
+    def apply(
+        state: PyTree, anchor: Grouped, summed: PyTree, round: RoundContext
+    ) -> tuple[Grouped, PyTree]:
         change = weighted_mean(summed["change"], summed["weight"])
         params = jax.tree.map(lambda w, d: w + server_learning_rate * d, anchor, change)
         if weighted_variates:
             scale = summed["moved"] * mean_scale(summed["moved_weight"])
-            summed = {**summed, "update": jax.tree.map(lambda update: scale * update, summed["update"])}
+            summed = {
+                **summed,
+                "update": jax.tree.map(lambda update: scale * update, summed["update"]),
+            }
         # c_i+ - c_i is the mean update less c.
         variate = jax.tree.map(
-            lambda c, update: c + (update - summed["moved"] * c) / round.num_clients, state, summed["update"]
+            lambda c, update: c + (update - summed["moved"] * c) / round.num_clients,
+            state,
+            summed["update"],
         )
         return params, variate
 
@@ -342,4 +417,6 @@ def scaffold(server_learning_rate: float | Array = 1.0, weighted_variates: bool 
         size = sum(values.size for values in jax.tree.leaves(params))
         return Numbers(down=size, up=size)  # c, and c_i+ - c_i: clients know their own variate
 
-    return FederatedOptimizer(nothing, apply, send=send, keep=nothing, correct=correct, report=report, sends=sends)
+    return FederatedOptimizer(
+        nothing, apply, send=send, keep=nothing, correct=correct, report=report, sends=sends
+    )

@@ -1,12 +1,13 @@
 """Parameters in few arrays, for loops of local steps.
 
-Loops on a CPU are slow with dozens of small arrays (jax issue 26145), and one vector of everything has to be cut into
-weights before every step and put together after it, which for a large layer takes as long as its matrix product. So
-large arrays stay as they are and all small ones share a vector.
+Loops on a CPU are slow with dozens of small arrays (jax issue 26145), and one vector of everything
+has to be cut into weights before every step and put together after it, which for a large layer
+takes as long as its matrix product. So large arrays stay as they are and all small ones share a
+vector.
 
-XLA computes what is cheap wherever it is used, in one kernel with what uses it, and compiles equal kernels once. Where
-every layer of a network uses such a value, no two layers are equal: `apart` says where a kernel ends, so that programs
-for a CPU have fewer kernels to compile.
+XLA computes what is cheap wherever it is used, in one kernel with what uses it, and compiles equal
+kernels once. Where every layer of a network uses such a value, no two layers are equal: `apart`
+says where a kernel ends, so that programs for a CPU have fewer kernels to compile.
 """
 
 from collections.abc import Callable
@@ -28,12 +29,13 @@ MANY = 8  # pieces of a vector
 class Packing(NamedTuple):
     """To and from few arrays; the inverse of each other."""
 
-    pack: Callable[[PyTree], Packed]  # large arrays in the order of the tree, then one vector of all small ones
+    pack: Callable[[PyTree], Packed]
+    # ^ large arrays in the order of the tree, then one vector of all small ones
     unpack: Callable[[Packed], PyTree]
 
 
 def packing(tree: PyTree) -> Packing:
-    """The packing of trees with the structure and shapes of `tree`."""
+    """Return the packing of trees with the structure and shapes of `tree`."""
     leaves, structure = jax.tree.flatten(tree)
     large = [leaf.size >= LARGE for leaf in leaves]
 
@@ -50,20 +52,25 @@ def packing(tree: PyTree) -> Packing:
     def unpack(packed: Packed) -> PyTree:
         alone = iter(packed[: sum(large)])
         together = iter([] if all(large) else cut(unravel, packed[-1]))
-        return jax.tree.unflatten(structure, [next(alone) if is_large else next(together) for is_large in large])
+        return jax.tree.unflatten(
+            structure, [next(alone) if is_large else next(together) for is_large in large]
+        )
 
     return Packing(pack, unpack)
 
 
 def apart(values: PyTree) -> PyTree:
-    """The same values; on a CPU they are computed once, and not again by everything that uses them."""
+    """Return the same values; on a CPU they are computed once, and not again by everything that
+    uses them.
+    """
     return lax.optimization_barrier(values) if backend() == "cpu" else values
 
 
 def cut(unravel: Callable[[Array], PyTree], vector: Array) -> PyTree:
     """`unravel(vector)`, whose arrays are cut out before they are used.
 
-    Equal layers lie at different places of the vector: together with the cut, none of their kernels would be equal.
+    Equal layers lie at different places of the vector: together with the cut, none of their kernels
+    would be equal.
 
     Args:
         unravel: cuts a vector into arrays.

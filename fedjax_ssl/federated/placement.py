@@ -1,13 +1,16 @@
-"""Place a cohort's clients: one after another, all at once, in chunks or in lanes, on one device or on several.
+"""Place a cohort's clients: one after another, all at once, in chunks or in lanes, on one device or
+on several.
 
-The result does not depend on it. On CPU, clients in turn are fastest: vectorizing over clients turns matrix products
-into batched ones and convolutions into grouped ones. On accelerators, vectorized clients fill the device.
+The result does not depend on it. On CPU, clients in turn are fastest: vectorizing over clients
+turns matrix products into batched ones and convolutions into grouped ones. On accelerators,
+vectorized clients fill the device.
 
-Lanes are for clients of unequal size, where vectorizing makes all take as many steps as the largest: L lanes run
-side by side, each takes exactly a client's steps, puts its result aside and goes on with the next client.
+Lanes are for clients of unequal size, where vectorizing makes all take as many steps as the
+largest: L lanes run side by side, each takes exactly a client's steps, puts its result aside and
+goes on with the next client.
 
-Floating-point sums depend on their order, and a sum over devices comes in an order of its own. Two ways around it:
-gather everything and add in client order, or add integers.
+Floating-point sums depend on their order, and a sum over devices comes in an order of its own. Two
+ways around it: gather everything and add in client order, or add integers.
 """
 
 from collections.abc import Callable
@@ -34,11 +37,13 @@ from fedjax_ssl.federated.client import (
 from fedjax_ssl.federated.method import Client
 
 PyTree = Any
-PLACEMENTS = ("auto", "vmap", "sequential", "chunked", "lanes")  # "auto": see `fedjax_ssl.federated.execution.choose`
+# "auto": see `fedjax_ssl.federated.execution.choose`
+PLACEMENTS = ("auto", "vmap", "sequential", "chunked", "lanes")
 REDUCTIONS = ("ordered", "fixed", "fast")
 # Clients whose values one turn of the loop over them adds: they become one kernel on accelerators.
 _AT_ONCE = 16
-# Bits of the integers that a sum may take, of which those of the number of clients are left free for adding.
+# Bits of the integers that a sum may take, of which those of the number of clients are left free
+# for adding.
 _BITS = 30
 
 
@@ -61,29 +66,36 @@ def train_cohort(
         broadcast: what all clients receive; every device of a mesh is given it.
         clients: leading axis p.
         valid: False on slots without a client.
-        placement: on each device as in `map_clients`, or "lanes": `chunk_size` clients at once, each followed by the
-            next one as soon as it is done, where otherwise the others wait for the longest.
+        placement: on each device as in `map_clients`, or "lanes": `chunk_size` clients at once,
+            each followed by the next one as soon as it is done, where otherwise the others wait for
+            the longest.
         chunk_size: clients at once on a device, where it is neither one nor all.
-        mesh: the devices that share the cohort, each as many clients, dealt by size (`deal`); all axes together count
-            as one list of devices. None: one device. Inside a `shard_map` over the mesh's axes, as in a sweep with
-            seeds on another axis, each device is to call this with the whole cohort, and takes its share.
+        mesh: the devices that share the cohort, each as many clients, dealt by size (`deal`); all
+            axes together count as one list of devices. None: one device. Inside a `shard_map` over
+            the mesh's axes, as in a sweep with seeds on another axis, each device is to call this
+            with the whole cohort, and takes its share.
         reduce: how sums go over the devices of a mesh, see `sum_over_devices`.
         loop: loop of local steps, see `train_client`; lanes have one of their own.
-        order: the slots of the first device, those of the next one, and so on, filled up with empty ones to a multiple
-            of the devices; where each device has its own clients' examples. None: dealt here.
+        order: the slots of the first device, those of the next one, and so on, filled up with empty
+            ones to a multiple of the devices; where each device has its own clients' examples.
+            None: dealt here.
 
     Returns:
-        (sums over the cohort, results stacked over the cohort); with a mesh, whole on each of its devices.
+        (sums over the cohort, results stacked over the cohort); with a mesh, whole on each of its
+        devices.
 
     Raises:
-        ValueError: for an unknown placement or reduction, a chunk size below 1, or axes of a surrounding `shard_map`
-            of another size than the mesh.
+        ValueError: for an unknown placement or reduction, a chunk size below 1, or axes of a
+            surrounding `shard_map` of another size than the mesh.
     """
     check_choices(REDUCTIONS, reduce=reduce)
     if mesh is None:
         update = update_of(broadcast)
-        return _train_on_one_device(update, update.finish, clients, valid, placement, chunk_size, loop)
-    axes, size = mesh.axis_names, valid.shape[0]
+        return _train_on_one_device(
+            update, update.finish, clients, valid, placement, chunk_size, loop
+        )
+    axes = mesh.axis_names
+    size = valid.shape[0]
     clients, valid = _fill_up(clients, valid, -size % mesh.size)
     clients = without_examples(clients, valid)
     if order is None:
@@ -92,20 +104,31 @@ def train_cohort(
     slots = jnp.argsort(order)  # where each client went
     clients, valid = jax.tree.map(lambda x: x[order], (clients, valid))
 
-    def train_share(broadcast: Download, clients: Client, valid: Array, slots: Array) -> tuple[PyTree, PyTree]:
+    def train_share(
+        broadcast: Download, clients: Client, valid: Array, slots: Array
+    ) -> tuple[PyTree, PyTree]:
         if _apart(broadcast.inputs):
             broadcast = broadcast._replace(inputs=cast(Array, broadcast.inputs.of_this_device()))
-        # Nothing is added on the devices: every client's own values are needed to add them in client order.
+        # Nothing is added on the devices: every client's own values are needed to add them in
+        # client order.
         update = update_of(broadcast)
-        stacking = lambda *done: ((), update.finish(*done))  # noqa: E731
-        _, (summed, stacked) = _train_on_one_device(update, stacking, clients, valid, placement, chunk_size, loop)
-        return sum_over_devices(summed, valid, axes, size, reduce, slots), jax.lax.all_gather(stacked, axes, tiled=True)
+
+        def stacking(*done):
+            return ((), update.finish(*done))
+
+        _, (summed, stacked) = _train_on_one_device(
+            update, stacking, clients, valid, placement, chunk_size, loop
+        )
+        return sum_over_devices(summed, valid, axes, size, reduce, slots), jax.lax.all_gather(
+            stacked, axes, tiled=True
+        )
 
     if set(axes) <= set(jax.sharding.get_abstract_mesh().manual_axes):
         mine, present = _take_share((clients, valid), mesh)
         summed, stacked = train_share(broadcast, mine, present, slots)
     else:
-        share, everywhere = PartitionSpec(axes), PartitionSpec()
+        share = PartitionSpec(axes)
+        everywhere = PartitionSpec()
         sent: Any = Download._make([everywhere] * len(Download._fields))
         if _apart(broadcast.inputs):
             sent = sent._replace(inputs=broadcast.inputs.specs())
@@ -114,19 +137,21 @@ def train_cohort(
             mesh=mesh,
             in_specs=(sent, share, share, everywhere),
             out_specs=(everywhere, everywhere),
-            # Local training starts from the same values everywhere, which are not marked as differing between devices.
+            # Local training starts from the same values everywhere, which are not marked as
+            # differing between devices.
             check_vma=False,
         )(broadcast, clients, valid, slots)
     return summed, jax.tree.map(lambda x: x[slots[:size]], stacked)
 
 
 def _apart(inputs: Any) -> TypeGuard[LoadedInputs]:
-    """Returns whether each device has other clients' examples."""
+    """Return whether each device has other clients' examples."""
     return isinstance(inputs, LoadedInputs) and inputs.mesh is not None
 
 
 def deal(num_steps: Int[Array, " q"], num_devices: int) -> Int32[Array, " q"]:
-    """Deals clients to devices, longest first and in turn there and back, so that devices finish together.
+    """Deals clients to devices, longest first and in turn there and back, so that devices finish
+    together.
 
     Every device gets as many clients, so that shapes stay the same in all rounds.
 
@@ -143,7 +168,9 @@ def deal(num_steps: Int[Array, " q"], num_devices: int) -> Int32[Array, " q"]:
 
 
 def without_examples(clients: Client, kept: Bool[Array, " p"]) -> Client:
-    """The same clients, of which those that are not kept have no examples, so that no batch is drawn for them."""
+    """Return the same clients, of which those that are not kept have no examples, so that no batch
+    is drawn for them.
+    """
     weak = clients.weak
     if weak is not None:
         weak = replace(weak, num_examples=jnp.where(kept, weak.num_examples, 0))
@@ -159,8 +186,8 @@ def _take_share(cohort: PyTree, mesh: Mesh) -> PyTree:
     there = jax.lax.axis_size(axes)
     if there != mesh.size:
         raise ValueError(
-            f"{mesh.size} devices are to share each cohort, but the surrounding shard_map has {there} along "
-            f"{', '.join(map(str, axes))}; give both the same number"
+            f"{mesh.size} devices are to share each cohort, but the surrounding shard_map has "
+            f"{there} along {', '.join(map(str, axes))}; give both the same number"
         )
 
     def take(x: Array) -> Array:
@@ -180,7 +207,8 @@ def _train_on_one_device(
     loop: str,
 ) -> tuple[PyTree, PyTree]:
     if placement != "lanes":
-        plans = jax.vmap(update.plan)(clients)  # of all at once: small operations that each client would wait for
+        # of all at once: small operations that each client would wait for
+        plans = jax.vmap(update.plan)(clients)
 
         def whole(one: tuple[Client, Plan]) -> tuple[PyTree, PyTree]:
             client, plan = one
@@ -189,7 +217,9 @@ def _train_on_one_device(
         return map_clients(whole, (clients, plans), valid, placement, chunk_size)
     _check(placement, chunk_size)
     plans, ends = run_lanes(update, clients, valid, min(chunk_size, valid.shape[0]))
-    return map_clients(lambda one: finish(*one), (clients, plans, ends), valid, "chunked", chunk_size)
+    return map_clients(
+        lambda one: finish(*one), (clients, plans, ends), valid, "chunked", chunk_size
+    )
 
 
 def map_clients(
@@ -199,7 +229,8 @@ def map_clients(
     placement: str = "sequential",
     chunk_size: int = 8,
 ) -> tuple[PyTree, PyTree]:
-    """Runs `update` for every client; adds its first result over clients in client order and stacks its second.
+    """Run `update` for every client; adds its first result over clients in client order and stacks
+    its second.
 
     Empty slots of the cohort are run as well (they take no local step) and add nothing.
 
@@ -222,7 +253,9 @@ def map_clients(
     width = {"sequential": 1, "vmap": size, "chunked": min(chunk_size, size)}[placement]
     slots, counts = _fill_up(clients, valid, -size % width)
     num_chunks = counts.shape[0] // width
-    chunks, chunk_counts = jax.tree.map(lambda x: x.reshape(num_chunks, width, *x.shape[1:]), (slots, counts))
+    chunks, chunk_counts = jax.tree.map(
+        lambda x: x.reshape(num_chunks, width, *x.shape[1:]), (slots, counts)
+    )
 
     def run_chunk(total: PyTree, chunk: tuple[PyTree, Array]) -> tuple[PyTree, PyTree]:
         members, count = chunk
@@ -235,11 +268,15 @@ def map_clients(
     shapes, _ = jax.eval_shape(update, jax.tree.map(lambda x: x[0], clients))
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     total, stacked = jax.lax.scan(run_chunk, zeros, (chunks, chunk_counts))
-    return total, jax.tree.map(lambda x: x.reshape(num_chunks * width, *x.shape[2:])[:size], stacked)
+    return total, jax.tree.map(
+        lambda x: x.reshape(num_chunks * width, *x.shape[2:])[:size], stacked
+    )
 
 
-def _fill_up(clients: PyTree, valid: Bool[Array, " p"], padding: int) -> tuple[PyTree, Bool[Array, " q"]]:
-    """Adds empty slots at the end."""
+def _fill_up(
+    clients: PyTree, valid: Bool[Array, " p"], padding: int
+) -> tuple[PyTree, Bool[Array, " q"]]:
+    """Add empty slots at the end."""
     if not padding:
         return clients, valid
     slots = jax.tree.map(lambda x: jnp.concatenate([x, x[:1].repeat(padding, 0)]), clients)
@@ -260,7 +297,8 @@ class LanePlan(NamedTuple):
 
 
 def pack(num_steps: Int[Array, " p"], num_lanes: int) -> LanePlan:
-    """Packs clients into lanes, longest first, each into the lane that is the shortest so far (Graham, 1969).
+    """Packs clients into lanes, longest first, each into the lane that is the shortest so far
+    (Graham, 1969).
 
     The longest lane is at most 4/3 of the best plan. Clients without steps are in no lane.
 
@@ -271,7 +309,9 @@ def pack(num_steps: Int[Array, " p"], num_lanes: int) -> LanePlan:
     size = num_steps.shape[0]
     order = jnp.argsort(-num_steps, stable=True)
 
-    def place(loads: tuple[Array, Array], client: Array) -> tuple[tuple[Array, Array], tuple[Array, Array, Array]]:
+    def place(
+        loads: tuple[Array, Array], client: Array
+    ) -> tuple[tuple[Array, Array], tuple[Array, Array, Array]]:
         load, count = loads
         lane = jnp.argmin(load)
         steps = num_steps[client]
@@ -282,14 +322,18 @@ def pack(num_steps: Int[Array, " p"], num_lanes: int) -> LanePlan:
     nothing = jnp.zeros(num_lanes, jnp.int32)
     (load, _), (lane, rank, start) = jax.lax.scan(place, (nothing, nothing), order)
     lane = jnp.where(num_steps[order] > 0, lane, num_lanes)
-    queue = jnp.full((num_lanes, size), size, jnp.int32).at[lane, rank].set(order.astype(jnp.int32), mode="drop")
+    queue = (
+        jnp.full((num_lanes, size), size, jnp.int32)
+        .at[lane, rank]
+        .set(order.astype(jnp.int32), mode="drop")
+    )
     return LanePlan(queue, jnp.zeros(size, jnp.int32).at[order].set(start), jnp.max(load))
 
 
 def run_lanes(
     update: ClientUpdate, clients: Client, valid: Bool[Array, " p"], num_lanes: int
 ) -> tuple[Plan, ClientProgress]:
-    """Runs the local steps of a cohort in lanes.
+    """Run the local steps of a cohort in lanes.
 
     Args:
         update: a `ClientUpdate`.
@@ -307,42 +351,54 @@ def run_lanes(
     lanes = jnp.arange(num_lanes, dtype=jnp.int32)
 
     @jax.named_scope(LOCAL_STEP)
-    def take_step(number: Array, state: tuple[Array, ClientProgress]) -> tuple[Array, ClientProgress]:
+    def take_step(
+        number: Array, state: tuple[Array, ClientProgress]
+    ) -> tuple[Array, ClientProgress]:
         place, progresses = state
         who = lane_plan.queue[lanes, jnp.minimum(place, size - 1)]
         who = jnp.where(place < size, who, size)
         busy = who < size
         known = jnp.minimum(who, size - 1)
         within = number - lane_plan.start[known]
-        # Every client's progress has its own place, where its lane finds what it starts from and leaves what it has
-        # reached: no lane asks whether a client begins or ends. An idle lane writes beyond the end.
+        # Every client's progress has its own place, where its lane finds what it starts from and
+        # leaves what it has reached: no lane asks whether a client begins or ends. An idle lane
+        # writes beyond the end.
         client, progress = jax.tree.map(lambda x: x[known], (clients, progresses))
         after = jax.vmap(update.step)(client, within, batch_of(plans, known, within), progress)
         target = jnp.where(busy, who, size + lanes)
         progresses = jax.tree.map(
-            lambda kept, new: kept.at[target].set(new, mode="drop", unique_indices=True), progresses, after
+            lambda kept, new: kept.at[target].set(new, mode="drop", unique_indices=True),
+            progresses,
+            after,
         )
         last = busy & (within == num_steps[known] - 1)
         return place + last.astype(jnp.int32), progresses
 
     start = jnp.zeros(num_lanes, jnp.int32), jax.vmap(update.start)(clients)
-    return plans._replace(num_steps=num_steps), jax.lax.fori_loop(0, lane_plan.length, take_step, start)[1]
+    return plans._replace(num_steps=num_steps), jax.lax.fori_loop(
+        0, lane_plan.length, take_step, start
+    )[1]
 
 
 @jax.named_scope(AVERAGE)
 def add_one(total: PyTree, entry: PyTree, counts: Bool[Array, ""]) -> PyTree:
-    """The sum with one more client in it, if it counts; NaN of one that does not stays out."""
+    """Return the sum with one more client in it, if it counts; NaN of one that does not stays
+    out.
+    """
     return jax.tree.map(lambda t, x: t + jnp.where(counts, x, jnp.zeros_like(x)), total, entry)
 
 
 @jax.named_scope(AVERAGE)
 def add_in_order(
-    values: PyTree, valid: Bool[Array, " p"], start: PyTree | None = None, order: Int[Array, " p"] | None = None
+    values: PyTree,
+    valid: Bool[Array, " p"],
+    start: PyTree | None = None,
+    order: Int[Array, " p"] | None = None,
 ) -> PyTree:
-    """Adds up the entries of a cohort in client order, one after another for every element.
+    """Add up the entries of a cohort in client order, one after another for every element.
 
-    The order is kept within a turn of the loop too, so that the bits depend neither on how many clients a turn adds nor
-    on how many devices hold them.
+    The order is kept within a turn of the loop too, so that the bits depend neither on how many
+    clients a turn adds nor on how many devices hold them.
 
     Args:
         values: leading axis p.
@@ -357,7 +413,9 @@ def add_in_order(
         start = jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), values)
     entries = (values, valid)
     if order is None:
-        return jax.lax.scan(lambda total, one: (add_one(total, *one), None), start, entries, unroll=_AT_ONCE)[0]
+        return jax.lax.scan(
+            lambda total, one: (add_one(total, *one), None), start, entries, unroll=_AT_ONCE
+        )[0]
 
     def add_entry(total: PyTree, place: Array) -> tuple[PyTree, None]:
         return add_one(total, *jax.tree.map(lambda x: x[place], entries)), None
@@ -374,19 +432,21 @@ def sum_over_devices(
     reduce: str,
     order: Int[Array, " q"] | None = None,
 ) -> PyTree:
-    """Adds up a cohort whose slots are spread over devices; to be called inside `shard_map`.
+    """Add up a cohort whose slots are spread over devices; to be called inside `shard_map`.
 
     Args:
         values: this device's slots, leading axis m.
         valid: False on slots that add nothing.
         axis: the mesh axes that the slots are spread over.
         num_clients: slots of all devices.
-        reduce: "ordered": gather and add in client order, the same bits as on one device; takes the memory of the
-            whole cohort's values on every device. "fixed": round to integers on one scale per array and add those, the
-            same bits for every number of devices; with b the bits of `num_clients`, every client's values are rounded
-            by at most 2^(b - 30) of the largest one in the array. "fast": floating point, whose last bits depend on
-            the number of devices.
-        order: where among the slots of all devices the first client is, the second one, and so on; None: in order.
+        reduce: "ordered": gather and add in client order, the same bits as on one device; takes the
+            memory of the whole cohort's values on every device. "fixed": round to integers on one
+            scale per array and add those, the same bits for every number of devices; with b the
+            bits of `num_clients`, every client's values are rounded by at most 2^(b - 30) of the
+            largest one in the array. "fast": floating point, whose last bits depend on the number
+            of devices.
+        order: where among the slots of all devices the first client is, the second one, and so on;
+            None: in order.
 
     Returns:
         The sums, the same on every device.
@@ -399,8 +459,12 @@ def sum_over_devices(
     return jax.tree.map(lambda x: _sum_fixed(x, valid, axis, num_clients), values)
 
 
-def _sum_fixed(values: Array, valid: Bool[Array, " m"], axis: str | tuple[str, ...], num_clients: int) -> Array:
-    counted = jnp.where(jnp.expand_dims(valid, tuple(range(1, values.ndim))), values, jnp.zeros_like(values))
+def _sum_fixed(
+    values: Array, valid: Bool[Array, " m"], axis: str | tuple[str, ...], num_clients: int
+) -> Array:
+    counted = jnp.where(
+        jnp.expand_dims(valid, tuple(range(1, values.ndim))), values, jnp.zeros_like(values)
+    )
     if not jnp.issubdtype(values.dtype, jnp.floating):
         return jax.lax.psum(jnp.sum(counted, axis=0, dtype=values.dtype), axis)
     largest = jax.lax.pmax(jnp.max(jnp.abs(counted), initial=0), axis)

@@ -1,4 +1,6 @@
-"""One round: who takes part, what is sent, local training, averaging, what is kept, and what the log says of it."""
+"""One round: who takes part, what is sent, local training, averaging, what is kept, and what the
+log says of it.
+"""
 
 from collections.abc import Callable
 from functools import partial, reduce
@@ -45,7 +47,8 @@ from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count
 from fedjax_ssl.keys import named_key
 
 PyTree = Any
-CLIENT_MODELS = "client_models"  # metric of a round: models of its clients before they are averaged, a tree
+# metric of a round: models of its clients before they are averaged, a tree
+CLIENT_MODELS = "client_models"
 
 
 class _Work(NamedTuple):
@@ -53,7 +56,8 @@ class _Work(NamedTuple):
 
     kind: ClientKind
     members: Bool[Array, " p"]
-    place: Callable[..., tuple[PyTree, PyTree]]  # (update of, broadcast, clients, valid) -> (summed, stacked)
+    place: Callable[..., tuple[PyTree, PyTree]]
+    # ^ (update of, broadcast, clients, valid) -> (summed, stacked)
 
 
 class _Results(NamedTuple):
@@ -90,7 +94,8 @@ def run_round(
     federation = all_clients(data, part)
     drawn = None
     if isinstance(data.inputs, LoadedInputs):
-        drawn, federation = data.inputs.drawn, federation._replace(rows=cast(Array, NotLoaded(federation.rows.shape)))
+        drawn = data.inputs.drawn
+        federation = federation._replace(rows=cast(Array, NotLoaded(federation.rows.shape)))
     if drawn is None or not stage.trains_clients:
         cohort = draw_cohort(setup, stage, run_key, state.round, federation)
     else:  # not drawn again: the examples of these clients are there, and no others
@@ -119,12 +124,16 @@ def run_round(
     server = stage.server if stage.server is not None and not stage.server.members else None
     logs: list[Metrics] = []
     if server is not None and "before" in server.when:
-        state, log = train_at_server(training, server, context(state), state, data, rate, "server before")
+        state, log = train_at_server(
+            training, server, context(state), state, data, rate, "server before"
+        )
         logs.append(log)
     info: Metrics = {}
     if stage.trains_clients:
         keeping = training._replace(keep_models=execution.keep_models)
-        state, info, more = _train_clients(keeping, stage, context(state), state, data, rate, execution)
+        state, info, more = _train_clients(
+            keeping, stage, context(state), state, data, rate, execution
+        )
         logs += more
     if server is not None and "after" in server.when:
         state, log = train_at_server(training, server, context(state), state, data, rate)
@@ -132,11 +141,15 @@ def run_round(
     info = reduce(_with_server, logs, info)
     if training.average_optimizer:
         info = {"optimizer_state_bytes": count(0), **info}
-    info["learning_rate"] = jnp.full_like(rate, jnp.nan) if getattr(training.optimizer, "own_rate", False) else rate
+    info["learning_rate"] = (
+        jnp.full_like(rate, jnp.nan) if getattr(training.optimizer, "own_rate", False) else rate
+    )
     return state._replace(round=state.round + 1), info
 
 
-def draw_cohort(setup: Setup, stage: Stage, run_key: Key[Array, ""], number: Int[Array, ""], clients: Client) -> Cohort:
+def draw_cohort(
+    setup: Setup, stage: Stage, run_key: Key[Array, ""], number: Int[Array, ""], clients: Client
+) -> Cohort:
     """Draws the clients that take part in a round. Nothing that happens in training decides it.
 
     Where the server trains alone the cohort has no slots.
@@ -150,8 +163,11 @@ def draw_cohort(setup: Setup, stage: Stage, run_key: Key[Array, ""], number: Int
     """
     if not stage.trains_clients:
         return Cohort(jnp.zeros((0,), jnp.int32), jnp.zeros((0,), bool))
-    key, counts = named_key(_round_key(run_key, number), "cohort"), stage.count_labels(clients)
-    return setup.draw_cohort(key, counts, clients.num_examples, setup.cohort_size, stage.labelled_quota)
+    key = named_key(_round_key(run_key, number), "cohort")
+    counts = stage.count_labels(clients)
+    return setup.draw_cohort(
+        key, counts, clients.num_examples, setup.cohort_size, stage.labelled_quota
+    )
 
 
 def _round_key(run_key: Key[Array, ""], number: Int[Array, ""]) -> Key[Array, ""]:
@@ -167,17 +183,23 @@ def train_at_server(
     learning_rate: Float[Array, ""],
     key_name: str = "server",
 ) -> tuple[ServerState, Metrics]:
-    """The server as a federation of one client that is always there."""
+    """Return the server as a federation of one client that is always there."""
     always = jnp.ones((1,), bool)
     kept = ClientState({}, state.server if server.keep_optimizer else {}, {}, ())
     own = state._replace(optimizer=(), clients=kept, local_optimizer={})
     clients = server_as_client(data)._replace(kept=kept)
-    here = context._replace(key=named_key(context.key, key_name), clients=clients, valid=always, slots=None)
+    here = context._replace(
+        key=named_key(context.key, key_name), clients=clients, valid=always, slots=None
+    )
     alone = _at_server(training, server)._replace(federated_optimizer=fedavg(), private=())
     work = _Work(_server_kind(server), always, train_cohort)
     trained, info, _ = _train(alone, [work], None, here, own, data, learning_rate)
     after = trained.clients.optimizer if server.keep_optimizer else state.server
-    untouched = {"optimizer": state.optimizer, "clients": state.clients, "local_optimizer": state.local_optimizer}
+    untouched = {
+        "optimizer": state.optimizer,
+        "clients": state.clients,
+        "local_optimizer": state.local_optimizer,
+    }
     return trained._replace(server=after, **untouched), info
 
 
@@ -190,7 +212,9 @@ def _train_clients(
     learning_rate: Float[Array, ""],
     execution: Execution,
 ) -> tuple[ServerState, Metrics, list[Metrics]]:
-    """Trains the cohort, kind by kind, and with it the server's replicas that are members of the average."""
+    """Trains the cohort, kind by kind, and with it the server's replicas that are members of the
+    average.
+    """
     rest = jnp.ones_like(context.valid)
     works = []
     for kind in stage.kinds:
@@ -200,7 +224,8 @@ def _train_clients(
     if (own := stage.own_kind) is not None:
         works.insert(0, (own, rest))
     placed = [
-        _Work(kind, members, partial(place_clients, execution, kind.sampler, state, data)) for kind, members in works
+        _Work(kind, members, partial(place_clients, execution, kind.sampler, state, data))
+        for kind, members in works
     ]
     replicas = stage.server if stage.server is not None and stage.server.members else None
     state, info, log = _train(training, placed, replicas, context, state, data, learning_rate)
@@ -216,7 +241,8 @@ def _train(
     data: FederatedData,
     learning_rate: Float[Array, ""],
 ) -> tuple[ServerState, Metrics, Metrics | None]:
-    """Trains the context's clients and takes the federated optimizer's step; the round is not counted here.
+    """Trains the context's clients and takes the federated optimizer's step; the round is not
+    counted here.
 
     Args:
         training: parts of local training that stay the same over the rounds.
@@ -238,12 +264,16 @@ def _train(
         active = without_examples(context.clients, jnp.stack(asked).any(0) & work.members)
         update_of = partial(ClientUpdate, training, work.kind)
         results.append(_Results(*work.place(update_of, broadcast, active, context.valid)))
-    of_replicas, log = None, None
+    of_replicas = None
+    log = None
     if replicas is not None:
         of_replicas, server = _train_replicas(training, replicas, broadcast, state, data, beside)
-        state, log = state._replace(server=server), _work_done(of_replicas.summed)
+        state = state._replace(server=server)
+        log = _work_done(of_replicas.summed)
     statistics = replicas is not None and replicas.statistics
-    after, info = _absorb(training, works, results, of_replicas, statistics, broadcast, context, sent, state, data)
+    after, info = _absorb(
+        training, works, results, of_replicas, statistics, broadcast, context, sent, state, data
+    )
     return after, info, log
 
 
@@ -255,16 +285,18 @@ def _send(
     data: FederatedData,
     learning_rate: Float[Array, ""],
 ) -> tuple[Download, RoundContext, dict[str, Broadcast], PyTree]:
-    """Prepares all that is sent; arguments as in `_train`.
+    """Prepare all that is sent; arguments as in `_train`.
 
     Returns:
-        (message to all clients, the round with what each client was sent, messages by term, what the federated
-        optimizer sent to the server's replicas).
+        (message to all clients, the round with what each client was sent, messages by term, what
+        the federated optimizer sent to the server's replicas).
     """
-    states, sent = dict(state.terms), {}
+    states = dict(state.terms)
+    sent = {}
     for term in (term for work in works for term in work.kind.terms):
         sent[term.name], states[term.name] = term.server.prepare(states[term.name], context)
-    size, kept = context.valid.shape[0], context.clients.kept
+    size = context.valid.shape[0]
+    kept = context.clients.kept
     assert kept is not None
     of_members = kept.federated
     if context.members:
@@ -289,7 +321,12 @@ def _send(
         validation=_validation(data),
         test=_test(data),
     )
-    return broadcast, context._replace(clients=clients), sent, jax.tree.map(lambda x: x[size:], received)
+    return (
+        broadcast,
+        context._replace(clients=clients),
+        sent,
+        jax.tree.map(lambda x: x[size:], received),
+    )
 
 
 @jax.named_scope(AVERAGE)
@@ -305,8 +342,11 @@ def _absorb(
     state: ServerState,
     data: FederatedData,
 ) -> tuple[ServerState, Metrics]:
-    """Takes the federated optimizer's step and hands the terms what the clients uploaded: (state, metrics)."""
-    optimizer, kept = training.federated_optimizer, context.clients.kept
+    """Take the federated optimizer's step and hands the terms what the clients uploaded:
+    (state, metrics).
+    """
+    optimizer = training.federated_optimizer
+    kept = context.clients.kept
     assert kept is not None
     together = _join(results, works, kept)
     counts = together.stacked["counts"] & context.valid
@@ -315,13 +355,20 @@ def _absorb(
         for name in ("optimizer", "weight", "model_state"):
             summed = {**summed, name: jax.tree.map(jnp.add, summed[name], replicas.summed[name])}
         statistics = replicas.summed if statistics_of_replicas else summed
-    before = {group: packing(state.params[group]).pack(state.params[group]) for group in training.shared}
+    before = {
+        group: packing(state.params[group]).pack(state.params[group]) for group in training.shared
+    }
     moved, optimizer_state = optimizer.apply(state.optimizer, before, summed["optimizer"], context)
     scale = mean_scale(statistics["weight"])
     flat_state, unravel_state = ravel_pytree(state.model_state)
     after = state._replace(
-        params={g: packing(tree).unpack(moved[g]) if g in moved else tree for g, tree in state.params.items()},
-        model_state=cut(unravel_state, flat_state + scale.astype(flat_state.dtype) * statistics["model_state"]),
+        params={
+            g: packing(tree).unpack(moved[g]) if g in moved else tree
+            for g, tree in state.params.items()
+        },
+        model_state=cut(
+            unravel_state, flat_state + scale.astype(flat_state.dtype) * statistics["model_state"]
+        ),
         optimizer=optimizer_state,
         terms=broadcast.terms,
         clients=write_states(
@@ -338,28 +385,48 @@ def _absorb(
     for work, result in zip(works, results, strict=True):
         outcomes |= _outcomes(training, work, result, seen, sent)
     terms = [term for work in works for term in work.kind.terms]
-    absorbed = {term.name: term.server.server_update(after.terms[term.name], outcomes[term.name]) for term in terms}
+    absorbed = {
+        term.name: term.server.server_update(after.terms[term.name], outcomes[term.name])
+        for term in terms
+    }
     info = _work_done(summed) | {"clients": jnp.sum(context.valid, dtype=jnp.int32)}
-    info |= _bytes_sent(works, outcomes, optimizer, before, 0 if optimizer.alone else flat_state.size)
+    info |= _bytes_sent(
+        works, outcomes, optimizer, before, 0 if optimizer.alone else flat_state.size
+    )
     if training.average_optimizer:
-        # Beside the bytes above and not among them: ProtoFSSL, whose clients share one optimizer, does not count it.
+        # Beside the bytes above and not among them: ProtoFSSL, whose clients share one optimizer,
+        # does not count it.
         size = sum(jnp.size(values) for values in jax.tree.leaves(state.local_optimizer))
         info["optimizer_state_bytes"] = count(info["clients"], 2 * BYTES_PER_NUMBER * size)
     info |= optimizer.log(summed["optimizer"], context)
     truth = data.labels[context.clients.rows]
     if training.keep_models:
-        info[CLIENT_MODELS] = {**together.stacked["model"], "client": context.clients.id, "trained": counts}
+        info[CLIENT_MODELS] = {
+            **together.stacked["model"],
+            "client": context.clients.id,
+            "trained": counts,
+        }
     for term in terms:
-        info |= term.log.diagnose(outcomes[term.name], truth, together.stacked["measured"][term.name])
+        info |= term.log.diagnose(
+            outcomes[term.name], truth, together.stacked["measured"][term.name]
+        )
     return after._replace(terms={**after.terms, **absorbed}), info
 
 
 def _outcomes(
-    training: LocalTraining, work: _Work, result: _Results, seen: RoundResult, sent: dict[str, Broadcast]
+    training: LocalTraining,
+    work: _Work,
+    result: _Results,
+    seen: RoundResult,
+    sent: dict[str, Broadcast],
 ) -> dict[str, RoundResult]:
-    """Returns what the server sees for each term of one kind of clients; others of the cohort do not count."""
-    state, context = seen.before, seen.round
-    network, kept = training.combine(state.params), context.clients.kept
+    """Return what the server sees for each term of one kind of clients; others of the cohort do
+    not count.
+    """
+    state = seen.before
+    context = seen.round
+    network = training.combine(state.params)
+    kept = context.clients.kept
     weight = result.summed["weight"]
     scale = mean_scale(weight)
     outcomes = {}
@@ -368,7 +435,9 @@ def _outcomes(
         own = () if kept is None else jax.tree.map(lambda x: x[0], kept.terms.get(term.name, ()))
         fresh = term.client.start(seen.after.terms[term.name], network, state.model_state, own)
         mean = jax.tree.map(
-            lambda total, old: jnp.where(weight > 0, scale * total, old.astype(total.dtype)).astype(old.dtype),
+            lambda total, old: jnp.where(weight > 0, scale * total, old.astype(total.dtype)).astype(
+                old.dtype
+            ),
             result.summed["local"][term.name],
             fresh,
         )
@@ -381,31 +450,54 @@ def _outcomes(
     return outcomes
 
 
-def _mean_optimizer(before: dict[str, PyTree], summed: dict[str, tuple[Array, PyTree]]) -> dict[str, PyTree]:
-    """The clients' mean state of the local optimizer; a group of which nothing has weight keeps the one before."""
+def _mean_optimizer(
+    before: dict[str, PyTree], summed: dict[str, tuple[Array, PyTree]]
+) -> dict[str, PyTree]:
+    """Return the clients' mean state of the local optimizer; a group of which nothing has weight
+    keeps the one before.
+    """
 
     def mean(weight: Float[Array, ""], total: Array, old: Array) -> Array:
         value = mean_scale(weight) * total
-        value = value if jnp.issubdtype(old.dtype, jnp.floating) else jnp.round(value)  # counts of steps
+        # counts of steps
+        value = value if jnp.issubdtype(old.dtype, jnp.floating) else jnp.round(value)
         return jnp.where(weight > 0, value.astype(old.dtype), old)
 
     return {
-        group: jax.tree.map(partial(mean, weight), total, before[group]) for group, (weight, total) in summed.items()
+        group: jax.tree.map(partial(mean, weight), total, before[group])
+        for group, (weight, total) in summed.items()
     }
 
 
 def _join(results: list[_Results], works: list[_Work], before: ClientState) -> _Results:
-    """The results of all kinds of clients together; what a term sent or averaged stays with its kind's results."""
+    """Return the results of all kinds of clients together; what a term sent or averaged stays with
+    its kind's results.
+    """
     if len(results) == 1:
         return results[0]
     summed: dict[str, Any] = {}
-    for name in ("optimizer", "weight", "model_state", "loss", "steps", "examples", "dropped", "local_optimizer"):
-        summed[name] = reduce(partial(jax.tree.map, jnp.add), [result.summed[name] for result in results])
+    for name in (
+        "optimizer",
+        "weight",
+        "model_state",
+        "loss",
+        "steps",
+        "examples",
+        "dropped",
+        "local_optimizer",
+    ):
+        summed[name] = reduce(
+            partial(jax.tree.map, jnp.add), [result.summed[name] for result in results]
+        )
     stacked: dict[str, Any] = {
         "counts": jnp.stack([result.stacked["counts"] for result in results]).any(0),
-        "kept": merge_states([(r.stacked["kept"], w.members) for r, w in zip(results, works, strict=True)], before),
+        "kept": merge_states(
+            [(r.stacked["kept"], w.members) for r, w in zip(results, works, strict=True)], before
+        ),
     }
-    stacked["measured"] = {name: value for r in results for name, value in r.stacked["measured"].items()}
+    stacked["measured"] = {
+        name: value for r in results for name, value in r.stacked["measured"].items()
+    }
     if "model" in results[0].stacked:
         stacked["model"] = results[0].stacked["model"]
         for result, work in zip(results[1:], works[1:], strict=True):
@@ -436,14 +528,18 @@ def _train_replicas(
     own = _at_server(training, server)
     broadcast = broadcast._replace(key=named_key(broadcast.key, "server"), local_optimizer={})
     update_of = partial(ClientUpdate, own, _server_kind(server)._replace(rate=None))
-    result = _Results(*train_cohort(update_of, broadcast, clients, jnp.ones((server.members,), bool)))
+    result = _Results(
+        *train_cohort(update_of, broadcast, clients, jnp.ones((server.members,), bool))
+    )
     own_only = result.stacked["kept"]._replace(params={}, federated=())
     new = write_states(kept, own_only, replicas, result.stacked["counts"])
     return result, new.optimizer if server.keep_optimizer else state.server
 
 
 def _at_server(training: LocalTraining, server: ServerTraining) -> LocalTraining:
-    """Local training as the server does it: nothing is sent, and its optimizer's state is its own."""
+    """Local training as the server does it: nothing is sent, and its optimizer's state is its
+    own.
+    """
     return training._replace(
         keep_optimizer=server.keep_optimizer,
         keep_by_slot=False,
@@ -460,8 +556,10 @@ def _server_kind(server: ServerTraining) -> ClientKind:
 
 
 def _nothing_kept(members: int, state: ServerState) -> PyTree:
-    """Returns the kept state of replicas: they send what clients before their first round would."""
-    return jax.tree.map(lambda x: jnp.zeros((members, *x.shape[1:]), x.dtype), state.clients.federated)
+    """Return the kept state of replicas: they send what clients before their first round would."""
+    return jax.tree.map(
+        lambda x: jnp.zeros((members, *x.shape[1:]), x.dtype), state.clients.federated
+    )
 
 
 def _validation(data: FederatedData) -> Validation:
@@ -469,14 +567,15 @@ def _validation(data: FederatedData) -> Validation:
 
 
 def _test(data: FederatedData) -> Validation | None:
-    """The test examples, which only the log looks at; None where they stay on the host."""
+    """Return the test examples, which only the log looks at; None where they stay on the host."""
     if isinstance(data.inputs, LoadedInputs):
         return None
     return Validation(data.test_index, data.labels[data.test_index], data.num_test)
 
 
 def _work_done(summed: dict[str, Any]) -> Metrics:
-    steps, dtype = summed["steps"], summed["loss"].dtype
+    steps = summed["steps"]
+    dtype = summed["loss"].dtype
     return {
         "loss": summed["loss"] / jnp.maximum(steps.astype(dtype), 1.0),
         "local_steps": steps,
@@ -492,7 +591,9 @@ def _bytes_sent(
     params: Grouped,
     state_size: int,
 ) -> Metrics:
-    """Bytes of the models, unless a term of the client's kind sends something in their place, and of all else."""
+    """Bytes of the models, unless a term of the client's kind sends something in their place,
+    and of all else.
+    """
     beside = optimizer.sends(params)
     model = sum(values.size for values in jax.tree.leaves(params)) + state_size
     down = up = count(0)
@@ -500,18 +601,32 @@ def _bytes_sent(
         seen = [outcomes[term.name] for term in work.kind.terms]
         clients = jnp.sum(seen[0].round.valid & work.members, dtype=jnp.int32)
         traffic = [term.log.traffic(one) for term, one in zip(work.kind.terms, seen, strict=True)]
-        down += count(clients, BYTES_PER_NUMBER * (model * all(t.model_down for t in traffic) + beside.down))
-        up += count(clients, BYTES_PER_NUMBER * (model * all(t.model_up for t in traffic) + beside.up))
+        down += count(
+            clients, BYTES_PER_NUMBER * (model * all(t.model_down for t in traffic) + beside.down)
+        )
+        up += count(
+            clients, BYTES_PER_NUMBER * (model * all(t.model_up for t in traffic) + beside.up)
+        )
         for one in traffic:
-            down, up = down + one.down, up + one.up
+            down = down + one.down
+            up = up + one.up
     return {"bytes_down": down, "bytes_up": up}
 
 
 def _with_server(info: Metrics, log: Metrics) -> Metrics:
-    """The metrics of a round in which the server trained: its work counts, it is no client, and nothing was sent."""
-    dropped, nothing = log["dropped_clients"], jnp.zeros((), jnp.int32)
+    """Return the metrics of a round in which the server trained: its work counts, it is no client,
+    and nothing was sent.
+    """
+    dropped = log["dropped_clients"]
+    nothing = jnp.zeros((), jnp.int32)
     work = ("local_steps", "examples")
-    alone = {**log, "clients": nothing, "dropped_clients": nothing, "bytes_down": count(0), "bytes_up": count(0)}
+    alone = {
+        **log,
+        "clients": nothing,
+        "dropped_clients": nothing,
+        "bytes_down": count(0),
+        "bytes_up": count(0),
+    }
     both = {**alone, **info, **{name: info[name] + log[name] for name in work}} if info else alone
     lost = jnp.where(dropped > 0, jnp.nan, log["loss"])
     return {**both, "server_loss": lost, "server_dropped": dropped.astype(lost.dtype)}

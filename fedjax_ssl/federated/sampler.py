@@ -1,7 +1,8 @@
 """Batch schedules: which of its examples a client uses in which local step.
 
-A schedule is drawn once per client and round. Shapes follow static bounds, so draws must not depend on padding:
-every permutation sorts bits drawn by position, and the bits of a prefix do not change when the array grows.
+A schedule is drawn once per client and round. Shapes follow static bounds, so draws must not depend
+on padding: every permutation sorts bits drawn by position, and the bits of a prefix do not change
+when the array grows.
 """
 
 from collections.abc import Callable
@@ -12,19 +13,32 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int, Key
 
 from fedjax_ssl.checks import check_whole_numbers
-from fedjax_ssl.federated.method import AtClient, AtServer, Client, Now, Sampler, Schedule, Stage, Term, never
+from fedjax_ssl.federated.method import (
+    AtClient,
+    AtServer,
+    Client,
+    Now,
+    Sampler,
+    Schedule,
+    Stage,
+    Term,
+    never,
+)
 from fedjax_ssl.keys import named_key
 
 LOCAL_STEPS = "local_steps"  # the term that counts a client's steps
 
 
-def masked_permutation(key: Key[Array, ""], count: Int[Array, ""], size: int) -> Int[Array, " size"]:
-    """A random permutation of 0..count-1, followed by the positions count..size-1 in order.
+def masked_permutation(
+    key: Key[Array, ""], count: Int[Array, ""], size: int
+) -> Int[Array, " size"]:
+    """Return a random permutation of 0..count-1, followed by the positions count..size-1 in order.
 
     Args:
         key: typed PRNG key.
         count: how many positions are real.
-        size: static length, at least `count`. The result's first `count` entries do not depend on it.
+        size: static length, at least `count`. The result's first `count` entries do not depend on
+            it.
 
     Returns:
         int32 [size].
@@ -37,13 +51,14 @@ def masked_permutation(key: Key[Array, ""], count: Int[Array, ""], size: int) ->
 def cycled_permutations(
     key: Key[Array, ""], count: Int[Array, ""], length: int, max_count: int
 ) -> Int[Array, " length"]:
-    """An endless stream of fresh permutations of 0..count-1, cut at `length`.
+    """Return an endless stream of fresh permutations of 0..count-1, cut at `length`.
 
     Args:
         key: typed PRNG key.
         count: examples in one pass, at most `max_count`; 0 gives zeros.
         length: static length of the stream.
-        max_count: static bound of `count`, so that the pass in which the stream ends is drawn as a whole.
+        max_count: static bound of `count`, so that the pass in which the stream ends is drawn as a
+            whole.
 
     Returns:
         int32 [length].
@@ -55,22 +70,27 @@ def cycled_permutations(
     return order[:length].astype(jnp.int32) % one_pass
 
 
-def batches_per_epoch(count: Int[Array, ""], batch_size: int, skip_single: bool = False) -> Int[Array, ""]:
+def batches_per_epoch(
+    count: Int[Array, ""], batch_size: int, skip_single: bool = False
+) -> Int[Array, ""]:
     """Batches of one pass over `count` examples, the last partial one among them.
 
     Args:
         count: examples.
         batch_size: examples per batch.
-        skip_single: a last batch of one example is left out, unless there is no other; batch norm cannot tell anything
-            from one row where an image has become a single pixel.
+        skip_single: a last batch of one example is left out, unless there is no other; batch norm
+            cannot tell anything from one row where an image has become a single pixel.
     """
     if not skip_single:
         return -(-count // batch_size)
     return jnp.maximum(-(-(count - 1) // batch_size), jnp.minimum(count, 1))
 
 
-def labelled_epochs(batch_size: int, local_epochs: int, max_labelled: int, skip_single: bool = False) -> Sampler:
-    """Epochs over the labelled examples: stream "labelled", freshly shuffled, the last partial batch kept.
+def labelled_epochs(
+    batch_size: int, local_epochs: int, max_labelled: int, skip_single: bool = False
+) -> Sampler:
+    """Epochs over the labelled examples: stream "labelled", freshly shuffled, the last partial
+    batch kept.
 
     This is local training of FedAvg (McMahan et al., AISTATS 2017) and stage 1 of FedAvg+XCLP.
 
@@ -81,11 +101,18 @@ def labelled_epochs(batch_size: int, local_epochs: int, max_labelled: int, skip_
         skip_single: see `batches_per_epoch`.
     """
     return epochs(
-        "labelled", lambda client: client.num_labelled, batch_size, local_epochs, max_labelled, skip_single=skip_single
+        "labelled",
+        lambda client: client.num_labelled,
+        batch_size,
+        local_epochs,
+        max_labelled,
+        skip_single=skip_single,
     )
 
 
-def known_epochs(batch_size: int, local_epochs: int, max_known: int, drop_last: bool = False) -> Sampler:
+def known_epochs(
+    batch_size: int, local_epochs: int, max_known: int, drop_last: bool = False
+) -> Sampler:
     """Epochs over the examples with a class label or a weak label: stream "labelled".
 
     Where all of these have class labels, batches and random draws are those of `labelled_epochs`.
@@ -94,9 +121,12 @@ def known_epochs(batch_size: int, local_epochs: int, max_known: int, drop_last: 
         batch_size: examples per local step.
         local_epochs: passes over these examples per round.
         max_known: static bound of such examples per client.
-        drop_last: leave the last partial batch of an epoch out, and a client with less than a batch.
+        drop_last: leave the last partial batch of an epoch out, and a client with less than a
+            batch.
     """
-    return epochs("labelled", lambda client: client.num_known, batch_size, local_epochs, max_known, drop_last)
+    return epochs(
+        "labelled", lambda client: client.num_known, batch_size, local_epochs, max_known, drop_last
+    )
 
 
 def epochs(
@@ -123,7 +153,11 @@ def epochs(
     steps = local_epochs * -(-size // batch_size)
 
     def steps_of(number: Int[Array, ""]) -> Int[Array, ""]:
-        return number // batch_size if drop_last else batches_per_epoch(number, batch_size, skip_single)
+        return (
+            number // batch_size
+            if drop_last
+            else batches_per_epoch(number, batch_size, skip_single)
+        )
 
     def schedule(key: Key[Array, ""], client: Client, now: Now) -> Schedule:
         number = count(client)
@@ -137,22 +171,33 @@ def epochs(
 
     def going_on(steps: int) -> Sampler:
         def schedule(key: Key[Array, ""], client: Client, now: Now) -> Schedule:
-            number, done = count(client), _steps_done(client)
-            per_epoch, one_pass = steps_of(number), jnp.maximum(number, 1)
+            number = count(client)
+            done = _steps_done(client)
+            per_epoch = steps_of(number)
+            one_pass = jnp.maximum(number, 1)
             epoch, within = _divide(done + jnp.arange(steps, dtype=jnp.int32), per_epoch)
-            # The passes from the one in which the round begins to the one in which it ends, drawn as a whole.
+            # The passes from the one in which the round begins to the one in which it ends, drawn
+            # as a whole.
             draws = jnp.arange(steps * batch_size + 2 * size, dtype=jnp.int32)
             run_key = key if now.run_key is None else now.run_key
             own = jax.random.fold_in(named_key(run_key, LOCAL_STEPS), client.id)
             bits = jax.vmap(
-                lambda pass_, place: jax.random.bits(jax.random.fold_in(jax.random.fold_in(own, pass_), place))
+                lambda pass_, place: jax.random.bits(
+                    jax.random.fold_in(jax.random.fold_in(own, pass_), place)
+                )
             )
-            order = jnp.lexsort((bits(epoch[0] + draws // one_pass, draws % one_pass), draws // one_pass))
+            order = jnp.lexsort(
+                (bits(epoch[0] + draws // one_pass, draws % one_pass), draws // one_pass)
+            )
             slot = within[:, None] * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
             mask = (slot < number) & (per_epoch > 0)
             place = (epoch - epoch[0])[:, None] * one_pass + jnp.minimum(slot, one_pass - 1)
             positions = (order % one_pass)[place].astype(jnp.int32)
-            return Schedule({stream: positions}, {stream: mask}, jnp.where(per_epoch > 0, steps, 0).astype(jnp.int32))
+            return Schedule(
+                {stream: positions},
+                {stream: mask},
+                jnp.where(per_epoch > 0, steps, 0).astype(jnp.int32),
+            )
 
         return Sampler(schedule, equal_steps=True)
 
@@ -160,10 +205,12 @@ def epochs(
 
 
 def with_local_steps(stage: Stage, steps: int) -> Stage:
-    """The stage with so many local steps a round in place of epochs, which go on from round to round.
+    """Return the stage with so many local steps a round in place of epochs, which go on from round
+    to round.
 
-    A client keeps how many steps it has taken; all else follows from its identity and the run's key. A client whose
-    update is dropped takes its steps again. Clients without examples for the batches sit out.
+    A client keeps how many steps it has taken; all else follows from its identity and the run's
+    key. A client whose update is dropped takes its steps again. Clients without examples for the
+    batches sit out.
 
     Raises:
         ValueError: batches of the stage's clients are no epochs over labelled examples.
@@ -172,9 +219,9 @@ def with_local_steps(stage: Stage, steps: int) -> Stage:
     kinds = [kind for kind in (stage.own_kind, *stage.kinds) if kind is not None and kind.terms]
     if any(kind.sampler.going_on is None for kind in kinds):
         raise ValueError(
-            f"config.optimizer.local_steps is {steps}, but this method draws its batches otherwise than as epochs over "
-            "labelled examples; leave local_steps out and give config.optimizer.local_epochs, or use a method such as "
-            "'fedavg' or 'fedul'"
+            f"config.optimizer.local_steps is {steps}, but this method draws its batches "
+            "otherwise than as epochs over labelled examples; leave local_steps out and give "
+            "config.optimizer.local_epochs, or use a method such as 'fedavg' or 'fedul'"
         )
     stage = stage._replace(kinds=tuple(_going_on(kind, steps) for kind in stage.kinds))
     return _going_on(stage, steps) if stage.terms else stage
@@ -211,20 +258,24 @@ def mixed_epochs(
 ) -> Sampler:
     """Batches of stage 2 of FedAvg+XCLP: stream "mixed" of 2 * batch_size slots.
 
-    A client with labels: batch_size labelled examples from an endless reshuffle, then batch_size unlabelled ones; an
-    epoch is floor(unlabelled / batch_size) steps, at least one, through a fresh permutation of the unlabelled
-    examples. A client without labels: batches of 2 * batch_size over its examples, the last partial one kept. A
-    client without unlabelled examples: ceil(labelled / batch_size) steps with only the labelled half.
+    A client with labels: batch_size labelled examples from an endless reshuffle, then batch_size
+    unlabelled ones; an epoch is floor(unlabelled / batch_size) steps, at least one, through a fresh
+    permutation of the unlabelled examples. A client without labels: batches of 2 * batch_size over
+    its examples, the last partial one kept. A client without unlabelled examples: ceil(labelled /
+    batch_size) steps with only the labelled half.
 
     Args:
         batch_size: labelled and unlabelled examples per local step, each.
         local_epochs: epochs per round.
         max_labelled: static bound of labelled examples per client.
         max_unlabelled: static bound of unlabelled examples per client.
-        count: how many of a client's examples count as labelled here; with weak labels, for example, `num_known`.
+        count: how many of a client's examples count as labelled here; with weak labels, for
+            example, `num_known`.
     """
     size = max(max_unlabelled, 1)
-    steps = local_epochs * max(size // batch_size, -(-size // (2 * batch_size)), -(-max_labelled // batch_size), 1)
+    steps = local_epochs * max(
+        size // batch_size, -(-size // (2 * batch_size)), -(-max_labelled // batch_size), 1
+    )
 
     def schedule(key: Key[Array, ""], client: Client, now: Now) -> Schedule:
         labelled = count(client)
@@ -238,7 +289,9 @@ def mixed_epochs(
         epoch, within = _divide(jnp.arange(steps, dtype=jnp.int32), per_epoch)
         column = jnp.arange(batch_size, dtype=jnp.int32)
 
-        orders = _permutation_per_epoch(named_key(key, "unlabelled"), unlabelled, size, local_epochs)
+        orders = _permutation_per_epoch(
+            named_key(key, "unlabelled"), unlabelled, size, local_epochs
+        )
         stride = jnp.where(with_labels, batch_size, 2 * batch_size)
         left = within[:, None] * stride + column
         right = jnp.where(with_labels, left, left + batch_size)
@@ -246,37 +299,48 @@ def mixed_epochs(
         def unlabelled_at(slot: Int[Array, "S b"]) -> Int[Array, "S b"]:
             return labelled + orders[epoch[:, None], jnp.minimum(slot, size - 1)]
 
-        cycle = cycled_permutations(named_key(key, "labelled"), labelled, steps * batch_size, max_labelled)
+        cycle = cycled_permutations(
+            named_key(key, "labelled"), labelled, steps * batch_size, max_labelled
+        )
         first_half = jnp.where(with_labels, cycle.reshape(steps, batch_size), unlabelled_at(left))
         positions = jnp.concatenate([first_half, unlabelled_at(right)], axis=1)
         running = (epoch < local_epochs)[:, None]
-        masks = jnp.concatenate([running & (with_labels | (left < unlabelled)), running & (right < unlabelled)], axis=1)
+        masks = jnp.concatenate(
+            [running & (with_labels | (left < unlabelled)), running & (right < unlabelled)], axis=1
+        )
         return Schedule({"mixed": positions}, {"mixed": masks}, local_epochs * per_epoch)
 
     return Sampler(schedule)
 
 
 def in_turn(*samplers: Sampler) -> Sampler:
-    """First all steps of one sampler, then those of the next; the streams of the others have no row meanwhile.
+    """First all steps of one sampler, then those of the next; the streams of the others have no row
+    meanwhile.
 
-    With a parameter group per sampler, groups are trained one after another: one without a row takes no step (FedRep's
-    head, then its body).
+    With a parameter group per sampler, groups are trained one after another: one without a row
+    takes no step (FedRep's head, then its body).
 
     Args:
         *samplers: the samplers; their streams need different names.
     """
 
     def schedule(key: Key[Array, ""], client: Client, now: Now) -> Schedule:
-        drawn = [one.schedule(jax.random.fold_in(key, n), client, now) for n, one in enumerate(samplers)]
+        drawn = [
+            one.schedule(jax.random.fold_in(key, n), client, now) for n, one in enumerate(samplers)
+        ]
         bounds = [jax.tree.leaves(one.masks)[0].shape[0] for one in drawn]
-        step, start = jnp.arange(sum(bounds), dtype=jnp.int32), jnp.zeros((), jnp.int32)
+        step = jnp.arange(sum(bounds), dtype=jnp.int32)
+        start = jnp.zeros((), jnp.int32)
         positions: dict[str, Array] = {}
         masks: dict[str, Array] = {}
         for one, bound in zip(drawn, bounds, strict=True):
-            own, end = jnp.clip(step - start, 0, bound - 1), start + one.num_steps
+            own = jnp.clip(step - start, 0, bound - 1)
+            end = start + one.num_steps
             mine = ((step >= start) & (step < end))[:, None]
             masks |= {name: mask[own] & mine for name, mask in one.masks.items()}
-            positions |= {name: jnp.where(mine, table[own], 0) for name, table in one.positions.items()}
+            positions |= {
+                name: jnp.where(mine, table[own], 0) for name, table in one.positions.items()
+            }
             start = end
         return Schedule(positions, masks, start)
 
@@ -290,8 +354,12 @@ def _permutation_per_epoch(
     return jax.vmap(lambda k: masked_permutation(k, count, size))(keys)
 
 
-def _divide(step: Int[Array, " S"], per_epoch: Int[Array, ""]) -> tuple[Int[Array, " S"], Int[Array, " S"]]:
-    """Epoch of a step and its place within the epoch; with no step per epoch, all lie past the last epoch."""
+def _divide(
+    step: Int[Array, " S"], per_epoch: Int[Array, ""]
+) -> tuple[Int[Array, " S"], Int[Array, " S"]]:
+    """Epoch of a step and its place within the epoch; with no step per epoch, all lie past the
+    last epoch.
+    """
     safe = jnp.maximum(per_epoch, 1)
     beyond = jnp.iinfo(jnp.int32).max
     return jnp.where(per_epoch > 0, step // safe, beyond), step % safe
@@ -305,9 +373,14 @@ class Steps(NamedTuple):
 
 
 def passes(
-    batch_size: int, unlabelled_batch_size: int, local_epochs: int, max_labelled: int, max_unlabelled: int
+    batch_size: int,
+    unlabelled_batch_size: int,
+    local_epochs: int,
+    max_labelled: int,
+    max_unlabelled: int,
 ) -> Steps:
-    """Passes over the unlabelled examples, the last batch filled up; over the labelled ones where there are no others.
+    """Pass over the unlabelled examples, the last batch filled up; over the labelled ones where
+    there are no others.
 
     Args:
         batch_size: labelled examples per step.
@@ -320,13 +393,19 @@ def passes(
     def of(client: Client) -> Int[Array, ""]:
         unlabelled = client.num_examples - client.num_labelled
         labelled_steps = -(-client.num_labelled // batch_size)
-        return local_epochs * jnp.where(unlabelled > 0, -(-unlabelled // unlabelled_batch_size), labelled_steps)
+        return local_epochs * jnp.where(
+            unlabelled > 0, -(-unlabelled // unlabelled_batch_size), labelled_steps
+        )
 
-    return Steps(of, local_epochs * max(-(-max_unlabelled // unlabelled_batch_size), -(-max_labelled // batch_size), 1))
+    return Steps(
+        of,
+        local_epochs
+        * max(-(-max_unlabelled // unlabelled_batch_size), -(-max_labelled // batch_size), 1),
+    )
 
 
 def fixed_steps(number: int) -> Steps:
-    """The same number of steps for every client that has an example.
+    """Return the same number of steps for every client that has an example.
 
     Raises:
         ValueError: a number below 1.
@@ -343,10 +422,11 @@ def paired_batches(
     max_unlabelled: int,
     labelled_too: bool = False,
 ) -> Sampler:
-    """Streams "labelled" and "unlabelled", each an endless sequence of fresh permutations, cut into whole batches.
+    """Streams "labelled" and "unlabelled", each an endless sequence of fresh permutations, cut into
+    whole batches.
 
-    A client with fewer examples than a batch has some of them more than once in it. A stream of which it has none is
-    empty, and nothing of it is real.
+    A client with fewer examples than a batch has some of them more than once in it. A stream of
+    which it has none is empty, and nothing of it is real.
 
     Args:
         batch_size: examples of "labelled" per step.
@@ -354,7 +434,8 @@ def paired_batches(
         steps: local steps per round.
         max_labelled: static bound of labelled examples per client.
         max_unlabelled: static bound of unlabelled examples per client.
-        labelled_too: "unlabelled" goes through all examples of the client; its losses do not read their labels.
+        labelled_too: "unlabelled" goes through all examples of the client; its losses do not read
+            their labels.
 
     Raises:
         ValueError: a batch size below 1.
@@ -370,13 +451,23 @@ def paired_batches(
         def stream(
             name: str, start: Int[Array, ""], count: Int[Array, ""], most: int, size: int
         ) -> tuple[Int[Array, "S b"], Array]:
-            order = cycled_permutations(named_key(key, name), count, steps.most * size, max(most, 1))
+            order = cycled_permutations(
+                named_key(key, name), count, steps.most * size, max(most, 1)
+            )
             mask = jnp.broadcast_to(running & (count > 0), (steps.most, size))
             return jnp.where(mask, start + order.reshape(steps.most, size), 0), mask
 
-        labelled = stream("labelled", jnp.zeros_like(first), client.num_labelled, max_labelled, batch_size)
-        unlabelled = stream("unlabelled", first, client.num_examples - first, most, unlabelled_batch_size)
+        labelled = stream(
+            "labelled", jnp.zeros_like(first), client.num_labelled, max_labelled, batch_size
+        )
+        unlabelled = stream(
+            "unlabelled", first, client.num_examples - first, most, unlabelled_batch_size
+        )
         positions = {"labelled": labelled[0], "unlabelled": unlabelled[0]}
-        return Schedule(positions, {"labelled": labelled[1], "unlabelled": unlabelled[1]}, taken.astype(jnp.int32))
+        return Schedule(
+            positions,
+            {"labelled": labelled[1], "unlabelled": unlabelled[1]},
+            taken.astype(jnp.int32),
+        )
 
     return Sampler(schedule)

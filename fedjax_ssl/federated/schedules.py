@@ -17,7 +17,7 @@ SCHEDULES = ("constant", "cosine", "exponential", "piecewise", "linear", "warmup
 
 
 def schedule_name(name: str) -> str:
-    """Returns our name of one of optax' schedules: "exponential" for "exponential_decay"."""
+    """Return our name of one of optax' schedules: "exponential" for "exponential_decay"."""
     return name if ":" in name else re.sub(r"(_schedule|_decay|_constant)+$", "", name)
 
 
@@ -33,31 +33,33 @@ def learning_rate_schedule(
     schedule_warmup: int | None = None,
     schedule_end: float = 0.0,
 ) -> LearningRate:
-    """A rate for every round, constant within the round.
+    """Return a rate for every round, constant within the round.
 
     With n = `schedule_rounds`, all of them stay what they are after the last round of the schedule:
 
-    - "constant"; "cosine": rate / 2 * (1 + cos(pi * round / n)), rounds from 0 (XCLP section 5.3, there with 2,000
-      schedule rounds for 1,500 rounds of training);
+    - "constant"; "cosine": rate / 2 * (1 + cos(pi * round / n)), rounds from 0 (XCLP section 5.3,
+      there with 2,000 schedule rounds for 1,500 rounds of training);
     - "exponential": rate * factor^(round / n); "piecewise": times the factor at every boundary;
     - "linear": rate * ((1 - end) * (1 - round / n) + end);
-    - "warmup": rate * (round + 1) / (w + 1) for the first w = `schedule_warmup` rounds; "warmup_cosine": then a cosine
-      down to rate * end in round n.
+    - "warmup": rate * (round + 1) / (w + 1) for the first w = `schedule_warmup` rounds;
+      "warmup_cosine": then a cosine down to rate * end in round n.
 
     Args:
-        name: one of these, or "module:function" for a function of the round, a whole number, that returns the rate.
+        name: one of these, or "module:function" for a function of the round, a whole number, that
+            returns the rate.
         learning_rate: the rate in round 0, or after the warm-up; may be traced.
         schedule_rounds: length of the schedule.
         rounds: rounds of the run, for which a function of one's own is asked.
         schedule_factor: factor of "exponential" and "piecewise".
-        schedule_boundaries: rounds at which "piecewise" changes the rate; by default n / 2 and 3 n / 4.
+        schedule_boundaries: rounds at which "piecewise" changes the rate; by default n / 2 and 3 n
+            / 4.
         schedule_staircase: "exponential" changes the rate every n rounds only.
         schedule_warmup: w; by default n / 10, at least 1.
         schedule_end: share of the rate that is left in the end.
 
     Raises:
-        ValueError: for an unknown name, fewer than 1 schedule round, a warm-up as long as the schedule, or a function
-            whose rate is negative or no number.
+        ValueError: for an unknown name, fewer than 1 schedule round, a warm-up as long as the
+            schedule, or a function whose rate is negative or no number.
 
     Example:
         >>> rate = fs.federated.learning_rate_schedule("exponential", 0.1, 1, schedule_factor=0.5)
@@ -70,11 +72,15 @@ def learning_rate_schedule(
     check_choices(SCHEDULES, schedule=name)
     # A plain number stays one of the host's: a config is checked before JAX starts.
     asarray: Any = jnp.asarray if isinstance(learning_rate, jax.Array) else np.asarray
-    rate, length = asarray(learning_rate, jnp.result_type(float)), schedule_rounds
+    rate = asarray(learning_rate, jnp.result_type(float))
+    length = schedule_rounds
     warmup = max(length // 10, 1) if schedule_warmup is None else schedule_warmup
-    boundaries = (length // 2, length * 3 // 4) if schedule_boundaries is None else schedule_boundaries
+    boundaries = (
+        (length // 2, length * 3 // 4) if schedule_boundaries is None else schedule_boundaries
+    )
 
-    # Not optax's: its order of operations gives other bits, and it mixes the count's type with the rate's.
+    # Not optax's: its order of operations gives other bits, and it mixes the count's type with the
+    # rate's.
     def cosine(round_number: Int[Array, ""]) -> Float[Array, ""]:
         progress = round_number.astype(rate.dtype) / schedule_rounds
         return rate * 0.5 * (1.0 + jnp.cos(jnp.pi * jnp.minimum(progress, 1.0)))
@@ -83,15 +89,22 @@ def learning_rate_schedule(
         return cosine if name == "cosine" else lambda round_number: jnp.asarray(rate)
     if name == "warmup_cosine" and warmup >= length:
         raise ValueError(
-            f"schedule_warmup is {warmup} and schedule_rounds, with the warm-up, {length}; leave rounds for the cosine"
+            f"schedule_warmup is {warmup} and schedule_rounds, with the warm-up, {length}; leave "
+            "rounds for the cosine"
         )
     first = 1.0 / (warmup + 1)
     factors: Mapping[str, Callable[[], optax.Schedule]] = {
-        "exponential": lambda: optax.exponential_decay(1.0, length, schedule_factor, staircase=schedule_staircase),
-        "piecewise": lambda: optax.piecewise_constant_schedule(1.0, dict.fromkeys(boundaries, schedule_factor)),
+        "exponential": lambda: optax.exponential_decay(
+            1.0, length, schedule_factor, staircase=schedule_staircase
+        ),
+        "piecewise": lambda: optax.piecewise_constant_schedule(
+            1.0, dict.fromkeys(boundaries, schedule_factor)
+        ),
         "linear": lambda: optax.linear_schedule(1.0, schedule_end, length),
         "warmup": lambda: optax.linear_schedule(first, 1.0, warmup),
-        "warmup_cosine": lambda: optax.warmup_cosine_decay_schedule(first, 1.0, warmup, length, schedule_end),
+        "warmup_cosine": lambda: optax.warmup_cosine_decay_schedule(
+            first, 1.0, warmup, length, schedule_end
+        ),
     }
     factor = factors[name]()
 
@@ -107,11 +120,15 @@ def _table(name: str, rounds: int) -> LearningRate:
     from fedjax_ssl.own_code import import_named, number_from, where
 
     function = import_named("schedule", name)
-    with jax.ensure_compile_time_eval(), jax.numpy_dtype_promotion("standard"):  # a program is being traced
-        rates = np.array([number_from(f"schedule {name!r}", function, number) for number in range(rounds)], np.float32)
+    # a program is being traced
+    with jax.ensure_compile_time_eval(), jax.numpy_dtype_promotion("standard"):
+        rates = np.array(
+            [number_from(f"schedule {name!r}", function, number) for number in range(rounds)],
+            np.float32,
+        )
     for number in np.flatnonzero(~((rates >= 0) & (rates < np.inf)))[:1]:
         raise ValueError(
-            f"schedule {name!r} returned {rates[number]} in round {number}; a learning rate is a number of at least 0 "
-            f"({where(function)})"
+            f"schedule {name!r} returned {rates[number]} in round {number}; a learning rate is a "
+            f"number of at least 0 ({where(function)})"
         )
     return lambda round_number: jnp.asarray(rates, jnp.result_type(float))[round_number]

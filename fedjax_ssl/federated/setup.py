@@ -26,7 +26,8 @@ KEEP_BY = ("client", "slot")
 class Setup(NamedTuple):
     """Choices of a run that every method needs; a recipe takes them together with its own settings.
 
-    Where clients run, on which devices and in how much memory is not among it: that is `Execution`'s.
+    Where clients run, on which devices and in how much memory is not among it: that is
+    `Execution`'s.
 
     Example:
         >>> def halved(setup: fs.Setup):
@@ -39,7 +40,8 @@ class Setup(NamedTuple):
 
     model: Model
     normalize: Callable[[Array], Array]  # raw inputs -> float inputs of the network
-    augment: Callable[[Array, Array], Array]  # (key, raw images) -> raw images: the weak augmentation
+    augment: Callable[[Array, Array], Array]
+    # ^ (key, raw images) -> raw images: the weak augmentation
     federated_optimizer: FederatedOptimizer
     local_optimizer: LocalOptimizer
     learning_rate: LearningRate
@@ -53,15 +55,22 @@ class Setup(NamedTuple):
     local_epochs: int
     weighting: str = "uniform"
     keep_optimizer: bool = False  # the state of local optimizers lives on between rounds
-    keep_by: str = "client"  # such a state belongs to a client, or to a "slot" of the cohort, whichever client fills it
-    average_optimizer: bool = False  # clients start from the mean of the last cohort's states at its end
+    keep_by: str = "client"
+    # ^ such a state belongs to a client, or to a "slot" of the cohort, whichever client fills it
+    average_optimizer: bool = False
+    # ^ clients start from the mean of the last cohort's states at its end
     rounds: int | None = None  # rounds of the run; None: not known
     evaluation_batch_size: int = 512
-    strong_augment: Callable[[Array, Array], Array] | None = None  # like `augment`; None: the weak one
-    min_labelled: int = 1  # bound over the clients that have labels, from `FederatedData`, as is the next one
+    strong_augment: Callable[[Array, Array], Array] | None = None
+    # ^ like `augment`; None: the weak one
+    min_labelled: int = 1
+    # ^ bound over the clients that have labels, from `FederatedData`, as is the next one
     num_parts: int = 1  # in which clients' unlabelled examples come, one after another
     draw_cohort: CohortSampler = sample_cohort  # which clients take part in a round
-    local_steps: int | None = None  # a round, in place of `local_epochs`; batches then go on from round to round
-    loss: RowLoss = cross_entropy  # of labelled rows: (logits, targets) -> losses [n], 0 where the target is -1
-    normalize_test: Callable[[Array], Array] | None = None  # as `normalize`, of what is predicted; None: the same
+    local_steps: int | None = None
+    # ^ a round, in place of `local_epochs`; batches then go on from round to round
+    loss: RowLoss = cross_entropy
+    # ^ of labelled rows: (logits, targets) -> losses [n], 0 where the target is -1
+    normalize_test: Callable[[Array], Array] | None = None
+    # ^ as `normalize`, of what is predicted; None: the same
     local_scores: bool = False  # rounds log how well the cohort's own models do

@@ -1,4 +1,6 @@
-"""Terms that many methods share: labelled examples, and pseudo-labels made before local training."""
+"""Terms that many methods share: labelled examples, and pseudo-labels made before local
+training.
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -30,7 +32,9 @@ from fedjax_ssl.objectives import batch_cross_entropy
 
 
 class PseudoLabels(NamedTuple):
-    """Targets of local training for a cohort; true labels are included with weight 1 (times class weight)."""
+    """Targets of local training for a cohort; true labels are included with weight 1 (times
+    class weight).
+    """
 
     labels: Int[Array, "p n"]  # -1 = none
     weights: Float[Array, "p n"]
@@ -38,7 +42,7 @@ class PseudoLabels(NamedTuple):
 
 
 def augmented_view(setup: Setup, stream: str) -> View:
-    """The view of a stream under the run's weak augmentation, normalized for the network."""
+    """Return the view of a stream under the run's weak augmentation, normalized for the network."""
     return View(
         f"{stream}/weak",
         stream,
@@ -52,7 +56,9 @@ def supervised_term(setup: Setup) -> Term:
 
     def loss(step: Step) -> Array:
         batch = step.streams["labelled"]
-        return batch_cross_entropy(step.outputs[view.name].logits, batch.observed, batch.mask, loss=setup.loss)
+        return batch_cross_entropy(
+            step.outputs[view.name].logits, batch.observed, batch.mask, loss=setup.loss
+        )
 
     return Term("supervised", (view,), loss)
 
@@ -63,7 +69,8 @@ def pseudo_label_term(
     traffic: Callable[[RoundResult], Traffic] = no_traffic,
     init: Callable[..., PyTree] = no_state,
 ) -> Term:
-    """Weighted cross-entropy on stream "mixed" against labels and pseudo-labels: 1/|B| sum_i w_i CE(f(x_i), y_i).
+    """Weighted cross-entropy on stream "mixed" against labels and pseudo-labels: 1/|B| sum_i w_i
+    CE(f(x_i), y_i).
 
     No gradient reaches targets or weights: they are made before local training (XCLP, Algorithm 2).
 
@@ -80,12 +87,17 @@ def pseudo_label_term(
         return Broadcast(pseudo_labels), state
 
     def loss(step: Step) -> Array:
-        batch, targets = step.streams["mixed"], step.sent
-        logits, labels = step.outputs[view.name].logits, targets.labels[batch.position]
-        return batch_cross_entropy(logits, labels, batch.mask, targets.weights[batch.position], setup.loss)
+        batch = step.streams["mixed"]
+        targets = step.sent
+        logits = step.outputs[view.name].logits
+        labels = targets.labels[batch.position]
+        return batch_cross_entropy(
+            logits, labels, batch.mask, targets.weights[batch.position], setup.loss
+        )
 
     def participates(sent: Broadcast, round: RoundContext) -> Bool[Array, " p"]:
-        # Who has labels takes part whatever came of them, so that a client whose values are NaN is counted as dropped.
+        # Who has labels takes part whatever came of them, so that a client whose values are NaN is
+        # counted as dropped.
         return jnp.any((sent.own.labels >= 0) | (round.clients.observed >= 0), axis=1)
 
     return Term(
@@ -94,32 +106,42 @@ def pseudo_label_term(
         loss,
         server=AtServer(init, send, participates),
         log=ForLog(
-            diagnose=lambda outcome, truth, _: diagnose_pseudo_labels(outcome.sent.own, truth, outcome.round.clients),
+            diagnose=lambda outcome, truth, _: diagnose_pseudo_labels(
+                outcome.sent.own, truth, outcome.round.clients
+            ),
             traffic=traffic,
         ),
     )
 
 
-def diagnose_pseudo_labels(sent: PseudoLabels, truth: Int[Array, "p n"], clients: Client) -> Metrics:
-    """Quality of the pseudo-labels on the cohort's unlabelled examples; NaN where there is nothing to average.
+def diagnose_pseudo_labels(
+    sent: PseudoLabels, truth: Int[Array, "p n"], clients: Client
+) -> Metrics:
+    """Quality of the pseudo-labels on the cohort's unlabelled examples; NaN where there is nothing
+    to average.
 
     Returns:
-        "pseudo_label_accuracy" among the examples that got one, "pseudo_label_coverage" (share that got one), and the
-        mean confidence of correct and of wrong ones.
+        "pseudo_label_accuracy" among the examples that got one, "pseudo_label_coverage" (share that
+        got one), and the mean confidence of correct and of wrong ones.
     """
     unlabelled = examples_mask(clients) & (clients.observed < 0)
     given = unlabelled & (sent.labels >= 0) & (truth >= 0)
     right = given & (sent.labels == truth)
     return {
         "pseudo_label_accuracy": jnp.mean(right.astype(sent.confidence.dtype), where=given),
-        "pseudo_label_coverage": jnp.mean((sent.labels >= 0).astype(sent.confidence.dtype), where=unlabelled),
+        "pseudo_label_coverage": jnp.mean(
+            (sent.labels >= 0).astype(sent.confidence.dtype), where=unlabelled
+        ),
         "confidence_correct": jnp.mean(sent.confidence, where=right),
         "confidence_wrong": jnp.mean(sent.confidence, where=given & ~right),
     }
 
 
-def network_pseudo_labels(setup: Setup, round: RoundContext, clients: Client, key: Array | None = None) -> PseudoLabels:
-    """The global network's own predictions as pseudo-labels, weighted by 1 - entropy / log K (XCLP section 5.4).
+def network_pseudo_labels(
+    setup: Setup, round: RoundContext, clients: Client, key: Array | None = None
+) -> PseudoLabels:
+    """Return the global network's own predictions as pseudo-labels, weighted by 1 - entropy / log K
+    (XCLP section 5.4).
 
     Args:
         setup: the run.
@@ -135,14 +157,19 @@ def network_pseudo_labels(setup: Setup, round: RoundContext, clients: Client, ke
     probabilities = jax.nn.softmax(network_outputs(setup, round, clients, key).logits)
     predicted = jnp.argmax(probabilities, axis=-1).astype(jnp.int32)
     certainty = confidence(probabilities.reshape(-1, setup.num_classes)).reshape(predicted.shape)
-    labelled, real = clients.observed >= 0, examples_mask(clients)
+    labelled = clients.observed >= 0
+    real = examples_mask(clients)
     labels = jnp.where(real, jnp.where(labelled, clients.observed, predicted), -1)
-    weights = jnp.where(real, jnp.where(labelled, jnp.ones_like(certainty), certainty), jnp.zeros_like(certainty))
+    weights = jnp.where(
+        real, jnp.where(labelled, jnp.ones_like(certainty), certainty), jnp.zeros_like(certainty)
+    )
     return PseudoLabels(labels, weights, weights)
 
 
-def network_features(setup: Setup, round: RoundContext, key: Array | None = None) -> Float[Array, "p n d"]:
-    """Returns what the network's head sees for every example of the cohort, in evaluation mode.
+def network_features(
+    setup: Setup, round: RoundContext, key: Array | None = None
+) -> Float[Array, "p n d"]:
+    """Return what the network's head sees for every example of the cohort, in evaluation mode.
 
     Args:
         setup: the run.
@@ -153,22 +180,32 @@ def network_features(setup: Setup, round: RoundContext, key: Array | None = None
 
 
 def examples_mask(clients: Client) -> Bool[Array, "p n"]:
-    """Returns which entries of the clients' tables are examples and not padding."""
+    """Return which entries of the clients' tables are examples and not padding."""
     return jnp.arange(clients.rows.shape[1], dtype=jnp.int32) < clients.num_examples[:, None]
 
 
-def network_outputs(setup: Setup, round: RoundContext, clients: Client, key: Array | None = None) -> Outputs:
-    """The network's outputs for every example of the clients, [p, n, ...]; weakly augmented if a key is given."""
+def network_outputs(
+    setup: Setup, round: RoundContext, clients: Client, key: Array | None = None
+) -> Outputs:
+    """Return the network's outputs for every example of the clients, [p, n, ...]; weakly augmented
+    if a key is given.
+    """
 
     def evaluate(inputs: Array, owner: Array, position: Array) -> Outputs:
         if key is not None:
             # Client and place decide an example's draw, not its row in this batch.
-            keys = jax.vmap(lambda c, i: jax.random.fold_in(jax.random.fold_in(key, c), i))(owner, position)
+            keys = jax.vmap(lambda c, i: jax.random.fold_in(jax.random.fold_in(key, c), i))(
+                owner, position
+            )
             inputs = jax.vmap(lambda k, x: setup.augment(k, x[None])[0])(keys, inputs)
-        outputs, _ = setup.model.apply(round.params, round.model_state, setup.normalize(inputs), train=False)
+        outputs, _ = setup.model.apply(
+            round.params, round.model_state, setup.normalize(inputs), train=False
+        )
         return outputs
 
     shape = clients.rows.shape
     owner = jnp.broadcast_to(clients.id[:, None], shape)
     position = jnp.broadcast_to(jnp.arange(shape[1], dtype=jnp.int32), shape)
-    return map_rows(evaluate, round.inputs, clients.rows, setup.evaluation_batch_size, (owner, position))
+    return map_rows(
+        evaluate, round.inputs, clients.rows, setup.evaluation_batch_size, (owner, position)
+    )

@@ -1,4 +1,5 @@
-"""Bytes that are sent: counted by message on the device, multiplied and added up on the host, so that they are exact.
+"""Bytes that are sent: counted by message on the device, multiplied and added up on the host, so
+that they are exact.
 
 Integers of a program have 32 bits, and a round of a large federation moves more than 2^32 bytes.
 """
@@ -22,7 +23,8 @@ class Count(NamedTuple):
     def __add__(self, other: "Count") -> "Count":  # type: ignore[override]
         """Both together, as of numbers and not of tuples."""
         return Count(
-            jnp.concatenate([self.times, other.times], axis=-1), jnp.concatenate([self.sizes, other.sizes], axis=-2)
+            jnp.concatenate([self.times, other.times], axis=-1),
+            jnp.concatenate([self.sizes, other.sizes], axis=-2),
         )
 
     def of_all_rounds(self) -> "Count":
@@ -30,14 +32,14 @@ class Count(NamedTuple):
         return Count(self.times.reshape(-1), self.sizes.reshape(-1, 2))
 
     def padded(self, length: int) -> "Count":
-        """The same count in `length` parts."""
+        """Return the same count in `length` parts."""
         return self + count(jnp.zeros(length - self.times.shape[-1], jnp.int32))
 
     def __int__(self) -> int:
         return int(self.to_numpy())
 
     def to_numpy(self) -> Shaped[np.ndarray, "*shape"]:
-        """The bytes on the host, as uint64."""
+        """Return the bytes on the host, as uint64."""
         halves = np.asarray(self.sizes, np.uint64)
         sizes = (halves[..., 0] << np.uint64(32)) + halves[..., 1]
         return np.sum(np.asarray(self.times).astype(np.uint64) * sizes, axis=-1)
@@ -59,6 +61,11 @@ def count(number: int | Int[Array, "*shape"], unit: int = 1) -> Count:
 
 
 def to_numbers(metrics: dict) -> dict:
-    """The metrics of a run on the host: a `Count` becomes an array of whole numbers."""
-    is_count = lambda leaf: isinstance(leaf, Count)  # noqa: E731
-    return jax.tree.map(lambda x: x.to_numpy() if is_count(x) else np.asarray(x), metrics, is_leaf=is_count)
+    """Return the metrics of a run on the host: a `Count` becomes an array of whole numbers."""
+
+    def is_count(leaf):
+        return isinstance(leaf, Count)
+
+    return jax.tree.map(
+        lambda x: x.to_numpy() if is_count(x) else np.asarray(x), metrics, is_leaf=is_count
+    )

@@ -27,7 +27,13 @@ if TYPE_CHECKING:
         xclp_from_codes,
     )
     from fedjax_ssl.graph.neighbors import Neighbors, cosine_neighbors, nearest_neighbors
-    from fedjax_ssl.graph.propagation import Solution, influence_columns, influence_matrix, propagate, solve
+    from fedjax_ssl.graph.propagation import (
+        Solution,
+        influence_columns,
+        influence_matrix,
+        propagate,
+        solve,
+    )
     from fedjax_ssl.graph.settings import PropagationSettings
     from fedjax_ssl.graph.weighting import class_weights, confidence
 

@@ -1,4 +1,6 @@
-"""Binary codes of points by random hyperplanes, and the Hamming distances that tell angles (XCLP, steps 1 to 5)."""
+"""Binary codes of points by random hyperplanes, and the Hamming distances that tell angles
+(XCLP, steps 1 to 5).
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -13,44 +15,56 @@ from fedjax_ssl.backend import backend
 from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.graph.settings import check_features
 
-# Every product has the same shape, whatever the number of points: a row's code then does not depend on how many
-# rows stand around it, since a matrix product may sum in another order when its shape changes.
+# Every product has the same shape, whatever the number of points: a row's code then does not depend
+# on how many rows stand around it, since a matrix product may sum in another order when its shape
+# changes.
 _BITS_PER_BLOCK = 256
 # An accelerator computes a product of 256 points in less time than it takes to start it.
-FEW_POINTS, _MANY_POINTS = 256, 2048
-# Sums over more words than this compile too slowly when written out; they are written out block by block.
+FEW_POINTS = 256
+_MANY_POINTS = 2048
+# Sums over more words than this compile too slowly when written out; they are written out block by
+# block.
 _MOST_WORDS_AT_ONCE = 128
 _WORDS_PER_BLOCK = 64
 
 
 @jax.jit
 def has_angle(features: Float[Array, "n d"]) -> Bool[Array, " n"]:
-    """Marks the rows that have a direction, finite and not zero: only these can have neighbours."""
+    """Mark the rows that have a direction, finite and not zero: only these can have neighbours."""
     return jnp.isfinite(features).all(axis=1) & (features != 0).any(axis=1)
 
 
 def lsh_codes(
-    key: Key[Array, ""], features: Float[Array, "n d"], num_bits: int, *, points_at_once: int | None = None
+    key: Key[Array, ""],
+    features: Float[Array, "n d"],
+    num_bits: int,
+    *,
+    points_at_once: int | None = None,
 ) -> UInt32[Array, "n words"]:
     """Codes every row by the signs of Gaussian projections (XCLP, Algorithm 1 steps 2 and 3).
 
-    Two rows at angle t differ in each bit with probability t / pi. Equal rows get equal codes, on every
-    machine that runs the same program, and scaling a row by a power of two changes nothing. The first bits
-    of a longer code are the shorter code. A zero row gets all ones and a row with NaN or infinity, which
-    can only come in under a trace, the code of a zero row: mask both with `has_angle`.
+    Two rows at angle t differ in each bit with probability t / pi. Equal rows get equal codes, on
+    every machine that runs the same program, and scaling a row by a power of two changes nothing.
+    The first bits of a longer code are the shorter code. A zero row gets all ones and a row with
+    NaN or infinity, which can only come in under a trace, the code of a zero row: mask both with
+    `has_angle`.
 
     Args:
-        key: typed key of the projections, the same for all clients of one call and unknown to the server.
+        key: typed key of the projections, the same for all clients of one call and unknown to the
+            server.
         features: [n, d] floating.
         num_bits: bits per point, at least 1.
-        points_at_once: points of one product, to a multiple of which rows are filled up; by default 256 on a CPU and
-            2,048 elsewhere. With another number a bit whose projection is nearly 0 may differ.
+        points_at_once: points of one product, to a multiple of which rows are filled up; by default
+            256 on a CPU and 2,048 elsewhere. With another number a bit whose projection is nearly 0
+            may differ.
 
     Returns:
-        [n, ceil(num_bits / 32)], bit j of a code in word j // 32 at position j % 32; unused high bits are 0.
+        [n, ceil(num_bits / 32)], bit j of a code in word j // 32 at position j % 32; unused high
+        bits are 0.
 
     Raises:
-        ValueError: if the features are not [n, d] floats or are known and not finite, or a number is below 1.
+        ValueError: if the features are not [n, d] floats or are known and not finite, or a number
+            is below 1.
     """
     features = jnp.asarray(features)
     if points_at_once is None:
@@ -74,7 +88,8 @@ def _lsh_codes(key: Key[Array, ""], features: Array, num_bits: int, points_at_on
     bit_values = jnp.asarray(1 << np.arange(32, dtype=np.uint32))
 
     def code_bits(block: Array) -> Array:
-        # Drawn in float32 also where the features are float64, so that both see the same hyperplanes.
+        # Drawn in float32 also where the features are float64, so that both see the same
+        # hyperplanes.
         shape = (num_features, _BITS_PER_BLOCK)
         directions = jax.random.normal(jax.random.fold_in(key, block), shape, jnp.float32)
         directions = directions.astype(features.dtype)
@@ -100,19 +115,24 @@ def _lsh_codes(key: Key[Array, ""], features: Array, num_bits: int, points_at_on
 def popcount_distances(
     codes: UInt32[Array, "n words"], words: UInt32[Array, "words m"], dtype: jnp.dtype
 ) -> Int[Array, "n m"]:
-    """Distances in bits by exclusive or and population count, the fast way on a CPU; `words` are codes transposed.
+    """Distances in bits by exclusive or and population count, the fast way on a CPU; `words` are
+    codes transposed.
 
     XCLP, Algorithm 1 step 4, without the cryptography.
 
-    The dtype has to hold the number of bits. The sum over words is written out so that the compiler fuses it into one
-    loop over the output, with the transposed codes contiguous along the vector: a reduction over an axis was ten times
-    slower.
+    The dtype has to hold the number of bits. The sum over words is written out so that the compiler
+    fuses it into one loop over the output, with the transposed codes contiguous along the vector: a
+    reduction over an axis was ten times slower.
     """
     num_words = codes.shape[1]
     if num_words <= _MOST_WORDS_AT_ONCE:
         return _sum_of_popcounts(codes, words).astype(dtype)
     padding = (0, -num_words % _WORDS_PER_BLOCK)
-    code_blocks = jnp.pad(codes, ((0, 0), padding)).reshape(codes.shape[0], -1, _WORDS_PER_BLOCK).swapaxes(0, 1)
+    code_blocks = (
+        jnp.pad(codes, ((0, 0), padding))
+        .reshape(codes.shape[0], -1, _WORDS_PER_BLOCK)
+        .swapaxes(0, 1)
+    )
     word_blocks = jnp.pad(words, (padding, (0, 0))).reshape(-1, _WORDS_PER_BLOCK, words.shape[1])
 
     def add_block(total: Array, blocks: tuple[Array, Array]) -> tuple[Array, None]:
@@ -131,11 +151,14 @@ def _sum_of_popcounts(codes: Array, words: Array) -> Array:
 
 
 def paired_distances(
-    words_of_pair: Callable[[int | Array], tuple[UInt32[Array, "..."], UInt32[Array, "..."]]], num_words: int
+    words_of_pair: Callable[[int | Array], tuple[UInt32[Array, "..."], UInt32[Array, "..."]]],
+    num_words: int,
 ) -> Int32[Array, "..."]:
-    """Distances in bits of chosen pairs of codes, which are read word by word and never held side by side.
+    """Distances in bits of chosen pairs of codes, which are read word by word and never held side
+    by side.
 
-    `words_of_pair` maps the number of a word to that word of the first and of the second codes; shapes broadcast.
+    `words_of_pair` maps the number of a word to that word of the first and of the second codes;
+    shapes broadcast.
     """
 
     def differing(word: int | Array) -> Array:
@@ -144,7 +167,9 @@ def paired_distances(
 
     total = differing(0)
     if num_words > _MOST_WORDS_AT_ONCE:
-        return lax.fori_loop(1, num_words, lambda word, sum_so_far: sum_so_far + differing(word), total)
+        return lax.fori_loop(
+            1, num_words, lambda word, sum_so_far: sum_so_far + differing(word), total
+        )
     for word in range(1, num_words):
         total = total + differing(word)
     return total
@@ -162,7 +187,8 @@ def matmul_distances(
 ) -> Int[Array, "n m"]:
     """Distances in bits by an integer matrix product, the fast way where there are matrix units.
 
-    The dtype has to hold the number of bits. Bits that both codes leave unused agree and count as 0.
+    The dtype has to hold the number of bits. Bits that both codes leave unused agree and count as
+    0.
     """
     contract_bits = (((1,), (1,)), ((), ()))
     agreement = lax.dot_general(signs_a, signs_b, contract_bits, preferred_element_type=jnp.int32)
@@ -170,10 +196,11 @@ def matmul_distances(
 
 
 def cosine_from_hamming(distance: Int[Array, "..."], num_bits: int) -> Float[Array, "..."]:
-    """The cosine of the angle that a Hamming distance estimates, cos(pi H / L) (XCLP, Algorithm 1 step 5).
+    """Return the cosine of the angle that a Hamming distance estimates, cos(pi H / L) (XCLP,
+    Algorithm 1 step 5).
 
-    Looked up in a table of num_bits + 1 values with exact 0 from a right angle on: a rounded cosine near 0
-    would become an edge of weight 1 once degrees are normalized.
+    Looked up in a table of num_bits + 1 values with exact 0 from a right angle on: a rounded cosine
+    near 0 would become an edge of weight 1 once degrees are normalized.
 
     Args:
         distance: integers, bits that differ, 0..num_bits; larger ones count as num_bits.

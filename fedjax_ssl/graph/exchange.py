@@ -1,9 +1,11 @@
-"""Exchange data of different clients in Algorithm 1: protocols take this place (XCLP, steps 4 and 9 to 12).
+"""Exchange data of different clients in Algorithm 1: protocols take this place (XCLP, steps 4 and 9
+to 12).
 
-Codes and labels of a client meet those of others twice: in the distances between points, and in the sums that are the
-scores. The kernels of this room do all of it in one compiled program. With an `Exchange` the server and the clients
-each do their own part, and what they do together is a call of a host function, which runs a protocol or stands in for
-one. Host functions run between rounds, never inside a compiled one.
+Codes and labels of a client meet those of others twice: in the distances between points, and in the
+sums that are the scores. The kernels of this room do all of it in one compiled program. With an
+`Exchange` the server and the clients each do their own part, and what they do together is a call of
+a host function, which runs a protocol or stands in for one. Host functions run between rounds,
+never inside a compiled one.
 """
 
 import math
@@ -25,25 +27,30 @@ _LEAST_FRACTION_BITS = 8
 
 
 class Exchange(NamedTuple):
-    """The two steps that clients and server do together, on NumPy arrays of exact integers. None: the kernels.
+    """The two steps that clients and server do together, on NumPy arrays of exact integers. None:
+    the kernels.
 
-    `distances(a, b, codes_a, codes_b)` gets uint32 [n_a, words] and [n_b, words] and returns int32 [n_a, n_b]: how many
-    bits differ between the points of client a and those of client b. It is called once for every pair a <= b; with
-    a == b the client works them out alone. The server learns the distances, clients learn nothing. `num_bits + 1` in
-    place of a distance means unknown, since a client dropped out; it makes no edge. Exact distances make the
-    neighbours those of the kernels, bit for bit.
+    `distances(a, b, codes_a, codes_b)` gets uint32 [n_a, words] and [n_b, words] and returns int32
+    [n_a, n_b]: how many bits differ between the points of client a and those of client b. It is
+    called once for every pair a <= b; with a == b the client works them out alone. The server
+    learns the distances, clients learn nothing. `num_bits + 1` in place of a distance means
+    unknown, since a client dropped out; it makes no edge. Exact distances make the neighbours those
+    of the kernels, bit for bit.
 
-    `row_sums(shares, clients)` gets a uint32 [n, C] from every client, also from those without labels: its part of the
-    scores of all n points, in fixed point. `clients` [n] says whose point a row is. It returns uint32 [n, C], the sum
-    modulo 2^32. A client learns its own rows of it, the server learns nothing. Rows that nobody learns are 0: no label.
-    Exact sums make labels, confidences and scores those of `IDEAL`, bit for bit; rounding once for each client with
-    labels, they are not those of the kernels, but within 2^-(f + 1) for each, see `fraction_bits`.
+    `row_sums(shares, clients)` gets a uint32 [n, C] from every client, also from those without
+    labels: its part of the scores of all n points, in fixed point. `clients` [n] says whose point a
+    row is. It returns uint32 [n, C], the sum modulo 2^32. A client learns its own rows of it, the
+    server learns nothing. Rows that nobody learns are 0: no label. Exact sums make labels,
+    confidences and scores those of `IDEAL`, bit for bit; rounding once for each client with labels,
+    they are not those of the kernels, but within 2^-(f + 1) for each, see `fraction_bits`.
 
-    Where given, `begin(num_points)` is called ahead of these with every client and the number of its points that have
-    a code; `columns(columns)` sends every client the columns [n, labelled] of S of its labelled points and returns them
-    as they arrive; `without_distances()` says who dropped out of the distances: no point of theirs stays in the graph.
+    Where given, `begin(num_points)` is called ahead of these with every client and the number of
+    its points that have a code; `columns(columns)` sends every client the columns [n, labelled] of
+    S of its labelled points and returns them as they arrive; `without_distances()` says who dropped
+    out of the distances: no point of theirs stays in the graph.
 
-    Not covered: the counts of label_norm "class" and the maximum of confidence_scale "max", which the server learns.
+    Not covered: the counts of label_norm "class" and the maximum of confidence_scale "max", which
+    the server learns.
     """
 
     distances: Callable[[int, int, np.ndarray, np.ndarray], np.ndarray] | None = None
@@ -64,13 +71,17 @@ def _add_up(shares: dict[int, np.ndarray], clients: np.ndarray) -> np.ndarray:
     return np.stack(list(shares.values())).sum(axis=0, dtype=np.uint32)
 
 
-IDEAL = Exchange(_count_differing_bits, _add_up)  # every protocol has to agree with it; it hides nothing
+# every protocol has to agree with it; it hides nothing
+IDEAL = Exchange(_count_differing_bits, _add_up)
 
 
 def begin_exchange(exchange: Exchange, clients: Array, valid: Array, usable: Array) -> None:
-    """Tells the protocols who takes part: clients [n] with valid rows, and how many of theirs are usable."""
+    """Tells the protocols who takes part: clients [n] with valid rows, and how many of theirs
+    are usable.
+    """
     if exchange.begin is not None:
-        owner, there = np.asarray(clients), np.asarray(usable)
+        owner = np.asarray(clients)
+        there = np.asarray(usable)
         everybody = np.unique(owner[np.asarray(valid)]).tolist()
         exchange.begin({client: int((owner[there] == client).sum()) for client in everybody})
 
@@ -78,23 +89,34 @@ def begin_exchange(exchange: Exchange, clients: Array, valid: Array, usable: Arr
 def exchanged_neighbors(
     exchange: Exchange, codes: Array, clients: Array, usable: Array, settings: PropagationSettings
 ) -> Neighbors:
-    """Steps 4 to 6: the server gets all distances, 4 n^2 bytes, and keeps the nearest; not usable: sends nothing."""
+    """Take steps 4 to 6: the server gets all distances, 4 n^2 bytes, and keeps the nearest; not
+    usable: sends nothing.
+    """
     assert exchange.distances is not None
-    all_codes, owner, there = np.asarray(codes), np.asarray(clients), np.asarray(usable)
+    all_codes = np.asarray(codes)
+    owner = np.asarray(clients)
+    there = np.asarray(usable)
     unknown = settings.num_bits + 1
     matrix = np.full((len(owner), len(owner)), unknown, np.int32)
-    rows = {client: np.flatnonzero(there & (owner == client)) for client in np.unique(owner[there]).tolist()}
+    rows = {
+        client: np.flatnonzero(there & (owner == client))
+        for client in np.unique(owner[there]).tolist()
+    }
     for a, b in combinations_with_replacement(rows, 2):
         block = exchange.distances(a, b, all_codes[rows[a]], all_codes[rows[b]])
         _check("distances", block, (len(rows[a]), len(rows[b])), np.int32)
         if ((block < 0) | (block > unknown)).any():
-            raise ValueError(f"exchange.distances returned {block.min()}..{block.max()}; allowed: 0..{unknown}")
+            raise ValueError(
+                f"exchange.distances returned {block.min()}..{block.max()}; allowed: 0..{unknown}"
+            )
         matrix[np.ix_(rows[a], rows[b])] = block
         matrix[np.ix_(rows[b], rows[a])] = block.T
     for client in exchange.without_distances() if exchange.without_distances is not None else ():
         matrix[owner == client] = unknown
         matrix[:, owner == client] = unknown
-    return neighbors_from_matrix(jnp.asarray(matrix), jnp.asarray(there), settings.num_bits, settings.num_neighbors)
+    return neighbors_from_matrix(
+        jnp.asarray(matrix), jnp.asarray(there), settings.num_bits, settings.num_neighbors
+    )
 
 
 def exchanged_scores(
@@ -105,23 +127,33 @@ def exchanged_scores(
     valid: Array,
     settings: PropagationSettings,
 ) -> Array:
-    """Steps 9 to 12: the scores Z = S Y, to which every client adds its part; rows that are not valid are nobody's."""
-    rows, owner, targets = np.flatnonzero(np.asarray(valid)), np.asarray(clients), np.asarray(label_matrix)
+    """Take steps 9 to 12: the scores Z = S Y, to which every client adds its part; rows that are not
+    valid are nobody's.
+    """
+    rows = np.flatnonzero(np.asarray(valid))
+    owner = np.asarray(clients)
+    targets = np.asarray(label_matrix)
     labelled = np.flatnonzero(targets.any(axis=1))
     scores = np.zeros_like(targets)
     if not labelled.size:
         return jnp.asarray(scores)
     # The server's columns of S; it sends a client those of its labelled points (steps 9 and 10).
-    all_columns = np.asarray(influence_columns(graph, settings.alpha, jnp.asarray(labelled), settings.solver))[rows]
+    all_columns = np.asarray(
+        influence_columns(graph, settings.alpha, jnp.asarray(labelled), settings.solver)
+    )[rows]
     everybody = np.unique(owner[rows]).tolist()
-    columns = {client: np.ascontiguousarray(all_columns[:, owner[labelled] == client]) for client in everybody}
+    columns = {
+        client: np.ascontiguousarray(all_columns[:, owner[labelled] == client])
+        for client in everybody
+    }
     if exchange.columns is not None:
         columns = exchange.columns(columns)
     largest = largest_score(labelled.size, settings)
     bits = fraction_bits(labelled.size, len(everybody), settings)
     shares = {}
     for client in everybody:
-        # The client multiplies them with its labels (step 11). Rounding is here, ahead of every protocol.
+        # The client multiplies them with its labels (step 11). Rounding is here, ahead of every
+        # protocol.
         own = labelled[owner[labelled] == client]
         share = columns[client].astype(float) @ targets[own].astype(float)
         # What an iterative solver leaves below 0 is 0.
@@ -134,26 +166,29 @@ def exchanged_scores(
 
 
 def fraction_bits(num_labelled: int, num_clients: int, settings: PropagationSettings) -> int:
-    """Bits f behind the point of row sums, the most with which the largest possible score stays below 2^32.
+    """Bits f behind the point of row sums, the most with which the largest possible score stays
+    below 2^32.
 
-    The numbers are public: labelled points of all clients, and clients, each of which rounds. ValueError if fewer than
-    8 bits are left.
+    The numbers are public: labelled points of all clients, and clients, each of which rounds.
+    ValueError if fewer than 8 bits are left.
     """
     largest = largest_score(num_labelled, settings)
     bits = spare_bits(largest, num_clients)
     if bits < _LEAST_FRACTION_BITS:
         raise ValueError(
-            f"alpha is {settings.alpha}; with {num_labelled} labels scores can reach {largest:.3g}, which leaves sums "
-            f"modulo 2^32 {bits} bits behind the point, fewer than {_LEAST_FRACTION_BITS}. Lower alpha."
+            f"alpha is {settings.alpha}; with {num_labelled} labels scores can reach "
+            f"{largest:.3g}, which leaves sums modulo 2^32 {bits} bits behind the point, fewer "
+            f"than {_LEAST_FRACTION_BITS}. Lower alpha."
         )
     return bits
 
 
 def largest_score(num_labelled: int, settings: PropagationSettings) -> float:
-    """Returns what no score can exceed, known from public numbers.
+    """Return what no score can exceed, known from public numbers.
 
-    Eigenvalues of S are at most 1 / (1 - alpha), so scores are at most |y_c| / (1 - alpha). The length |y_c| of a
-    column of Y is at most sqrt(num_labelled), and 1 where labels are divided by their number.
+    Eigenvalues of S are at most 1 / (1 - alpha), so scores are at most |y_c| / (1 - alpha). The
+    length |y_c| of a column of Y is at most sqrt(num_labelled), and 1 where labels are divided by
+    their number.
     """
     length = math.sqrt(num_labelled) if settings.label_norm == "none" else 1.0
     return 1.01 * length / (1 - float(settings.alpha))  # 1 % for the error of an iterative solver
@@ -161,20 +196,24 @@ def largest_score(num_labelled: int, settings: PropagationSettings) -> float:
 
 def _check(name: str, found: np.ndarray, shape: tuple[int, ...], dtype: type) -> None:
     if not isinstance(found, np.ndarray) or found.shape != shape or found.dtype != dtype:
-        raise ValueError(f"exchange.{name} returned {found!r}; it must be {np.dtype(dtype)} of shape {shape}")
+        raise ValueError(
+            f"exchange.{name} returned {found!r}; it must be {np.dtype(dtype)} of shape {shape}"
+        )
 
 
 def spare_bits(largest_sum: float, num_terms: int, modulus_bits: int = 32) -> int:
     """Bits f behind the point, the most with which no sum reaches 2^modulus_bits.
 
-    The sum of numbers that add up to at most `largest_sum`, each rounded, is at most 2^f largest_sum + num_terms / 2.
-    After `from_fixed_point` it is off by at most num_terms 2^-(f + 1).
+    The sum of numbers that add up to at most `largest_sum`, each rounded, is at most 2^f
+    largest_sum + num_terms / 2. After `from_fixed_point` it is off by at most num_terms 2^-(f + 1).
     """
     return math.floor(math.log2((2**modulus_bits - num_terms) / largest_sum))
 
 
-def to_fixed_point(values: np.ndarray, fraction_bits: int, largest: float, dtype: type = np.uint32) -> np.ndarray:
-    """Rounds numbers of 0..largest to multiples of 2^-fraction_bits.
+def to_fixed_point(
+    values: np.ndarray, fraction_bits: int, largest: float, dtype: type = np.uint32
+) -> np.ndarray:
+    """Round numbers of 0..largest to multiples of 2^-fraction_bits.
 
     Args:
         values: float64, what one party adds to the sum.
@@ -186,22 +225,24 @@ def to_fixed_point(values: np.ndarray, fraction_bits: int, largest: float, dtype
         `dtype`, as many; nothing saturates and nothing wraps around.
 
     Raises:
-        ValueError: NaN, infinity, a negative or a subnormal number, one above `largest`, or a bound that does not fit.
+        ValueError: NaN, infinity, a negative or a subnormal number, one above `largest`, or a bound
+            that does not fit.
     """
     bits = 8 * np.dtype(dtype).itemsize
     if not largest * 2.0**fraction_bits < 2.0**bits:
         raise ValueError(
-            f"numbers up to {largest:.3g} with {fraction_bits} bits behind the point do not fit {bits} bits"
+            f"numbers up to {largest:.3g} with {fraction_bits} bits behind the point do not fit "
+            f"{bits} bits"
         )
     allowed = (values == 0) | ((values >= np.finfo(float).tiny) & (values <= largest))
     if not allowed.all():
         raise ValueError(
-            f"{int((~allowed).sum())} numbers cannot be put into fixed point: they are NaN, infinite, negative, "
-            f"subnormal, or above the bound {largest:.6g}"
+            f"{int((~allowed).sum())} numbers cannot be put into fixed point: they are NaN, "
+            f"infinite, negative, subnormal, or above the bound {largest:.6g}"
         )
     return np.rint(np.ldexp(values, fraction_bits)).astype(dtype)
 
 
 def from_fixed_point(values: np.ndarray, fraction_bits: int) -> np.ndarray:
-    """The numbers, float64."""
+    """Return the numbers, float64."""
     return np.ldexp(values.astype(float), -fraction_bits)

@@ -1,4 +1,6 @@
-"""The symmetric, normalized, sparse graph of nearest neighbours (XCLP, Algorithm 1 steps 7 and 8)."""
+"""The symmetric, normalized, sparse graph of nearest neighbours (XCLP, Algorithm 1 steps 7 and
+8).
+"""
 
 from typing import NamedTuple
 
@@ -16,9 +18,10 @@ _UNROLLED = 32
 class Graph(NamedTuple):
     """D^(-1/2) (A + A^T) D^(-1/2) for neighbour lists A, in O(n k) memory and static shapes.
 
-    A is kept as its k entries per row. A^T is kept as its entries sorted by row and cut into chunks of k:
-    a row of A^T can have any number of entries, but all rows together need at most 2 n chunks. Both halves
-    multiply by gathering alone; scattering is slow on accelerators and serial on CPUs.
+    A is kept as its k entries per row. A^T is kept as its entries sorted by row and cut into chunks
+    of k: a row of A^T can have any number of entries, but all rows together need at most 2 n
+    chunks. Both halves multiply by gathering alone; scattering is slow on accelerators and serial
+    on CPUs.
     """
 
     index: Int32[Array, "n k"]  # type: ignore[assignment]  # columns of A
@@ -37,13 +40,14 @@ class Graph(NamedTuple):
 
 
 def build_graph(neighbors: Neighbors, similarity_power: float | Float[Array, ""] = 1.0) -> Graph:
-    """Builds the symmetric normalized graph from neighbour lists (XCLP, Algorithm 1 steps 7 and 8).
+    """Build the symmetric normalized graph from neighbour lists (XCLP, Algorithm 1 steps 7 and 8).
 
     W = A + A^T (the sum, not the maximum) and D = diag(W 1) with zeros replaced by 1.
 
     Args:
         neighbors: index and similarity, [n, k] each.
-        similarity_power: exponent of the kept similarities, positive; 1 in the paper, 3 in its code.
+        similarity_power: exponent of the kept similarities, positive; 1 in the paper, 3 in its
+            code.
 
     Returns:
         The graph; isolated points have an empty row and degree 0.
@@ -54,7 +58,10 @@ def build_graph(neighbors: Neighbors, similarity_power: float | Float[Array, ""]
     check_power(similarity_power)
     index, similarity = neighbors
     if index.ndim != 2 or index.shape != similarity.shape:
-        raise ValueError(f"neighbour lists have shapes {index.shape} and {similarity.shape}; both must be [points, k].")
+        raise ValueError(
+            f"neighbour lists have shapes {index.shape} and {similarity.shape}; both must be "
+            "[points, k]."
+        )
     return _build_graph(neighbors, jnp.asarray(similarity_power, similarity.dtype))
 
 
@@ -65,7 +72,8 @@ def _build_graph(neighbors: Neighbors, similarity_power: Array) -> Graph:
     positive = similarity > 0
     kept = jnp.where(positive, jnp.where(positive, similarity, 1) ** similarity_power, 0)
     reverse = _reverse_lists(index, positive)
-    edge, has_edge = reverse.pop("edge"), reverse.pop("has_edge")
+    edge = reverse.pop("edge")
+    has_edge = reverse.pop("has_edge")
     reverse_index = edge // width
     reverse_kept = jnp.where(has_edge, kept.reshape(-1)[edge], 0)
     degree = jnp.zeros(num_points, kept.dtype)
@@ -83,12 +91,14 @@ def _build_graph(neighbors: Neighbors, similarity_power: Array) -> Graph:
 
 
 def _reverse_lists(index: Array, is_edge: Array) -> dict[str, Array]:
-    """The edges sorted by the row they point to, in chunks."""
+    """Return the edges sorted by the row they point to, in chunks."""
     num_points, width = index.shape
     num_edges = num_points * width
     target = jnp.where(is_edge, index, num_points).reshape(-1)
     # Edges are numbered by their origin, so a stable sort orders each row of A^T by column.
-    target, edges = lax.sort((target, jnp.arange(num_edges, dtype=jnp.int32)), num_keys=1, is_stable=True)
+    target, edges = lax.sort(
+        (target, jnp.arange(num_edges, dtype=jnp.int32)), num_keys=1, is_stable=True
+    )
     start = jnp.searchsorted(target, jnp.arange(num_points + 1, dtype=jnp.int32)).astype(jnp.int32)
     num_chunks = -(-(start[1:] - start[:-1]) // width)
     last_chunk = jnp.cumsum(num_chunks, dtype=jnp.int32)
@@ -113,9 +123,12 @@ def multiply(graph: Graph, vectors: Float[Array, "n c"]) -> Float[Array, "n c"]:
     """Multiplies the graph's matrix with the columns of `vectors`, by gathering alone."""
     vectors = jnp.asarray(vectors)
     own = _weighted_rows(graph.weight, graph.index, vectors)
-    chunks = _sum_chunks_to_first(graph, _weighted_rows(graph.reverse_weight, graph.reverse_index, vectors))
+    chunks = _sum_chunks_to_first(
+        graph, _weighted_rows(graph.reverse_weight, graph.reverse_index, vectors)
+    )
     others = jnp.where((graph.num_chunks > 0)[:, None], _rows(chunks, graph.first_chunk), 0)
-    # Kept apart from what follows, so that padding cannot change which products the compiler contracts.
+    # Kept apart from what follows, so that padding cannot change which products the compiler
+    # contracts.
     return lax.optimization_barrier(own + others)
 
 
@@ -126,8 +139,8 @@ def _rows(vectors: Array, index: Array) -> Array:
 def _weighted_rows(weight: Array, index: Array, vectors: Array) -> Array:
     """Sum over j of weight[:, j] * vectors[index[:, j]].
 
-    Written out over j the compiler makes one loop of vectorized row gathers; a reduction over the axis of j
-    was 2 times slower for 10 columns of `vectors` and 28 times for 62.
+    Written out over j the compiler makes one loop of vectorized row gathers; a reduction over the
+    axis of j was 2 times slower for 10 columns of `vectors` and 28 times for 62.
     """
     width = weight.shape[1]
     if width <= _UNROLLED:
@@ -148,7 +161,9 @@ def _weighted_rows(weight: Array, index: Array, vectors: Array) -> Array:
 
 
 def _sum_chunks_to_first(graph: Graph, chunks: Array) -> Array:
-    """Adds up the chunks of each row into its first one, doubling the stride: log2(most chunks) gathers."""
+    """Add up the chunks of each row into its first one, doubling the stride: log2(most chunks)
+    gathers.
+    """
     places = jnp.arange(chunks.shape[0], dtype=jnp.int32)
     most = jnp.max(graph.num_chunks)
 
@@ -158,16 +173,24 @@ def _sum_chunks_to_first(graph: Graph, chunks: Array) -> Array:
     def add_next(carry: tuple[Array, Array]) -> tuple[Array, Array]:
         stride, partial_sums = carry
         following = jnp.minimum(places + stride, chunks.shape[0] - 1)
-        same_row = (places + stride < chunks.shape[0]) & (graph.chunk_row[following] == graph.chunk_row)
-        return 2 * stride, partial_sums + jnp.where(same_row[:, None], _rows(partial_sums, following), 0)
+        same_row = (places + stride < chunks.shape[0]) & (
+            graph.chunk_row[following] == graph.chunk_row
+        )
+        return 2 * stride, partial_sums + jnp.where(
+            same_row[:, None], _rows(partial_sums, following), 0
+        )
 
     return lax.while_loop(unfinished, add_next, (jnp.int32(1), chunks))[1]
 
 
 @jax.jit
 def dense_matrix(graph: Graph) -> Float[Array, "n n"]:
-    """The graph's normalized, symmetric matrix, dense: for small graphs and for tests."""
+    """Return the graph's normalized, symmetric matrix, dense: for small graphs and for tests."""
     num_points = graph.num_points
     rows = jnp.arange(num_points, dtype=jnp.int32)[:, None]
-    half = jnp.zeros((num_points, num_points), graph.weight.dtype).at[rows, graph.index].add(graph.weight)
+    half = (
+        jnp.zeros((num_points, num_points), graph.weight.dtype)
+        .at[rows, graph.index]
+        .add(graph.weight)
+    )
     return half + half.T

@@ -10,8 +10,8 @@ The steps of Algorithm 1, and where they are:
 | 9 to 12 | Z = (I - alpha W)^(-1) Y | `propagation.propagate` |
 | 13 | labels and confidences | `_read_labels`, `weighting.confidence` |
 
-With an `exchange.Exchange`, steps 4 and 9 to 12 run as the clients and the server of the paper run them. Algorithm 2,
-training with these labels, is `fedjax_ssl.methods.xclp`.
+With an `exchange.Exchange`, steps 4 and 9 to 12 run as the clients and the server of the paper run
+them. Algorithm 2, training with these labels, is `fedjax_ssl.methods.xclp`.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,12 @@ from jaxtyping import Array, Bool, Float, Int, Int32, Key, UInt32
 
 from fedjax_ssl.checks import check_choices
 from fedjax_ssl.graph.codes import FEW_POINTS, has_angle, lsh_codes
-from fedjax_ssl.graph.exchange import Exchange, begin_exchange, exchanged_neighbors, exchanged_scores
+from fedjax_ssl.graph.exchange import (
+    Exchange,
+    begin_exchange,
+    exchanged_neighbors,
+    exchanged_scores,
+)
 from fedjax_ssl.graph.graph import build_graph
 from fedjax_ssl.graph.neighbors import Neighbors, cosine_neighbors, nearest_neighbors
 from fedjax_ssl.graph.propagation import propagate
@@ -41,7 +46,8 @@ from fedjax_ssl.graph.settings import (
 )
 from fedjax_ssl.graph.weighting import class_counts, confidence, scale_confidence
 
-LABEL_GRAPH = "label_graph"  # the scope in which graphs are traced: profiles and compiled programs name it
+# the scope in which graphs are traced: profiles and compiled programs name it
+LABEL_GRAPH = "label_graph"
 
 
 class Propagation(NamedTuple):
@@ -73,17 +79,19 @@ def xclp(
 ) -> Propagation:
     """Labels all points of all clients by propagation over one graph (XCLP, Algorithm 1).
 
-    Labelled points keep their own label with confidence 1; `scores` still holds what was propagated. A point that no
-    label reaches (isolated, in a component without labels, or more edges away from any label than conjugate gradients
-    took iterations) gets label -1, confidence 0 and valid False, and so does a row with NaN or infinity that comes in
-    under a trace. A zero row has no angle and is isolated. Labels out of range count as none under a trace.
+    Labelled points keep their own label with confidence 1; `scores` still holds what was
+    propagated. A point that no label reaches (isolated, in a component without labels, or more
+    edges away from any label than conjugate gradients took iterations) gets label -1, confidence 0
+    and valid False, and so does a row with NaN or infinity that comes in under a trace. A zero row
+    has no angle and is isolated. Labels out of range count as none under a trace.
 
     Args:
         key: typed key of the projections, one per call.
         features: [n, d], the points of all clients, one after the other.
         labels: [n], 0..num_classes - 1, or -1 where there is none.
         num_classes: C.
-        num_bits: L, bits per code; all of the settings: see `PropagationSettings`, which has the same defaults.
+        num_bits: L, bits per code; all of the settings: see `PropagationSettings`, which has the
+            same defaults.
         num_neighbors: k.
         alpha: in [0, 1).
         similarity_power: positive.
@@ -91,14 +99,16 @@ def xclp(
         confidence_scale: "none", "max" or "client_max".
         solver: "auto", "cholesky" or "conjugate_gradient".
         valid: [n], False for padding rows. None: all are points.
-        clients: [n], which client holds a point, any integers; needed by "client_max" and by an exchange only.
-        neighbor_search: finds the neighbours, called as `neighbor_search(codes, num_bits, num_neighbors, valid)`:
-            `nearest_neighbors`, with a mesh by `functools.partial`, or `approximate_neighbors`.
+        clients: [n], which client holds a point, any integers; needed by "client_max" and by an
+            exchange only.
+        neighbor_search: finds the neighbours, called as `neighbor_search(codes, num_bits,
+            num_neighbors, valid)`: `nearest_neighbors`, with a mesh by `functools.partial`, or
+            `approximate_neighbors`.
         exchange: protocols in place of the kernels, on the host, see `Exchange`. None: the kernels.
 
     Raises:
-        ValueError: on arguments out of range, shapes that do not fit, known features that are not finite, or an
-            exchange under a trace.
+        ValueError: on arguments out of range, shapes that do not fit, known features that are not
+            finite, or an exchange under a trace.
     """
     features, valid = _checked(features, valid)
     settings = PropagationSettings(
@@ -126,18 +136,22 @@ def propagate_labels(
     seed: int = 0,
     **settings: Any,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Labels the points of all clients from the few labels that there are, without training (XCLP, Algorithm 1).
+    """Labels the points of all clients from the few labels that there are, without training (XCLP,
+    Algorithm 1).
 
     Args:
-        features: [n, d], the points of all clients, one after the other: features of a network, or inputs.
+        features: [n, d], the points of all clients, one after the other: features of a network, or
+            inputs.
         labels: [n], 0, 1, 2, ..., or -1 where there is none.
-        clients: [n], the client that holds each point, any integers; needed by confidence_scale="client_max" alone.
+        clients: [n], the client that holds each point, any integers; needed by
+            confidence_scale="client_max" alone.
         num_classes: number of classes; one more than the largest label by default.
         seed: decides the random projections.
         **settings: as `xclp` takes them: num_bits, num_neighbors, alpha, confidence_scale, ...
 
     Returns:
-        Labels [n], -1 where no label reaches, and confidences [n] in [0, 1]; labelled points keep theirs, with 1.
+        Labels [n], -1 where no label reaches, and confidences [n] in [0, 1]; labelled points keep
+        theirs, with 1.
 
     Raises:
         ValueError: arguments out of range, shapes that do not fit, features that are not finite.
@@ -153,7 +167,9 @@ def propagate_labels(
     count = int(known.max(initial=0)) + 1 if num_classes is None else num_classes
     holders = None if clients is None else jnp.asarray(clients)
     points = jnp.asarray(features, jnp.result_type(float))
-    found = xclp(jax.random.key(seed), points, jnp.asarray(known), count, clients=holders, **settings)
+    found = xclp(
+        jax.random.key(seed), points, jnp.asarray(known), count, clients=holders, **settings
+    )
     return np.asarray(found.labels), np.asarray(found.confidence)
 
 
@@ -177,8 +193,8 @@ def xclp_from_codes(
         num_classes: C.
         settings: settings of the propagation.
         valid: [n], False for padding rows. None: all are points.
-        has_code: [n], False for points whose code means nothing (zero features), which are isolated.
-            None: all have one.
+        has_code: [n], False for points whose code means nothing (zero features), which are
+            isolated. None: all have one.
         clients: see `xclp`.
         neighbor_search: see `xclp`.
         exchange: see `xclp`.
@@ -193,7 +209,9 @@ def xclp_from_codes(
     def find_neighbors(some_codes: Array, usable: Array) -> Neighbors:
         return neighbor_search(some_codes, settings.num_bits, settings.num_neighbors, usable)
 
-    return _label(codes, labels, num_classes, settings, valid, has_code, clients, find_neighbors, exchange)
+    return _label(
+        codes, labels, num_classes, settings, valid, has_code, clients, find_neighbors, exchange
+    )
 
 
 def label_propagation(
@@ -207,7 +225,8 @@ def label_propagation(
     valid: Bool[Array, " n"] | None = None,
     clients: Int[Array, " n"] | None = None,
 ) -> Propagation:
-    """Labels the points of one client from that client's labels alone (per-client LP, the baseline of the paper).
+    """Labels the points of one client from that client's labels alone (per-client LP, the baseline
+    of the paper).
 
     Maps over clients: `jax.vmap` it over padded features, labels and `valid`.
 
@@ -215,11 +234,14 @@ def label_propagation(
         features: [n, d], one client's points.
         labels: [n], -1 where there is none.
         num_classes: C.
-        settings: settings of the propagation; without `clients` the scale "client_max" is the same as "max" here.
-        similarity: "exact" (cosine of the features) or "lsh" (codes, as the code of the paper does).
+        settings: settings of the propagation; without `clients` the scale "client_max" is the same
+            as "max" here.
+        similarity: "exact" (cosine of the features) or "lsh" (codes, as the code of the paper
+            does).
         key: typed key of the projections; needed by "lsh" only.
         valid: [n], False for padding rows. None: all are points.
-        clients: [n], which client holds a point, where they are of several clients that show each other their features.
+        clients: [n], which client holds a point, where they are of several clients that show each
+            other their features.
 
     Raises:
         ValueError: as `xclp`, or if "lsh" comes without a key.
@@ -230,20 +252,32 @@ def label_propagation(
     features, valid = _checked(features, valid)
     if similarity == "lsh":
         if key is None:
-            raise ValueError("key is None; similarity='lsh' needs a typed key, for example jax.random.key(0).")
+            raise ValueError(
+                "key is None; similarity='lsh' needs a typed key, for example jax.random.key(0)."
+            )
         codes = lsh_codes(key, features, settings.num_bits, points_at_once=FEW_POINTS)
         return xclp_from_codes(
-            codes, labels, num_classes, settings, valid=valid, has_code=has_angle(features), clients=clients
+            codes,
+            labels,
+            num_classes,
+            settings,
+            valid=valid,
+            has_code=has_angle(features),
+            clients=clients,
         )
 
     def find_neighbors(points: Array, usable: Array) -> Neighbors:
         return cosine_neighbors(points, settings.num_neighbors, usable)
 
-    return _label(features, labels, num_classes, settings, valid, has_angle(features), clients, find_neighbors)
+    return _label(
+        features, labels, num_classes, settings, valid, has_angle(features), clients, find_neighbors
+    )
 
 
 def _checked(features: Array, valid: Array | None) -> tuple[Array, Array | None]:
-    """The features, and the rows that are points; rows with NaN or infinity, seen only under a trace, are none."""
+    """Return the features, and the rows that are points; rows with NaN or infinity, seen only under
+    a trace, are none.
+    """
     features = jnp.asarray(features)
     check_features(features)
     check_rows("valid", valid, features.shape[0])
@@ -273,20 +307,25 @@ def _label(
     check_rows("valid", valid, num_points)
     check_rows("clients", clients, num_points)
     if clients is None and (exchange is not None or settings.confidence_scale == "client_max"):
-        raise ValueError("clients is None; an exchange and confidence_scale='client_max' need each point's client.")
+        raise ValueError(
+            "clients is None; an exchange and confidence_scale='client_max' need each point's "
+            "client."
+        )
     labels = labels.astype(jnp.int32)
     order = None
     if valid is None:
         valid = jnp.ones(num_points, bool)
     else:
-        order, points, labels, valid, angled, clients = _points_first(points, labels, valid, angled, clients)
+        order, points, labels, valid, angled, clients = _points_first(
+            points, labels, valid, angled, clients
+        )
     usable = valid if angled is None else valid & angled
     distances, row_sums = (exchange or Exchange())[:2]
     if exchange is not None and clients is not None:
         if not all(map(is_known, (points, labels, usable, clients, settings.alpha))):
             raise ValueError(
-                "an exchange runs on the host, between rounds, and this call is traced: call it outside jit, vmap and "
-                "scan, or leave exchange=None."
+                "an exchange runs on the host, between rounds, and this call is traced: call it "
+                "outside jit, vmap and scan, or leave exchange=None."
             )
         begin_exchange(exchange, clients, valid, usable)
     # Steps 4 to 6: distances, similarities, the nearest neighbours.
@@ -297,7 +336,9 @@ def _label(
     # Steps 7 and 8: the symmetric, normalized graph.
     graph = build_graph(neighbors, settings.similarity_power)
     # Steps 9 to 12: scores.
-    label_matrix = _label_matrix(labels, valid, num_classes, settings.label_norm == "class").astype(graph.weight.dtype)
+    label_matrix = _label_matrix(labels, valid, num_classes, settings.label_norm == "class").astype(
+        graph.weight.dtype
+    )
     if exchange is None or row_sums is None or clients is None:
         scores = propagate(graph, label_matrix, settings.alpha, settings.solver)
     else:
@@ -307,8 +348,10 @@ def _label(
 
 
 @jax.jit
-def _points_first(points: Array, labels: Array, valid: Array, *others: Array | None) -> tuple[Array, ...]:
-    """Moves padding behind the points, where it cannot change the order of any sum."""
+def _points_first(
+    points: Array, labels: Array, valid: Array, *others: Array | None
+) -> tuple[Array, ...]:
+    """Move padding behind the points, where it cannot change the order of any sum."""
     order = jnp.argsort(~valid, stable=True)
     return order, *jax.tree.map(lambda rows: rows[order], (points, labels, valid, *others))
 
@@ -324,11 +367,18 @@ def _label_matrix(labels: Array, valid: Array, num_classes: int, divide_by_count
 
 @partial(jax.jit, static_argnames="confidence_scale")
 def _read_labels(
-    scores: Array, labels: Array, valid: Array, clients: Array | None, order: Array | None, confidence_scale: str
+    scores: Array,
+    labels: Array,
+    valid: Array,
+    clients: Array | None,
+    order: Array | None,
+    confidence_scale: str,
 ) -> Propagation:
     labelled = valid & (labels >= 0) & (labels < scores.shape[1])
     reached = valid & (jnp.max(scores, axis=1) > 0)
-    sureness = scale_confidence(jnp.where(reached, confidence(scores), 0), confidence_scale, clients)
+    sureness = scale_confidence(
+        jnp.where(reached, confidence(scores), 0), confidence_scale, clients
+    )
     found = jnp.where(reached, jnp.argmax(scores, axis=1).astype(jnp.int32), -1)
     result = Propagation(
         labels=jnp.where(labelled, labels, found),
@@ -338,4 +388,6 @@ def _read_labels(
     )
     if order is None:
         return result
-    return jax.tree.map(lambda rows: jnp.zeros_like(rows).at[order].set(rows, unique_indices=True), result)
+    return jax.tree.map(
+        lambda rows: jnp.zeros_like(rows).at[order].set(rows, unique_indices=True), result
+    )

@@ -1,4 +1,5 @@
-"""Exact nearest neighbours, block of rows by block of rows, without ever holding all pairs (XCLP, step 6).
+"""Exact nearest neighbours, block of rows by block of rows, without ever holding all pairs (XCLP,
+step 6).
 
 Any rows can be searched for against all points, so devices share the rows among them.
 """
@@ -30,10 +31,12 @@ _LEAST_COSINE = 1e-6
 # Entries of one tile of distances, and the fewest and most of its rows.
 _TILE_ENTRIES = {"cpu": 2**21, "accelerator": 2**27}
 _TILE_ROWS = {"cpu": (32, 128), "accelerator": (256, 4096)}
-# Words of one tile's own codes: with more, they leave the fastest cache while all others stream past.
+# Words of one tile's own codes: with more, they leave the fastest cache while all others stream
+# past.
 _TILE_WORDS = 2**13
 # Entries of a group of the selection, and up to how many all are looked at.
-_GROUP, _LONGEST_DIRECT = 16, 256
+_GROUP = 16
+_LONGEST_DIRECT = 256
 # Above this many, one sort costs less than a pass over the candidates for each of them.
 _MOST_PASSES = 32
 
@@ -41,11 +44,12 @@ _MOST_PASSES = 32
 class Neighbors(NamedTuple):
     """The nearest other points of every point.
 
-    Rows with fewer than k neighbours to find (k >= n, padding rows, rows without an angle) are filled up
-    with themselves at similarity 0, which makes no edge.
+    Rows with fewer than k neighbours to find (k >= n, padding rows, rows without an angle) are
+    filled up with themselves at similarity 0, which makes no edge.
     """
 
-    index: Int32[Array, "n k"]  # type: ignore[assignment]  # by falling similarity, equal ones by rising index
+    index: Int32[Array, "n k"]  # type: ignore[assignment]
+    # ^ # by falling similarity, equal ones by rising index
     similarity: Float[Array, "n k"]  # cosine in [0, 1], exactly 0 from a right angle on
 
 
@@ -58,26 +62,29 @@ def nearest_neighbors(
     kernel: str = "auto",
     mesh: Mesh | None = None,
 ) -> Neighbors:
-    """Finds the nearest other codes of every code, exactly (XCLP, Algorithm 1 steps 4 to 6).
+    """Find the nearest other codes of every code, exactly (XCLP, Algorithm 1 steps 4 to 6).
 
-    Neighbours are ordered by the pair (distance, index). Memory is O(n k) and one tile of distances; time is
-    one pass over all pairs. With a mesh every device holds all codes (n L / 8 bytes) and searches for its
-    share of the rows; the lists are the same to the last bit.
+    Neighbours are ordered by the pair (distance, index). Memory is O(n k) and one tile of
+    distances; time is one pass over all pairs. With a mesh every device holds all codes (n L / 8
+    bytes) and searches for its share of the rows; the lists are the same to the last bit.
 
     Args:
         codes: [n, ceil(num_bits / 32)] as `lsh_codes` returns them.
         num_bits: bits per code.
         num_neighbors: k, at least 1; at most n - 1 neighbours exist.
-        valid: [n], False for rows that neither have nor are neighbours (padding). None: all are valid.
-        kernel: "popcount" (exclusive or and population count), "matmul" (int8 products) or "auto": the first on CPUs,
-            the second elsewhere. The result is the same.
-        mesh: the devices to share the rows among; all its axes together count as one list of devices. None: one device.
+        valid: [n], False for rows that neither have nor are neighbours (padding). None: all are
+            valid.
+        kernel: "popcount" (exclusive or and population count), "matmul" (int8 products) or "auto":
+            the first on CPUs, the second elsewhere. The result is the same.
+        mesh: the devices to share the rows among; all its axes together count as one list of
+            devices. None: one device.
 
     Returns:
         Neighbors, [n, k] each; with a mesh, whole on each of its devices.
 
     Raises:
-        ValueError: if shapes or dtypes do not fit together, a count is below 1, or the mesh is none.
+        ValueError: if shapes or dtypes do not fit together, a count is below 1, or the mesh is
+            none.
     """
     codes = jnp.asarray(codes)
     check_codes(codes, num_bits)
@@ -100,12 +107,13 @@ def nearest_neighbors(
 def cosine_neighbors(
     features: Float[Array, "n d"], num_neighbors: int, valid: Bool[Array, " n"] | None = None
 ) -> Neighbors:
-    """Finds the nearest other points of every point by the cosine of their features, exactly.
+    """Find the nearest other points of every point by the cosine of their features, exactly.
 
     What a client can do alone, without codes ("exact" similarity of per-client label propagation).
 
     Args:
-        features: [n, d]; rows need not be normalized. Zero rows, and rows that are not finite, have no angle.
+        features: [n, d]; rows need not be normalized. Zero rows, and rows that are not finite, have
+            no angle.
         num_neighbors: k, at least 1.
         valid: [n], False for padding rows. None: all are valid.
 
@@ -113,7 +121,8 @@ def cosine_neighbors(
         Neighbors, [n, k] each; similarities below 1e-6 are 0.
 
     Raises:
-        ValueError: if shapes do not fit together, a count is below 1, or known features are not finite.
+        ValueError: if shapes do not fit together, a count is below 1, or known features are not
+            finite.
     """
     features = jnp.asarray(features)
     check_features(features)
@@ -150,15 +159,17 @@ def _nearest_codes(
             mesh=mesh,
             in_specs=(everywhere, everywhere),
             out_specs=everywhere,
-            # The loops of the search start from constants, which are not marked as differing between devices.
+            # The loops of the search start from constants, which are not marked as differing
+            # between devices.
             check_vma=False,
         )(codes, valid)
-        index, distance = index[:num_points], distance[:num_points]
+        index = index[:num_points]
+        distance = distance[:num_points]
     return neighbors_from_distances(index, distance, num_bits)
 
 
 def fastest_kernel(platform: str) -> str:
-    """Returns how neighbours are found fastest on "cpu", "gpu" or "tpu"."""
+    """Return how neighbours are found fastest on "cpu", "gpu" or "tpu"."""
     return "popcount" if platform == "cpu" else "matmul"
 
 
@@ -170,7 +181,8 @@ def nearest_to_rows(
     num_neighbors: int,
     kernel: str,
 ) -> tuple[Int32[Array, "r k"], Int[Array, "r k"]]:
-    """Finds the nearest other codes of some `rows` of the codes, n at least 2, exactly; kernels of `nearest_neighbors`.
+    """Find the nearest other codes of some `rows` of the codes, n at least 2, exactly; kernels of
+    `nearest_neighbors`.
 
     Returns index and distance in bits; distances above `num_bits` where there is no neighbour.
     """
@@ -191,9 +203,15 @@ def nearest_to_rows(
     return _search(distances, columns, rows, valid, num_neighbors, bound=num_bits + 1)
 
 
-def neighbors_from_distances(index: Int32[Array, "n k"], distance: Int[Array, "n k"], num_bits: int) -> Neighbors:
-    """Turns lists of all points into neighbours; entries with a distance above `num_bits` are missing."""
-    similarity = jnp.where(distance > num_bits, 0, cosine_from_hamming(distance.astype(jnp.int32), num_bits))
+def neighbors_from_distances(
+    index: Int32[Array, "n k"], distance: Int[Array, "n k"], num_bits: int
+) -> Neighbors:
+    """Turn lists of all points into neighbours; entries with a distance above `num_bits` are
+    missing.
+    """
+    similarity = jnp.where(
+        distance > num_bits, 0, cosine_from_hamming(distance.astype(jnp.int32), num_bits)
+    )
     return _without_missing(index, similarity, distance <= num_bits)
 
 
@@ -201,12 +219,16 @@ def neighbors_from_distances(index: Int32[Array, "n k"], distance: Int[Array, "n
 def neighbors_from_matrix(
     distance: Int32[Array, "n n"], valid: Bool[Array, " n"], num_bits: int, num_neighbors: int
 ) -> Neighbors:
-    """Finds the lists of `nearest_neighbors` in the distances of all pairs; those above `num_bits` are no pairs."""
+    """Find the lists of `nearest_neighbors` in the distances of all pairs; those above
+    `num_bits` are no pairs.
+    """
     num_points = distance.shape[0]
     if num_points < 2:
         return _alone(num_points, num_neighbors, jnp.result_type(float))
     rows = jnp.arange(num_points, dtype=jnp.int32)
-    index, nearest = _search(lambda some: some, distance, rows, valid, num_neighbors, bound=num_bits + 1)
+    index, nearest = _search(
+        lambda some: some, distance, rows, valid, num_neighbors, bound=num_bits + 1
+    )
     return neighbors_from_distances(index, nearest, num_bits)
 
 
@@ -224,7 +246,9 @@ def _nearest_cosines(features: Array, valid: Array, num_neighbors: int) -> Neigh
         return -jnp.matmul(directions, rows, precision=lax.Precision.HIGHEST)
 
     rows = jnp.arange(features.shape[0], dtype=jnp.int32)
-    index, negative = _search(negative_cosines, directions.T, rows, valid & angled, num_neighbors, bound=None)
+    index, negative = _search(
+        negative_cosines, directions.T, rows, valid & angled, num_neighbors, bound=None
+    )
     found = jnp.isfinite(negative)
     similarity = jnp.where(found & (-negative >= _LEAST_COSINE), jnp.minimum(-negative, 1), 0)
     return _without_missing(index, similarity, found)
@@ -248,13 +272,16 @@ def _search(
     num_neighbors: int,
     bound: int | None,
 ) -> tuple[Array, Array]:
-    """The smallest values of some rows [r] against all n points but themselves: index and value, [r, k].
+    """Return the smallest values of some rows [r] against all n points but themselves: index and
+    value, [r, k].
 
-    `values_against` maps some `columns` [w, t], which describe the rows along the last axis [w, r], to values [n, t];
-    smaller is nearer, see `smallest` for the bound. Where there is no neighbour, the value is the largest of its dtype.
+    `values_against` maps some `columns` [w, t], which describe the rows along the last axis [w, r],
+    to values [n, t]; smaller is nearer, see `smallest` for the bound. Where there is no neighbour,
+    the value is the largest of its dtype.
     """
 
-    num_rows, num_points = rows.shape[0], valid.shape[0]
+    num_rows = rows.shape[0]
+    num_points = valid.shape[0]
     count = min(num_neighbors, num_points - 1)
     width = _rows_per_tile(num_rows, num_points, columns.shape[0])
     num_tiles = -(-num_rows // width)
@@ -264,10 +291,12 @@ def _search(
     own_index = jnp.pad(rows, (0, padding)).reshape(num_tiles, width)
     later_tile = jnp.minimum(jnp.arange(1, num_tiles + 1, dtype=jnp.int32), num_tiles - 1)
 
-    def search_tile(some_columns: Array, tile: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:
+    def search_tile(
+        some_columns: Array, tile: tuple[Array, Array]
+    ) -> tuple[Array, tuple[Array, Array]]:
         own, later = tile
-        # A point is one of its own count + 1 nearest or has count others before itself: no mask over the
-        # tile is needed to leave it out.
+        # A point is one of its own count + 1 nearest or has count others before itself: no mask
+        # over the tile is needed to leave it out.
         values = values_against(some_columns)
         # Held once in memory: fused into every later use, the distances would be computed again.
         nothing = jnp.asarray(largest_value(values.dtype))
@@ -276,9 +305,12 @@ def _search(
         value = jnp.take_along_axis(values, index, axis=0)
         skip = jnp.cumsum((index == own).astype(jnp.int32), axis=0)[:count]
         others = skip + jnp.arange(count, dtype=jnp.int32)[:, None]
-        found = jnp.take_along_axis(index, others, axis=0), jnp.take_along_axis(value, others, axis=0)
-        # The next tile is handed on as it is: sliced where it is used, its offset would be computed for
-        # every distance, which made short codes 13 times slower.
+        found = (
+            jnp.take_along_axis(index, others, axis=0),
+            jnp.take_along_axis(value, others, axis=0),
+        )
+        # The next tile is handed on as it is: sliced where it is used, its offset would be computed
+        # for every distance, which made short codes 13 times slower.
         return tiles[later], found
 
     _, (index, value) = lax.scan(search_tile, tiles[0], (own_index, later_tile))
@@ -301,23 +333,30 @@ def _rows_per_tile(num_rows: int, num_points: int, num_words: int) -> int:
 
 
 def largest_value(dtype: jnp.dtype) -> np.generic:
-    """A value that no finite entry exceeds: marks entries that are never to be selected before others."""
+    """Return a value that no finite entry exceeds: marks entries that are never to be selected
+    before others.
+    """
     dtype = jnp.dtype(dtype)
     if jnp.issubdtype(dtype, jnp.floating):
         return dtype.type(np.inf)
     return dtype.type(jnp.iinfo(dtype).max)
 
 
-def smallest(values: Num[Array, "m r"], count: int, bound: int | None = None) -> Int32[Array, "count r"]:
-    """Find the positions of the `count` smallest entries along axis 0, ordered by (value, position), exactly.
+def smallest(
+    values: Num[Array, "m r"], count: int, bound: int | None = None
+) -> Int32[Array, "count r"]:
+    """Find the positions of the `count` smallest entries along axis 0, ordered by (value,
+    position), exactly.
 
-    Distances between codes are small integers, so ties are everywhere, and which of two equal neighbours is kept must
-    not depend on tiles or devices. Selection is a tournament: the k smallest entries of a column lie in the k groups of
-    consecutive entries with the smallest (minimum, group), so all but a few groups are never looked at twice. That
-    leaves one pass of vector minima over the values, several times cheaper than `lax.top_k`.
+    Distances between codes are small integers, so ties are everywhere, and which of two equal
+    neighbours is kept must not depend on tiles or devices. Selection is a tournament: the k
+    smallest entries of a column lie in the k groups of consecutive entries with the smallest
+    (minimum, group), so all but a few groups are never looked at twice. That leaves one pass of
+    vector minima over the values, several times cheaper than `lax.top_k`.
 
-    The vector axis comes last, so that minima over m are element-wise. For integers, `bound` is a number that none
-    exceeds; entries equal to the largest value of the dtype count as `bound`. For floats it is None.
+    The vector axis comes last, so that minima over m are element-wise. For integers, `bound` is a
+    number that none exceeds; entries equal to the largest value of the dtype count as `bound`. For
+    floats it is None.
     """
     length, width = values.shape
     if length <= max(2 * _GROUP * count, _LONGEST_DIRECT):
@@ -330,7 +369,8 @@ def smallest(values: Num[Array, "m r"], count: int, bound: int | None = None) ->
     for member in range(1, _GROUP):
         minima = jnp.minimum(minima, groups[:, member])
     minima = lax.optimization_barrier(minima)
-    # In ascending order, so that positions among the candidates are in the order of positions in the column.
+    # In ascending order, so that positions among the candidates are in the order of positions in
+    # the column.
     chosen = jnp.sort(smallest(minima, count, bound), axis=0)
     members = jnp.arange(_GROUP, dtype=jnp.int32)[None, :, None]
     columns = jnp.arange(width, dtype=jnp.int32)[None, None, :]
@@ -344,7 +384,8 @@ def _smallest_directly(values: Array, count: int, bound: int | None) -> Array:
     length = values.shape[0]
     if bound is None or (bound + 1) * length >= 2**31 or count > _MOST_PASSES:
         return _smallest_by_sorting(values, count)
-    # (value, position) as one integer: all differ, so each next one is the smallest that exceeds the last.
+    # (value, position) as one integer: all differ, so each next one is the smallest that exceeds
+    # the last.
     positions = jnp.arange(length, dtype=jnp.int32)[:, None]
     packed = jnp.minimum(values.astype(jnp.int32), bound) * length + positions
     packed = lax.optimization_barrier(packed)
@@ -360,6 +401,8 @@ def _smallest_directly(values: Array, count: int, bound: int | None) -> Array:
 
 
 def _smallest_by_sorting(values: Array, count: int) -> Array:
-    positions = jnp.broadcast_to(jnp.arange(values.shape[0], dtype=jnp.int32)[:, None], values.shape)
+    positions = jnp.broadcast_to(
+        jnp.arange(values.shape[0], dtype=jnp.int32)[:, None], values.shape
+    )
     _, order = lax.sort((values, positions), dimension=0, num_keys=2)
     return order[:count]

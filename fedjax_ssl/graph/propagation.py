@@ -1,4 +1,6 @@
-"""Label propagation: solving (I - alpha W) Z = Y on the sparse graph (XCLP, Algorithm 1 steps 9 to 12)."""
+"""Label propagation: solving (I - alpha W) Z = Y on the sparse graph (XCLP, Algorithm 1 steps 9
+to 12).
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -25,15 +27,20 @@ class Solution(NamedTuple):
     scores: Float[Array, "n c"]
     iterations: Int32[Array, ""]  # steps of conjugate gradients, 0 for Cholesky
     converged: Bool[Array, ""]  # every column reached the tolerance
-    residual: Float[Array, ""]  # largest ||b - A x|| / ||b|| over the columns, computed anew from the scores
+    residual: Float[Array, ""]
+    # ^ largest ||b - A x|| / ||b|| over the columns, computed anew from the scores
 
 
 def propagate(
-    graph: Graph, label_matrix: Float[Array, "n c"], alpha: float | Float[Array, ""], solver: str = "auto"
+    graph: Graph,
+    label_matrix: Float[Array, "n c"],
+    alpha: float | Float[Array, ""],
+    solver: str = "auto",
 ) -> Float[Array, "n c"]:
     """Spreads labels over the graph: Z = (I - alpha W)^(-1) Y (XCLP, Algorithm 1 steps 9 to 12).
 
-    Arguments and errors: as `solve`. Rows of Y are one-hot for labelled points and zero for the others.
+    Arguments and errors: as `solve`. Rows of Y are one-hot for labelled points and zero for the
+    others.
     """
     return solve(graph, label_matrix, alpha, solver).scores
 
@@ -49,21 +56,23 @@ def solve(
 ) -> Solution:
     """Solves (I - alpha W) Z = Y, and says how well that went.
 
-    The matrix is symmetric positive definite with condition at most (1 + alpha) / (1 - alpha). Conjugate
-    gradients run over all columns at once; a column stops moving when it has converged, so what is
-    computed for one class does not depend on the others.
+    The matrix is symmetric positive definite with condition at most (1 + alpha) / (1 - alpha).
+    Conjugate gradients run over all columns at once; a column stops moving when it has converged,
+    so what is computed for one class does not depend on the others.
 
     Args:
         graph: from `build_graph`, n points.
         label_matrix: [n, c] right-hand sides.
         alpha: in [0, 1).
-        solver: "cholesky" (dense, O(n^2) memory), "conjugate_gradient" (O(n k)), or "auto": Cholesky up to 512 points.
-        tolerance: goal of conjugate gradients, on ||r|| / ||b|| of every column; None: 1e-6 in float32 and
-            1e-12 in float64.
+        solver: "cholesky" (dense, O(n^2) memory), "conjugate_gradient" (O(n k)), or "auto":
+            Cholesky up to 512 points.
+        tolerance: goal of conjugate gradients, on ||r|| / ||b|| of every column; None: 1e-6 in
+            float32 and 1e-12 in float64.
         max_iterations: most steps of conjugate gradients.
 
     Raises:
-        ValueError: if alpha is known and outside [0, 1), the solver is unknown or shapes do not fit.
+        ValueError: if alpha is known and outside [0, 1), the solver is unknown or shapes do not
+            fit.
     """
     check_alpha(alpha)
     check_choices(SOLVERS, solver=solver)
@@ -71,7 +80,8 @@ def solve(
     label_matrix = jnp.asarray(label_matrix)
     if label_matrix.ndim != 2 or label_matrix.shape[0] != graph.num_points:
         raise ValueError(
-            f"label_matrix has shape {label_matrix.shape}; for this graph it must be ({graph.num_points}, classes)."
+            f"label_matrix has shape {label_matrix.shape}; for this graph it must be "
+            f"({graph.num_points}, classes)."
         )
     dtype = graph.weight.dtype
     if solver == "auto":
@@ -79,11 +89,20 @@ def solve(
     if tolerance is None:
         tolerance = 1e-12 if dtype == jnp.float64 else 1e-6
     alpha = jnp.asarray(alpha, dtype)
-    return _solve(graph, label_matrix.astype(dtype), alpha, jnp.asarray(tolerance, dtype), solver, max_iterations)
+    return _solve(
+        graph,
+        label_matrix.astype(dtype),
+        alpha,
+        jnp.asarray(tolerance, dtype),
+        solver,
+        max_iterations,
+    )
 
 
 @partial(jax.jit, static_argnames=("solver", "max_iterations"))
-def _solve(graph: Graph, target: Array, alpha: Array, tolerance: Array, solver: str, max_iterations: int) -> Solution:
+def _solve(
+    graph: Graph, target: Array, alpha: Array, tolerance: Array, solver: str, max_iterations: int
+) -> Solution:
     def system(vectors: Array) -> Array:
         return vectors - alpha * multiply(graph, vectors)
 
@@ -92,7 +111,8 @@ def _solve(graph: Graph, target: Array, alpha: Array, tolerance: Array, solver: 
     if solver == "cholesky":
         dense_system = jnp.eye(graph.num_points, dtype=target.dtype) - alpha * dense_matrix(graph)
         factor = jax.scipy.linalg.cho_factor(dense_system, lower=True)
-        scores, iterations = jax.scipy.linalg.cho_solve(factor, target), jnp.int32(0)
+        scores = jax.scipy.linalg.cho_solve(factor, target)
+        iterations = jnp.int32(0)
     else:
         scores, iterations = _conjugate_gradients(system, target, tolerance, max_iterations)
     size = _sum_rows(target**2)
@@ -106,8 +126,9 @@ def _solve(graph: Graph, target: Array, alpha: Array, tolerance: Array, solver: 
 def _conjugate_gradients(
     system: Callable[[Array], Array], target: Array, tolerance: Array, max_iterations: int
 ) -> tuple[Array, Array]:
-    # Not `jax.scipy.sparse.linalg.cg`: it stops by the sum over columns, and classes would depend on each other. Here a
-    # column that has converged takes steps of length 0 while the others go on.
+    # Not `jax.scipy.sparse.linalg.cg`: it stops by the sum over columns, and classes would depend
+    # on each other. Here a column that has converged takes steps of length 0 while the others go
+    # on.
     goal = tolerance**2 * _sum_rows(target**2)
 
     def unfinished(carry: tuple) -> Array:
@@ -132,9 +153,10 @@ def _conjugate_gradients(
 
 
 def _sum_rows(values: Array) -> Array:
-    """Sums over axis 0 in an order that rows of zeros at the end do not change.
+    """Sum over axis 0 in an order that rows of zeros at the end do not change.
 
-    The compiler splits long sums in a way that depends on their length, and padding must not change a bit.
+    The compiler splits long sums in a way that depends on their length, and padding must not change
+    a bit.
     """
     while values.shape[0] > 1:
         padding = -values.shape[0] % _SUM_WIDTH
@@ -147,9 +169,11 @@ def _sum_rows(values: Array) -> Array:
 
 
 def influence_matrix(graph: Graph, alpha: float | Float[Array, ""]) -> Float[Array, "n n"]:
-    """The matrix S = (I - alpha W)^(-1) that the server of the protocol holds (XCLP, Algorithm 1 step 9).
+    """Return the matrix S = (I - alpha W)^(-1) that the server of the protocol holds (XCLP,
+    Algorithm 1 step 9).
 
-    O(n^2) memory and O(n^3) time: for the protocol layer and for studies; `propagate` never needs it.
+    O(n^2) memory and O(n^3) time: for the protocol layer and for studies; `propagate` never needs
+    it.
 
     Args:
         graph: from `build_graph`, n points.
@@ -168,7 +192,8 @@ def influence_matrix(graph: Graph, alpha: float | Float[Array, ""]) -> Float[Arr
 def influence_columns(
     graph: Graph, alpha: float | Float[Array, ""], rows: Int[Array, " m"], solver: str = "auto"
 ) -> Float[Array, "n m"]:
-    """The columns of S that one client receives: those of its labelled rows (XCLP, Algorithm 1 step 10).
+    """Return the columns of S that one client receives: those of its labelled rows (XCLP, Algorithm
+    1 step 10).
 
     Args:
         graph: from `build_graph`, n points.

@@ -12,11 +12,12 @@ def confidence(scores: Float[Array, "n c"]) -> Float[Array, " n"]:
     """1 - H(q) / log C of each row's normalized scores q (XCLP, Algorithm 1 step 13).
 
     Args:
-        scores: [n, C]; entries below 0, which only the rounding of an iterative solver makes, count as 0.
+        scores: [n, C]; entries below 0, which only the rounding of an iterative solver makes, count
+            as 0.
 
     Returns:
-        [n] in [0, 1]: 1 for a single non-zero entry (and for C = 1 where the score is positive), 0 for equal
-        scores and for rows without any.
+        [n] in [0, 1]: 1 for a single non-zero entry (and for C = 1 where the score is positive), 0
+        for equal scores and for rows without any.
     """
     scores = jnp.maximum(jnp.asarray(scores), 0)
     total = jnp.sum(scores, axis=1)
@@ -29,8 +30,12 @@ def confidence(scores: Float[Array, "n c"]) -> Float[Array, " n"]:
     return jnp.where(reached, sure, 0)
 
 
-def scale_confidence(values: Float[Array, " n"], scale: str, clients: Int[Array, " n"] | None) -> Float[Array, " n"]:
-    """Divides confidences by their maximum over all rows ("max") or over each client's ("client_max"); not by 0."""
+def scale_confidence(
+    values: Float[Array, " n"], scale: str, clients: Int[Array, " n"] | None
+) -> Float[Array, " n"]:
+    """Divides confidences by their maximum over all rows ("max") or over each client's
+    ("client_max"); not by 0.
+    """
     if scale == "none" or values.shape[0] == 0:
         return values
     if scale == "max":
@@ -42,12 +47,15 @@ def scale_confidence(values: Float[Array, " n"], scale: str, clients: Int[Array,
     return values / jnp.where(most > 0, most, 1)
 
 
-def class_weights(labels: Int[Array, " n"], valid: Bool[Array, " n"], num_classes: int) -> Float[Array, " classes"]:
+def class_weights(
+    labels: Int[Array, " n"], valid: Bool[Array, " n"], num_classes: int
+) -> Float[Array, " classes"]:
     """Weights that make every class count the same: (N / C) / count (`inverse_freq`).
 
     Args:
         labels: [n] labels and pseudo-labels.
-        valid: [n]; rows that are False, or whose label is -1, are not counted: neither in a class nor in N.
+        valid: [n]; rows that are False, or whose label is -1, are not counted: neither in a class
+            nor in N.
         num_classes: C.
 
     Returns:
@@ -64,6 +72,6 @@ def class_weights(labels: Int[Array, " n"], valid: Bool[Array, " n"], num_classe
 
 
 def class_counts(labels: Int[Array, " n"], num_classes: int) -> Float[Array, " classes"]:
-    """Number of rows with each label, [C]; labels outside 0..C-1 are not counted."""
+    """Return the number of rows with each label, [C]; labels outside 0..C-1 are not counted."""
     classes = jnp.arange(num_classes, dtype=labels.dtype)
     return jnp.sum(labels[:, None] == classes, axis=0).astype(jnp.result_type(float))

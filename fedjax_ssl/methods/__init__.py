@@ -1,11 +1,12 @@
 # mypy: implicit-reexport
 """Published methods by the name used in `config.method.name`, imported when they are asked for.
 
-A recipe of your own is named "module:function", for example `--config.method.name=my_methods:entropy`.
+A recipe of your own is named "module:function", for example
+`--config.method.name=my_methods:entropy`.
 
 Example:
     >>> fs.methods.available()["fedavg"]
-    'FedAvg (or whatever federated optimizer the run names) on labelled examples of clients that have some.'
+    'FedAvg (or whatever federated optimizer the run names) on labelled examples of clients...'
     >>> fs.methods.settings("fedsem")
     {'warmup_rounds': 0}
 """
@@ -35,13 +36,25 @@ _RECIPES = {
     "fl2": ("fl2",),
     "cbafed": ("cbafed",),
     "sage": ("sage",),
-    "consistency": ("fixmatch", "uda", "mixmatch", "mean_teacher", "vat", "pi_model", "pseudo_label"),
+    "consistency": (
+        "fixmatch",
+        "uda",
+        "mixmatch",
+        "mean_teacher",
+        "vat",
+        "pi_model",
+        "pseudo_label",
+    ),
     "fedrgd": ("fedrgd",),
     "fedrep": ("fedrep",),
 }
 METHODS: "Registry[Method]" = Registry(
     "method",
-    {name: f"fedjax_ssl.methods.{file}:{name}" for file, names in _RECIPES.items() for name in names},
+    {
+        name: f"fedjax_ssl.methods.{file}:{name}"
+        for file, names in _RECIPES.items()
+        for name in names
+    },
     leading=1,
 )
 available = METHODS.available  # () -> names of all methods with a line about each
@@ -51,13 +64,15 @@ build = METHODS.build  # (name, setup, **settings) -> Method
 def __getattr__(name: str) -> Any:
     if name in METHODS:
         raise AttributeError(
-            f"methods.build({name!r}, setup) builds this method; methods.settings({name!r}) has its settings"
+            f"methods.build({name!r}, setup) builds this method; methods.settings({name!r}) has "
+            "its settings"
         )
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def settings(name: str) -> dict[str, Any]:
-    """The method's own settings with their defaults, as `config.method` holds them beside `name`.
+    """Return the method's own settings with their defaults, as `config.method` holds them beside
+    `name`.
 
     Raises:
         ValueError: for an unknown method, naming the nearest one.

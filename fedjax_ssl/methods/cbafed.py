@@ -1,22 +1,29 @@
-"""CBAFed: a few clients with labels for all of their examples, all others without any; class-balanced thresholds.
+"""CBAFed: a few clients with labels for all of their examples, all others without any;
+class-balanced thresholds.
 
-The labelled clients train alone at first (warm-up). Then, in a round with W the model that a client receives:
+The labelled clients train alone at first (warm-up). Then, in a round with W the model that a client
+receives:
 
-1. A client with labels trains on them, with local residuals: after epochs 5, 10, ... the weights and batch statistics
-   become 0.8 times those of the last such moment, at first the end of epoch 0, plus 0.2 times the present ones.
-2. A client without labels labels its examples once, in one view each: p = softmax f_W(a(x)). It keeps those with
-   max p > T_c for the likeliest class c. Of the others it keeps those whose second class is a tail class, with that
-   label. It trains on these very views, and uploads how many it kept of every class.
-3. The models are averaged, with as many shares as a client has labels or kept examples. After rounds 5, 10, ... the
-   model and its batch statistics become the mean of themselves and of those of the last such moment (global residual).
-4. Let a_c be the labelled and the kept examples of class c, K the number of classes, s_c = K/10 a_c / sum a. Then
+1. A client with labels trains on them, with local residuals: after epochs 5, 10, ... the weights
+   and batch statistics become 0.8 times those of the last such moment, at first the end of epoch 0,
+   plus 0.2 times the present ones.
+2. A client without labels labels its examples once, in one view each: p = softmax f_W(a(x)). It
+   keeps those with max p > T_c for the likeliest class c. Of the others it keeps those whose second
+   class is a tail class, with that label. It trains on these very views, and uploads how many it
+   kept of every class.
+3. The models are averaged, with as many shares as a client has labels or kept examples. After
+   rounds 5, 10, ... the model and its batch statistics become the mean of themselves and of those
+   of the last such moment (global residual).
+4. Let a_c be the labelled and the kept examples of class c, K the number of classes, s_c = K/10 a_c
+   / sum a. Then
 
        T_c = min(s_c + 0.84 - std s, 0.95),    tail classes: s_c < 0.03.
 
 Written after the authors' code, as the text of the paper was not at hand (docs/methods/modern.md).
 
 References:
-    Li, Li, Wang, Class balanced adaptive pseudo labeling for federated semi-supervised learning, CVPR 2023.
+    Li, Li, Wang, Class balanced adaptive pseudo labeling for federated semi-supervised learning,
+    CVPR 2023.
 """
 
 from collections.abc import Callable
@@ -29,9 +36,27 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_ssl.checks import checked, is_zero
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.federated import RoundContext, ServerState, Setup, Snapshot, Stage, Term, Traffic, labelled_epochs
+from fedjax_ssl.federated import (
+    RoundContext,
+    ServerState,
+    Setup,
+    Snapshot,
+    Stage,
+    Term,
+    Traffic,
+    labelled_epochs,
+)
 from fedjax_ssl.federated.engine import federated_method
-from fedjax_ssl.federated.method import AtClient, Client, ClientKind, ClientResult, Method, Metrics, PyTree, RoundResult
+from fedjax_ssl.federated.method import (
+    AtClient,
+    Client,
+    ClientKind,
+    ClientResult,
+    Method,
+    Metrics,
+    PyTree,
+    RoundResult,
+)
 from fedjax_ssl.federated.sampler import batches_per_epoch
 from fedjax_ssl.federated.terms import examples_mask, supervised_term
 from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count
@@ -76,13 +101,14 @@ def cbafed(
 ) -> Method:
     """CBAFed: class-balanced adaptive thresholds, residual weights.
 
-    Clients with a label train on their labels, `config.optimizer.local_epochs` a round; all others have none. As in the
-    code, momentum lives on with `config.optimizer.keep_state`, and all clients take part.
+    Clients with a label train on their labels, `config.optimizer.local_epochs` a round; all others
+    have none. As in the code, momentum lives on with `config.optimizer.keep_state`, and all clients
+    take part.
 
     Args:
         setup: the run.
-        warmup_rounds: rounds at the start in which clients with labels train alone; the average is as
-            `config.federated.weighting` says, in the paper by "examples".
+        warmup_rounds: rounds at the start in which clients with labels train alone; the average is
+            as `config.federated.weighting` says, in the paper by "examples".
         warmup_epochs: local epochs of these.
         base_threshold: T_c of a class with as many examples as the standard deviation.
         largest_threshold: the most that T_c may be; the code has 0.9 for SVHN.
@@ -100,24 +126,39 @@ def cbafed(
         ValueError: for a setting outside these, or a single class.
     """
     if setup.num_classes < 2:
-        raise ValueError("cbafed compares how many examples the classes have; it needs two classes at least")
+        raise ValueError(
+            "cbafed compares how many examples the classes have; it needs two classes at least"
+        )
     labelled = supervised_term(setup)
     if not is_zero(local_residual):
-        labelled = labelled._replace(client=with_local_residual(setup.batch_size, local_residual, residual_epochs))
-    thresholds = partial(class_thresholds, base=base_threshold, most=largest_threshold, tail=tail_share)
+        labelled = labelled._replace(
+            client=with_local_residual(setup.batch_size, local_residual, residual_epochs)
+        )
+    thresholds = partial(
+        class_thresholds, base=base_threshold, most=largest_threshold, tail=tail_share
+    )
     unlabelled = ClientKind(
         members=lambda clients: clients.num_labelled == 0,
-        terms=(_labelling_term(setup, thresholds, tail_second), fix_term(setup, 1.0, as_labelled=True)),
-        sampler=confident_epochs(setup.batch_size, unlabelled_epochs, with_partners=False, skip_single=True),
+        terms=(
+            _labelling_term(setup, thresholds, tail_second),
+            fix_term(setup, 1.0, as_labelled=True),
+        ),
+        sampler=confident_epochs(
+            setup.batch_size, unlabelled_epochs, with_partners=False, skip_single=True
+        ),
         rate=lambda client: jnp.asarray(unlabelled_rate, jnp.result_type(float)),
         weigh=lambda client, uploads: jnp.sum(uploads[CONFIDENT]),
     )
-    epochs = partial(labelled_epochs, setup.batch_size, max_labelled=setup.max_labelled, skip_single=True)
+    epochs = partial(
+        labelled_epochs, setup.batch_size, max_labelled=setup.max_labelled, skip_single=True
+    )
     together = Stage(
         (labelled,),
         epochs(setup.local_epochs),
         kinds=(unlabelled,),
-        weigh=lambda client, uploads: labelled_weight * client.num_labelled.astype(jnp.result_type(float)),
+        weigh=lambda client, uploads: (
+            labelled_weight * client.num_labelled.astype(jnp.result_type(float))
+        ),
     )
     warm_up = Stage((labelled,), epochs(warmup_epochs), labelled_quota="only", rounds=warmup_rounds)
     method = federated_method(setup, (warm_up, together) if warmup_rounds else (together,))
@@ -130,7 +171,8 @@ def class_thresholds(
     """Step 4.
 
     Args:
-        counts: a, examples of every class; without any, all classes count the same and are tail classes.
+        counts: a, examples of every class; without any, all classes count the same and are tail
+            classes.
         base: T_c of a class with as many examples as the standard deviation.
         most: bound of T_c.
         tail: share of examples below which a class is a tail class.
@@ -145,19 +187,28 @@ def choose_by_class(
     probabilities: Float[Array, "... K"], thresholds: Thresholds, tail_second: bool
 ) -> tuple[Int[Array, "..."], Bool[Array, "..."]]:
     """Step 2: the label of every example, and whether it is kept."""
-    first, largest = jnp.argmax(probabilities, axis=-1).astype(jnp.int32), jnp.max(probabilities, axis=-1)
+    first = jnp.argmax(probabilities, axis=-1).astype(jnp.int32)
+    largest = jnp.max(probabilities, axis=-1)
     sure = ~(largest <= thresholds.lowest[first])
     if not tail_second:
         return first, sure
-    others = jnp.where(jax.nn.one_hot(first, probabilities.shape[-1], dtype=bool), -1.0, probabilities)
+    others = jnp.where(
+        jax.nn.one_hot(first, probabilities.shape[-1], dtype=bool), -1.0, probabilities
+    )
     second = jnp.argmax(others, axis=-1).astype(jnp.int32)
     return jnp.where(sure, first, second), sure | thresholds.tail[second]
 
 
-def _labelling_term(setup: Setup, thresholds: Callable[[Array], Thresholds], tail_second: bool) -> Term:
-    """Labels the examples of clients without labels; its state is what they kept of every class, b."""
+def _labelling_term(
+    setup: Setup, thresholds: Callable[[Array], Thresholds], tail_second: bool
+) -> Term:
+    """Labels the examples of clients without labels; its state is what they kept of every class,
+    b.
+    """
 
-    def choose(kept: Float[Array, " K"], round: RoundContext, probabilities: Float[Array, "p n K"]) -> Choice:
+    def choose(
+        kept: Float[Array, " K"], round: RoundContext, probabilities: Float[Array, "p n K"]
+    ) -> Choice:
         own = thresholds(_labelled_counts(setup, round) + kept)
         labels, confident = choose_by_class(probabilities, own, tail_second)
         return Choice(labels, confident & (round.clients.num_labelled == 0)[:, None])
@@ -171,28 +222,39 @@ def _labelling_term(setup: Setup, thresholds: Callable[[Array], Thresholds], tai
 
     def traffic(outcome: RoundResult) -> Traffic:
         """Thresholds and a bit per class down, kept examples of every class up."""
-        clients = jnp.sum(outcome.round.valid & (outcome.round.clients.num_labelled == 0), dtype=jnp.int32)
+        clients = jnp.sum(
+            outcome.round.valid & (outcome.round.clients.num_labelled == 0), dtype=jnp.int32
+        )
         numbers = BYTES_PER_NUMBER * setup.num_classes
-        return Traffic(count(clients, numbers + -(-setup.num_classes // 8)), count(clients, numbers))
+        return Traffic(
+            count(clients, numbers + -(-setup.num_classes // 8)), count(clients, numbers)
+        )
 
     term = confident_term(setup, choose)
     return term._replace(
-        server=term.server._replace(init=lambda *_: jnp.zeros(setup.num_classes), server_update=server_update),
+        server=term.server._replace(
+            init=lambda *_: jnp.zeros(setup.num_classes), server_update=server_update
+        ),
         client=AtClient(collect=kept_of),
         log=term.log._replace(traffic=traffic),
     )
 
 
 def _labelled_counts(setup: Setup, round: RoundContext) -> Float[Array, " K"]:
-    """Labelled examples of every class at all clients; those with a value that is not finite do not count."""
+    """Labelled examples of every class at all clients; those with a value that is not finite do
+    not count.
+    """
     clients = round.all_clients
-    sound = jnp.all(jnp.isfinite(round.inputs), axis=tuple(range(1, round.inputs.ndim)))[clients.rows]
+    sound = jnp.all(jnp.isfinite(round.inputs), axis=tuple(range(1, round.inputs.ndim)))[
+        clients.rows
+    ]
     labels = jnp.where(sound & examples_mask(clients), clients.observed, -1)
     return class_counts(labels.reshape(-1), setup.num_classes)
 
 
 def with_local_residual(batch_size: int, share: float | Array, interval: int) -> AtClient:
-    """Weights and batch statistics W after every `interval` epochs become share R + (1 - share) W, which is then R.
+    """Weights and batch statistics W after every `interval` epochs become share R + (1 - share) W,
+    which is then R.
 
     R is at first what there is after epoch 0. Momentum stays as it is.
 
@@ -205,7 +267,9 @@ def with_local_residual(batch_size: int, share: float | Array, interval: int) ->
     def start(state: PyTree, params: PyTree, model_state: PyTree, kept: PyTree) -> Snapshot:
         return Snapshot(params, model_state)
 
-    def after_step(held: Snapshot, now: Snapshot, client: Client, number: Int[Array, ""]) -> tuple[Snapshot, Snapshot]:
+    def after_step(
+        held: Snapshot, now: Snapshot, client: Client, number: Int[Array, ""]
+    ) -> tuple[Snapshot, Snapshot]:
         steps = jnp.maximum(batches_per_epoch(client.num_labelled, batch_size, skip_single=True), 1)
         epoch = number // steps
         ends = ((number + 1) % steps == 0) & (epoch % interval == 0)
@@ -216,12 +280,17 @@ def with_local_residual(batch_size: int, share: float | Array, interval: int) ->
 
 
 def _blend(due: Bool[Array, ""], share: float | Array, old: Any, new: Any) -> Any:
-    """Returns where it is due, share times the old values and the rest of the new ones; the new ones otherwise."""
+    """Return where it is due, share times the old values and the rest of the new ones; the new
+    ones otherwise.
+    """
     return jax.tree.map(lambda x, y: jnp.where(due, share * x + (1.0 - share) * y, y), old, new)
 
 
-def with_global_residual(method: Method, share: float | Array, interval: int, first_round: int) -> Method:
-    """The same method, whose model W after every `interval` rounds becomes share W' + (1 - share) W, which is then W'.
+def with_global_residual(
+    method: Method, share: float | Array, interval: int, first_round: int
+) -> Method:
+    """Return the same method, whose model W after every `interval` rounds becomes share W' + (1 -
+    share) W, which is then W'.
 
     Args:
         method: its state's batch statistics are part of the model.
@@ -234,11 +303,16 @@ def with_global_residual(method: Method, share: float | Array, interval: int, fi
 
     def init(key: Array, data: FederatedData) -> ServerState:
         state = method.init(key, data)
-        return state._replace(terms={**state.terms, RESIDUAL: Snapshot(state.params, state.model_state)})
+        return state._replace(
+            terms={**state.terms, RESIDUAL: Snapshot(state.params, state.model_state)}
+        )
 
-    def round(key: Array, state: ServerState, data: FederatedData, **how: Any) -> tuple[ServerState, Metrics]:
+    def round(
+        key: Array, state: ServerState, data: FederatedData, **how: Any
+    ) -> tuple[ServerState, Metrics]:
         after, info = method.round(key, state, data, **how)
-        number, held = state.round - first_round, after.terms[RESIDUAL]
+        number = state.round - first_round
+        held = after.terms[RESIDUAL]
         due = (number > 0) & (number % interval == 0)
         now = _blend(due, share, held, Snapshot(after.params, after.model_state))
         held = jax.tree.map(lambda old, new: jnp.where(due | (number < 0), new, old), held, now)

@@ -1,11 +1,13 @@
-"""FixMatch, UDA, MixMatch, mean teacher, Pi-model, VAT and Pseudo-label, federated: predictions that agree.
+"""FixMatch, UDA, MixMatch, mean teacher, Pi-model, VAT and Pseudo-label, federated: predictions
+that agree.
 
 A local step takes B labelled examples and B_U = mu B unlabelled ones and minimizes
 
     w_s L_s + w_u L_u,    L_s = 1/B sum over labelled CE(y, p(weak view)),
 
-a client that has only the one or the other what it has. The methods differ in L_u, a mean over unlabelled examples u.
-With the scores z, the prediction q = softmax(z) for a weak view of u, the prediction p that learns, and K classes:
+a client that has only the one or the other what it has. The methods differ in L_u, a mean over
+unlabelled examples u. With the scores z, the prediction q = softmax(z) for a weak view of u, the
+prediction p that learns, and K classes:
 
     fixmatch       [max q >= tau] CE(argmax q, p(strong view))
     uda            [max q > beta] CE(softmax(z / T), p(strong view));  L_s with training signal annealing
@@ -15,32 +17,32 @@ With the scores z, the prediction q = softmax(z) for a weak view of u, the predi
     vat            KL(p(u) || p(u + r)) + w_e H(p(u)), r the perturbation of length epsilon that changes p most
     mixmatch       see `mixmatch`: guessed labels of all unlabelled examples, mixed with the labelled ones
 
-in round r = 1, 2, .., with g(r) = exp(-5 (1 - min(r, R) / R)^2). Targets are constants; only the paper's Pi-model lets
-the gradient flow through both passes. Where the server has labelled examples it minimizes w_s L_s on them in every
-round, before the clients train or after it.
+in round r = 1, 2, .., with g(r) = exp(-5 (1 - min(r, R) / R)^2). Targets are constants; only the
+paper's Pi-model lets the gradient flow through both passes. Where the server has labelled examples
+it minimizes w_s L_s on them in every round, before the clients train or after it.
 
 References:
-    Sohn et al., FixMatch: simplifying semi-supervised learning with consistency and confidence, NeurIPS 2020, arXiv
-    2001.07685: equations 3 and 4, section 4.
-    Xie et al., Unsupervised data augmentation for consistency training, NeurIPS 2020, arXiv 1904.12848: sections 2, 3
-    and 4 (CIFAR-10).
-    Berthelot et al., MixMatch: a holistic approach to semi-supervised learning, NeurIPS 2019, arXiv 1905.02249:
-    algorithm 1, equations 2 to 12; w_u that of CIFAR-10. Its ramp of 16,000 steps is 16 epochs of 1,024 steps there,
-    and rounds here.
-    Tarvainen and Valpola, Mean teachers are better role models, NeurIPS 2017, arXiv 1703.01780: section 2; weight,
-    decay and ramp from its CIFAR-10 runs, the ramp's epochs being rounds here.
-    Laine and Aila, Temporal ensembling for semi-supervised learning, ICLR 2017, arXiv 1610.02242: section 2.1 and
-    algorithm 1, its epochs being rounds here. Its w_u is 100 M/N, with M labelled of N examples, because its
-    cross-entropy is divided by all examples of the batch.
-    Miyato et al., Virtual adversarial training: a regularization method for supervised and semi-supervised learning,
-    TPAMI 2019, arXiv 1704.03976: equations 5 to 8, algorithm 1; w_u = 1, one power iteration. With w_e = 1 (entropy
-    minimization, section 4.3) it is the paper's VAT+EntMin.
-    Lee, Pseudo-label: the simple and efficient semi-supervised learning method for deep neural networks, ICML 2013
-    workshop: equations 15 and 16, where tau is 0, w_u is alpha_f, and T1, T2 are 100 and 600 epochs.
-    Federated as in Jeong et al., Federated semi-supervised learning with inter-client consistency and disjoint
-    learning, ICLR 2021, arXiv 2006.12097, section 5, and as the baseline of ProtoFSSL (arXiv 2205.13921).
+    Sohn et al., FixMatch: simplifying semi-supervised learning with consistency and confidence,
+    NeurIPS 2020, arXiv 2001.07685: equations 3 and 4, section 4. Xie et al., Unsupervised data
+    augmentation for consistency training, NeurIPS 2020, arXiv 1904.12848: sections 2, 3 and 4
+    (CIFAR-10). Berthelot et al., MixMatch: a holistic approach to semi-supervised learning, NeurIPS
+    2019, arXiv 1905.02249: algorithm 1, equations 2 to 12; w_u that of CIFAR-10. Its ramp of 16,000
+    steps is 16 epochs of 1,024 steps there, and rounds here. Tarvainen and Valpola, Mean teachers
+    are better role models, NeurIPS 2017, arXiv 1703.01780: section 2; weight, decay and ramp from
+    its CIFAR-10 runs, the ramp's epochs being rounds here. Laine and Aila, Temporal ensembling for
+    semi-supervised learning, ICLR 2017, arXiv 1610.02242: section 2.1 and algorithm 1, its epochs
+    being rounds here. Its w_u is 100 M/N, with M labelled of N examples, because its cross-entropy
+    is divided by all examples of the batch. Miyato et al., Virtual adversarial training: a
+    regularization method for supervised and semi-supervised learning, TPAMI 2019, arXiv 1704.03976:
+    equations 5 to 8, algorithm 1; w_u = 1, one power iteration. With w_e = 1 (entropy minimization,
+    section 4.3) it is the paper's VAT+EntMin. Lee, Pseudo-label: the simple and efficient
+    semi-supervised learning method for deep neural networks, ICML 2013 workshop: equations 15 and
+    16, where tau is 0, w_u is alpha_f, and T1, T2 are 100 and 600 epochs. Federated as in Jeong et
+    al., Federated semi-supervised learning with inter-client consistency and disjoint learning,
+    ICLR 2021, arXiv 2006.12097, section 5, and as the baseline of ProtoFSSL (arXiv 2205.13921).
 
-Defaults are those of the papers; settings of the federated tables are in docs/methods/consistency.md.
+Defaults are those of the papers; settings of the federated tables are in
+docs/methods/consistency.md.
 """
 
 from collections.abc import Callable
@@ -70,10 +72,21 @@ from fedjax_ssl.methods.parts.consistency import (
     taught_term,
     teacher_network,
 )
-from fedjax_ssl.methods.parts.settings import BetaParameter, Count, CountOrZero, Decay, Positive, Share, Weight
+from fedjax_ssl.methods.parts.settings import (
+    BetaParameter,
+    Count,
+    CountOrZero,
+    Decay,
+    Positive,
+    Share,
+    Weight,
+)
 
-TERM, AVERAGE = "consistency", "moving_average"  # the terms on unlabelled examples and of the moving average
-Network = Callable[[ServerState], tuple[PyTree, PyTree]]  # state -> parameters and running statistics that predict
+# the terms on unlabelled examples and of the moving average
+TERM = "consistency"
+AVERAGE = "moving_average"
+# state -> parameters and running statistics that predict
+Network = Callable[[ServerState], tuple[PyTree, PyTree]]
 
 
 @checked
@@ -86,9 +99,11 @@ class Settings:
         labelled_weight: w_s; the server's loss has it too.
         unlabelled_ratio: mu, unlabelled examples per labelled one in a step: B_U = mu B.
         labelled_too: labelled examples are among the unlabelled ones as well, without their labels.
-        ema_decay: predictions come from a moving average of the global network over the rounds, of this decay; 0: from
-            the network itself. (The papers average over steps, with decay 0.999 or 0.9999.)
-        server_turn: a server that has labelled examples trains on them "before" the clients or "after".
+        ema_decay: predictions come from a moving average of the global network over the rounds, of
+            this decay; 0: from the network itself. (The papers average over steps, with decay 0.999
+            or 0.9999.)
+        server_turn: a server that has labelled examples trains on them "before" the clients or
+            "after".
         server_batch_size: examples per step at the server.
         server_epochs: epochs per round at the server.
     """
@@ -110,8 +125,10 @@ class FixMatch(Settings):
 
     Attributes:
         threshold: tau.
-        mask_mean: "batch", the paper's; "confident": the unlabelled loss is the mean over the confident examples.
-        augment_labelled: labelled examples are weakly augmented; False: they stay as they are, here and at the server.
+        mask_mean: "batch", the paper's; "confident": the unlabelled loss is the mean over the
+            confident examples.
+        augment_labelled: labelled examples are weakly augmented; False: they stay as they are, here
+            and at the server.
     """
 
     threshold: Share = 0.95
@@ -122,8 +139,8 @@ class FixMatch(Settings):
 def fixmatch(setup: Setup, settings: FixMatch) -> Method:
     """FixMatch at the clients, or at clients without labels beside a server that has some.
 
-    A confident prediction for a weak view of an example is the label of its strong view. Weak views are
-    `config.augment`, strong ones `config.strong_augment`.
+    A confident prediction for a weak view of an example is the label of its strong view. Weak views
+    are `config.augment`, strong ones `config.strong_augment`.
 
     Args:
         setup: the run. Its `batch_size` is B; a local epoch goes through the unlabelled examples.
@@ -132,11 +149,17 @@ def fixmatch(setup: Setup, settings: FixMatch) -> Method:
     Raises:
         ValueError: for a setting outside its range, or a federation with nothing to learn from.
     """
-    weak, strong = augmented_view(setup, UNLABELLED), strong_view(setup)
-    stored = View(f"{LABELLED}/stored", LABELLED, lambda key, streams: setup.normalize(streams[LABELLED].inputs))
+    weak = augmented_view(setup, UNLABELLED)
+    strong = strong_view(setup)
+    stored = View(
+        f"{LABELLED}/stored",
+        LABELLED,
+        lambda key, streams: setup.normalize(streams[LABELLED].inputs),
+    )
 
     def loss(step: Step) -> tuple[Array, Guess]:
-        seen, learns = step.outputs[weak.name].logits, step.outputs[strong.name].logits
+        seen = step.outputs[weak.name].logits
+        learns = step.outputs[strong.name].logits
         mask = step.streams[UNLABELLED].mask
         value = objectives.fixmatch_loss(seen, learns, mask, settings.threshold, settings.mask_mean)
         confident = jnp.max(jax.nn.softmax(seen), axis=1) >= settings.threshold
@@ -148,7 +171,9 @@ def fixmatch(setup: Setup, settings: FixMatch) -> Method:
         return objectives.batch_cross_entropy(logits, batch.observed, batch.mask, loss=setup.loss)
 
     supervised = None if settings.augment_labelled else Term("supervised", (stored,), as_stored)
-    return _method(setup, settings, guessing_term(TERM, (weak, strong), setup.num_classes, loss), supervised)
+    return _method(
+        setup, settings, guessing_term(TERM, (weak, strong), setup.num_classes, loss), supervised
+    )
 
 
 @checked
@@ -159,10 +184,11 @@ class UDA(Settings):
     Attributes:
         threshold: beta; 0: every example counts.
         temperature: T of the targets; 1: they are not sharpened.
-        tsa: schedule of alpha, with the share t of the rounds that are over: "exp" is exp(5 (t - 1)), "linear" t, "log"
-            1 - exp(-5 t); "none": plain cross-entropy.
+        tsa: schedule of alpha, with the share t of the rounds that are over: "exp" is exp(5 (t -
+            1)), "linear" t, "log" 1 - exp(-5 t); "none": plain cross-entropy.
         tsa_rounds: rounds until alpha is 1; 0: those of the run.
-        unlabelled_ratio: mu, unlabelled examples per labelled one in a step; the paper has batches of 64 and 448.
+        unlabelled_ratio: mu, unlabelled examples per labelled one in a step; the paper has batches
+            of 64 and 448.
     """
 
     threshold: Share = 0.8
@@ -172,26 +198,32 @@ class UDA(Settings):
 
 
 def uda(setup: Setup, settings: UDA) -> Method:
-    """UDA at the clients, or at clients without labels beside a server that has some and anneals as they would.
+    """UDA at the clients, or at clients without labels beside a server that has some and anneals as
+    they would.
 
-    L_s has training signal annealing: it is the mean over the labelled examples whose true class is not yet more
-    probable than alpha (1 - 1/K) + 1/K, where alpha rises to 1 over the rounds.
+    L_s has training signal annealing: it is the mean over the labelled examples whose true class is
+    not yet more probable than alpha (1 - 1/K) + 1/K, where alpha rises to 1 over the rounds.
 
     Args:
         setup: the run.
         settings: the method's own.
 
     Raises:
-        ValueError: for a setting outside its range, a federation with nothing to learn from, or annealing over a run
-            whose rounds are not known.
+        ValueError: for a setting outside its range, a federation with nothing to learn from, or
+            annealing over a run whose rounds are not known.
     """
     rounds = settings.tsa_rounds or setup.rounds
     if settings.tsa != "none" and not rounds:
-        raise ValueError("tsa_rounds is 0, all rounds of the run, but it is not known how many; set tsa_rounds")
-    weak, strong, labelled = augmented_view(setup, UNLABELLED), strong_view(setup), augmented_view(setup, LABELLED)
+        raise ValueError(
+            "tsa_rounds is 0, all rounds of the run, but it is not known how many; set tsa_rounds"
+        )
+    weak = augmented_view(setup, UNLABELLED)
+    strong = strong_view(setup)
+    labelled = augmented_view(setup, LABELLED)
 
     def loss(step: Step) -> tuple[Array, Guess]:
-        seen, learns = step.outputs[weak.name].logits, step.outputs[strong.name].logits
+        seen = step.outputs[weak.name].logits
+        learns = step.outputs[strong.name].logits
         value = objectives.uda_loss(
             seen, learns, step.streams[UNLABELLED].mask, settings.threshold, settings.temperature
         )
@@ -207,7 +239,9 @@ def uda(setup: Setup, settings: UDA) -> Method:
         )
 
     supervised = None if settings.tsa == "none" else Term("supervised", (labelled,), annealed)
-    return _method(setup, settings, guessing_term(TERM, (weak, strong), setup.num_classes, loss), supervised)
+    return _method(
+        setup, settings, guessing_term(TERM, (weak, strong), setup.num_classes, loss), supervised
+    )
 
 
 @checked
@@ -225,7 +259,8 @@ class MixMatch(Settings):
 
     unlabelled_weight: Weight = 75.0
     unlabelled_ratio: Count = 1
-    labelled_too: bool = field(default=False, init=False)  # labelled examples are mixed with the others anyway
+    labelled_too: bool = field(default=False, init=False)
+    # ^ labelled examples are mixed with the others anyway
     num_augmentations: Count = 2
     temperature: Positive = 0.5
     mixup_alpha: BetaParameter = 0.75
@@ -237,16 +272,19 @@ def mixmatch(setup: Setup, settings: MixMatch) -> Method:
 
     A local step on labelled examples X and unlabelled ones U:
 
-    1. One weak view of every labelled example, with its label; A weak views of every unlabelled one, whose guess is the
-       mean of the network's predictions for them, sharpened: q_k^(1/T) / sum_j q_j^(1/T), a constant.
-    2. Each of these |X| + A |U| views is mixed with another, from a random permutation W of all of them: inputs and
-       labels of view i become s i + (1 - s) W_i, s = max(s', 1 - s'), s' ~ Beta(alpha, alpha) for every view.
+    1. One weak view of every labelled example, with its label; A weak views of every unlabelled
+       one, whose guess is the mean of the network's predictions for them, sharpened: q_k^(1/T) /
+       sum_j q_j^(1/T), a constant.
+    2. Each of these |X| + A |U| views is mixed with another, from a random permutation W of all of
+       them: inputs and labels of view i become s i + (1 - s) W_i, s = max(s', 1 - s'), s' ~
+       Beta(alpha, alpha) for every view.
     3. With the predictions p of the mixtures and their mixed labels y, it minimizes
 
            w_s 1/|X| sum over mixtures of labelled CE(y, p)
                + w_u a(r) 1/(A |U| K) sum over mixtures of unlabelled ||y - p||^2
 
-    with a(r) = min(r / R, 1) in round r = 1, 2, .. A server that has labelled examples trains by plain cross-entropy.
+    with a(r) = min(r / R, 1) in round r = 1, 2, .. A server that has labelled examples trains by
+    plain cross-entropy.
 
     Args:
         setup: the run.
@@ -257,14 +295,19 @@ def mixmatch(setup: Setup, settings: MixMatch) -> Method:
     """
     known: tuple[View, ...] = (augmented_view(setup, LABELLED),) if setup.max_labelled else ()
     weak = augmented_view(setup, UNLABELLED)
-    more = (weak._replace(name=f"{weak.name}/{place}") for place in range(1, settings.num_augmentations))
+    more = (
+        weak._replace(name=f"{weak.name}/{place}") for place in range(1, settings.num_augmentations)
+    )
     guessed = (weak, *more)
 
     def loss(step: Step) -> tuple[Array, Guess]:
         predictions = [jax.nn.softmax(step.outputs[view.name].logits) for view in guessed]
         mean = sum(predictions[1:], predictions[0]) / len(guessed)
         guess = jax.lax.stop_gradient(objectives.sharpen(mean, settings.temperature))
-        labels = [jax.nn.one_hot(step.streams[LABELLED].observed, setup.num_classes, dtype=guess.dtype) for _ in known]
+        labels = [
+            jax.nn.one_hot(step.streams[LABELLED].observed, setup.num_classes, dtype=guess.dtype)
+            for _ in known
+        ]
         targets = jnp.concatenate([*labels, *[guess] * len(guessed)])
         inputs = jnp.concatenate([step.inputs[view.name] for view in (*known, *guessed)])
         real = jnp.concatenate([view.real(step.streams) for view in (*known, *guessed)])
@@ -277,12 +320,20 @@ def mixmatch(setup: Setup, settings: MixMatch) -> Method:
         targets = jax.vmap(objectives.mixup)(targets, targets[partner], share)
 
         dropout = named_key(step.key, "dropout")
-        logits = setup.model.apply(step.params, step.model_state, mixed, train=True, key=dropout, mask=real)[0].logits
+        logits = setup.model.apply(
+            step.params, step.model_state, mixed, train=True, key=dropout, mask=real
+        )[0].logits
         first = sum(step.inputs[view.name].shape[0] for view in known)
         supervised = objectives.soft_cross_entropy(logits[:first], targets[:first], real[:first])
-        unsupervised = objectives.consistency(jax.nn.softmax(logits[first:]), targets[first:], real[first:])
-        ramp = objectives.linear_ramp(step.now.number + 1, 0, settings.ramp_rounds).astype(unsupervised.dtype)
-        value = settings.labelled_weight * supervised + settings.unlabelled_weight * ramp * unsupervised
+        unsupervised = objectives.consistency(
+            jax.nn.softmax(logits[first:]), targets[first:], real[first:]
+        )
+        ramp = objectives.linear_ramp(step.now.number + 1, 0, settings.ramp_rounds).astype(
+            unsupervised.dtype
+        )
+        value = (
+            settings.labelled_weight * supervised + settings.unlabelled_weight * ramp * unsupervised
+        )
         return value, Guess(jnp.argmax(guess, axis=1), step.streams[UNLABELLED].mask)
 
     term = guessing_term(TERM, (*known, *guessed), setup.num_classes, loss)
@@ -291,7 +342,7 @@ def mixmatch(setup: Setup, settings: MixMatch) -> Method:
 
 
 def shuffled(key: Key[Array, ""], real: Bool[Array, " n"]) -> Int[Array, " n"]:
-    """A random permutation of the real rows; other rows get some real one.
+    """Return a random permutation of the real rows; other rows get some real one.
 
     Args:
         key: typed PRNG key.
@@ -326,9 +377,10 @@ class MeanTeacher(Settings):
 def mean_teacher(setup: Setup, settings: MeanTeacher) -> Method:
     """Mean teacher at the clients, or at clients without labels beside a server that has some.
 
-    After step t, counted on from round to round, the teacher g becomes d g + (1 - d) f with the student f and
-    d = min(1 - 1 / (t + 1), decay). Students and teachers are averaged separately; the teacher is sent beside the
-    student, which doubles the traffic. `fedsiam` is this with a second head for the consistency loss.
+    After step t, counted on from round to round, the teacher g becomes d g + (1 - d) f with the
+    student f and d = min(1 - 1 / (t + 1), decay). Students and teachers are averaged separately;
+    the teacher is sent beside the student, which doubles the traffic. `fedsiam` is this with a
+    second head for the consistency loss.
 
     Args:
         setup: the run.
@@ -346,11 +398,15 @@ def mean_teacher(setup: Setup, settings: MeanTeacher) -> Method:
         value = objectives.consistency(
             jax.nn.softmax(step.outputs[weak.name].logits), targets, step.streams[UNLABELLED].mask
         )
-        ramp = objectives.consistency_ramp(step.now.number + 1, 1.0, settings.ramp_rounds).astype(value.dtype)
+        ramp = objectives.consistency_ramp(step.now.number + 1, 1.0, settings.ramp_rounds).astype(
+            value.dtype
+        )
         return ramp * value, teacher._replace(model_state=teacher_state)
 
     network = teacher_network(TERM) if settings.predict_with == "teacher" else None
-    return _method(setup, settings, taught_term(TERM, (weak,), loss, settings.decay), network=network)
+    return _method(
+        setup, settings, taught_term(TERM, (weak,), loss, settings.decay), network=network
+    )
 
 
 @checked
@@ -373,7 +429,8 @@ class PiModel(Settings):
 
 
 def pi_model(setup: Setup, settings: PiModel) -> Method:
-    """The Pi-model at the clients, or at clients without labels beside a server that has some.
+    """Return the Pi-model at the clients, or at clients without labels beside a server that has
+    some.
 
     Args:
         setup: the run.
@@ -390,7 +447,12 @@ def pi_model(setup: Setup, settings: PiModel) -> Method:
         if settings.stop_gradient:
             other = jax.lax.stop_gradient(other)
         value = objectives.consistency(one, other, step.streams[UNLABELLED].mask)
-        return objectives.consistency_ramp(step.now.number + 1, 1.0, settings.ramp_rounds).astype(value.dtype) * value
+        return (
+            objectives.consistency_ramp(step.now.number + 1, 1.0, settings.ramp_rounds).astype(
+                value.dtype
+            )
+            * value
+        )
 
     return _method(setup, settings, Term(TERM, (weak,), loss))
 
@@ -401,11 +463,11 @@ class VAT(Settings):
     """Settings of virtual adversarial training.
 
     Attributes:
-        radius: epsilon, over all numbers of an input as the network sees it. The paper's on CIFAR-10 (whitened) without
-            augmentation is 8, on SVHN 2.5; it has to fit the data.
+        radius: epsilon, over all numbers of an input as the network sees it. The paper's on
+            CIFAR-10 (whitened) without augmentation is 8, on SVHN 2.5; it has to fit the data.
         entropy_weight: w_e.
-        unlabelled_ratio: examples of the adversarial loss per labelled one in a step; the paper has batches of 32 and
-            128.
+        unlabelled_ratio: examples of the adversarial loss per labelled one in a step; the paper has
+            batches of 32 and 128.
         labelled_too: the adversarial loss is about labelled examples too, as in the paper.
     """
 
@@ -416,7 +478,8 @@ class VAT(Settings):
 
 
 def vat(setup: Setup, settings: VAT) -> Method:
-    """Virtual adversarial training at the clients, or at clients without labels beside a server that has some.
+    """Virtual adversarial training at the clients, or at clients without labels beside a server
+    that has some.
 
     Args:
         setup: the run.
@@ -428,7 +491,8 @@ def vat(setup: Setup, settings: VAT) -> Method:
 
     def loss(step: Step) -> Array:
         batch = step.streams[UNLABELLED]
-        # Passes of its own, which leave the running statistics of batch norm alone, as in the authors' code.
+        # Passes of its own, which leave the running statistics of batch norm alone, as in the
+        # authors' code.
         inputs = setup.normalize(setup.augment(named_key(step.key, "view"), batch.inputs))
         value, logits = adversarial_loss(setup, step, inputs, batch.mask, settings.radius)
         if is_zero(settings.entropy_weight):
@@ -445,10 +509,11 @@ class PseudoLabel(Settings):
 
     Attributes:
         threshold: tau; the paper has none.
-        ramp_start: T1, in rounds. The default is a tenth of the paper's, as is that of T2: it counts epochs, of which a
-            round may have several, and a run has fewer rounds.
+        ramp_start: T1, in rounds. The default is a tenth of the paper's, as is that of T2: it
+            counts epochs, of which a round may have several, and a run has fewer rounds.
         ramp_end: T2, above T1.
-        unlabelled_ratio: unlabelled examples per labelled one in a step; the paper has batches of 32 and 256.
+        unlabelled_ratio: unlabelled examples per labelled one in a step; the paper has batches of
+            32 and 256.
     """
 
     unlabelled_weight: Weight = 3.0
@@ -461,8 +526,9 @@ class PseudoLabel(Settings):
 def pseudo_label(setup: Setup, settings: PseudoLabel) -> Method:
     """Pseudo-label at the clients, or at clients without labels beside a server that has some.
 
-    In every step the network's most probable class is an unlabelled example's label. Unlike `network_pseudo_label` and
-    `fedsem`, which label with the global network before local training, the labels follow the client's own network.
+    In every step the network's most probable class is an unlabelled example's label. Unlike
+    `network_pseudo_label` and `fedsem`, which label with the global network before local training,
+    the labels follow the client's own network.
 
     Args:
         setup: the run.
@@ -476,7 +542,9 @@ def pseudo_label(setup: Setup, settings: PseudoLabel) -> Method:
 
     def loss(step: Step) -> tuple[Array, Guess]:
         logits = step.outputs[weak.name].logits
-        value = objectives.fixmatch_loss(logits, logits, step.streams[UNLABELLED].mask, settings.threshold)
+        value = objectives.fixmatch_loss(
+            logits, logits, step.streams[UNLABELLED].mask, settings.threshold
+        )
         ramp = objectives.linear_ramp(step.now.number + 1, settings.ramp_start, settings.ramp_end)
         confident = jnp.max(jax.nn.softmax(logits), axis=1) >= settings.threshold
         return ramp.astype(value.dtype) * value, Guess(jnp.argmax(logits, axis=1), confident)
@@ -491,15 +559,16 @@ def _method(
     supervised: Term | None = None,
     network: Network | None = None,
 ) -> Method:
-    """A method with a supervised and an unsupervised term; one that nobody has examples for, or without weight, is out.
+    """Return a method with a supervised and an unsupervised term; one that nobody has examples for,
+    or without weight, is out.
 
     Args:
         setup: the run.
         settings: the method's own.
         unsupervised: term on stream "unlabelled", of weight 1.
         supervised: term on stream "labelled", of weight 1; cross-entropy by default.
-        network: network that predicts, made by the unsupervised term, which then stays in any case; by default the
-            global one, or its moving average.
+        network: network that predicts, made by the unsupervised term, which then stays in any case;
+            by default the global one, or its moving average.
     """
     supervised = (supervised or supervised_term(setup))._replace(weight=settings.labelled_weight)
     terms = (supervised,) if setup.max_labelled else ()
@@ -510,17 +579,27 @@ def _method(
 
 
 def _method_of_terms(
-    setup: Setup, settings: Settings, terms: tuple[Term, ...], supervised: Term, network: Network | None = None
+    setup: Setup,
+    settings: Settings,
+    terms: tuple[Term, ...],
+    supervised: Term,
+    network: Network | None = None,
 ) -> Method:
-    """A method of these terms at the clients, and of the supervised one at a server that has labelled examples."""
-    at_server: tuple[Term, ...] = (supervised._replace(name="server_supervised"),) if setup.max_server else ()
+    """Return a method of these terms at the clients, and of the supervised one at a server that has
+    labelled examples.
+    """
+    at_server: tuple[Term, ...] = (
+        (supervised._replace(name="server_supervised"),) if setup.max_server else ()
+    )
     if not terms and not at_server:
         raise ValueError(
-            "there is nothing to learn from: no client has a label, the server has none, and unlabelled examples are "
-            f"missing or have unlabelled_weight {settings.unlabelled_weight!r}"
+            "there is nothing to learn from: no client has a label, the server has none, and "
+            "unlabelled examples are missing or have unlabelled_weight "
+            f"{settings.unlabelled_weight!r}"
         )
     if not is_zero(settings.ema_decay):
-        average, network = _moving_average_term(settings.ema_decay), teacher_network(AVERAGE)
+        average = _moving_average_term(settings.ema_decay)
+        network = teacher_network(AVERAGE)
         # It follows what the round ends with.
         if at_server and (settings.server_turn == "after" or not terms):
             at_server = (*at_server, average)
@@ -528,27 +607,39 @@ def _method_of_terms(
             terms = (*terms, average)
     server = None
     if at_server:
-        epochs = labelled_epochs(settings.server_batch_size, settings.server_epochs, setup.max_server)
+        epochs = labelled_epochs(
+            settings.server_batch_size, settings.server_epochs, setup.max_server
+        )
         server = ServerTraining(at_server, epochs, when=(settings.server_turn,))
-    size, bounds = settings.unlabelled_ratio * setup.batch_size, (setup.max_labelled, setup.max_unlabelled)
+    size = settings.unlabelled_ratio * setup.batch_size
+    bounds = (setup.max_labelled, setup.max_unlabelled)
     steps = passes(setup.batch_size, size, setup.local_epochs, *bounds)
-    sampler = paired_batches(setup.batch_size, size, steps, *bounds, labelled_too=settings.labelled_too)
+    sampler = paired_batches(
+        setup.batch_size, size, steps, *bounds, labelled_too=settings.labelled_too
+    )
     stage = Stage(terms, sampler if terms else None, server=server)
     return federated_method(setup, (stage,), network=network, needs=("labels", "server"))
 
 
 def _moving_average_term(decay: float | Array) -> Term:
-    """A term without a loss that keeps a moving average of the global model at the server, for predictions.
+    """Return a term without a loss that keeps a moving average of the global model at the server,
+    for predictions.
 
-    After round t = 1, 2, .. the average g of the global networks f_t is d g + (1 - d) f_t with d = min(1 - 1/t, decay):
-    the plain mean at first, so that the initial network has no part in it. Batch statistics are averaged likewise.
+    After round t = 1, 2, .. the average g of the global networks f_t is d g + (1 - d) f_t with d =
+    min(1 - 1/t, decay): the plain mean at first, so that the initial network has no part in it.
+    Batch statistics are averaged likewise.
     """
 
     def follow(average: Teacher, outcome: RoundResult) -> Teacher:
         keep = objectives.teacher_decay(average.step, decay)
-        new, old = (outcome.after.params["model"], outcome.after.model_state), (average.params, average.model_state)
+        new = (outcome.after.params["model"], outcome.after.model_state)
+        old = (average.params, average.model_state)
         params, model_state = jax.tree.map(
-            lambda one, other: keep.astype(one.dtype) * one + (1.0 - keep).astype(one.dtype) * other, old, new
+            lambda one, other: (
+                keep.astype(one.dtype) * one + (1.0 - keep).astype(one.dtype) * other
+            ),
+            old,
+            new,
         )
         return Teacher(params, model_state, average.step + 1.0)
 

@@ -1,12 +1,15 @@
-"""FedLLP: learning from label proportions at every client, alone and with virtual adversarial training.
+"""FedLLP: learning from label proportions at every client, alone and with virtual adversarial
+training.
 
-The baselines of FedUL that compare the mean prediction of a whole set with the set's known class shares.
+The baselines of FedUL that compare the mean prediction of a whole set with the set's known class
+shares.
 
 References:
-    Lu et al., Federated learning from only unlabeled data with class-conditional-sharing clients, ICLR 2022, arXiv
-    2204.03304; Ardehaly and Culotta, Co-training for demographic classification using deep learning from label
-    proportions, ICDM workshops 2017; Tsai and Lin, Learning from label proportions with consistency regularization,
-    ACML 2020, arXiv 1910.13188 (with virtual adversarial training).
+    Lu et al., Federated learning from only unlabeled data with class-conditional-sharing clients,
+    ICLR 2022, arXiv 2204.03304; Ardehaly and Culotta, Co-training for demographic classification
+    using deep learning from label proportions, ICDM workshops 2017; Tsai and Lin, Learning from
+    label proportions with consistency regularization, ACML 2020, arXiv 1910.13188 (with virtual
+    adversarial training).
 """
 
 from typing import Literal
@@ -29,18 +32,22 @@ from fedjax_ssl.objectives import consistency_ramp, proportion_loss
 
 @checked
 def fedllp(setup: Setup, *, l1: Weight = 0.0, set_size: CountOrZero = 0) -> Method:
-    """FedLLP: the cross-entropy between a set's class shares and its mean prediction, one set per local step.
+    """FedLLP: the cross-entropy between a set's class shares and its mean prediction, one set per
+    local step.
 
     Args:
         setup: the run; its batch size has no say.
         l1: weight of the sum of the parameters' absolute values.
-        set_size: most examples of a set in one step; of a larger set a fresh random part is taken. 0: all, whatever
-            it takes. Memory and time of a step follow this bound; best is one a little above the largest set.
+        set_size: most examples of a set in one step; of a larger set a fresh random part is taken.
+            0: all, whatever it takes. Memory and time of a step follow this bound; best is one a
+            little above the largest set.
 
     Raises:
         ValueError: a negative weight, a size below 0, or a federation without sets.
     """
-    return federated_method(setup, (_sets_stage(setup, (proportion_term(setup),), l1, set_size),), needs=("sets",))
+    return federated_method(
+        setup, (_sets_stage(setup, (proportion_term(setup),), l1, set_size),), needs=("sets",)
+    )
 
 
 @checked
@@ -61,18 +68,21 @@ def fedllp_vat(
         vat_weight: largest weight of this loss.
         vat_radius: length of the perturbation of an input, as the network sees it.
         ramp_epochs: local epochs in which the weight rises.
-        rampup: "run": over all local steps of the run; "per_epoch": from the start in every local epoch, as in the
-            released code, where the weight never gets above about a hundredth.
+        rampup: "run": over all local steps of the run; "per_epoch": from the start in every local
+            epoch, as in the released code, where the weight never gets above about a hundredth.
         l1: as in `fedllp`.
         set_size: as in `fedllp`.
 
     Raises:
-        ValueError: a number outside what is allowed, an unknown ramp-up, or a federation without sets.
+        ValueError: a number outside what is allowed, an unknown ramp-up, or a federation without
+            sets.
     """
     view = augmented_view(setup, "set")
 
     def consistency(step: Step) -> Array:
-        loss, _ = adversarial_loss(setup, step, step.inputs[view.name], step.streams["set"].mask, vat_radius)
+        loss, _ = adversarial_loss(
+            setup, step, step.inputs[view.name], step.streams["set"].mask, vat_radius
+        )
         epochs = local_epochs_done(step, setup.local_epochs, rampup)
         return consistency_ramp(epochs, vat_weight, ramp_epochs).astype(loss.dtype) * loss
 
@@ -81,32 +91,38 @@ def fedllp_vat(
 
 
 def proportion_term(setup: Setup) -> Term:
-    """The loss of the class proportions of the one set that a step has."""
+    """Return the loss of the class proportions of the one set that a step has."""
     view = augmented_view(setup, "set")
 
     def loss(step: Step) -> Array:
-        batch, weak = step.streams["set"], _sets_of(step.client)
+        batch = step.streams["set"]
+        weak = _sets_of(step.client)
         assert batch.weak is not None
         shares = weak.matrix[jnp.maximum(jnp.max(batch.weak), 0)]
         return proportion_loss(step.outputs[view.name].logits, shares, batch.mask)
 
-    participates = AtServer(participates=lambda sent, round: round.valid & (_count_members(round.clients) > 0))
+    participates = AtServer(
+        participates=lambda sent, round: round.valid & (_count_members(round.clients) > 0)
+    )
     return Term("proportions", (view,), loss, server=participates)
 
 
 def set_per_step(local_epochs: int, set_size: int = 0) -> Sampler:
-    """Stream "set": one whole set of the client per local step, all sets in a fresh order in every epoch.
+    """Stream "set": one whole set of the client per local step, all sets in a fresh order in every
+    epoch.
 
     Sets without examples are no step. A client with coarse labels takes none.
 
     Args:
         local_epochs: passes over the sets per round.
-        set_size: width of the stream; of a larger set a random part is taken, drawn anew in every epoch. 0: all.
+        set_size: width of the stream; of a larger set a random part is taken, drawn anew in every
+            epoch. 0: all.
     """
 
     def schedule(key: Key[Array, ""], client: Client, now: Now) -> Schedule:
         weak = _sets_of(client)
-        width, num_sets = weak.labels.shape[0], weak.matrix.shape[0]
+        width = weak.labels.shape[0]
+        num_sets = weak.matrix.shape[0]
         size = min(set_size or width, width)
         labels = jnp.where(_count_members(client) > 0, weak.labels, -1)
         owner = jnp.where(labels >= 0, labels, num_sets)
@@ -119,31 +135,41 @@ def set_per_step(local_epochs: int, set_size: int = 0) -> Sampler:
             mine = jax.random.fold_in(key, epoch)
             # Bits are drawn by place, so that padding, which comes last, changes none of them.
             sets = jnp.lexsort((jax.random.bits(named_key(mine, "sets"), (num_sets,)), counts == 0))
-            members = jnp.lexsort((jax.random.bits(named_key(mine, "members"), (width,)), owner)).astype(jnp.int32)
+            members = jnp.lexsort(
+                (jax.random.bits(named_key(mine, "members"), (width,)), owner)
+            ).astype(jnp.int32)
             place = jnp.minimum(starts[sets][:, None] + column, width - 1)
             return members[place], column < counts[sets][:, None]
 
         positions, masks = jax.vmap(one_epoch)(jnp.arange(local_epochs, dtype=jnp.int32))
-        epoch, within = jnp.divmod(jnp.arange(local_epochs * num_sets, dtype=jnp.int32), jnp.maximum(number, 1))
+        epoch, within = jnp.divmod(
+            jnp.arange(local_epochs * num_sets, dtype=jnp.int32), jnp.maximum(number, 1)
+        )
         epoch = jnp.minimum(epoch, local_epochs - 1)  # steps past the last are not taken
-        return Schedule({"set": positions[epoch, within]}, {"set": masks[epoch, within]}, local_epochs * number)
+        return Schedule(
+            {"set": positions[epoch, within]}, {"set": masks[epoch, within]}, local_epochs * number
+        )
 
     return Sampler(schedule)
 
 
 def local_epochs_done(step: Step, local_epochs: int, rampup: str) -> Float[Array, ""]:
-    """Local epochs before this step, in the run or since the epoch began; counted as if every round had the client.
+    """Local epochs before this step, in the run or since the epoch began; counted as if every round
+    had the client.
 
     Args:
         step: step of a client with sets.
         local_epochs: per round.
         rampup: "run" or "per_epoch".
     """
-    weak, dtype = _sets_of(step.client), jnp.result_type(float)
+    weak = _sets_of(step.client)
+    dtype = jnp.result_type(float)
     per_epoch = jnp.maximum(jnp.sum(weak.share > 0, dtype=jnp.int32), 1)
     if rampup == "per_epoch":
         return (step.number % per_epoch).astype(dtype) / per_epoch.astype(dtype)
-    return (step.now.number * local_epochs).astype(dtype) + step.number.astype(dtype) / per_epoch.astype(dtype)
+    return (step.now.number * local_epochs).astype(dtype) + step.number.astype(
+        dtype
+    ) / per_epoch.astype(dtype)
 
 
 def _sets_stage(setup: Setup, terms: tuple[Term, ...], l1: float | Array, set_size: int) -> Stage:
@@ -158,7 +184,8 @@ def _sets_stage(setup: Setup, terms: tuple[Term, ...], l1: float | Array, set_si
 def _sets_of(client: Client) -> WeakLabels:
     if client.weak is None:
         raise ValueError(
-            "fedllp learns from sets with known class shares, and this federation has none; use supervision 'sets'"
+            "fedllp learns from sets with known class shares, and this federation has none; use "
+            "supervision 'sets'"
         )
     return client.weak
 

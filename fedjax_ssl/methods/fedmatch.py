@@ -1,24 +1,30 @@
-"""FedMatch: agreement with the models of similar clients, and weights of their own for labelled and unlabelled data.
+"""FedMatch: agreement with the models of similar clients, and weights of their own for labelled and
+unlabelled data.
 
-Every weight is a sum sigma + psi. Labelled examples move sigma alone, and unlabelled ones psi alone:
+Every weight is a sum sigma + psi. Labelled examples move sigma alone, and unlabelled ones psi
+alone:
 
     L_s(sigma) = lambda_s CE(y, p(x))
     L_u(psi) = lambda_a CE(vote(u), p(strong u)) + lambda_i 1/H sum_j KL[p_{h_j}(u) || p(u)]
                + lambda_L2 ||sigma - psi||^2 + lambda_L1 ||psi||_1
 
-The first two terms of L_u are means over the examples whose largest probability reaches a threshold. The vote is among
-the client and its helpers h_1 .. h_H: other clients' psi with the sigma that the client received. With labels at the
-clients they train both parts, in every step sigma and then psi at the sigma already moved. With labels at the server it
-trains sigma before the clients, and they train psi.
+The first two terms of L_u are means over the examples whose largest probability reaches a
+threshold. The vote is among the client and its helpers h_1 .. h_H: other clients' psi with the
+sigma that the client received. With labels at the clients they train both parts, in every step
+sigma and then psi at the sigma already moved. With labels at the server it trains sigma before the
+clients, and they train psi.
 
-Both sides know what a client uploaded last, so that only entries that differ from it by more than a threshold are sent.
-Helpers are the clients whose last uploads say nearly the same of one image of noise.
+Both sides know what a client uploaded last, so that only entries that differ from it by more than a
+threshold are sent. Helpers are the clients whose last uploads say nearly the same of one image of
+noise.
 
-Shapes: C clients, p cohort slots, H helpers, K classes. A model is a dict of its parts, "sigma" and "psi".
+Shapes: C clients, p cohort slots, H helpers, K classes. A model is a dict of its parts, "sigma" and
+"psi".
 
 References:
-    Jeong, Yoon, Yang, Hwang, Federated semi-supervised learning with inter-client consistency and disjoint learning,
-    ICLR 2021, arXiv 2006.12097. What the paper leaves open is as in the authors' code; see docs/methods/fedmatch.md.
+    Jeong, Yoon, Yang, Hwang, Federated semi-supervised learning with inter-client consistency and
+    disjoint learning, ICLR 2021, arXiv 2006.12097. What the paper leaves open is as in the authors'
+    code; see docs/methods/fedmatch.md.
 """
 
 from dataclasses import dataclass, replace
@@ -31,24 +37,61 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from fedjax_ssl.checks import In, Whole, checked, is_zero
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.federated import Method, RoundContext, RoundResult, ServerTraining, Stage, Step, Term, Traffic
+from fedjax_ssl.federated import (
+    Method,
+    RoundContext,
+    RoundResult,
+    ServerTraining,
+    Stage,
+    Step,
+    Term,
+    Traffic,
+)
 from fedjax_ssl.federated.engine import federated_method
-from fedjax_ssl.federated.method import AtClient, AtServer, Broadcast, Client, ClientResult, ForLog, Metrics, Params
+from fedjax_ssl.federated.method import (
+    AtClient,
+    AtServer,
+    Broadcast,
+    Client,
+    ClientResult,
+    ForLog,
+    Metrics,
+    Params,
+)
 from fedjax_ssl.federated.setup import Setup
-from fedjax_ssl.federated.terms import PseudoLabels, augmented_view, diagnose_pseudo_labels, supervised_term
+from fedjax_ssl.federated.terms import (
+    PseudoLabels,
+    augmented_view,
+    diagnose_pseudo_labels,
+    supervised_term,
+)
 from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, Count, count
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts import settings as kinds
 from fedjax_ssl.methods.parts.consistency import strong_view
 from fedjax_ssl.methods.parts.matched_batches import Bounds, matched_batches
-from fedjax_ssl.methods.parts.plateau import Plateau, first_plateau, may_end_early, next_plateau, validate
+from fedjax_ssl.methods.parts.plateau import (
+    Plateau,
+    first_plateau,
+    may_end_early,
+    next_plateau,
+    validate,
+)
 from fedjax_ssl.methods.parts.similar_clients import nearest_clients, noise_image
 from fedjax_ssl.methods.parts.sparse_messages import merge, message_bytes, num_sent
 from fedjax_ssl.models import count_parameters
 from fedjax_ssl.objectives import agreement_vote, cross_entropy, inter_client_kl, l1_norm
 
-TERM, SIGMA, PSI, HELPERS = "fedmatch", "sigma", "psi", "helpers"
-DECOMPOSITIONS = {"full": (SIGMA, PSI), "none": (SIGMA,), "without_sigma": (PSI,), "without_psi": (SIGMA,)}
+TERM = "fedmatch"
+SIGMA = "sigma"
+PSI = "psi"
+HELPERS = "helpers"
+DECOMPOSITIONS = {
+    "full": (SIGMA, PSI),
+    "none": (SIGMA,),
+    "without_sigma": (PSI,),
+    "without_psi": (SIGMA,),
+}
 PRESET: Any = None  # the preset says, which may depend on where the labels are
 # Setting -> its value with labels at the clients, and with labels at the server.
 _PAPER: dict[str, tuple[float, float]] = {
@@ -73,38 +116,45 @@ class FedMatch:
     """Settings of FedMatch.
 
     Attributes:
-        preset: what a setting that is None is: "paper", "code" (threshold 0.75, patience 20 with labels at the server,
-            clip_eps 1e-7) or "streaming_alt" (supervised_weight 1, delta_threshold 1e-5).
-        labels_at: who trains on labels: the "server", the "clients", or "auto": the server, if it has some.
+        preset: what a setting that is None is: "paper", "code" (threshold 0.75, patience 20 with
+            labels at the server, clip_eps 1e-7) or "streaming_alt" (supervised_weight 1,
+            delta_threshold 1e-5).
+        labels_at: who trains on labels: the "server", the "clients", or "auto": the server, if it
+            has some.
         supervised_weight: lambda_s; 10.
         agreement_weight: lambda_a; the paper's lambda_ICCS is this and the next one.
         kl_weight: lambda_i.
         l2_weight: lambda_L2, of a sum over all weights.
         l1_weight: lambda_L1, likewise; 1e-4 with labels at the clients and 1e-5 at the server.
-        threshold: tau, of the largest probability on the example that is not strongly augmented; 0.85.
+        threshold: tau, of the largest probability on the example that is not strongly augmented;
+            0.85.
         num_helpers: H; fewer where fewer clients were seen. 0: no inter-client loss.
         helper_interval: rounds between two with helpers.
         helper_hold: they serve "one_round", or clients "keep" them until they get others.
         tie: rule for classes with as many votes, see `agreement_vote`.
-        clip_eps: probabilities below it count as it in cross-entropy and divergence; 0: they do not.
+        clip_eps: probabilities below it count as it in cross-entropy and divergence; 0: they do
+            not.
         noise: image by which helpers are found, see `noise_image`.
-        decomposition: "full"; "none": one part and neither L2 nor L1; "without_sigma", "without_psi": that part is 0
-            and both losses move the other one. A single part starts as (1 + psi_factor) sigma.
+        decomposition: "full"; "none": one part and neither L2 nor L1; "without_sigma",
+            "without_psi": that part is 0 and both losses move the other one. A single part starts
+            as (1 + psi_factor) sigma.
         psi_factor: psi starts as this times sigma.
         evaluate_sparse: evaluation takes weights of psi up to l1_threshold as 0.
         l1_threshold: 5e-6 with labels at the clients, 1e-5 at the server.
         delta_threshold: weights that differ by no more are not sent; 5e-5 and 1e-5.
-        s2c_lossy: clients start from what they are sent, as in the paper; False: the code's, it only counts.
-        first_contact: cost of the first model that a client is sent after round 0: "dense", or "init", its difference
-            from the initial one.
+        s2c_lossy: clients start from what they are sent, as in the paper; False: the code's, it
+            only counts.
+        first_contact: cost of the first model that a client is sent after round 0: "dense", or
+            "init", its difference from the initial one.
         c2s_send_sparsified: uploads are psi as it is evaluated.
         encoding: form of what is sent, for the count of bytes, see `message_bytes`.
         unlabelled_batch_size: unlabelled examples per step; see `matched_batches`.
         server_batch_size: labelled examples per step at the server.
         server_epochs: epochs at the server before every round.
         shuffle: batches in a fresh order instead of the stored one.
-        lr_schedule: the learning rate falls with the loss on validation examples of each "client"'s model, once per
-            participation, of the "global" model, once per round, or not at all ("none").
+        lr_schedule: the learning rate falls with the loss on validation examples of each "client"'s
+            model, once per participation, of the "global" model, once per round, or not at all
+            ("none").
         lr_divisor: factor by which it falls.
         patience: evaluations without an improvement before it does; 5.
     """
@@ -147,7 +197,9 @@ class FedMatch:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The parts of the model: the first is moved by labelled examples, the last by unlabelled ones."""
+        """The parts of the model: the first is moved by labelled examples, the last by
+        unlabelled ones.
+        """
         return DECOMPOSITIONS[self.decomposition]
 
     @property
@@ -158,44 +210,56 @@ class FedMatch:
     def in_run(self, setup: Setup) -> "FedMatch":
         """Say where labels are, and what the preset says in place of None."""
         at_server = setup.max_server > 0 if self.labels_at == "auto" else self.labels_at == "server"
-        said: dict[str, Any] = {n: v[at_server] for n, v in PRESETS[self.preset].items() if getattr(self, n) is None}
+        said: dict[str, Any] = {
+            n: v[at_server] for n, v in PRESETS[self.preset].items() if getattr(self, n) is None
+        }
         return replace(self, labels_at="server" if at_server else "clients", **said)
 
     def split(self, params: Any) -> Params:
-        """The first model: sigma and psi = psi_factor sigma, or one part for which the network is the same function."""
+        """Return the first model: sigma and psi = psi_factor sigma, or one part for which the
+        network is the same function.
+        """
         scale = {SIGMA: 1.0, PSI: self.psi_factor}
         if len(self.parts) == 1:
             scale = {self.parts[0]: 1.0 + self.psi_factor}
         return {part: jax.tree.map(lambda w, by=scale[part]: by * w, params) for part in self.parts}
 
     def visible(self, parts: Params) -> Params:
-        """A model without the smallest entries of psi: those of size `l1_threshold` and less are 0."""
+        """Return a model without the smallest entries of psi: those of size `l1_threshold` and less
+        are 0.
+        """
 
         def sparse(w: Array) -> Array:
             return jnp.where(jnp.abs(w) > self.l1_threshold, w, jnp.zeros_like(w))
 
-        return {part: jax.tree.map(sparse, tree) if part == PSI else tree for part, tree in parts.items()}
+        return {
+            part: jax.tree.map(sparse, tree) if part == PSI else tree
+            for part, tree in parts.items()
+        }
 
     def network(self, parts: Params) -> PyTree:
-        """The network of a model as it is evaluated."""
+        """Return the network of a model as it is evaluated."""
         return combine(self.visible(parts) if self.evaluate_sparse else parts)
 
     def changed(self, new: PyTree, old: PyTree) -> PyTree:
-        """Returns which entries differ enough to be sent; a tree of bool arrays."""
+        """Return which entries differ enough to be sent; a tree of bool arrays."""
         return jax.tree.map(lambda a, b: jnp.abs(a - b) > self.delta_threshold, new, old)
 
 
 def fedmatch(setup: Setup, settings: FedMatch) -> Method:
-    """FedMatch: labelled examples move one part of the weights, unlabelled ones and similar clients' models the other.
+    """FedMatch: labelled examples move one part of the weights, unlabelled ones and similar
+    clients' models the other.
 
-    The paper's optimizer is SGD at 1e-3 with `config.optimizer.batch_size` = 10 labelled examples per step.
+    The paper's optimizer is SGD at 1e-3 with `config.optimizer.batch_size` = 10 labelled examples
+    per step.
 
     Args:
         setup: the run.
         settings: the method's own.
 
     Raises:
-        ValueError: for a setting outside its range, or where learning rate times l2_weight is 1 or more.
+        ValueError: for a setting outside its range, or where learning rate times l2_weight is 1 or
+            more.
     """
     settings = settings.in_run(setup)
     notes = _check_pull(setup, settings)
@@ -206,10 +270,16 @@ def fedmatch(setup: Setup, settings: FedMatch) -> Method:
         Bounds(setup.max_labelled, setup.min_labelled, setup.max_unlabelled),
         settings.shuffle,
     )
-    rates = {"client": lambda one: _remembered(one).plateau.factor, "global": lambda one: one.sent[TERM].rate}
-    unsupervised, rate = _unsupervised(setup, settings), rates.get(settings.lr_schedule)
+    rates = {
+        "client": lambda one: _remembered(one).plateau.factor,
+        "global": lambda one: one.sent[TERM].rate,
+    }
+    unsupervised = _unsupervised(setup, settings)
+    rate = rates.get(settings.lr_schedule)
     stage = Stage((unsupervised,), sampler, labelled_quota="any", rate=rate)
-    supervised = supervised_term(setup)._replace(weight=settings.supervised_weight, group=settings.parts[0])
+    supervised = supervised_term(setup)._replace(
+        weight=settings.supervised_weight, group=settings.parts[0]
+    )
     if settings.at_server:
         stage = stage._replace(server=_server_training(setup, settings, supervised))
     else:
@@ -228,20 +298,30 @@ def fedmatch(setup: Setup, settings: FedMatch) -> Method:
     )
 
     def check(data: FederatedData) -> list[str]:
-        each = {"client": setup.cohort_size / data.index.shape[0], "global": 1.0}.get(settings.lr_schedule, 0.0)
-        return notes + may_end_early(int((setup.rounds or 0) * each), settings.patience, settings.lr_divisor)
+        each = {"client": setup.cohort_size / data.index.shape[0], "global": 1.0}.get(
+            settings.lr_schedule, 0.0
+        )
+        return notes + may_end_early(
+            int((setup.rounds or 0) * each), settings.patience, settings.lr_divisor
+        )
 
     return method._replace(check=check)
 
 
 def _check_pull(setup: Setup, settings: FedMatch) -> list[str]:
-    """Compares how far a step pulls psi towards sigma with the paper: psi - sigma gets 1 - 2 eta l2_weight of it."""
-    rate, l2_weight = setup.learning_rate(jnp.zeros((), jnp.int32)), settings.l2_weight
+    """Compare how far a step pulls psi towards sigma with the paper: psi - sigma gets 1 - 2 eta
+    l2_weight of it.
+    """
+    rate = setup.learning_rate(jnp.zeros((), jnp.int32))
+    l2_weight = settings.l2_weight
     known = not isinstance(rate, jax.core.Tracer) and not isinstance(l2_weight, jax.core.Tracer)
     if not known or settings.decomposition == "none" or is_zero(l2_weight) or not float(rate):
         return []
     product = round(float(rate) * float(l2_weight), 6)  # the rate is a number of 32 bits
-    said = f"the learning rate {float(rate):g} times l2_weight {float(l2_weight):g} is {product:g}, in the paper 0.01"
+    said = (
+        f"the learning rate {float(rate):g} times l2_weight {float(l2_weight):g} is {product:g}, "
+        "in the paper 0.01"
+    )
     if product >= 1:
         raise ValueError(f"{said}; from 1 on psi diverges. Lower one of them")
     swings = "; from 0.5 on psi swings around sigma" if product >= 0.5 else ""
@@ -250,7 +330,7 @@ def _check_pull(setup: Setup, settings: FedMatch) -> list[str]:
 
 
 def combine(parts: Params) -> PyTree:
-    """The network's parameters: the sum of the parts."""
+    """Return the network's parameters: the sum of the parts."""
     return reduce(partial(jax.tree.map, jnp.add), parts.values())
 
 
@@ -273,9 +353,13 @@ def consistency(
     tie: str = "lowest_index",
     clip_eps: float | Array = 0.0,
 ) -> Consistency:
-    """Inter-client consistency (equations 2 to 4), without its weights. Votes and helpers are constants."""
+    """Inter-client consistency (equations 2 to 4), without its weights. Votes and helpers are
+    constants.
+    """
     q = jax.nn.softmax(plain_logits)
-    log_q = jnp.where(clip_eps > 0, jnp.log(jnp.maximum(q, clip_eps)), jax.nn.log_softmax(plain_logits))
+    log_q = jnp.where(
+        clip_eps > 0, jnp.log(jnp.maximum(q, clip_eps)), jax.nn.log_softmax(plain_logits)
+    )
     confidence = jax.lax.stop_gradient(jnp.max(q, axis=1))
     confident = mask & (confidence >= threshold)
     vote = jnp.where(confident, agreement_vote(q, helper_probs, available, tie), -1)
@@ -287,11 +371,20 @@ def consistency(
     return Consistency(jnp.sum(pseudo) / number, jnp.sum(divergence) / number, vote, confidence)
 
 
-def regularizer(parts: Params, l2_weight: float | Array, l1_weight: float | Array) -> Float[Array, ""]:
-    """lambda_L2 ||sigma - psi||^2 + lambda_L1 ||psi||_1, sums over all weights; a part that is missing is 0."""
-    sigma, psi = parts.get(SIGMA), parts.get(PSI)
-    difference = psi if sigma is None else sigma if psi is None else jax.tree.map(jnp.subtract, sigma, psi)
-    squares = sum((jnp.sum(jnp.square(w)) for w in jax.tree.leaves(difference)), start=jnp.zeros(()))
+def regularizer(
+    parts: Params, l2_weight: float | Array, l1_weight: float | Array
+) -> Float[Array, ""]:
+    """lambda_L2 ||sigma - psi||^2 + lambda_L1 ||psi||_1, sums over all weights; a part that is
+    missing is 0.
+    """
+    sigma = parts.get(SIGMA)
+    psi = parts.get(PSI)
+    difference = (
+        psi if sigma is None else sigma if psi is None else jax.tree.map(jnp.subtract, sigma, psi)
+    )
+    squares = sum(
+        (jnp.sum(jnp.square(w)) for w in jax.tree.leaves(difference)), start=jnp.zeros(())
+    )
     return l2_weight * squares + (l1_weight * l1_norm(psi) if psi is not None else 0.0)
 
 
@@ -312,8 +405,10 @@ class Remembered(NamedTuple):
 
 def _unsupervised(setup: Setup, settings: FedMatch) -> Term:
     """L_u, and all that server and clients send each other and keep for it."""
-    plain, strong = augmented_view(setup, "unlabelled"), strong_view(setup)
-    own_rate, keeps = settings.lr_schedule == "client", settings.helper_hold == "keep"
+    plain = augmented_view(setup, "unlabelled")
+    strong = strong_view(setup)
+    own_rate = settings.lr_schedule == "client"
+    keeps = settings.helper_hold == "keep"
     same_rate = settings.lr_schedule == "global"
 
     def loss(step: Step) -> tuple[Array, PseudoLabels]:
@@ -327,39 +422,57 @@ def _unsupervised(setup: Setup, settings: FedMatch) -> Term:
             settings.tie,
             settings.clip_eps,
         )
-        total = settings.agreement_weight * found.cross_entropy + settings.kl_weight * found.divergence
+        total = (
+            settings.agreement_weight * found.cross_entropy + settings.kl_weight * found.divergence
+        )
         if settings.decomposition != "none":
-            some = jnp.any(batch.mask).astype(total.dtype)  # with a single part there are steps without any
+            # with a single part there are steps without any
+            some = jnp.any(batch.mask).astype(total.dtype)
             total = total + some * regularizer(step.groups, settings.l2_weight, settings.l1_weight)
         # The votes by place in the client's table, for the log.
         place = jnp.where(batch.mask, batch.position, step.local.labels.shape[0])
         confidence = found.confidence.astype(step.local.confidence.dtype)
         votes = PseudoLabels(found.labels, confidence, confidence)
-        return total, jax.tree.map(lambda table, new: table.at[place].set(new, mode="drop"), step.local, votes)
+        return total, jax.tree.map(
+            lambda table, new: table.at[place].set(new, mode="drop"), step.local, votes
+        )
 
     def init(key: Key[Array, ""], network: PyTree, model_state: PyTree, clients: Client) -> State:
-        many, parts = clients.id.shape[0], settings.split(network)
+        many = clients.id.shape[0]
+        parts = settings.split(network)
         uploads = jax.tree.map(lambda x: jnp.broadcast_to(x, (many, *x.shape)), parts)
         embeddings = jnp.zeros((many, setup.num_classes), jnp.result_type(float))
         store = Store(uploads, jnp.zeros(many, bool), embeddings)
         return State(store, first_plateau(settings.patience) if same_rate else None)
 
     def prepare(state: State, round: RoundContext) -> tuple[Broadcast, State]:
-        sent, plateau = to_cohort(settings, state.store, round), state.plateau
+        sent = to_cohort(settings, state.store, round)
+        plateau = state.plateau
         if same_rate:
             assert round.validation is not None
             network = settings.network(round.groups), round.model_state
             loss, _ = validate(setup, *network, round.inputs, round.validation)
             after = next_plateau(plateau, loss, settings.lr_divisor, settings.patience)
-            plateau = jax.tree.map(lambda new, old: jnp.where(round.number > 0, new, old), after, plateau)
+            plateau = jax.tree.map(
+                lambda new, old: jnp.where(round.number > 0, new, old), after, plateau
+            )
             sent = sent._replace(rate=jnp.broadcast_to(plateau.factor, round.valid.shape))
-        with_helpers = round.number + 1 >= settings.helper_interval if keeps else helpers_due(settings, round.number)
+        with_helpers = (
+            round.number + 1 >= settings.helper_interval
+            if keeps
+            else helpers_due(settings, round.number)
+        )
         return Broadcast(sent, with_helpers), State(state.store, plateau)
 
     def keep(network: PyTree, model_state: PyTree, client: Client) -> Remembered:
         many = (settings.num_helpers,)
-        nobody = jax.tree.map(lambda w: jnp.zeros(many + w.shape, w.dtype), network), jnp.zeros(many, bool)
-        plateau, accuracy = (first_plateau(settings.patience), jnp.zeros(())) if own_rate else (None, None)
+        nobody = (
+            jax.tree.map(lambda w: jnp.zeros(many + w.shape, w.dtype), network),
+            jnp.zeros(many, bool),
+        )
+        plateau, accuracy = (
+            (first_plateau(settings.patience), jnp.zeros(())) if own_rate else (None, None)
+        )
         return Remembered(plateau, accuracy, nobody if keeps else None)
 
     def remember(trained: ClientResult) -> Remembered:
@@ -388,11 +501,15 @@ def _unsupervised(setup: Setup, settings: FedMatch) -> Term:
         client = client._replace(keep=keep, remember=remember)
     server = AtServer(init, prepare, server_update=partial(_stored, setup, settings))
     log = ForLog(
-        lambda trained: jax.tree.map(lambda votes: votes[: trained.client.rows.shape[0]], trained.local[TERM]),
+        lambda trained: jax.tree.map(
+            lambda votes: votes[: trained.client.rows.shape[0]], trained.local[TERM]
+        ),
         diagnose,
         partial(_traffic, settings),
     )
-    return Term(TERM, (plain, strong), loss, group=settings.parts[-1], server=server, client=client, log=log)
+    return Term(
+        TERM, (plain, strong), loss, group=settings.parts[-1], server=server, client=client, log=log
+    )
 
 
 def _remembered(client: Client) -> Remembered:
@@ -403,12 +520,14 @@ def _remembered(client: Client) -> Remembered:
 def _ask_helpers(
     setup: Setup, settings: FedMatch, step: Step, inputs: Array
 ) -> tuple[Float[Array, "H n K"], Bool[Array, " H"]]:
-    """The helpers' class probabilities, constants, and which helpers there are.
+    """Return the helpers' class probabilities, constants, and which helpers there are.
 
-    A helper is another client's psi with the sigma that this client received, through the whole round.
+    A helper is another client's psi with the sigma that this client received, through the whole
+    round.
     """
     sent: ToClient = step.sent
-    helpers, available = sent.helpers, sent.available
+    helpers = sent.helpers
+    available = sent.available
     if settings.helper_hold == "keep":
         helpers, available = _latest(sent, _remembered(step.client))
 
@@ -426,13 +545,17 @@ def _ask_helpers(
 
 
 def _latest(sent: "ToClient", kept: Remembered) -> tuple[PyTree, Bool[Array, " H"]]:
-    """The helpers of this round, or where there are none those of before."""
+    """Return the helpers of this round, or where there are none those of before."""
     fresh = jnp.any(sent.available)
-    return jax.tree.map(lambda new, old: jnp.where(fresh, new, old), (sent.helpers, sent.available), kept.helpers)
+    return jax.tree.map(
+        lambda new, old: jnp.where(fresh, new, old), (sent.helpers, sent.available), kept.helpers
+    )
 
 
 def helpers_due(settings: FedMatch, number: Int[Array, ""]) -> Bool[Array, ""]:
-    """Returns whether helpers are sent in this round: counted from 1, in every `helper_interval`-th."""
+    """Return whether helpers are sent in this round: counted from 1, in every
+    `helper_interval`-th.
+    """
     return (number + 1) % settings.helper_interval == 0
 
 
@@ -453,7 +576,8 @@ class ToClient(NamedTuple):
     helpers: PyTree  # [H, ...]
     available: Bool[Array, " H"]
     entries: dict[str, Int[Array, "..."]]  # numbers that are sent, by part; of each helper [H]
-    lossy: tuple[Params, Params] | None  # which entries are sent, and what the client has in place of the others
+    lossy: tuple[Params, Params] | None
+    # ^ which entries are sent, and what the client has in place of the others
     rate: Any = None  # factor of the learning rate, where it is the same for all
 
 
@@ -465,8 +589,9 @@ class Upload(NamedTuple):
 
 
 def to_cohort(settings: FedMatch, store: Store, round: RoundContext) -> ToClient:
-    """Returns what every client of the cohort is sent (S2C)."""
-    ids, part = round.clients.id, settings.parts[-1]
+    """Return what every client of the cohort is sent (S2C)."""
+    ids = round.clients.id
+    part = settings.parts[-1]
     fresh = jnp.full(ids.shape, round.number == 0)
     if settings.first_contact == "dense":
         fresh = fresh | ~store.seen.at[ids].get(mode="clip")
@@ -475,9 +600,13 @@ def to_cohort(settings: FedMatch, store: Store, round: RoundContext) -> ToClient
     there = there & helpers_due(settings, round.number)
     helpers = jax.tree.map(lambda table: table[chosen], store.uploads[part])
 
-    def to_one(held: Params, fresh: Bool[Array, ""], helpers: PyTree, there: Bool[Array, " H"]) -> ToClient:
+    def to_one(
+        held: Params, fresh: Bool[Array, ""], helpers: PyTree, there: Bool[Array, " H"]
+    ) -> ToClient:
         has = settings.visible(held)
-        masks = jax.tree.map(lambda mask: mask | fresh, settings.changed(settings.visible(round.groups), has))
+        masks = jax.tree.map(
+            lambda mask: mask | fresh, settings.changed(settings.visible(round.groups), has)
+        )
 
         def helper(raw: PyTree) -> tuple[Int[Array, ""], PyTree]:
             seen = settings.visible({part: raw})[part]
@@ -487,14 +616,18 @@ def to_cohort(settings: FedMatch, store: Store, round: RoundContext) -> ToClient
             return num_sent(mask), merge(mask, raw, base) if settings.s2c_lossy else raw
 
         sizes, received = jax.vmap(helper)(helpers)
-        entries = {name: num_sent(mask) for name, mask in masks.items()} | {HELPERS: jnp.where(there, sizes, 0)}
+        entries = {name: num_sent(mask) for name, mask in masks.items()} | {
+            HELPERS: jnp.where(there, sizes, 0)
+        }
         return ToClient(received, there, entries, (masks, held) if settings.s2c_lossy else None)
 
     return jax.vmap(to_one)(held, fresh, helpers, there)
 
 
 def _receive(client: Client, parts: Params) -> Params:
-    """The model that a client has of the one that was sent, where differences are all that is sent."""
+    """Return the model that a client has of the one that was sent, where differences are all that
+    is sent.
+    """
     lossy = client.sent[TERM].lossy
     assert lossy is not None, "only with s2c_lossy"
     masks, held = lossy
@@ -502,15 +635,19 @@ def _receive(client: Client, parts: Params) -> Params:
 
 
 def upload(settings: FedMatch, trained: ClientResult) -> Params:
-    """The parts that a client trained, as the server has them: its own entries where too little changed."""
+    """Return the parts that a client trained, as the server has them: its own entries where too
+    little changed.
+    """
     masks, new = _changes_up(settings, trained)
     if settings.c2s_send_sparsified:
         new = settings.visible(new)
-    return {part: merge(masks[part], new[part], trained.received[part]) for part in settings.uploaded}
+    return {
+        part: merge(masks[part], new[part], trained.received[part]) for part in settings.uploaded
+    }
 
 
 def collect(settings: FedMatch, trained: ClientResult) -> Upload:
-    """The same with the count of what was sent (C2S)."""
+    """Return the same with the count of what was sent (C2S)."""
     masks, _ = _changes_up(settings, trained)
     return Upload(trained.uploaded, {part: num_sent(masks[part]) for part in settings.uploaded})
 
@@ -522,13 +659,18 @@ def _changes_up(settings: FedMatch, trained: ClientResult) -> tuple[Params, Para
 
 
 def _stored(setup: Setup, settings: FedMatch, state: State, outcome: RoundResult) -> State:
-    """Keeps the uploads, and what each says of the noise image; one that says nothing finite is no upload."""
-    round, store = outcome.round, state.store
+    """Keep the uploads, and what each says of the noise image; one that says nothing finite is
+    no upload.
+    """
+    round = outcome.round
+    store = state.store
     shape = jax.eval_shape(setup.normalize, round.inputs[:1]).shape[1:]
     noise = noise_image(named_key(round.run_key, "noise image"), shape, settings.noise)[None]
 
     def embed(parts: Params) -> Float[Array, " K"]:
-        outputs, _ = setup.model.apply(combine(parts), outcome.after.model_state, noise, train=False)
+        outputs, _ = setup.model.apply(
+            combine(parts), outcome.after.model_state, noise, train=False
+        )
         return jax.nn.softmax(outputs.logits[0])
 
     embeddings = jax.lax.map(embed, outcome.uploads.parts)
@@ -544,12 +686,19 @@ def _stored(setup: Setup, settings: FedMatch, state: State, outcome: RoundResult
 
 def _traffic(settings: FedMatch, outcome: RoundResult) -> Traffic:
     """Bytes each way, in place of the model's."""
-    valid, size = outcome.round.valid, count_parameters(next(iter(outcome.before.params.values())))
-    statistics = count(jnp.sum(valid, dtype=jnp.int32), BYTES_PER_NUMBER * count_parameters(outcome.before.model_state))
+    valid = outcome.round.valid
+    size = count_parameters(next(iter(outcome.before.params.values())))
+    statistics = count(
+        jnp.sum(valid, dtype=jnp.int32),
+        BYTES_PER_NUMBER * count_parameters(outcome.before.model_state),
+    )
     to_clients: ToClient = outcome.sent.own
 
     def total(entries: dict[str, Array], there: dict[str, Array]) -> Count:
-        messages = [message_bytes(entries[name], size, settings.encoding, there.get(name, valid)) for name in entries]
+        messages = [
+            message_bytes(entries[name], size, settings.encoding, there.get(name, valid))
+            for name in entries
+        ]
         return sum(messages, start=statistics)
 
     down = total(to_clients.entries, {HELPERS: to_clients.available & valid[:, None]})
@@ -557,15 +706,20 @@ def _traffic(settings: FedMatch, outcome: RoundResult) -> Traffic:
 
 
 def costs(outcome: RoundResult) -> Metrics:
-    """S2C and C2S as the paper counts them: numbers sent, by those of a model, mean over the cohort.
+    """S2C and C2S as the paper counts them: numbers sent, by those of a model, mean over the
+    cohort.
 
-    A model has half as many numbers as there are parameters in sigma and psi; two whole parts cost 2.
+    A model has half as many numbers as there are parameters in sigma and psi; two whole parts cost
+    2.
     """
-    size, metrics = count_parameters(next(iter(outcome.before.params.values()))), {}
+    size = count_parameters(next(iter(outcome.before.params.values())))
+    metrics = {}
     sent = {"s2c": outcome.sent.own.entries, "c2s": outcome.uploads.entries}
     for way, entries in sent.items():
         shares = {
-            name: jnp.mean(values.reshape(values.shape[0], -1).sum(1) / size, where=outcome.round.valid)
+            name: jnp.mean(
+                values.reshape(values.shape[0], -1).sum(1) / size, where=outcome.round.valid
+            )
             for name, values in entries.items()
         }
         metrics[way] = sum(shares.values())
@@ -575,9 +729,13 @@ def costs(outcome: RoundResult) -> Metrics:
 
 
 def _server_training(setup: Setup, settings: FedMatch, supervised: Term) -> ServerTraining:
-    """Epochs over the server's labelled examples in stored order, before the clients, at a rate of its own."""
+    """Epochs over the server's labelled examples in stored order, before the clients, at a rate
+    of its own.
+    """
     bounds = Bounds(setup.max_server, 1, 0)
-    sampler = matched_batches(settings.server_batch_size, None, settings.server_epochs, bounds, settings.shuffle)
+    sampler = matched_batches(
+        settings.server_batch_size, None, settings.server_epochs, bounds, settings.shuffle
+    )
     if settings.lr_schedule == "none":
         return ServerTraining((supervised,), sampler, when=("before",))
 
@@ -597,4 +755,6 @@ def _server_training(setup: Setup, settings: FedMatch, supervised: Term) -> Serv
         ),
         client=AtClient(collect=loss_after),
     )
-    return ServerTraining((term,), sampler, when=("before",), rate=lambda client: client.sent[term.name])
+    return ServerTraining(
+        (term,), sampler, when=("before",), rate=lambda client: client.sent[term.name]
+    )

@@ -1,16 +1,21 @@
-"""FedMT: clients whose labels are of another, mostly coarser space than the classes that are wanted.
+"""FedMT: clients whose labels are of another, mostly coarser space than the classes that are
+wanted.
 
-The server has a few examples with class labels. A client's label is the class seen through a correspondence matrix,
-M [J, K] with M_jk = P(label j | class k) (equation 2). A round is one of SemiFL, with two things more:
+The server has a few examples with class labels. A client's label is the class seen through a
+correspondence matrix, M [J, K] with M_jk = P(label j | class k) (equation 2). A round is one of
+SemiFL, with two things more:
 
-1. Confident pseudo-labels as in `fedjax_ssl.methods.semifl`, in the space of the classes. FedMT(E) estimates M from
-   them: M_jk is the share of label j among the confident examples of the client whose pseudo-label is k (equation 4).
-2. To SemiFL's two losses comes the projection loss, for an example with label j, scores z = f(a(x)) and p = softmax z:
+1. Confident pseudo-labels as in `fedjax_ssl.methods.semifl`, in the space of the classes. FedMT(E)
+   estimates M from them: M_jk is the share of label j among the confident examples of the client
+   whose pseudo-label is k (equation 4).
+2. To SemiFL's two losses comes the projection loss, for an example with label j, scores z = f(a(x))
+   and p = softmax z:
 
        -log (M p)_j = LSE_k(z_k) - LSE_k(z_k + log M_jk)    (equation 3, computed as on the right).
 
-3. The mean of the clients' changes is a step of the federated optimizer, then the server trains on its examples
-   (equation 1). Algorithm 1 has the server first, so it also trains once before round 0.
+3. The mean of the clients' changes is a step of the federated optimizer, then the server trains on
+   its examples (equation 1). Algorithm 1 has the server first, so it also trains once before round
+   0.
 
 References:
     Federated learning with mixed-type labels, arXiv 2210.02042v4: equations 1 to 4 and algorithm 1.
@@ -26,11 +31,26 @@ from jaxtyping import Array, Bool, Float
 from fedjax_ssl import objectives
 from fedjax_ssl.checks import checked, is_zero
 from fedjax_ssl.data import WeakLabels
-from fedjax_ssl.federated import BYTES_PER_NUMBER, Client, RoundContext, RoundResult, Setup, Stage, Step, Term, Traffic
+from fedjax_ssl.federated import (
+    BYTES_PER_NUMBER,
+    Client,
+    RoundContext,
+    RoundResult,
+    Setup,
+    Stage,
+    Step,
+    Term,
+    Traffic,
+)
 from fedjax_ssl.federated.method import AtServer, Broadcast, Method, Metrics, PyTree, count, never
 from fedjax_ssl.federated.terms import augmented_view, examples_mask
 from fedjax_ssl.methods.parts.alternating_training import alternating
-from fedjax_ssl.methods.parts.channel_terms import channel_losses, channel_of, check_one_space, learns
+from fedjax_ssl.methods.parts.channel_terms import (
+    channel_losses,
+    channel_of,
+    check_one_space,
+    learns,
+)
 from fedjax_ssl.methods.parts.confident_pseudo_labels import (
     above,
     confident_epochs,
@@ -44,7 +64,9 @@ from fedjax_ssl.objectives import Channel
 
 
 class Estimate(NamedTuple):
-    """Counts of a client's coarse labels by its confident pseudo-labels; with a leading axis p for the cohort."""
+    """Counts of a client's coarse labels by its confident pseudo-labels; with a leading axis p
+    for the cohort.
+    """
 
     matrix: Float[Array, "O K"]  # columns sum to 1, but for fallback "zero"
     support: Float[Array, " K"]  # confident examples of each class that the estimate is made of
@@ -72,30 +94,34 @@ def fedmt(
     static_batch_norm: bool = True,
     separate_passes: bool = False,
 ) -> Method:
-    """FedMT: coarse labels at clients through a known or an estimated correspondence, class labels at the server.
+    """FedMT: coarse labels at clients through a known or an estimated correspondence, class labels
+    at the server.
 
-    A client with class labels learns through the identity, one with sets through their class shares, so that all kinds
-    of clients train together.
+    A client with class labels learns through the identity, one with sets through their class
+    shares, so that all kinds of clients train together.
 
     Args:
         setup: the run.
-        correspondence: "known": as the federation has it, estimated where it has none; "estimated": by every client in
-            every round, from the model just received.
+        correspondence: "known": as the federation has it, estimated where it has none; "estimated":
+            by every client in every round, from the model just received.
         threshold: a pseudo-label is confident above it.
         strict: False: also at it, as in SemiFL.
         fix_weight: weight of the loss on confident examples; 0 leaves it out.
         mix_weight: weight of the loss on mixtures; 0 leaves it out.
         projection_weight: weight of the projection loss; 0 leaves it out, which is SemiFL.
-        projection_examples: "fix": the confident examples of each batch; "all": as many of all examples with a label.
-        gate: "confident": who has no confident example sits the round out; "none": trains by projection alone, over all
-            its examples with a label.
-        fallback: what the column of a class without a confident example becomes in an estimate: "prior" (frequencies of
-            the client's labels), "uniform" or "zero".
-        smoothing: that many examples with the frequencies of the client's labels are added to every column.
-        estimate_scope: "client", or "pooled" for one estimate from the counts of all clients of the round, which must
-            then have one label space.
+        projection_examples: "fix": the confident examples of each batch; "all": as many of all
+            examples with a label.
+        gate: "confident": who has no confident example sits the round out; "none": trains by
+            projection alone, over all its examples with a label.
+        fallback: what the column of a class without a confident example becomes in an estimate:
+            "prior" (frequencies of the client's labels), "uniform" or "zero".
+        smoothing: that many examples with the frequencies of the client's labels are added to every
+            column.
+        estimate_scope: "client", or "pooled" for one estimate from the counts of all clients of the
+            round, which must then have one label space.
         mixup_alpha: alpha of the Beta distribution of the mixing share, > 0.
-        warm_start: before round 0 the server trains alone, for its epochs of a round at the learning rate of round 0.
+        warm_start: before round 0 the server trains alone, for its epochs of a round at the
+            learning rate of round 0.
         server_batch_size: labelled examples per step at the server.
         server_epochs: epochs per round at the server.
         static_batch_norm: statistics of batch norm layers by a pass over the data.
@@ -105,32 +131,63 @@ def fedmt(
         ValueError: for a setting outside these, or settings that leave nothing to train on.
     """
     losses = confident_losses(setup, fix_weight, mix_weight, mixup_alpha)
-    projects, from_all, ungated = not is_zero(projection_weight), projection_examples == "all", gate == "none"
+    projects = not is_zero(projection_weight)
+    from_all = projection_examples == "all"
+    ungated = gate == "none"
     if ungated and not from_all:
-        raise ValueError("gate is 'none', so projection_examples must be 'all': a client may have no confident example")
+        raise ValueError(
+            "gate is 'none', so projection_examples must be 'all': a client may have no "
+            "confident example"
+        )
     if ungated and not projects:
-        raise ValueError("gate is 'none', so projection_weight must be above 0: other clients have nothing to train on")
+        raise ValueError(
+            "gate is 'none', so projection_weight must be above 0: other clients have nothing to "
+            "train on"
+        )
     if not projects and not losses:
-        raise ValueError("fix_weight, mix_weight and projection_weight are all 0; clients would have nothing to learn")
+        raise ValueError(
+            "fix_weight, mix_weight and projection_weight are all 0; clients would have nothing "
+            "to learn"
+        )
     if projects:
-        estimate = partial(estimated, fallback=fallback, smoothing=smoothing, pooled=estimate_scope == "pooled")
+        estimate = partial(
+            estimated, fallback=fallback, smoothing=smoothing, pooled=estimate_scope == "pooled"
+        )
         labels = confident_term(setup, above(threshold, strict), estimate, diagnose=_diagnose)
         if ungated:
-            labels = labels._replace(server=labels.server._replace(participates=_confident_or_labelled))
+            labels = labels._replace(
+                server=labels.server._replace(participates=_confident_or_labelled)
+            )
         if estimate_scope == "pooled":
             labels = labels._replace(log=labels.log._replace(traffic=_counts_traffic))
-        stream, known, remainder = "known" if from_all else "fix", correspondence == "known", fallback == "zero"
-        terms = (labels, *losses, projection_term(setup, projection_weight, stream, known, remainder))
+        stream = "known" if from_all else "fix"
+        known = correspondence == "known"
+        remainder = fallback == "zero"
+        terms = (
+            labels,
+            *losses,
+            projection_term(setup, projection_weight, stream, known, remainder),
+        )
     else:
         terms = (confident_term(setup, above(threshold, strict)), *losses)
     sampler = confident_epochs(setup.batch_size, setup.local_epochs, from_all, ungated)
-    clients, needs = Stage(terms, sampler, separate_passes=separate_passes), ("coarse", "server")
-    method = alternating(setup, clients, server_batch_size, server_epochs, static_batch_norm, needs, int(warm_start))
-    return method._replace(check=check_one_space) if projects and estimate_scope == "pooled" else method
+    clients = Stage(terms, sampler, separate_passes=separate_passes)
+    needs = ("coarse", "server")
+    method = alternating(
+        setup, clients, server_batch_size, server_epochs, static_batch_norm, needs, int(warm_start)
+    )
+    return (
+        method._replace(check=check_one_space)
+        if projects and estimate_scope == "pooled"
+        else method
+    )
 
 
-def projection_term(setup: Setup, weight: float | Array, stream: str, known: bool, remainder: bool) -> Term:
-    """The projection loss: cross-entropy of what was observed through each client's channel (equation 3).
+def projection_term(
+    setup: Setup, weight: float | Array, stream: str, known: bool, remainder: bool
+) -> Term:
+    """Return the projection loss: cross-entropy of what was observed through each client's channel
+    (equation 3).
 
     It is averaged over the rows that have a label which the channel does not exclude.
 
@@ -145,7 +202,11 @@ def projection_term(setup: Setup, weight: float | Array, stream: str, known: boo
 
     def loss(step: Step) -> Array:
         batch = step.streams[stream]
-        channel = None if step.client.weak is None else _channel(step.client, step.client.weak, known, remainder)
+        channel = (
+            None
+            if step.client.weak is None
+            else _channel(step.client, step.client.weak, known, remainder)
+        )
         losses = channel_losses(step.outputs[view.name].logits, batch, channel, loss=setup.loss)
         told = batch.observed >= 0
         if channel is not None and batch.weak is not None:
@@ -174,7 +235,7 @@ def estimated(
     smoothing: float | Array,
     pooled: bool,
 ) -> PyTree:
-    """The correspondence of every client, from its confident pseudo-labels (equation 4).
+    """Return the correspondence of every client, from its confident pseudo-labels (equation 4).
 
     Args:
         round: gives the cohort and its weak labels.
@@ -182,7 +243,8 @@ def estimated(
         confident: examples that count.
         fallback: see `fedmt`.
         smoothing: see `fedmt`.
-        pooled: one estimate for all clients of the round, but for those with values that are not finite.
+        pooled: one estimate for all clients of the round, but for those with values that are not
+            finite.
 
     Returns:
         `Estimate` with leading axis p; () where nobody has weak labels.
@@ -190,7 +252,8 @@ def estimated(
     weak = round.clients.weak
     if weak is None:
         return ()
-    num_rows, real = weak.matrix.shape[1], examples_mask(round.clients)
+    num_rows = weak.matrix.shape[1]
+    real = examples_mask(round.clients)
     # Pooled counts must not suffer from one client's broken values.
     sound = jnp.all(jnp.isfinite(probabilities).all(axis=2) | ~real, axis=1) & ~weak.from_sets
     real = real & sound[:, None]
@@ -202,12 +265,18 @@ def estimated(
     counts, label_counts = jax.vmap(count)(probabilities, weak.labels, confident, real)
     num_observations = weak.num_observations
     if pooled:
-        counts, label_counts = (jnp.broadcast_to(x.sum(axis=0, keepdims=True), x.shape) for x in (counts, label_counts))
-        num_observations = jnp.broadcast_to(jnp.max(jnp.where(sound, num_observations, 0)), num_observations.shape)
+        counts, label_counts = (
+            jnp.broadcast_to(x.sum(axis=0, keepdims=True), x.shape) for x in (counts, label_counts)
+        )
+        num_observations = jnp.broadcast_to(
+            jnp.max(jnp.where(sound, num_observations, 0)), num_observations.shape
+        )
     normalize = partial(objectives.normalize_counts, fallback=fallback, smoothing=smoothing)
     columns = jax.vmap(normalize)(counts, label_counts)
     # A fallback spreads over padding rows too, which no label of this client's space has.
-    columns = jnp.where((jnp.arange(num_rows) < num_observations[:, None])[:, :, None], columns, 0.0)
+    columns = jnp.where(
+        (jnp.arange(num_rows) < num_observations[:, None])[:, :, None], columns, 0.0
+    )
     totals = columns.sum(axis=1, keepdims=True)
     return Estimate(columns / jnp.where(totals > 0, totals, 1.0), counts.sum(axis=1))
 
@@ -218,7 +287,7 @@ def _confident_or_labelled(sent: Broadcast, round: RoundContext) -> Bool[Array, 
 
 
 def _counts_traffic(outcome: RoundResult) -> Traffic:
-    """Counts go up, the estimate comes down."""
+    """Count go up, the estimate comes down."""
     weak = outcome.round.clients.weak
     numbers = 0 if weak is None else weak.matrix[0].size
     both_ways = count(jnp.sum(outcome.round.valid), BYTES_PER_NUMBER * numbers)
@@ -226,17 +295,23 @@ def _counts_traffic(outcome: RoundResult) -> Traffic:
 
 
 def _diagnose(outcome: RoundResult) -> Metrics:
-    """Measures the error of the estimates over the cohort's clients with coarse labels; NaN where there is none.
+    """Measures the error of the estimates over the cohort's clients with coarse labels; NaN where
+    there is none.
 
-    "correspondence_error" is the largest difference of an entry, of clients whose correspondence is known;
-    "classes_without_support" the mean number of classes of which a client has no confident example.
+    "correspondence_error" is the largest difference of an entry, of clients whose correspondence is
+    known; "classes_without_support" the mean number of classes of which a client has no confident
+    example.
     """
-    round, weak = outcome.round, outcome.round.clients.weak
+    round = outcome.round
+    weak = outcome.round.clients.weak
     if weak is None:
         return {}
     estimate: Estimate = outcome.sent.own.extra
-    coarse, comparable = round.valid & weak.has_coarse, round.valid & weak.has_known_correspondence
-    difference = jnp.max(jnp.abs(estimate.matrix - weak.matrix.astype(estimate.matrix.dtype)), axis=(1, 2))
+    coarse = round.valid & weak.has_coarse
+    comparable = round.valid & weak.has_known_correspondence
+    difference = jnp.max(
+        jnp.abs(estimate.matrix - weak.matrix.astype(estimate.matrix.dtype)), axis=(1, 2)
+    )
     largest = jnp.max(difference, where=comparable, initial=0.0)
     missing = jnp.sum(estimate.support == 0, axis=1).astype(difference.dtype)
     return {

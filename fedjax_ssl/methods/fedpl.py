@@ -1,10 +1,12 @@
-"""FedPL: every example of a set is given the set's most frequent class, later the network's own predictions.
+"""FedPL: every example of a set is given the set's most frequent class, later the network's own
+predictions.
 
 The baseline of FedUL that treats sets with known class shares as noisily labelled data.
 
 References:
-    Lu et al., Federated learning from only unlabeled data with class-conditional-sharing clients, ICLR 2022, arXiv
-    2204.03304. Its second part resembles the loss of Diao, Ding, Tarokh, SemiFL, NeurIPS 2022, arXiv 2106.01432.
+    Lu et al., Federated learning from only unlabeled data with class-conditional-sharing clients,
+    ICLR 2022, arXiv 2204.03304. Its second part resembles the loss of Diao, Ding, Tarokh, SemiFL,
+    NeurIPS 2022, arXiv 2106.01432.
 """
 
 from typing import Literal, NamedTuple
@@ -15,7 +17,16 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_ssl.checks import checked
 from fedjax_ssl.data import WeakLabels
-from fedjax_ssl.federated import AtClient, Method, Setup, Stage, Step, Stream, Term, federated_method
+from fedjax_ssl.federated import (
+    AtClient,
+    Method,
+    Setup,
+    Stage,
+    Step,
+    Stream,
+    Term,
+    federated_method,
+)
 from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.channel_terms import known_stage
@@ -25,7 +36,9 @@ from fedjax_ssl.objectives import batch_cross_entropy, mixup, mixup_cross_entrop
 
 
 class Confidence(NamedTuple):
-    """A batch split by confidence; pair j joins the j-th confident row with the j-th other one, in batch order."""
+    """A batch split by confidence; pair j joins the j-th confident row with the j-th other one,
+    in batch order.
+    """
 
     labels: Int[Array, " n"]  # hard labels of all rows
     confident: Bool[Array, " n"]
@@ -53,13 +66,14 @@ def fedpl(
 
     Args:
         setup: the run.
-        warmup_rounds: rounds on the pseudo-labels of the sets, the class that a set has most of; after them these are
-            forgotten.
+        warmup_rounds: rounds on the pseudo-labels of the sets, the class that a set has most of;
+            after them these are forgotten.
         threshold: largest class probability from which a prediction is confident.
         mix_weight: weight of the loss of mixed pairs.
-        mix_alpha: parameter of the Beta distribution of the share of the confident example in a pair.
-        mix: what is mixed: "inputs", as in the paper, which takes a second forward pass, or "logits", as in the
-            released code.
+        mix_alpha: parameter of the Beta distribution of the share of the confident example in a
+            pair.
+        mix: what is mixed: "inputs", as in the paper, which takes a second forward pass, or
+            "logits", as in the released code.
         skip_empty: no loss and no step for a batch without a pair, as in the released code.
         l1: weight of the sum of the parameters' absolute values.
         drop_last: leave the last partial batch of an epoch out.
@@ -75,7 +89,8 @@ def fedpl(
         return batch_cross_entropy(step.outputs[view.name].logits, labels, batch.mask)
 
     def own_predictions(step: Step) -> Array:
-        batch, logits = step.streams["labelled"], step.outputs[view.name].logits
+        batch = step.streams["labelled"]
+        logits = step.outputs[view.name].logits
         split = split_by_confidence(logits, batch, threshold)
         share = mixup_share(named_key(step.key, "share"), mix_alpha)
         if mix == "logits":
@@ -98,10 +113,14 @@ def fedpl(
         return known_stage(setup, (term,), l1, drop_last)
 
     def has_pair(outputs: dict[str, Outputs], streams: dict[str, Stream]) -> Bool[Array, ""]:
-        return jnp.any(split_by_confidence(outputs[view.name].logits, streams["labelled"], threshold).paired)
+        return jnp.any(
+            split_by_confidence(outputs[view.name].logits, streams["labelled"], threshold).paired
+        )
 
     client = AtClient(takes_step=has_pair if skip_empty else None)
-    stages: tuple[Stage, ...] = (stage(Term("own_predictions", (view,), own_predictions, client=client)),)
+    stages: tuple[Stage, ...] = (
+        stage(Term("own_predictions", (view,), own_predictions, client=client)),
+    )
     if warmup_rounds:
         first = stage(Term("set_labels", (view,), set_labels))
         stages = (first._replace(rounds=warmup_rounds), *stages)
@@ -109,7 +128,8 @@ def fedpl(
 
 
 def majority_labels(batch: Stream, weak: WeakLabels | None) -> Int[Array, " n"]:
-    """Class label of every row where there is one, else the most frequent class of its set, -1 without either.
+    """Class label of every row where there is one, else the most frequent class of its set, -1
+    without either.
 
     Of equally frequent classes the first one. Coarse labels give none.
     """
@@ -120,8 +140,11 @@ def majority_labels(batch: Stream, weak: WeakLabels | None) -> Int[Array, " n"]:
     return jnp.where(batch.observed >= 0, batch.observed, labels)
 
 
-def split_by_confidence(logits: Float[Array, "n K"], batch: Stream, threshold: float | Array) -> Confidence:
-    """Labels a batch by its own predictions and pairs confident rows with the others; all of it constants.
+def split_by_confidence(
+    logits: Float[Array, "n K"], batch: Stream, threshold: float | Array
+) -> Confidence:
+    """Labels a batch by its own predictions and pairs confident rows with the others; all of it
+    constants.
 
     Args:
         logits: class scores of the batch.
@@ -132,7 +155,8 @@ def split_by_confidence(logits: Float[Array, "n K"], batch: Stream, threshold: f
     given = batch.observed >= 0
     labels = jnp.where(given, batch.observed, jnp.argmax(probabilities, axis=1).astype(jnp.int32))
     sure = given | (jnp.max(probabilities, axis=1) >= threshold)
-    confident, other = batch.mask & sure, batch.mask & ~sure
+    confident = batch.mask & sure
+    other = batch.mask & ~sure
     pairs = jnp.minimum(jnp.sum(confident), jnp.sum(other))
     return Confidence(
         labels,
@@ -151,7 +175,8 @@ def split_loss(
     mix_weight: float | Array,
     skip_empty: bool = False,
 ) -> Float[Array, ""]:
-    """Cross-entropy of the confident rows plus `mix_weight` times that of the mixed pairs (FedUL, section 5).
+    """Cross-entropy of the confident rows plus `mix_weight` times that of the mixed pairs (FedUL,
+    section 5).
 
     Args:
         logits: logits of the batch.

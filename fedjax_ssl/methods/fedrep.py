@@ -6,15 +6,16 @@ A round, from the body that is sent and the head that a client has kept:
 2. Body epochs: it trains the body, the head is frozen.
 3. The mean of the clients' changes of the body is a step of the federated optimizer.
 
-As a baseline of FedMT (`labels="coarse"`), the clients' labels are of another space, with a J-way head at each client,
-and the server, with a K-way head for the classes, is one more client: it trains in the same way on its labelled
-examples, and its body is a member of the average. The network of the average body and the server's head predicts.
+As a baseline of FedMT (`labels="coarse"`), the clients' labels are of another space, with a J-way
+head at each client, and the server, with a K-way head for the classes, is one more client: it
+trains in the same way on its labelled examples, and its body is a member of the average. The
+network of the average body and the server's head predicts.
 
 References:
-    Collins, Hassani, Mokhtari, Shakkottai, Exploiting shared representations for personalized federated learning, ICML
-    2021, arXiv 2102.07078: algorithm 1, with epochs of SGD for both parts.
-    Named as an alternative in: Federated learning with mixed-type labels, arXiv 2210.02042v4; how it is used there is
-    our own definition.
+    Collins, Hassani, Mokhtari, Shakkottai, Exploiting shared representations for personalized
+    federated learning, ICML 2021, arXiv 2102.07078: algorithm 1, with epochs of SGD for both parts.
+    Named as an alternative in: Federated learning with mixed-type labels, arXiv 2210.02042v4; how
+    it is used there is our own definition.
 """
 
 from functools import partial
@@ -25,14 +26,31 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from fedjax_ssl.checks import checked
-from fedjax_ssl.federated import Sampler, ServerTraining, Setup, Stage, Step, Term, epochs, federated_method, in_turn
+from fedjax_ssl.federated import (
+    Sampler,
+    ServerTraining,
+    Setup,
+    Stage,
+    Step,
+    Term,
+    epochs,
+    federated_method,
+    in_turn,
+)
 from fedjax_ssl.federated.method import ForLog, Method, PyTree, RoundResult, ServerState, Traffic
 from fedjax_ssl.federated.packing import packing
 from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count
 from fedjax_ssl.methods.parts import second_head
 from fedjax_ssl.methods.parts.channel_terms import check_one_space
-from fedjax_ssl.methods.parts.second_head import BODY, HEAD, SECOND_HEAD, coarse_epochs, coarse_term, count_coarse
+from fedjax_ssl.methods.parts.second_head import (
+    BODY,
+    HEAD,
+    SECOND_HEAD,
+    coarse_epochs,
+    coarse_term,
+    count_coarse,
+)
 from fedjax_ssl.methods.parts.settings import Count
 from fedjax_ssl.models import count_parameters
 from fedjax_ssl.objectives import batch_cross_entropy
@@ -50,10 +68,11 @@ def fedrep(
 ) -> Method:
     """FedRep: a shared body, and heads that stay at the clients and at the server.
 
-    With `labels="coarse"` the network needs a second head (model option `aux_head=True`), whose first outputs are for
-    the coarse labels; clients without coarse labels, and those whose weak labels are sets, take no part. With
-    `labels="class"` every client predicts with its own head; the global network then has the mean of the heads of all
-    clients, which FedRep itself does not have.
+    With `labels="coarse"` the network needs a second head (model option `aux_head=True`), whose
+    first outputs are for the coarse labels; clients without coarse labels, and those whose weak
+    labels are sets, take no part. With `labels="class"` every client predicts with its own head;
+    the global network then has the mean of the heads of all clients, which FedRep itself does not
+    have.
 
     Args:
         setup: the run; its `local_epochs` have no part in it.
@@ -64,15 +83,22 @@ def fedrep(
         server_batch_size: labelled examples per step at the server, with coarse labels.
 
     Raises:
-        ValueError: for a setting outside these, or a network without a second head; when a round is traced, for a
-            federation without coarse labels, without examples at the server, or with more weak labels than outputs.
+        ValueError: for a setting outside these, or a network without a second head; when a round is
+            traced, for a federation without coarse labels, without examples at the server, or with
+            more weak labels than outputs.
     """
     if labels == "class":
         if shared_head:
-            raise ValueError("shared_head is True and labels is 'class': nothing would be private; that is 'fedavg'")
+            raise ValueError(
+                "shared_head is True and labels is 'class': nothing would be private; that is "
+                "'fedavg'"
+            )
         return _with_class_labels(setup, head_epochs, body_epochs)
     second_head.check_heads(setup, "fedrep")
-    terms = tuple(coarse_term(setup, "fedrep", group, stream) for group, stream in ((SECOND_HEAD, HEAD), (BODY, BODY)))
+    terms = tuple(
+        coarse_term(setup, "fedrep", group, stream)
+        for group, stream in ((SECOND_HEAD, HEAD), (BODY, BODY))
+    )
     sent = (BODY, SECOND_HEAD) if shared_head else (BODY,)
     body = terms[1]._replace(log=ForLog(traffic=partial(_without_server_head, sent)))
     sampler = in_turn(
@@ -86,7 +112,9 @@ def fedrep(
         sampler,
         labelled_quota="only",
         count_labels=count_coarse,
-        server=ServerTraining(server_terms, at_server, members=1, keep_optimizer=setup.keep_optimizer),
+        server=ServerTraining(
+            server_terms, at_server, members=1, keep_optimizer=setup.keep_optimizer
+        ),
     )
     method = federated_method(
         setup,
@@ -97,11 +125,13 @@ def fedrep(
         needs_all=True,
     )
     method = method._replace(check=check_one_space) if shared_head else method
-    return method._replace(predict_for=None, apply=None)  # a client's own head does not score classes
+    # a client's own head does not score classes
+    return method._replace(predict_for=None, apply=None)
 
 
 def class_term(setup: Setup, group: str, name: str) -> Term:
-    """Cross-entropy of the main head's outputs on class labels, weakly augmented, for one parameter group.
+    """Cross-entropy of the main head's outputs on class labels, weakly augmented, for one parameter
+    group.
 
     Args:
         setup: the run.
@@ -112,7 +142,9 @@ def class_term(setup: Setup, group: str, name: str) -> Term:
 
     def loss(step: Step) -> Array:
         batch = step.streams[group]
-        return batch_cross_entropy(step.outputs[view.name].logits, batch.observed, batch.mask, loss=setup.loss)
+        return batch_cross_entropy(
+            step.outputs[view.name].logits, batch.observed, batch.mask, loss=setup.loss
+        )
 
     return Term(name, (view,), loss, group=group)
 
@@ -120,7 +152,10 @@ def class_term(setup: Setup, group: str, name: str) -> Term:
 def _with_class_labels(setup: Setup, head_epochs: int, body_epochs: int) -> Method:
     """FedRep with class labels at the clients."""
     if HEAD not in (found := jax.eval_shape(setup.model.init, jax.random.key(0))[0]):
-        raise ValueError(f"fedrep trains the last layer apart: call it 'head'; this network has {', '.join(found)}")
+        raise ValueError(
+            "fedrep trains the last layer apart: call it 'head'; this network has "
+            f"{', '.join(found)}"
+        )
     sampler = _class_epochs(setup.batch_size, head_epochs, body_epochs, setup.max_labelled)
     terms = tuple(class_term(setup, group, group) for group in (HEAD, BODY))
 
@@ -130,11 +165,15 @@ def _with_class_labels(setup: Setup, head_epochs: int, body_epochs: int) -> Meth
         return second_head.join_groups({**state.params, HEAD: head}), state.model_state
 
     stage = Stage(terms, sampler, labelled_quota="only")
-    return federated_method(setup, (stage,), **second_head.by_head(HEAD, BODY), private=(HEAD,), network=mean_head)
+    return federated_method(
+        setup, (stage,), **second_head.by_head(HEAD, BODY), private=(HEAD,), network=mean_head
+    )
 
 
 def _class_epochs(batch_size: int, head_epochs: int, body_epochs: int, most: int) -> Sampler:
-    """Epochs over the examples with a class label: first the stream of the head, then that of the body."""
+    """Epochs over the examples with a class label: first the stream of the head, then that of
+    the body.
+    """
 
     def of(stream: str, passes: int) -> Sampler:
         return epochs(stream, lambda client: client.num_labelled, batch_size, passes, most)
@@ -143,8 +182,12 @@ def _class_epochs(batch_size: int, head_epochs: int, body_epochs: int, most: int
 
 
 def _without_server_head(sent: tuple[str, ...], outcome: RoundResult) -> Traffic:
-    """The server's head never leaves it: what goes both ways is the body, and the clients' head if it is shared."""
+    """Return the server's head never leaves it: what goes both ways is the body, and the clients'
+    head if it is shared.
+    """
     before = outcome.before
-    numbers = count_parameters([before.params[group] for group in sent]) + count_parameters(before.model_state)
+    numbers = count_parameters([before.params[group] for group in sent]) + count_parameters(
+        before.model_state
+    )
     both_ways = count(jnp.sum(outcome.round.valid), BYTES_PER_NUMBER * numbers)
     return Traffic(both_ways, both_ways, model_down=False, model_up=False)

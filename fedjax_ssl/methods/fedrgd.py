@@ -1,24 +1,28 @@
 """FedRGD: less gradient diversity by consistency, group norm and grouped averaging.
 
-The server has a few labelled examples, the users have unlabelled ones. A round, with B rows per batch, a the weak and A
-the strong augmentation:
+The server has a few labelled examples, the users have unlabelled ones. A round, with B rows per
+batch, a the weak and A the strong augmentation:
 
-1. The users of the cohort fill slots at random. A slot starts from the model of its group, a replica of the server, one
-   per group, from the global model.
-2. Every user takes T steps on the consistency loss: with q = softmax f(a(u)), no gradient through it,
+1. The users of the cohort fill slots at random. A slot starts from the model of its group, a
+   replica of the server, one per group, from the global model.
+2. Every user takes T steps on the consistency loss: with q = softmax f(a(u)), no gradient through
+   it,
 
        1/B sum_u [max q >= tau] CE(argmax q, f(A(u))).
 
    Every replica takes T steps on the cross-entropy of B labelled examples, CE(f(a(x)), y).
-3. The next model of a group is the mean of its slots and its replica, the next global model the mean of the groups.
+3. The next model of a group is the mean of its slots and its replica, the next global model the
+   mean of the groups.
 
-Step 1 and step 3 are `config.federated.name = "grouped"` (`fedjax_ssl.federated.grouped`); with "fedavg" there is one
-group, the authors' baseline. Group norm is `config.model.norm = "gn"`. With labels at clients there is no replica: B
-labelled rows join every batch of a user, and two users are the bridge between two groups.
+Step 1 and step 3 are `config.federated.name = "grouped"` (`fedjax_ssl.federated.grouped`); with
+"fedavg" there is one group, the authors' baseline. Group norm is `config.model.norm = "gn"`. With
+labels at clients there is no replica: B labelled rows join every batch of a user, and two users are
+the bridge between two groups.
 
 References:
-    Zhang, Yang, Yao, Yan, Gonzalez, Mahoney, Improving semi-supervised federated learning by reducing the gradient
-    diversity of models, IEEE Big Data 2021, arXiv 2008.11364; read from its public code. Later papers call it FedRGD.
+    Zhang, Yang, Yao, Yan, Gonzalez, Mahoney, Improving semi-supervised federated learning by
+    reducing the gradient diversity of models, IEEE Big Data 2021, arXiv 2008.11364; read from its
+    public code. Later papers call it FedRGD.
 """
 
 import warnings
@@ -33,10 +37,29 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from fedjax_ssl.checks import In, Whole, check_whole_numbers, checked
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.federated import RoundContext, RoundResult, Sampler, Schedule, ServerState, ServerTraining, Stage, Step
+from fedjax_ssl.federated import (
+    RoundContext,
+    RoundResult,
+    Sampler,
+    Schedule,
+    ServerState,
+    ServerTraining,
+    Stage,
+    Step,
+)
 from fedjax_ssl.federated.engine import federated_method
 from fedjax_ssl.federated.execution import Execution
-from fedjax_ssl.federated.method import AtServer, Client, ClientState, ForLog, Method, Metrics, Now, Params, Term
+from fedjax_ssl.federated.method import (
+    AtServer,
+    Client,
+    ClientState,
+    ForLog,
+    Method,
+    Metrics,
+    Now,
+    Params,
+    Term,
+)
 from fedjax_ssl.federated.optimizers import FederatedOptimizer, Grouped, Local, Report
 from fedjax_ssl.federated.sampler import Steps, fixed_steps, paired_batches, passes
 from fedjax_ssl.federated.setup import Setup
@@ -44,11 +67,14 @@ from fedjax_ssl.federated.terms import augmented_view, supervised_term
 from fedjax_ssl.methods.parts.consistency import judge_unlabelled, strong_view
 from fedjax_ssl.objectives import fixmatch_loss
 
-NOMINAL_STEPS = 1024  # of an epoch in the code, whose runs are nominally 1024 epochs; "fast" ones end after 200
+# of an epoch in the code, whose runs are nominally 1024 epochs; "fast" ones end after 200
+NOMINAL_STEPS = 1024
 
 
 class Diversity(NamedTuple):
-    """Measure of gradient diversity: every group has a mean of its own, and all members count alike."""
+    """Measure of gradient diversity: every group has a mean of its own, and all members count
+    alike.
+    """
 
     norm_ord: int = 2  # order of the norm, 2 or 1
     squared: bool = True  # norms are squared
@@ -77,28 +103,34 @@ def fedrgd(
     include_server: bool = True,
     exclude_norm: bool = False,
 ) -> Method:
-    """FedRGD: consistency at the users, replicas of the server as members of the average, groups of users.
+    """FedRGD: consistency at the users, replicas of the server as members of the average, groups of
+    users.
 
-    Grouped averaging is `config.federated.name = "grouped"`, group norm `config.model.norm = "gn"`. With
-    `config.optimizer.keep_state` and `keep_by = "slot"` momentum stays with the slots, as in the code.
+    Grouped averaging is `config.federated.name = "grouped"`, group norm `config.model.norm = "gn"`.
+    With `config.optimizer.keep_state` and `keep_by = "slot"` momentum stays with the slots, as in
+    the code.
 
     Args:
         setup: the run; users and server have batches of `batch_size`.
-        labels: who has some: the "server", which then is a member of the average, or every "client".
-        user_loss: "crl"; "self_training": pseudo-labels by the network in evaluation mode, learned on the same weak
-            view; "supervised": class labels of the clients, in place of unlabelled examples.
-        consistency: "cross_view"; "self_view": each view learns its own pseudo-labels, mean over both, as the code has
-            it for labels at clients.
+        labels: who has some: the "server", which then is a member of the average, or every
+            "client".
+        user_loss: "crl"; "self_training": pseudo-labels by the network in evaluation mode, learned
+            on the same weak view; "supervised": class labels of the clients, in place of unlabelled
+            examples.
+        consistency: "cross_view"; "self_view": each view learns its own pseudo-labels, mean over
+            both, as the code has it for labels at clients.
         threshold: tau, of the largest probability; above 1 no user learns.
         local_steps: T.
-        lr_schedule: of the factor on the run's learning rate: "plain" (cosine), "reference_fast" (as in the code, not
-            monotone), or "run" for none, see `cosine_factor`.
+        lr_schedule: of the factor on the run's learning rate: "plain" (cosine), "reference_fast"
+            (as in the code, not monotone), or "run" for none, see `cosine_factor`.
         warmup_steps: local steps of linear warm-up.
         schedule_steps: local steps of the cosine; None: of the run.
         first_period_extra_step: the first round of every 1,024 steps takes T + 1, as in the code.
-        bn_stats: running statistics of batch norm layers are the "server"'s, or the "average" of all members.
-        diversity: metric of the log: "updates" (of local training, "gradient_diversity"), "gradients" (of a further
-            pass over the data at the averaged models, "full_gradient_diversity"), or "both".
+        bn_stats: running statistics of batch norm layers are the "server"'s, or the "average" of
+            all members.
+        diversity: metric of the log: "updates" (of local training, "gradient_diversity"),
+            "gradients" (of a further pass over the data at the averaged models,
+            "full_gradient_diversity"), or "both".
         diversity_every: rounds, of which the last makes that pass.
         norm_ord: ord of these metrics, 2 or 1.
         squared: whether their norms are squared.
@@ -106,21 +138,28 @@ def fedrgd(
         exclude_norm: parameters of norm layers do not count in "full_gradient_diversity".
 
     Raises:
-        ValueError: for a setting outside these, a run of unknown length without `schedule_steps`, or gradients at an
-            averaged model where clients train alone.
+        ValueError: for a setting outside these, a run of unknown length without `schedule_steps`,
+            or gradients at an averaged model where clients train alone.
     """
     how = Diversity(norm_ord, squared, include_server, exclude_norm)
     if isinstance(threshold, (int, float)) and threshold > 1 and user_loss != "supervised":
-        warnings.warn(f"threshold is {threshold}: no pseudo-label is so sure, users learn nothing", stacklevel=2)
+        warnings.warn(
+            f"threshold is {threshold}: no pseudo-label is so sure, users learn nothing",
+            stacklevel=2,
+        )
     setup = with_step_schedule(setup, lr_schedule, local_steps, warmup_steps, schedule_steps)
     plain = setup
     if diversity != "gradients":
-        setup = setup._replace(federated_optimizer=with_gradient_diversity(setup.federated_optimizer, how))
+        setup = setup._replace(
+            federated_optimizer=with_gradient_diversity(setup.federated_optimizer, how)
+        )
     extra = max(NOMINAL_STEPS // local_steps, 1) if first_period_extra_step else 0
     steps = partial(steps_of, setup, local_steps, extra)
     unlabelled = unlabelled_term(setup, user_loss, consistency, threshold)
 
-    def method_of(stage: Stage, *streams: str, needs: tuple[str, ...] = ("labels",), needs_all: bool = False) -> Method:
+    def method_of(
+        stage: Stage, *streams: str, needs: tuple[str, ...] = ("labels",), needs_all: bool = False
+    ) -> Method:
         method = federated_method(setup, (stage,), needs=needs, needs_all=needs_all)
         if diversity == "updates":
             return method
@@ -142,13 +181,18 @@ def fedrgd(
     )
     if user_loss == "supervised":
         stage = Stage((supervised_term(setup),), steps(("labelled",)), labelled_quota="only")
-        return method_of(stage._replace(server=server), "labelled", needs=("labels", "server"), needs_all=True)
+        return method_of(
+            stage._replace(server=server), "labelled", needs=("labels", "server"), needs_all=True
+        )
     stage = Stage((unlabelled,), steps(("unlabelled",)), labelled_quota="any", server=server)
     return method_of(stage, "unlabelled", needs=("server",))
 
 
-def unlabelled_term(setup: Setup, user_loss: str, consistency: str, threshold: float | Array) -> Term:
-    """The users' loss on stream "unlabelled": consistency of a weak and a strong view, or self-training on a weak one.
+def unlabelled_term(
+    setup: Setup, user_loss: str, consistency: str, threshold: float | Array
+) -> Term:
+    """Return the users' loss on stream "unlabelled": consistency of a weak and a strong view, or
+    self-training on a weak one.
 
     Args:
         setup: the run.
@@ -156,7 +200,8 @@ def unlabelled_term(setup: Setup, user_loss: str, consistency: str, threshold: f
         consistency: see `fedrgd`.
         threshold: threshold of the largest probability, >= 0.
     """
-    weak, strong = augmented_view(setup, "unlabelled"), strong_view(setup)
+    weak = augmented_view(setup, "unlabelled")
+    strong = strong_view(setup)
 
     def crl(step: Step) -> Array:
         mask = step.streams["unlabelled"].mask
@@ -164,16 +209,26 @@ def unlabelled_term(setup: Setup, user_loss: str, consistency: str, threshold: f
         return consistency_loss(*views, mask, threshold, consistency == "self_view")
 
     def self_training(step: Step) -> Array:
-        quiet, _ = setup.model.apply(step.params, step.model_state, step.inputs[weak.name], train=False)
+        quiet, _ = setup.model.apply(
+            step.params, step.model_state, step.inputs[weak.name], train=False
+        )
         logits = step.outputs[weak.name].logits
         return fixmatch_loss(quiet.logits, logits, step.streams["unlabelled"].mask, threshold)
 
-    views, loss = ((weak,), self_training) if user_loss == "self_training" else ((weak, strong), crl)
-    participates = AtServer(participates=lambda sent, round: round.valid & (round.clients.num_examples > 0))
+    views, loss = (
+        ((weak,), self_training) if user_loss == "self_training" else ((weak, strong), crl)
+    )
+    participates = AtServer(
+        participates=lambda sent, round: round.valid & (round.clients.num_examples > 0)
+    )
 
     def diagnose(outcome: RoundResult, truth: Int[Array, "p n"], measured: PyTree) -> Metrics:
-        predict = lambda outputs: jax.nn.softmax(outputs.logits)  # noqa: E731
-        return judge_unlabelled(setup, outcome, truth, setup.batch_size, predict, lambda largest: largest >= threshold)
+        def predict(outputs):
+            return jax.nn.softmax(outputs.logits)
+
+        return judge_unlabelled(
+            setup, outcome, truth, setup.batch_size, predict, lambda largest: largest >= threshold
+        )
 
     return Term("unlabelled", views, loss, server=participates, log=ForLog(diagnose=diagnose))
 
@@ -201,9 +256,14 @@ def consistency_loss(
 
 
 def steps_of(
-    setup: Setup, number: int, extra_every: int, streams: tuple[str, ...], max_labelled: int | None = None
+    setup: Setup,
+    number: int,
+    extra_every: int,
+    streams: tuple[str, ...],
+    max_labelled: int | None = None,
 ) -> Sampler:
-    """T steps of these streams of `paired_batches`; "unlabelled" alone goes through labelled examples too.
+    """T steps of these streams of `paired_batches`; "unlabelled" alone goes through labelled
+    examples too.
 
     Args:
         setup: the run.
@@ -230,7 +290,8 @@ def one_pass(setup: Setup, streams: tuple[str, ...], max_labelled: int | None = 
         streams: "labelled", "unlabelled" (then all examples) or both.
         max_labelled: static bound; None: of the clients.
     """
-    size, most = setup.batch_size, setup.max_labelled if max_labelled is None else max_labelled
+    size = setup.batch_size
+    most = setup.max_labelled if max_labelled is None else max_labelled
     steps = passes(size, size, 1, most, setup.max_unlabelled)
     if streams == ("unlabelled",):
         most += setup.max_unlabelled
@@ -247,8 +308,11 @@ def _streams_of(
     max_labelled: int | None,
     bound: Callable[[Now], Int[Array, ""]] | None = None,
 ) -> Sampler:
-    """These streams of `paired_batches`, in steps that have a row and not in more than the bound."""
-    size, most = setup.batch_size, setup.max_labelled if max_labelled is None else max_labelled
+    """Return these streams of `paired_batches`, in steps that have a row and not in more than the
+    bound.
+    """
+    size = setup.batch_size
+    most = setup.max_labelled if max_labelled is None else max_labelled
     alone = streams == ("unlabelled",)
     drawn_from = paired_batches(size, size, steps, most, setup.max_unlabelled, labelled_too=alone)
 
@@ -257,18 +321,22 @@ def _streams_of(
         number = drawn.num_steps if bound is None else jnp.minimum(drawn.num_steps, bound(now))
         if streams == ("labelled",):
             number = jnp.where(client.num_labelled > 0, number, 0)
-        positions, masks = ({name: table[name] for name in streams} for table in (drawn.positions, drawn.masks))
+        positions, masks = (
+            {name: table[name] for name in streams} for table in (drawn.positions, drawn.masks)
+        )
         return Schedule(positions, masks, number)
 
     return Sampler(schedule)
 
 
-def cosine_factor(step: Float[Array, ""], warmup_steps: int, total_steps: int, fast: bool = False) -> Float[Array, ""]:
-    """The factor at a local step.
+def cosine_factor(
+    step: Float[Array, ""], warmup_steps: int, total_steps: int, fast: bool = False
+) -> Float[Array, ""]:
+    """Return the factor at a local step.
 
-    step / w during the first w steps. Then, with x = (step - w) / (total - w), max(1e-6, cos(7 pi x / 16)); fast:
-    max(1e-5, cos(pi n x)) with n = 7/16 (1024^2 - w) / (1024 * 200 - w), which goes through more than one period unless
-    `total_steps` is 1024^2.
+    step / w during the first w steps. Then, with x = (step - w) / (total - w), max(1e-6, cos(7 pi x
+    / 16)); fast: max(1e-5, cos(pi n x)) with n = 7/16 (1024^2 - w) / (1024 * 200 - w), which goes
+    through more than one period unless `total_steps` is 1024^2.
 
     Args:
         step: local steps before this one.
@@ -276,7 +344,8 @@ def cosine_factor(step: Float[Array, ""], warmup_steps: int, total_steps: int, f
         total_steps: steps of the run.
         fast: see above.
     """
-    periods, floor = 7 / 16, 1e-6
+    periods = 7 / 16
+    floor = 1e-6
     if fast:
         floor = 1e-5
         periods *= (NOMINAL_STEPS**2 - warmup_steps) / (NOMINAL_STEPS * 200 - warmup_steps)
@@ -288,10 +357,10 @@ def cosine_factor(step: Float[Array, ""], warmup_steps: int, total_steps: int, f
 def with_step_schedule(
     setup: Setup, name: str, local_steps: int, warmup_steps: int = 0, total_steps: int | None = None
 ) -> Setup:
-    """The run with its learning rate times the factor at the first local step of each round.
+    """Return the run with its learning rate times the factor at the first local step of each round.
 
-    In a round that begins during warm-up it is the factor at the round's last step, or at the end of warm-up if that
-    comes first: at the first step of round 0 the factor is 0.
+    In a round that begins during warm-up it is the factor at the round's last step, or at the end
+    of warm-up if that comes first: at the first step of round 0 the factor is 0.
 
     Args:
         setup: the run.
@@ -307,24 +376,30 @@ def with_step_schedule(
         return setup
     if total_steps is None:
         if setup.rounds is None:
-            raise ValueError(f"lr_schedule is {name!r} and the run's length is not known; give schedule_steps")
+            raise ValueError(
+                f"lr_schedule is {name!r} and the run's length is not known; give schedule_steps"
+            )
         total_steps = max(setup.rounds * local_steps, 1)
     check_whole_numbers(schedule_steps=total_steps)
 
     def learning_rate(number: Array) -> Float[Array, ""]:
         rate = setup.learning_rate(number)
         first = number.astype(rate.dtype) * local_steps
-        first = jnp.where(first < warmup_steps, jnp.minimum(first + local_steps - 1, warmup_steps), first)
+        first = jnp.where(
+            first < warmup_steps, jnp.minimum(first + local_steps - 1, warmup_steps), first
+        )
         return rate * cosine_factor(first, warmup_steps, total_steps, name == "reference_fast")
 
     return setup._replace(learning_rate=learning_rate)
 
 
 def with_gradient_diversity(optimizer: FederatedOptimizer, how: Diversity) -> FederatedOptimizer:
-    """Add the metric "gradient_diversity" to a federated optimizer, at the cost of a sum of changes per group.
+    """Add the metric "gradient_diversity" to a federated optimizer, at the cost of a sum of changes
+    per group.
 
-    Its vectors are the changes of the members in local training, from where each started. Every group has a mean of its
-    own (`fedjax_ssl.federated.Groups`), and the diversity is averaged over all members of all groups that trained.
+    Its vectors are the changes of the members in local training, from where each started. Every
+    group has a mean of its own (`fedjax_ssl.federated.Groups`), and the diversity is averaged over
+    all members of all groups that trained.
     """
     groups = optimizer.groups
 
@@ -332,8 +407,13 @@ def with_gradient_diversity(optimizer: FederatedOptimizer, how: Diversity) -> Fe
         return groups.membership(received["optimizer"])
 
     def send(state: PyTree, kept: PyTree, round: RoundContext) -> PyTree:
-        is_client = jnp.arange(round.valid.shape[0] + round.members, dtype=jnp.int32) < round.valid.shape[0]
-        return {"optimizer": optimizer.send(state, kept, round), "counts": is_client | how.include_server}
+        is_client = (
+            jnp.arange(round.valid.shape[0] + round.members, dtype=jnp.int32) < round.valid.shape[0]
+        )
+        return {
+            "optimizer": optimizer.send(state, kept, round),
+            "counts": is_client | how.include_server,
+        }
 
     def start(state: PyTree, received: PyTree, common: Grouped) -> Grouped:
         return optimizer.start(state, received["optimizer"], common)
@@ -348,13 +428,20 @@ def with_gradient_diversity(optimizer: FederatedOptimizer, how: Diversity) -> Fe
         mine = jnp.where(trained & local.received["counts"], membership(local.received), 0.0)
         return Report({"optimizer": inner.summed, **share_of(change, mine, how)}, inner.kept)
 
-    def apply(state: PyTree, anchor: Grouped, summed: PyTree, round: RoundContext) -> tuple[Grouped, PyTree]:
+    def apply(
+        state: PyTree, anchor: Grouped, summed: PyTree, round: RoundContext
+    ) -> tuple[Grouped, PyTree]:
         return optimizer.apply(state, anchor, summed["optimizer"], round)
 
     def log(summed: PyTree, round: RoundContext) -> dict[str, Array]:
-        return {**optimizer.log(summed["optimizer"], round), "gradient_diversity": diversity_of(summed, how)}
+        return {
+            **optimizer.log(summed["optimizer"], round),
+            "gradient_diversity": diversity_of(summed, how),
+        }
 
-    measured = optimizer._replace(send=send, start=start, correct=correct, report=report, apply=apply, log=log)
+    measured = optimizer._replace(
+        send=send, start=start, correct=correct, report=report, apply=apply, log=log
+    )
     return measured._replace(groups=groups._replace(membership=membership))
 
 
@@ -369,10 +456,11 @@ def with_gradient_pass(
 ) -> Method:
     """Add the metric "full_gradient_diversity" to a method of one stage; training does not change.
 
-    Its vectors are the sums of the members' gradients over a pass over their examples, at the model of the round's end,
-    or at that of their group. The pass is a round of its own, of the same cohort, whose result is thrown away: the
-    losses move zeros that are added to the weights, by plain gradient steps, and the weights are read without them. It
-    costs as much as a local epoch, and a sum of gradients per group.
+    Its vectors are the sums of the members' gradients over a pass over their examples, at the model
+    of the round's end, or at that of their group. The pass is a round of its own, of the same
+    cohort, whose result is thrown away: the losses move zeros that are added to the weights, by
+    plain gradient steps, and the weights are read without them. It costs as much as a local epoch,
+    and a sum of gradients per group.
 
     Args:
         method: built by `federated_method`, with the parameter group "model" alone.
@@ -388,7 +476,8 @@ def with_gradient_pass(
     """
     if setup.federated_optimizer.alone:
         raise ValueError(
-            "gradients at the averaged model are those of clients that share a model; these clients train alone"
+            "gradients at the averaged model are those of clients that share a model; these "
+            "clients train alone"
         )
     groups = setup.federated_optimizer.groups
     own_server = None
@@ -399,12 +488,18 @@ def with_gradient_pass(
         leaves, structure = jax.tree.flatten(params["model"])
         sums = iter(params["sum"])
         counts = _counted(params["model"], how.exclude_norm)
-        zeros = [(one := next(sums)) - jax.lax.stop_gradient(one) if mine else 0.0 for mine in counts]
-        return jax.tree.unflatten(structure, [w + zero for w, zero in zip(leaves, zeros, strict=True)])
+        zeros = [
+            (one := next(sums)) - jax.lax.stop_gradient(one) if mine else 0.0 for mine in counts
+        ]
+        return jax.tree.unflatten(
+            structure, [w + zero for w, zero in zip(leaves, zeros, strict=True)]
+        )
 
     look = federated_method(
         setup._replace(
-            federated_optimizer=_measuring(setup.federated_optimizer, how, stage.server is not None),
+            federated_optimizer=_measuring(
+                setup.federated_optimizer, how, stage.server is not None
+            ),
             local_optimizer=optax.identity(),
             learning_rate=lambda number: jnp.ones(()),
             keep_optimizer=False,
@@ -412,7 +507,10 @@ def with_gradient_pass(
         ),
         (
             stage._replace(
-                terms=_moving_sums(stage.terms), sampler=clients, server=own_server, weigh=lambda *_: jnp.ones(())
+                terms=_moving_sums(stage.terms),
+                sampler=clients,
+                server=own_server,
+                weigh=lambda *_: jnp.ones(()),
             ),
         ),
         groups=("model", "sum"),
@@ -429,7 +527,9 @@ def with_gradient_pass(
             pairs = zip(jax.tree.leaves(model), _counted(model, how.exclude_norm), strict=True)
             sums = [jnp.zeros_like(values) for values, mine in pairs if mine]
             begin = after._replace(round=state.round, params={"model": model, "sum": sums})
-            begin = begin._replace(clients=ClientState({}, {}, {}, ()), server={}, local_optimizer={})
+            begin = begin._replace(
+                clients=ClientState({}, {}, {}, ()), server={}, local_optimizer={}
+            )
             silent = (execution or Execution())._replace(report=None)
             return look.round(key, begin, data, silent)[1]["full_gradient_diversity"]
 
@@ -447,23 +547,34 @@ def _moving_sums(terms: tuple[Term, ...]) -> tuple[Term, ...]:
     return tuple(term._replace(group="sum", log=ForLog()) for term in terms)
 
 
-def _measuring(optimizer: FederatedOptimizer, how: Diversity, has_server: bool) -> FederatedOptimizer:
-    """Start everybody from the model of its group, and report its share of the diversity in place of its change."""
+def _measuring(
+    optimizer: FederatedOptimizer, how: Diversity, has_server: bool
+) -> FederatedOptimizer:
+    """Start everybody from the model of its group, and report its share of the diversity in
+    place of its change.
+    """
     groups = optimizer.groups
 
     def send(state: PyTree, kept: PyTree, round: RoundContext) -> PyTree:
         if groups.number == 1:
             return ()
-        received = optimizer.send(state, kept, round._replace(members=groups.number if has_server else 0))
+        received = optimizer.send(
+            state, kept, round._replace(members=groups.number if has_server else 0)
+        )
         return jax.tree.map(lambda x: x[: round.valid.shape[0] + round.members], received)
 
     def start(state: PyTree, received: PyTree, common: Grouped) -> Grouped:
-        models, group = groups.models(state, common)["model"], jnp.argmax(groups.membership(received))
+        models = groups.models(state, common)["model"]
+        group = jnp.argmax(groups.membership(received))
         return {**common, "model": jax.tree.map(lambda x: x[group], models)}
 
     def report(local: Local) -> Report:
         mine = jnp.where(local.weights["sum"] > 0, groups.membership(local.received), 0.0)
-        return Report(share_of(jax.tree.map(jnp.subtract, local.params["sum"], local.anchor["sum"]), mine, how))
+        return Report(
+            share_of(
+                jax.tree.map(jnp.subtract, local.params["sum"], local.anchor["sum"]), mine, how
+            )
+        )
 
     return FederatedOptimizer(
         init=lambda params: (),
@@ -477,13 +588,18 @@ def _measuring(optimizer: FederatedOptimizer, how: Diversity, has_server: bool) 
 
 
 def _counted(params: PyTree, exclude_norm: bool) -> list[bool]:
-    """Returns which parameters count: all, or all but those of modules that have "norm" in their name."""
+    """Return which parameters count: all, or all but those of modules that have "norm" in their
+    name.
+    """
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-    return [not (exclude_norm and "norm" in jax.tree_util.keystr(path[-2:-1]).lower()) for path in paths]
+    return [
+        not (exclude_norm and "norm" in jax.tree_util.keystr(path[-2:-1]).lower()) for path in paths
+    ]
 
 
 def share_of(vector: PyTree, member: Float[Array, " G"], how: Diversity) -> dict[str, PyTree]:
-    """Compute what a member adds to the sums of its group: 1, the norm of its vector, and the vector.
+    """Compute what a member adds to the sums of its group: 1, the norm of its vector, and the
+    vector.
 
     Args:
         vector: the member's change or gradient, a tree of arrays.
@@ -497,21 +613,23 @@ def share_of(vector: PyTree, member: Float[Array, " G"], how: Diversity) -> dict
 
 
 def diversity_of(summed: dict[str, PyTree], how: Diversity) -> Float[Array, ""]:
-    """Compute the diversity of every member within its group, mean over all members: ||v_i||^2 / ||mean v||^2.
+    """Compute the diversity of every member within its group, mean over all members: ||v_i||^2 /
+    ||mean v||^2.
 
     Args:
         summed: shares (`share_of`), summed over the members.
         how: the norm.
 
     Returns:
-        inf where the mean of a group with members is 0; NaN without any member. For the squared L2 norm it is at least
-        1, and 1 only where all members of a group are equal.
+        inf where the mean of a group with members is 0; NaN without any member. For the squared L2
+        norm it is at least 1, and 1 only where all members of a group are equal.
     """
     size = summed["size"]
     sums = jnp.concatenate([x.reshape(size.shape[0], -1) for x in summed["change"]], axis=1)
     means = sums / jnp.maximum(size, 1.0)[:, None]
     norms = jax.vmap(lambda mean: _norm(mean, how))(means)
-    nothing, standstill = size == 0, norms == 0
+    nothing = size == 0
+    standstill = norms == 0
     ratios = summed["norm"] / jnp.where(standstill, jnp.ones_like(norms), norms)
     ratios = jnp.where(standstill, jnp.inf, ratios)
     total = jnp.sum(size)

@@ -1,17 +1,19 @@
 """FedSiam: mean-teacher consistency at the clients; student and teacher are averaged separately.
 
-The student f has two heads, f1 and f2; the teacher g is a moving average of the student. With two augmentations a, b of
-the same batch B of examples, K classes, and the number r of the round, a client minimizes
+The student f has two heads, f1 and f2; the teacher g is a moving average of the student. With two
+augmentations a, b of the same batch B of examples, K classes, and the number r of the round, a
+client minimizes
 
     1/|B| sum over labelled CE(f1(a(x)), y) + head_weight / (|B| K) sum |f1(a(x)) - f2(a(x))|^2
         + ramp(r) / (|B| K) sum |softmax f2(a(x)) - softmax g1(b(x))|^2,
 
-ramp(r) = consistency_weight exp(-5 (1 - min(r, R) / R)^2) with R = ramp_rounds. After step t, counted on from round to
-round as the mean over the clients, g becomes d g + (1 - d) f with d = min(1 - 1 / (t + 1), decay).
+ramp(r) = consistency_weight exp(-5 (1 - min(r, R) / R)^2) with R = ramp_rounds. After step t,
+counted on from round to round as the mean over the clients, g becomes d g + (1 - d) f with d =
+min(1 - 1 / (t + 1), decay).
 
 References:
-    Long et al., FedSiam: Towards adaptive federated semi-supervised learning, arXiv 2012.03292; in the form of
-    Scott et al., TMLR 2023, arXiv 2210.06434.
+    Long et al., FedSiam: Towards adaptive federated semi-supervised learning, arXiv 2012.03292; in
+    the form of Scott et al., TMLR 2023, arXiv 2210.06434.
 """
 
 from typing import Literal
@@ -60,11 +62,17 @@ def fedsiam(
     view = augmented_view(setup, "mixed")
 
     def loss(step: Step) -> tuple[Array, Teacher]:
-        batch, student, teacher = step.streams["mixed"], step.outputs[view.name], step.local
+        batch = step.streams["mixed"]
+        student = step.outputs[view.name]
+        teacher = step.local
         if student.aux_logits is None:
-            raise ValueError("fedsiam needs a network with a second head: set config.model.aux_head = True")
+            raise ValueError(
+                "fedsiam needs a network with a second head: set config.model.aux_head = True"
+            )
         network = teacher.params, teacher.model_state
-        taught, teacher_state = second_pass(setup, step, *network, "mixed", ("teacher", "teacher dropout"))
+        taught, teacher_state = second_pass(
+            setup, step, *network, "mixed", ("teacher", "teacher dropout")
+        )
         targets = jax.lax.stop_gradient(jax.nn.softmax(taught))
         ramp = consistency_ramp(step.now.number + 1, consistency_weight, ramp_rounds)
         value = (

@@ -1,11 +1,12 @@
 """Transfer learning from the clients' coarse labels to the server's classes: a baseline of FedMT.
 
-Clients and server never train the same head. First the clients train a network for their coarse labels, then the
-server puts a new head for the classes on it. No correspondence between the label spaces is used.
+Clients and server never train the same head. First the clients train a network for their coarse
+labels, then the server puts a new head for the classes on it. No correspondence between the label
+spaces is used.
 
 References:
-    Transfer learning as an answer to label spaces that differ: Federated learning with mixed-type labels, arXiv
-    2210.02042v4. What exactly is done here is our own definition.
+    Transfer learning as an answer to label spaces that differ: Federated learning with mixed-type
+    labels, arXiv 2210.02042v4. What exactly is done here is our own definition.
 """
 
 from typing import Literal
@@ -19,7 +20,14 @@ from fedjax_ssl.federated.method import Step
 from fedjax_ssl.methods.parts import second_head
 from fedjax_ssl.methods.parts.alternating_training import server_training
 from fedjax_ssl.methods.parts.channel_terms import check_one_space
-from fedjax_ssl.methods.parts.second_head import BODY, HEAD, check_heads, coarse_epochs, coarse_term, count_coarse
+from fedjax_ssl.methods.parts.second_head import (
+    BODY,
+    HEAD,
+    check_heads,
+    coarse_epochs,
+    coarse_term,
+    count_coarse,
+)
 from fedjax_ssl.methods.parts.settings import Count
 from fedjax_ssl.methods.parts.static_batch_norm import with_static_batch_norm
 
@@ -36,14 +44,14 @@ def fedtrans(
 ) -> Method:
     """Transfer learning: coarse labels at clients, then a new head for the server's classes.
 
-    The network needs a second head (model option `aux_head=True`), whose first outputs are for the coarse labels.
-    Clients without coarse labels, and those whose weak labels are sets, take no part. Until `coarse_rounds` are over
-    the head that predicts is untrained.
+    The network needs a second head (model option `aux_head=True`), whose first outputs are for the
+    coarse labels. Clients without coarse labels, and those whose weak labels are sets, take no
+    part. Until `coarse_rounds` are over the head that predicts is untrained.
 
     Args:
         setup: the run.
-        coarse_rounds: rounds in which the clients train the network and the second head on their coarse labels; after
-            them only the server trains.
+        coarse_rounds: rounds in which the clients train the network and the second head on their
+            coarse labels; after them only the server trains.
         finetune: what the server trains: "all", or only the main "head".
         server_batch_size: labelled examples per step at the server.
         server_epochs: epochs per round at the server.
@@ -51,8 +59,9 @@ def fedtrans(
             `fedjax_ssl.methods.parts.static_batch_norm`.
 
     Raises:
-        ValueError: for a setting outside these, or a network without a second head; when a round is traced, for a
-            federation without coarse labels, without examples at the server, or with more weak labels than outputs.
+        ValueError: for a setting outside these, or a network without a second head; when a round is
+            traced, for a federation without coarse labels, without examples at the server, or with
+            more weak labels than outputs.
     """
     check_heads(setup, "fedtrans")
     server = server_training(setup, server_batch_size, server_epochs)
@@ -60,20 +69,27 @@ def fedtrans(
     terms: tuple[Term, ...] = (supervised._replace(group=HEAD),)
     if finetune == "all":
         terms = (*terms, _silent(supervised)._replace(name="supervised body", group=BODY))
-    stages = (coarse_stage(setup, coarse_rounds), Stage((), None, server=server._replace(terms=terms)))
-    # What has no loss in a stage is in a group of its own and takes no step there, not even one of weight decay.
+    stages = (
+        coarse_stage(setup, coarse_rounds),
+        Stage((), None, server=server._replace(terms=terms)),
+    )
+    # What has no loss in a stage is in a group of its own and takes no step there, not even one of
+    # weight decay.
     method = federated_method(
         setup, stages, **second_head.by_head(HEAD, BODY), needs=("coarse", "server"), needs_all=True
     )
     method = method._replace(check=check_one_space)
     if not static_batch_norm:
         return method
-    joined = lambda state: second_head.join_groups(state.params)  # noqa: E731
+
+    def joined(state):
+        return second_head.join_groups(state.params)
+
     return with_static_batch_norm(method, setup.model, setup.normalize, joined)
 
 
 def coarse_stage(setup: Setup, rounds: int) -> Stage:
-    """Rounds of federated averaging on coarse labels, by the clients that have some.
+    """Make the rounds of federated averaging on coarse labels, by the clients that have some.
 
     Args:
         setup: the run.
@@ -85,7 +101,9 @@ def coarse_stage(setup: Setup, rounds: int) -> Stage:
 
 
 def _silent(term: Term) -> Term:
-    """The same gradient with a loss of 0, so that a loss which moves two groups counts once in the log."""
+    """Return the same gradient with a loss of 0, so that a loss which moves two groups counts once
+    in the log.
+    """
 
     def loss(step: Step) -> Array:
         value = term.loss(step)

@@ -1,18 +1,20 @@
 """FedUL: learning a classifier from unlabelled sets whose class shares are known.
 
-Client c knows the share pi_mk of class k in each of its sets m, the share bar_pi_m of set m in its examples, and the
-class shares pi_k of the test. With eta_k(x) = p(y = k | x), the set that an example is in has the probabilities
+Client c knows the share pi_mk of class k in each of its sets m, the share bar_pi_m of set m in its
+examples, and the class shares pi_k of the test. With eta_k(x) = p(y = k | x), the set that an
+example is in has the probabilities
 
     Q_m(eta) = bar_pi_m sum_k pi_mk eta_k / pi_k, normalized over m    (theorem 1).
 
-Clients minimize the mean of -log Q_m(softmax f(x)) over their examples, plus l1 times the sum of the parameters'
-absolute values; any federated optimizer averages them (algorithm 1). The classifier that tells the sets apart best is
-eta itself, so the layer Q, which has no parameters, is dropped at test time. A client with class labels is one whose
-sets are pure, and one with coarse labels has another matrix, so that all of them may train together.
+Clients minimize the mean of -log Q_m(softmax f(x)) over their examples, plus l1 times the sum of
+the parameters' absolute values; any federated optimizer averages them (algorithm 1). The classifier
+that tells the sets apart best is eta itself, so the layer Q, which has no parameters, is dropped at
+test time. A client with class labels is one whose sets are pure, and one with coarse labels has
+another matrix, so that all of them may train together.
 
 References:
-    Lu, Wang, Li, Niu, Dou, Sugiyama, Federated learning from only unlabeled data with class-conditional-sharing
-    clients, ICLR 2022, arXiv 2204.03304: theorem 1 and algorithm 1.
+    Lu, Wang, Li, Niu, Dou, Sugiyama, Federated learning from only unlabeled data with
+    class-conditional-sharing clients, ICLR 2022, arXiv 2204.03304: theorem 1 and algorithm 1.
 """
 
 from typing import Literal
@@ -38,8 +40,8 @@ def fedul(
     Args:
         setup: the run.
         l1: weight of the sum of the parameters' absolute values.
-        use_test_prior: False leaves the division by the test prior out, as the released code does: then a posterior
-            under uniform class shares is learned.
+        use_test_prior: False leaves the division by the test prior out, as the released code does:
+            then a posterior under uniform class shares is learned.
         surrogate_loss: "nll", or "ce_on_probs" as in the released code, which is no proper loss.
         drop_last: leave the last partial batch of an epoch out, as the released code does.
 
@@ -48,7 +50,8 @@ def fedul(
     """
     layer = own_channel(use_test_prior)  # Q, from what the federation says of the client's sets
     loss = channel_term(setup, channel=layer, surrogate_loss=surrogate_loss)
-    stage = known_stage(setup, (loss,), l1, drop_last)  # epochs over all examples in a set or with a label
+    # epochs over all examples in a set or with a label
+    stage = known_stage(setup, (loss,), l1, drop_last)
     method = federated_method(setup, (stage,), needs=("sets", "coarse", "labels"))
     return method._replace(check=_check)
 
@@ -56,4 +59,6 @@ def fedul(
 def _check(data: FederatedData) -> list[str]:
     if {"sets", "coarse"} & set(data.kinds()):
         return []
-    return ["clients have class labels alone, no sets and no coarse labels: with those, fedul is FedAvg"]
+    return [
+        "clients have class labels alone, no sets and no coarse labels: with those, fedul is FedAvg"
+    ]

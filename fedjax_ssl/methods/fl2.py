@@ -1,25 +1,29 @@
-"""(FL)^2: SemiFL without mixtures, with thresholds of every client's own and predictions that hold in flat minima.
+"""(FL)^2: SemiFL without mixtures, with thresholds of every client's own and predictions that hold
+in flat minima.
 
-The server has a few labelled examples, the clients have none. A round, with f_W the network that a client receives, a
-the weak and A the strong augmentation:
+The server has a few labelled examples, the clients have none. A round, with f_W the network that a
+client receives, a the weak and A the strong augmentation:
 
-1. Every client k of the cohort labels its examples: q_i = softmax f_W(a(x_i)), y_i = argmax q_i, m_i = max q_i. With
-   tau_k the mean of m_i and p_k the mean of q_i, its threshold for class c is tau_k p_k(c) / max p_k. It trains on
-   A = {i: m_i >= threshold of y_i}; of F = {i: m_i >= 0.95} it is sure.
-2. Local epochs over A. With x = A(u) for the rows of a batch, Q = softmax f(x) before the step, W* the weights that are
-   perturbed to where CE(f(x), y), averaged over the sure rows, rises (ASAM, radius rho), and B rows in the batch:
+1. Every client k of the cohort labels its examples: q_i = softmax f_W(a(x_i)), y_i = argmax q_i,
+   m_i = max q_i. With tau_k the mean of m_i and p_k the mean of q_i, its threshold for class c is
+   tau_k p_k(c) / max p_k. It trains on A = {i: m_i >= threshold of y_i}; of F = {i: m_i >= 0.95} it
+   is sure.
+2. Local epochs over A. With x = A(u) for the rows of a batch, Q = softmax f(x) before the step, W*
+   the weights that are perturbed to where CE(f(x), y), averaged over the sure rows, rises (ASAM,
+   radius rho), and B rows in the batch:
 
        1/B sum_i CE(f_W(x_i), y_i)  +  1/B sum_{i in F} KL[Q_i || softmax f_W*(x_i)].
 
    The gradient of the second loss is taken at W*, and the step is taken from W.
-3. The clients' models are averaged with weights 1 - tau_k, the mean change is a step of the federated optimizer.
+3. The clients' models are averaged with weights 1 - tau_k, the mean change is a step of the
+   federated optimizer.
 4. The server trains on its labelled examples; it also does so before round 0.
 
 Settings follow the authors' code where paper and code differ (docs/methods/modern.md).
 
 References:
-    Lee, Le, Shin, Lee, (FL)^2: overcoming few labels in federated semi-supervised learning, NeurIPS 2024,
-    arXiv 2410.23227: section 4 and algorithm 1.
+    Lee, Le, Shin, Lee, (FL)^2: overcoming few labels in federated semi-supervised learning, NeurIPS
+    2024, arXiv 2410.23227: section 4 and algorithm 1.
 """
 
 from collections.abc import Callable
@@ -31,7 +35,17 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from fedjax_ssl.checks import checked, is_zero
-from fedjax_ssl.federated import BYTES_PER_NUMBER, AtClient, AtServer, Client, Losses, Method, RoundResult, Setup, count
+from fedjax_ssl.federated import (
+    BYTES_PER_NUMBER,
+    AtClient,
+    AtServer,
+    Client,
+    Losses,
+    Method,
+    RoundResult,
+    Setup,
+    count,
+)
 from fedjax_ssl.federated.method import PyTree, RoundContext, Stage, Step, Term, Traffic, never
 from fedjax_ssl.federated.packing import Packing
 from fedjax_ssl.federated.terms import examples_mask
@@ -68,33 +82,43 @@ def fl2(
     server_epochs: Count = 5,
     static_batch_norm: bool = True,
 ) -> Method:
-    """(FL)^2: client-specific adaptive thresholds, sharpness-aware consistency, averages by uncertainty.
+    """(FL)^2: client-specific adaptive thresholds, sharpness-aware consistency, averages by
+    uncertainty.
 
-    The paper's global momentum is `config.federated.name = "fedavgm"`, its clipping `config.optimizer.clip_norm = 1`.
-    With `config.optimizer.keep_state`, clients and server go on with the momentum of their last round, as in the code.
+    The paper's global momentum is `config.federated.name = "fedavgm"`, its clipping
+    `config.optimizer.clip_norm = 1`. With `config.optimizer.keep_state`, clients and server go on
+    with the momentum of their last round, as in the code.
 
     Args:
         setup: the run.
         threshold: at which an example counts as sure.
         adaptive_thresholds: False: only sure examples are trained on, as in SemiFL.
-        pseudo_label_weight: w_a, of the loss on all pseudo-labels that are trained on; 0 leaves it out.
+        pseudo_label_weight: w_a, of the loss on all pseudo-labels that are trained on; 0 leaves it
+            out.
         consistency_weight: w_cs, of the loss at perturbed weights; 0 leaves it and its passes out.
         perturb: "asam", or "sam", whose ball does not depend on the size of the weights.
         rho: radius of the ball; the paper has 1 for CIFAR-100.
         eta: added to the size of the weights (ASAM).
-        uncertainty_weights: clients weigh 1 - tau_k in the average; False: as `config.federated.weighting` says.
-        pretrain_calls: how often the server trains before round 0, for `server_epochs` each time; 0 leaves it out.
+        uncertainty_weights: clients weigh 1 - tau_k in the average; False: as
+            `config.federated.weighting` says.
+        pretrain_calls: how often the server trains before round 0, for `server_epochs` each time; 0
+            leaves it out.
         server_batch_size: labelled examples per step at the server.
         server_epochs: epochs per round at the server.
-        static_batch_norm: statistics of batch norm layers by a pass over the data, with batches of 10 at the server and
-            of 2048 at the clients.
+        static_batch_norm: statistics of batch norm layers by a pass over the data, with batches of
+            10 at the server and of 2048 at the clients.
 
     Raises:
         ValueError: for a setting outside these.
     """
     if is_zero(pseudo_label_weight) and is_zero(consistency_weight):
-        raise ValueError("pseudo_label_weight and consistency_weight are both 0; clients would have nothing to learn")
-    labels = confident_term(setup, at_own_thresholds if adaptive_thresholds else above(threshold), certainty)
+        raise ValueError(
+            "pseudo_label_weight and consistency_weight are both 0; clients would have nothing "
+            "to learn"
+        )
+    labels = confident_term(
+        setup, at_own_thresholds if adaptive_thresholds else above(threshold), certainty
+    )
     if uncertainty_weights:
         labels = labels._replace(
             client=AtClient(collect=lambda trained: sent_to(trained.client).extra),
@@ -147,8 +171,12 @@ def client_thresholds(
     return tau, tau[:, None] * (shares / jnp.where(most > 0, most, 1.0))
 
 
-def at_own_thresholds(state: PyTree, round: RoundContext, probabilities: Float[Array, "p n K"]) -> Choice:
-    """The set A of every client; all of its examples where one is not finite, so that the client is dropped."""
+def at_own_thresholds(
+    state: PyTree, round: RoundContext, probabilities: Float[Array, "p n K"]
+) -> Choice:
+    """Return the set A of every client; all of its examples where one is not finite, so that the
+    client is dropped.
+    """
     _, thresholds = client_thresholds(probabilities, examples_mask(round.clients))
     labels = jnp.argmax(probabilities, axis=2).astype(jnp.int32)
     unsure = jnp.max(probabilities, axis=2) < jnp.take_along_axis(thresholds, labels, axis=1)
@@ -163,21 +191,23 @@ def certainty(
 
 
 def by_uncertainty(client: Client, uploads: dict[str, PyTree]) -> Float[Array, ""]:
-    """The weight 1 - tau_k of a client in the average."""
+    """Return the weight 1 - tau_k of a client in the average."""
     return jnp.maximum(1.0 - uploads[CONFIDENT], SMALLEST_WEIGHT)
 
 
 def perturbed_gradient(
     sharp: Term, probe: Term, ascent: Callable[[PyTree, PyTree], PyTree]
 ) -> Callable[..., tuple[Array, PyTree, Losses]]:
-    """Take the gradient of one term at perturbed weights (sharpness-aware minimization), as a `Stage.gradient`.
+    """Take the gradient of one term at perturbed weights (sharpness-aware minimization), as a
+    `Stage.gradient`.
 
-    Batch statistics are those of the weights that are kept. The second pass has the outputs of the first one, as
-    constants, in `step.earlier`.
+    Batch statistics are those of the weights that are kept. The second pass has the outputs of the
+    first one, as constants, in `step.earlier`.
 
     Args:
         sharp: the term.
-        probe: its gradient at the present weights says where to go; no term of the stage, and without a state.
+        probe: its gradient at the present weights says where to go; no term of the stage, and
+            without a state.
         ascent: (parameters, that gradient) -> what is added to them.
     """
 
@@ -215,12 +245,16 @@ def _sure_rows(step: Step, threshold: float | Array) -> Bool[Array, " b"]:
 
 
 def _sure_cross_entropy(learned: Term, threshold: float | Array) -> Callable[[Step], Array]:
-    """L_p, whose gradient says where to perturb the weights to: the mean over the sure rows, 0 without any."""
+    """L_p, whose gradient says where to perturb the weights to: the mean over the sure rows, 0
+    without any.
+    """
     (view,) = learned.views
 
     def loss(step: Step) -> Float[Array, ""]:
         targets = sent_to(step.client).labels[step.streams["fix"].position]
-        return batch_cross_entropy(step.outputs[view.name].logits, targets, _sure_rows(step, threshold))
+        return batch_cross_entropy(
+            step.outputs[view.name].logits, targets, _sure_rows(step, threshold)
+        )
 
     return loss
 
@@ -231,7 +265,8 @@ def _consistency_term(learned: Term, threshold: float | Array, weight: float | A
 
     def loss(step: Step) -> Float[Array, ""]:
         assert step.earlier is not None, "its gradient is taken in a second pass"
-        before, after = step.earlier[view.name].logits, step.outputs[view.name].logits
+        before = step.earlier[view.name].logits
+        after = step.outputs[view.name].logits
         return divergence_from(before, after, step.streams["fix"].mask, _sure_rows(step, threshold))
 
     return Term("consistency", (view,), loss, weight, server=AtServer(participates=never))

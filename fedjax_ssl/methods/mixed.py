@@ -1,17 +1,19 @@
-"""Mixed supervision: clients with labels, coarse labels, class shares of sets, or nothing train one model together.
+"""Mixed supervision: clients with labels, coarse labels, class shares of sets, or nothing train one
+model together.
 
-Three terms of one objective. What a client observed is explained through its own channel (FedMT's correspondence,
-FedUL's set shares, the identity). Labels travel over one graph of all clients' examples (XCLP), from class labels and
-from weakly labelled examples whose class has become clear, to all without a class label; where a weak label is known,
-the propagated scores are multiplied by how likely each class makes it, so that a pseudo-label never contradicts what
-the client knows. Embeddings are drawn to the prototypes of the classes (ProtoFSSL), through the same channels. No
+Three terms of one objective. What a client observed is explained through its own channel (FedMT's
+correspondence, FedUL's set shares, the identity). Labels travel over one graph of all clients'
+examples (XCLP), from class labels and from weakly labelled examples whose class has become clear,
+to all without a class label; where a weak label is known, the propagated scores are multiplied by
+how likely each class makes it, so that a pseudo-label never contradicts what the client knows.
+Embeddings are drawn to the prototypes of the classes (ProtoFSSL), through the same channels. No
 published system has this setting; weights and defaults are ours.
 
 References:
-    Zhang, Peng, Zhang, Talhouk, Niu, Li, FedMT: federated learning with mixed-type labels, arXiv 2210.02042.
-    Lu, Wang, Li, Niu, Dou, Sugiyama, Federated learning from only unlabeled data with class-conditional-sharing
-    clients, ICLR 2022, arXiv 2204.03304.
-    Scott, Yeo, Lampert, Cross-client label propagation for transductive and semi-supervised federated learning, TMLR
+    Zhang, Peng, Zhang, Talhouk, Niu, Li, FedMT: federated learning with mixed-type labels, arXiv
+    2210.02042. Lu, Wang, Li, Niu, Dou, Sugiyama, Federated learning from only unlabeled data with
+    class-conditional-sharing clients, ICLR 2022, arXiv 2204.03304. Scott, Yeo, Lampert,
+    Cross-client label propagation for transductive and semi-supervised federated learning, TMLR
     2023, arXiv 2210.06434.
 """
 
@@ -24,8 +26,26 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_ssl.checks import checked, is_zero
-from fedjax_ssl.federated import Setup, Stage, Step, Term, Traffic, federated_method, mixed_epochs, never
-from fedjax_ssl.federated.method import AtServer, Broadcast, Client, ForLog, Method, PyTree, RoundContext, RoundResult
+from fedjax_ssl.federated import (
+    Setup,
+    Stage,
+    Step,
+    Term,
+    Traffic,
+    federated_method,
+    mixed_epochs,
+    never,
+)
+from fedjax_ssl.federated.method import (
+    AtServer,
+    Broadcast,
+    Client,
+    ForLog,
+    Method,
+    PyTree,
+    RoundContext,
+    RoundResult,
+)
 from fedjax_ssl.federated.terms import (
     PseudoLabels,
     augmented_view,
@@ -52,9 +72,11 @@ class Mixed(graphs.GraphSettings):
         channel_weight: weight of what was observed.
         pseudo_label_weight: weight of the propagated labels; 0 builds no graph.
         prototype_weight: weight of the prototypes; 0 computes none.
-        prototype_temperature: of the distances to the prototypes, which are divided by the number of features.
-        anchor_confidence: labels are also propagated from weakly labelled examples whose class is known with more than
-            this probability from network and weak label together; 1: from class labels alone.
+        prototype_temperature: of the distances to the prototypes, which are divided by the number
+            of features.
+        anchor_confidence: labels are also propagated from weakly labelled examples whose class is
+            known with more than this probability from network and weak label together; 1: from
+            class labels alone.
         l1: weight of the sum of the parameters' absolute values.
     """
 
@@ -68,7 +90,8 @@ class Mixed(graphs.GraphSettings):
 
 
 def mixed(setup: Setup, settings: Mixed) -> Method:
-    """Any mix of labels, coarse labels, sets and nothing: channels, propagated labels and prototypes in one objective.
+    """Any mix of labels, coarse labels, sets and nothing: channels, propagated labels and
+    prototypes in one objective.
 
     Args:
         setup: the run.
@@ -108,23 +131,33 @@ def propagated_term(setup: Setup, settings: Mixed) -> Term:
         features = outputs.features
         if settings.graph_features == "inputs":
             features = graphs.cohort_features(setup, round, "inputs", False)
-        own, likelihood = round.clients.observed, observation_likelihood(round.clients, setup.num_classes)
+        own = round.clients.observed
+        likelihood = observation_likelihood(round.clients, setup.num_classes)
         anchors = _anchors(outputs.logits, likelihood, round.clients, settings.anchor_confidence)
         result = graphs.propagate_over_cohort(setup, round, features, anchors, settings)
         result = _refined(result, likelihood, own)
-        targets = graphs.to_pseudo_labels(result, examples_mask(round.clients), setup.num_classes, settings)
+        targets = graphs.to_pseudo_labels(
+            result, examples_mask(round.clients), setup.num_classes, settings
+        )
         # Class labels count in the channel term already.
         return targets._replace(weights=jnp.where(own >= 0, 0.0, targets.weights)), state
 
-    return pseudo_label_term(setup, prepare, partial(graphs.graph_traffic, setup, settings.num_bits))
+    return pseudo_label_term(
+        setup, prepare, partial(graphs.graph_traffic, setup, settings.num_bits)
+    )
 
 
-def _refined(result: Propagation, likelihood: Float[Array, "p n K"], own: Int[Array, "p n"]) -> Propagation:
-    """The propagated scores times how likely each class makes what was observed; class labels stay."""
+def _refined(
+    result: Propagation, likelihood: Float[Array, "p n K"], own: Int[Array, "p n"]
+) -> Propagation:
+    """Return the propagated scores times how likely each class makes what was observed; class
+    labels stay.
+    """
     scores = result.scores * likelihood.reshape(result.scores.shape)
     reached = result.valid & jnp.any(scores > 0, axis=1)
     labels = jnp.where(reached, jnp.argmax(scores, axis=1).astype(own.dtype), -1)
-    # The scale of the confidence is the graph's; an observation only sharpens or confirms what was propagated.
+    # The scale of the confidence is the graph's; an observation only sharpens or confirms what was
+    # propagated.
     sharper = jnp.where(reached, confidence(jnp.where(reached[:, None], scores, 1.0)), 0.0)
     certainty = jnp.maximum(sharper, jnp.where(reached, result.confidence, 0.0))
     own = own.reshape(-1)
@@ -146,18 +179,21 @@ class Prototypes(NamedTuple):
 def prototype_term(setup: Setup, temperature: float | Array) -> Term:
     """Cross-entropy of what was observed, with classes scored by the distance to their prototypes.
 
-    Prototypes are the mean embeddings of the cohort's examples with a class label, under the network of this round:
-    every client adds up its own, the server divides. A class without a label in the cohort has none.
+    Prototypes are the mean embeddings of the cohort's examples with a class label, under the
+    network of this round: every client adds up its own, the server divides. A class without a label
+    in the cohort has none.
 
     Args:
         setup: the run.
-        temperature: temperature of the squared distances, which are divided by the number of features.
+        temperature: temperature of the squared distances, which are divided by the number of
+            features.
     """
     view = augmented_view(setup, "mixed")
 
     def prepare(state: PyTree, round: RoundContext) -> tuple[Broadcast, PyTree]:
         features = network_features(setup, round)
-        finite = jnp.all(jnp.isfinite(features), axis=2)  # one client's NaN would be in every prototype
+        # one client's NaN would be in every prototype
+        finite = jnp.all(jnp.isfinite(features), axis=2)
         labels = jnp.where(examples_mask(round.clients) & finite, round.clients.observed, -1)
         centers, present = class_prototypes(
             features.reshape(-1, features.shape[-1]), labels.reshape(-1), setup.num_classes
@@ -165,40 +201,60 @@ def prototype_term(setup: Setup, temperature: float | Array) -> Term:
         return Broadcast(shared=Prototypes(centers, present)), state
 
     def loss(step: Step) -> Array:
-        batch, prototypes = step.streams["mixed"], step.shared
+        batch = step.streams["mixed"]
+        prototypes = step.shared
         scores = prototype_log_probs(
-            step.outputs[view.name].features, prototypes.centers, prototypes.present, temperature, distance="mean_sq"
+            step.outputs[view.name].features,
+            prototypes.centers,
+            prototypes.present,
+            temperature,
+            distance="mean_sq",
         )
         losses = channel_terms.channel_losses(scores, batch, channel_terms.own_channel()(step))
-        # A weak label needs the prototypes of all classes; the class of a label has one, with its own example in it.
+        # A weak label needs the prototypes of all classes; the class of a label has one, with its
+        # own example in it.
         counted = (batch.observed >= 0) | jnp.all(prototypes.present)
         return batch_mean(losses, batch.mask, counted)
 
     def traffic(outcome: RoundResult) -> Traffic:
         width = outcome.sent.shared.centers.shape[-1]
-        both_ways = count(jnp.sum(outcome.round.valid), BYTES_PER_NUMBER * setup.num_classes * (width + 1))
+        both_ways = count(
+            jnp.sum(outcome.round.valid), BYTES_PER_NUMBER * setup.num_classes * (width + 1)
+        )
         return Traffic(both_ways, both_ways)
 
     return Term(
-        "prototypes", (view,), loss, server=AtServer(prepare=prepare, participates=never), log=ForLog(traffic=traffic)
+        "prototypes",
+        (view,),
+        loss,
+        server=AtServer(prepare=prepare, participates=never),
+        log=ForLog(traffic=traffic),
     )
 
 
 def _anchors(
-    logits: Float[Array, "p n K"], likelihood: Float[Array, "p n K"], clients: Client, threshold: float | Array
+    logits: Float[Array, "p n K"],
+    likelihood: Float[Array, "p n K"],
+    clients: Client,
+    threshold: float | Array,
 ) -> Int[Array, "p n"]:
-    """From which examples labels are propagated: class labels, and what network and weak label together are sure of."""
+    """From which examples labels are propagated: class labels, and what network and weak label
+    together are sure of.
+    """
     posterior = jax.nn.softmax(logits) * likelihood
     posterior = posterior / jnp.maximum(posterior.sum(axis=2, keepdims=True), 1e-12)
     own = clients.observed
     if clients.weak is None:
         return own
     sure = (clients.weak.labels >= 0) & (jnp.max(posterior, axis=2) > threshold)
-    return jnp.where(own >= 0, own, jnp.where(sure, jnp.argmax(posterior, axis=2).astype(own.dtype), -1))
+    return jnp.where(
+        own >= 0, own, jnp.where(sure, jnp.argmax(posterior, axis=2).astype(own.dtype), -1)
+    )
 
 
 def observation_likelihood(clients: Client, num_classes: int) -> Float[Array, "p n K"]:
-    """Returns how likely each class makes what was observed of every example, up to a factor; 1 where nothing was.
+    """Return how likely each class makes what was observed of every example, up to a factor; 1
+    where nothing was.
 
     Args:
         clients: leading axis p.

@@ -1,13 +1,14 @@
-"""The network's own predictions as pseudo-labels: made anew in every round, or once and then frozen (FedSem+).
+"""The network's own predictions as pseudo-labels: made anew in every round, or once and then frozen
+(FedSem+).
 
-An example without a label gets the class that the global network predicts and the weight 1 - entropy / log K of its
-softmax; a labelled one keeps its label with weight 1.
+An example without a label gets the class that the global network predicts and the weight 1 -
+entropy / log K of its softmax; a labelled one keeps its label with weight 1.
 
 References:
-    `network_pseudo_label`: the baseline FedAvg+network of Scott et al., TMLR 2023, arXiv 2210.06434, after Lee,
-    Pseudo-label, ICML workshop 2013.
-    `fedsem`: Albaseer et al., Exploiting unlabeled data in smart cities using federated edge learning, IWCMC 2020; with
-    entropy weights as in Scott et al.
+    `network_pseudo_label`: the baseline FedAvg+network of Scott et al., TMLR 2023, arXiv
+    2210.06434, after Lee, Pseudo-label, ICML workshop 2013. `fedsem`: Albaseer et al., Exploiting
+    unlabeled data in smart cities using federated edge learning, IWCMC 2020; with entropy weights
+    as in Scott et al.
 """
 
 import jax
@@ -24,7 +25,9 @@ from fedjax_ssl.methods.parts.two_stages import after_labelled_stage, mixed_stag
 
 
 @checked
-def network_pseudo_label(setup: Setup, *, warmup_rounds: CountOrZero = 0, augment_predictions: bool = False) -> Method:
+def network_pseudo_label(
+    setup: Setup, *, warmup_rounds: CountOrZero = 0, augment_predictions: bool = False
+) -> Method:
     """FedAvg+network: target = the network's class, weight = 1 - entropy / log K of its softmax.
 
     Args:
@@ -37,24 +40,28 @@ def network_pseudo_label(setup: Setup, *, warmup_rounds: CountOrZero = 0, augmen
         key = named_key(round.key, "predictions") if augment_predictions else None
         return network_pseudo_labels(setup, round, round.clients, key), state
 
-    return after_labelled_stage(setup, mixed_stage(setup, pseudo_label_term(setup, prepare)), warmup_rounds)
+    return after_labelled_stage(
+        setup, mixed_stage(setup, pseudo_label_term(setup, prepare)), warmup_rounds
+    )
 
 
 @checked
 def fedsem(setup: Setup, *, warmup_rounds: CountOrZero = 0) -> Method:
-    """FedSem+: labels every client's examples at the start of stage 2 and keeps these pseudo-labels.
+    """FedSem+: labels every client's examples at the start of stage 2 and keeps these
+    pseudo-labels.
 
     Args:
         setup: the run.
-        warmup_rounds: rounds of labels-only training before; with 0 the untrained network makes the pseudo-labels.
+        warmup_rounds: rounds of labels-only training before; with 0 the untrained network makes the
+            pseudo-labels.
 
     Raises:
         ValueError: unlabelled examples come in parts.
     """
     if setup.num_parts > 1:
         raise ValueError(
-            f"fedsem labels every example once, but unlabelled examples come in {setup.num_parts} parts; choose "
-            "another method or config.partition.parts=1"
+            f"fedsem labels every example once, but unlabelled examples come in {setup.num_parts} "
+            "parts; choose another method or config.partition.parts=1"
         )
 
     def init(key: Array, params: PyTree, model_state: PyTree, clients: Client) -> PseudoLabels:
@@ -69,4 +76,6 @@ def fedsem(setup: Setup, *, warmup_rounds: CountOrZero = 0) -> Method:
         )
         return jax.tree.map(lambda table: table[round.clients.id], state), state
 
-    return after_labelled_stage(setup, mixed_stage(setup, pseudo_label_term(setup, prepare, init=init)), warmup_rounds)
+    return after_labelled_stage(
+        setup, mixed_stage(setup, pseudo_label_term(setup, prepare, init=init)), warmup_rounds
+    )

@@ -1,19 +1,22 @@
-"""ProtoFSSL: clients exchange class prototypes, and label their examples with those of other clients.
+"""ProtoFSSL: clients exchange class prototypes, and label their examples with those of other
+clients.
 
-A class is scored by the distance to its prototype, the mean embedding of its examples. A local step of a client is an
-episode: a few labelled examples of every class, the support, make prototypes, and a few others, the queries Q, and
-unlabelled examples U are compared with them,
+A class is scored by the distance to its prototype, the mean embedding of its examples. A local step
+of a client is an episode: a few labelled examples of every class, the support, make prototypes, and
+a few others, the queries Q, and unlabelled examples U are compared with them,
 
     L = -1/|Q| sum over Q log p_y(x) + lambda 1/|U| sum over U CE(q(u), p(u))        (algorithm 1)
 
-where q is the mean of the probabilities by the prototypes of H helpers, clients of the round before, sharpened with
-exponent 1/T. Clients upload the prototypes of their labelled examples; the server keeps those of the last rounds.
+where q is the mean of the probabilities by the prototypes of H helpers, clients of the round
+before, sharpened with exponent 1/T. Clients upload the prototypes of their labelled examples; the
+server keeps those of the last rounds.
 
 Shapes: B rounds that are kept, p cohort slots, H helpers, K classes, d features.
 
 References:
-    Kim, Park, et al., Federated semi-supervised learning with prototypical networks, arXiv 2205.13921. Defaults are
-    those of the authors' code of May 2022, from which the published tables come; see docs/methods/protofssl.md.
+    Kim, Park, et al., Federated semi-supervised learning with prototypical networks, arXiv
+    2205.13921. Defaults are those of the authors' code of May 2022, from which the published tables
+    come; see docs/methods/protofssl.md.
 """
 
 from dataclasses import dataclass
@@ -27,22 +30,50 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 from fedjax_ssl import objectives
 from fedjax_ssl.checks import checked, is_zero
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.federated import Now, RoundContext, RoundResult, ServerState, Stage, Step, Term, Traffic, View, map_rows
+from fedjax_ssl.federated import (
+    Now,
+    RoundContext,
+    RoundResult,
+    ServerState,
+    Stage,
+    Step,
+    Term,
+    Traffic,
+    View,
+    map_rows,
+)
 from fedjax_ssl.federated.engine import federated_method
-from fedjax_ssl.federated.method import AtClient, AtServer, Broadcast, Client, ClientResult, ForLog, Method, Metrics
+from fedjax_ssl.federated.method import (
+    AtClient,
+    AtServer,
+    Broadcast,
+    Client,
+    ClientResult,
+    ForLog,
+    Method,
+    Metrics,
+)
 from fedjax_ssl.federated.setup import WEIGHTINGS, Setup
 from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count
 from fedjax_ssl.graph.weighting import class_counts
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.consistency import judge_unlabelled
-from fedjax_ssl.methods.parts.episodes import QUERY, SUPPORT, UNLABELLED, check_episodes, episodes, support_and_query
+from fedjax_ssl.methods.parts.episodes import (
+    QUERY,
+    SUPPORT,
+    UNLABELLED,
+    check_episodes,
+    episodes,
+    support_and_query,
+)
 from fedjax_ssl.methods.parts.settings import Count, CountOrZero, Positive, Weight
 from fedjax_ssl.methods.parts.static_batch_norm import with_static_batch_norm
 from fedjax_ssl.models import count_parameters
 
 TERM = "protofssl"
-GIGA, MEGA = 1e9, 1e6
+GIGA = 1e9
+MEGA = 1e6
 # Rounds whose prototypes predict, and rounds that fill what these lack.
 EVAL_ROUNDS = {"two_rounds": (2, 2), "latest": (1, 1), "latest_filled": (1, 2)}
 Number = float | Array
@@ -61,27 +92,30 @@ class ProtoFSSL:
         temperature: T, pseudo-labels are sharpened with exponent 1/T.
         distance: "mean_sq" (the code's), "euclidean" (the paper's text) or "sq_euclidean".
         unlabel_loss: "ce", against probabilities clipped at 1e-7, or "mse".
-        stop_gradient_pseudo_label: hold pseudo-labels fixed; in the code the gradient flows through them.
-        absent_classes: gradient through the pseudo-labels of a client that lacks labels of a class. "stop": there is
-            none. "flow", the code's: it drives embeddings off that class, as its probability is clipped at 1e-7.
-        num_helpers: prototype sets that make the pseudo-labels; all there are, if fewer. In the paper's runs as many as
-            clients in a cohort.
+        stop_gradient_pseudo_label: hold pseudo-labels fixed; in the code the gradient flows through
+            them.
+        absent_classes: gradient through the pseudo-labels of a client that lacks labels of a class.
+            "stop": there is none. "flow", the code's: it drives embeddings off that class, as its
+            probability is clipped at 1e-7.
+        num_helpers: prototype sets that make the pseudo-labels; all there are, if fewer. In the
+            paper's runs as many as clients in a cohort.
         helper_interval: rounds between two choices of helpers.
-        proto_source: of the local predictions: "local_support", or "global", the helpers' mean (algorithm 2), where all
-            labelled examples of a step are queries.
-        proto_refresh: clients compute the prototypes they share at the "end" of their training, for the next round, or
-            at its "begin", with the model just received, for the same round.
+        proto_source: of the local predictions: "local_support", or "global", the helpers' mean
+            (algorithm 2), where all labelled examples of a step are queries.
+        proto_refresh: clients compute the prototypes they share at the "end" of their training, for
+            the next round, or at its "begin", with the model just received, for the same round.
         keep_proto_rounds: rounds whose prototypes may help.
         min_proto_count: labels below which a client does not share a class.
         proto_noise_std: std of Gaussian noise on what is shared.
         unlabel_round: unlabelled examples are used in rounds after this one, counted from 0.
         warmup_episode: steps at the start of every round without them.
-        eval_bank: predictions average over the prototypes of the newest "two_rounds" or of the "latest"; classes that a
-            client lacks are the mean of the others there. "latest_filled", as in the code of October 2022: the latest,
-            filled from both rounds.
+        eval_bank: predictions average over the prototypes of the newest "two_rounds" or of the
+            "latest"; classes that a client lacks are the mean of the others there. "latest_filled",
+            as in the code of October 2022: the latest, filled from both rounds.
         l2: weight of the sum of the squared convolution weights.
-        static_batch_norm: statistics of batch norm layers (norm "bn") by a pass over the data after every round, as in
-            HeteroFL, in place of running averages; see `fedjax_ssl.methods.parts.static_batch_norm`.
+        static_batch_norm: statistics of batch norm layers (norm "bn") by a pass over the data after
+            every round, as in HeteroFL, in place of running averages; see
+            `fedjax_ssl.methods.parts.static_batch_norm`.
     """
 
     num_support: Count = 1
@@ -123,10 +157,11 @@ class ProtoFSSL:
 
 
 def protofssl(setup: Setup, settings: ProtoFSSL) -> Method:
-    """ProtoFSSL: classes are scored by prototypes; the helpers' prototypes of the round before give pseudo-labels.
+    """ProtoFSSL: classes are scored by prototypes; the helpers' prototypes of the round before give
+    pseudo-labels.
 
-    A local step is an episode, and `setup.local_epochs` their number E; `setup.batch_size` plays no part. The network's
-    class scores are not used.
+    A local step is an episode, and `setup.local_epochs` their number E; `setup.batch_size` plays no
+    part. The network's class scores are not used.
 
     Args:
         setup: the run.
@@ -137,8 +172,8 @@ def protofssl(setup: Setup, settings: ProtoFSSL) -> Method:
     """
     if settings.warmup_episode >= setup.local_epochs:
         raise ValueError(
-            f"protofssl: warmup_episode is {settings.warmup_episode}; of {setup.local_epochs} local steps "
-            "(config.optimizer.local_epochs) none would use unlabelled examples"
+            f"protofssl: warmup_episode is {settings.warmup_episode}; of {setup.local_epochs} "
+            "local steps (config.optimizer.local_epochs) none would use unlabelled examples"
         )
     # A step is an episode; unlabelled examples are drawn from the first step that learns from them.
     sampler = episodes(
@@ -150,11 +185,19 @@ def protofssl(setup: Setup, settings: ProtoFSSL) -> Method:
         setup.max_labelled,
         partial(_first_unlabelled_step, setup, settings),
     )
-    stage = Stage((_term(setup, settings),), sampler, labelled_quota="any" if settings.global_source else "only")
+    stage = Stage(
+        (_term(setup, settings),),
+        sampler,
+        labelled_quota="any" if settings.global_source else "only",
+    )
     if settings.proto_refresh == "end":
         stage = stage._replace(weigh=partial(_weigh, setup))
     method = _with_bank(setup, settings, federated_method(setup, (stage,), class_scores=False))
-    return with_static_batch_norm(method, setup.model, setup.normalize) if settings.static_batch_norm else method
+    return (
+        with_static_batch_norm(method, setup.model, setup.normalize)
+        if settings.static_batch_norm
+        else method
+    )
 
 
 # One round: what is sent, learned, stored and logged
@@ -189,18 +232,23 @@ class State(NamedTuple):
 
 
 def _term(setup: Setup, settings: ProtoFSSL) -> Term:
-    """Returns what ProtoFSSL adds to federated averaging: one loss, prototypes up, helpers' prototypes down."""
+    """Return what ProtoFSSL adds to federated averaging: one loss, prototypes up, helpers'
+    prototypes down.
+    """
     streams = (SUPPORT, QUERY, UNLABELLED) if settings.pseudo_labelled else (SUPPORT, QUERY)
     views = {stream: augmented_view(setup, stream) for stream in streams}
 
     def participates(sent: Broadcast, round: RoundContext) -> Bool[Array, " p"]:
-        clients, helpers = round.clients, sent.shared
+        clients = round.clients
+        helpers = sent.shared
         labelled = clients.num_labelled > 0
         towards_helpers = helpers.active & (clients.num_examples > clients.num_labelled)
         return labelled | towards_helpers if settings.global_source else labelled
 
     def store(state: State, outcome: RoundResult) -> State:
-        return state._replace(bank=push(state.bank, outcome.uploads, outcome.round.clients.id, outcome.counts))
+        return state._replace(
+            bank=push(state.bank, outcome.uploads, outcome.round.clients.id, outcome.counts)
+        )
 
     server = AtServer(prepare=partial(_prepare, setup, settings), participates=participates)
     client = AtClient()
@@ -213,16 +261,27 @@ def _term(setup: Setup, settings: ProtoFSSL) -> Term:
         server = server._replace(server_update=store)
         client = client._replace(collect=partial(_prototypes_after, setup, settings))
     return Term(
-        TERM, tuple(views.values()), partial(_loss, setup, settings, views), server=server, client=client, log=log
+        TERM,
+        tuple(views.values()),
+        partial(_loss, setup, settings, views),
+        server=server,
+        client=client,
+        log=log,
     )
 
 
 def _weigh(setup: Setup, client: Client, uploads: dict[str, PyTree]) -> Float[Array, ""]:
-    """The run's weight; NaN, which drops the client, where the prototypes that it uploads are not finite."""
-    return jnp.where(jnp.all(finite_sets(uploads[TERM])), WEIGHTINGS[setup.weighting](client), jnp.nan)
+    """Return the run's weight; NaN, which drops the client, where the prototypes that it uploads
+    are not finite.
+    """
+    return jnp.where(
+        jnp.all(finite_sets(uploads[TERM])), WEIGHTINGS[setup.weighting](client), jnp.nan
+    )
 
 
-def _first_unlabelled_step(setup: Setup, settings: ProtoFSSL, client: Client, now: Now) -> Int[Array, ""]:
+def _first_unlabelled_step(
+    setup: Setup, settings: ProtoFSSL, client: Client, now: Now
+) -> Int[Array, ""]:
     return jnp.where(now.shared[TERM].active, settings.warmup_episode, setup.local_epochs)
 
 
@@ -231,9 +290,14 @@ def _shared_classes(setup: Setup, settings: ProtoFSSL, client: Client) -> Bool[A
 
 
 def _share(
-    setup: Setup, settings: ProtoFSSL, network: tuple[PyTree, PyTree], client: Client, inputs: Array, key: Array
+    setup: Setup,
+    settings: ProtoFSSL,
+    network: tuple[PyTree, PyTree],
+    client: Client,
+    inputs: Array,
+    key: Array,
 ) -> PrototypeSets:
-    """The prototypes of one client's labelled examples as it shares them."""
+    """Return the prototypes of one client's labelled examples as it shares them."""
     centers = labelled_prototypes(setup, *network, client, inputs)
     if not is_zero(settings.proto_noise_std):
         noise = jax.random.normal(named_key(key, "prototype noise"), centers.shape, centers.dtype)
@@ -258,7 +322,9 @@ def _prototypes_before(setup: Setup, settings: ProtoFSSL, round: RoundContext) -
     return jax.vmap(share)(round.clients, keys)
 
 
-def _prepare(setup: Setup, settings: ProtoFSSL, state: State, round: RoundContext) -> tuple[Broadcast, State]:
+def _prepare(
+    setup: Setup, settings: ProtoFSSL, state: State, round: RoundContext
+) -> tuple[Broadcast, State]:
     """Chooses the helpers whose prototypes everybody receives."""
     bank = state.bank
     if settings.proto_refresh == "begin":
@@ -268,18 +334,30 @@ def _prepare(setup: Setup, settings: ProtoFSSL, state: State, round: RoundContex
     if settings.helper_interval > 1:
         due = ((round.number - 1) % settings.helper_interval == 0) | ~jnp.any(state.helpers.present)
         helpers = jax.tree.map(lambda new, old: jnp.where(due, new, old), helpers, state.helpers)
-    active = jnp.any(helpers.present) & (round.number > settings.unlabel_round) & settings.pseudo_labelled
+    active = (
+        jnp.any(helpers.present)
+        & (round.number > settings.unlabel_round)
+        & settings.pseudo_labelled
+    )
     needed = helpers.present if settings.global_source else helpers.present & active
-    return Broadcast(shared=Helpers(PrototypeSets(helpers.centers, needed), active)), State(bank, helpers)
+    return Broadcast(shared=Helpers(PrototypeSets(helpers.centers, needed), active)), State(
+        bank, helpers
+    )
 
 
-def _loss(setup: Setup, settings: ProtoFSSL, views: dict[str, View], step: Step) -> Float[Array, ""]:
+def _loss(
+    setup: Setup, settings: ProtoFSSL, views: dict[str, View], step: Step
+) -> Float[Array, ""]:
     """L = L_s + lambda L_u of one episode (algorithm 1)."""
     helpers = step.shared
     features = {stream: step.outputs[view.name].features for stream, view in views.items()}
-    support, query = step.streams[SUPPORT], step.streams[QUERY]
-    centers, present = objectives.class_prototypes(features[SUPPORT], support.observed, setup.num_classes)
-    queries, targets = features[QUERY], query.observed
+    support = step.streams[SUPPORT]
+    query = step.streams[QUERY]
+    centers, present = objectives.class_prototypes(
+        features[SUPPORT], support.observed, setup.num_classes
+    )
+    queries = features[QUERY]
+    targets = query.observed
     if settings.global_source:
         there = jnp.any(helpers.sets.present)
         means, known = objectives.mean_prototypes(helpers.sets.centers, helpers.sets.present)
@@ -301,9 +379,14 @@ def _loss(setup: Setup, settings: ProtoFSSL, views: dict[str, View], step: Step)
     return total
 
 
-def _rows_used(setup: Setup, settings: ProtoFSSL, trained: ClientResult) -> tuple[Int[Array, ""], Int[Array, ""]]:
-    """Examples that a client went through: (forward and backward, forward only, for the prototypes it shares)."""
-    client, steps = trained.client, trained.num_steps
+def _rows_used(
+    setup: Setup, settings: ProtoFSSL, trained: ClientResult
+) -> tuple[Int[Array, ""], Int[Array, ""]]:
+    """Examples that a client went through: (forward and backward, forward only, for the
+    prototypes it shares).
+    """
+    client = trained.client
+    steps = trained.num_steps
     counts = class_counts(client.observed, setup.num_classes).astype(jnp.int32)
     support, query = support_and_query(counts, settings.num_support, settings.num_query)
     rows = steps * jnp.sum(support + query, dtype=jnp.int32)
@@ -315,20 +398,33 @@ def _rows_used(setup: Setup, settings: ProtoFSSL, trained: ClientResult) -> tupl
 
 
 def _diagnose(
-    setup: Setup, settings: ProtoFSSL, outcome: RoundResult, truth: Int[Array, "p n"], measured: PyTree
+    setup: Setup,
+    settings: ProtoFSSL,
+    outcome: RoundResult,
+    truth: Int[Array, "p n"],
+    measured: PyTree,
 ) -> Metrics:
-    """Log the cost of the round, and the pseudo-labels of `num_unlabelled` unlabelled examples of every client."""
-    costs, helpers = _costs(setup, settings, outcome, *measured), outcome.sent.shared
+    """Log the cost of the round, and the pseudo-labels of `num_unlabelled` unlabelled examples
+    of every client.
+    """
+    costs = _costs(setup, settings, outcome, *measured)
+    helpers = outcome.sent.shared
     if not settings.pseudo_labelled:
         return costs
-    predict = lambda outputs: jax.vmap(lambda z: pseudo_labels(z, helpers.sets, settings))(outputs.features)  # noqa: E731
-    given = lambda largest: jnp.full_like(largest, helpers.active, dtype=bool)  # noqa: E731
+
+    def predict(outputs):
+        return jax.vmap(lambda z: pseudo_labels(z, helpers.sets, settings))(outputs.features)
+
+    def given(largest):
+        return jnp.full_like(largest, helpers.active, dtype=bool)
+
     return costs | judge_unlabelled(setup, outcome, truth, settings.num_unlabelled, predict, given)
 
 
 def _traffic(setup: Setup, settings: ProtoFSSL, outcome: RoundResult) -> Traffic:
     """Helpers' prototypes to every client, every client's own back."""
-    round, sets = outcome.round, outcome.sent.shared.sets
+    round = outcome.round
+    sets = outcome.sent.shared.sets
     down = jnp.sum(sets.present) * jnp.sum(round.valid)
     classes = jax.vmap(partial(_shared_classes, setup, settings))(round.clients)
     size = BYTES_PER_NUMBER * sets.centers.shape[-1]
@@ -336,14 +432,18 @@ def _traffic(setup: Setup, settings: ProtoFSSL, outcome: RoundResult) -> Traffic
 
 
 def _with_bank(setup: Setup, settings: ProtoFSSL, method: Method) -> Method:
-    """The method with an empty bank at the start, and predictions by the prototypes in it."""
+    """Return the method with an empty bank at the start, and predictions by the prototypes in
+    it.
+    """
     embed = method.embed
     assert embed is not None
 
     def init(key: Key[Array, ""], data: FederatedData) -> ServerState:
         state = method.init(key, data)
         width = jax.eval_shape(lambda: embed(state, data.inputs[:1])).shape[-1]
-        bank = empty_bank(settings.keep_proto_rounds + 1, setup.cohort_size, setup.num_classes, width)
+        bank = empty_bank(
+            settings.keep_proto_rounds + 1, setup.cohort_size, setup.num_classes, width
+        )
         choice: Any = jax.eval_shape(
             lambda: choose_helpers(key, bank, settings.keep_proto_rounds, settings.most_helpers)
         )
@@ -369,7 +469,10 @@ def _absent(settings: ProtoFSSL) -> str:
     if not settings.pseudo_labelled or settings.stop_gradient_pseudo_label:
         return "probability 0 there"
     if settings.absent_classes == "stop":
-        return "probability 0 there; absent_classes='stop' holds pseudo-labels fixed at such clients, unlike the code"
+        return (
+            "probability 0 there; absent_classes='stop' holds pseudo-labels fixed at such "
+            "clients, unlike the code"
+        )
     return "probability 0 there; absent_classes='flow' drives embeddings off them, as in the code"
 
 
@@ -388,9 +491,10 @@ def analytic_cost(
 ) -> tuple[Number, Number]:
     """Operations and bytes of a client in a round (Table 1).
 
-    F (|D^L| + |D^U|) E + D H K |D^U| E + F |D^L| and 2 Theta + C (1 + H) K, with C bytes for D features. Operations are
-    additions and multiplications of forward passes alone; bytes are those down and up together. With 50 labelled and
-    490 unlabelled examples and two helpers these are the figures of Table 2.
+    F (|D^L| + |D^U|) E + D H K |D^U| E + F |D^L| and 2 Theta + C (1 + H) K, with C bytes for D
+    features. Operations are additions and multiplications of forward passes alone; bytes are those
+    down and up together. With 50 labelled and 490 unlabelled examples and two helpers these are the
+    figures of Table 2.
 
     Args:
         labelled: examples |D^L|.
@@ -409,16 +513,23 @@ def analytic_cost(
 
 
 def _costs(
-    setup: Setup, settings: ProtoFSSL, outcome: RoundResult, trained: Int[Array, " p"], others: Int[Array, " p"]
+    setup: Setup,
+    settings: ProtoFSSL,
+    outcome: RoundResult,
+    trained: Int[Array, " p"],
+    others: Int[Array, " p"],
 ) -> Metrics:
-    """The mean costs of a round's clients; nothing where the network's operations are not known.
+    """Return the mean costs of a round's clients; nothing where the network's operations are not
+    known.
 
-    `trained` examples went forward and backward, a backward pass counted as two forward ones, `others` forward only.
+    `trained` examples went forward and backward, a backward pass counted as two forward ones,
+    `others` forward only.
     """
     if setup.model.forward_operations is None:
         return {}
     operations = float(setup.model.forward_operations())
-    valid, clients = outcome.round.valid, outcome.round.clients
+    valid = outcome.round.valid
+    clients = outcome.round.clients
 
     def mean(values: Array) -> Float[Array, ""]:
         total = jnp.sum(values, where=valid).astype(jnp.result_type(float))
@@ -428,8 +539,11 @@ def _costs(
     unlabelled: Number = mean(clients.num_examples) - labelled if settings.pseudo_labelled else 0
     size = float(BYTES_PER_NUMBER * count_parameters(outcome.round.params))
     width = outcome.sent.shared.sets.centers.shape[-1]
-    asked = analytic_cost(labelled, unlabelled, operations, size, settings.most_helpers, setup.num_classes, width)
-    forward, backward = mean(trained + others), 2 * mean(trained)
+    asked = analytic_cost(
+        labelled, unlabelled, operations, size, settings.most_helpers, setup.num_classes, width
+    )
+    forward = mean(trained + others)
+    backward = 2 * mean(trained)
     values = {
         "analytic_gflop": asked[0] / GIGA,
         "analytic_megabytes": asked[1] / MEGA,
@@ -458,15 +572,24 @@ def query_loss(
         present: classes that have one.
         settings: name the distance.
     """
-    log_probs = objectives.prototype_log_probs(embeddings, centers, present, distance=settings.distance)
+    log_probs = objectives.prototype_log_probs(
+        embeddings, centers, present, distance=settings.distance
+    )
     counted = (targets >= 0) & present[jnp.maximum(targets, 0)]
     return objectives.batch_cross_entropy(log_probs, jnp.where(counted, targets, -1), counted)
 
 
-def pseudo_labels(embeddings: Float[Array, "n d"], helpers: PrototypeSets, settings: ProtoFSSL) -> Float[Array, "n K"]:
-    """The helpers' probabilities, averaged and sharpened; 0 without helpers."""
+def pseudo_labels(
+    embeddings: Float[Array, "n d"], helpers: PrototypeSets, settings: ProtoFSSL
+) -> Float[Array, "n K"]:
+    """Return the helpers' probabilities, averaged and sharpened; 0 without helpers."""
     return objectives.helper_pseudo_labels(
-        embeddings, helpers.centers, helpers.present, 1.0, settings.temperature, distance=settings.distance
+        embeddings,
+        helpers.centers,
+        helpers.present,
+        1.0,
+        settings.temperature,
+        distance=settings.distance,
     )
 
 
@@ -478,10 +601,11 @@ def unlabelled_loss(
     helpers: PrototypeSets,
     settings: ProtoFSSL,
 ) -> Float[Array, ""]:
-    """L_u: local predictions against the helpers' pseudo-labels, averaged over the rows in the mask; 0 without any.
+    """L_u: local predictions against the helpers' pseudo-labels, averaged over the rows in the
+    mask; 0 without any.
 
-    A class without a local prototype has probability 0 and keeps its part in the cross-entropy, clipped: otherwise the
-    loss could be lowered by moving pseudo-labels onto absent classes.
+    A class without a local prototype has probability 0 and keeps its part in the cross-entropy,
+    clipped: otherwise the loss could be lowered by moving pseudo-labels onto absent classes.
 
     Args:
         embeddings: one for each of the unlabelled queries.
@@ -496,15 +620,21 @@ def unlabelled_loss(
         targets = jax.lax.stop_gradient(targets)
     elif settings.absent_classes == "stop":
         targets = jnp.where(jnp.all(present), targets, jax.lax.stop_gradient(targets))
-    log_probs = objectives.prototype_log_probs(embeddings, centers, present, distance=settings.distance)
+    log_probs = objectives.prototype_log_probs(
+        embeddings, centers, present, distance=settings.distance
+    )
     if settings.unlabel_loss == "mse":
         return objectives.consistency(jnp.exp(log_probs), targets, mask)
     return objectives.clipped_cross_entropy(targets, log_probs, mask)
 
 
-def mean_log_probs(embeddings: Float[Array, "n d"], sets: PrototypeSets, distance: str) -> Float[Array, "n K"]:
+def mean_log_probs(
+    embeddings: Float[Array, "n d"], sets: PrototypeSets, distance: str
+) -> Float[Array, "n K"]:
     """log of the probabilities averaged over prototype sets; uniform where there is none."""
-    probs = objectives.helper_pseudo_labels(embeddings, sets.centers, sets.present, 1.0, 1.0, distance=distance)
+    probs = objectives.helper_pseudo_labels(
+        embeddings, sets.centers, sets.present, 1.0, 1.0, distance=distance
+    )
     log_probs = jnp.log(jnp.maximum(probs, jnp.finfo(probs.dtype).tiny))
     return jnp.where(jnp.any(sets.present), log_probs, -jnp.log(float(probs.shape[1])))
 
@@ -512,7 +642,9 @@ def mean_log_probs(embeddings: Float[Array, "n d"], sets: PrototypeSets, distanc
 def labelled_prototypes(
     setup: Setup, params: PyTree, model_state: PyTree, client: Client, inputs: Array
 ) -> Float[Array, "K d"]:
-    """Mean embedding of all of a client's labelled examples by class, in evaluation mode, without augmentation."""
+    """Mean embedding of all of a client's labelled examples by class, in evaluation mode,
+    without augmentation.
+    """
 
     def embed(raw: Array) -> Float[Array, "b d"]:
         return setup.model.apply(params, model_state, setup.normalize(raw), train=False)[0].features
@@ -522,22 +654,26 @@ def labelled_prototypes(
     return objectives.class_prototypes(embeddings, client.observed[:bound], setup.num_classes)[0]
 
 
-# The prototypes that clients uploaded in the last rounds, and the helpers that are chosen among them
+# The prototypes that clients uploaded in the last rounds, and the helpers that are chosen among
+# them
 
 
 def empty_bank(rounds: int, slots: int, num_classes: int, num_features: int) -> PrototypeBank:
-    """A bank in which nothing was stored yet."""
+    """Return a bank in which nothing was stored yet."""
     shape = (rounds, slots, num_classes)
     centers = jnp.zeros((*shape, num_features), jnp.result_type(float))
-    return PrototypeBank(PrototypeSets(centers, jnp.zeros(shape, bool)), jnp.zeros(shape[:2], jnp.int32))
+    return PrototypeBank(
+        PrototypeSets(centers, jnp.zeros(shape, bool)), jnp.zeros(shape[:2], jnp.int32)
+    )
 
 
 def push(
     bank: PrototypeBank, uploads: PrototypeSets, owner: Int[Array, " p"], kept: Bool[Array, " p"]
 ) -> PrototypeBank:
-    """Stores the uploads of a round in place of the oldest round.
+    """Store the uploads of a round in place of the oldest round.
 
-    A set with a value that is not finite is left out as a whole. If no set is left, the bank stays as it is.
+    A set with a value that is not finite is left out as a whole. If no set is left, the bank stays
+    as it is.
 
     Args:
         bank: before the round.
@@ -553,13 +689,14 @@ def push(
 
 
 def finite_sets(sets: PrototypeSets) -> Bool[Array, "*sets"]:
-    """Returns which sets have finite prototypes of all the classes that they have."""
+    """Return which sets have finite prototypes of all the classes that they have."""
     finite = jnp.all(jnp.isfinite(sets.centers), axis=-1)
     return jnp.all(finite | ~sets.present, axis=-1)
 
 
 def newest_sets(bank: PrototypeBank, rounds: int, filled_from: int | None = None) -> PrototypeSets:
-    """The sets of the newest rounds, [rounds * p, K, d]; classes that a set lacks are filled from the others.
+    """Return the sets of the newest rounds, [rounds * p, K, d]; classes that a set lacks are filled
+    from the others.
 
     Args:
         bank: what was uploaded.
@@ -573,7 +710,9 @@ def newest_sets(bank: PrototypeBank, rounds: int, filled_from: int | None = None
     return jax.tree.map(lambda x: x[: rounds * bank.owner.shape[1]], newest)
 
 
-def choose_helpers(key: Key[Array, ""], bank: PrototypeBank, rounds: int, num_helpers: int) -> PrototypeSets:
+def choose_helpers(
+    key: Key[Array, ""], bank: PrototypeBank, rounds: int, num_helpers: int
+) -> PrototypeSets:
     """Draws helpers among the sets of the newest rounds, uniformly without replacement.
 
     Args:
@@ -590,7 +729,9 @@ def choose_helpers(key: Key[Array, ""], bank: PrototypeBank, rounds: int, num_he
         return candidates
     ids = bank.owner[:rounds]
     age = jnp.broadcast_to(jnp.arange(rounds, dtype=jnp.int32)[:, None], ids.shape)
-    keys = jax.vmap(lambda a, i: jax.random.fold_in(jax.random.fold_in(key, a), i))(age.reshape(-1), ids.reshape(-1))
+    keys = jax.vmap(lambda a, i: jax.random.fold_in(jax.random.fold_in(key, a), i))(
+        age.reshape(-1), ids.reshape(-1)
+    )
     # 24 bits, which float32 holds exactly.
     priority = (jax.vmap(jax.random.bits)(keys) >> 8).astype(jnp.float32)
     counted = jnp.any(candidates.present, axis=1)

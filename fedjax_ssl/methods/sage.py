@@ -1,9 +1,11 @@
-"""SAGE: every client has a few labels; the global model corrects its pseudo-labels where it is less sure than thought.
+"""SAGE: every client has a few labels; the global model corrects its pseudo-labels where it is less
+sure than thought.
 
-f_W is the model in training and f_g the one that the client received, frozen, with its running batch statistics. A
-local step has B labelled examples (x, y) and 2 B of all the client's examples u, with weak views a(u) and strong ones
-A(u), all in one forward pass of f_W. With p and q the predictions of f_W and f_g for a(u), c_p and c_q their largest
-values, lambda = exp(-kappa |c_p - c_q|) and e(.) the unit vector of the likeliest class, it minimizes
+f_W is the model in training and f_g the one that the client received, frozen, with its running
+batch statistics. A local step has B labelled examples (x, y) and 2 B of all the client's examples
+u, with weak views a(u) and strong ones A(u), all in one forward pass of f_W. With p and q the
+predictions of f_W and f_g for a(u), c_p and c_q their largest values, lambda = exp(-kappa |c_p -
+c_q|) and e(.) the unit vector of the likeliest class, it minimizes
 
     mean CE(y, f_W(a(x)))  +  w_u 1/2B sum_u [c_p >= tau or c_q >= tau] KL[t || f_W(A(u))],
 
@@ -11,7 +13,8 @@ values, lambda = exp(-kappa |c_p - c_q|) and e(.) the unit vector of the likelie
 
 A client weighs as many shares as it has labelled examples and examples.
 
-Written after the authors' code, as only the abstract of the paper was at hand (docs/methods/modern.md).
+Written after the authors' code, as only the abstract of the paper was at hand
+(docs/methods/modern.md).
 
 References:
     SAGE, CVPR 2025, arXiv 2503.13227: confidence-driven soft correction.
@@ -25,7 +28,17 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from fedjax_ssl.checks import checked
-from fedjax_ssl.federated import Client, Method, Setup, Stage, Step, Steps, Term, federated_method, paired_batches
+from fedjax_ssl.federated import (
+    Client,
+    Method,
+    Setup,
+    Stage,
+    Step,
+    Steps,
+    Term,
+    federated_method,
+    paired_batches,
+)
 from fedjax_ssl.federated.method import PyTree
 from fedjax_ssl.federated.terms import augmented_view, supervised_term
 from fedjax_ssl.methods.parts.consistency import UNLABELLED, Guess, guessing_term, strong_view
@@ -49,27 +62,35 @@ def sage(
 ) -> Method:
     """SAGE: FixMatch at the clients, its pseudo-labels softly corrected by the received model.
 
-    A local epoch has as many steps as whole batches of `config.optimizer.batch_size` fit into a client's examples; a
-    client with fewer takes none.
+    A local epoch has as many steps as whole batches of `config.optimizer.batch_size` fit into a
+    client's examples; a client with fewer takes none.
 
     Args:
         setup: the run.
         threshold: tau.
         unlabelled_weight: w_u.
-        kappa: how fast the local model's share falls with the difference of the confidences; by default it is a half at
-            a difference of 0.05.
+        kappa: how fast the local model's share falls with the difference of the confidences; by
+            default it is a half at a difference of 0.05.
         unlabelled_ratio: unlabelled examples per labelled one in a step.
-        labelled_copies: times that a labelled example counts in a client's weight; 2000 in the code, by a side effect.
+        labelled_copies: times that a labelled example counts in a client's weight; 2000 in the
+            code, by a side effect.
 
     Raises:
         ValueError: for a setting outside these.
     """
-    size, most = setup.batch_size, setup.max_labelled + setup.max_unlabelled
+    size = setup.batch_size
+    most = setup.max_labelled + setup.max_unlabelled
     steps = Steps(
-        lambda client: setup.local_epochs * (client.num_examples // size), max(setup.local_epochs * (most // size), 1)
+        lambda client: setup.local_epochs * (client.num_examples // size),
+        max(setup.local_epochs * (most // size), 1),
     )
     sampler = paired_batches(
-        size, unlabelled_ratio * size, steps, setup.max_labelled, setup.max_unlabelled, labelled_too=True
+        size,
+        unlabelled_ratio * size,
+        steps,
+        setup.max_labelled,
+        setup.max_unlabelled,
+        labelled_too=True,
     )
     terms = supervised_term(setup), _correction_term(setup, threshold, unlabelled_weight, kappa)
 
@@ -80,24 +101,38 @@ def sage(
 
 
 def client_weight(client: Client, labelled_copies: float | Array) -> Float[Array, ""]:
-    """|S| labelled_copies + |U|, where U are all examples of the client, the labelled ones S among them."""
+    """|S| labelled_copies + |U|, where U are all examples of the client, the labelled ones S
+    among them.
+    """
     dtype = jnp.result_type(float)
     return labelled_copies * client.num_labelled.astype(dtype) + client.num_examples.astype(dtype)
 
 
-def _correction_term(setup: Setup, threshold: float | Array, weight: float | Array, kappa: float | Array) -> Term:
-    """The loss on unlabelled examples; in the log, its pseudo-label is the class that has most of the target."""
-    weak, strong = augmented_view(setup, UNLABELLED), strong_view(setup)
+def _correction_term(
+    setup: Setup, threshold: float | Array, weight: float | Array, kappa: float | Array
+) -> Term:
+    """Return the loss on unlabelled examples; in the log, its pseudo-label is the class that has
+    most of the target.
+    """
+    weak = augmented_view(setup, UNLABELLED)
+    strong = strong_view(setup)
 
     def loss(step: Step) -> tuple[Float[Array, ""], Guess]:
-        frozen, seen = step.received, step.inputs[weak.name]
+        frozen = step.received
+        seen = step.inputs[weak.name]
         theirs, _ = setup.model.apply(frozen.params, frozen.model_state, seen, train=False)
         ours = step.outputs[weak.name]
-        corrected = corrected_labels(jax.nn.softmax(ours.logits), jax.nn.softmax(theirs.logits), threshold, kappa)
-        value = soft_label_divergence(step.outputs[strong.name].logits, corrected, step.streams[UNLABELLED].mask)
+        corrected = corrected_labels(
+            jax.nn.softmax(ours.logits), jax.nn.softmax(theirs.logits), threshold, kappa
+        )
+        value = soft_label_divergence(
+            step.outputs[strong.name].logits, corrected, step.streams[UNLABELLED].mask
+        )
         return value, Guess(jnp.argmax(corrected.targets, axis=1), corrected.counted)
 
-    return guessing_term("soft correction", (weak, strong), setup.num_classes, loss)._replace(weight=weight)
+    return guessing_term("soft correction", (weak, strong), setup.num_classes, loss)._replace(
+        weight=weight
+    )
 
 
 class Corrected(NamedTuple):
@@ -107,8 +142,12 @@ class Corrected(NamedTuple):
     counted: Bool[Array, " n"]  # rows of which either model is confident
 
 
-def local_share(difference: Float[Array, "..."], kappa: float | Array = HALVES_AT_05) -> Float[Array, "..."]:
-    """lambda = exp(-kappa d), of the local model's label where the confidences differ by d; both within [1e-6, 1]."""
+def local_share(
+    difference: Float[Array, "..."], kappa: float | Array = HALVES_AT_05
+) -> Float[Array, "..."]:
+    """lambda = exp(-kappa d), of the local model's label where the confidences differ by d; both
+    within [1e-6, 1].
+    """
     distance = jnp.clip(difference + _SMALLEST, _SMALLEST, 1.0)
     return jnp.clip(jnp.exp(-kappa * distance), _SMALLEST, 1.0)
 
@@ -119,9 +158,11 @@ def corrected_labels(
     threshold: float | Array,
     kappa: float | Array = HALVES_AT_05,
 ) -> Corrected:
-    """lambda e(local class) + (1 - lambda) e(global class) where the local model is confident, else e(global class).
+    """lambda e(local class) + (1 - lambda) e(global class) where the local model is confident, else
+    e(global class).
 
-    The global class enters even where the global model is not confident. With one class for both, the target is that.
+    The global class enters even where the global model is not confident. With one class for both,
+    the target is that.
 
     Args:
         local_probabilities: probabilities of the classes, by the model in training.
@@ -130,16 +171,22 @@ def corrected_labels(
         kappa: how fast the local share falls with the difference of the confidences.
     """
     ours, theirs = (jax.lax.stop_gradient(p) for p in (local_probabilities, global_probabilities))
-    sure, other = jnp.max(ours, axis=1), jnp.max(theirs, axis=1)
+    sure = jnp.max(ours, axis=1)
+    other = jnp.max(theirs, axis=1)
     share = jnp.where(sure >= threshold, local_share(jnp.abs(sure - other), kappa), 0.0)[:, None]
-    mine, global_class = (jax.nn.one_hot(jnp.argmax(p, axis=1), p.shape[1], dtype=p.dtype) for p in (ours, theirs))
-    return Corrected(share * mine + (1.0 - share) * global_class, (sure >= threshold) | (other >= threshold))
+    mine, global_class = (
+        jax.nn.one_hot(jnp.argmax(p, axis=1), p.shape[1], dtype=p.dtype) for p in (ours, theirs)
+    )
+    return Corrected(
+        share * mine + (1.0 - share) * global_class, (sure >= threshold) | (other >= threshold)
+    )
 
 
 def soft_label_divergence(
     logits: Float[Array, "n K"], corrected: Corrected, mask: Bool[Array, " n"]
 ) -> Float[Array, ""]:
-    """1/B sum over counted rows of KL[target || softmax(logits)], 1e-10 added to both; B = rows in the mask.
+    """1/B sum over counted rows of KL[target || softmax(logits)], 1e-10 added to both; B = rows in
+    the mask.
 
     Args:
         logits: class scores that learn the targets.

@@ -2,10 +2,11 @@
 
 A round, with f_W the network that a client receives, a the weak and A the strong augmentation:
 
-1. Every client of the cohort labels its examples: p = softmax f_W(a(x)), y = argmax p. Those with max p >= tau are its
-   set "fix"; a client for which it is empty sits the round out.
-2. Local epochs over "fix". With every batch comes one of the same size, "mix", drawn with replacement from all examples
-   of the client, and one share s ~ Beta(alpha, alpha). With x_s = s a(x_fix) + (1 - s) a(x_mix), the loss is
+1. Every client of the cohort labels its examples: p = softmax f_W(a(x)), y = argmax p. Those with
+   max p >= tau are its set "fix"; a client for which it is empty sits the round out.
+2. Local epochs over "fix". With every batch comes one of the same size, "mix", drawn with
+   replacement from all examples of the client, and one share s ~ Beta(alpha, alpha). With x_s = s
+   a(x_fix) + (1 - s) a(x_mix), the loss is
 
        CE(f(A(x_fix)), y_fix) + mix_weight [s CE(f(x_s), y_fix) + (1 - s) CE(f(x_s), y_mix)].
 
@@ -15,14 +16,19 @@ A round, with f_W the network that a client receives, a the weak and A the stron
 `single`, the lower baseline, has step 4 alone.
 
 References:
-    Diao, Ding, Tarokh, SemiFL: semi-supervised federated learning for unlabeled clients with alternate training,
-    NeurIPS 2022, arXiv 2106.01432: section 3 and algorithm 1.
+    Diao, Ding, Tarokh, SemiFL: semi-supervised federated learning for unlabeled clients with
+    alternate training, NeurIPS 2022, arXiv 2106.01432: section 3 and algorithm 1.
 """
 
 from fedjax_ssl.checks import checked
 from fedjax_ssl.federated import Method, Setup, Stage
 from fedjax_ssl.methods.parts.alternating_training import alternating
-from fedjax_ssl.methods.parts.confident_pseudo_labels import above, confident_epochs, confident_losses, confident_term
+from fedjax_ssl.methods.parts.confident_pseudo_labels import (
+    above,
+    confident_epochs,
+    confident_losses,
+    confident_term,
+)
 from fedjax_ssl.methods.parts.settings import BetaParameter, Count, Share, Weight
 
 
@@ -38,22 +44,25 @@ def semifl(
     static_batch_norm: bool = True,
     separate_passes: bool = False,
 ) -> Method:
-    """SemiFL: confident pseudo-labels at the clients, then supervised training at the server, in every round.
+    """SemiFL: confident pseudo-labels at the clients, then supervised training at the server, in
+    every round.
 
-    The paper's global momentum is `config.federated.name = "fedavgm"`, its clipping `config.optimizer.clip_norm = 1`,
-    its strong augmentation `config.strong_augment`.
+    The paper's global momentum is `config.federated.name = "fedavgm"`, its clipping
+    `config.optimizer.clip_norm = 1`, its strong augmentation `config.strong_augment`.
 
     Args:
         setup: the run.
         threshold: tau.
         mixup_alpha: alpha of the Beta distribution, > 0.
         mix_weight: weight of the loss on mixtures; 0 leaves it out.
-        server_batch_size: labelled examples per step at the server; the paper has 250 with more than 1000 labels.
+        server_batch_size: labelled examples per step at the server; the paper has 250 with more
+            than 1000 labels.
         server_epochs: epochs per round at the server.
         static_batch_norm: statistics of batch norm layers by a pass over the data, see
             `fedjax_ssl.methods.parts.static_batch_norm`.
-        separate_passes: A(x_fix) and x_s go through the network one by one, as in the paper, so that batch norm layers
-            see the statistics of each alone; False: together, which is faster.
+        separate_passes: A(x_fix) and x_s go through the network one by one, as in the paper, so
+            that batch norm layers see the statistics of each alone; False: together, which is
+            faster.
 
     Raises:
         ValueError: for a setting outside these.
@@ -62,14 +71,21 @@ def semifl(
     losses = confident_losses(setup, 1.0, mix_weight, mixup_alpha)  # one term each
     sampler = confident_epochs(setup.batch_size, setup.local_epochs)
     clients = Stage((labels, *losses), sampler, separate_passes=separate_passes)
-    return alternating(setup, clients, server_batch_size, server_epochs, static_batch_norm, needs=("server",))
+    return alternating(
+        setup, clients, server_batch_size, server_epochs, static_batch_norm, needs=("server",)
+    )
 
 
 @checked
 def single(
-    setup: Setup, *, server_batch_size: Count = 10, server_epochs: Count = 5, static_batch_norm: bool = True
+    setup: Setup,
+    *,
+    server_batch_size: Count = 10,
+    server_epochs: Count = 5,
+    static_batch_norm: bool = True,
 ) -> Method:
-    """Supervised training at the server alone; the clients do nothing: what their data have to improve on.
+    """Supervised training at the server alone; the clients do nothing: what their data have to
+    improve on.
 
     Args:
         setup: the run.
@@ -82,4 +98,6 @@ def single(
         ValueError: a number below 1.
     """
     nobody = Stage((), None)
-    return alternating(setup, nobody, server_batch_size, server_epochs, static_batch_norm, needs=("server",))
+    return alternating(
+        setup, nobody, server_batch_size, server_epochs, static_batch_norm, needs=("server",)
+    )

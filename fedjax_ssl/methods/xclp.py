@@ -1,23 +1,26 @@
 """FedAvg+XCLP: pseudo-labels by label propagation over one graph of all the cohort's examples.
 
-Rounds of federated averaging on labels alone come first (stage 1), then rounds of stage 2 (algorithm 2):
+Rounds of federated averaging on labels alone come first (stage 1), then rounds of stage 2
+(algorithm 2):
 
-1. The cohort's clients embed all their examples with the global network and send codes of `num_bits` bits, the signs of
-   random projections. Of two examples whose codes differ in h bits, the cosine is about cos(pi h / num_bits).
-2. One graph over all clients' examples joins each to its `num_neighbors` nearest. With A their cosines, to the power
-   `similarity_power`, W = A + A^T and its row sums D, S = D^-1/2 W D^-1/2 carries the labels Y [N, K]: the scores are
-   Z = (I - alpha S)^-1 Y (algorithm 1).
-3. An unlabelled example gets the class with the largest score and the weight 1 - H(z / sum z) / log K, which is by
-   default divided by the largest one (`confidence_scale`); a labelled one keeps its label with weight 1. kappa, the
-   inverse frequency of the class, balances classes (section 2).
-4. Clients minimize 1/|B| sum_i weight_i kappa_(y_i) CE(f(x_i), y_i) over batches of as many labelled as unlabelled
-   examples; the mean of their changes is a step of the federated optimizer.
+1. The cohort's clients embed all their examples with the global network and send codes of
+   `num_bits` bits, the signs of random projections. Of two examples whose codes differ in h bits,
+   the cosine is about cos(pi h / num_bits).
+2. One graph over all clients' examples joins each to its `num_neighbors` nearest. With A their
+   cosines, to the power `similarity_power`, W = A + A^T and its row sums D, S = D^-1/2 W D^-1/2
+   carries the labels Y [N, K]: the scores are Z = (I - alpha S)^-1 Y (algorithm 1).
+3. An unlabelled example gets the class with the largest score and the weight 1 - H(z / sum z) / log
+   K, which is by default divided by the largest one (`confidence_scale`); a labelled one keeps its
+   label with weight 1. kappa, the inverse frequency of the class, balances classes (section 2).
+4. Clients minimize 1/|B| sum_i weight_i kappa_(y_i) CE(f(x_i), y_i) over batches of as many
+   labelled as unlabelled examples; the mean of their changes is a step of the federated optimizer.
 
-`per_client_lp`, its baseline, propagates each client's own labels over a graph of that client alone (section 5).
+`per_client_lp`, its baseline, propagates each client's own labels over a graph of that client alone
+(section 5).
 
 References:
-    Scott, Yeo, Lampert, Cross-client label propagation for transductive and semi-supervised federated learning, TMLR
-    2023, arXiv 2210.06434: Algorithms 1 and 2.
+    Scott, Yeo, Lampert, Cross-client label propagation for transductive and semi-supervised
+    federated learning, TMLR 2023, arXiv 2210.06434: Algorithms 1 and 2.
 """
 
 import dataclasses
@@ -53,18 +56,22 @@ if TYPE_CHECKING:
 @checked
 @dataclasses.dataclass(frozen=True)
 class XCLP(GraphSettings):
-    """Settings of XCLP. Defaults are those of the authors' code; the paper's text has power 1, no norm, scale, weights.
+    """Settings of XCLP. Defaults are those of the authors' code; the paper's text has power 1, no
+    norm, scale, weights.
 
     Attributes:
         warmup_rounds: rounds of stage 1 (labelled examples only); 0 starts from scratch.
         graph_augment: weakly augment the examples before they are embedded.
         fixed_projections: the same hash in every round of a run instead of a fresh one.
-        similarity: "lsh": codes; "exact": cosines of the features, for comparison: clients would have to show these.
-        lost_before: share of clients that drop out of a round before their codes are compared, as if never invited.
-        lost_after: share of clients that drop out between that and the row sums: their examples stay in the graph,
-            their labels do not count, and they do not train (section 3.3).
-        protocol: "ideal", "accounted" or "real": clients and server find distances and scores together, between the
-            compiled parts of a round, see `fedjax_ssl.secure`. "none": the kernels, which round nothing.
+        similarity: "lsh": codes; "exact": cosines of the features, for comparison: clients would
+            have to show these.
+        lost_before: share of clients that drop out of a round before their codes are compared, as
+            if never invited.
+        lost_after: share of clients that drop out between that and the row sums: their examples
+            stay in the graph, their labels do not count, and they do not train (section 3.3).
+        protocol: "ideal", "accounted" or "real": clients and server find distances and scores
+            together, between the compiled parts of a round, see `fedjax_ssl.secure`. "none": the
+            kernels, which round nothing.
         hamming: protocol of the distances, "transfer" or "paillier".
     """
 
@@ -79,7 +86,8 @@ class XCLP(GraphSettings):
 
 
 def xclp(setup: Setup, settings: XCLP) -> Method:
-    """FedAvg+XCLP. Defaults are those of the authors' code; the paper's text has power 1 and no norm, scale, weights.
+    """FedAvg+XCLP. Defaults are those of the authors' code; the paper's text has power 1 and no
+    norm, scale, weights.
 
     Args:
         setup: the run.
@@ -91,12 +99,14 @@ def xclp(setup: Setup, settings: XCLP) -> Method:
     loses = not (is_zero(settings.lost_before) and is_zero(settings.lost_after))
     if settings.protocol != "none" and (loses or settings.similarity == "exact"):
         raise ValueError(
-            f"protocol is {settings.protocol!r}, which compares codes of clients that stay; use protocol='none' with "
-            "similarity='exact', lost_before or lost_after"
+            f"protocol is {settings.protocol!r}, which compares codes of clients that stay; use "
+            "protocol='none' with similarity='exact', lost_before or lost_after"
         )
     lost = settings.lost_before + settings.lost_after
     if isinstance(lost, (int, float)) and lost > 1:  # a traced one is not known
-        raise ValueError(f"lost_before + lost_after is {lost:g}; shares of all clients are at most 1 together")
+        raise ValueError(
+            f"lost_before + lost_after is {lost:g}; shares of all clients are at most 1 together"
+        )
     exchange = None
     traffic: Callable[[RoundResult], Traffic] = partial(graph_traffic, setup, settings.num_bits)
     if settings.protocol != "none":
@@ -108,7 +118,8 @@ def xclp(setup: Setup, settings: XCLP) -> Method:
 
     def prepare(state: PyTree, round: RoundContext) -> tuple[PseudoLabels, PyTree]:
         features = cohort_features(setup, round, settings.graph_features, settings.graph_augment)
-        clients, real = round.clients, examples_mask(round.clients)
+        clients = round.clients
+        real = examples_mask(round.clients)
         if loses:
             before, lost = _lost(settings, round)
             clients = clients._replace(
@@ -122,7 +133,9 @@ def xclp(setup: Setup, settings: XCLP) -> Method:
         return to_pseudo_labels(result, real, setup.num_classes, settings), state
 
     def diagnose(outcome: RoundResult, truth: Array, measured: PyTree) -> Metrics:
-        return term.log.diagnose(outcome, truth, measured) | graph_operations(setup, settings, outcome.round)
+        return term.log.diagnose(outcome, truth, measured) | graph_operations(
+            setup, settings, outcome.round
+        )
 
     def stays(sent: Broadcast, round: RoundContext) -> Bool[Array, " p"]:
         return term.server.participates(sent, round) & ~_lost(settings, round)[1]
@@ -132,18 +145,24 @@ def xclp(setup: Setup, settings: XCLP) -> Method:
     if loses:
         whole = whole._replace(server=term.server._replace(participates=stays))
     on_host = exchange is not None
-    return after_labelled_stage(setup, mixed_stage(setup, whole), settings.warmup_rounds, on_host=on_host)
+    return after_labelled_stage(
+        setup, mixed_stage(setup, whole), settings.warmup_rounds, on_host=on_host
+    )
 
 
 def _lost(settings: XCLP, round: RoundContext) -> tuple[Bool[Array, " p"], Bool[Array, " p"]]:
     """Draws which clients of the cohort drop out: before their codes are compared, and at all."""
     key = named_key(round.key, "lost")
-    drawn = jax.vmap(lambda client: jax.random.uniform(jax.random.fold_in(key, client)))(round.clients.id)
+    drawn = jax.vmap(lambda client: jax.random.uniform(jax.random.fold_in(key, client)))(
+        round.clients.id
+    )
     return drawn < settings.lost_before, drawn < settings.lost_before + settings.lost_after
 
 
 def _protocol_traffic(protocols: "Protocols") -> Callable[[RoundResult], Traffic]:
-    """Bytes that the cohort's clients were sent and sent in the protocols of a round, as the server relays them."""
+    """Bytes that the cohort's clients were sent and sent in the protocols of a round, as the
+    server relays them.
+    """
     from fedjax_ssl.secure import SERVER
 
     before = {"down": 0, "up": 0}
@@ -162,13 +181,15 @@ def _protocol_traffic(protocols: "Protocols") -> Callable[[RoundResult], Traffic
 @checked
 @dataclasses.dataclass(frozen=True)
 class PerClientLP(GraphSettings):
-    """Settings of label propagation at every client alone; norms, scales and weights are over its own examples.
+    """Settings of label propagation at every client alone; norms, scales and weights are over its
+    own examples.
 
     Attributes:
         warmup_rounds: rounds of labels-only training before.
         similarity: "exact" cosine, or "lsh" codes of `num_bits` bits.
         graph_augment: weakly augment the examples before they are embedded.
-        unlabelled_clients: let clients without labels take part; they get no pseudo-labels and train on nothing.
+        unlabelled_clients: let clients without labels take part; they get no pseudo-labels and
+            train on nothing.
     """
 
     warmup_rounds: CountOrZero = 0

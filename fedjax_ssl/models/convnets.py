@@ -1,4 +1,6 @@
-"""Networks without branches, as tables of layers: the dense ones, and the small convolutional ones of the papers."""
+"""Networks without branches, as tables of layers: the dense ones, and the small convolutional
+ones of the papers.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -10,14 +12,26 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fedjax_ssl.checks import Whole
-from fedjax_ssl.models.layers import Conv, ConvNetwork, Count, Dense, Dropout, Network, Rate, lecun_normal, unit_length
+from fedjax_ssl.models.layers import (
+    Conv,
+    ConvNetwork,
+    Count,
+    Dense,
+    Dropout,
+    Network,
+    Rate,
+    lecun_normal,
+    unit_length,
+)
 from fedjax_ssl.models.model import Outputs
 from fedjax_ssl.models.normalization import Mask, Norm, NormName
 from fedjax_ssl.models.pooling import max_pool
 
 
 class Layer(NamedTuple):
-    """A convolution or a dense layer, and what follows it: norm, activation, max-pooling, dropout."""
+    """A convolution or a dense layer, and what follows it: norm, activation, max-pooling,
+    dropout.
+    """
 
     name: str
     width: int  # filters or units
@@ -43,7 +57,8 @@ def run_layers(
     width: Callable[[int], int] = lambda channels: channels,
     **weights: Any,
 ) -> Float[Array, "n ..."]:
-    """Run the layers of a table one after another; called by a network's `__call__`, whose layers they become.
+    """Run the layers of a table one after another; called by a network's `__call__`, whose layers
+    they become.
 
     Args:
         table: the layers.
@@ -60,7 +75,15 @@ def run_layers(
     """
     for layer in table:
         if layer.size:
-            conv = Conv(width(layer.width), layer.size, 1, layer.padding, lowering=lowering, name=layer.name, **weights)
+            conv = Conv(
+                width(layer.width),
+                layer.size,
+                1,
+                layer.padding,
+                lowering=lowering,
+                name=layer.name,
+                **weights,
+            )
             x = conv(x)
         else:
             x = Dense(width(layer.width), name=layer.name, **weights)(x.reshape(x.shape[0], -1))
@@ -80,13 +103,15 @@ def check_images(model: str, inputs: Array, least: int, hint: str = "") -> None:
     """Raise ValueError for what is no image, or one with a side below `least`."""
     if inputs.ndim != 4 or min(inputs.shape[1:3]) < least:
         raise ValueError(
-            f"model {model!r} needs images of {least}x{least} or more, input_shape (height, width, channels), got "
-            f"{inputs.shape[1:]}{hint}"
+            f"model {model!r} needs images of {least}x{least} or more, input_shape (height, "
+            f"width, channels), got {inputs.shape[1:]}{hint}"
         )
 
 
 class Linear(Network):
-    """One affine map of the flattened input, which is also the feature. Weights LeCun normal, bias zero."""
+    """One affine map of the flattened input, which is also the feature. Weights LeCun normal,
+    bias zero.
+    """
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n ..."], train: bool, mask: Mask) -> Outputs:
@@ -94,23 +119,29 @@ class Linear(Network):
 
 
 class Logistic(Network):
-    """Logistic regression of two classes: one affine map z of the flattened input, with the scores 0 and z.
+    """Logistic regression of two classes: one affine map z of the flattened input, with the scores
+    0 and z.
 
-    Cross-entropy is then that of a sigmoid on z, in its gradients too. Weights and bias uniform in +-1/sqrt(inputs), as
-    PyTorch's linear layer starts.
+    Cross-entropy is then that of a sigmoid on z, in its gradients too. Weights and bias uniform in
+    +-1/sqrt(inputs), as PyTorch's linear layer starts.
     """
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n ..."], train: bool, mask: Mask) -> Outputs:
         if self.num_classes != 2 or self.aux_head:
             raise ValueError(
-                f"model 'logistic' tells 2 classes apart, with one head, not {self.num_classes}; use linear"
+                f"model 'logistic' tells 2 classes apart, with one head, not {self.num_classes}; "
+                "use linear"
             )
         features = inputs.reshape(inputs.shape[0], -1)
         features = unit_length(features) if self.normalize_features else features
         bound = features.shape[-1] ** -0.5
-        start = partial(jax.random.uniform, dtype=jnp.result_type(float), minval=-bound, maxval=bound)
-        score = features @ self.param("kernel", start, (features.shape[-1], 1)) + self.param("bias", start, (1,))
+        start = partial(
+            jax.random.uniform, dtype=jnp.result_type(float), minval=-bound, maxval=bound
+        )
+        score = features @ self.param("kernel", start, (features.shape[-1], 1)) + self.param(
+            "bias", start, (1,)
+        )
         return Outputs(jnp.concatenate([jnp.zeros_like(score), score], axis=1), features, None)
 
 
@@ -121,7 +152,8 @@ class MLP(Network):
 
     Attributes:
         hidden: widths of the hidden layers, at least one.
-        activation: "relu", or "none": a linear network, whose first layer XCLP's FEMNIST appendix takes as feature.
+        activation: "relu", or "none": a linear network, whose first layer XCLP's FEMNIST appendix
+            takes as feature.
         norm: "none", "bn" or "gn".
         dropout_rate: rate after every hidden layer, 0 turns it off.
     """
@@ -136,10 +168,13 @@ class MLP(Network):
         if not self.hidden:
             raise ValueError("hidden is (); it must be one or more positive integers")
         table = tuple(
-            Layer(f"dense{i}", width, norm=f"norm{i}", dropout=f"dropout{i}") for i, width in enumerate(self.hidden, 1)
+            Layer(f"dense{i}", width, norm=f"norm{i}", dropout=f"dropout{i}")
+            for i, width in enumerate(self.hidden, 1)
         )
         activation = nn.relu if self.activation == "relu" else lambda x: x
-        run = partial(run_layers, norm=self.norm, dropout_rate=self.dropout_rate, initializer=lecun_normal)
+        run = partial(
+            run_layers, norm=self.norm, dropout_rate=self.dropout_rate, initializer=lecun_normal
+        )
         return self.scores(run(table, inputs, train, mask, activation=activation), lecun_normal)
 
 
@@ -153,8 +188,9 @@ _CNN = (
 class CNN(ConvNetwork):
     """Two 3x3 convolutions (32 and 64 channels, no padding), 2x2 max-pooling, 128 hidden units.
 
-    The shape of LEAF's successor benchmarks (TFF's and fedjax's EMNIST network): 1,206,590 parameters for 28x28x1 and
-    62 classes. The feature is the hidden layer, after dropout in training. Weights LeCun normal, biases zero.
+    The shape of LEAF's successor benchmarks (TFF's and fedjax's EMNIST network): 1,206,590
+    parameters for 28x28x1 and 62 classes. The feature is the hidden layer, after dropout in
+    training. Weights LeCun normal, biases zero.
 
     Attributes:
         dropout: drop 1/4 of the pooled values and 1/2 of the hidden units in training.
@@ -172,13 +208,25 @@ class CNN(ConvNetwork):
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Outputs:
         check_images("cnn", inputs, 6)
         run = partial(
-            run_layers, norm=self.norm, dropout_rate=float(self.dropout), lowering=self.lowering, width=self.width
+            run_layers,
+            norm=self.norm,
+            dropout_rate=float(self.dropout),
+            lowering=self.lowering,
+            width=self.width,
         )
         return self.scores(run(_CNN, inputs, train, mask, initializer=lecun_normal), lecun_normal)
 
 
 _CNN13 = tuple(
-    Layer(f"conv{stage}_{i}", filters, size, padding, f"norm{stage}_{i}", pool, f"dropout{stage}" if pool > 1 else "")
+    Layer(
+        f"conv{stage}_{i}",
+        filters,
+        size,
+        padding,
+        f"norm{stage}_{i}",
+        pool,
+        f"dropout{stage}" if pool > 1 else "",
+    )
     for stage, i, filters, size, padding, pool in (
         *((1, 1, 128, 3, 1, 1), (1, 2, 128, 3, 1, 1), (1, 3, 128, 3, 1, 2)),
         *((2, 1, 256, 3, 1, 1), (2, 2, 256, 3, 1, 1), (2, 3, 256, 3, 1, 2)),
@@ -188,11 +236,13 @@ _CNN13 = tuple(
 
 
 class CNN13(ConvNetwork):
-    """Nine convolutions in three stages, two 2x2 max-pools with dropout, global average, one affine map.
+    """Nine convolutions in three stages, two 2x2 max-pools with dropout, global average, one affine
+    map.
 
-    Each convolution has a bias and weight normalisation and is followed by the norm layer and LeakyReLU(0.1);
-    the heads are weight-normalised too. The feature has 128 values. 3,125,908 parameters for 32x32x3 and 10 classes
-    with batch norm. Images of 12x12 or more. Weights and biases start as PyTorch's defaults, lengths g as ||v||.
+    Each convolution has a bias and weight normalisation and is followed by the norm layer and
+    LeakyReLU(0.1); the heads are weight-normalised too. The feature has 128 values. 3,125,908
+    parameters for 32x32x3 and 10 classes with batch norm. Images of 12x12 or more. Weights and
+    biases start as PyTorch's defaults, lengths g as ||v||.
 
     Source: XCLP section 5, "FedAvg+XCLP", CIFAR network.
 
@@ -208,9 +258,20 @@ class CNN13(ConvNetwork):
     @nn.compact
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Outputs:
         run = partial(
-            run_layers, norm=self.norm, dropout_rate=self.dropout_rate, lowering=self.lowering, width=self.width
+            run_layers,
+            norm=self.norm,
+            dropout_rate=self.dropout_rate,
+            lowering=self.lowering,
+            width=self.width,
         )
-        x = run(_CNN13, inputs, train, mask, activation=lambda x: nn.leaky_relu(x, 0.1), weight_norm=True)
+        x = run(
+            _CNN13,
+            inputs,
+            train,
+            mask,
+            activation=lambda x: nn.leaky_relu(x, 0.1),
+            weight_norm=True,
+        )
         return self.scores(jnp.mean(x, (1, 2)), weight_norm=True)
 
 
@@ -224,11 +285,13 @@ _MNIST_CNN = (
 
 
 class MnistCNN(ConvNetwork):
-    """Three 5x5 convolutions (64, 64 and 128 channels), the first two with 2x2 max-pooling, 2048 and 512 hidden units.
+    """Three 5x5 convolutions (64, 64 and 128 channels), the first two with 2x2 max-pooling, 2048
+    and 512 hidden units.
 
-    A norm layer and ReLU follow every convolution and hidden layer. Grey images are shown in three equal channels.
-    14,219,210 parameters for 28x28 and 10 classes, nine tenths of them in the first hidden layer. The feature is the
-    last hidden layer. Weights and biases start as PyTorch's defaults.
+    A norm layer and ReLU follow every convolution and hidden layer. Grey images are shown in three
+    equal channels. 14,219,210 parameters for 28x28 and 10 classes, nine tenths of them in the first
+    hidden layer. The feature is the last hidden layer. Weights and biases start as PyTorch's
+    defaults.
 
     Source: FedUL's network for MNIST.
 
@@ -245,20 +308,29 @@ class MnistCNN(ConvNetwork):
         check_images("mnist_cnn", inputs, 4)
         x = jnp.broadcast_to(inputs, (*inputs.shape[:-1], 3)) if inputs.shape[-1] == 1 else inputs
         run = partial(
-            run_layers, norm=self.norm, dropout_rate=self.dropout_rate, lowering=self.lowering, width=self.width
+            run_layers,
+            norm=self.norm,
+            dropout_rate=self.dropout_rate,
+            lowering=self.lowering,
+            width=self.width,
         )
         return self.scores(run(_MNIST_CNN, x, train, mask))
 
 
-_EMNIST_CNN = (Layer("conv1", 32, 3), Layer("conv2", 64, 3, pool=2, dropout="dropout"), Layer("dense", 128))
+_EMNIST_CNN = (
+    Layer("conv1", 32, 3),
+    Layer("conv2", 64, 3, pool=2, dropout="dropout"),
+    Layer("dense", 128),
+)
 
 
 class EmnistCNN(ConvNetwork):
-    """Two 3x3 convolutions (32 and 64 channels, no padding), 2x2 max-pooling, 128 hidden units; no norm layers.
+    """Two 3x3 convolutions (32 and 64 channels, no padding), 2x2 max-pooling, 128 hidden units; no
+    norm layers.
 
-    1,204,655 parameters for 28x28x1 and 47 classes. Dropout takes whole channels after the pooling. The feature is the
-    hidden layer. Weights and biases start as PyTorch's defaults. The authors' class declares two group norms that it
-    never calls.
+    1,204,655 parameters for 28x28x1 and 47 classes. Dropout takes whole channels after the pooling.
+    The feature is the hidden layer. Weights and biases start as PyTorch's defaults. The authors'
+    class declares two group norms that it never calls.
 
     Source: the public code of FedRGD, arXiv 2008.11364.
 
@@ -272,16 +344,24 @@ class EmnistCNN(ConvNetwork):
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Outputs:
         check_images("emnist_cnn", inputs, 6)
         run = partial(
-            run_layers, dropout_rate=self.dropout_rate, whole_channels=True, lowering=self.lowering, width=self.width
+            run_layers,
+            dropout_rate=self.dropout_rate,
+            whole_channels=True,
+            lowering=self.lowering,
+            width=self.width,
         )
         return self.scores(run(_EMNIST_CNN, inputs, train, mask))
 
 
-def bordered(inputs: Float[Array, "n h w c"], pad: int, colours: bool) -> Float[Array, "n h2 w2 c2"]:
-    """Put a border of zeros around FedMatch's images, and show grey ones in three equal channels if wished.
+def bordered(
+    inputs: Float[Array, "n h w c"], pad: int, colours: bool
+) -> Float[Array, "n h2 w2 c2"]:
+    """Put a border of zeros around FedMatch's images, and show grey ones in three equal channels if
+    wished.
 
     Raises:
-        ValueError: not images, or images of another number of channels than 1 where three are to be made of it.
+        ValueError: not images, or images of another number of channels than 1 where three are to be
+            made of it.
     """
     if inputs.ndim != 4 or (colours and inputs.shape[-1] != 1):
         wanted = "(height, width, 1) with colours=True" if colours else "(height, width, channels)"
@@ -307,21 +387,33 @@ class FedMatchNetwork(ConvNetwork):
 
 
 _ALEXNET = (
-    *(Layer("conv1", 64, 4, pool=2), Layer("conv2", 128, 3, pool=2), Layer("conv3", 256, 2, pool=2)),
+    *(
+        Layer("conv1", 64, 4, pool=2),
+        Layer("conv2", 128, 3, pool=2),
+        Layer("conv3", 256, 2, pool=2),
+    ),
     *(Layer("dense1", 2048), Layer("dense2", 2048)),
 )
 
 
 class FedMatchAlexNet(FedMatchNetwork):
-    """Convolutions of 64 (4x4), 128 (3x3), 256 (2x2) channels, 2x2 max-pooling after each, two hidden layers of 2048.
+    """Convolutions of 64 (4x4), 128 (3x3), 256 (2x2) channels, 2x2 max-pooling after each, two
+    hidden layers of 2048.
 
-    No padding; 6,519,808 parameters for images of 32x32x3 and ten classes. The feature is the last hidden layer.
+    No padding; 6,519,808 parameters for images of 32x32x3 and ten classes. The feature is the last
+    hidden layer.
     """
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Outputs:
         x = bordered(inputs, self.pad, self.colours)
         check_images("fedmatch_alexnet", x, 19, "; use pad")
-        run = partial(run_layers, lowering=self.lowering, width=self.width, initializer=lecun_normal, use_bias=False)
+        run = partial(
+            run_layers,
+            lowering=self.lowering,
+            width=self.width,
+            initializer=lecun_normal,
+            use_bias=False,
+        )
         x = run(_ALEXNET, x, train, mask)
         return self.scores(x, lecun_normal, use_bias=False)

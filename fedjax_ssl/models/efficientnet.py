@@ -1,4 +1,6 @@
-"""EfficientNet-B0: inverted residual blocks with depthwise convolutions and squeeze-and-excitation."""
+"""EfficientNet-B0: inverted residual blocks with depthwise convolutions and
+squeeze-and-excitation.
+"""
 
 import math
 from typing import Annotated, NamedTuple
@@ -56,17 +58,22 @@ class DepthwiseNorm(nn.Module):
     lowering: str
 
     @nn.compact
-    def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Float[Array, "n h2 w2 c"]:
+    def __call__(
+        self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask
+    ) -> Float[Array, "n h2 w2 c"]:
         shape = (self.size, self.size, 1, inputs.shape[-1])
         kernel, _ = Kernel(shape, kaiming_fan_out, use_bias=False, weight_norm=False, name="conv")()
         padding = self.size // 2
-        x = depthwise_conv2d(inputs, kernel, stride=self.stride, padding=padding, lowering=self.lowering)
+        x = depthwise_conv2d(
+            inputs, kernel, stride=self.stride, padding=padding, lowering=self.lowering
+        )
         count_operations(self, 2 * self.size**2 * math.prod(x.shape[1:]))
         return Norm("bn", name="norm")(x, train, mask)
 
 
 class StochasticDepth(nn.Module):
-    """Replaces whole examples by zero with probability `rate` in training and scales the rest to keep the mean.
+    """Replaces whole examples by zero with probability `rate` in training and scales the rest to
+    keep the mean.
 
     Source: Huang et al., Deep Networks with Stochastic Depth, ECCV 2016.
     """
@@ -82,7 +89,9 @@ class StochasticDepth(nn.Module):
 
 
 class InvertedResidual(nn.Module):
-    """Expand to more channels, filter each of them, reweight them, project; around an identity where shapes agree."""
+    """Expand to more channels, filter each of them, reweight them, project; around an identity
+    where shapes agree.
+    """
 
     stage: StageShape  # the widths and the kernel side
     stride: int  # step of the depthwise convolution
@@ -90,11 +99,15 @@ class InvertedResidual(nn.Module):
     lowering: str  # see `conv2d`
 
     @nn.compact
-    def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Float[Array, "n h2 w2 f"]:
+    def __call__(
+        self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask
+    ) -> Float[Array, "n h2 w2 f"]:
         channels = inputs.shape[-1]
         x = inputs
         if self.stage.expansion > 1:
-            expand = ConvNorm(channels * self.stage.expansion, 1, 1, "bn", self.lowering, name="expand")
+            expand = ConvNorm(
+                channels * self.stage.expansion, 1, 1, "bn", self.lowering, name="expand"
+            )
             x = nn.silu(expand(x, train, mask))
         depthwise = DepthwiseNorm(self.stage.size, self.stride, self.lowering, name="depthwise")
         x = nn.silu(depthwise(x, train, mask))
@@ -105,7 +118,9 @@ class InvertedResidual(nn.Module):
         return inputs + StochasticDepth(self.drop_rate, name="drop")(x, train)
 
     def _channel_weights(self, x: jax.Array, squeezed: int) -> jax.Array:
-        """Squeeze-and-excitation (Hu et al., CVPR 2018): a number in (0, 1) per example and channel."""
+        """Squeeze-and-excitation (Hu et al., CVPR 2018): a number in (0, 1) per example and
+        channel.
+        """
         pooled = jnp.mean(x, (1, 2), keepdims=True)
         squeeze, excite = (
             Conv(filters, 1, initializer=kaiming_fan_out, lowering=self.lowering, name=name)
@@ -115,21 +130,24 @@ class InvertedResidual(nn.Module):
 
 
 class EfficientNetB0(ConvNetwork):
-    """EfficientNet-B0: 16 inverted residual blocks in seven stages, 1x1 convolution, global average, one affine map.
+    """EfficientNet-B0: 16 inverted residual blocks in seven stages, 1x1 convolution, global
+    average, one affine map.
 
-    The feature has 1280 values. 5,288,548 parameters for three input channels and 1000 classes, 4,007,548 without
-    the head. Layers, paddings and batch norm (epsilon 1e-5, momentum 0.1) are torchvision's `efficientnet_b0`, whose
-    weights it can start from. Convolutions start Kaiming normal (fan-out), the head as PyTorch's default.
+    The feature has 1280 values. 5,288,548 parameters for three input channels and 1000 classes,
+    4,007,548 without the head. Layers, paddings and batch norm (epsilon 1e-5, momentum 0.1) are
+    torchvision's `efficientnet_b0`, whose weights it can start from. Convolutions start Kaiming
+    normal (fan-out), the head as PyTorch's default.
 
-    Source: Tan and Le, EfficientNet: Rethinking Model Scaling for Convolutional Neural Networks, ICML 2019.
+    Source: Tan and Le, EfficientNet: Rethinking Model Scaling for Convolutional Neural Networks,
+    ICML 2019.
 
     Attributes:
-        weights: path of an `.npz` file with the arrays of torchvision's state dict to start from, see
-            `pretrained.pretrained`; None or "" starts at random.
+        weights: path of an `.npz` file with the arrays of torchvision's state dict to start from,
+            see `pretrained.pretrained`; None or "" starts at random.
         dropout_rate: rate before the head, 0 turns it off.
         stochastic_depth: rate that the blocks' rates rise to, 0 turns it off.
-        crop: side of the middle part of an image that is looked at; None: all of it. With a shift of training images it
-            is a random crop.
+        crop: side of the middle part of an image that is looked at; None: all of it. With a shift
+            of training images it is a random crop.
     """
 
     weights: str | None = None
@@ -146,17 +164,30 @@ class EfficientNetB0(ConvNetwork):
         if self.crop is not None:
             top, left = ((side - self.crop) // 2 for side in inputs.shape[1:3])
             if min(top, left) < 0:
-                raise ValueError(f"crop is {self.crop}; images are {inputs.shape[1]} x {inputs.shape[2]}")
+                raise ValueError(
+                    f"crop is {self.crop}; images are {inputs.shape[1]} x {inputs.shape[2]}"
+                )
             inputs = inputs[:, top : top + self.crop, left : left + self.crop]
-        x = nn.silu(ConvNorm(self.width(STEM_FILTERS), 3, 2, "bn", self.lowering, name="stem")(inputs, train, mask))
-        total, done = sum(stage.blocks for stage in STAGES), 0
+        x = nn.silu(
+            ConvNorm(self.width(STEM_FILTERS), 3, 2, "bn", self.lowering, name="stem")(
+                inputs, train, mask
+            )
+        )
+        total = sum(stage.blocks for stage in STAGES)
+        done = 0
         for i, stage in enumerate(STAGES, 1):
             stage = stage._replace(filters=self.width(stage.filters))
             for block in range(1, stage.blocks + 1):
                 stride = stage.stride if block == 1 else 1
                 drop_rate = self.stochastic_depth * done / total
-                x = InvertedResidual(stage, stride, drop_rate, self.lowering, name=f"block{i}_{block}")(x, train, mask)
+                x = InvertedResidual(
+                    stage, stride, drop_rate, self.lowering, name=f"block{i}_{block}"
+                )(x, train, mask)
                 done += 1
-        x = nn.silu(ConvNorm(self.width(LAST_FILTERS), 1, 1, "bn", self.lowering, name="last")(x, train, mask))
+        x = nn.silu(
+            ConvNorm(self.width(LAST_FILTERS), 1, 1, "bn", self.lowering, name="last")(
+                x, train, mask
+            )
+        )
         x = Dropout(self.dropout_rate, name="dropout")(jnp.mean(x, (1, 2)), train)
         return self.scores(x)

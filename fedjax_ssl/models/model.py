@@ -23,21 +23,24 @@ class Outputs(NamedTuple):
 
 
 class Model(NamedTuple):
-    """A network as pure functions; any function pair of this form is a model, whatever it is built with.
+    """A network as pure functions; any function pair of this form is a model, whatever it is built
+    with.
 
     Attributes:
-        init: `(key) -> (params, state)`. `params` are nested dicts of floating-point arrays, `state` holds the
-            running batch statistics ({} for a network without).
-        apply: `(params, state, inputs, *, train, key=None, mask=None) -> (Outputs, new_state)`. `inputs` are
-            float [n, ...], already normalised. `train` (a Python bool) turns dropout and batch statistics on;
-            a network with dropout then needs `key`. `mask` (bool [n], default all true) marks the rows that count
-            in batch statistics. In evaluation the state comes back as it was.
-        has_class_scores: False for a network of features alone, whose `Outputs.logits` have no column.
-        batch_weights: `() -> tree like state`: how much a batch weighs in each running statistic, as Python floats.
-            Only statistics by a pass over the data ask for it.
-        forward_operations: `() -> int`, additions and multiplications for one example: of convolutions, dense layers,
-            their biases and one softmax, in ProtoFSSL's networks also of pools and residual sums. None where nobody
-            counted.
+        init: `(key) -> (params, state)`. `params` are nested dicts of floating-point arrays,
+            `state` holds the running batch statistics ({} for a network without).
+        apply: `(params, state, inputs, *, train, key=None, mask=None) -> (Outputs, new_state)`.
+            `inputs` are float [n, ...], already normalised. `train` (a Python bool) turns dropout
+            and batch statistics on; a network with dropout then needs `key`. `mask` (bool [n],
+            default all true) marks the rows that count in batch statistics. In evaluation the state
+            comes back as it was.
+        has_class_scores: False for a network of features alone, whose `Outputs.logits` have no
+            column.
+        batch_weights: `() -> tree like state`: how much a batch weighs in each running statistic,
+            as Python floats. Only statistics by a pass over the data ask for it.
+        forward_operations: `() -> int`, additions and multiplications for one example: of
+            convolutions, dense layers, their biases and one softmax, in ProtoFSSL's networks also
+            of pools and residual sums. None where nobody counted.
     """
 
     init: Callable[[PRNGKeyArray], tuple[PyTree, PyTree]]
@@ -48,35 +51,46 @@ class Model(NamedTuple):
 
 
 def count_parameters(params: PyTree) -> int:
-    """Number of scalars in a tree of arrays (or of shapes from `jax.eval_shape`)."""
+    """Return the number of scalars in a tree of arrays (or of shapes from `jax.eval_shape`)."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
 
 
 def check_inputs(
-    params: PyTree, inputs: Float[Array, "n ..."], mask: Bool[Array, " n"] | None, input_shape: tuple[int, ...]
+    params: PyTree,
+    inputs: Float[Array, "n ..."],
+    mask: Bool[Array, " n"] | None,
+    input_shape: tuple[int, ...],
 ) -> Float[Array, "n ..."]:
-    """Returns the inputs in the type of the parameters; raises ValueError for other shapes, and for whole numbers."""
+    """Return the inputs in the type of the parameters; raises ValueError for other shapes, and
+    for whole numbers.
+    """
     if inputs.shape[1:] != input_shape:
         raise ValueError(
-            f"inputs have shape {inputs.shape}, this model was built for [n, {', '.join(map(str, input_shape))}]; "
-            "build it with input_shape=inputs.shape[1:]"
+            f"inputs have shape {inputs.shape}, this model was built for [n, "
+            f"{', '.join(map(str, input_shape))}]; build it with input_shape=inputs.shape[1:]"
         )
     if not jnp.issubdtype(inputs.dtype, jnp.floating):
-        raise ValueError(f"inputs must be floating point, got {inputs.dtype}; normalise the stored values first")
+        raise ValueError(
+            f"inputs must be floating point, got {inputs.dtype}; normalise the stored values first"
+        )
     if mask is not None and mask.shape != inputs.shape[:1]:
-        raise ValueError(f"mask must have shape {inputs.shape[:1]}, one entry per row of inputs, got {mask.shape}")
+        raise ValueError(
+            f"mask must have shape {inputs.shape[:1]}, one entry per row of inputs, got "
+            f"{mask.shape}"
+        )
     return inputs.astype(jax.tree.leaves(params)[0].dtype)
 
 
 def from_linen(module: nn.Module, input_shape: tuple[int, ...], needs_key: bool) -> Model:
-    """Wraps a flax module `(inputs, train, mask) -> Outputs` as pure functions.
+    """Wrap a flax module `(inputs, train, mask) -> Outputs` as pure functions.
 
-    The computation runs in the dtype of the parameters: cast them to bfloat16 and the network computes in
-    bfloat16 (statistics of batches stay in float32).
+    The computation runs in the dtype of the parameters: cast them to bfloat16 and the network
+    computes in bfloat16 (statistics of batches stay in float32).
 
     Args:
-        module: keeps its batch statistics in the collection "batch_stats", and at its start the weights of a batch in
-            them in "batch_weights" and the operations of its layers in "operations"; draws from the stream "dropout".
+        module: keeps its batch statistics in the collection "batch_stats", and at its start the
+            weights of a batch in them in "batch_weights" and the operations of its layers in
+            "operations"; draws from the stream "dropout".
         input_shape: shape of one example.
         needs_key: whether `module` draws random bits in training.
 
@@ -93,7 +107,7 @@ def from_linen(module: nn.Module, input_shape: tuple[int, ...], needs_key: bool)
         return variables["params"], variables.get("batch_stats", {})
 
     def noted(collection: str) -> PyTree:
-        """Returns what layers note of themselves at the start, in Python numbers."""
+        """Return what layers note of themselves at the start, in Python numbers."""
         notes: dict[str, PyTree] = {}
         jax.eval_shape(lambda: notes.update(variables_of(jax.random.key(0)).get(collection, {})))
         return notes
@@ -116,24 +130,32 @@ def from_linen(module: nn.Module, input_shape: tuple[int, ...], needs_key: bool)
         inputs = check_inputs(params, inputs, mask, input_shape)
         variables = {"params": params, "batch_stats": state}
         if train and needs_key and key is None:
-            raise ValueError("this model has dropout: apply(..., train=True) needs key=, a typed key of jax.random.key")
+            raise ValueError(
+                "this model has dropout: apply(..., train=True) needs key=, a typed key of "
+                "jax.random.key"
+            )
         rngs = {} if key is None else {"dropout": key}
-        outputs, updates = module.apply(variables, inputs, train, mask, rngs=rngs, mutable=["batch_stats"])
+        outputs, updates = module.apply(
+            variables, inputs, train, mask, rngs=rngs, mutable=["batch_stats"]
+        )
         return outputs, updates.get("batch_stats", {})
 
-    return Model(init, apply, getattr(module, "has_class_scores", True), batch_weights, forward_operations)
+    return Model(
+        init, apply, getattr(module, "has_class_scores", True), batch_weights, forward_operations
+    )
 
 
 def in_precision(model: Model, precision: str) -> Model:
-    """The same network, computed in another precision.
+    """Return the same network, computed in another precision.
 
-    Parameters, their updates, batch statistics and what comes out stay as they are ("master weights"); inputs and
-    parameters are rounded on the way in, and gradients come back in the parameters' own type.
+    Parameters, their updates, batch statistics and what comes out stay as they are ("master
+    weights"); inputs and parameters are rounded on the way in, and gradients come back in the
+    parameters' own type.
 
     Args:
         model: computes in the dtype of its parameters, as all networks of this room do.
-        precision: "float32" (nothing changes) or "bf16" (8 bits of mantissa, twice the speed and more on accelerators
-            with matrix units).
+        precision: "float32" (nothing changes) or "bf16" (8 bits of mantissa, twice the speed and
+            more on accelerators with matrix units).
 
     Returns:
         The model.
@@ -146,7 +168,9 @@ def in_precision(model: Model, precision: str) -> Model:
         return model
     dtype = PRECISIONS[precision]
 
-    def apply(params: PyTree, state: PyTree, inputs: Array, **options: Any) -> tuple[Outputs, PyTree]:
+    def apply(
+        params: PyTree, state: PyTree, inputs: Array, **options: Any
+    ) -> tuple[Outputs, PyTree]:
         rounded = jax.tree.map(lambda x: x.astype(dtype), params)
         outputs, new_state = model.apply(rounded, state, inputs, **options)
         kept = jax.tree.leaves(params)[0].dtype

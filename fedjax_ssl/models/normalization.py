@@ -1,4 +1,6 @@
-"""Normalisation layers: batch normalisation that ignores padding rows, group normalisation, none."""
+"""Normalisation layers: batch normalisation that ignores padding rows, group normalisation,
+none.
+"""
 
 from functools import partial
 from typing import Literal
@@ -27,12 +29,16 @@ def statistics_dtype(dtype: jnp.dtype) -> jnp.dtype:
 def _by_moments(
     values: Array, scale: Array, bias: Array, mask: Array | None, epsilon: float
 ) -> tuple[Array, Array, Array, Array]:
-    """The values normalised with their own moments, and these: mean, biased variance, number."""
+    """Return the values normalised with their own moments, and these: mean, biased variance,
+    number.
+    """
     mean, var, count = _moments(values, mask)
     return _scaled(values, mean, var, scale, bias, epsilon), mean, var, count
 
 
-def _scaled(values: Array, mean: Array, var: Array, scale: Array, bias: Array, epsilon: float) -> Array:
+def _scaled(
+    values: Array, mean: Array, var: Array, scale: Array, bias: Array, epsilon: float
+) -> Array:
     factor = lax.rsqrt(var + epsilon) * scale
     return values * factor + (bias - mean * factor)
 
@@ -60,11 +66,13 @@ def _blend(running: Array, batch: Array, weight: Array) -> Array:
 class Norm(nn.Module):
     """The normalisation layer named `kind`: "none", "bn" (batch) or "gn" (32 groups of channels).
 
-    "bn" is batch normalisation with PyTorch's conventions, over the rows that `mask` marks: the batch is normalised
-    with its biased variance and the running variance follows the unbiased one. A batch of one value, or without any,
-    leaves the running statistics as they are. With "gn" every example is normalised on its own.
+    "bn" is batch normalisation with PyTorch's conventions, over the rows that `mask` marks: the
+    batch is normalised with its biased variance and the running variance follows the unbiased one.
+    A batch of one value, or without any, leaves the running statistics as they are. With "gn" every
+    example is normalised on its own.
 
-    Sources: Ioffe and Szegedy, Batch Normalization, ICML 2015. Wu and He, Group Normalization, ECCV 2018.
+    Sources: Ioffe and Szegedy, Batch Normalization, ICML 2015. Wu and He, Group Normalization, ECCV
+    2018.
     """
 
     kind: str
@@ -72,16 +80,21 @@ class Norm(nn.Module):
     epsilon: float = EPSILON
 
     @nn.compact
-    def __call__(self, inputs: Float[Array, "n ... c"], train: bool, mask: Mask) -> Float[Array, "n ... c"]:
+    def __call__(
+        self, inputs: Float[Array, "n ... c"], train: bool, mask: Mask
+    ) -> Float[Array, "n ... c"]:
         if self.kind == "none":
             return inputs
-        dtype, channels = statistics_dtype(inputs.dtype), inputs.shape[-1]
+        dtype = statistics_dtype(inputs.dtype)
+        channels = inputs.shape[-1]
         default = jnp.result_type(float)
         scale = self.param("scale", nn.initializers.ones, (channels,), default).astype(dtype)
         bias = self.param("bias", nn.initializers.zeros, (channels,), default).astype(dtype)
         values = inputs.astype(dtype)
         outputs = (
-            self._batch(values, scale, bias, train, mask) if self.kind == "bn" else self._group(values, scale, bias)
+            self._batch(values, scale, bias, train, mask)
+            if self.kind == "bn"
+            else self._group(values, scale, bias)
         )
         return outputs.astype(inputs.dtype)
 
@@ -90,23 +103,32 @@ class Norm(nn.Module):
         running_mean = self.variable("batch_stats", "mean", jnp.zeros, scale.shape, default)
         running_var = self.variable("batch_stats", "var", jnp.ones, scale.shape, default)
         for name in ("mean", "var"):
-            self.sow("batch_weights", name, self.momentum, init_fn=lambda: None, reduce_fn=lambda _, weight: weight)
+            self.sow(
+                "batch_weights",
+                name,
+                self.momentum,
+                init_fn=lambda: None,
+                reduce_fn=lambda _, weight: weight,
+            )
         if not train:
-            mean, var = running_mean.value.astype(values.dtype), running_var.value.astype(values.dtype)
+            mean = running_mean.value.astype(values.dtype)
+            var = running_var.value.astype(values.dtype)
             return _scaled(values, mean, var, scale, bias, self.epsilon)
         outputs, mean, var, count = _by_moments(values, scale, bias, mask, self.epsilon)
         if not self.is_initializing():
             weight = jnp.where(count > 1, self.momentum, 0.0).astype(running_mean.value.dtype)
             running_mean.value = _blend(running_mean.value, mean, weight)
-            running_var.value = _blend(running_var.value, var * (count / jnp.maximum(count - 1, 1)), weight)
+            running_var.value = _blend(
+                running_var.value, var * (count / jnp.maximum(count - 1, 1)), weight
+            )
         return outputs
 
     def _group(self, values: Array, scale: Array, bias: Array) -> Array:
         channels = values.shape[-1]
         if channels % GROUPS:
             raise ValueError(
-                f"norm='gn' needs channels divisible by {GROUPS}, layer {'/'.join(self.path)!r} has {channels}; "
-                "use norm='bn' or norm='none', or change the width"
+                f"norm='gn' needs channels divisible by {GROUPS}, layer {'/'.join(self.path)!r} "
+                f"has {channels}; use norm='bn' or norm='none', or change the width"
             )
         groups = values.reshape(values.shape[0], -1, GROUPS, channels // GROUPS)
         centred = groups - jnp.mean(groups, (1, 3), keepdims=True)

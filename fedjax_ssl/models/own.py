@@ -1,8 +1,10 @@
-"""Networks of a user's own in the form of `Model`: modules of linen, nnx and equinox, and pairs of functions.
+"""Networks of a user's own in the form of `Model`: modules of linen, nnx and equinox, and pairs of
+functions.
 
-A kind of network is two functions: `start(key)` returns parameters and state, `call(params, state, inputs, train, key,
-mask)` what the network returned, the input of its last dense layer, and the new state. A call listens to the layers:
-batch norm gets the mask of the real rows, convolutions are computed as ours are, dense layers tell their inputs.
+A kind of network is two functions: `start(key)` returns parameters and state, `call(params, state,
+inputs, train, key, mask)` what the network returned, the input of its last dense layer, and the new
+state. A call listens to the layers: batch norm gets the mask of the real rows, convolutions are
+computed as ours are, dense layers tell their inputs.
 """
 
 import copy
@@ -32,26 +34,36 @@ from fedjax_ssl.own_code import blame
 RANDOM = ("rngs", "key")  # parameters of a builder that draws weights
 _TRAIN = ("train", "training", "is_training")
 _EVALUATE = ("deterministic", "inference", "eval", "use_running_average")
-_GIVEN = {*_TRAIN, *_EVALUATE, "mask", "key", "rng", "rngs"}  # parameters of a network beside its inputs
-_LAYERS = (nn.BatchNorm, nn.Conv, nn.Dense, Dense, nnx.BatchNorm, nnx.Conv, nnx.Linear)  # these are listened to
+# parameters of a network beside its inputs
+_GIVEN = {*_TRAIN, *_EVALUATE, "mask", "key", "rng", "rngs"}
+# these are listened to
+_LAYERS = (nn.BatchNorm, nn.Conv, nn.Dense, Dense, nnx.BatchNorm, nnx.Conv, nnx.Linear)
 _NOTES = ("operations", "batch_weights", "dense")  # collections of linen that are no state
 _ROWS = 3  # examples that a network is tried with
 _TRIED: set[Hashable] = set()  # networks whose numbers were looked at
 Shape = tuple[int, ...]
-Kind = tuple[Callable[[PRNGKeyArray], tuple[PyTree, PyTree]], Callable[..., tuple[Any, Array | None, PyTree]]]
+Kind = tuple[
+    Callable[[PRNGKeyArray], tuple[PyTree, PyTree]], Callable[..., tuple[Any, Array | None, PyTree]]
+]
 
 
 class _WithoutFeatures(Outputs):
     @property
     def features(self) -> Array:  # type: ignore[override]
         raise ConfigError(
-            "config.model: features of the examples are needed, but this network returns class scores alone, and has "
-            "no dense layer over vectors whose input they would be; let it return (logits, features)"
+            "config.model: features of the examples are needed, but this network returns class "
+            "scores alone, and has no dense layer over vectors whose input they would be; let it "
+            "return (logits, features)"
         )
 
 
 def own_network(
-    make: Callable[..., Any], drawn: Sequence[str], num_classes: int, input_shape: Shape, place: str, identity: Hashable
+    make: Callable[..., Any],
+    drawn: Sequence[str],
+    num_classes: int,
+    input_shape: Shape,
+    place: str,
+    identity: Hashable,
 ) -> Model:
     """Brings a network of a user's own to the form of `Model`.
 
@@ -64,11 +76,12 @@ def own_network(
         identity: of equal ones, only the first network is tried with numbers.
 
     Returns:
-        The model. Parameters and state are nested dicts of arrays by the names that the network has for them.
+        The model. Parameters and state are nested dicts of arrays by the names that the network has
+        for them.
 
     Raises:
-        ValueError: it is no network, cannot be called, or does not return finite scores of K classes, each row's from
-            that row alone; says where.
+        ValueError: it is no network, cannot be called, or does not return finite scores of K
+            classes, each row's from that row alone; says where.
     """
 
     def build(key: PRNGKeyArray) -> Any:
@@ -86,16 +99,20 @@ def own_network(
             model = made._replace(init=model.init, apply=model.apply)
         _check(model, num_classes, input_shape, numbers=identity not in _TRIED)
     except ValueError as error:
-        raise error if error.__cause__ or place in str(error) else ValueError(f"{error} ({place})") from None
+        raise (
+            error if error.__cause__ or place in str(error) else ValueError(f"{error} ({place})")
+        ) from None
     draws = hasattr(made, "init") or (isinstance(made, tuple) and all(map(callable, made)))
     if not (drawn or draws or identity in _TRIED):
-        note(f"every seed starts from the same weights: {place} takes neither of {', '.join(RANDOM)}")
+        note(
+            f"every seed starts from the same weights: {place} takes neither of {', '.join(RANDOM)}"
+        )
     _TRIED.add(identity)
     return model
 
 
 def _traced(function: Callable[[PRNGKeyArray], Any]) -> Any:
-    """Calls a function of a key for what in its result is no array."""
+    """Call a function of a key for what in its result is no array."""
     results: list[Any] = []
     jax.eval_shape(lambda key: results.append(function(key)), jax.random.key(0))
     return results[0]
@@ -109,7 +126,9 @@ def _kind(made: Any, build: Callable[[PRNGKeyArray], Any], input_shape: Shape) -
         return _nnx(build)
     if equinox and isinstance(made[0] if isinstance(made, tuple) else made, equinox.Module):
         return _equinox(equinox, build)
-    pair = made if type(made) is tuple else (getattr(made, "init", None), getattr(made, "apply", None))
+    pair = (
+        made if type(made) is tuple else (getattr(made, "init", None), getattr(made, "apply", None))
+    )
     if len(pair) == 2 and all(map(callable, pair)):
         return _pair(*pair)
     wanted = "a module of flax or equinox, or a pair (init, apply)"
@@ -121,38 +140,66 @@ def _as_model(kind: Kind, input_shape: Shape) -> Model:
     like = jax.eval_shape(start, jax.random.key(0))
     kinds = {leaf.dtype for leaf in jax.tree.leaves(like[0])}
     if not kinds or not all(jnp.issubdtype(one, jnp.floating) for one in kinds):
-        raise ValueError(f"a network needs parameters of floating point, got {', '.join(map(str, kinds)) or 'none'}")
+        raise ValueError(
+            "a network needs parameters of floating point, got "
+            f"{', '.join(map(str, kinds)) or 'none'}"
+        )
 
     @jax.jit
     def init(key: PRNGKeyArray) -> tuple[PyTree, PyTree]:
         params, state = start(key)
         return _by_name(params), _by_name(state)
 
-    def apply(params: PyTree, state: PyTree, inputs: Array, *, train: bool, key: Any = None, mask: Any = None) -> Any:
+    def apply(
+        params: PyTree,
+        state: PyTree,
+        inputs: Array,
+        *,
+        train: bool,
+        key: Any = None,
+        mask: Any = None,
+    ) -> Any:
         inputs = check_inputs(params, inputs, mask, input_shape)
         moves = True if mask is None else jnp.any(mask)
-        # A batch without a real row would have NaN statistics: there, all rows count, and the state stays.
+        # A batch without a real row would have NaN statistics: there, all rows count, and the state
+        # stays.
         real = jnp.ones(inputs.shape[0], bool) if mask is None else mask | ~moves
-        result, features, new = call(*map(_restored, like, (params, state)), inputs, train, key, real)
+        result, features, new = call(
+            *map(_restored, like, (params, state)), inputs, train, key, real
+        )
         if not isinstance(result, Outputs):
-            logits, features = result if type(result) is tuple and len(result) == 2 else (result, features)
+            logits, features = (
+                result if type(result) is tuple and len(result) == 2 else (result, features)
+            )
             outputs: Any = _WithoutFeatures if features is None else Outputs
             result = outputs(logits, features, None)
         if not train:
             return result, state
         after = flatten_dict(_by_name(new))
-        kept = {name: jnp.where(moves, after[name].astype(x.dtype), x) for name, x in flatten_dict(state).items()}
+        kept = {
+            name: jnp.where(moves, after[name].astype(x.dtype), x)
+            for name, x in flatten_dict(state).items()
+        }
         return result, lax.stop_gradient(unflatten_dict(kept))
 
     @functools.cache
     def batch_weights() -> PyTree:
         if not all(jnp.issubdtype(x.dtype, jnp.floating) for x in jax.tree.leaves(like[1])):
-            raise ConfigError("config.model: this method works out batch statistics, which equinox keeps with counts")
+            raise ConfigError(
+                "config.model: this method works out batch statistics, which equinox keeps with "
+                "counts"
+            )
         with jax.ensure_compile_time_eval():
             params, state = init(key := jax.random.key(0))
-            run = functools.partial(apply, params, inputs=jnp.zeros((_ROWS, *input_shape)), train=True, key=key)
-            zero, one = (run(jax.tree.map(fill, state))[1] for fill in (jnp.zeros_like, jnp.ones_like))
-            return jax.tree.map(lambda zero, one: round(1 - float(jnp.mean(one - zero)), 6), zero, one)
+            run = functools.partial(
+                apply, params, inputs=jnp.zeros((_ROWS, *input_shape)), train=True, key=key
+            )
+            zero, one = (
+                run(jax.tree.map(fill, state))[1] for fill in (jnp.zeros_like, jnp.ones_like)
+            )
+            return jax.tree.map(
+                lambda zero, one: round(1 - float(jnp.mean(one - zero)), 6), zero, one
+            )
 
     return Model(init, apply, batch_weights=batch_weights)
 
@@ -164,27 +211,41 @@ def _linen(module: nn.Module, input_shape: Shape) -> Kind:
         inputs = jnp.zeros((1, *input_shape), jnp.result_type(float))
         with _called(train=False):
             variables = dict(module.init(key, inputs, **options(False, None, jnp.ones(1, bool))))
-        return variables.pop("params", {}), {name: x for name, x in variables.items() if name not in _NOTES}
+        return variables.pop("params", {}), {
+            name: x for name, x in variables.items() if name not in _NOTES
+        }
 
-    def call(params: PyTree, state: PyTree, inputs: Array, train: bool, key: Any, mask: Array) -> Any:
+    def call(
+        params: PyTree, state: PyTree, inputs: Array, train: bool, key: Any, mask: Array
+    ) -> Any:
         heard: list[tuple[str, ...]] = []
 
-        def hear(layer: nn.Module, x: Array) -> None:  # not by reference: it may be inside of a transformation
+        # not by reference: it may be inside of a transformation
+        def hear(layer: nn.Module, x: Array) -> None:
             heard.append((*layer.path, "input"))
             layer.sow("dense", "input", x, init_fn=lambda: None, reduce_fn=lambda _, last: last)
 
         listen = _listener(hear, mask)
 
-        def intercept(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
+        def intercept(
+            call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext
+        ) -> Any:
             told = context.method_name == "__call__" and isinstance(context.module, _LAYERS)
             return listen(call, context.module, *args, **kwargs) if told else call(*args, **kwargs)
 
-        rngs, variables = {} if key is None else {"dropout": key, "params": key}, {"params": params, **state}
+        rngs = {} if key is None else {"dropout": key, "params": key}
+        variables = {"params": params, **state}
         with nn.intercept_methods(intercept):
             more = options(train, key, mask)
-            result, new = module.apply(variables, inputs, **more, rngs=rngs, mutable=[*state, "dense"])
+            result, new = module.apply(
+                variables, inputs, **more, rngs=rngs, mutable=[*state, "dense"]
+            )
         told = flatten_dict(new.get("dense", {}))
-        return result, _last([told[last] for last in heard[-1:] if last in told], 2), {**state, **new}
+        return (
+            result,
+            _last([told[last] for last in heard[-1:] if last in told], 2),
+            {**state, **new},
+        )
 
     return start, call
 
@@ -199,7 +260,9 @@ def _nnx(build: Callable[[PRNGKeyArray], nnx.Module]) -> Kind:
 
     graph, *trees = _traced(lambda key: parts(build(key)))
 
-    def call(params: PyTree, state: PyTree, inputs: Array, train: bool, key: Any, mask: Array) -> Any:
+    def call(
+        params: PyTree, state: PyTree, inputs: Array, train: bool, key: Any, mask: Array
+    ) -> Any:
         stream = jax.random.key(0) if key is None else key
         random = [
             jax.random.fold_in(stream, i)
@@ -233,15 +296,24 @@ def _equinox(equinox: Any, build: Callable[[PRNGKeyArray], Any]) -> Kind:
     def is_layer(x: Any) -> bool:
         return isinstance(x, equinox.nn.Linear | equinox.nn.BatchNorm)
 
-    def call(params: PyTree, state: PyTree, inputs: Array, train: bool, key: Any, mask: Array) -> Any:
+    def call(
+        params: PyTree, state: PyTree, inputs: Array, train: bool, key: Any, mask: Array
+    ) -> Any:
         arrays, state = state
         net = equinox.nn.inference_mode(equinox.combine(params, arrays, others), value=not train)
-        net = jax.tree.map(lambda x: _opened(copy.copy(x)) if is_layer(x) else x, net, is_leaf=is_layer)
-        axis = [x.axis_name for x in jax.tree.leaves(net, is_leaf=is_layer) if hasattr(x, "axis_name")]
-        options, keeps = _options(net.__call__, 1), "state" in inspect.signature(net.__call__).parameters
+        net = jax.tree.map(
+            lambda x: _opened(copy.copy(x)) if is_layer(x) else x, net, is_leaf=is_layer
+        )
+        axis = [
+            x.axis_name for x in jax.tree.leaves(net, is_leaf=is_layer) if hasattr(x, "axis_name")
+        ]
+        options = _options(net.__call__, 1)
+        keeps = "state" in inspect.signature(net.__call__).parameters
 
         def one(x: Array, real: Array, key: Any) -> Any:
-            result, heard = _overheard(net, real, x, *((state,) if keeps else ()), **options(train, key, real))
+            result, heard = _overheard(
+                net, real, x, *((state,) if keeps else ()), **options(train, key, real)
+            )
             result, new = result if keeps else (result, state)
             return (result, _last(heard, 1)), new
 
@@ -264,13 +336,17 @@ def _pair(init: Callable[..., Any], apply: Callable[..., Any]) -> Kind:
             raise ValueError(f"{does}: {error}") from None
         made = function(*args, **more)
         if not isinstance(made, tuple | list) or len(made) != 2:
-            raise ValueError(f"{does}; {'an array' if isinstance(made, jax.Array) else type(made).__name__} came")
+            raise ValueError(
+                f"{does}; {'an array' if isinstance(made, jax.Array) else type(made).__name__} came"
+            )
         return made
 
     def start(key: PRNGKeyArray) -> Any:
         return two(init, "init(key) has to return (params, state)", key)
 
-    def call(params: PyTree, state: PyTree, inputs: Array, train: bool, key: Any, mask: Array) -> Any:
+    def call(
+        params: PyTree, state: PyTree, inputs: Array, train: bool, key: Any, mask: Array
+    ) -> Any:
         does = "apply(params, state, inputs, ...) has to return (scores, state)"
         result, new = two(apply, does, params, state, inputs, **options(train, key, mask))
         return result, None, new
@@ -278,20 +354,33 @@ def _pair(init: Callable[..., Any], apply: Callable[..., Any]) -> Kind:
     return start, call
 
 
-def _options(call: Callable[..., Any], leading: int) -> Callable[[bool, Any, Array], dict[str, Any]]:
-    """Finds which arguments a network takes beside its inputs, which are among the leading ones."""
+def _options(
+    call: Callable[..., Any], leading: int
+) -> Callable[[bool, Any, Array], dict[str, Any]]:
+    """Find which arguments a network takes beside its inputs, which are among the leading ones."""
     others = list(inspect.signature(call).parameters.values())[leading:]
     for one in others:
-        if one.default is one.empty and one.name not in {*_GIVEN, "state"} and not one.kind.name.startswith("VAR_"):
+        if (
+            one.default is one.empty
+            and one.name not in {*_GIVEN, "state"}
+            and not one.kind.name.startswith("VAR_")
+        ):
             known = ", ".join((*_TRAIN, *_EVALUATE, "mask", "key"))
             raise ValueError(
-                f"nobody gives the network its parameter {one.name!r}; it may take, beside inputs, {known}"
+                f"nobody gives the network its parameter {one.name!r}; it may take, beside "
+                f"inputs, {known}"
             )
     names = {one.name for one in others} & _GIVEN
-    names |= {"train", "key", "mask"} if any(one.kind is one.VAR_KEYWORD for one in others) else set()
+    names |= (
+        {"train", "key", "mask"} if any(one.kind is one.VAR_KEYWORD for one in others) else set()
+    )
 
     def options(train: bool, key: Any, mask: Array) -> dict[str, Any]:
-        given = {**dict.fromkeys(_TRAIN, train), **dict.fromkeys(_EVALUATE, not train), "mask": mask}
+        given = {
+            **dict.fromkeys(_TRAIN, train),
+            **dict.fromkeys(_EVALUATE, not train),
+            "mask": mask,
+        }
         given |= {"key": key, "rng": key, "rngs": None if key is None else nnx.Rngs(key)}
         return {name: given[name] for name in names}
 
@@ -303,7 +392,7 @@ _LISTENER: ContextVar[Callable[..., Any]] = ContextVar("listener")
 
 @functools.cache
 def _heard(kind: Any) -> type:
-    """Makes a class like a layer's, whose calls go through the listener."""
+    """Make a class like a layer's, whose calls go through the listener."""
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         return _LISTENER.get()(functools.partial(kind.__call__, self), self, *args, **kwargs)
@@ -317,8 +406,10 @@ def _opened(layer: Any) -> Any:
     return layer
 
 
-def _overheard(network: Callable[..., Any], mask: Array, *args: Any, **kwargs: Any) -> tuple[Any, list[Array]]:
-    """Calls a network whose layers are opened; returns the inputs of its dense layers too."""
+def _overheard(
+    network: Callable[..., Any], mask: Array, *args: Any, **kwargs: Any
+) -> tuple[Any, list[Array]]:
+    """Call a network whose layers are opened; returns the inputs of its dense layers too."""
     heard: list[Array] = []
     context = copy_context()
     context.run(_LISTENER.set, _listener(lambda _, x: heard.append(x), mask))
@@ -326,7 +417,9 @@ def _overheard(network: Callable[..., Any], mask: Array, *args: Any, **kwargs: A
 
 
 def _listener(hear: Callable[[Any, Array], Any], mask: Array) -> Callable[..., Any]:
-    """Makes a listener; `hear` is told a dense layer and its input, `mask` says which rows are real, or if one is."""
+    """Make a listener; `hear` is told a dense layer and its input, `mask` says which rows are
+    real, or if one is.
+    """
 
     def listen(call: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any) -> Any:
         x, *rest = args or (kwargs.pop(next(iter(kwargs))),)
@@ -347,12 +440,21 @@ def _listener(hear: Callable[[Any, Array], Any], mask: Array) -> Callable[..., A
 
 
 def _masked_norm(
-    call: Callable[..., Any], layer: Any, real: Array, x: Array, state: Any, *, inference: Any = None, key: Any = None
+    call: Callable[..., Any],
+    layer: Any,
+    real: Array,
+    x: Array,
+    state: Any,
+    *,
+    inference: Any = None,
+    key: Any = None,
 ) -> tuple[Array, Any]:
-    """Equinox's batch norm of one example [c, ...] of a vectorized batch, with statistics of the real examples.
+    """Equinox's batch norm of one example [c, ...] of a vectorized batch, with statistics of the
+    real examples.
 
-    It takes means over all examples. So padding becomes the real mean, and real examples are spread around it: their
-    variance over all is then that of the real ones. As the layer is affine, its outputs are drawn together again.
+    It takes means over all examples. So padding becomes the real mean, and real examples are spread
+    around it: their variance over all is then that of the real ones. As the layer is affine, its
+    outputs are drawn together again.
     """
     if layer.inference if inference is None else inference:
         return call(x, state, inference=True)
@@ -362,8 +464,11 @@ def _masked_norm(
         own = jnp.mean(values, tuple(range(1, values.ndim)), keepdims=True)
         return lax.pmean(jnp.where(real, own, 0), layer.axis_name) / share
 
-    center, spread = mean(x), lax.rsqrt(share)
-    outputs, state = call(jnp.where(real, center + spread * (x - center), center), state, inference=False)
+    center = mean(x)
+    spread = lax.rsqrt(share)
+    outputs, state = call(
+        jnp.where(real, center + spread * (x - center), center), state, inference=False
+    )
     center = mean(outputs)
     return center + (outputs - center) / spread, state
 
@@ -378,16 +483,24 @@ def _name(path: tuple[Any, ...]) -> tuple[str, ...]:
 
 def _by_name(tree: PyTree) -> PyTree:
     """Nested dicts of a tree's leaves, all of floating point as clients average them."""
-    return unflatten_dict({_name(path): 1.0 * leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)})
+    return unflatten_dict(
+        {_name(path): 1.0 * leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    )
 
 
 def _restored(like: PyTree, named: PyTree) -> PyTree:
-    """The tree of which `_by_name` made nested dicts; counts and marks may have become means."""
+    """Return the tree of which `_by_name` made nested dicts; counts and marks may have become
+    means.
+    """
     flat = flatten_dict(named)
 
     def leaf(path: tuple[Any, ...], kind: Any) -> Array:
         values = flat[_name(path)]
-        return values if jnp.issubdtype(kind.dtype, jnp.floating) else jnp.round(values).astype(kind.dtype)
+        return (
+            values
+            if jnp.issubdtype(kind.dtype, jnp.floating)
+            else jnp.round(values).astype(kind.dtype)
+        )
 
     return jax.tree_util.tree_map_with_path(leaf, like)
 
@@ -405,36 +518,54 @@ def _called(train: bool) -> Iterator[None]:
 
 
 def _check(model: Model, num_classes: int, input_shape: Shape, numbers: bool) -> None:
-    """Tries a network with a few examples; with `numbers` it is also computed, in evaluation."""
+    """Try a network with a few examples; with `numbers` it is also computed, in evaluation."""
 
     def outputs(key: PRNGKeyArray, train: bool) -> tuple[Any, Any, Any]:
         params, state = model.init(key)
         inputs = jax.random.uniform(key, (_ROWS, *input_shape))
-        logits, features, _ = model.apply(params, state, inputs, train=train, **{"key": key} if train else {})[0]
-        alone = logits if train else model.apply(params, state, inputs[:1], train=False, key=key)[0][0]
+        logits, features, _ = model.apply(
+            params, state, inputs, train=train, **{"key": key} if train else {}
+        )[0]
+        alone = (
+            logits if train else model.apply(params, state, inputs[:1], train=False, key=key)[0][0]
+        )
         broken = jax.tree.map(lambda x: ~jnp.all(jnp.isfinite(x)), params)
         return (logits, features), alone, broken
 
     for train in (False, True):
         with _called(train):
-            (logits, features), _, _ = jax.eval_shape(functools.partial(outputs, train=train), jax.random.key(0))
+            (logits, features), _, _ = jax.eval_shape(
+                functools.partial(outputs, train=train), jax.random.key(0)
+            )
         wanted = (_ROWS, num_classes if model.has_class_scores else 0)
-        if getattr(logits, "shape", None) != wanted or (features is not None and features.shape[:-1] != (_ROWS,)):
-            came = " and ".join(str(getattr(x, "shape", type(x).__name__)) for x in (logits, features) if x is not None)
+        if getattr(logits, "shape", None) != wanted or (
+            features is not None and features.shape[:-1] != (_ROWS,)
+        ):
+            came = " and ".join(
+                str(getattr(x, "shape", type(x).__name__))
+                for x in (logits, features)
+                if x is not None
+            )
             raise ValueError(
-                f"for {_ROWS} examples of {num_classes} classes the network returned logits (and features) of shape "
-                f"{came}; {wanted} has to come, and [{_ROWS}, any number] for features"
+                f"for {_ROWS} examples of {num_classes} classes the network returned logits (and "
+                f"features) of shape {came}; {wanted} has to come, and [{_ROWS}, any number] for "
+                "features"
             )
     if not numbers:
         return
     with jax.ensure_compile_time_eval():
-        (logits, _), alone, broken = jax.device_get(jax.jit(outputs, static_argnums=1)(jax.random.key(0), False))
+        (logits, _), alone, broken = jax.device_get(
+            jax.jit(outputs, static_argnums=1)(jax.random.key(0), False)
+        )
     if not np.isfinite(logits).all():
         names = [".".join(name) for name, is_broken in flatten_dict(broken).items() if is_broken]
         where = f", as do its parameters {', '.join(names[:3])}" if names else ""
-        raise ValueError(f"for inputs from 0 to 1 the network returns NaN or infinity at initialization{where}")
+        raise ValueError(
+            f"for inputs from 0 to 1 the network returns NaN or infinity at initialization{where}"
+        )
     if (abs(logits[:1] - alone) > 1e-3 * (1 + abs(logits).max())).any():
         raise ValueError(
-            "in evaluation the network's output for an example is random, or changes with the rest of the batch: batch "
-            f"norm or dropout act as in training; let it take one of {', '.join((*_TRAIN, *_EVALUATE))}"
+            "in evaluation the network's output for an example is random, or changes with the "
+            "rest of the batch: batch norm or dropout act as in training; let it take one of "
+            f"{', '.join((*_TRAIN, *_EVALUATE))}"
         )

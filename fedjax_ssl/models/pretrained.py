@@ -21,19 +21,34 @@ EXPORT = "np.savez(path, **{name: value.numpy() for name, value in model.state_d
 IGNORED = ".num_batches_tracked"
 
 Place = tuple[str, ...]
-Layers = Mapping[Place, str]  # a layer's place in our parameters and state -> its name in the state dict
+# a layer's place in our parameters and state -> its name in the state dict
+Layers = Mapping[Place, str]
 
 # Our arrays of a layer -> PyTorch's.
-NAMES = {"kernel": "weight", "scale": "weight", "bias": "bias", "mean": "running_mean", "var": "running_var"}
+NAMES = {
+    "kernel": "weight",
+    "scale": "weight",
+    "bias": "bias",
+    "mean": "running_mean",
+    "var": "running_var",
+}
 
 
 def their_names(places: Iterable[Place], layers: Layers) -> dict[Place, str]:
-    """Find the names in the state dict of our arrays; a place is the tree, the layer's place and the array."""
-    return {place: f"{layers[place[1:-1]]}.{NAMES[place[-1]]}" for place in places if place[1:-1] in layers}
+    """Find the names in the state dict of our arrays; a place is the tree, the layer's place and
+    the array.
+    """
+    return {
+        place: f"{layers[place[1:-1]]}.{NAMES[place[-1]]}"
+        for place in places
+        if place[1:-1] in layers
+    }
 
 
 def their_shape(ours: tuple[int, ...]) -> tuple[int, ...]:
-    """Turn the shape of an array into PyTorch's: of kernels HWIO, depthwise ones too, OIHW, and else the same."""
+    """Turn the shape of an array into PyTorch's: of kernels HWIO, depthwise ones too, OIHW, and
+    else the same.
+    """
     return (ours[3], ours[2], *ours[:2]) if len(ours) == 4 else ours
 
 
@@ -42,12 +57,20 @@ def _conv_norm(ours: Place, theirs: str) -> dict[Place, str]:
 
 
 def efficientnet_b0_layers() -> dict[Place, str]:
-    """List every layer of `EfficientNetB0` with its name in torchvision's `efficientnet_b0`; the head is the last."""
+    """List every layer of `EfficientNetB0` with its name in torchvision's `efficientnet_b0`; the
+    head is the last.
+    """
     layers = _conv_norm(("stem",), "features.0")
     for i, stage in enumerate(STAGES, 1):
         for block in range(1, stage.blocks + 1):
-            ours, theirs = f"block{i}_{block}", f"features.{i}.{block - 1}.block"
-            steps = (*(("expand",) if stage.expansion > 1 else ()), "depthwise", "excitation", "project")
+            ours = f"block{i}_{block}"
+            theirs = f"features.{i}.{block - 1}.block"
+            steps = (
+                *(("expand",) if stage.expansion > 1 else ()),
+                "depthwise",
+                "excitation",
+                "project",
+            )
             for position, step in enumerate(steps):
                 if step == "excitation":
                     layers |= {
@@ -56,35 +79,48 @@ def efficientnet_b0_layers() -> dict[Place, str]:
                     }
                 else:
                     layers |= _conv_norm((ours, step), f"{theirs}.{position}")
-    return {**layers, **_conv_norm(("last",), f"features.{len(STAGES) + 1}"), ("head",): "classifier.1"}
+    return {
+        **layers,
+        **_conv_norm(("last",), f"features.{len(STAGES) + 1}"),
+        ("head",): "classifier.1",
+    }
 
 
 def resnet18_layers() -> dict[Place, str]:
-    """List every layer of `ResNet18` with its name in torchvision's `resnet18`; the head is the last."""
+    """List every layer of `ResNet18` with its name in torchvision's `resnet18`; the head is the
+    last.
+    """
     layers: dict[Place, str] = {("stem", "conv"): "conv1", ("stem", "norm"): "bn1"}
     for stage, block in itertools.product(range(1, 5), (1, 2)):
-        ours, theirs = f"block{stage}_{block}", f"layer{stage}.{block - 1}"
+        ours = f"block{stage}_{block}"
+        theirs = f"layer{stage}.{block - 1}"
         steps = {"layer1": ("conv1", "bn1"), "layer2": ("conv2", "bn2")}
         if stage > 1 and block == 1:
             steps["shortcut"] = "downsample.0", "downsample.1"
         for step, (conv, norm) in steps.items():
-            layers |= {(ours, step, "conv"): f"{theirs}.{conv}", (ours, step, "norm"): f"{theirs}.{norm}"}
+            layers |= {
+                (ours, step, "conv"): f"{theirs}.{conv}",
+                (ours, step, "norm"): f"{theirs}.{norm}",
+            }
     return {**layers, ("head",): "fc"}
 
 
-LAYERS: Mapping[str, Callable[[], Layers]] = {"efficientnet_b0": efficientnet_b0_layers, "resnet18": resnet18_layers}
+LAYERS: Mapping[str, Callable[[], Layers]] = {
+    "efficientnet_b0": efficientnet_b0_layers,
+    "resnet18": resnet18_layers,
+}
 
 
 def pretrained(model: Model, path: str | Path, layers: Layers) -> Model:
-    """The same model, started from the arrays of a PyTorch state dict.
+    """Return the same model, started from the arrays of a PyTorch state dict.
 
     The file is made where PyTorch is installed, from any model of that architecture:
 
         np.savez(path, **{name: value.numpy() for name, value in model.state_dict().items()})
 
-    The last layer is the classifier. It is taken if it has as many classes as ours, otherwise (or if the file has
-    none) ours starts at random, as the second head always does. The file is read here, once; the new `init` is a
-    pure function of its key.
+    The last layer is the classifier. It is taken if it has as many classes as ours, otherwise (or
+    if the file has none) ours starts at random, as the second head always does. The file is read
+    here, once; the new `init` is a pure function of its key.
 
     Args:
         model: the network with random weights.
@@ -95,20 +131,29 @@ def pretrained(model: Model, path: str | Path, layers: Layers) -> Model:
         A model with another `init` and the same `apply`.
 
     Raises:
-        ValueError: the file cannot be read, or an array in it is missing, unknown, of another shape, not floating
-            point, NaN or infinite; names the array.
+        ValueError: the file cannot be read, or an array in it is missing, unknown, of another
+            shape, not floating point, NaN or infinite; names the array.
     """
     path = Path(path).expanduser()
     arrays = {name: values for name, values in _read(path).items() if not name.endswith(IGNORED)}
     shapes = _flat(jax.eval_shape(model.init, jax.random.key(0)))
-    names, classifier = their_names(shapes, layers), list(layers)[-1]
+    names = their_names(shapes, layers)
+    classifier = list(layers)[-1]
     # The classifier is left out where the file has none, or one of other classes.
-    found = [arrays[name] for place, name in names.items() if place[1:-1] == classifier and name in arrays]
+    found = [
+        arrays[name]
+        for place, name in names.items()
+        if place[1:-1] == classifier and name in arrays
+    ]
     (num_classes,) = shapes["params", *classifier, "bias"].shape
     with_classifier = found and all(len(values) == num_classes for values in found if values.ndim)
-    wanted = {place: name for place, name in names.items() if with_classifier or place[1:-1] != classifier}
+    wanted = {
+        place: name for place, name in names.items() if with_classifier or place[1:-1] != classifier
+    }
     hint = f"Make it from a model of the same architecture with {EXPORT}"
-    _refuse_others(path, set(wanted.values()) - set(arrays), set(arrays) - set(names.values()), hint)
+    _refuse_others(
+        path, set(wanted.values()) - set(arrays), set(arrays) - set(names.values()), hint
+    )
     loaded: dict[Place, np.ndarray] = {}
     for place, name in wanted.items():
         values = _checked(path, name, arrays, their_shape(shapes[place].shape))
@@ -117,7 +162,8 @@ def pretrained(model: Model, path: str | Path, layers: Layers) -> Model:
 
 
 def started(model: Model, arrays: Mapping[str, np.ndarray], source: str | Path) -> Model:
-    """The same model, started from parameters and batch statistics of another network of its architecture.
+    """Return the same model, started from parameters and batch statistics of another network of its
+    architecture.
 
     Args:
         model: the network with random weights.
@@ -128,27 +174,35 @@ def started(model: Model, arrays: Mapping[str, np.ndarray], source: str | Path) 
         A model with another `init` and the same `apply`.
 
     Raises:
-        ValueError: an array is missing, unknown, of another shape or kind, NaN or infinite; names the array.
+        ValueError: an array is missing, unknown, of another shape or kind, NaN or infinite; names
+            the array.
     """
     shapes = _flat(jax.eval_shape(model.init, jax.random.key(0)))
     kinds = {"params": "params", "state": "batch_stats"}
     names = {place: ".".join((kinds[place[0]], *place[1:])) for place in shapes}
-    known, hint = set(names.values()), "config.model has to be that of the run that trained them"
+    known = set(names.values())
+    hint = "config.model has to be that of the run that trained them"
     _refuse_others(source, known - set(arrays), set(arrays) - known, hint)
-    loaded = {place: _checked(source, name, arrays, shapes[place].shape) for place, name in names.items()}
+    loaded = {
+        place: _checked(source, name, arrays, shapes[place].shape) for place, name in names.items()
+    }
     return _starting_from(model, loaded)
 
 
 def _starting_from(model: Model, loaded: Mapping[Place, np.ndarray]) -> Model:
-    """The same model, with these arrays in place of those that it draws."""
+    """Return the same model, with these arrays in place of those that it draws."""
 
     @jax.jit
     def draw(key: PRNGKeyArray) -> dict[Place, jax.Array]:
-        return {place: values for place, values in _flat(model.init(key)).items() if place not in loaded}
+        return {
+            place: values for place, values in _flat(model.init(key)).items() if place not in loaded
+        }
 
     def init(key: PRNGKeyArray) -> tuple[PyTree, PyTree]:
         # copies, because a caller may donate what it got to its next step
-        stored = {place: jnp.array(values, jnp.result_type(float)) for place, values in loaded.items()}
+        stored = {
+            place: jnp.array(values, jnp.result_type(float)) for place, values in loaded.items()
+        }
         tree = unflatten_dict({**stored, **draw(key)})
         return tree["params"], tree.get("state", {})
 
@@ -171,25 +225,31 @@ def _some(names: list[str]) -> str:
     return counted(len(names), "array") + (f" ({', '.join(names[:5])}{more})" if names else "")
 
 
-def _checked(source: str | Path, name: str, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
+def _checked(
+    source: str | Path, name: str, arrays: Mapping[str, np.ndarray], shape: tuple[int, ...]
+) -> np.ndarray:
     values = arrays[name]
     if values.shape != shape:
         raise ValueError(
-            f"weights {source}: array {name!r} has shape {values.shape}, this network needs {shape}; give those of a "
-            "model with the same widths, input channels and classes"
+            f"weights {source}: array {name!r} has shape {values.shape}, this network needs "
+            f"{shape}; give those of a model with the same widths, input channels and classes"
         )
     if not np.issubdtype(values.dtype, np.floating):
-        raise ValueError(f"weights {source}: array {name!r} has dtype {values.dtype}; allowed is floating point")
+        raise ValueError(
+            f"weights {source}: array {name!r} has dtype {values.dtype}; allowed is floating point"
+        )
     if not np.isfinite(values).all():
-        raise ValueError(f"weights {source}: array {name!r} holds NaN or infinite values; give others")
+        raise ValueError(
+            f"weights {source}: array {name!r} holds NaN or infinite values; give others"
+        )
     return values
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
     if not path.is_file():
         raise ValueError(
-            f"weights {path} is not {'a file' if path.exists() else 'there'}; make it where PyTorch is installed "
-            f"with {EXPORT}, or leave `weights` empty to start at random"
+            f"weights {path} is not {'a file' if path.exists() else 'there'}; make it where "
+            f"PyTorch is installed with {EXPORT}, or leave `weights` empty to start at random"
         )
     name = None
     # The file is opened here, because numpy leaves a broken one open.
@@ -203,13 +263,19 @@ def _read(path: Path) -> dict[str, np.ndarray]:
                 for name in archive.files:
                     values = archive[name]
                     if not isinstance(values, np.ndarray):
-                        raise ValueError("it is no array; a `.pt` or `.pth` file cannot be read directly")
+                        raise ValueError(
+                            "it is no array; a `.pt` or `.pth` file cannot be read directly"
+                        )
                     arrays[name] = values
         except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
             where = "" if name is None else f" (array {name!r})"
-            why = "it holds Python objects, or is of another kind" if "pickle" in str(error) else str(error)
+            why = (
+                "it holds Python objects, or is of another kind"
+                if "pickle" in str(error)
+                else str(error)
+            )
             raise ValueError(
-                f"weights {path}{where} is not a readable .npz file of plain arrays, or it is damaged: {why}. "
-                f"Make it with {EXPORT}"
+                f"weights {path}{where} is not a readable .npz file of plain arrays, or it is "
+                f"damaged: {why}. Make it with {EXPORT}"
             ) from error
     return arrays

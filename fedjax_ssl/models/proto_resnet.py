@@ -1,4 +1,6 @@
-"""The residual networks of ProtoFSSL and FedMatch: eight or seventeen convolutions, with or without a dense head."""
+"""The residual networks of ProtoFSSL and FedMatch: eight or seventeen convolutions, with or
+without a dense head.
+"""
 
 import math
 from typing import ClassVar, Literal, NamedTuple
@@ -65,8 +67,16 @@ class ConvBlock(nn.Module):
     use_bias: bool = True
 
     @nn.compact
-    def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Float[Array, "n h2 w2 f"]:
-        conv = Conv(self.filters, initializer=lecun_normal, use_bias=self.use_bias, lowering=self.lowering, name="conv")
+    def __call__(
+        self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask
+    ) -> Float[Array, "n h2 w2 f"]:
+        conv = Conv(
+            self.filters,
+            initializer=lecun_normal,
+            use_bias=self.use_bias,
+            lowering=self.lowering,
+            name="conv",
+        )
         x = conv(inputs)
         kind, momentum = ("bn", 1.0) if self.norm == "sbn" else (self.norm, MOMENTUM)
         x = Norm(kind, momentum=momentum, epsilon=EPSILON, name="norm")(x, train, mask)
@@ -80,8 +90,9 @@ class ConvBlock(nn.Module):
 class Trunk(nn.Module):
     """Blocks one after another, with residual branches around some, and a pool over the whole map.
 
-    A residual branch ends in its own ReLU, none follows the sum, so that embeddings are not negative. The last pool
-    takes 4x4 values for images of 32x32 and of 96x96, the sizes of the paper.
+    A residual branch ends in its own ReLU, none follows the sum, so that embeddings are not
+    negative. The last pool takes 4x4 values for images of 32x32 and of 96x96, the sizes of the
+    paper.
     """
 
     norm: str
@@ -90,20 +101,30 @@ class Trunk(nn.Module):
     use_bias: bool = True
 
     @nn.compact
-    def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Float[Array, "n d"]:
+    def __call__(
+        self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask
+    ) -> Float[Array, "n d"]:
         if inputs.ndim != 4 or inputs.shape[1] != inputs.shape[2] or inputs.shape[1] < 8:
             raise ValueError(
-                "the residual networks of ProtoFSSL and FedMatch need square images of 8x8 or more, got "
-                f"{inputs.shape[1:]}; pad or resize them, or use model 'cnn' or 'mlp'"
+                "the residual networks of ProtoFSSL and FedMatch need square images of 8x8 or "
+                f"more, got {inputs.shape[1:]}; pad or resize them, or use model 'cnn' or 'mlp'"
             )
         pools = iter(LARGE_POOLS if inputs.shape[1] >= LARGE_SIDE else POOLS)
-        x, number = inputs, 0
+        x = inputs
+        number = 0
         for part in self.layout:
             before = x
             for _ in range(part.blocks):
                 number += 1
                 pool = next(pools) if part.pool else 1
-                block = ConvBlock(part.filters, self.norm, pool, self.lowering, self.use_bias, name=f"block{number}")
+                block = ConvBlock(
+                    part.filters,
+                    self.norm,
+                    pool,
+                    self.lowering,
+                    self.use_bias,
+                    name=f"block{number}",
+                )
                 x = block(x, train, mask)
             if part.residual:
                 x = before + x
@@ -113,10 +134,12 @@ class Trunk(nn.Module):
 
 
 class ProtoNetwork(ConvNetwork):
-    """A trunk and a dense head, which starts Glorot uniform, or a trunk alone: `Outputs.logits` then has no column.
+    """A trunk and a dense head, which starts Glorot uniform, or a trunk alone: `Outputs.logits`
+    then has no column.
 
     Attributes:
-        norm: "none", "bn", "gn" or "sbn", batch norm whose running statistics are those of the last batch.
+        norm: "none", "bn", "gn" or "sbn", batch norm whose running statistics are those of the last
+            batch.
     """
 
     norm: ProtoNorm = "none"
@@ -128,8 +151,8 @@ class ProtoNetwork(ConvNetwork):
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Outputs:
         if self.aux_head and not self.has_class_scores:
             raise ValueError(
-                f"aux_head=True, but model {type(self).__name__.lower()!r} has no head at all; use model 'resnet9' or "
-                "'proto_resnet18'"
+                f"aux_head=True, but model {type(self).__name__.lower()!r} has no head at all; "
+                "use model 'resnet9' or 'proto_resnet18'"
             )
         layout = tuple(part._replace(filters=self.width(part.filters)) for part in self.layout)
         trunk = Trunk(self.norm, self.lowering, layout)
@@ -144,11 +167,12 @@ class ProtoNetwork(ConvNetwork):
 class ResNet8(ProtoNetwork):
     """The embedding network of ProtoFSSL: 6,565,760 parameters, 512 features, no class scores.
 
-    For methods that score classes by the distance to prototypes; no layer depends on `num_classes`, and `aux_head`
-    cannot be had. Convolutions start LeCun normal (truncated), biases zero. Batch norm has epsilon 1e-3 and running
-    statistics in which a batch weighs 0.01, as Keras has them.
+    For methods that score classes by the distance to prototypes; no layer depends on `num_classes`,
+    and `aux_head` cannot be had. Convolutions start LeCun normal (truncated), biases zero. Batch
+    norm has epsilon 1e-3 and running statistics in which a batch weighs 0.01, as Keras has them.
 
-    Images of 8x8 to 95x95 are pooled by 2, 2, 2, larger ones by 3, 2, 4; the last pool always takes the whole map.
+    Images of 8x8 to 95x95 are pooled by 2, 2, 2, larger ones by 3, 2, 4; the last pool always takes
+    the whole map.
 
     Source: Kim et al., ProtoFSSL, arXiv 2205.13921, appendix, and its public code.
     """
@@ -157,18 +181,24 @@ class ResNet8(ProtoNetwork):
 
 
 class ResNet9(ProtoNetwork):
-    """`ResNet8` and a dense head: 6,570,890 parameters for ten classes; the network of ProtoFSSL's baselines."""
+    """`ResNet8` and a dense head: 6,570,890 parameters for ten classes; the network of
+    ProtoFSSL's baselines.
+    """
 
 
 class ResNet17(ProtoNetwork):
-    """The large embedding network of ProtoFSSL's Table 4: 10,991,104 parameters, otherwise as `ResNet8`."""
+    """The large embedding network of ProtoFSSL's Table 4: 10,991,104 parameters, otherwise as
+    `ResNet8`.
+    """
 
     has_class_scores: ClassVar[bool] = False
     layout: ClassVar[tuple[Part, ...]] = SEVENTEEN
 
 
 class ProtoResNet18(ProtoNetwork):
-    """`ResNet17` and a dense head: 10,996,234 parameters for ten classes; not torchvision's ResNet-18."""
+    """`ResNet17` and a dense head: 10,996,234 parameters for ten classes; not torchvision's
+    ResNet-18.
+    """
 
     layout: ClassVar[tuple[Part, ...]] = SEVENTEEN
 

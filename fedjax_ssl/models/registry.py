@@ -16,22 +16,55 @@ from fedjax_ssl.registry import Registry
 _NETWORKS = {
     "linear": ("convnets:Linear", "softmax regression on the flattened input"),
     "mlp": ("convnets:MLP", "fully connected network, one hidden layer of 128 by default"),
-    "cnn": ("convnets:CNN", "two 3x3 convolutions and 128 hidden units, the FEMNIST benchmarks' network"),
+    "cnn": (
+        "convnets:CNN",
+        "two 3x3 convolutions and 128 hidden units, the FEMNIST benchmarks' network",
+    ),
     "cnn13": ("convnets:CNN13", "nine weight-normalised convolutions, the CIFAR network of XCLP"),
-    "mnist_cnn": ("convnets:MnistCNN", "three 5x5 convolutions and two hidden layers, the MNIST network of FedUL"),
-    "emnist_cnn": ("convnets:EmnistCNN", "two 3x3 convolutions and 128 hidden units, the EMNIST network of FedRGD"),
+    "mnist_cnn": (
+        "convnets:MnistCNN",
+        "three 5x5 convolutions and two hidden layers, the MNIST network of FedUL",
+    ),
+    "emnist_cnn": (
+        "convnets:EmnistCNN",
+        "two 3x3 convolutions and 128 hidden units, the EMNIST network of FedRGD",
+    ),
     "resnet18": (
         "residual:ResNet18",
         "residual network, stem='cifar', 'imagenet' (torchvision's) or 'imagenet_unpooled'",
     ),
-    "resnet8_basic": ("residual:ThreeStageResNet8", "a basic block per stage, the CIFAR network of SAGE"),
-    "wrn28": ("residual:WideResNet28", "wide residual network WRN-28-k, k = widen, the CIFAR network of SemiFL"),
-    "resnet8": ("proto_resnet:ResNet8", "eight convolutions without a head, the embedding network of ProtoFSSL"),
-    "resnet9": ("proto_resnet:ResNet9", "the same with a dense head, the network of ProtoFSSL's baselines"),
-    "resnet17": ("proto_resnet:ResNet17", "seventeen convolutions without a head, ProtoFSSL's large network"),
-    "proto_resnet18": ("proto_resnet:ProtoResNet18", "the same with a dense head, for ProtoFSSL's baselines"),
-    "fedmatch_resnet9": ("proto_resnet:FedMatchResNet9", "resnet9 without biases, the CIFAR network of FedMatch"),
-    "fedmatch_alexnet": ("convnets:FedMatchAlexNet", "three convolutions, two hidden layers, no biases, of FedMatch"),
+    "resnet8_basic": (
+        "residual:ThreeStageResNet8",
+        "a basic block per stage, the CIFAR network of SAGE",
+    ),
+    "wrn28": (
+        "residual:WideResNet28",
+        "wide residual network WRN-28-k, k = widen, the CIFAR network of SemiFL",
+    ),
+    "resnet8": (
+        "proto_resnet:ResNet8",
+        "eight convolutions without a head, the embedding network of ProtoFSSL",
+    ),
+    "resnet9": (
+        "proto_resnet:ResNet9",
+        "the same with a dense head, the network of ProtoFSSL's baselines",
+    ),
+    "resnet17": (
+        "proto_resnet:ResNet17",
+        "seventeen convolutions without a head, ProtoFSSL's large network",
+    ),
+    "proto_resnet18": (
+        "proto_resnet:ProtoResNet18",
+        "the same with a dense head, for ProtoFSSL's baselines",
+    ),
+    "fedmatch_resnet9": (
+        "proto_resnet:FedMatchResNet9",
+        "resnet9 without biases, the CIFAR network of FedMatch",
+    ),
+    "fedmatch_alexnet": (
+        "convnets:FedMatchAlexNet",
+        "three convolutions, two hidden layers, no biases, of FedMatch",
+    ),
     "efficientnet_b0": (
         "efficientnet:EfficientNetB0",
         "EfficientNet-B0; torchvision's weights with weights='FILE.npz'",
@@ -46,7 +79,11 @@ _ITSELF: dict[int, Callable[..., Any]] = {}  # one builder for each network that
 class _Networks(Registry[Any]):
     def builder(self, name: str) -> Callable[..., Any]:
         found = super().builder(name)
-        if inspect.isroutine(found) or inspect.isclass(found) or isinstance(found, functools.partial):
+        if (
+            inspect.isroutine(found)
+            or inspect.isclass(found)
+            or isinstance(found, functools.partial)
+        ):
             return found
         return _ITSELF.setdefault(id(found), functools.partial(_itself, found))
 
@@ -71,15 +108,15 @@ def build(name: str, *, num_classes: int, input_shape: tuple[int, ...], **given:
         name: one of `available()`.
         num_classes: number of class scores K.
         input_shape: shape of one example, (height, width, channels) for images.
-        **given: `options` of the network, for example `norm="gn"`; every network has `normalize_features` and
-            `aux_head`. With `weights` the file is read here.
+        **given: `options` of the network, for example `norm="gn"`; every network has
+            `normalize_features` and `aux_head`. With `weights` the file is read here.
 
     Returns:
         The model.
 
     Raises:
-        ValueError: unknown name or option, a value or input shape that the network cannot work with, or a
-            file of weights that does not fit it.
+        ValueError: unknown name or option, a value or input shape that the network cannot work
+            with, or a file of weights that does not fit it.
 
     Example:
         >>> import jax
@@ -94,18 +131,25 @@ def build(name: str, *, num_classes: int, input_shape: tuple[int, ...], **given:
     input_shape = tuple(input_shape)
     if not input_shape or any(size < 1 for size in input_shape):
         raise ValueError(f"input_shape must be one or more positive integers, got {input_shape}")
-    hashable = {option: tuple(value) if isinstance(value, list) else value for option, value in given.items()}
+    hashable = {
+        option: tuple(value) if isinstance(value, list) else value
+        for option, value in given.items()
+    }
     builder = MODELS.builder(name)
     if not (inspect.isclass(builder) and issubclass(builder, Network)):
         from fedjax_ssl.models.own import RANDOM, own_network  # with nnx
 
         takes = functools.partial(MODELS.takes, name)
         fixed = {"num_classes": num_classes, "input_shape": input_shape}
-        make = functools.partial(MODELS.build, name, **hashable, **{one: fixed[one] for one in filter(takes, fixed)})
+        make = functools.partial(
+            MODELS.build, name, **hashable, **{one: fixed[one] for one in filter(takes, fixed)}
+        )
         shown: Any = builder.func if isinstance(builder, functools.partial) else builder
         place = where(type(builder.args[0]) if shown is _itself else shown)  # type: ignore[union-attr]
         identity = (place, builder, num_classes, input_shape, tuple(sorted(hashable.items())))
-        return own_network(make, tuple(filter(takes, RANDOM)), num_classes, input_shape, place, identity)
+        return own_network(
+            make, tuple(filter(takes, RANDOM)), num_classes, input_shape, place, identity
+        )
     module = MODELS.build(name, num_classes=num_classes, **hashable)
     model = from_linen(module, input_shape, getattr(module, "needs_key", False))
     # A shape or value that does not fit is an error here, not later; nothing is computed.

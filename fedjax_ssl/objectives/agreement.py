@@ -1,11 +1,12 @@
-"""Losses that make predictions agree: of two views of an example, of student and teacher, of several clients' models.
+"""Losses that make predictions agree: of two views of an example, of student and teacher, of
+several clients' models.
 
 References:
-    Sohn et al., FixMatch: simplifying semi-supervised learning with consistency and confidence, NeurIPS 2020.
-    Xie et al., Unsupervised data augmentation for consistency training (UDA), NeurIPS 2020: sections 2 and 3.
-    Tarvainen and Valpola, Mean teachers are better role models, NeurIPS 2017, as FedSiam uses it.
-    Jeong, Yoon, Yang, Hwang, Federated semi-supervised learning with inter-client consistency and disjoint learning,
-    ICLR 2021, arXiv 2006.12097: equations 3 and 4.
+    Sohn et al., FixMatch: simplifying semi-supervised learning with consistency and confidence,
+    NeurIPS 2020. Xie et al., Unsupervised data augmentation for consistency training (UDA), NeurIPS
+    2020: sections 2 and 3. Tarvainen and Valpola, Mean teachers are better role models, NeurIPS
+    2017, as FedSiam uses it. Jeong, Yoon, Yang, Hwang, Federated semi-supervised learning with
+    inter-client consistency and disjoint learning, ICLR 2021, arXiv 2006.12097: equations 3 and 4.
 """
 
 from typing import Literal
@@ -16,7 +17,12 @@ from jax.scipy.special import xlogy
 from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_ssl.checks import check_choices
-from fedjax_ssl.objectives.cross_entropy import RowLoss, batch_cross_entropy, batch_mean, cross_entropy
+from fedjax_ssl.objectives.cross_entropy import (
+    RowLoss,
+    batch_cross_entropy,
+    batch_mean,
+    cross_entropy,
+)
 
 MaskMean = Literal["batch", "confident"]
 TIES = ("lowest_index", "local")
@@ -29,16 +35,19 @@ def fixmatch_loss(
     threshold: float | Array,
     mask_mean: MaskMean = "batch",
 ) -> Float[Array, ""]:
-    """1/B sum_i [max q_i >= threshold] CE(argmax q_i, strong_i), q = softmax(weak), B = rows in the mask.
+    """1/B sum_i [max q_i >= threshold] CE(argmax q_i, strong_i), q = softmax(weak), B = rows in the
+    mask.
 
-    The mean is over the whole batch, also over rows that are not confident. No gradient reaches `weak_logits`.
+    The mean is over the whole batch, also over rows that are not confident. No gradient reaches
+    `weak_logits`.
 
     Args:
         weak_logits: logits of the views that give the pseudo-labels.
         strong_logits: logits of the views that learn them.
         mask: rows that belong to the batch.
         threshold: threshold of the largest probability; above 1 nothing is confident.
-        mask_mean: "confident": the mean over the confident rows in place of the batch, 0 without any.
+        mask_mean: "confident": the mean over the confident rows in place of the batch, 0 without
+            any.
     """
     check_choices(("batch", "confident"), mask_mean=mask_mean)
     probabilities = jax.lax.stop_gradient(jax.nn.softmax(weak_logits))
@@ -55,10 +64,11 @@ def uda_loss(
     threshold: float | Array = 0.8,
     temperature: float | Array = 0.4,
 ) -> Float[Array, ""]:
-    """1/B sum_i [max p_i > threshold] CE(q_i, strong_i), q = softmax(weak / temperature), p = softmax(weak).
+    """1/B sum_i [max p_i > threshold] CE(q_i, strong_i), q = softmax(weak / temperature), p =
+    softmax(weak).
 
-    B is the number of rows in the mask. Cross-entropy and Kullback-Leibler divergence differ by the entropy of the
-    targets, a constant here. No gradient reaches `weak_logits`.
+    B is the number of rows in the mask. Cross-entropy and Kullback-Leibler divergence differ by the
+    entropy of the targets, a constant here. No gradient reaches `weak_logits`.
 
     Args:
         weak_logits: logits of the views that give the targets.
@@ -81,7 +91,8 @@ def annealed_cross_entropy(
     ceiling: float | Array,
     loss: RowLoss = cross_entropy,
 ) -> Float[Array, ""]:
-    """Cross-entropy over the rows whose true class is not yet more probable than `ceiling` (UDA's TSA).
+    """Cross-entropy over the rows whose true class is not yet more probable than `ceiling` (UDA's
+    TSA).
 
     sum_i [p_i(y_i) <= ceiling] CE(y_i, z_i) / the number of such rows; 0 without any.
 
@@ -96,10 +107,13 @@ def annealed_cross_entropy(
     return batch_mean(loss(logits, targets), mask & (targets >= 0) & (probability <= ceiling))
 
 
-def training_signal_ceiling(progress: Float[Array, ""], num_classes: int, schedule: str = "exp") -> Float[Array, ""]:
-    """The largest probability of the true class with which a labelled example still trains.
+def training_signal_ceiling(
+    progress: Float[Array, ""], num_classes: int, schedule: str = "exp"
+) -> Float[Array, ""]:
+    """Return the largest probability of the true class with which a labelled example still trains.
 
-    alpha (1 - 1/K) + 1/K with alpha = exp(5 (t - 1)), t, or 1 - exp(-5 t) for "exp", "linear", "log"; t = `progress`.
+    alpha (1 - 1/K) + 1/K with alpha = exp(5 (t - 1)), t, or 1 - exp(-5 t) for "exp", "linear",
+    "log"; t = `progress`.
 
     Args:
         progress: share of training that is over, in [0, 1].
@@ -107,25 +121,41 @@ def training_signal_ceiling(progress: Float[Array, ""], num_classes: int, schedu
         schedule: "exp", "linear" or "log"; "exp" holds labelled examples back longest.
     """
     check_choices(("exp", "linear", "log"), schedule=schedule)
-    alpha = {"exp": jnp.exp(5 * (progress - 1)), "linear": progress, "log": 1 - jnp.exp(-5 * progress)}[schedule]
+    alpha = {
+        "exp": jnp.exp(5 * (progress - 1)),
+        "linear": progress,
+        "log": 1 - jnp.exp(-5 * progress),
+    }[schedule]
     return alpha * (1 - 1 / num_classes) + 1 / num_classes
 
 
 def linear_ramp(number: Int[Array, ""], start: int, end: int) -> Float[Array, ""]:
-    """A weight that rises from 0 at `start` to 1 at `end`: clip((number - start) / (end - start), 0, 1)."""
+    """Return a weight that rises from 0 at `start` to 1 at `end`: clip((number - start) / (end -
+    start), 0, 1).
+    """
     return jnp.clip((number - start).astype(jnp.result_type(float)) / (end - start), 0.0, 1.0)
 
 
 def consistency(
     probabilities: Float[Array, "n K"], targets: Float[Array, "n K"], mask: Bool[Array, " n"]
 ) -> Float[Array, ""]:
-    """Squared distance averaged over rows and classes: 1/(BK) sum_i ||p_i - q_i||^2, B = rows in the mask."""
-    squares = jnp.where(mask[:, None], (probabilities - targets) ** 2, jnp.zeros_like(probabilities))
-    return jnp.sum(squares) / (jnp.maximum(jnp.sum(mask, dtype=squares.dtype), 1.0) * squares.shape[1])
+    """Squared distance averaged over rows and classes: 1/(BK) sum_i ||p_i - q_i||^2, B = rows in
+    the mask.
+    """
+    squares = jnp.where(
+        mask[:, None], (probabilities - targets) ** 2, jnp.zeros_like(probabilities)
+    )
+    return jnp.sum(squares) / (
+        jnp.maximum(jnp.sum(mask, dtype=squares.dtype), 1.0) * squares.shape[1]
+    )
 
 
-def consistency_ramp(round_number: Int[Array, ""], max_weight: float | Array, ramp_rounds: int) -> Float[Array, ""]:
-    """Weight of the consistency loss: max_weight * exp(-5 (1 - min(r, ramp)/ramp)^2), r counted from 1."""
+def consistency_ramp(
+    round_number: Int[Array, ""], max_weight: float | Array, ramp_rounds: int
+) -> Float[Array, ""]:
+    """Weight of the consistency loss: max_weight * exp(-5 (1 - min(r, ramp)/ramp)^2), r counted
+    from 1.
+    """
     progress = jnp.minimum(round_number, ramp_rounds).astype(jnp.result_type(float)) / ramp_rounds
     return max_weight * jnp.exp(-5.0 * (1.0 - progress) ** 2)
 
@@ -141,14 +171,16 @@ def agreement_vote(
     available: Bool[Array, " H"] | None = None,
     tie: str = "lowest_index",
 ) -> Int[Array, " n"]:
-    """The class that most models predict; every model has one vote, for its most probable class (the lowest if equal).
+    """Return the class that most models predict; every model has one vote, for its most probable
+    class (the lowest if equal).
 
     Args:
-        local_probs: probs of the model that asks; any increasing function of them gives the same votes.
+        local_probs: probs of the model that asks; any increasing function of them gives the same
+            votes.
         helper_probs: probs of the helpers; H may be 0.
         available: helpers that are there; all by default.
-        tie: between classes with as many votes: "lowest_index", or "local": the class of the model that asks, if it is
-            among them.
+        tie: between classes with as many votes: "lowest_index", or "local": the class of the model
+            that asks, if it is among them.
 
     Returns:
         int32.
@@ -162,7 +194,8 @@ def agreement_vote(
     def votes(probs: Float[Array, "*more n K"]) -> Bool[Array, "*more n K"]:
         return jnp.argmax(probs, axis=-1)[..., None].astype(jnp.int32) == classes
 
-    own, others = votes(local_probs).astype(jnp.int32), votes(helper_probs)
+    own = votes(local_probs).astype(jnp.int32)
+    others = votes(helper_probs)
     if available is not None:
         others = others & available[:, None, None]
     # Half a vote more decides among equals and never against more votes.
@@ -179,10 +212,13 @@ def inter_client_kl(
 
     Args:
         local_log_probs: probs of the model that learns.
-        helper_probs: probs of the helpers, constants for the caller to stop gradients at; H may be 0.
+        helper_probs: probs of the helpers, constants for the caller to stop gradients at; H may be
+            0.
         available: helpers that are there; all by default.
     """
     there = jnp.ones(helper_probs.shape[0], bool) if available is None else available
-    divergence = jnp.sum(xlogy(helper_probs, helper_probs) - helper_probs * local_log_probs, axis=-1)
+    divergence = jnp.sum(
+        xlogy(helper_probs, helper_probs) - helper_probs * local_log_probs, axis=-1
+    )
     total = jnp.sum(jnp.where(there[:, None], divergence, jnp.zeros_like(divergence)), axis=0)
     return total / jnp.maximum(jnp.sum(there, dtype=total.dtype), 1.0)

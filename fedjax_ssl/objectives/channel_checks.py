@@ -1,10 +1,11 @@
 """Checks of label channels before anything is traced: NumPy in float64 on the host.
 
-First what users say about sets and correspondences, then whether a federation's observations determine the class
-posterior. Client c observes q = A eta / sum(A eta) of the class posterior eta, one linear constraint on eta per
-observation: q_o * sum_o' (A eta)_o' = (A eta)_o. They sum to 0 over o, so the last one is left out. The federation
-identifies eta if the stacked constraints of all clients have a null space of one dimension, the ray of eta. A matrix of
-full column rank at every client is sufficient for that, not necessary.
+First what users say about sets and correspondences, then whether a federation's observations
+determine the class posterior. Client c observes q = A eta / sum(A eta) of the class posterior eta,
+one linear constraint on eta per observation: q_o * sum_o' (A eta)_o' = (A eta)_o. They sum to 0
+over o, so the last one is left out. The federation identifies eta if the stacked constraints of all
+clients have a null space of one dimension, the ray of eta. A matrix of full column rank at every
+client is sufficient for that, not necessary.
 """
 
 from collections.abc import Sequence
@@ -13,10 +14,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-ROW_TOLERANCE = 1e-3  # set priors and test prior: a larger deviation from 1 is an error, a smaller one is divided out
+# set priors and test prior: a larger deviation from 1 is an error, a smaller one is divided out
+ROW_TOLERANCE = 1e-3
 COLUMN_TOLERANCE = 1e-6  # correspondence matrices
 SMALL_SINGULAR_VALUE = 1e-3  # below it a client's own matrix is close to singular
-RANK_TOLERANCE = 1e-6  # singular values below this share of the largest one count as 0: shares come in float32
+# singular values below this share of the largest one count as 0: shares come in float32
+RANK_TOLERANCE = 1e-6
 
 
 def check_set_priors(
@@ -26,24 +29,28 @@ def check_set_priors(
     num_classes: int | None = None,
     client: int | str | None = None,
 ) -> NDArray[np.float64]:
-    """The class proportions of a client's sets, rows scaled to sum exactly to 1; rows of sets without examples are 0.
+    """Return the class proportions of a client's sets, rows scaled to sum exactly to 1; rows of
+    sets without examples are 0.
 
     Args:
         set_priors: [M, K], a row per set.
-        set_shares: [M], share or number of examples of every set; 0 = empty set, whose row is not looked at.
+        set_shares: [M], share or number of examples of every set; 0 = empty set, whose row is not
+            looked at.
         num_classes: K, where it is known.
         client: named in the messages.
 
     Raises:
-        ValueError: wrong shape, NaN or negative entries, or a row whose sum is off 1 by more than 1e-3.
+        ValueError: wrong shape, NaN or negative entries, or a row whose sum is off 1 by more than
+            1e-3.
     """
     owner = _owner(client)
     priors = _matrix("set_priors", set_priors, "[sets, classes]", num_classes, owner)
     shares = np.ones(len(priors)) if set_shares is None else np.asarray(set_shares, np.float64)
     if shares.shape != (len(priors),) or not np.all(np.isfinite(shares)) or np.any(shares < 0):
         raise ValueError(
-            f"set_shares{owner} are {shares.tolist()}; they must be {len(priors)} finite numbers >= 0, one per row "
-            "of set_priors: the number or the share of the examples in every set."
+            f"set_shares{owner} are {shares.tolist()}; they must be {len(priors)} finite numbers "
+            ">= 0, one per row of set_priors: the number or the share of the examples in every "
+            "set."
         )
     filled = shares > 0
     for row in np.flatnonzero(filled):
@@ -51,32 +58,38 @@ def check_set_priors(
         total = priors[row].sum()
         if abs(total - 1) > ROW_TOLERANCE:
             raise ValueError(
-                f"Row {row} of set_priors{owner} sums to {total:.6g}; the class proportions of a set must sum to 1 "
-                f"(up to {ROW_TOLERANCE:g}): divide counts by the size of the set."
+                f"Row {row} of set_priors{owner} sums to {total:.6g}; the class proportions of a "
+                f"set must sum to 1 (up to {ROW_TOLERANCE:g}): divide counts by the size of the "
+                "set."
             )
     priors = np.where(filled[:, None], priors, 0.0)
     return priors / np.where(filled, priors.sum(axis=1), 1.0)[:, None]
 
 
 def check_test_prior(test_prior: ArrayLike, num_classes: int) -> NDArray[np.float64]:
-    """The class proportions at test time, scaled to sum exactly to 1.
+    """Return the class proportions at test time, scaled to sum exactly to 1.
 
     Raises:
-        ValueError: wrong shape, an entry that is not positive, or a sum that is off 1 by more than 1e-3.
+        ValueError: wrong shape, an entry that is not positive, or a sum that is off 1 by more than
+            1e-3.
     """
     prior = np.asarray(test_prior, np.float64)
     if prior.shape != (num_classes,):
         raise ValueError(
-            f"test_prior has shape {prior.shape}; it must have one entry for each of {num_classes} classes."
+            f"test_prior has shape {prior.shape}; it must have one entry for each of "
+            f"{num_classes} classes."
         )
     if not np.all(np.isfinite(prior)) or np.any(prior <= 0):
         bad = _first(~(np.isfinite(prior) & (prior > 0)))
         raise ValueError(
-            f"test_prior is {prior[bad]:.6g} for class {bad}; every entry must be positive, since set priors are "
-            "divided by it: remove the class, or give it a small share."
+            f"test_prior is {prior[bad]:.6g} for class {bad}; every entry must be positive, since "
+            "set priors are divided by it: remove the class, or give it a small share."
         )
     if abs(prior.sum() - 1) > ROW_TOLERANCE:
-        raise ValueError(f"test_prior sums to {prior.sum():.6g}; class proportions must sum to 1: divide by the sum.")
+        raise ValueError(
+            f"test_prior sums to {prior.sum():.6g}; class proportions must sum to 1: divide by "
+            "the sum."
+        )
     return prior / prior.sum()
 
 
@@ -88,7 +101,8 @@ def check_correspondence(
     normalize_columns: bool = False,
     client: int | str | None = None,
 ) -> NDArray[np.float64]:
-    """The correspondence matrix M_jk = P(observed label j | class k), columns scaled to sum exactly to 1.
+    """Return the correspondence matrix M_jk = P(observed label j | class k), columns scaled to sum
+    exactly to 1.
 
     There may be more observed labels than classes.
 
@@ -100,19 +114,22 @@ def check_correspondence(
         client: named in the messages.
 
     Raises:
-        ValueError: wrong shape, entries that are NaN or negative, an empty column, columns that do not sum to 1
-            within 1e-6, or a label that examples carry although its row is all 0.
+        ValueError: wrong shape, entries that are NaN or negative, an empty column, columns that do
+            not sum to 1 within 1e-6, or a label that examples carry although its row is all 0.
     """
     owner = _owner(client)
-    weights = _matrix("The correspondence matrix", matrix, "[observed labels, classes]", num_classes, owner)
+    weights = _matrix(
+        "The correspondence matrix", matrix, "[observed labels, classes]", num_classes, owner
+    )
     for row in range(len(weights)):
         _check_entries(weights[row], f"Row {row} of the correspondence matrix{owner}")
     sums = weights.sum(axis=0)
     if np.any(sums == 0):
         empty = _first(sums == 0)
         raise ValueError(
-            f"Column {empty} of the correspondence matrix{owner} is all 0; every class needs observed labels that it "
-            f"can carry: give column {empty} the label frequencies if nothing is known."
+            f"Column {empty} of the correspondence matrix{owner} is all 0; every class needs "
+            f"observed labels that it can carry: give column {empty} the label frequencies if "
+            "nothing is known."
         )
     off = np.abs(sums - 1) > COLUMN_TOLERANCE
     if np.any(off) and not normalize_columns:
@@ -124,29 +141,33 @@ def check_correspondence(
             else "divide columns by their sums, or set normalize_columns=True."
         )
         raise ValueError(
-            f"Column {column} of the correspondence matrix{owner} sums to {sums[column]:.8g}; columns must sum to 1 "
-            f"(P(observed label | class)), shape [observed labels, classes] = {weights.shape}; {hint}"
+            f"Column {column} of the correspondence matrix{owner} sums to {sums[column]:.8g}; "
+            "columns must sum to 1 (P(observed label | class)), shape [observed labels, classes] "
+            f"= {weights.shape}; {hint}"
         )
     if observed_counts is not None:
         counts = np.asarray(observed_counts)
         if counts.shape != (len(weights),):
             raise ValueError(
-                f"observed_counts{owner} have shape {counts.shape}; the correspondence matrix has {len(weights)} rows, "
-                "one per observed label: labels beyond its rows have no meaning."
+                f"observed_counts{owner} have shape {counts.shape}; the correspondence matrix has "
+                f"{len(weights)} rows, one per observed label: labels beyond its rows have no "
+                "meaning."
             )
         unexplained = (counts > 0) & ~np.any(weights > 0, axis=1)
         if np.any(unexplained):
             label = _first(unexplained)
             raise ValueError(
-                f"Row {label} of the correspondence matrix{owner} is all 0, yet {int(counts[label])} examples carry "
-                "this label; a label that no class can carry has probability 0: correct the matrix or drop these "
-                "examples."
+                f"Row {label} of the correspondence matrix{owner} is all 0, yet "
+                f"{int(counts[label])} examples carry this label; a label that no class can carry "
+                "has probability 0: correct the matrix or drop these examples."
             )
     return weights / sums
 
 
-def check_observed(observed: ArrayLike, num_observed: int, *, client: int | str | None = None) -> NDArray[np.int64]:
-    """Counts [J] of a client's observed labels.
+def check_observed(
+    observed: ArrayLike, num_observed: int, *, client: int | str | None = None
+) -> NDArray[np.int64]:
+    """Count [J] of a client's observed labels.
 
     Args:
         observed: [n] integers, -1 = nothing observed.
@@ -160,24 +181,29 @@ def check_observed(observed: ArrayLike, num_observed: int, *, client: int | str 
     labels = np.asarray(observed)
     if labels.ndim != 1 or (labels.size and not np.issubdtype(labels.dtype, np.integer)):
         raise ValueError(
-            f"Observed labels{owner} have shape {labels.shape} and dtype {labels.dtype}; they must be integers [n]."
+            f"Observed labels{owner} have shape {labels.shape} and dtype {labels.dtype}; they "
+            "must be integers [n]."
         )
     outside = (labels < -1) | (labels >= num_observed)
     if np.any(outside):
         first = _first(outside)
         raise ValueError(
-            f"Observed label {labels[first]} of example {first}{owner} does not exist; labels are 0 to "
-            f"{num_observed - 1}, and -1 where nothing was observed."
+            f"Observed label {labels[first]} of example {first}{owner} does not exist; labels are "
+            f"0 to {num_observed - 1}, and -1 where nothing was observed."
         )
     return np.bincount(labels[labels >= 0].astype(np.int64), minlength=num_observed)
 
 
-def _matrix(name: str, values: ArrayLike, axes: str, num_classes: int | None, owner: str) -> NDArray[np.float64]:
+def _matrix(
+    name: str, values: ArrayLike, axes: str, num_classes: int | None, owner: str
+) -> NDArray[np.float64]:
     matrix = np.asarray(values, np.float64)
     if matrix.ndim != 2 or 0 in matrix.shape or num_classes not in (None, matrix.shape[1]):
         wanted = "" if num_classes is None else f" with {num_classes} classes"
         verb = "have" if name.endswith("s") else "has"
-        raise ValueError(f"{name}{owner} {verb} shape {matrix.shape}; the shape must be {axes}{wanted}.")
+        raise ValueError(
+            f"{name}{owner} {verb} shape {matrix.shape}; the shape must be {axes}{wanted}."
+        )
     return matrix
 
 
@@ -185,7 +211,9 @@ def _check_entries(row: NDArray[np.float64], name: str) -> None:
     bad = ~(np.isfinite(row) & (row >= 0))
     if np.any(bad):
         column = _first(bad)
-        raise ValueError(f"{name} holds {row[column]:.6g} for class {column}; entries must be finite and >= 0.")
+        raise ValueError(
+            f"{name} holds {row[column]:.6g} for class {column}; entries must be finite and >= 0."
+        )
 
 
 def _first(found: NDArray[np.bool_]) -> int:
@@ -214,7 +242,9 @@ class MatrixDiagnostics(NamedTuple):
 
     @property
     def is_constant(self) -> bool:
-        """Tells whether the loss ignores the logits: one observation, or all of them with proportional rows."""
+        """Tells whether the loss ignores the logits: one observation, or all of them with
+        proportional rows.
+        """
         return self.num_rows > 0 and self.rank <= 1
 
 
@@ -236,7 +266,8 @@ def diagnose_matrix(matrix: ArrayLike) -> MatrixDiagnostics:
     weights = np.asarray(matrix, np.float64)
     if weights.ndim != 2 or not np.all(np.isfinite(weights)) or np.any(weights < 0):
         raise ValueError(
-            f"A client's matrix has shape {weights.shape}; it must be [observations, classes] of finite numbers >= 0."
+            f"A client's matrix has shape {weights.shape}; it must be [observations, classes] of "
+            "finite numbers >= 0."
         )
     singular_values = _singular_values(weights)
     rank = _rank(singular_values)
@@ -252,18 +283,23 @@ def diagnose_matrix(matrix: ArrayLike) -> MatrixDiagnostics:
     )
 
 
-def posterior_constraints(matrices: Sequence[ArrayLike], posterior: ArrayLike) -> NDArray[np.float64]:
-    """The stacked constraints [sum_c (O_c - 1), K] that the clients' observations put on the class posterior.
+def posterior_constraints(
+    matrices: Sequence[ArrayLike], posterior: ArrayLike
+) -> NDArray[np.float64]:
+    """Return the stacked constraints [sum_c (O_c - 1), K] that the clients' observations put on the
+    class posterior.
 
     Args:
-        matrices: A_c [O_c, K] of every client, entries >= 0; no rows for a client that observes nothing.
+        matrices: A_c [O_c, K] of every client, entries >= 0; no rows for a client that observes
+            nothing.
         posterior: [K], the class posterior at which they are taken; it lies in their null space.
     """
     eta = np.asarray(posterior, np.float64)
     rows = [np.zeros((0, len(eta)))]
     for matrix in matrices:
         weights = np.asarray(matrix, np.float64)
-        # A row of zeros would only say that 0 = 0, and as the last row it would take the place of a real constraint.
+        # A row of zeros would only say that 0 = 0, and as the last row it would take the place of a
+        # real constraint.
         weights = weights[np.any(weights > 0, axis=1)]
         if len(weights):
             scores = weights @ eta
@@ -272,14 +308,17 @@ def posterior_constraints(matrices: Sequence[ArrayLike], posterior: ArrayLike) -
     return np.concatenate(rows)
 
 
-def assess_identifiability(matrices: Sequence[ArrayLike], posterior: ArrayLike | None = None) -> Identifiability:
-    """Returns whether the clients' observations together determine the class posterior.
+def assess_identifiability(
+    matrices: Sequence[ArrayLike], posterior: ArrayLike | None = None
+) -> Identifiability:
+    """Return whether the clients' observations together determine the class posterior.
 
     Args:
-        matrices: A_c [O_c, K] of every client: the identity for labels, the correspondence matrix for labels of
-            another space, diag(shares) priors diag(1 / test prior) for sets, an array [0, K] for nothing.
-        posterior: [K], all positive, the posterior at which it is tested; by default three random ones, of which
-            the one with the smallest rank counts.
+        matrices: A_c [O_c, K] of every client: the identity for labels, the correspondence matrix
+            for labels of another space, diag(shares) priors diag(1 / test prior) for sets, an array
+            [0, K] for nothing.
+        posterior: [K], all positive, the posterior at which it is tested; by default three random
+            ones, of which the one with the smallest rank counts.
 
     Raises:
         ValueError: no client, or matrices that differ in their number of classes.
@@ -288,8 +327,8 @@ def assess_identifiability(matrices: Sequence[ArrayLike], posterior: ArrayLike |
     widths = {array.shape[-1] for array in arrays}
     if len(widths) != 1:
         raise ValueError(
-            f"The clients' matrices have {sorted(widths)} columns; at least one client is needed, and all matrices "
-            "must have one column per class."
+            f"The clients' matrices have {sorted(widths)} columns; at least one client is needed, "
+            "and all matrices must have one column per class."
         )
     clients = tuple(diagnose_matrix(_rows_of_sum_one(array)) for array in arrays)
     drawn = np.random.default_rng(0).dirichlet(np.ones(widths.pop()), size=3)
@@ -298,7 +337,8 @@ def assess_identifiability(matrices: Sequence[ArrayLike], posterior: ArrayLike |
     worst = min(stacks, key=lambda stack: _rank(_singular_values(stack)))
     singular_values = _singular_values(worst)
     rank = _rank(singular_values)
-    # The triangular factor has the same null space as the stack, and no more rows than there are classes.
+    # The triangular factor has the same null space as the stack, and no more rows than there are
+    # classes.
     square = np.zeros((worst.shape[1], worst.shape[1]))
     factor = np.linalg.qr(worst, mode="r")
     square[: len(factor)] = factor
@@ -307,7 +347,9 @@ def assess_identifiability(matrices: Sequence[ArrayLike], posterior: ArrayLike |
 
 
 def identifiability_warnings(report: Identifiability) -> list[str]:
-    """Returns what a user should know about a federation, a sentence per weakness with the clients that have it."""
+    """Return what a user should know about a federation, a sentence per weakness with the
+    clients that have it.
+    """
     clients_with: dict[str, list[int]] = {}
     for client, diagnostics in enumerate(report.clients):
         for weakness in _weaknesses(diagnostics):
@@ -319,9 +361,9 @@ def identifiability_warnings(report: Identifiability) -> list[str]:
     if not report.identified:
         num_classes, dimension = report.null_space.shape
         warnings.append(
-            f"The federation as a whole does not identify the class posterior: {dimension - 1} of {num_classes - 1} "
-            "directions are left open by all observations together; add labelled examples, or sets with other class "
-            "proportions."
+            f"The federation as a whole does not identify the class posterior: {dimension - 1} of "
+            f"{num_classes - 1} directions are left open by all observations together; add "
+            "labelled examples, or sets with other class proportions."
         )
     return warnings
 
@@ -330,26 +372,33 @@ def _weaknesses(diagnostics: MatrixDiagnostics) -> list[str]:
     found = []
     if diagnostics.empty_rows:
         found.append(
-            f"observations {_listed(diagnostics.empty_rows)} have no weight (sets without examples, or labels that no "
-            "class carries); they are dropped."
+            f"observations {_listed(diagnostics.empty_rows)} have no weight (sets without "
+            "examples, or labels that no class carries); they are dropped."
         )
     if not diagnostics.num_rows:
         return found
     if diagnostics.is_constant:
-        reason = "there is only one set" if diagnostics.num_rows == 1 else "all sets have the same class proportions"
+        reason = (
+            "there is only one set"
+            if diagnostics.num_rows == 1
+            else "all sets have the same class proportions"
+        )
         found.append(f"{reason}, so the loss is constant and its gradient 0.")
         return found
     if diagnostics.missing_classes:
-        found.append(f"classes {_listed(diagnostics.missing_classes)} occur in no set; nothing is learned about them.")
+        found.append(
+            f"classes {_listed(diagnostics.missing_classes)} occur in no set; nothing is learned "
+            "about them."
+        )
     if diagnostics.rank < diagnostics.num_classes:
         found.append(
-            f"rank {diagnostics.rank} of {diagnostics.num_classes}; a client's observations alone do not tell all "
-            "classes apart."
+            f"rank {diagnostics.rank} of {diagnostics.num_classes}; a client's observations alone "
+            "do not tell all classes apart."
         )
     elif diagnostics.smallest_singular_value < SMALL_SINGULAR_VALUE:
         found.append(
-            f"the smallest singular value is {diagnostics.smallest_singular_value:.1g} (condition number "
-            f"{diagnostics.condition_number:.1g}); some classes are hardly told apart."
+            f"the smallest singular value is {diagnostics.smallest_singular_value:.1g} (condition "
+            f"number {diagnostics.condition_number:.1g}); some classes are hardly told apart."
         )
     return found
 

@@ -1,12 +1,15 @@
-"""Label channels: labels, coarse labels and set memberships are the class seen through a known matrix.
+"""Label channels: labels, coarse labels and set memberships are the class seen through a known
+matrix.
 
-A client that sees observation o instead of class k has a matrix A [O, K] of weights >= 0. With class logits z,
+A client that sees observation o instead of class k has a matrix A [O, K] of weights >= 0. With
+class logits z,
 
     log q_o = LSE_k(log A_ok + z_k) - LSE_o'(LSE_k(log A_o'k + z_k)),
 
-and the loss of an observation is -log q_o. The class posterior is softmax(z) in every case: the channel is dropped at
-test time. Everything stays in log space; products of probabilities underflow (FedUL section 14, check 9). A
-correspondence that nobody knows is estimated from pseudo-labels (FedMT, equation 4).
+and the loss of an observation is -log q_o. The class posterior is softmax(z) in every case: the
+channel is dropped at test time. Everything stays in log space; products of probabilities underflow
+(FedUL section 14, check 9). A correspondence that nobody knows is estimated from pseudo-labels
+(FedMT, equation 4).
 """
 
 from typing import NamedTuple
@@ -22,30 +25,36 @@ FALLBACKS = ("prior", "uniform", "zero")  # columns of classes that an estimate 
 
 
 class Channel(NamedTuple):
-    """Label channel of a client; stack channels of several clients, padded to equal rows, for `vmap`.
+    """Label channel of a client; stack channels of several clients, padded to equal rows, for
+    `vmap`.
 
-    A weight of 0 is stored as the most negative finite number, not as -inf: every leaf stays finite.
+    A weight of 0 is stored as the most negative finite number, not as -inf: every leaf stays
+    finite.
     """
 
     log_weights: Float[Array, "O K"]  # log A; rows outside `valid` are never read
-    valid: Bool[Array, " O"]  # rows with a positive weight; padding and impossible observations are False
+    valid: Bool[Array, " O"]
+    # ^ rows with a positive weight; padding and impossible observations are False
 
 
 def identity_channel(num_classes: int) -> Channel:
-    """The channel of a labelled client: it observes the class itself, and the loss is plain cross-entropy."""
+    """Return the channel of a labelled client: it observes the class itself, and the loss is plain
+    cross-entropy.
+    """
     return _channel_of_weights(jnp.eye(num_classes))
 
 
 def correspondence_channel(matrix: Float[ArrayLike, "J K"], *, remainder: bool = False) -> Channel:
-    """The channel of a client with labels of another label space (FedMT, equation 3).
+    """Return the channel of a client with labels of another label space (FedMT, equation 3).
 
-    Where all columns sum to 1 the normalization changes nothing and q = M softmax(z). It is not checked here, so that
-    traced matrices can be used: `check_correspondence` does it on the host.
+    Where all columns sum to 1 the normalization changes nothing and q = M softmax(z). It is not
+    checked here, so that traced matrices can be used: `check_correspondence` does it on the host.
 
     Args:
         matrix: M_jk = P(observed label j | class k); columns sum to 1.
-        remainder: whether to add a last row of 1 minus the column sum, an observation that never occurs. It keeps
-            q = M softmax(z) where columns hold less than 1, as in an estimate with `fallback="zero"`.
+        remainder: whether to add a last row of 1 minus the column sum, an observation that never
+            occurs. It keeps q = M softmax(z) where columns hold less than 1, as in an estimate with
+            `fallback="zero"`.
     """
     weights = at_least_float32(matrix)
     if remainder:
@@ -55,21 +64,27 @@ def correspondence_channel(matrix: Float[ArrayLike, "J K"], *, remainder: bool =
 
 
 def set_channel(
-    set_priors: Float[ArrayLike, "M K"], set_shares: Float[ArrayLike, " M"], test_prior: Float[ArrayLike, " K"]
+    set_priors: Float[ArrayLike, "M K"],
+    set_shares: Float[ArrayLike, " M"],
+    test_prior: Float[ArrayLike, " K"],
 ) -> Channel:
-    """The channel of a client with unlabelled sets of known class proportions (FedUL, theorem 1).
+    """Return the channel of a client with unlabelled sets of known class proportions (FedUL,
+    theorem 1).
 
-    A = diag(set shares) * set priors * diag(1 / test prior). A set without examples, that is with share 0, is padding.
-    Values are not checked here: `check_set_priors` and `check_test_prior` do it on the host.
+    A = diag(set shares) * set priors * diag(1 / test prior). A set without examples, that is with
+    share 0, is padding. Values are not checked here: `check_set_priors` and `check_test_prior` do
+    it on the host.
 
     Args:
         set_priors: class proportions of every set; rows sum to 1.
         set_shares: share of the client's examples that lies in every set, up to a common factor.
-        test_prior: class proportions at test time, all positive; a uniform one leaves diag(1 / test prior) out.
+        test_prior: class proportions at test time, all positive; a uniform one leaves diag(1 / test
+            prior) out.
     """
     priors = at_least_float32(set_priors)
     shares = jnp.asarray(set_shares).astype(priors.dtype)
-    # Shares and test prior first: for pure sets with shares equal to the test prior the sum is then exactly 0.
+    # Shares and test prior first: for pure sets with shares equal to the test prior the sum is then
+    # exactly 0.
     offsets = _safe_log(shares)[:, None] - jnp.log(jnp.asarray(test_prior).astype(priors.dtype))
     positive = (priors > 0) & (shares > 0)[:, None]
     log_weights = jnp.where(positive, _safe_log(priors) + offsets, most_negative(priors))
@@ -77,31 +92,39 @@ def set_channel(
 
 
 def pad_channel(channel: Channel, num_rows: int) -> Channel:
-    """The same channel with rows of padding at the end, `num_rows` in total.
+    """Return the same channel with rows of padding at the end, `num_rows` in total.
 
     Raises:
         ValueError: the channel has more rows already.
     """
     missing = num_rows - channel.valid.shape[-1]
     if missing < 0:
-        raise ValueError(f"num_rows is {num_rows}; the channel has {channel.valid.shape[-1]} rows already.")
-    return Channel(jnp.pad(channel.log_weights, ((0, missing), (0, 0))), jnp.pad(channel.valid, (0, missing)))
+        raise ValueError(
+            f"num_rows is {num_rows}; the channel has {channel.valid.shape[-1]} rows already."
+        )
+    return Channel(
+        jnp.pad(channel.log_weights, ((0, missing), (0, 0))), jnp.pad(channel.valid, (0, missing))
+    )
 
 
 def channel_log_probs(logits: Float[Array, "n K"], channel: Channel) -> Float[Array, "n O"]:
-    """Log-probabilities of the observations, in float32 at least; the most negative number in rows outside `valid`.
+    """Log-probabilities of the observations, in float32 at least; the most negative number in rows
+    outside `valid`.
 
-    The channel of the identity matrix returns exactly `log_softmax(logits)`. Memory: n * O * K floats.
+    The channel of the identity matrix returns exactly `log_softmax(logits)`. Memory: n * O * K
+    floats.
 
     Args:
         logits: class scores; a common shift of a row changes nothing.
         channel: what the client observes.
     """
     logits = at_least_float32(logits)
-    # A shift changes nothing but the rounding; log_softmax takes the same one, so the identity stays exact.
+    # A shift changes nothing but the rounding; log_softmax takes the same one, so the identity
+    # stays exact.
     logits = logits - jax.lax.stop_gradient(jnp.max(logits, axis=1, keepdims=True))
     lowest = most_negative(logits)
-    # Before the sum: a row of zero weights has no gradient. After it: such a row has no probability.
+    # Before the sum: a row of zero weights has no gradient. After it: such a row has no
+    # probability.
     log_weights = jnp.where(channel.valid[:, None], channel.log_weights.astype(logits.dtype), 0.0)
     scores = jax.nn.logsumexp(log_weights + logits[:, None, :], axis=-1)
     log_probs = jax.nn.log_softmax(jnp.where(channel.valid, scores, lowest))
@@ -118,8 +141,9 @@ def channel_cross_entropy(
 ) -> Float[Array, " n"]:
     """-log q of what was observed, of every row in nats.
 
-    Exactly 0 with zero gradient where `is_observable` is False: nothing observed, or an observation that the channel
-    says is impossible, whose loss would be infinite. With the identity channel the same bits as `cross_entropy`.
+    Exactly 0 with zero gradient where `is_observable` is False: nothing observed, or an observation
+    that the channel says is impossible, whose loss would be infinite. With the identity channel the
+    same bits as `cross_entropy`.
 
     Args:
         logits: class scores.
@@ -132,11 +156,12 @@ def channel_cross_entropy(
 def channel_cross_entropy_on_probs(
     logits: Float[Array, "n K"], observed: Int[Array, " n"], channel: Channel
 ) -> Float[Array, " n"]:
-    """-log softmax(q) of what was observed: a second softmax on probabilities, as FedUL's public code has it.
+    """-log softmax(q) of what was observed: a second softmax on probabilities, as FedUL's public
+    code has it.
 
-    NOT A PROPER LOSS: its minimizer is not the class posterior, it is over-confident and can name another class
-    (FedUL section 14, check 7), and it never falls below log(e + O - 1) - 1 for O observations. It is here to
-    reproduce published numbers; use `channel_cross_entropy`.
+    NOT A PROPER LOSS: its minimizer is not the class posterior, it is over-confident and can name
+    another class (FedUL section 14, check 7), and it never falls below log(e + O - 1) - 1 for O
+    observations. It is here to reproduce published numbers; use `channel_cross_entropy`.
 
     Args:
         logits: class scores.
@@ -148,14 +173,18 @@ def channel_cross_entropy_on_probs(
     return _observed_loss(again, observed, channel)
 
 
-def _observed_loss(log_probs: Float[Array, "n O"], observed: Int[Array, " n"], channel: Channel) -> Float[Array, " n"]:
+def _observed_loss(
+    log_probs: Float[Array, "n O"], observed: Int[Array, " n"], channel: Channel
+) -> Float[Array, " n"]:
     chosen = at_target(log_probs, observed)
     return jnp.where(is_observable(observed, channel), -chosen, jnp.zeros_like(chosen))
 
 
 def _channel_of_weights(weights: Float[Array, "O K"]) -> Channel:
     positive = weights > 0
-    return Channel(jnp.where(positive, _safe_log(weights), most_negative(weights)), jnp.any(positive, axis=1))
+    return Channel(
+        jnp.where(positive, _safe_log(weights), most_negative(weights)), jnp.any(positive, axis=1)
+    )
 
 
 def _safe_log(values: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -170,19 +199,23 @@ def correspondence_counts(
     threshold: float | Float[Array, ""],
     mask: Bool[Array, " n"] | None = None,
 ) -> tuple[Float[Array, "J K"], Float[Array, " J"]]:
-    """Returns how often an observed label meets a confident pseudo-label, and how often it occurs at all.
+    """Return how often an observed label meets a confident pseudo-label, and how often it occurs
+    at all.
 
-    Counts of several clients may be added, then normalized. They are exact up to 2^24 examples in float32.
+    Counts of several clients may be added, then normalized. They are exact up to 2^24 examples in
+    float32.
 
     Args:
-        probs: class probabilities; the pseudo-label is the most probable class, the first one among equals.
+        probs: class probabilities; the pseudo-label is the most probable class, the first one among
+            equals.
         observed: observed label of every row, -1 = none: such a row is not counted.
         num_observed: J, number of observed labels.
         threshold: a pseudo-label is confident above it, not at it.
         mask: rows that are examples, by default all.
 
     Returns:
-        counts of (observed label, pseudo-label) among confident rows, counts of observed labels among all rows.
+        counts of (observed label, pseudo-label) among confident rows, counts of observed labels
+        among all rows.
     """
     probs = at_least_float32(probs)
     known = observed >= 0 if mask is None else (observed >= 0) & mask
@@ -191,7 +224,9 @@ def correspondence_counts(
     labels = jax.nn.one_hot(jnp.where(known, observed, -1), num_observed, dtype=probs.dtype)
     pseudo_labels = jnp.where(confident, jnp.argmax(probs, axis=1), -1)
     counts = jnp.matmul(
-        labels.T, jax.nn.one_hot(pseudo_labels, probs.shape[1], dtype=probs.dtype), precision=jax.lax.Precision.HIGHEST
+        labels.T,
+        jax.nn.one_hot(pseudo_labels, probs.shape[1], dtype=probs.dtype),
+        precision=jax.lax.Precision.HIGHEST,
     )
     return jax.lax.stop_gradient((counts, jnp.sum(labels, axis=0)))
 
@@ -203,13 +238,15 @@ def normalize_counts(
     fallback: str = "prior",
     smoothing: float | Float[Array, ""] = 0.0,
 ) -> Float[Array, "J K"]:
-    """Correspondence matrix of counts: (n_jk + a pi_j) / (n_k + a), pi = frequencies of the observed labels.
+    """Correspondence matrix of counts: (n_jk + a pi_j) / (n_k + a), pi = frequencies of the
+    observed labels.
 
     Args:
         counts: how often observed label j meets pseudo-label k.
         label_counts: how often observed label j occurs; all 0 makes pi uniform.
-        fallback: what a column without counts becomes where a = 0: "prior" (pi), "uniform" (1 / J) or "zero". Zero
-            columns take mass away from M p, which pushes the model away from classes that are not confident yet.
+        fallback: what a column without counts becomes where a = 0: "prior" (pi), "uniform" (1 / J)
+            or "zero". Zero columns take mass away from M p, which pushes the model away from
+            classes that are not confident yet.
         smoothing: a, counts of the frequencies that are added to every column.
 
     Raises:
@@ -221,5 +258,7 @@ def normalize_counts(
     prior = jnp.where(total > 0, label_counts / jnp.maximum(total, 1.0), uniform)
     empty = {"prior": prior, "uniform": uniform, "zero": jnp.zeros_like(prior)}[fallback]
     support = jnp.sum(counts, axis=0) + smoothing
-    columns = (counts + smoothing * prior[:, None]) / jnp.where(support > 0, support, jnp.ones_like(support))
+    columns = (counts + smoothing * prior[:, None]) / jnp.where(
+        support > 0, support, jnp.ones_like(support)
+    )
     return jax.lax.stop_gradient(jnp.where(support > 0, columns, empty[:, None]))

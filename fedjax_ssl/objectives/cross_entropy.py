@@ -1,6 +1,8 @@
-"""Cross-entropy in the forms that the methods take: hard, missing, soft, clipped and mixed targets, shares of a set.
+"""Cross-entropy in the forms that the methods take: hard, missing, soft, clipped and mixed targets,
+shares of a set.
 
-Losses are computed in float32 at least. The L1 norm of the parameters, which some methods add, is here too.
+Losses are computed in float32 at least. The L1 norm of the parameters, which some methods add, is
+here too.
 """
 
 from collections.abc import Callable
@@ -13,7 +15,8 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int, Key
 from fedjax_ssl.checks import check_numbers
 
 CLIP = 1e-7  # the epsilon of Keras, and of the public code of FedUL's baselines
-RowLoss = Callable[[Float[Array, "n K"], Int[Array, " n"]], Float[Array, " n"]]  # exactly 0 where the target is -1
+# exactly 0 where the target is -1
+RowLoss = Callable[[Float[Array, "n K"], Int[Array, " n"]], Float[Array, " n"]]
 ATTEMPTS = 64  # a try for a share fails with a chance of 1/2 at most where alpha <= 1
 
 
@@ -31,7 +34,8 @@ def cross_entropy(logits: Float[Array, "n K"], targets: Int[Array, " n"]) -> Flo
 def batch_mean(
     losses: Float[Array, " n"], mask: Bool[Array, " n"], counted: Bool[Array, " n"] | None = None
 ) -> Float[Array, ""]:
-    """Average the losses of a batch over its rows, also over those that do not count; 0 for an empty batch.
+    """Average the losses of a batch over its rows, also over those that do not count; 0 for an
+    empty batch.
 
     Args:
         losses: one per row; anything, NaN too, outside the mask.
@@ -44,10 +48,12 @@ def batch_mean(
 
 
 def at_target(values: Float[Array, "n K"], targets: Int[Array, " n"]) -> Float[Array, " n"]:
-    """The value of every row at its target; exactly 0 with zero gradient where the target is -1.
+    """Return the value of every row at its target; exactly 0 with zero gradient where the target is
+    -1.
 
-    A selection and a sum, whose gradient is a selection: that of an indexed read is a scatter, which takes kernels of
-    its own on accelerators. The bits are the same: everything else that is added is 0.
+    A selection and a sum, whose gradient is a selection: that of an indexed read is a scatter,
+    which takes kernels of its own on accelerators. The bits are the same: everything else that is
+    added is 0.
 
     Args:
         values: values of every class.
@@ -64,7 +70,8 @@ def batch_cross_entropy(
     weights: Float[Array, " n"] | None = None,
     loss: RowLoss = cross_entropy,
 ) -> Float[Array, ""]:
-    """Weighted cross-entropy averaged over the batch: 1/|B| sum_i w_i CE(z_i, y_i), |B| = rows in the mask.
+    """Weighted cross-entropy averaged over the batch: 1/|B| sum_i w_i CE(z_i, y_i), |B| = rows in
+    the mask.
 
     The weights are not renormalized, and rows without a target count in |B| (XCLP section 5.3).
 
@@ -95,11 +102,16 @@ def soft_cross_entropy(
 
 
 def clipped_cross_entropy(
-    targets: Float[Array, "n K"], log_probs: Float[Array, "n K"], mask: Bool[Array, " n"], epsilon: float = CLIP
+    targets: Float[Array, "n K"],
+    log_probs: Float[Array, "n K"],
+    mask: Bool[Array, " n"],
+    epsilon: float = CLIP,
 ) -> Float[Array, ""]:
-    """-1/B sum_i sum_k q_ik log clip(p_ik, epsilon, 1 - epsilon), B = rows in the mask; 0 without any.
+    """-1/B sum_i sum_k q_ik log clip(p_ik, epsilon, 1 - epsilon), B = rows in the mask; 0 without
+    any.
 
-    This is how Keras computes it. A probability outside the bounds gets no gradient; its target still does.
+    This is how Keras computes it. A probability outside the bounds gets no gradient; its target
+    still does.
 
     Args:
         targets: q, a distribution per row.
@@ -112,10 +124,10 @@ def clipped_cross_entropy(
 
 
 def mixup_share(key: Key[Array, ""], alpha: float | Float[Array, ""]) -> Float[Array, ""]:
-    """The share of the first input in a mix, drawn from Beta(alpha, alpha).
+    """Return the share of the first input in a mix, drawn from Beta(alpha, alpha).
 
-    A known alpha <= 1 takes Johnk's method with a fixed number of tries: a few operations in place of the loops of a
-    general sampler, which take seconds to compile in every program they are in.
+    A known alpha <= 1 takes Johnk's method with a fixed number of tries: a few operations in place
+    of the loops of a general sampler, which take seconds to compile in every program they are in.
 
     Raises:
         ValueError: a known alpha that is not positive.
@@ -123,13 +135,17 @@ def mixup_share(key: Key[Array, ""], alpha: float | Float[Array, ""]) -> Float[A
     check_numbers("(0, inf)", alpha=alpha)
     if not isinstance(alpha, (int, float)) or alpha > 1:
         return jax.random.beta(key, alpha, alpha, dtype=jnp.result_type(float))
-    tries = jax.random.uniform(key, (ATTEMPTS, 2), minval=float(jnp.finfo(jnp.float32).tiny)) ** (1.0 / alpha)
+    tries = jax.random.uniform(key, (ATTEMPTS, 2), minval=float(jnp.finfo(jnp.float32).tiny)) ** (
+        1.0 / alpha
+    )
     total = jnp.sum(tries, axis=1)
     first = jnp.argmax((total > 0) & (total <= 1))
     return tries[first, 0] / jnp.maximum(total[first], float(jnp.finfo(total.dtype).tiny))
 
 
-def mixup(x_a: Float[Array, "..."], x_b: Float[Array, "..."], lam: float | Float[Array, ""]) -> Float[Array, "..."]:
+def mixup(
+    x_a: Float[Array, "..."], x_b: Float[Array, "..."], lam: float | Float[Array, ""]
+) -> Float[Array, "..."]:
     """lam * x_a + (1 - lam) * x_b, with one weight for the whole batch.
 
     Raises:
@@ -137,7 +153,8 @@ def mixup(x_a: Float[Array, "..."], x_b: Float[Array, "..."], lam: float | Float
     """
     if not (jnp.issubdtype(x_a.dtype, jnp.floating) and jnp.issubdtype(x_b.dtype, jnp.floating)):
         raise ValueError(
-            f"mixup got dtypes {x_a.dtype} and {x_b.dtype}; inputs must be floating: normalize images before mixing."
+            f"mixup got dtypes {x_a.dtype} and {x_b.dtype}; inputs must be floating: normalize "
+            "images before mixing."
         )
     weight = jnp.asarray(lam).astype(x_a.dtype)
     return weight * x_a + (1.0 - weight) * x_b
@@ -150,7 +167,8 @@ def mixup_cross_entropy(
     lam: float | Float[Array, ""],
     mask: Bool[Array, " n"],
 ) -> Float[Array, ""]:
-    """lam * CE(z, y_a) + (1 - lam) * CE(z, y_b), each averaged over the rows in the mask (SemiFL section 4).
+    """lam * CE(z, y_a) + (1 - lam) * CE(z, y_b), each averaged over the rows in the mask (SemiFL
+    section 4).
 
     Args:
         logits: class scores of the mixed inputs.
@@ -167,10 +185,11 @@ def mixup_cross_entropy(
 def proportion_loss(
     logits: Float[Array, "n K"], proportions: Float[Array, " K"], mask: Bool[Array, " n"]
 ) -> Float[Array, ""]:
-    """Cross-entropy between a set's known class proportions and the mean of its predictions, in nats.
+    """Cross-entropy between a set's known class proportions and the mean of its predictions, in
+    nats.
 
-    -sum_k clip(pi_k) log(1/n sum_i p_ik), the logarithm as a logsumexp of log-probabilities (FedUL section 5).
-    A set without rows in the mask costs exactly 0 with zero gradient.
+    -sum_k clip(pi_k) log(1/n sum_i p_ik), the logarithm as a logsumexp of log-probabilities (FedUL
+    section 5). A set without rows in the mask costs exactly 0 with zero gradient.
 
     Args:
         logits: class scores of one whole set.
@@ -188,23 +207,29 @@ def proportion_loss(
 
 
 def l1_norm(params: Any) -> Float[Array, ""]:
-    """Sum of the absolute values of all leaves of a pytree, biases and normalization scales included (FedUL section 3).
+    """Sum of the absolute values of all leaves of a pytree, biases and normalization scales
+    included (FedUL section 3).
 
     The slope at 0 is 0. Leaves in half precision are summed in float32.
     """
     leaves = [at_least_float32(leaf) for leaf in jax.tree.leaves(params)]
-    # jnp.abs has slope 1 at 0, which would pull fresh biases away from where the penalty wants them.
+    # jnp.abs has slope 1 at 0, which would pull fresh biases away from where the penalty wants
+    # them.
     sums = [jnp.sum(leaf * jax.lax.stop_gradient(jnp.sign(leaf))) for leaf in leaves]
     return sum(sums, start=jnp.zeros((), sums[0].dtype if sums else jnp.float32))
 
 
 def at_least_float32(values: ArrayLike) -> Float[Array, "..."]:
-    """The values as floating numbers of 32 bits or more; half precision and integers become float32."""
+    """Return the values as floating numbers of 32 bits or more; half precision and integers become
+    float32.
+    """
     values = jnp.asarray(values)
     wide = jnp.issubdtype(values.dtype, jnp.floating) and jnp.finfo(values.dtype).bits >= 32
     return values if wide else values.astype(jnp.float32)
 
 
 def most_negative(values: Float[Array, "..."]) -> float:
-    """The most negative finite number of the values' type: log 0 without the NaN that -inf leaves in gradients."""
+    """Return the most negative finite number of the values' type: log 0 without the NaN that -inf
+    leaves in gradients.
+    """
     return float(jnp.finfo(values.dtype).min)

@@ -1,9 +1,11 @@
-"""Losses at perturbed inputs or weights: virtual adversarial training, and sharpness-aware minimization.
+"""Losses at perturbed inputs or weights: virtual adversarial training, and sharpness-aware
+minimization.
 
 References:
-    Miyato et al., Virtual adversarial training, TPAMI 2019, as FedLLP-VAT uses it (FedUL section 5).
-    Foret, Kleiner, Mobahi, Neyshabur, Sharpness-aware minimization for efficiently improving generalization, ICLR 2021.
-    Kwon, Kim, Park, Choi, ASAM: adaptive sharpness-aware minimization, ICML 2021.
+    Miyato et al., Virtual adversarial training, TPAMI 2019, as FedLLP-VAT uses it (FedUL section
+    5). Foret, Kleiner, Mobahi, Neyshabur, Sharpness-aware minimization for efficiently improving
+    generalization, ICLR 2021. Kwon, Kim, Park, Choi, ASAM: adaptive sharpness-aware minimization,
+    ICML 2021.
 """
 
 from collections.abc import Callable
@@ -26,15 +28,16 @@ def vat_direction(
     *,
     mask: Bool[Array, " n"] | None = None,
 ) -> Float[Array, "n ..."]:
-    """The perturbation of length `radius` per example that changes the predictions most, after one power iteration.
+    """Return the perturbation of length `radius` per example that changes the predictions most,
+    after one power iteration.
 
-    g = H u with H the Hessian of KL(p(x) || p(x + d)) at d = 0 and u a random unit vector per example; the result is
-    radius * g / (||g|| + 1e-8), a constant for gradients. With batch norm a row also moves the others'
-    predictions, and g is that of the sum over all rows in the mask.
+    g = H u with H the Hessian of KL(p(x) || p(x + d)) at d = 0 and u a random unit vector per
+    example; the result is radius * g / (||g|| + 1e-8), a constant for gradients. With batch norm a
+    row also moves the others' predictions, and g is that of the sum over all rows in the mask.
 
     Args:
-        predict: logits of inputs; the same randomness (dropout) and frozen running statistics in every call, else the
-            direction is noise.
+        predict: logits of inputs; the same randomness (dropout) and frozen running statistics in
+            every call, else the direction is noise.
         inputs: floating inputs of one batch.
         key: key of the random start u.
         radius: length of the perturbation over all pixels and channels of an example.
@@ -44,10 +47,12 @@ def vat_direction(
     start = _unit_rows(jax.random.normal(key, inputs.shape, inputs.dtype))
 
     def slope(perturbation: Array) -> Array:
-        return jax.grad(lambda d: jnp.sum(_divergence(target, predict(inputs + d)), where=mask))(perturbation)
+        return jax.grad(lambda d: jnp.sum(_divergence(target, predict(inputs + d)), where=mask))(
+            perturbation
+        )
 
-    # In reverse mode twice, as H is symmetric: convolutions of accelerators have no forward mode. The gradient at
-    # d = 1e-6 u, as in the paper, would be lost in rounding for most pixels.
+    # In reverse mode twice, as H is symmetric: convolutions of accelerators have no forward mode.
+    # The gradient at d = 1e-6 u, as in the paper, would be lost in rounding for most pixels.
     gradient = jax.grad(lambda d: jnp.vdot(slope(d), start))(jnp.zeros_like(inputs))
     return jax.lax.stop_gradient(radius * _unit_rows(gradient))
 
@@ -60,8 +65,8 @@ def divergence_from(
 ) -> Float[Array, ""]:
     """1/B sum over counted rows of KL[softmax(before) || softmax(after)], B = rows in the mask.
 
-    With `after` at the inputs plus `vat_direction` it is the loss of virtual adversarial training. No gradient reaches
-    `before`.
+    With `after` at the inputs plus `vat_direction` it is the loss of virtual adversarial training.
+    No gradient reaches `before`.
 
     Args:
         before: class scores that are held fixed.
@@ -74,7 +79,8 @@ def divergence_from(
 
 
 def mean_entropy(logits: Float[Array, "n K"], mask: Bool[Array, " n"]) -> Float[Array, ""]:
-    """Entropy of the predictions in nats, averaged over the rows in the mask: entropy minimization beside VAT.
+    """Entropy of the predictions in nats, averaged over the rows in the mask: entropy minimization
+    beside VAT.
 
     Grandvalet and Bengio, NeurIPS 2004.
 
@@ -87,8 +93,12 @@ def mean_entropy(logits: Float[Array, "n K"], mask: Bool[Array, " n"]) -> Float[
     return batch_mean(rows, mask)
 
 
-def _divergence(target_log_probs: Float[Array, "n K"], logits: Float[Array, "n K"]) -> Float[Array, " n"]:
-    return jnp.sum(jnp.exp(target_log_probs) * (target_log_probs - jax.nn.log_softmax(logits)), axis=-1)
+def _divergence(
+    target_log_probs: Float[Array, "n K"], logits: Float[Array, "n K"]
+) -> Float[Array, " n"]:
+    return jnp.sum(
+        jnp.exp(target_log_probs) * (target_log_probs - jax.nn.log_softmax(logits)), axis=-1
+    )
 
 
 def _unit_rows(vectors: Float[Array, "n ..."]) -> Float[Array, "n ..."]:
@@ -101,16 +111,21 @@ SMALLEST_NORM = 1e-16  # so that a gradient of 0 moves nothing
 
 
 def sharpness_ascent(
-    params: PyTree, gradient: PyTree, radius: float | Array, adaptive: bool = True, eta: float | Array = 0.01
+    params: PyTree,
+    gradient: PyTree,
+    radius: float | Array,
+    adaptive: bool = True,
+    eta: float | Array = 0.01,
 ) -> PyTree:
-    """Step up the loss within a distance: radius T^2 g / ||T g||, with one norm over all parameters.
+    """Step up the loss within a distance: radius T^2 g / ||T g||, with one norm over all
+    parameters.
 
     Args:
         params: w.
         gradient: g, of the loss at w.
         radius: radius of the ball, rho.
-        adaptive: T is |w| + eta for weights, the scales of norm layers among them, and 1 for biases (ASAM); else it is
-            1 for all (SAM). A bias is a leaf of the name "bias".
+        adaptive: T is |w| + eta for weights, the scales of norm layers among them, and 1 for biases
+            (ASAM); else it is 1 for all (SAM). A bias is a leaf of the name "bias".
         eta: added to |w|.
 
     Returns:
@@ -123,5 +138,7 @@ def sharpness_ascent(
 
     scales = jax.tree_util.tree_map_with_path(scale, params)
     scaled = jax.tree.map(jnp.multiply, scales, gradient)
-    length = jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(scaled))) + SMALLEST_NORM
+    length = (
+        jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(scaled))) + SMALLEST_NORM
+    )
     return jax.tree.map(lambda t, tg: radius * (t * tg) / length, scales, scaled)

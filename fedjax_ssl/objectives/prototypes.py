@@ -1,4 +1,6 @@
-"""Class prototypes: mean embeddings, probabilities from distances to them, helpers' pseudo-labels (ProtoFSSL)."""
+"""Class prototypes: mean embeddings, probabilities from distances to them, helpers'
+pseudo-labels (ProtoFSSL).
+"""
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +24,8 @@ def class_prototypes(
         num_classes: K.
 
     Returns:
-        prototypes in float32 at least, 0 for a class without examples, and which classes have examples.
+        prototypes in float32 at least, 0 for a class without examples, and which classes have
+        examples.
     """
     embeddings = at_least_float32(embeddings)
     one_hot = jax.nn.one_hot(labels, num_classes, dtype=embeddings.dtype)
@@ -42,15 +45,17 @@ def prototype_log_probs(
 ) -> Float[Array, "n K"]:
     """log softmax(-distance / temperature) over the classes that are present.
 
-    An absent class gets the most negative finite number: its probability is exactly 0, and gradients hold no NaN.
+    An absent class gets the most negative finite number: its probability is exactly 0, and
+    gradients hold no NaN.
 
     Args:
         embeddings: a row per example.
         prototypes: a row per class; rows of absent classes are not looked at.
         present: classes that have a prototype.
         temperature: positive.
-        distance: "sq_euclidean", "mean_sq" (the same divided by d: what ProtoFSSL's code does) or "euclidean" (what its
-            text says). They are not interchangeable without another temperature.
+        distance: "sq_euclidean", "mean_sq" (the same divided by d: what ProtoFSSL's code does) or
+            "euclidean" (what its text says). They are not interchangeable without another
+            temperature.
 
     Raises:
         ValueError: an unknown distance, or a temperature that is known not to be positive.
@@ -58,12 +63,15 @@ def prototype_log_probs(
     check_choices(DISTANCES, distance=distance)
     check_numbers("(0, inf)", temperature=temperature)
     embeddings = at_least_float32(embeddings)
-    centers = jnp.where(present[:, None], prototypes, jnp.zeros_like(prototypes)).astype(embeddings.dtype)
+    centers = jnp.where(present[:, None], prototypes, jnp.zeros_like(prototypes)).astype(
+        embeddings.dtype
+    )
     if distance == "euclidean":
         squares = jnp.sum((embeddings[:, None, :] - centers) ** 2, axis=-1)
         scores = -jnp.sqrt(squares + ROOT_FLOOR)
     else:
-        # ||z||^2 is the same for every class and cancels: one matrix product instead of n * K * d differences.
+        # ||z||^2 is the same for every class and cancels: one matrix product instead of n * K * d
+        # differences.
         product = jnp.matmul(embeddings, centers.T, precision=jax.lax.Precision.HIGHEST)
         scores = 2.0 * product - jnp.sum(centers**2, axis=1)
         if distance == "mean_sq":
@@ -76,7 +84,9 @@ def prototype_log_probs(
 def mean_prototypes(
     prototypes: Float[Array, "H K d"], present: Bool[Array, "H K"]
 ) -> tuple[Float[Array, "K d"], Bool[Array, " K"]]:
-    """Mean of every class over the sets that have it, and which classes occur (ProtoFSSL, algorithm 2)."""
+    """Mean of every class over the sets that have it, and which classes occur (ProtoFSSL,
+    algorithm 2).
+    """
     held = jnp.where(present[:, :, None], prototypes, jnp.zeros_like(prototypes))
     counts = jnp.sum(present, axis=0, dtype=prototypes.dtype)
     return jnp.sum(held, axis=0) / jnp.maximum(counts, 1.0)[:, None], counts > 0
@@ -85,7 +95,8 @@ def mean_prototypes(
 def fill_missing_prototypes(
     prototypes: Float[Array, "H K d"], present: Bool[Array, "H K"]
 ) -> tuple[Float[Array, "H K d"], Bool[Array, " K"]]:
-    """Prototypes that a set lacks replaced by the mean of that class over the sets that have it (ProtoFSSL section 15).
+    """Prototypes that a set lacks replaced by the mean of that class over the sets that have it
+    (ProtoFSSL section 15).
 
     Returns:
         the filled sets, and which classes occur in any set; a class of no set stays 0.
@@ -94,10 +105,13 @@ def fill_missing_prototypes(
     return jnp.where(present[:, :, None], prototypes, means), known
 
 
-def sharpen(probs: Float[Array, "n K"], temperature: float | Float[Array, ""]) -> Float[Array, "n K"]:
+def sharpen(
+    probs: Float[Array, "n K"], temperature: float | Float[Array, ""]
+) -> Float[Array, "n K"]:
     """p_k^(1/T) / sum_k' p_k'^(1/T): T = 1 changes nothing, T -> 0 is the arg max.
 
-    Computed in log space, so that small T does not underflow; a probability of 0 stays 0 and gets no gradient.
+    Computed in log space, so that small T does not underflow; a probability of 0 stays 0 and gets
+    no gradient.
 
     Args:
         probs: probabilities, a row per example; rows need not sum to 1.
@@ -121,34 +135,38 @@ def helper_pseudo_labels(
     *,
     distance: str = "sq_euclidean",
 ) -> Float[Array, "n K"]:
-    """Soft pseudo-labels: the helpers' class probabilities, averaged and sharpened (ProtoFSSL section 4).
+    """Soft pseudo-labels: the helpers' class probabilities, averaged and sharpened (ProtoFSSL
+    section 4).
 
-    A class that a helper lacks is taken from the mean of the other helpers. A helper without any prototype (padding)
-    does not count. Without any helper the pseudo-labels are all 0, so that a cross-entropy against them vanishes.
-    Gradients flow into the embeddings, as in the public code; stop them outside if they should not.
+    A class that a helper lacks is taken from the mean of the other helpers. A helper without any
+    prototype (padding) does not count. Without any helper the pseudo-labels are all 0, so that a
+    cross-entropy against them vanishes. Gradients flow into the embeddings, as in the public code;
+    stop them outside if they should not.
 
     Args:
         embeddings: a row per unlabelled example.
         helper_prototypes: one set of prototypes per helper.
         helper_present: classes that every helper has.
         temperature: temperature of the distances.
-        sharpening: exponent 1 / sharpening on the averaged probabilities; 1 leaves them as they are.
+        sharpening: exponent 1 / sharpening on the averaged probabilities; 1 leaves them as they
+            are.
         distance: distance of `prototype_log_probs`.
 
     Raises:
-        ValueError: an unknown distance, or a temperature or sharpening that is known not to be positive.
+        ValueError: an unknown distance, or a temperature or sharpening that is known not to be
+            positive.
     """
     check_numbers("(0, inf)", sharpening=sharpening)
     filled, known = fill_missing_prototypes(helper_prototypes, helper_present)
     counted = jnp.any(helper_present, axis=1)
-    by_helper = jax.vmap(lambda own: prototype_log_probs(embeddings, own, known, temperature, distance=distance))(
-        filled
-    )
+    by_helper = jax.vmap(
+        lambda own: prototype_log_probs(embeddings, own, known, temperature, distance=distance)
+    )(filled)
     lowest = most_negative(by_helper)
     # A constant, the number of helpers, cancels in the softmax.
     totals = jax.nn.logsumexp(jnp.where(counted[:, None, None], by_helper, lowest), axis=0)
-    # Absent classes are masked once more: dividing their finite stand-in by the sharpening would overflow. Without any
-    # helper all classes stay, so that there is no 0/0.
+    # Absent classes are masked once more: dividing their finite stand-in by the sharpening would
+    # overflow. Without any helper all classes stay, so that there is no 0/0.
     kept = known | ~jnp.any(known)
     probs = jax.nn.softmax(jnp.where(kept, totals, 0.0) / sharpening, where=kept)
     return jnp.where(jnp.any(counted), probs, jnp.zeros_like(probs))

@@ -1,10 +1,11 @@
-"""Losses of labelled examples: cross-entropy, focal loss, label smoothing, weights of classes, logit adjustment.
+"""Losses of labelled examples: cross-entropy, focal loss, label smoothing, weights of classes,
+logit adjustment.
 
 References:
-    Focal loss: Lin et al., Focal loss for dense object detection, ICCV 2017; of several classes, with weights, as in
-    FLamby's Fed-ISIC2019 (du Terrail et al., NeurIPS 2022).
-    Logit adjustment: Menon et al., Long-tail learning via logit adjustment, ICLR 2021, equation 10.
-    Label smoothing: Szegedy et al., CVPR 2016, section 7.
+    Focal loss: Lin et al., Focal loss for dense object detection, ICCV 2017; of several classes,
+    with weights, as in FLamby's Fed-ISIC2019 (du Terrail et al., NeurIPS 2022). Logit adjustment:
+    Menon et al., Long-tail learning via logit adjustment, ICLR 2021, equation 10. Label smoothing:
+    Szegedy et al., CVPR 2016, section 7.
 """
 
 from collections.abc import Sequence
@@ -29,18 +30,18 @@ def supervised_loss(
     class_weights: Sequence[float | str] | None = None,
     logit_adjustment: float = 0.0,
 ) -> RowLoss:
-    """Builds the loss of a row, -w_y (1 - p_y)^gamma ((1 - s) log p_y + s / K sum_k log p_k).
+    """Build the loss of a row, -w_y (1 - p_y)^gamma ((1 - s) log p_y + s / K sum_k log p_k).
 
-    Here p = softmax(z + tau log prior) for scores z. Rows are averaged over the batch as they are, not divided by their
-    weights. By default this is `cross_entropy` itself.
+    Here p = softmax(z + tau log prior) for scores z. Rows are averaged over the batch as they are,
+    not divided by their weights. By default this is `cross_entropy` itself.
 
     Args:
         name: "cross_entropy", for which gamma is 0, or "focal".
         counts: labels of every class that are seen; a class without any counts as if it had one.
         label_smoothing: s, in [0, 1).
         gamma: how little rows count that are right already.
-        class_weights: w, a number per class, or ("inverse",) for labels / (K * labels of the class), whose mean over
-            the labelled examples is 1.
+        class_weights: w, a number per class, or ("inverse",) for labels / (K * labels of the
+            class), whose mean over the labelled examples is 1.
         logit_adjustment: tau; 1 is consistent with the balanced error.
 
     Raises:

@@ -1,12 +1,24 @@
 # mypy: implicit-reexport
 """Experiments that several config files start from; each is a function that returns a config."""
 
-from fedjax_ssl.presets.cifar import cbafed_on_cifar, fl2_on_cifar, protofssl_split, sage_on_cifar, semifl_clients
+from fedjax_ssl.presets.cifar import (
+    cbafed_on_cifar,
+    fl2_on_cifar,
+    protofssl_split,
+    sage_on_cifar,
+    semifl_clients,
+)
 from fedjax_ssl.presets.digits import (
     digits_by_writer,
     digits_consistency,
     digits_with_coarse_labels,
     digits_with_server,
 )
-from fedjax_ssl.presets.federations import FEDUL_METHODS, MIXED_VARIANTS, mixed_federation, one_shot, unlabelled_sets
+from fedjax_ssl.presets.federations import (
+    FEDUL_METHODS,
+    MIXED_VARIANTS,
+    mixed_federation,
+    one_shot,
+    unlabelled_sets,
+)
 from fedjax_ssl.presets.sources import federation, of_method, source

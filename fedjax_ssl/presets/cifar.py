@@ -1,4 +1,6 @@
-"""(FL)^2, SAGE, CBAFed and ProtoFSSL on CIFAR-10 and its like, with the settings of their papers and codes."""
+"""(FL)^2, SAGE, CBAFed and ProtoFSSL on CIFAR-10 and its like, with the settings of their papers
+and codes.
+"""
 
 import ml_collections
 
@@ -9,23 +11,38 @@ from fedjax_ssl.presets.digits import semifl_optimizers
 # (FL)^2's mean and deviation, pixels in [0, 1].
 FL2_MEAN = {"cifar10": (0.485, 0.456, 0.406), "cifar100": (129.3 / 255, 124.1 / 255, 112.4 / 255)}
 FL2_STD = {"cifar10": (0.229, 0.224, 0.225), "cifar100": (68.2 / 255, 65.4 / 255, 70.4 / 255)}
-# SAGE's code standardizes by CIFAR-10's numbers in training whatever the dataset is, and by others in testing.
+# SAGE's code standardizes by CIFAR-10's numbers in training whatever the dataset is, and by others
+# in testing.
 SAGE_TRAIN = (0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616)
 SAGE_TEST = {
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
     "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
 }
-# ProtoFSSL: training, validation and test examples of each class; clients, and labels of each class at each of them.
+# ProtoFSSL: training, validation and test examples of each class; clients, and labels of each class
+# at each of them.
 POOLS = {"cifar10": (5400, 300, 300), "svhn": (5400, 200, 200), "stl10": (1000, 150, 150)}
-CLIENTS, LABELS = 100, 5
+CLIENTS = 100
+LABELS = 5
 # Unlabelled examples of class k at client c, by (k - c) mod 10, beside `LABELS` labelled ones.
 UNLABELLED = {"iid": (49,), "noniid": FEDMATCH_SHARES}
-# From the authors' later code, where labelled images are unlabelled ones too: one less of the preferred class there.
+# From the authors' later code, where labelled images are unlabelled ones too: one less of the
+# preferred class there.
 UNLABELLED_OVERLAP = {"iid": (49,), "noniid": (243, *FEDMATCH_SHARES[1:])}
 # Labels and data skewed alike, from the same code.
-SKEWED_LABELS, SKEWED = (23, 5, 5, 5, 3, 3, 3, 3, 0, 0), (243, 49, 49, 49, 25, 25, 25, 25, 0, 0)
-STL10_LABELS, STL10_UNLABELLED = 10, 980
-SPLITS = ("iid", "noniid", "xnid", "iid_full", "noniid_full", "iid_overlap", "noniid_overlap", "xnid_overlap")
+SKEWED_LABELS = (23, 5, 5, 5, 3, 3, 3, 3, 0, 0)
+SKEWED = (243, 49, 49, 49, 25, 25, 25, 25, 0, 0)
+STL10_LABELS = 10
+STL10_UNLABELLED = 980
+SPLITS = (
+    "iid",
+    "noniid",
+    "xnid",
+    "iid_full",
+    "noniid_full",
+    "iid_overlap",
+    "noniid_overlap",
+    "xnid_overlap",
+)
 
 
 def fl2_on_cifar(dataset: str, variant: str) -> ml_collections.ConfigDict:
@@ -53,7 +70,7 @@ def fl2_on_cifar(dataset: str, variant: str) -> ml_collections.ConfigDict:
 
 
 def semifl_clients(config: ml_collections.ConfigDict, alpha: float | None) -> None:
-    """Sets SemiFL's split, cohort, weak view and optimizers, which (FL)^2 and FedMT have too.
+    """Set SemiFL's split, cohort, weak view and optimizers, which (FL)^2 and FedMT have too.
 
     Args:
         config: the experiment.
@@ -72,15 +89,17 @@ def sage_on_cifar(dataset: str, split: str) -> ml_collections.ConfigDict:
 
     Args:
         dataset: "cifar10" or "cifar100".
-        split: "iid" or the concentration of the split in pairs; "0.1,code": inputs are standardized as in the code, by
-            CIFAR-10's numbers in training and by others in testing.
+        split: "iid" or the concentration of the split in pairs; "0.1,code": inputs are standardized
+            as in the code, by CIFAR-10's numbers in training and by others in testing.
 
     Raises:
         ConfigError: it is something else.
     """
     split, _, norm = split.partition(",")
     if norm not in ("", "code"):
-        raise ConfigError(f"the argument of this config ends with {norm!r}; give a split alone, or 0.1,code")
+        raise ConfigError(
+            f"the argument of this config ends with {norm!r}; give a split alone, or 0.1,code"
+        )
     _, alpha = _labels_and_split(f"5000,{split}")
     config = default("sage")
     if norm == "code":
@@ -98,7 +117,9 @@ def sage_on_cifar(dataset: str, split: str) -> ml_collections.ConfigDict:
     config.augment.name = "crop_flip"
     config.strong_augment.name = "randaugment_sage"
     config.model.name = "resnet8_basic"
-    config.optimizer.update(learning_rate=0.1, momentum=0.9, weight_decay=1e-4, batch_size=128, local_epochs=5)
+    config.optimizer.update(
+        learning_rate=0.1, momentum=0.9, weight_decay=1e-4, batch_size=128, local_epochs=5
+    )
     config.federated.cohort_size = 8
     return config
 
@@ -111,10 +132,13 @@ def cbafed_on_cifar(dataset: str) -> ml_collections.ConfigDict:
     """
     config = default("cbafed")
     config.method.warmup_epochs = 501 if dataset == "cifar10" else 1001
-    config.rounds = config.method.warmup_rounds + config.method.warmup_epochs  # as many rounds as epochs of the warm-up
+    # as many rounds as epochs of the warm-up
+    config.rounds = config.method.warmup_rounds + config.method.warmup_epochs
     config.checkpoint_every = 5
     config.data.name = dataset
-    config.partition.update(name="dirichlet", num_clients=10, alpha=0.8, min_examples=10, skip_full=True)
+    config.partition.update(
+        name="dirichlet", num_clients=10, alpha=0.8, min_examples=10, skip_full=True
+    )
     config.supervision.update(name="all", labelled_clients=1)
     config.augment.name = "resize_crop"
     config.model.update(name="resnet18", stem="imagenet")
@@ -130,27 +154,33 @@ def _labels_and_split(variant: str) -> tuple[int, float | None]:
         return int(labels), None if split == "iid" else float(split)
     except ValueError:
         raise ConfigError(
-            f"the argument of this config is {variant!r}; give the number of labels where it has one, and iid or a "
-            "Dirichlet concentration, for example 40,0.1"
+            f"the argument of this config is {variant!r}; give the number of labels where it has "
+            "one, and iid or a Dirichlet concentration, for example 40,0.1"
         ) from None
 
 
-def protofssl_split(config: ml_collections.ConfigDict, dataset: str = "cifar10", split: str = "iid") -> None:
-    """Sets dataset, pools, partition and supervision.
+def protofssl_split(
+    config: ml_collections.ConfigDict, dataset: str = "cifar10", split: str = "iid"
+) -> None:
+    """Set dataset, pools, partition and supervision.
 
     Args:
         config: the experiment.
         dataset: "cifar10", "svhn", or "stl10", whose unlabelled images are of unknown class.
-        split: "iid"; "noniid": unlabelled examples by FedMatch's matrix, labels iid; "xnid": both skewed; "iid_full" or
-            "noniid_full": every example has its label, for the upper bounds; "iid_overlap", "noniid_overlap" or
-            "xnid_overlap": labelled images are unlabelled ones too, as in the authors' later code.
+        split: "iid"; "noniid": unlabelled examples by FedMatch's matrix, labels iid; "xnid": both
+            skewed; "iid_full" or "noniid_full": every example has its label, for the upper bounds;
+            "iid_overlap", "noniid_overlap" or "xnid_overlap": labelled images are unlabelled ones
+            too, as in the authors' later code.
 
     Raises:
         ConfigError: an unknown name, or a split that STL-10 cannot have.
     """
     splits = ("iid",) if dataset == "stl10" else SPLITS
     if dataset not in POOLS or split not in splits:
-        raise ConfigError(f"no split {split!r} of {dataset!r}; give one of {', '.join(POOLS)} and {', '.join(splits)}")
+        raise ConfigError(
+            f"no split {split!r} of {dataset!r}; give one of {', '.join(POOLS)} and "
+            f"{', '.join(splits)}"
+        )
     # Pixels / 255, as in the code: distances depend on it.
     config.data.update(name=dataset, pools=POOLS[dataset], standardize="none")
     config.partition.update(name="class_counts", num_clients=CLIENTS)

@@ -1,4 +1,6 @@
-"""Federations beyond labels at clients: class shares of sets, clients of several kinds, prediction in one shot."""
+"""Federations beyond labels at clients: class shares of sets, clients of several kinds,
+prediction in one shot.
+"""
 
 import ml_collections
 
@@ -9,23 +11,26 @@ MIXED_VARIANTS = ("mixed", "channels", "labels", "labels_xclp", "coarse", "sets"
 
 
 def unlabelled_sets(argument: str | None = None) -> ml_collections.ConfigDict:
-    """Five clients with unlabelled sets, trained with Adam: what the config files of FedUL's benchmark start from.
+    """Five clients with unlabelled sets, trained with Adam: what the config files of FedUL's
+    benchmark start from.
 
     Args:
-        argument: sets of each client, split and method, the last two if wanted: "20", "20,noniid", "20,iid,fedpl".
-            Split "noniid" gives every client two classes that it mostly has. Method "fedavg" has class labels of a
-            tenth of the examples in place of sets.
+        argument: sets of each client, split and method, the last two if wanted: "20", "20,noniid",
+            "20,iid,fedpl". Split "noniid" gives every client two classes that it mostly has. Method
+            "fedavg" has class labels of a tenth of the examples in place of sets.
 
     Raises:
         ConfigError: it is none of these.
     """
     given = (argument or "10").split(",")
     sets, split, method = (*given, *("10", "iid", "fedul")[len(given) :])[:3]
-    known = sets.isdigit() and int(sets) > 1 and split in ("iid", "noniid") and method in FEDUL_METHODS
+    known = (
+        sets.isdigit() and int(sets) > 1 and split in ("iid", "noniid") and method in FEDUL_METHODS
+    )
     if len(given) > 3 or not known:
         raise ConfigError(
-            f"the argument of this config is {argument!r}; give the number of sets, at least 2, iid or noniid, and one "
-            f"of {', '.join(FEDUL_METHODS)}: for example 10,iid,fedul"
+            f"the argument of this config is {argument!r}; give the number of sets, at least 2, "
+            f"iid or noniid, and one of {', '.join(FEDUL_METHODS)}: for example 10,iid,fedul"
         )
     config = default(method)
     config.partition.update(name="iid" if split == "iid" else "majority", num_clients=5)
@@ -38,13 +43,17 @@ def unlabelled_sets(argument: str | None = None) -> ml_collections.ConfigDict:
     return config
 
 
-def mixed_federation(variant: str, labelled: int, coarse: int, sets: int) -> ml_collections.ConfigDict:
-    """A federation of clients with labels, coarse labels, sets, or nothing; or what is left without some of them.
+def mixed_federation(
+    variant: str, labelled: int, coarse: int, sets: int
+) -> ml_collections.ConfigDict:
+    """Return a federation of clients with labels, coarse labels, sets, or nothing; or what is left
+    without some of them.
 
     Args:
-        variant: "mixed": all of them, with channels and propagated labels. "channels": all of them, channels alone.
-            "labels": only the clients with class labels, as people do who leave out what they cannot use.
-            "labels_xclp": all others are clients without labels (FedAvg+XCLP). "coarse", "sets": only such clients.
+        variant: "mixed": all of them, with channels and propagated labels. "channels": all of them,
+            channels alone. "labels": only the clients with class labels, as people do who leave out
+            what they cannot use. "labels_xclp": all others are clients without labels
+            (FedAvg+XCLP). "coarse", "sets": only such clients.
         labelled: clients with class labels.
         coarse: clients with coarse labels.
         sets: clients with sets.
@@ -53,11 +62,17 @@ def mixed_federation(variant: str, labelled: int, coarse: int, sets: int) -> ml_
         ConfigError: there is no such variant.
     """
     if variant not in MIXED_VARIANTS:
-        raise ConfigError(f"there is no variant {variant!r} of this config; it has: {', '.join(MIXED_VARIANTS)}")
+        raise ConfigError(
+            f"there is no variant {variant!r} of this config; it has: {', '.join(MIXED_VARIANTS)}"
+        )
     everybody = variant in ("mixed", "channels")
-    config = default({"mixed": "mixed", "labels": "fedavg", "labels_xclp": "xclp"}.get(variant, "fedul"))
+    config = default(
+        {"mixed": "mixed", "labels": "fedavg", "labels_xclp": "xclp"}.get(variant, "fedul")
+    )
     config.supervision.name = "mixed"
-    config.supervision.labelled_clients = labelled if everybody or variant.startswith("labels") else 0
+    config.supervision.labelled_clients = (
+        labelled if everybody or variant.startswith("labels") else 0
+    )
     config.supervision.coarse_clients = coarse if everybody or variant == "coarse" else 0
     config.supervision.set_clients = sets if everybody or variant == "sets" else 0
     config.supervision.which = "random"
@@ -68,10 +83,11 @@ def one_shot(variant: str, rounds: int) -> ml_collections.ConfigDict:
     """Prediction for new examples (XCLP section 4): what all of its config files start from.
 
     Args:
-        variant: "inputs": graphs of the inputs as they are stored, nothing is trained. "network": graphs of the
-            features of a network that FedAvg trains on the labels. In both, a fifth of every client's examples is
-            new and a tenth of the others is labelled. "left_out": features as in "network", all examples of one
-            client are new and all of the others are labelled.
+        variant: "inputs": graphs of the inputs as they are stored, nothing is trained. "network":
+            graphs of the features of a network that FedAvg trains on the labels. In both, a fifth
+            of every client's examples is new and a tenth of the others is labelled. "left_out":
+            features as in "network", all examples of one client are new and all of the others are
+            labelled.
         rounds: rounds of FedAvg, where a network is trained.
 
     Raises:
@@ -83,7 +99,9 @@ def one_shot(variant: str, rounds: int) -> ml_collections.ConfigDict:
         "left_out": "network,xclp",  # per-client LP has no label to propagate there
     }
     if variant not in predictors:
-        raise ConfigError(f"there is no variant {variant!r} of this config; it has: {', '.join(predictors)}")
+        raise ConfigError(
+            f"there is no variant {variant!r} of this config; it has: {', '.join(predictors)}"
+        )
     config = default("fedavg")
     config.rounds = 0 if variant == "inputs" else rounds
     config.prediction.predictors = predictors[variant]

@@ -1,7 +1,9 @@
-"""One dataset and any method that fits it: what the configs `digits`, `glyphs`, `mnist`, ... start from.
+"""One dataset and any method that fits it: what the configs `digits`, `glyphs`, `mnist`, ... start
+from.
 
-All methods get the same clients, labels, network and cohort. What is a method's own, its settings, its optimizers and a
-second head, is taken from its config on the digits, `configs/digits_METHOD.py`.
+All methods get the same clients, labels, network and cohort. What is a method's own, its settings,
+its optimizers and a second head, is taken from its config on the digits,
+`configs/digits_METHOD.py`.
 """
 
 from typing import NamedTuple
@@ -15,7 +17,8 @@ from fedjax_ssl.methods import METHODS
 from fedjax_ssl.shipped import shipped_configs
 
 CONSISTENCY = ("fixmatch", "uda", "mixmatch", "mean_teacher", "vat", "pi_model", "pseudo_label")
-# Configs of methods that have none of their own name, or one whose default argument is another federation.
+# Configs of methods that have none of their own name, or one whose default argument is another
+# federation.
 _CONFIGS = {
     "fedpl": "digits_fedul:10,iid,fedpl",
     "fedllp": "digits_fedul:10,iid,fedllp",
@@ -26,7 +29,8 @@ _ARGUMENTS = {
     "per_client": {"fedrgd": "client"},
     "server": {"fedmatch": "ls", **dict.fromkeys(CONSISTENCY, "server,20")},
 }
-_STAGES = ("warmup_rounds", "coarse_rounds")  # rounds of a first stage, which keeps its share of a run
+# rounds of a first stage, which keeps its share of a run
+_STAGES = ("warmup_rounds", "coarse_rounds")
 # Where labels may be: names of supervisions.
 PLACES = ("per_client", "per_class", "server", "coarse", "sets", "mixed", "all", "given")
 
@@ -54,13 +58,16 @@ SOURCES = {
 }
 
 
-def source(name: str, argument: str, method: str | None = None, rounds: int | None = None) -> ml_collections.ConfigDict:
-    """A dataset and a method.
+def source(
+    name: str, argument: str, method: str | None = None, rounds: int | None = None
+) -> ml_collections.ConfigDict:
+    """Return a dataset and a method.
 
     Args:
         name: a name in `SOURCES`.
-        argument: METHOD or METHOD,LABELS. The labels are where that method's are by default; "per_client",
-            "per_class", "server", "coarse", "sets", "mixed", "all" or "given" puts them elsewhere.
+        argument: METHOD or METHOD,LABELS. The labels are where that method's are by default;
+            "per_client", "per_class", "server", "coarse", "sets", "mixed", "all" or "given" puts
+            them elsewhere.
         method: in place of the argument's, for example from `--method.name`.
         rounds: in place of the dataset's. A first stage keeps its share of them.
 
@@ -68,7 +75,9 @@ def source(name: str, argument: str, method: str | None = None, rounds: int | No
         ConfigError: there is no such method, or no such place for labels.
     """
     named, _, labels = argument.partition(",")
-    method, labels = method or named, {"clients": "per_client"}.get(labels, labels)  # its name in earlier versions
+    # its name in earlier versions
+    method = method or named
+    labels = {"clients": "per_client"}.get(labels, labels)
     with naming():
         if labels:
             check_known("place of labels", labels, PLACES)
@@ -79,7 +88,8 @@ def source(name: str, argument: str, method: str | None = None, rounds: int | No
             labels = "given"
         elif labels == "all":  # some clients have all: CBAFed
             labels = "per_client"
-    shared, facts = federation(name, labels), SOURCES[name]
+    shared = federation(name, labels)
+    facts = SOURCES[name]
     config = of_method(method, shared)
     if name != "digits":  # rates that suit 64 small numbers are too high for images
         _at_rate(config, min(config.optimizer.learning_rate, shared.optimizer.learning_rate))
@@ -97,21 +107,25 @@ def source(name: str, argument: str, method: str | None = None, rounds: int | No
     return config
 
 
-def federation(name: str, labels: str, path: str | None = None, count: int | None = None) -> ml_collections.ConfigDict:
-    """Makes the part that all methods share: data, clients, labels, network, and an optimizer.
+def federation(
+    name: str, labels: str, path: str | None = None, count: int | None = None
+) -> ml_collections.ConfigDict:
+    """Make the part that all methods share: data, clients, labels, network, and an optimizer.
 
     Args:
         name: a name in `SOURCES`.
-        labels: "per_client": some at every client. "per_class": some of every class at every client. "server".
-            "coarse": of another space at the clients, and some class labels at the server. "sets": class shares of
-            unlabelled sets. "mixed": clients of all kinds. "all". "given": what the dataset has.
+        labels: "per_client": some at every client. "per_class": some of every class at every
+            client. "server". "coarse": of another space at the clients, and some class labels at
+            the server. "sets": class shares of unlabelled sets. "mixed": clients of all kinds.
+            "all". "given": what the dataset has.
         path: an `.npz` file in place of the download.
         count: labels of a client, of a class at a client, or of the server.
 
     Raises:
         ConfigError: the dataset has no coarse labels.
     """
-    facts, config = SOURCES[name], default("fedavg")
+    facts = SOURCES[name]
+    config = default("fedavg")
     # Some methods look at validation examples.
     config.data.update(name="npz" if path else name, path=path, validation_fraction=0.05)
     config.federated.cohort_size = config.optimizer.batch_size = 10
@@ -119,12 +133,14 @@ def federation(name: str, labels: str, path: str | None = None, count: int | Non
     if name == "digits":
         config.data.test_clients = 3
     elif facts.clients is not None:
-        config.partition.name, config.partition.num_clients = "iid", facts.clients
+        config.partition.name = "iid"
+        config.partition.num_clients = facts.clients
         if name == "mnist":
             config.model.hidden = (200, 200)  # the network of FedAvg's paper that it calls 2NN
     if name in OWN:
         config.federated.cohort_size = None  # nobody knows how many clients there are
-        config.optimizer.learning_rate = 0.03  # ... or what inputs; low enough for images that are standardized
+        # ... or what inputs; low enough for images that are standardized
+        config.optimizer.learning_rate = 0.03
     if facts.model == "cnn" or name == "mnist":  # images
         config.augment.name = "crop_flip" if name == "cifar10" else "shift"
         config.strong_augment.update(name="fixmatch", flip=name == "cifar10")
@@ -132,36 +148,54 @@ def federation(name: str, labels: str, path: str | None = None, count: int | Non
     return config
 
 
-def _hide_labels(section: ml_collections.ConfigDict, name: str, labels: str, count: int | None) -> None:
+def _hide_labels(
+    section: ml_collections.ConfigDict, name: str, labels: str, count: int | None
+) -> None:
     facts = SOURCES[name]
     section.name = labels
-    counts = {"per_client": facts.labels, "mixed": facts.labels, "per_class": 5, "server": facts.server}
+    counts = {
+        "per_client": facts.labels,
+        "mixed": facts.labels,
+        "per_class": 5,
+        "server": facts.server,
+    }
     section.labels = counts.get(labels) if count is None else count
     if labels in ("all", "given"):
         section.labels = None
     if labels in ("coarse", "mixed"):
         if facts.correspondence is None:
-            raise ConfigError(f"{name} has no coarse labels here; take another method, or the labels of another place")
+            raise ConfigError(
+                f"{name} has no coarse labels here; take another method, or the labels of another "
+                "place"
+            )
         section.correspondence = facts.correspondence
     if labels == "coarse":
-        section.labels, section.server_labels = None, facts.server if count is None else count
+        section.labels = None
+        section.server_labels = facts.server if count is None else count
     if labels in ("sets", "mixed"):
         section.sets = 10
     if labels == "mixed":
         clients = facts.clients or 11
-        section.update(labelled_clients=max(clients // 5, 1), coarse_clients=clients // 3, set_clients=clients // 3)
+        section.update(
+            labelled_clients=max(clients // 5, 1),
+            coarse_clients=clients // 3,
+            set_clients=clients // 3,
+        )
         section.which = "random"
 
 
 def of_method(
     method: str, shared: ml_collections.ConfigDict, shared_optimizer: bool = False
 ) -> ml_collections.ConfigDict:
-    """The shared config with a method's own settings: its section, its network's second head, its optimizers.
+    """Return the shared config with a method's own settings: its section, its network's second
+    head, its optimizers.
 
     Args:
-        method: a registered method, or "module:function", which gets the optimizer of `digits_fedavg`.
+        method: a registered method, or "module:function", which gets the optimizer of
+            `digits_fedavg`.
         shared: from `federation`.
-        shared_optimizer: the clients' optimizer is the shared one, unless the config's is another than SGD.
+        shared_optimizer: the clients' optimizer is the shared one, unless the config's is another
+            than SGD.
 
     Raises:
         ConfigError: there is no such method.
@@ -172,23 +206,34 @@ def of_method(
     if alike:
         _at_rate(config, shared.optimizer.learning_rate)
     with config.unlocked():
-        for section in ("data", "partition", "supervision", "augment", "strong_augment", *["optimizer"] * alike):
+        for section in (
+            "data",
+            "partition",
+            "supervision",
+            "augment",
+            "strong_augment",
+            *["optimizer"] * alike,
+        ):
             config[section] = ml_collections.ConfigDict(shared[section].to_dict())
-        config.model = ml_collections.ConfigDict({**shared.model.to_dict(), "aux_head": own.get("aux_head")})
+        config.model = ml_collections.ConfigDict(
+            {**shared.model.to_dict(), "aux_head": own.get("aux_head")}
+        )
     config.federated.cohort_size = shared.federated.cohort_size
     config.federated.weighting = shared.federated.weighting
     return config
 
 
 def _at_rate(config: ml_collections.ConfigDict, rate: float) -> None:
-    """Sets the learning rate; FedMatch's l2_weight, whose product with it is the paper's, follows."""
+    """Set the learning rate; FedMatch's l2_weight, whose product with it is the paper's,
+    follows.
+    """
     if "l2_weight" in config.method:
         config.method.l2_weight *= config.optimizer.learning_rate / rate
     config.optimizer.learning_rate = rate
 
 
 def _own_config(method: str, labels: str) -> ml_collections.ConfigDict:
-    """The config of a method on the digits."""
+    """Return the config of a method on the digits."""
     with naming("method.name"):
         METHODS.options(method)
     name = _CONFIGS.get(method, f"digits_{method}")

@@ -1,4 +1,6 @@
-"""The numbers behind the page's charts: curves over rounds and costs, effects of settings, accuracy over clients."""
+"""The numbers behind the page's charts: curves over rounds and costs, effects of settings,
+accuracy over clients.
+"""
 
 import math
 from collections.abc import Sequence
@@ -12,15 +14,21 @@ from fedjax_ssl.report.runs import Group, table_of
 from fedjax_ssl.runs.stored_run import StoredRun
 
 # Axes of the curves, each the running sum of some columns.
-AXES = {"round": (), "bytes": ("bytes_up", "bytes_down"), "seconds": ("seconds",), "local_steps": ("local_steps",)}
+AXES = {
+    "round": (),
+    "bytes": ("bytes_up", "bytes_down"),
+    "seconds": ("seconds",),
+    "local_steps": ("local_steps",),
+}
 _FEWEST_DOTS = 4  # values from which on numbers that were drawn together, as in a search, are shown
 _MOST_CLIENTS = 61  # points of a curve over clients
 
 
 def curves_of(group: Group, metrics: Sequence[str], points: int) -> dict[str, Any]:
-    """Makes the curves of a group: of its finished runs, or of all where none is finished.
+    """Make the curves of a group: of its finished runs, or of all where none is finished.
 
-    A point is a round that all these runs have evaluated. Numbers are cut to the digits that a picture shows.
+    A point is a round that all these runs have evaluated. Numbers are cut to the digits that a
+    picture shows.
 
     Args:
         group: any.
@@ -28,19 +36,25 @@ def curves_of(group: Group, metrics: Sequence[str], points: int) -> dict[str, An
         points: at most so many, evenly spread; the first and the last one are kept.
 
     Returns:
-        "x": by axis, means over the runs, None where a run does not have it. "y": by metric (mean, deviation), where a
-        run of the group has it; gaps are None. The deviation is None of a single run.
+        "x": by axis, means over the runs, None where a run does not have it. "y": by metric (mean,
+        deviation), where a run of the group has it; gaps are None. The deviation is None of a
+        single run.
     """
     tables = [_rows(run, metrics) for run in group.finished or group.runs if run.rows]
     if not tables:
         return {"x": {}, "y": {}}
     rounds = sorted(set.intersection(*(set(table.index) for table in tables)))
     if len(rounds) > points:
-        rounds = [rounds[place] for place in np.linspace(0, len(rounds) - 1, points).round().astype(int)]
-    values = np.stack([table.loc[rounds].to_numpy(float) for table in tables], axis=-1)  # [rounds, columns, runs]
-    means, columns = values.mean(axis=-1), list(tables[0])
+        rounds = [
+            rounds[place] for place in np.linspace(0, len(rounds) - 1, points).round().astype(int)
+        ]
+    # [rounds, columns, runs]
+    values = np.stack([table.loc[rounds].to_numpy(float) for table in tables], axis=-1)
+    means = values.mean(axis=-1)
+    columns = list(tables[0])
     deviations = values.std(axis=-1, ddof=1) if len(tables) > 1 else None
-    x, y = {}, {}
+    x = {}
+    y = {}
     for place, name in enumerate(columns):
         mean = _plain(means[:, place])
         if place < len(AXES):
@@ -51,10 +65,20 @@ def curves_of(group: Group, metrics: Sequence[str], points: int) -> dict[str, An
 
 
 def _rows(run: StoredRun, metrics: Sequence[str]) -> pandas.DataFrame:
-    """Tables a run's rows by round: a column per axis, then the metrics; NaN where there is no finite number."""
-    table = pandas.DataFrame(run.rows).set_index("round").apply(pandas.to_numeric, errors="coerce").astype(float)
+    """Tables a run's rows by round: a column per axis, then the metrics; NaN where there is no
+    finite number.
+    """
+    table = (
+        pandas.DataFrame(run.rows)
+        .set_index("round")
+        .apply(pandas.to_numeric, errors="coerce")
+        .astype(float)
+    )
     table = table.replace([math.inf, -math.inf], math.nan)
-    sums = {axis: table.reindex(columns=of).sum(axis=1, skipna=False).cumsum(skipna=False) for axis, of in AXES.items()}
+    sums = {
+        axis: table.reindex(columns=of).sum(axis=1, skipna=False).cumsum(skipna=False)
+        for axis, of in AXES.items()
+    }
     axes = pandas.DataFrame({**sums, "round": table.index.to_series()})
     return pandas.concat([axes[list(AXES)], table.reindex(columns=metrics)], axis=1)
 
@@ -64,17 +88,19 @@ def _plain(values: np.ndarray) -> list[float | None]:
 
 
 def effects_of(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """Finds the numbers that differ between groups, and which groups differ in nothing else.
+    """Find the numbers that differ between groups, and which groups differ in nothing else.
 
     Returns:
-        For every field: "field", "log" (values of several sizes), "alone" (nothing else differs along a line) and
-        "lines": a name and points (value, number of the group), by value.
+        For every field: "field", "log" (values of several sizes), "alone" (nothing else differs
+        along a line) and "lines": a name and points (value, number of the group), by value.
     """
     table = table_of([group.config for group in groups])
     table = table.loc[:, ~table.T.duplicated()]  # schedule_rounds is rounds where it is not given
     found: list[dict[str, Any]] = []
     for field in table:
-        values: set[Any] = {group.config.get(field) for group in groups if is_number(group.config.get(field))}
+        values: set[Any] = {
+            group.config.get(field) for group in groups if is_number(group.config.get(field))
+        }
         if len(values) < 2:
             continue
         others = [one for one in table if one != field]
@@ -89,7 +115,9 @@ def effects_of(groups: Sequence[Group]) -> list[dict[str, Any]]:
     return found
 
 
-def _lines(groups: Sequence[Group], table: pandas.DataFrame, field: str, others: list[str]) -> list[dict[str, Any]]:
+def _lines(
+    groups: Sequence[Group], table: pandas.DataFrame, field: str, others: list[str]
+) -> list[dict[str, Any]]:
     lines: dict[tuple[str, ...], dict[str, Any]] = {}
     for place, group in enumerate(groups):
         if is_number(value := group.config.get(field)):
@@ -100,31 +128,38 @@ def _lines(groups: Sequence[Group], table: pandas.DataFrame, field: str, others:
 
 
 def profile(runs: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """Sums up the accuracies of a group's clients, in [0, 1]; every number is a mean over the runs.
+    """Sum up the accuracies of a group's clients, in [0, 1]; every number is a mean over the runs.
 
     Args:
         runs: the accuracies of a run's clients, for at least one run with at least one client.
 
     Returns:
-        "clients" (at most), "mean", "worst_tenth" (mean over the tenth of the clients with the lowest accuracies, at
-        least one client), "lowest", and "curve": accuracies by share of the clients, from the lowest to the highest.
+        "clients" (at most), "mean", "worst_tenth" (mean over the tenth of the clients with the
+        lowest accuracies, at least one client), "lowest", and "curve": accuracies by share of the
+        clients, from the lowest to the highest.
     """
     most = max(map(len, runs))
     places = np.linspace(0, 1, min(most, _MOST_CLIENTS))
     return {
         "clients": most,
         "mean": float(np.mean([np.mean(run) for run in runs])),
-        "worst_tenth": float(np.mean([np.mean(sorted(run)[: math.ceil(len(run) / 10)]) for run in runs])),
+        "worst_tenth": float(
+            np.mean([np.mean(sorted(run)[: math.ceil(len(run) / 10)]) for run in runs])
+        ),
         "lowest": float(np.mean([min(run) for run in runs])),
         "curve": _plain(np.mean([np.quantile(run, places) for run in runs], axis=0)),
     }
 
 
 def profiles_of(groups: Sequence[Group]) -> dict[str, dict[int, dict[str, Any]]]:
-    """Makes a profile by measure and by number of the group, where clients' accuracies were logged."""
+    """Make a profile by measure and by number of the group, where clients' accuracies were
+    logged.
+    """
     found: dict[str, dict[int, Any]] = {}
     for place, group in enumerate(groups):
         for name in dict.fromkeys(name for run in group.runs for name in run.clients):
-            given = [list(run.clients[name].values()) for run in group.runs if run.clients.get(name)]
+            given = [
+                list(run.clients[name].values()) for run in group.runs if run.clients.get(name)
+            ]
             found.setdefault(name, {})[place] = profile(given)
     return found

@@ -21,7 +21,7 @@ _SHOWN = 20  # groups in the terminal
 
 
 def main(arguments: list[str]) -> int:
-    """Makes a report.
+    """Make a report.
 
     Args:
         arguments: without the program and the subcommand.
@@ -30,7 +30,8 @@ def main(arguments: list[str]) -> int:
         0.
 
     Raises:
-        ReportError: there is nothing to report, or it cannot be written; `fedjax_ssl.cli.main` makes messages of it.
+        ReportError: there is nothing to report, or it cannot be written; `fedjax_ssl.cli.main`
+            makes messages of it.
     """
     given = _parser().parse_args(arguments)
     report = read(given.runs, metric=given.metric, baseline=given.baseline)
@@ -51,32 +52,47 @@ def main(arguments: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     own = parser(
         "report",
-        "Compares runs on one self-contained page. Runs whose configs differ in the seed alone are a\n"
-        "group; groups are compared with a baseline over the seeds that both have.",
+        "Compares runs on one self-contained page. Runs whose configs differ in the seed alone "
+        "are a\ngroup; groups are compared with a baseline over the seeds that both have.",
     )
-    own.add_argument("runs", nargs="+", metavar="FOLDER", help="run folders, or folders that hold some")
-    own.add_argument("--metric", metavar="NAME", help="column of metrics.csv or number of summary.json (test_accuracy)")
     own.add_argument(
-        "--baseline", metavar="GROUP", help="name of a group, words of it, or a run's folder (the first group)"
+        "runs", nargs="+", metavar="FOLDER", help="run folders, or folders that hold some"
     )
-    own.add_argument("--output", type=Path, default=Path("report.html"), metavar="FILE", help="(report.html)")
+    own.add_argument(
+        "--metric",
+        metavar="NAME",
+        help="column of metrics.csv or number of summary.json (test_accuracy)",
+    )
+    own.add_argument(
+        "--baseline",
+        metavar="GROUP",
+        help="name of a group, words of it, or a run's folder (the first group)",
+    )
+    own.add_argument(
+        "--output", type=Path, default=Path("report.html"), metavar="FILE", help="(report.html)"
+    )
     own.add_argument(
         "--export",
         action="extend",
         type=lambda text: [*map(one_of("export", EXPORTS), text.split(","))],
         default=[],
         metavar="KIND",
-        help="beside the page: the table (md, latex, csv) or the curves of a paper (pdf, svg), with commas between",
+        help=(
+            "beside the page: the table (md, latex, csv) or the curves of a paper (pdf, svg), "
+            "with commas between"
+        ),
     )
     return own
 
 
 def _show(report: Report) -> None:
-    """Prints the table in a terminal."""
+    """Print the table in a terminal."""
     found = lines(report).iloc[:, :4]
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("group", "runs", found.columns[2], "difference"):
-        table.add_column(Text(title), justify="left" if title == "group" else "right", overflow="fold")
+        table.add_column(
+            Text(title), justify="left" if title == "group" else "right", overflow="fold"
+        )
     for row in found[:_SHOWN].itertuples(index=False):
         table.add_row(*map(Text, row))
     console = Console(highlight=False, markup=False)
@@ -84,4 +100,6 @@ def _show(report: Report) -> None:
     if len(found) > _SHOWN:
         console.print(f"... and {counted(len(found) - _SHOWN, 'more group')}")
     if len(found) > 1:
-        console.print(f"difference to {report.baseline.name} over common seeds, with its {LEVEL:.0%} interval")
+        console.print(
+            f"difference to {report.baseline.name} over common seeds, with its {LEVEL:.0%} interval"
+        )

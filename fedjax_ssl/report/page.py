@@ -39,23 +39,34 @@ from fedjax_ssl.runs.stored_run import StoredRun
 _BEST = 7  # groups that charts start with: one colour each
 _NUMBERS = 160_000  # in all curves of a page, about six bytes each
 _MOST_CURVES = 300  # groups
-_DATA = ("data.", "partition.", "supervision.")  # sections of a config that decide who holds which data
-_WIDTH, _COLOURS, _LINES = 900, 48, 60  # pixels and colours of a picture, lines of the table under it
+# sections of a config that decide who holds which data
+_DATA = ("data.", "partition.", "supervision.")
+# pixels and colours of a picture, lines of the table under it
+_WIDTH = 900
+_COLOURS = 48
+_LINES = 60
 _PICTURES = 1_200_000  # bytes of all pictures of a page
 
 
 def render(report: Report, command: str) -> str:
-    """Makes the page as HTML. It asks for nothing from anywhere: style, script, data and pictures are in it.
+    """Make the page as HTML. It asks for nothing from anywhere: style, script, data and pictures
+    are in it.
 
     Args:
         report: with at least one group.
         command: the command that makes it, shown at its end.
     """
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
+    )
     asset = resources.files("fedjax_ssl.report").joinpath("assets")
-    style, script, page = (asset.joinpath(f"report.{kind}").read_text("utf-8") for kind in ("css", "js", "html"))
-    groups, problems = report.groups, list(report.problems)
-    titles, environments = headings(report.metric, report.baseline.name), _environments(report.runs)
+    style, script, page = (
+        asset.joinpath(f"report.{kind}").read_text("utf-8") for kind in ("css", "js", "html")
+    )
+    groups = report.groups
+    problems = list(report.problems)
+    titles = headings(report.metric, report.baseline.name)
+    environments = _environments(report.runs)
     payload: dict[str, Any] = {
         "metric": report.metric.name,
         "metrics": {one.name: _packed(one, report) for one in report.metrics},
@@ -92,7 +103,9 @@ def render(report: Report, command: str) -> str:
 
 
 def _curves(report: Report) -> list[dict[str, Any] | None]:
-    """Makes the curves of every group; of very many, of the baseline and the first ones alone: the page stays small."""
+    """Make the curves of every group; of very many, of the baseline and the first ones alone:
+    the page stays small.
+    """
     columns = {name for run in report.runs for name in (run.rows[-1] if run.rows else ())}
     names = [one.name for one in report.metrics if one.name in columns]
     wanted = [report.baseline, *report.groups][:_MOST_CURVES]
@@ -105,8 +118,15 @@ def _packed(metric: Metric, report: Report) -> dict[str, Any]:
     """Packs a metric for template and script: in "cells" a list per group, texts first."""
     cells = [
         # 1 where the interval says better than the baseline, -1 where it says worse
-        [mean_text(cell, metric.unit), difference_text(cell, metric.unit), cell.sign * metric.better]
-        + [short(number) for number in (cell.mean, cell.deviation, cell.difference, cell.low, cell.high)]
+        [
+            mean_text(cell, metric.unit),
+            difference_text(cell, metric.unit),
+            cell.sign * metric.better,
+        ]
+        + [
+            short(number)
+            for number in (cell.mean, cell.deviation, cell.difference, cell.low, cell.high)
+        ]
         for cell in report.cells(metric)
     ]
     difference = headings(metric, report.baseline.name)[3]
@@ -116,7 +136,10 @@ def _packed(metric: Metric, report: Report) -> dict[str, Any]:
 def _title(groups: Sequence[Group]) -> str:
     datasets = sorted({str(group.config.get("data.name", "?")) for group in groups})
     methods = sorted({str(group.config["method.name"]) for group in groups})
-    return f"{', '.join(methods) if len(methods) <= 4 else f'{len(methods)} methods'} on {', '.join(datasets)}"
+    return (
+        f"{', '.join(methods) if len(methods) <= 4 else f'{len(methods)} methods'} on "
+        f"{', '.join(datasets)}"
+    )
 
 
 def _facts(groups: Sequence[Group]) -> list[str]:
@@ -130,51 +153,79 @@ def _facts(groups: Sequence[Group]) -> list[str]:
 
 
 def _configs(configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Fields side by side: those that differ, those that differ because they belong to a name, and all others."""
+    """Fields side by side: those that differ, those that differ because they belong to a name,
+    and all others.
+    """
     table = table_of(configs)
     belonging = [field for field in table if _belongs_to_a_name(field, configs, table)]
     return {
-        "differing": {field: [text_of(one.get(field)) for one in configs] for field in table if field not in belonging},
-        "belonging": {field: text_of(next(one[field] for one in configs if field in one)) for field in belonging},
-        "common": {field: text_of(value) for field, value in configs[0].items() if field not in table},
+        "differing": {
+            field: [text_of(one.get(field)) for one in configs]
+            for field in table
+            if field not in belonging
+        },
+        "belonging": {
+            field: text_of(next(one[field] for one in configs if field in one))
+            for field in belonging
+        },
+        "common": {
+            field: text_of(value) for field, value in configs[0].items() if field not in table
+        },
     }
 
 
 def _belongs_to_a_name(field: str, configs: Sequence[Mapping[str, Any]], table: Any) -> bool:
-    """Says whether a field differs for the sole reason that one choice has it, as "xclp" has `method.alpha`."""
+    """Says whether a field differs for the sole reason that one choice has it, as "xclp" has
+    `method.alpha`.
+    """
     name = f"{field.rpartition('.')[0]}.name"
     if field == name or name not in table:
         return False
     has = table.index.map(lambda place: field in configs[place])
-    names, values = table[name], table.loc[has, field]
+    names = table[name]
+    values = table.loc[has, field]
     return values.nunique() == 1 and not set(names[has]) & set(names[~has])
 
 
 def _runs(report: Report) -> list[tuple[Any, ...]]:
-    """Lists folder, group, state and seed of every run, and its value as number and text."""
+    """List folder, group, state and seed of every run, and its value as number and text."""
     top = os.path.commonpath([run.path.resolve().parent for run in report.runs])
     found = []
     for run, place in zip(report.runs, report.frame.index.get_level_values("group"), strict=True):
         value = numbers_of(run).get(report.metric.name) if run.finished else None
-        path, text = os.path.relpath(run.path.resolve(), top), written(value, report.metric.unit)
-        found.append((path, report.groups[place].name, run.state, run.config["seed"], short(value), text))
+        path = os.path.relpath(run.path.resolve(), top)
+        text = written(value, report.metric.unit)
+        found.append(
+            (path, report.groups[place].name, run.state, run.config["seed"], short(value), text)
+        )
     return found
 
 
 def _environments(runs: Sequence[StoredRun]) -> list[tuple[int, dict[str, str]]]:
-    """Lists what the finished runs ran on, every combination once with its number of runs."""
+    """List what the finished runs ran on, every combination once with its number of runs."""
     found = []
     for summary in (run.summary for run in runs if run.summary):
         versions = summary.get("versions")
-        named = {**(versions if isinstance(versions, dict) else {}), "device": summary.get("device")}
-        found.append(tuple((str(name), str(value)) for name, value in named.items() if value is not None))
+        named = {
+            **(versions if isinstance(versions, dict) else {}),
+            "device": summary.get("device"),
+        }
+        found.append(
+            tuple((str(name), str(value)) for name, value in named.items() if value is not None)
+        )
     return [(number, dict(pairs)) for pairs, number in Counter(found).items() if pairs]
 
 
 def _commands(runs: Sequence[StoredRun]) -> list[str]:
-    """Lists what was typed: the command of the sweep that a run belongs to, or its own."""
-    sweeps = {path: _sweep_command(path) for path in dict.fromkeys(run.path.resolve().parent.parent for run in runs)}
-    own = [sweeps[run.path.resolve().parent.parent] or (run.summary or {}).get("command") for run in runs]
+    """List what was typed: the command of the sweep that a run belongs to, or its own."""
+    sweeps = {
+        path: _sweep_command(path)
+        for path in dict.fromkeys(run.path.resolve().parent.parent for run in runs)
+    }
+    own = [
+        sweeps[run.path.resolve().parent.parent] or (run.summary or {}).get("command")
+        for run in runs
+    ]
     return list(dict.fromkeys(str(command) for command in own if command))
 
 
@@ -182,13 +233,15 @@ def _sweep_command(folder: Path) -> str | None:
     for name in (SWEEP_FILE, SEARCH_FILE):
         try:
             return shlex.join(map(str, json.loads((folder / name).read_text("utf-8"))["command"]))
-        except (OSError, ValueError, KeyError, TypeError):  # no sweep, or a damaged file: the runs' own commands
+        # no sweep, or a damaged file: the runs' own commands
+        except (OSError, ValueError, KeyError, TypeError):
             continue
     return None
 
 
 def _pictures(groups: Sequence[Group], problems: list[str]) -> list[dict[str, Any]]:
-    """Shows how data lie with the clients: one picture for every kind of federation, small enough for a page.
+    """Show how data lie with the clients: one picture for every kind of federation, small enough
+    for a page.
 
     Args:
         groups: the report's.
@@ -197,35 +250,48 @@ def _pictures(groups: Sequence[Group], problems: list[str]) -> list[dict[str, An
     kinds: dict[str, list[Group]] = {}
     for group in groups:
         kinds.setdefault(_settings(group.config), []).append(group)
-    found, left = [], _PICTURES
+    found = []
+    left = _PICTURES
     for settings, members in kinds.items():
         runs = [run for group in members for run in group.runs]
         source = next((run for run in runs if (run.path / "partition.png").exists()), runs[0])
-        image, text = _image(source.path / "partition.png", problems), _beginning(source.path / "partition.txt")
+        image = _image(source.path / "partition.png", problems)
+        text = _beginning(source.path / "partition.txt")
         if len(image) > left:
-            problems.append(f"{source.path}: partition.png is left out, the report has too many pictures")
+            problems.append(
+                f"{source.path}: partition.png is left out, the report has too many pictures"
+            )
             image = ""
         left -= len(image)
         if image or text:
             names = [group.name for group in members]
             seed = source.config["seed"]
-            found.append({"groups": names, "settings": settings, "seed": seed, "image": image, "text": text})
+            found.append(
+                {"groups": names, "settings": settings, "seed": seed, "image": image, "text": text}
+            )
     return found
 
 
 def _scores(groups: Sequence[Group], problems: list[str]) -> list[dict[str, Any]]:
-    """Gives every group with detailed scores its name, its rows by class, and its pictures."""
+    """Give every group with detailed scores its name, its rows by class, and its pictures."""
     found = []
     for place, scores in scored_groups(groups).items():
         try:
             table = by_class(scores).itertuples()
-            rows = [(name, [(short(x), _share(x)) for x in row] + [(n, f"{n:g}")]) for name, *row, n in table]
-            pictures = [(title, _address(io.BytesIO(content))) for title, content in pictures_of(scores)]
+            rows = [
+                (name, [(short(x), _share(x)) for x in row] + [(n, f"{n:g}")])
+                for name, *row, n in table
+            ]
+            pictures = [
+                (title, _address(io.BytesIO(content))) for title, content in pictures_of(scores)
+            ]
             examples = sum(one["examples"] for one in scores)
         except (ValueError, TypeError, LookupError) as error:  # a damaged summary
             problems.append(f"{groups[place].name}: its scores by class cannot be shown: {error}")
             continue
-        found.append({"group": groups[place].name, "examples": examples, "rows": rows, "pictures": pictures})
+        found.append(
+            {"group": groups[place].name, "examples": examples, "rows": rows, "pictures": pictures}
+        )
     return found
 
 
@@ -234,14 +300,20 @@ def _share(value: float) -> str:
 
 
 def _settings(config: Mapping[str, Any]) -> str:
-    """Lists the settings that decide how data lie with the clients, without those that are off."""
-    chosen = [name for name, value in config.items() if name.startswith(_DATA) and value is not False and value != 0]
-    ordered = sorted(chosen, key=lambda name: (_DATA.index(name.split(".")[0] + "."), not name.endswith(".name")))
+    """List the settings that decide how data lie with the clients, without those that are off."""
+    chosen = [
+        name
+        for name, value in config.items()
+        if name.startswith(_DATA) and value is not False and value != 0
+    ]
+    ordered = sorted(
+        chosen, key=lambda name: (_DATA.index(name.split(".")[0] + "."), not name.endswith(".name"))
+    )
     return ", ".join(f"{name}={text_of(config[name])}" for name in ordered)
 
 
 def _image(path: Path, problems: list[str]) -> str:
-    """Makes a data address of a picture in a file. "": there is none."""
+    """Make a data address of a picture in a file. "": there is none."""
     try:
         return _address(path)
     except FileNotFoundError:
@@ -252,7 +324,7 @@ def _image(path: Path, problems: list[str]) -> str:
 
 
 def _address(source: Path | io.BytesIO) -> str:
-    """Makes a data address of a picture, with few colours: these pictures are shapes and text."""
+    """Make a data address of a picture, with few colours: these pictures are shapes and text."""
     content = io.BytesIO()
     with Image.open(source) as whole:
         picture = whole.convert("RGB")

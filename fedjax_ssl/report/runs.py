@@ -1,4 +1,6 @@
-"""From folders to a report: groups of runs that differ in their seed alone, and one data frame of all runs."""
+"""From folders to a report: groups of runs that differ in their seed alone, and one data frame
+of all runs.
+"""
 
 import dataclasses
 import functools
@@ -16,7 +18,14 @@ from fedjax_ssl.report.numbers import COSTS, Cell, Metric, compare, metrics_of, 
 from fedjax_ssl.runs.folder import COMPARED, WATCHING, flat_config
 from fedjax_ssl.runs.stored_run import StoredRun, find_runs, on_other_data, read_run
 
-_FIRST = ("method.name", "data.name", "partition.name", "supervision.name", "model.name", "federated.name")
+_FIRST = (
+    "method.name",
+    "data.name",
+    "partition.name",
+    "supervision.name",
+    "model.name",
+    "federated.name",
+)
 # Fields that decide which examples a seed is tested on.
 _TEST_DATA = (
     *("data.name", "data.path", "data.pool_splits", "data.test_clients", "data.left_out_client"),
@@ -36,7 +45,8 @@ class Group:
     Attributes:
         name: says what differs from the other groups.
         parts: the name piece by piece, by the fields that are named.
-        config: the fields that are compared, by dotted names; None stands for a default and is left out.
+        config: the fields that are compared, by dotted names; None stands for a default and is left
+            out.
         runs: one per seed, in the order of the seeds.
         doubled: runs with a seed that is there already; they are not counted.
     """
@@ -60,7 +70,8 @@ class Group:
     @property
     def counts(self) -> str:
         """The finished runs in words: "3", "2 of 3", "3, 1 diverged"."""
-        done, lost = len(self.finished), self.diverged
+        done = len(self.finished)
+        lost = self.diverged
         return f"{done}{f' of {len(self.runs)}' * (done < len(self.runs))}{f', {lost} diverged' * bool(lost)}"
 
 
@@ -71,8 +82,8 @@ class Report:
     Attributes:
         runs: all that were read, in the order they were found.
         groups: runs with one config.
-        frame: the numbers of the runs, a row each, by number of the group, seed and whether the run counts. NaN: none
-            was written; infinity: not finite.
+        frame: the numbers of the runs, a row each, by number of the group, seed and whether the run
+            counts. NaN: none was written; infinity: not finite.
         baseline: one of the groups.
         metrics: numbers that some run has.
         metric: the one that the page starts with.
@@ -88,7 +99,7 @@ class Report:
     problems: list[str]
 
     def cells(self, metric: Metric) -> list[Cell]:
-        """Compares the groups in a metric, by finished runs alone."""
+        """Compare the groups in a metric, by finished runs alone."""
         values = [self._values(place, metric.name).dropna() for place in range(len(self.groups))]
         base = self.groups.index(self.baseline)
         return [
@@ -97,15 +108,24 @@ class Report:
         ]
 
     def apart(self, group: Group) -> list[str]:
-        """Says how a group's runs differ from the baseline's so that they are no pairs; an empty list: they are."""
+        """Says how a group's runs differ from the baseline's so that they are no pairs; an empty
+        list: they are.
+        """
         ours, theirs = (
-            {run.config["seed"]: run.summary or {} for run in one.finished} for one in (group, self.baseline)
+            {run.config["seed"]: run.summary or {} for run in one.finished}
+            for one in (group, self.baseline)
         )
         pairs = [(ours[seed], theirs[seed]) for seed in ours.keys() & theirs.keys()]
-        others = any(group.config.get(field) != self.baseline.config.get(field) for field in _TEST_DATA)
+        others = any(
+            group.config.get(field) != self.baseline.config.get(field) for field in _TEST_DATA
+        )
         found = []
         for field, words in COMPARED.items():  # of which older runs do not tell: there settings do
-            differ = [one[field] != other[field] for one, other in pairs if field in one and field in other]
+            differ = [
+                one[field] != other[field]
+                for one, other in pairs
+                if field in one and field in other
+            ]
             if any(differ or [field == "test_fingerprint" and others]):
                 found.append(words)
         return found
@@ -117,26 +137,37 @@ class Report:
 
     @functools.cached_property
     def costs(self) -> list[list[float | None]]:
-        """Mean costs of each group's finished runs, in the order of `COSTS`; None where a run does not tell."""
-        columns = [[self._values(place, f"cost {title}") for title in COSTS] for place in range(len(self.groups))]
-        return [[float(one.mean()) if len(one) and one.notna().all() else None for one in row] for row in columns]
+        """Mean costs of each group's finished runs, in the order of `COSTS`; None where a run
+        does not tell.
+        """
+        columns = [
+            [self._values(place, f"cost {title}") for title in COSTS]
+            for place in range(len(self.groups))
+        ]
+        return [
+            [float(one.mean()) if len(one) and one.notna().all() else None for one in row]
+            for row in columns
+        ]
 
     def _values(self, group: int, column: str) -> pandas.Series:
-        """Looks the values of a group's finished runs up, by seed; NaN where a run has none."""
+        """Look the values of a group's finished runs up, by seed; NaN where a run has none."""
         groups, counts = (self.frame.index.get_level_values(level) for level in ("group", "counts"))
         rows = self.frame[(groups == group) & counts].droplevel(["group", "counts"])
         return rows[column] if column in rows else pandas.Series(dtype=float)
 
 
-def read(paths: Sequence[str | Path], *, metric: str | None = None, baseline: str | None = None) -> Report:
-    """Reads run folders, sorts them into groups and chooses what they are compared by.
+def read(
+    paths: Sequence[str | Path], *, metric: str | None = None, baseline: str | None = None
+) -> Report:
+    """Read run folders, sorts them into groups and chooses what they are compared by.
 
         report = read(["runs/sweep"], baseline="fedavg")
         print(report.frame.groupby("group")["test_accuracy"].mean())
 
     Args:
         paths: run folders, or folders that hold some at any depth.
-        metric: a column of `metrics.csv`, or a number of `summary.json`; the test accuracy by default.
+        metric: a column of `metrics.csv`, or a number of `summary.json`; the test accuracy by
+            default.
         baseline: as for `choose_baseline`.
 
     Raises:
@@ -145,36 +176,52 @@ def read(paths: Sequence[str | Path], *, metric: str | None = None, baseline: st
     """
     found = [read_run(path) for path in find_runs(paths)]
     problems = [f"{run.path}: {problem}" for run in found for problem in run.problems]
-    runs, places = [run for run in found if run.config], " ".join(map(str, paths))
+    runs = [run for run in found if run.config]
+    places = " ".join(map(str, paths))
     if not runs:
         reasons = "".join(f"\n  {line}" for line in problems[:10])
         raise ReportError(
-            f"no run in {places}: no folder there holds the config.json of a run. Give a --workdir of "
-            f"`fedjax-ssl run`, the folder of a sweep, or a folder above them.{reasons}"
+            f"no run in {places}: no folder there holds the config.json of a run. Give a "
+            "--workdir of `fedjax-ssl run`, the folder of a sweep, or a folder above "
+            f"them.{reasons}"
         )
     started = [run for run in runs if run.rows or run.summary]
-    problems += _together("no result, left out", [run for run in runs if not (run.rows or run.summary)])
+    problems += _together(
+        "no result, left out", [run for run in runs if not (run.rows or run.summary)]
+    )
     if not started:
-        raise ReportError(f"no run in {places} has a result yet: none of {counted(len(runs), 'run')} has a metric row")
+        raise ReportError(
+            f"no run in {places} has a result yet: none of {counted(len(runs), 'run')} has a "
+            "metric row"
+        )
     groups = group_runs(started)
     problems += [
         f"{run.path}: seed {run.config['seed']} of {group.name} is there already, not counted"
         for group in groups
         for run in group.doubled
     ]
-    problems += _together("not finished, not in the numbers", [run for run in started if not run.finished])
+    problems += _together(
+        "not finished, not in the numbers", [run for run in started if not run.finished]
+    )
     lost = [run for run in started if run.finished and run.state != "finished"]
     problems += _together("diverged, the numbers are of what was left", lost)
     changed = on_other_data((run, run.config, run.summary) for run in started)
-    problems += _together("on other data than another run with the same settings of config.data", changed)
+    problems += _together(
+        "on other data than another run with the same settings of config.data", changed
+    )
     if len(groups) > 1 and (few := [group.name for group in groups if len(group.finished) == 2]):
-        problems.append(f"two seeds say little: the intervals of {len(few)} groups rest on two runs; run five or more")
+        problems.append(
+            f"two seeds say little: the intervals of {len(few)} groups rest on two runs; run five "
+            "or more"
+        )
     frame = _frame(started, groups)
     metrics = metrics_of(frame)
     if not metrics:
         raise ReportError(f"no run in {places} has a metric: their rows hold counts alone")
     base = choose_baseline(groups, baseline)
-    report = Report(started, groups, frame, base, metrics, _choose_metric(metrics, metric), problems)
+    report = Report(
+        started, groups, frame, base, metrics, _choose_metric(metrics, metric), problems
+    )
     for words in COMPARED.values():
         apart = [group.name for group in groups if words in report.apart(group)]
         problems += _together(f"no difference to {base.name}, {words}", apart, "; ")
@@ -184,7 +231,11 @@ def read(paths: Sequence[str | Path], *, metric: str | None = None, baseline: st
 def _together(what: str, things: Sequence[StoredRun | str], between: str = ", ") -> list[str]:
     """Says one thing of several runs or groups."""
     named = [
-        one if isinstance(one, str) else f"{one.path} ({one.state})" if one.rows or one.ended else str(one.path)
+        one
+        if isinstance(one, str)
+        else f"{one.path} ({one.state})"
+        if one.rows or one.ended
+        else str(one.path)
         for one in things[:_NAMED]
     ]
     more = f" and {len(things) - _NAMED} more" if len(things) > _NAMED else ""
@@ -194,7 +245,10 @@ def _together(what: str, things: Sequence[StoredRun | str], between: str = ", ")
 def _frame(runs: Sequence[StoredRun], groups: Sequence[Group]) -> pandas.DataFrame:
     counted = {id(run): number for number, group in enumerate(groups) for run in group.runs}
     doubled = {id(run): number for number, group in enumerate(groups) for run in group.doubled}
-    keys = [((counted | doubled)[id(run)], run.config["seed"], run.finished and id(run) in counted) for run in runs]
+    keys = [
+        ((counted | doubled)[id(run)], run.config["seed"], run.finished and id(run) in counted)
+        for run in runs
+    ]
     index = pandas.MultiIndex.from_tuples(keys, names=["group", "seed", "counts"])
     return pandas.DataFrame([numbers_of(run) for run in runs], index=index)
 
@@ -204,36 +258,58 @@ def group_runs(runs: Iterable[StoredRun]) -> list[Group]:
     found: dict[str, tuple[dict[str, Any], list[StoredRun]]] = {}
     for run in runs:
         fields = flat_config(run.config, ignore=("seed", *WATCHING))
-        fields["data.left_out_client"] = (run.summary or {}).get("left_out_client", fields.get("data.left_out_client"))
+        fields["data.left_out_client"] = (run.summary or {}).get(
+            "left_out_client", fields.get("data.left_out_client")
+        )
         config = {name: value for name, value in fields.items() if value is not None}
         found.setdefault(json.dumps(config, sort_keys=True), (config, []))[1].append(run)
     groups = []
-    for parts, (config, members) in zip(_names([config for config, _ in found.values()]), found.values(), strict=True):
+    for parts, (config, members) in zip(
+        _names([config for config, _ in found.values()]), found.values(), strict=True
+    ):
         kept: dict[int, StoredRun] = {}
-        for run in sorted(members, key=lambda run: (run.summary is not None, len(run.rows)), reverse=True):
+        for run in sorted(
+            members, key=lambda run: (run.summary is not None, len(run.rows)), reverse=True
+        ):
             kept.setdefault(run.config["seed"], run)
         doubled = [run for run in members if kept[run.config["seed"]] is not run]
-        groups.append(Group(", ".join(parts.values()), parts, config, [kept[seed] for seed in sorted(kept)], doubled))
+        groups.append(
+            Group(
+                ", ".join(parts.values()),
+                parts,
+                config,
+                [kept[seed] for seed in sorted(kept)],
+                doubled,
+            )
+        )
     return groups
 
 
 def table_of(configs: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
-    """Makes a table of the fields that differ: a row per config, a column per field, cells as JSON.
+    """Make a table of the fields that differ: a row per config, a column per field, cells as JSON.
 
     Fields that name something go first, then they are as in the configs.
     """
-    texts = pandas.DataFrame({field: json.dumps(value) for field, value in one.items()} for one in configs)
+    texts = pandas.DataFrame(
+        {field: json.dumps(value) for field, value in one.items()} for one in configs
+    )
     differing = texts.columns[texts.nunique(dropna=False) > 1]
 
     def rank(field: str) -> tuple[int, bool, bool]:
         # `rounds` before `optimizer.schedule_rounds`, which follows it where it is not given.
-        return _FIRST.index(field) if field in _FIRST else len(_FIRST), not field.endswith(".name"), "." in field
+        return (
+            _FIRST.index(field) if field in _FIRST else len(_FIRST),
+            not field.endswith(".name"),
+            "." in field,
+        )
 
     return texts[sorted(differing, key=rank)].fillna("null")
 
 
 def _names(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """Names groups as shortly as can be: by fields that tell groups apart that the fields before do not."""
+    """Names groups as shortly as can be: by fields that tell groups apart that the fields before
+    do not.
+    """
     table = table_of(configs)
     block = pandas.Series(0, table.index)
     named: list[list[str]] = [[] for _ in configs]
@@ -256,24 +332,26 @@ def _named(field: str, value: Any, used: set[str]) -> str:
         return str(value)
     section, _, own = field.rpartition(".")
     short = section if own == "name" else own
-    clash = any(other != field and (other.rpartition(".")[2] == short or other == short) for other in used)
+    clash = any(
+        other != field and (other.rpartition(".")[2] == short or other == short) for other in used
+    )
     return f"{field if clash else short}={text_of(value)}"
 
 
 def text_of(value: Any) -> str:
-    """Writes a setting as a person would."""
+    """Write a setting as a person would."""
     if isinstance(value, list):
         return ",".join(map(text_of, value))
     return f"{value:g}" if isinstance(value, float) else "-" if value is None else str(value)
 
 
 def choose_baseline(groups: Sequence[Group], given: str | None) -> Group:
-    """Finds the group that the others are compared with.
+    """Find the group that the others are compared with.
 
     Args:
         groups: at least one.
-        given: a group's name, words that are in the name of one group only, the folder of one of its runs, or None:
-            the first group.
+        given: a group's name, words that are in the name of one group only, the folder of one of
+            its runs, or None: the first group.
 
     Raises:
         ReportError: no group, or several.
@@ -290,8 +368,12 @@ def choose_baseline(groups: Sequence[Group], given: str | None) -> Group:
     names = [group.name for group in matching or groups]
     listing = "".join(f"\n  {name}" for name in names[:20]) + ("\n  ..." if len(names) > 20 else "")
     if matching:
-        raise ReportError(f"--baseline {given!r} fits {len(matching)} groups; name one of them:{listing}")
-    raise ReportError(f"unknown group: --baseline {given!r}.{did_you_mean(given, names)} There are:{listing}")
+        raise ReportError(
+            f"--baseline {given!r} fits {len(matching)} groups; name one of them:{listing}"
+        )
+    raise ReportError(
+        f"unknown group: --baseline {given!r}.{did_you_mean(given, names)} There are:{listing}"
+    )
 
 
 def _choose_metric(known: Sequence[Metric], given: str | None) -> Metric:
@@ -299,4 +381,6 @@ def _choose_metric(known: Sequence[Metric], given: str | None) -> Metric:
     if given is None or given in names:
         return known[0 if given is None else names.index(given)]
     hint = did_you_mean(given, names)
-    raise ReportError(f"--metric {given!r} is in none of these runs.{hint} They have: {', '.join(names)}")
+    raise ReportError(
+        f"--metric {given!r} is in none of these runs.{hint} They have: {', '.join(names)}"
+    )

@@ -1,4 +1,6 @@
-"""Scores by class of the groups: a table, and confusion matrix and reliability diagram as a picture each."""
+"""Scores by class of the groups: a table, and confusion matrix and reliability diagram as a
+picture each.
+"""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -15,31 +17,44 @@ _NUMBERED = 20  # classes up to which a confusion matrix has numbers in it
 
 
 def scored_groups(groups: Sequence[Group]) -> dict[int, list[Mapping[str, Any]]]:
-    """Find the detailed scores of the finished runs of groups, by number of the group: runs of the same classes."""
+    """Find the detailed scores of the finished runs of groups, by number of the group: runs of
+    the same classes.
+    """
     found: dict[int, list[Mapping[str, Any]]] = {}
     for place, group in enumerate(groups):
         given = [(run.summary or {}).get("scores") for run in group.finished]
-        scores = [one for one in given if isinstance(one, dict) and {*_BY_CLASS, "classes", "reliability"} <= {*one}]
+        scores = [
+            one
+            for one in given
+            if isinstance(one, dict) and {*_BY_CLASS, "classes", "reliability"} <= {*one}
+        ]
         if scores and len(scores[0]["classes"]) <= MOST_CLASSES and len(found) < MOST_GROUPS:
             found[place] = [one for one in scores if one["classes"] == scores[0]["classes"]]
     return found
 
 
 def by_class(scores: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
-    """Average recall, precision, F1 and support over runs, a row per class; NaN where no run has a value."""
-    tables = [pandas.DataFrame({name: one[name] for name in _BY_CLASS}, one["classes"], dtype=float) for one in scores]
+    """Average recall, precision, F1 and support over runs, a row per class; NaN where no run has
+    a value.
+    """
+    tables = [
+        pandas.DataFrame({name: one[name] for name in _BY_CLASS}, one["classes"], dtype=float)
+        for one in scores
+    ]
     return pandas.concat(tables).groupby(level=0, sort=False).mean()
 
 
 def pictures_of(scores: Sequence[Mapping[str, Any]]) -> list[tuple[str, bytes]]:
-    """Draw the confusion matrix, where the runs have it, and the reliability diagram of the examples of all runs.
+    """Draw the confusion matrix, where the runs have it, and the reliability diagram of the
+    examples of all runs.
 
     Returns:
         What each shows, and the picture as PNG.
     """
     from matplotlib.figure import Figure
 
-    classes, found = scores[0]["classes"], []
+    classes = scores[0]["classes"]
+    found = []
     if all("confusion" in one for one in scores):
         counts = np.sum([one["confusion"] for one in scores], axis=0)
         shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
@@ -52,13 +67,18 @@ def pictures_of(scores: Sequence[Mapping[str, Any]]) -> list[tuple[str, bytes]]:
             axes.set_yticks(range(len(classes)), classes)
             for (row, column), count in np.ndenumerate(counts):
                 colour = "white" if shares[row, column] > 0.5 else "black"
-                axes.text(column, row, str(count), ha="center", va="center", fontsize=7, color=colour)
+                axes.text(
+                    column, row, str(count), ha="center", va="center", fontsize=7, color=colour
+                )
         figure.colorbar(image, label="share of the true class")
         found.append(("Confusion matrix", _png(figure)))
     bins = [pandas.DataFrame(one["reliability"], dtype=float).fillna(0.0) for one in scores]
     examples = np.sum([one["examples"] for one in bins], axis=0)
     filled = examples > 0
-    sure, right = (np.sum([one[name] * one["examples"] for one in bins], axis=0) for name in ("probability", "right"))
+    sure, right = (
+        np.sum([one[name] * one["examples"] for one in bins], axis=0)
+        for name in ("probability", "right")
+    )
     figure = Figure(figsize=(5.2, 4.6), layout="constrained")
     axes, below = figure.subplots(2, sharex=True, height_ratios=(3, 1))
     axes.plot([0, 1], [0, 1], color="grey", linewidth=1, linestyle="--")

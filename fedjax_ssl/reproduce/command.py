@@ -1,4 +1,5 @@
-"""Tables and figures of papers, with our numbers beside theirs: listed, described, and run by the sweep's workers.
+"""Tables and figures of papers, with our numbers beside theirs: listed, described, and run by the
+sweep's workers.
 
 examples:
   fedjax-ssl reproduce --list
@@ -24,7 +25,7 @@ from fedjax_ssl.sweep.command import check_workers, refuse_idle
 
 
 def main(arguments: list[str]) -> int:
-    """Does what the command line asks for.
+    """Do what the command line asks for.
 
     Args:
         arguments: command line without program and subcommand.
@@ -33,7 +34,8 @@ def main(arguments: list[str]) -> int:
         0; 1 if runs failed.
 
     Raises:
-        ConfigError: and what else a sweep raises at its start; `fedjax_ssl.cli.main` makes messages of it.
+        ConfigError: and what else a sweep raises at its start; `fedjax_ssl.cli.main` makes messages
+            of it.
     """
     given = parser().parse_args(arguments)
     tables = load_tables(given.papers)
@@ -47,10 +49,13 @@ def main(arguments: list[str]) -> int:
     check_workers(given.workers)
     table = find_table(given.table, tables)
     command = ["fedjax-ssl", "reproduce", *arguments]
-    data, settings = _pairs("--data", given.data, "NAME=PATH"), _pairs("--set", given.set, "FIELD=VALUE")
+    data = _pairs("--data", given.data, "NAME=PATH")
+    settings = _pairs("--set", given.set, "FIELD=VALUE")
     with command_line.notes_instead_of_warnings() as notes:
         cells = table.make_cells(given.scale, given.rows, given.columns)
-        runs = scales.runs_of(table, given.scale, cells, axes.parse_seeds(given.seeds), data, settings)
+        runs = scales.runs_of(
+            table, given.scale, cells, axes.parse_seeds(given.seeds), data, settings
+        )
         if not given.run:
             print("\n".join(running.describe(table, given.scale, cells, runs, command)))
             return 0
@@ -70,19 +75,34 @@ def main(arguments: list[str]) -> int:
 
 
 def parser() -> Parser:
-    """Makes the parser of the command line."""
+    """Make the parser of the command line."""
     parser = new_parser("reproduce", __doc__ or "")
     add = parser.add_argument
     add("table", nargs="?", metavar="TABLE", help="its name; described, unless --run is given")
     add("--list", action="store_true", help="name all tables, and which have results")
-    add("--page", action="store_true", help="print docs/reproductions.md, made from the results that are kept")
+    add(
+        "--page",
+        action="store_true",
+        help="print docs/reproductions.md, made from the results that are kept",
+    )
     add("--run", action="store_true", help="run it, or go on with it")
-    add("--scale", type=one_of("scale", SCALES), default="small", metavar="SCALE", help="smoke, small (default), paper")
-    add("--seeds", metavar="N", help="seeds 0 to N - 1, or those listed (0,7,11); by default the scale's")
+    add(
+        "--scale",
+        type=one_of("scale", SCALES),
+        default="small",
+        metavar="SCALE",
+        help="smoke, small (default), paper",
+    )
+    add(
+        "--seeds",
+        metavar="N",
+        help="seeds 0 to N - 1, or those listed (0,7,11); by default the scale's",
+    )
     add("--rows", nargs="+", metavar="ROW", help="these rows only")
     add("--columns", nargs="+", metavar="COLUMN", help="these columns only")
     where = (
-        "an .npz file with x_train, y_train, x_test and y_test (as Keras' mnist.npz), a folder of the original files "
+        "an .npz file with x_train, y_train, x_test and y_test (as Keras' mnist.npz), a folder "
+        "of the original files "
     )
     add(
         "--data",
@@ -91,7 +111,13 @@ def parser() -> Parser:
         metavar="NAME=PATH",
         help=f"{where}or another dataset, in place of this one",
     )
-    add("--set", action="append", default=[], metavar="FIELD=VALUE", help="a setting of all cells, such as threads=1")
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="a setting of all cells, such as threads=1",
+    )
     add("--workdir", metavar="FOLDER", help="runs/reproduce_TABLE_SCALE by default")
     add("--workers", type=int, metavar="N", help="processes at a time, as for `sweep`")
     add(
@@ -100,27 +126,42 @@ def parser() -> Parser:
         default=None,
         help="put the results beside the papers' files, for --list and --page",
     )
-    add("--papers", nargs="+", type=Path, metavar="FILE", help="files with TABLES, in place of the package's")
+    add(
+        "--papers",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="files with TABLES, in place of the package's",
+    )
     return parser
 
 
 def _list(tables: Mapping[str, Table]) -> list[str]:
-    width, lines = max(map(len, tables)), []
+    width = max(map(len, tables))
+    lines = []
     for name, table in tables.items():
         cells = table.make_cells("paper")
         missing = sum(bool(cell.missing) for cell in cells)
-        have = [f"{one['scale']} ({(one['commit'] or '-')[:7]}, {one['device']})" for one in results.stored(name)]
+        have = [
+            f"{one['scale']} ({(one['commit'] or '-')[:7]}, {one['device']})"
+            for one in results.stored(name)
+        ]
         lines.append(
-            f"{name:{width}}  {counted(len(cells), 'cell'):>9}{f', {missing} missing' * bool(missing)}  {table.title}"
-            + (f"; results: {', '.join(have)}" if have else "; no results yet")
+            f"{name:{width}}  "
+            f"{counted(len(cells), 'cell'):>9}{f', {missing} missing' * bool(missing)}  "
+            f"{table.title}" + (f"; results: {', '.join(have)}" if have else "; no results yet")
         )
     return [*lines, f"{counted(len(tables), 'table')} and figures"]
 
 
 def _check_store(table: Table, scale: str, runs: Sequence[Run]) -> None:
-    """Refuses, before anything runs, to store numbers that mean nothing or are of fewer seeds than those there."""
+    """Refuses, before anything runs, to store numbers that mean nothing or are of fewer seeds
+    than those there.
+    """
     if scale == "smoke" or any(run.config.data.name == "stand_in" for run in runs):
-        raise ConfigError("--store keeps no numbers of stand-in data, which mean nothing; leave it out")
+        raise ConfigError(
+            "--store keeps no numbers of stand-in data, which mean nothing; leave it out"
+        )
     results.check_store(table, scale, Counter((run.cell.row, run.cell.column) for run in runs))
 
 

@@ -15,7 +15,13 @@ from fedjax_ssl.reproduce import results, scales
 from fedjax_ssl.reproduce.scales import Run
 from fedjax_ssl.reproduce.table import Cell, Table
 from fedjax_ssl.runs.files import write_atomically
-from fedjax_ssl.runs.folder import WATCHING, FolderLock, RunFolderError, config_differences, read_stored
+from fedjax_ssl.runs.folder import (
+    WATCHING,
+    FolderLock,
+    RunFolderError,
+    config_differences,
+    read_stored,
+)
 from fedjax_ssl.sweep import plan as plans
 from fedjax_ssl.sweep import results as rows
 from fedjax_ssl.sweep import workers
@@ -28,7 +34,9 @@ _SHOWN = 3
 _QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=1"
 
 
-def describe(table: Table, scale: str, cells: Sequence[Cell], runs: Sequence[Run], command: Sequence[str]) -> list[str]:
+def describe(
+    table: Table, scale: str, cells: Sequence[Cell], runs: Sequence[Run], command: Sequence[str]
+) -> list[str]:
     """Say what a table is, its cells, which data it needs, and how long it takes here.
 
     Args:
@@ -41,29 +49,47 @@ def describe(table: Table, scale: str, cells: Sequence[Cell], runs: Sequence[Run
     known = data.available()
     lines = [f"{table.name}: {table.title_at(scale)} ({table.source})"]
     for kind in ("row", "column"):
-        names = {getattr(cell, kind): table.name_at(scale, f"{kind}s", getattr(cell, kind)) for cell in cells}
+        names = {
+            getattr(cell, kind): table.name_at(scale, f"{kind}s", getattr(cell, kind))
+            for cell in cells
+        }
         shown = [name + f" (here {here})" * (here != name) for name, here in names.items()]
         lines.append(f"  {counted(len(names), kind)}: {'; '.join(shown)}")
     value = table.value if isinstance(table.value, str) else f"mean of the last {table.value[1]}"
     lines.append(f"  metric: {table.metric}, {value}; {counted(table.seeds, 'seed')} in the paper")
-    lines += [f"  missing: {cell.row}, {cell.column}: {cell.missing}" for cell in cells if cell.missing]
+    lines += [
+        f"  missing: {cell.row}, {cell.column}: {cell.missing}" for cell in cells if cell.missing
+    ]
     lines += [f"  differs: {text}" for text in table.differs]
-    for name, path, dataset in dict.fromkeys((run.config.data.name, run.config.data.path, run.dataset) for run in runs):
+    for name, path, dataset in dict.fromkeys(
+        (run.config.data.name, run.config.data.path, run.dataset) for run in runs
+    ):
         gone = ", which is not there" * (path is not None and not Path(path).expanduser().exists())
         lines.append(
-            f"  data: {dataset}, from {path}{gone}" if path else f"  data: {name}, {known.get(name, 'your own')}"
+            f"  data: {dataset}, from {path}{gone}"
+            if path
+            else f"  data: {name}, {known.get(name, 'your own')}"
         )
     reduced = f"; {table.reduced}" if scale == "small" and table.reduced else ""
     expected = scales.hours(runs)
-    time = counted(max(round(60 * expected), 1), "minute") if expected < 2 else f"{expected:,.0f} hours"
+    time = (
+        counted(max(round(60 * expected), 1), "minute")
+        if expected < 2
+        else f"{expected:,.0f} hours"
+    )
     ran = len({(run.cell.row, run.cell.column) for run in runs})
     part = f" in {ran} of {counted(len(table.make_cells('paper')), 'cell')}"
     lines.append(f"  scale {scale}: {counted(len(runs), 'run')}{part}{reduced}")
-    lines.append(f"  expected here: more than about {time}, which the products of the networks alone take")
+    lines.append(
+        f"  expected here: more than about {time}, which the products of the networks alone take"
+    )
     for one in results.stored(table.name):
         if one["scale"] == scale:
             minutes = sum(cell["minutes"] for cell in one["cells"])
-            lines.append(f"  measured: {minutes:.0f} minutes of runs for {counted(len(one['cells']), 'cell')}")
+            lines.append(
+                f"  measured: {minutes:.0f} minutes of runs for "
+                f"{counted(len(one['cells']), 'cell')}"
+            )
     return [*lines, f"  start it with: {shlex.join([*command, '--run'])}"]
 
 
@@ -97,7 +123,8 @@ def carry_out(
     _check_owner(folder, table, scale)
     if scale != "smoke":
         scales.check_data(runs)
-    wanted, processes = plans.named((run.name, run.config) for run in runs), processes or default_workers()
+    wanted = plans.named((run.name, run.config) for run in runs)
+    processes = processes or default_workers()
     (folder / "runs").mkdir(parents=True, exist_ok=True)
     with FolderLock(folder):
         plan = _joined(plans.load(folder), wanted, folder)
@@ -105,9 +132,14 @@ def carry_out(
         plans.save(folder, plan, command)
         by_config = {plans.identity(run.config): run for run in plan.runs}
         own = Plan(plan.fields, tuple(by_config[plans.identity(run.config)] for run in wanted.runs))
-        print("\n".join(describe_plan(f"{table.name}, {scale}", own, folder, processes)), flush=True)
+        print(
+            "\n".join(describe_plan(f"{table.name}, {scale}", own, folder, processes)), flush=True
+        )
         if others := len(plan.runs) - len(own.runs):
-            print(f"  {counted(others, 'other run')} of this folder stay, and are not in the table of this command")
+            print(
+                f"  {counted(others, 'other run')} of this folder stay, and are not in the table "
+                "of this command"
+            )
         try:
             with _quick_programs() if scale == "smoke" else contextlib.nullcontext():
                 workers.execute(folder, own, processes, notes, together=scale == "smoke")
@@ -126,7 +158,9 @@ def carry_out(
 
 @contextlib.contextmanager
 def _quick_programs() -> Iterator[None]:
-    """Have workers compile without optimizing, which is faster for two short rounds; flags of the user win."""
+    """Have workers compile without optimizing, which is faster for two short rounds; flags of
+    the user win.
+    """
     given = os.environ.get("XLA_FLAGS")
     os.environ["XLA_FLAGS"] = " ".join(filter(None, (_QUICK, given)))
     try:
@@ -141,7 +175,9 @@ def _quick_programs() -> Iterator[None]:
 def _check_owner(folder: Path, table: Table, scale: str) -> None:
     owner = read_stored(folder / _FILE, lambda content: (content["table"], content["scale"]))
     if owner not in (None, (table.name, scale)):
-        raise RunFolderError(f"{folder} holds {owner[0]} at scale {owner[1]}; give another --workdir")
+        raise RunFolderError(
+            f"{folder} holds {owner[0]} at scale {owner[1]}; give another --workdir"
+        )
     if owner is None and (folder / plans.FILE).exists():
         raise RunFolderError(f"{folder} is the folder of a sweep; give another --workdir")
 
@@ -156,8 +192,8 @@ def _joined(stored: Plan | None, wanted: Plan, folder: Path) -> Plan:
         if old is not None and plans.identity(old.config) != plans.identity(run.config):
             lines = config_differences(old.config, run.config, ignore=WATCHING)[:_SHOWN]
             raise RunFolderError(
-                f"{folder} has {run.name} with other settings (stored -> now): {'; '.join(lines)}. Give another "
-                "--workdir"
+                f"{folder} has {run.name} with other settings (stored -> now): "
+                f"{'; '.join(lines)}. Give another --workdir"
             )
     there = {plans.identity(run.config) for run in wanted.runs}
     others = tuple(run for run in stored.runs if plans.identity(run.config) not in there)

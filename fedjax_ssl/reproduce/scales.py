@@ -1,4 +1,6 @@
-"""The configs of a table at a scale: the paper's own, smaller ones, or as little as shows that they run."""
+"""The configs of a table at a scale: the paper's own, smaller ones, or as little as shows that
+they run.
+"""
 
 import functools
 import math
@@ -22,14 +24,26 @@ from fedjax_ssl.runs.build import load_resolved
 from fedjax_ssl.runs.devices import forward_operations
 from fedjax_ssl.runs.files import bytes_in_words
 
-_SMOKE_ROUNDS, _SMOKE_COHORT, _SMOKE_CLIENTS, _SMOKE_SIDE = 2, 2, 10, 32
-_SMOKE_OWN, _SMOKE_SET, _SMOKE_PART, _SMOKE_CLASS = 120, 15, 30, 5  # examples of a client, of its sets, parts, classes
-_SMOKE_MOST = {  # fields of a method, its optimizer, partition or prediction -> the most that they are
-    **dict.fromkeys(("batch_size", "server_batch_size", "unlabelled_batch_size", "set_size", "num_unlabelled"), 16),
+_SMOKE_ROUNDS = 2
+_SMOKE_COHORT = 2
+_SMOKE_CLIENTS = 10
+_SMOKE_SIDE = 32
+# examples of a client, of its sets, parts, classes
+_SMOKE_OWN = 120
+_SMOKE_SET = 15
+_SMOKE_PART = 30
+_SMOKE_CLASS = 5
+# fields of a method, its optimizer, partition or prediction -> the most that they are
+_SMOKE_MOST = {
+    **dict.fromkeys(
+        ("batch_size", "server_batch_size", "unlabelled_batch_size", "set_size", "num_unlabelled"),
+        16,
+    ),
     **dict.fromkeys(("unlabelled_ratio", "num_helpers", "groups", "local_steps"), 2),
     "threshold": 0.01,  # so that some pseudo-label is confident
 }
-_SHALLOW = {  # networks that compile for long -> a shallow one with the same kind of layers and heads
+# networks that compile for long -> a shallow one with the same kind of layers and heads
+_SHALLOW = {
     **dict.fromkeys(("wrn28", "resnet18", "efficientnet_b0"), "resnet8_basic"),
     "resnet17": "resnet8",
     "proto_resnet18": "resnet9",
@@ -71,10 +85,15 @@ def runs_of(
     if own_seed and seeds is not None:
         raise ConfigError("--seeds and --set seed=... are both given; leave one out")
     if seeds is None:
-        seeds = range({"smoke": 1, "small": table.small.get("seeds", 2), "paper": table.seeds}[scale])
+        seeds = range(
+            {"smoke": 1, "small": table.small.get("seeds", 2), "paper": table.seeds}[scale]
+        )
     if given and scale == "smoke":
-        raise ConfigError("--data does nothing at the scale smoke, which has stand-in data; leave it out")
-    found, named = [], set[str]()
+        raise ConfigError(
+            "--data does nothing at the scale smoke, which has stand-in data; leave it out"
+        )
+    found = []
+    named = set[str]()
     for cell in cells:
         if cell.missing:
             continue
@@ -101,7 +120,9 @@ def runs_of(
         with naming("--data"):
             check_known("dataset", name, list(data.SOURCES))
         if name not in named:
-            raise ConfigError(f"--data {name}: these cells have other data: {', '.join(sorted(named))}")
+            raise ConfigError(
+                f"--data {name}: these cells have other data: {', '.join(sorted(named))}"
+            )
     return found
 
 
@@ -124,23 +145,39 @@ def _use(config: ml_collections.ConfigDict, name: str) -> None:
     config.data.update(name=name, path=None, source="auto")
     taken = data.SOURCES.options(name)
     for option in data.SOURCES.fields():
-        if option not in taken and option not in configs.FIELDS and f"data.{option}" not in configs.FIELDS:
+        if (
+            option not in taken
+            and option not in configs.FIELDS
+            and f"data.{option}" not in configs.FIELDS
+        ):
             config.data[option] = None
 
 
 def make_tiny(config: ml_collections.ConfigDict) -> None:
-    """Make an unlocked config small enough for a few seconds: two rounds, few clients, a small network, no real data.
+    """Make an unlocked config small enough for a few seconds: two rounds, few clients, a small
+    network, no real data.
 
     What decides shapes and code, such as partition, supervision and method, stays.
     """
-    name, section = config.data.name, config.data
-    config.update(rounds=_SMOKE_ROUNDS, eval_every=1, select_from=0, precision="float32", test_predictions="none")
+    name = config.data.name
+    section = config.data
+    config.update(
+        rounds=_SMOKE_ROUNDS,
+        eval_every=1,
+        select_from=0,
+        precision="float32",
+        test_predictions="none",
+    )
     config.federated.devices = 1
     config.optimizer.schedule_rounds = None
     for part in (config.optimizer, config.method, config.partition, config.prediction):
         for field, value in part.items():
             if isinstance(value, int | float) and value:
-                most = 1 if field.endswith(("_rounds", "_epochs", "rounds_per_part")) else _SMOKE_MOST.get(field, value)
+                most = (
+                    1
+                    if field.endswith(("_rounds", "_epochs", "rounds_per_part"))
+                    else _SMOKE_MOST.get(field, value)
+                )
                 part[field] = min(value, most)
     if (config.federated.cohort_size or config.partition.num_clients or math.inf) > _SMOKE_COHORT:
         config.federated.cohort_size = _SMOKE_COHORT
@@ -168,28 +205,44 @@ def make_tiny(config: ml_collections.ConfigDict) -> None:
 
 
 def _leave_few(config: ml_collections.ConfigDict) -> None:
-    """Leave stand-in data as many clients and examples as partition, supervision and held-out parts need."""
-    section, partition, supervision = config.data, config.partition, config.supervision
+    """Leave stand-in data as many clients and examples as partition, supervision and held-out
+    parts need.
+    """
+    section = config.data
+    partition = config.partition
+    supervision = config.supervision
     like = data.load("stand_in", like=section.like, num_classes=section.num_classes, examples=1)
-    there, classes = partition.num_clients or len(like.client_names or ()), like.num_classes
+    there = partition.num_clients or len(like.client_names or ())
+    classes = like.num_classes
     clients = min(there, _SMOKE_CLIENTS)
     if clients < there:
         partition.num_clients = clients
-    for field in ("labelled_clients", "server_labels", *["labels"] * (supervision.name in ("total", "server"))):
-        supervision[field] = supervision[field] and -(-supervision[field] * clients // max(there, 100))
+    for field in (
+        "labelled_clients",
+        "server_labels",
+        *["labels"] * (supervision.name in ("total", "server")),
+    ):
+        supervision[field] = supervision[field] and -(
+            -supervision[field] * clients // max(there, 100)
+        )
     if section.pools:
         section.pools = (section.pools[0] * clients // there, _SMOKE_CLASS, _SMOKE_CLASS)
         section.examples = 2 * sum(section.pools) * classes  # half of them may have no label
-        partition.counts = tuple(max(count * clients // there, min(count, 10)) for count in partition.counts)
+        partition.counts = tuple(
+            max(count * clients // there, min(count, 10)) for count in partition.counts
+        )
         partition.unlabelled = partition.unlabelled and _SMOKE_OWN // 2
     elif partition.name == "natural":
         section.examples = max(there, _SMOKE_CLIENTS * _SMOKE_CLASS) * _SMOKE_CLASS * 2
         supervision.labels = supervision.labels and min(supervision.labels, _SMOKE_CLASS)
     else:
         parts = _SMOKE_PART * (partition.parts or 1) + classes * (partition.balanced or 0)
-        own = max(_SMOKE_OWN, parts, _SMOKE_SET * max(supervision.set_counts or [supervision.sets or 0]))
+        own = max(
+            _SMOKE_OWN, parts, _SMOKE_SET * max(supervision.set_counts or [supervision.sets or 0])
+        )
         if partition.max_examples:  # of more than the clients have
-            clients, partition.max_examples = 8 * _SMOKE_CLIENTS, 10 * own
+            clients = 8 * _SMOKE_CLIENTS
+            partition.max_examples = 10 * own
         section.examples = 5 * clients * own // 4  # a fifth at most is held out
 
 
@@ -200,8 +253,8 @@ def check_data(runs: Sequence[Run]) -> None:
         runs: the runs.
 
     Raises:
-        ConfigError: some are not here, in one message: which files, from where, how large; or the machine's memory is
-            too small for one.
+        ConfigError: some are not here, in one message: which files, from where, how large; or the
+            machine's memory is too small for one.
     """
     missing: dict[str, None] = {}
     for config in {repr(run.config.data): run.config for run in runs}.values():
@@ -213,32 +266,46 @@ def check_data(runs: Sequence[Run]) -> None:
         except data.DatasetUnavailable as error:
             missing[str(error)] = None
             continue
-        size, memory = sum(part.x.nbytes for part in (dataset.train, dataset.test) if part), processor.memory()
+        size = sum(part.x.nbytes for part in (dataset.train, dataset.test) if part)
+        memory = processor.memory()
         if memory is not None and 2 * size > memory:  # as read, and as the device has it
             raise ConfigError(
-                f"{config.data.name} has {bytes_in_words(size)} of inputs, which this machine with "
-                f"{bytes_in_words(memory)} of memory cannot hold twice; run the scale 'small', or on a larger machine"
+                f"{config.data.name} has {bytes_in_words(size)} of inputs, which this machine "
+                f"with {bytes_in_words(memory)} of memory cannot hold twice; run the scale "
+                "'small', or on a larger machine"
             )
     for weights in {run.config.model.get("weights"): None for run in runs}:
         if weights and not Path(weights).expanduser().is_file():
-            missing[f"weights {weights} are not there; make them where PyTorch is installed with {EXPORT}"] = None
+            missing[
+                f"weights {weights} are not there; make them where PyTorch is installed with "
+                f"{EXPORT}"
+            ] = None
     if missing:
-        own = "With --data NAME=FILE.npz a file with x_train, y_train, x_test and y_test is taken in place of NAME."
+        own = (
+            "With --data NAME=FILE.npz a file with x_train, y_train, x_test and y_test is taken "
+            "in place of NAME."
+        )
         raise ConfigError("\n".join([*missing, own]))
 
 
 def hours(runs: Sequence[Run]) -> float:
-    """Estimate how long runs take here, very roughly: operations of the networks over a measured rate of products.
+    """Estimate how long runs take here, very roughly: operations of the networks over a measured
+    rate of products.
 
-    Augmentation, graphs, evaluation and compiling are not in it; a network's training step is counted as three forward
-    passes of one view.
+    Augmentation, graphs, evaluation and compiling are not in it; a network's training step is
+    counted as three forward passes of one view.
     """
     return sum(_operations(run.config, run.dataset) for run in runs) / _rate() / 3600
 
 
 def _operations(config: ml_collections.ConfigDict, dataset: str) -> float:
     name = config.data.get("like") or dataset.partition(":")[0]
-    like = data.load("stand_in", like=name, size=config.data.get("size"), num_classes=config.data.get("num_classes"))
+    like = data.load(
+        "stand_in",
+        like=name,
+        size=config.data.get("size"),
+        num_classes=config.data.get("num_classes"),
+    )
     each = forward_operations(config.model, like.num_classes, like.input_shape)
     section = config.data
     given = section.get("examples") or like.extra["published"]
@@ -247,10 +314,19 @@ def _operations(config: ml_collections.ConfigDict, dataset: str) -> float:
     local = config.optimizer
     clients = config.partition.num_clients or len(like.client_names or ()) or 1
     cohort = min(config.federated.cohort_size or clients, clients)
-    own = local.local_steps * local.batch_size if local.local_steps else local.local_epochs * published / clients
+    own = (
+        local.local_steps * local.batch_size
+        if local.local_steps
+        else local.local_epochs * published / clients
+    )
     at_server = config.supervision.get("server_labels") or 0
     at_server += (config.supervision.get("labels") or 0) * (config.supervision.name == "server")
-    return _TRAINING * each * config.rounds * (cohort * own + at_server * config.method.get("server_epochs", 0))
+    return (
+        _TRAINING
+        * each
+        * config.rounds
+        * (cohort * own + at_server * config.method.get("server_epochs", 0))
+    )
 
 
 @functools.cache
@@ -259,4 +335,8 @@ def _rate(size: int = 512) -> float:
     product: Callable[[jax.Array], jax.Array] = jax.jit(lambda x: x @ x / size)
     x = jax.block_until_ready(product(jnp.ones((size, size))))
     # The best of many: other programs may use the machine.
-    return 2 * size**3 / min(timeit.repeat(lambda: jax.block_until_ready(product(x)), number=1, repeat=50))
+    return (
+        2
+        * size**3
+        / min(timeit.repeat(lambda: jax.block_until_ready(product(x)), number=1, repeat=50))
+    )

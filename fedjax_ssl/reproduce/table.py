@@ -34,11 +34,12 @@ class Cell(NamedTuple):
 class Table:
     """A table or figure of a paper: rows x columns of cells.
 
-    Settings are dotted fields of a config, as `fedjax_ssl.config.load` takes them. Those of the table come first, then
-    those of the row, the column, the cell and the scale. A row, column or cell can also name another `config`,
-    `metric` or `value`, settings of the scale `small` of its own, and what is `missing` in a sentence, where no
-    config can express it. Cells whose configs are the same share their runs. Where `small` makes a title or the name of
-    a row or column wrong, it gives the `name` that is shown at that scale.
+    Settings are dotted fields of a config, as `fedjax_ssl.config.load` takes them. Those of the
+    table come first, then those of the row, the column, the cell and the scale. A row, column or
+    cell can also name another `config`, `metric` or `value`, settings of the scale `small` of its
+    own, and what is `missing` in a sentence, where no config can express it. Cells whose configs
+    are the same share their runs. Where `small` makes a title or the name of a row or column wrong,
+    it gives the `name` that is shown at that scale.
 
     Raises:
         ConfigError: parts that do not fit together; names the table.
@@ -62,20 +63,26 @@ class Table:
     rows: Mapping[str, Settings]
     columns: Mapping[str, Settings]  # the points of the x axis, of a figure
     settings: Settings = dataclasses.field(default_factory=dict)
-    cells: Mapping[tuple[str, str], Settings | None] = dataclasses.field(default_factory=dict)  # None: there is none
-    paper: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)  # row -> numbers, one per column
-    metric: str = "test_accuracy"  # column of metrics.csv or results.csv; "test_error" is one minus the accuracy
+    cells: Mapping[tuple[str, str], Settings | None] = dataclasses.field(default_factory=dict)
+    # ^ None: there is none
+    paper: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+    # ^ row -> numbers, one per column
+    metric: str = "test_accuracy"
+    # ^ column of metrics.csv or results.csv; "test_error" is one minus the accuracy
     percent: bool = True  # numbers are shares, shown times 100
     value: str | tuple[str, int] = (
         "last"  # "last", "selected" by validation accuracy, ("mean", last n rows), ("round", n)
     )
     seeds: int = 1  # repetitions in the paper
-    small: Settings = dataclasses.field(default_factory=dict)  # settings of the scale; "seeds": repetitions there
-    small_cells: Mapping[str, Sequence[str]] | None = None  # "rows", "columns": those run at that scale; None: all
+    small: Settings = dataclasses.field(default_factory=dict)
+    # ^ settings of the scale; "seeds": repetitions there
+    small_cells: Mapping[str, Sequence[str]] | None = None
+    # ^ "rows", "columns": those run at that scale; None: all
     reduced: str = ""  # what `small` makes smaller, in words
     differs: Sequence[str] = ()  # what differs from the paper at the scale `paper`
     x: str | None = None  # name of a figure's x axis; None: it is a table
-    why: Mapping[str, str] = dataclasses.field(default_factory=dict)  # scale -> why results are not the paper's
+    why: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # ^ scale -> why results are not the paper's
 
     def __post_init__(self) -> None:
         def wrong(text: str) -> ConfigError:
@@ -89,22 +96,39 @@ class Table:
             if row not in self.rows or column not in self.columns:
                 raise wrong(f"there is no cell {(row, column)}")
         for row, numbers in self.paper.items():
-            if row not in self.rows or isinstance(numbers, str) or len(numbers) != len(self.columns):
-                raise wrong(f"numbers of {row!r} need a row of this name, and one number, or an empty text, per column")
+            if (
+                row not in self.rows
+                or isinstance(numbers, str)
+                or len(numbers) != len(self.columns)
+            ):
+                raise wrong(
+                    f"numbers of {row!r} need a row of this name, and one number, or an empty "
+                    "text, per column"
+                )
             if bad := [text for text in numbers if text and number_of(text) is None]:
                 raise wrong(f"the number {bad[0]!r} of {row!r} is not of the form '84.1 ± 0.4'")
         for kind in ("rows", "columns"):
-            if len({self.name_at("small", kind, name) for name in getattr(self, kind)}) < len(getattr(self, kind)):
+            if len({self.name_at("small", kind, name) for name in getattr(self, kind)}) < len(
+                getattr(self, kind)
+            ):
                 raise wrong(f"two {kind} have one name at the scale small")
         if unknown := [scale for scale in self.why if scale not in SCALES]:
             raise wrong(f"why names the scale {unknown[0]!r}; there are {', '.join(SCALES)}")
         for kind, names in (self.small_cells or {}).items():
-            if kind not in ("rows", "columns") or (unknown := [one for one in names if one not in getattr(self, kind)]):
-                raise wrong(f"small_cells names {unknown[0] if kind in ('rows', 'columns') else kind!r}")
+            if kind not in ("rows", "columns") or (
+                unknown := [one for one in names if one not in getattr(self, kind)]
+            ):
+                raise wrong(
+                    f"small_cells names {unknown[0] if kind in ('rows', 'columns') else kind!r}"
+                )
 
     def name_at(self, scale: str, kind: str, name: str) -> str:
         """Name a row or column, of the kind "rows" or "columns", as it is shown at a scale."""
-        return getattr(self, kind)[name].get("small", {}).get("name", name) if scale == "small" else name
+        return (
+            getattr(self, kind)[name].get("small", {}).get("name", name)
+            if scale == "small"
+            else name
+        )
 
     def title_at(self, scale: str) -> str:
         """Give the title at a scale."""
@@ -116,8 +140,10 @@ class Table:
         """Make the cells of a scale, row by row.
 
         Args:
-            scale: one of `SCALES`; settings of `smoke` are those of `paper`, which `scales.py` makes small.
-            rows: those to make, by their names or those at the scale; by default those of the scale.
+            scale: one of `SCALES`; settings of `smoke` are those of `paper`, which `scales.py`
+                makes small.
+            rows: those to make, by their names or those at the scale; by default those of the
+                scale.
             columns: the same.
 
         Raises:
@@ -129,14 +155,19 @@ class Table:
             here = {self.name_at(scale, kind, name): name for name in known}
             usual = (self.small_cells or {}).get(kind) if scale == "small" else None
             wanted = known if (asked or usual) is None else asked or usual or ()
-            chosen[kind] = list(dict.fromkeys(one if one in known else here.get(one, one) for one in wanted))
+            chosen[kind] = list(
+                dict.fromkeys(one if one in known else here.get(one, one) for one in wanted)
+            )
             if unknown := [one for one in chosen[kind] if one not in known]:
                 meant = did_you_mean(unknown[0], [*known, *here])
                 raise ConfigError(
-                    f"{self.name} has no {kind.removesuffix('s')} {unknown[0]!r}.{meant} It has: {'; '.join(here)}"
+                    f"{self.name} has no {kind.removesuffix('s')} {unknown[0]!r}.{meant} It has: "
+                    f"{'; '.join(here)}"
                 )
         places = [(row, column) for row in chosen["rows"] for column in chosen["columns"]]
-        found = [self._cell(*place, scale) for place in places if self.cells.get(place, {}) is not None]
+        found = [
+            self._cell(*place, scale) for place in places if self.cells.get(place, {}) is not None
+        ]
         if not found:
             raise ConfigError(f"the paper has no cell {', '.join(places[0])} in {self.name}")
         return found
@@ -146,14 +177,26 @@ class Table:
         parts = [self.settings, self.rows[row], self.columns[column], own]
         if scale == "small":
             parts += [self.small, *(part.get("small", {}) for part in parts)]
-        merged: dict[str, Any] = {"config": self.config, "metric": self.metric, "value": self.value, "missing": ""}
+        merged: dict[str, Any] = {
+            "config": self.config,
+            "metric": self.metric,
+            "value": self.value,
+            "missing": "",
+        }
         for part in parts:
             merged |= part
         settings = {field: value for field, value in merged.items() if field not in _WORDS}
         numbers = self.paper.get(row)
         printed = numbers[list(self.columns).index(column)] if numbers else ""
         return Cell(
-            row, column, merged["config"], settings, merged["metric"], merged["value"], printed, merged["missing"]
+            row,
+            column,
+            merged["config"],
+            settings,
+            merged["metric"],
+            merged["value"],
+            printed,
+            merged["missing"],
         )
 
 
@@ -166,7 +209,9 @@ def number_of(text: str) -> tuple[float, float | None] | None:
         ((84.1, 0.4), (3.0, None), None)
     """
     found = _NUMBER.fullmatch(text.strip())
-    return None if found is None else (float(found[1]), None if found[2] is None else float(found[2]))
+    return (
+        None if found is None else (float(found[1]), None if found[2] is None else float(found[2]))
+    )
 
 
 def load_tables(paths: Sequence[Path] | None = None) -> dict[str, Table]:
@@ -194,7 +239,11 @@ def _read(path: Path) -> Iterator[Table]:
         raise ConfigError(f"{path}: {error}") from error
     except (Exception, SystemExit) as error:
         raise ConfigError(f"{path} cannot be read: {blame(error) or error}") from error
-    if not isinstance(tables, tuple | list) or not tables or not all(isinstance(table, Table) for table in tables):
+    if (
+        not isinstance(tables, tuple | list)
+        or not tables
+        or not all(isinstance(table, Table) for table in tables)
+    ):
         raise ConfigError(f"{path} has no TABLES; give a tuple of fedjax_ssl.reproduce.Table")
     yield from tables
 
@@ -207,6 +256,7 @@ def find_table(name: str, tables: Mapping[str, Table]) -> Table:
     """
     if name not in tables:
         raise ConfigError(
-            f"there is no table {name!r}.{did_you_mean(name, tables)} `fedjax-ssl reproduce --list` names all"
+            f"there is no table {name!r}.{did_you_mean(name, tables)} `fedjax-ssl reproduce "
+            "--list` names all"
         )
     return tables[name]

@@ -1,4 +1,6 @@
-"""From a resolved config to what a run is made of: dataset, federation, method. Nothing below sees the config."""
+"""From a resolved config to what a run is made of: dataset, federation, method. Nothing below
+sees the config.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -25,7 +27,8 @@ from fedjax_ssl.objectives import INVERSE, RowLoss, cross_entropy, supervised_lo
 from fedjax_ssl.runs.devices import choose_devices
 from fedjax_ssl.runs.processes import run_devices
 
-# Tables may be a quarter wider than a seed needs, so that another seed does not need another program.
+# Tables may be a quarter wider than a seed needs, so that another seed does not need another
+# program.
 _WIDEST = 1.25
 _FEDERATED = (  # fields of `config.data` that decide what is held out, and what a client keeps
     *("test_clients", "left_out_client", "test_fraction", "client_test_fraction"),
@@ -40,7 +43,8 @@ class Experiment(NamedTuple):
     config: ml_collections.ConfigDict
     dataset: data.Dataset
     standardization: str = ""  # for the log: what inputs are standardized by
-    host: data.HostInputs | None = None  # where its inputs stay; None: all of them are on the device
+    host: data.HostInputs | None = None
+    # ^ where its inputs stay; None: all of them are on the device
     known_by: Mapping[str, int | str] = {}  # fingerprint of the data, as they were read
 
 
@@ -59,10 +63,16 @@ def load_resolved(config: ml_collections.ConfigDict) -> Experiment:
     section = config.data
     with configs.naming("data"):
         given = {name: section.get(name) for name in data.SOURCES.options(section.name)}
-        for field, option in configs.FIELDS.items():  # where one has its default, the loader's own of this name counts
+        # where one has its default, the loader's own of this name counts
+        for field, option in configs.FIELDS.items():
             if field.startswith("data.") and given.get(field[5:]) == option.default:
                 given.pop(field[5:], None)
-        places = {"root": section.root, "path": section.path, "download": section.download, "source": section.source}
+        places = {
+            "root": section.root,
+            "path": section.path,
+            "download": section.download,
+            "source": section.source,
+        }
         places["left_out_client"] = section.left_out_client
         dataset = data.load(section.name, **places, **configs.options(given))
         known_by = fingerprint(dataset)
@@ -74,16 +84,19 @@ def load_resolved(config: ml_collections.ConfigDict) -> Experiment:
         return Experiment(config, dataset, said + more, known_by=known_by)
 
 
-def federate(experiment: Experiment, key: Key[Array, ""], inputs: Array | None = None) -> data.FederatedData:
+def federate(
+    experiment: Experiment, key: Key[Array, ""], inputs: Array | None = None
+) -> data.FederatedData:
     """Draw the federation that the config describes, with everything random in it drawn from `key`.
 
     Args:
         experiment: config and dataset.
         key: key of the run.
-        inputs: inputs of another federation of this experiment, to share them; they may be traced. Not used
-            where they stay on the host.
+        inputs: inputs of another federation of this experiment, to share them; they may be traced.
+            Not used where they stay on the host.
     """
-    config, section = experiment.config, experiment.config.data
+    config = experiment.config
+    section = experiment.config.data
     partition_options = configs.options(config.partition)
     num_clients = partition_options.pop("num_clients", None)
     with configs.naming("data, config.partition or config.supervision"):
@@ -114,19 +127,22 @@ def build_method(
 
     Args:
         experiment: config and dataset.
-        federation: gives sizes; of its contents, only the clients' sizes are read, and only where they decide the
-            placement.
-        hyperparameters: values that replace fields of the config, by dotted name; they may be traced.
+        federation: gives sizes; of its contents, only the clients' sizes are read, and only where
+            they decide the placement.
+        hyperparameters: values that replace fields of the config, by dotted name; they may be
+            traced.
         report: is told whenever a round is traced how its clients are placed.
-        execution: in place of what the config says; for numbers and federations that are traced in a program whose
-            placement was decided before.
+        execution: in place of what the config says; for numbers and federations that are traced in
+            a program whose placement was decided before.
         loss: in place of the one that the config names.
         start: its `init` starts from the weights that the config names; they are read here.
     """
     config = configs.replace_numbers(experiment.config, hyperparameters or {})
     if execution is None:
         # What is traced may be vectorized, over any number of runs.
-        execution = execution_of(experiment, federation, alone=not hyperparameters and not _is_abstract(federation))
+        execution = execution_of(
+            experiment, federation, alone=not hyperparameters and not _is_abstract(federation)
+        )
     if report is not None:
         execution = execution._replace(report=report)
     setup = _setup(config, experiment.dataset, federation)
@@ -140,17 +156,23 @@ def build_method(
     with configs.naming("method"):
         method = methods.build(name, setup, **config["method"])
         if not isinstance(method, Method):
-            raise ValueError(f"{name} returned {type(method).__name__}; a recipe returns a fedjax_ssl.federated.Method")
+            raise ValueError(
+                f"{name} returned {type(method).__name__}; a recipe returns a "
+                "fedjax_ssl.federated.Method"
+            )
         return federated.execute(method, execution)
 
 
-def execution_of(experiment: Experiment, federation: data.FederatedData, *, alone: bool) -> Execution:
+def execution_of(
+    experiment: Experiment, federation: data.FederatedData, *, alone: bool
+) -> Execution:
     """Gather the settings that change the time of a run and not its results, but for rounding.
 
     Args:
         experiment: config and dataset.
         federation: its clients' sizes may decide the placement.
-        alone: no other run shares the device, unless they are vectorized by name, and the federation is not traced.
+        alone: no other run shares the device, unless they are vectorized by name, and the
+            federation is not traced.
     """
     section = experiment.config.federated
     return Execution(
@@ -164,7 +186,9 @@ def execution_of(experiment: Experiment, federation: data.FederatedData, *, alon
 
 def _setup(config: dict[str, Any], dataset: data.Dataset, federation: data.FederatedData) -> Setup:
     """Gather model, inputs, optimizers and sizes."""
-    local, server, inputs = config["optimizer"], config["federated"], config["data"]
+    local = config["optimizer"]
+    server = config["federated"]
+    inputs = config["data"]
     with configs.naming("model"):
         model = models.build(
             config["model"]["name"],
@@ -175,13 +199,16 @@ def _setup(config: dict[str, Any], dataset: data.Dataset, federation: data.Feder
         model = models.in_precision(model, config["precision"])
     cohort_size = _cohort_size(config, federation.num_clients)
     with configs.naming("cohort"):
-        draw_cohort = federated.cohort_sampler(config["cohort"]["name"], **configs.options(config["cohort"]))
+        draw_cohort = federated.cohort_sampler(
+            config["cohort"]["name"], **configs.options(config["cohort"])
+        )
     federated_optimizer = configs.federated_optimizer(config, cohort_size)
     local_optimizer, learning_rate = configs.local_training(config)
     with configs.naming("loss"):
         loss = _loss_of(config["loss"], federation)
     predicted, _ = data.for_prediction(dataset, inputs["test_mean"], inputs["test_std"])
-    augment, strong_augment = _augmentation("augment", config, dataset), None
+    augment = _augmentation("augment", config, dataset)
+    strong_augment = None
     if config["strong_augment"]["name"] != "none":
         strong_augment = _augmentation("strong_augment", config, dataset)
     with configs.naming("optimizer"):
@@ -218,9 +245,13 @@ def _setup(config: dict[str, Any], dataset: data.Dataset, federation: data.Feder
 
 def _loss_of(section: dict[str, Any], federation: data.FederatedData) -> RowLoss:
     """Build the loss of labelled examples, from the labels that clients and the server see."""
-    weights, counts = section["class_weights"], None
+    weights = section["class_weights"]
+    counts = None
     if weights is not None and tuple(weights) != INVERSE and len(weights) != federation.num_classes:
-        raise ValueError(f"class_weights has {len(weights)} numbers; the data have {federation.num_classes} classes")
+        raise ValueError(
+            f"class_weights has {len(weights)} numbers; the data have {federation.num_classes} "
+            "classes"
+        )
     asked = section["logit_adjustment"] or (weights is not None and tuple(weights) == INVERSE)
     if asked and not isinstance(federation.observed, jax.ShapeDtypeStruct):
         server = jnp.arange(federation.server_index.shape[-1]) < federation.num_server
@@ -231,7 +262,8 @@ def _loss_of(section: dict[str, Any], federation: data.FederatedData) -> RowLoss
 
 
 def device_mesh(devices: int, reduce: str) -> Mesh | None:
-    """Make the mesh of devices that share the work of a run; None where it is one and sums need no devices.
+    """Make the mesh of devices that share the work of a run; None where it is one and sums need no
+    devices.
 
     Args:
         devices: how many, over all processes.
@@ -252,14 +284,20 @@ def check_cohorts(config: ml_collections.ConfigDict, federation: data.FederatedD
         size = _cohort_size(config, federation.num_clients)
         with configs.naming("cohort"):
             sizes = federation.num_labelled, federation.num_examples
-            federated.check_cohorts(config.cohort.name, configs.options(config.cohort), *sizes, size)
+            federated.check_cohorts(
+                config.cohort.name, configs.options(config.cohort), *sizes, size
+            )
 
 
-def _augmentation(kind: str, config: dict[str, Any], dataset: data.Dataset) -> Callable[[Array, Array], Array]:
+def _augmentation(
+    kind: str, config: dict[str, Any], dataset: data.Dataset
+) -> Callable[[Array, Array], Array]:
     name = config[kind]["name"]
     with configs.naming(kind):
         known = {"input_max": dataset.input_max, "input_mean": dataset.mean}
-        stored = {what: value for what, value in known.items() if data.AUGMENTATIONS.takes(name, what)}
+        stored = {
+            what: value for what, value in known.items() if data.AUGMENTATIONS.takes(name, what)
+        }
         return data.augmentation(name, **stored, **configs.options(config[kind]))
 
 
@@ -273,12 +311,16 @@ def _clients_of_known_size(federation: data.FederatedData) -> federated.Client |
 
 def _is_abstract(federation: data.FederatedData) -> bool:
     """Tell whether its arrays have no values: they are traced, or shapes alone."""
-    return any(isinstance(leaf, jax.core.Tracer | jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(federation))
+    return any(
+        isinstance(leaf, jax.core.Tracer | jax.ShapeDtypeStruct)
+        for leaf in jax.tree.leaves(federation)
+    )
 
 
 def _cohort_size(config: Any, number: int) -> int:
-    """Returns the slots of a cohort out of a number of clients that train."""
-    given, held_out = config["federated"]["cohort_size"], config["data"]["test_clients"]
+    """Return the slots of a cohort out of a number of clients that train."""
+    given = config["federated"]["cohort_size"]
+    held_out = config["data"]["test_clients"]
     if given is not None and given > number:
         beside = f" ({held_out} held out by data.test_clients)" if held_out else ""
         raise configs.ConfigError(
@@ -290,7 +332,8 @@ def _cohort_size(config: Any, number: int) -> int:
 
 def note_loss(experiment: Experiment, federation: FederatedData) -> None:
     """Warn where a loss of labelled examples is named that the method never takes."""
-    section, calls = experiment.config.loss, list[None]()
+    section = experiment.config.loss
+    calls = list[None]()
     if experiment.host is not None or supervised_loss(**section) is cross_entropy:
         return
 
@@ -298,12 +341,16 @@ def note_loss(experiment: Experiment, federation: FederatedData) -> None:
         calls.append(None)
         return cross_entropy(logits, targets)
 
-    method, key = build_method(experiment, federation, loss=heard), jax.random.key(0)
+    method = build_method(experiment, federation, loss=heard)
+    key = jax.random.key(0)
     if not method.on_host:
         jax.eval_shape(lambda: method.round(key, method.init(key, federation), federation))
     if not calls:
         name = experiment.config.method.name
-        note(f"config.loss has no effect: method {name!r} takes no cross-entropy of class labels that it could replace")
+        note(
+            f"config.loss has no effect: method {name!r} takes no cross-entropy of class labels "
+            "that it could replace"
+        )
 
 
 KINDS = {
@@ -324,23 +371,28 @@ def check_labels(supervision: str, name: str, method: Method, federation: Federa
         federation: its labels; not traced.
 
     Raises:
-        ConfigError: there is none of the kinds of labels that the method needs, or not all where it needs all.
+        ConfigError: there is none of the kinds of labels that the method needs, or not all where it
+            needs all.
     """
-    there, needs = federation.kinds(), method.needs
+    there = federation.kinds()
+    needs = method.needs
     if not (set(needs) <= set(there) if method.needs_all else set(there) & set(needs)):
         words = (" and " if method.needs_all else " or ").join(KINDS[kind] for kind in needs)
         raise ConfigError(
-            f"method {name!r} learns from {words}; with config.supervision.name={supervision!r} this federation has "
-            f"{' and '.join(KINDS[kind] for kind in there) or 'no label of any kind'}. The configs digits, glyphs, "
-            f"mnist, cifar10 and npz put labels where a method wants them, for example digits:{name}"
+            f"method {name!r} learns from {words}; with config.supervision.name={supervision!r} "
+            "this federation has "
+            f"{' and '.join(KINDS[kind] for kind in there) or 'no label of any kind'}. The "
+            "configs digits, glyphs, mnist, cifar10 and npz put labels where a method wants "
+            f"them, for example digits:{name}"
         )
     with naming("supervision"):
         notes = check_channels(federation) if {"coarse", "sets"} & set(needs) else []
         notes += [] if method.check is None else method.check(federation)
     if method.learns_unlabelled and (federation.num_labelled == federation.num_examples).all():
         notes.append(
-            f"method {name!r} learns from unlabelled examples, but every client sees the labels of all its examples; "
-            "to hide labels: --supervision.name=per_client --supervision.labels=10"
+            f"method {name!r} learns from unlabelled examples, but every client sees the labels "
+            "of all its examples; to hide labels: --supervision.name=per_client "
+            "--supervision.labels=10"
         )
     for text in notes:
         note(text)
@@ -353,7 +405,8 @@ def note_missing_labels(supervision: str, labels: int | None, federation: Federa
     """Warn where clients have fewer labelled examples, or of a class, than were asked for.
 
     Args:
-        supervision: `config.supervision.name`, which says whether the number is each client's, or each class's there.
+        supervision: `config.supervision.name`, which says whether the number is each client's, or
+            each class's there.
         labels: `config.supervision.labels`.
         federation: its labels; not traced.
     """
@@ -364,7 +417,8 @@ def note_missing_labels(supervision: str, labels: int | None, federation: Federa
         and (short := there[(there > 0) & (there < labels)]).size
     ):
         text = (
-            f"config.supervision.labels={labels} labels of a client: {short.size} of {(there > 0).sum()} clients have"
+            f"config.supervision.labels={labels} labels of a client: {short.size} of "
+            f"{(there > 0).sum()} clients have"
         )
         note(f"{text} fewer, from {short.min():,} to {short.max():,}")
     if supervision != "per_class" or labels is None:
@@ -374,8 +428,9 @@ def note_missing_labels(supervision: str, labels: int | None, federation: Federa
     asked = counts[:, np.asarray(federation.num_labelled) > 0]
     if (asked < labels).any():
         note(
-            f"config.supervision.labels asks for {labels} labelled examples of every class, but clients with labels "
-            f"have fewer of {(asked < labels).sum()} of {asked.size} classes, {(asked == 0).sum()} of them without any"
+            f"config.supervision.labels asks for {labels} labelled examples of every class, but "
+            f"clients with labels have fewer of {(asked < labels).sum()} of {asked.size} classes, "
+            f"{(asked == 0).sum()} of them without any"
         )
 
 
@@ -389,10 +444,16 @@ _WEIGHTS = {
 def weights_in_words(weighting: str, method: Method) -> str:
     """Say how clients are weighted in the average."""
     own = ", where the method has no weights of its own" * method.own_weights
-    return "no average" if method.alone else f"{_WEIGHTS[weighting]}{own}: config.federated.weighting={weighting}"
+    return (
+        "no average"
+        if method.alone
+        else f"{_WEIGHTS[weighting]}{own}: config.federated.weighting={weighting}"
+    )
 
 
-def idle_clients(method: Method, federation: FederatedData, names: Sequence[str], batch_size: int) -> list[str]:
+def idle_clients(
+    method: Method, federation: FederatedData, names: Sequence[str], batch_size: int
+) -> list[str]:
     """Say in a line which clients never train, and why; nothing where all do, or nobody can tell.
 
     Args:
@@ -401,7 +462,9 @@ def idle_clients(method: Method, federation: FederatedData, names: Sequence[str]
         names: names of its clients.
         batch_size: `config.optimizer.batch_size`, for the words.
     """
-    known = np.asarray(federation.num_labelled + (0 if federation.weak is None else federation.weak.num_examples))
+    known = np.asarray(
+        federation.num_labelled + (0 if federation.weak is None else federation.weak.num_examples)
+    )
     notes: list[str] = []
     if method.trains is None or (known >= batch_size).all():
         return notes
@@ -431,14 +494,15 @@ def check_weighting(weighting: str, method: Method, federation: FederatedData) -
         federation: its clients; not traced.
 
     Raises:
-        ConfigError: clients are weighted by their class labels, and some that the method trains have none.
+        ConfigError: clients are weighted by their class labels, and some that the method trains
+            have none.
     """
     if weighting != "labelled" or not method.trains_unlabelled:
         return
     without = (np.asarray(federation.num_examples) > 0) & (np.asarray(federation.num_labelled) == 0)
     if without.any():
         raise ConfigError(
-            f"config.federated.weighting is 'labelled', but {without.sum()} of {federation.num_clients} clients have "
-            "no class labels: this method trains them, and with weight 0 nothing of it would count. Use 'uniform' or "
-            "'examples'"
+            f"config.federated.weighting is 'labelled', but {without.sum()} of "
+            f"{federation.num_clients} clients have no class labels: this method trains them, and "
+            "with weight 0 nothing of it would count. Use 'uniform' or 'examples'"
         )

@@ -4,8 +4,8 @@
         {"round": 10, "extra": JSON, "arrays": {name: array}, "keys": {name: generator}}      as MessagePack of flax
         the SHA-256 of that, 32 bytes
 
-A file gets its name when all of it is on the disk. A killed process leaves behind a file of another name, and the next
-save removes it.
+A file gets its name when all of it is on the disk. A killed process leaves behind a file of another
+name, and the next save removes it.
 """
 
 import hashlib
@@ -51,7 +51,8 @@ class Checkpoints:
 
         Args:
             workdir: the run folder.
-            keep: rounds that stay on the disk; with 2, a damaged file costs the rounds since the one before.
+            keep: rounds that stay on the disk; with 2, a damaged file costs the rounds since the
+                one before.
             folder: another name for it.
 
         Raises:
@@ -65,8 +66,8 @@ class Checkpoints:
     def save(self, round: int, state: PyTree, extra: Mapping[str, Any] | None = None) -> None:
         """Save a round and remove the old ones; when this returns, the checkpoint is there.
 
-        Killed at any moment it leaves the earlier checkpoints usable. Later rounds than this one, which a run
-        leaves behind when it goes on from an earlier checkpoint, are removed.
+        Killed at any moment it leaves the earlier checkpoints usable. Later rounds than this one,
+        which a run leaves behind when it goes on from an earlier checkpoint, are removed.
 
         Args:
             round: number of finished rounds, at least 0.
@@ -103,11 +104,15 @@ class Checkpoints:
         self._remove_all_but(kept)
 
     def latest(self) -> int | None:
-        """Return the newest round that was saved, or None; whether it is sound, `restore` finds out."""
+        """Return the newest round that was saved, or None; whether it is sound, `restore` finds
+        out.
+        """
         return max(self.rounds(), default=None)
 
     def rounds(self) -> list[int]:
-        """Return the rounds that were saved, in increasing order; whether they are sound, `restore` finds out."""
+        """Return the rounds that were saved, in increasing order; whether they are sound,
+        `restore` finds out.
+        """
         names = os.listdir(self._folder) if self._folder.is_dir() else []
         return sorted(int(match[1]) for match in map(_NAME.fullmatch, names) if match)
 
@@ -125,39 +130,50 @@ class Checkpoints:
         A damaged one is passed over with a `CheckpointDamaged` warning that names the file.
 
         Args:
-            template: pytree of arrays or jax.ShapeDtypeStruct, for example the freshly initialized state: its
-                structure, shapes and types must be those of the saved state, its placement is taken over.
+            template: pytree of arrays or jax.ShapeDtypeStruct, for example the freshly initialized
+                state: its structure, shapes and types must be those of the saved state, its
+                placement is taken over.
 
         Returns:
             round, state, extra, as they were given to `save`.
 
         Raises:
-            CheckpointError: there is no checkpoint, none is sound, or the state has another structure.
+            CheckpointError: there is no checkpoint, none is sound, or the state has another
+                structure.
         """
         rounds = self.rounds()[::-1]
         if not rounds:
-            raise CheckpointError(f"no checkpoint in {self._folder}; start the run without restoring")
+            raise CheckpointError(
+                f"no checkpoint in {self._folder}; start the run without restoring"
+            )
         for round in rounds:
             try:
                 arrays, keys, extra = self._read(round)
             except _Damage as damage:
-                text = f"the checkpoint of round {round} is damaged and passed over: {self._path(round)} {damage}"
+                text = (
+                    f"the checkpoint of round {round} is damaged and passed over: "
+                    f"{self._path(round)} {damage}"
+                )
                 warnings.warn(text, CheckpointDamaged, stacklevel=2)
                 continue
             if lines := _differences(template, arrays, keys):
                 raise CheckpointError(
-                    f"the checkpoint of round {round} in {self._folder} does not fit this run's state; "
-                    "it was saved by another version or with other settings:\n"
+                    f"the checkpoint of round {round} in {self._folder} does not fit this run's "
+                    "state; it was saved by another version or with other settings:\n"
                     + "".join(f"  {line}\n" for line in lines)
-                    + "Give another --workdir, or restore with the version that saved it (see summary.json)."
+                    + (
+                        "Give another --workdir, or restore with the version that saved it (see "
+                        "summary.json)."
+                    )
                 )
             rebuilt = jax.tree_util.tree_map_with_path(
-                lambda path, leaf, arrays=arrays: rebuild(leaf, arrays[jax.tree_util.keystr(path)]), template
+                lambda path, leaf, arrays=arrays: rebuild(leaf, arrays[jax.tree_util.keystr(path)]),
+                template,
             )
             return round, rebuilt, extra
         raise CheckpointError(
-            f"no checkpoint in {self._folder} is usable: all {len(rounds)} are damaged (see the notes above). "
-            "Delete the run folder, or give another --workdir, to start again."
+            f"no checkpoint in {self._folder} is usable: all {len(rounds)} are damaged (see the "
+            "notes above). Delete the run folder, or give another --workdir, to start again."
         )
 
     def arrays(self, round: int) -> dict[str, np.ndarray]:
@@ -211,18 +227,23 @@ def to_arrays(state: PyTree) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Take a pytree apart into host arrays.
 
     Args:
-        state: pytree of arrays, typed PRNG keys and Python scalars; arrays that lie on devices of other processes too
-            are whole on each of them.
+        state: pytree of arrays, typed PRNG keys and Python scalars; arrays that lie on devices of
+            other processes too are whole on each of them.
 
     Returns:
         Arrays by their path in the pytree, keys as the data of keys; and the generators of these.
     """
-    named = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
+    named = {
+        jax.tree_util.keystr(path): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+    }
     for name, leaf in named.items():
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
             named[name] = leaf.addressable_data(0)  # computing with it takes no other process
     keys = {name: str(jax.random.key_impl(leaf)) for name, leaf in named.items() if is_key(leaf)}
-    plain = {name: jax.random.key_data(leaf) if name in keys else leaf for name, leaf in named.items()}
+    plain = {
+        name: jax.random.key_data(leaf) if name in keys else leaf for name, leaf in named.items()
+    }
     return {name: np.asarray(array) for name, array in jax.device_get(plain).items()}, keys
 
 
@@ -231,7 +252,9 @@ def is_key(leaf: Any) -> bool:
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def _differences(template: PyTree, arrays: Mapping[str, np.ndarray], keys: Mapping[str, str]) -> list[str]:
+def _differences(
+    template: PyTree, arrays: Mapping[str, np.ndarray], keys: Mapping[str, str]
+) -> list[str]:
     """List the arrays that are missing, superfluous, or of another shape or type, a line each."""
 
     def describe(array: Any, key: str | None) -> str:
@@ -241,7 +264,9 @@ def _differences(template: PyTree, arrays: Mapping[str, np.ndarray], keys: Mappi
     for path, leaf in jax.tree_util.tree_leaves_with_path(template):
         key = str(jax.random.key_impl(leaf)) if is_key(leaf) else None
         array = jax.eval_shape(jax.random.key_data, leaf) if key else leaf
-        wanted[jax.tree_util.keystr(path)] = describe(array if hasattr(array, "dtype") else np.asarray(array), key)
+        wanted[jax.tree_util.keystr(path)] = describe(
+            array if hasattr(array, "dtype") else np.asarray(array), key
+        )
     found = {name: describe(array, keys.get(name)) for name, array in arrays.items()}
     return [
         f"state{name}: stored {found.get(name, 'nothing')}, expected {wanted.get(name, 'nothing')}"
@@ -259,7 +284,8 @@ def rebuild(template: Any, array: np.ndarray) -> Any:
     value = jnp.array(array)
     if is_key(template):
         value = jax.random.wrap_key_data(value, impl=jax.random.key_impl(template))
-    # An uncommitted leaf stays one: pinned to a device it could not meet arrays that live on a mesh.
+    # An uncommitted leaf stays one: pinned to a device it could not meet arrays that live on a
+    # mesh.
     sharding = getattr(template, "sharding", None)
     committed = getattr(template, "committed", sharding is not None)
     return jax.device_put(value, sharding) if sharding is not None and committed else value

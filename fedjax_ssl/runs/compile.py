@@ -1,7 +1,9 @@
-"""The programs of runs: the state before the first round, and blocks of rounds with the evaluation after them.
+"""The programs of runs: the state before the first round, and blocks of rounds with the evaluation
+after them.
 
-A program is compiled once for all runs of a process with the same code and shapes: seed and real numbers are among its
-arguments. Runs of one code can be vectorized in one program, which holds the examples once.
+A program is compiled once for all runs of a process with the same code and shapes: seed and real
+numbers are among its arguments. Runs of one code can be vectorized in one program, which holds the
+examples once.
 """
 
 import contextlib
@@ -29,7 +31,15 @@ from fedjax_ssl.config import ConfigError, naming
 from fedjax_ssl.data import FederatedData, LoadedInputs
 from fedjax_ssl.data.federation.federated_data import of_one_shape
 from fedjax_ssl.errors import note
-from fedjax_ssl.federated import VECTORIZED_RUNS, Choice, Execution, Method, ServerState, device_memory, tree_bytes
+from fedjax_ssl.federated import (
+    VECTORIZED_RUNS,
+    Choice,
+    Execution,
+    Method,
+    ServerState,
+    device_memory,
+    tree_bytes,
+)
 from fedjax_ssl.federated.memory import FittingProgram, bytes_of, bytes_to_come, is_out_of_memory
 from fedjax_ssl.federated.method import Metrics
 from fedjax_ssl.runs import predict
@@ -47,21 +57,32 @@ from fedjax_ssl.runs.residence import on_host, why_not_on_host
 from fedjax_ssl.runs.rounds import run_block
 
 PyTree = Any
-# Passes of XLA's that rewrite loops, a bit in each of up to 16 turns of all passes. On CPUs nothing was slower without.
+# Passes of XLA's that rewrite loops, a bit in each of up to 16 turns of all passes. On CPUs nothing
+# was slower without.
 _LEFT_OUT = (
     *("simplify-while-loops", "while-loop-invariant-code-motion", "while-loop-constant-sinking"),
     "reshape-mover",
 )
-# Sections and fields of a config that no compiled code depends on: shapes and arrays tell what comes of them.
+# Sections and fields of a config that no compiled code depends on: shapes and arrays tell what
+# comes of them.
 NOT_CODE = (
-    *("seed", "partition", "supervision", "prediction", "distributed", "checkpoint_every", "select_from"),
+    *(
+        "seed",
+        "partition",
+        "supervision",
+        "prediction",
+        "distributed",
+        "checkpoint_every",
+        "select_from",
+    ),
     *("early_stopping", "profile", "save_clients", "test_predictions", "tracking", "start_from"),
 )
 _LOWER = (
-    "config.federated.chunk_size (clients at once, which the run chooses where it is not given; with placement "
-    "'chunked' or 'lanes'), config.optimizer.batch_size, config.federated.cohort_size or the model, try "
-    "--config.precision=bf16, do not keep the state of local optimizers (config.optimizer.keep_state), or share the "
-    "cohort with --config.federated.devices; where examples fill the device, leave them on the host with "
+    "config.federated.chunk_size (clients at once, which the run chooses where it is not given; "
+    "with placement 'chunked' or 'lanes'), config.optimizer.batch_size, "
+    "config.federated.cohort_size or the model, try --config.precision=bf16, do not keep the "
+    "state of local optimizers (config.optimizer.keep_state), or share the cohort with "
+    "--config.federated.devices; where examples fill the device, leave them on the host with "
     "--config.data.residence=host, with a smaller config.eval_every"
 )
 
@@ -87,7 +108,8 @@ class Prepared(NamedTuple):
         method: built with the numbers of the config; in programs these are arguments.
         inputs: arguments of its programs.
         code: digest; runs with the same one have the same programs, but for shapes.
-        memory: bytes of the device that clients at once are to fill; None where their number is given.
+        memory: bytes of the device that clients at once are to fill; None where their number is
+            given.
     """
 
     experiment: Experiment
@@ -104,7 +126,9 @@ class Prepared(NamedTuple):
         report: Report | None = None,
         clients_at_once: int | None = None,
     ) -> Method:
-        """Build the method inside a program, of traced numbers; one that calls the host stays as it is."""
+        """Build the method inside a program, of traced numbers; one that calls the host stays as
+        it is.
+        """
         if self.method.on_host:
             return self.method
         how = self.execution
@@ -112,12 +136,19 @@ class Prepared(NamedTuple):
         return build_method(self.experiment, federation, numbers, report, how)
 
     def init(
-        self, numbers: Mapping[str, Array], key: Key[Array, ""], federation: FederatedData, *, start: bool = False
+        self,
+        numbers: Mapping[str, Array],
+        key: Key[Array, ""],
+        federation: FederatedData,
+        *,
+        start: bool = False,
     ) -> ServerState:
         """Make the state before the first round; to be compiled."""
         method = self.method_of(numbers, federation)
         if start:
-            method = build_method(self.experiment, federation, numbers, None, self.execution, start=True)
+            method = build_method(
+                self.experiment, federation, numbers, None, self.execution, start=True
+            )
         return method.init(key, federation)
 
     def block(
@@ -127,17 +158,24 @@ class Prepared(NamedTuple):
         clients_at_once: int | None = None,
         saved: int | None = None,
     ) -> Callable[..., tuple[ServerState, Metrics]]:
-        """Give the function of (state, numbers, key, federation) that runs a block, see `run_block`."""
+        """Give the function of (state, numbers, key, federation) that runs a block, see
+        `run_block`.
+        """
 
         def block(
-            state: ServerState, numbers: Mapping[str, Array], key: Key[Array, ""], federation: FederatedData
+            state: ServerState,
+            numbers: Mapping[str, Array],
+            key: Key[Array, ""],
+            federation: FederatedData,
         ) -> tuple[ServerState, Metrics]:
             method = self.method_of(numbers, federation, report, clients_at_once)
             if saved:
                 at_once = self.execution.chunk_size if clients_at_once is None else clients_at_once
                 how = self.execution._replace(chunk_size=at_once, report=report, keep_models=True)
                 method = federated.execute(method, how)
-            return run_block(method, state, key, federation, rounds, self.experiment.config.metrics, saved)
+            return run_block(
+                method, state, key, federation, rounds, self.experiment.config.metrics, saved
+            )
 
         return block
 
@@ -152,7 +190,8 @@ def prepare(experiment: Experiment, federation: FederatedData) -> Prepared:
     Raises:
         ConfigError: a setting cannot be used.
     """
-    config, dataset = experiment.config, experiment.dataset
+    config = experiment.config
+    dataset = experiment.dataset
     predict.check(config, federation)
     with naming("data, config.partition or config.supervision"):
         data.validate(federation, truth_required=not configs.predictors(config))
@@ -181,7 +220,8 @@ def static_part(config: Any) -> str:
 class Shared:
     """Loads, draws and compiles once what the runs of a process have in common.
 
-    The dataset of the last run is kept, with the federations that were drawn from it: these share its examples.
+    The dataset of the last run is kept, with the federations that were drawn from it: these share
+    its examples.
 
     Example:
         >>> from fedjax_ssl.runs import Shared, run
@@ -195,7 +235,8 @@ class Shared:
         """Begin with nothing.
 
         Args:
-            own_process: nothing but runs of one program is computed in this process, which is set up for them.
+            own_process: nothing but runs of one program is computed in this process, which is set
+                up for them.
         """
         self._own_process = own_process
         self._dataset: tuple[str, Experiment] | None = None
@@ -206,7 +247,9 @@ class Shared:
         self._predictions: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
     def experiment(self, config: ml_collections.ConfigDict) -> Experiment:
-        """Load the dataset of a resolved config, with its inputs where they belong; raises as `prepare`."""
+        """Load the dataset of a resolved config, with its inputs where they belong; raises as
+        `prepare`.
+        """
         away = on_host(self._load(config))
         return away if away.host is None else self.prepare(config).experiment
 
@@ -216,7 +259,8 @@ class Shared:
             self._dataset = name, load_resolved(config)
             if self._own_process:
                 start_processor(config, self._dataset[1].dataset)
-            self._federations, self._pictures = {}, {}
+            self._federations = {}
+            self._pictures = {}
         return self._dataset[1]._replace(config=config)
 
     def prepare(self, config: ml_collections.ConfigDict) -> Prepared:
@@ -226,7 +270,8 @@ class Shared:
             config: resolved.
 
         Raises:
-            ConfigError: a setting cannot be used, or inputs are to stay on the host and this run cannot train so.
+            ConfigError: a setting cannot be used, or inputs are to stay on the host and this run
+                cannot train so.
             DatasetUnavailable: the dataset is not on disk and could not be downloaded.
         """
         experiment = self._load(config)
@@ -246,7 +291,11 @@ class Shared:
         """Draw the federation of an experiment with the seed of its config, once."""
         name = self._name(experiment)
         if name not in self._federations:
-            whole = (one.inputs for one in self._federations.values() if not isinstance(one.inputs, LoadedInputs))
+            whole = (
+                one.inputs
+                for one in self._federations.values()
+                if not isinstance(one.inputs, LoadedInputs)
+            )
             key = jax.random.key(experiment.config.seed)
             self._federations[name] = federate(experiment, key, next(whole, None))
         return self._federations[name]
@@ -255,18 +304,25 @@ class Shared:
         """Draw the picture of a partition into a file; each one is drawn once."""
         name = self._name(experiment)
         if name not in self._pictures:
-            federation, dataset = self.federation(experiment), experiment.dataset
-            names = data.client_names(dataset, federation, experiment.config.partition.name == "natural")
-            data.plot_partition(federation, path, dataset.class_names, names[: federation.num_clients])
+            federation = self.federation(experiment)
+            dataset = experiment.dataset
+            names = data.client_names(
+                dataset, federation, experiment.config.partition.name == "natural"
+            )
+            data.plot_partition(
+                federation, path, dataset.class_names, names[: federation.num_clients]
+            )
             self._pictures[name] = path.read_bytes()
         else:
             path.write_bytes(self._pictures[name])
 
     def align(self, configs: Sequence[ml_collections.ConfigDict]) -> None:
-        """Give the federations of runs tables of equal width, where that leaves the shapes of their states alone.
+        """Give the federations of runs tables of equal width, where that leaves the shapes of their
+        states alone.
 
-        Clients of other seeds may be larger, as with Dirichlet partitions; without this, each would need programs of
-        its own. States whose shapes follow the tables are left alone, so that a run can go on without the others.
+        Clients of other seeds may be larger, as with Dirichlet partitions; without this, each would
+        need programs of its own. States whose shapes follow the tables are left alone, so that a
+        run can go on without the others.
 
         Args:
             configs: resolved, of one program but for shapes.
@@ -276,7 +332,8 @@ class Shared:
         if len({described(one) for one in found.values()}) == 1:
             return
         widened = dict(zip(found, of_one_shape(list(found.values())), strict=True))
-        first, name = experiments[0], self._name(experiments[0])
+        first = experiments[0]
+        name = self._name(experiments[0])
         before, after = (
             jax.eval_shape(build_method(first, one).init, jax.random.key(0), one)
             for one in (found[name], widened[name])
@@ -286,12 +343,18 @@ class Shared:
 
     @staticmethod
     def _name(experiment: Experiment) -> str:
-        config, where = experiment.config, "device" if experiment.host is None else "host"
+        config = experiment.config
+        where = "device" if experiment.host is None else "host"
         return f"{_text(config.partition)} {_text(config.supervision)} {config.seed} {where}"
 
     def choices(self, run: Prepared) -> list[Choice]:
         """List how clients were placed in the programs of a run's code."""
-        return [choice for (code, *_), (_, choices) in self._programs.items() if code == run.code for choice in choices]
+        return [
+            choice
+            for (code, *_), (_, choices) in self._programs.items()
+            if code == run.code
+            for choice in choices
+        ]
 
     def template(self, run: Prepared) -> ServerState:
         """Give shapes and types of a run's state."""
@@ -312,7 +375,9 @@ class Shared:
         found: ServerState = self._programs[key][0](*run.inputs)
         return found
 
-    def predict(self, run: Prepared, state: ServerState, client: int | None, inputs: np.ndarray) -> np.ndarray:
+    def predict(
+        self, run: Prepared, state: ServerState, client: int | None, inputs: np.ndarray
+    ) -> np.ndarray:
         """Predict raw inputs by the global model, or by that of a client.
 
         Args:
@@ -330,10 +395,16 @@ class Shared:
         if key not in self._predictions:
             federation = _shapes(run.inputs)[2]
 
-            def predict(state: ServerState, numbers: Mapping[str, Array], client: Array, inputs: Array) -> Array:
+            def predict(
+                state: ServerState, numbers: Mapping[str, Array], client: Array, inputs: Array
+            ) -> Array:
                 method = run.method_of(numbers, federation)
                 by_client = method.predict_for if own else None
-                return method.predict(state, inputs) if by_client is None else by_client(state, client, inputs)
+                return (
+                    method.predict(state, inputs)
+                    if by_client is None
+                    else by_client(state, client, inputs)
+                )
 
             self._predictions[key] = compiled_program(jax.jit(predict).lower(*_shapes(arguments)))
         return np.asarray(self._predictions[key](*arguments))
@@ -355,13 +426,15 @@ class Shared:
             inputs: inputs of each run, of the same shapes.
             rounds: length of the block.
             compiling: called before something is compiled.
-            saved: round of the block, of a single run, whose clients' models its metrics are to have.
+            saved: round of the block, of a single run, whose clients' models its metrics are to
+                have.
 
         Returns:
             The program, and its arguments.
 
         Raises:
-            ConfigError: a setting that a method checks only when it is traced, or not enough memory.
+            ConfigError: a setting that a method checks only when it is traced, or not enough
+                memory.
         """
         if run.method.on_host:
             (one,) = inputs
@@ -374,14 +447,19 @@ class Shared:
             def compile_for(clients_at_once: int | None) -> tuple[Callable[..., Any], list[Choice]]:
                 choices: list[Choice] = []
                 block = run.block(rounds, choices.append, clients_at_once, saved)
-                return _compile(block if len(states) == 1 else _vectorized(block), arguments, run), choices
+                return _compile(
+                    block if len(states) == 1 else _vectorized(block), arguments, run
+                ), choices
 
             with _explaining_memory():
                 if run.memory is None:
                     self._programs[key] = compile_for(None)
                 else:
                     to_come = sum(bytes_to_come(one.federation.inputs) for one in inputs)
-                    cohort = run.experiment.config.federated.cohort_size or inputs[0].federation.num_clients
+                    cohort = (
+                        run.experiment.config.federated.cohort_size
+                        or inputs[0].federation.num_clients
+                    )
                     fitting = FittingProgram(compile_for, run.memory - to_come, note, cohort)
                     self._programs[key] = fitting, fitting.choices
         return self._programs[key][0], arguments
@@ -396,7 +474,8 @@ class Shared:
         running: Callable[[Any], contextlib.AbstractContextManager] = contextlib.nullcontext,
         saved: int | None = None,
     ) -> tuple[list[dict[str, Any]], list[ServerState], float, float]:
-        """Run a block of rounds and its evaluation, of one run or of several that are at the same round.
+        """Run a block of rounds and its evaluation, of one run or of several that are at the same
+        round.
 
         Args:
             run: as for `compile`, which says what is raised.
@@ -408,8 +487,9 @@ class Shared:
             saved: as for `compile`.
 
         Returns:
-            (a row of metrics and the new state of each run, seconds of compiling, seconds of running). A metric by
-            client is an array, `CLIENT_MODELS` a tree of arrays for each of the saved rounds.
+            (a row of metrics and the new state of each run, seconds of compiling, seconds of
+            running). A metric by client is an array, `CLIENT_MODELS` a tree of arrays for each of
+            the saved rounds.
         """
         begin = time.perf_counter()
         program, arguments = self.compile(run, states, inputs, rounds, compiling, saved)
@@ -417,9 +497,16 @@ class Shared:
         with running(program), _explaining_memory():
             after, metrics = program(*arguments)
             models = jax.device_get(metrics.pop(federated.CLIENT_MODELS, None))
-            found = {name: np.asarray(value) for name, value in federated.to_numbers(jax.device_get(metrics)).items()}
-            elapsed, count = time.perf_counter() - compiled, len(states)
-        rows = [{name: _plain(one if count == 1 else one[at]) for name, one in found.items()} for at in range(count)]
+            found = {
+                name: np.asarray(value)
+                for name, value in federated.to_numbers(jax.device_get(metrics)).items()
+            }
+            elapsed = time.perf_counter() - compiled
+            count = len(states)
+        rows = [
+            {name: _plain(one if count == 1 else one[at]) for name, one in found.items()}
+            for at in range(count)
+        ]
         if saved:
             rows[0][federated.CLIENT_MODELS] = models
         for row in rows:
@@ -437,7 +524,9 @@ def _plain(value: np.ndarray) -> Any:
 
 
 def _together(states: Sequence[ServerState], inputs: Sequence[Inputs]) -> tuple[Any, ...]:
-    """Gather the arguments of a program for several runs; examples that they share are given once."""
+    """Gather the arguments of a program for several runs; examples that they share are given
+    once.
+    """
     first = inputs[0].federation.inputs
     shared = all(one.federation.inputs is first for one in inputs)
     numbers = {name: jnp.stack([one.numbers[name] for one in inputs]) for name in inputs[0].numbers}
@@ -445,7 +534,9 @@ def _together(states: Sequence[ServerState], inputs: Sequence[Inputs]) -> tuple[
     return tuple(states), numbers, own, first if shared else None
 
 
-def _vectorized(block: Callable[..., tuple[ServerState, Metrics]]) -> Callable[..., tuple[Any, Metrics]]:
+def _vectorized(
+    block: Callable[..., tuple[ServerState, Metrics]],
+) -> Callable[..., tuple[Any, Metrics]]:
     def run(states: tuple, numbers: Any, own: Any, examples: Array | None) -> tuple[tuple, Metrics]:
         def one(state: ServerState, numbers: Any, own: Any) -> tuple[ServerState, Metrics]:
             key, federation = own
@@ -453,14 +544,21 @@ def _vectorized(block: Callable[..., tuple[ServerState, Metrics]]) -> Callable[.
                 federation = dataclasses.replace(federation, inputs=examples)
             return block(state, numbers, key, federation)
 
-        stacked, own = (jax.tree.map(lambda *leaves: jnp.stack(leaves), *several) for several in (states, own))
+        stacked, own = (
+            jax.tree.map(lambda *leaves: jnp.stack(leaves), *several) for several in (states, own)
+        )
         # All are at the same round, so that only the stage that this round is in is computed.
         in_turn: dict[str, Any] = dict.fromkeys(ServerState._fields, 0)
         axes = ServerState(**in_turn | {"round": None})
         stacked = stacked._replace(round=states[0].round)
-        after, metrics = jax.vmap(one, (axes, 0, 0), (axes, 0), axis_name=VECTORIZED_RUNS)(stacked, numbers, own)
+        after, metrics = jax.vmap(one, (axes, 0, 0), (axes, 0), axis_name=VECTORIZED_RUNS)(
+            stacked, numbers, own
+        )
         own_fields = {name: value for name, value in after._asdict().items() if name != "round"}
-        rows = [jax.tree.map(lambda leaf, place=place: leaf[place], own_fields) for place in range(len(states))]
+        rows = [
+            jax.tree.map(lambda leaf, place=place: leaf[place], own_fields)
+            for place in range(len(states))
+        ]
         return tuple(ServerState(round=after.round, **row) for row in rows), metrics
 
     return run
@@ -471,21 +569,26 @@ def with_examples(inputs: Inputs, examples: Any) -> Inputs:
     return inputs._replace(federation=dataclasses.replace(inputs.federation, inputs=examples))
 
 
-def _compile(function: Callable[..., Any], arguments: tuple[Any, ...], run: Prepared) -> Callable[..., Any]:
+def _compile(
+    function: Callable[..., Any], arguments: tuple[Any, ...], run: Prepared
+) -> Callable[..., Any]:
     placed: dict[str, Any] = {}
     if (mesh := run.execution.mesh) is not None:
-        # Whole on every device: otherwise a process could not read what lies on those of another one.
+        # Whole on every device: otherwise a process could not read what lies on those of another
+        # one.
         whole = NamedSharding(mesh, PartitionSpec())
 
         def apart(part: Any) -> bool:  # of such examples each device has its own
             return isinstance(part, LoadedInputs) and part.mesh is not None
 
-        specs = jax.tree.map(lambda part: part.specs() if apart(part) else whole.spec, arguments, is_leaf=apart)
+        specs = jax.tree.map(
+            lambda part: part.specs() if apart(part) else whole.spec, arguments, is_leaf=apart
+        )
         placed["in_shardings"] = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
         placed["out_shardings"] = whole
     with naming("method"):
-        # Traced without their places: what local training reads of them would clash with the places that
-        # `shard_map` gives to the clients.
+        # Traced without their places: what local training reads of them would clash with the places
+        # that `shard_map` gives to the clients.
         lowered = jax.jit(function, donate_argnums=0, **placed).lower(*_shapes(arguments))
     program = compiled_program(lowered)
     if backend() == "cpu":  # which says nothing: the process ends
@@ -500,16 +603,19 @@ def compiled_program(lowered: jax.stages.Lowered) -> Callable[..., Any]:
     except jax.errors.JaxRuntimeError as error:
         if "opt-barrier" not in str(error):
             raise
-        # XLA writes a loop over a handful of numbers as one kernel, and cannot write a barrier within.
+        # XLA writes a loop over a handful of numbers as one kernel, and cannot write a barrier
+        # within.
         return lowered.compile(compiler_options=compiler_options(barriers=False))
 
 
 def compiler_options(barriers: bool = True) -> dict[str, Any]:
-    """Give XLA's options: on CPUs to have less to compile and to use AVX-512 (docs/design-notes.md).
+    """Give XLA's options: on CPUs to have less to compile and to use AVX-512
+    (docs/design-notes.md).
 
-    LLVM optimizes less, loops are not rewritten, and barriers stay until operations were put together to kernels, as on
-    accelerators, see `fedjax_ssl.federated.packing`. Vectors have 512 bits where the processor has them, not 256 as by
-    XLA's default. What is named in $XLA_FLAGS stays as it is there.
+    LLVM optimizes less, loops are not rewritten, and barriers stay until operations were put
+    together to kernels, as on accelerators, see `fedjax_ssl.federated.packing`. Vectors have 512
+    bits where the processor has them, not 256 as by XLA's default. What is named in $XLA_FLAGS
+    stays as it is there.
 
     Args:
         barriers: whether barriers are to stay.
@@ -522,15 +628,23 @@ def compiler_options(barriers: bool = True) -> dict[str, Any]:
         "xla_cpu_prefer_vector_width": 512,
         "xla_disable_hlo_passes": ",".join(left_out),
     }
-    return {name: value for name, value in options.items() if name not in os.environ.get("XLA_FLAGS", "")}
+    return {
+        name: value
+        for name, value in options.items()
+        if name not in os.environ.get("XLA_FLAGS", "")
+    }
 
 
 def _shapes(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Give shapes to trace with; numbers, the argument that is a dictionary, take on other types as Python's do."""
+    """Give shapes to trace with; numbers, the argument that is a dictionary, take on other types
+    as Python's do.
+    """
 
     def shapes(argument: Any) -> Any:
         weak = isinstance(argument, dict)
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=weak), argument)
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=weak), argument
+        )
 
     return tuple(map(shapes, arguments))
 
@@ -546,7 +660,8 @@ def _check_bytes(needed: int, what: str) -> None:
     memory = processor.memory() if backend() == "cpu" else device_memory()
     if memory is not None and needed > memory:
         raise OutOfMemory(
-            f"{what} would need {bytes_in_words(needed)}, and the memory has {bytes_in_words(memory)}. Lower {_LOWER}."
+            f"{what} would need {bytes_in_words(needed)}, and the memory has "
+            f"{bytes_in_words(memory)}. Lower {_LOWER}."
         )
 
 
@@ -562,9 +677,12 @@ def _explaining_memory() -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         said = f"({str(error).splitlines()[0]})"
-        if "shared memory" in said.lower():  # of a multiprocessor: no setting of the run is too large
+        # of a multiprocessor: no setting of the run is too large
+        if "shared memory" in said.lower():
             raise ConfigError(
                 "a kernel of XLA's products needs more shared memory than this GPU has. "
                 f"XLA_FLAGS=--xla_gpu_enable_triton_gemm=false goes without them. {said}"
             ) from error
-        raise OutOfMemory(f"the device has not enough memory for a round. Lower {_LOWER}. {said}") from error
+        raise OutOfMemory(
+            f"the device has not enough memory for a round. Lower {_LOWER}. {said}"
+        ) from error

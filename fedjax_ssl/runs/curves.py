@@ -17,21 +17,32 @@ class _Panel(NamedTuple):
 
 
 _PANELS = (
-    _Panel("Accuracy", "%", lambda name: name.endswith("accuracy") and not name.startswith("pseudo_label")),
+    _Panel(
+        "Accuracy",
+        "%",
+        lambda name: name.endswith("accuracy") and not name.startswith("pseudo_label"),
+    ),
     _Panel("Loss", "nats", lambda name: name.endswith("loss")),
-    _Panel("Pseudo-labels", "%", lambda name: name in ("pseudo_label_accuracy", "pseudo_label_coverage")),
+    _Panel(
+        "Pseudo-labels",
+        "%",
+        lambda name: name in ("pseudo_label_accuracy", "pseudo_label_coverage"),
+    ),
     _Panel("Sent so far, all clients", "B", lambda name: name in ("bytes_up", "bytes_down")),
 )
 # Okabe and Ito's palette: told apart by colour-blind readers too.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 
-def plot_curves(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike, *, title: str = "") -> None:
-    """Draw the metric rows: accuracies, losses, pseudo-labels and bytes, each where the rows have them.
+def plot_curves(
+    rows: Sequence[Mapping[str, Any]], path: str | os.PathLike, *, title: str = ""
+) -> None:
+    """Draw the metric rows: accuracies, losses, pseudo-labels and bytes, each where the rows have
+    them.
 
-    Columns are found by name: "..._accuracy", "..._loss", "pseudo_label_accuracy", "pseudo_label_coverage",
-    "bytes_up" and "bytes_down". Bytes are those since the row before and are drawn summed up. Elsewhere a
-    value that is missing or not finite leaves a gap.
+    Columns are found by name: "..._accuracy", "..._loss", "pseudo_label_accuracy",
+    "pseudo_label_coverage", "bytes_up" and "bytes_down". Bytes are those since the row before and
+    are drawn summed up. Elsewhere a value that is missing or not finite leaves a gap.
 
     Args:
         rows: metric rows with "round".
@@ -47,19 +58,30 @@ def plot_curves(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike, *, t
     table = table.replace([math.inf, -math.inf], math.nan).dropna(axis=1, how="all")
     drawn = [(panel, columns) for panel in _PANELS if (columns := list(filter(panel.wants, table)))]
     if not drawn:
-        raise ValueError(f"{len(rows)} metric rows without a finite accuracy, loss or byte count: no curves to draw")
-    # Without pyplot there is no global state and no display: the figure is drawn by Agg and forgotten.
+        raise ValueError(
+            f"{len(rows)} metric rows without a finite accuracy, loss or byte count: no curves to "
+            "draw"
+        )
+    # Without pyplot there is no global state and no display: the figure is drawn by Agg and
+    # forgotten.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
     across = min(2, len(drawn))
     down = math.ceil(len(drawn) / across)
-    # Margins are given, in inches: to have them found would draw everything twice, in every run of a sweep.
-    width, height = 5.6 * across, 3.4 * down + 0.4
+    # Margins are given, in inches: to have them found would draw everything twice, in every run of
+    # a sweep.
+    width = 5.6 * across
+    height = 3.4 * down + 0.4
     figure = Figure(figsize=(width, height), dpi=130)
     figure.subplots_adjust(
-        **{"left": 0.75 / width, "right": 1 - 0.2 / width, "bottom": 0.5 / height, "top": 1 - 0.75 / height},
+        **{
+            "left": 0.75 / width,
+            "right": 1 - 0.2 / width,
+            "bottom": 0.5 / height,
+            "top": 1 - 0.75 / height,
+        },
         **{"wspace": 0.18, "hspace": 0.32},
     )
     canvas = FigureCanvasAgg(figure)
@@ -70,7 +92,14 @@ def plot_curves(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike, *, t
             points = table[name]
             values = points.fillna(0).cumsum() if panel.unit == "B" else scale * points
             marker = "o" if len(points) <= 25 else ""
-            axes.plot(table["round"], values, color=color, marker=marker, markersize=3.5, label=_label(name))
+            axes.plot(
+                table["round"],
+                values,
+                color=color,
+                marker=marker,
+                markersize=3.5,
+                label=_label(name),
+            )
         axes.set_title(panel.title, loc="left", fontsize=11, fontweight="bold")
         axes.set_xlabel("round")
         axes.set_xlim(0, 1.02 * table["round"].max())  # the same for all panels

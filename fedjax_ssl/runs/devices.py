@@ -1,4 +1,6 @@
-"""The choice of a processor's devices: how many share a cohort, and whether more than one thread is worth waking."""
+"""The choice of a processor's devices: how many share a cohort, and whether more than one thread
+is worth waking.
+"""
 
 import functools
 import json
@@ -12,10 +14,13 @@ import numpy as np
 from fedjax_ssl import config as configs
 from fedjax_ssl import data, models, processor
 
-# Operations of a local step from which on devices are worth waiting for each other in every round, and of an evaluation
-# from which on it is worth several threads: about 0.1 and 10 milliseconds of a core (docs/design-notes.md).
-_WORTH_SHARING, _WORTH_THREADS = 5e6, 5e8
-# Every device holds the values of the whole cohort, to add them in order: these may take this share of the memory.
+# Operations of a local step from which on devices are worth waiting for each other in every round,
+# and of an evaluation from which on it is worth several threads: about 0.1 and 10 milliseconds of a
+# core (docs/design-notes.md).
+_WORTH_SHARING = 5e6
+_WORTH_THREADS = 5e8
+# Every device holds the values of the whole cohort, to add them in order: these may take this share
+# of the memory.
 _SHARE = 0.25
 
 
@@ -32,24 +37,32 @@ def forward_operations(network: Mapping[str, Any], num_classes: int, shape: Sequ
 
 def _counts(network: Mapping[str, Any], num_classes: int, shape: Sequence[int]) -> tuple[int, int]:
     """Count the operations of an example's forward pass, and the parameters."""
-    options = {option: value for option, value in configs.options(network).items() if option != "weights"}
+    options = {
+        option: value for option, value in configs.options(network).items() if option != "weights"
+    }
     return _count(network["name"], json.dumps(options), num_classes, tuple(shape))
 
 
 @functools.cache
 def _count(name: str, options: str, num_classes: int, shape: tuple[int, ...]) -> tuple[int, int]:
     with configs.naming("model"):
-        model = models.build(name, num_classes=num_classes, input_shape=shape, **json.loads(options))
+        model = models.build(
+            name, num_classes=num_classes, input_shape=shape, **json.loads(options)
+        )
     parameters = models.count_parameters(jax.eval_shape(lambda: model.init(jax.random.key(0)))[0])
-    # A model of a user's own does not count its operations; it uses each of its parameters once at least.
-    return 2 * parameters if model.forward_operations is None else model.forward_operations(), parameters
+    # A model of a user's own does not count its operations; it uses each of its parameters once at
+    # least.
+    return (
+        2 * parameters if model.forward_operations is None else model.forward_operations(),
+        parameters,
+    )
 
 
 def choose_devices(config: ml_collections.ConfigDict, dataset: data.Dataset) -> int:
     """Choose how many devices share a cohort where `config.federated.devices` does not say it.
 
-    All of a CPU's where a local step has work enough, and the memory holds the cohort's values on each of them; results
-    have the same bits. Elsewhere one.
+    All of a CPU's where a local step has work enough, and the memory holds the cohort's values on
+    each of them; results have the same bits. Elsewhere one.
 
     Args:
         config: resolved.
@@ -72,10 +85,11 @@ def choose_devices(config: ml_collections.ConfigDict, dataset: data.Dataset) -> 
 
 
 def start_processor(config: ml_collections.ConfigDict, dataset: data.Dataset) -> None:
-    """Give XLA one thread in a process for runs like this one, if its operations are too small to wake another.
+    """Give XLA one thread in a process for runs like this one, if its operations are too small to
+    wake another.
 
-    Without effect where JAX has computed before, also where the model asks for its backend, as convolutions do. Graphs
-    and predictions take all cores.
+    Without effect where JAX has computed before, also where the model asks for its backend, as
+    convolutions do. Graphs and predictions take all cores.
 
     Args:
         config: resolved.
@@ -86,5 +100,8 @@ def start_processor(config: ml_collections.ConfigDict, dataset: data.Dataset) ->
         return
     operations = forward_operations(config.model, dataset.num_classes, dataset.train.x.shape[1:])
     tested = 0 if dataset.test is None else len(dataset.test.y)
-    if 3 * config.optimizer.batch_size * operations < _WORTH_SHARING and operations * tested < _WORTH_THREADS:
+    if (
+        3 * config.optimizer.batch_size * operations < _WORTH_SHARING
+        and operations * tested < _WORTH_THREADS
+    ):
         processor.start(threads=1)

@@ -1,4 +1,6 @@
-"""A run whose training has diverged: no update is finite any more, so that the model stays as it is."""
+"""A run whose training has diverged: no update is finite any more, so that the model stays as it
+is.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,7 +16,8 @@ from fedjax_ssl.runs.summary import selected
 
 Row = Mapping[str, Any]
 EXIT_CODE = 4  # of a run that ends so; 3 and 75 are in `fedjax_ssl.runs.processes`
-# Of a mean loss; those of a network that knows nothing are the logarithm of the number of classes, times a weight.
+# Of a mean loss; those of a network that knows nothing are the logarithm of the number of classes,
+# times a weight.
 _HUGE = 1e8
 _USUAL = {  # field -> values up to this are seldom the reason
     "optimizer.learning_rate": 0.0,
@@ -26,7 +29,8 @@ _USUAL_IN_METHOD = 1e3
 
 
 def carry(row: dict[str, Any], before: Sequence[Row], rounds: int) -> int:
-    """Add the earlier blocks' count of diverged rounds to that of this block; kept in the row where it is not 0.
+    """Add the earlier blocks' count of diverged rounds to that of this block; kept in the row where
+    it is not 0.
 
     Where nobody learned anything in the whole block, there is no mean loss: it becomes nan.
 
@@ -60,16 +64,32 @@ def note(row: Row, before: Sequence[Row], rounds: int, config: ml_collections.Co
     found = row.get(DIVERGED_ROUNDS, 0)
     if found and not (before and before[-1].get(DIVERGED_ROUNDS)):
         dropped = int(row["dropped_clients"])
-        losses = [one["loss"] for one in (*before, row) if one["local_steps"] and math.isfinite(one["loss"])]
-        whose = f"{dropped} of the {int(row['clients'])} updates of clients" if dropped else "those of the server"
-        largest = f"the largest mean loss before was {max(losses):.3g}" if losses else "no loss was finite before"
+        losses = [
+            one["loss"]
+            for one in (*before, row)
+            if one["local_steps"] and math.isfinite(one["loss"])
+        ]
+        whose = (
+            f"{dropped} of the {int(row['clients'])} updates of clients"
+            if dropped
+            else "those of the server"
+        )
+        largest = (
+            f"the largest mean loss before was {max(losses):.3g}"
+            if losses
+            else "no loss was finite before"
+        )
         return (
-            f"training has diverged: from round {row['round'] - found + 1} on no update was finite (left out in the "
-            f"last {rounds} rounds: {whose}); {largest}. {_what_to_lower(config)}"
+            f"training has diverged: from round {row['round'] - found + 1} on no update was "
+            f"finite (left out in the last {rounds} rounds: {whose}); {largest}. "
+            f"{_what_to_lower(config)}"
         )
     huge = row["loss"] if not found and math.isfinite(row["loss"]) and row["loss"] > _HUGE else 0
     if huge and all(one["loss"] <= _HUGE for one in before):
-        return f"the loss of local training is {huge:.3g}, as where training diverges. {_what_to_lower(config)}"
+        return (
+            f"the loss of local training is {huge:.3g}, as where training diverges. "
+            f"{_what_to_lower(config)}"
+        )
     return ""
 
 
@@ -82,8 +102,8 @@ def ended(state: Any, rows: Sequence[Row], config: ml_collections.ConfigDict) ->
         config: resolved.
 
     Returns:
-        "diverged_in_round": the first round without a finite update, or the last one where the model itself is not
-        finite. "diverged": a sentence for the user.
+        "diverged_in_round": the first round without a finite update, or the last one where the
+        model itself is not finite. "diverged": a sentence for the user.
     """
     if not rows:
         return {}
@@ -95,12 +115,21 @@ def ended(state: Any, rows: Sequence[Row], config: ml_collections.ConfigDict) ->
     best = selected(config, rows)
     metric = config.early_stopping.metric
     if best is not None and math.isfinite(best.get(metric, math.nan)):
-        saved = f"The model of round {best['round']}, of the best {metric.replace('_', ' ')}, is in best/."
+        saved = (
+            f"The model of round {best['round']}, of the best {metric.replace('_', ' ')}, is in "
+            "best/."
+        )
     elif found and first > 1:
-        saved = f"The model of round {first - 1}, which nothing has changed since, is in checkpoints/."
+        saved = (
+            f"The model of round {first - 1}, which nothing has changed since, is in checkpoints/."
+        )
     else:
         saved = "No model of this run has learned anything."
-    what = f"from round {first} on no update was finite" if found else "the model after the last round is not finite"
+    what = (
+        f"from round {first} on no update was finite"
+        if found
+        else "the model after the last round is not finite"
+    )
     sentence = f"training has diverged: {what}. {_what_to_lower(config)} {saved}"
     return {"diverged_in_round": first, "diverged": sentence}
 
@@ -118,5 +147,9 @@ def _what_to_lower(config: ml_collections.ConfigDict) -> str:
         for field, value in values.items()
         if isinstance(value, int | float) and value > limits[field]
     ]
-    clip = "" if config.optimizer.clip_norm is not None else ", or limit gradients by config.optimizer.clip_norm"
+    clip = (
+        ""
+        if config.optimizer.clip_norm is not None
+        else ", or limit gradients by config.optimizer.clip_norm"
+    )
     return f"Lower {' or '.join(given) or 'the weights of the method'}{clip}."

@@ -15,11 +15,13 @@ _PACKAGES = ("fedjax_ssl", "jax", "jaxlib", "flax", "optax", "numpy")
 
 
 def versions(packages: Iterable[str] = _PACKAGES) -> dict[str, str]:
-    """Return the versions that decide a run's numbers: Python, the packages, and the commit in a checkout.
+    """Return the versions that decide a run's numbers: Python, the packages, and the commit in a
+    checkout.
 
     Returns:
-        Name to version; a package without installed metadata is left out, "git_commit" is there only when
-        this package is tracked in a Git checkout and ends in "-dirty" when tracked files were changed.
+        Name to version; a package without installed metadata is left out, "git_commit" is there
+        only when this package is tracked in a Git checkout and ends in "-dirty" when tracked files
+        were changed.
     """
     found = {"python": platform.python_version()}
     for package in packages:
@@ -32,12 +34,14 @@ def versions(packages: Iterable[str] = _PACKAGES) -> dict[str, str]:
 
 
 def command() -> str:
-    """Return the command that started this process, or the one that started its workers, as a person would type it.
+    """Return the command that started this process, or the one that started its workers, as a
+    person would type it.
 
     A module of this package is written as `python -m`, an installed program by its name.
     """
     program, *rest = sys.argv
-    path, package = Path(program).resolve(), Path(__file__).resolve().parent.parent
+    path = Path(program).resolve()
+    package = Path(__file__).resolve().parent.parent
     if path.suffix != ".py":
         start = [path.name] if path.is_file() else ["python", program]
     elif path.is_relative_to(package):
@@ -49,7 +53,8 @@ def command() -> str:
 
 
 def git_commit() -> str | None:
-    """Return the commit of the checkout that this package runs from, or None when there is none or no Git.
+    """Return the commit of the checkout that this package runs from, or None when there is none or
+    no Git.
 
     An installed package inside somebody else's checkout is not tracked there, and so has no commit.
     """
@@ -62,7 +67,11 @@ def git_commit() -> str | None:
 def _git(folder: Path, *arguments: str) -> str | None:
     try:
         done = subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10, check=False
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
@@ -70,7 +79,8 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def device_description(used: int | None = None) -> str:
-    """Return the devices that JAX uses in words: "2 x NVIDIA H200" or "CPU (4 cores, 1 of 4 devices)".
+    """Return the devices that JAX uses in words: "2 x NVIDIA H200" or "CPU (4 cores, 1 of 4
+    devices)".
 
     Args:
         used: devices that share a run's work; None: all that there are.
@@ -83,7 +93,9 @@ def device_description(used: int | None = None) -> str:
         return kind if len(devices) == 1 else f"{len(devices)} x {kind}"
     parts = [counted(processor.cores(), "core")]
     if processor.threads() != processor.cores():
-        because = f" as ${processor.GIVEN[1]} says" if processor.threads() == processor.GIVEN[0] else ""
+        because = (
+            f" as ${processor.GIVEN[1]} says" if processor.threads() == processor.GIVEN[0] else ""
+        )
         parts.append(counted(processor.threads(), "thread") + because)
     some = "" if used in (None, len(devices)) else f"{used} of "
     return f"CPU ({', '.join([*parts, some + counted(len(devices), 'device')])})"
@@ -92,8 +104,8 @@ def device_description(used: int | None = None) -> str:
 def peak_memory_bytes() -> int:
     """Return the most memory in use so far, in bytes.
 
-    Where the backend counts it (GPU, TPU), this is the peak of the fullest local device. Otherwise it is the peak
-    resident size of this process, 0 where the operating system does not tell.
+    Where the backend counts it (GPU, TPU), this is the peak of the fullest local device. Otherwise
+    it is the peak resident size of this process, 0 where the operating system does not tell.
     """
     import jax
 

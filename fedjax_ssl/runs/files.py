@@ -33,16 +33,20 @@ _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _NAMES = {repr(value): name for name, value in _NON_FINITE.items()}
 
 
-def write_atomically(path: str | os.PathLike, content: str | bytes | Iterable[bytes | memoryview]) -> None:
-    """Write a file so that a reader, or a run after a crash, finds the old content or the new, never a part.
+def write_atomically(
+    path: str | os.PathLike, content: str | bytes | Iterable[bytes | memoryview]
+) -> None:
+    """Write a file so that a reader, or a run after a crash, finds the old content or the new,
+    never a part.
 
-    The content goes to a temporary file beside it, to the disk, and then takes the file's name. The temporary
-    name is fixed: what a killed process left behind is overwritten by the next one. So one process at a time
-    may write a given path; the lock of the run folder sees to that.
+    The content goes to a temporary file beside it, to the disk, and then takes the file's name. The
+    temporary name is fixed: what a killed process left behind is overwritten by the next one. So
+    one process at a time may write a given path; the lock of the run folder sees to that.
 
     Args:
         path: the file; its folder must exist.
-        content: text, written as UTF-8, bytes, or pieces of bytes that are made as they are written.
+        content: text, written as UTF-8, bytes, or pieces of bytes that are made as they are
+            written.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.tmp")
@@ -70,11 +74,15 @@ def write_output(path: Path, content: str | bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content)
     except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}. Give another --output.") from error
+        raise UserError(
+            f"{path} cannot be written: {error.strerror}. Give another --output."
+        ) from error
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a rename durable; file systems that cannot do this for a folder say so and are left alone."""
+    """Make a rename durable; file systems that cannot do this for a folder say so and are left
+    alone.
+    """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -87,10 +95,12 @@ def _sync_folder(folder: Path) -> None:
 def plain_value(value: Any) -> Any:
     """Turn NumPy and JAX scalars, tuples and paths into what JSON knows.
 
-    A 16 or 32 bit float becomes the shortest decimal that reads back as the same value (0.1, not 0.10000000149011612).
+    A 16 or 32 bit float becomes the shortest decimal that reads back as the same value (0.1, not
+    0.10000000149011612).
 
     Args:
-        value: None, a bool, number, string, path, array with one element, or lists and mappings of these.
+        value: None, a bool, number, string, path, array with one element, or lists and mappings of
+            these.
 
     Returns:
         The same with Python types only; non-finite floats stay floats.
@@ -111,30 +121,43 @@ def plain_value(value: Any) -> Any:
         return [plain_value(item) for item in value]
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    raise TypeError(f"{type(value).__name__} {str(value)[:60]!r} is no single number, string or None")
+    raise TypeError(
+        f"{type(value).__name__} {str(value)[:60]!r} is no single number, string or None"
+    )
 
 
 def encode_json(value: Any, *, indent: int | None = None) -> str:
     """Write valid JSON; the non-finite floats become the strings "NaN", "Infinity" and "-Infinity".
 
-    JSON has no such numbers, and null would not tell an overflow from a missing value. Python's float(),
-    NumPy and pandas read these strings as the numbers they stand for.
+    JSON has no such numbers, and null would not tell an overflow from a missing value. Python's
+    float(), NumPy and pandas read these strings as the numbers they stand for.
     """
-    text = json.dumps(_map_leaves(_name_non_finite, plain_value(value)), indent=indent, allow_nan=False)
-    # A list of plain values is a line. Strings hold no raw line break, so that all of these are between values.
-    return text if indent is None else re.sub(r"\[\n[^][{}]*\]", lambda found: re.sub(r"\n\s*", " ", found[0]), text)
+    text = json.dumps(
+        _map_leaves(_name_non_finite, plain_value(value)), indent=indent, allow_nan=False
+    )
+    # A list of plain values is a line. Strings hold no raw line break, so that all of these are
+    # between values.
+    return (
+        text
+        if indent is None
+        else re.sub(r"\[\n[^][{}]*\]", lambda found: re.sub(r"\n\s*", " ", found[0]), text)
+    )
 
 
 def decode_json(text: str) -> Any:
     """Read what encode_json wrote, with the non-finite floats as floats again."""
-    return _map_leaves(lambda one: _NON_FINITE.get(one, one) if isinstance(one, str) else one, json.loads(text))
+    return _map_leaves(
+        lambda one: _NON_FINITE.get(one, one) if isinstance(one, str) else one, json.loads(text)
+    )
 
 
 def _map_leaves(change: Callable[[Any], Any], value: Any) -> Any:
     """Change what is no mapping or list; not `jax.tree.map`, which sorts the names."""
     if isinstance(value, dict):
         return {name: _map_leaves(change, item) for name, item in value.items()}
-    return [_map_leaves(change, item) for item in value] if isinstance(value, list) else change(value)
+    return (
+        [_map_leaves(change, item) for item in value] if isinstance(value, list) else change(value)
+    )
 
 
 def _name_non_finite(value: Any) -> Any:
@@ -170,7 +193,9 @@ def storing(path: Path, safe: Callable[[], str], size: int | None = None) -> Ite
             raise
         file = Path(error.filename or path)
         needed = "" if size is None else f" It takes {bytes_in_words(size)}."
-        what = f"{path} cannot be written: {error.strerror} ({file.name}).{needed}{_free(error, path)}"
+        what = (
+            f"{path} cannot be written: {error.strerror} ({file.name}).{needed}{_free(error, path)}"
+        )
         raise StorageError(f"{what} {safe()}") from error
 
 

@@ -16,21 +16,42 @@ import filelock
 
 from fedjax_ssl.runs.files import Closing, encode_json, write_atomically
 
-# Fields, or groups of fields, of a config that decide how a run is watched and where it finds its data, but not what
-# comes out of it.
+# Fields, or groups of fields, of a config that decide how a run is watched and where it finds its
+# data, but not what comes out of it.
 WATCHING = (
-    *("checkpoint_every", "metrics", "profile", "save_clients", "test_predictions", "tracking", "distributed"),
+    *(
+        "checkpoint_every",
+        "metrics",
+        "profile",
+        "save_clients",
+        "test_predictions",
+        "tracking",
+        "distributed",
+    ),
     *("data.root", "data.download", "data.timeout", "data.residence"),
 )
 FILES = (
-    *("config.json", "metrics.csv", "metrics.jsonl", "summary.json", "curves.png", "model.json", "predictions.csv"),
+    *(
+        "config.json",
+        "metrics.csv",
+        "metrics.jsonl",
+        "summary.json",
+        "curves.png",
+        "model.json",
+        "predictions.csv",
+    ),
     *("predictions_by_client.csv", "partition.txt", "partition.png", "client_accuracy.csv"),
     *("test_predictions.csv", "test_scores_by_client.csv"),
 )
-# Fields of `summary.json` that runs of a seed have in common where they are compared, and how others differ.
-COMPARED = {"test_fingerprint": "tested on other examples", "labels_seen": "with another number of labels"}
+# Fields of `summary.json` that runs of a seed have in common where they are compared, and how
+# others differ.
+COMPARED = {
+    "test_fingerprint": "tested on other examples",
+    "labels_seen": "with another number of labels",
+}
 # What the folder of many runs has in place of `config.json`.
-SWEEP_FILE, SEARCH_FILE = "sweep.json", "search.json"
+SWEEP_FILE = "sweep.json"
+SEARCH_FILE = "search.json"
 
 Built = TypeVar("Built")
 
@@ -44,7 +65,9 @@ class ConfigMismatch(RunFolderError):
 
 
 class FolderMended(UserWarning):
-    """Something in a run folder was missing, damaged or in the way; the message says what became of it."""
+    """Something in a run folder was missing, damaged or in the way; the message says what became
+    of it.
+    """
 
 
 class RunFolder(Closing):
@@ -56,7 +79,8 @@ class RunFolder(Closing):
         path: the folder.
         is_new: True unless an earlier start stored its config and results here.
         changes: undecided fields that differ: stored value and the one now, by dotted name.
-        config_file, metrics_jsonl, summary_file: files of the run that others of its files are judged by.
+        config_file, metrics_jsonl, summary_file: files of the run that others of its files are
+            judged by.
         checkpoint_folder: where `Checkpoints` keeps its files.
     """
 
@@ -73,15 +97,17 @@ class RunFolder(Closing):
         Args:
             path: created with its parents if need be.
             config: nested mapping of numbers, strings, None and lists of these.
-            ignore: dotted names of fields, or groups of fields, that do not change the result of a run
-                ("progress", "checkpoint.every"): they are not compared, and the last ones are stored.
-            undecided: dotted names of fields whose change somebody else judges: `changes` has those that differ, and
-                nothing is stored before `accept` or `refuse`.
+            ignore: dotted names of fields, or groups of fields, that do not change the result of a
+                run ("progress", "checkpoint.every"): they are not compared, and the last ones are
+                stored.
+            undecided: dotted names of fields whose change somebody else judges: `changes` has those
+                that differ, and nothing is stored before `accept` or `refuse`.
 
         Raises:
             FolderLocked: another process works here.
             ConfigMismatch: the stored config differs; the message lists every field.
-            RunFolderError: no folder can be here, the stored config cannot be read, or results lie here without one.
+            RunFolderError: no folder can be here, the stored config cannot be read, or results lie
+                here without one.
         """
         self.path = Path(path)
         self.config_file = self.path / "config.json"
@@ -95,7 +121,9 @@ class RunFolder(Closing):
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = FolderLock(self.path)
         except OSError as error:
-            there = next((one for one in (self.path, *self.path.parents) if one.exists()), self.path)
+            there = next(
+                (one for one in (self.path, *self.path.parents) if one.exists()), self.path
+            )
             what = f"{there} is a file, no folder" if there.is_file() else error.strerror
             raise RunFolderError(
                 f"{self.path} cannot be used as run folder: {what}. Give another --workdir."
@@ -118,13 +146,19 @@ class RunFolder(Closing):
     def _set_aside(self) -> None:
         """Rename folders where files of the run go, and files where its folders go."""
         in_the_way = [path for path in (self.path / name for name in FILES) if path.is_dir()]
-        in_the_way += [path for path in (self.checkpoint_folder, self.path / "best") if path.is_file()]
+        in_the_way += [
+            path for path in (self.checkpoint_folder, self.path / "best") if path.is_file()
+        ]
         for path in in_the_way:
-            numbers = (path.with_name(f"{path.name}.aside{number}") for number in itertools.count(1))
+            numbers = (
+                path.with_name(f"{path.name}.aside{number}") for number in itertools.count(1)
+            )
             aside = next(one for one in numbers if not one.exists())
             path.rename(aside)
             kind = "a folder" if aside.is_dir() else "a file"
-            warnings.warn(f"{path} was {kind}, in the way of the run: it is {aside.name} now", FolderMended, 5)
+            warnings.warn(
+                f"{path} was {kind}, in the way of the run: it is {aside.name} now", FolderMended, 5
+            )
 
     def _results(self) -> list[str]:
         """List results of an earlier start; one that failed before its first row leaves none."""
@@ -134,18 +168,21 @@ class RunFolder(Closing):
     def _refuse_orphans(self, results: list[str]) -> None:
         for name, kind in ((SWEEP_FILE, "sweep"), (SEARCH_FILE, "search")):
             if (self.path / name).exists():
-                raise RunFolderError(f"{self.path} is the folder of a {kind}; give another --workdir.")
+                raise RunFolderError(
+                    f"{self.path} is the folder of a {kind}; give another --workdir."
+                )
         if results:
             raise RunFolderError(
-                f"{self.path} holds {' and '.join(results)} but no config.json to tell which run they belong to. "
-                "Give another --workdir, or delete this folder."
+                f"{self.path} holds {' and '.join(results)} but no config.json to tell which run "
+                "they belong to. Give another --workdir, or delete this folder."
             )
 
     def _compare(self, config: dict, ignore: Collection[str], undecided: Collection[str]) -> None:
         stored = read_stored(self.config_file, _an_object) or {}
         if differences := config_differences(stored, config, ignore=(*ignore, *undecided)):
             raise self._mismatch(differences)
-        old, new = flat_config(stored), flat_config(config)
+        old = flat_config(stored)
+        new = flat_config(config)
         self.changes = {
             name: (old[name], new[name])
             for name in undecided
@@ -165,7 +202,10 @@ class RunFolder(Closing):
         Args:
             reason: one or more sentences.
         """
-        lines = [f"{name}: {json.dumps(old)} -> {json.dumps(new)}" for name, (old, new) in sorted(self.changes.items())]
+        lines = [
+            f"{name}: {json.dumps(old)} -> {json.dumps(new)}"
+            for name, (old, new) in sorted(self.changes.items())
+        ]
         raise self._mismatch(lines, f"{reason}\n")
 
     def _mismatch(self, differences: list[str], reason: str = "") -> ConfigMismatch:
@@ -177,11 +217,20 @@ class RunFolder(Closing):
         )
 
     def close(self) -> None:
-        """Give the lock back; a second call does nothing. A start that came to nothing leaves nothing."""
+        """Give the lock back; a second call does nothing. A start that came to nothing leaves
+        nothing.
+        """
         if self._open and not self._results():
             if self.path in self._made:  # so that all in it is of this start
                 shutil.rmtree(self.path, ignore_errors=True)
-            for left in ("config.json", "metrics.csv", "model.json", "partition.txt", ".lock", ".owner"):
+            for left in (
+                "config.json",
+                "metrics.csv",
+                "model.json",
+                "partition.txt",
+                ".lock",
+                ".owner",
+            ):
                 (self.path / left).unlink(missing_ok=True)
             self._remove_what_was_made()
         self._open = False
@@ -195,7 +244,8 @@ class RunFolder(Closing):
 
 
 def read_stored(path: Path, build: Callable[[Any], Built]) -> Built | None:
-    """Read a JSON file in the folder of runs and build something of it; None where there is no file.
+    """Read a JSON file in the folder of runs and build something of it; None where there is no
+    file.
 
     Args:
         path: path of the file.
@@ -231,13 +281,17 @@ def config_differences(
         ignore: dotted names of fields or groups that may differ.
 
     Returns:
-        One line per differing field, sorted by name: "name: old -> new", "-" standing for a missing field.
+        One line per differing field, sorted by name: "name: old -> new", "-" standing for a missing
+        field.
     """
-    old, new = flat_config(stored, ignore), flat_config(config, ignore)
+    old = flat_config(stored, ignore)
+    new = flat_config(config, ignore)
     lines = []
     for name in sorted(old.keys() | new.keys()):
         # As text, because 1, 1.0 and True are equal in Python and are three different settings.
-        before, after = (json.dumps(values[name]) if name in values else "-" for values in (old, new))
+        before, after = (
+            json.dumps(values[name]) if name in values else "-" for values in (old, new)
+        )
         if before != after:
             lines.append(f"{name}: {before} -> {after}")
     return lines
@@ -250,7 +304,9 @@ def _config_text(config: Mapping[str, Any]) -> str:
         raise RunFolderError(f"the config cannot be stored as JSON: {error}") from error
 
 
-def flat_config(config: Mapping[str, Any], ignore: Collection[str] = (), prefix: str = "") -> dict[str, Any]:
+def flat_config(
+    config: Mapping[str, Any], ignore: Collection[str] = (), prefix: str = ""
+) -> dict[str, Any]:
     """Flatten a nested config to its fields by their dotted names.
 
     Args:
@@ -277,9 +333,10 @@ class FolderLocked(RuntimeError):
 class FolderLock(Closing):
     """Holds a folder for this process until `close`, or until the process ends in whatever way.
 
-    The operating system keeps the lock (on `folder/.lock`) and drops it with the process, so a lock left by a killed
-    process needs no clean-up. `.owner` beside it, process and host, serves the message only. Where the file system
-    offers no such locks, a warning says so and the run goes on without one.
+    The operating system keeps the lock (on `folder/.lock`) and drops it with the process, so a lock
+    left by a killed process needs no clean-up. `.owner` beside it, process and host, serves the
+    message only. Where the file system offers no such locks, a warning says so and the run goes on
+    without one.
     """
 
     def __init__(self, folder: str | os.PathLike):
@@ -291,7 +348,8 @@ class FolderLock(Closing):
         Raises:
             FolderLocked: a living process holds it; the message names process, host and start.
         """
-        self._lock, owner = filelock.FileLock(Path(folder) / ".lock"), Path(folder) / ".owner"
+        self._lock = filelock.FileLock(Path(folder) / ".lock")
+        owner = Path(folder) / ".owner"
         try:
             self._lock.acquire(timeout=0)
         except filelock.Timeout:
@@ -301,14 +359,19 @@ class FolderLock(Closing):
             except (OSError, ValueError, KeyError, TypeError):
                 who = "another process"
             raise FolderLocked(
-                f"{folder} is in use by {who}. A run folder serves one run at a time: wait for it, stop it, or give "
-                "another --workdir."
+                f"{folder} is in use by {who}. A run folder serves one run at a time: wait for "
+                "it, stop it, or give another --workdir."
             ) from None
         except NotImplementedError:
             text = f"{folder} is on a file system without locks: do not start a second run there."
             warnings.warn(text, stacklevel=4)
-        me = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
-        with contextlib.suppress(OSError):  # a full disk: the lock holds, only the message of others knows less
+        me = {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "since": time.strftime("%Y-%m-%d %H:%M:%S"),
+        }
+        # a full disk: the lock holds, only the message of others knows less
+        with contextlib.suppress(OSError):
             owner.write_text(json.dumps(me), encoding="utf-8")
 
     def close(self) -> None:

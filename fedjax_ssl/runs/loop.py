@@ -1,6 +1,8 @@
-"""Runs in their folders: prepared, advanced block by block, and ended with predictions and a summary.
+"""Runs in their folders: prepared, advanced block by block, and ended with predictions and a
+summary.
 
-run -> Run(record, prepared) -> advance: [compile, rounds, evaluation, row, checkpoint] ... -> predictions, summary
+run -> Run(record, prepared) -> advance: [compile, rounds, evaluation, row, checkpoint] ... ->
+predictions, summary
 """
 
 import contextlib
@@ -64,7 +66,8 @@ class Run(Closing):
         round: rounds done.
         state: state after these.
         prepared: method and data.
-        inputs: arguments of its programs, on all devices that share it; examples may come block by block.
+        inputs: arguments of its programs, on all devices that share it; examples may come block by
+            block.
         shared: datasets and programs that it shares with the other runs of the process.
         summary: content of `summary.json`, once the run is complete.
         stopped: whether the `watch` function has stopped it; its last checkpoint is saved.
@@ -72,7 +75,12 @@ class Run(Closing):
     """
 
     def __init__(
-        self, record: Record | NoRecord, prepared: Prepared, shared: Shared, team: Team, watch: Watch | None = None
+        self,
+        record: Record | NoRecord,
+        prepared: Prepared,
+        shared: Shared,
+        team: Team,
+        watch: Watch | None = None,
     ):
         """Check that method and data fit, and load the last checkpoint or initialize.
 
@@ -88,11 +96,19 @@ class Run(Closing):
             CheckpointError: the folder's checkpoints cannot be used.
             RunFolderError: the run began on other data.
         """
-        self.record, self.prepared, self.shared, self._team, self._watch = record, prepared, shared, team, watch
-        self._experiment, self.config = prepared.experiment, prepared.experiment.config
-        self._mesh, self.federation = prepared.execution.mesh, prepared.inputs.federation
+        self.record = record
+        self.prepared = prepared
+        self.shared = shared
+        self._team = team
+        self._watch = watch
+        self._experiment = prepared.experiment
+        self.config = prepared.experiment.config
+        self._mesh = prepared.execution.mesh
+        self.federation = prepared.inputs.federation
         team.check_same(
-            "data", self.federation, "Give every machine the same files, the same hardware and the same versions."
+            "data",
+            self.federation,
+            "Give every machine the same files, the same hardware and the same versions.",
         )
         self._check_fit()
         record.compare_data(self._experiment.known_by)
@@ -105,14 +121,19 @@ class Run(Closing):
         self.summary: dict[str, Any] | None = None
         self.stopped = False
         self._decisive = (*_DECISIVE, self.config.early_stopping.metric)
-        self._rows: list[Mapping[str, Any]] = [self._kept(row) for row in team.values_from_first(record.rows() or [])]
+        self._rows: list[Mapping[str, Any]] = [
+            self._kept(row) for row in team.values_from_first(record.rows() or [])
+        ]
         natural = self.config.partition.name == "natural"
         self._names = data.client_names(self._experiment.dataset, self.federation, natural)
         self._of_clients: dict[str, float] = {}
         self._said = set[str]()
-        self._spent: tuple[float, float] = (0.0, 0.0)  # compiling and training, without a run before this one
+        # compiling and training, without a run before this one
+        self._spent: tuple[float, float] = (0.0, 0.0)
         self._trained = self._seconds["train_seconds"]  # up to the last checkpoint
-        self.begin, self._waited, self._tracing = time.perf_counter(), 0.0, 0.0
+        self.begin = time.perf_counter()
+        self._waited = 0.0
+        self._tracing = 0.0
         self._profile: tuple[dict[str, float], str] | None = None
         if self.config.profile:  # a program of the cache may name the scopes of another version
             jax.config.update("jax_compilation_cache_include_metadata_in_key", True)
@@ -127,59 +148,83 @@ class Run(Closing):
         self._open = contextlib.ExitStack()
         self._feed: Feed | None = None
         if self._experiment.host is not None:
-            feed = Feed(self._experiment, self.federation, prepared.method, self._mesh, prepared.inputs.key)
+            feed = Feed(
+                self._experiment, self.federation, prepared.method, self._mesh, prepared.inputs.key
+            )
             self._feed = self._open.enter_context(feed)
         self._progress = self._open.enter_context(
             Progress(self.config.rounds, start_round=self.round, stream=record.stream)
         )
 
     def _check_fit(self) -> None:
-        config, learner = self.config, self.prepared.method
+        config = self.config
+        learner = self.prepared.method
         if not config.rounds:  # without training, predictors need labels
-            learner = learner._replace(needs=("labels",), needs_all=False, trains_unlabelled=False, check=None)
+            learner = learner._replace(
+                needs=("labels",), needs_all=False, trains_unlabelled=False, check=None
+            )
         check_labels(config.supervision.name, config.method.name, learner, self.federation)
         note_missing_labels(config.supervision.name, config.supervision.labels, self.federation)
         check_weighting(config.federated.weighting, learner, self.federation)
         check_cohorts(config, self.federation)
         if config.rounds:
             note_loss(self._experiment, self.federation)
-        by_client = config.data.standardize == "client" or learner.predict_for is not None or learner.apply is None
+        by_client = (
+            config.data.standardize == "client"
+            or learner.predict_for is not None
+            or learner.apply is None
+        )
         if configs.saved_round(config) and by_client:
             raise configs.ConfigError(
-                f"config.save_clients is {config.save_clients!r}, but clients have models or inputs of their own, or a "
-                "network that does not score classes alone; leave it out"
+                f"config.save_clients is {config.save_clients!r}, but clients have models or "
+                "inputs of their own, or a network that does not score classes alone; leave it "
+                "out"
             )
         self._own_metrics = OwnMetrics(config, self.federation, self.prepared.method.alone)
 
     def _describe(self, temperature: dict[str, Any] | None) -> None:
-        model = model_file.describe(self._experiment, self.federation) | {"temperature": temperature}
+        model = model_file.describe(self._experiment, self.federation) | {
+            "temperature": temperature
+        }
         self.record.write(self.record.path / "model.json", encode_json(model, indent=1) + "\n")
 
     def start(self) -> None:
         """Say and write what is about to run; a run that is complete already gets its summary."""
-        config, progress, method = self.config, self._progress, self.prepared.method
+        config = self.config
+        progress = self._progress
+        method = self.prepared.method
         alone = " (no federation: scores are means over the clients' models)" * method.alone
-        counts = {name.replace("_", " "): count for name, count in self.federation.summary().items() if count}
+        counts = {
+            name.replace("_", " "): count
+            for name, count in self.federation.summary().items()
+            if count
+        }
         progress.start(
             {
                 "device": device_description(1 if self._mesh is None else self._mesh.size),
                 "data": f"{config.data.name} ({', '.join(f'{count:,} {name}' for name, count in counts.items())})",
                 "method": config.method.name + alone,
                 "model": f"{config.model.name} ({models.count_parameters(self._template.params):,} parameters)",
-                "rounds": f"{config.rounds}" + f", resumed after round {self.round}" * bool(self.round),
-                "weights": weights_in_words(config.federated.weighting, method) if config.rounds else "no training",
+                "rounds": f"{config.rounds}"
+                + f", resumed after round {self.round}" * bool(self.round),
+                "weights": weights_in_words(config.federated.weighting, method)
+                if config.rounds
+                else "no training",
                 "folder": str(self.record.path),
             }
         )
         progress.note(self._experiment.standardization)
         self._note_saved_clients(configs.saved_round(config))
         if config.rounds:
-            for note in idle_clients(method, self.federation, self._names, config.optimizer.batch_size):
+            for note in idle_clients(
+                method, self.federation, self._names, config.optimizer.batch_size
+            ):
                 progress.note(note)
         if self._feed is not None:
             progress.note(self._feed.describe())
         if self.round == 0:
-            count, classes = self.federation.num_clients, self._experiment.dataset.class_names
+            count = self.federation.num_clients
+            classes = self._experiment.dataset.class_names
             table = data.report(self.federation, classes, self._names[:count], max_rows=_LISTED)
             self.record.write(self.record.path / "partition.txt", table + "\n")
         if not self.block:
@@ -202,16 +247,30 @@ class Run(Closing):
     @property
     def kind(self) -> tuple[Hashable, ...]:
         """Key that is the same for runs that one program can advance together."""
-        apart = self.prepared.method.on_host or self._mesh is not None or self._feed is not None or self.saving
+        apart = (
+            self.prepared.method.on_host
+            or self._mesh is not None
+            or self._feed is not None
+            or self.saving
+        )
         alone = id(self) if apart else 0
-        return alone, self.prepared.code, self.round, self.block, *described((self.state, self.inputs))
+        return (
+            alone,
+            self.prepared.code,
+            self.round,
+            self.block,
+            *described((self.state, self.inputs)),
+        )
 
     @property
     def block(self) -> int:
-        """Rounds until the next evaluation; 0 when all are done, or waiting for a better model is over."""
+        """Rounds until the next evaluation; 0 when all are done, or waiting for a better model
+        is over.
+        """
         if out_of_patience(self.config, self._rows):
             return 0
-        every, left = self.config.eval_every, self.config.rounds - self.round
+        every = self.config.eval_every
+        left = self.config.rounds - self.round
         return min(every - self.round % every, left)
 
     @property
@@ -221,7 +280,9 @@ class Run(Closing):
         return number if number and self.round < number <= self.round + self.block else None
 
     def block_inputs(self) -> Inputs:
-        """Give the arguments of the next block of rounds, with the examples that it needs from the host."""
+        """Give the arguments of the next block of rounds, with the examples that it needs from
+        the host.
+        """
         if self._feed is None:
             return self.inputs
         begin = time.perf_counter()
@@ -235,22 +296,30 @@ class Run(Closing):
 
     @contextlib.contextmanager
     def running(self, program: Any) -> Iterator[None]:
-        """Say so, and trace a block where `config.profile` asks for it: the last one, which may be the first."""
+        """Say so, and trace a block where `config.profile` asks for it: the last one, which may
+        be the first.
+        """
         self._progress.training()
-        config, end = self.config, self.round + self.block
+        config = self.config
+        end = self.round + self.block
         due = end == config.rounds or config.early_stopping.patience is not None
         if not (config.profile and due) or self._profile is not None or not self._team.writes:
             yield
             return
-        folder, options = self.record.path / "profile", jax.profiler.ProfileOptions()
+        folder = self.record.path / "profile"
+        options = jax.profiler.ProfileOptions()
         options.python_tracer_level = 0
         begin = time.perf_counter()
         with jax.profiler.trace(str(folder), profiler_options=options):
             yield
-            begin, ran = time.perf_counter(), time.perf_counter() - begin
+            ran = time.perf_counter() - begin
+            begin = time.perf_counter()
         text = program.as_text() if hasattr(program, "as_text") else ""
-        words = f"rounds {self.round + 1} to {end} and an evaluation, traced in {ran:,.1f} s: {folder}"
-        self._profile, self._tracing = (profile.device_shares(text, folder), words), time.perf_counter() - begin
+        words = (
+            f"rounds {self.round + 1} to {end} and an evaluation, traced in {ran:,.1f} s: {folder}"
+        )
+        self._profile = (profile.device_shares(text, folder), words)
+        self._tracing = time.perf_counter() - begin
 
     def take(self, row: dict[str, Any], state: Any, compiling: float, training: float) -> None:
         """Keep the results of a block.
@@ -264,7 +333,9 @@ class Run(Closing):
         Raises:
             Preempted: a process of several was asked to end; the checkpoint is saved.
         """
-        config, start, rounds = self.config, row["round"], self.block
+        config = self.config
+        start = row["round"]
+        rounds = self.block
         self._seconds["compile_seconds"] += compiling
         self._seconds["train_seconds"] += training
         self._spent = self._spent[0] + compiling, self._spent[1] + training
@@ -281,7 +352,8 @@ class Run(Closing):
         row |= self._team.values_from_first(self._own_metrics.take(row))
         lost = divergence.carry(row, self._rows, rounds)
         said = divergence.note(row, self._rows, rounds, config)
-        self.round, self.state = start, state
+        self.round = start
+        self.state = state
         self.record.append(row, self._of_clients)
         self._rows.append(self._kept(row))
         best = selected(config, self._rows)
@@ -291,7 +363,9 @@ class Run(Closing):
         if said:
             self._progress.note(said)
         if not row["local_steps"] and not lost:
-            self._progress.note(f"nobody trained in the last {counted(rounds, 'round')}: {why_nobody_trained(row)}")
+            self._progress.note(
+                f"nobody trained in the last {counted(rounds, 'round')}: {why_nobody_trained(row)}"
+            )
         self._team.feed()
         due = config.checkpoint_every * config.eval_every
         last = self.block == 0
@@ -308,7 +382,8 @@ class Run(Closing):
 
     def _note_slow_files(self, seconds: float) -> None:
         """Say that a checkpoint took longer than the rounds since the last one."""
-        trained, self._trained = self._seconds["train_seconds"] - self._trained, self._seconds["train_seconds"]
+        trained = self._seconds["train_seconds"] - self._trained
+        self._trained = self._seconds["train_seconds"]
         if seconds > max(trained, _LONG):
             size = bytes_in_words(tree_bytes(self.state))
             much = f"checkpoints, of {size} or twice that, take longer than the rounds between them"
@@ -320,7 +395,9 @@ class Run(Closing):
     def _save_clients(self, number: int, cohort: Any) -> None:
         trained = np.zeros(0, bool) if cohort is None else cohort.pop("trained")
         if not trained.any():
-            self._progress.note(f"config.save_clients names round {number}, in which no client trained")
+            self._progress.note(
+                f"config.save_clients names round {number}, in which no client trained"
+            )
             return
         self.record.save_clients(number, jax.tree.map(lambda values: values[trained], cohort))
 
@@ -329,7 +406,9 @@ class Run(Closing):
         place = self.record.path / "clients"
         if number and number > self.round:
             count = self.config.federated.cohort_size or self.federation.num_clients
-            size = bytes_in_words(count * tree_bytes((self._template.params, self._template.model_state)))
+            size = bytes_in_words(
+                count * tree_bytes((self._template.params, self._template.model_state))
+            )
             models = f"models of up to {counted(count, 'client')} are kept of round {number}"
             self._progress.note(f"{models}: {size}, in memory and in {place}")
         elif number and Checkpoints(self.record.path, folder="clients").latest() != number:
@@ -339,26 +418,36 @@ class Run(Closing):
     def finish(self) -> None:
         """Make the predictions that are asked for, and write the summary."""
         self._draw_data()
-        last, here = self.state, jax.tree.map(lambda leaf: leaf.addressable_data(0), self.state)
+        last = self.state
+        here = jax.tree.map(lambda leaf: leaf.addressable_data(0), self.state)
         round, chosen, _ = self.record.restore_best(self._template) or (self.round, here, {})
-        if self.config.early_stopping.patience is not None:  # what follows is about the model that was chosen
+        # what follows is about the model that was chosen
+        if self.config.early_stopping.patience is not None:
             self.state = share_out(self._team.from_first(chosen), self._mesh)
-        config, dataset = self.config, self._experiment.dataset
+        config = self.config
+        dataset = self._experiment.dataset
         rows = self.record.rows() or []
         diverged = divergence.ended(last, rows, config)
-        natural, outcomes = config.partition.name == "natural", []
+        natural = config.partition.name == "natural"
+        outcomes = []
         _, key, federation = self.inputs
-        method, say = self.prepared.method, self._progress.note
-        for outcome in predict.predict(config, method, self.state, key, federation, self._mesh, say):
+        method = self.prepared.method
+        say = self._progress.note
+        for outcome in predict.predict(
+            config, method, self.state, key, federation, self._mesh, say
+        ):
             outcomes.append(outcome)
             for name, table in (
                 ("predictions.csv", predict.predictions_csv),
                 ("predictions_by_client.csv", predict.clients_csv),
             ):
-                self.record.write(self.record.path / name, table(dataset, self.federation, outcomes, natural))
+                self.record.write(
+                    self.record.path / name, table(dataset, self.federation, outcomes, natural)
+                )
             self._team.feed()
         summary = summarize(config, rows, self._seconds, predict.summary_of(outcomes)) | diverged
-        if config.rounds and self._team.writes:  # on one of its devices; the others wait for the summary
+        # on one of its devices; the others wait for the summary
+        if config.rounds and self._team.writes:
             scored = score_run(self.prepared, self.shared, round, chosen, self._names)
             for line in scored.notes:
                 say(line)
@@ -372,9 +461,13 @@ class Run(Closing):
             summary["validation_examples"] = federation.summary()["validation_examples"]
         if config.data.left_out_client is not None:
             summary["left_out_client"] = self._names[federation.num_clients]
-        summary |= {"data": dict(self._experiment.known_by), **data.what_is_compared(dataset, self.federation)}
+        summary |= {
+            "data": dict(self._experiment.known_by),
+            **data.what_is_compared(dataset, self.federation),
+        }
         self.record.finish(rows, summary, title=f"{config.method.name} on {config.data.name}")
-        # The others get the summary when the files are there: nobody is at the end before the record is whole.
+        # The others get the summary when the files are there: nobody is at the end before the
+        # record is whole.
         summary = self._team.values_from_first(summary)
         self.summary = summary
         self._progress.finish(summary, self._files)
@@ -426,13 +519,17 @@ def run(
 ) -> dict[str, Any]:
     """Run an experiment in a run folder, or go on with the one that is there.
 
-    The same config on the same folder resumes from the last checkpoint and ends in the same numbers, bit for bit.
+    The same config on the same folder resumes from the last checkpoint and ends in the same
+    numbers, bit for bit.
 
     Args:
         config: a config as a config file returns it.
-        workdir: the run folder; see `fedjax_ssl.runs.folder.RunFolder`. Of several processes, only process 0 uses it.
-        team: from `fedjax_ssl.runs.processes`, where several processes train one federation: all of them call this.
-        shared: datasets and programs of this process, so that its runs compile once; nothing by default.
+        workdir: the run folder; see `fedjax_ssl.runs.folder.RunFolder`. Of several processes, only
+            process 0 uses it.
+        team: from `fedjax_ssl.runs.processes`, where several processes train one federation: all of
+            them call this.
+        shared: datasets and programs of this process, so that its runs compile once; nothing by
+            default.
         quiet: print nothing.
 
     Returns:
@@ -458,32 +555,47 @@ def run(
     del common["distributed"]  # every process has its own, as it has its own place of the data
     for own in ("root", "download", "timeout"):
         del common["data"][own]
-    team.check_same("config", repr(common), "Give every process the same command and the same config file.")
-    with team.watched(), _opened(resolved, workdir, team, shared or Shared(), quiet=quiet) as active:
+    team.check_same(
+        "config", repr(common), "Give every process the same command and the same config file."
+    )
+    with (
+        team.watched(),
+        _opened(resolved, workdir, team, shared or Shared(), quiet=quiet) as active,
+    ):
         advance([active])
         assert active.summary is not None, "a run without `watch` is not stopped"
         return active.summary
 
 
 def run_batch(points: Sequence[Point], shared: Shared) -> list[dict[str, Any] | Exception | None]:
-    """Run several experiments at once, vectorized in one program where code and shapes are the same.
+    """Run several experiments at once, vectorized in one program where code and shapes are the
+    same.
 
-    Every run leaves the folder that `run` leaves, and goes on with the one that is there. Its numbers are those of
-    `run` but for rounding: vectorized products add in another order.
+    Every run leaves the folder that `run` leaves, and goes on with the one that is there. Its
+    numbers are those of `run` but for rounding: vectorized products add in another order.
 
     Args:
-        points: the runs, in different folders. Where the device is too small for all, they end with `OutOfMemory`.
+        points: the runs, in different folders. Where the device is too small for all, they end with
+            `OutOfMemory`.
         shared: datasets and programs of the process.
 
     Returns:
-        For every run its summary, None where it was stopped, or the exception that ended it; the others go on.
+        For every run its summary, None where it was stopped, or the exception that ended it; the
+        others go on.
     """
     results: list[dict[str, Any] | Exception | None] = [None] * len(points)
     with contextlib.ExitStack() as stack:
         active: dict[int, Run] = {}
         for place, point in enumerate(points):
             try:
-                opened = _opened(configs.resolve(point.config), point.workdir, Team(), shared, point.watch, quiet=True)
+                opened = _opened(
+                    configs.resolve(point.config),
+                    point.workdir,
+                    Team(),
+                    shared,
+                    point.watch,
+                    quiet=True,
+                )
                 active[place] = stack.enter_context(opened)
             except Exception as error:
                 results[place] = error
@@ -491,7 +603,8 @@ def run_batch(points: Sequence[Point], shared: Shared) -> list[dict[str, Any] | 
             advance(list(active.values()))
         except Exception as error:
             results = [
-                error if place in active and not active[place].done else result for place, result in enumerate(results)
+                error if place in active and not active[place].done else result
+                for place, result in enumerate(results)
             ]
         for place, one in active.items():
             results[place] = results[place] or one.summary
@@ -509,7 +622,9 @@ def _opened(
 ) -> Iterator[Run]:
     begin = time.perf_counter()
     # Sums that are not exact depend on the number of devices.
-    ignored = UNCOMPARED if resolved.federated.reduce == "fast" else (*UNCOMPARED, "federated.devices")
+    ignored = (
+        UNCOMPARED if resolved.federated.reduce == "fast" else (*UNCOMPARED, "federated.devices")
+    )
     with configs.naming("tracking"):
         check_writers(WriterSettings(**resolved.tracking))
     with (
@@ -540,7 +655,13 @@ def advance(runs: Sequence[Run]) -> None:
         waited = time.perf_counter() - begin  # for examples that come from the host
         states = [one.state for one in together]
         rows, states, compiling, training = first.shared.advance(
-            first.prepared, states, inputs, first.block, first.compiling, first.running, first.saving
+            first.prepared,
+            states,
+            inputs,
+            first.block,
+            first.compiling,
+            first.running,
+            first.saving,
         )
         for one, row, state in zip(together, rows, states, strict=True):
             row["seconds"] += waited / len(together)

@@ -1,15 +1,17 @@
-"""model.json: facts that a trained model needs beside its config and a checkpoint to work without the data.
+"""model.json: facts that a trained model needs beside its config and a checkpoint to work without
+the data.
 
 version                 of this file
 dataset                 name of the dataset
 data                    fingerprint of what was read
-inputs                  shape and type of an example as stored, and how it is standardized to be predicted
-reading                 says how files become inputs, None where nobody knows it
-class_names             K names
-client_names            of all clients, those that train first
-temperature             value, by which logits are divided, the round whose model it is for, and how many validation
+inputs                  shape and type of an example as stored, and how it is standardized to be
+predicted reading                 says how files become inputs, None where nobody knows it
+class_names             K names client_names            of all clients, those that train first
+temperature             value, by which logits are divided, the round whose model it is for, and how
+many validation
                         examples it was fitted on; null: none was
-federation              `FederatedData` without its contents: shapes, types and bounds decide those of a state
+federation              `FederatedData` without its contents: shapes, types and bounds decide those
+of a state
 """
 
 import dataclasses
@@ -57,7 +59,8 @@ def describe(experiment: Experiment, federation: FederatedData) -> dict[str, Any
         experiment: resolved config and dataset.
         federation: not traced.
     """
-    dataset, given = experiment.dataset, experiment.config.data
+    dataset = experiment.dataset
+    given = experiment.config.data
     predicted, _ = for_prediction(dataset, given.test_mean, given.test_std)
     natural = experiment.config.partition.name == "natural"
     return {
@@ -70,7 +73,8 @@ def describe(experiment: Experiment, federation: FederatedData) -> dict[str, Any
             "max": dataset.input_max,
             "mean": predicted.mean,
             "std": predicted.std,
-            "clients": dataset.extra.get("client_statistics"),  # name -> mean and std, where each has its own
+            # name -> mean and std, where each has its own
+            "clients": dataset.extra.get("client_statistics"),
         },
         "reading": None if dataset.reading is None else dataset.reading.as_json(),
         "class_names": dataset.class_names,
@@ -79,30 +83,45 @@ def describe(experiment: Experiment, federation: FederatedData) -> dict[str, Any
     }
 
 
-def rebuild(config: dict[str, Any], model: dict[str, Any], **model_options: Any) -> tuple[Any, Rebuilt]:
+def rebuild(
+    config: dict[str, Any], model: dict[str, Any], **model_options: Any
+) -> tuple[Any, Rebuilt]:
     """Rebuild the method of a run from its folder.
 
     Args:
         config: as `config.json` holds it.
         model: as `describe` gives it.
-        **model_options: options of the network that replace the config's, for those networks that take them.
+        **model_options: options of the network that replace the config's, for those networks that
+            take them.
 
     Returns:
         (config, resolved, rebuilt).
 
     Raises:
-        ConfigError: the config cannot be used, for example because a module of the user's is not there.
+        ConfigError: the config cannot be used, for example because a module of the user's is not
+            there.
     """
     resolved = _resolved(config)
-    shape, dtype = model["inputs"]["shape"], np.dtype(model["inputs"]["dtype"])
+    shape = model["inputs"]["shape"]
+    dtype = np.dtype(model["inputs"]["dtype"])
     blank = Split(np.zeros((1, *shape), dtype), np.full(1, -1))
-    mean, std = (None if model["inputs"][name] is None else tuple(model["inputs"][name]) for name in ("mean", "std"))
-    known = {"input_max": model["inputs"]["max"], "reading": reading_from_json(model.get("reading"))}
-    dataset = Dataset(model["dataset"], blank, None, tuple(model["class_names"]), mean=mean, std=std, **known)
+    mean, std = (
+        None if model["inputs"][name] is None else tuple(model["inputs"][name])
+        for name in ("mean", "std")
+    )
+    known = {
+        "input_max": model["inputs"]["max"],
+        "reading": reading_from_json(model.get("reading")),
+    }
+    dataset = Dataset(
+        model["dataset"], blank, None, tuple(model["class_names"]), mean=mean, std=std, **known
+    )
     federation = _of_shapes(FederatedData, model["federation"])
     method = build_method(Experiment(_for_prediction(resolved, model_options), dataset), federation)
     state = jax.eval_shape(method.init, jax.random.key(0), federation)
-    return resolved, Rebuilt(method, state, dataset, tuple(model["client_names"]), federation.num_clients)
+    return resolved, Rebuilt(
+        method, state, dataset, tuple(model["client_names"]), federation.num_clients
+    )
 
 
 def _resolved(stored: dict[str, Any]) -> ml_collections.ConfigDict:
@@ -113,13 +132,19 @@ def _resolved(stored: dict[str, Any]) -> ml_collections.ConfigDict:
         return configs.resolve(config)
 
 
-def _for_prediction(config: ml_collections.ConfigDict, model_options: dict[str, Any]) -> ml_collections.ConfigDict:
-    """Give the config of the same network on one device, without the file that its weights once came from."""
+def _for_prediction(
+    config: ml_collections.ConfigDict, model_options: dict[str, Any]
+) -> ml_collections.ConfigDict:
+    """Give the config of the same network on one device, without the file that its weights once
+    came from.
+    """
     changed = ml_collections.ConfigDict(config.to_dict())
     changed.federated.update({"devices": 1, "reduce": "ordered", "placement": "sequential"})
     taken = configs.CHOICES["model"].options(config.model.name)
     with changed.ignore_type():
-        changed.model.update({name: v for name, v in {"weights": None, **model_options}.items() if name in taken})
+        changed.model.update(
+            {name: v for name, v in {"weights": None, **model_options}.items() if name in taken}
+        )
     return changed.lock()
 
 
@@ -128,7 +153,10 @@ def _without_contents(part: Any) -> Any:
     if hasattr(part, "shape"):  # examples on the host are a dataclass that stands for an array
         return {"dtype": str(part.dtype), "shape": list(part.shape)}
     if dataclasses.is_dataclass(part):
-        return {field.name: _without_contents(getattr(part, field.name)) for field in dataclasses.fields(part)}
+        return {
+            field.name: _without_contents(getattr(part, field.name))
+            for field in dataclasses.fields(part)
+        }
     return part
 
 
@@ -156,12 +184,15 @@ def read(text: str) -> dict[str, Any]:
     model: dict[str, Any] = json.loads(text)
     if model.get("version") != VERSION:
         raise ValueError(
-            f"it has version {model.get('version')!r}, this fedjax_ssl reads version {VERSION}; update the package"
+            f"it has version {model.get('version')!r}, this fedjax_ssl reads version {VERSION}; "
+            "update the package"
         )
     try:
         reading_from_json(model.get("reading"))
     except (TypeError, LookupError) as error:
-        raise ValueError(f"it says of its files what this fedjax_ssl does not know ({error}); train again") from error
+        raise ValueError(
+            f"it says of its files what this fedjax_ssl does not know ({error}); train again"
+        ) from error
     return model
 
 
@@ -170,7 +201,8 @@ def find(folder: Path, checkpoint: str) -> tuple[StoredRun, dict[str, Any], str,
 
     Args:
         folder: the run folder.
-        checkpoint: one of `CHECKPOINTS`; "auto": the best one where there is one, otherwise the last one.
+        checkpoint: one of `CHECKPOINTS`; "auto": the best one where there is one, otherwise the
+            last one.
 
     Returns:
         (run, content of model.json, "best" or "last", the checkpoints of this kind).
@@ -181,14 +213,22 @@ def find(folder: Path, checkpoint: str) -> tuple[StoredRun, dict[str, Any], str,
     if checkpoint not in CHECKPOINTS:
         raise TrainedModelError(f"checkpoint is {checkpoint!r}; allowed: {', '.join(CHECKPOINTS)}")
     stored, description = _read_folder(folder)
-    best, last = Checkpoints(folder, folder="best"), Checkpoints(folder)
-    chosen = "best" if checkpoint == "best" or (checkpoint == "auto" and best.latest() is not None) else "last"
+    best = Checkpoints(folder, folder="best")
+    last = Checkpoints(folder)
+    chosen = (
+        "best"
+        if checkpoint == "best" or (checkpoint == "auto" and best.latest() is not None)
+        else "last"
+    )
     if (best if chosen == "best" else last).latest() is None:
         raise TrainedModelError(
-            f"{folder} has no best checkpoint: the run has no validation examples (config.data.validation_fraction); "
-            "load the last one"
+            f"{folder} has no best checkpoint: the run has no validation examples "
+            "(config.data.validation_fraction); load the last one"
             if chosen == "best"
-            else f"{folder} has no checkpoint yet; wait for the first one, or run the same command again"
+            else (
+                f"{folder} has no checkpoint yet; wait for the first one, or run the same command "
+                "again"
+            )
         )
     return stored, description, chosen, best if chosen == "best" else last
 
@@ -196,15 +236,21 @@ def find(folder: Path, checkpoint: str) -> tuple[StoredRun, dict[str, Any], str,
 def _read_folder(folder: Path) -> tuple[StoredRun, dict[str, Any]]:
     """Read the run, and model.json."""
     if not folder.is_dir():
-        raise TrainedModelError(f"run folder {folder} does not exist; give the folder that --workdir of the run named")
+        raise TrainedModelError(
+            f"run folder {folder} does not exist; give the folder that --workdir of the run named"
+        )
     if not (folder / "config.json").exists():
         inner = sorted(path.parent.name for path in folder.glob("*/config.json"))
-        hint = f" Runs in it: {', '.join(inner[:5])}{', ...' if len(inner) > 5 else ''}" if inner else ""
+        hint = (
+            f" Runs in it: {', '.join(inner[:5])}{', ...' if len(inner) > 5 else ''}"
+            if inner
+            else ""
+        )
         raise TrainedModelError(f"{folder} is not a run folder: it has no config.json.{hint}")
     if not (folder / "model.json").exists():
         raise TrainedModelError(
-            f"{folder} has no model.json: an earlier version made this run. Its command, given again, adds the file "
-            "and does not train anew"
+            f"{folder} has no model.json: an earlier version made this run. Its command, given "
+            "again, adds the file and does not train anew"
         )
     stored = read_run(folder)
     if not stored.config:

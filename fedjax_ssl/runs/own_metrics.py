@@ -1,4 +1,6 @@
-"""Metrics of a user's own: functions (labels [n], probabilities [n, K]) -> number, called on the host after a block."""
+"""Metrics of a user's own: functions (labels [n], probabilities [n, K]) -> number, called on the
+host after a block.
+"""
 
 import math
 from typing import Any
@@ -23,28 +25,33 @@ class OwnMetrics:
         alone: whether clients train alone.
 
     Raises:
-        ConfigError: a function raises, or returns no number, for random probabilities; or there is no global
-            model.
+        ConfigError: a function raises, or returns no number, for random probabilities; or there is
+            no global model.
     """
 
     def __init__(self, config: ml_collections.ConfigDict, federation: FederatedData, alone: bool):
         self._functions = own_metrics(config)
         if self._functions and alone:
             raise ConfigError(
-                f"config.metrics names {', '.join(name for name in config.metrics if ':' in name)}, but with "
-                f"config.federated.name={config.federated.name!r} clients train alone: there is no global model whose "
-                "probabilities it could score"
+                "config.metrics names "
+                f"{', '.join(name for name in config.metrics if ':' in name)}, but with "
+                f"config.federated.name={config.federated.name!r} clients train alone: there is "
+                "no global model whose probabilities it could score"
             )
         tables = {"test": (federation.test_index, federation.num_test)} if self._functions else {}
         if self._functions and federation.valid_index.shape[0]:
             tables["validation"] = federation.valid_index, federation.num_valid
-        self._labels = {kind: np.asarray(federation.labels)[real_rows(*table)] for kind, table in tables.items()}
+        self._labels = {
+            kind: np.asarray(federation.labels)[real_rows(*table)] for kind, table in tables.items()
+        }
         draw = np.random.default_rng(0).dirichlet
         for kind, labels in self._labels.items():  # before anything is compiled
             self._score(kind, draw(np.ones(federation.num_classes), len(labels)).astype(np.float32))
 
     def take(self, row: dict[str, Any]) -> dict[str, float]:
-        """Take the log-probabilities out of a block's metrics and score them, by name of the column."""
+        """Take the log-probabilities out of a block's metrics and score them, by name of the
+        column.
+        """
         found: dict[str, float] = {}
         for kind in self._labels:
             found |= self._score(kind, np.exp(row.pop(f"{kind}_log_probs")))

@@ -1,7 +1,7 @@
 """The prediction application: labels for the new examples that clients hold.
 
-What a run's `config.prediction` asks for is done once, after the last round: every predictor labels all test examples
-that belong to a client, and is scored over all of them and at each client.
+What a run's `config.prediction` asks for is done once, after the last round: every predictor labels
+all test examples that belong to a client, and is scored over all of them and at each client.
 """
 
 import hashlib
@@ -21,8 +21,21 @@ from fedjax_ssl import config as configs
 from fedjax_ssl import data, graph, secure
 from fedjax_ssl.config import ConfigError, naming
 from fedjax_ssl.data import Dataset, FederatedData, client_names
-from fedjax_ssl.federated import Method, Scores, ServerState, likeliest_coarse, map_rows, score_labels
-from fedjax_ssl.graph import Neighbors, PropagationSettings, approximate_neighbors, nearest_neighbors, neighbor_recall
+from fedjax_ssl.federated import (
+    Method,
+    Scores,
+    ServerState,
+    likeliest_coarse,
+    map_rows,
+    score_labels,
+)
+from fedjax_ssl.graph import (
+    Neighbors,
+    PropagationSettings,
+    approximate_neighbors,
+    nearest_neighbors,
+    neighbor_recall,
+)
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.runs import predictors
 
@@ -57,7 +70,8 @@ def jobs_of(config: ml_collections.ConfigDict) -> list[Job]:
     """List the ways of predicting that are asked for, in the order of the predictors.
 
     Returns:
-        The jobs; jobs that share a graph, which are those that differ in the variant only, stand side by side.
+        The jobs; jobs that share a graph, which are those that differ in the variant only, stand
+        side by side.
     """
     section = config.prediction
     variants = list(VARIANTS) if section.variant == "both" else [section.variant]
@@ -68,7 +82,11 @@ def jobs_of(config: ml_collections.ConfigDict) -> list[Job]:
             jobs.append(Job(predictor, predictor, None, True))
             continue
         for unlabelled, variant in itertools.product(points, variants):
-            parts = [predictor, variant if len(variants) > 1 else "", "" if unlabelled else "labelled"]
+            parts = [
+                predictor,
+                variant if len(variants) > 1 else "",
+                "" if unlabelled else "labelled",
+            ]
             jobs.append(Job("_".join(filter(None, parts)), predictor, variant, unlabelled))
     return jobs
 
@@ -80,23 +98,27 @@ def check(config: ml_collections.ConfigDict, federation: data.FederatedData) -> 
         config: resolved.
         federation: known, not traced.
     """
-    names, groups = configs.predictors(config), config.prediction.groups
+    names = configs.predictors(config)
+    groups = config.prediction.groups
     if not names:
         return
     holders = np.unique(np.asarray(federation.test_client))
     holders = holders[holders >= 0]
     if not holders.size:
         raise ConfigError(
-            f"config.prediction.predictors is {','.join(names)!r}, but no new example belongs to a "
-            "client. Hold some out with --config.data.client_test_fraction=0.2 or --config.data.left_out_client=0, or "
-            "give them in the dataset (npz: test_inputs and test_client, with the natural partition)"
+            f"config.prediction.predictors is {','.join(names)!r}, but no new example belongs to "
+            "a client. Hold some out with --config.data.client_test_fraction=0.2 or "
+            "--config.data.left_out_client=0, or give them in the dataset (npz: test_inputs and "
+            "test_client, with the natural partition)"
         )
-    labels = np.concatenate([np.asarray(federation.num_labelled), np.zeros(federation.num_new_clients, np.int32)])
+    labels = np.concatenate(
+        [np.asarray(federation.num_labelled), np.zeros(federation.num_new_clients, np.int32)]
+    )
     if "per_client_lp" in names and not labels[holders].any():
         raise ConfigError(
-            "config.prediction.predictors names per_client_lp, which labels a client's examples from this client's "
-            "own labels, but no client with new examples has any, as in leave-one-client-out. Leave it out: "
-            "--config.prediction.predictors=network,xclp"
+            "config.prediction.predictors names per_client_lp, which labels a client's examples "
+            "from this client's own labels, but no client with new examples has any, as in "
+            "leave-one-client-out. Leave it out: --config.prediction.predictors=network,xclp"
         )
     if groups > labels.size:
         raise ConfigError(f"config.prediction.groups is {groups}; there are {labels.size} clients")
@@ -131,11 +153,17 @@ def predict(
     num_clients = federation.num_clients + federation.num_new_clients
     truth = federation.labels[federation.test_index]
     begin = time.perf_counter()
-    for jobs, found, recall, traffic in _predict(config, method, state, key, federation, mesh, report):
+    for jobs, found, recall, traffic in _predict(
+        config, method, state, key, federation, mesh, report
+    ):
         seconds = time.perf_counter() - begin
         for job, predictions in zip(jobs, found, strict=True):
             scores = score_labels(
-                predictions.labels, truth, federation.test_client, num_clients, federation.num_classes
+                predictions.labels,
+                truth,
+                federation.test_client,
+                num_clients,
+                federation.num_classes,
             )
             yield Predicted(job, predictions, scores, seconds, recall, traffic)
         begin = time.perf_counter()
@@ -144,22 +172,32 @@ def predict(
 
 
 def how_to_read(jobs: Sequence[Job]) -> str:
-    """Tell which of several ways of predicting to look at, and what their names mean; empty for a single one.
+    """Tell which of several ways of predicting to look at, and what their names mean; empty for a
+    single one.
 
-    Where all were tried, one graph of all clients' points, unlabelled ones too, with the settings of the authors' code
-    did best (docs/results.md).
+    Where all were tried, one graph of all clients' points, unlabelled ones too, with the settings
+    of the authors' code did best (docs/results.md).
     """
     graphs = [job for job in jobs if job.variant is not None]
     if len(graphs) < 2:
         return ""
-    best = min(graphs, key=lambda job: (job.predictor != "xclp", not job.unlabelled, job.variant != "code"))
+    best = min(
+        graphs, key=lambda job: (job.predictor != "xclp", not job.unlabelled, job.variant != "code")
+    )
     meanings = {
         "_code": "settings of the authors' code",
         "_paper": "settings of the paper's text",
         "_labelled": "without unlabelled training examples in the graph",
     }
-    told = [f"{end}: {words}" for end, words in meanings.items() if any(end in job.name for job in graphs)]
-    return f"read {best.name} first, which did best where all were compared (docs/results.md). {'; '.join(told)}"
+    told = [
+        f"{end}: {words}"
+        for end, words in meanings.items()
+        if any(end in job.name for job in graphs)
+    ]
+    return (
+        f"read {best.name} first, which did best where all were compared (docs/results.md). "
+        f"{'; '.join(told)}"
+    )
 
 
 def _predict(
@@ -171,14 +209,21 @@ def _predict(
     mesh: Mesh | None,
     report: Callable[[str], None],
 ) -> Iterator[tuple[list[Job], list[predictors.Predictions], float | None, int | None]]:
-    """Yield jobs that share a graph, their results, the recall of approximate searches, bytes of the protocols."""
-    section, key = config.prediction, named_key(key, "prediction")
+    """Yield jobs that share a graph, their results, the recall of approximate searches, bytes of
+    the protocols.
+    """
+    section = config.prediction
+    key = named_key(key, "prediction")
     num_clients = federation.num_clients + federation.num_new_clients
     recalls: list[float] = []
 
-    def search(codes: Array, num_bits: int, num_neighbors: int, valid: Array | None = None) -> Neighbors:
+    def search(
+        codes: Array, num_bits: int, num_neighbors: int, valid: Array | None = None
+    ) -> Neighbors:
         if section.neighbor_search != "approximate":
-            return nearest_neighbors(codes, num_bits, num_neighbors, valid, mesh=mesh if section.groups == 1 else None)
+            return nearest_neighbors(
+                codes, num_bits, num_neighbors, valid, mesh=mesh if section.groups == 1 else None
+            )
         neighbors = approximate_neighbors(codes, num_bits, num_neighbors, valid)
         recalls.append(float(neighbor_recall(neighbors, codes, num_bits, valid)))
         return neighbors
@@ -189,20 +234,28 @@ def _predict(
             report("predicting: network ...")
             yield jobs, [_by_network(method, state, federation)], None, None
             continue
-        variants = [_variant(section, job.variant) for job in jobs if job.unlabelled == jobs[0].unlabelled]
-        points, protocols = predictors.points_of(federation), None
+        variants = [
+            _variant(section, job.variant) for job in jobs if job.unlabelled == jobs[0].unlabelled
+        ]
+        points = predictors.points_of(federation)
+        protocols = None
         with naming("prediction"):
             embed = _embedding(section.features, method, state)
             if predictor == "per_client_lp":
-                graph_of, num_graphs = jnp.arange(num_clients, dtype=jnp.int32), num_clients
+                graph_of = jnp.arange(num_clients, dtype=jnp.int32)
+                num_graphs = num_clients
             else:
-                graph_of = predictors.random_groups(named_key(key, "groups"), num_clients, section.groups)
+                graph_of = predictors.random_groups(
+                    named_key(key, "groups"), num_clients, section.groups
+                )
                 num_graphs = section.groups
                 if section.protocol != "none":
                     seed = hashlib.sha256(np.asarray(jax.random.key_data(key)).tobytes()).digest()
                     options = {"hamming": section.hamming, "seed": seed}
                     protocols = secure.protocols(section.protocol, section.num_bits, **options)
-            if (section.similarity or ("exact" if predictor == "per_client_lp" else "lsh")) == "exact":
+            if (
+                section.similarity or ("exact" if predictor == "per_client_lp" else "lsh")
+            ) == "exact":
                 label = predictors.by_cosines(federation, points, embed, variants)
             else:
                 label = predictors.by_codes(
@@ -221,21 +274,36 @@ def _predict(
             before = protocols.traffic.total() if protocols else 0
             options = {"unlabelled": unlabelled, "new_batch_size": section.new_batch_size}
             with naming("prediction"):
-                found = predictors.predict_with_graphs(federation, points, label, graph_of, num_graphs, **options)
-            counted = protocols.traffic.total() - before if protocols and protocols.level != "ideal" else None
+                found = predictors.predict_with_graphs(
+                    federation, points, label, graph_of, num_graphs, **options
+                )
+            counted = (
+                protocols.traffic.total() - before
+                if protocols and protocols.level != "ideal"
+                else None
+            )
             yield together, found, float(np.mean(recalls)) if recalls else None, counted
 
 
-def _by_network(method: Method, state: ServerState, federation: data.FederatedData) -> predictors.Predictions:
-    log_probs = map_rows(lambda inputs: method.predict(state, inputs), federation.inputs, federation.test_index)
+def _by_network(
+    method: Method, state: ServerState, federation: data.FederatedData
+) -> predictors.Predictions:
+    log_probs = map_rows(
+        lambda inputs: method.predict(state, inputs), federation.inputs, federation.test_index
+    )
     certainty = graph.confidence(jnp.exp(log_probs))
     coarse = _in_own_spaces(log_probs, federation) if "coarse" in federation.kinds() else None
-    return predictors.Predictions(jnp.argmax(log_probs, axis=1).astype(jnp.int32), certainty, coarse)
+    return predictors.Predictions(
+        jnp.argmax(log_probs, axis=1).astype(jnp.int32), certainty, coarse
+    )
 
 
 def _in_own_spaces(log_probs: Array, federation: data.FederatedData) -> Array:
-    """Give every test example's label in the space of its client's coarse labels, -1 where none is known."""
-    weak, client = federation.weak, np.asarray(federation.test_client)
+    """Give every test example's label in the space of its client's coarse labels, -1 where none
+    is known.
+    """
+    weak = federation.weak
+    client = np.asarray(federation.test_client)
     assert weak is not None
     labels = np.full(client.shape, -1, np.int32)
     for number in np.flatnonzero(np.asarray(weak.has_known_correspondence)):
@@ -250,7 +318,9 @@ def _embedding(features: str, method: Method, state: ServerState) -> Callable[[A
         return lambda inputs: inputs.reshape(inputs.shape[0], -1).astype(jnp.result_type(float))
     embed = method.embed
     if embed is None:
-        raise ConfigError("config.prediction.features is 'network', but this method has none; use 'inputs'")
+        raise ConfigError(
+            "config.prediction.features is 'network', but this method has none; use 'inputs'"
+        )
     return lambda inputs: map_rows(
         lambda some: embed(state, some), inputs, jnp.arange(inputs.shape[0], dtype=jnp.int32)
     )
@@ -260,7 +330,9 @@ def _variant(section: ml_collections.ConfigDict, variant: str | None) -> Propaga
     """Set one propagation up: as the variant says, but for the fields that were set."""
     chosen = VARIANTS[variant or "paper"]
     given = {name: section[name] for name in chosen if section[name] is not None}
-    return PropagationSettings(section.num_bits, section.num_neighbors, section.alpha, **{**chosen, **given})
+    return PropagationSettings(
+        section.num_bits, section.num_neighbors, section.alpha, **{**chosen, **given}
+    )
 
 
 def summary_of(outcomes: Sequence[Predicted]) -> list[dict[str, Any]]:
@@ -270,9 +342,9 @@ def summary_of(outcomes: Sequence[Predicted]) -> list[dict[str, Any]]:
         outcomes: outcomes of one run.
 
     Returns:
-        For each one its name and settings, "new_examples", "coverage" (share of the new examples that were given a
-        label), accuracies in [0, 1] (not where no new example has a true label), and "seconds" of all variants that
-        share its graph, compiling included.
+        For each one its name and settings, "new_examples", "coverage" (share of the new examples
+        that were given a label), accuracies in [0, 1] (not where no new example has a true label),
+        and "seconds" of all variants that share its graph, compiling included.
     """
     rows = []
     for outcome in outcomes:
@@ -289,7 +361,9 @@ def summary_of(outcomes: Sequence[Predicted]) -> list[dict[str, Any]]:
                 "balanced_accuracy": float(scores.balanced_accuracy),
                 "mean_client_accuracy": float(scores.client_accuracy[scored].mean()),
                 "lowest_client_accuracy": float(scores.client_accuracy[scored].min()),
-                "mean_client_balanced_accuracy": float(scores.client_balanced_accuracy[scored].mean()),
+                "mean_client_balanced_accuracy": float(
+                    scores.client_balanced_accuracy[scored].mean()
+                ),
             }
         row["seconds"] = outcome.seconds
         if outcome.neighbor_recall is not None:
@@ -303,21 +377,26 @@ def summary_of(outcomes: Sequence[Predicted]) -> list[dict[str, Any]]:
 def predictions_csv(
     dataset: Dataset, federation: FederatedData, outcomes: Sequence[Predicted], natural: bool = True
 ) -> str:
-    """Write a line per new example: its place, client, true and predicted labels; `natural`: clients have names."""
+    """Write a line per new example: its place, client, true and predicted labels; `natural`:
+    clients have names.
+    """
     place = np.flatnonzero(np.asarray(federation.test_client) >= 0)
     columns = example_columns(dataset, federation, place, natural)
     for one in outcomes:
         columns[one.job.name] = _named(one.found.labels[place], dataset.class_names)
         columns[f"{one.job.name}_confidence"] = np.asarray(one.found.confidence)[place]
         if one.found.coarse is not None:
-            columns[f"{one.job.name}_coarse"] = _named(one.found.coarse[place], federation.coarse_names)
+            columns[f"{one.job.name}_coarse"] = _named(
+                one.found.coarse[place], federation.coarse_names
+            )
     return as_csv(columns)
 
 
 def example_columns(
     dataset: Dataset, federation: FederatedData, place: np.ndarray, natural: bool = True
 ) -> dict[str, Any]:
-    """Say which examples some test examples are: line or file where known, split and row, client, label.
+    """Say which examples some test examples are: line or file where known, split and row, client,
+    label.
 
     Args:
         dataset: that the federation was made of.
@@ -325,13 +404,17 @@ def example_columns(
         place: which entries of `federation.test_index`.
         natural: clients have names.
     """
-    rows, train = np.asarray(federation.test_index)[place], len(dataset.train)
+    rows = np.asarray(federation.test_index)[place]
+    train = len(dataset.train)
     columns: dict[str, Any] = {}
     splits = [split for split in (dataset.train, dataset.test) if split is not None]
     if any(split.names is not None for split in splits):
-        names = [np.full(len(split), "") if split.names is None else split.names for split in splits]
+        names = [
+            np.full(len(split), "") if split.names is None else split.names for split in splits
+        ]
         columns["input"] = np.concatenate(names)[rows]
-    clients = np.array([*client_names(dataset, federation, natural), ""], object)  # the last one for -1, nobody
+    # the last one for -1, nobody
+    clients = np.array([*client_names(dataset, federation, natural), ""], object)
     return columns | {
         "split": np.where(rows < train, "train", "test"),
         "row": np.where(rows < train, rows, rows - train),
@@ -347,9 +430,13 @@ def _named(labels: Array | np.ndarray, classes: Sequence[str]) -> list[str]:
 def clients_csv(
     dataset: Dataset, federation: FederatedData, outcomes: Sequence[Predicted], natural: bool = True
 ) -> str:
-    """Write a line per client that has new examples, with counts and all scores; arguments as for `predictions_csv`."""
+    """Write a line per client that has new examples, with counts and all scores; arguments as
+    for `predictions_csv`.
+    """
     client = np.asarray(federation.test_client)
-    new = np.bincount(client[client >= 0], minlength=federation.num_clients + federation.num_new_clients)
+    new = np.bincount(
+        client[client >= 0], minlength=federation.num_clients + federation.num_new_clients
+    )
     rows = np.flatnonzero(new)
     names = np.asarray(client_names(dataset, federation, natural), object)
     examples, labelled = (
@@ -364,7 +451,9 @@ def clients_csv(
     }
     for one in outcomes:
         for score in ("accuracy", "balanced_accuracy"):
-            columns[f"{one.job.name}_{score}"] = np.asarray(getattr(one.scores, f"client_{score}"))[rows]
+            columns[f"{one.job.name}_{score}"] = np.asarray(getattr(one.scores, f"client_{score}"))[
+                rows
+            ]
     return as_csv(columns)
 
 
@@ -372,5 +461,7 @@ def as_csv(columns: Any, numbers: str = "%.4f") -> str:
     """Write columns, or rows as dictionaries, as CSV, with numbers in this format."""
     import pandas  # not at the top: few runs predict
 
-    text: str = pandas.DataFrame(columns).to_csv(index=False, float_format=numbers, lineterminator="\n")
+    text: str = pandas.DataFrame(columns).to_csv(
+        index=False, float_format=numbers, lineterminator="\n"
+    )
     return text

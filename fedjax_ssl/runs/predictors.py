@@ -1,12 +1,15 @@
-"""One-shot prediction: labels for new examples by propagation over a graph, without training a classifier.
+"""One-shot prediction: labels for new examples by propagation over a graph, without training a
+classifier.
 
-Every client brings its training examples, some of them labelled, and new examples; each example is a point, and labels
-travel over graphs of points. One graph of all clients is XCLP, a graph per client is per-client label propagation, and
-a graph per random group of clients is how the paper did FEMNIST.
+Every client brings its training examples, some of them labelled, and new examples; each example is
+a point, and labels travel over graphs of points. One graph of all clients is XCLP, a graph per
+client is per-client label propagation, and a graph per random group of clients is how the paper did
+FEMNIST.
 
 References:
-    Scott, Yeo, Lampert, Cross-client label propagation for transductive and semi-supervised federated learning, TMLR
-    2023, arXiv 2210.06434: section 4 (prediction) and appendix (FEMNIST in groups).
+    Scott, Yeo, Lampert, Cross-client label propagation for transductive and semi-supervised
+    federated learning, TMLR 2023, arXiv 2210.06434: section 4 (prediction) and appendix (FEMNIST in
+    groups).
 """
 
 from collections.abc import Callable, Sequence
@@ -22,12 +25,18 @@ from fedjax_ssl.backend import backend
 from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import map_rows
-from fedjax_ssl.graph import Exchange, Neighbors, Propagation, PropagationSettings, nearest_neighbors
+from fedjax_ssl.graph import (
+    Exchange,
+    Neighbors,
+    Propagation,
+    PropagationSettings,
+    nearest_neighbors,
+)
 from fedjax_ssl.graph.codes import has_angle, lsh_codes
 from fedjax_ssl.keys import named_key
 
-# Points embedded and hashed at once: their features are never all in memory. As many are labelled at once where
-# small graphs would leave an accelerator idle.
+# Points embedded and hashed at once: their features are never all in memory. As many are labelled
+# at once where small graphs would leave an accelerator idle.
 _POINTS_AT_ONCE = 8192
 
 Embedding = Callable[[Array], Float[Array, "n d"]]  # raw inputs [n, ...] -> features
@@ -47,13 +56,15 @@ class Predictions(NamedTuple):
 
     labels: Int32[Array, " t"]  # -1 where nothing is known
     confidence: Float[Array, " t"]  # in [0, 1], 0 where nothing is known
-    coarse: Int32[Array, " t"] | None = None  # in the label space of the example's client, -1 where it has no other one
+    coarse: Int32[Array, " t"] | None = None
+    # ^ in the label space of the example's client, -1 where it has no other one
 
 
 class Labeller(NamedTuple):
     """Labels the points of one graph."""
 
-    # (places of the graph's points, their observed labels, which are no padding) -> one propagation per variant
+    # (places of the graph's points, their observed labels, which are no padding) -> one propagation
+    # per variant
     label: Callable[[Array, Array, Array], list[Propagation]]
     on_host: bool = False  # it cannot be traced
 
@@ -64,11 +75,19 @@ def points_of(data: FederatedData) -> Points:
     Args:
         data: not traced, with test examples that belong to clients; others are left out.
     """
-    client, column = np.nonzero(np.arange(data.max_examples) < np.asarray(data.num_examples)[:, None])
-    observed, owner = np.asarray(data.observed_by_clients)[client, column], np.asarray(data.test_client)
+    client, column = np.nonzero(
+        np.arange(data.max_examples) < np.asarray(data.num_examples)[:, None]
+    )
+    observed = np.asarray(data.observed_by_clients)[client, column]
+    owner = np.asarray(data.test_client)
     new = np.flatnonzero(owner >= 0)
     row = [np.asarray(data.index)[client, column], np.asarray(data.test_index)[new]]
-    columns = row, [client, owner[new]], [observed, np.full_like(new, -1)], [np.full_like(client, -1), new]
+    columns = (
+        row,
+        [client, owner[new]],
+        [observed, np.full_like(new, -1)],
+        [np.full_like(client, -1), new],
+    )
     return Points(*(jnp.asarray(np.concatenate(parts), jnp.int32) for parts in columns))
 
 
@@ -82,7 +101,8 @@ def by_codes(
     neighbor_search: Callable[..., Neighbors] = nearest_neighbors,
     exchange: Exchange | None = None,
 ) -> Labeller:
-    """Label graphs of binary codes, as XCLP does (Algorithm 1). Codes are worked out here, once for all graphs.
+    """Label graphs of binary codes, as XCLP does (Algorithm 1). Codes are worked out here, once for
+    all graphs.
 
     Args:
         key: typed key of the projections.
@@ -91,14 +111,18 @@ def by_codes(
         embed: raw inputs [m, ...] -> features [m, d].
         variants: settings with the same bits and neighbours, which are searched for once.
         neighbor_search: see `fedjax_ssl.graph.xclp`.
-        exchange: protocols between the clients of a graph, see `fedjax_ssl.graph.Exchange`; not under a trace.
+        exchange: protocols between the clients of a graph, see `fedjax_ssl.graph.Exchange`; not
+            under a trace.
 
     Raises:
         ValueError: if variants differ in bits or neighbours.
     """
     num_bits = variants[0].num_bits
     if any(settings[:2] != variants[0][:2] for settings in variants):
-        raise ValueError(f"variants are {variants}; they share neighbours: give num_bits and num_neighbors one value")
+        raise ValueError(
+            f"variants are {variants}; they share neighbours: give num_bits and num_neighbors one "
+            "value"
+        )
     projections = named_key(key, "projections")
 
     def hash_block(inputs: Array) -> tuple[Array, Array]:
@@ -109,7 +133,8 @@ def by_codes(
 
     def label(place: Array, observed: Array, real: Array) -> list[Propagation]:
         search = _once(neighbor_search, 0)
-        # Variants of one graph share its distances, and so the session in which they were worked out.
+        # Variants of one graph share its distances, and so the session in which they were worked
+        # out.
         protocols = exchange and exchange._replace(
             distances=exchange.distances and _once(exchange.distances, 2),
             begin=exchange.begin and _once(exchange.begin, 0),
@@ -133,7 +158,9 @@ def by_codes(
 
 
 def _once(function: Callable, num_names: int) -> Callable:
-    """Call a function once per value of its first arguments: variants of one graph share what it returns."""
+    """Call a function once per value of its first arguments: variants of one graph share what it
+    returns.
+    """
     known: dict[tuple, Any] = {}
 
     def call(*arguments: Any) -> Any:
@@ -151,15 +178,19 @@ def by_cosines(
     embed: Embedding,
     variants: Sequence[PropagationSettings],
 ) -> Labeller:
-    """Label graphs of the exact cosines of features, which clients would have to show. They are worked out here, once.
+    """Label graphs of the exact cosines of features, which clients would have to show. They are
+    worked out here, once.
 
-    Arguments and labeller: as `by_codes`; variants may differ in all but the bits, which are not used.
+    Arguments and labeller: as `by_codes`; variants may differ in all but the bits, which are not
+    used.
     """
     features = map_rows(embed, data.inputs, points.row, _POINTS_AT_ONCE)
 
     def label(place: Array, observed: Array, real: Array) -> list[Propagation]:
         return [
-            graph.label_propagation(features[place], observed, data.num_classes, settings, valid=real)
+            graph.label_propagation(
+                features[place], observed, data.num_classes, settings, valid=real
+            )
             for settings in variants
         ]
 
@@ -185,8 +216,8 @@ def predict_with_graphs(
         graph_of: [C + new clients], the graph that each client's points stand in, -1 = none.
         num_graphs: G; C + new clients graphs, one per client, is per-client label propagation.
         unlabelled: whether training examples without a label take part.
-        new_batch_size: new points that a client brings to one call; the next ones come with a call of their own.
-            None: all at once, as points that help each other.
+        new_batch_size: new points that a client brings to one call; the next ones come with a call
+            of their own. None: all at once, as points that help each other.
 
     Returns:
         Predictions, one for each variant of the labeller.
@@ -196,10 +227,13 @@ def predict_with_graphs(
     """
     if new_batch_size is not None:
         check_whole_numbers(new_batch_size=new_batch_size)
-    size, kind = data.test_index.shape[0], jnp.result_type(float)
+    size = data.test_index.shape[0]
+    kind = jnp.result_type(float)
     found: list[tuple[np.ndarray, np.ndarray]] = []
     client, observed, new = map(np.asarray, points[1:])
-    own_graph = np.where(unlabelled | (observed >= 0) | (new >= 0), np.asarray(graph_of)[client], -1)
+    own_graph = np.where(
+        unlabelled | (observed >= 0) | (new >= 0), np.asarray(graph_of)[client], -1
+    )
     for batch in _batches(client, new, new_batch_size):
         place, real = _members(np.where(batch, own_graph, -1), num_graphs)
         results = _map_graphs(labeller, place, np.where(real, observed[place], -1), real)
@@ -212,43 +246,62 @@ def predict_with_graphs(
     return [Predictions(*map(jnp.asarray, both)) for both in found]
 
 
-def random_groups(key: Key[Array, ""], num_clients: int, num_groups: int) -> Int32[Array, " clients"]:
-    """Cut the clients, new ones included, at random into groups whose numbers of clients differ by at most one.
+def random_groups(
+    key: Key[Array, ""], num_clients: int, num_groups: int
+) -> Int32[Array, " clients"]:
+    """Cut the clients, new ones included, at random into groups whose numbers of clients differ by
+    at most one.
 
     Raises:
         ValueError: if there are more groups than clients, or none.
     """
     if not 1 <= num_groups <= num_clients:
-        raise ValueError(f"groups is {num_groups}; with {num_clients} clients it must be 1..{num_clients}")
+        raise ValueError(
+            f"groups is {num_groups}; with {num_clients} clients it must be 1..{num_clients}"
+        )
     return jax.random.permutation(key, num_clients).astype(jnp.int32) % num_groups
 
 
 def _batches(client: np.ndarray, new: np.ndarray, batch_size: int | None) -> list[np.ndarray]:
-    """Return which points each call sees: all training points, and at most `batch_size` new ones of every client."""
+    """Return which points each call sees: all training points, and at most `batch_size` new ones
+    of every client.
+    """
     if batch_size is None:
         return [np.ones(client.shape, bool)]
     number = np.zeros(client.shape, int)
     taken = np.flatnonzero(new >= 0)
     count = np.bincount(client[taken])
-    rank = np.arange(taken.size) - np.repeat(np.cumsum(count) - count, count)  # among its client's, in their order
+    # among its client's, in their order
+    rank = np.arange(taken.size) - np.repeat(np.cumsum(count) - count, count)
     number[taken[np.argsort(client[taken], stable=True)]] = rank // batch_size
     return [(new < 0) | (number == one) for one in range(int(number.max(initial=0)) + 1)]
 
 
 def _members(graph_of_point: np.ndarray, num_graphs: int) -> tuple[np.ndarray, np.ndarray]:
-    """Give the places of every graph's points, as wide as the largest graph, and which entries are real."""
+    """Give the places of every graph's points, as wide as the largest graph, and which entries
+    are real.
+    """
     owner = np.where(graph_of_point >= 0, graph_of_point, num_graphs)
-    order, count = np.argsort(owner, stable=True), np.bincount(owner, minlength=num_graphs + 1)[:num_graphs]
+    order = np.argsort(owner, stable=True)
+    count = np.bincount(owner, minlength=num_graphs + 1)[:num_graphs]
     column = np.arange(max(count.max(), 1))
     place = order[np.minimum((np.cumsum(count) - count)[:, None] + column, order.size - 1)]
     return place.astype(np.int32), column < count[:, None]
 
 
 def _map_graphs(labeller: Labeller, *known: np.ndarray) -> list[Propagation]:
-    """Go graph by graph in one program: one after the other on a CPU, several small ones at once elsewhere."""
-    members, (num_graphs, width) = tuple(map(jnp.asarray, known)), known[0].shape
-    if num_graphs == 1 or labeller.on_host:  # what is known stays known, so that its values are checked
-        found = [labeller.label(*(values[number] for values in members)) for number in range(num_graphs)]
+    """Go graph by graph in one program: one after the other on a CPU, several small ones at once
+    elsewhere.
+    """
+    members = tuple(map(jnp.asarray, known))
+    (num_graphs, width) = known[0].shape
+    # what is known stays known, so that its values are checked
+    if num_graphs == 1 or labeller.on_host:
+        found = [
+            labeller.label(*(values[number] for values in members)) for number in range(num_graphs)
+        ]
         return jax.tree.map(lambda *values: jnp.stack(values), *found)
     at_once = 1 if backend() == "cpu" else max(1, _POINTS_AT_ONCE // width)
-    return jax.lax.map(lambda one: labeller.label(*one), members, batch_size=min(at_once, num_graphs))
+    return jax.lax.map(
+        lambda one: labeller.label(*one), members, batch_size=min(at_once, num_graphs)
+    )

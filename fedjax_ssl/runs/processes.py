@@ -1,7 +1,7 @@
 """Runs over several processes and machines: how they find each other, agree, and end together.
 
-By default a process with an exception waits at its exit for the others, while they wait for it in the next sum. Nothing
-ends and nothing is printed. So here it ends at once, and the others notice.
+By default a process with an exception waits at its exit for the others, while they wait for it in
+the next sum. Nothing ends and nothing is printed. So here it ends at once, and the others notice.
 """
 
 import contextlib
@@ -49,7 +49,9 @@ class Preempted(SystemExit):
 
 
 class Settings(NamedTuple):
-    """Place of a process in a run over several; the first three are None where the cluster tells them."""
+    """Place of a process in a run over several; the first three are None where the cluster tells
+    them.
+    """
 
     coordinator: str | None  # "host:port" of process 0
     num_processes: int | None
@@ -60,13 +62,15 @@ class Settings(NamedTuple):
     stall_minutes: float  # without a finished block of rounds: then a process gives up; 0: never
 
 
-def settings(section: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Settings | None:
+def settings(
+    section: Mapping[str, Any], environment: Mapping[str, str] = os.environ
+) -> Settings | None:
     """Read `config.distributed`, and from the environment where it says None.
 
     Args:
         section: `config.distributed`.
-        environment: may hold FEDJAX_SSL_COORDINATOR, FEDJAX_SSL_NUM_PROCESSES and FEDJAX_SSL_PROCESS_ID, so that
-            the same command can be given on every machine.
+        environment: may hold FEDJAX_SSL_COORDINATOR, FEDJAX_SSL_NUM_PROCESSES and
+            FEDJAX_SSL_PROCESS_ID, so that the same command can be given on every machine.
 
     Returns:
         None: the run is one process.
@@ -86,20 +90,23 @@ def settings(section: Mapping[str, Any], environment: Mapping[str, str] = os.env
     if section["auto"]:
         if there:
             raise ConfigError(
-                f"config.distributed.auto takes {' and '.join(there)} from the cluster (Slurm, Open MPI, TPU, GKE), "
-                f"but {_places(there)} is set as well; use one of them"
+                f"config.distributed.auto takes {' and '.join(there)} from the cluster (Slurm, "
+                f"Open MPI, TPU, GKE), but {_places(there)} is set as well; use one of them"
             )
         return Settings(None, None, None, **limits)
     if not there:
         return None
     if missing:
         raise ConfigError(
-            f"config.distributed has {' and '.join(there)} but no {' and no '.join(missing)}. A run over several "
-            f"processes needs all three: give {_places(missing)}; a run of one process needs none"
+            f"config.distributed has {' and '.join(there)} but no {' and no '.join(missing)}. A "
+            f"run over several processes needs all three: give {_places(missing)}; a run of one "
+            "process needs none"
         )
     for field in ("num_processes", "process_id"):
         if not str(given[field]).removeprefix("-").isdecimal():
-            raise ConfigError(f"${_VARIABLES[field]} is {given[field]!r}; it must be a whole number")
+            raise ConfigError(
+                f"${_VARIABLES[field]} is {given[field]!r}; it must be a whole number"
+            )
     coordinator = str(given["coordinator"])
     count, index = (int(str(given[field])) for field in ("num_processes", "process_id"))
     if not 0 <= index < count:
@@ -110,14 +117,16 @@ def settings(section: Mapping[str, Any], environment: Mapping[str, str] = os.env
     host, _, port = coordinator.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise ConfigError(
-            f"config.distributed.coordinator is {coordinator!r}; it must be host:port of process 0, for example "
-            "10.0.0.1:45671"
+            f"config.distributed.coordinator is {coordinator!r}; it must be host:port of process "
+            "0, for example 10.0.0.1:45671"
         )
     return None if count == 1 else Settings(coordinator, count, index, **limits)
 
 
 def _places(fields: list[str]) -> str:
-    return " and ".join(f"--config.distributed.{field} (or ${_VARIABLES[field]})" for field in fields)
+    return " and ".join(
+        f"--config.distributed.{field} (or ${_VARIABLES[field]})" for field in fields
+    )
 
 
 def share_out(tree: PyTree, mesh: Mesh | None) -> PyTree:
@@ -137,13 +146,18 @@ def share_out(tree: PyTree, mesh: Mesh | None) -> PyTree:
     def place(leaf: Any) -> jax.Array:
         array = data_of(leaf)
         copies = jax.make_array_from_callback(array.shape, everywhere, lambda index: array[index])
-        return jax.random.wrap_key_data(copies, impl=jax.random.key_impl(leaf)) if is_key(leaf) else copies
+        return (
+            jax.random.wrap_key_data(copies, impl=jax.random.key_impl(leaf))
+            if is_key(leaf)
+            else copies
+        )
 
     return jax.tree.map(place, tree)
 
 
 def run_devices(num_devices: int) -> Sequence[jax.Device]:
-    """Choose the devices that share the work of a run, of every process equally many, in the order of the processes.
+    """Choose the devices that share the work of a run, of every process equally many, in the order
+    of the processes.
 
     Args:
         num_devices: `config.federated.devices`, counted over all processes.
@@ -151,26 +165,30 @@ def run_devices(num_devices: int) -> Sequence[jax.Device]:
     Raises:
         ConfigError: there are fewer, or the processes cannot have equally many.
     """
-    count, available = jax.process_count(), jax.devices()
+    count = jax.process_count()
+    available = jax.devices()
     if count == 1:
         if num_devices > len(available):
             raise ConfigError(
-                f"config.federated.devices is {num_devices}; devices here: {len(available)}{_more_devices(available)}"
+                f"config.federated.devices is {num_devices}; devices here: "
+                f"{len(available)}{_more_devices(available)}"
             )
         return available[:num_devices]
     each, rest = divmod(num_devices, count)
     if rest or not each:
         raise ConfigError(
-            f"config.federated.devices is {num_devices}, which counts the devices of all {count} processes: every "
-            f"process has to own as many of them, so that it must be a multiple of {count}; leave it out to use all "
-            f"{len(available)}"
+            f"config.federated.devices is {num_devices}, which counts the devices of all {count} "
+            "processes: every process has to own as many of them, so that it must be a multiple "
+            f"of {count}; leave it out to use all {len(available)}"
         )
-    of_process = [[device for device in available if device.process_index == index] for index in range(count)]
+    of_process = [
+        [device for device in available if device.process_index == index] for index in range(count)
+    ]
     fewest = min(map(len, of_process))
     if each > fewest:
         raise ConfigError(
-            f"config.federated.devices is {num_devices}, {each} in each of {count} processes, but one of them has "
-            f"{fewest}; allowed: up to {count * fewest}"
+            f"config.federated.devices is {num_devices}, {each} in each of {count} processes, but "
+            f"one of them has {fewest}; allowed: up to {count * fewest}"
         )
     return [device for devices in of_process for device in devices[:each]]
 
@@ -180,13 +198,16 @@ def _more_devices(available: Sequence[jax.Device]) -> str:
     if available[0].platform != "cpu":
         return ""
     return (
-        f". The commands make a CPU as many devices as are asked for, up to {processor.MOST_DEVICES}; "
-        "Python code calls fedjax_ssl.processor.start(devices=...) before jax computes"
+        ". The commands make a CPU as many devices as are asked for, up to "
+        f"{processor.MOST_DEVICES}; Python code calls fedjax_ssl.processor.start(devices=...) "
+        "before jax computes"
     )
 
 
 def data_of(leaf: Any) -> np.ndarray:
-    """Give a leaf as a host array, a typed PRNG key as its key data; it must lie in this process."""
+    """Give a leaf as a host array, a typed PRNG key as its key data; it must lie in this
+    process.
+    """
     return np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
 
 
@@ -196,20 +217,26 @@ def name_of(index: int | None, count: int | None) -> str:
 
 
 class Team:
-    """All processes of a run. Alone, a process is a team of one, in which nothing here costs anything.
+    """All processes of a run. Alone, a process is a team of one, in which nothing here costs
+    anything.
 
-    Every method but `feed` and `say` talks to the other processes: all of them have to call it, in the same order.
+    Every method but `feed` and `say` talks to the other processes: all of them have to call it, in
+    the same order.
     """
 
     def __init__(self, stall_minutes: float = 0.0):
         """Look who is there.
 
         Args:
-            stall_minutes: longest time between two calls of `feed` in `watched`, in minutes; 0: no limit.
+            stall_minutes: longest time between two calls of `feed` in `watched`, in minutes; 0: no
+                limit.
         """
-        self.index, self.count = 0, 1
-        if jax.distributed.is_initialized():  # else nobody else is there, and the question would make JAX start
-            self.index, self.count = jax.process_index(), jax.process_count()
+        self.index = 0
+        self.count = 1
+        # else nobody else is there, and the question would make JAX start
+        if jax.distributed.is_initialized():
+            self.index = jax.process_index()
+            self.count = jax.process_count()
         self._stall_minutes = stall_minutes
         self._watchdog: Watchdog | None = None
 
@@ -220,20 +247,25 @@ class Team:
 
     @property
     def writes(self) -> bool:
-        """Tell whether this is the process that reads and writes the run folder and reports to a person."""
+        """Tell whether this is the process that reads and writes the run folder and reports to a
+        person.
+        """
         return self.index == 0
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """End the process if nothing is finished for too long: it may wait in a sum for a process that is gone."""
+        """End the process if nothing is finished for too long: it may wait in a sum for a
+        process that is gone.
+        """
         if self.count == 1 or not self._stall_minutes:
             yield
             return
         self._watchdog = Watchdog(
             60 * self._stall_minutes,
-            f"{self.name}: error: no block of rounds was finished for {self._stall_minutes:g} minutes. Another process "
-            "hangs or is gone (see its log), or one takes longer: then raise config.distributed.stall_minutes or lower "
-            "config.eval_every. The same command goes on from the last checkpoint. Stacks:",
+            f"{self.name}: error: no block of rounds was finished for {self._stall_minutes:g} "
+            "minutes. Another process hangs or is gone (see its log), or one takes longer: then "
+            "raise config.distributed.stall_minutes or lower config.eval_every. The same command "
+            "goes on from the last checkpoint. Stacks:",
             STALLED,
         )
         try:
@@ -258,10 +290,15 @@ class Team:
         Args:
             here: whether it holds in this one.
         """
-        return here if self.count == 1 else bool(multihost_utils.process_allgather(np.array(here)).any())
+        return (
+            here
+            if self.count == 1
+            else bool(multihost_utils.process_allgather(np.array(here)).any())
+        )
 
     def preempted(self, step: int) -> bool:
-        """Tell whether all processes shall stop after this step because one of them was asked to end (SIGTERM).
+        """Tell whether all processes shall stop after this step because one of them was asked to
+        end (SIGTERM).
 
         Args:
             step: counted one by one, the same in all processes.
@@ -269,8 +306,8 @@ class Team:
         if self.count == 1 or not multihost_utils.reached_preemption_sync_point(step):
             return False
         print(
-            f"{self.name}: a process was asked to end (SIGTERM), so all of them save a checkpoint and leave with exit "
-            f"code {PREEMPTED}; the same command goes on from there",
+            f"{self.name}: a process was asked to end (SIGTERM), so all of them save a checkpoint "
+            f"and leave with exit code {PREEMPTED}; the same command goes on from there",
             file=sys.stderr,
             flush=True,
         )
@@ -279,14 +316,18 @@ class Team:
     def connect(self, mesh: Mesh | None) -> None:
         """Let the devices of a mesh find each other while all processes are in step.
 
-        Where sums go through Gloo (CPUs), a process waits 30 seconds for the others at the first sum of a mesh, and
-        without limit at later ones. The first sum of a round comes after compiling, which may take one of them longer.
+        Where sums go through Gloo (CPUs), a process waits 30 seconds for the others at the first
+        sum of a mesh, and without limit at later ones. The first sum of a round comes after
+        compiling, which may take one of them longer.
         """
         if self.count == 1 or mesh is None:
             return
         everywhere = PartitionSpec()
         total = jax.shard_map(
-            lambda one: jax.lax.psum(one, mesh.axis_names), mesh=mesh, in_specs=everywhere, out_specs=everywhere
+            lambda one: jax.lax.psum(one, mesh.axis_names),
+            mesh=mesh,
+            in_specs=everywhere,
+            out_specs=everywhere,
         )
         jax.block_until_ready(jax.jit(total)(np.ones((), np.float32)))
 
@@ -304,7 +345,10 @@ class Team:
         digests = multihost_utils.process_allgather(digest)
         others = [str(index) for index in range(self.count) if (digests[index] != digests[0]).any()]
         if others:
-            raise ConfigError(f"process {', '.join(others)} of {self.count} has another {what} than process 0. {hint}")
+            raise ConfigError(
+                f"process {', '.join(others)} of {self.count} has another {what} than process 0. "
+                f"{hint}"
+            )
 
     def values_from_first(self, values: Any) -> Any:
         """Give every process the value of process 0.
@@ -325,7 +369,8 @@ class Team:
         """Give every process the arrays of process 0, to the last bit.
 
         Args:
-            tree: arrays, typed PRNG keys and Python scalars, of the same structure, shapes and types everywhere.
+            tree: arrays, typed PRNG keys and Python scalars, of the same structure, shapes and
+                types everywhere.
 
         Returns:
             The tree, with arrays that lie in this process.
@@ -333,10 +378,15 @@ class Team:
         if self.count == 1:
             return tree
         leaves, structure = jax.tree.flatten(tree)
-        # Sent as bytes: a floating-point sum over processes, which is how they are sent, loses the sign of -0.
+        # Sent as bytes: a floating-point sum over processes, which is how they are sent, loses the
+        # sign of -0.
         raw = [data_of(leaf) for leaf in leaves]
-        sent = map(np.asarray, multihost_utils.broadcast_one_to_all([_bytes_of(array) for array in raw]))
-        received = [one.view(array.dtype).reshape(array.shape) for one, array in zip(sent, raw, strict=True)]
+        sent = map(
+            np.asarray, multihost_utils.broadcast_one_to_all([_bytes_of(array) for array in raw])
+        )
+        received = [
+            one.view(array.dtype).reshape(array.shape) for one, array in zip(sent, raw, strict=True)
+        ]
         return jax.tree.unflatten(structure, list(map(rebuild, leaves, received)))
 
 
@@ -355,9 +405,9 @@ def _bytes_of(array: np.ndarray) -> np.ndarray:
 class Watchdog:
     """A thread that ends the process when it was not fed for too long.
 
-    A process in a collective operation waits for the others. If one of them is gone, it waits for ever, and no
-    exception can reach it there. So the end is `os._exit`, which runs no clean-up. The run folder survives that as it
-    survives a kill.
+    A process in a collective operation waits for the others. If one of them is gone, it waits for
+    ever, and no exception can reach it there. So the end is `os._exit`, which runs no clean-up. The
+    run folder survives that as it survives a kill.
     """
 
     def __init__(self, seconds: float, message: str, exit_code: int, *, stacks: bool = True):
@@ -367,9 +417,11 @@ class Watchdog:
             seconds: longest time between two calls of `feed`.
             message: printed to standard error at the end.
             exit_code: exit code of the process.
-            stacks: whether to print the stacks of all threads, which show what the process waited for.
+            stacks: whether to print the stacks of all threads, which show what the process waited
+                for.
         """
-        self._seconds, self._last = seconds, (message, exit_code, stacks)
+        self._seconds = seconds
+        self._last = (message, exit_code, stacks)
         self._start()
 
     def _start(self) -> None:
@@ -398,8 +450,8 @@ def _give_up(message: str, exit_code: int, stacks: bool) -> NoReturn:
 def start(section: Mapping[str, Any]) -> Team:
     """Join the other processes of a run, if `config.distributed` or the environment names any.
 
-    Call it before any computation of jax. From then on an exception that nobody catches ends this process at once,
-    without the barrier of a normal exit, so that the others notice.
+    Call it before any computation of jax. From then on an exception that nobody catches ends this
+    process at once, without the barrier of a normal exit, so that the others notice.
 
     Args:
         section: `config.distributed`.
@@ -417,8 +469,8 @@ def start(section: Mapping[str, Any]) -> Team:
     sys.excepthook = _end_at_once
     team = Team(chosen.stall_minutes)
     print(
-        f"{team.name}: on {socket.gethostname()}, {jax.local_device_count()} of {jax.device_count()} devices; process "
-        "0 writes the results",
+        f"{team.name}: on {socket.gethostname()}, {jax.local_device_count()} of "
+        f"{jax.device_count()} devices; process 0 writes the results",
         file=sys.stderr,
         flush=True,
     )
@@ -427,17 +479,21 @@ def start(section: Mapping[str, Any]) -> Team:
 
 def _join(chosen: Settings) -> None:
     if jax.distributed.is_initialized():
-        raise ConfigError("this process belongs to a run over several processes already; start one run per process")
+        raise ConfigError(
+            "this process belongs to a run over several processes already; start one run per "
+            "process"
+        )
     who = name_of(chosen.process_id, chosen.num_processes)
     if chosen.process_id == 0 and chosen.coordinator is not None:
         _check_port(int(chosen.coordinator.rpartition(":")[2]))
     waiting = Watchdog(
         chosen.initialization_seconds,
-        f"{who}: error: the processes did not find each other within {chosen.initialization_seconds:g} seconds. "
-        f"Process 0 listens at {chosen.coordinator or 'an address that the cluster gives'}: check that this is its "
-        "machine, that the port can be reached from here, that every process was started, each with its own "
-        "config.distributed.process_id, and that none has ended with a message of its own. More time: "
-        "--config.distributed.initialization_seconds",
+        f"{who}: error: the processes did not find each other within "
+        f"{chosen.initialization_seconds:g} seconds. Process 0 listens at "
+        f"{chosen.coordinator or 'an address that the cluster gives'}: check that this is its "
+        "machine, that the port can be reached from here, that every process was started, each "
+        "with its own config.distributed.process_id, and that none has ended with a message of "
+        "its own. More time: --config.distributed.initialization_seconds",
         2,
         stacks=False,
     )
@@ -455,9 +511,9 @@ def _join(chosen: Settings) -> None:
         if chosen.coordinator is not None:
             raise
         raise ConfigError(
-            "config.distributed.auto is set, but this is no job of Slurm, Open MPI, GKE or a TPU that says which "
-            "process of how many this is. Give --config.distributed.coordinator, num_processes and process_id "
-            f"({error})"
+            "config.distributed.auto is set, but this is no job of Slurm, Open MPI, GKE or a TPU "
+            "that says which process of how many this is. Give --config.distributed.coordinator, "
+            f"num_processes and process_id ({error})"
         ) from error
     except RuntimeError as error:
         raise ConfigError(f"{who} cannot join the others: {str(error).splitlines()[0]}") from error
@@ -466,7 +522,7 @@ def _join(chosen: Settings) -> None:
 
 
 def _check_port(port: int) -> None:
-    """The runtime of jax 0.10 crashes where it cannot have its port."""
+    """Return the runtime of jax 0.10 crashes where it cannot have its port."""
     both = socket.has_dualstack_ipv6()
     try:
         socket.create_server(
@@ -474,13 +530,14 @@ def _check_port(port: int) -> None:
         ).close()
     except OSError as error:
         raise ConfigError(
-            f"config.distributed.coordinator has port {port}, which process 0 cannot open here: {error.strerror}. Give "
-            "all processes another one"
+            f"config.distributed.coordinator has port {port}, which process 0 cannot open here: "
+            f"{error.strerror}. Give all processes another one"
         ) from error
 
 
 def leave(exit_code: int, message: str) -> int:
-    """Print a last message; one process of several then ends at once, so that the others do not wait for it.
+    """Print a last message; one process of several then ends at once, so that the others do not
+    wait for it.
 
     Args:
         exit_code: exit code of the process.
@@ -496,8 +553,10 @@ def leave(exit_code: int, message: str) -> int:
     _exit(exit_code)
 
 
-def _end_at_once(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
-    """Called by Python for an exception that nobody caught."""
+def _end_at_once(
+    kind: type[BaseException], error: BaseException, where: TracebackType | None
+) -> None:
+    """Report, called by Python, an exception that nobody caught."""
     text = "".join(traceback.format_exception(kind, error, where))
     print(f"{Team().name}: ended by {kind.__name__}\n{text}", file=sys.stderr)
     _exit(130 if issubclass(kind, KeyboardInterrupt) else 1)

@@ -1,7 +1,8 @@
 """Where a run's time goes: a table by share, and the settings that would help most.
 
-JAX's profiler times the operations of one block of rounds. The text of the compiled program says in which scope each
-operation was traced. Shares of the block stand for all blocks; compiling and the whole are measured by the run.
+JAX's profiler times the operations of one block of rounds. The text of the compiled program says in
+which scope each operation was traced. Shares of the block stand for all blocks; compiling and the
+whole are measured by the run.
 """
 
 import re
@@ -17,7 +18,10 @@ from fedjax_ssl.backend import backend
 from fedjax_ssl.federated import AUGMENT, AVERAGE, EVALUATION, GATHER, LOCAL_STEP
 from fedjax_ssl.graph import LABEL_GRAPH
 
-REST, COMPILE, HOST, STEP = "rest of the rounds", "compile", "host", "forward and backward"
+REST = "rest of the rounds"
+COMPILE = "compile"
+HOST = "host"
+STEP = "forward and backward"
 _SCOPES = {  # row -> pattern in the name of an operation; the first that fits
     "evaluate": EVALUATION,
     "graph": f"{LABEL_GRAPH}|_lsh_codes",
@@ -27,7 +31,9 @@ _SCOPES = {  # row -> pattern in the name of an operation; the first that fits
     "average": AVERAGE,
 }
 _CONTAINERS = ("while", "conditional", "call")  # whose time is that of the operations inside
-_OPERATION = re.compile(r"^\s*(?:ROOT )?%?([\w.-]+) = .*? ([\w-]+)\((?:.*op_name=\"([^\"]*)\")?", re.M)
+_OPERATION = re.compile(
+    r"^\s*(?:ROOT )?%?([\w.-]+) = .*? ([\w-]+)\((?:.*op_name=\"([^\"]*)\")?", re.M
+)
 _SMALL = 0.02  # shares that a setting must save to be named
 
 
@@ -54,12 +60,14 @@ def device_shares(program: str, folder: Path) -> dict[str, float]:
     Returns:
         The shares; nothing where the trace names no operation of the program.
     """
-    rows, spent = operations(program), Counter[str]()
+    rows = operations(program)
+    spent = Counter[str]()
     for file in sorted(folder.rglob("*.xplane.pb"))[-1:]:
         for plane in jax.profiler.ProfileData.from_file(str(file)).planes:
             for event in (event for line in plane.lines for event in line.events):
                 name = event.name
-                if name not in rows and backend() != "cpu":  # the kernels of other devices have names of their own
+                # the kernels of other devices have names of their own
+                if name not in rows and backend() != "cpu":
                     name = str(dict(event.stats).get("hlo_op"))
                 if name in rows:
                     spent[rows[name]] += event.duration_ns
@@ -80,7 +88,9 @@ def run_seconds(
     """
     shares = shares or {"rounds and evaluations": 1.0}
     spent = Counter({row: share * (training - waited) for row, share in shares.items()})
-    spent.update({"gather": waited, COMPILE: compiling, HOST: max(whole - compiling - training, 0.0)})
+    spent.update(
+        {"gather": waited, COMPILE: compiling, HOST: max(whole - compiling - training, 0.0)}
+    )
     return dict(spent.most_common())
 
 
@@ -92,26 +102,43 @@ def advice(seconds: Mapping[str, float], config: Any) -> list[str]:
         config: the run's, resolved.
     """
     whole = sum(seconds.values())
-    found = sorted(_settings({row: time / whole for row, time in seconds.items()}, config), reverse=True)
+    found = sorted(
+        _settings({row: time / whole for row, time in seconds.items()}, config), reverse=True
+    )
     return [text for saved, text in found if saved >= _SMALL][:2]
 
 
 def _settings(shares: Mapping[str, float], config: Any) -> Iterator[tuple[float, str]]:
     """Give settings that save time, each with the share that it might save."""
-    share, every, local, cores = Counter(shares), config.eval_every, config.optimizer, processor.cores()
+    share = Counter(shares)
+    every = config.eval_every
+    local = config.optimizer
+    cores = processor.cores()
     changes = "; results change"
     if getattr(jax.config, "jax_compilation_cache_dir", None) is None:
-        yield share[COMPILE], "JAX_COMPILATION_CACHE_DIR=FOLDER in the environment: the next run need not compile"
+        yield (
+            share[COMPILE],
+            "JAX_COMPILATION_CACHE_DIR=FOLDER in the environment: the next run need not compile",
+        )
     if 2 * every <= config.rounds:
         yield share["evaluate"] / 2, f"--eval_every={2 * every}: half as many evaluations"
     if config.checkpoint_every and config.rounds >= 10 * every * config.checkpoint_every:
-        yield share[HOST] / 2, f"--checkpoint_every={10 * config.checkpoint_every}: fewer checkpoints"
+        yield (
+            share[HOST] / 2,
+            f"--checkpoint_every={10 * config.checkpoint_every}: fewer checkpoints",
+        )
     steps = "local_epochs" if local.local_steps is None else "local_steps"
-    more = f"--optimizer.{steps}={2 * local[steps]}: more training in a round, and fewer rounds{changes}"
+    more = (
+        f"--optimizer.{steps}={2 * local[steps]}: more training in a round, and fewer "
+        f"rounds{changes}"
+    )
     yield (share["average"] + share[REST]) / 2, more
     for section in ("augment", "strong_augment"):
         if config[section].name != "none":
-            yield share["augment"] / 2, f"--{section}.name: a cheaper one than {config[section].name}{changes}"
+            yield (
+                share["augment"] / 2,
+                f"--{section}.name: a cheaper one than {config[section].name}{changes}",
+            )
     if config.data.residence == "host":
         yield share["gather"], "--data.residence=device: examples need not come from the host"
     if (bits := config.method.get("num_bits")) is not None:
@@ -130,6 +157,14 @@ def table(seconds: Mapping[str, float], config: Any, traced: str) -> list[str]:
     """
     whole = sum(seconds.values())
     lines = [f"where the time goes ({whole:,.1f} s; operations as in {traced}):"]
-    lines += [f"  {row:<20}  {time / whole:6.1%}  {time:10,.2f} s" for row, time in seconds.items() if time]
+    lines += [
+        f"  {row:<20}  {time / whole:6.1%}  {time:10,.2f} s"
+        for row, time in seconds.items()
+        if time
+    ]
     helps = advice(seconds, config)
-    return [*lines, *(f"  would help: {text}" for text in helps)] if helps else [*lines, "  no setting would help much"]
+    return (
+        [*lines, *(f"  would help: {text}" for text in helps)]
+        if helps
+        else [*lines, "  no setting would help much"]
+    )

@@ -1,4 +1,6 @@
-"""The report of a run on the terminal: a start table, a progress bar or plain lines, an end table."""
+"""The report of a run on the terminal: a start table, a progress bar or plain lines, an end
+table.
+"""
 
 import math
 import sys
@@ -24,18 +26,23 @@ _LISTED_CLIENTS = 10  # by accuracy, at the end of a run
 
 
 class Console(rich.console.Console):
-    """Rich's console, but a reader that is gone is an error like any other: rich ends the process without a word."""
+    """Rich's console, but a reader that is gone is an error like any other: rich ends the
+    process without a word.
+    """
 
     def on_broken_pipe(self) -> NoReturn:
-        """Called while a BrokenPipeError is handled: whoever prints hears of it, `fedjax_ssl.cli.main` in the end."""
+        """Act while a BrokenPipeError is handled: whoever prints hears of it,
+        `fedjax_ssl.cli.main` in the end.
+        """
         raise
 
 
 class Progress(Closing):
     """Reports a run to a person.
 
-    On a terminal there is one live line; elsewhere (a file, a pipe, a notebook) one plain line per evaluation
-    without control characters. Use it as a context manager, so that an error leaves the terminal in order.
+    On a terminal there is one live line; elsewhere (a file, a pipe, a notebook) one plain line per
+    evaluation without control characters. Use it as a context manager, so that an error leaves the
+    terminal in order.
     """
 
     def __init__(
@@ -57,19 +64,27 @@ class Progress(Closing):
         stream = sys.stdout if stream is None else stream
         # Rich would also colour a pipe when FORCE_COLOR is set; lines in a log file stay plain.
         terminal = stream.isatty()
-        self._console = Console(file=stream, force_terminal=terminal, force_jupyter=False, highlight=False)
+        self._console = Console(
+            file=stream, force_terminal=terminal, force_jupyter=False, highlight=False
+        )
         self._total = total_rounds
         self._clock = clock
         self._start_round = start_round
         self._anchor = (start_round, clock())
-        self._evaluated, self._said = False, COMPILING
+        self._evaluated = False
+        self._said = COMPILING
         self._bar: rich.progress.Progress | None = None
         if terminal and not self._console.is_dumb_terminal:
             said = rich.progress.TextColumn("{task.fields[said]}")
             count = rich.progress.TextColumn("round {task.completed:.0f}/{task.total:.0f}")
-            spinner, bar = rich.progress.SpinnerColumn(), rich.progress.BarColumn(12)
-            self._bar = rich.progress.Progress(spinner, count, bar, said, console=self._console, transient=True)
-            self._task = self._bar.add_task("", total=total_rounds, completed=start_round, said=COMPILING)
+            spinner = rich.progress.SpinnerColumn()
+            bar = rich.progress.BarColumn(12)
+            self._bar = rich.progress.Progress(
+                spinner, count, bar, said, console=self._console, transient=True
+            )
+            self._task = self._bar.add_task(
+                "", total=total_rounds, completed=start_round, said=COMPILING
+            )
 
     def start(self, fields: Mapping[str, str]) -> None:
         """Print what is about to run, a line for each field, and start the bar."""
@@ -85,7 +100,8 @@ class Progress(Closing):
 
         Args:
             round: finished rounds.
-            row: metric row; of it are shown "test_accuracy", "pseudo_label_accuracy" and "client_updates_per_second".
+            row: metric row; of it are shown "test_accuracy", "pseudo_label_accuracy" and
+                "client_updates_per_second".
         """
         left = self._time_left(round, row)
         values = {
@@ -94,12 +110,20 @@ class Progress(Closing):
             if row.get(name) is not None and math.isfinite(float(row[name]))
         }
         if 0 < float(row.get("client_updates_per_second") or 0) < 1:
-            values["client_updates_per_second"] = f"client updates {_pace(row['client_updates_per_second'])}"
+            values["client_updates_per_second"] = (
+                f"client updates {_pace(row['client_updates_per_second'])}"
+            )
         if self._bar is None:
-            self._line(", ".join([f"round {round}/{self._total}", *values.values(), *([left] if left else [])]))
+            self._line(
+                ", ".join(
+                    [f"round {round}/{self._total}", *values.values(), *([left] if left else [])]
+                )
+            )
             return
         accuracy, more, speed = (values.get(name, "") for _, name, _ in _SHOWN)
-        text, room = "", self._console.width - len(f"round {round}/{self._total}") - 18  # beside spinner and bar
+        # beside spinner and bar
+        text = ""
+        room = self._console.width - len(f"round {round}/{self._total}") - 18
         for part in (accuracy, left, more, speed):  # the most important first
             longer = f"{text}, {part}" if text and part else text or part
             text = longer if len(longer) <= room else text
@@ -157,12 +181,19 @@ class Progress(Closing):
             self._bar.stop()
 
     def _time_left(self, round: int, row: Mapping[str, Any]) -> str:
-        """Extrapolate from the first evaluation on: the time before it has compiling in it, its row's has not."""
-        now, whole = self._clock(), ""
-        done, seconds = round - self._anchor[0], now - self._anchor[1]
-        first, so_far = not self._evaluated, seconds
+        """Extrapolate from the first evaluation on: the time before it has compiling in it, its
+        row's has not.
+        """
+        now = self._clock()
+        whole = ""
+        done = round - self._anchor[0]
+        seconds = now - self._anchor[1]
+        first = not self._evaluated
+        so_far = seconds
         if first:
-            self._evaluated, self._anchor, seconds = True, (round, now), row.get("seconds", math.inf)
+            self._evaluated = True
+            self._anchor = (round, now)
+            seconds = row.get("seconds", math.inf)
         if done <= 0 or round >= self._total or math.isinf(seconds):
             return ""
         left = math.ceil(seconds / done * (self._total - round))
@@ -180,7 +211,7 @@ class Progress(Closing):
 
 
 def _pace(rate: float) -> str:
-    """Writes a rate; below one a second, how long one takes."""
+    """Write a rate; below one a second, how long one takes."""
     return f"{rate:,.0f} per second" if rate >= 1 else f"one in {1 / rate:,.1f} s"
 
 
@@ -199,23 +230,35 @@ def _summary_lines(summary: Mapping[str, Any]) -> dict[str, str]:
     }
     shown = {name: form(value) for name, (value, form) in lines.items() if value is not None}
     if summary.get("test_client_accuracy_spread") is not None:
-        mean, worst, spread = (summary[f"test_client_accuracy{part}"] for part in ("", "_worst_tenth", "_spread"))
+        mean, worst, spread = (
+            summary[f"test_client_accuracy{part}"] for part in ("", "_worst_tenth", "_spread")
+        )
         shown["clients"] = f"mean {mean:.2%}, worst tenth {worst:.2%}, spread {spread:.2%}"
     if scores := summary.get("scores"):
-        low, high = scores["accuracy_low"], scores["accuracy_high"]
-        whose = f"accuracy {scores['accuracy']:.2%} on {scores['examples']:,} test examples of the model below"
+        low = scores["accuracy_low"]
+        high = scores["accuracy_high"]
+        whose = (
+            f"accuracy {scores['accuracy']:.2%} on {scores['examples']:,} test examples of the "
+            "model below"
+        )
         shown["interval"] = f"{low:.2%} to {high:.2%} (95 %), {whose}"
     if summary.get("stopped_early"):
         shown["stopped early"] = (
-            f"after round {summary['rounds']}; best by validation: round {summary['selected_round']}"
+            f"after round {summary['rounds']}; best by validation: round "
+            f"{summary['selected_round']}"
         )
     if summary.get("rounds"):
-        chosen, by = summary.get("selected_round"), summary.get("validation_examples")
+        chosen = summary.get("selected_round")
+        by = summary.get("validation_examples")
         last = f"round {summary['rounds']}, the last one"
         error = f" (accuracy by these is known to about {50 / by**0.5:.1f} points)" if by else ""
         best = f"round {chosen}, the best of {by or 'the'} validation examples{error}"
         shown["model"] = f"predict takes that of {last if chosen is None else best}"
-    for name, field in (("sent up", "bytes_up"), ("sent down", "bytes_down"), ("peak memory", "peak_memory_bytes")):
+    for name, field in (
+        ("sent up", "bytes_up"),
+        ("sent down", "bytes_down"),
+        ("peak memory", "peak_memory_bytes"),
+    ):
         # Where nothing was trained, that nothing was sent says nothing.
         if summary.get(field) is not None and (summary[field] or summary.get("train_seconds")):
             shown[name] = bytes_in_words(summary[field])
@@ -223,7 +266,7 @@ def _summary_lines(summary: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _prediction_lines(predictions: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """A line per way of predicting: the share of the new examples that it labels rightly."""
+    """Return a line per way of predicting: the share of the new examples that it labels rightly."""
     lines = {}
     for row in predictions:
         parts = [f"{row['seconds']:,.1f} s"]
@@ -233,7 +276,10 @@ def _prediction_lines(predictions: Sequence[Mapping[str, Any]]) -> dict[str, str
             parts = [f"{1 - row['coverage']:.2%} without a label", *parts]
         if "accuracy" in row:
             accuracies = f"accuracy {row['accuracy']:.2%}, balanced {row['balanced_accuracy']:.2%}"
-            clients = f"clients {row['mean_client_accuracy']:.2%}, lowest {row['lowest_client_accuracy']:.2%}"
+            clients = (
+                f"clients {row['mean_client_accuracy']:.2%}, lowest "
+                f"{row['lowest_client_accuracy']:.2%}"
+            )
             parts = [accuracies, clients, *parts]
         else:
             parts = [f"{row['new_examples']:,} new examples", *parts]

@@ -1,6 +1,7 @@
 """All that a run reads from its folder, writes there and tells a person.
 
-Of several processes that train one federation, one has a `Record`. The others have a `NoRecord` and run the same code.
+Of several processes that train one federation, one has a `Record`. The others have a `NoRecord` and
+run the same code.
 """
 
 import contextlib
@@ -53,12 +54,14 @@ class Record(Closing):
             self.folder = RunFolder(workdir, config, **compared)
         self.path = self.folder.path
         self._config = config
-        self._checkpoints, self._best = Checkpoints(self.path), Checkpoints(self.path, folder="best")
+        self._checkpoints = Checkpoints(self.path)
+        self._best = Checkpoints(self.path, folder="best")
         self._log: MetricLog | None = None
         self._clients: ClientLog | None = None
         self._writers = Writers({})
         self._round = 0  # restored
-        self._held: tuple[int, dict[str, np.ndarray], dict[str, str]] | None = None  # the best model, not yet written
+        # the best model, not yet written
+        self._held: tuple[int, dict[str, np.ndarray], dict[str, str]] | None = None
         self.stream = open(os.devnull, "w", encoding="utf-8") if quiet else None  # noqa: SIM115
 
     def settle(self, config: ml_collections.ConfigDict) -> None:
@@ -89,17 +92,25 @@ class Record(Closing):
             return
         stored = self._facts().get("data")
         if not isinstance(stored, dict):
-            self._mended(f"{self.path} does not say which data its run began on; from now on it does, by these data")
+            self._mended(
+                f"{self.path} does not say which data its run began on; from now on it does, by "
+                "these data"
+            )
             return
         said = []
         for name, now in known_by.items():
             if (before := stored.get(name)) != now:
-                number = f"{before:,} -> {now:,}" if isinstance(before, int) and isinstance(now, int) else "changed"
+                number = (
+                    f"{before:,} -> {now:,}"
+                    if isinstance(before, int) and isinstance(now, int)
+                    else "changed"
+                )
                 said.append(f"{name.replace('_', ' ')}: {number}")
         if said:
             raise RunFolderError(
-                f"{self.path} holds a run on other data than these (stored -> now). {'; '.join(said)}. Give it the "
-                "data that it began on, or start a run on these with another --workdir."
+                f"{self.path} holds a run on other data than these (stored -> now). "
+                f"{'; '.join(said)}. Give it the data that it began on, or start a run on these "
+                "with another --workdir."
             )
 
     def restore(self, template: Any) -> tuple[int, Any, dict[str, Any]] | None:
@@ -128,10 +139,16 @@ class Record(Closing):
             self._log.truncate(after_round=round)
             self._best.forget(after_round=round)
             if found and not there:
-                self._mended(f"{file} is gone: totals and metrics are of the rounds after {round} only")
+                self._mended(
+                    f"{file} is gone: totals and metrics are of the rounds after {round} only"
+                )
             elif found and self._log.digest != digest:
-                what = f"has other rows than those that the checkpoint of round {round} was saved with"
-                self._mended(f"{file} {what}: totals and metrics up to there are those of this file")
+                what = (
+                    f"has other rows than those that the checkpoint of round {round} was saved with"
+                )
+                self._mended(
+                    f"{file} {what}: totals and metrics up to there are those of this file"
+                )
             elif len(there) > 1 and not found:  # one: stopped before its first checkpoint
                 what = f"has rows up to round {there[-1]}, but there is no checkpoint"
                 self._mended(f"{file} {what}: training starts again from round 0")
@@ -142,11 +159,15 @@ class Record(Closing):
         return None if self._best.latest() is None else self._best.restore(template)
 
     def temperature(self) -> dict[str, Any] | None:
-        """Return the temperature that an earlier start left in model.json; None where there is none."""
+        """Return the temperature that an earlier start left in model.json; None where there is
+        none.
+        """
         return self._facts().get("temperature")
 
     def _facts(self) -> dict[str, Any]:
-        """Read what an earlier start left in model.json; nothing where it left none that can be read."""
+        """Read what an earlier start left in model.json; nothing where it left none that can be
+        read.
+        """
         with contextlib.suppress(OSError, ValueError):
             found = json.loads((self.path / "model.json").read_text(encoding="utf-8"))
             return found if isinstance(found, dict) else {}
@@ -155,7 +176,9 @@ class Record(Closing):
     def open_writers(self) -> None:
         """Open the viewers' records; `fedjax_ssl.runs.writers.open_writers` says what is raised."""
         settings = WriterSettings(**self._config["tracking"])
-        self._writers = open_writers(settings, self.path, config=self._config, resume_round=self._round)
+        self._writers = open_writers(
+            settings, self.path, config=self._config, resume_round=self._round
+        )
 
     def save(self, round: int, state: Any, extra: Mapping[str, Any]) -> None:
         """Save a checkpoint, see `Checkpoints.save`."""
@@ -167,10 +190,13 @@ class Record(Closing):
             self._checkpoints.save(round, state, {**extra, "rows": self._open_log().digest})
 
     def keep_best(self, round: int, state: Any) -> None:
-        """Keep the best model by validation so far in memory; the next checkpoint writes it, too."""
+        """Keep the best model by validation so far in memory; the next checkpoint writes it,
+        too.
+        """
         self._held = None  # its memory first
         arrays, keys = to_arrays(state)
-        self._held = round, {name: np.array(values) for name, values in arrays.items()}, keys  # state is overwritten
+        # state is overwritten
+        self._held = round, {name: np.array(values) for name, values in arrays.items()}, keys
 
     def save_clients(self, round: int, models: Any) -> None:
         """Save the models of a round's clients."""
@@ -211,7 +237,9 @@ class Record(Closing):
                 unfinished.replace(path)
 
     def summary(self) -> dict[str, Any] | None:
-        """Return the summary of a run that was completed before; None if there is none, or none of this run."""
+        """Return the summary of a run that was completed before; None if there is none, or none
+        of this run.
+        """
         file = self.folder.summary_file
         if not file.exists():
             return None
@@ -221,13 +249,20 @@ class Record(Closing):
             self._mended(f"{file} is damaged ({error}): it is written again")
             return None
         rounds = self._open_log().rounds()
-        method, last = self._config.get("method", {}).get("name"), rounds[-1] if rounds else None
-        if isinstance(found, dict) and found.get("method") == method and last in (None, found.get("rounds")):
+        method = self._config.get("method", {}).get("name")
+        last = rounds[-1] if rounds else None
+        if (
+            isinstance(found, dict)
+            and found.get("method") == method
+            and last in (None, found.get("rounds"))
+        ):
             return found
         self._mended(f"{file} is not of this run: it is written again")
         return None
 
-    def finish(self, rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], *, title: str) -> None:
+    def finish(
+        self, rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], *, title: str
+    ) -> None:
         """Write the summary and, where something was trained, the curves under this title."""
         if rows:
             with self._storing(self.path / "curves.png"):
@@ -235,12 +270,18 @@ class Record(Closing):
         self.write(self.folder.summary_file, encode_json(summary, indent=2) + "\n")
         self._writers.finish(summary)
 
-    def _storing(self, path: Path, size: int | None = None) -> contextlib.AbstractContextManager[None]:
+    def _storing(
+        self, path: Path, size: int | None = None
+    ) -> contextlib.AbstractContextManager[None]:
         return storing(path, self._what_is_safe, size)
 
     def _what_is_safe(self) -> str:
         round = self._checkpoints.latest()
-        start = "at the start" if round is None else f"from the checkpoint of round {round}, which is safe"
+        start = (
+            "at the start"
+            if round is None
+            else f"from the checkpoint of round {round}, which is safe"
+        )
         return f"The same command goes on {start}."
 
     @staticmethod
@@ -261,10 +302,12 @@ class Record(Closing):
 
 
 class NoRecord(Closing):
-    """Stands in for a `Record` in a process that must not write: it finds nothing and keeps nothing.
+    """Stands in for a `Record` in a process that must not write: it finds nothing and keeps
+    nothing.
 
     Attributes:
-        path: the folder in which another process keeps the record; it need not exist on this machine.
+        path: the folder in which another process keeps the record; it need not exist on this
+            machine.
         stream: takes a report that nobody sees.
     """
 

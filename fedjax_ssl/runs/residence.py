@@ -1,10 +1,12 @@
-"""Place a run's examples: all on the device, or on the host, from where each block of rounds gets its cohorts'.
+"""Place a run's examples: all on the device, or on the host, from where each block of rounds gets
+its cohorts'.
 
-Who takes part in a round follows from the run's key and the round alone. So the examples of the coming block are known
-while the present one computes, and a thread brings them. Where several devices share the cohorts, it is known as well
-who trains on which device: each gets its own clients' examples only, from the process that it belongs to. The numbers
-are those of examples on the device, but where devices share the cohorts with `reduce="fast"`: their sums follow from
-who trains where.
+Who takes part in a round follows from the run's key and the round alone. So the examples of the
+coming block are known while the present one computes, and a thread brings them. Where several
+devices share the cohorts, it is known as well who trains on which device: each gets its own
+clients' examples only, from the process that it belongs to. The numbers are those of examples on
+the device, but where devices share the cohorts with `reduce="fast"`: their sums follow from who
+trains where.
 """
 
 import dataclasses
@@ -22,7 +24,14 @@ from jaxtyping import Array, Int, Key
 from fedjax_ssl import config as configs
 from fedjax_ssl import data, federated, processor
 from fedjax_ssl.backend import backend
-from fedjax_ssl.data import Drawn, FederatedData, HostInputs, LoadedInputs, NotOnDevice, clients_of_devices
+from fedjax_ssl.data import (
+    Drawn,
+    FederatedData,
+    HostInputs,
+    LoadedInputs,
+    NotOnDevice,
+    clients_of_devices,
+)
 from fedjax_ssl.errors import counted
 from fedjax_ssl.federated import Method, tree_bytes
 from fedjax_ssl.runs.build import Experiment
@@ -33,8 +42,11 @@ SHARE = 0.5  # of a device's memory that examples may fill; the rest is for the 
 
 
 def on_host(experiment: Experiment) -> Experiment:
-    """Leave an experiment's inputs on the host where `config.data.residence` asks for it, or they are large."""
-    asked, host = experiment.config.data.residence, HostInputs(experiment.dataset)
+    """Leave an experiment's inputs on the host where `config.data.residence` asks for it, or
+    they are large.
+    """
+    asked = experiment.config.data.residence
+    host = HostInputs(experiment.dataset)
     away = asked == "host" or (asked == "auto" and _too_large(host.nbytes))
     return experiment._replace(host=host if away else None)
 
@@ -46,7 +58,9 @@ def _too_large(size: int) -> bool:
 
 
 def why_not_on_host(
-    config: ml_collections.ConfigDict, method: Method | None = None, federation: FederatedData | None = None
+    config: ml_collections.ConfigDict,
+    method: Method | None = None,
+    federation: FederatedData | None = None,
 ) -> str:
     """Say why a run cannot train with its inputs on the host, and what to do; empty where it can.
 
@@ -58,19 +72,22 @@ def why_not_on_host(
     graphs = [name for name in configs.predictors(config) if name != "network"]
     if graphs:
         return (
-            f"config.prediction.predictors names {', '.join(graphs)}, whose graph has all clients' examples. Use "
-            "--config.data.residence=device, or leave the prediction out"
+            f"config.prediction.predictors names {', '.join(graphs)}, whose graph has all "
+            "clients' examples. Use --config.data.residence=device, or leave the prediction out"
         )
     if method is not None and (method.cohort is None or _looks_at_all(method, federation)):
         return (
-            f"{config.method.name} looks at the examples of all clients in a round, and only the cohort's would be on "
-            "the device. Use --config.data.residence=device, or a method that learns from its cohort"
+            f"{config.method.name} looks at the examples of all clients in a round, and only the "
+            "cohort's would be on the device. Use --config.data.residence=device, or a method "
+            "that learns from its cohort"
         )
     return ""
 
 
 def _looks_at_all(method: Method, federation: Any) -> bool:
-    """Tell whether a round reads the rows of all clients; one of host functions says so when it runs."""
+    """Tell whether a round reads the rows of all clients; one of host functions says so when it
+    runs.
+    """
     key = jax.random.key(0)
     try:
         state = jax.eval_shape(method.init, key, federation)
@@ -85,12 +102,17 @@ class Feed:
     """Brings the examples of each block of rounds from the host. Use it as a context manager.
 
     Attributes:
-        held: line for the log: the clients whose examples the devices of this process have in the first block; empty
-            where all devices have the same.
+        held: line for the log: the clients whose examples the devices of this process have in the
+            first block; empty where all devices have the same.
     """
 
     def __init__(
-        self, experiment: Experiment, federation: FederatedData, method: Method, mesh: Mesh | None, key: Array
+        self,
+        experiment: Experiment,
+        federation: FederatedData,
+        method: Method,
+        mesh: Mesh | None,
+        key: Array,
     ):
         """Keep what is the same for all blocks.
 
@@ -102,19 +124,29 @@ class Feed:
             key: key of the run.
         """
         assert experiment.host is not None
-        self._host, self._federation, self._mesh, self.held = experiment.host, federation, mesh, ""
+        self._host = experiment.host
+        self._federation = federation
+        self._mesh = mesh
+        self.held = ""
         config = experiment.config
-        self._key, self._every, self._rounds = key, config.eval_every, config.rounds
+        self._key = key
+        self._every = config.eval_every
+        self._rounds = config.rounds
         # Rounds that call the host have all of a block's examples on each device.
         self._devices = 1 if mesh is None or method.on_host else mesh.size
         cohort = min(config.federated.cohort_size or federation.num_clients, federation.num_clients)
         self._all_take_part = cohort == federation.num_clients
         block = min(self._every, self._rounds)
         clients = -(-cohort // self._devices) * (1 if self._all_take_part else block)
-        # Room on a device: the same in all blocks, so that they share a program, unless the cohort changes.
-        self._room = 0 if self._all_take_part and self._devices > 1 else data.most_rows(federation, clients)
+        # Room on a device: the same in all blocks, so that they share a program, unless the cohort
+        # changes.
+        self._room = (
+            0 if self._all_take_part and self._devices > 1 else data.most_rows(federation, clients)
+        )
         self._dealt: tuple[list[np.ndarray], LoadedInputs] | None = None
-        self._draw = jax.jit(partial(cohorts_of, method, devices=self._devices), static_argnames="rounds")
+        self._draw = jax.jit(
+            partial(cohorts_of, method, devices=self._devices), static_argnames="rounds"
+        )
         self._coming: tuple[tuple[int, int], Future[LoadedInputs]] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="examples")
 
@@ -131,15 +163,19 @@ class Feed:
             start: rounds before the block.
             rounds: length of the block.
         """
-        asked, self._coming = self._coming, None
+        asked = self._coming
+        self._coming = None
         if asked is not None and asked[0] == (start, rounds):
             found = asked[1].result()
         else:
-            found = self._bring(self._draw(self._key, jnp.int32(start), self._federation, rounds=rounds))
+            found = self._bring(
+                self._draw(self._key, jnp.int32(start), self._federation, rounds=rounds)
+            )
         after = start + rounds
         following = min(self._every - after % self._every, self._rounds - after)
         if following > 0:
-            # Drawn here, in front of the block on its device: behind it, nothing would be read before it is done.
+            # Drawn here, in front of the block on its device: behind it, nothing would be read
+            # before it is done.
             drawn = self._draw(self._key, jnp.int32(after), self._federation, rounds=following)
             self._coming = (after, following), self._thread.submit(self._bring, drawn)
         return found
@@ -150,7 +186,9 @@ class Feed:
             sizes = np.asarray(self._federation.num_examples).astype(np.int64)
             self._room = max(self._room, *(int(sizes[ids].sum()) for ids in clients))
             mesh = self._mesh if self._devices > 1 else None
-            loaded = data.load_examples(self._host, self._federation, clients, self._room, None, mesh)
+            loaded = data.load_examples(
+                self._host, self._federation, clients, self._room, None, mesh
+            )
             self._dealt = clients, loaded if self._devices > 1 else share_out(loaded, self._mesh)
             if self._devices > 1 and not self.held:
                 self.held = self._describe_held(drawn, clients)
@@ -158,15 +196,21 @@ class Feed:
 
     def describe(self) -> str:
         """Give the line for the log that says where the examples are."""
-        always, host, block = self._federation.inputs, self._host, min(self._every, self._rounds)
-        loaded = f", of which the source has loaded {bytes_in_words(host.in_memory)}" if host.in_memory else ""
+        always = self._federation.inputs
+        host = self._host
+        block = min(self._every, self._rounds)
+        loaded = (
+            f", of which the source has loaded {bytes_in_words(host.in_memory)}"
+            if host.in_memory
+            else ""
+        )
         where = "the device" if self._devices == 1 else f"each of the {self._devices} devices"
         whose = "those that it trains" if self._devices > 1 else "the clients"
         again = block < self._rounds and not (self._devices > 1 and self._all_take_part)
         return (
-            f"examples stay on the host ({bytes_in_words(host.nbytes)}{loaded}); on {where} are those for evaluation "
-            f"and server ({bytes_in_words(tree_bytes(always))}) and those of {whose} in {counted(block, 'round')}"
-            f"{', while the next ones are brought' * again}"
+            f"examples stay on the host ({bytes_in_words(host.nbytes)}{loaded}); on {where} are "
+            f"those for evaluation and server ({bytes_in_words(tree_bytes(always))}) and those of "
+            f"{whose} in {counted(block, 'round')}{', while the next ones are brought' * again}"
         )
 
     def _describe_held(self, drawn: Drawn, clients: list[np.ndarray]) -> str:
@@ -174,13 +218,22 @@ class Feed:
         pairs = zip(self._mesh.devices.flat, clients, strict=True)
         here = [ids for device, ids in pairs if device.process_index == jax.process_index()]
         examples = sum(int(np.asarray(self._federation.num_examples)[ids].sum()) for ids in here)
-        have = f"the {counted(len(here), 'device')} of this process {'have' if len(here) > 1 else 'has'}"
-        first, last = int(drawn.first) + 1, int(drawn.first) + len(drawn.ids)
+        have = (
+            f"the {counted(len(here), 'device')} of this process "
+            f"{'have' if len(here) > 1 else 'has'}"
+        )
+        first = int(drawn.first) + 1
+        last = int(drawn.first) + len(drawn.ids)
         when = f"round {first}" if first == last else f"rounds {first} to {last}"
-        loaded = f"; the source has loaded {bytes_in_words(self._host.in_memory)}" if self._host.in_memory else ""
+        loaded = (
+            f"; the source has loaded {bytes_in_words(self._host.in_memory)}"
+            if self._host.in_memory
+            else ""
+        )
         return (
-            f"{have} the examples of {len(np.unique(np.concatenate(here))):,} of {self._federation.num_clients:,} "
-            f"clients in {when} ({examples:,}, {bytes_in_words(self._host.bytes_of(examples))}){loaded}"
+            f"{have} the examples of {len(np.unique(np.concatenate(here))):,} of "
+            f"{self._federation.num_clients:,} clients in {when} ({examples:,}, "
+            f"{bytes_in_words(self._host.bytes_of(examples))}){loaded}"
         )
 
 
@@ -201,7 +254,8 @@ def cohorts_of(
         start: rounds before these.
         federation: federation of the run.
         rounds: number of rounds.
-        devices: devices to which the clients of a round are dealt by their number of examples, if more than one.
+        devices: devices to which the clients of a round are dealt by their number of examples, if
+            more than one.
     """
     draw = method.cohort
     assert draw is not None

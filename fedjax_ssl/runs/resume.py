@@ -1,4 +1,6 @@
-"""Going on with a run that is there: whether its folder's config allows it, and whether it may get longer."""
+"""Going on with a run that is there: whether its folder's config allows it, and whether it may
+get longer.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -7,14 +9,16 @@ import ml_collections
 
 from fedjax_ssl.runs.folder import WATCHING
 
-# Fields that change how a run is watched, where it finds its data or what is done with the trained network, but not
-# the network.
+# Fields that change how a run is watched, where it finds its data or what is done with the trained
+# network, but not the network.
 UNCOMPARED = (*WATCHING, "prediction")
 LENGTHS = ("rounds", "optimizer.schedule_rounds")  # fields that may change where a run gets longer
 
 
 def why_not_longer(
-    config: ml_collections.ConfigDict, changes: Mapping[str, tuple[Any, Any]], checkpoints: Sequence[int]
+    config: ml_collections.ConfigDict,
+    changes: Mapping[str, tuple[Any, Any]],
+    checkpoints: Sequence[int],
 ) -> str:
     """Say why a run cannot go on under a config whose `LENGTHS` have changed; empty where it can.
 
@@ -35,18 +39,20 @@ def why_not_longer(
     if "optimizer.schedule_rounds" in changes and schedule != "constant":
         over, instead = changes["optimizer.schedule_rounds"]
         return (
-            f"Its learning rates followed a {schedule} over {over} rounds, and over {instead} they would have been "
-            f"others. --config.optimizer.schedule_rounds={over} keeps them."
+            f"Its learning rates followed a {schedule} over {over} rounds, and over {instead} "
+            f"they would have been others. --config.optimizer.schedule_rounds={over} keeps them."
         )
     if checkpoints and not restorable(checkpoints, config.eval_every):
         return (
-            f"Its checkpoints are of round {' and '.join(map(str, checkpoints))}, where a longer run has no evaluation "
-            f"(config.eval_every is {config.eval_every}), so that its metrics could not be the same."
+            f"Its checkpoints are of round {' and '.join(map(str, checkpoints))}, where a longer "
+            f"run has no evaluation (config.eval_every is {config.eval_every}), so that its "
+            "metrics could not be the same."
         )
     if settings := ", ".join(f"config.{name}={value}" for name, value in _over_all_rounds(config)):
         return (
-            f"Something in it stretches over all rounds of the run, so that rounds of a longer one are others: "
-            f"{settings}. A run that is to get longer needs a number there from its start."
+            "Something in it stretches over all rounds of the run, so that rounds of a longer "
+            f"one are others: {settings}. A run that is to get longer needs a number there from "
+            "its start."
         )
     return ""
 

@@ -14,7 +14,8 @@ from fedjax_ssl.federated import Method, ServerState
 from fedjax_ssl.federated.method import Metrics
 
 ROUNDS = "rounds"  # the scope in which rounds are traced: profiles and compiled programs name it
-DIVERGED_ROUNDS = "diverged_rounds"  # metric: rounds in a row, up to this one, without any finite update
+# metric: rounds in a row, up to this one, without any finite update
+DIVERGED_ROUNDS = "diverged_rounds"
 TOTALS = ("bytes_down", "bytes_up", "local_steps", "examples", "clients", "dropped_clients")
 
 
@@ -28,27 +29,32 @@ def run_rounds(
 ) -> tuple[ServerState, Metrics]:
     """Run rounds in one compiled loop.
 
-    Of the round `saved` the metrics have the clients' models, as `CLIENT_MODELS`; then the method is executed with
-    `keep_models`.
+    Of the round `saved` the metrics have the clients' models, as `CLIENT_MODELS`; then the method
+    is executed with `keep_models`.
 
     Returns:
-        (state, metrics): "round" is the number of rounds done; counts and bytes are sums, "diverged_rounds" counts the
-        rounds at the end in which no update was finite, everything else is the mean over the rounds in which it was
-        defined.
+        (state, metrics): "round" is the number of rounds done; counts and bytes are sums,
+        "diverged_rounds" counts the rounds at the end in which no update was finite, everything
+        else is the mean over the rounds in which it was defined.
     """
 
-    def one_round(carry: tuple[ServerState, Any], _: Any = None) -> tuple[tuple[ServerState, Any], Metrics]:
+    def one_round(
+        carry: tuple[ServerState, Any], _: Any = None
+    ) -> tuple[tuple[ServerState, Any], Metrics]:
         state, info = method.round(key, carry[0], federation)
         if saved is None:
             return (state, None), info
-        models, due = info.pop(federated.CLIENT_MODELS, None), state.round == saved
+        models = info.pop(federated.CLIENT_MODELS, None)
+        due = state.round == saved
         if method.on_host:
             return (state, models if due else carry[1]), info
         return (state, jax.tree.map(partial(jnp.where, due), models, carry[1])), info
 
     kept: Any = None
     if saved and not method.on_host:
-        shapes = jax.eval_shape(lambda s: method.round(key, s, federation)[1].get(federated.CLIENT_MODELS), state)
+        shapes = jax.eval_shape(
+            lambda s: method.round(key, s, federation)[1].get(federated.CLIENT_MODELS), state
+        )
         kept = jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype), shapes)
     with jax.named_scope(ROUNDS):
         if method.on_host:
@@ -75,8 +81,12 @@ def _rounds_in_vain(infos: Metrics) -> Int[Array, ""]:
     return jnp.sum(jnp.cumprod(in_vain[::-1].astype(jnp.int32)), dtype=jnp.int32)
 
 
-def _one_by_one(one_round: Callable[[Any], tuple[Any, Metrics]], carry: Any, rounds: int) -> tuple[Any, Metrics]:
-    """Scan rounds that cannot be traced; NaN where a stage does not have a metric of another one."""
+def _one_by_one(
+    one_round: Callable[[Any], tuple[Any, Metrics]], carry: Any, rounds: int
+) -> tuple[Any, Metrics]:
+    """Scan rounds that cannot be traced; NaN where a stage does not have a metric of another
+    one.
+    """
     infos: list[Metrics] = []
     for _ in range(rounds):
         carry, info = one_round(carry)
@@ -85,7 +95,9 @@ def _one_by_one(one_round: Callable[[Any], tuple[Any, Metrics]], carry: Any, rou
     names = sorted(set().union(*infos))
     by_name = {name: [info.get(name, missing) for info in infos] for name in names}
     return carry, {
-        name: sum(values, start=federated.count(0)) if isinstance(values[0], federated.Count) else jnp.stack(values)
+        name: sum(values, start=federated.count(0))
+        if isinstance(values[0], federated.Count)
+        else jnp.stack(values)
         for name, values in by_name.items()
     }
 
@@ -101,7 +113,8 @@ def run_block(
 ) -> tuple[ServerState, Metrics]:
     """Run rounds and the evaluation after them, with further `metrics`: the block of a run.
 
-    Returns as `run_rounds`; every other metric is a scalar, but for `fedjax_ssl.federated.BY_CLIENT`.
+    Returns as `run_rounds`; every other metric is a scalar, but for
+    `fedjax_ssl.federated.BY_CLIENT`.
     """
     state, infos = run_rounds(method, key, state, federation, rounds, saved)
     return state, {**infos, **federated.evaluate(method, state, federation, metrics=metrics)}

@@ -23,9 +23,10 @@ Value = bool | int | float | str | None
 class MetricLog:
     """The metric rows of a run.
 
-    Rows are appended to `metrics.jsonl` and synced; `metrics.csv` is written anew when the log is opened and when a row
-    brings a new column. NaN and the infinities are strings in the JSON file ("NaN", "Infinity", "-Infinity"), floats
-    again in `rows`, and nan, inf, -inf in the CSV file, where an empty cell means that the row has no such column.
+    Rows are appended to `metrics.jsonl` and synced; `metrics.csv` is written anew when the log is
+    opened and when a row brings a new column. NaN and the infinities are strings in the JSON file
+    ("NaN", "Infinity", "-Infinity"), floats again in `rows`, and nan, inf, -inf in the CSV file,
+    where an empty cell means that the row has no such column.
 
     Example:
         >>> import tempfile
@@ -46,7 +47,8 @@ class MetricLog:
         Raises:
             RunFolderError: a line before the last is not a row, or rounds do not increase.
         """
-        self._jsonl, self._csv = Path(workdir) / "metrics.jsonl", Path(workdir) / "metrics.csv"
+        self._jsonl = Path(workdir) / "metrics.jsonl"
+        self._csv = Path(workdir) / "metrics.csv"
         # Rows as the file has them: a quarter of the memory that they would take as mappings.
         self._lines: dict[int, bytes] = {}  # by round, in increasing order
         self._columns: dict[str, None] = {}
@@ -65,12 +67,13 @@ class MetricLog:
                 self._remember(decode_json(line), f"{line}\n".encode())
             except (ValueError, TypeError) as error:
                 raise RunFolderError(
-                    f"{self._jsonl}, line {number} is damaged ({error}). Repair this line, delete the "
-                    "file (totals are then of later rounds only), or give another --workdir."
+                    f"{self._jsonl}, line {number} is damaged ({error}). Repair this line, delete "
+                    "the file (totals are then of later rounds only), or give another --workdir."
                 ) from error
 
     def _round_of(self, row: Any) -> int:
-        number, last = row.get("round") if isinstance(row, Mapping) else None, next(reversed(self._lines), None)
+        number = row.get("round") if isinstance(row, Mapping) else None
+        last = next(reversed(self._lines), None)
         if isinstance(number, bool) or not isinstance(number, int) or number < 0:
             raise ValueError(f'a row needs "round", an int of at least 0, got {number!r}')
         if last is not None and number <= last:
@@ -90,11 +93,12 @@ class MetricLog:
     def append(self, row: Mapping[str, Any]) -> None:
         """Add a row and put it on the disk before this returns.
 
-        Save the checkpoint of a round after its row: then a resumed run has all rows up to its checkpoint.
+        Save the checkpoint of a round after its row: then a resumed run has all rows up to its
+        checkpoint.
 
         Args:
-            row: "round", an int above the last row's, and any columns of numbers, strings or None; NumPy and
-                JAX scalars are taken too.
+            row: "round", an int above the last row's, and any columns of numbers, strings or None;
+                NumPy and JAX scalars are taken too.
 
         Raises:
             ValueError: no round, a round that is already there, or a value that is no scalar.
@@ -108,7 +112,8 @@ class MetricLog:
             if isinstance(plain[name], list | dict):
                 raise ValueError(f"column {name!r}: a cell holds one value, got {value!r}")
         self._round_of(plain)
-        line, new_columns = f"{encode_json(plain)}\n".encode(), plain.keys() - self._columns.keys()
+        line = f"{encode_json(plain)}\n".encode()
+        new_columns = plain.keys() - self._columns.keys()
         with open(self._jsonl, "ab") as file:
             file.write(line)
             file.flush()
@@ -137,7 +142,9 @@ class MetricLog:
         kept = b"".join(line for round, line in self._lines.items() if round <= after_round)
         if len(kept) < sum(map(len, self._lines.values())):
             write_atomically(self._jsonl, kept)
-            self._lines, self._columns, self._digest = {}, {}, hashlib.sha256()
+            self._lines = {}
+            self._columns = {}
+            self._digest = hashlib.sha256()
             self._read(kept)
             self._write_csv()
 
@@ -163,13 +170,20 @@ class ClientLog:
         self._header = ""
         if not self.path.exists():
             return
-        # A table that is damaged may hold anything; its cells are not read, but carried on. A last line without its
-        # end is what a killed process leaves.
-        header, *lines = self.path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1] or [""]
+        # A table that is damaged may hold anything; its cells are not read, but carried on. A last
+        # line without its end is what a killed process leaves.
+        header, *lines = self.path.read_text(encoding="utf-8", errors="replace").split("\n")[
+            :-1
+        ] or [""]
 
         def stays(line: str) -> bool:
             number = line.partition(",")[0]
-            return number.isascii() and number.isdecimal() and len(number) < 10 and int(number) <= after_round
+            return (
+                number.isascii()
+                and number.isdecimal()
+                and len(number) < 10
+                and int(number) <= after_round
+            )
 
         if kept := list(filter(stays, lines)):
             self._header = f"{header}\n"
@@ -185,7 +199,10 @@ class ClientLog:
         header = csv_text([["round", *accuracies]])
         if header != self._header:
             if self._header:
-                text = f"{self.path} is damaged, or of other clients: it starts anew with round {round}"
+                text = (
+                    f"{self.path} is damaged, or of other clients: it starts anew with round "
+                    f"{round}"
+                )
                 warnings.warn(text, FolderMended, stacklevel=4)
             self._header = header
             write_atomically(self.path, header)

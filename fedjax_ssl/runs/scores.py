@@ -1,6 +1,8 @@
-"""Detailed scores of a trained model, once at the end of a run, from the probabilities of its test examples.
+"""Detailed scores of a trained model, once at the end of a run, from the probabilities of its test
+examples.
 
-The model is the one that `predict` takes. Scores are NumPy on the host; the compiled evaluation is left as it is.
+The model is the one that `predict` takes. Scores are NumPy on the host; the compiled evaluation is
+left as it is.
 
     summary.json                the scores of all test examples with a label, under "scores"
     test_predictions.csv        a line per test example
@@ -8,8 +10,9 @@ The model is the one that `predict` takes. Scores are NumPy on the host; the com
 
 References:
     Brier, Verification of forecasts expressed in terms of probability, Monthly Weather Review 1950.
-    Temperature scaling and reliability diagrams: Guo et al., On calibration of modern neural networks, ICML 2017.
-    The interval: Wilson, Probable inference, the law of succession, and statistical inference, JASA 1927.
+    Temperature scaling and reliability diagrams: Guo et al., On calibration of modern neural
+    networks, ICML 2017. The interval: Wilson, Probable inference, the law of succession, and
+    statistical inference, JASA 1927.
 """
 
 import math
@@ -37,8 +40,9 @@ TOP = (2, 3, 5)
 LEVEL = 0.95  # of the interval of an accuracy
 MOST_NUMBERS = 200_000  # probabilities in a file that is written unasked, about 2 MB
 MOST_CLASSES = 100  # of which summary.json holds the confusion matrix
-# Validation examples that a temperature takes. In six runs on digits (FedAvg, XCLP, FixMatch), 40 draws each, the mean
-# loss on test examples grew by up to 0.37 nats with 20 of them; with 100 it changed by -0.04 to +0.01.
+# Validation examples that a temperature takes. In six runs on digits (FedAvg, XCLP, FixMatch), 40
+# draws each, the mean loss on test examples grew by up to 0.37 nats with 20 of them; with 100 it
+# changed by -0.04 to +0.01.
 FEWEST = 100
 HOTTEST = 20.0  # temperatures are looked for from 1/20 to 20
 BY_CLASS = ("recall", "precision", "f1", "support")
@@ -63,10 +67,13 @@ class Scored(NamedTuple):
     notes: list[str]
 
 
-def score_run(run: Prepared, shared: Shared, round: int, state: ServerState, names: Sequence[str]) -> Scored:
+def score_run(
+    run: Prepared, shared: Shared, round: int, state: ServerState, names: Sequence[str]
+) -> Scored:
     """Predict the test examples and score them.
 
-    A client's test examples are predicted by its own model where clients have some, all others by the global model.
+    A client's test examples are predicted by its own model where clients have some, all others by
+    the global model.
 
     Args:
         run: the run.
@@ -75,65 +82,112 @@ def score_run(run: Prepared, shared: Shared, round: int, state: ServerState, nam
         state: of that round, on one device.
         names: of the clients.
     """
-    federation, (config, dataset, *_), method = run.inputs.federation, run.experiment, run.method
+    federation = run.inputs.federation
+    (config, dataset, *_) = run.experiment
+    method = run.method
     rows = np.asarray(federation.test_index)[: int(federation.num_test)]
     client = np.asarray(federation.test_client)[: len(rows)]
     owned = (client >= 0) & (client < federation.num_clients) & (method.predict_for is not None)
     log_probs, seconds = _predict(run, shared, state, rows, np.where(owned, client, -1))
     plain = log_probs
-    labels, classes, notes, temperature = np.asarray(federation.labels), dataset.class_names, list[str](), None
+    labels = np.asarray(federation.labels)
+    classes = dataset.class_names
+    notes = list[str]()
+    temperature = None
     held_out = real_rows(federation.valid_index, federation.num_valid)
     seconds *= 1 + len(held_out) / max(len(rows), 1)
     held_out = held_out[labels[held_out] >= 0]
-    value, examples = None, counted(len(held_out), "validation example")
+    value = None
+    examples = counted(len(held_out), "validation example")
     if len(held_out) >= FEWEST and not method.alone:
         of_held_out, _ = _predict(run, shared, state, held_out, np.full(held_out.shape, -1))
         value = fit_temperature(of_held_out, labels[held_out])
     if value is not None:
         temperature = {"value": value, "round": round, "examples": len(held_out)}
         log_probs = np.where(owned[:, None], plain, scaled(plain, value))
-        where = "the probabilities of predict and of the detailed scores (predict --uncalibrated: without it)"
+        where = (
+            "the probabilities of predict and of the detailed scores (predict --uncalibrated: "
+            "without it)"
+        )
         notes.append(f"temperature {value:.3g}, fitted on {examples}, scales {where}")
     elif len(held_out) and not method.alone:
-        notes.append(f"no temperature is fitted on {examples}; it takes {FEWEST}, and mistakes among them")
+        notes.append(
+            f"no temperature is fitted on {examples}; it takes {FEWEST}, and mistakes among them"
+        )
     there = ~np.isnan(log_probs).any(axis=1)
     if lost := int((~there).sum()):
-        why = "no client's own, where clients trained alone" if method.alone else "predicted as no number"
+        why = (
+            "no client's own, where clients trained alone"
+            if method.alone
+            else "predicted as no number"
+        )
         notes.append(f"not in the detailed scores: {counted(lost, 'test example')}, {why}")
-    known, fields, files = there & (labels[rows] >= 0), dict[str, Any](), dict[str, str]()
+    known = there & (labels[rows] >= 0)
+    fields = dict[str, Any]()
+    files = dict[str, str]()
     if known.any():
-        fields = {"round": round, "model": "clients' own" if owned.any() else "global", "classes": list(classes)}
+        fields = {
+            "round": round,
+            "model": "clients' own" if owned.any() else "global",
+            "classes": list(classes),
+        }
         fields |= scores(log_probs[known], labels[rows[known]])
         if temperature is not None:
             before = scores(plain[known], labels[rows[known]])
-            fields |= {"temperature": temperature["value"], **{f"uncalibrated_{one}": before[one] for one in _SCALED}}
-    numbers, asked = int(there.sum()) * len(classes), config.test_predictions
+            fields |= {
+                "temperature": temperature["value"],
+                **{f"uncalibrated_{one}": before[one] for one in _SCALED},
+            }
+    numbers = int(there.sum()) * len(classes)
+    asked = config.test_predictions
     if numbers and asked == "auto" and numbers > MOST_NUMBERS:
-        notes.append(f"no test_predictions.csv: {numbers:,} probabilities (config.test_predictions=all writes them)")
+        notes.append(
+            f"no test_predictions.csv: {numbers:,} probabilities (config.test_predictions=all "
+            "writes them)"
+        )
     elif numbers and asked != "none":
-        columns = example_columns(dataset, federation, np.flatnonzero(there), config.partition.name == "natural")
+        columns = example_columns(
+            dataset, federation, np.flatnonzero(there), config.partition.name == "natural"
+        )
         columns["prediction"] = np.array(classes, object)[log_probs[there].argmax(axis=1)]
-        columns |= {f"probability_{name}": p for name, p in zip(classes, np.exp(log_probs[there]).T, strict=True)}
+        columns |= {
+            f"probability_{name}": p
+            for name, p in zip(classes, np.exp(log_probs[there]).T, strict=True)
+        }
         files["test_predictions.csv"] = as_csv(columns, "%.6f")
     whose = np.where(known, client, -1)
     if (whose >= 0).any():
-        each = {names[c]: scores(log_probs[whose == c], labels[rows[whose == c]]) for c in np.unique(whose[whose >= 0])}
+        each = {
+            names[c]: scores(log_probs[whose == c], labels[rows[whose == c]])
+            for c in np.unique(whose[whose >= 0])
+        }
         shown = classes if len(each) * len(classes) * len(BY_CLASS) <= MOST_NUMBERS else ()
-        files["test_scores_by_client.csv"] = as_csv([_in_columns(*one, shown) for one in each.items()], "%.6f")
+        files["test_scores_by_client.csv"] = as_csv(
+            [_in_columns(*one, shown) for one in each.items()], "%.6f"
+        )
     return Scored({"scores": fields} if fields else {}, seconds, files, temperature, notes)
 
 
 def _predict(
-    run: Prepared, shared: Shared, state: ServerState, rows: Int[np.ndarray, " m"], model: Int[np.ndarray, " m"]
+    run: Prepared,
+    shared: Shared,
+    state: ServerState,
+    rows: Int[np.ndarray, " m"],
+    model: Int[np.ndarray, " m"],
 ) -> tuple[Float[np.ndarray, "m K"], float]:
-    """Log-probabilities by each example's model, a client's or (-1) the global one; NaN where there is none.
+    """Log-probabilities by each example's model, a client's or (-1) the global one; NaN where there
+    is none.
 
-    Beside them, the seconds of all forward passes without compiling, by the median of all but the first.
+    Beside them, the seconds of all forward passes without compiling, by the median of all but the
+    first.
     """
     host = HostInputs(run.experiment.dataset)
     found = np.full((len(rows), run.inputs.federation.num_classes), np.nan, np.float32)
-    order = np.lexsort((rows, model))  # a client's model is fetched once, and inputs are read from front to back
-    groups = [part for part in np.split(order, np.flatnonzero(np.diff(model[order])) + 1) if len(part)]
+    # a client's model is fetched once, and inputs are read from front to back
+    order = np.lexsort((rows, model))
+    groups = [
+        part for part in np.split(order, np.flatnonzero(np.diff(model[order])) + 1) if len(part)
+    ]
     size = min(BATCH, 1 << (max(map(len, groups), default=1) - 1).bit_length())
     calls = [
         (None if client < 0 else client, batch)
@@ -143,7 +197,8 @@ def _predict(
     ]
     taken = list[float]()
     for own, batch in calls + calls[-1:]:  # once more, so that one of them compiles nothing
-        inputs, begin = host.read(rows[batch], size), time.perf_counter()
+        inputs = host.read(rows[batch], size)
+        begin = time.perf_counter()
         found[batch] = shared.predict(run, state, own, inputs)[: len(batch)]
         taken.append(time.perf_counter() - begin)
     return found, statistics.median(taken[1:]) * len(calls) if calls else 0.0
@@ -157,11 +212,12 @@ def scores(log_probs: Float[np.ndarray, "n K"], labels: Int[np.ndarray, " n"]) -
         labels: true classes, for at least one example.
 
     Returns:
-        "examples", "accuracy" and the ends of its 95 % Wilson interval, "top_2_accuracy" and so on, "loss" (nats),
-        "brier" (squared differences summed over the classes, 0 to 2), "ece"; by class "recall", "precision", "f1" (None
-        where nothing can be said) and "support"; "confusion" [true][predicted] of up to `MOST_CLASSES` classes;
-        "reliability": by bin of the likeliest class's probability how many examples, their mean probability, and the
-        share of them that is right.
+        "examples", "accuracy" and the ends of its 95 % Wilson interval, "top_2_accuracy" and so on,
+        "loss" (nats), "brier" (squared differences summed over the classes, 0 to 2), "ece"; by
+        class "recall", "precision", "f1" (None where nothing can be said) and "support";
+        "confusion" [true][predicted] of up to `MOST_CLASSES` classes; "reliability": by bin of the
+        likeliest class's probability how many examples, their mean probability, and the share of
+        them that is right.
 
     Example:
         >>> import numpy as np
@@ -170,14 +226,23 @@ def scores(log_probs: Float[np.ndarray, "n K"], labels: Int[np.ndarray, " n"]) -
         (0.666667, [1.0, 0.5], [[1, 0], [1, 1]])
     """
     count, classes = log_probs.shape
-    probabilities, predicted = np.exp(log_probs.astype(float)), log_probs.argmax(axis=1)
+    probabilities = np.exp(log_probs.astype(float))
+    predicted = log_probs.argmax(axis=1)
     own = np.take_along_axis(log_probs, labels[:, None], axis=1)
-    place, confidence, right = (log_probs > own).sum(axis=1), probabilities.max(axis=1), predicted == labels
-    confusion = np.bincount(labels * classes + predicted, minlength=classes**2).reshape(classes, classes)
-    hits, support, claimed = confusion.diagonal(), confusion.sum(axis=1), confusion.sum(axis=0)
+    place = (log_probs > own).sum(axis=1)
+    confidence = probabilities.max(axis=1)
+    right = predicted == labels
+    confusion = np.bincount(labels * classes + predicted, minlength=classes**2).reshape(
+        classes, classes
+    )
+    hits = confusion.diagonal()
+    support = confusion.sum(axis=1)
+    claimed = confusion.sum(axis=0)
     ends = scipy.stats.binomtest(int(right.sum()), count).proportion_ci(LEVEL, method="wilson")
     bins = np.clip(np.ceil(confidence * ECE_BINS).astype(int) - 1, 0, ECE_BINS - 1)
-    filled, sure, good = (np.bincount(bins, w, minlength=ECE_BINS) for w in (None, confidence, right))
+    filled, sure, good = (
+        np.bincount(bins, w, minlength=ECE_BINS) for w in (None, confidence, right)
+    )
     found: dict[str, Any] = {
         "examples": count,
         "accuracy": _short(right.mean()),
@@ -185,7 +250,9 @@ def scores(log_probs: Float[np.ndarray, "n K"], labels: Int[np.ndarray, " n"]) -
         "accuracy_high": _short(ends.high),
         **{f"top_{k}_accuracy": _short((place < k).mean()) for k in TOP if k < classes},
         "loss": _short(-own.mean(dtype=float)),
-        "brier": _short((probabilities**2).sum(axis=1).mean() - 2 * np.exp(own.astype(float)).mean() + 1),
+        "brier": _short(
+            (probabilities**2).sum(axis=1).mean() - 2 * np.exp(own.astype(float)).mean() + 1
+        ),
         "ece": _short(np.abs(good - sure).sum() / count),
         "recall": _ratios(hits, support),
         "precision": _ratios(hits, claimed),
@@ -203,17 +270,30 @@ def _short(value: Any) -> float | None:
 
 
 def _ratios(part: np.ndarray, whole: np.ndarray) -> list[float | None]:
-    return [_short(one / of) if of else None for one, of in zip(part.tolist(), whole.tolist(), strict=True)]
+    return [
+        _short(one / of) if of else None
+        for one, of in zip(part.tolist(), whole.tolist(), strict=True)
+    ]
 
 
-def fit_temperature(log_probs: Float[np.ndarray, "n K"], labels: Int[np.ndarray, " n"]) -> float | None:
-    """Find the temperature of the least loss; None where it is not within 1/20 to 20, as where all are right."""
+def fit_temperature(
+    log_probs: Float[np.ndarray, "n K"], labels: Int[np.ndarray, " n"]
+) -> float | None:
+    """Find the temperature of the least loss; None where it is not within 1/20 to 20, as where
+    all are right.
+    """
 
     def loss(log_temperature: float) -> float:
-        return float(-np.take_along_axis(scaled(log_probs, math.exp(log_temperature)), labels[:, None], 1).mean())
+        return float(
+            -np.take_along_axis(
+                scaled(log_probs, math.exp(log_temperature)), labels[:, None], 1
+            ).mean()
+        )
 
     limit = math.log(HOTTEST)
-    found = scipy.optimize.minimize_scalar(loss, bounds=(-limit, limit), method="bounded", options={"xatol": 1e-6})
+    found = scipy.optimize.minimize_scalar(
+        loss, bounds=(-limit, limit), method="bounded", options={"xatol": 1e-6}
+    )
     return math.exp(found.x) if math.isfinite(found.fun) and abs(found.x) < 0.99 * limit else None
 
 
@@ -225,5 +305,7 @@ def scaled(log_probs: Float[np.ndarray, "n K"], temperature: float) -> Float[np.
 def _in_columns(client: str, found: Mapping[str, Any], classes: Sequence[str]) -> dict[str, Any]:
     """Make a row of the scores of a client, with those of some classes."""
     row = {name: value for name, value in found.items() if not isinstance(value, list | dict)}
-    by_class = {f"{score}_{name}": found[score][k] for score in BY_CLASS for k, name in enumerate(classes)}
+    by_class = {
+        f"{score}_{name}": found[score][k] for score in BY_CLASS for k, name in enumerate(classes)
+    }
     return {"client": client, **row, **by_class}

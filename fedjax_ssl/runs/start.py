@@ -13,7 +13,7 @@ from fedjax_ssl.runs import model_file
 
 
 def start_from(model: Model, place: str) -> Model:
-    """The same model, started from parameters and batch statistics that were trained before.
+    """Return the same model, started from parameters and batch statistics that were trained before.
 
     Args:
         model: the network with random weights.
@@ -35,16 +35,25 @@ def _of_run(folder: Path) -> Mapping[str, np.ndarray]:
     with jax.ensure_compile_time_eval():  # a run's `init` is traced where this is read
         _, rebuilt = model_file.rebuild(stored.config, description)
         if rebuilt.method.network is None or rebuilt.method.alone:
-            raise ValueError(f"the run in {folder} has no global network; save that of a client with save_parameters")
+            raise ValueError(
+                f"the run in {folder} has no global network; save that of a client with "
+                "save_parameters"
+            )
         params, statistics = rebuilt.method.network(checkpoints.restore(rebuilt.state)[1])
         return flatten_dict(jax.device_get({"params": params, "batch_stats": statistics}), sep=".")
 
 
 def _of_file(path: Path) -> Mapping[str, np.ndarray]:
     try:
-        arrays: Mapping[str, np.ndarray] = importlib.import_module("safetensors.numpy").load(path.read_bytes())
+        arrays: Mapping[str, np.ndarray] = importlib.import_module("safetensors.numpy").load(
+            path.read_bytes()
+        )
     except ImportError as error:
-        raise ValueError(f"{path} needs the package safetensors: pip install 'fedjax_ssl[export]'") from error
+        raise ValueError(
+            f"{path} needs the package safetensors: pip install 'fedjax_ssl[export]'"
+        ) from error
     except Exception as error:  # the library has an error of its own, which is no ValueError
-        raise ValueError(f"{path} is neither a run folder nor a .safetensors file that can be read: {error}") from error
+        raise ValueError(
+            f"{path} is neither a run folder nor a .safetensors file that can be read: {error}"
+        ) from error
     return arrays

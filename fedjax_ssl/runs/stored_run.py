@@ -15,7 +15,8 @@ from fedjax_ssl.runs.folder import WATCHING, RunFolderError, flat_config
 _MARKS = ("config.json", "metrics.jsonl", "summary.json")  # one of them makes a folder a candidate
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
 Named = TypeVar("Named")
-_ACCURACY, _BALANCED = "_accuracy", "_balanced_accuracy"
+_ACCURACY = "_accuracy"
+_BALANCED = "_balanced_accuracy"
 
 
 class StoredRun(NamedTuple):
@@ -26,9 +27,10 @@ class StoredRun(NamedTuple):
         config: as resolved; empty where the folder holds no config of a run.
         rows: the metric rows that can be read, in the order of their rounds.
         summary: None where the run is not finished.
-        clients: accuracies in [0, 1] of single clients, by name, where they were logged: of "model" after the last
-            evaluation, and of every predictor.
-        ended: how a run without a summary ended, where a sweep noted it ("failed: not enough memory"); else "".
+        clients: accuracies in [0, 1] of single clients, by name, where they were logged: of "model"
+            after the last evaluation, and of every predictor.
+        ended: how a run without a summary ended, where a sweep noted it ("failed: not enough
+            memory"); else "".
         problems: a sentence for everything that could not be read.
     """
 
@@ -47,7 +49,9 @@ class StoredRun(NamedTuple):
 
     @property
     def state(self) -> str:
-        """In words: "finished", "diverged, from round 12 on", "unfinished, round 20 of 60", what `ended` says ..."""
+        """In words: "finished", "diverged, from round 12 on", "unfinished, round 20 of 60", what
+        `ended` says ...
+        """
         if not self.config:
             return "no run"
         if self.summary is not None:
@@ -61,10 +65,11 @@ class StoredRun(NamedTuple):
 
 
 def read_run(folder: str | os.PathLike) -> StoredRun:
-    """Read a run folder. A run that goes on meanwhile may be read: its files are never half written, but for a line.
+    """Read a run folder. A run that goes on meanwhile may be read: its files are never half
+    written, but for a line.
 
-    What is missing, damaged or of another program is left out and named in `problems`; nothing is raised for it and
-    nothing is written. That a run is not finished yet is no problem.
+    What is missing, damaged or of another program is left out and named in `problems`; nothing is
+    raised for it and nothing is written. That a run is not finished yet is no problem.
 
     Args:
         folder: any folder.
@@ -90,13 +95,17 @@ def read_run(folder: str | os.PathLike) -> StoredRun:
     return StoredRun(path, config or {}, rows, summary, clients, said, tuple(problems))
 
 
-def on_other_data(runs: Iterable[tuple[Named, Mapping[str, Any], Mapping[str, Any] | None]]) -> list[Named]:
-    """Find the finished runs whose data changed since the first one with the same settings of `config.data`.
+def on_other_data(
+    runs: Iterable[tuple[Named, Mapping[str, Any], Mapping[str, Any] | None]],
+) -> list[Named]:
+    """Find the finished runs whose data changed since the first one with the same settings of
+    `config.data`.
 
     Args:
         runs: (what the run is called, config, summary or None).
     """
-    found, first = [], dict[str, Any]()
+    found = []
+    first = dict[str, Any]()
     for run, config, summary in runs:
         settings = json.dumps(flat_config({"data": config.get("data")}, WATCHING), sort_keys=True)
         known_by = (summary or {}).get("data")
@@ -108,8 +117,8 @@ def on_other_data(runs: Iterable[tuple[Named, Mapping[str, Any], Mapping[str, An
 def find_runs(paths: Iterable[str | os.PathLike]) -> list[Path]:
     """Find run folders: the paths themselves, or folders at any depth below them.
 
-    Checkpoints and hidden folders are not searched. A folder that is reached twice, also by a link, is listed once. A
-    folder that looks like a run may belong to another program; `read_run` tells.
+    Checkpoints and hidden folders are not searched. A folder that is reached twice, also by a link,
+    is listed once. A folder that looks like a run may belong to another program; `read_run` tells.
 
     Args:
         paths: existing folders.
@@ -125,9 +134,13 @@ def find_runs(paths: Iterable[str | os.PathLike]) -> list[Path]:
     for given in paths:
         path = Path(given)
         if not path.exists():
-            raise RunFolderError(f"{path} does not exist; give run folders, or a folder that holds some")
+            raise RunFolderError(
+                f"{path} does not exist; give run folders, or a folder that holds some"
+            )
         if not path.is_dir():
-            raise RunFolderError(f"{path} is a file; give the run folder, or a folder that holds some: {path.parent}")
+            raise RunFolderError(
+                f"{path} is a file; give the run folder, or a folder that holds some: {path.parent}"
+            )
         for folder in _search(path, seen):
             found.setdefault(os.path.realpath(folder), folder)
     return list(found.values())
@@ -152,7 +165,9 @@ def _search(folder: Path, seen: set[str]) -> Iterator[Path]:
 
 
 def natural_order(text: str) -> tuple[list[tuple[float, str]], str]:
-    """A sort key by which "run_2" comes before "run_10", and "rate_0.03" before "rate_0.3"."""
+    """Return a sort key by which "run_2" comes before "run_10", and "rate_0.03" before
+    "rate_0.3".
+    """
     first, *rest = _NUMBER.split(text)  # text and numbers in turn
     pairs = zip(map(float, rest[::2]), rest[1::2], strict=True)
     return [(0.0, first), *pairs], text
@@ -160,11 +175,17 @@ def natural_order(text: str) -> tuple[list[tuple[float, str]], str]:
 
 def _is_of_a_run(config: Mapping[str, Any]) -> bool:
     method = config.get("method")
-    return isinstance(config.get("seed"), int) and isinstance(method, Mapping) and isinstance(method.get("name"), str)
+    return (
+        isinstance(config.get("seed"), int)
+        and isinstance(method, Mapping)
+        and isinstance(method.get("name"), str)
+    )
 
 
 def _read(path: Path, problems: list[str], parse: Callable[[str], Any]) -> Any:
-    """Parse a file; None where there is none, or where it cannot be read, which `problems` then tells."""
+    """Parse a file; None where there is none, or where it cannot be read, which `problems` then
+    tells.
+    """
     try:
         return parse(path.read_text(encoding="utf-8", errors="replace"))
     except FileNotFoundError:
@@ -185,7 +206,8 @@ def _object(text: str) -> dict[str, Any]:
 
 def _read_lines(path: Path, problems: list[str]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    # What follows the last line break is a row that is being written, or that a killed process left.
+    # What follows the last line break is a row that is being written, or that a killed process
+    # left.
     for number, line in enumerate((_read(path, problems, str) or "").split("\n")[:-1], start=1):
         try:
             row = decode_json(line)
@@ -194,14 +216,18 @@ def _read_lines(path: Path, problems: list[str]) -> list[dict[str, Any]]:
         if not isinstance(row, dict) or type(row.get("round")) is not int:
             problems.append(f"{path.name}, line {number} is damaged and left out")
         elif rows and row["round"] <= rows[-1]["round"]:
-            problems.append(f"{path.name}, line {number} repeats round {row['round']} and is left out")
+            problems.append(
+                f"{path.name}, line {number} repeats round {row['round']} and is left out"
+            )
         else:
             rows.append(row)
     return rows
 
 
 def _last_evaluation(text: str) -> dict[str, dict[str, float]]:
-    """Take the last whole row of `client_accuracy.csv`: a row per evaluation, a column per client behind "round"."""
+    """Take the last whole row of `client_accuracy.csv`: a row per evaluation, a column per
+    client behind "round".
+    """
     lines = text.split("\n")[:-1]
     if len(lines) < 2:
         return {}
@@ -211,7 +237,9 @@ def _last_evaluation(text: str) -> dict[str, dict[str, float]]:
 
 
 def _by_predictor(text: str) -> dict[str, dict[str, float]]:
-    """Take the accuracies of `predictions_by_client.csv`: a line per client, a column per predictor."""
+    """Take the accuracies of `predictions_by_client.csv`: a line per client, a column per
+    predictor.
+    """
     found: dict[str, dict[str, float]] = {}
     for line in csv.DictReader(text.splitlines()):
         for column, cell in line.items():

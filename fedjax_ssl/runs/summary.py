@@ -1,4 +1,6 @@
-"""Facts about a run, in words and in summary.json: placement, why nobody trained, the model that is chosen."""
+"""Facts about a run, in words and in summary.json: placement, why nobody trained, the model that
+is chosen.
+"""
 
 import math
 import os
@@ -25,12 +27,16 @@ _LAST = (  # of the last row, where it has them
 def why_nobody_trained(row: dict[str, Any]) -> str:
     """Say why a block of rounds has no local step."""
     if dropped := int(row["dropped_clients"]):
-        return f"what {dropped} clients returned was not finite, and no other had anything to learn from"
+        return (
+            f"what {dropped} clients returned was not finite, and no other had anything to learn "
+            "from"
+        )
     return "no client had anything to learn from"
 
 
 def describe_placement(choice: federated.Choice, backend: str) -> str:
-    """Describe how a cohort's clients run, for example "clients at once: 48 in lanes, about 210 MB each of 60 GB".
+    """Describe how a cohort's clients run, for example "clients at once: 48 in lanes, about 210 MB
+    each of 60 GB".
 
     Args:
         choice: from the engine.
@@ -47,7 +53,9 @@ def describe_placement(choice: federated.Choice, backend: str) -> str:
 
 
 def what_was_predicted(config: ml_collections.ConfigDict) -> dict[str, Any]:
-    """Give the settings that decide the predictions of a trained network; nothing if none are asked for."""
+    """Give the settings that decide the predictions of a trained network; nothing if none are
+    asked for.
+    """
     return config.prediction.to_dict() if config.prediction.predictors else {}
 
 
@@ -66,12 +74,13 @@ def summarize(
         predictions: from `fedjax_ssl.runs.predict.summary_of`.
 
     Returns:
-        The fields in the order of the file. `test_accuracy` is the last row's, `best_test_accuracy` the highest (which
-        looks at the test set and is no fair result); both are None without test data. Rates are per second of
-        `train_seconds`, None where nothing was trained; bytes are those of all clients in all rounds; `command` is that
-        of the last start.
+        The fields in the order of the file. `test_accuracy` is the last row's, `best_test_accuracy`
+        the highest (which looks at the test set and is no fair result); both are None without test
+        data. Rates are per second of `train_seconds`, None where nothing was trained; bytes are
+        those of all clients in all rounds; `command` is that of the last start.
     """
-    last, trained = (rows[-1] if rows else {}), seconds["train_seconds"]
+    last = rows[-1] if rows else {}
+    trained = seconds["train_seconds"]
     totals = {name: sum(int(row[name]) for row in rows) for name in TOTALS}
     given = [row["test_accuracy"] for row in rows if row.get("test_accuracy") is not None]
     accuracies = [value for value in given if math.isfinite(value)]
@@ -99,7 +108,9 @@ def summarize(
     if predictions:
         fields |= {"predictions": predictions, "prediction": what_was_predicted(config)}
     if (chosen := selected(config, rows)) is not None:
-        shown = dict.fromkeys(("round", "validation_accuracy", "test_accuracy", config.early_stopping.metric))
+        shown = dict.fromkeys(
+            ("round", "validation_accuracy", "test_accuracy", config.early_stopping.metric)
+        )
         fields |= {f"selected_{name}": chosen[name] for name in shown if name in chosen}
     return fields
 
@@ -112,8 +123,8 @@ def read_summary(path: str | os.PathLike) -> dict[str, Any]:
 def selected(config: ml_collections.ConfigDict, rows: Sequence[Row]) -> Row | None:
     """Give the metric row of the model that is chosen.
 
-    A model may be chosen from the end of stage 1 on, and from `config.select_from` on; where a run ends before that, it
-    is its last one.
+    A model may be chosen from the end of stage 1 on, and from `config.select_from` on; where a run
+    ends before that, it is its last one.
 
     Args:
         config: resolved.
@@ -125,17 +136,20 @@ def selected(config: ml_collections.ConfigDict, rows: Sequence[Row]) -> Row | No
     if not rows or "validation_accuracy" not in rows[-1]:
         return None
     first = min(max(config.method.get("warmup_rounds", 0), config.select_from), rows[-1]["round"])
-    metric, sign = config.early_stopping.metric, -1.0 if config.early_stopping.direction == "minimize" else 1.0
+    metric = config.early_stopping.metric
+    sign = -1.0 if config.early_stopping.direction == "minimize" else 1.0
 
     def goodness(row: Row) -> float:
-        value = sign * float(row.get(metric, math.nan))  # a row of before the metric was asked for has none
+        # a row of before the metric was asked for has none
+        value = sign * float(row.get(metric, math.nan))
         return -math.inf if math.isnan(value) else value
 
     return max((row for row in rows if row["round"] >= first), key=goodness)
 
 
 def out_of_patience(config: ml_collections.ConfigDict, rows: Sequence[Row]) -> bool:
-    """Tell whether the run ends here because `early_stopping.patience` evaluations have brought no better model.
+    """Tell whether the run ends here because `early_stopping.patience` evaluations have brought no
+    better model.
 
     Args:
         config: resolved.

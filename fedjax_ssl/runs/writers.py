@@ -1,6 +1,7 @@
 """Metric rows for viewers: TensorBoard, Weights & Biases and MLflow, all optional.
 
-The record of a run is its folder. A viewer that fails on the way is left out with a note, and the run goes on.
+The record of a run is its folder. A viewer that fails on the way is left out with a note, and the
+run goes on.
 """
 
 import importlib
@@ -29,7 +30,8 @@ class WriterSettings(NamedTuple):
     writers: tuple[str, ...] = ()  # writers of `WRITERS`
     project: str = "fedjax_ssl"
     offline: bool = False  # nothing leaves the machine: the records lie in the run folder
-    uri: str | None = None  # MLflow's server or store; None: $MLFLOW_TRACKING_URI, or MLflow's own default
+    uri: str | None = None
+    # ^ MLflow's server or store; None: $MLFLOW_TRACKING_URI, or MLflow's own default
 
 
 class WriterFailed(UserWarning):
@@ -40,15 +42,22 @@ class Writer(NamedTuple):
     """An open record of a viewer."""
 
     write: Callable[[dict[str, float], int], object]  # takes the numbers of a row, and its round
-    finish: Callable[[dict[str, float], int], object]  # takes those of the summary, and the last round
+    finish: Callable[[dict[str, float], int], object]
+    # ^ takes those of the summary, and the last round
     close: Callable[[bool], object]  # is told whether the run is complete
 
 
-def _tensorboard(module: Any, workdir: Path, config: dict[str, Any], resume_round: int, _: WriterSettings) -> Writer:
-    """Write scalars to `workdir/tensorboard`, one point per row; points after `resume_round` are hidden."""
+def _tensorboard(
+    module: Any, workdir: Path, config: dict[str, Any], resume_round: int, _: WriterSettings
+) -> Writer:
+    """Write scalars to `workdir/tensorboard`, one point per row; points after `resume_round` are
+    hidden.
+    """
     purge = resume_round + 1 if resume_round else None
     # Files are named by the second: those of a quick restart would replace the ones before.
-    writer = module.SummaryWriter(str(workdir / "tensorboard"), purge_step=purge, filename_suffix=f".{resume_round}")
+    writer = module.SummaryWriter(
+        str(workdir / "tensorboard"), purge_step=purge, filename_suffix=f".{resume_round}"
+    )
 
     def write(values: dict[str, float], step: int) -> None:
         for name, value in values.items():
@@ -60,11 +69,15 @@ def _tensorboard(module: Any, workdir: Path, config: dict[str, Any], resume_roun
     }
     # A name of its own: by default it is the time, so that a second ending would be a second line.
     return Writer(
-        write, lambda values, _: writer.add_hparams(settings, values, name="hparams"), lambda complete: writer.close()
+        write,
+        lambda values, _: writer.add_hparams(settings, values, name="hparams"),
+        lambda complete: writer.close(),
     )
 
 
-def _wandb(module: Any, workdir: Path, config: dict[str, Any], _: int, settings: WriterSettings) -> Writer:
+def _wandb(
+    module: Any, workdir: Path, config: dict[str, Any], _: int, settings: WriterSettings
+) -> Writer:
     """Log a run at Weights & Biases, which goes on under the same identifier when it is resumed."""
     run = module.init(
         project=settings.project,
@@ -82,10 +95,13 @@ def _wandb(module: Any, workdir: Path, config: dict[str, Any], _: int, settings:
     )
 
 
-def _mlflow(module: Any, workdir: Path, config: dict[str, Any], _: int, settings: WriterSettings) -> Writer:
+def _mlflow(
+    module: Any, workdir: Path, config: dict[str, Any], _: int, settings: WriterSettings
+) -> Writer:
     """Log a run at MLflow, which goes on under the same identifier when it is resumed.
 
-    It works with a client of its own and not with MLflow's current run, so that runs beside each other do not mix.
+    It works with a client of its own and not with MLflow's current run, so that runs beside each
+    other do not mix.
     """
     entities = importlib.import_module("mlflow.entities")
     offline = f"sqlite:///{workdir.absolute() / 'mlflow.db'}"
@@ -93,7 +109,9 @@ def _mlflow(module: Any, workdir: Path, config: dict[str, Any], _: int, settings
 
     def create() -> str:
         found = client.get_experiment_by_name(settings.project)
-        experiment = client.create_experiment(settings.project) if found is None else found.experiment_id
+        experiment = (
+            client.create_experiment(settings.project) if found is None else found.experiment_id
+        )
         run: str = client.create_run(experiment, run_name=workdir.name).info.run_id
         params = [
             entities.Param(name, value if isinstance(value, str) else json.dumps(value))
@@ -112,7 +130,9 @@ def _mlflow(module: Any, workdir: Path, config: dict[str, Any], _: int, settings
     client.update_run(run, status="RUNNING")
     return Writer(
         log,
-        lambda values, step: log({f"summary.{name}": value for name, value in values.items()}, step),
+        lambda values, step: log(
+            {f"summary.{name}": value for name, value in values.items()}, step
+        ),
         lambda complete: client.set_terminated(run, "FINISHED" if complete else "KILLED"),
     )
 
@@ -125,7 +145,8 @@ class Writers(Closing):
 
     def __init__(self, writers: Mapping[str, Writer]):
         """Take over open writers, by name."""
-        self._open, self._complete = dict(writers), False
+        self._open = dict(writers)
+        self._complete = False
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Take one row."""
@@ -145,9 +166,13 @@ class Writers(Closing):
         for name, writer in list(self._open.items()):
             try:
                 action(writer)
-            except Exception as error:  # whatever a library or a network comes up with: the run matters more
+            # whatever a library or a network comes up with: the run matters more
+            except Exception as error:
                 del self._open[name]
-                text = f"{name} failed and gets no more metrics; the run goes on without it ({_line(error)})"
+                text = (
+                    f"{name} failed and gets no more metrics; the run goes on without it "
+                    f"({_line(error)})"
+                )
                 warnings.warn(text, WriterFailed, stacklevel=4)
 
 
@@ -158,7 +183,11 @@ def check_writers(settings: WriterSettings) -> None:
 
 
 def open_writers(
-    settings: WriterSettings, workdir: str | os.PathLike, *, config: Mapping[str, Any], resume_round: int = 0
+    settings: WriterSettings,
+    workdir: str | os.PathLike,
+    *,
+    config: Mapping[str, Any],
+    resume_round: int = 0,
 ) -> Writers:
     """Open the viewers' records that a config names.
 
@@ -175,10 +204,13 @@ def open_writers(
         ValueError: a package that is not installed, or a viewer that cannot be reached.
     """
     check_writers(settings)
-    plain, writers = plain_value(config), dict[str, Writer]()
+    plain = plain_value(config)
+    writers = dict[str, Writer]()
     for name in settings.writers:
         try:
-            writers[name] = _OPEN[name](_optional(name), Path(workdir), plain, resume_round, settings)
+            writers[name] = _OPEN[name](
+                _optional(name), Path(workdir), plain, resume_round, settings
+            )
         except Exception as error:
             Writers(writers).close()
             local = name == "tensorboard" or settings.offline
@@ -190,11 +222,17 @@ def open_writers(
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, int | float]:
-    """The columns that are finite numbers, without the round; viewers draw no others, and some complain of them."""
+    """Return the columns that are finite numbers, without the round; viewers draw no others, and
+    some complain of them.
+    """
     found = {}
     for name, value in row.items():
         plain = value if isinstance(value, dict | list | tuple) else plain_value(value)
-        if name not in ("round", "rounds") and isinstance(plain, int | float) and math.isfinite(plain):
+        if (
+            name not in ("round", "rounds")
+            and isinstance(plain, int | float)
+            and math.isfinite(plain)
+        ):
             found[name] = plain
     return found
 
@@ -215,6 +253,6 @@ def _optional(name: str) -> ModuleType:
         return importlib.import_module(_MODULES[name])
     except ImportError as error:
         raise ValueError(
-            f"the writer {name!r} needs the package {_MODULES[name]}: pip install 'fedjax_ssl[{name}]', or in a "
-            f"checkout pip install '.[{name}]'"
+            f"the writer {name!r} needs the package {_MODULES[name]}: pip install "
+            f"'fedjax_ssl[{name}]', or in a checkout pip install '.[{name}]'"
         ) from error

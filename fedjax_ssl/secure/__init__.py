@@ -1,9 +1,11 @@
 # mypy: implicit-reexport
-"""XCLP's cryptographic protocols: distances and sums of which the parties learn no more than they have to.
+"""XCLP's cryptographic protocols: distances and sums of which the parties learn no more than they
+have to.
 
-Host code on NumPy arrays and bytes, never traced. Confidential while parties follow the protocols and the server works
-together with no client; what XCLP shows by design, which is much, is in docs/secure.md. Needs the extra `secure`.
-Importing this package loads no protocol: `protocols`, `secure_hamming` and the others load when first used.
+Host code on NumPy arrays and bytes, never traced. Confidential while parties follow the protocols
+and the server works together with no client; what XCLP shows by design, which is much, is in
+docs/secure.md. Needs the extra `secure`. Importing this package loads no protocol: `protocols`,
+`secure_hamming` and the others load when first used.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,6 @@
-"""Codes as bits, distances as numbers modulo a power of two, who plays which part for a pair, and one client's own."""
+"""Codes as bits, distances as numbers modulo a power of two, who plays which part for a pair,
+and one client's own.
+"""
 
 from typing import Any
 
@@ -16,24 +18,33 @@ def bits_of(codes: np.ndarray, num_bits: int) -> np.ndarray:
 
 
 def ring(num_bits: int) -> type:
-    """The smallest of uint8, uint16 and uint32 in which distances 0..num_bits are different numbers."""
-    return next(dtype for dtype in (np.uint8, np.uint16, np.uint32) if num_bits <= np.iinfo(dtype).max)
+    """Return the smallest of uint8, uint16 and uint32 in which distances 0..num_bits are different
+    numbers.
+    """
+    return next(
+        dtype for dtype in (np.uint8, np.uint16, np.uint32) if num_bits <= np.iinfo(dtype).max
+    )
 
 
 def roles(a: int, b: int, counts: dict[int, int]) -> tuple[int, int]:
-    """(the one with fewer points, the other one) of a pair: the first receives in oblivious transfers."""
+    """Give (the one with fewer points, the other one) of a pair: the first receives in oblivious
+    transfers.
+    """
     one, other = sorted((a, b))
     return (other, one) if counts[other] < counts[one] else (one, other)
 
 
 def own_distances(codes: np.ndarray, num_bits: int) -> np.ndarray:
-    """Distances between the points of one client, [n, n] in `ring`: by a product, exact below 2^24 bits."""
+    """Distances between the points of one client, [n, n] in `ring`: by a product, exact below
+    2^24 bits.
+    """
     signs = 1 - 2 * bits_of(codes, num_bits).astype(np.float32)
     return ((num_bits - signs @ signs.T) / 2).astype(ring(num_bits))
 
 
 class PairServer(Machine):
-    """The server takes a share from each client of a pair, and makes of both the distances between their points.
+    """The server takes a share from each client of a pair, and makes of both the distances between
+    their points.
 
     Args:
         endpoint: endpoint of the server.
@@ -45,12 +56,16 @@ class PairServer(Machine):
 
     share: type = DistanceShare
 
-    def __init__(self, endpoint: Endpoint, first: int, second: int, shape: tuple[int, int], num_bits: int):
+    def __init__(
+        self, endpoint: Endpoint, first: int, second: int, shape: tuple[int, int], num_bits: int
+    ):
         super().__init__(endpoint)
         self._peers = {first: second, second: first}
-        self._shape, self._num_bits = shape, num_bits
+        self._shape = shape
+        self._num_bits = num_bits
         self._shares: dict[int, Any] = {}
-        self.distances: np.ndarray | None = None  # int32 [first's points, second's points], when both shares came
+        # int32 [first's points, second's points], when both shares came
+        self.distances: np.ndarray | None = None
 
     def receive(self, data: bytes) -> list[Outgoing]:
         """Check a client's share and keep it."""
@@ -62,14 +77,17 @@ class PairServer(Machine):
         self._shares[sender] = message
         if len(self._shares) == 2:
             found = self._put_together(*(self._shares[client] for client in self._peers))
-            if found.size and int(found.max()) > self._num_bits:  # one of the two did not follow the protocol
+            # one of the two did not follow the protocol
+            if found.size and int(found.max()) > self._num_bits:
                 pair = " and ".join(map(str, self._peers))
-                raise InconsistentView(f"clients {pair} gave a distance above {self._num_bits} bits")
+                raise InconsistentView(
+                    f"clients {pair} gave a distance above {self._num_bits} bits"
+                )
             self.distances = found.astype(np.int32)
         return []
 
     def _check(self, message: Any, sender: int) -> None:
-        """Raises MalformedMessage for a share of another shape than is due."""
+        """Raise MalformedMessage for a share of another shape than is due."""
         raise NotImplementedError
 
     def _put_together(self, first: Any, second: Any) -> np.ndarray:
@@ -81,11 +99,14 @@ class OwnClient(Machine):
 
     def __init__(self, endpoint: Endpoint, codes: np.ndarray, num_bits: int):
         super().__init__(endpoint)
-        self._codes, self._num_bits = codes, num_bits
+        self._codes = codes
+        self._num_bits = num_bits
 
     def start(self) -> list[Outgoing]:
         """Send its distances."""
-        return [self.endpoint.pack(SERVER, OwnDistances(own_distances(self._codes, self._num_bits)))]
+        return [
+            self.endpoint.pack(SERVER, OwnDistances(own_distances(self._codes, self._num_bits)))
+        ]
 
 
 class OwnServer(Machine):
@@ -93,13 +114,17 @@ class OwnServer(Machine):
 
     def __init__(self, endpoint: Endpoint, client: int, num_points: int, num_bits: int):
         super().__init__(endpoint)
-        self._client, self._num_points, self._num_bits = client, num_points, num_bits
+        self._client = client
+        self._num_points = num_points
+        self._num_bits = num_bits
         self.distances: np.ndarray | None = None
 
     def receive(self, data: bytes) -> list[Outgoing]:
         """Check and keep them."""
         found = self.take(data, self._client, OwnDistances, self.distances is None).distances
-        if found.shape != (self._num_points, self._num_points) or found.dtype != ring(self._num_bits):
+        if found.shape != (self._num_points, self._num_points) or found.dtype != ring(
+            self._num_bits
+        ):
             raise MalformedMessage(f"{found.dtype} distances of shape {found.shape}", self._client)
         if found.size and int(found.max()) > self._num_bits:
             raise MalformedMessage(f"a distance above {self._num_bits} bits", self._client)

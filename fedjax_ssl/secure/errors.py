@@ -17,7 +17,9 @@ class MalformedMessage(ProtocolError):
 
 
 class NotAuthentic(ProtocolError):
-    """A seal or a signature that does not fit: changed, misdirected, or of another sender, run, round or attempt."""
+    """A seal or a signature that does not fit: changed, misdirected, or of another sender, run,
+    round or attempt.
+    """
 
 
 class StaleMessage(ProtocolError):
@@ -29,7 +31,9 @@ class BadKey(ProtocolError):
 
 
 class InconsistentView(ProtocolError):
-    """The parties were told different things: who takes part, whose row is which, or what the columns are."""
+    """The parties were told different things: who takes part, whose row is which, or what the
+    columns are.
+    """
 
 
 class TooFewClients(ProtocolError):

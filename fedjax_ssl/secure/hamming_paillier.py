@@ -1,18 +1,20 @@
 """SecureHamming by Paillier's cryptosystem: least traffic, most time.
 
-The key owner packs bit l of all its points u into one number, a slot of w bits for each point, and encrypts it. The
-other client forms, for each of its points v, the packed sums over l of u_l + v_l - 2 u_l v_l under encryption, adds one
-number R that is uniform modulo N, and re-randomizes. The owner decrypts a uniform number and passes it to the server,
-which takes R away.
+The key owner packs bit l of all its points u into one number, a slot of w bits for each point, and
+encrypts it. The other client forms, for each of its points v, the packed sums over l of u_l + v_l -
+2 u_l v_l under encryption, adds one number R that is uniform modulo N, and re-randomizes. The owner
+decrypts a uniform number and passes it to the server, which takes R away.
 
-Re-randomizing is not optional: without it the owner, who made all ciphertexts, can test every guess of v.
+Re-randomizing is not optional: without it the owner, who made all ciphertexts, can test every guess
+of v.
 
-The arithmetic is gmpy2's (the extra `secure-he`) where it is installed, else Python's own, about eight times slower. It
-is not constant-time.
+The arithmetic is gmpy2's (the extra `secure-he`) where it is installed, else Python's own, about
+eight times slower. It is not constant-time.
 
 References:
-    Paillier, Public-key cryptosystems based on composite degree residuosity classes, Eurocrypt 1999.
-    Scott, Yeo, Lampert, 2023: appendix, SecureHamming by homomorphic encryption, there bit by bit.
+    Paillier, Public-key cryptosystems based on composite degree residuosity classes, Eurocrypt
+    1999. Scott, Yeo, Lampert, 2023: appendix, SecureHamming by homomorphic encryption, there bit by
+    bit.
 """
 
 import importlib
@@ -52,7 +54,9 @@ def _inverse(value: Any, modulus: Any) -> Any:
 
 
 class PublicKey:
-    """Whoever has it can encrypt, add, and re-randomize. Args: the modulus N, a product of two primes."""
+    """Whoever has it can encrypt, add, and re-randomize. Args: the modulus N, a product of two
+    primes.
+    """
 
     def __init__(self, modulus: int):
         self.modulus = _integer(modulus)
@@ -60,31 +64,41 @@ class PublicKey:
         self.num_bytes = -(-int(modulus).bit_length() // 8)
 
     def blind(self) -> Any:
-        """A fresh N-th power: an encryption of 0, which makes of a ciphertext another one of the same number."""
+        """Return a fresh N-th power: an encryption of 0, which makes of a ciphertext another one of
+        the same number.
+        """
         return _power(self._unit(), self.modulus, self.squared)
 
     def encrypt(self, number: int) -> int:
-        """A ciphertext of a number modulo N."""
+        """Return a ciphertext of a number modulo N."""
         return int((1 + number % self.modulus * self.modulus) * self.blind() % self.squared)
 
     def add(self, ciphertexts: Iterable[Any]) -> Any:
-        """A ciphertext of the sum, which everybody can recognize who knows the summands."""
+        """Return a ciphertext of the sum, which everybody can recognize who knows the summands."""
         total = _integer(1)
         for ciphertext in ciphertexts:
             total = total * ciphertext % self.squared
         return total
 
     def times(self, ciphertext: Any, factor: int) -> Any:
-        """A ciphertext of `factor` times the number."""
+        """Return a ciphertext of `factor` times the number."""
         some = _inverse(ciphertext, self.squared) if factor < 0 else ciphertext
         return _power(some, abs(factor), self.squared)
 
     def plus(self, ciphertext: Any, number: int) -> Any:
-        """A ciphertext of the number plus another one, re-randomized: nobody can tell what it was made of."""
-        return ciphertext * (1 + number % self.modulus * self.modulus) % self.squared * self.blind() % self.squared
+        """Return a ciphertext of the number plus another one, re-randomized: nobody can tell what
+        it was made of.
+        """
+        return (
+            ciphertext
+            * (1 + number % self.modulus * self.modulus)
+            % self.squared
+            * self.blind()
+            % self.squared
+        )
 
     def is_ciphertext(self, value: int) -> bool:
-        """Returns whether a number can be a ciphertext: below N^2, and prime to N."""
+        """Return whether a number can be a ciphertext: below N^2, and prime to N."""
         if not 0 < value < self.squared:
             return False
         return math.gcd(int(value), int(self.modulus)) == 1
@@ -114,11 +128,16 @@ class SecretKey:
         p, q = primes or _two_primes(bits)
         phi = (p - 1) * (q - 1)
         if p == q or math.gcd(p * q, phi) != 1:
-            raise ValueError("two primes whose product is not prime to (p - 1) (q - 1) make no Paillier key")
+            raise ValueError(
+                "two primes whose product is not prime to (p - 1) (q - 1) make no Paillier key"
+            )
         self.public = PublicKey(p * q)
-        self._p, self._q = _integer(p), _integer(q)
-        self._p2, self._q2 = self._p**2, self._q**2
-        self._p2_inverse, self._p_inverse = _inverse(self._p2, self._q2), _inverse(self._p, self._q)
+        self._p = _integer(p)
+        self._q = _integer(q)
+        self._p2 = self._p**2
+        self._q2 = self._q**2
+        self._p2_inverse = _inverse(self._p2, self._q2)
+        self._p_inverse = _inverse(self._p, self._q)
         self._hp = _inverse(self._log(1 + self.public.modulus, self._p, self._p2), self._p)
         self._hq = _inverse(self._log(1 + self.public.modulus, self._q, self._q2), self._q)
 
@@ -128,14 +147,15 @@ class SecretKey:
 
     def encrypt(self, number: int) -> int:
         """As the public key, in half the time: powers modulo p^2 and q^2, put together."""
-        modulus, unit = self.public.modulus, self.public._unit()
+        modulus = self.public.modulus
+        unit = self.public._unit()
         at_p = _power(unit % self._p2, modulus % (self._p * (self._p - 1)), self._p2)
         at_q = _power(unit % self._q2, modulus % (self._q * (self._q - 1)), self._q2)
         blind = at_p + self._p2 * ((at_q - at_p) * self._p2_inverse % self._q2)
         return int((1 + number % modulus * modulus) * blind % self.public.squared)
 
     def decrypt(self, ciphertext: int) -> int:
-        """The number, in 0..N - 1."""
+        """Return the number, in 0..N - 1."""
         value = _integer(ciphertext)
         at_p = self._log(value % self._p2, self._p, self._p2) * self._hp % self._p
         at_q = self._log(value % self._q2, self._q, self._q2) * self._hq % self._q
@@ -146,7 +166,9 @@ class SecretKey:
 
 
 def _two_primes(bits: int) -> tuple[int, int]:
-    """Different primes of half the bits each; the top two bits are set, so the product has exactly `bits`."""
+    """Different primes of half the bits each; the top two bits are set, so the product has
+    exactly `bits`.
+    """
     if bits < 64 or bits % 16:
         raise ValueError(f"key_bits is {bits}; it must be a multiple of 16 and at least 64")
     p = _prime(bits // 2)
@@ -186,7 +208,8 @@ def packing(num_points: int, num_bits: int, key_bits: int) -> tuple[int, int, in
 
 
 class PackedBits:
-    """A client's points, encrypted once per session and sent to everybody whose distances it asks for.
+    """A client's points, encrypted once per session and sent to everybody whose distances it asks
+    for.
 
     Args:
         codes: uint32 [n, words].
@@ -196,7 +219,9 @@ class PackedBits:
 
     def __init__(self, codes: np.ndarray, num_bits: int, key_bits: int = 2048):
         self.key = SecretKey(key_bits)
-        self.num_points, self.num_bits, self.key_bits = len(codes), num_bits, key_bits
+        self.num_points = len(codes)
+        self.num_bits = num_bits
+        self.key_bits = key_bits
         width, slots, blocks = packing(len(codes), num_bits, key_bits)
         bits = bits_of(codes, num_bits)
         size = self.key.public.num_bytes
@@ -216,11 +241,15 @@ class PackedBits:
 
 
 class PaillierOwner(Machine):
-    """The client whose key it is. Args: as `TransferReceiver`, with `PackedBits` in place of its codes."""
+    """The client whose key it is. Args: as `TransferReceiver`, with `PackedBits` in place of its
+    codes.
+    """
 
     def __init__(self, endpoint: Endpoint, peer: int, packed: PackedBits, num_other: int):
         super().__init__(endpoint)
-        self._peer, self._packed, self._num_other = peer, packed, num_other
+        self._peer = peer
+        self._packed = packed
+        self._num_other = num_other
         self._done = False
 
     def start(self) -> list[Outgoing]:
@@ -234,12 +263,20 @@ class PaillierOwner(Machine):
         *_, blocks = packing(self._packed.num_points, self._packed.num_bits, self._packed.key_bits)
         shape = (self._num_other, blocks, 2 * public.num_bytes)
         if message.ciphertexts.shape != shape:
-            raise MalformedMessage(f"ciphertexts of shape {message.ciphertexts.shape}; due: {shape}", self._peer)
+            raise MalformedMessage(
+                f"ciphertexts of shape {message.ciphertexts.shape}; due: {shape}", self._peer
+            )
         ciphertexts = _checked(message.ciphertexts, public, self._peer)
         self._done = True
-        plain = _to_bytes([self._packed.key.decrypt(some) for some in ciphertexts], public.num_bytes)
+        plain = _to_bytes(
+            [self._packed.key.decrypt(some) for some in ciphertexts], public.num_bytes
+        )
         values = plain.reshape(self._num_other, blocks, public.num_bytes)
-        return [self.endpoint.pack(SERVER, PackedShare(self._peer, self._packed.message.modulus, values))]
+        return [
+            self.endpoint.pack(
+                SERVER, PackedShare(self._peer, self._packed.message.modulus, values)
+            )
+        ]
 
 
 class PaillierEvaluator(Machine):
@@ -255,32 +292,49 @@ class PaillierEvaluator(Machine):
     """
 
     def __init__(
-        self, endpoint: Endpoint, peer: int, codes: np.ndarray, num_packed: int, num_bits: int, key_bits: int = 2048
+        self,
+        endpoint: Endpoint,
+        peer: int,
+        codes: np.ndarray,
+        num_packed: int,
+        num_bits: int,
+        key_bits: int = 2048,
     ):
         super().__init__(endpoint)
-        self._peer, self._bits = peer, bits_of(codes, num_bits)
-        self._num_packed, self._key_bits, self._done = num_packed, key_bits, False
+        self._peer = peer
+        self._bits = bits_of(codes, num_bits)
+        self._num_packed = num_packed
+        self._key_bits = key_bits
+        self._done = False
 
     def receive(self, data: bytes) -> list[Outgoing]:
         """Works out the masked distances under encryption; the masks are for the server."""
         message = self.take(data, self._peer, EncryptedBits, not self._done)
-        num_bits, size = self._bits.shape[1], self._key_bits // 8
+        num_bits = self._bits.shape[1]
+        size = self._key_bits // 8
         width, slots, blocks = packing(self._num_packed, num_bits, self._key_bits)
         modulus = int.from_bytes(message.modulus.tobytes(), "little")
         shape = (num_bits, blocks, 2 * size)
         if message.ciphertexts.shape != shape or message.num_points != self._num_packed:
-            raise MalformedMessage(f"ciphertexts of shape {message.ciphertexts.shape}; due: {shape}", self._peer)
+            raise MalformedMessage(
+                f"ciphertexts of shape {message.ciphertexts.shape}; due: {shape}", self._peer
+            )
         if modulus.bit_length() != self._key_bits or not modulus % 2:
-            raise MalformedMessage(f"a modulus that is no odd number of {self._key_bits} bits", self._peer)
+            raise MalformedMessage(
+                f"a modulus that is no odd number of {self._key_bits} bits", self._peer
+            )
         public = PublicKey(modulus)
-        columns = np.array(_checked(message.ciphertexts, public, self._peer), object).reshape(num_bits, blocks)
+        columns = np.array(_checked(message.ciphertexts, public, self._peer), object).reshape(
+            num_bits, blocks
+        )
         self._done = True
         ones = [
             _pack(np.ones(min(slots, self._num_packed - start), np.uint8), width)
             for start in range(0, slots * blocks, slots)
         ]
         totals = [public.add(columns[:, block]) for block in range(blocks)]
-        results, masks = [], []
+        results = []
+        masks = []
         for bits in self._bits.astype(bool):
             for block in range(blocks):
                 # sum_l u_l + v_l - 2 u_l v_l: all columns, less twice those where v_l is 1.
@@ -291,8 +345,13 @@ class PaillierEvaluator(Machine):
                 masks.append(mask)
         points = len(self._bits)
         hidden = _to_bytes(results, 2 * size).reshape(points, blocks, 2 * size)
-        share = PackedShare(self._peer, message.modulus, _to_bytes(masks, size).reshape(points, blocks, size))
-        return [self.endpoint.pack(self._peer, EncryptedDistances(hidden)), self.endpoint.pack(SERVER, share)]
+        share = PackedShare(
+            self._peer, message.modulus, _to_bytes(masks, size).reshape(points, blocks, size)
+        )
+        return [
+            self.endpoint.pack(self._peer, EncryptedDistances(hidden)),
+            self.endpoint.pack(SERVER, share),
+        ]
 
 
 class PaillierServer(PairServer):
@@ -301,7 +360,13 @@ class PaillierServer(PairServer):
     share = PackedShare
 
     def __init__(
-        self, endpoint: Endpoint, owner: int, other: int, shape: tuple[int, int], num_bits: int, key_bits: int = 2048
+        self,
+        endpoint: Endpoint,
+        owner: int,
+        other: int,
+        shape: tuple[int, int],
+        num_bits: int,
+        key_bits: int = 2048,
     ):
         super().__init__(endpoint, owner, other, shape, num_bits)
         self._width, self._slots, self._blocks = packing(shape[0], num_bits, key_bits)
@@ -311,13 +376,17 @@ class PaillierServer(PairServer):
         due = (self._shape[1], self._blocks, self._size)
         if message.values.shape != due or message.modulus.shape != (self._size,):
             raise MalformedMessage(f"numbers of shape {message.values.shape}", sender)
-        if any(not np.array_equal(message.modulus, other.modulus) for other in self._shares.values()):
+        if any(
+            not np.array_equal(message.modulus, other.modulus) for other in self._shares.values()
+        ):
             raise MalformedMessage("the two clients name different keys", sender)
 
     def _put_together(self, first: PackedShare, second: PackedShare) -> np.ndarray:
         modulus = int.from_bytes(first.modulus.tobytes(), "little")
         pairs = zip(_from_bytes(first.values), _from_bytes(second.values), strict=True)
-        found = [_unpack((masked - mask) % modulus, self._width, self._slots) for masked, mask in pairs]
+        found = [
+            _unpack((masked - mask) % modulus, self._width, self._slots) for masked, mask in pairs
+        ]
         return np.array(found, np.int64).reshape(self._shape[1], -1)[:, : self._shape[0]].T
 
 

@@ -1,19 +1,21 @@
-"""SecureHamming by oblivious transfer: all distances between two clients' points, known to the server alone.
+"""SecureHamming by oblivious transfer: all distances between two clients' points, known to the
+server alone.
 
-In an oblivious transfer a receiver gets one of two pads, and the sender does not learn which. 128 base transfers by
-public keys are extended to any number by symmetric ones. Secure against parties that follow the protocol; a receiver
-that does not needs the consistency check of Keller, Orsini and Scholl (2015), which is not here.
+In an oblivious transfer a receiver gets one of two pads, and the sender does not learn which. 128
+base transfers by public keys are extended to any number by symmetric ones. Secure against parties
+that follow the protocol; a receiver that does not needs the consistency check of Keller, Orsini and
+Scholl (2015), which is not here.
 
-The receiver chooses with every bit of every point u; the sender offers, for all its points v at once, the vectors
-r + v_l and r + 1 - v_l. What the receiver gets is t = r + (u_l xor v_l). Summed over the bits, t at one client and r at
-the other are uniform, and their difference is the distance. Correlated transfers make r of the pad of choice 0, so
-that one vector per transfer travels.
+The receiver chooses with every bit of every point u; the sender offers, for all its points v at
+once, the vectors r + v_l and r + 1 - v_l. What the receiver gets is t = r + (u_l xor v_l). Summed
+over the bits, t at one client and r at the other are uniform, and their difference is the distance.
+Correlated transfers make r of the pad of choice 0, so that one vector per transfer travels.
 
 References:
     Chou, Orlandi, The simplest protocol for oblivious transfer, Latincrypt 2015: base transfers.
-    Ishai, Kilian, Nissim, Petrank, Extending oblivious transfers efficiently, CRYPTO 2003: the extension.
-    Bringer, Chabanne, Patey, SHADE: secure Hamming distance computation from oblivious transfer, 2013.
-    Scott, Yeo, Lampert, 2023: appendix, SecureHamming.
+    Ishai, Kilian, Nissim, Petrank, Extending oblivious transfers efficiently, CRYPTO 2003: the
+    extension. Bringer, Chabanne, Patey, SHADE: secure Hamming distance computation from oblivious
+    transfer, 2013. Scott, Yeo, Lampert, 2023: appendix, SecureHamming.
 """
 
 import secrets
@@ -33,10 +35,14 @@ _PURPOSE = b"base oblivious transfer"
 
 
 class BaseSender:
-    """Has two seeds per base transfer. Args: context that both parties know, and that no other pair has."""
+    """Has two seeds per base transfer. Args: context that both parties know, and that no other
+    pair has.
+    """
 
     def __init__(self, context: bytes, peer: int):
-        self._context, self._peer, self._group = context, peer, Group()
+        self._context = context
+        self._peer = peer
+        self._group = Group()
         self._secret = self._group.scalar()
         self.point = self._group.base(self._secret)
 
@@ -54,7 +60,9 @@ class BaseSender:
             self._group.check(choice, self._peer)
             shifted = self._group.subtract(choice, self.point)
             pair = (self._group.multiply(self._secret, some) for some in (choice, shifted))
-            zero, one = (_seed(self._context, number, self.point, choice, shared) for shared in pair)
+            zero, one = (
+                _seed(self._context, number, self.point, choice, shared) for shared in pair
+            )
             pairs.append((zero, one))
         return pairs
 
@@ -63,10 +71,14 @@ class BaseReceiver:
     """Chooses one seed per base transfer."""
 
     def __init__(self, context: bytes, peer: int, point: bytes):
-        """Args: as `BaseSender`, and the sender's point. Raises BadKey if that is no element of the group."""
+        """Args: as `BaseSender`, and the sender's point. Raises BadKey if that is no element of
+        the group.
+        """
         group = Group()
         group.check(point, peer)
-        self.choices = np.unpackbits(np.frombuffer(secrets.token_bytes(WIDTH // 8), np.uint8), bitorder="little")
+        self.choices = np.unpackbits(
+            np.frombuffer(secrets.token_bytes(WIDTH // 8), np.uint8), bitorder="little"
+        )
         self.seeds: list[bytes] = []
         hidden = []
         for number, choice in enumerate(self.choices.tolist()):
@@ -74,20 +86,27 @@ class BaseReceiver:
             plain = group.base(scalar)
             point_of = (plain, group.add(plain, point))[choice]
             hidden.append(point_of)
-            self.seeds.append(_seed(context, number, point, point_of, group.multiply(scalar, point)))
+            self.seeds.append(
+                _seed(context, number, point, point_of, group.multiply(scalar, point))
+            )
         self.hidden = np.frombuffer(b"".join(hidden), np.uint8).reshape(WIDTH, -1)
 
 
 def _seed(context: bytes, number: int, sender: bytes, receiver: bytes, shared: bytes) -> bytes:
-    return messages.digest(_PURPOSE, context, number.to_bytes(2, "little"), sender, receiver, shared)[:BLOCK_BYTES]
+    return messages.digest(
+        _PURPOSE, context, number.to_bytes(2, "little"), sender, receiver, shared
+    )[:BLOCK_BYTES]
 
 
 class ExtensionReceiver:
-    """Chooses among extended transfers. Args: the two seeds of every base transfer, in which it was the sender."""
+    """Chooses among extended transfers. Args: the two seeds of every base transfer, in which it
+    was the sender.
+    """
 
     def __init__(self, seeds: list[tuple[bytes, bytes]]):
         self._streams = [(BitStream(zero), BitStream(one)) for zero, one in seeds]
-        self._hash, self._done = BlockHash(), 0
+        self._hash = BlockHash()
+        self._done = 0
 
     def extend(self, choices: np.ndarray) -> tuple[int, np.ndarray, np.ndarray]:
         """More transfers; streams and numbers go on from those before.
@@ -96,11 +115,14 @@ class ExtensionReceiver:
             choices: uint8 [m] of 0 and 1, m a multiple of 8.
 
         Returns:
-            (number of the first, columns for the sender uint8 [128, m / 8], rows uint64 [m, 2] for `pads`).
+            (number of the first, columns for the sender uint8 [128, m / 8], rows uint64 [m, 2] for
+            `pads`).
         """
-        first, width = self._done, len(choices) // 8
+        first = self._done
+        width = len(choices) // 8
         self._done += len(choices)
-        kept, columns = np.empty((WIDTH, width), np.uint8), np.empty((WIDTH, width), np.uint8)
+        kept = np.empty((WIDTH, width), np.uint8)
+        columns = np.empty((WIDTH, width), np.uint8)
         zeros = np.zeros(width, np.uint8)
         for (zero, one), own, sent in zip(self._streams, kept, columns, strict=True):
             zero.fill(own, zeros)
@@ -110,36 +132,44 @@ class ExtensionReceiver:
         return first, columns, transpose_bits(kept)
 
     def pads(self, rows: np.ndarray, first: int, num_blocks: int) -> np.ndarray:
-        """The pad of every choice, uint64 [m, num_blocks, 2]."""
+        """Return the pad of every choice, uint64 [m, num_blocks, 2]."""
         return self._hash.expand(rows, first, num_blocks)
 
 
 class ExtensionSender:
-    """Has both pads. Args: its choices uint8 [128] in the base transfers, and the seeds that it got."""
+    """Has both pads. Args: its choices uint8 [128] in the base transfers, and the seeds that it
+    got.
+    """
 
     def __init__(self, choices: np.ndarray, seeds: list[bytes]):
-        self._choices, self._streams = choices, [BitStream(seed) for seed in seeds]
-        self._hash, self._done = BlockHash(), 0
+        self._choices = choices
+        self._streams = [BitStream(seed) for seed in seeds]
+        self._hash = BlockHash()
+        self._done = 0
         self._correlation = np.packbits(choices, bitorder="little").view(np.uint64)
 
     def extend(self, first: int, columns: np.ndarray, peer: int) -> np.ndarray:
         """Rows uint64 [m, 2] for `pads`.
 
         Raises:
-            MalformedMessage: columns that do not follow on those before, so that a stream would come twice.
+            MalformedMessage: columns that do not follow on those before, so that a stream would
+                come twice.
         """
         if columns.shape[0] != WIDTH or first != self._done:
-            raise MalformedMessage(f"columns {columns.shape} from {first} on; {self._done} is next", peer)
+            raise MalformedMessage(
+                f"columns {columns.shape} from {first} on; {self._done} is next", peer
+            )
         width = columns.shape[1]
         self._done += 8 * width
-        rows, zeros = np.empty((WIDTH, width), np.uint8), np.zeros(width, np.uint8)
+        rows = np.empty((WIDTH, width), np.uint8)
+        zeros = np.zeros(width, np.uint8)
         for stream, row in zip(self._streams, rows, strict=True):
             stream.fill(row, zeros)
         rows ^= columns * self._choices[:, None]
         return transpose_bits(rows)
 
     def pads(self, rows: np.ndarray, first: int, num_blocks: int) -> tuple[np.ndarray, np.ndarray]:
-        """The pads of choice 0 and of choice 1, each uint64 [m, num_blocks, 2]."""
+        """Return the pads of choice 0 and of choice 1, each uint64 [m, num_blocks, 2]."""
         zero = self._hash.expand(rows, first, num_blocks)
         return zero, self._hash.expand(rows ^ self._correlation, first, num_blocks)
 
@@ -154,20 +184,29 @@ def transpose_bits(columns: np.ndarray) -> np.ndarray:
         uint64 [8 k, 2], little-endian.
     """
     width = columns.shape[1]
-    blocks = np.ascontiguousarray(columns.reshape(16, 8, width).transpose(2, 0, 1)).view(np.uint64)[..., 0]
+    blocks = np.ascontiguousarray(columns.reshape(16, 8, width).transpose(2, 0, 1)).view(np.uint64)[
+        ..., 0
+    ]
     # Three exchanges transpose the 8 x 8 bits of every word (Warren, Hacker's Delight, 7-3).
-    for shift, mask in ((7, 0x00AA00AA00AA00AA), (14, 0x0000CCCC0000CCCC), (28, 0x00000000F0F0F0F0)):
+    for shift, mask in (
+        (7, 0x00AA00AA00AA00AA),
+        (14, 0x0000CCCC0000CCCC),
+        (28, 0x00000000F0F0F0F0),
+    ):
         moved = (blocks ^ (blocks >> np.uint64(shift))) & np.uint64(mask)
         blocks ^= moved ^ (moved << np.uint64(shift))
     rows = blocks.view(np.uint8).reshape(width, 16, 8).transpose(0, 2, 1)
     return np.ascontiguousarray(rows).reshape(8 * width, 16).view(np.uint64)
 
 
-_CHUNK_BYTES = 2**21  # of pads at a time: bounds memory, and is fastest while it stays in the processor's cache
+# of pads at a time: bounds memory, and is fastest while it stays in the processor's cache
+_CHUNK_BYTES = 2**21
 
 
 def chunks(num_chosen: int, num_offered: int, num_bits: int) -> Iterator[tuple[int, int]]:
-    """Returns how the receiver's points are cut: (points, transfers) of every message; both sides work it out alike."""
+    """Return how the receiver's points are cut: (points, transfers) of every message; both
+    sides work it out alike.
+    """
     width = np.dtype(ring(num_bits)).itemsize * num_offered * num_bits
     step = max(1, _CHUNK_BYTES // max(width, 1))
     for start in range(0, num_chosen, step):
@@ -190,19 +229,25 @@ class TransferReceiver(Machine):
         num_bits: L.
     """
 
-    def __init__(self, endpoint: Endpoint, peer: int, codes: np.ndarray, num_offered: int, num_bits: int):
+    def __init__(
+        self, endpoint: Endpoint, peer: int, codes: np.ndarray, num_offered: int, num_bits: int
+    ):
         super().__init__(endpoint)
-        self._peer, self._dtype = peer, ring(num_bits)
-        self._bits, self._num_offered, self._num_bits = bits_of(codes, num_bits), num_offered, num_bits
+        self._peer = peer
+        self._dtype = ring(num_bits)
+        self._bits = bits_of(codes, num_bits)
+        self._num_offered = num_offered
+        self._num_bits = num_bits
         self._base = BaseSender(_context(endpoint, endpoint.party, peer), peer)
         self._extension: ExtensionReceiver | None = None
         self._chunks = chunks(len(codes), num_offered, num_bits)
-        self._waiting: tuple[int, int, np.ndarray, np.ndarray] | None = None  # points, first transfer, choices, rows
+        # points, first transfer, choices, rows
+        self._waiting: tuple[int, int, np.ndarray, np.ndarray] | None = None
         self._share: np.ndarray = np.zeros((len(codes), num_offered), self._dtype)
         self._done = 0
 
     def start(self) -> list[Outgoing]:
-        """The first message of the base transfers."""
+        """Return the first message of the base transfers."""
         return [self.endpoint.pack(self._peer, BasePoint(self._base.point))]
 
     def receive(self, data: bytes) -> list[Outgoing]:
@@ -223,33 +268,51 @@ class TransferReceiver(Machine):
             self._waiting = None
             return [self.endpoint.pack(SERVER, DistanceShare(self._peer, self._share))]
         choices = np.zeros(transfers, np.uint8)
-        choices[: points * self._num_bits] = self._bits[self._done : self._done + points].reshape(-1)
+        choices[: points * self._num_bits] = self._bits[self._done : self._done + points].reshape(
+            -1
+        )
         first, columns, rows = self._extension.extend(choices)
-        self._waiting = points, first, choices[: points * self._num_bits], rows[: points * self._num_bits]
+        self._waiting = (
+            points,
+            first,
+            choices[: points * self._num_bits],
+            rows[: points * self._num_bits],
+        )
         return [self.endpoint.pack(self._peer, OtColumns(first, columns))]
 
     def _take(self, message: Corrections) -> None:
         assert self._waiting is not None and self._extension is not None
         points, first, choices, rows = self._waiting
-        values, shape = message.values, (len(choices), self._num_offered)
+        values = message.values
+        shape = (len(choices), self._num_offered)
         if message.first != first or values.shape != shape or values.dtype != self._dtype:
-            raise MalformedMessage(f"corrections {values.shape} of {values.dtype}; due: {shape}", self._peer)
+            raise MalformedMessage(
+                f"corrections {values.shape} of {values.dtype}; due: {shape}", self._peer
+            )
         pads = self._extension.pads(rows, first, _blocks(self._num_offered, self._dtype))
         values = _as_numbers(pads, self._num_offered, self._dtype)
         values += message.values * choices.astype(self._dtype)[:, None]
-        self._share[self._done : self._done + points] = values.reshape(points, self._num_bits, -1).sum(
-            axis=1, dtype=self._dtype
-        )
+        self._share[self._done : self._done + points] = values.reshape(
+            points, self._num_bits, -1
+        ).sum(axis=1, dtype=self._dtype)
         self._done += points
 
 
 class TransferSender(Machine):
-    """The client with more points. Arguments as `TransferReceiver`, with the number of points of the receiver."""
+    """The client with more points. Arguments as `TransferReceiver`, with the number of points of
+    the receiver.
+    """
 
-    def __init__(self, endpoint: Endpoint, peer: int, codes: np.ndarray, num_chosen: int, num_bits: int):
+    def __init__(
+        self, endpoint: Endpoint, peer: int, codes: np.ndarray, num_chosen: int, num_bits: int
+    ):
         super().__init__(endpoint)
-        self._peer, self._dtype = peer, ring(num_bits)
-        self._by_bit: np.ndarray = np.ascontiguousarray(bits_of(codes, num_bits).T).astype(self._dtype)  # [L, n]
+        self._peer = peer
+        self._dtype = ring(num_bits)
+        # [L, n]
+        self._by_bit: np.ndarray = np.ascontiguousarray(bits_of(codes, num_bits).T).astype(
+            self._dtype
+        )
         self._num_bits = num_bits
         self._extension: ExtensionSender | None = None
         self._plan = list(chunks(num_chosen, len(codes), num_bits))
@@ -257,14 +320,19 @@ class TransferSender(Machine):
         self._done = 0
 
     def receive(self, data: bytes) -> list[Outgoing]:
-        """The point of the base transfers, then columns chunk by chunk."""
+        """Return the point of the base transfers, then columns chunk by chunk."""
         sender, message = self.endpoint.unpack(data)
         if sender == self._peer and isinstance(message, BasePoint) and self._extension is None:
             context = _context(self.endpoint, self._peer, self.endpoint.party)
             base = BaseReceiver(context, self._peer, message.point)
             self._extension = ExtensionSender(base.choices, base.seeds)
             return [self.endpoint.pack(self._peer, BaseChoices(base.hidden))]
-        if sender == self._peer and isinstance(message, OtColumns) and self._extension is not None and self._plan:
+        if (
+            sender == self._peer
+            and isinstance(message, OtColumns)
+            and self._extension is not None
+            and self._plan
+        ):
             return self._answer(message)
         raise not_due(sender)
 
@@ -272,13 +340,18 @@ class TransferSender(Machine):
         assert self._extension is not None
         points, transfers = self._plan[0]
         if message.columns.shape != (WIDTH, transfers // 8):
-            raise MalformedMessage(f"columns of shape {message.columns.shape} for {transfers} transfers", self._peer)
-        rows = self._extension.extend(message.first, message.columns, self._peer)[: points * self._num_bits]
+            raise MalformedMessage(
+                f"columns of shape {message.columns.shape} for {transfers} transfers", self._peer
+            )
+        rows = self._extension.extend(message.first, message.columns, self._peer)[
+            : points * self._num_bits
+        ]
         del self._plan[0]
         num_offered = self._by_bit.shape[1]
         pads = self._extension.pads(rows, message.first, _blocks(num_offered, self._dtype))
         offered, other = (
-            _as_numbers(pad, num_offered, self._dtype).reshape(points, self._num_bits, num_offered) for pad in pads
+            _as_numbers(pad, num_offered, self._dtype).reshape(points, self._num_bits, num_offered)
+            for pad in pads
         )
         offered -= self._by_bit  # r
         self._share[self._done : self._done + points] = offered.sum(axis=1, dtype=self._dtype)
@@ -286,7 +359,11 @@ class TransferSender(Machine):
         # The second message is r + 1 - v, of which the pad of choice 1 is known to the receiver.
         offered += 1 - self._by_bit
         offered -= other
-        outgoing = [self.endpoint.pack(self._peer, Corrections(message.first, offered.reshape(-1, num_offered)))]
+        outgoing = [
+            self.endpoint.pack(
+                self._peer, Corrections(message.first, offered.reshape(-1, num_offered))
+            )
+        ]
         if not self._plan:
             outgoing.append(self.endpoint.pack(SERVER, DistanceShare(self._peer, self._share)))
         return outgoing
@@ -298,7 +375,9 @@ class TransferServer(PairServer):
     def _check(self, message: DistanceShare, sender: int) -> None:
         values = message.values
         if values.shape != self._shape or values.dtype != ring(self._num_bits):
-            raise MalformedMessage(f"{values.dtype} of shape {values.shape} for {self._shape}", sender)
+            raise MalformedMessage(
+                f"{values.dtype} of shape {values.shape} for {self._shape}", sender
+            )
 
     def _put_together(self, first: DistanceShare, second: DistanceShare) -> np.ndarray:
         return first.values - second.values
@@ -309,5 +388,5 @@ def _blocks(num_offered: int, dtype: type) -> int:
 
 
 def _as_numbers(pads: np.ndarray, count: int, dtype: type) -> np.ndarray:
-    """Pads uint64 [m, blocks, 2] -> [m, count]."""
+    """Pad uint64 [m, blocks, 2] -> [m, count]."""
     return np.ascontiguousarray(pads.reshape(len(pads), -1).view(dtype)[:, :count])

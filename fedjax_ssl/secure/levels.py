@@ -31,27 +31,44 @@ from fedjax_ssl.secure.row_sums import MIN_CLIENTS
 def add_transfers(
     traffic: Traffic, receiver: int, sender: int, num_chosen: int, num_offered: int, num_bits: int
 ) -> None:
-    """The block of two clients, by oblivious transfer."""
+    """Return the block of two clients, by oblivious transfer."""
     size = _size(num_bits)
     traffic.add("hamming", receiver, sender, wire_bytes(m.BasePoint))
     traffic.add("hamming", sender, receiver, wire_bytes(m.BaseChoices, (1, (WIDTH, POINT_BYTES))))
     for points, transfers in chunks(num_chosen, num_offered, num_bits):
-        columns, corrections = (1, (WIDTH, transfers // 8)), (size, (points * num_bits, num_offered))
+        columns = (1, (WIDTH, transfers // 8))
+        corrections = (size, (points * num_bits, num_offered))
         traffic.add("hamming", receiver, sender, wire_bytes(m.OtColumns, columns))
         traffic.add("hamming", sender, receiver, wire_bytes(m.Corrections, corrections))
     for client in (receiver, sender):
-        traffic.add("hamming", client, SERVER, wire_bytes(m.DistanceShare, (size, (num_chosen, num_offered))))
+        traffic.add(
+            "hamming",
+            client,
+            SERVER,
+            wire_bytes(m.DistanceShare, (size, (num_chosen, num_offered))),
+        )
 
 
 def add_paillier(
-    traffic: Traffic, owner: int, other: int, num_packed: int, num_other: int, num_bits: int, key_bits: int
+    traffic: Traffic,
+    owner: int,
+    other: int,
+    num_packed: int,
+    num_other: int,
+    num_bits: int,
+    key_bits: int,
 ) -> None:
-    """The block of two clients, by Paillier's cryptosystem."""
+    """Return the block of two clients, by Paillier's cryptosystem."""
     size = key_bits // 8
     *_, blocks = packing(num_packed, num_bits, key_bits)
     bits = wire_bytes(m.EncryptedBits, (1, (size,)), (1, (num_bits, blocks, 2 * size)))
     traffic.add("hamming", owner, other, bits)
-    traffic.add("hamming", other, owner, wire_bytes(m.EncryptedDistances, (1, (num_other, blocks, 2 * size))))
+    traffic.add(
+        "hamming",
+        other,
+        owner,
+        wire_bytes(m.EncryptedDistances, (1, (num_other, blocks, 2 * size))),
+    )
     for client in (owner, other):
         share = wire_bytes(m.PackedShare, (1, (size,)), (1, (num_other, blocks, size)))
         traffic.add("hamming", client, SERVER, share)
@@ -76,7 +93,8 @@ def add_row_sums(
             traffic.add("sums", client, SERVER, wire_bytes(m.MaskKey))
         if len(live) < min_clients:
             return
-        count, num_rows = len(live), sum(counts[client] + 1 for client in live)
+        count = len(live)
+        num_rows = sum(counts[client] + 1 for client in live)
         tables = (1, (count, KEY_BYTES)), (8, (count,)), (8, (count,)), (1, (count, KEY_BYTES))
         keys = wire_bytes(m.MaskKeys, (4, (count,)), *tables, (1, (count, SIGNATURE_BYTES)))
         for client in live:
@@ -90,7 +108,8 @@ def add_row_sums(
             traffic.add("sums", client, SERVER, wire_bytes(m.MaskedRows, (itemsize, shape)))
         complete = len(invited) == len(live)
         if recovery and len(invited) >= max(min_clients, threshold(count)):
-            complete, gone = True, len(live) - len(invited)
+            complete = True
+            gone = len(live) - len(invited)
             for client in invited:
                 request = wire_bytes(m.RecoveryRequest, (4, (gone,)), (4, (len(invited),)))
                 traffic.add("sums", SERVER, client, request)
@@ -104,7 +123,9 @@ def add_row_sums(
 
 
 def threshold(num_clients: int) -> int:
-    """Shares that give a key in Shamir mode: more than half, so that the clients cannot be asked in two groups."""
+    """Shares that give a key in Shamir mode: more than half, so that the clients cannot be asked
+    in two groups.
+    """
     return num_clients // 2 + 1
 
 
@@ -120,11 +141,13 @@ class Protocols:
         hamming: "transfer" (oblivious transfer) or "paillier" (least traffic, most time).
         key_bits: bits of Paillier's modulus.
         min_clients: fewest clients of a sum.
-        recovery: clients that vanish inside a sum do not restart it (Shamir mode); shares of more than half of the
-            clients give a key.
-        seed: 32 bytes that the first client sends the others: what the codes follow from. None: it is not sent.
-        drop: client -> phase in which it vanishes: "keys" before it sent its key, "hamming" with half of its distances,
-            "mask" before it agreed on masks, "sums" before it sent its masked rows, "result" before it read its rows.
+        recovery: clients that vanish inside a sum do not restart it (Shamir mode); shares of more
+            than half of the clients give a key.
+        seed: 32 bytes that the first client sends the others: what the codes follow from. None: it
+            is not sent.
+        drop: client -> phase in which it vanishes: "keys" before it sent its key, "hamming" with
+            half of its distances, "mask" before it agreed on masks, "sums" before it sent its
+            masked rows, "result" before it read its rows.
 
     Raises:
         ValueError: for a setting outside these.
@@ -147,11 +170,19 @@ class Protocols:
         for phase in (drop or {}).values():
             check_choices(DROPS, drop=phase)
         if hamming == "paillier" and (key_bits % 16 or key_bits < 256):
-            raise ValueError(f"key_bits is {key_bits}; it must be a multiple of 16 and at least 256")
-        self.num_bits, self.hamming, self.key_bits, self.seed = num_bits, hamming, key_bits, seed
-        self.min_clients, self.recovery, self.drop = min_clients, recovery, dict(drop or {})
+            raise ValueError(
+                f"key_bits is {key_bits}; it must be a multiple of 16 and at least 256"
+            )
+        self.num_bits = num_bits
+        self.hamming = hamming
+        self.key_bits = key_bits
+        self.seed = seed
+        self.min_clients = min_clients
+        self.recovery = recovery
+        self.drop = dict(drop or {})
         self.traffic = Traffic()
-        self.seconds: defaultdict[tuple[str, int], float] = defaultdict(float)  # by (phase, party), at level "real"
+        # by (phase, party), at level "real"
+        self.seconds: defaultdict[tuple[str, int], float] = defaultdict(float)
         self.counts: dict[int, int] = {}  # points of the clients of this session
         self.gone: set[int] = set()
         self.session = 0
@@ -160,27 +191,39 @@ class Protocols:
     @property
     def exchange(self) -> Exchange:
         """Returns what `fedjax_ssl.graph` calls."""
-        return Exchange(self.distances, self.row_sums, self.begin, self.columns, self.without_distances)
+        return Exchange(
+            self.distances, self.row_sums, self.begin, self.columns, self.without_distances
+        )
 
     def begin(self, num_points: Mapping[int, int]) -> None:
-        """Starts a session. Args: the number of points of every client that is invited."""
+        """Start a session. Args: the number of points of every client that is invited."""
         self.session += 1
         self._pairs = Counter()
         self.gone = self._leaving("keys", num_points)
-        self.counts = {client: count for client, count in sorted(num_points.items()) if client not in self.gone}
+        self.counts = {
+            client: count for client, count in sorted(num_points.items()) if client not in self.gone
+        }
         self._begin(list(num_points))
 
     def distances(self, a: int, b: int, codes_a: np.ndarray, codes_b: np.ndarray) -> np.ndarray:
-        """Distances of all points of a to all of b, int32; num_bits + 1 where one of them is gone."""
+        """Distances of all points of a to all of b, int32; num_bits + 1 where one of them is
+        gone.
+        """
         for client in {a, b}:
             self._pairs[client] += 1
             if client in self._leaving("hamming") and self._pairs[client] > len(self.counts) // 2:
                 self.gone.add(client)
         found = None if {a, b} & self.gone else self._distances(a, b, codes_a, codes_b)
-        return np.full((len(codes_a), len(codes_b)), self.num_bits + 1, np.int32) if found is None else found
+        return (
+            np.full((len(codes_a), len(codes_b)), self.num_bits + 1, np.int32)
+            if found is None
+            else found
+        )
 
     def without_distances(self) -> set[int]:
-        """Clients that vanished before all their distances were known: no point of theirs stays in the graph."""
+        """Clients that vanished before all their distances were known: no point of theirs stays
+        in the graph.
+        """
         return set(self.gone)
 
     def columns(self, columns: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
@@ -188,7 +231,8 @@ class Protocols:
         return columns
 
     def row_sums(self, shares: dict[int, np.ndarray], clients: np.ndarray) -> np.ndarray:
-        """Sum of the live clients' matrices modulo 2^32 or 2^64; 0 in rows of clients that are gone.
+        """Sum of the live clients' matrices modulo 2^32 or 2^64; 0 in rows of clients that are
+        gone.
 
         Raises:
             TooFewClients: so few are live that a sum would show single matrices.
@@ -205,25 +249,35 @@ class Protocols:
         return {client for client, other in self.drop.items() if other == phase and client in here}
 
     def _pair(self, a: int, b: int) -> tuple[int, int]:
-        """Says who of two clients plays the first part: by transfers who has fewer points, by Paillier the other."""
+        """Says who of two clients plays the first part: by transfers who has fewer points, by
+        Paillier the other.
+        """
         fewer, more = roles(a, b, self.counts)
         return (fewer, more) if self.hamming == "transfer" else (more, fewer)
 
     def _begin(self, invited: list[int]) -> None:
         pass
 
-    def _distances(self, a: int, b: int, codes_a: np.ndarray, codes_b: np.ndarray) -> np.ndarray | None:
+    def _distances(
+        self, a: int, b: int, codes_a: np.ndarray, codes_b: np.ndarray
+    ) -> np.ndarray | None:
         assert IDEAL.distances is not None
         return IDEAL.distances(a, b, codes_a, codes_b)
 
-    def _row_sums(self, invited: list[int], shares: dict[int, np.ndarray], clients: np.ndarray) -> np.ndarray:
+    def _row_sums(
+        self, invited: list[int], shares: dict[int, np.ndarray], clients: np.ndarray
+    ) -> np.ndarray:
         live = [client for client in invited if self.drop.get(client) not in ("mask", "sums")]
         if len(live) < self.min_clients:
-            raise TooFewClients(f"{len(live)} clients are live; a sum needs at least {self.min_clients}")
+            raise TooFewClients(
+                f"{len(live)} clients are live; a sum needs at least {self.min_clients}"
+            )
         total = np.zeros_like(shares[invited[0]])
         for client in live:
             total += shares[client]
-        total[~np.isin(clients, [client for client in live if self.drop.get(client) != "result"])] = 0
+        total[
+            ~np.isin(clients, [client for client in live if self.drop.get(client) != "result"])
+        ] = 0
         return total
 
 
@@ -236,12 +290,15 @@ class AccountedProtocols(Protocols):
         """As given; counted."""
         here = {client: some for client, some in columns.items() if client not in self.gone}
         for client, some in here.items():
-            size = wire_bytes(m.Columns, (some.dtype.itemsize, some.shape), (1, (len(here), KEY_BYTES)))
+            size = wire_bytes(
+                m.Columns, (some.dtype.itemsize, some.shape), (1, (len(here), KEY_BYTES))
+            )
             self.traffic.add("columns", SERVER, client, size)
         return columns
 
     def _begin(self, invited: list[int]) -> None:
-        count, rows = len(self.counts), len(self.counts) + 1
+        count = len(self.counts)
+        rows = len(self.counts) + 1
         tables = (1, (rows, KEY_BYTES)), (1, (rows, KEY_BYTES)), (1, (rows, SIGNATURE_BYTES))
         roster = wire_bytes(m.Roster, (4, (count,)), (8, (count,)), (8, (count,)), *tables)
         first = min(self.counts, default=None)
@@ -251,7 +308,9 @@ class AccountedProtocols(Protocols):
             if self.seed is not None and first is not None and client != first:
                 self.traffic.add("seed", first, client, wire_bytes(m.Seed))
 
-    def _distances(self, a: int, b: int, codes_a: np.ndarray, codes_b: np.ndarray) -> np.ndarray | None:
+    def _distances(
+        self, a: int, b: int, codes_a: np.ndarray, codes_b: np.ndarray
+    ) -> np.ndarray | None:
         if a == b:
             own = wire_bytes(m.OwnDistances, (_size(self.num_bits), (len(codes_a), len(codes_a))))
             self.traffic.add("hamming", a, SERVER, own)
@@ -264,7 +323,9 @@ class AccountedProtocols(Protocols):
                 add_paillier(self.traffic, *pair, *sizes, self.num_bits, self.key_bits)
         return super()._distances(a, b, codes_a, codes_b)
 
-    def _row_sums(self, invited: list[int], shares: dict[int, np.ndarray], clients: np.ndarray) -> np.ndarray:
+    def _row_sums(
+        self, invited: list[int], shares: dict[int, np.ndarray], clients: np.ndarray
+    ) -> np.ndarray:
         counts = {client: int((clients == client).sum()) for client in invited}
         size = shares[invited[0]].shape[1], shares[invited[0]].dtype.itemsize
         add_row_sums(self.traffic, counts, *size, self.drop, self.min_clients, self.recovery)

@@ -1,7 +1,9 @@
-"""The wire format: a header of fixed size, and a body of typed fields whose lengths are checked first.
+"""The wire format: a header of fixed size, and a body of typed fields whose lengths are checked
+first.
 
-Numbers are little-endian. A message of another version, kind or length, with a byte too few or too many, is refused
-with `MalformedMessage`. Decoding makes views of the bytes, never copies, and evaluates nothing.
+Numbers are little-endian. A message of another version, kind or length, with a byte too few or too
+many, is refused with `MalformedMessage`. Decoding makes views of the bytes, never copies, and
+evaluates nothing.
 """
 
 import hashlib
@@ -12,7 +14,13 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 import numpy as np
 
 from fedjax_ssl.secure.errors import MalformedMessage
-from fedjax_ssl.secure.primitives import KEY_BYTES, POINT_BYTES, SHARE_BYTES, SIGNATURE_BYTES, TAG_BYTES
+from fedjax_ssl.secure.primitives import (
+    KEY_BYTES,
+    POINT_BYTES,
+    SHARE_BYTES,
+    SIGNATURE_BYTES,
+    TAG_BYTES,
+)
 
 VERSION = 1
 _MAGIC = b"XCLP"
@@ -78,7 +86,9 @@ class SessionKey(NamedTuple):
 
 
 class Roster(NamedTuple):
-    """Server -> client: all session keys, the server's own last; `first` are the clients' first rows."""
+    """Server -> client: all session keys, the server's own last; `first` are the clients' first
+    rows.
+    """
 
     clients: _Ids  # uint32 [C]
     num_points: _Counts  # uint64 [C]
@@ -156,7 +166,9 @@ class PackedShare(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """Server -> client: the columns of S of its labelled points, and the digests of what every client was sent."""
+    """Server -> client: the columns of S of its labelled points, and the digests of what every
+    client was sent.
+    """
 
     columns: _Reals  # float32 or float64 [n, labelled]
     digests: _Bytes2  # uint8 [C, 32]
@@ -170,7 +182,9 @@ class SumStart(NamedTuple):
 
 
 class MaskKey(NamedTuple):
-    """Client -> server: a fresh key for the masks of this attempt, its rows, what it was told; signed."""
+    """Client -> server: a fresh key for the masks of this attempt, its rows, what it was told;
+    signed.
+    """
 
     public: _Key
     num_rows: _Number
@@ -215,7 +229,9 @@ class RecoveryRequest(NamedTuple):
 
 
 class Recovery(NamedTuple):
-    """Client -> server with recovery: its own masks of the others' rows, and its shares of the gone clients' keys."""
+    """Client -> server with recovery: its own masks of the others' rows, and its shares of the
+    gone clients' keys.
+    """
 
     seeds: _Bytes2  # uint8 [uploaded, 32], zeros for its own
     shares: _Bytes2  # uint8 [gone, 33]
@@ -224,11 +240,23 @@ class Recovery(NamedTuple):
 _SIGNED = (SessionKey, Roster)  # in clear; the others are sealed
 _TRANSFER = (OwnDistances, BasePoint, BaseChoices, OtColumns, Corrections, DistanceShare)
 _PAILLIER = (EncryptedBits, EncryptedDistances, PackedShare)
-_ROW_SUMS = (Columns, SumStart, MaskKey, MaskKeys, MaskedRows, RowTotals, KeyShare, RecoveryRequest, Recovery)
+_ROW_SUMS = (
+    Columns,
+    SumStart,
+    MaskKey,
+    MaskKeys,
+    MaskedRows,
+    RowTotals,
+    KeyShare,
+    RecoveryRequest,
+    Recovery,
+)
 # A message's kind on the wire is its place, from 1 on.
 MESSAGES: tuple[type, ...] = (*_SIGNED, Seed, *_TRANSFER, *_PAILLIER, *_ROW_SUMS)
 _LAYOUTS = {
-    message: tuple(hint.__metadata__[0] for hint in get_type_hints(message, include_extras=True).values())
+    message: tuple(
+        hint.__metadata__[0] for hint in get_type_hints(message, include_extras=True).values()
+    )
     for message in MESSAGES
 }
 _KINDS = {message: kind for kind, message in enumerate(MESSAGES, 1)}
@@ -239,7 +267,7 @@ _AXIS = struct.Struct("<I")
 
 
 def kind_of(message: type) -> int:
-    """The number of a message type on the wire."""
+    """Return the number of a message type on the wire."""
     return _KINDS[message]
 
 
@@ -249,12 +277,12 @@ def layout_of(message: type) -> tuple[Blob | Whole | Numbers, ...]:
 
 
 def is_sealed(kind: int) -> bool:
-    """Returns whether messages of this kind travel encrypted; the others are signed."""
+    """Return whether messages of this kind travel encrypted; the others are signed."""
     return MESSAGES[kind - 1] not in _SIGNED
 
 
 def pack_header(header: Header, body_bytes: int) -> bytes:
-    """The header of a message; `body_bytes` counts the tag of a sealed one."""
+    """Return the header of a message; `body_bytes` counts the tag of a sealed one."""
     _, run, *numbers = header
     return _HEADER.pack(_MAGIC, VERSION, header.kind, 0, run, *numbers, body_bytes)
 
@@ -267,8 +295,12 @@ def unpack_header(data: bytes) -> tuple[Header, memoryview, memoryview]:
     """
     view = memoryview(data)
     if len(view) < HEADER_BYTES:
-        raise MalformedMessage(f"{len(view)} bytes are no message; the header alone has {HEADER_BYTES}")
-    magic, version, kind, reserved, run, round, attempt, sender, receiver, sequence, length = _HEADER.unpack_from(view)
+        raise MalformedMessage(
+            f"{len(view)} bytes are no message; the header alone has {HEADER_BYTES}"
+        )
+    magic, version, kind, reserved, run, round, attempt, sender, receiver, sequence, length = (
+        _HEADER.unpack_from(view)
+    )
     if magic != _MAGIC or reserved:
         raise MalformedMessage("bytes that are no message of this protocol")
     if version != VERSION:
@@ -276,24 +308,30 @@ def unpack_header(data: bytes) -> tuple[Header, memoryview, memoryview]:
     if not 1 <= kind <= len(MESSAGES):
         raise MalformedMessage(f"a message of the unknown kind {kind}", sender)
     if length != len(view) - HEADER_BYTES:
-        raise MalformedMessage(f"a message claims {length} bytes and has {len(view) - HEADER_BYTES}", sender)
+        raise MalformedMessage(
+            f"a message claims {length} bytes and has {len(view) - HEADER_BYTES}", sender
+        )
     header = Header(kind, bytes(run), round, attempt, sender, receiver, sequence)
     return header, view[:HEADER_BYTES], view[HEADER_BYTES:]
 
 
 def encode(message: Any) -> bytes:
-    """The body of a message."""
+    """Return the body of a message."""
     parts: list[Any] = []
     for field, value in zip(layout_of(type(message)), message, strict=True):
         if isinstance(field, Blob):
             if len(value) != field.length:
-                raise MalformedMessage(f"a field of {len(value)} bytes; it must have {field.length}")
+                raise MalformedMessage(
+                    f"a field of {len(value)} bytes; it must have {field.length}"
+                )
             parts.append(bytes(value))
         elif isinstance(field, Whole):
             parts.append(_COUNT.pack(value))
         else:
             if value.dtype.type not in field.dtypes or value.ndim != field.axes:
-                raise MalformedMessage(f"an array of {value.dtype} with {value.ndim} axes; allowed: {field}")
+                raise MalformedMessage(
+                    f"an array of {value.dtype} with {value.ndim} axes; allowed: {field}"
+                )
             code = _ARRAY.pack(_DTYPES.index(value.dtype.type))
             parts += [code, *map(_AXIS.pack, value.shape)]
             parts.append(np.ascontiguousarray(value, value.dtype.newbyteorder("<")).tobytes())
@@ -301,20 +339,22 @@ def encode(message: Any) -> bytes:
 
 
 def decode(kind: int, body: bytes | memoryview, sender: int) -> Any:
-    """The message that a body holds; arrays are read-only views of it.
+    """Return the message that a body holds; arrays are read-only views of it.
 
     Raises:
         MalformedMessage: naming the sender.
     """
     message = MESSAGES[kind - 1]
-    view, place = memoryview(body), 0
+    view = memoryview(body)
+    place = 0
     values: list[Any] = []
 
     def take(length: int) -> memoryview:
         nonlocal place
         if length > len(view) - place:
             raise MalformedMessage(
-                f"a field of {message.__name__} claims {length} bytes of {len(view) - place}", sender
+                f"a field of {message.__name__} claims {length} bytes of {len(view) - place}",
+                sender,
             )
         place += length
         return view[place - length : place]
@@ -327,15 +367,23 @@ def decode(kind: int, body: bytes | memoryview, sender: int) -> Any:
         else:
             code = _ARRAY.unpack(take(_ARRAY.size))[0]
             if code >= len(_DTYPES) or _DTYPES[code] not in field.dtypes:
-                raise MalformedMessage(f"an array of {message.__name__} has a type that is not allowed", sender)
+                raise MalformedMessage(
+                    f"an array of {message.__name__} has a type that is not allowed", sender
+                )
             dtype = np.dtype(_DTYPES[code]).newbyteorder("<")
             shape = [_AXIS.unpack(take(_AXIS.size))[0] for _ in range(field.axes)]
             data = take(math.prod(shape) * dtype.itemsize)
             if not data and max(shape) > _MOST_EMPTY:
-                raise MalformedMessage(f"an empty array of {message.__name__} claims the shape {shape}", sender)
-            values.append(np.frombuffer(data, dtype).reshape(shape) if data else np.empty(shape, dtype))
+                raise MalformedMessage(
+                    f"an empty array of {message.__name__} claims the shape {shape}", sender
+                )
+            values.append(
+                np.frombuffer(data, dtype).reshape(shape) if data else np.empty(shape, dtype)
+            )
     if place != len(view):
-        raise MalformedMessage(f"{len(view) - place} bytes too many behind {message.__name__}", sender)
+        raise MalformedMessage(
+            f"{len(view) - place} bytes too many behind {message.__name__}", sender
+        )
     return message(*values)
 
 
@@ -346,7 +394,8 @@ def wire_bytes(message: type, *shapes: tuple[int, tuple[int, ...]] | int) -> int
         message: its type.
         *shapes: for every array in it (bytes per number, shape).
     """
-    total, arrays = HEADER_BYTES + TAG_BYTES * (message not in _SIGNED), iter(shapes)
+    total = HEADER_BYTES + TAG_BYTES * (message not in _SIGNED)
+    arrays = iter(shapes)
     for field in layout_of(message):
         if isinstance(field, Blob):
             total += field.length

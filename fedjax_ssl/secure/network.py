@@ -1,7 +1,8 @@
 """Deliver messages between parties: sealed at one endpoint, counted, opened at the other.
 
-A party is a state machine without input or output of its own: bytes go in, messages come out. Here they travel in
-memory. A `Transport` over sockets can take this one's place, with one machine to a process.
+A party is a state machine without input or output of its own: bytes go in, messages come out. Here
+they travel in memory. A `Transport` over sockets can take this one's place, with one machine to a
+process.
 """
 
 import struct
@@ -43,13 +44,24 @@ class Endpoint:
         round: round of the run; one session per round.
     """
 
-    def __init__(self, party: int, identity: primitives.Identity, pinned: Mapping[int, bytes], run: bytes, round: int):
-        self.party, self.pinned, self.run, self.round = party, pinned, run, round
+    def __init__(
+        self,
+        party: int,
+        identity: primitives.Identity,
+        pinned: Mapping[int, bytes],
+        run: bytes,
+        round: int,
+    ):
+        self.party = party
+        self.pinned = pinned
+        self.run = run
+        self.round = round
         self.key = primitives.ExchangeKey()
         self.transcript = b""  # digest of the roster; empty before it is known
         self.last_attempt = 0  # at a sum; none comes twice in a session
         self._identity = identity
-        self._channels: dict[int, tuple[bytes, bytes]] = {}  # keys to send and to receive with; nonce: the sequence
+        # keys to send and to receive with; nonce: the sequence
+        self._channels: dict[int, tuple[bytes, bytes]] = {}
         self._sent: dict[int, int] = {}
         self._next: dict[int, int] = {}
 
@@ -62,27 +74,40 @@ class Endpoint:
         return self._identity.public
 
     def context(self, name: bytes, *numbers: int) -> bytes:
-        """Returns what keys and signatures are bound to: protocol, version, purpose, run, round and numbers."""
-        return _NAME + name + b"|" + self.run + struct.pack(f"<{1 + len(numbers)}q", self.round, *numbers)
+        """Return what keys and signatures are bound to: protocol, version, purpose, run, round
+        and numbers.
+        """
+        return (
+            _NAME
+            + name
+            + b"|"
+            + self.run
+            + struct.pack(f"<{1 + len(numbers)}q", self.round, *numbers)
+        )
 
     def sign(self, name: bytes, *parts: bytes, attempt: int = 0) -> bytes:
-        """A signature of parts under this party's identity, bound to run, round, attempt and sender."""
+        """Return a signature of parts under this party's identity, bound to run, round, attempt and
+        sender.
+        """
         return self._identity.sign(messages.digest(self.context(name, attempt, self.party), *parts))
 
-    def verify(self, sender: int, signature: bytes, name: bytes, *parts: bytes, attempt: int = 0) -> None:
-        """Raises NotAuthentic unless `sender`, by its pinned identity, signed these parts."""
+    def verify(
+        self, sender: int, signature: bytes, name: bytes, *parts: bytes, attempt: int = 0
+    ) -> None:
+        """Raise NotAuthentic unless `sender`, by its pinned identity, signed these parts."""
         if sender not in self.pinned:
             raise NotAuthentic("no identity key is known", sender)
         data = messages.digest(self.context(name, attempt, sender), *parts)
         primitives.verify(self.pinned[sender], signature, data, sender)
 
     def connect(self, peer: int, public: bytes) -> None:
-        """Opens the channel to a party with this session key; `transcript` has to be known.
+        """Open the channel to a party with this session key; `transcript` has to be known.
 
         Raises:
             BadKey: a point of low order.
         """
-        secret, salt = self.key.agree(public), b"".join(sorted((public, self.key.public)))
+        secret = self.key.agree(public)
+        salt = b"".join(sorted((public, self.key.public)))
         send, receive = (
             primitives.hkdf(secret, salt, self.context(b"channel", *ends) + self.transcript)
             for ends in ((self.party, peer), (peer, self.party))
@@ -90,8 +115,9 @@ class Endpoint:
         self._channels[peer] = send, receive
 
     def pack(self, receiver: int, message: Any, attempt: int = 0) -> Outgoing:
-        """A message on its way: sealed, or in clear where its kind is signed instead."""
-        kind, sequence = messages.kind_of(type(message)), self._sent.get(receiver, 0)
+        """Return a message on its way: sealed, or in clear where its kind is signed instead."""
+        kind = messages.kind_of(type(message))
+        sequence = self._sent.get(receiver, 0)
         self._sent[receiver] = sequence + 1
         header = Header(kind, self.run, self.round, attempt, self.party, receiver, sequence)
         body = messages.encode(message)
@@ -109,7 +135,8 @@ class Endpoint:
         Nothing is remembered of a message that is refused.
 
         Raises:
-            ProtocolError: no message, not for this party or this place, not from whom it says, or not the first time.
+            ProtocolError: no message, not for this party or this place, not from whom it says, or
+                not the first time.
         """
         header, head, body = messages.unpack_header(data)
         sender = header.sender
@@ -122,7 +149,8 @@ class Endpoint:
         if messages.is_sealed(header.kind):
             if sender not in self._channels:
                 raise NotAuthentic("there is no channel to the sender", sender)
-            nonce, key = _nonce(header.sequence), self._channels[sender][1]
+            nonce = _nonce(header.sequence)
+            key = self._channels[sender][1]
             body = memoryview(primitives.unseal(key, nonce, bytes(body), bytes(head), sender))
             self._next[sender] = header.sequence + 1
         return sender, messages.decode(header.kind, body, sender)
@@ -150,12 +178,16 @@ class Machine:
         return []
 
     def receive(self, data: bytes) -> list[Outgoing]:
-        """Say what it sends in answer. Raises ProtocolError for a message that it refuses, and is as it was before."""
+        """Say what it sends in answer. Raises ProtocolError for a message that it refuses, and
+        is as it was before.
+        """
         sender, _ = self.endpoint.unpack(data)
         raise not_due(sender)
 
     def take(self, data: bytes, sender: int, kind: type, due: bool = True) -> Any:
-        """Open the message of a kind that it waits for from one party. Raises ProtocolError for every other one."""
+        """Open the message of a kind that it waits for from one party. Raises ProtocolError for
+        every other one.
+        """
         found, message = self.endpoint.unpack(data)
         if found != sender or not isinstance(message, kind) or not due:
             raise not_due(found)
@@ -175,10 +207,10 @@ class Transport(Protocol):
     """Carries bytes to a party."""
 
     def send(self, sender: int, receiver: int, data: bytes) -> None:
-        """Takes a message along."""
+        """Take a message along."""
 
     def receive(self, receiver: int) -> bytes | None:
-        """The next message for a party, None if there is none."""
+        """Return the next message for a party, None if there is none."""
 
 
 class InMemory:
@@ -188,31 +220,38 @@ class InMemory:
         self._queues: dict[int, deque[bytes]] = defaultdict(deque)
 
     def send(self, sender: int, receiver: int, data: bytes) -> None:
-        """Puts a message into the receiver's queue."""
+        """Put a message into the receiver's queue."""
         self._queues[receiver].append(data)
 
     def receive(self, receiver: int) -> bytes | None:
-        """The next message of the receiver's queue."""
+        """Return the next message of the receiver's queue."""
         queue = self._queues[receiver]
         return queue.popleft() if queue else None
 
 
 class Traffic:
-    """Messages and bytes by (phase, sender, receiver); messages between clients are counted once, not at the server."""
+    """Messages and bytes by (phase, sender, receiver); messages between clients are counted
+    once, not at the server.
+    """
 
     def __init__(self) -> None:
         self.messages: Counter[tuple[str, int, int]] = Counter()
         self.bytes: Counter[tuple[str, int, int]] = Counter()
 
     def add(self, phase: str, sender: int, receiver: int, num_bytes: int, count: int = 1) -> None:
-        """Counts `count` messages of `num_bytes` each."""
+        """Count `count` messages of `num_bytes` each."""
         self.messages[phase, sender, receiver] += count
         self.bytes[phase, sender, receiver] += num_bytes * count
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Traffic) and (self.messages, self.bytes) == (other.messages, other.bytes)
+        return isinstance(other, Traffic) and (self.messages, self.bytes) == (
+            other.messages,
+            other.bytes,
+        )
 
-    def total(self, phase: str | None = None, sender: int | None = None, receiver: int | None = None) -> int:
+    def total(
+        self, phase: str | None = None, sender: int | None = None, receiver: int | None = None
+    ) -> int:
         """Bytes of a phase, from a party or to a party; None: of all."""
         wanted = (phase, sender, receiver)
         return sum(
@@ -227,10 +266,13 @@ class Network:
 
     Args:
         transport: carries the messages.
-        leaves: client -> the message that it no longer sends, or no longer reads: there it vanishes.
+        leaves: client -> the message that it no longer sends, or no longer reads: there it
+            vanishes.
     """
 
-    def __init__(self, transport: Transport | None = None, leaves: Mapping[int, type] | None = None):
+    def __init__(
+        self, transport: Transport | None = None, leaves: Mapping[int, type] | None = None
+    ):
         self.transport: Transport = transport or InMemory()
         self.leaves = dict(leaves or {})
         self.gone: set[int] = set()
@@ -239,7 +281,9 @@ class Network:
         self.refused: list[tuple[int, ProtocolError]] = []  # (who refused, why), for the log
 
     def run(self, phase: str, machines: Mapping[int, Machine]) -> None:
-        """Delivers until nobody has anything to say; a message that is refused counts as one that never came."""
+        """Delivers until nobody has anything to say; a message that is refused counts as one
+        that never came.
+        """
         for party, machine in machines.items():
             self._act(phase, party, machine.start)
         server = machines.get(SERVER)
@@ -257,7 +301,9 @@ class Network:
                 self._act(phase, party, machine.receive, data)
         return busy
 
-    def _act(self, phase: str, party: int, act: Callable[..., list[Outgoing] | None], *data: bytes) -> bool:
+    def _act(
+        self, phase: str, party: int, act: Callable[..., list[Outgoing] | None], *data: bytes
+    ) -> bool:
         """Lets a party act; whether it did anything."""
         if party in self.gone:
             return False

@@ -1,6 +1,8 @@
-"""The cryptographic primitives: those of `cryptography` and libsodium in the few forms used here, and Shamir's sharing.
+"""The cryptographic primitives: those of `cryptography` and libsodium in the few forms used here,
+and Shamir's sharing.
 
-Random bytes come from the operating system only, so that a fork or a resumed run never repeats them.
+Random bytes come from the operating system only, so that a fork or a resumed run never repeats
+them.
 
 References:
     Shamir, How to share a secret, Communications of the ACM 1979.
@@ -16,7 +18,10 @@ import numpy as np
 
 from fedjax_ssl.secure.errors import BadKey, MissingExtra, NotAuthentic
 
-KEY_BYTES, POINT_BYTES, TAG_BYTES, SIGNATURE_BYTES = 32, 32, 16, 64
+KEY_BYTES = 32
+POINT_BYTES = 32
+TAG_BYTES = 16
+SIGNATURE_BYTES = 64
 SHARE_BYTES = 33  # of a number modulo `PRIME`
 BLOCK_BYTES = 16  # of AES
 _STREAM_BYTES = 2**18  # of key stream at a time: stays in the processor's cache
@@ -25,7 +30,7 @@ _HASH_KEY = bytes.fromhex("243f6a8885a308d313198a2e03707344")
 
 
 def load(module: str, extra: str = "secure") -> Any:
-    """An optional module.
+    """Return an optional module.
 
     Raises:
         MissingExtra: it is not installed.
@@ -59,18 +64,20 @@ class ExchangeKey:
         self.public: bytes = self._private.public_key().public_bytes_raw()
 
     def agree(self, public: bytes) -> bytes:
-        """The 32 bytes shared with the owner of `public`.
+        """Return the 32 bytes shared with the owner of `public`.
 
         Raises:
             BadKey: a point of low order, with which the secret would be known to all.
         """
         try:
-            return self._private.exchange(_asymmetric("x25519").X25519PublicKey.from_public_bytes(public))
+            return self._private.exchange(
+                _asymmetric("x25519").X25519PublicKey.from_public_bytes(public)
+            )
         except ValueError as error:
             raise BadKey("a public key is a point of low order") from error
 
     def private_bytes(self) -> bytes:
-        """The private key, which Shamir mode shares out."""
+        """Return the private key, which Shamir mode shares out."""
         return self._private.private_bytes_raw()
 
     def __repr__(self) -> str:
@@ -85,7 +92,7 @@ class Identity:
         self.public: bytes = self._private.public_key().public_bytes_raw()
 
     def sign(self, data: bytes) -> bytes:
-        """The 64 bytes of a signature."""
+        """Return the 64 bytes of a signature."""
         return self._private.sign(data)
 
     def __repr__(self) -> str:
@@ -93,7 +100,7 @@ class Identity:
 
 
 def verify(public: bytes, signature: bytes, data: bytes, sender: int) -> None:
-    """Raises NotAuthentic for a signature that does not fit."""
+    """Raise NotAuthentic for a signature that does not fit."""
     try:
         _asymmetric("ed25519").Ed25519PublicKey.from_public_bytes(public).verify(signature, data)
     except _invalid_signature() as error:
@@ -109,11 +116,15 @@ def hkdf(secret: bytes, salt: bytes, info: bytes, length: int = KEY_BYTES) -> by
 
 def seal(key: bytes, nonce: bytes, plain: bytes, associated: bytes) -> bytes:
     """ChaCha20-Poly1305 (RFC 8439): as many bytes and 16 more."""
-    return _load("cryptography.hazmat.primitives.ciphers.aead").ChaCha20Poly1305(key).encrypt(nonce, plain, associated)
+    return (
+        _load("cryptography.hazmat.primitives.ciphers.aead")
+        .ChaCha20Poly1305(key)
+        .encrypt(nonce, plain, associated)
+    )
 
 
 def unseal(key: bytes, nonce: bytes, sealed: bytes, associated: bytes, sender: int) -> bytes:
-    """Returns what was sealed.
+    """Return what was sealed.
 
     Raises:
         NotAuthentic: a single bit of it, of the nonce or of the associated data is another one.
@@ -132,7 +143,7 @@ def _encryptor(algorithm: str, key: bytes, mode: Any, *more: bytes) -> Any:
 
 
 def add_key_stream(total: np.ndarray, key: bytes, sign: int) -> None:
-    """Adds a ChaCha20 key stream to a matrix in place, or takes it away, modulo 2^32 or 2^64.
+    """Add a ChaCha20 key stream to a matrix in place, or takes it away, modulo 2^32 or 2^64.
 
     Args:
         total: contiguous uint32 or uint64, little-endian as the stream is read.
@@ -156,14 +167,16 @@ def _buffers() -> tuple[np.ndarray, np.ndarray]:
 
 
 class BitStream:
-    """AES-128-CTR key stream of one seed, which goes on where the last call ended: no byte comes twice."""
+    """AES-128-CTR key stream of one seed, which goes on where the last call ended: no byte comes
+    twice.
+    """
 
     def __init__(self, seed: bytes):
         modes = _load("cryptography.hazmat.primitives.ciphers.modes")
         self._cipher = _encryptor("AES", seed, modes.CTR(bytes(BLOCK_BYTES)))
 
     def fill(self, out: np.ndarray, zeros: np.ndarray) -> None:
-        """Writes the next bytes to `out`; `zeros` has as many bytes, all 0."""
+        """Write the next bytes to `out`; `zeros` has as many bytes, all 0."""
         self._cipher.update_into(zeros, out)
 
     def __repr__(self) -> str:
@@ -171,15 +184,18 @@ class BitStream:
 
 
 class BlockHash:
-    """The correlation-robust hash H(tweak, x) = P(P(x) ^ tweak) ^ P(x), with P = AES-128 of a fixed key.
+    """The correlation-robust hash H(tweak, x) = P(P(x) ^ tweak) ^ P(x), with P = AES-128 of a fixed
+    key.
 
     References:
-        Guo, Katz, Wang, Yu, Efficient and secure multiparty computation from fixed-key block ciphers, IEEE S&P 2020:
-        the tweakable form TMMO.
+        Guo, Katz, Wang, Yu, Efficient and secure multiparty computation from fixed-key block
+        ciphers, IEEE S&P 2020: the tweakable form TMMO.
     """
 
     def __init__(self) -> None:
-        self._cipher = _encryptor("AES", _HASH_KEY, _load("cryptography.hazmat.primitives.ciphers.modes").ECB())
+        self._cipher = _encryptor(
+            "AES", _HASH_KEY, _load("cryptography.hazmat.primitives.ciphers.modes").ECB()
+        )
 
     def _permute(self, blocks: np.ndarray) -> np.ndarray:
         out = np.empty(blocks.nbytes + BLOCK_BYTES - 1, np.uint8)  # as long as the library asks for
@@ -187,7 +203,7 @@ class BlockHash:
         return out[: blocks.nbytes].view(np.uint64).reshape(blocks.shape)
 
     def expand(self, rows: np.ndarray, first: int, num_blocks: int) -> np.ndarray:
-        """Pads of every row.
+        """Pad of every row.
 
         Args:
             rows: uint64 [m, 2], 16 bytes each.
@@ -214,7 +230,7 @@ class Group:
         self._errors = (_load("nacl.exceptions").CryptoError, ValueError, TypeError)
 
     def scalar(self) -> bytes:
-        """A random scalar."""
+        """Return a random scalar."""
         return self._sodium.crypto_core_ed25519_scalar_reduce(secrets.token_bytes(64))
 
     def base(self, scalar: bytes) -> bytes:
@@ -241,7 +257,9 @@ class Group:
         return self._sodium.crypto_core_ed25519_sub(one, other)
 
     def check(self, point: bytes, sender: int) -> None:
-        """Raises BadKey for bytes that are no element of the group, not canonical, or the identity element."""
+        """Raise BadKey for bytes that are no element of the group, not canonical, or the
+        identity element.
+        """
         if not self._sodium.crypto_core_ed25519_is_valid_point(point):
             raise BadKey("a group element is not valid", sender)
 
@@ -250,14 +268,20 @@ PRIME = 2**256 + 297  # the first prime above 32 bytes
 
 
 def share_out(secret: bytes, holders: list[int], threshold: int) -> dict[int, bytes]:
-    """A share of 32 bytes for every holder; the share of the holder with number i is the polynomial's value at i + 1.
+    """Return a share of 32 bytes for every holder; the share of the holder with number i is the
+    polynomial's value at i + 1.
 
     Raises:
         ValueError: a threshold above the number of holders, or below 1.
     """
     if not 1 <= threshold <= len(set(holders)):
-        raise ValueError(f"threshold is {threshold}; with {len(holders)} holders it must be 1..{len(holders)}")
-    coefficients = [int.from_bytes(secret, "little"), *(secrets.randbelow(PRIME) for _ in range(threshold - 1))]
+        raise ValueError(
+            f"threshold is {threshold}; with {len(holders)} holders it must be 1..{len(holders)}"
+        )
+    coefficients = [
+        int.from_bytes(secret, "little"),
+        *(secrets.randbelow(PRIME) for _ in range(threshold - 1)),
+    ]
     shares = {}
     for holder in holders:
         value = 0
@@ -268,10 +292,13 @@ def share_out(secret: bytes, holders: list[int], threshold: int) -> dict[int, by
 
 
 def put_together(shares: Mapping[int, bytes]) -> bytes:
-    """The secret of 32 bytes from as many shares as the threshold, by holder; anything else from fewer."""
+    """Return the secret of 32 bytes from as many shares as the threshold, by holder; anything else
+    from fewer.
+    """
     total = 0
     for holder, share in shares.items():
-        above, below = 1, 1
+        above = 1
+        below = 1
         for other in shares:
             if other != holder:
                 above = above * (other + 1) % PRIME

@@ -1,4 +1,6 @@
-"""Level "real", where the parties exchange messages in one process, and the two protocols as functions of arrays."""
+"""Level "real", where the parties exchange messages in one process, and the two protocols as
+functions of arrays.
+"""
 
 import secrets
 from collections.abc import Mapping
@@ -11,16 +13,31 @@ from fedjax_ssl.checks import check_choices
 from fedjax_ssl.secure import LEVELS, messages
 from fedjax_ssl.secure.distances import OwnClient, OwnServer
 from fedjax_ssl.secure.errors import SERVER, ProtocolError
-from fedjax_ssl.secure.hamming_paillier import PackedBits, PaillierEvaluator, PaillierOwner, PaillierServer
+from fedjax_ssl.secure.hamming_paillier import (
+    PackedBits,
+    PaillierEvaluator,
+    PaillierOwner,
+    PaillierServer,
+)
 from fedjax_ssl.secure.hamming_transfer import TransferReceiver, TransferSender, TransferServer
 from fedjax_ssl.secure.levels import AccountedProtocols, Protocols, threshold
 from fedjax_ssl.secure.network import Endpoint, Network, Traffic, Transport
 from fedjax_ssl.secure.primitives import Identity, load
 from fedjax_ssl.secure.row_sums import NOTHING_TOLD, RowSumClient, RowSumServer
-from fedjax_ssl.secure.session import ColumnsClient, ColumnsServer, SeedClient, SessionClient, SessionServer
+from fedjax_ssl.secure.session import (
+    ColumnsClient,
+    ColumnsServer,
+    SeedClient,
+    SessionClient,
+    SessionServer,
+)
 
 # In which message a client vanishes; "hamming" is between two pairs.
-_LAST: dict[str, type] = {"keys": messages.SessionKey, "mask": messages.MaskKey, "sums": messages.MaskedRows}
+_LAST: dict[str, type] = {
+    "keys": messages.SessionKey,
+    "mask": messages.MaskKey,
+    "sums": messages.MaskedRows,
+}
 _LAST["result"] = messages.RowTotals
 
 
@@ -40,7 +57,8 @@ class RealProtocols(Protocols):
         self.run = secrets.token_bytes(messages.RUN_BYTES)
         leaves = {client: _LAST[phase] for client, phase in self.drop.items() if phase in _LAST}
         self.network = Network(transport, leaves)
-        self.traffic, self.seconds = self.network.traffic, self.network.seconds
+        self.traffic = self.network.traffic
+        self.seconds = self.network.seconds
         self._identities: dict[int, Identity] = {SERVER: Identity()}
         self._endpoints: dict[int, Endpoint] = {}
         self._told: dict[int, bytes] = {}
@@ -52,13 +70,19 @@ class RealProtocols(Protocols):
         return self.network.refused
 
     def columns(self, columns: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
-        """Sends every live client its columns."""
+        """Send every live client its columns."""
         live = [client for client in sorted(columns) if client not in self.gone]
         clients = {client: ColumnsClient(self._endpoints[client], live) for client in live}
-        server = ColumnsServer(self._endpoints[SERVER], {client: columns[client] for client in live})
+        server = ColumnsServer(
+            self._endpoints[SERVER], {client: columns[client] for client in live}
+        )
         self.network.run("columns", {**clients, SERVER: server})
         self._told = {client: machine.told for client, machine in clients.items()}
-        arrived = {client: machine.columns for client, machine in clients.items() if machine.columns is not None}
+        arrived = {
+            client: machine.columns
+            for client, machine in clients.items()
+            if machine.columns is not None
+        }
         return {client: arrived.get(client, some) for client, some in columns.items()}
 
     def _begin(self, invited: list[int]) -> None:
@@ -69,7 +93,9 @@ class RealProtocols(Protocols):
             party: Endpoint(party, self._identities[party], pinned, self.run, self.session)
             for party in [*invited, SERVER]
         }
-        self._told, self._packed, self.network.gone = {}, {}, set()
+        self._told = {}
+        self._packed = {}
+        self.network.gone = set()
         num_points = {**dict.fromkeys(invited, 0), **self.counts}
         machines: dict[int, Any] = {
             client: SessionClient(self._endpoints[client], num_points[client]) for client in invited
@@ -79,12 +105,18 @@ class RealProtocols(Protocols):
         here = list(self.counts)
         if self.seed is not None and here:
             first = {client: self.seed if client == here[0] else None for client in here}
-            seeded = {client: SeedClient(self._endpoints[client], here, first[client]) for client in here}
+            seeded = {
+                client: SeedClient(self._endpoints[client], here, first[client]) for client in here
+            }
             self.network.run("seed", seeded)
 
-    def _distances(self, a: int, b: int, codes_a: np.ndarray, codes_b: np.ndarray) -> np.ndarray | None:
+    def _distances(
+        self, a: int, b: int, codes_a: np.ndarray, codes_b: np.ndarray
+    ) -> np.ndarray | None:
         self.network.gone |= self.gone
-        codes, ends, num_bits = {a: codes_a, b: codes_b}, self._endpoints, self.num_bits
+        codes = {a: codes_a, b: codes_b}
+        ends = self._endpoints
+        num_bits = self.num_bits
         machines: dict[int, Any]
         if a == b:
             machines = {a: OwnClient(ends[a], codes_a, num_bits)}
@@ -113,7 +145,9 @@ class RealProtocols(Protocols):
         found = machines[SERVER].distances
         return found if found is None or first == a else np.ascontiguousarray(found.T)
 
-    def _row_sums(self, invited: list[int], shares: dict[int, np.ndarray], clients: np.ndarray) -> np.ndarray:
+    def _row_sums(
+        self, invited: list[int], shares: dict[int, np.ndarray], clients: np.ndarray
+    ) -> np.ndarray:
         self.network.gone |= self.gone
         places = {client: np.flatnonzero(clients == client) for client in sorted(shares)}
         example = shares[invited[0]]
@@ -130,7 +164,9 @@ class RealProtocols(Protocols):
             for client in invited
         }
         limits = self.min_clients, needed
-        server = RowSumServer(self._endpoints[SERVER], invited, example.shape[1], example.dtype.type, *limits)
+        server = RowSumServer(
+            self._endpoints[SERVER], invited, example.shape[1], example.dtype.type, *limits
+        )
         self.network.run("sums", {**machines, SERVER: server})
         total = np.zeros_like(example)
         for client, machine in machines.items():
@@ -148,7 +184,7 @@ class Secured(NamedTuple):
 
 
 def protocols(level: str, num_bits: int, **settings: object) -> Protocols:
-    """The protocols at a level.
+    """Return the protocols at a level.
 
     Args:
         level: "ideal", "accounted" or "real".
@@ -165,19 +201,27 @@ def protocols(level: str, num_bits: int, **settings: object) -> Protocols:
 
 
 def secure_hamming(
-    codes: Mapping[int, np.ndarray], num_bits: int, *, level: str = "real", hamming: str = "transfer", **settings: Any
+    codes: Mapping[int, np.ndarray],
+    num_bits: int,
+    *,
+    level: str = "real",
+    hamming: str = "transfer",
+    **settings: Any,
 ) -> Secured:
-    """Hamming distances between all points of all clients; the server learns them, the clients learn nothing.
+    """Hamming distances between all points of all clients; the server learns them, the clients
+    learn nothing.
 
     Args:
-        codes: client -> uint32 [n, ceil(num_bits / 32)], as `fedjax_ssl.graph.lsh_codes` makes them.
+        codes: client -> uint32 [n, ceil(num_bits / 32)], as `fedjax_ssl.graph.lsh_codes` makes
+            them.
         num_bits: L.
         level: "real", "accounted" or "ideal".
         hamming: "transfer" or "paillier".
         **settings: see `fedjax_ssl.secure.Protocols`.
 
     Returns:
-        Secured; result: {(a, b): int32 [n_a, n_b]} for all a <= b, num_bits + 1 where a client dropped out.
+        Secured; result: {(a, b): int32 [n_a, n_b]} for all a <= b, num_bits + 1 where a client
+        dropped out.
 
     Raises:
         ValueError: codes of another type or width, a setting that does not exist.
@@ -186,7 +230,10 @@ def secure_hamming(
     words = -(-num_bits // 32)
     for client, some in codes.items():
         if some.ndim != 2 or some.dtype != np.uint32 or some.shape[1] != words:
-            raise ValueError(f"codes of client {client} are {some.dtype} {some.shape}; allowed: uint32 [n, {words}]")
+            raise ValueError(
+                f"codes of client {client} are {some.dtype} {some.shape}; allowed: uint32 [n, "
+                f"{words}]"
+            )
     chosen = protocols(level, num_bits, hamming=hamming, **settings)
     chosen.begin({client: len(some) for client, some in codes.items()})
     with_points = [client for client in sorted(codes) if len(codes[client])]
@@ -203,7 +250,8 @@ def secure_row_sums(
     largest_sum: int | None = None,
     **settings: Any,
 ) -> Secured:
-    """The sum of all clients' matrices; a client learns its own rows of it, the server learns nothing.
+    """Return the sum of all clients' matrices; a client learns its own rows of it, the server
+    learns nothing.
 
     Args:
         shares: client -> uint32 or uint64 [n, K], all alike.
@@ -220,18 +268,28 @@ def secure_row_sums(
         MissingExtra: level "real" without the extra `secure`.
     """
     kinds = {(some.dtype, some.shape) for some in shares.values()}
-    if len(kinds) != 1 or next(iter(kinds))[0] not in (np.uint32, np.uint64) or len(next(iter(kinds))[1]) != 2:
-        raise ValueError(f"shares are {sorted(map(str, kinds))}; they must be uint32 or uint64 [n, K], all alike")
+    if (
+        len(kinds) != 1
+        or next(iter(kinds))[0] not in (np.uint32, np.uint64)
+        or len(next(iter(kinds))[1]) != 2
+    ):
+        raise ValueError(
+            f"shares are {sorted(map(str, kinds))}; they must be uint32 or uint64 [n, K], all alike"
+        )
     ((dtype, shape),) = kinds
     clients = np.asarray(clients)
     if clients.shape != shape[:1] or not set(clients.tolist()) <= set(shares):
-        raise ValueError(f"clients has shape {clients.shape} for {shape[0]} rows, or names somebody without a matrix")
+        raise ValueError(
+            f"clients has shape {clients.shape} for {shape[0]} rows, or names somebody without a "
+            "matrix"
+        )
     if largest_sum is not None:
         modulus = 2 ** (8 * dtype.itemsize)
         largest = max((int(some.max()) for some in shares.values() if some.size), default=0)
         if largest_sum >= modulus or largest > largest_sum:
             raise ValueError(
-                f"the sum can reach {max(largest_sum, largest)}; allowed: below {min(modulus, largest_sum + 1)}"
+                f"the sum can reach {max(largest_sum, largest)}; allowed: below "
+                f"{min(modulus, largest_sum + 1)}"
             )
     chosen = protocols(level, 1, **settings)
     chosen.begin({client: 0 for client in shares})

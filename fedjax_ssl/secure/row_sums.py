@@ -1,20 +1,21 @@
 """SecureRowSums: every client learns its own rows of a sum of matrices, and the server nothing.
 
 1. The server opens an attempt. Every client answers with a fresh key, signed.
-2. The server passes all keys on. Every client adds to its matrix masks that cancel in the sum, blanks its own rows by
-   not sending them, and sends the others.
-3. The server adds up and returns to every client its rows, to which the client adds its own masked ones.
+2. The server passes all keys on. Every client adds to its matrix masks that cancel in the sum,
+   blanks its own rows by not sending them, and sends the others.
+3. The server adds up and returns to every client its rows, to which the client adds its own masked
+   ones.
 
-Somebody whose rows do not come is left out, and so are its rows: a new attempt begins with fresh keys. With recovery
-(Shamir mode) those who sent their rows give the server instead what it needs to take the masks of the others away. A
-row of zeros for every client is summed along; what its owner reads there is 0, unless parties were told different
-things.
+Somebody whose rows do not come is left out, and so are its rows: a new attempt begins with fresh
+keys. With recovery (Shamir mode) those who sent their rows give the server instead what it needs to
+take the masks of the others away. A row of zeros for every client is summed along; what its owner
+reads there is 0, unless parties were told different things.
 
 References:
     Scott, Yeo, Lampert, 2023: appendix, SecureRowSums.
-    Bonawitz et al., Practical secure aggregation for privacy-preserving machine learning, CCS 2017: recovery. There all
-    of a client's own mask is revealed; here only its masks of rows whose owners are there, since the rows of the others
-    would become readable.
+    Bonawitz et al., Practical secure aggregation for privacy-preserving machine learning, CCS 2017:
+    recovery. There all of a client's own mask is revealed; here only its masks of rows whose owners
+    are there, since the rows of the others would become readable.
 """
 
 import secrets
@@ -23,7 +24,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_ssl.secure import messages
-from fedjax_ssl.secure.errors import SERVER, BadKey, InconsistentView, MalformedMessage, StaleMessage, TooFewClients
+from fedjax_ssl.secure.errors import (
+    SERVER,
+    BadKey,
+    InconsistentView,
+    MalformedMessage,
+    StaleMessage,
+    TooFewClients,
+)
 from fedjax_ssl.secure.messages import (
     KeyShare,
     MaskedRows,
@@ -49,7 +57,9 @@ from fedjax_ssl.secure.session import check_partition, check_table, first_rows, 
 
 
 class Rows(NamedTuple):
-    """The rows of one attempt: those of every live client, one after another, then a check row for each."""
+    """The rows of one attempt: those of every live client, one after another, then a check row
+    for each.
+    """
 
     clients: tuple[int, ...]  # in increasing order
     counts: tuple[int, ...]
@@ -65,10 +75,11 @@ class Rows(NamedTuple):
 
 
 class PairMasks:
-    """The masks that a client shares with each other one; of two, the lower number adds and the other one subtracts.
+    """The masks that a client shares with each other one; of two, the lower number adds and the
+    other one subtracts.
 
-    The sum of all clients' masks is 0. Keys are bound to protocol, run, round, attempt, modulus and to all that
-    everybody was told, so that they differ where any of it does.
+    The sum of all clients' masks is 0. Keys are bound to protocol, run, round, attempt, modulus and
+    to all that everybody was told, so that they differ where any of it does.
     """
 
     def __init__(self, endpoint: Endpoint, attempt: int, bits: int, keys: MaskKeys):
@@ -76,22 +87,22 @@ class PairMasks:
         self._transcript = messages.digest(endpoint.transcript, messages.encode(keys))
 
     def key(self, one: ExchangeKey, public: bytes) -> bytes:
-        """The key of a pair's stream."""
+        """Return the key of a pair's stream."""
         salt = b"".join(sorted((one.public, public)))
         return hkdf(one.agree(public), salt, self._context + self._transcript)
 
     def add(self, total: np.ndarray, one: int, key: ExchangeKey, other: int, public: bytes) -> None:
-        """Adds to a matrix what client `one` shares with client `other`."""
+        """Add to a matrix what client `one` shares with client `other`."""
         add_key_stream(total, self.key(key, public), 1 if one < other else -1)
 
 
 def own_seed(secret: bytes, owner: int) -> bytes:
-    """The seed of a client's own mask of the rows of `owner`, where there is recovery."""
+    """Return the seed of a client's own mask of the rows of `owner`, where there is recovery."""
     return hkdf(secret, b"", b"fedjax_ssl.secure 1 own mask|" + owner.to_bytes(8, "little"))
 
 
 def add_own_masks(total: np.ndarray, rows: Rows, seeds: dict[int, bytes], sign: int) -> None:
-    """Adds own masks to the rows, check rows included, of every client that there is a seed for."""
+    """Add own masks to the rows, check rows included, of every client that there is a seed for."""
     owner = rows.owner
     for client, seed in seeds.items():
         mine = owner == client
@@ -124,15 +135,22 @@ class _Party(Machine):
         return PairMasks(self.endpoint, self.endpoint.last_attempt, self._bits, keys)
 
     def _signed_parts(self, key: MaskKey) -> tuple[bytes, ...]:
-        return key.public, *(n.to_bytes(8, "little") for n in (key.num_rows, self._num_classes, self._bits)), key.told
+        return (
+            key.public,
+            *(n.to_bytes(8, "little") for n in (key.num_rows, self._num_classes, self._bits)),
+            key.told,
+        )
 
     def _verify(self, client: int, key: MaskKey) -> None:
-        parts, attempt = self._signed_parts(key), self.endpoint.last_attempt
+        parts = self._signed_parts(key)
+        attempt = self.endpoint.last_attempt
         self.endpoint.verify(client, key.signature, _PURPOSE, *parts, attempt=attempt)
 
     def _check_live(self, count: int) -> None:
         if count < self._min_clients:
-            raise TooFewClients(f"{count} clients are live; a sum needs at least {self._min_clients}")
+            raise TooFewClients(
+                f"{count} clients are live; a sum needs at least {self._min_clients}"
+            )
 
 
 class RowSumClient(_Party):
@@ -140,7 +158,8 @@ class RowSumClient(_Party):
 
     Args:
         endpoint: endpoint of its session.
-        shares: for every client of the session its rows of this client's matrix, uint32 or uint64 [n_p, K].
+        shares: for every client of the session its rows of this client's matrix, uint32 or uint64
+            [n_p, K].
         told: digest of what the server told everybody about this sum.
         min_clients: it refuses to take part in a sum of fewer.
         threshold: with recovery, how many shares give a key; None: without.
@@ -155,10 +174,13 @@ class RowSumClient(_Party):
         threshold: int | None = None,
     ):
         super().__init__(endpoint)
-        self._shares, self._told = shares, told
-        self._min_clients, self._threshold = min_clients, threshold
+        self._shares = shares
+        self._told = told
+        self._min_clients = min_clients
+        self._threshold = threshold
         own = shares[endpoint.party]
-        self._dtype, self._num_classes = own.dtype, own.shape[1]
+        self._dtype = own.dtype
+        self._num_classes = own.shape[1]
         self.result: np.ndarray | None = None  # its rows of the sum
         self._forget()
 
@@ -173,12 +195,26 @@ class RowSumClient(_Party):
         sender, message = self.endpoint.unpack(data, attempt)
         if sender == SERVER and isinstance(message, SumStart):
             return self._begin(message, attempt)
-        if sender == SERVER and isinstance(message, MaskKeys) and self._key is not None and self._keys is None:
+        if (
+            sender == SERVER
+            and isinstance(message, MaskKeys)
+            and self._key is not None
+            and self._keys is None
+        ):
             return self._mask(message)
-        if isinstance(message, KeyShare) and self._threshold is not None and sender not in self._received:
+        if (
+            isinstance(message, KeyShare)
+            and self._threshold is not None
+            and sender not in self._received
+        ):
             self._received[sender] = message.share
             return self._upload()
-        if sender == SERVER and isinstance(message, RecoveryRequest) and self._sent and self._gone is None:
+        if (
+            sender == SERVER
+            and isinstance(message, RecoveryRequest)
+            and self._sent
+            and self._gone is None
+        ):
             return self._recover(message)
         if sender == SERVER and isinstance(message, RowTotals) and self._sent:
             return self._read(message)
@@ -196,16 +232,24 @@ class RowSumClient(_Party):
 
     def _begin(self, start: SumStart, attempt: int) -> list[Outgoing]:
         if (start.num_classes, start.modulus_bits) != (self._num_classes, self._bits):
-            raise InconsistentView(f"a sum of {start.num_classes} columns modulo 2^{start.modulus_bits}", SERVER)
+            raise InconsistentView(
+                f"a sum of {start.num_classes} columns modulo 2^{start.modulus_bits}", SERVER
+            )
         self._forget()
         self.endpoint.last_attempt = attempt
-        self._key, self._own_secret = ExchangeKey(), secrets.token_bytes(KEY_BYTES)
-        key = MaskKey(self._key.public, len(self._shares[self.endpoint.party]), self._told, bytes(SIGNATURE_BYTES))
+        self._key = ExchangeKey()
+        self._own_secret = secrets.token_bytes(KEY_BYTES)
+        key = MaskKey(
+            self._key.public,
+            len(self._shares[self.endpoint.party]),
+            self._told,
+            bytes(SIGNATURE_BYTES),
+        )
         signature = self.endpoint.sign(_PURPOSE, *self._signed_parts(key), attempt=attempt)
         return [self._pack(SERVER, key._replace(signature=signature))]
 
     def _mask(self, keys: MaskKeys) -> list[Outgoing]:
-        """Checks everybody's keys and rows; sends its masked rows, or first its shares."""
+        """Check everybody's keys and rows; sends its masked rows, or first its shares."""
         self._check(keys)
         self._keys = keys
         self._publics = dict(zip(keys.clients.tolist(), map(bytes, keys.publics), strict=True))
@@ -219,15 +263,20 @@ class RowSumClient(_Party):
         return [self._pack(other, KeyShare(shares[other])) for other in others] + self._upload()
 
     def _check(self, keys: MaskKeys) -> None:
-        me, count = self.endpoint.party, len(keys.clients)
+        me = self.endpoint.party
+        count = len(keys.clients)
         check_partition(keys.clients, keys.num_rows, keys.first)
         self._check_live(count)
-        publics, told = (check_table(some, count, KEY_BYTES, SERVER) for some in (keys.publics, keys.told))
+        publics, told = (
+            check_table(some, count, KEY_BYTES, SERVER) for some in (keys.publics, keys.told)
+        )
         signatures = check_table(keys.signatures, count, SIGNATURE_BYTES, SERVER)
         assert self._key is not None
         entries = dict(zip(keys.clients.tolist(), publics, strict=True))
         if entries.get(me) != self._key.public:
-            raise InconsistentView("the list of keys has no or another entry for its reader", SERVER)
+            raise InconsistentView(
+                "the list of keys has no or another entry for its reader", SERVER
+            )
         if len(set(publics)) < count:
             raise BadKey("a mask key is there twice", SERVER)
         counts = dict(zip(entries, keys.num_rows.tolist(), strict=True))
@@ -236,38 +285,59 @@ class RowSumClient(_Party):
             raise InconsistentView("clients claim other rows than the matrix has for them", SERVER)
         if set(told) != {self._told}:
             raise InconsistentView("clients were told different things", SERVER)
-        for client, signature, rows in zip(entries, signatures, keys.num_rows.tolist(), strict=True):
+        for client, signature, rows in zip(
+            entries, signatures, keys.num_rows.tolist(), strict=True
+        ):
             self._verify(client, MaskKey(entries[client], rows, self._told, signature))
 
     def _upload(self) -> list[Outgoing]:
-        """Its masked part of the others' rows, once everybody's share is there if there are shares."""
+        """Its masked part of the others' rows, once everybody's share is there if there are
+        shares.
+        """
         if self._keys is None or self._sent:
             return []
         if self._threshold is not None and set(self._received) != set(self._rows.clients):
             return []
-        me, masks = self.endpoint.party, self._masks(self._keys)
+        me = self.endpoint.party
+        masks = self._masks(self._keys)
         assert self._key is not None
         total = np.zeros((len(self._rows.owner), self._num_classes), self._dtype)
-        np.concatenate([self._shares[client] for client in self._rows.clients], out=total[: -len(self._rows.clients)])
+        np.concatenate(
+            [self._shares[client] for client in self._rows.clients],
+            out=total[: -len(self._rows.clients)],
+        )
         for other, public in self._publics.items():
             if other != me:
                 masks.add(total, me, self._key, other, public)
         own = self._rows.owner == me
         self._own_rows = total[own]
         if self._threshold is not None:
-            seeds = {other: own_seed(self._own_secret, other) for other in self._publics if other != me}
+            seeds = {
+                other: own_seed(self._own_secret, other) for other in self._publics if other != me
+            }
             add_own_masks(total, self._rows, seeds, 1)
         self._sent = True
         return [self._pack(SERVER, MaskedRows(total[~own]))]
 
     def _recover(self, request: RecoveryRequest) -> list[Outgoing]:
-        me, threshold = self.endpoint.party, self._threshold
-        gone, uploaded = request.gone.tolist(), request.uploaded.tolist()
+        me = self.endpoint.party
+        threshold = self._threshold
+        gone = request.gone.tolist()
+        uploaded = request.uploaded.tolist()
         # Of nobody both are revealed: the key of its pair masks and its own mask.
-        if threshold is None or sorted(gone + uploaded) != list(self._rows.clients) or me not in uploaded:
-            raise InconsistentView("a request for recovery that does not name every client once", SERVER)
+        if (
+            threshold is None
+            or sorted(gone + uploaded) != list(self._rows.clients)
+            or me not in uploaded
+        ):
+            raise InconsistentView(
+                "a request for recovery that does not name every client once", SERVER
+            )
         if len(uploaded) < max(self._min_clients, threshold):
-            raise TooFewClients(f"{len(uploaded)} clients are left; recovery needs {max(self._min_clients, threshold)}")
+            raise TooFewClients(
+                f"{len(uploaded)} clients are left; recovery needs "
+                f"{max(self._min_clients, threshold)}"
+            )
         self._gone = gone
         assert self._own_rows is not None and self._keys is not None and self._key is not None
         # Its own rows go without the masks that it shares with those who are gone.
@@ -276,17 +346,24 @@ class RowSumClient(_Party):
             stream = np.zeros((len(self._rows.owner), self._num_classes), self._dtype)
             masks.add(stream, me, self._key, client, self._publics[client])
             self._own_rows -= stream[self._rows.owner == me]
-        seeds = [bytes(KEY_BYTES) if client == me else own_seed(self._own_secret, client) for client in uploaded]
+        seeds = [
+            bytes(KEY_BYTES) if client == me else own_seed(self._own_secret, client)
+            for client in uploaded
+        ]
         shares = table([self._received[client] for client in gone], SHARE_BYTES)
         return [self._pack(SERVER, Recovery(table(seeds, KEY_BYTES), shares))]
 
     def _read(self, totals: RowTotals) -> list[Outgoing]:
         assert self._own_rows is not None
         if totals.rows.shape != self._own_rows.shape or totals.rows.dtype != self._dtype:
-            raise MalformedMessage(f"totals of shape {totals.rows.shape}; due: {self._own_rows.shape}", SERVER)
+            raise MalformedMessage(
+                f"totals of shape {totals.rows.shape}; due: {self._own_rows.shape}", SERVER
+            )
         found = totals.rows + self._own_rows
         if found[-1].any():
-            raise InconsistentView("the check row is not 0: the masks of this attempt do not cancel", SERVER)
+            raise InconsistentView(
+                "the check row is not 0: the masks of this attempt do not cancel", SERVER
+            )
         self.result = found[:-1]
         self._forget()
         return []
@@ -314,8 +391,11 @@ class RowSumServer(_Party):
         threshold: int | None = None,
     ):
         super().__init__(endpoint)
-        self.live, self._dtype, self._num_classes = list(invited), np.dtype(dtype), num_classes
-        self._min_clients, self._threshold = min_clients, threshold
+        self.live = list(invited)
+        self._dtype = np.dtype(dtype)
+        self._num_classes = num_classes
+        self._min_clients = min_clients
+        self._threshold = threshold
         self.attempts = 0  # that it took
         self._phase = "keys"
         self._keys: dict[int, MaskKey] = {}
@@ -323,9 +403,12 @@ class RowSumServer(_Party):
         self._recoveries: dict[int, Recovery] = {}
 
     def start(self) -> list[Outgoing]:
-        """Opens an attempt."""
+        """Open an attempt."""
         self._check_live(len(self.live))
-        self._phase, self._keys, self._uploads, self._recoveries = "keys", {}, {}, {}
+        self._phase = "keys"
+        self._keys = {}
+        self._uploads = {}
+        self._recoveries = {}
         self.attempts += 1
         self.endpoint.last_attempt += 1
         message = SumStart(self._num_classes, self._bits)
@@ -334,17 +417,31 @@ class RowSumServer(_Party):
     def receive(self, data: bytes) -> list[Outgoing]:
         """Keys, masked rows, recoveries."""
         sender, message = self.endpoint.unpack(data, self.endpoint.last_attempt)
-        if isinstance(message, MaskKey) and self._phase == "keys" and sender in set(self.live) - set(self._keys):
+        if (
+            isinstance(message, MaskKey)
+            and self._phase == "keys"
+            and sender in set(self.live) - set(self._keys)
+        ):
             self._verify(sender, message)
             self._keys[sender] = message
             return self._pass_on() if len(self._keys) == len(self.live) else []
-        if isinstance(message, MaskedRows) and self._phase == "rows" and sender in set(self._keys) - set(self._uploads):
+        if (
+            isinstance(message, MaskedRows)
+            and self._phase == "rows"
+            and sender in set(self._keys) - set(self._uploads)
+        ):
             shape = (len(self._rows.owner) - self._rows.own_count(sender), self._num_classes)
             if message.rows.shape != shape or message.rows.dtype != self._dtype:
-                raise MalformedMessage(f"{message.rows.dtype} rows of shape {message.rows.shape}; due: {shape}", sender)
+                raise MalformedMessage(
+                    f"{message.rows.dtype} rows of shape {message.rows.shape}; due: {shape}", sender
+                )
             self._uploads[sender] = message.rows
             return self._finish() if len(self._uploads) == len(self._keys) else []
-        if isinstance(message, Recovery) and self._phase == "recovery" and sender not in self._recoveries:
+        if (
+            isinstance(message, Recovery)
+            and self._phase == "recovery"
+            and sender not in self._recoveries
+        ):
             shapes = (len(self._uploads), KEY_BYTES), (len(self._gone()), SHARE_BYTES)
             if (message.seeds.shape, message.shares.shape) != shapes:
                 raise MalformedMessage(f"a recovery of another shape than {shapes}", sender)
@@ -359,7 +456,8 @@ class RowSumServer(_Party):
         if self._phase == "rows" and self._threshold is not None:
             if len(self._uploads) >= max(self._min_clients, self._threshold):
                 return self._finish()
-            # Nobody sends rows before all shares are there; whoever stopped them will not answer the next start.
+            # Nobody sends rows before all shares are there; whoever stopped them will not answer
+            # the next start.
             if self.attempts > len(self.live):
                 raise TooFewClients(f"no sum after {self.attempts} attempts")
             return self.start()
@@ -397,15 +495,22 @@ class RowSumServer(_Party):
         if self._threshold is None:
             return self._send()
         self._phase = "recovery"
-        request = RecoveryRequest(np.array(self._gone(), np.uint32), np.array(sorted(self._uploads), np.uint32))
+        request = RecoveryRequest(
+            np.array(self._gone(), np.uint32), np.array(sorted(self._uploads), np.uint32)
+        )
         return [self._pack(client, request) for client in sorted(self._uploads)]
 
     def _unmask(self) -> list[Outgoing]:
-        """Takes away the own masks of those who are there, and the pair masks of those who are gone."""
-        uploaded, owner = sorted(self._uploads), self._rows.owner
+        """Take away the own masks of those who are there, and the pair masks of those who are
+        gone.
+        """
+        uploaded = sorted(self._uploads)
+        owner = self._rows.owner
         masks = self._masks(self._message)
         for client, recovery in self._recoveries.items():
-            seeds = {other: seed.tobytes() for other, seed in zip(uploaded, recovery.seeds, strict=True)}
+            seeds = {
+                other: seed.tobytes() for other, seed in zip(uploaded, recovery.seeds, strict=True)
+            }
             del seeds[client]
             add_own_masks(self._total, self._rows, seeds, -1)
         for place, client in enumerate(self._gone()):
@@ -413,7 +518,9 @@ class RowSumServer(_Party):
             shares = {holder: self._recoveries[holder].shares[place].tobytes() for holder in some}
             key = ExchangeKey(put_together(shares))
             if key.public != self._keys[client].public:
-                raise InconsistentView(f"the shares of the mask key of client {client} do not fit together")
+                raise InconsistentView(
+                    f"the shares of the mask key of client {client} do not fit together"
+                )
             for other in uploaded:
                 stream = np.zeros_like(self._total)
                 masks.add(stream, other, key, client, self._keys[other].public)
@@ -422,5 +529,9 @@ class RowSumServer(_Party):
         return self._send()
 
     def _send(self) -> list[Outgoing]:
-        self._phase, owner = "done", self._rows.owner
-        return [self._pack(client, RowTotals(self._total[owner == client])) for client in sorted(self._uploads)]
+        self._phase = "done"
+        owner = self._rows.owner
+        return [
+            self._pack(client, RowTotals(self._total[owner == client]))
+            for client in sorted(self._uploads)
+        ]

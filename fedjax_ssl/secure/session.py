@@ -1,9 +1,9 @@
 """Messages by which all parties come to know the same things.
 
-The beginning of a session: everybody's fresh keys and numbers of points, signed, and one view of them for all. The seed
-of the hyperplanes, from the first client to the others. Every client's columns of the influence matrix, bound to what
-the server sends to the others: the digests of all columns go to everybody, and who was sent other digests than the rest
-has other mask keys too.
+The beginning of a session: everybody's fresh keys and numbers of points, signed, and one view of
+them for all. The seed of the hyperplanes, from the first client to the others. Every client's
+columns of the influence matrix, bound to what the server sends to the others: the digests of all
+columns go to everybody, and who was sent other digests than the rest has other mask keys too.
 """
 
 import itertools
@@ -11,7 +11,13 @@ import itertools
 import numpy as np
 
 from fedjax_ssl.secure import messages
-from fedjax_ssl.secure.errors import SERVER, BadKey, InconsistentView, MalformedMessage, NotAuthentic
+from fedjax_ssl.secure.errors import (
+    SERVER,
+    BadKey,
+    InconsistentView,
+    MalformedMessage,
+    NotAuthentic,
+)
 from fedjax_ssl.secure.messages import Columns, Roster, SessionKey
 from fedjax_ssl.secure.network import Endpoint, Machine, Outgoing, not_due
 from fedjax_ssl.secure.primitives import KEY_BYTES, SIGNATURE_BYTES
@@ -20,8 +26,12 @@ _PURPOSE = b"session key"
 
 
 def first_rows(counts: np.ndarray) -> np.ndarray:
-    """Returns where every client's rows begin, uint64: rows stand client after client."""
-    return np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.uint64) if len(counts) else np.zeros(0, np.uint64)
+    """Return where every client's rows begin, uint64: rows stand client after client."""
+    return (
+        np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.uint64)
+        if len(counts)
+        else np.zeros(0, np.uint64)
+    )
 
 
 def table(keys: list[bytes], width: int) -> np.ndarray:
@@ -30,18 +40,26 @@ def table(keys: list[bytes], width: int) -> np.ndarray:
 
 
 def check_table(values: np.ndarray, rows: int, width: int, sender: int) -> list[bytes]:
-    """The rows of a table of this size, as bytes. Raises MalformedMessage for another size."""
+    """Return the rows of a table of this size, as bytes. Raises MalformedMessage for another
+    size.
+    """
     if values.shape != (rows, width):
-        raise MalformedMessage(f"a table of shape {values.shape}; it must be {(rows, width)}", sender)
+        raise MalformedMessage(
+            f"a table of shape {values.shape}; it must be {(rows, width)}", sender
+        )
     return [row.tobytes() for row in values]
 
 
 def check_partition(clients: np.ndarray, counts: np.ndarray, first: np.ndarray) -> None:
-    """Raises InconsistentView unless clients differ and their rows follow each other, neither gaps nor overlaps."""
+    """Raise InconsistentView unless clients differ and their rows follow each other, neither
+    gaps nor overlaps.
+    """
     if not len(clients) == len(counts) == len(first):
         raise InconsistentView("lists of clients and of their rows differ in length", SERVER)
     if any(one >= other for one, other in itertools.pairwise(clients.tolist())):
-        raise InconsistentView("a list of clients is not in order, or names one of them twice", SERVER)
+        raise InconsistentView(
+            "a list of clients is not in order, or names one of them twice", SERVER
+        )
     if (counts > 2**40).any() or not np.array_equal(first, first_rows(counts)):
         raise InconsistentView("the rows of the clients overlap or leave gaps", SERVER)
 
@@ -55,7 +73,9 @@ def _signed(endpoint: Endpoint, num_points: int) -> SessionKey:
 def _check(endpoint: Endpoint, sender: int, key: SessionKey) -> None:
     if endpoint.pinned.get(sender) != key.identity:
         raise BadKey("an identity key is not the pinned one", sender)
-    endpoint.verify(sender, key.signature, _PURPOSE, key.identity, key.public, _number(key.num_points))
+    endpoint.verify(
+        sender, key.signature, _PURPOSE, key.identity, key.public, _number(key.num_points)
+    )
 
 
 def _number(value: int) -> bytes:
@@ -75,7 +95,7 @@ class SessionClient(Machine):
         return [self.endpoint.pack(SERVER, _signed(self.endpoint, self.num_points))]
 
     def receive(self, data: bytes) -> list[Outgoing]:
-        """Checks the roster."""
+        """Check the roster."""
         message = self.take(data, SERVER, Roster, not self.counts)
         keys = self._keys(message)
         self.endpoint.transcript = messages.digest(b"roster", messages.encode(message))
@@ -88,15 +108,28 @@ class SessionClient(Machine):
     def _keys(self, roster: Roster) -> dict[int, SessionKey]:
         check_partition(roster.clients, roster.num_points, roster.first)
         rows = len(roster.clients) + 1
-        tables = ((roster.identities, KEY_BYTES), (roster.publics, KEY_BYTES), (roster.signatures, SIGNATURE_BYTES))
-        identities, publics, signatures = (check_table(values, rows, width, SERVER) for values, width in tables)
-        parties, counts = [*roster.clients.tolist(), SERVER], [*roster.num_points.tolist(), 0]
+        tables = (
+            (roster.identities, KEY_BYTES),
+            (roster.publics, KEY_BYTES),
+            (roster.signatures, SIGNATURE_BYTES),
+        )
+        identities, publics, signatures = (
+            check_table(values, rows, width, SERVER) for values, width in tables
+        )
+        parties = [*roster.clients.tolist(), SERVER]
+        counts = [*roster.num_points.tolist(), 0]
         entries = zip(identities, publics, counts, signatures, strict=True)
         keys = {party: SessionKey(*entry) for party, entry in zip(parties, entries, strict=True)}
         own = keys.get(self.endpoint.party)
-        if own is None or (own.public, own.num_points) != (self.endpoint.key.public, self.num_points):
+        if own is None or (own.public, own.num_points) != (
+            self.endpoint.key.public,
+            self.num_points,
+        ):
             raise InconsistentView("the roster has no or another entry for its reader", SERVER)
-        if len({key.public for key in keys.values()}) < rows or len({key.identity for key in keys.values()}) < rows:
+        if (
+            len({key.public for key in keys.values()}) < rows
+            or len({key.identity for key in keys.values()}) < rows
+        ):
             raise BadKey("a key is there twice", SERVER)
         for party, key in keys.items():
             _check(self.endpoint, party, key)
@@ -113,12 +146,19 @@ class SessionServer(Machine):
         self.counts: dict[int, int] = {}
 
     def receive(self, data: bytes) -> list[Outgoing]:
-        """Checks a client's key; the last one closes the list."""
+        """Check a client's key; the last one closes the list."""
         sender, key = self.endpoint.unpack(data)
-        if not isinstance(key, SessionKey) or sender not in self._invited or sender in self._keys or self.counts:
+        if (
+            not isinstance(key, SessionKey)
+            or sender not in self._invited
+            or sender in self._keys
+            or self.counts
+        ):
             raise not_due(sender)
         _check(self.endpoint, sender, key)
-        if key.public in {other.public for other in self._keys.values()} | {self.endpoint.key.public}:
+        if key.public in {other.public for other in self._keys.values()} | {
+            self.endpoint.key.public
+        }:
             raise BadKey("a key is there twice", sender)
         self._keys[sender] = key
         return self._close() if len(self._keys) == len(self._invited) else []
@@ -152,7 +192,9 @@ class SessionServer(Machine):
 
 def columns_digest(columns: np.ndarray) -> bytes:
     """SHA-256 of columns, their type and shape."""
-    return messages.digest(str(columns.dtype).encode(), str(columns.shape).encode(), columns.tobytes())
+    return messages.digest(
+        str(columns.dtype).encode(), str(columns.shape).encode(), columns.tobytes()
+    )
 
 
 class ColumnsClient(Machine):
@@ -169,39 +211,52 @@ class ColumnsClient(Machine):
         message = self.take(data, SERVER, Columns, self.columns is None)
         digests = check_table(message.digests, len(self._clients), KEY_BYTES, SERVER)
         if digests[self._clients.index(self.endpoint.party)] != columns_digest(message.columns):
-            raise InconsistentView("columns that do not fit the digest that all clients were sent", SERVER)
-        self.columns, self.told = message.columns, messages.digest(*digests)
+            raise InconsistentView(
+                "columns that do not fit the digest that all clients were sent", SERVER
+            )
+        self.columns = message.columns
+        self.told = messages.digest(*digests)
         return []
 
 
 class ColumnsServer(Machine):
-    """The server. Args: its endpoint, and the columns float32 or float64 [n, labelled] of every client."""
+    """The server. Args: its endpoint, and the columns float32 or float64 [n, labelled] of every
+    client.
+    """
 
     def __init__(self, endpoint: Endpoint, columns: dict[int, np.ndarray]):
         super().__init__(endpoint)
         self._columns = columns
 
     def start(self) -> list[Outgoing]:
-        """Sends everybody its columns."""
-        digests = table([columns_digest(self._columns[client]) for client in sorted(self._columns)], KEY_BYTES)
-        return [self.endpoint.pack(client, Columns(some, digests)) for client, some in sorted(self._columns.items())]
+        """Send everybody its columns."""
+        digests = table(
+            [columns_digest(self._columns[client]) for client in sorted(self._columns)], KEY_BYTES
+        )
+        return [
+            self.endpoint.pack(client, Columns(some, digests))
+            for client, some in sorted(self._columns.items())
+        ]
 
 
 class SeedClient(Machine):
-    """A client; the first of all sends the seed of the hyperplanes to the others, which the server must not know."""
+    """A client; the first of all sends the seed of the hyperplanes to the others, which the
+    server must not know.
+    """
 
     def __init__(self, endpoint: Endpoint, clients: list[int], seed: bytes | None = None):
         super().__init__(endpoint)
-        self._clients, self.seed = clients, seed
+        self._clients = clients
+        self.seed = seed
 
     def start(self) -> list[Outgoing]:
-        """The first client sends the seed."""
+        """Return the first client sends the seed."""
         if self.seed is None:
             return []
         others = [client for client in self._clients if client != self.endpoint.party]
         return [self.endpoint.pack(client, messages.Seed(self.seed)) for client in others]
 
     def receive(self, data: bytes) -> list[Outgoing]:
-        """The others take it."""
+        """Return the others take it."""
         self.seed = self.take(data, self._clients[0], messages.Seed, self.seed is None).seed
         return []

@@ -24,7 +24,9 @@ class Range(NamedTuple):
     whole: bool  # whole numbers only
 
     def at(self, share: float) -> float | int:
-        """Finds the number below which this share of the range lies; 0 gives the lowest, 1 the highest."""
+        """Find the number below which this share of the range lies; 0 gives the lowest, 1 the
+        highest.
+        """
         low, high = (self.low, self.high + 1) if self.whole else (self.low, self.high)
         number = low * (high / low) ** share if self.log else low + share * (high - low)
         if self.whole:
@@ -40,10 +42,11 @@ class Axis(NamedTuple):
 
 
 def parse_axis(text: str) -> Axis:
-    """Reads `--set FIELD=VALUES`.
+    """Read `--set FIELD=VALUES`.
 
-    VALUES are separated by commas, but not inside brackets or quotes: `0.03,0.1`, `(64,64),(128,)`. Or they are a
-    range: `0.001..1` is spread evenly in the logarithm, `linear:0..1` evenly, `1..10` over whole numbers.
+    VALUES are separated by commas, but not inside brackets or quotes: `0.03,0.1`, `(64,64),(128,)`.
+    Or they are a range: `0.001..1` is spread evenly in the logarithm, `linear:0..1` evenly, `1..10`
+    over whole numbers.
 
     Raises:
         ConfigError: it is no such text.
@@ -52,13 +55,16 @@ def parse_axis(text: str) -> Axis:
     field = field.strip().removeprefix("config.")
     if not equals or not field or not values.strip():
         raise ConfigError(
-            f"--set {text!r} is not of the form FIELD=VALUES; for example --set optimizer.learning_rate=0.03,0.1"
+            f"--set {text!r} is not of the form FIELD=VALUES; for example --set "
+            "optimizer.learning_rate=0.03,0.1"
         )
     if found := _RANGE.fullmatch(values.strip()):
         return Axis(field, _range(text, found))
     given = tuple(part.strip() for part in _split(values))
     if "" in given:
-        raise ConfigError(f"--set {text!r} has an empty value between its commas; write None for no value")
+        raise ConfigError(
+            f"--set {text!r} has an empty value between its commas; write None for no value"
+        )
     if repeated := [value for value in dict.fromkeys(given) if given.count(value) > 1]:
         raise ConfigError(f"--set {text!r} names {repeated[0]} twice")
     return Axis(field, given)
@@ -68,7 +74,7 @@ MOST_SEEDS = 10_000  # larger numbers are taken for a single seed
 
 
 def parse_seeds(text: str | None) -> tuple[int, ...] | None:
-    """Reads `--seeds`: a number N for 0 to N - 1, or seeds with commas between.
+    """Read `--seeds`: a number N for 0 to N - 1, or seeds with commas between.
 
     Raises:
         ConfigError: it is neither.
@@ -77,12 +83,14 @@ def parse_seeds(text: str | None) -> tuple[int, ...] | None:
         return None
     parts = text.split(",")
     if not all(part.strip().isdecimal() for part in parts) or (len(parts) == 1 and int(text) < 1):
-        raise ConfigError(f"--seeds is {text!r}; give their number (5 for 0 to 4), or the seeds (0,7,11)")
+        raise ConfigError(
+            f"--seeds is {text!r}; give their number (5 for 0 to 4), or the seeds (0,7,11)"
+        )
     given = tuple(map(int, parts))
     if len(given) == 1 and given[0] > MOST_SEEDS:
         raise ConfigError(
-            f"--seeds is {text}, the number of seeds, and more than {MOST_SEEDS:,}; a single seed is given as "
-            f"--set seed={text}"
+            f"--seeds is {text}, the number of seeds, and more than {MOST_SEEDS:,}; a single seed "
+            f"is given as --set seed={text}"
         )
     if len(set(given)) < len(given):
         raise ConfigError(f"--seeds is {text!r}: a seed is there twice")
@@ -90,15 +98,22 @@ def parse_seeds(text: str | None) -> tuple[int, ...] | None:
 
 
 def points(
-    axes: Sequence[Axis], seeds: Sequence[int] | None, *, zipped: bool = False, random: int | None = None, seed: int = 0
+    axes: Sequence[Axis],
+    seeds: Sequence[int] | None,
+    *,
+    zipped: bool = False,
+    random: int | None = None,
+    seed: int = 0,
 ) -> list[Settings]:
-    """Lists the points of a sweep, in the order of the plan.
+    """List the points of a sweep, in the order of the plan.
 
     Args:
         axes: every field once.
         seeds: each point is run with all of them; None: with the config's own.
-        zipped: the first values of all axes make the first point, and so on, in place of all combinations.
-        random: number of points, each value drawn from its axis; more of them begin with the same points.
+        zipped: the first values of all axes make the first point, and so on, in place of all
+            combinations.
+        random: number of points, each value drawn from its axis; more of them begin with the same
+            points.
         seed: for the draws.
 
     Raises:
@@ -107,7 +122,8 @@ def points(
     _check(axes, zipped, random)
     if seeds is not None and any(axis.field == "seed" for axis in axes):
         raise ConfigError(
-            "seed has values of its own beside --seeds; give one of the two, or --seeds 4,5 for these seeds"
+            "seed has values of its own beside --seeds; give one of the two, or --seeds 4,5 for "
+            "these seeds"
         )
     if random is not None:
         combinations = [_draw(axes, seed, number) for number in range(random)]
@@ -115,14 +131,19 @@ def points(
         combinations = list(zip(*(axis.values for axis in axes), strict=True))
     else:
         combinations = list(itertools.product(*(axis.values for axis in axes)))
-    found = [{axis.field: value for axis, value in zip(axes, values, strict=True)} for values in combinations]
+    found = [
+        {axis.field: value for axis, value in zip(axes, values, strict=True)}
+        for values in combinations
+    ]
     return found if seeds is None else [{**point, "seed": one} for point in found for one in seeds]
 
 
 def _check(axes: Sequence[Axis], zipped: bool, random: int | None) -> None:
     fields = [axis.field for axis in axes]
     if repeated := [field for field in fields if fields.count(field) > 1]:
-        raise ConfigError(f"--set {repeated[0]} is given twice; put all its values into one: {repeated[0]}=A,B,C")
+        raise ConfigError(
+            f"--set {repeated[0]} is given twice; put all its values into one: {repeated[0]}=A,B,C"
+        )
     ranges = [axis.field for axis in axes if isinstance(axis.values, Range)]
     if random is not None and zipped:
         raise ConfigError("--zip and --random exclude each other; use one of them")
@@ -130,7 +151,8 @@ def _check(axes: Sequence[Axis], zipped: bool, random: int | None) -> None:
         raise ConfigError(f"--random is {random}; it must be at least 1")
     if ranges and random is None:
         raise ConfigError(
-            f"--set {ranges[0]} is a range; say how many points to draw (--random 20), or list its values"
+            f"--set {ranges[0]} is a range; say how many points to draw (--random 20), or list "
+            "its values"
         )
     if zipped:
         counts = {axis.field: len(axis.values) for axis in axes}
@@ -144,25 +166,34 @@ def _check(axes: Sequence[Axis], zipped: bool, random: int | None) -> None:
 def _draw(axes: Sequence[Axis], seed: int, number: int) -> tuple[Any, ...]:
     shares = np.random.default_rng([seed, number]).random(len(axes))
     return tuple(
-        axis.values.at(share) if isinstance(axis.values, Range) else axis.values[int(share * len(axis.values))]
+        axis.values.at(share)
+        if isinstance(axis.values, Range)
+        else axis.values[int(share * len(axis.values))]
         for axis, share in zip(axes, shares.tolist(), strict=True)
     )
 
 
 def _range(text: str, found: re.Match[str]) -> Range:
-    low, high = float(found[2]), float(found[3])
+    low = float(found[2])
+    high = float(found[3])
     whole = found[1] is None and all(re.fullmatch(r"[-+]?\d+", part) for part in found.groups()[1:])
     log = found[1] == "log" or (found[1] is None and not whole)
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise ConfigError(f"--set {text!r}: the first number of a range must be below the second one")
+        raise ConfigError(
+            f"--set {text!r}: the first number of a range must be below the second one"
+        )
     if log and low <= 0:
-        raise ConfigError(f"--set {text!r}: a range in the logarithm starts above 0; or write linear:{found[0]}")
+        raise ConfigError(
+            f"--set {text!r}: a range in the logarithm starts above 0; or write linear:{found[0]}"
+        )
     return Range(low, high, log, whole)
 
 
 def _split(values: str) -> list[str]:
     """Cuts at commas outside of brackets and quotes."""
-    parts, depth, quote = [""], 0, ""
+    parts = [""]
+    depth = 0
+    quote = ""
     for letter in values:
         if quote:
             quote = "" if letter == quote else quote

@@ -1,4 +1,6 @@
-"""`--submit`: an array of jobs, one per program, handed in by submitit; each may be preempted and started again."""
+"""`--submit`: an array of jobs, one per program, handed in by submitit; each may be preempted
+and started again.
+"""
 
 import argparse
 import dataclasses
@@ -30,21 +32,27 @@ class Job:
     names: tuple[str, ...]  # runs of one program
 
     def __call__(self) -> dict[str, int]:
-        """Does the missing runs and writes the tables; returns the number of runs by status."""
+        """Do the missing runs and writes the tables; returns the number of runs by status."""
         plan = plans.load(self.sweep)
         assert plan is not None, "it was written before the job was handed in"
-        missing = results.unfinished(self.sweep, [run for run in plan.runs if run.name in self.names])
+        missing = results.unfinished(
+            self.sweep, [run for run in plan.runs if run.name in self.names]
+        )
         try:
             if missing:
                 workers.set_up()
                 with command_line.notes_instead_of_warnings():
-                    workers.do_runs(lambda told: print(told, flush=True), self.sweep, [run.name for run in missing])
+                    workers.do_runs(
+                        lambda told: print(told, flush=True),
+                        self.sweep,
+                        [run.name for run in missing],
+                    )
         finally:
             rows = results.write(self.sweep, plan)
         return dict(Counter(row["status"] for row in rows if row["run"] in self.names))
 
     def checkpoint(self) -> Any:
-        """Returns what submitit hands in again where the job is preempted or out of time."""
+        """Return what submitit hands in again where the job is preempted or out of time."""
         return needed("submitit", "--submit").helpers.DelayedSubmission(self)
 
 
@@ -63,27 +71,42 @@ def submit(given: argparse.Namespace, folder: Path, plan: Plan, command: Sequenc
     Raises:
         ConfigError: an option that cannot be used, no Slurm here, or submitit is not installed.
     """
-    cluster, waiting = given.submit or "slurm", workers.tasks(folder, plan, 1)
-    options, hours = options_of(given.slurm), 24.0 if given.hours is None else given.hours
+    cluster = given.submit or "slurm"
+    waiting = workers.tasks(folder, plan, 1)
+    options = options_of(given.slurm)
+    hours = 24.0 if given.hours is None else given.hours
     if not waiting:
         print(f"all runs are done: {folder / 'results.csv'}")
         return 0
     if given.show:
         settings = "".join(f", {name}={value}" for name, value in options.items())
-        print(f"an array of {counted(len(waiting), 'job')} for {cluster}, {hours:g} h each{settings}:")
+        print(
+            f"an array of {counted(len(waiting), 'job')} for {cluster}, {hours:g} h each{settings}:"
+        )
         for number, task in enumerate(waiting):
-            print(f"  {number}: program {number}, {counted(len(task.runs), 'run')}: {names_of(task.runs)}")
+            print(
+                f"  {number}: program {number}, {counted(len(task.runs), 'run')}: "
+                f"{names_of(task.runs)}"
+            )
         return 0
     with FolderLock(folder):
         plans.save(folder, plan, command)
         results.write(folder, plan)
         jobs = hand_in(waiting, folder, cluster, options, hours)
-    print(f"handed in {counted(len(jobs), 'job')}: {', '.join(job.job_id for job in jobs)}; logs: {folder / 'jobs'}")
-    print(f"{folder / 'results.csv'} is written as they end; the same command hands in what is missing then")
+    print(
+        f"handed in {counted(len(jobs), 'job')}: {', '.join(job.job_id for job in jobs)}; logs: "
+        f"{folder / 'jobs'}"
+    )
+    print(
+        f"{folder / 'results.csv'} is written as they end; the same command hands in what is "
+        "missing then"
+    )
     return 0
 
 
-def hand_in(waiting: Sequence[Task], folder: Path, cluster: str, options: Mapping[str, Any], hours: float) -> list[Any]:
+def hand_in(
+    waiting: Sequence[Task], folder: Path, cluster: str, options: Mapping[str, Any], hours: float
+) -> list[Any]:
     """Hands tasks in as one array; returns submitit's jobs.
 
     Args:
@@ -100,17 +123,28 @@ def hand_in(waiting: Sequence[Task], folder: Path, cluster: str, options: Mappin
     # Jobs import what this process can; Slurm hands the environment on.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     try:
-        executor = library.AutoExecutor(folder / "jobs", cluster=cluster, slurm_max_num_timeout=_STARTS)
-        named = {f"slurm_{name}": value for name, value in options.items()} if cluster == "slurm" else {}
-        executor.update_parameters(timeout_min=max(round(60 * hours), 1), name=f"sweep_{folder.name}", **named)
+        executor = library.AutoExecutor(
+            folder / "jobs", cluster=cluster, slurm_max_num_timeout=_STARTS
+        )
+        named = (
+            {f"slurm_{name}": value for name, value in options.items()}
+            if cluster == "slurm"
+            else {}
+        )
+        executor.update_parameters(
+            timeout_min=max(round(60 * hours), 1), name=f"sweep_{folder.name}", **named
+        )
         with executor.batch():
-            return [executor.submit(Job(folder.resolve(), tuple(run.name for run in task.runs))) for task in waiting]
+            return [
+                executor.submit(Job(folder.resolve(), tuple(run.name for run in task.runs)))
+                for task in waiting
+            ]
     except Exception as error:
         raise ConfigError(f"nothing was handed in to {cluster}: {error}") from error
 
 
 def options_of(texts: Sequence[str]) -> dict[str, Any]:
-    """Reads `--slurm NAME=VALUE`.
+    """Read `--slurm NAME=VALUE`.
 
     Raises:
         ConfigError: it is no such text.
@@ -119,6 +153,8 @@ def options_of(texts: Sequence[str]) -> dict[str, Any]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name or not value:
-            raise ConfigError(f"--slurm {text!r} is not of the form NAME=VALUE, for example gpus_per_node=1")
+            raise ConfigError(
+                f"--slurm {text!r} is not of the form NAME=VALUE, for example gpus_per_node=1"
+            )
         found[name.replace("-", "_")] = int(value) if value.isdecimal() else value
     return found

@@ -48,7 +48,8 @@ def main(arguments: list[str]) -> int:
         0; 1 if runs failed; 4, as of a single run, if some diverged.
 
     Raises:
-        ConfigError: and what else a run raises at its start; `fedjax_ssl.cli.main` makes messages of it.
+        ConfigError: and what else a run raises at its start; `fedjax_ssl.cli.main` makes messages
+            of it.
     """
     given = parser().parse_args(list(_with_fields(arguments)))
     said = contextlib.redirect_stdout(io.StringIO()) if given.quiet else contextlib.nullcontext()
@@ -57,44 +58,87 @@ def main(arguments: list[str]) -> int:
 
 
 def parser() -> Parser:
-    """Makes the parser of the command line."""
+    """Make the parser of the command line."""
     parser = new_parser(
         "sweep",
-        f"Many runs of a config: all combinations of values and seeds, each in a folder of its own.\n\n{_EXAMPLES}",
+        "Many runs of a config: all combinations of values and seeds, each in a folder of its "
+        f"own.\n\n{_EXAMPLES}",
         hint=_about_fields,
     )
     add = parser.add_argument
     add("config", help="a config's name, NAME:ARGUMENT, a file, or a file with get_sweep()")
     values = "values with commas between, or LOW..HIGH; --FIELD=VALUE for one value"
     add("--set", action="append", default=[], metavar="FIELD=VALUES", help=values)
-    add("--seeds", metavar="N", help="run each point with seeds 0 to N - 1, or with those listed (0,7,11)")
-    add("--zip", action="store_true", help="the first values of all fields together, then the second, and so on")
+    add(
+        "--seeds",
+        metavar="N",
+        help="run each point with seeds 0 to N - 1, or with those listed (0,7,11)",
+    )
+    add(
+        "--zip",
+        action="store_true",
+        help="the first values of all fields together, then the second, and so on",
+    )
     add("--random", type=int, metavar="N", help="N points, with every value drawn at random")
-    add("--random-seed", type=int, default=0, metavar="S", help="of --random and --search (default: 0)")
+    add(
+        "--random-seed",
+        type=int,
+        default=0,
+        metavar="S",
+        help="of --random and --search (default: 0)",
+    )
     add("--workdir", metavar="FOLDER", help="of the sweep; runs/sweep_CONFIG by default")
-    add("--workers", type=int, metavar="N", help="processes at a time; by default one per core, or one on accelerators")
+    add(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="processes at a time; by default one per core, or one on accelerators",
+    )
     add("--quiet", action="store_true", help="print nothing but notes and errors")
     add("--dry-run", action="store_true", help="show the plan and do nothing")
-    add = parser.add_argument_group("search", "let Optuna choose the points by the validation accuracy").add_argument
+    add = parser.add_argument_group(
+        "search", "let Optuna choose the points by the validation accuracy"
+    ).add_argument
     needs = "needs validation data, such as --set data.validation_fraction=0.2"
     add("--search", type=one_of("search", ("optuna",)), metavar="optuna", help=needs)
     add("--trials", type=int, metavar="N", help="of the study, all workers together (default: 50)")
     for kind, names in (("sampler", search.SAMPLERS), ("pruner", search.PRUNERS)):
         text = f"{', '.join(names)} (default: {next(iter(names))})"
         add(f"--{kind}", type=one_of(kind, names), metavar="NAME", help=text)
-    add("--storage", metavar="URL", help="of the study; by default a journal in the folder of the sweep")
-    add("--study", metavar="NAME", help="name in the storage; the name of the sweep's folder by default")
-    add = parser.add_argument_group("cluster", "an array of jobs, one per program, through submitit").add_argument
+    add(
+        "--storage",
+        metavar="URL",
+        help="of the study; by default a journal in the folder of the sweep",
+    )
+    add(
+        "--study",
+        metavar="NAME",
+        help="name in the storage; the name of the sweep's folder by default",
+    )
+    add = parser.add_argument_group(
+        "cluster", "an array of jobs, one per program, through submitit"
+    ).add_argument
     where = "slurm, or local for processes of this machine: hand the programs in and return"
     add("--submit", type=one_of("cluster", ("slurm", "local")), metavar="CLUSTER", help=where)
-    add("--slurm", action="append", default=[], metavar="NAME=VALUE", help="such as partition=gpu, gpus_per_node=1")
+    add(
+        "--slurm",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="such as partition=gpu, gpus_per_node=1",
+    )
     add("--hours", type=float, metavar="H", help="time limit of a job (default: 24)")
-    add("--print", action="store_true", dest="show", help="show what would be submitted and do nothing")
+    add(
+        "--print",
+        action="store_true",
+        dest="show",
+        help="show what would be submitted and do nothing",
+    )
     return parser
 
 
 def _with_fields(arguments: Sequence[str]) -> Iterator[str]:
-    """Writes `--FIELD=VALUE`, as `run` takes it, as `--set FIELD=VALUE`.
+    """Write `--FIELD=VALUE`, as `run` takes it, as `--set FIELD=VALUE`.
 
     Raises:
         ConfigError: there are several values, which `run` would take as one.
@@ -108,14 +152,14 @@ def _with_fields(arguments: Sequence[str]) -> Iterator[str]:
         values = axes.parse_axis(f"{name}={value}").values
         if len(values) != 1:
             raise ConfigError(
-                f"{word} has several values: --set {name}={value} tries each of them; a tuple stands in brackets: "
-                f"--{name}='({value})'"
+                f"{word} has several values: --set {name}={value} tries each of them; a tuple "
+                f"stands in brackets: --{name}='({value})'"
             )
         yield from ("--set", f"{name}={value}")
 
 
 def _field_of(option: str) -> str:
-    """Finds the field that an option of the command line names; "" where it looks like none."""
+    """Find the field that an option of the command line names; "" where it looks like none."""
     field = option.lstrip("-").removeprefix("config.")
     return field if "." in field or field in configs.FIELDS else ""
 
@@ -123,12 +167,17 @@ def _field_of(option: str) -> str:
 def _about_fields(word: str) -> str:
     """Says how fields are given, where a word of the command line looks like one."""
     field = _field_of(word.partition("=")[0])
-    return f" Fields of the config are given as --{field}=VALUE, or --set {field}=VALUES for several." if field else ""
+    return (
+        f" Fields of the config are given as --{field}=VALUE, or --set {field}=VALUES for several."
+        if field
+        else ""
+    )
 
 
 def _sweep(given: argparse.Namespace, command: Sequence[str], notes: set[str]) -> int:
     check_workers(given.workers)
-    # Planning is for the CPU: what this process took of an accelerator's memory its workers would not have.
+    # Planning is for the CPU: what this process took of an accelerator's memory its workers would
+    # not have.
     with contextlib.suppress(RuntimeError):
         jax.config.update("jax_platforms", "cpu")
     _check_options(given)
@@ -144,7 +193,8 @@ def _sweep(given: argparse.Namespace, command: Sequence[str], notes: set[str]) -
     looks_only = given.dry_run or given.show
     if not looks_only:
         (folder / "runs").mkdir(parents=True, exist_ok=True)
-    # Taken before the plan is shown: a folder that is in use is refused first. Who hands jobs in takes it there.
+    # Taken before the plan is shown: a folder that is in use is refused first. Who hands jobs in
+    # takes it there.
     with contextlib.nullcontext() if looks_only or given.submit else FolderLock(folder):
         for line in (*describe(given.config, plan, folder, processes), *plans.apart(plan)):
             print(line, flush=True)
@@ -154,7 +204,9 @@ def _sweep(given: argparse.Namespace, command: Sequence[str], notes: set[str]) -
             return cluster.submit(given, folder, plan, command)
         plans.save(folder, plan, command)
         if not results.has_parquet():
-            command_line.print_note("results.parquet needs pyarrow: pip install 'fedjax_ssl[sweep]'")
+            command_line.print_note(
+                "results.parquet needs pyarrow: pip install 'fedjax_ssl[sweep]'"
+            )
         workers.execute(folder, plan, processes, notes)
         return _say_end(folder, plan)
 
@@ -164,11 +216,14 @@ def _plan(given: argparse.Namespace) -> Plan:
     if plans.is_sweep_file(given.config):
         if given.set or given.zip or given.random is not None:
             raise ConfigError(
-                f"{given.config} yields its configs itself; set fields there, not with --set, --zip or --random"
+                f"{given.config} yields its configs itself; set fields there, not with --set, "
+                "--zip or --random"
             )
         return plans.from_file(given.config, seeds)
     parsed = [axes.parse_axis(text) for text in given.set]
-    points = axes.points(parsed, seeds, zipped=given.zip, random=given.random, seed=given.random_seed)
+    points = axes.points(
+        parsed, seeds, zipped=given.zip, random=given.random, seed=given.random_seed
+    )
     return plans.from_settings(given.config, points)
 
 
@@ -195,7 +250,9 @@ def _folder_of(given: argparse.Namespace) -> Path:
     if given.workdir:
         return Path(given.workdir)
     path = given.config if plans.is_sweep_file(given.config) else None
-    return Path("runs") / f"sweep_{Path(path).stem if path else configs.find(given.config).run_name}"
+    return (
+        Path("runs") / f"sweep_{Path(path).stem if path else configs.find(given.config).run_name}"
+    )
 
 
 def check_folder(folder: Path, others: str, kind: str) -> None:
@@ -203,24 +260,37 @@ def check_folder(folder: Path, others: str, kind: str) -> None:
     if (folder / "config.json").exists():
         raise RunFolderError(f"{folder} is the folder of a single run; give another --workdir")
     if (folder / others).exists():
-        raise RunFolderError(f"{folder} is the folder of a {kind}, whose results would be lost; give another --workdir")
+        raise RunFolderError(
+            f"{folder} is the folder of a {kind}, whose results would be lost; give another "
+            "--workdir"
+        )
     there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
     if not there.is_dir():
         raise RunFolderError(f"{there} is a file; give another --workdir")
     if not os.access(there, os.W_OK | os.X_OK):
-        raise RunFolderError(f"nothing can be written in {there}: permission denied; give another --workdir")
+        raise RunFolderError(
+            f"nothing can be written in {there}: permission denied; give another --workdir"
+        )
 
 
 def describe(title: str, plan: Plan, folder: Path, processes: int) -> list[str]:
-    """Describes the plan in a few lines."""
+    """Describe the plan in a few lines."""
     missing = len(results.unfinished(folder, plan.runs))
     there = f", {len(plan.runs) - missing} of them done" if missing < len(plan.runs) else ""
-    lines = [f"{title}: {counted(len(plan.runs), 'run')}{there}, {counted(len(plan.programs), 'compiled program')}"]
+    lines = [
+        f"{title}: {counted(len(plan.runs), 'run')}{there}, "
+        f"{counted(len(plan.programs), 'compiled program')}"
+    ]
     for field in plan.fields:
-        values = list(dict.fromkeys(str(run.point[field]) for run in plan.runs if field in run.point))
+        values = list(
+            dict.fromkeys(str(run.point[field]) for run in plan.runs if field in run.point)
+        )
         shown = ", ".join(values[:8]) + (f", ... ({len(values)} values)" if len(values) > 8 else "")
         lines.append(f"  {field}: {shown}")
-    lines.append(f"  workers: {counted(min(processes, missing) or processes, 'process', 'processes')} at a time")
+    lines.append(
+        f"  workers: {counted(min(processes, missing) or processes, 'process', 'processes')} at a "
+        "time"
+    )
     return [*lines, f"  folder: {folder}"]
 
 
@@ -231,8 +301,10 @@ def check_workers(given: int | None) -> None:
 
 
 def default_workers() -> int:
-    """Counts the cores; 1 where there is an accelerator, on which runs are vectorized."""
-    if os.environ.get("JAX_PLATFORMS") == "cpu" or not importlib.metadata.entry_points(group="jax_plugins"):
+    """Count the cores; 1 where there is an accelerator, on which runs are vectorized."""
+    if os.environ.get("JAX_PLATFORMS") == "cpu" or not importlib.metadata.entry_points(
+        group="jax_plugins"
+    ):
         return processor.cores()
     asked = [sys.executable, "-c", "import jax; print(jax.default_backend())"]
     found = subprocess.run(asked, capture_output=True, text=True, check=False)
@@ -250,9 +322,14 @@ def _say_end(folder: Path, plan: Plan) -> int:
         (results.MISSING, "Another process works on them.", 1),
     ):
         if runs := [run for run, status, *_ in ends if status == wanted]:
-            print(f"{counted(len(runs), 'run')} {wanted}: {names_of(runs)}. {what}", file=sys.stderr)
+            print(
+                f"{counted(len(runs), 'run')} {wanted}: {names_of(runs)}. {what}", file=sys.stderr
+            )
             code = its_code
     if changed := on_other_data((run, run.config, summary) for run, _, _, summary in ends):
-        print(f"on other data than the first run, which have changed: {names_of(changed)}", file=sys.stderr)
+        print(
+            f"on other data than the first run, which have changed: {names_of(changed)}",
+            file=sys.stderr,
+        )
     print(f"compare them: {shlex.join(['fedjax-ssl', 'report', str(folder)])}")
     return code

@@ -1,4 +1,6 @@
-"""From points to runs: their configs, names and programs, and how `sweep.json` keeps them for the workers."""
+"""From points to runs: their configs, names and programs, and how `sweep.json` keeps them for
+the workers.
+"""
 
 import dataclasses
 import hashlib
@@ -21,11 +23,22 @@ from fedjax_ssl.registry import did_you_mean
 from fedjax_ssl.runs.build import federate, load_resolved
 from fedjax_ssl.runs.compile import static_part
 from fedjax_ssl.runs.files import plain_value, write_atomically
-from fedjax_ssl.runs.folder import COMPARED, WATCHING, RunFolderError, config_differences, flat_config, read_stored
+from fedjax_ssl.runs.folder import (
+    COMPARED,
+    WATCHING,
+    RunFolderError,
+    config_differences,
+    flat_config,
+    read_stored,
+)
 from fedjax_ssl.runs.folder import SWEEP_FILE as FILE
 from fedjax_ssl.sweep.axes import Settings
 
-_SHORT = {"optimizer.learning_rate": "lr", "optimizer.batch_size": "batch", "optimizer.local_epochs": "epochs"}
+_SHORT = {
+    "optimizer.learning_rate": "lr",
+    "optimizer.batch_size": "batch",
+    "optimizer.local_epochs": "epochs",
+}
 _LONGEST = 100  # letters of a run's name
 _SHOWN = 5  # differences in a message
 _DRAWN = 8  # settings of the data that are compared before a sweep
@@ -57,7 +70,9 @@ class Plan:
         return list(found.values())
 
 
-def plan(configs_and_points: Iterable[tuple[ml_collections.ConfigDict, Settings]], fields: Sequence[str]) -> Plan:
+def plan(
+    configs_and_points: Iterable[tuple[ml_collections.ConfigDict, Settings]], fields: Sequence[str]
+) -> Plan:
     """Plans the runs of resolved configs.
 
     Args:
@@ -77,8 +92,8 @@ def plan(configs_and_points: Iterable[tuple[ml_collections.ConfigDict, Settings]
         name = _unused(_name(point), plain, {run.name for run in runs})
         if (same := identity(plain)) in seen:
             raise ConfigError(
-                f"{seen[same]} and {name} are the same run; leave one of the values out (two ways of writing a "
-                "number are one value)"
+                f"{seen[same]} and {name} are the same run; leave one of the values out (two ways "
+                "of writing a number are one value)"
             )
         seen[same] = name
         runs.append(PlannedRun(name, _program(config), point, plain))
@@ -88,7 +103,8 @@ def plan(configs_and_points: Iterable[tuple[ml_collections.ConfigDict, Settings]
 
 
 def named(runs: Iterable[tuple[str, ml_collections.ConfigDict]]) -> Plan:
-    """Plans resolved configs with names of their own, such as the cells of a table; equal configs are one run.
+    """Plans resolved configs with names of their own, such as the cells of a table; equal configs
+    are one run.
 
     Args:
         runs: parts of a name with commas between, in any letters, and config.
@@ -97,7 +113,11 @@ def named(runs: Iterable[tuple[str, ml_collections.ConfigDict]]) -> Plan:
     for name, config in runs:
         plain = plain_value(config.to_dict())
         if (same := identity(plain)) not in planned:
-            own = _unused(",".join(map(_plain, name.split(","))), plain, {run.name for run in planned.values()})
+            own = _unused(
+                ",".join(map(_plain, name.split(","))),
+                plain,
+                {run.name for run in planned.values()},
+            )
             planned[same] = PlannedRun(own, _program(config), {"seed": plain["seed"]}, plain)
     return Plan(("seed",), tuple(planned.values()))
 
@@ -116,30 +136,47 @@ def from_settings(name: str, points: Sequence[Settings]) -> Plan:
     """
     points = _of_their_methods(points)
     fields = list(dict.fromkeys(field for point in points for field in point))
-    several = [field for field in fields if len({str(point[field]) for point in points if field in point}) > 1]
+    several = [
+        field
+        for field in fields
+        if len({str(point[field]) for point in points if field in point}) > 1
+    ]
 
     def resolved() -> Iterable[tuple[ml_collections.ConfigDict, Settings]]:
         for point in points:
             config = configs.load(name, tuple(point.items()))
-            yield configs.resolve(config), {field: point[field] for field in several if field in point}
+            yield (
+                configs.resolve(config),
+                {field: point[field] for field in several if field in point},
+            )
 
     return plan(resolved(), several)
 
 
 def _of_their_methods(points: Sequence[Settings]) -> list[Settings]:
-    """Leaves every point the settings that its method has, where several methods are swept, and each point once."""
+    """Leaves every point the settings that its method has, where several methods are swept, and
+    each point once.
+    """
     names = dict.fromkeys(point["method.name"] for point in points if "method.name" in point)
     with configs.naming("method.name"):
-        known = {name: {f"method.{one}" for one in ("name", *methods.settings(name))} for name in names}
+        known = {
+            name: {f"method.{one}" for one in ("name", *methods.settings(name))} for name in names
+        }
     if len(known) > 1:
         every = set().union(*known.values())
-        if unknown := [field for field in points[0] if field.startswith("method.") and field not in every]:
+        if unknown := [
+            field for field in points[0] if field.startswith("method.") and field not in every
+        ]:
             raise ConfigError(
                 f"none of the methods {', '.join(known)} has the setting {unknown[0]!r}."
                 f"{did_you_mean(unknown[0], every)}"
             )
         points = [
-            {field: point[field] for field in point if field in known[point["method.name"]] or field not in every}
+            {
+                field: point[field]
+                for field in point
+                if field in known[point["method.name"]] or field not in every
+            }
             for point in points
         ]
     return list({json.dumps(point, sort_keys=True): point for point in points}.values())
@@ -159,10 +196,16 @@ def from_file(path: str | Path, seeds: Sequence[int] | None = None) -> Plan:
 
     given = configs.load_several(Path(path), "get_sweep")
     if seeds is not None:
-        given = [ml_collections.ConfigDict({**config.to_dict(), "seed": seed}) for config in given for seed in seeds]
+        given = [
+            ml_collections.ConfigDict({**config.to_dict(), "seed": seed})
+            for config in given
+            for seed in seeds
+        ]
     resolved = [configs.resolve(config) for config in given]
     flat = [flat_config(plain_value(config.to_dict())) for config in resolved]
-    texts = pandas.DataFrame([{field: json.dumps(value) for field, value in one.items()} for one in flat])
+    texts = pandas.DataFrame(
+        [{field: json.dumps(value) for field, value in one.items()} for one in flat]
+    )
     counts = texts.groupby("method.name").agg(lambda values: values.nunique(dropna=False)).max()
     several = [field for field in texts if counts.get(field, texts["method.name"].nunique()) > 1]
     fields = sorted(several, key=lambda field: field != "method.name")
@@ -171,13 +214,18 @@ def from_file(path: str | Path, seeds: Sequence[int] | None = None) -> Plan:
 
 
 def apart(plan: Plan) -> list[str]:
-    """Says which runs have other test examples or another number of labels than the first one, with its seed.
+    """Says which runs have other test examples or another number of labels than the first one, with
+    its seed.
 
-    Data are read for it where runs differ in them, and drawn as the runs will; of many settings the first few.
+    Data are read for it where runs differ in them, and drawn as the runs will; of many settings the
+    first few.
     """
     runs: dict[str, PlannedRun] = {}
     for run in plan.runs:
-        runs.setdefault(json.dumps([run.config[section] for section in ("data", "partition", "supervision")]), run)
+        runs.setdefault(
+            json.dumps([run.config[section] for section in ("data", "partition", "supervision")]),
+            run,
+        )
     first, *others = list(runs.values())[:_DRAWN]
 
     def drawn(run: PlannedRun) -> Mapping[str, Any]:
@@ -191,35 +239,48 @@ def apart(plan: Plan) -> list[str]:
     try:
         found = {run.name: drawn(run) for run in (first, *others)} if others else {}
     except (ValueError, data.DatasetUnavailable) as error:
-        return [f"  whether runs have the same test examples and as many labels is not known: {error}"]
-    lines = [f"  of {len(runs)} settings of the data, only the first {_DRAWN} are compared"] * (len(runs) > _DRAWN)
+        return [
+            f"  whether runs have the same test examples and as many labels is not known: {error}"
+        ]
+    lines = [f"  of {len(runs)} settings of the data, only the first {_DRAWN} are compared"] * (
+        len(runs) > _DRAWN
+    )
     for field, words in COMPARED.items():
         if differ := [run for run in others if found[run.name][field] != found[first.name][field]]:
-            lines.append(f"  {words} than {first.name}, so that a report pairs none of them: {names_of(differ)}")
+            lines.append(
+                f"  {words} than {first.name}, so that a report pairs none of them: "
+                f"{names_of(differ)}"
+            )
     return lines
 
 
 def is_sweep_file(name: str) -> bool:
     """Says whether a name is a Python file that defines `get_sweep`."""
     path = Path(name)
-    return path.suffix == ".py" and path.is_file() and b"def get_sweep" in path.read_bytes()  # in whatever encoding
+    # in whatever encoding
+    return path.suffix == ".py" and path.is_file() and b"def get_sweep" in path.read_bytes()
 
 
 def identity(config: Mapping[str, Any]) -> str:
-    """Writes a config as text that is the same for configs which give the same run."""
+    """Write a config as text that is the same for configs which give the same run."""
     flat = flat_config(config, ignore=WATCHING)
-    flat["federated.devices"] = flat.get("federated.devices") or 1  # as older sweeps hold it where nobody set it
+    # as older sweeps hold it where nobody set it
+    flat["federated.devices"] = flat.get("federated.devices") or 1
     return json.dumps(flat, sort_keys=True)
 
 
 def save(folder: Path, plan: Plan, command: Sequence[str]) -> None:
-    """Writes `sweep.json`."""
-    content = {"command": list(command), "fields": plan.fields, "runs": [dataclasses.asdict(run) for run in plan.runs]}
+    """Write `sweep.json`."""
+    content = {
+        "command": list(command),
+        "fields": plan.fields,
+        "runs": [dataclasses.asdict(run) for run in plan.runs],
+    }
     write_atomically(folder / FILE, json.dumps(content, indent=1) + "\n")
 
 
 def load(folder: Path) -> Plan | None:
-    """Reads `sweep.json`; None where there is none.
+    """Read `sweep.json`; None where there is none.
 
     Raises:
         RunFolderError: it cannot be read.
@@ -232,15 +293,17 @@ def load(folder: Path) -> Plan | None:
 
 
 def extended(stored: Plan, wanted: Plan, folder: Path) -> Plan:
-    """Adds the runs that are new to a stored plan; runs that are there keep their names.
+    """Add the runs that are new to a stored plan; runs that are there keep their names.
 
     Raises:
-        RunFolderError: runs of the stored plan are missing; the message says which, or what changed in all of them.
+        RunFolderError: runs of the stored plan are missing; the message says which, or what changed
+            in all of them.
     """
     there, asked = ({identity(run.config) for run in one.runs} for one in (stored, wanted))
     if missing := [run for run in stored.runs if identity(run.config) not in asked]:
         raise RunFolderError(_refusal(missing, stored, wanted, folder))
-    runs, names = list(stored.runs), {run.name for run in stored.runs}
+    runs = list(stored.runs)
+    names = {run.name for run in stored.runs}
     for run in wanted.runs:
         if identity(run.config) not in there:
             name = _unused(run.name, run.config, names)
@@ -251,12 +314,14 @@ def extended(stored: Plan, wanted: Plan, folder: Path) -> Plan:
 
 
 def config_of(run: PlannedRun) -> ml_collections.ConfigDict:
-    """Makes the config of a planned run, as `fedjax_ssl.runs.loop.run` takes it."""
+    """Make the config of a planned run, as `fedjax_ssl.runs.loop.run` takes it."""
     return ml_collections.ConfigDict(_with_tuples(run.config))
 
 
 def _refusal(missing: Sequence[PlannedRun], stored: Plan, wanted: Plan, folder: Path) -> str:
-    left_out = f"{counted(len(missing), 'run')} that this command leaves out: {names_of(missing, _SHOWN)}"
+    left_out = (
+        f"{counted(len(missing), 'run')} that this command leaves out: {names_of(missing, _SHOWN)}"
+    )
     reason = f"{folder} holds a sweep with {left_out}"
     if len(missing) == len(stored.runs):
         ignore = (*WATCHING, *stored.fields, *wanted.fields)
@@ -286,12 +351,12 @@ def _name(point: Mapping[str, Any]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Writes text as part of a file's name."""
+    """Write text as part of a file's name."""
     return re.sub(r"[^A-Za-z0-9_.+-]+", "-", text).strip("-")
 
 
 def _unused(name: str, config: Mapping[str, Any], taken: set[str]) -> str:
-    """Adds a digest of the config to a name that is too long or that another run has."""
+    """Add a digest of the config to a name that is too long or that another run has."""
     if len(name) <= _LONGEST and name not in taken:
         return name
     digest = hashlib.sha256(identity(config).encode()).hexdigest()[:8]
@@ -299,20 +364,20 @@ def _unused(name: str, config: Mapping[str, Any], taken: set[str]) -> str:
 
 
 def _with_tuples(value: Any) -> Any:
-    """Makes tuples of lists: JSON knows no tuples, and a config no lists."""
+    """Make tuples of lists: JSON knows no tuples, and a config no lists."""
     if isinstance(value, Mapping):
         return {name: _with_tuples(item) for name, item in value.items()}
     return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
 
 
 def names_of(runs: Sequence[PlannedRun], most: int = 3) -> str:
-    """Lists the first names of runs, for a message."""
+    """List the first names of runs, for a message."""
     shown = ", ".join(run.name for run in runs[:most])
     return shown if len(runs) <= most else f"{shown}, ... ({len(runs)} in all)"
 
 
 def needed(package: str, option: str) -> Any:
-    """Imports a package of the extra `sweep` that an option needs.
+    """Import a package of the extra `sweep` that an option needs.
 
     Raises:
         ConfigError: it is not installed.
@@ -320,4 +385,6 @@ def needed(package: str, option: str) -> Any:
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        raise ConfigError(f"{option} needs the package {package}: pip install 'fedjax_ssl[sweep]'") from error
+        raise ConfigError(
+            f"{option} needs the package {package}: pip install 'fedjax_ssl[sweep]'"
+        ) from error

@@ -18,7 +18,11 @@ from fedjax_ssl.runs.files import decode_json, encode_json, write_atomically
 from fedjax_ssl.runs.summary import read_summary
 from fedjax_ssl.sweep.plan import Plan, PlannedRun
 
-DONE, DIVERGED, FAILED, STOPPED, MISSING = "done", "diverged", "failed", "stopped", "missing"
+DONE = "done"
+DIVERGED = "diverged"
+FAILED = "failed"
+STOPPED = "stopped"
+MISSING = "missing"
 _ENDED = "ended.json"  # in the folder of a run that ended without a summary
 _NAME = re.compile(r"0\d+")  # a client's, whose zeros are kept
 # Fields of a summary about the machine and the clock: two sweeps of the same runs differ in them.
@@ -31,7 +35,7 @@ def folder_of(sweep: Path, name: str) -> Path:
 
 
 def status_of(folder: Path) -> tuple[str, str, dict[str, Any]]:
-    """Reads where a run stands, why it ended early, and its summary, which is empty without one."""
+    """Read where a run stands, why it ended early, and its summary, which is empty without one."""
     if (folder / "summary.json").exists():
         summary = read_summary(folder / "summary.json")
         return DIVERGED if "diverged" in summary else DONE, summary.get("diverged", ""), summary
@@ -42,9 +46,11 @@ def status_of(folder: Path) -> tuple[str, str, dict[str, Any]]:
 
 
 def mark(folder: Path, status: str, message: str = "") -> None:
-    """Notes that a run ended without a summary; a later start forgets it."""
+    """Note that a run ended without a summary; a later start forgets it."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / _ENDED, encode_json({"status": status, "message": message}, indent=1) + "\n")
+    write_atomically(
+        folder / _ENDED, encode_json({"status": status, "message": message}, indent=1) + "\n"
+    )
 
 
 def unmark(folder: Path) -> None:
@@ -62,23 +68,27 @@ def message_of(error: BaseException) -> str:
 
 
 def unfinished(sweep: Path, runs: Sequence[PlannedRun]) -> list[PlannedRun]:
-    """Lists the runs that have no summary and were not stopped."""
+    """List the runs that have no summary and were not stopped."""
     return [run for run in runs if status_of(folder_of(sweep, run.name))[0] in (MISSING, FAILED)]
 
 
 def brief(summary: Mapping[str, Any]) -> str:
     """Says a run's result in a few words."""
     accuracy = summary.get("test_accuracy")
-    said = [] if accuracy is None or not math.isfinite(accuracy) else [f"test accuracy {accuracy:.1%}"]
+    said = (
+        [] if accuracy is None or not math.isfinite(accuracy) else [f"test accuracy {accuracy:.1%}"]
+    )
     if "selected_test_accuracy" in summary:
         said.append(f"selected {summary['selected_test_accuracy']:.1%}")
     return ", ".join(said) or "done"
 
 
 def table(sweep: Path, plan: Plan) -> list[dict[str, Any]]:
-    """Makes a row per run, in the order of the plan: its name, where it stands, what was swept, its summary.
+    """Make a row per run, in the order of the plan: its name, where it stands, what was swept, its
+    summary.
 
-    Times and memory are left out, so that a sweep that was killed and went on ends in the same table.
+    Times and memory are left out, so that a sweep that was killed and went on ends in the same
+    table.
     """
     rows = []
     for run in plan.runs:
@@ -90,29 +100,45 @@ def table(sweep: Path, plan: Plan) -> list[dict[str, Any]]:
 
 
 def scalars(summary: Mapping[str, Any], taken: Collection[str] = ()) -> dict[str, Any]:
-    """Take the numbers of a summary that are not about machine or clock, and those of its predictions, by name."""
+    """Take the numbers of a summary that are not about machine or clock, and those of its
+    predictions, by name.
+    """
     found = {
         name: value
         for name, value in summary.items()
-        if not isinstance(value, dict | list) and name not in taken and not any(part in name for part in _MEASURED)
+        if not isinstance(value, dict | list)
+        and name not in taken
+        and not any(part in name for part in _MEASURED)
     }
     for one in summary.get("predictions", ()):
-        found |= {f"{one['name']}_{name}": one[name] for name in ("accuracy", "balanced_accuracy") if name in one}
+        found |= {
+            f"{one['name']}_{name}": one[name]
+            for name in ("accuracy", "balanced_accuracy")
+            if name in one
+        }
     return found
 
 
 def write(sweep: Path, plan: Plan) -> list[dict[str, Any]]:
-    """Writes `results.csv` and, with pyarrow, `results.parquet`, each as a whole; returns the rows."""
+    """Write `results.csv` and, with pyarrow, `results.parquet`, each as a whole; returns the
+    rows.
+    """
     with FileLock(sweep / ".results.lock"):  # jobs of a cluster write when they end
         rows = table(sweep, plan)
-        columns = [name for name in dict.fromkeys(name for row in rows for name in row) if name != "message"]
+        columns = [
+            name
+            for name in dict.fromkeys(name for row in rows for name in row)
+            if name != "message"
+        ]
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, [*columns, "message"], lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
         write_atomically(sweep / "results.csv", text.getvalue())
         if has_parquet():
-            names = [one for one in columns if any(_NAME.fullmatch(str(row.get(one))) for row in rows)]
+            names = [
+                one for one in columns if any(_NAME.fullmatch(str(row.get(one))) for row in rows)
+            ]
             write_atomically(sweep / "results.parquet", _parquet(text.getvalue(), names))
     return rows
 
@@ -123,12 +149,15 @@ def has_parquet() -> bool:
 
 
 def _parquet(text: str, names: Sequence[str]) -> bytes:
-    read, parquet = importlib.import_module("pyarrow.csv"), importlib.import_module("pyarrow.parquet")
+    read = importlib.import_module("pyarrow.csv")
+    parquet = importlib.import_module("pyarrow.parquet")
     kept = dict.fromkeys(names, importlib.import_module("pyarrow").string())
     found = read.read_csv(
         io.BytesIO(text.encode()),
         parse_options=read.ParseOptions(newlines_in_values=True),
-        convert_options=read.ConvertOptions(null_values=[""], strings_can_be_null=True, column_types=kept),
+        convert_options=read.ConvertOptions(
+            null_values=[""], strings_can_be_null=True, column_types=kept
+        ),
     )
     buffer = io.BytesIO()
     parquet.write_table(found, buffer)

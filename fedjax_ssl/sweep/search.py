@@ -1,7 +1,9 @@
-"""`--search optuna`: a study chooses the points, by the accuracy on validation data and never by test data.
+"""`--search optuna`: a study chooses the points, by the accuracy on validation data and never by
+test data.
 
-Workers share the study through Optuna's storage: each asks for trials, runs them in folders of their own, reports the
-validation accuracy after every evaluation, and stops a run where the pruner says so.
+Workers share the study through Optuna's storage: each asks for trials, runs them in folders of
+their own, reports the validation accuracy after every evaluation, and stops a run where the pruner
+says so.
 """
 
 import argparse
@@ -43,8 +45,10 @@ class Search:
     """Settings that all workers of a search have in common."""
 
     config: str  # name
-    settings: tuple[str, ...]  # FIELD=VALUES each; several values or a range are chosen from, one is for all trials
-    seeds: tuple[int, ...]  # every trial runs with all, its score is their mean; empty: the config's own
+    settings: tuple[str, ...]
+    # ^ FIELD=VALUES each; several values or a range are chosen from, one is for all trials
+    seeds: tuple[int, ...]
+    # ^ every trial runs with all, its score is their mean; empty: the config's own
     trials: int  # number, all workers together
     sampler: str
     pruner: str
@@ -55,22 +59,34 @@ class Search:
     @property
     def axes(self) -> list[Axis]:
         """Fields with several values or a range."""
-        return [one for one in map(axes.parse_axis, self.settings) if isinstance(one.values, Range) or one.values[1:]]
+        return [
+            one
+            for one in map(axes.parse_axis, self.settings)
+            if isinstance(one.values, Range) or one.values[1:]
+        ]
 
-    def config_of(self, chosen: Mapping[str, Any], seed: int | None = None) -> ml_collections.ConfigDict:
-        """Makes the config of a point.
+    def config_of(
+        self, chosen: Mapping[str, Any], seed: int | None = None
+    ) -> ml_collections.ConfigDict:
+        """Make the config of a point.
 
         Raises:
             ConfigError: a setting cannot be used.
         """
-        common = {one.field: one.values[0] for one in map(axes.parse_axis, self.settings) if one.field not in chosen}
+        common = {
+            one.field: one.values[0]
+            for one in map(axes.parse_axis, self.settings)
+            if one.field not in chosen
+        }
         config = configs.load(self.config, tuple({**common, **chosen}.items()))
         return config if seed is None else configs.with_settings(config, [("seed", seed)])
 
     @property
     def example(self) -> ml_collections.ConfigDict:
         """Some point's config."""
-        chosen = {field: one.at(0.5) if isinstance(one, Range) else one[0] for field, one in self.axes}
+        chosen = {
+            field: one.at(0.5) if isinstance(one, Range) else one[0] for field, one in self.axes
+        }
         return self.config_of(chosen)
 
     def run_names(self, trial: Any) -> list[str]:
@@ -79,9 +95,13 @@ class Search:
 
 
 def search(
-    given: argparse.Namespace, folder: Path, command: Sequence[str], processes: int, notes: Collection[str] = ()
+    given: argparse.Namespace,
+    folder: Path,
+    command: Sequence[str],
+    processes: int,
+    notes: Collection[str] = (),
 ) -> int:
-    """Prepares a study in a folder, or goes on with the one that is there, and runs it.
+    """Prepare a study in a folder, or goes on with the one that is there, and runs it.
 
     Args:
         given: options of the command line.
@@ -94,7 +114,8 @@ def search(
         0; 1 if trials failed.
 
     Raises:
-        ConfigError: a setting cannot be used, there is no validation data, or optuna is not installed.
+        ConfigError: a setting cannot be used, there is no validation data, or optuna is not
+            installed.
         RunFolderError: the folder holds another search.
     """
     wanted = search_of(given, folder)
@@ -122,13 +143,17 @@ def search(
 
 
 def search_of(given: argparse.Namespace, folder: Path) -> Search:
-    """Makes the search that a command line asks for.
+    """Make the search that a command line asks for.
 
     Raises:
-        ConfigError: options that do not go together, a setting that cannot be used, or no validation data.
+        ConfigError: options that do not go together, a setting that cannot be used, or no
+            validation data.
     """
     if given.zip or given.random is not None or given.submit or given.show:
-        raise ConfigError("--search chooses the points itself, here: leave --zip, --random, --submit and --print out")
+        raise ConfigError(
+            "--search chooses the points itself, here: leave --zip, --random, --submit and "
+            "--print out"
+        )
     wanted = Search(
         config=given.config,
         settings=tuple(given.set),
@@ -144,18 +169,19 @@ def search_of(given: argparse.Namespace, folder: Path) -> Search:
         raise ConfigError(f"--trials is {wanted.trials}; it must be at least 1")
     if not wanted.axes:
         raise ConfigError(
-            "--search has nothing to choose; give ranges or several values: --set optimizer.learning_rate=0.001..1"
+            "--search has nothing to choose; give ranges or several values: --set "
+            "optimizer.learning_rate=0.001..1"
         )
     if not configs.validates(configs.resolve(wanted.example)):
         raise ConfigError(
-            "--search chooses by the accuracy on validation data, of which this config has none; hold some of the "
-            "training examples out: --set data.validation_fraction=0.2"
+            "--search chooses by the accuracy on validation data, of which this config has none; "
+            "hold some of the training examples out: --set data.validation_fraction=0.2"
         )
     return wanted
 
 
 def load(folder: Path) -> Search | None:
-    """Reads `search.json`; None where there is none.
+    """Read `search.json`; None where there is none.
 
     Raises:
         RunFolderError: it cannot be read.
@@ -187,22 +213,27 @@ def _optuna() -> Any:
 
 
 def open_study(search: Search, folder: Path, worker: int = 0) -> Any:
-    """Opens the Optuna study, or makes it.
+    """Open the Optuna study, or makes it.
 
     Args:
         search: its settings.
         folder: the search's.
-        worker: number of this process: workers do not draw the same points, and neither does a search that goes on.
+        worker: number of this process: workers do not draw the same points, and neither does a
+            search that goes on.
 
     Raises:
         ConfigError: the storage cannot be used.
     """
-    optuna, config = _optuna(), search.example
+    optuna = _optuna()
+    config = search.example
     bounds = (config.eval_every, max(config.rounds, 1)) if search.pruner == "hyperband" else ()
     pruner = getattr(optuna.pruners, PRUNERS[search.pruner])(*bounds)
-    storages, place = importlib.import_module("optuna.storages.journal"), search.storage or folder / "study.log"
+    storages = importlib.import_module("optuna.storages.journal")
+    place = search.storage or folder / "study.log"
     try:
-        storage = search.storage or optuna.storages.JournalStorage(storages.JournalFileBackend(str(place)))
+        storage = search.storage or optuna.storages.JournalStorage(
+            storages.JournalFileBackend(str(place))
+        )
         study = optuna.create_study(
             storage=storage,
             study_name=search.study,
@@ -211,30 +242,42 @@ def open_study(search: Search, folder: Path, worker: int = 0) -> Any:
             pruner=pruner,
         )
     except Exception as error:
-        raise ConfigError(f"the study {search.study!r} in {place} cannot be opened: {error}") from error
+        raise ConfigError(
+            f"the study {search.study!r} in {place} cannot be opened: {error}"
+        ) from error
     turn = 1000 * len(study.get_trials(deepcopy=False)) + worker
-    study.sampler = getattr(optuna.samplers, SAMPLERS[search.sampler])(seed=search.random_seed + turn)
+    study.sampler = getattr(optuna.samplers, SAMPLERS[search.sampler])(
+        seed=search.random_seed + turn
+    )
     return study
 
 
 def name_of(trial: Any) -> str:
-    """Names a trial, and its runs; the name stays when the trial is taken up again under another number."""
+    """Names a trial, and its runs; the name stays when the trial is taken up again under another
+    number.
+    """
     return trial.user_attrs.get("name") or f"trial={trial.number:04d}"
 
 
 def current(study: Any) -> list[Any]:
-    """Lists the trials of a study, without those that a later one has taken up."""
+    """List the trials of a study, without those that a later one has taken up."""
     return list({name_of(trial): trial for trial in study.get_trials(deepcopy=False)}.values())
 
 
 def _own(study: Any, search: Search, folder: Path) -> list[Any]:
-    """Lists the trials of this folder; others who share a storage have folders of their own."""
+    """List the trials of this folder; others who share a storage have folders of their own."""
     here = str(folder.resolve())
-    return [one for one in current(study) if one.user_attrs.get("folder", None if search.storage else here) == here]
+    return [
+        one
+        for one in current(study)
+        if one.user_attrs.get("folder", None if search.storage else here) == here
+    ]
 
 
 def _take_up_again(study: Any, search: Search, folder: Path) -> None:
-    """Asks again for trials that ran when a search of this folder was killed; they go on from their checkpoints."""
+    """Asks again for trials that ran when a search of this folder was killed; they go on from
+    their checkpoints.
+    """
     states = _optuna().trial.TrialState
     for trial in _own(study, search, folder):
         if trial.state == states.RUNNING:
@@ -243,21 +286,24 @@ def _take_up_again(study: Any, search: Search, folder: Path) -> None:
 
 
 def run_trials(tell: workers.Tell, folder: Path, worker: int, at_once: int | None = None) -> None:
-    """Does trials until the study has as many as it is to have.
+    """Do trials until the study has as many as it is to have.
 
     Args:
         tell: takes events.
         folder: the search's.
         worker: number of this process.
-        at_once: trials to ask for and to vectorize at a time; by default one on a CPU, else as many as TPE draws before
-            it learns from them.
+        at_once: trials to ask for and to vectorize at a time; by default one on a CPU, else as many
+            as TPE draws before it learns from them.
     """
-    search, shared = load(folder), Shared()
+    search = load(folder)
+    shared = Shared()
     assert search is not None, "it was written before"
     example = search.example
     command_line.use_processor(example.get("threads"))
     study = open_study(search, folder, worker)
-    count = at_once or (_BEFORE_LEARNING if workers.vectorizes(Point(example, folder), shared) else 1)
+    count = at_once or (
+        _BEFORE_LEARNING if workers.vectorizes(Point(example, folder), shared) else 1
+    )
     while trials := _ask(study, search, folder, count):
         programs: dict[str, list[Any]] = {}
         for trial in trials:
@@ -273,7 +319,9 @@ def run_trials(tell: workers.Tell, folder: Path, worker: int, at_once: int | Non
 
 
 def _ask(study: Any, search: Search, folder: Path, most: int) -> list[Any]:
-    """Asks for up to so many trials; workers of one folder ask in turn, so that there are not too many."""
+    """Asks for up to so many trials; workers of one folder ask in turn, so that there are not
+    too many.
+    """
     distributions = {field: _distribution(values) for field, values in search.axes}
     with FileLock(folder / ".ask.lock"):
         waiting = _optuna().trial.TrialState.WAITING
@@ -297,7 +345,7 @@ def _distribution(values: Sequence[str] | Range) -> Any:
 def _outcomes(
     trials: Sequence[Any], search: Search, folder: Path, shared: Shared
 ) -> Iterator[tuple[Any, Exception | float | None]]:
-    """Runs trials of one program, seed by seed; the first seed reports to the pruner.
+    """Run trials of one program, seed by seed; the first seed reports to the pruner.
 
     Yields:
         Each trial with its mean accuracy, None where it was stopped, or its error.
@@ -307,7 +355,11 @@ def _outcomes(
     for place, seed in enumerate(search.seeds or (None,)):
         folders = [results.folder_of(folder, search.run_names(trial)[place]) for trial in going]
         points = [
-            Point(search.config_of(trial.params, seed), path, _watch(trial, path) if place == 0 else None)
+            Point(
+                search.config_of(trial.params, seed),
+                path,
+                _watch(trial, path) if place == 0 else None,
+            )
             for trial, path in zip(going, folders, strict=True)
         ]
         ended = workers.in_batches(points, shared, len(points))
@@ -317,13 +369,17 @@ def _outcomes(
                 continue
             going = [one for one in going if one is not trial]
             stopped = (results.STOPPED, "stopped by the pruner")
-            results.mark(path, *(stopped if result is None else (results.FAILED, results.message_of(result))))
+            results.mark(
+                path, *(stopped if result is None else (results.FAILED, results.message_of(result)))
+            )
             yield trial, result
     yield from ((trial, float(np.mean(accuracies[name_of(trial)]))) for trial in going)
 
 
 def _watch(trial: Any, folder: Path) -> Callable[[Mapping[str, Any]], bool]:
-    """Reports the rows of a run to the pruner, first those from before the trial was taken up again."""
+    """Report the rows of a run to the pruner, first those from before the trial was taken up
+    again.
+    """
 
     def report(row: Mapping[str, Any]) -> bool:
         trial.report(float(row[METRIC]), row["round"])
@@ -353,25 +409,39 @@ def _tell(study: Any, trial: Any, outcome: Exception | float | None) -> None:
 
 
 def write_table(study: Any, search: Search, folder: Path) -> list[dict[str, Any]]:
-    """Writes the tables, with a row per run that this folder holds; returns the rows."""
+    """Write the tables, with a row per run that this folder holds; returns the rows."""
     runs = []
     for trial in _own(study, search, folder):
         state = {"trial": trial.number, "state": trial.state.name.lower(), "score": trial.value}
         point = {**state, **plain_value(trial.params)}
         for seed, name in zip(search.seeds or (None,), search.run_names(trial), strict=True):
-            runs.append(PlannedRun(name, "", point if seed is None else {**point, "seed": seed}, {}))
-    fields = ["trial", "state", "score", *(axis.field for axis in search.axes), *(["seed"] if search.seeds else [])]
+            runs.append(
+                PlannedRun(name, "", point if seed is None else {**point, "seed": seed}, {})
+            )
+    fields = [
+        "trial",
+        "state",
+        "score",
+        *(axis.field for axis in search.axes),
+        *(["seed"] if search.seeds else []),
+    ]
     return results.write(folder, Plan(tuple(fields), tuple(runs)))
 
 
 def _say_end(study: Any, folder: Path) -> int:
     states = [trial.state.name for trial in current(study)]
     done, pruned, failed = (states.count(state) for state in ("COMPLETE", "PRUNED", "FAIL"))
-    print(f"\n{counted(done, 'trial')} complete, {pruned} pruned, {failed} failed: {folder / 'results.csv'}")
+    print(
+        f"\n{counted(done, 'trial')} complete, {pruned} pruned, {failed} failed: "
+        f"{folder / 'results.csv'}"
+    )
     if done:
         best = study.best_trial
         print(f"best: {name_of(best)}, validation accuracy {best.value:.1%}")
-        print(f"its settings: {' '.join(f'--{field}={value}' for field, value in best.params.items())}")
+        print(
+            "its settings: "
+            f"{' '.join(f'--{field}={value}' for field, value in best.params.items())}"
+        )
     return 1 if failed or not done else 0
 
 

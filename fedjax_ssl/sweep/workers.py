@@ -48,7 +48,8 @@ def do_tasks(
     ended: Callable[[Task, int], list[Task]] = lambda task, code: [],
     notes: Iterable[str] = (),
 ) -> None:
-    """Does tasks in processes of their own, which end when this process does; prints their notes once.
+    """Do tasks in processes of their own, which end when this process does; prints their notes
+    once.
 
     Args:
         tasks: in the order of their starts.
@@ -58,13 +59,16 @@ def do_tasks(
         notes: shown before.
     """
     shown = set(notes)
-    waiting, busy = list(tasks), dict[Connection, tuple[BaseProcess, Task]]()
+    waiting = list(tasks)
+    busy = dict[Connection, tuple[BaseProcess, Task]]()
     try:
         while waiting or busy:
             while waiting and len(busy) < processes:
                 sharers = min(processes, len(waiting) + len(busy))
                 task = waiting.pop(0)
-                connection, process = _start(task, max(processor.threads() // sharers, 1) if sharers > 1 else None)
+                connection, process = _start(
+                    task, max(processor.threads() // sharers, 1) if sharers > 1 else None
+                )
                 busy[connection] = process, task
             for ready in cast(list[Connection], wait(list(busy))):
                 try:
@@ -99,7 +103,9 @@ def _start(task: Task, threads: int | None) -> tuple[Connection, BaseProcess]:
 
 @contextlib.contextmanager
 def _no_interrupts() -> Iterator[None]:
-    """Holds Ctrl-C back. A process that is started meanwhile never gets it: this one does, and ends the others."""
+    """Hold Ctrl-C back. A process that is started meanwhile never gets it: this one does, and
+    ends the others.
+    """
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
@@ -112,17 +118,20 @@ def _no_interrupts() -> Iterator[None]:
 
 
 def _work(sender: Connection, threads: int | None, task: Task) -> None:
-    """Does a task in a process that is set up as a run's."""
+    """Do a task in a process that is set up as a run's."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if threads is not None:
         processor.start(threads)
     set_up()
-    with command_line.notes_instead_of_warnings(lambda text: sender.send({"event": "note", "text": text})):
+    with command_line.notes_instead_of_warnings(
+        lambda text: sender.send({"event": "note", "text": text})
+    ):
         task.work(sender.send, *task.arguments)
 
 
 def time_left(waiting: Sequence[str], spent: Mapping[str, Sequence[float]], workers: int) -> str:
-    """Say how long runs will take: each as long as those of its method, or as all where none of these is done.
+    """Say how long runs will take: each as long as those of its method, or as all where none of
+    these is done.
 
     Args:
         waiting: methods of the runs that are not done.
@@ -138,7 +147,10 @@ def time_left(waiting: Sequence[str], spent: Mapping[str, Sequence[float]], work
     seconds = sum(statistics.mean(spent.get(method) or everything) for method in waiting)
     new = counted(len(set(waiting).difference(spent)), "method")
     unknown = "" if new.startswith("0 ") else f", with {new} that nobody timed yet"
-    return f", about {timedelta(seconds=math.ceil(seconds / min(workers, len(waiting))))} left{unknown}"
+    return (
+        f", about {timedelta(seconds=math.ceil(seconds / min(workers, len(waiting))))} "
+        f"left{unknown}"
+    )
 
 
 def _end_with_parent() -> None:
@@ -149,13 +161,13 @@ def _end_with_parent() -> None:
 
 
 def set_up() -> None:
-    """Prepares a process for runs."""
+    """Prepare a process for runs."""
     command_line.use_compilation_cache()
     command_line.map_large_buffers()
 
 
 def do_runs(tell: Tell, sweep: Path, names: Collection[str], at_once: int | None = None) -> None:
-    """Does runs of a sweep, program by program. A run that fails is marked, and the others go on.
+    """Do runs of a sweep, program by program. A run that fails is marked, and the others go on.
 
     Args:
         tell: is told of every run that starts or ended.
@@ -165,7 +177,9 @@ def do_runs(tell: Tell, sweep: Path, names: Collection[str], at_once: int | None
     """
     plan = plans.load(sweep)
     assert plan is not None, "it was written before"
-    programs = [some for runs in plan.programs if (some := [run for run in runs if run.name in names])]
+    programs = [
+        some for runs in plan.programs if (some := [run for run in runs if run.name in names])
+    ]
     first = programs[0][0].config
     command_line.use_processor(first["threads"], first["federated"]["devices"])
 
@@ -179,17 +193,30 @@ def do_runs(tell: Tell, sweep: Path, names: Collection[str], at_once: int | None
             # Runs of the program that others do are given the same shapes.
             program = [run for run in plan.runs if run.program == runs[0].program]
             shared.align([configs.resolve(plans.config_of(run)) for run in program])
-        for run, (result, seconds) in zip(runs, in_batches(points, shared, at_once, start), strict=True):
-            status, message = results.DONE, ""
+        for run, (result, seconds) in zip(
+            runs, in_batches(points, shared, at_once, start), strict=True
+        ):
+            status = results.DONE
+            message = ""
             if isinstance(result, FolderLocked):  # another process does it
-                status, message = results.MISSING, str(result)
+                status = results.MISSING
+                message = str(result)
             elif isinstance(result, Exception):
-                status, message = results.FAILED, results.message_of(result)
+                status = results.FAILED
+                message = results.message_of(result)
                 results.mark(results.folder_of(sweep, run.name), status, message)
             elif result is not None:  # no pruner stops these
                 status = results.DIVERGED if "diverged" in result else results.DONE
                 message = results.brief(result)
-            tell({"event": "end", "run": run.name, "status": status, "message": message, "seconds": seconds})
+            tell(
+                {
+                    "event": "end",
+                    "run": run.name,
+                    "status": status,
+                    "message": message,
+                    "seconds": seconds,
+                }
+            )
 
 
 def in_batches(
@@ -198,7 +225,8 @@ def in_batches(
     at_once: int | None = None,
     start: Callable[[Sequence[Point]], None] = lambda batch: None,
 ) -> Iterator[tuple[dict[str, Any] | Exception | None, float]]:
-    """Does runs of one program, vectorized; half as many at a time where the device has not enough memory for them.
+    """Do runs of one program, vectorized; half as many at a time where the device has not enough
+    memory for them.
 
     Args:
         points: the runs.
@@ -228,9 +256,11 @@ def in_batches(
 
 
 def vectorizes(point: Point, shared: Shared) -> bool:
-    """Says whether runs like this one are faster together than in turn: on one device that is no CPU.
+    """Says whether runs like this one are faster together than in turn: on one device that is no
+    CPU.
 
-    On a CPU the work is the limit, and vectorized runs take longer than the same runs in turn (docs/benchmarks.md, W8).
+    On a CPU the work is the limit, and vectorized runs take longer than the same runs in turn
+    (docs/benchmarks.md, W8).
     """
     if jax.default_backend() == "cpu":
         return False
@@ -242,31 +272,38 @@ def vectorizes(point: Point, shared: Shared) -> bool:
 
 
 def tasks(sweep: Path, plan: Plan, workers: int, together: bool = False) -> list[Task]:
-    """Makes a task of every program that has runs to do; programs that would leave workers idle are cut into parts.
+    """Make a task of every program that has runs to do; programs that would leave workers idle are
+    cut into parts.
 
-    Of five programs for two workers, two are dealt to each, and the fifth is cut in two. With `together` every worker
-    does many programs in one process, as is faster for runs that take less time than its start.
+    Of five programs for two workers, two are dealt to each, and the fifth is cut in two. With
+    `together` every worker does many programs in one process, as is faster for runs that take less
+    time than its start.
     """
     programs = [results.unfinished(sweep, runs) for runs in plan.programs]
     if together:
         runs = [run for program in programs for run in program]
-        size = max(math.ceil(len(runs) / workers), 1)  # neighbours, which share a program, go to one worker
+        # neighbours, which share a program, go to one worker
+        size = max(math.ceil(len(runs) / workers), 1)
         return [task_of(sweep, runs[start : start + size]) for start in range(0, len(runs), size)]
-    waiting = sorted(filter(None, programs), key=len, reverse=True)  # the longest first, so that workers end together
+    # the longest first, so that workers end together
+    waiting = sorted(filter(None, programs), key=len, reverse=True)
     last = len(waiting) % workers
-    whole, cut = waiting[: len(waiting) - last], waiting[len(waiting) - last :]
+    whole = waiting[: len(waiting) - last]
+    cut = waiting[len(waiting) - last :]
     parts = math.ceil(workers / max(last, 1))
     dealt = [*whole, *filter(None, (runs[place::parts] for runs in cut for place in range(parts)))]
     return [task_of(sweep, runs) for runs in dealt]
 
 
 def task_of(sweep: Path, runs: Sequence[PlannedRun]) -> Task:
-    """Makes a task of runs."""
+    """Make a task of runs."""
     return Task(do_runs, (sweep, [run.name for run in runs]), runs)
 
 
-def execute(sweep: Path, plan: Plan, workers: int, notes: Iterable[str] = (), together: bool = False) -> None:
-    """Does all runs that are missing, and writes the tables after every task.
+def execute(
+    sweep: Path, plan: Plan, workers: int, notes: Iterable[str] = (), together: bool = False
+) -> None:
+    """Do all runs that are missing, and writes the tables after every task.
 
     Args:
         sweep: folder of the sweep.
@@ -277,8 +314,10 @@ def execute(sweep: Path, plan: Plan, workers: int, notes: Iterable[str] = (), to
     """
     waiting = tasks(sweep, plan, workers, together)
     methods = {run.name: run.config["method"]["name"] for task in waiting for run in task.runs}
-    total, spent = len(methods), collections.defaultdict[str, list[float]](list)
-    started, over = set[str](), set[str]()
+    total = len(methods)
+    spent = collections.defaultdict[str, list[float]](list)
+    started = set[str]()
+    over = set[str]()
 
     def take(event: dict[str, Any]) -> None:
         if event["event"] == "start":
@@ -288,7 +327,9 @@ def execute(sweep: Path, plan: Plan, workers: int, notes: Iterable[str] = (), to
         if event["status"] != results.FAILED:
             spent[methods[event["run"]]].append(event["seconds"])
         failed = "" if event["status"] == results.DONE else f"{event['status']}: "
-        left = time_left([method for name, method in methods.items() if name not in over], spent, workers)
+        left = time_left(
+            [method for name, method in methods.items() if name not in over], spent, workers
+        )
         line = f"[{len(over)}/{total}] {event['run']}: {failed}{event['message']}"
         print(f"{line} ({event['seconds']:.1f} s{left})", flush=True)
 
@@ -296,10 +337,20 @@ def execute(sweep: Path, plan: Plan, workers: int, notes: Iterable[str] = (), to
         left = [run for run in task.runs if run.name not in over] if code else []
         dead = [run for run in left if run.name in started] or left
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-        message = f"its process ended {how}" + "; was the memory enough?" * (code == -signal.SIGKILL)
+        message = f"its process ended {how}" + "; was the memory enough?" * (
+            code == -signal.SIGKILL
+        )
         for run in dead:
             results.mark(results.folder_of(sweep, run.name), results.FAILED, message)
-            take({"event": "end", "run": run.name, "status": results.FAILED, "message": message, "seconds": 0.0})
+            take(
+                {
+                    "event": "end",
+                    "run": run.name,
+                    "status": results.FAILED,
+                    "message": message,
+                    "seconds": 0.0,
+                }
+            )
         results.write(sweep, plan)
         rest = [run for run in left if run not in dead]
         return [task_of(sweep, rest)] if rest else []

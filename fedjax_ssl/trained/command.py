@@ -1,4 +1,6 @@
-"""The command: `fedjax-ssl predict RUN images.npz`, from a run folder and new examples to labels."""
+"""The command: `fedjax-ssl predict RUN images.npz`, from a run folder and new examples to
+labels.
+"""
 
 import argparse
 import sys
@@ -27,7 +29,8 @@ def main(arguments: list[str]) -> int:
         0.
 
     Raises:
-        TrainedModelError: and what else reading a run raises; `fedjax_ssl.cli.main` makes messages of it.
+        TrainedModelError: and what else reading a run raises; `fedjax_ssl.cli.main` makes messages
+            of it.
     """
     given = _parser().parse_intermixed_args(arguments)
     command_line.use_compilation_cache()
@@ -38,7 +41,9 @@ def main(arguments: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = cli.parser(
-        "predict", "Labels new examples with a trained run. The labels are CSV on standard output, or in a file."
+        "predict",
+        "Labels new examples with a trained run. The labels are CSV on standard output, or in a "
+        "file.",
     )
     add = parser.add_argument
     add("run", type=Path, help="run folder")
@@ -48,11 +53,27 @@ def _parser() -> argparse.ArgumentParser:
     add("--all", action="store_true", help="a column with the probability of every class, too")
     add(
         "--client",
-        help="the client whose own model is used or whose inputs these are, by name (by number where no name is one)",
+        help=(
+            "the client whose own model is used or whose inputs these are, by name (by number "
+            "where no name is one)"
+        ),
     )
-    add("--uncalibrated", action="store_true", help="probabilities without the temperature of the run")
-    which = f"{', '.join(CHECKPOINTS)}; auto: best by validation where there are validation examples, else last"
-    add("--checkpoint", type=cli.one_of("checkpoint", CHECKPOINTS), default="auto", metavar="NAME", help=which)
+    add(
+        "--uncalibrated",
+        action="store_true",
+        help="probabilities without the temperature of the run",
+    )
+    which = (
+        f"{', '.join(CHECKPOINTS)}; auto: best by validation where there are validation examples, "
+        "else last"
+    )
+    add(
+        "--checkpoint",
+        type=cli.one_of("checkpoint", CHECKPOINTS),
+        default="auto",
+        metavar="NAME",
+        help=which,
+    )
     add(
         "--resize",
         action="store_true",
@@ -67,7 +88,8 @@ def _predict(given: argparse.Namespace) -> None:
     if not given.inputs and given.export is None:
         raise TrainedModelError("nothing to do: give inputs to label, or --export FOLDER")
     model = load_run(given.run, given.checkpoint)
-    matrix, chosen = "", {"client": given.client}
+    matrix = ""
+    chosen = {"client": given.client}
     facts = {"model": str(model).strip("<>") + f" ({model.checkpoint} checkpoint)"}
     if given.inputs:
         examples = read_examples(given.inputs, model, given.resize)
@@ -83,8 +105,12 @@ def _predict(given: argparse.Namespace) -> None:
             right = probabilities.argmax(axis=1)[known] == examples.labels[known]
             of = "all" if known.all() else f"{known.sum():,} of {known.size:,}"
             facts["accuracy"] = f"{right.mean():.2%} ({of} have a label)"
-            matrix = _confusion(model.class_names, examples.labels[known], probabilities.argmax(axis=1)[known])
-        text = _table(model, examples, probabilities, given.all).to_csv(index=False, lineterminator="\n")
+            matrix = _confusion(
+                model.class_names, examples.labels[known], probabilities.argmax(axis=1)[known]
+            )
+        text = _table(model, examples, probabilities, given.all).to_csv(
+            index=False, lineterminator="\n"
+        )
         if given.output is None:
             sys.stdout.write(text)
         else:
@@ -92,29 +118,53 @@ def _predict(given: argparse.Namespace) -> None:
             facts["labels"] = str(given.output)
     if given.export is not None:
         given.export.mkdir(parents=True, exist_ok=True)
-        facts["parameters"] = str(model.save_parameters(given.export / "parameters.safetensors", **chosen))
-        facts["prediction"] = str(model.save_prediction(given.export / "prediction.stablehlo", **chosen))
+        facts["parameters"] = str(
+            model.save_parameters(given.export / "parameters.safetensors", **chosen)
+        )
+        facts["prediction"] = str(
+            model.save_prediction(given.export / "prediction.stablehlo", **chosen)
+        )
     for name, value in facts.items():
         print(f"{name:<11} {value}", file=sys.stderr)
     print(matrix, end="", file=sys.stderr)
 
 
 def _confusion(names: Sequence[str], true: np.ndarray, predicted: np.ndarray) -> str:
-    """Counts examples by true class, down, and predicted class, across; nothing where there are many classes."""
+    """Count examples by true class, down, and predicted class, across; nothing where there are
+    many classes.
+    """
     if len(names) > MANY:
         return ""
-    counts = pandas.crosstab(true, predicted).reindex(index=range(len(names)), columns=range(len(names)), fill_value=0)
-    return f"\ntrue class (rows), predicted (columns)\n{counts.set_axis(names).set_axis(names, axis=1).to_string()}\n"
+    counts = pandas.crosstab(true, predicted).reindex(
+        index=range(len(names)), columns=range(len(names)), fill_value=0
+    )
+    return (
+        "\ntrue class (rows), predicted "
+        f"(columns)\n{counts.set_axis(names).set_axis(names, axis=1).to_string()}\n"
+    )
 
 
-def _table(model: TrainedModel, examples: Examples, probabilities: np.ndarray, every: bool) -> pandas.DataFrame:
-    """Makes a row per example: its name, the likeliest class, how probable this is, and the true class where known."""
-    names, best = np.array([*model.class_names, ""], object), probabilities.argmax(axis=1)
+def _table(
+    model: TrainedModel, examples: Examples, probabilities: np.ndarray, every: bool
+) -> pandas.DataFrame:
+    """Make a row per example: its name, the likeliest class, how probable this is, and the true
+    class where known.
+    """
+    names = np.array([*model.class_names, ""], object)
+    best = probabilities.argmax(axis=1)
     texts = np.char.mod("%.6f", probabilities).astype(object)
-    columns = {"input": examples.names, "label": best, "name": names[best], "probability": texts.max(axis=1)}
+    columns = {
+        "input": examples.names,
+        "label": best,
+        "name": names[best],
+        "probability": texts.max(axis=1),
+    }
     if (examples.labels >= 0).any():
         columns["true_label"] = [label if label >= 0 else "" for label in examples.labels.tolist()]
         columns["true_name"] = names[examples.labels]  # the last one for -1, no label
     if every:
-        columns |= {f"probability_{name}": column for name, column in zip(model.class_names, texts.T, strict=True)}
+        columns |= {
+            f"probability_{name}": column
+            for name, column in zip(model.class_names, texts.T, strict=True)
+        }
     return pandas.DataFrame(columns)

@@ -1,4 +1,6 @@
-"""Inputs to predict from files: arrays in an `.npz`, rows of a table, or images as Pillow reads them."""
+"""Inputs to predict from files: arrays in an `.npz`, rows of a table, or images as Pillow reads
+them.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,10 +11,23 @@ import pandas
 from jaxtyping import Int, Shaped
 
 from fedjax_ssl.data.dataset import check_labels
-from fedjax_ssl.data.reading.arrays import TEST_ARRAYS, TRAIN_ARRAYS, VALIDATION_ARRAYS, one_each, read_arrays
+from fedjax_ssl.data.reading.arrays import (
+    TEST_ARRAYS,
+    TRAIN_ARRAYS,
+    VALIDATION_ARRAYS,
+    one_each,
+    read_arrays,
+)
 from fedjax_ssl.data.reading.columns import read_columns
 from fedjax_ssl.data.reading.features import TableReading
-from fedjax_ssl.data.reading.pictures import ImageReading, by_cell, is_image, list_images, read_alike, spelling
+from fedjax_ssl.data.reading.pictures import (
+    ImageReading,
+    by_cell,
+    is_image,
+    list_images,
+    read_alike,
+    spelling,
+)
 from fedjax_ssl.data.reading.problems import DatasetUnavailable, Findings
 from fedjax_ssl.data.reading.tables import as_text, is_table, no_column, read_roles, read_table
 from fedjax_ssl.data.sources.folder import UNLABELLED, find_table
@@ -20,7 +35,8 @@ from fedjax_ssl.errors import counted
 from fedjax_ssl.trained.model import TrainedModel, TrainedModelError
 
 IMAGES = "images (.bmp, .gif, .jpg, .png, .tif, .webp, ...)"
-_ARRAYS = {**TEST_ARRAYS, **TRAIN_ARRAYS, **VALIDATION_ARRAYS, "x": "y"}  # the first that is there is taken
+# the first that is there is taken
+_ARRAYS = {**TEST_ARRAYS, **TRAIN_ARRAYS, **VALIDATION_ARRAYS, "x": "y"}
 
 
 class Examples(NamedTuple):
@@ -34,13 +50,15 @@ class Examples(NamedTuple):
 
 
 def read_examples(paths: Sequence[Path], model: TrainedModel, resize: bool = False) -> Examples:
-    """Reads the files that the user names.
+    """Read the files that the user names.
 
     Args:
-        paths: one `.npz` file, one table, or image files, folders of them, and tables about those. An image has the
-            label that a table in its folder says, or that of the class whose name its folder has.
+        paths: one `.npz` file, one table, or image files, folders of them, and tables about those.
+            An image has the label that a table in its folder says, or that of the class whose name
+            its folder has.
         model: decides shape and type.
-        resize: bring images of another size to the model's where it is not known how training's were read.
+        resize: bring images of another size to the model's where it is not known how training's
+            were read.
 
     Returns:
         The examples, in the order of the paths, and of the names in a folder.
@@ -50,23 +68,28 @@ def read_examples(paths: Sequence[Path], model: TrainedModel, resize: bool = Fal
     """
     for path in paths:
         if not path.exists():
-            raise TrainedModelError(f"{path} does not exist; give an .npz file, image files, or folders of images")
+            raise TrainedModelError(
+                f"{path} does not exist; give an .npz file, image files, or folders of images"
+            )
         kind = path.suffix.lower()
         if path.is_file() and kind != ".npz" and not is_image(path) and not is_table(path):
             raise TrainedModelError(
-                f"{path} cannot be labelled: give an .npz file with the array inputs, a table, {IMAGES}, or folders of "
-                "images"
+                f"{path} cannot be labelled: give an .npz file with the array inputs, a table, "
+                f"{IMAGES}, or folders of images"
             )
         if (kind == ".npz" or is_table(path)) and len(paths) > 1:
             raise TrainedModelError(
-                f"{path} is given together with other files; give one .npz file, one table, or images"
+                f"{path} is given together with other files; give one .npz file, one table, or "
+                "images"
             )
     try:
         if paths[0].suffix.lower() == ".npz":
             return _read_npz(paths[0], model)
         if is_table(paths[0]) and not isinstance(model.reading, ImageReading):
             return _read_table(paths[0], model)
-        return _read_images(dict(pair for path in paths for pair in _labelled(path, model)), model, resize)
+        return _read_images(
+            dict(pair for path in paths for pair in _labelled(path, model)), model, resize
+        )
     except TrainedModelError:
         raise
     except (ValueError, DatasetUnavailable) as error:
@@ -78,54 +101,76 @@ def _read_npz(path: Path, model: TrainedModel) -> Examples:
     name = next((one for one in _ARRAYS if one in names), names[0] if len(names) == 1 else None)
     if name is None:
         raise TrainedModelError(
-            f"{path} has no array of inputs. Arrays in it: {', '.join(names) or 'none'}; known names: "
-            f"{', '.join(_ARRAYS)}"
+            f"{path} has no array of inputs. Arrays in it: {', '.join(names) or 'none'}; known "
+            f"names: {', '.join(_ARRAYS)}"
         )
-    inputs, label_name = arrays[name], _ARRAYS.get(name, "labels")
+    inputs = arrays[name]
+    label_name = _ARRAYS.get(name, "labels")
     labels = np.full(len(inputs), -1)
     if (given := arrays.get(label_name)) is not None:
         labels = _labels(given, len(inputs), f"array {label_name!r}", model.class_names)
-    return Examples(inputs, [str(row) for row in range(len(inputs))], labels, f"{path}, array {name!r}")
+    return Examples(
+        inputs, [str(row) for row in range(len(inputs))], labels, f"{path}, array {name!r}"
+    )
 
 
 def _read_table(path: Path, model: TrainedModel) -> Examples:
-    reading, findings = model.reading, Findings()
+    reading = model.reading
+    findings = Findings()
     if not isinstance(reading, TableReading):
         raise TrainedModelError(
-            f"{path} cannot be labelled: this model did not learn from a table; it takes inputs of shape "
-            f"{list(model.input_shape)}: give an .npz file with the array inputs, or images"
+            f"{path} cannot be labelled: this model did not learn from a table; it takes inputs "
+            f"of shape {list(model.input_shape)}: give an .npz file with the array inputs, or "
+            "images"
         )
     table = read_table(path, findings)
     inputs, used = reading.read(table, findings)
-    label = {role: name for role, name in reading.roles.items() if role == "label" and name in table}
-    columns = read_columns(read_roles(table, label, (), findings), model.class_names, findings, reading.marks)
+    label = {
+        role: name for role, name in reading.roles.items() if role == "label" and name in table
+    }
+    columns = read_columns(
+        read_roles(table, label, (), findings), model.class_names, findings, reading.marks
+    )
     findings.stop(path)
     known = (*reading.roles.values(), *(feature.name for feature in reading.features))
     if others := [name for name in table if name not in known]:
         findings.notes.append(f"columns that the model does not use: {', '.join(others)}")
-    labels, names = columns.y[used], table.index[used].tolist()
-    return Examples(inputs[used], names, labels, f"{path}, {counted(len(names), 'row')}", tuple(findings.notes))
+    labels = columns.y[used]
+    names = table.index[used].tolist()
+    return Examples(
+        inputs[used], names, labels, f"{path}, {counted(len(names), 'row')}", tuple(findings.notes)
+    )
 
 
 def _labels(given: np.ndarray, length: int, name: str, classes: Sequence[str]) -> np.ndarray:
     given = one_each(name, given, length)
     if given.dtype.kind in "SU":
         findings = Findings()
-        found = read_columns(pandas.DataFrame({"label": given.astype(str)}).rename("row {}".format), classes, findings)
+        found = read_columns(
+            pandas.DataFrame({"label": given.astype(str)}).rename("row {}".format),
+            classes,
+            findings,
+        )
         findings.stop(name)
         return found.y
     if given.dtype.kind not in "iu":
-        raise TrainedModelError(f"{name} is {given.dtype}; labels are whole numbers or names of classes")
+        raise TrainedModelError(
+            f"{name} is {given.dtype}; labels are whole numbers or names of classes"
+        )
     check_labels(name, given, len(classes))
     return given
 
 
 def _labelled(path: Path, model: TrainedModel) -> list[tuple[Path, str]]:
-    """Finds image files, and what a table beside them, or else the names of their folders, says that they show."""
+    """Find image files, and what a table beside them, or else the names of their folders, says
+    that they show.
+    """
     if path.is_file() and is_image(path):
         return [(path, path.absolute().parent.name)]
-    folder, data = path if path.is_dir() else path.parent, model.config.data
-    listing, column = list_images(folder), data.get("file_column") or "file"
+    folder = path if path.is_dir() else path.parent
+    data = model.config.data
+    listing = list_images(folder)
+    column = data.get("file_column") or "file"
     of_labels = data.get("label_column") or "label"
     table, paths_column = find_table(path, listing, column)
     if table is None or paths_column != column:
@@ -136,8 +181,15 @@ def _labelled(path: Path, model: TrainedModel) -> list[tuple[Path, str]]:
             raise TrainedModelError(f"{table}: {no_column(column, cells, ', of files')}")
         texts = as_text(cells[of_labels]) if of_labels in cells else [""] * len(cells)
         there = by_cell(listing.images)
-        said = {there.get(spelling(cell), ""): text for cell, text in zip(cells[column], texts, strict=True)}
-        found = [(folder / name, said.get(name, "")) for name in listing.images if path.is_dir() or name in said]
+        said = {
+            there.get(spelling(cell), ""): text
+            for cell, text in zip(cells[column], texts, strict=True)
+        }
+        found = [
+            (folder / name, said.get(name, ""))
+            for name in listing.images
+            if path.is_dir() or name in said
+        ]
     if not found:
         raise TrainedModelError(f"{path} has no images; {IMAGES} are looked for, at any depth")
     return found
@@ -146,22 +198,30 @@ def _labelled(path: Path, model: TrainedModel) -> list[tuple[Path, str]]:
 def _read_images(labels: Mapping[Path, str], model: TrainedModel, resize: bool) -> Examples:
     if len(model.input_shape) != 3 or model.input_shape[-1] not in (1, 3):
         raise TrainedModelError(
-            f"this model takes inputs of shape {list(model.input_shape)}, not images; give an .npz file"
+            f"this model takes inputs of shape {list(model.input_shape)}, not images; give an "
+            ".npz file"
         )
-    files, names, findings = list(labels), list(map(str, labels)), Findings()
+    files = list(labels)
+    names = list(map(str, labels))
+    findings = Findings()
     stored = model.reading if isinstance(model.reading, ImageReading) else None
-    read = read_alike(files, names, findings, stored or ImageReading(*model.input_shape, fit="stretch"))
+    read = read_alike(
+        files, names, findings, stored or ImageReading(*model.input_shape, fit="stretch")
+    )
     if findings.problems:
         raise TrainedModelError("; ".join(findings.problems))
-    names, (height, width, _) = [names[row] for row in read.rows], model.input_shape
+    names = [names[row] for row in read.rows]
+    (height, width, _) = model.input_shape
     for name, facts in zip(names, read.facts, strict=True):
         if facts.size != (width, height) and not (stored or resize):
             raise TrainedModelError(
-                f"{name} has {facts.size[0]}x{facts.size[1]} pixels, the model takes {width}x{height}; --resize brings "
-                "all images to that size"
+                f"{name} has {facts.size[0]}x{facts.size[1]} pixels, the model takes "
+                f"{width}x{height}; --resize brings all images to that size"
             )
     values = read.x * (model.input_max / 255.0)
-    inputs = (np.rint(values) if model.input_dtype == np.uint8 else values).astype(model.input_dtype)
+    inputs = (np.rint(values) if model.input_dtype == np.uint8 else values).astype(
+        model.input_dtype
+    )
     texts = pandas.DataFrame({"label": [labels[files[row]] for row in read.rows]}, index=names)
     texts[texts.isin(UNLABELLED)] = ""
     told = Findings()

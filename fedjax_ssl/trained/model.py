@@ -37,14 +37,14 @@ PLATFORMS = ("cpu", "cuda", "rocm", "tpu")  # for which predictions are lowered
 
 
 def load_run(workdir: str | os.PathLike, checkpoint: str = "auto") -> "TrainedModel":
-    """Loads the model that a run has trained; the run's data are not needed.
+    """Load the model that a run has trained; the run's data are not needed.
 
     The run may still be going on: then it is the model of the last checkpoint.
 
     Args:
         workdir: the run folder.
-        checkpoint: "last": of the last round. "best": of the best validation accuracy. "auto": the best one where the
-            run has validation examples, otherwise the last one.
+        checkpoint: "last": of the last round. "best": of the best validation accuracy. "auto": the
+            best one where the run has validation examples, otherwise the last one.
 
     Returns:
         The model.
@@ -52,7 +52,8 @@ def load_run(workdir: str | os.PathLike, checkpoint: str = "auto") -> "TrainedMo
     Raises:
         TrainedModelError: the folder holds no run, or none with a model yet.
         CheckpointError: its checkpoints cannot be used.
-        ConfigError: its config cannot be used here, for example because a module of the user's own is not there.
+        ConfigError: its config cannot be used here, for example because a module of the user's own
+            is not there.
 
     Example:
         >>> _ = fs.run(fs.load_config("digits_fedavg", {"rounds": 2}), "runs/short", quiet=True)
@@ -79,31 +80,45 @@ class TrainedModel:
         input_dtype: type of the inputs as the dataset stores them: uint8 or float32.
         input_max: the largest value that an input can have, before it is standardized.
         reading: says how files became the inputs of training; None: nobody knows it.
-        temperature: divides the logits of the global model, fitted on validation examples at the end of the run; None:
-            there is none for this checkpoint.
+        temperature: divides the logits of the global model, fitted on validation examples at the
+            end of the run; None: there is none for this checkpoint.
     """
 
-    def __init__(self, stored: StoredRun, description: dict[str, Any], checkpoint: str, checkpoints: Checkpoints):
+    def __init__(
+        self,
+        stored: StoredRun,
+        description: dict[str, Any],
+        checkpoint: str,
+        checkpoints: Checkpoints,
+    ):
         """Restores the last of the checkpoints; `load_run` calls this."""
-        self.path, self.checkpoint, self.summary = stored.path, checkpoint, stored.summary
-        self._stored, self._description = stored, description
+        self.path = stored.path
+        self.checkpoint = checkpoint
+        self.summary = stored.summary
+        self._stored = stored
+        self._description = description
         self.config, rebuilt = model_file.rebuild(stored.config, description)
         self.round, state, _ = checkpoints.restore(rebuilt.state)
         self.metrics = next((row for row in stored.rows if row["round"] == self.round), {})
-        self.class_names, self.client_names = rebuilt.dataset.class_names, rebuilt.client_names
-        self.input_shape, self.input_dtype = rebuilt.dataset.input_shape, rebuilt.dataset.train.x.dtype
+        self.class_names = rebuilt.dataset.class_names
+        self.client_names = rebuilt.client_names
+        self.input_shape = rebuilt.dataset.input_shape
+        self.input_dtype = rebuilt.dataset.train.x.dtype
         self.input_max: float = rebuilt.dataset.input_max
         self.reading = rebuilt.dataset.reading
         fitted = description.get("temperature") or {}
         # It is that of one model: another checkpoint of the run has none.
-        self.temperature: float | None = fitted.get("value") if fitted.get("round") == self.round else None
+        self.temperature: float | None = (
+            fitted.get("value") if fitted.get("round") == self.round else None
+        )
         self._state = jax.tree.map(jnp.asarray, state)
-        self._method, self._num_clients = rebuilt.method, rebuilt.num_clients
+        self._method = rebuilt.method
+        self._num_clients = rebuilt.num_clients
         self._compiled: dict[str, Callable[..., jax.Array]] = {}
         self._clients = Checkpoints(self.path, folder="clients")
 
     def __repr__(self) -> str:
-        """Method, dataset, round and accuracy."""
+        """Return the method, dataset, round and accuracy."""
         accuracy = self.metrics.get("test_accuracy")
         scored = "" if accuracy is None else f", test accuracy {accuracy:.2%}"
         return f"<{self.config.method.name} on {self.config.data.name}, round {self.round}{scored}>"
@@ -119,11 +134,12 @@ class TrainedModel:
         """Class probabilities; a model of a table takes its rows as a DataFrame, too.
 
         Args:
-            inputs: raw, as the dataset stores them: [n, *input_shape], flat rows, or grey images without a channel
-                axis; of `input_dtype`, or of a type that holds the same values.
-            client: by the model of this client, named as in `client_names` (or by its number, where no name is one),
-                where clients have models of their own, else by the one that it had after local training, before all
-                were averaged, in the round that `config.save_clients` kept; None: by the global model. Of a run with
+            inputs: raw, as the dataset stores them: [n, *input_shape], flat rows, or grey images
+                without a channel axis; of `input_dtype`, or of a type that holds the same values.
+            client: by the model of this client, named as in `client_names` (or by its number, where
+                no name is one), where clients have models of their own, else by the one that it had
+                after local training, before all were averaged, in the round that
+                `config.save_clients` kept; None: by the global model. Of a run with
                 `data.standardize="client"`, the client whose inputs these are.
             batch_size: examples per forward pass, at most.
             calibrated: divide the global model's logits by `temperature`, where there is one.
@@ -140,12 +156,20 @@ class TrainedModel:
         return self._in_batches(lambda batch: predict(prepare(batch)), inputs, batch_size)
 
     def temperature_for(self, client: int | str | None = None) -> float | None:
-        """Returns what divides the logits of `predict`: `temperature`, but None for models of clients' own."""
-        tells_inputs = self._method.predict_for is None and bool(self._description["inputs"].get("clients"))
+        """Return what divides the logits of `predict`: `temperature`, but None for models of
+        clients' own.
+        """
+        tells_inputs = self._method.predict_for is None and bool(
+            self._description["inputs"].get("clients")
+        )
         return self.temperature if client is None or tells_inputs else None
 
     def embed(
-        self, inputs: Shaped[np.ndarray, "n ..."], *, client: int | str | None = None, batch_size: int = 512
+        self,
+        inputs: Shaped[np.ndarray, "n ..."],
+        *,
+        client: int | str | None = None,
+        batch_size: int = 512,
     ) -> Float[np.ndarray, "n d"]:
         """Features of the global model, its head's inputs.
 
@@ -158,25 +182,30 @@ class TrainedModel:
             Features, float32.
 
         Raises:
-            TrainedModelError: inputs of another shape or type, a client whose inputs are like all others', or a method
-                without features.
+            TrainedModelError: inputs of another shape or type, a client whose inputs are like all
+                others', or a method without features.
         """
-        embed, prepare = self._method.embed, self._preparation(client)
+        embed = self._method.embed
+        prepare = self._preparation(client)
         if client is not None and not self._description["inputs"].get("clients"):
-            raise TrainedModelError(f"client is {client!r}, but features are the global model's; leave client out")
+            raise TrainedModelError(
+                f"client is {client!r}, but features are the global model's; leave client out"
+            )
         if embed is None:
             raise TrainedModelError(
-                f"method {self.config.method.name!r} with config.federated.name={self.config.federated.name!r} has no "
-                "global model, and so no features"
+                f"method {self.config.method.name!r} with "
+                f"config.federated.name={self.config.federated.name!r} has no global model, and "
+                "so no features"
             )
         function = partial(self._compiled.setdefault("embed", jax.jit(embed)), self._state)
         return self._in_batches(lambda batch: function(prepare(batch)), inputs, batch_size)
 
     def save_parameters(self, path: str | os.PathLike, *, client: int | str | None = None) -> Path:
-        """Writes the network's parameters and batch statistics as a `.safetensors` file.
+        """Write the network's parameters and batch statistics as a `.safetensors` file.
 
-        Its names are those of the network's tree with dots between ("params.Dense_0.kernel", "batch_stats..."), and its
-        metadata say what goes in and comes out. Needs the extra `export`.
+        Its names are those of the network's tree with dots between ("params.Dense_0.kernel",
+        "batch_stats..."), and its metadata say what goes in and comes out. Needs the extra
+        `export`.
 
         Args:
             path: the file.
@@ -186,22 +215,37 @@ class TrainedModel:
             The file.
 
         Raises:
-            TrainedModelError: as `predict`; a method whose predictions are no network's; or safetensors is not there.
+            TrainedModelError: as `predict`; a method whose predictions are no network's; or
+                safetensors is not there.
         """
         if self._method.network is None:
-            raise TrainedModelError(f"method {self.config.method.name!r} does not say which network it predicts with")
+            raise TrainedModelError(
+                f"method {self.config.method.name!r} does not say which network it predicts with"
+            )
         model = self._model_before_average(client)
-        parameters, statistics = model or self._method.network(self._state, self._client_number(client))
+        parameters, statistics = model or self._method.network(
+            self._state, self._client_number(client)
+        )
         facts = {
             "method": self.config.method.name,
-            "model": {name: value for name, value in self.config.model.to_dict().items() if value is not None},
+            "model": {
+                name: value
+                for name, value in self.config.model.to_dict().items()
+                if value is not None
+            },
             "inputs": self._description["inputs"],
             "class_names": list(self.class_names),
             "round": self.round,
             "temperature": self.temperature_for(client),  # divides the logits
         }
-        trees = flatten_dict(jax.device_get({"params": parameters, "batch_stats": statistics}), sep=".")
-        arrays = {name: np.ascontiguousarray(array) for name, array in trees.items() if hasattr(array, "shape")}
+        trees = flatten_dict(
+            jax.device_get({"params": parameters, "batch_stats": statistics}), sep="."
+        )
+        arrays = {
+            name: np.ascontiguousarray(array)
+            for name, array in trees.items()
+            if hasattr(array, "shape")
+        }
         with _needing("safetensors"):
             safetensors = importlib.import_module("safetensors.numpy")
         write_atomically(path, safetensors.save(arrays, metadata={"fedjax_ssl": json.dumps(facts)}))
@@ -214,10 +258,11 @@ class TrainedModel:
         client: int | str | None = None,
         platforms: Collection[str] = PLATFORMS,
     ) -> Path:
-        """Writes `predict` as a program (StableHLO by `jax.export`) with the parameters in it, for any batch size.
+        """Write `predict` as a program (StableHLO by `jax.export`) with the parameters in it, for
+        any batch size.
 
-        `jax.export.deserialize(Path(path).read_bytes()).call(inputs)` runs it, without this package. Needs the extra
-        `export`.
+        `jax.export.deserialize(Path(path).read_bytes()).call(inputs)` runs it, without this
+        package. Needs the extra `export`.
 
         Args:
             path: the file.
@@ -231,39 +276,49 @@ class TrainedModel:
             TrainedModelError: as `predict`, or flatbuffers is not there.
         """
         prepare = self._preparation(client)
-        # The plain convolution: the others are chosen for this machine, and their shapes for batches of known size.
+        # The plain convolution: the others are chosen for this machine, and their shapes for
+        # batches of known size.
         _, rebuilt = model_file.rebuild(self._stored.config, self._description, lowering="lax")
         _, predict, model = self._function(rebuilt.method, client)
         with _needing("flatbuffers"):
-            program = as_program(lambda x: predict(*model, prepare(x)), self.input_shape, self.input_dtype, platforms)
+            program = as_program(
+                lambda x: predict(*model, prepare(x)), self.input_shape, self.input_dtype, platforms
+            )
             write_atomically(path, program)
         return Path(path)
 
     def _preparation(self, client: int | str | None) -> Callable[[Any], Any]:
-        """Makes the map of one client's inputs that stands before the model: where each client has its own."""
+        """Make the map of one client's inputs that stands before the model: where each client
+        has its own.
+        """
         known = self._description["inputs"].get("clients")
         if not known:
             return lambda inputs: inputs
         number = None if client is None else client_number(list(known), client)
         if number is None:
             raise TrainedModelError(
-                f"client is {client!r}, but this run standardizes inputs by client; name the one whose inputs these "
-                f"are: {_some(known)}"
+                f"client is {client!r}, but this run standardizes inputs by client; name the one "
+                f"whose inputs these are: {_some(known)}"
             )
         own = known[list(known)[number]]
         center, width = (np.asarray(own[name], np.float32) for name in ("mean", "std"))
         return lambda inputs: (inputs - center * np.float32(self.input_max)) / width
 
     def _model_before_average(self, client: int | str | None) -> tuple[Any, Any] | None:
-        """Reads a client's parameters and batch statistics of the round that was kept; None: nobody asks for them."""
+        """Read a client's parameters and batch statistics of the round that was kept; None:
+        nobody asks for them.
+        """
         round = self._clients.latest()
         if client is None or round is None:
             return None
-        number, arrays = self._number_of(client), self._clients.arrays(round)
+        number = self._number_of(client)
+        arrays = self._clients.arrays(round)
         there = arrays["['client']"].tolist()
         if number not in there:
             names = [self.client_names[one] for one in there]
-            raise TrainedModelError(f"client {client!r} did not train in round {round}. Clients: {_some(names)}")
+            raise TrainedModelError(
+                f"client {client!r} did not train in round {round}. Clients: {_some(names)}"
+            )
         place = there.index(number)
         assert self._method.network is not None, "whatever trains clients has a network"
         shapes = jax.eval_shape(self._method.network, self._state)
@@ -276,23 +331,37 @@ class TrainedModel:
     def _function(
         self, method: Method, client: int | str | None, calibrated: bool = True
     ) -> tuple[str, Callable[..., jax.Array], tuple[Any, ...]]:
-        """Finds a function (*model, inputs) -> probabilities: (what it is known by, the function, the model)."""
+        """Find a function (*model, inputs) -> probabilities: (what it is known by, the
+        function, the model).
+        """
         if (model := self._model_before_average(client)) is not None:
             apply = method.apply
             assert apply is not None, "runs of other methods keep no models"
             return "before average", lambda *given: jnp.exp(apply(*given)), model
-        number, temperature = self._client_number(client), self.temperature_for(client) if calibrated else None
-        predict, predict_for = method.predict, method.predict_for
+        number = self._client_number(client)
+        temperature = self.temperature_for(client) if calibrated else None
+        predict = method.predict
+        predict_for = method.predict_for
         if number is not None and predict_for is not None:
-            return "client", lambda *given: jnp.exp(predict_for(*given)), (self._state, jnp.int32(number))
+            return (
+                "client",
+                lambda *given: jnp.exp(predict_for(*given)),
+                (self._state, jnp.int32(number)),
+            )
         if temperature is not None:
-            return "calibrated", lambda *given: jax.nn.softmax(predict(*given) / temperature), (self._state,)
+            return (
+                "calibrated",
+                lambda *given: jax.nn.softmax(predict(*given) / temperature),
+                (self._state,),
+            )
         return "global", lambda *given: jnp.exp(predict(*given)), (self._state,)
 
     def _number_of(self, client: int | str) -> int:
         known = self.client_names[: self._num_clients]
         if (number := client_number(known, client)) is None:
-            raise TrainedModelError(f"unknown client {client!r}.{did_you_mean(client, known)} Clients: {_some(known)}")
+            raise TrainedModelError(
+                f"unknown client {client!r}.{did_you_mean(client, known)} Clients: {_some(known)}"
+            )
         return number
 
     def _client_number(self, client: int | str | None) -> int | None:
@@ -301,27 +370,34 @@ class TrainedModel:
         if client is None:
             if self._method.alone:
                 raise TrainedModelError(
-                    "the clients of this run trained alone, so that there is no global model; name the client whose "
-                    f"model is to be used: {_some(known)}"
+                    "the clients of this run trained alone, so that there is no global model; "
+                    f"name the client whose model is to be used: {_some(known)}"
                 )
             return None
         if not own and self._description["inputs"].get("clients"):
             return None
         if not own:
             raise TrainedModelError(
-                f"client is {client!r}, but with method {self.config.method.name!r} all clients have the global model; "
-                "leave client out. A run with --save_clients=last keeps the models that its clients had before the "
-                "last average"
+                f"client is {client!r}, but with method {self.config.method.name!r} all clients "
+                "have the global model; leave client out. A run with --save_clients=last keeps "
+                "the models that its clients had before the last average"
             )
         return self._number_of(client)
 
-    def _in_batches(self, function: Callable[..., jax.Array], inputs: Any, batch_size: int) -> np.ndarray:
-        """Results of batches of one size, so that one program serves all; the last one is filled up with zeros."""
+    def _in_batches(
+        self, function: Callable[..., jax.Array], inputs: Any, batch_size: int
+    ) -> np.ndarray:
+        """Results of batches of one size, so that one program serves all; the last one is filled
+        up with zeros.
+        """
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-            raise TrainedModelError(f"batch_size is {batch_size!r}; it must be a whole number of at least 1")
+            raise TrainedModelError(
+                f"batch_size is {batch_size!r}; it must be a whole number of at least 1"
+            )
         values = self._checked(self._rows(inputs) if hasattr(inputs, "columns") else inputs)
         count = len(values)
-        # Few inputs take the next power of two, so that callers with ever other numbers do not compile each time.
+        # Few inputs take the next power of two, so that callers with ever other numbers do not
+        # compile each time.
         size = min(batch_size, 1 << max(count - 1, 0).bit_length())
         results = []
         for start in range(0, max(count, 1), size):
@@ -333,9 +409,13 @@ class TrainedModel:
 
     def _rows(self, table: "pandas.DataFrame") -> np.ndarray:
         if not isinstance(self.reading, TableReading):
-            raise TrainedModelError("inputs are a table, but this model did not learn from one; give an array")
+            raise TrainedModelError(
+                "inputs are a table, but this model did not learn from one; give an array"
+            )
         findings = Findings()
-        rows, used = self.reading.read(table.set_axis([f"row {row}" for row in range(len(table))]), findings)
+        rows, used = self.reading.read(
+            table.set_axis([f"row {row}" for row in range(len(table))]), findings
+        )
         for text in findings.notes:
             note(text)
         if findings.problems or not used.all():
@@ -343,14 +423,24 @@ class TrainedModel:
         return rows
 
     def _checked(self, inputs: Any) -> np.ndarray:
-        values, shape = np.asarray(inputs), self.input_shape
+        values = np.asarray(inputs)
+        shape = self.input_shape
         # Flat rows of images, and grey ones without a channel axis.
-        if len(shape) > 1 and values.shape[1:] in ((math.prod(shape),), shape[:-1] if shape[-1] == 1 else shape):
+        if len(shape) > 1 and values.shape[1:] in (
+            (math.prod(shape),),
+            shape[:-1] if shape[-1] == 1 else shape,
+        ):
             values = values.reshape(-1, *shape)
         if values.shape[1:] != shape or values.ndim != len(shape) + 1:
             wanted = f"[n, {', '.join(map(str, shape))}]"
-            hint = " This looks like a single example: give inputs[None]" if values.shape in (shape, shape[:-1]) else ""
-            raise TrainedModelError(f"inputs have shape {list(values.shape)}; this model takes {wanted}.{hint}")
+            hint = (
+                " This looks like a single example: give inputs[None]"
+                if values.shape in (shape, shape[:-1])
+                else ""
+            )
+            raise TrainedModelError(
+                f"inputs have shape {list(values.shape)}; this model takes {wanted}.{hint}"
+            )
         try:
             check_finite("inputs", values)
         except ValueError as error:
@@ -359,21 +449,22 @@ class TrainedModel:
             return self._as_stored(values)
         if values.dtype.kind not in "iuf" or (values.dtype == np.uint8 and len(shape) == 3):
             raise TrainedModelError(
-                f"inputs are {values.dtype}; this model takes floating-point values, as its dataset stores them (up to "
-                f"{self.input_max:g} before they are standardized, which the model does)"
+                f"inputs are {values.dtype}; this model takes floating-point values, as its "
+                f"dataset stores them (up to {self.input_max:g} before they are standardized, "
+                "which the model does)"
             )
         return values.astype(np.float32, copy=False)
 
     def _as_stored(self, values: np.ndarray) -> np.ndarray:
-        """Takes whole numbers of any type as uint8."""
+        """Take whole numbers of any type as uint8."""
         lowest, highest = (values.min(), values.max()) if values.size else (0, 0)
         divided = values.dtype.kind == "f" and 0 < highest <= 1 < self.input_max
         whole = values.dtype.kind in "iuf" and bool((values == np.rint(values)).all())
         if divided or not whole or lowest < 0 or highest > self.input_max:
             raise TrainedModelError(
-                f"inputs are {values.dtype}, from {lowest} to {highest}; this model takes them as its dataset stores "
-                f"them: whole numbers (uint8) from 0 to {self.input_max:g}. Give raw values, neither divided nor "
-                "standardized: the model does that"
+                f"inputs are {values.dtype}, from {lowest} to {highest}; this model takes them as "
+                f"its dataset stores them: whole numbers (uint8) from 0 to {self.input_max:g}. "
+                "Give raw values, neither divided nor standardized: the model does that"
             )
         return values.astype(np.uint8, copy=False)
 
@@ -384,7 +475,7 @@ def as_program(
     dtype: np.dtype,
     platforms: Collection[str] = PLATFORMS,
 ) -> bytes:
-    """Serializes a function of a batch of inputs, of any size, by `jax.export`.
+    """Serialize a function of a batch of inputs, of any size, by `jax.export`.
 
     Args:
         predict: raw inputs [n, *input_shape] -> [n, ...].
@@ -392,7 +483,9 @@ def as_program(
         dtype: the inputs' type.
         platforms: for which it is lowered.
     """
-    inputs = jax.ShapeDtypeStruct((*jax.export.symbolic_shape("batch"), *input_shape), jnp.dtype(dtype))
+    inputs = jax.ShapeDtypeStruct(
+        (*jax.export.symbolic_shape("batch"), *input_shape), jnp.dtype(dtype)
+    )
     return bytes(jax.export.export(jax.jit(predict), platforms=list(platforms))(inputs).serialize())
 
 
@@ -401,8 +494,12 @@ def _needing(package: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise TrainedModelError(f"this needs the package {package}: pip install 'fedjax_ssl[export]'") from error
+        raise TrainedModelError(
+            f"this needs the package {package}: pip install 'fedjax_ssl[export]'"
+        ) from error
 
 
 def _some(names: Collection[str]) -> str:
-    return f"{', '.join(list(names)[:10])}{f', ... ({len(names)} clients)' if len(names) > 10 else ''}"
+    return (
+        f"{', '.join(list(names)[:10])}{f', ... ({len(names)} clients)' if len(names) > 10 else ''}"
+    )

@@ -37,12 +37,14 @@ def call(capsys, *arguments: str) -> tuple[int, str, str]:
 
 
 def test_what_needs_no_jax_does_not_import_it():
-    asked = [line.split() for line in ("--help", "--version", "completion bash", "list configs", "new --help")]
+    asked = [
+        line.split()
+        for line in ("--help", "--version", "completion bash", "list configs", "new --help")
+    ]
     code = (
-        "import sys; from fedjax_ssl import cli\n"
-        f"for arguments in {asked!r}:\n"
-        "    try: cli.main(arguments)\n    except SystemExit: pass\n"
-        "sys.exit(any(name in sys.modules for name in ('jax', 'numpy', 'flax', 'ml_collections', 'matplotlib')))"
+        f"import sys; from fedjax_ssl import cli\nfor arguments in {asked!r}:\n    try: "
+        "cli.main(arguments)\n    except SystemExit: pass\nsys.exit(any(name in sys.modules for "
+        "name in ('jax', 'numpy', 'flax', 'ml_collections', 'matplotlib')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0 and done.stdout, done.stderr
@@ -52,17 +54,29 @@ def test_what_needs_no_jax_does_not_import_it():
     ("line", "expected"),
     [
         ("r", {"run", "report"}),
-        ("sweep digits --set method.name=xclp,fedavg --set method.num_n", {"method.num_neighbors="}),
+        (
+            "sweep digits --set method.name=xclp,fedavg --set method.num_n",
+            {"method.num_neighbors="},
+        ),
         ("run digits_xclp --optimizer.name=a", {"--optimizer.name=adam"}),
     ],
 )
 def test_a_shell_that_asks_is_answered(line, expected):
-    asked = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_SUPPRESS_SPACE": "1", "_ARGCOMPLETE_IFS": " ", "COMP_TYPE": "9"}
+    asked = {
+        "_ARGCOMPLETE": "1",
+        "_ARGCOMPLETE_SUPPRESS_SPACE": "1",
+        "_ARGCOMPLETE_IFS": " ",
+        "COMP_TYPE": "9",
+    }
     asked |= {"COMP_LINE": f"fedjax-ssl {line}", "COMP_POINT": str(len(f"fedjax-ssl {line}"))}
     # argcomplete answers on 8
     code = "import os; os.dup2(1, 8); from fedjax_ssl import cli; cli.main([])"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=os.environ | asked
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | asked,
     )
     told = set(done.stdout.split())
     assert expected <= told, done
@@ -76,10 +90,19 @@ def test_a_shell_that_asks_is_answered(line, expected):
         (["data", "info", "tfds"], ("is written tfds:NAME, such as tfds:mnist",)),
         (["data", "check"], ("needs a PATH",)),
         (["data", "check", "gone.csv"], ("gone.csv is not there",)),
-        (["data", "download", "svhn", "--data.size=3"], ("data.size is no option of 'svhn'", "data.extra")),
+        (
+            ["data", "download", "svhn", "--data.size=3"],
+            ("data.size is no option of 'svhn'", "data.extra"),
+        ),
         (["data", "verify", "digits"], ("'digits' is not downloaded", "mnist")),
-        (["data", "check", "tests", "--data.sise=3"], ("no field 'data.sise'. Did you mean 'data.size'",)),
-        (["data", "check", "tests", "--data.writers=3"], ("data.writers is no option of 'folder'", "data.size")),
+        (
+            ["data", "check", "tests", "--data.sise=3"],
+            ("no field 'data.sise'. Did you mean 'data.size'",),
+        ),
+        (
+            ["data", "check", "tests", "--data.writers=3"],
+            ("data.writers is no option of 'folder'", "data.size"),
+        ),
         (["new", "my-study"], ("'my-study' cannot be the name of a module of your own",)),
         (["data", "info", "npz", "--path=missing.npz"], ("missing.npz",)),
         (["run", "digits_fedavg", "-x"], ("unexpected argument '-x'",)),
@@ -97,7 +120,16 @@ def test_lists_have_a_line_each(capsys):
         assert code == 0 and output.startswith(kind) and len(output.splitlines()) > 2
     _, output, _ = call(capsys, "list")
     assert all(f"{kind} (" in output for kind in KINDS)
-    for name in ("fixmatch", "wrn28", "femnist", "dirichlet", "per_class", "crop_flip", "scaffold", "rmsprop"):
+    for name in (
+        "fixmatch",
+        "wrn28",
+        "femnist",
+        "dirichlet",
+        "per_class",
+        "crop_flip",
+        "scaffold",
+        "rmsprop",
+    ):
         assert f"\n  {name} " in output
     assert "digits_xclp" in output and "FedAvg+XCLP on real handwriting" in output
 
@@ -105,7 +137,11 @@ def test_lists_have_a_line_each(capsys):
 def test_help_of_a_config_prints_every_field(capsys):
     code, output, _ = call(capsys, "run", "digits_xclp", "--method.num_neighbors=7", "--help")
     assert code == 0 and output.startswith("FedAvg+XCLP on real handwriting.")
-    assert "--rounds=80" in output and "--method.num_neighbors=7" in output and "--supervision.labels=5" in output
+    assert (
+        "--rounds=80" in output
+        and "--method.num_neighbors=7" in output
+        and "--supervision.labels=5" in output
+    )
     assert "evaluations between checkpoints" in output and "a whole number of at least 1" in output
     assert "--partition.alpha" not in output  # of another partition
     assert max(map(len, output.splitlines())) <= 120
@@ -113,13 +149,23 @@ def test_help_of_a_config_prints_every_field(capsys):
 
 def test_facts_about_a_dataset(capsys, tmp_path):
     _, output, _ = call(capsys, "data", "info", "digits")
-    assert "1,797 examples" in output and "8 x 8 x 1" in output and "0 (178)" in output and "form 0 (130)" in output
+    assert (
+        "1,797 examples" in output
+        and "8 x 8 x 1" in output
+        and "0 (178)" in output
+        and "form 0 (130)" in output
+    )
     assert "Alpaydin" in output
     path = tmp_path / "own.npz"
     sites = np.array(["north"] * 6 + ["south"] * 6)
-    np.savez(path, inputs=np.zeros((12, 3), np.float32), labels=np.array([0, 1, -1] * 4), client=sites)
+    np.savez(
+        path, inputs=np.zeros((12, 3), np.float32), labels=np.array([0, 1, -1] * 4), client=sites
+    )
     _, output, _ = call(capsys, "data", "info", "npz", "--path", str(path))
-    assert "12 examples, 4 of them without a class label" in output and "north (6), south (6)" in output
+    assert (
+        "12 examples, 4 of them without a class label" in output
+        and "north (6), south (6)" in output
+    )
     code, output, _ = call(capsys, "data", "info", "mnist", "--root", str(tmp_path))
     assert code == 0 and "CC BY-SA" in output and "train-images-idx3-ubyte.gz" in output
     assert "cifar100" in call(capsys, "data", "list")[1]
@@ -128,19 +174,40 @@ def test_facts_about_a_dataset(capsys, tmp_path):
 def test_your_own_data_are_checked_before_a_run(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDJAX_SSL_DATA", str(tmp_path / "kept"))
-    rows = [f"{age},{sort},north" for age, sort in zip(range(20), ["red", "white"] * 10, strict=True)]
+    rows = [
+        f"{age},{sort},north" for age, sort in zip(range(20), ["red", "white"] * 10, strict=True)
+    ]
     (tmp_path / "wine.csv").write_text("\n".join(["age,sort,client", *rows]))
     code, output, _ = call(capsys, "data", "check", "wine.csv", "--data.label_column=kind")
-    assert code == 2 and "problems:" in output and "no column 'kind'," in output and "not ready" in output
+    assert (
+        code == 2
+        and "problems:" in output
+        and "no column 'kind'," in output
+        and "not ready" in output
+    )
     code, output, _ = call(capsys, "data", "check", "wine.csv")
-    assert code == 0 and "with --data.label_column=sort" in output and "'sort' is taken as the label" in output
+    assert (
+        code == 0
+        and "with --data.label_column=sort" in output
+        and "'sort' is taken as the label" in output
+    )
     code, output, error = call(capsys, "data", "check", "wine.csv", "--data.label_column=sort")
-    assert code == 0 and error == "" and "red (10), white (10)" in output and "worth a look" not in output
-    command = "fedjax-ssl run table --data.path=wine.csv --data.label_column=sort --data.client_test_fraction=0.2"
+    assert (
+        code == 0
+        and error == ""
+        and "red (10), white (10)" in output
+        and "worth a look" not in output
+    )
+    command = (
+        "fedjax-ssl run table --data.path=wine.csv --data.label_column=sort "
+        "--data.client_test_fraction=0.2"
+    )
     assert command in output
 
 
-def test_original_files_are_verified_and_what_is_here_is_not_downloaded(capsys, tmp_path, monkeypatch):
+def test_original_files_are_verified_and_what_is_here_is_not_downloaded(
+    capsys, tmp_path, monkeypatch
+):
     monkeypatch.setenv("FEDJAX_SSL_DATA", str(tmp_path))
     raw = tmp_path / "femnist" / "raw"
     raw.mkdir(parents=True)
@@ -152,7 +219,11 @@ def test_original_files_are_verified_and_what_is_here_is_not_downloaded(capsys, 
     code, output, _ = call(capsys, "data", "verify", "femnist")
     assert code == 2 and "WRONG" in output and "expected 00 as noted" in output
     code, output, _ = call(capsys, "data", "verify", "svhn", "--data.extra=true")
-    assert code == 2 and output.count("missing  ") == 3 and "extra_32x32.mat: not here; published at http" in output
+    assert (
+        code == 2
+        and output.count("missing  ") == 3
+        and "extra_32x32.mat: not here; published at http" in output
+    )
     code, output, _ = call(capsys, "data", "download", "digits")
     assert code == 0 and "1,797 examples" in output
 
@@ -172,8 +243,12 @@ def test_a_new_study_has_a_config_a_method_and_a_test(capsys, tmp_path, monkeypa
 
 @pytest.mark.thorough
 def test_the_test_of_a_new_study_passes(tmp_path):
-    subprocess.run([sys.executable, "-m", "fedjax_ssl.cli", "new", "mine"], cwd=tmp_path, check=True)
-    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "mine"], cwd=tmp_path, capture_output=True, text=True)
+    subprocess.run(
+        [sys.executable, "-m", "fedjax_ssl.cli", "new", "mine"], cwd=tmp_path, check=True
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "mine"], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout
 
 
@@ -210,10 +285,16 @@ def test_what_follows_ctrl_c_is_said_as_it_is(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("fedjax_ssl.cli.run.run", stop)
     monkeypatch.setattr("fedjax_ssl.report.command.read", stop)
     asked = ("run", "digits_fedavg", f"--workdir={tmp_path}")
-    assert stopped(capsys, *asked) == "stopped; there is no checkpoint yet: the same command starts from the beginning"
+    assert (
+        stopped(capsys, *asked)
+        == "stopped; there is no checkpoint yet: the same command starts from the beginning"
+    )
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "round_00000010.ckpt").touch()
-    assert stopped(capsys, *asked) == "stopped; the same command goes on after round 10, of the last checkpoint"
+    assert (
+        stopped(capsys, *asked)
+        == "stopped; the same command goes on after round 10, of the last checkpoint"
+    )
     assert stopped(capsys, "report", str(tmp_path)) == "stopped"
 
 
@@ -222,11 +303,18 @@ def test_a_run_whose_reader_stops_early_says_so(tmp_path):
     code = "import sys; from fedjax_ssl import cli; sys.exit(cli.main(sys.argv[1:]))"
     asked = ["run", "digits_fedavg", "--rounds=5", f"--workdir={tmp_path / 'a'}"]
     with subprocess.Popen(
-        [sys.executable, "-c", code, *asked], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
+        [sys.executable, "-c", code, *asked],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
     ) as one:
         one.stdout.close()
         error = one.stderr.read().decode()
-        assert "nobody reads the output any more" in error and "Traceback" not in error and one.wait() == 1
+        assert (
+            "nobody reads the output any more" in error
+            and "Traceback" not in error
+            and one.wait() == 1
+        )
 
 
 def test_a_reader_that_stops_early_gets_no_traceback():
@@ -249,9 +337,12 @@ def commands_in_the_docs() -> list[list[str]]:
 
 
 def test_commands_in_the_docs_are_taken():
-    """Words and options of every command in a block, as its parser reads them; the mistakes shown are left out."""
+    """Words and options of every command in a block, as its parser reads them; the mistakes
+    shown are left out.
+    """
     parsers = {"sweep": sweep_parser, "report": report_parser, "predict": predict_parser}
-    known, taken = shipped_configs(), []
+    known = shipped_configs()
+    taken = []
     for name, *rest in commands_in_the_docs():
         if name in parsers:
             given = parsers[name]().parse_args(rest)
@@ -260,7 +351,9 @@ def test_commands_in_the_docs_are_taken():
                 assert given.config.partition(":")[0] in known, rest
         elif name == "run" and "learning_rat=" not in " ".join(rest):
             asked = run.parse(rest)
-            assert asked.name is None or asked.name.partition(":")[0] in known or ".py" in asked.name, rest
+            assert (
+                asked.name is None or asked.name.partition(":")[0] in known or ".py" in asked.name
+            ), rest
             taken.append(name)
         else:
             assert name in cli.COMMANDS, name

@@ -70,7 +70,9 @@ def test_a_misspelt_field_is_refused_when_it_is_set_and_when_it_was_unlocked():
         config.optimizer.learning_rat = 1.0
     with config.unlocked():
         config.optimizer.learning_rat = 1.0
-    with pytest.raises(configs.ConfigError, match=r"Did you mean 'config\.optimizer\.learning_rate'"):
+    with pytest.raises(
+        configs.ConfigError, match=r"Did you mean 'config\.optimizer\.learning_rate'"
+    ):
         configs.resolve(config)
 
 
@@ -90,10 +92,13 @@ def test_labels_per_writer_must_be_a_number(labels):
 
 def test_a_run_that_ends_within_stage_1_is_noted():
     config = presets.digits_by_writer("xclp")
-    config.rounds, config.method.warmup_rounds = 3, 3
+    config.rounds = 3
+    config.method.warmup_rounds = 3
     with pytest.warns(configs.ConfigNote, match="stage 1 alone takes 3"):
         configs.resolve(config)
-    transfer = load(next(path for path in FILES if path.stem == "digits_fedmt"))("20,shape,fedtrans")
+    transfer = load(next(path for path in FILES if path.stem == "digits_fedmt"))(
+        "20,shape,fedtrans"
+    )
     assert configs.resolve(transfer).method.coarse_rounds == 15
     transfer.rounds = 15
     with pytest.warns(configs.ConfigNote, match="stage 1 alone takes 15"):
@@ -104,14 +109,19 @@ def test_a_run_that_ends_within_stage_1_is_noted():
     ("given", "said"),
     [
         ({"parts": 6}, "4 rounds come to 4 of the 6 parts"),
-        ({"parts": 4, "rounds_per_part": 3}, r"4 rounds come to 2 of the 4 parts .*rounds_per_part is 3"),
+        (
+            {"parts": 4, "rounds_per_part": 3},
+            r"4 rounds come to 2 of the 4 parts .*rounds_per_part is 3",
+        ),
         ({"rounds_per_part": 2}, "rounds_per_part=2 has no effect without config.partition.parts"),
         ({"parts": 3}, ""),
     ],
 )
 def test_parts_of_a_stream_that_do_not_come_are_noted(given: dict[str, int], said: str) -> None:
     config = configs.default("fixmatch")
-    config.rounds, config.partition.name, config.partition.num_clients = 4, "fedmatch", 5
+    config.rounds = 4
+    config.partition.name = "fedmatch"
+    config.partition.num_clients = 5
     config.partition.update(given)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -130,11 +140,16 @@ def test_parts_of_a_stream_that_do_not_come_are_noted(given: dict[str, int], sai
         ({"data.shuffle_pools": True}, ["shuffle_pools=True"]),
         ({"supervision.which": "random"}, ["which=random"]),
         ({"prediction.alpha": 0.5}, ["alpha=0.5"]),
-        ({"prediction.predictors": "network, xclp", "prediction.hamming": "paillier"}, ["hamming=paillier"]),
+        (
+            {"prediction.predictors": "network, xclp", "prediction.hamming": "paillier"},
+            ["hamming=paillier"],
+        ),
         ({"prediction.predictors": "network,xclp", "prediction.groups": 2}, []),
     ],
 )
-def test_settings_that_do_nothing_beside_the_others_are_named(fields: dict[str, object], said: list[str]) -> None:
+def test_settings_that_do_nothing_beside_the_others_are_named(
+    fields: dict[str, object], said: list[str]
+) -> None:
     config = configs.with_settings(presets.digits_by_writer("fedavg"), fields)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -147,6 +162,9 @@ def test_settings_that_do_nothing_beside_the_others_are_named(fields: dict[str, 
 
 def test_with_validation_data_the_model_of_stage_1_has_to_be_evaluated():
     config = presets.digits_by_writer("xclp")
-    config.method.warmup_rounds, config.data.validation_fraction = 7, 0.1
-    with pytest.raises(configs.ConfigError, match=r"of 'xclp' is 7; .* multiple of .*: use config.eval_every=1 or"):
+    config.method.warmup_rounds = 7
+    config.data.validation_fraction = 0.1
+    with pytest.raises(
+        configs.ConfigError, match=r"of 'xclp' is 7; .* multiple of .*: use config.eval_every=1 or"
+    ):
         configs.resolve(config)

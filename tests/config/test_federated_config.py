@@ -1,4 +1,6 @@
-"""Federated optimizers by name: defaults that depend on the name, what is refused, and what a run carries."""
+"""Federated optimizers by name: defaults that depend on the name, what is refused, and what a
+run carries.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -35,16 +37,25 @@ def federation():
 def test_defaults_follow_the_name(name: str, settings: dict[str, float]) -> None:
     def resolved(**fields):
         section = configs.resolve(config_with(**{"federated.name": name, **fields})).federated
-        found = {setting: section[setting] for setting in ("mu", "server_learning_rate", "server_momentum", "tau")}
+        found = {
+            setting: section[setting]
+            for setting in ("mu", "server_learning_rate", "server_momentum", "tau")
+        }
         return {setting: value for setting, value in found.items() if value is not None}
 
     assert resolved() == settings
-    assert resolved(**{f"federated.{setting}": 0.3 for setting in settings}) == dict.fromkeys(settings, 0.3)
+    assert resolved(**{f"federated.{setting}": 0.3 for setting in settings}) == dict.fromkeys(
+        settings, 0.3
+    )
 
 
 def test_a_setting_that_the_optimizer_does_not_take_is_noted():
-    with pytest.warns(configs.ConfigNote, match=r"federated\.mu=0\.3 has no effect: federated optimizer 'fedadam'"):
-        resolved = configs.resolve(config_with(**{"federated.name": "fedadam", "federated.mu": 0.3}))
+    with pytest.warns(
+        configs.ConfigNote, match=r"federated\.mu=0\.3 has no effect: federated optimizer 'fedadam'"
+    ):
+        resolved = configs.resolve(
+            config_with(**{"federated.name": "fedadam", "federated.mu": 0.3})
+        )
     assert resolved.federated.mu is None
 
 
@@ -56,8 +67,14 @@ def test_a_setting_that_the_optimizer_does_not_take_is_noted():
             r"config\.federated: scaffold's .*config\.optimizer has name='adam', momentum=0\.0.*name='sgd'",
         ),
         ({"federated.name": "scaffold", "optimizer.momentum": 0.9}, "has name='sgd', momentum=0.9"),
-        ({"federated.name": "scaffold", "optimizer.clip_norm": 1.0}, "clip_norm=1.0; use .*clip_norm=None"),
-        ({"federated.name": "fednova", "federated.mu": 10.0}, r"federated: mu is 10\.0 .* product must be below 1"),
+        (
+            {"federated.name": "scaffold", "optimizer.clip_norm": 1.0},
+            "clip_norm=1.0; use .*clip_norm=None",
+        ),
+        (
+            {"federated.name": "fednova", "federated.mu": 10.0},
+            r"federated: mu is 10\.0 .* product must be below 1",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(fields, message: str) -> None:
@@ -67,9 +84,12 @@ def test_what_does_not_go_together_is_refused(fields, message: str) -> None:
 
 def test_a_traced_momentum_is_refused_where_there_must_be_none(federation) -> None:
     experiment = load_experiment(config_with(**{"federated.name": "scaffold"}))
-    with pytest.raises(configs.ConfigError, match="control variates are mean gradients of plain SGD"):
+    with pytest.raises(
+        configs.ConfigError, match="control variates are mean gradients of plain SGD"
+    ):
         jax.eval_shape(
-            lambda momentum: build_method(experiment, federation, {"optimizer.momentum": momentum}), jnp.zeros(())
+            lambda momentum: build_method(experiment, federation, {"optimizer.momentum": momentum}),
+            jnp.zeros(()),
         )
 
 
@@ -88,4 +108,7 @@ def test_a_run_carries_the_state_of_its_optimizer(federation, name: str) -> None
     state, _ = jax.eval_shape(one_round, jax.random.key(0), jnp.zeros(()))
     size = sum(leaf.size for leaf in jax.tree.leaves(state.params))
     held = sum(leaf.size for leaf in jax.tree.leaves((state.optimizer, state.clients)))
-    assert held == {"scaffold": (federation.num_clients + 1) * size, "fednova": 0, "fedavgm": size}[name]
+    assert (
+        held
+        == {"scaffold": (federation.num_clients + 1) * size, "fednova": 0, "fedavgm": size}[name]
+    )

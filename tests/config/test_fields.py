@@ -12,7 +12,10 @@ from fedjax_ssl import methods
 from fedjax_ssl.config import fields
 
 # By type; every one is refused for every number of that type, whatever its range.
-NEVER = {int: (-(2**31), 2**32, 2**63, 10**30), float: (math.nan, math.inf, -math.inf, -1e300, 1e300)}
+NEVER = {
+    int: (-(2**31), 2**32, 2**63, 10**30),
+    float: (math.nan, math.inf, -math.inf, -1e300, 1e300),
+}
 # Tuples of names, not of numbers.
 NAMES = {("data", option) for option in ("classes", "features", "ignore", "codes", "missing_marks")}
 
@@ -39,12 +42,27 @@ def test_every_number_has_a_range_with_its_default_inside(section: str) -> None:
     ("given", "message"),
     [
         ({"eval_every": 0}, "config.eval_every is 0; it must be a whole number of at least 1"),
-        ({"federated.weighting": "labeled"}, "config.federated.weighting is 'labeled'. Did you mean 'labelled'"),
+        (
+            {"federated.weighting": "labeled"},
+            "config.federated.weighting is 'labeled'. Did you mean 'labelled'",
+        ),
         # jax.random.key(2**32) has the bits of key(0)
-        ({"seed": 2**32}, "config.seed is 4294967296; it must be a whole number from 0 to 4294967295"),
-        ({"method.name": "uda", "method.temperature": 1e-300}, "config.method.temperature is 1e-300; single precision"),
-        ({"method.name": "xclp", "method.alpha": None}, "config.method.alpha is None; give a number"),
-        ({"model.hidden": (64, 0)}, "config.model.hidden[1] is 0; it must be a whole number of at least 1"),
+        (
+            {"seed": 2**32},
+            "config.seed is 4294967296; it must be a whole number from 0 to 4294967295",
+        ),
+        (
+            {"method.name": "uda", "method.temperature": 1e-300},
+            "config.method.temperature is 1e-300; single precision",
+        ),
+        (
+            {"method.name": "xclp", "method.alpha": None},
+            "config.method.alpha is None; give a number",
+        ),
+        (
+            {"model.hidden": (64, 0)},
+            "config.model.hidden[1] is 0; it must be a whole number of at least 1",
+        ),
     ],
 )
 def test_the_message_names_field_value_and_range(given: dict, message: str) -> None:
@@ -57,7 +75,9 @@ def test_the_message_names_field_value_and_range(given: dict, message: str) -> N
 
 @pytest.mark.parametrize("method", sorted(methods.available()))
 def test_every_setting_of_a_method_can_be_given(method: str) -> None:
-    """Also those that are None until they are: a value of their type is taken, one of another type is not."""
+    """Also those that are None until they are: a value of their type is taken, one of another
+    type is not.
+    """
     config = fields.default(method)
     for setting, option in methods.METHODS.options(method).items():
         if option.default is None:

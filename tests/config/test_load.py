@@ -1,4 +1,6 @@
-"""From a name and settings to a config: names, order, types, None, and what is said about mistakes."""
+"""From a name and settings to a config: names, order, types, None, and what is said about
+mistakes.
+"""
 
 import sys
 import warnings
@@ -60,10 +62,15 @@ def test_settings_in_any_order_by_value_or_by_text():
         config = load("digits_xclp", given)
         assert (config.method.name, config.method.threshold) == ("semifl", 0.8)
         assert "num_neighbors" not in config.method
-        assert config.rounds == 9 and config.model.hidden == (64, 32) and config.optimizer.nesterov is True
+        assert (
+            config.rounds == 9
+            and config.model.hidden == (64, 32)
+            and config.optimizer.nesterov is True
+        )
         assert config.partition.alpha == 1.0 and isinstance(config.partition.alpha, float)
         assert (
-            config.data.left_out_client == "02" and load("npz", {"data.left_out_client": "2"}).data.left_out_client == 2
+            config.data.left_out_client == "02"
+            and load("npz", {"data.left_out_client": "2"}).data.left_out_client == 2
         )
         assert config.data.path is None and config.optimizer.clip_norm is None
         assert configs.resolve(config).method.threshold == 0.8
@@ -74,17 +81,27 @@ def test_another_method_keeps_settings_that_both_have_and_none_is_one():
     assert config.method.to_dict() == {"name": "fedsem", "warmup_rounds": 40}
     ours = load("digits_fedmatch", [("method.unlabelled_batch_size", "7")])
     assert ours.method.unlabelled_batch_size == 7
-    assert load("digits_fedmatch:ls", [("method.unlabelled_batch_size", "None")]).method.unlabelled_batch_size is None
+    assert (
+        load(
+            "digits_fedmatch:ls", [("method.unlabelled_batch_size", "None")]
+        ).method.unlabelled_batch_size
+        is None
+    )
 
 
 def test_none_as_the_name_of_a_choice_stays_a_name():
-    config = load("digits_fixmatch", [("augment.name", "none"), ("data.standardize", "none"), ("model.norm", "none")])
+    config = load(
+        "digits_fixmatch",
+        [("augment.name", "none"), ("data.standardize", "none"), ("model.norm", "none")],
+    )
     assert config.augment.name == config.data.standardize == config.model.norm == "none"
 
 
 def test_the_config_that_was_given_stays_as_it_is():
     config = presets.digits_by_writer("xclp")
-    other = configs.with_settings(config, [("rounds", 3), ("method.name", "fedsem"), ("supervision.labels", 9)])
+    other = configs.with_settings(
+        config, [("rounds", 3), ("method.name", "fedsem"), ("supervision.labels", 9)]
+    )
     assert (config.rounds, config.method.name, config.supervision.labels) == (80, "xclp", 5)
     assert (other.rounds, other.method.name, other.supervision.labels) == (3, "fedsem", 9)
 
@@ -94,8 +111,16 @@ def test_the_config_that_was_given_stays_as_it_is():
     [
         ("nothing.py", [], "there is no config file nothing.py"),
         ("configs/digits_xclp.py:5", [], "digits_xclp.py"),
-        ("digits_xclp", [("optimizer.learning_rat", "1")], "'optimizer.learning_rat'. Did you mean 'optimizer.learn"),
-        ("digits_xclp", [("method.threshold", 1)], "no field 'method.threshold'.*config.method of 'xclp' has: "),
+        (
+            "digits_xclp",
+            [("optimizer.learning_rat", "1")],
+            "'optimizer.learning_rat'. Did you mean 'optimizer.learn",
+        ),
+        (
+            "digits_xclp",
+            [("method.threshold", 1)],
+            "no field 'method.threshold'.*config.method of 'xclp' has: ",
+        ),
         ("digits_xclp", [("rounds", "many")], "config.rounds=many: give a whole number$"),
         ("digits_xclp", [("threads", "x")], "config.threads=x: give a whole number or None"),
         ("digits_xclp", [("seed", True)], "config.seed=True: give a whole number"),
@@ -114,7 +139,10 @@ def test_a_mistake_is_named_with_what_is_near(name, settings, message, tmp_path,
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (OWN.replace("VALUE = 3", "VALUE = "), r"cannot be read: SyntaxError: invalid syntax \(.*own.py, line 3"),
+        (
+            OWN.replace("VALUE = 3", "VALUE = "),
+            r"cannot be read: SyntaxError: invalid syntax \(.*own.py, line 3",
+        ),
         (
             OWN.replace("VALUE = 3", "VALUE = UNKNOWN"),
             r"be read: NameError: .*own.py, line 3: `VALUE = UNKNOWN`",
@@ -138,15 +166,19 @@ def test_a_file_of_ones_own_with_an_argument_and_a_module_beside_it(tmp_path):
     folder.mkdir()
     (folder / "own.py").write_text(OWN)
     (folder / "beside_own.py").write_text(
-        "from fedjax_ssl.methods.fedavg import fedavg\n\ndef mine(setup, *, strength: float = 0.5):\n"
-        "    return fedavg(setup)\n"
+        "from fedjax_ssl.methods.fedavg import fedavg\n\ndef mine(setup, *, strength: float = "
+        "0.5):\n    return fedavg(setup)\n"
     )
-    config = load(f"{folder / 'own.py'}:2", [("method.strength", "0.7"), ("method.name", "beside_own:mine")])
+    config = load(
+        f"{folder / 'own.py'}:2", [("method.strength", "0.7"), ("method.name", "beside_own:mine")]
+    )
     assert config.supervision.labelled_clients == 2 and config.rounds == 3
     assert config.method.to_dict() == {"name": "beside_own:mine", "strength": 0.7}
     with pytest.raises(ConfigError, match=r"has no 'minee'\. Did you mean 'beside_own:mine'"):
         load(str(folder / "own.py"), [("method.name", "beside_own:minee")])
-    with pytest.raises(ConfigError, match=r"no module named 'besides'\. A module is looked for in the folder"):
+    with pytest.raises(
+        ConfigError, match=r"no module named 'besides'\. A module is looked for in the folder"
+    ):
         load(str(folder / "own.py"), [("method.name", "besides:mine")])
 
 
@@ -160,7 +192,11 @@ def test_the_digits_take_every_method_and_bring_what_it_needs(method):
 
 def test_a_method_for_unlabelled_data_says_where_nothing_is_unlabelled():
     for method in ("fedavg", "xclp", "semifl"):
-        every = [("method.name", method), ("supervision.name", "all"), ("supervision.labels", "None")]
+        every = [
+            ("method.name", method),
+            ("supervision.name", "all"),
+            ("supervision.labels", "None"),
+        ]
         experiment = load_experiment(load("digits", every))
         federation = federate(experiment, jax.random.key(0))
         learner = build_method(experiment, federation)._replace(needs=("labels",), needs_all=False)
@@ -168,12 +204,20 @@ def test_a_method_for_unlabelled_data_says_where_nothing_is_unlabelled():
             warnings.simplefilter("always", ConfigNote)
             check_labels("all", method, learner, federation)
         hint = "to hide labels: --supervision.name=per_client --supervision.labels=10"
-        assert [str(one.message).endswith(hint) for one in said] == [True] * (method != "fedavg"), method
+        assert [str(one.message).endswith(hint) for one in said] == [True] * (method != "fedavg"), (
+            method
+        )
 
 
 def test_settings_that_need_no_other_program_are_found_in_functions_and_in_dataclasses():
-    for method, setting in (("xclp", "alpha"), ("fixmatch", "threshold"), ("fedmatch", "kl_weight")):
-        assert f"method.{setting}" in configs.traced_numbers(configs.resolve(load(f"digits_{method}")))
+    for method, setting in (
+        ("xclp", "alpha"),
+        ("fixmatch", "threshold"),
+        ("fedmatch", "kl_weight"),
+    ):
+        assert f"method.{setting}" in configs.traced_numbers(
+            configs.resolve(load(f"digits_{method}"))
+        )
 
 
 def test_what_methods_need_comes_with_them():
@@ -184,13 +228,21 @@ def test_what_methods_need_comes_with_them():
     assert load("digits:fedul").supervision.name == "sets"
     assert load("glyphs:xclp").method.warmup_rounds == 30 and load("glyphs:xclp").rounds == 60
     assert load("npz:fedul").supervision.name == load("npz").supervision.name == "given"
-    folder, table = (
-        load("folder:xclp", [("data.size", "32")]),
-        load("table:fixmatch,server", [("data.ignore", "id,day")]),
+    folder = load("folder:xclp", [("data.size", "32")])
+    table = load("table:fixmatch,server", [("data.ignore", "id,day")])
+    assert (folder.data.size, folder.model.name, folder.strong_augment.name) == (
+        32,
+        "cnn",
+        "fixmatch",
     )
-    assert (folder.data.size, folder.model.name, folder.strong_augment.name) == (32, "cnn", "fixmatch")
-    assert (table.data.ignore, table.model.name, table.strong_augment.name) == (("id", "day"), "mlp", "none")
-    with pytest.raises(ConfigError, match=r"unknown place of labels 'serve'. Did you mean 'server'"):
+    assert (table.data.ignore, table.model.name, table.strong_augment.name) == (
+        ("id", "day"),
+        "mlp",
+        "none",
+    )
+    with pytest.raises(
+        ConfigError, match=r"unknown place of labels 'serve'. Did you mean 'server'"
+    ):
         load("digits:fixmatch,serve")
     with pytest.raises(ConfigError, match=r"unknown method 'fixmach'. Did you mean 'fixmatch'"):
         load("digits:fixmach")
@@ -217,7 +269,8 @@ def test_every_option_of_every_choice_has_a_meaning(section):
 
 
 @pytest.mark.parametrize(
-    ("field", "text"), [("augment.cutout", "\n"), ("model.hidden", "{[]: 1}"), ("model.hidden", "(" * 3000)]
+    ("field", "text"),
+    [("augment.cutout", "\n"), ("model.hidden", "{[]: 1}"), ("model.hidden", "(" * 3000)],
 )
 def test_text_that_is_no_value_is_one_line(field: str, text: str) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -226,9 +279,15 @@ def test_text_that_is_no_value_is_one_line(field: str, text: str) -> None:
 
 
 def test_numbers_of_the_papers_configs() -> None:
-    """FLamby's rule gives 9 rounds of 100 updates; FedUL's L1 of 20 sets is the code's, not the paper's 5e-5."""
+    """FLamby's rule gives 9 rounds of 100 updates; FedUL's L1 of 20 sets is the code's, not the
+    paper's 5e-5.
+    """
     hospitals = load("fed_isic_predict:finetuned")
-    assert (hospitals.rounds, hospitals.optimizer.local_steps, hospitals.optimizer.batch_size) == (9, 100, 64)
+    assert (hospitals.rounds, hospitals.optimizer.local_steps, hospitals.optimizer.batch_size) == (
+        9,
+        100,
+        64,
+    )
     assert [load(f"mnist_fedul:{sets}").method.l1 for sets in (10, 20, 40)] == [1e-5, 5e-6, 2e-6]
     assert load("mnist_fedul:20", {"method.l1": 5e-5}).method.l1 == 5e-5
     assert load("digits_protofssl").optimizer.average_state

@@ -13,7 +13,9 @@ def images(n=4, shape=(3, 3, 1)):
 
 def dataset(**changes):
     train = Split(images(), np.array([0, 1, 2, -1]), np.array([0, 0, 1, 1]))
-    return Dataset(**{"name": "toy", "train": train, "test": None, "class_names": ("a", "b", "c"), **changes})
+    return Dataset(
+        **{"name": "toy", "train": train, "test": None, "class_names": ("a", "b", "c"), **changes}
+    )
 
 
 def test_split_converts_widths_and_keeps_values():
@@ -35,7 +37,10 @@ def test_split_does_not_copy_what_fits():
     [
         ((images(), np.zeros(3, int)), r"Split\.y has shape \(3,\), Split\.x has 4 rows"),
         ((images(), np.zeros(4)), r"Split\.y has dtype float64; it must hold integers"),
-        ((images().astype(np.int64), np.zeros(4, int)), r"Split\.x has dtype int64; allowed are uint8"),
+        (
+            (images().astype(np.int64), np.zeros(4, int)),
+            r"Split\.x has dtype int64; allowed are uint8",
+        ),
         ((np.zeros(4, np.float32), np.zeros(4, int)), r"Split\.x has shape \(4,\)"),
         ((images(), np.array([0, 2**40, 0, 0])), r"Split\.y has values from 0 to 1099511627776"),
     ],
@@ -50,7 +55,8 @@ def test_split_names_field_count_and_first_row_of_bad_values(bad):
     x = np.zeros((5, 2, 2, 1), np.float32)
     x[3, 0, 0], x[4] = bad, bad
     with pytest.raises(
-        ValueError, match=r"Split\.x has 5 values that are NaN or infinite, in 2 of 5 rows, first in row 3"
+        ValueError,
+        match=r"Split\.x has 5 values that are NaN or infinite, in 2 of 5 rows, first in row 3",
     ):
         Split(x, np.zeros(5, int))
 
@@ -60,7 +66,10 @@ def test_split_names_field_count_and_first_row_of_bad_values(bad):
     [
         ({"coarse": np.zeros(3, int)}, r"Split\.coarse has shape \(3,\)"),
         ({"coarse": np.zeros(4)}, r"Split\.coarse has dtype float64"),
-        ({"set": np.array([0, 1, -2, 0])}, r"Split\.set is -2 in row 2; sets are numbered from 0 on"),
+        (
+            {"set": np.array([0, 1, -2, 0])},
+            r"Split\.set is -2 in row 2; sets are numbered from 0 on",
+        ),
     ],
 )
 def test_split_refuses_weak_labels_that_do_not_fit(fields, message):
@@ -69,10 +78,15 @@ def test_split_refuses_weak_labels_that_do_not_fit(fields, message):
 
 
 def weakly_labelled(**changes):
-    clients, sets = np.array([3, 3, 7, 7]), np.array([0, 1, 0, -1])
+    clients = np.array([3, 3, 7, 7])
+    sets = np.array([0, 1, 0, -1])
     train = Split(images(), np.full(4, -1), clients, np.array([0, 1, -1, 1]), sets)
     shares = np.array([[[0.5, 0.25, 0.25], [0, 0, 1]], [[1, 0, 0], [0, 0, 0]]])
-    facts = {"coarse_names": ("low", "high"), "correspondence": np.array([[1, 1, 0], [0, 0, 1]]), "set_shares": shares}
+    facts = {
+        "coarse_names": ("low", "high"),
+        "correspondence": np.array([[1, 1, 0], [0, 0, 1]]),
+        "set_shares": shares,
+    }
     return dataset(**{"train": train, **facts, **changes})
 
 
@@ -81,13 +95,22 @@ def weakly_labelled(**changes):
     [
         ({"coarse_names": None}, r"train\.coarse is there but coarse_names is not"),
         ({"coarse_names": ("low",)}, r"train\.coarse has 2 labels out of range, first in row 1: 1"),
-        ({"coarse_names": ("a", "b", "c")}, "correspondence has 2 rows; coarse_names must name each"),
+        (
+            {"coarse_names": ("a", "b", "c")},
+            "correspondence has 2 rows; coarse_names must name each",
+        ),
         (
             {"correspondence": np.array([[1, 1, 0.5], [0, 0, 0.25]])},
             "Column 2 of the correspondence matrix sums to 0.75",
         ),
-        ({"set_shares": np.ones((3, 2, 3)) / 3}, r"set_shares has shape \(3, 2, 3\).* with 2 clients and 3 classes"),
-        ({"set_shares": np.ones((2, 2, 3)) / 2}, "the shares of every set must be at least 0 and sum to 1"),
+        (
+            {"set_shares": np.ones((3, 2, 3)) / 3},
+            r"set_shares has shape \(3, 2, 3\).* with 2 clients and 3 classes",
+        ),
+        (
+            {"set_shares": np.ones((2, 2, 3)) / 2},
+            "the shares of every set must be at least 0 and sum to 1",
+        ),
     ],
 )
 def test_dataset_refuses_weak_labels_that_do_not_fit(changes, message):
@@ -96,17 +119,25 @@ def test_dataset_refuses_weak_labels_that_do_not_fit(changes, message):
 
 
 def test_set_shares_need_sets():
-    with pytest.raises(ValueError, match=r"set_shares is there but train\.set or train\.client is not"):
+    with pytest.raises(
+        ValueError, match=r"set_shares is there but train\.set or train\.client is not"
+    ):
         dataset(set_shares=np.ones((2, 2, 3)) / 3)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"class_names": ("a", "b")}, r"train\.y has 1 labels out of range, first in row 2: 2\. Allowed are 0 to 1"),
+        (
+            {"class_names": ("a", "b")},
+            r"train\.y has 1 labels out of range, first in row 2: 2\. Allowed are 0 to 1",
+        ),
         ({"train": Split(images(0), np.zeros(0, int))}, "train has no examples"),
         ({"test": Split(images(0), np.zeros(0, int))}, "use test=None"),
-        ({"test": Split(images(2, (4, 4, 1)), np.zeros(2, int))}, r"test inputs are uint8 \(4, 4, 1\)"),
+        (
+            {"test": Split(images(2, (4, 4, 1)), np.zeros(2, int))},
+            r"test inputs are uint8 \(4, 4, 1\)",
+        ),
         (
             {"client_names": ("only",)},
             r"train\.client has 2 values out of range, first in row 2: 1\. Allowed are 0 to 0",
@@ -124,7 +155,15 @@ def test_dataset_refuses_what_does_not_fit(changes, message):
 # Which classes share a coarse label.
 
 
-SIZES = {"parity": 10, "shape": 10, "halves": 10, "case": 62, "kind": 62, "superclass": 100, "identity": 7}
+SIZES = {
+    "parity": 10,
+    "shape": 10,
+    "halves": 10,
+    "case": 62,
+    "kind": 62,
+    "superclass": 100,
+    "identity": 7,
+}
 
 
 @pytest.mark.parametrize("name", CORRESPONDENCES)
@@ -148,9 +187,21 @@ def test_overlap_mixes_with_the_uniform_distribution() -> None:
 @pytest.mark.parametrize(
     ("name", "num_classes", "message"),
     [
-        ("paritty", 10, "unknown correspondence 'paritty'. Did you mean 'parity'.*Available: identity, parity"),
-        ("parity", 62, "'parity' is for 10 classes, the data has 62; for 62 there are: identity, case, kind"),
-        ("superclass", 10, "'superclass' is for 100 classes, the data has 10; for 10 .* parity, shape, halves"),
+        (
+            "paritty",
+            10,
+            "unknown correspondence 'paritty'. Did you mean 'parity'.*Available: identity, parity",
+        ),
+        (
+            "parity",
+            62,
+            "'parity' is for 10 classes, the data has 62; for 62 there are: identity, case, kind",
+        ),
+        (
+            "superclass",
+            10,
+            "'superclass' is for 100 classes, the data has 10; for 10 .* parity, shape, halves",
+        ),
         ("identity", 0, "'identity' is for one or more classes, the data has 0"),
     ],
 )

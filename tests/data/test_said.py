@@ -1,4 +1,5 @@
-"""docs/data.md lists what a run says about its data: the sentences stand in the code, and this puts them together.
+"""docs/data.md lists what a run says about its data: the sentences stand in the code, and this puts
+them together.
 
 python -m tests.data.test_said      # writes the list anew
 """
@@ -8,9 +9,17 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PLACES = ("data", "runs/build.py", "objectives/channel_checks.py", "methods/parts/episodes.py", "trained/inputs.py")
+PLACES = (
+    "data",
+    "runs/build.py",
+    "objectives/channel_checks.py",
+    "methods/parts/episodes.py",
+    "trained/inputs.py",
+)
 LISTS = ("notes", "found", "reasons")  # names of the lists that sentences are put into
-PAGE, START, END = ROOT / "docs" / "data.md", "<!-- said: start -->\n", "<!-- said: end -->"
+PAGE = ROOT / "docs" / "data.md"
+START = "<!-- said: start -->\n"
+END = "<!-- said: end -->"
 
 
 def said() -> list[str]:
@@ -30,7 +39,9 @@ class _Sentences:
     """The sentences of one function."""
 
     def __init__(self, tree: ast.Module, function: ast.FunctionDef):
-        self.functions = {one.name: one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef)}
+        self.functions = {
+            one.name: one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef)
+        }
         self.values: dict[str, ast.expr] = {}
         for one in ast.walk(function):
             if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name):
@@ -43,7 +54,8 @@ class _Sentences:
                 self.add(one.args[0])
             elif isinstance(one, ast.AugAssign) and _last_name(one.target) in LISTS:
                 self.add(one.value)
-            elif isinstance(one, ast.Return) and isinstance(one.value, ast.Tuple):  # (dataset, what was done to it)
+            # (dataset, what was done to it)
+            elif isinstance(one, ast.Return) and isinstance(one.value, ast.Tuple):
                 self.add(one.value.elts[-1])
 
     @staticmethod
@@ -83,8 +95,16 @@ class _Sentences:
             case ast.Call(func=ast.Attribute(value=ast.Constant(value=str(form)), attr="format")):
                 return re.sub(r"{.*?}", "…", form)
             case ast.Call(func=ast.Name(name)) if name in self.functions:
-                returns = [one.value for one in ast.walk(self.functions[name]) if isinstance(one, ast.Return)]
-                return self.text(returns[0]) if returns and isinstance(returns[0], ast.JoinedStr) else "…"
+                returns = [
+                    one.value
+                    for one in ast.walk(self.functions[name])
+                    if isinstance(one, ast.Return)
+                ]
+                return (
+                    self.text(returns[0])
+                    if returns and isinstance(returns[0], ast.JoinedStr)
+                    else "…"
+                )
             case ast.Name(name) if isinstance(
                 self.values.get(name), ast.JoinedStr | ast.Constant | ast.IfExp | ast.BinOp
             ):
@@ -96,7 +116,13 @@ class _Sentences:
 
 
 def _last_name(node: ast.AST) -> str:
-    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+    return (
+        node.id
+        if isinstance(node, ast.Name)
+        else node.attr
+        if isinstance(node, ast.Attribute)
+        else ""
+    )
 
 
 def _listed() -> str:
@@ -105,7 +131,9 @@ def _listed() -> str:
 
 def test_the_page_lists_what_is_said() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    assert page.partition(START)[2].partition(END)[0] == _listed(), "run: python -m tests.data.test_said"
+    assert page.partition(START)[2].partition(END)[0] == _listed(), (
+        "run: python -m tests.data.test_said"
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Fed-Heart-Disease as its config trains it, against a plain loop in NumPy; the rows of its table."""
+"""Fed-Heart-Disease as its config trains it, against a plain loop in NumPy; the rows of its
+table.
+"""
 
 import fed_heart_disease as experiment
 import jax
@@ -9,13 +11,21 @@ import fedjax_ssl as fs
 from fedjax_ssl.federated import ClientState, Now, all_clients, labelled_epochs
 from fedjax_ssl.federated.sampler import LOCAL_STEPS
 from fedjax_ssl.runs.build import build_method, federate, load_experiment
-from tests.data.sources.test_fed_heart_disease import folder  # noqa: F401  a fixture
+from tests.data.sources.test_fed_heart_disease import folder  # noqa: F401
 
-KEY, STEPS, ROUNDS, BATCH = jax.random.key(5), 5, 3, 4
+KEY = jax.random.key(5)
+STEPS = 5
+ROUNDS = 3
+BATCH = 4
 
 
 def test_fedavg_with_local_steps_is_a_plain_loop(folder):  # noqa: F811
-    settings = {"data.path": str(folder), "rounds": ROUNDS, "eval_every": ROUNDS, "optimizer.local_steps": STEPS}
+    settings = {
+        "data.path": str(folder),
+        "rounds": ROUNDS,
+        "eval_every": ROUNDS,
+        "optimizer.local_steps": STEPS,
+    }
     config = fs.load_config("fed_heart_disease", {**settings, "optimizer.learning_rate": 0.1})
     state, _ = fs.make_train(config)(KEY)
 
@@ -30,16 +40,22 @@ def test_fedavg_with_local_steps_is_a_plain_loop(folder):  # noqa: F811
         changes = []
         for one in range(4):
             client = jax.tree.map(lambda leaf, at=one: leaf[at], all_clients(data))
-            client = client._replace(kept=ClientState({}, {}, {LOCAL_STEPS: jnp.int32(number * STEPS)}, ()))
+            client = client._replace(
+                kept=ClientState({}, {}, {LOCAL_STEPS: jnp.int32(number * STEPS)}, ())
+            )
             batches = draw(KEY, client, Now(jnp.int32(number), run_key=KEY))
             local = weights.copy()
-            for places, mask in zip(batches.positions["labelled"], batches.masks["labelled"], strict=True):
+            for places, mask in zip(
+                batches.positions["labelled"], batches.masks["labelled"], strict=True
+            ):
                 rows = np.asarray(data.index)[one, places[mask]]
                 error = 1 / (1 + np.exp(-inputs[rows] @ local)) - np.asarray(data.labels)[rows]
                 local -= 0.1 * inputs[rows].T @ error / len(rows)
             changes.append(local - weights)
         weights = weights + np.average(changes, axis=0, weights=sizes)
-    found = np.append(np.asarray(state.params["model"]["kernel"])[:, 0], state.params["model"]["bias"])
+    found = np.append(
+        np.asarray(state.params["model"]["kernel"])[:, 0], state.params["model"]["bias"]
+    )
     np.testing.assert_allclose(found, weights, atol=1e-5)
 
 

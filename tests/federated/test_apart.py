@@ -15,14 +15,17 @@ from fedjax_ssl.runs import compile as programs
 LAYERS = [jnp.full((4,), float(place)) for place in range(apart.MANY)]
 
 
-def test_arrays_cut_out_of_a_vector_are_cut_before_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrays_cut_out_of_a_vector_are_cut_before_they_are_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     vector, unravel = ravel_pytree(LAYERS)
 
     def use(vector: jax.Array) -> list[jax.Array]:
         return [2 * layer for layer in apart.cut(unravel, vector)]
 
     lowered = jax.jit(use).lower(vector)
-    # Otherwise every layer has a kernel with its place in it, which is compiled for this layer alone.
+    # Otherwise every layer has a kernel with its place in it, which is compiled for this layer
+    # alone.
     monkeypatch.setenv("XLA_FLAGS", "")
     compiled = programs.compiled_program(lowered)
     assert "opt-barrier" in compiled.as_text()
@@ -30,10 +33,14 @@ def test_arrays_cut_out_of_a_vector_are_cut_before_they_are_used(monkeypatch: py
         np.testing.assert_array_equal(doubled, 2 * layer)
 
 
-def test_few_arrays_and_those_of_an_accelerator_are_cut_where_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_arrays_and_those_of_an_accelerator_are_cut_where_they_are_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def barriers(layers: list[jax.Array]) -> int:
         vector, unravel = ravel_pytree(layers)
-        return str(jax.make_jaxpr(partial(apart.cut, unravel))(vector)).count("optimization_barrier")
+        return str(jax.make_jaxpr(partial(apart.cut, unravel))(vector)).count(
+            "optimization_barrier"
+        )
 
     assert barriers(LAYERS) == 2
     assert barriers(LAYERS[1:]) == 0
@@ -43,5 +50,9 @@ def test_few_arrays_and_those_of_an_accelerator_are_cut_where_they_are_used(monk
 
 def test_what_is_cut_has_its_gradient() -> None:
     both = packing(LAYERS)
-    gradient = jax.grad(lambda packed: sum(jnp.sum(x**2) for x in both.unpack(packed)))(both.pack(LAYERS))
-    jax.tree.map(np.testing.assert_array_equal, both.unpack(gradient), [2 * layer for layer in LAYERS])
+    gradient = jax.grad(lambda packed: sum(jnp.sum(x**2) for x in both.unpack(packed)))(
+        both.pack(LAYERS)
+    )
+    jax.tree.map(
+        np.testing.assert_array_equal, both.unpack(gradient), [2 * layer for layer in LAYERS]
+    )

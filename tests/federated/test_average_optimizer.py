@@ -1,4 +1,6 @@
-"""Clients that start from the mean of what the local optimizer's states were at the end of the last cohort."""
+"""Clients that start from the mean of what the local optimizer's states were at the end of the
+last cohort.
+"""
 
 import chex
 import jax
@@ -12,16 +14,21 @@ from tests import toy
 from tests.federated.test_toy_methods import after, looking, method_of, number, own_id, pull
 
 RMSPROP = {"local_optimizer": federated.local_optimizer("rmsprop"), "average_optimizer": True}
-RATE, STEPS, ROUNDS = 0.5, 2, 3
+RATE = 0.5
+STEPS = 2
+ROUNDS = 3
 
 
 def by_hand(sizes) -> tuple[float, float]:
-    """v <- 0.9 v + 0.1 g^2 and w <- w - rate g / (sqrt(v) + 1e-7) towards each client's id; means by size."""
+    """v <- 0.9 v + 0.1 g^2 and w <- w - rate g / (sqrt(v) + 1e-7) towards each client's id;
+    means by size.
+    """
     shared_w = shared_v = 0.0
     for _ in range(ROUNDS):
         ends = []
         for client in range(len(sizes)):
-            w, v = shared_w, shared_v
+            w = shared_w
+            v = shared_v
             for _ in range(STEPS):
                 gradient = w - client
                 v = 0.9 * v + 0.1 * gradient**2
@@ -31,10 +38,14 @@ def by_hand(sizes) -> tuple[float, float]:
     return shared_w, shared_v
 
 
-@pytest.mark.parametrize("placement", ["sequential", pytest.param("vmap", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "placement", ["sequential", pytest.param("vmap", marks=pytest.mark.thorough)]
+)
 def test_accumulators_are_averaged_like_the_parameters(float64, placement: str) -> None:
     data = toy.federation()
-    method = method_of(data, pull("id", own_id), steps=STEPS, learning_rate=RATE, weighting="examples", **RMSPROP)
+    method = method_of(
+        data, pull("id", own_id), steps=STEPS, learning_rate=RATE, weighting="examples", **RMSPROP
+    )
     state, infos = after(toy.executed(method, placement=placement), data, ROUNDS)
     expected, accumulator = by_hand(toy.SIZES)
     (found,) = jax.tree.leaves(state.local_optimizer)
@@ -52,7 +63,11 @@ def test_steps_are_counted_on_and_private_groups_start_anew() -> None:
     more = {"start": {"w": 0.0, "head": 0.0}, "private": ("head",), "steps": STEPS}
     state, _ = after(method_of(data, *terms, **more, **adam), data, 2)
     assert set(state.local_optimizer) == {"w"}
-    (steps,) = (leaf for leaf in jax.tree.leaves(state.local_optimizer) if jnp.issubdtype(leaf.dtype, jnp.integer))
+    (steps,) = (
+        leaf
+        for leaf in jax.tree.leaves(state.local_optimizer)
+        if jnp.issubdtype(leaf.dtype, jnp.integer)
+    )
     assert int(steps) == 2 * STEPS
 
 
@@ -73,7 +88,9 @@ def test_a_client_with_an_accumulator_that_is_not_finite_is_dropped() -> None:
 @pytest.mark.thorough
 def test_the_server_has_an_optimizer_of_its_own() -> None:
     data = toy.federation(server=4)
-    server = ServerTraining((pull("server", lambda step: jnp.asarray(7.0)),), toy.in_order("all", 4, 1))
+    server = ServerTraining(
+        (pull("server", lambda step: jnp.asarray(7.0)),), toy.in_order("all", 4, 1)
+    )
     client = pull("id", own_id)
     with_server, _ = after(method_of(data, client, server=server, **RMSPROP), data)
     without, _ = after(method_of(data, client, **RMSPROP), data)

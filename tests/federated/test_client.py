@@ -1,4 +1,6 @@
-"""The client step against a plain loop in NumPy, in float64: softmax regression, several clients and steps."""
+"""The client step against a plain loop in NumPy, in float64: softmax regression, several clients
+and steps.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +12,18 @@ from fedjax_ssl.federated import Stage, federated_method
 from fedjax_ssl.federated.terms import PseudoLabels, pseudo_label_term, supervised_term
 from tests import toy
 
-RATE, MOMENTUM, DECAY, MU, STEPS, BATCH = 0.2, 0.8, 0.05, 0.3, 5, 4
+RATE = 0.2
+MOMENTUM = 0.8
+DECAY = 0.05
+MU = 0.3
+STEPS = 5
+BATCH = 4
 Weights = dict[str, np.ndarray]
 
 
-def gradient(weights: Weights, inputs: np.ndarray, targets: np.ndarray, row_weights: np.ndarray) -> Weights:
+def gradient(
+    weights: Weights, inputs: np.ndarray, targets: np.ndarray, row_weights: np.ndarray
+) -> Weights:
     """Of 1/|B| sum_i v_i CE(x_i W + b, y_i); rows with target -1 count in |B| only."""
     scores = inputs @ weights["w"] + weights["b"]
     probs = np.exp(scores - scores.max(1, keepdims=True))
@@ -24,8 +33,11 @@ def gradient(weights: Weights, inputs: np.ndarray, targets: np.ndarray, row_weig
     return {"w": inputs.T @ wrong, "b": wrong.sum(0)}
 
 
-def local_training(start: Weights, inputs: np.ndarray, targets: np.ndarray, row_weights: np.ndarray) -> Weights:
-    weights, velocity = dict(start), {name: np.zeros_like(value) for name, value in start.items()}
+def local_training(
+    start: Weights, inputs: np.ndarray, targets: np.ndarray, row_weights: np.ndarray
+) -> Weights:
+    weights = dict(start)
+    velocity = {name: np.zeros_like(value) for name, value in start.items()}
     for step in range(STEPS):
         rows = (step * BATCH + np.arange(BATCH)) % len(inputs)
         slope = gradient(weights, inputs[rows], targets[rows], row_weights[rows])
@@ -47,28 +59,37 @@ def setup(data, weighting: str = "uniform") -> federated.Setup:
     )
 
 
-def by_hand(data, start: Weights, targets, row_weights, client_weights: np.ndarray, rounds: int) -> Weights:
-    index, sizes = np.asarray(data.index), np.asarray(data.num_examples)
+def by_hand(
+    data, start: Weights, targets, row_weights, client_weights: np.ndarray, rounds: int
+) -> Weights:
+    index = np.asarray(data.index)
+    sizes = np.asarray(data.num_examples)
     inputs = np.asarray(data.inputs)
     weights = {name: np.asarray(value) for name, value in start.items()}
     for _ in range(rounds):
         results = [
-            local_training(weights, inputs[index[c, :n]], targets[index[c, :n]], row_weights[index[c, :n]])
+            local_training(
+                weights, inputs[index[c, :n]], targets[index[c, :n]], row_weights[index[c, :n]]
+            )
             for c, n in enumerate(sizes)
         ]
         weights = {
-            name: np.average([result[name] for result in results], axis=0, weights=client_weights) for name in weights
+            name: np.average([result[name] for result in results], axis=0, weights=client_weights)
+            for name in weights
         }
     return weights
 
 
 @pytest.mark.parametrize(
-    "weighting", ["labelled", *(pytest.param(x, marks=pytest.mark.thorough) for x in ("uniform", "examples"))]
+    "weighting",
+    ["labelled", *(pytest.param(x, marks=pytest.mark.thorough) for x in ("uniform", "examples"))],
 )
 def test_labelled_training_is_the_plain_loop(float64, weighting: str) -> None:
     data = toy.federation()
     run = setup(data, weighting)
-    stage = Stage((supervised_term(run),), toy.in_order("labelled", BATCH, STEPS), labelled_quota="any")
+    stage = Stage(
+        (supervised_term(run),), toy.in_order("labelled", BATCH, STEPS), labelled_quota="any"
+    )
     method = federated_method(run, (stage,))
     start = method.init(jax.random.key(0), data)
     state, infos = toy.run(jax.jit(method.round), jax.random.key(0), start, data, 2)
@@ -95,7 +116,9 @@ def test_weighted_pseudo_labels_are_not_renormalized(float64) -> None:
 
     def prepare(state, round):
         rows = round.clients.rows
-        return PseudoLabels(jnp.asarray(targets)[rows], jnp.asarray(row_weights)[rows], jnp.zeros(rows.shape)), state
+        return PseudoLabels(
+            jnp.asarray(targets)[rows], jnp.asarray(row_weights)[rows], jnp.zeros(rows.shape)
+        ), state
 
     term = pseudo_label_term(run, prepare)
     stage = Stage((term,), toy.in_order("mixed", BATCH, STEPS), labelled_quota="any")

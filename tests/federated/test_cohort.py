@@ -18,7 +18,9 @@ def counts(*clients: tuple[int, int]) -> tuple[jax.Array, jax.Array]:
     return table[:, 0], table[:, 1]
 
 
-def draw(seed: int, clients: list[tuple[int, int]], size: int, quota: str = "proportional") -> list[int]:
+def draw(
+    seed: int, clients: list[tuple[int, int]], size: int, quota: str = "proportional"
+) -> list[int]:
     labelled, examples = counts(*clients)
     cohort = compiled(jax.random.key(seed), labelled, examples, size, quota)
     assert cohort.ids.shape == cohort.valid.shape == (size,)
@@ -29,7 +31,9 @@ def draw(seed: int, clients: list[tuple[int, int]], size: int, quota: str = "pro
     return taken
 
 
-@pytest.mark.parametrize(("labelled_clients", "expected"), [(100, 5), (50, 3), (10, 1), (1, 1), (99, 5)])
+@pytest.mark.parametrize(
+    ("labelled_clients", "expected"), [(100, 5), (50, 3), (10, 1), (1, 1), (99, 5)]
+)
 def test_proportional_quota_of_the_paper(labelled_clients: int, expected: int) -> None:
     """XCLP section 5.3: ceil(5 m_L / m) labelled clients of five, so 5 + 0 and 3 + 2."""
     clients = [(20, 450)] * labelled_clients + [(0, 450)] * (100 - labelled_clients)
@@ -91,7 +95,8 @@ def test_proportional_draws_are_uniform_within_each_part() -> None:
     keys = jax.random.split(jax.random.key(0), 2000)
     cohorts = jax.jit(jax.vmap(lambda key: sample_cohort(key, labelled, examples, 3)))(keys)
     times = np.bincount(np.asarray(cohorts.ids).reshape(-1), minlength=8)
-    # 2 of 4 labelled: 1,000 times; 1 of 4 unlabelled: 500; deviations 22.4 and 19.4, at five of them
+    # 2 of 4 labelled: 1,000 times; 1 of 4 unlabelled: 500; deviations 22.4 and 19.4, at five of
+    # them
     assert (np.abs(times[:4] - 1000) < 112).all()
     assert (np.abs(times[4:] - 500) < 97).all()
 
@@ -105,12 +110,16 @@ def test_a_cohort_larger_than_the_federation_is_refused(size: int) -> None:
 
 @pytest.mark.parametrize("quota", ["any", "proportional", "only"])
 def test_cohorts_of_a_large_federation_keep_the_contract(quota: str) -> None:
-    """Clients of three kinds in turn, and beside them many that have no examples and change nothing."""
+    """Clients of three kinds in turn, and beside them many that have no examples and change
+    nothing.
+    """
     clients = [(1, 4), (0, 4), (0, 0)] * 1500
     for seed in range(3):
         taken = draw(seed, clients, 100, quota)
         labelled = sum(client % 3 == 0 for client in taken)
-        assert len(taken) == 100 and (quota == "any" or labelled == (50 if quota == "proportional" else 100))
+        assert len(taken) == 100 and (
+            quota == "any" or labelled == (50 if quota == "proportional" else 100)
+        )
         assert taken == draw(seed, clients + [(0, 0)] * 3000, 100, quota)
     few = [(1, 4), (0, 4)] * 3 + [(0, 0)] * 5000
     assert draw(0, few, 10, quota) == ([0, 2, 4] if quota == "only" else [0, 1, 2, 3, 4, 5])
@@ -119,7 +128,9 @@ def test_cohorts_of_a_large_federation_keep_the_contract(quota: str) -> None:
 
 
 def test_draws_from_a_large_federation_are_uniform_and_independent() -> None:
-    clients, size, count = 5000, 100, 1000
+    clients = 5000
+    size = 100
+    count = 1000
     ones = jnp.ones(clients, jnp.int32)
     keys = jax.random.split(jax.random.key(0), count)
     ids = np.asarray(jax.jit(jax.vmap(lambda key: sample_cohort(key, ones, ones, size)))(keys).ids)
@@ -142,19 +153,25 @@ def test_cohorts_are_drawn_in_64_bit_mode(float64) -> None:
 
 @pytest.mark.thorough
 def test_larger_clients_are_drawn_more_often_by_their_size():
-    """Expected: shares of the first draw are the sizes'; 4,000 keys, so off by 0.03 with a chance below 1e-3."""
+    """Expected: shares of the first draw are the sizes'; 4,000 keys, so off by 0.03 with a
+    chance below 1e-3.
+    """
     sizes = jnp.array([10, 30, 60, 0], jnp.int32)
     draw = cohort_sampler("by_size")
     keys = jax.random.split(jax.random.key(0), 4000)
     ids = np.asarray(jax.vmap(lambda key: draw(key, sizes, sizes, 1, "any").ids[0])(keys))
-    np.testing.assert_allclose(np.bincount(ids, minlength=4) / 4000, [0.1, 0.3, 0.6, 0.0], atol=0.03)
+    np.testing.assert_allclose(
+        np.bincount(ids, minlength=4) / 4000, [0.1, 0.3, 0.6, 0.0], atol=0.03
+    )
     pair = draw(keys[0], sizes, sizes, 3, "any")
     assert pair.ids.tolist() == [0, 1, 2] and bool(pair.valid.all())
 
 
 def test_a_cohort_of_another_shape_is_refused(monkeypatch):
     def short():
-        return lambda key, labelled, examples, size, quota: Cohort(jnp.zeros(1, jnp.int32), jnp.ones(1, bool))
+        return lambda key, labelled, examples, size, quota: Cohort(
+            jnp.zeros(1, jnp.int32), jnp.ones(1, bool)
+        )
 
     monkeypatch.setitem(sys.modules, "own_cohorts", SimpleNamespace(short=short))
     sizes = jnp.full(4, 5, jnp.int32)

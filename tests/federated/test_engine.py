@@ -1,4 +1,6 @@
-"""What the engine makes of terms: forward passes, parameter groups, stages, averaging, messages to and from clients."""
+"""What the engine makes of terms: forward passes, parameter groups, stages, averaging, messages
+to and from clients.
+"""
 
 import dataclasses
 from typing import Any
@@ -11,14 +13,24 @@ import optax
 import pytest
 
 from fedjax_ssl import methods
-from fedjax_ssl.federated import AtClient, AtServer, Broadcast, ClientKind, Stage, Term, View, federated_method
+from fedjax_ssl.federated import (
+    AtClient,
+    AtServer,
+    Broadcast,
+    ClientKind,
+    Stage,
+    Term,
+    View,
+    federated_method,
+)
 from fedjax_ssl.methods.parts.two_stages import labelled_stage
 from fedjax_ssl.models import Model
 from fedjax_ssl.objectives import batch_cross_entropy
 from tests import toy
 
 KEY = jax.random.key(0)
-BATCH, STEPS = 4, 3
+BATCH = 4
+STEPS = 3
 
 
 def view(name: str, offset: float = 0.0) -> View:
@@ -28,7 +40,10 @@ def view(name: str, offset: float = 0.0) -> View:
 def cross_entropy_term(name: str, *views: View, **fields: Any) -> Term:
     def loss(step):
         batch = step.streams["labelled"]
-        losses = [batch_cross_entropy(step.outputs[v.name].logits, batch.observed, batch.mask) for v in views]
+        losses = [
+            batch_cross_entropy(step.outputs[v.name].logits, batch.observed, batch.mask)
+            for v in views
+        ]
         return sum(losses), step.local
 
     return Term(name, views, loss, **fields)
@@ -61,7 +76,8 @@ def traced_rows(data, *terms: Term) -> set[tuple[int, bool]]:
 
 def test_all_views_go_through_one_forward_pass_and_equal_names_share_one() -> None:
     data = toy.federation()
-    weak, strong = view("weak"), view("strong", 1.0)
+    weak = view("weak")
+    strong = view("strong", 1.0)
     assert traced_rows(data, cross_entropy_term("one", weak)) == {(BATCH, True)}
     both = (cross_entropy_term("one", weak), cross_entropy_term("two", weak, strong))
     assert traced_rows(data, *both) == {(2 * BATCH, True)}
@@ -74,7 +90,9 @@ def test_every_view_gets_its_own_slice() -> None:
     def loss(step):
         seen.update(step.outputs)
         for name, offset in (("weak", 0.0), ("strong", 5.0)):
-            expected = (step.streams["labelled"].inputs + offset) @ step.params["w"] + step.params["b"]
+            expected = (step.streams["labelled"].inputs + offset) @ step.params["w"] + step.params[
+                "b"
+            ]
             error = jnp.sum((step.outputs[name].logits - expected) ** 2)
             seen[f"{name} error"] = error
         return seen["weak error"] + seen["strong error"], step.local
@@ -88,7 +106,9 @@ def test_every_view_gets_its_own_slice() -> None:
 def test_weights_of_terms_scale_their_losses() -> None:
     data = toy.federation()
     weak = view("weak")
-    double, _ = toy.train(one_stage(data, cross_entropy_term("one", weak, weight=2.0)), KEY, data, 1)
+    double, _ = toy.train(
+        one_stage(data, cross_entropy_term("one", weak, weight=2.0)), KEY, data, 1
+    )
     terms = cross_entropy_term("one", weak), cross_entropy_term("two", weak)
     twice, _ = toy.train(one_stage(data, *terms), KEY, data, 1)
     chex.assert_trees_all_close(double.params, twice.params, rtol=1e-6)
@@ -96,14 +116,20 @@ def test_weights_of_terms_scale_their_losses() -> None:
 
 def test_parameter_groups_move_in_turn_and_only_by_their_own_losses(float64) -> None:
     """FedMatch's decomposition: theta = sigma + psi, sigma moves first, psi sees the new sigma."""
-    data, rate = toy.federation(), 0.2
+    data = toy.federation()
+    rate = 0.2
     weak = view("weak")
 
     def pull(step):  # 1/2 ||theta - 3||^2, so that its gradient is easy to write down
-        return 0.5 * sum(jnp.sum((leaf - 3.0) ** 2) for leaf in jax.tree.leaves(step.params)), step.local
+        return 0.5 * sum(
+            jnp.sum((leaf - 3.0) ** 2) for leaf in jax.tree.leaves(step.params)
+        ), step.local
 
     stage = Stage(
-        (cross_entropy_term("labels", weak, group="sigma"), Term("pull", (weak,), pull, group="psi")),
+        (
+            cross_entropy_term("labels", weak, group="sigma"),
+            Term("pull", (weak,), pull, group="psi"),
+        ),
         toy.in_order("labelled", BATCH, STEPS),
         labelled_quota="any",
     )
@@ -112,20 +138,27 @@ def test_parameter_groups_move_in_turn_and_only_by_their_own_losses(float64) -> 
         run,
         (stage,),
         groups=("sigma", "psi"),
-        split=lambda params: {"sigma": params, "psi": jax.tree.map(lambda leaf: 0.2 * leaf, params)},
+        split=lambda params: {
+            "sigma": params,
+            "psi": jax.tree.map(lambda leaf: 0.2 * leaf, params),
+        },
         combine=lambda groups: jax.tree.map(jnp.add, groups["sigma"], groups["psi"]),
     )
     start = method.init(KEY, data)
     state, _ = toy.run(jax.jit(method.round), KEY, start, data, 1)
 
-    inputs, observed = np.asarray(data.inputs), np.asarray(data.observed)
+    inputs = np.asarray(data.inputs)
+    observed = np.asarray(data.observed)
     results = []
     for client, size in enumerate(np.asarray(data.num_examples)):
-        sigma, psi = (jax.tree.map(np.asarray, dict(start.params[group])) for group in ("sigma", "psi"))
+        sigma, psi = (
+            jax.tree.map(np.asarray, dict(start.params[group])) for group in ("sigma", "psi")
+        )
         rows_of = np.asarray(data.index)[client]
         for step in range(STEPS):
             rows = rows_of[(step * BATCH + np.arange(BATCH)) % size]
-            x, y = inputs[rows], observed[rows]
+            x = inputs[rows]
+            y = observed[rows]
             scores = x @ (sigma["w"] + psi["w"]) + sigma["b"] + psi["b"]
             probs = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
             wrong = (probs - np.eye(3)[np.maximum(y, 0)]) * (y >= 0)[:, None] / BATCH
@@ -143,8 +176,10 @@ def test_learning_rate_starts_again_in_every_stage() -> None:
     data = toy.federation()
     run = toy.setup(data)._replace(learning_rate=lambda number: jnp.where(number == 0, 0.1, 0.0))
     method = methods.build("network_pseudo_label", run, warmup_rounds=2)
-    one_round, state = jax.jit(method.round), jax.jit(method.init)(KEY, data)
-    moved, accuracies = [], []
+    one_round = jax.jit(method.round)
+    state = jax.jit(method.init)(KEY, data)
+    moved = []
+    accuracies = []
     for _ in range(4):
         after, info = one_round(KEY, state, data)
         moved.append(float(optax.tree.norm(optax.tree.sub(after.params, state.params))) > 0)
@@ -160,20 +195,23 @@ def test_what_is_predicted_may_be_normalized_otherwise_than_in_training() -> Non
         methods.build("fedavg", toy.setup(data, model=toy.linear_model(), normalize_test=test))
         for test in (None, lambda raw: 2.0 * raw)
     )
-    state, rows = same.init(jax.random.key(0), data), data.inputs[:4]
+    state = same.init(jax.random.key(0), data)
+    rows = data.inputs[:4]
     np.testing.assert_array_equal(other.predict(state, rows), same.predict(state, 2.0 * rows))
     np.testing.assert_array_equal(other.embed(state, rows), 2.0 * rows)
 
 
 @pytest.mark.parametrize(
-    "weighting", ["examples", *(pytest.param(x, marks=pytest.mark.thorough) for x in ("uniform", "labelled"))]
+    "weighting",
+    ["examples", *(pytest.param(x, marks=pytest.mark.thorough) for x in ("uniform", "labelled"))],
 )
 def test_a_round_is_the_weighted_mean_of_what_each_client_makes_alone(weighting: str) -> None:
     """Parameters and running batch statistics, of a network with batch normalization."""
     data = toy.federation()
     run = toy.setup(data, model_options={"norm": "bn"}, weighting=weighting)
     method = federated_method(run, (labelled_stage(run, None),))
-    one_round, start = jax.jit(method.round), jax.jit(method.init)(KEY, data)
+    one_round = jax.jit(method.round)
+    start = jax.jit(method.init)(KEY, data)
     together, info = one_round(KEY, start, data)
     labelled = [client for client in range(6) if toy.LABELLED[client]]
     alone = [one_round(KEY, start, toy.only(data, client))[0] for client in labelled]
@@ -185,7 +223,8 @@ def test_a_round_is_the_weighted_mean_of_what_each_client_makes_alone(weighting:
     assert float(info["clients"]) == len(labelled)
     for field in ("params", "model_state"):
         mean = jax.tree.map(
-            lambda *leaves: np.average(leaves, axis=0, weights=weights), *(getattr(state, field) for state in alone)
+            lambda *leaves: np.average(leaves, axis=0, weights=weights),
+            *(getattr(state, field) for state in alone),
         )
         chex.assert_trees_all_close(getattr(together, field), mean, rtol=1e-5, atol=1e-6)
         changed = optax.tree.norm(optax.tree.sub(getattr(together, field), getattr(start, field)))
@@ -193,7 +232,9 @@ def test_a_round_is_the_weighted_mean_of_what_each_client_makes_alone(weighting:
 
 
 def messages_term() -> Term:
-    """Sends every client its own id and gets back ids, sizes and the mean input; keeps a table of all of them."""
+    """Sends every client its own id and gets back ids, sizes and the mean input; keeps a table
+    of all of them.
+    """
 
     def prepare(state, round):
         return Broadcast(own={"id": round.clients.id}, shared={"of": round.number}), state
@@ -201,7 +242,9 @@ def messages_term() -> Term:
     def loss(step):
         wrong = (step.sent["id"] != step.client.id) | (step.shared["of"] != step.now.number)
         wrong = wrong.astype(jnp.float32)
-        return wrong + 0.0 * sum(jnp.sum(leaf) for leaf in jax.tree.leaves(step.params)), step.local + 1.0
+        return wrong + 0.0 * sum(
+            jnp.sum(leaf) for leaf in jax.tree.leaves(step.params)
+        ), step.local + 1.0
 
     def collect(trained):
         real = jnp.arange(trained.client.rows.shape[0]) < trained.client.num_examples
@@ -224,7 +267,9 @@ def messages_term() -> Term:
             prepare=prepare,
             server_update=server_update,
         ),
-        client=AtClient(start=lambda state, params, model_state, kept: jnp.zeros(()), collect=collect),
+        client=AtClient(
+            start=lambda state, params, model_state, kept: jnp.zeros(()), collect=collect
+        ),
     )
 
 
@@ -233,7 +278,8 @@ def test_what_is_sent_and_uploaded_belongs_to_the_client() -> None:
     method = toy.executed(one_stage(data, messages_term()), placement="chunked", chunk_size=4)
     state, infos = toy.train(method, KEY, data, 1)
     assert infos[0]["loss"] == 0.0
-    inputs, index = np.asarray(data.inputs), np.asarray(data.index)
+    inputs = np.asarray(data.inputs)
+    index = np.asarray(data.index)
     means = [inputs[index[client, :size]].mean(0) for client, size in enumerate(toy.SIZES)]
     np.testing.assert_allclose(state.terms["messages"]["mean"], means, rtol=1e-5)
     assert float(state.terms["messages"]["steps"]) == STEPS  # the local state's mean
@@ -242,7 +288,9 @@ def test_what_is_sent_and_uploaded_belongs_to_the_client() -> None:
 def test_a_single_infinite_update_is_dropped() -> None:
     data = toy.federation()
     huge = dataclasses.replace(data, inputs=data.inputs.at[data.index[1, 0]].set(1e30))
-    state, infos = toy.train(one_stage(data, cross_entropy_term("labels", view("weak"))), KEY, huge, 2)
+    state, infos = toy.train(
+        one_stage(data, cross_entropy_term("labels", view("weak"))), KEY, huge, 2
+    )
     chex.assert_tree_all_finite(state.params)
     assert [info["dropped_clients"] for info in infos] == [1.0, 1.0]
 
@@ -270,7 +318,10 @@ def test_clients_of_a_kind_without_labels_train_unless_the_cohort_has_labels_onl
     ("change", "message"),
     [
         (lambda stage: {"weighting": "size"}, "weighting is 'size'.*uniform, examples, labelled"),
-        (lambda stage: {"stages": (stage, stage)}, "every stage but the last needs a number of rounds"),
+        (
+            lambda stage: {"stages": (stage, stage)},
+            "every stage but the last needs a number of rounds",
+        ),
         (lambda stage: {"stages": (stage._replace(terms=stage.terms * 2),)}, "different names"),
     ],
 )

@@ -1,4 +1,6 @@
-"""FedNova: the norms of its coefficients, one server step by hand, and FedAvg where all steps are equal."""
+"""FedNova: the norms of its coefficients, one server step by hand, and FedAvg where all steps
+are equal.
+"""
 
 import chex
 import jax
@@ -26,18 +28,26 @@ KEY = jax.random.key(5)
         (0, 0.5, 0.1, 0.0),
     ],
 )
-def test_norms_are_the_closed_forms(float64, steps: int, momentum: float, shrinkage: float, norm: float) -> None:
-    assert float(step_norm(jnp.asarray(steps), momentum, shrinkage)) == pytest.approx(norm, rel=1e-12)
+def test_norms_are_the_closed_forms(
+    float64, steps: int, momentum: float, shrinkage: float, norm: float
+) -> None:
+    assert float(step_norm(jnp.asarray(steps), momentum, shrinkage)) == pytest.approx(
+        norm, rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_norm_is_the_sum_of_the_weights_of_the_gradients(float64, nesterov: bool) -> None:
     """The local optimizer itself, given one gradient of size 1 at a time."""
-    steps, momentum, mu, rate = 5, 0.8, 0.6, 0.1
+    steps = 5
+    momentum = 0.8
+    mu = 0.6
+    rate = 0.1
     local = federated.local_optimizer("sgd", momentum=momentum, nesterov=nesterov)
     weights = []
     for place in range(steps):
-        w, state = {"model": jnp.zeros(1)}, local.init({"model": jnp.zeros(1)})
+        w = {"model": jnp.zeros(1)}
+        state = local.init({"model": jnp.zeros(1)})
         for step in range(steps):
             gradient = {"model": float(step == place) + mu * w["model"]}
             updates, state = local.update(gradient, state, w)
@@ -50,7 +60,10 @@ def test_norm_is_the_sum_of_the_weights_of_the_gradients(float64, nesterov: bool
 
 def test_a_server_step_by_hand(float64) -> None:
     anchor = np.array([1.0, -2.0])
-    results, weights, steps, rate = np.array([[0.5, -1.0], [3.0, -2.5], [9.0, 9.0]]), [1.0, 3.0, 0.0], [2, 6, 4], 0.1
+    results = np.array([[0.5, -1.0], [3.0, -2.5], [9.0, 9.0]])
+    weights = [1.0, 3.0, 0.0]
+    steps = [2, 6, 4]
+    rate = 0.1
     optimizer = federated.fednova(momentum=0.9)
     reports = [
         optimizer.report(
@@ -70,7 +83,9 @@ def test_a_server_step_by_hand(float64) -> None:
     turn = toy.context(3)
     new, _ = optimizer.apply((), {"model": jnp.asarray(anchor)}, summed, turn)
     norms = [float(step_norm(jnp.asarray(count), 0.9)) for count in steps]
-    direction = sum(w / 4 * (anchor - x) / (rate * a) for w, x, a in zip(weights, results, norms, strict=True))
+    direction = sum(
+        w / 4 * (anchor - x) / (rate * a) for w, x, a in zip(weights, results, norms, strict=True)
+    )
     effective = sum(w / 4 * a for w, a in zip(weights, norms, strict=True))
     np.testing.assert_allclose(new["model"], anchor - rate * effective * direction, rtol=1e-13)
     nothing = jax.tree.map(jnp.zeros_like, summed)
@@ -90,7 +105,9 @@ def test_equally_many_steps_are_fedavg_or_fedprox(float64, mu: float) -> None:
             local_optimizer=federated.local_optimizer(momentum=0.5),
             weighting="examples",
         )
-        stage = Stage((supervised_term(setup),), toy.in_order("labelled", 4, 3), labelled_quota="any")
+        stage = Stage(
+            (supervised_term(setup),), toy.in_order("labelled", 4, 3), labelled_quota="any"
+        )
         return toy.train(federated_method(setup, (stage,)), KEY, data, 2)
 
     ours, infos = trained(federated.fednova(momentum=0.5, mu=mu))
@@ -100,7 +117,9 @@ def test_equally_many_steps_are_fedavg_or_fedprox(float64, mu: float) -> None:
     assert infos[0]["bytes_down"] == costs[0]["bytes_down"]
 
 
-@pytest.mark.parametrize(("options", "message"), [({"mu": -0.1}, "mu is -0.1"), ({"momentum": 1.0}, "momentum is 1.0")])
+@pytest.mark.parametrize(
+    ("options", "message"), [({"mu": -0.1}, "mu is -0.1"), ({"momentum": 1.0}, "momentum is 1.0")]
+)
 def test_bad_settings_are_refused(options, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         federated.fednova(**options)

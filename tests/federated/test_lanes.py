@@ -1,4 +1,6 @@
-"""Packing clients into lanes; that lanes train as if every client were alone is in the contract suite."""
+"""Packing clients into lanes; that lanes train as if every client were alone is in the contract
+suite.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +15,8 @@ def test_every_client_is_in_one_lane_and_lanes_have_no_gaps(num_lanes):
     steps = np.random.default_rng(0).integers(0, 30, 12)
     steps[[2, 7]] = 0
     plan = pack(jnp.asarray(steps, jnp.int32), num_lanes)
-    queue, start = np.asarray(plan.queue), np.asarray(plan.start)
+    queue = np.asarray(plan.queue)
+    start = np.asarray(plan.start)
     taken = queue[queue < 12]
     assert sorted(taken) == sorted(np.flatnonzero(steps))
     ends = []

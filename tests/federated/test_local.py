@@ -27,7 +27,9 @@ def averaging_model() -> Model:
 
 
 def test_every_client_goes_on_with_its_own_model_and_batch_statistics() -> None:
-    """Three steps of -log p(own id mod 3) at a rate of 1, as a plain loop; scores are means over the clients."""
+    """Three steps of -log p(own id mod 3) at a rate of 1, as a plain loop; scores are means over
+    the clients.
+    """
     data = toy.federation()
     view = View("all", "all", lambda key, streams: streams["all"].inputs)
 
@@ -37,16 +39,21 @@ def test_every_client_goes_on_with_its_own_model_and_batch_statistics() -> None:
             + 0 * step.outputs["all"].logits.sum()
         )
 
-    setup = toy.setup(data, model=averaging_model(), learning_rate=1.0, federated_optimizer=federated.local())
+    setup = toy.setup(
+        data, model=averaging_model(), learning_rate=1.0, federated_optimizer=federated.local()
+    )
     stage = Stage((Term("own", (view,), loss),), toy.in_order("all", 4, 1), labelled_quota="any")
     method = federated_method(setup, (stage,))
     state, infos = toy.train(method, jax.random.key(0), data, 3)
-    inputs, labels = np.asarray(data.inputs), np.asarray(data.labels)[np.asarray(data.test_index)]
+    inputs = np.asarray(data.inputs)
+    labels = np.asarray(data.labels)[np.asarray(data.test_index)]
     expected = []
     for client in range(data.num_clients):
         w = np.zeros(toy.NUM_CLASSES)
         for _ in range(3):
-            w -= np.exp(w) / np.exp(w).sum() - (np.arange(toy.NUM_CLASSES) == client % toy.NUM_CLASSES)
+            w -= np.exp(w) / np.exp(w).sum() - (
+                np.arange(toy.NUM_CLASSES) == client % toy.NUM_CLASSES
+            )
         expected.append(np.mean(labels == np.argmax(w)))
         seen = jnp.exp(method.predict_for(state, client, data.inputs[:1]))[0]
         np.testing.assert_allclose(seen, np.exp(w) / np.exp(w).sum(), rtol=1e-5)
@@ -62,8 +69,12 @@ def test_every_client_goes_on_with_its_own_model_and_batch_statistics() -> None:
 def test_what_needs_a_server_is_refused() -> None:
     data = toy.federation(server=3)
     setup = toy.setup(data, federated_optimizer=federated.local())
-    with pytest.raises(ValueError, match=r"config.federated.name='local' has no server, but this method trains at"):
+    with pytest.raises(
+        ValueError, match=r"config.federated.name='local' has no server, but this method trains at"
+    ):
         methods.build("semifl", setup, threshold=0.5)
-    asks = supervised_term(setup)._replace(server=AtServer(prepare=lambda state, round: (Broadcast(), state)))
+    asks = supervised_term(setup)._replace(
+        server=AtServer(prepare=lambda state, round: (Broadcast(), state))
+    )
     with pytest.raises(ValueError, match="this method's 'supervised' needs one"):
         federated_method(setup, (Stage((asks,), toy.in_order("labelled", 4, 1)),))

@@ -25,7 +25,9 @@ def run(optimizer: optax.GradientTransformation) -> np.ndarray:
     weights = {"model": jnp.asarray(START, jnp.result_type(float))}
     state = optimizer.init(weights)
     for gradient in GRADIENTS:
-        updates, state = optimizer.update({"model": jnp.asarray(gradient, weights["model"].dtype)}, state, weights)
+        updates, state = optimizer.update(
+            {"model": jnp.asarray(gradient, weights["model"].dtype)}, state, weights
+        )
         weights = jax.tree.map(lambda w, u: w - RATE * u, weights, updates)
     return np.asarray(weights["model"])
 
@@ -39,7 +41,8 @@ def test_sgd_is_a_plain_step_with_l2_added_to_the_gradient(float64) -> None:
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_momentum(float64, nesterov: bool) -> None:
-    weights, velocity = START.copy(), np.zeros(3)
+    weights = START.copy()
+    velocity = np.zeros(3)
     for gradient in GRADIENTS:
         gradient = gradient + 0.02 * weights
         velocity = 0.9 * velocity + gradient
@@ -49,8 +52,12 @@ def test_momentum(float64, nesterov: bool) -> None:
 
 
 def test_clipping_then_decay_then_nesterov_worked_example(float64) -> None:
-    """SemiFL, section 4 (order of the step): rate 0.03, momentum 0.9, weight decay 5e-4, largest norm 1."""
-    optimizer = local_optimizer("sgd", momentum=0.9, nesterov=True, weight_decay=5e-4, clip_norm=1.0)
+    """SemiFL, section 4 (order of the step): rate 0.03, momentum 0.9, weight decay 5e-4, largest
+    norm 1.
+    """
+    optimizer = local_optimizer(
+        "sgd", momentum=0.9, nesterov=True, weight_decay=5e-4, clip_norm=1.0
+    )
     weights = {"model": jnp.asarray([3.0, -4.0])}
     state = optimizer.init(weights)
     expected = [[2.9657145, -4.0454860], [2.91681354, -4.11036209]]
@@ -61,18 +68,24 @@ def test_clipping_then_decay_then_nesterov_worked_example(float64) -> None:
 
 
 def test_short_gradients_are_not_clipped(float64) -> None:
-    plain, clipped = local_optimizer("sgd", weight_decay=0.01), local_optimizer("sgd", weight_decay=0.01, clip_norm=9.0)
+    plain = local_optimizer("sgd", weight_decay=0.01)
+    clipped = local_optimizer("sgd", weight_decay=0.01, clip_norm=9.0)
     np.testing.assert_array_equal(run(plain), run(clipped))
     factor = 0.5 / (np.linalg.norm(GRADIENTS[0]) + 1e-6)
     optimizer = local_optimizer("sgd", clip_norm=0.5)
     weights = {"model": jnp.asarray(START)}
-    updates, _ = optimizer.update({"model": jnp.asarray(GRADIENTS[0])}, optimizer.init(weights), weights)
+    updates, _ = optimizer.update(
+        {"model": jnp.asarray(GRADIENTS[0])}, optimizer.init(weights), weights
+    )
     np.testing.assert_allclose(updates["model"], factor * GRADIENTS[0], rtol=1e-14)
 
 
 def test_rmsprop_is_the_formula_of_protofssl(float64) -> None:
-    """v <- 0.9 v + 0.1 g^2, w <- w - rate * g / (sqrt(v) + 1e-7), v starts at 0 (ProtoFSSL section 7)."""
-    weights, square = START.copy(), np.zeros(3)
+    """v <- 0.9 v + 0.1 g^2, w <- w - rate * g / (sqrt(v) + 1e-7), v starts at 0 (ProtoFSSL
+    section 7).
+    """
+    weights = START.copy()
+    square = np.zeros(3)
     for gradient in GRADIENTS:
         square = 0.9 * square + 0.1 * gradient**2
         weights = weights - RATE * gradient / (np.sqrt(square) + 1e-7)
@@ -82,21 +95,32 @@ def test_rmsprop_is_the_formula_of_protofssl(float64) -> None:
 @pytest.mark.parametrize("wide", [False, True])
 def test_adam_is_the_published_formula(wide: bool) -> None:
     """Kingma and Ba, ICLR 2015, with bias correction."""
-    weights, first, second = START.copy(), np.zeros(3), np.zeros(3)
+    weights = START.copy()
+    first = np.zeros(3)
+    second = np.zeros(3)
     for step, gradient in enumerate(GRADIENTS, 1):
         first = 0.9 * first + 0.1 * gradient
         second = 0.999 * second + 0.001 * gradient**2
-        weights = weights - RATE * (first / (1 - 0.9**step)) / (np.sqrt(second / (1 - 0.999**step)) + 1e-8)
+        weights = weights - RATE * (first / (1 - 0.9**step)) / (
+            np.sqrt(second / (1 - 0.999**step)) + 1e-8
+        )
     with jax.enable_x64(wide):
-        np.testing.assert_allclose(run(local_optimizer("adam")), weights, rtol=1e-7 if wide else 1e-5)
+        np.testing.assert_allclose(
+            run(local_optimizer("adam")), weights, rtol=1e-7 if wide else 1e-5
+        )
 
 
-LAYERS = {"a": {"kernel": (70, 64), "bias": (64,)}, "b": {"kernel": (64, 3), "bias": (3,)}}  # one is large
+# one is large
+LAYERS = {"a": {"kernel": (70, 64), "bias": (64,)}, "b": {"kernel": (64, 3), "bias": (3,)}}
 
 
 def arrays(seed: int) -> dict:
     rng = np.random.default_rng(seed)
-    return jax.tree.map(lambda shape: jnp.asarray(rng.normal(size=shape)), LAYERS, is_leaf=lambda x: type(x) is tuple)
+    return jax.tree.map(
+        lambda shape: jnp.asarray(rng.normal(size=shape)),
+        LAYERS,
+        is_leaf=lambda x: type(x) is tuple,
+    )
 
 
 QUICK = ("adagrad", "adamw", "lamb", "lion", "yogi", "muon", "prodigy", "adafactor")
@@ -116,8 +140,10 @@ def test_optimizers_of_optax_take_its_steps_on_packed_parameters(float64, name: 
     optimizer = over_layers(local_optimizer(name), lambda: {"model": start})
     theirs = getattr(optax, name, None) or getattr(optax.contrib, name)
     theirs = theirs(learning_rate=RATE)
-    found, expected = {"model": pack.pack(start)}, start
-    state, their_state = optimizer.init(found), theirs.init(start)
+    found = {"model": pack.pack(start)}
+    expected = start
+    state = optimizer.init(found)
+    their_state = theirs.init(start)
     step = jax.jit(lambda *given: descend(optimizer, *given))  # the rate is traced
     for seed in (1, 2, 3):
         found, state = step({"model": pack.pack(arrays(seed))}, state, found, jnp.asarray(RATE))
@@ -127,12 +153,15 @@ def test_optimizers_of_optax_take_its_steps_on_packed_parameters(float64, name: 
     moved = jax.tree.map(jnp.subtract, expected, start)
     assert all(float(jnp.abs(leaf).max()) > 1e-9 for leaf in jax.tree.leaves(moved))
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-9), pack.unpack(found["model"]), expected
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-9),
+        pack.unpack(found["model"]),
+        expected,
     )
 
 
 def test_options_reach_optax_and_the_penalty_of_those_without_weight_decay_is_l2(float64) -> None:
-    weights, gradient = jnp.asarray(START), jnp.asarray(GRADIENTS[0])
+    weights = jnp.asarray(START)
+    gradient = jnp.asarray(GRADIENTS[0])
 
     def moved(found, theirs, gradient_of_theirs) -> None:
         for optimizer, slope in ((at_rate(found, RATE), gradient), (theirs, gradient_of_theirs)):
@@ -158,18 +187,24 @@ def test_any_state_is_kept_and_averaged(name: str, kept: dict) -> None:
     data = toy.federation()
     local = {"local_optimizer": local_optimizer(name), "learning_rate": 0.1, **kept}
     states = [
-        after(toy.executed(method_of(data, pull("id", own_id), steps=2, **local), placement=how), data, 2)[0]
+        after(
+            toy.executed(method_of(data, pull("id", own_id), steps=2, **local), placement=how),
+            data,
+            2,
+        )[0]
         for how in ("sequential", "lanes")
     ]
     one, other = (
-        [np.asarray(leaf) for leaf in jax.tree.leaves((s.params, s.clients, s.local_optimizer))] for s in states
+        [np.asarray(leaf) for leaf in jax.tree.leaves((s.params, s.clients, s.local_optimizer))]
+        for s in states
     )
     assert len(one) > 3 and all(np.isfinite(leaf).all() for leaf in one)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), one, other)
 
 
 def test_schedules_are_those_of_optax() -> None:
-    length, rate = 20, 0.3
+    length = 20
+    rate = 0.3
     theirs = {
         "constant": optax.constant_schedule(rate),
         "cosine": optax.cosine_decay_schedule(rate, length),
@@ -184,11 +219,17 @@ def test_schedules_are_those_of_optax() -> None:
         own = jax.jit(learning_rate_schedule(name, rate, length))
         for number in (0, 1, 2, 9, 10, 14, 15, 19, 20, 30):
             expected = float(schedule(number))
-            assert float(own(jnp.int32(number))) == pytest.approx(expected, rel=1e-6, abs=1e-7), (name, number)
+            assert float(own(jnp.int32(number))) == pytest.approx(expected, rel=1e-6, abs=1e-7), (
+                name,
+                number,
+            )
 
 
 def settings_of(**fields):
-    return load("digits_fedavg", {"rounds": 4, "eval_every": 2, **{k.replace("__", "."): v for k, v in fields.items()}})
+    return load(
+        "digits_fedavg",
+        {"rounds": 4, "eval_every": 2, **{k.replace("__", "."): v for k, v in fields.items()}},
+    )
 
 
 MINE = """import optax
@@ -222,13 +263,31 @@ def mine(tmp_path, monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("name", "mine_here:number", r"returned float; it has to return a GradientTransformation \(.*py, line 9\)"),
-        ("name", "mine_here:losses", r"cannot take a local step: .*'value'.* \(.*mine_here.py, line 12\)"),
-        ("schedule", "mine_here:negative", r"returned -0.0.* in round 2; .* \(.*mine_here.py, line 18\)"),
-        ("schedule", "exponental", r"config.optimizer.schedule is 'exponental'. Did you mean 'exponential'"),
+        (
+            "name",
+            "mine_here:number",
+            r"returned float; it has to return a GradientTransformation \(.*py, line 9\)",
+        ),
+        (
+            "name",
+            "mine_here:losses",
+            r"cannot take a local step: .*'value'.* \(.*mine_here.py, line 12\)",
+        ),
+        (
+            "schedule",
+            "mine_here:negative",
+            r"returned -0.0.* in round 2; .* \(.*mine_here.py, line 18\)",
+        ),
+        (
+            "schedule",
+            "exponental",
+            r"config.optimizer.schedule is 'exponental'. Did you mean 'exponential'",
+        ),
     ],
 )
-def test_what_is_wrong_with_code_of_ones_own_is_a_line(mine, field: str, value: str, message: str) -> None:
+def test_what_is_wrong_with_code_of_ones_own_is_a_line(
+    mine, field: str, value: str, message: str
+) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         resolve(settings_of(**{f"optimizer__{field}": value}))
     assert "\n" not in str(caught.value)
@@ -242,11 +301,19 @@ def test_the_rate_of_a_run_is_a_column_and_a_function_of_ones_own_says_it(mine, 
         at = lines[0].split(",").index("learning_rate")
         return [float(line.split(",")[at]) for line in lines[1:]], summary["test_accuracy"]
 
-    piecewise = {"schedule": "piecewise_constant", "schedule_boundaries": (2,), "schedule_factor": 1 / 3}
+    piecewise = {
+        "schedule": "piecewise_constant",
+        "schedule_boundaries": (2,),
+        "schedule_factor": 1 / 3,
+    }
     rates, accuracy = trained("a", **piecewise, momentum=0.9)
     assert rates == pytest.approx([0.3, 0.1])
-    with pytest.warns(ConfigNote, match=r"learning_rate=0.3 has no effect: .*=mine_here:step_decay"):
-        own_rates, own_accuracy = trained("b", name="mine_here:optimizer", schedule="mine_here:step_decay")
+    with pytest.warns(
+        ConfigNote, match=r"learning_rate=0.3 has no effect: .*=mine_here:step_decay"
+    ):
+        own_rates, own_accuracy = trained(
+            "b", name="mine_here:optimizer", schedule="mine_here:step_decay"
+        )
     assert own_rates == pytest.approx(rates) and own_accuracy == pytest.approx(accuracy, abs=0.01)
     with pytest.warns(ConfigNote, match="has no effect: optimizer 'mine_here:fixed' has its own"):
         assert np.isnan(trained("c", name="mine_here:fixed")[0]).all()
@@ -256,7 +323,13 @@ def test_a_sweep_over_rates_and_decays_of_adamw_is_one_program(tmp_path) -> None
     shared = runs.Shared()
     codes = {
         shared.prepare(
-            resolve(settings_of(optimizer__name="adamw", optimizer__learning_rate=rate, optimizer__weight_decay=decay))
+            resolve(
+                settings_of(
+                    optimizer__name="adamw",
+                    optimizer__learning_rate=rate,
+                    optimizer__weight_decay=decay,
+                )
+            )
         ).code
         for rate, decay in ((0.1, 0.01), (0.2, 0.02))
     }
@@ -285,8 +358,14 @@ def test_the_rate_may_be_traced() -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: local_optimizer("lbfgs"), "optimizer 'lbfgs' is not here: it needs the loss beside the gradient"),
-        (lambda: learning_rate_schedule("warmup_cosine", 0.1, 5, schedule_warmup=5), "leave rounds for the cosine"),
+        (
+            lambda: local_optimizer("lbfgs"),
+            "optimizer 'lbfgs' is not here: it needs the loss beside the gradient",
+        ),
+        (
+            lambda: learning_rate_schedule("warmup_cosine", 0.1, 5, schedule_warmup=5),
+            "leave rounds for the cosine",
+        ),
     ],
 )
 def test_bad_settings_are_refused(build, message: str) -> None:

@@ -1,4 +1,6 @@
-"""`optimizer.local_steps`: a fixed number of local updates, whose batches go on from round to round."""
+"""`optimizer.local_steps`: a fixed number of local updates, whose batches go on from round to
+round.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -15,20 +17,28 @@ RUN = jax.random.key(3)
 FIVE = {"optimizer.local_epochs": 1, "optimizer.local_steps": 5}
 
 
-def batches(number: int, batch_size: int, steps: int, rounds: int, bound: int = 12, identity: int = 0) -> list[list]:
+def batches(
+    number: int, batch_size: int, steps: int, rounds: int, bound: int = 12, identity: int = 0
+) -> list[list]:
     """The positions of all steps of a client that takes part in every round."""
     sampler = labelled_epochs(batch_size, 1, bound).going_on(steps)
-    draw, taken = jax.jit(sampler.schedule), []
+    draw = jax.jit(sampler.schedule)
+    taken = []
     for round in range(rounds):
         kept = ClientState({}, {}, {LOCAL_STEPS: jnp.int32(len(taken))}, ())
         client = a_client(number, number, 16)._replace(kept=kept, id=jnp.int32(identity))
         drawn = draw(jax.random.key(round), client, Now(jnp.int32(round), run_key=RUN))
-        positions, masks = drawn.positions["labelled"], drawn.masks["labelled"]
-        taken += [row[mask].tolist() for row, mask in zip(positions, masks, strict=True)][: int(drawn.num_steps)]
+        positions = drawn.positions["labelled"]
+        masks = drawn.masks["labelled"]
+        taken += [row[mask].tolist() for row, mask in zip(positions, masks, strict=True)][
+            : int(drawn.num_steps)
+        ]
     return taken
 
 
-@pytest.mark.parametrize(("number", "batch_size", "steps"), [(10, 4, 4), (12, 4, 2), (3, 4, 5), (7, 1, 9), (1, 2, 3)])
+@pytest.mark.parametrize(
+    ("number", "batch_size", "steps"), [(10, 4, 4), (12, 4, 2), (3, 4, 5), (7, 1, 9), (1, 2, 3)]
+)
 def test_batches_go_through_permutations_that_live_on_between_rounds(number, batch_size, steps):
     per_pass = -(-number // batch_size)
     taken = batches(number, batch_size, steps, 3 * per_pass)
@@ -50,7 +60,13 @@ def test_they_are_the_same_however_rounds_cut_them_and_however_wide_tables_are()
 
 
 def run(**settings):
-    fields = {"rounds": 4, "eval_every": 1, "optimizer.local_epochs": 1, "optimizer.local_steps": 3, **settings}
+    fields = {
+        "rounds": 4,
+        "eval_every": 1,
+        "optimizer.local_epochs": 1,
+        "optimizer.local_steps": 3,
+        **settings,
+    }
     return fs.make_train(fs.load_config("digits_fedavg", fields))
 
 
@@ -66,18 +82,31 @@ def test_clients_without_labels_sit_out_and_drawn_ones_go_on():
 
 @pytest.mark.thorough
 def test_one_step_a_round_of_a_single_client_is_gradient_descent_over_its_passes():
-    """Rounds of one step are those of a pass cut into pieces: FedAvg of one client does not see rounds."""
-    one = {"partition.name": "iid", "partition.num_clients": 1, "federated.cohort_size": None, "supervision.labels": 50}
-    many, few = (run(**one, **{"rounds": r, "optimizer.local_steps": s}) for r, s in ((12, 1), (4, 3)))
-    (first, _), (second, _) = many(jax.random.key(1)), few(jax.random.key(1))
+    """Rounds of one step are those of a pass cut into pieces: FedAvg of one client does not see
+    rounds.
+    """
+    one = {
+        "partition.name": "iid",
+        "partition.num_clients": 1,
+        "federated.cohort_size": None,
+        "supervision.labels": 50,
+    }
+    many, few = (
+        run(**one, **{"rounds": r, "optimizer.local_steps": s}) for r, s in ((12, 1), (4, 3))
+    )
+    (first, _) = many(jax.random.key(1))
+    (second, _) = few(jax.random.key(1))
     for a, b in zip(jax.tree.leaves(first.params), jax.tree.leaves(second.params), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
 def test_other_batches_are_refused_and_epochs_beside_it_are_noted():
-    with pytest.raises(ConfigError, match=r"local_steps is 5, but this method draws its batches otherwise"):
+    with pytest.raises(
+        ConfigError, match=r"local_steps is 5, but this method draws its batches otherwise"
+    ):
         fs.make_train(fs.load_config("digits_fixmatch", FIVE))(jax.random.key(0))
     with pytest.warns(
-        ConfigNote, match=r"local_epochs=5 has no effect at the clients: config\.optimizer\.local_steps=3"
+        ConfigNote,
+        match=r"local_epochs=5 has no effect at the clients: config\.optimizer\.local_steps=3",
     ):
         run(**{"optimizer.local_epochs": 5})

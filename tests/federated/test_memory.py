@@ -1,4 +1,6 @@
-"""How clients are placed and how many train at once: from sizes, a backend's name and the memory of programs."""
+"""How clients are placed and how many train at once: from sizes, a backend's name and the memory
+of programs.
+"""
 
 from types import SimpleNamespace
 from typing import Any
@@ -43,22 +45,34 @@ def test_there_are_never_more_at_once_than_clients() -> None:
 
 
 def test_bytes_of_a_tree_come_from_shapes() -> None:
-    tree = {"a": jax.ShapeDtypeStruct((3, 2), jnp.float32), "b": jnp.zeros(5, bool), "key": jax.random.key(0)}
+    tree = {
+        "a": jax.ShapeDtypeStruct((3, 2), jnp.float32),
+        "b": jnp.zeros(5, bool),
+        "key": jax.random.key(0),
+    }
     assert tree_bytes(tree) == 24 + 5 + 8
 
 
 @pytest.mark.parametrize(
     ("one", "two", "limit", "expected"),
-    [(100, 110, 1000, 1 + (int(USABLE * 1000) - 100) // 10), (100, 110, 100, 1), (100, 100, 200, 61)],
+    [
+        (100, 110, 1000, 1 + (int(USABLE * 1000) - 100) // 10),
+        (100, 110, 100, 1),
+        (100, 100, 200, 61),
+    ],
 )
-def test_as_many_fit_as_a_line_through_two_programs_says(one: int, two: int, limit: int, expected: int) -> None:
+def test_as_many_fit_as_a_line_through_two_programs_says(
+    one: int, two: int, limit: int, expected: int
+) -> None:
     assert how_many_fit(one, two, limit) == expected
 
 
 class Device:
     """A device of 1,000 bytes, on which a program takes 100 bytes and `each` for each client."""
 
-    def __init__(self, runs: int = 48, compiles: int = 48, num_clients: int = 48, each: int = 50) -> None:
+    def __init__(
+        self, runs: int = 48, compiles: int = 48, num_clients: int = 48, each: int = 50
+    ) -> None:
         self.each = each
         self.runs, self.compiles, self.num_clients = runs, compiles, num_clients  # at once, at most
         self.compiled: list[int] = []
@@ -67,15 +81,23 @@ class Device:
     def compile_for(self, at_once: int) -> tuple[Any, list[Choice]]:
         at_once = min(at_once, self.num_clients)
         if at_once > self.compiles:
-            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm.")
+            raise jax.errors.JaxRuntimeError(
+                "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm."
+            )
         self.compiled.append(at_once)
 
         def program(state: int, step: int) -> int:
             if at_once > self.runs:
-                raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate")
+                raise jax.errors.JaxRuntimeError(
+                    "RESOURCE_EXHAUSTED: Out of memory while trying to allocate"
+                )
             return state + step * at_once
 
-        sizes = {"argument_size_in_bytes": 60, "output_size_in_bytes": 30, "alias_size_in_bytes": 30}
+        sizes = {
+            "argument_size_in_bytes": 60,
+            "output_size_in_bytes": 30,
+            "alias_size_in_bytes": 30,
+        }
         temporary = 40 + self.each * at_once
         analysis = SimpleNamespace(**sizes, temp_size_in_bytes=temporary)
         program.memory_analysis = lambda: analysis  # type: ignore[attr-defined]
@@ -154,7 +176,9 @@ def test_spread_is_that_of_the_steps_a_sampler_takes(data) -> None:
     everyone = jax.device_get(all_clients(data))
     sampler = federated.labelled_epochs(4, 2, data.max_labelled)
     steps = -(-np.array(toy.LABELLED) // 4)
-    assert step_counts(sampler, everyone).spread == pytest.approx(steps.max() / steps[steps > 0].mean())
+    assert step_counts(sampler, everyone).spread == pytest.approx(
+        steps.max() / steps[steps > 0].mean()
+    )
     nobody = toy.without_knowledge(data)
     assert step_counts(sampler, all_clients(nobody)).spread == 1.0
 
@@ -164,7 +188,9 @@ def drawn(num_steps) -> federated.Sampler:
 
     def schedule(key, client, now) -> federated.Schedule:
         rows = jnp.zeros((3, 1), jnp.int32)
-        return federated.Schedule({"labelled": rows}, {"labelled": rows == 0}, num_steps(key, client, now))
+        return federated.Schedule(
+            {"labelled": rows}, {"labelled": rows == 0}, num_steps(key, client, now)
+        )
 
     return federated.Sampler(schedule)
 
@@ -173,13 +199,25 @@ def drawn(num_steps) -> federated.Sampler:
     ("sampler", "whole"),
     [
         (drawn(lambda key, client, now: jnp.where(client.num_examples > 0, 3, 0)), True),
-        pytest.param(drawn(lambda key, client, now: jnp.minimum(client.num_examples, 3)), False, marks=THOROUGH),
-        # Who is left out takes one.
-        pytest.param(drawn(lambda key, client, now: jnp.where(client.num_examples > 0, 3, 1)), False, marks=THOROUGH),
-        # Another round is another matter.
-        pytest.param(drawn(lambda key, client, now: jnp.where(now.number < 9, 3, 2)), False, marks=THOROUGH),
         pytest.param(
-            drawn(lambda key, client, now: jnp.where(jax.random.bernoulli(key, 1e-9), 1, 3)), False, marks=THOROUGH
+            drawn(lambda key, client, now: jnp.minimum(client.num_examples, 3)),
+            False,
+            marks=THOROUGH,
+        ),
+        # Who is left out takes one.
+        pytest.param(
+            drawn(lambda key, client, now: jnp.where(client.num_examples > 0, 3, 1)),
+            False,
+            marks=THOROUGH,
+        ),
+        # Another round is another matter.
+        pytest.param(
+            drawn(lambda key, client, now: jnp.where(now.number < 9, 3, 2)), False, marks=THOROUGH
+        ),
+        pytest.param(
+            drawn(lambda key, client, now: jnp.where(jax.random.bernoulli(key, 1e-9), 1, 3)),
+            False,
+            marks=THOROUGH,
         ),
     ],
 )
@@ -193,9 +231,15 @@ def test_a_cpu_tells_no_memory() -> None:
 
 
 @pytest.mark.thorough
-def test_on_an_accelerator_unequal_clients_go_into_lanes(data, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_an_accelerator_unequal_clients_go_into_lanes(
+    data, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    for sizes, at_once, placement in ((toy.SIZES, 2, "lanes"), (toy.SIZES, None, "chunked"), ((8,) * 6, 2, "chunked")):
+    for sizes, at_once, placement in (
+        (toy.SIZES, 2, "lanes"),
+        (toy.SIZES, None, "chunked"),
+        ((8,) * 6, 2, "chunked"),
+    ):
         equal_or_not = toy.federation(sizes=sizes, labelled=sizes)
         found: list[Choice] = []
         everyone = jax.device_get(all_clients(equal_or_not))

@@ -34,7 +34,9 @@ def step(optimizer: FederatedOptimizer, state, anchor: Grouped, weights: list[fl
                 weights={group: jnp.asarray(weight, jnp.result_type(float)) for group in anchor},
                 num_steps=jnp.asarray(2, jnp.int32),
                 learning_rate=jnp.asarray(0.1),
-                received=jax.tree.map(lambda leaf, i=i: leaf[i], optimizer.send(state, kept, round)),
+                received=jax.tree.map(
+                    lambda leaf, i=i: leaf[i], optimizer.send(state, kept, round)
+                ),
                 kept=jax.tree.map(lambda leaf, i=i: leaf[i], kept),
             )
         )
@@ -77,10 +79,14 @@ def test_a_round_in_which_nobody_trained_changes_nothing(optimizer: FederatedOpt
 @pytest.mark.parametrize("name", ["fedadam", "fedyogi"])
 def test_fedopt_steps_along_the_mean_change(float64, name: str) -> None:
     """Reddi et al., ICLR 2021, Algorithm 2, with optax' bias correction, over two rounds."""
-    rate, b1, b2, eps = 0.1, 0.9, 0.99, 1e-3
+    rate = 0.1
+    b1 = 0.9
+    b2 = 0.99
+    eps = 1e-3
     server = {"fedadam": optax.adam, "fedyogi": optax.yogi}[name](rate, b1=b1, b2=b2, eps=eps)
     optimizer = federated.fedopt(server)
-    weights, state = flat(ANCHOR), None
+    weights = flat(ANCHOR)
+    state = None
     state = optimizer.init(weights)
     start = 0.0 if name == "fedadam" else 1e-6  # optax.yogi starts its accumulators there
     by_hand = {key: value.copy() for key, value in ANCHOR.items()}
@@ -117,7 +123,9 @@ def server_step(optimizer: FederatedOptimizer, state, weights: list[float], *cli
         ("fedadagrad", (0.001, 0.00135777087)),  # v = 4, 5
     ],
 )
-def test_adaptive_servers_without_bias_correction_are_flambys(float64, name: str, moved: tuple[float, float]) -> None:
+def test_adaptive_servers_without_bias_correction_are_flambys(
+    float64, name: str, moved: tuple[float, float]
+) -> None:
     """Changes of 2 and -1: m = 0.2, 0.08; steps of 0.01 m / (sqrt(v) + 1e-8), worked by hand."""
     given = {"server_learning_rate": 0.01, "beta1": 0.9, "tau": 1e-8}
     given |= {} if name == "fedadagrad" else {"beta2": 0.999, "bias_correction": False}
@@ -152,6 +160,8 @@ def test_fedprox_without_strength_is_fedavg_bit_for_bit(plain_round) -> None:
 
 def test_a_step_of_fedprox_of_the_worked_example() -> None:
     """Gradient (.1, .2) at (1, -1), pulled towards (.8, -.5) with mu = 0.01, rate 0.1."""
-    weights, anchor, slope = ({"model": np.array(x)} for x in ((1.0, -1.0), (0.8, -0.5), (0.1, 0.2)))
+    weights, anchor, slope = (
+        {"model": np.array(x)} for x in ((1.0, -1.0), (0.8, -0.5), (0.1, 0.2))
+    )
     gradient = federated.fedprox(0.01).correct(slope, weights, anchor, ())["model"]
     np.testing.assert_allclose(weights["model"] - 0.1 * gradient, [0.9898, -1.0195], rtol=1e-12)

@@ -14,17 +14,30 @@ from fedjax_ssl.federated.client import ClientUpdate, train_client
 from fedjax_ssl.federated.placement import deal, without_examples
 from tests import toy
 
-PLACEMENTS = [("sequential", 1), ("vmap", 1), ("chunked", 1), ("chunked", 2), ("chunked", 4), ("chunked", 99)]
+PLACEMENTS = [
+    ("sequential", 1),
+    ("vmap", 1),
+    ("chunked", 1),
+    ("chunked", 2),
+    ("chunked", 4),
+    ("chunked", 99),
+]
 
 
 def update(client: dict[str, jax.Array]) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-    return {"sum": client["x"], "steps": client["n"]}, {"twice": 2.0 * client["x"], "flag": client["n"] > 2}
+    return {"sum": client["x"], "steps": client["n"]}, {
+        "twice": 2.0 * client["x"],
+        "flag": client["n"] > 2,
+    }
 
 
 @pytest.mark.parametrize(("placement", "chunk_size"), PLACEMENTS)
 def test_sums_are_added_in_client_order(placement: str, chunk_size: int) -> None:
     # In float32, ((((0 + 1e8) + 1) - 1e8) + 1) + 3 = 4; every other order gives something else.
-    clients = {"x": jnp.asarray([1e8, 1.0, -1e8, 1.0, 3.0], jnp.float32), "n": jnp.arange(5, dtype=jnp.int32)}
+    clients = {
+        "x": jnp.asarray([1e8, 1.0, -1e8, 1.0, 3.0], jnp.float32),
+        "n": jnp.arange(5, dtype=jnp.int32),
+    }
     summed, stacked = map_clients(update, clients, jnp.ones(5, bool), placement, chunk_size)
     assert float(summed["sum"]) == 4.0
     assert int(summed["steps"]) == 10 and summed["steps"].dtype == jnp.int32
@@ -35,7 +48,9 @@ def test_sums_are_added_in_client_order(placement: str, chunk_size: int) -> None
 @pytest.mark.parametrize(("placement", "chunk_size"), PLACEMENTS)
 def test_empty_slots_add_nothing_even_if_they_are_nan(placement: str, chunk_size: int) -> None:
     clients = {"x": jnp.asarray([1.0, jnp.nan, 2.0], jnp.float32), "n": jnp.ones(3, jnp.int32)}
-    summed, stacked = map_clients(update, clients, jnp.asarray([True, False, True]), placement, chunk_size)
+    summed, stacked = map_clients(
+        update, clients, jnp.asarray([True, False, True]), placement, chunk_size
+    )
     assert float(summed["sum"]) == 3.0
     assert int(summed["steps"]) == 2
     assert stacked["twice"].shape == (3,)
@@ -51,17 +66,25 @@ def test_order_of_the_slots_does_not_matter_to_each_client() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("sizes", "loop"), [((8, 8, 0, 8), "whole"), ((8, 8, 4, 8), "bound"), ((16, 1, 0, 1), "own")])
+@pytest.mark.parametrize(
+    ("sizes", "loop"), [((8, 8, 0, 8), "whole"), ((8, 8, 4, 8), "bound"), ((16, 1, 0, 1), "own")]
+)
 def test_loops_for_accelerators_train_as_that_of_a_cpu(
     sizes: tuple[int, ...], loop: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Equal clients and one without examples, nearly equal ones, others: loops of a GPU, run here."""
+    """Equal clients and one without examples, nearly equal ones, others: loops of a GPU, run
+    here.
+    """
     data = toy.federation(sizes=sizes, labelled=sizes)
 
     def rounds() -> tuple[federated.ServerState, list[dict[str, float]]]:
         how = {"placement": "vmap", "all_clients": jax.device_get(all_clients(data))}
-        setup = toy.setup(data, local_optimizer=federated.local_optimizer(momentum=0.5, weight_decay=0.1))
-        return toy.train(toy.executed(methods.build("fedavg", setup), **how), jax.random.key(1), data, 2)
+        setup = toy.setup(
+            data, local_optimizer=federated.local_optimizer(momentum=0.5, weight_decay=0.1)
+        )
+        return toy.train(
+            toy.executed(methods.build("fedavg", setup), **how), jax.random.key(1), data, 2
+        )
 
     state, metrics = rounds()
     seen: list[str] = []
@@ -101,7 +124,9 @@ def trained(placement: str, num_devices: int, reduce: str = "ordered") -> federa
 THOROUGH = pytest.mark.thorough
 
 
-@pytest.mark.parametrize("placement", [*(pytest.param(p, marks=THOROUGH) for p in ("sequential", "chunked")), "lanes"])
+@pytest.mark.parametrize(
+    "placement", [*(pytest.param(p, marks=THOROUGH) for p in ("sequential", "chunked")), "lanes"]
+)
 @pytest.mark.parametrize("num_devices", [pytest.param(2, marks=THOROUGH), 4])
 def test_devices_share_a_cohort_bit_by_bit(placement: str, num_devices: int) -> None:
     chex.assert_trees_all_equal(trained(placement, 0), trained(placement, num_devices))
@@ -109,7 +134,8 @@ def test_devices_share_a_cohort_bit_by_bit(placement: str, num_devices: int) -> 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    "placement", [pytest.param("sequential", marks=THOROUGH), "lanes", pytest.param("chunked", marks=THOROUGH)]
+    "placement",
+    [pytest.param("sequential", marks=THOROUGH), "lanes", pytest.param("chunked", marks=THOROUGH)],
 )
 def test_fixed_sums_are_those_of_any_number_of_devices(placement: str) -> None:
     fixed = trained(placement, 1, "fixed")
@@ -134,7 +160,9 @@ def test_dealing_brings_devices_close_together() -> None:
 
 def test_clients_that_only_fill_up_take_no_step() -> None:
     data = toy.federation()
-    emptied = without_examples(all_clients(data), jnp.asarray([True, False, True, True, True, True]))
+    emptied = without_examples(
+        all_clients(data), jnp.asarray([True, False, True, True, True, True])
+    )
     np.testing.assert_array_equal(emptied.num_examples, [12, 0, 7, 1, 8, 14])
     np.testing.assert_array_equal(emptied.num_labelled, [4, 0, 0, 1, 8, 2])
 

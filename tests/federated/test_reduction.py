@@ -10,7 +10,9 @@ from fedjax_ssl.federated.placement import add_in_order, sum_over_devices
 
 RANDOM = np.random.default_rng(0)
 VALUES = {
-    "change": jnp.asarray(RANDOM.normal(size=(8, 50)) * 10.0 ** RANDOM.integers(-4, 4, (8, 1)), jnp.float32),
+    "change": jnp.asarray(
+        RANDOM.normal(size=(8, 50)) * 10.0 ** RANDOM.integers(-4, 4, (8, 1)), jnp.float32
+    ),
     "steps": jnp.arange(8, dtype=jnp.int32),
     "nothing": jnp.zeros((8, 0), jnp.float32),
 }
@@ -24,7 +26,9 @@ def total(reduce, num_devices):
         return sum_over_devices(values, valid, mesh.axis_names, 8, reduce)
 
     share = PartitionSpec("clients")
-    function = jax.shard_map(on_device, mesh=mesh, in_specs=(share, share), out_specs=PartitionSpec(), check_vma=False)
+    function = jax.shard_map(
+        on_device, mesh=mesh, in_specs=(share, share), out_specs=PartitionSpec(), check_vma=False
+    )
     return jax.jit(function)(VALUES, VALID)
 
 
@@ -44,7 +48,9 @@ def test_same_bits_for_every_number_of_devices(reduce):
 
 
 def test_ordered_is_the_sum_on_one_device():
-    np.testing.assert_array_equal(total("ordered", 4)["change"], add_in_order(VALUES, VALID)["change"])
+    np.testing.assert_array_equal(
+        total("ordered", 4)["change"], add_in_order(VALUES, VALID)["change"]
+    )
 
 
 def test_fast_is_right_up_to_rounding():

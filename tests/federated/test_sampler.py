@@ -40,13 +40,16 @@ def compiled(make: Callable[..., Sampler], *arguments: int) -> Callable[..., Sch
     return jax.jit(make(*arguments).schedule)
 
 
-def batches(make: Callable[..., Sampler], arguments: tuple[int, ...], client: Client, seed: int = 0) -> list[list[int]]:
+def batches(
+    make: Callable[..., Sampler], arguments: tuple[int, ...], client: Client, seed: int = 0
+) -> list[list[int]]:
     """The unmasked positions of every step that the client takes."""
     schedule = compiled(make, *arguments)(jax.random.key(seed), client, toy.NOW)
     (stream,) = schedule.positions
     steps = int(schedule.num_steps)
     assert steps <= schedule.positions[stream].shape[0]
-    positions, masks = np.asarray(schedule.positions[stream]), np.asarray(schedule.masks[stream])
+    positions = np.asarray(schedule.positions[stream])
+    masks = np.asarray(schedule.masks[stream])
     assert not masks[steps:].any()
     taken = [list(row[mask]) for row, mask in zip(positions[:steps], masks[:steps], strict=True)]
     assert all(0 <= position < int(client.num_examples) for batch in taken for position in batch)
@@ -63,7 +66,9 @@ def test_masked_permutation_permutes_the_real_positions_and_keeps_the_others(cou
 
 def test_masked_permutation_does_not_depend_on_the_padding() -> None:
     for count in (1, 4, 7):
-        short, long = (masked_permutation(jax.random.key(3), jnp.asarray(count, jnp.int32), n) for n in (7, 50))
+        short, long = (
+            masked_permutation(jax.random.key(3), jnp.asarray(count, jnp.int32), n) for n in (7, 50)
+        )
         assert short[:count].tolist() == long[:count].tolist()
 
 
@@ -71,14 +76,17 @@ def test_masked_permutation_is_uniform() -> None:
     keys = jax.random.split(jax.random.key(0), 2400)
     orders = jax.vmap(lambda k: masked_permutation(k, jnp.asarray(3, jnp.int32), 4))(keys)
     counts = Counter(tuple(order) for order in np.asarray(orders).tolist())
-    # six orders, 400 each, standard deviation 18.3: five deviations fail for fewer than 1 key in 10^5
+    # six orders, 400 each, standard deviation 18.3: five deviations fail for fewer than 1 key in
+    # 10^5
     assert len(counts) == 6
     assert all(abs(number - 400) < 92 for number in counts.values())
 
 
 @pytest.mark.parametrize(("count", "length"), [(1, 5), (3, 12), (4, 10), (7, 3)])
 def test_cycled_permutations_repeat_nothing_within_a_pass(count: int, length: int) -> None:
-    stream = np.asarray(cycled_permutations(jax.random.key(1), jnp.asarray(count, jnp.int32), length, 9))
+    stream = np.asarray(
+        cycled_permutations(jax.random.key(1), jnp.asarray(count, jnp.int32), length, 9)
+    )
     assert stream.shape == (length,)
     for start in range(0, length, count):
         one_pass = stream[start : start + count]
@@ -95,11 +103,17 @@ def test_cycled_permutations_reshuffle_and_do_not_depend_on_the_bounds() -> None
 
 
 def test_cycled_permutations_of_nothing_are_zeros() -> None:
-    assert cycled_permutations(jax.random.key(1), jnp.asarray(0, jnp.int32), 4, 0).tolist() == [0] * 4
+    assert (
+        cycled_permutations(jax.random.key(1), jnp.asarray(0, jnp.int32), 4, 0).tolist() == [0] * 4
+    )
 
 
-@pytest.mark.parametrize(("num_labelled", "batch_size"), [(8, 4), (7, 3), (1, 4), (10, 10), (9, 20)])
-def test_labelled_epochs_use_every_labelled_example_once_per_epoch(num_labelled: int, batch_size: int) -> None:
+@pytest.mark.parametrize(
+    ("num_labelled", "batch_size"), [(8, 4), (7, 3), (1, 4), (10, 10), (9, 20)]
+)
+def test_labelled_epochs_use_every_labelled_example_once_per_epoch(
+    num_labelled: int, batch_size: int
+) -> None:
     taken = batches(labelled_epochs, (batch_size, 3, 12), a_client(num_labelled, num_labelled + 5))
     per_epoch = -(-num_labelled // batch_size)
     assert len(taken) == 3 * per_epoch
@@ -122,7 +136,9 @@ def test_labelled_epochs_do_not_depend_on_the_bound() -> None:
 
 
 @pytest.mark.parametrize(("num_labelled", "num_examples"), [(0, 5), (0, 0)])
-def test_labelled_epochs_of_a_client_without_labels_take_no_step(num_labelled: int, num_examples: int) -> None:
+def test_labelled_epochs_of_a_client_without_labels_take_no_step(
+    num_labelled: int, num_examples: int
+) -> None:
     assert batches(labelled_epochs, (4, 2, 8), a_client(num_labelled, num_examples)) == []
 
 
@@ -131,7 +147,8 @@ def test_labelled_epochs_of_a_client_without_labels_take_no_step(num_labelled: i
     [(10, 440), (5, 23), (3, 9), (4, 4), (1, 12)],
 )
 def test_mixed_epochs_of_a_client_with_both(num_labelled: int, num_unlabelled: int) -> None:
-    batch_size, epochs = 4, 3
+    batch_size = 4
+    epochs = 3
     client = a_client(num_labelled, num_labelled + num_unlabelled, width=480)
     taken = batches(mixed_epochs, (batch_size, epochs, 12, 450), client)
     per_epoch = num_unlabelled // batch_size  # the remainder is dropped
@@ -143,15 +160,22 @@ def test_mixed_epochs_of_a_client_with_both(num_labelled: int, num_unlabelled: i
         assert len(set(one_pass)) == len(one_pass)
         assert max(one_pass) < num_labelled
     for start in range(0, len(taken), per_epoch):
-        unlabelled = [position for batch in taken[start : start + per_epoch] for position in batch[batch_size:]]
+        unlabelled = [
+            position
+            for batch in taken[start : start + per_epoch]
+            for position in batch[batch_size:]
+        ]
         assert len(set(unlabelled)) == len(unlabelled) == per_epoch * batch_size
         assert min(unlabelled) >= num_labelled
 
 
 @pytest.mark.parametrize(
-    ("num_labelled", "size", "steps"), [(10, 450, 44), (20, 450, 21), (50, 450, 8), (100, 450, 7), (100, 900, 16)]
+    ("num_labelled", "size", "steps"),
+    [(10, 450, 44), (20, 450, 21), (50, 450, 8), (100, 450, 7), (100, 900, 16)],
 )
-def test_mixed_epochs_take_the_published_number_of_steps(num_labelled: int, size: int, steps: int) -> None:
+def test_mixed_epochs_take_the_published_number_of_steps(
+    num_labelled: int, size: int, steps: int
+) -> None:
     """XCLP section 5.3, steps per local epoch of a labelled client."""
     client = a_client(num_labelled, size, width=900)
     assert len(batches(mixed_epochs, (min(50, num_labelled), 1, 100, 890), client)) == steps
@@ -159,20 +183,28 @@ def test_mixed_epochs_take_the_published_number_of_steps(num_labelled: int, size
 
 @pytest.mark.parametrize("num_unlabelled", [1, 7, 8, 9, 20])
 def test_mixed_epochs_of_a_client_without_labels(num_unlabelled: int) -> None:
-    batch_size, epochs = 4, 2
-    taken = batches(mixed_epochs, (batch_size, epochs, 9, 20), a_client(0, num_unlabelled, width=20))
+    batch_size = 4
+    epochs = 2
+    taken = batches(
+        mixed_epochs, (batch_size, epochs, 9, 20), a_client(0, num_unlabelled, width=20)
+    )
     per_epoch = -(-num_unlabelled // (2 * batch_size))
     assert len(taken) == epochs * per_epoch
     for start in range(0, len(taken), per_epoch):
         epoch = taken[start : start + per_epoch]
         assert [len(batch) for batch in epoch[:-1]] == [2 * batch_size] * (per_epoch - 1)
-        assert sorted(position for batch in epoch for position in batch) == list(range(num_unlabelled))
+        assert sorted(position for batch in epoch for position in batch) == list(
+            range(num_unlabelled)
+        )
 
 
 @pytest.mark.parametrize("num_labelled", [1, 4, 7])
 def test_mixed_epochs_of_a_client_with_labels_only(num_labelled: int) -> None:
-    batch_size, epochs = 4, 2
-    taken = batches(mixed_epochs, (batch_size, epochs, 9, 20), a_client(num_labelled, num_labelled, width=20))
+    batch_size = 4
+    epochs = 2
+    taken = batches(
+        mixed_epochs, (batch_size, epochs, 9, 20), a_client(num_labelled, num_labelled, width=20)
+    )
     assert len(taken) == epochs * -(-num_labelled // batch_size)
     assert all(len(batch) == batch_size for batch in taken)
     stream = [position for batch in taken for position in batch]
@@ -214,10 +246,16 @@ def test_schedules_run_in_64_bit_mode(float64) -> None:
     ("labelled", "examples", "too", "steps"),
     [(4, 20, False, 4), (4, 4, False, 2), (0, 20, False, 6), (4, 20, True, 4), (0, 0, False, 0)],
 )
-def test_paired_batches_go_through_both_streams(labelled: int, examples: int, too: bool, steps: int) -> None:
-    """Two passes in batches of 4 and 8: 16 examples in 4 steps, and 20 in 6, the last batch of the second filled up."""
+def test_paired_batches_go_through_both_streams(
+    labelled: int, examples: int, too: bool, steps: int
+) -> None:
+    """Two passes in batches of 4 and 8: 16 examples in 4 steps, and 20 in 6, the last batch of
+    the second filled up.
+    """
     client = a_client(labelled, examples)
-    schedule = compiled(paired_batches, 4, 8, passes(4, 8, 2, 4, 20), 4, 20, too)(jax.random.key(0), client, toy.NOW)
+    schedule = compiled(paired_batches, 4, 8, passes(4, 8, 2, 4, 20), 4, 20, too)(
+        jax.random.key(0), client, toy.NOW
+    )
     assert int(schedule.num_steps) == steps
     for stream, first in (("labelled", 0), ("unlabelled", 0 if too else labelled)):
         last = labelled if stream == "labelled" else examples

@@ -15,26 +15,41 @@ from fedjax_ssl.models import count_parameters
 from tests import toy
 
 KEY = jax.random.key(6)
-RATE, SERVER_RATE, STEPS, BATCH, COHORT = 0.2, 0.7, 3, 4, 3
+RATE = 0.2
+SERVER_RATE = 0.7
+STEPS = 3
+BATCH = 4
+COHORT = 3
 
 
 def method_of(data, optimizer, **changes):
-    """Labels-only training with batches of 4 in random order; clients take different numbers of steps."""
+    """Labels-only training with batches of 4 in random order; clients take different numbers of
+    steps.
+    """
     setup = toy.setup(data, model=toy.linear_model(), federated_optimizer=optimizer, **changes)
     return federated_method(setup, (labelled_stage(setup, None),))
 
 
 def in_order_method(data, optimizer, **changes):
     setup = toy.setup(
-        data, model=toy.linear_model(), federated_optimizer=optimizer, learning_rate=RATE, cohort_size=COHORT, **changes
+        data,
+        model=toy.linear_model(),
+        federated_optimizer=optimizer,
+        learning_rate=RATE,
+        cohort_size=COHORT,
+        **changes,
     )
-    stage = Stage((supervised_term(setup),), toy.in_order("labelled", BATCH, STEPS), labelled_quota="any")
+    stage = Stage(
+        (supervised_term(setup),), toy.in_order("labelled", BATCH, STEPS), labelled_quota="any"
+    )
     return federated_method(setup, (stage,))
 
 
 def cohort(data, number: int) -> list[int]:
     key = named_key(jax.random.fold_in(named_key(KEY, "round"), number), "cohort")
-    return np.asarray(sample_cohort(key, data.num_labelled, data.num_examples, COHORT, "any").ids).tolist()
+    return np.asarray(
+        sample_cohort(key, data.num_labelled, data.num_examples, COHORT, "any").ids
+    ).tolist()
 
 
 def gradient(weights, inputs, labels):
@@ -51,32 +66,50 @@ def test_three_rounds_of_some_clients_are_the_published_algorithm(float64) -> No
     start = jax.jit(method.init)(KEY, data)
     state, _ = toy.run(jax.jit(method.round), KEY, start, data, 3)
 
-    inputs, observed, index = (np.asarray(array) for array in (data.inputs, data.observed, data.index))
+    inputs, observed, index = (
+        np.asarray(array) for array in (data.inputs, data.observed, data.index)
+    )
     weights = {name: np.asarray(value) for name, value in start.params["model"].items()}
     zeros = {name: np.zeros_like(value) for name, value in weights.items()}
-    server, clients = dict(zeros), [dict(zeros) for _ in toy.SIZES]
+    server = dict(zeros)
+    clients = [dict(zeros) for _ in toy.SIZES]
     rounds = [cohort(data, number) for number in range(3)]
     for members in rounds:
-        changes, moved = [], []
+        changes = []
+        moved = []
         for client in members:
             local = dict(weights)
             for step in range(STEPS):
                 rows = index[client][(step * BATCH + np.arange(BATCH)) % toy.SIZES[client]]
                 slope = gradient(local, inputs[rows], observed[rows])
-                local = {n: local[n] - RATE * (slope[n] - clients[client][n] + server[n]) for n in local}
-            new = {n: clients[client][n] - server[n] + (weights[n] - local[n]) / (STEPS * RATE) for n in local}
+                local = {
+                    n: local[n] - RATE * (slope[n] - clients[client][n] + server[n]) for n in local
+                }
+            new = {
+                n: clients[client][n] - server[n] + (weights[n] - local[n]) / (STEPS * RATE)
+                for n in local
+            }
             changes.append({n: local[n] - weights[n] for n in local})
             moved.append({n: new[n] - clients[client][n] for n in local})
             clients[client] = new
-        weights = {n: weights[n] + SERVER_RATE * np.mean([change[n] for change in changes], 0) for n in weights}
-        server = {n: server[n] + np.sum([change[n] for change in moved], 0) / len(clients) for n in weights}
+        weights = {
+            n: weights[n] + SERVER_RATE * np.mean([change[n] for change in changes], 0)
+            for n in weights
+        }
+        server = {
+            n: server[n] + np.sum([change[n] for change in moved], 0) / len(clients)
+            for n in weights
+        }
 
     def flat(tree):
         return np.concatenate([tree["b"].ravel(), tree["w"].ravel()])
 
     for name in weights:
-        np.testing.assert_allclose(state.params["model"][name], weights[name], rtol=1e-11, atol=1e-12)
-    (held,), (of_server,) = state.clients.federated["model"], state.optimizer["model"]
+        np.testing.assert_allclose(
+            state.params["model"][name], weights[name], rtol=1e-11, atol=1e-12
+        )
+    (held,) = state.clients.federated["model"]
+    (of_server,) = state.optimizer["model"]
     np.testing.assert_allclose(of_server, flat(server), rtol=1e-10, atol=1e-12)
     np.testing.assert_allclose(held, [flat(c) for c in clients], rtol=1e-10, atol=1e-12)
     never = set(range(len(clients))) - set().union(*rounds)
@@ -94,7 +127,9 @@ def test_variates_held_at_zero_are_fedavg_bit_for_bit() -> None:
         return params, state
 
     expected, infos = toy.train(method_of(data, federated.fedavg()), KEY, data, 2)
-    silent = scaffold._replace(apply=forget, report=lambda local: scaffold.report(local)._replace(kept=local.kept))
+    silent = scaffold._replace(
+        apply=forget, report=lambda local: scaffold.report(local)._replace(kept=local.kept)
+    )
     held, _ = toy.train(method_of(data, silent), KEY, data, 2)
     chex.assert_trees_all_equal(held.params, expected.params)
     ours, costs = toy.train(method_of(data, scaffold), KEY, data, 2)
@@ -119,15 +154,20 @@ def test_clients_that_were_dropped_or_absent_keep_their_variates() -> None:
     after = np.asarray(broken.clients.federated["model"][0])
     np.testing.assert_array_equal(after[1], before[1])
     assert not np.array_equal(after[4], before[4])
-    chex.assert_trees_all_equal((broken.optimizer, broken.clients), (absent.optimizer, absent.clients))
+    chex.assert_trees_all_equal(
+        (broken.optimizer, broken.clients), (absent.optimizer, absent.clients)
+    )
     np.testing.assert_array_equal(before[2], 0)  # has no labels, so it never takes a step
 
 
 def test_weighted_variates_are_the_means_by_the_models_weights(float64) -> None:
-    """Worked by hand: weights 3 and 1, changes of 2 and -2 in one step at rate 0.5, so c_i = -4 and 4, c = -2."""
+    """Worked by hand: weights 3 and 1, changes of 2 and -2 in one step at rate 0.5, so c_i = -4
+    and 4, c = -2.
+    """
     means = {}
     for weighted in (False, True):
-        optimizer, anchor = federated.scaffold(1.0, weighted), {"model": jnp.zeros(1)}
+        optimizer = federated.scaffold(1.0, weighted)
+        anchor = {"model": jnp.zeros(1)}
         reports = [
             optimizer.report(
                 federated.Local(
@@ -143,8 +183,12 @@ def test_weighted_variates_are_the_means_by_the_models_weights(float64) -> None:
             for weight, moved in ((3.0, 2.0), (1.0, -2.0), (0.0, 9.0))
         ]
         summed = jax.tree.map(lambda *parts: sum(parts), *(report.summed for report in reports))
-        model, means[weighted] = optimizer.apply(optimizer.init(anchor), anchor, summed, toy.context(2))
+        model, means[weighted] = optimizer.apply(
+            optimizer.init(anchor), anchor, summed, toy.context(2)
+        )
         np.testing.assert_allclose(model["model"], [1.0])
-        np.testing.assert_allclose([report.kept["model"][0] for report in reports], [-4.0, 4.0, 0.0])
+        np.testing.assert_allclose(
+            [report.kept["model"][0] for report in reports], [-4.0, 4.0, 0.0]
+        )
     np.testing.assert_allclose(means[False]["model"], [0.0])
     np.testing.assert_allclose(means[True]["model"], [-2.0])

@@ -21,7 +21,9 @@ def a_round(data, ids: list[int], key: jax.Array | None = None) -> RoundContext:
     index = data.index[rows]
     real = jnp.arange(index.shape[1], dtype=jnp.int32) < data.num_examples[rows][:, None]
     observed = jnp.where(real, data.observed[index], -1)
-    clients = Client(rows, index, observed, data.num_labelled[rows], data.num_examples[rows], {}, ())
+    clients = Client(
+        rows, index, observed, data.num_labelled[rows], data.num_examples[rows], {}, ()
+    )
     return RoundContext(
         key=jax.random.key(0) if key is None else key,
         run_key=jax.random.key(0),
@@ -43,18 +45,25 @@ def setup(data, **changes):
 def features(run, round: RoundContext, key: jax.Array | None = None) -> np.ndarray:
     """`network_features` in one program."""
     return np.asarray(
-        jax.jit(lambda round, key: network_features(run, round, *(() if key is None else (key,))))(round, key)
+        jax.jit(lambda round, key: network_features(run, round, *(() if key is None else (key,))))(
+            round, key
+        )
     )
 
 
 def test_network_pseudo_labels_are_the_networks_classes_weighted_by_entropy() -> None:
-    """XCLP section 5.4: argmax of the softmax, weight 1 - H / log K; labelled examples keep label and weight 1."""
+    """XCLP section 5.4: argmax of the softmax, weight 1 - H / log K; labelled examples keep
+    label and weight 1.
+    """
     data = toy.federation()
     ids = [0, 2, 5]
-    found = jax.jit(lambda: network_pseudo_labels(setup(data), a_round(data, ids), a_round(data, ids).clients))()
+    found = jax.jit(
+        lambda: network_pseudo_labels(setup(data), a_round(data, ids), a_round(data, ids).clients)
+    )()
     weights = toy.linear_model().init(jax.random.key(0))[0]
     for slot, client in enumerate(ids):
-        size, seen = toy.SIZES[client], toy.LABELLED[client]
+        size = toy.SIZES[client]
+        seen = toy.LABELLED[client]
         rows = np.asarray(data.index)[client, :size]
         scores = np.asarray(data.inputs)[rows] @ np.asarray(weights["w"]) + np.asarray(weights["b"])
         probs = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
@@ -68,7 +77,8 @@ def test_network_pseudo_labels_are_the_networks_classes_weighted_by_entropy() ->
 
 
 def test_network_features_do_not_depend_on_cohort_and_padding() -> None:
-    data, wide = toy.federation(), toy.padded(toy.federation())
+    data = toy.federation()
+    wide = toy.padded(toy.federation())
     alone = features(setup(data), a_round(data, [5]))
     among = features(setup(wide), a_round(wide, [0, 3, 5]))
     np.testing.assert_array_equal(alone[0], among[2, : alone.shape[1]])
@@ -76,7 +86,8 @@ def test_network_features_do_not_depend_on_cohort_and_padding() -> None:
 
 def test_augmented_features_do_not_depend_on_cohort_and_padding() -> None:
     """A client's identity decides its randomness, not its slot."""
-    data, wide = toy.federation(), toy.padded(toy.federation())
+    data = toy.federation()
+    wide = toy.padded(toy.federation())
     key = jax.random.key(4)
     size = toy.SIZES[5]
     alone = features(setup(data, augment=toy.jitter), a_round(data, [5]), key)
@@ -92,7 +103,8 @@ def test_diagnostics_count_unlabelled_examples_only() -> None:
     truth = np.asarray(data.labels)[np.asarray(round.clients.rows)]
     labels = np.full(truth.shape, -1, np.int32)
     confidence = np.random.default_rng(0).uniform(size=truth.shape).astype(np.float32)
-    labels[0, :8] = truth[0, :8]  # rows 0..3 of client 0 are labelled and do not count; 4..7 are right
+    # rows 0..3 of client 0 are labelled and do not count; 4..7 are right
+    labels[0, :8] = truth[0, :8]
     labels[0, 8:10] = (truth[0, 8:10] + 1) % 3  # two are wrong, 10 and 11 got none
     labels[1, :7] = (truth[1, :7] + 1) % 3  # client 2 has seven, all wrong
     labels[1, 7:] = truth[1, 7:]  # padding
@@ -122,6 +134,8 @@ def test_diagnostics_ignore_examples_whose_truth_is_unknown() -> None:
     round = a_round(data, [2])
     labels = data.labels[round.clients.rows]
     ones = jnp.ones(labels.shape)
-    found = diagnose_pseudo_labels(PseudoLabels(labels, ones, ones), jnp.full_like(labels, -1), round.clients)
+    found = diagnose_pseudo_labels(
+        PseudoLabels(labels, ones, ones), jnp.full_like(labels, -1), round.clients
+    )
     assert np.isnan(found["pseudo_label_accuracy"])
     assert float(found["pseudo_label_coverage"]) == 1.0

@@ -1,6 +1,8 @@
-"""A toy method for everything that the contract has to be able to say; each would fail without that part of it.
+"""A toy method for everything that the contract has to be able to say; each would fail without that
+part of it.
 
-Most learn one number: `pull(target)` moves a parameter by exactly the learning rate times its distance from a target.
+Most learn one number: `pull(target)` moves a parameter by exactly the learning rate times its
+distance from a target.
 """
 
 from collections.abc import Callable
@@ -50,14 +52,18 @@ def numbers_model(**start: float) -> Model:
         logits = inputs[:, : toy.NUM_CLASSES] + sum(params.values())
         return Outputs(logits, inputs, None), state
 
-    return Model(lambda key: ({name: jnp.asarray(value) for name, value in start.items()}, {}), apply)
+    return Model(
+        lambda key: ({name: jnp.asarray(value) for name, value in start.items()}, {}), apply
+    )
 
 
 def looking(stream: str = "all") -> View:
     return View(stream, stream, lambda key, streams: streams[stream].inputs)
 
 
-def pull(name: str, target: Callable[..., Any], group: str = "model", number: str = "w", **fields: Any) -> Term:
+def pull(
+    name: str, target: Callable[..., Any], group: str = "model", number: str = "w", **fields: Any
+) -> Term:
     """Moves params[number] towards target(step)."""
 
     def loss(step):
@@ -70,13 +76,25 @@ def own_id(step) -> jax.Array:
     return step.client.id.astype(float)
 
 
-def method_of(data, *terms: Term, start: dict[str, float] | None = None, steps: int = 1, **more: Any) -> Method:
-    """One stage of these terms, one step a round with the whole batch; every group of parameters is one number."""
+def method_of(
+    data, *terms: Term, start: dict[str, float] | None = None, steps: int = 1, **more: Any
+) -> Method:
+    """One stage of these terms, one step a round with the whole batch; every group of parameters
+    is one number.
+    """
     fields = {name: more.pop(name) for name in Stage._fields if name in more}
-    options = {name: more.pop(name) for name in ("private", "upload", "pretraining") if name in more}
+    options = {
+        name: more.pop(name) for name in ("private", "upload", "pretraining") if name in more
+    }
     start = start or {"w": 0.0}
-    setup = toy.setup(data, model=numbers_model(**start), learning_rate=more.pop("learning_rate", 0.5), **more)
-    stage = Stage(terms, fields.pop("sampler", toy.in_order("all", 4, steps)), **{"labelled_quota": "any", **fields})
+    setup = toy.setup(
+        data, model=numbers_model(**start), learning_rate=more.pop("learning_rate", 0.5), **more
+    )
+    stage = Stage(
+        terms,
+        fields.pop("sampler", toy.in_order("all", 4, steps)),
+        **{"labelled_quota": "any", **fields},
+    )
     if len(start) > 1:
         options |= {
             "groups": tuple(start),
@@ -102,12 +120,18 @@ def test_private_parameters_are_trained_where_they_are_and_never_averaged(float6
     """FedRep: a shared number and a head per client; of six clients, three take part in a round."""
     data = toy.federation()
     terms = pull("body", own_id, "w"), pull("head", own_id, "head", "head")
-    method = method_of(data, *terms, start={"w": 0.0, "head": 1.0}, private=("head",), cohort_size=3)
+    method = method_of(
+        data, *terms, start={"w": 0.0, "head": 1.0}, private=("head",), cohort_size=3
+    )
     state, infos = after(method, data, 2)
-    shared, heads, drawn = 0.0, np.ones(6), set()
+    shared = 0.0
+    heads = np.ones(6)
+    drawn = set()
     for number_of_round in range(2):
         round_key = jax.random.fold_in(named_key(KEY, "round"), number_of_round)
-        cohort = sample_cohort(named_key(round_key, "cohort"), data.num_labelled, data.num_examples, 3, "any")
+        cohort = sample_cohort(
+            named_key(round_key, "cohort"), data.num_labelled, data.num_examples, 3, "any"
+        )
         ids = np.asarray(cohort.ids)
         heads[ids] += 0.5 * (ids - heads[ids])
         shared += 0.5 * np.mean(ids - shared)
@@ -131,7 +155,9 @@ def test_the_local_optimizer_goes_on_where_the_client_left_it(float64) -> None:
 
 
 def test_terms_remember_what_a_client_had_and_dropped_clients_forget_nothing() -> None:
-    """Rounds that a client took part in, counted at the client; the server reads the counts by cohort."""
+    """Rounds that a client took part in, counted at the client; the server reads the counts by
+    cohort.
+    """
     data = toy.federation()
     counting = Term(
         "counting",
@@ -156,7 +182,9 @@ def test_terms_remember_what_a_client_had_and_dropped_clients_forget_nothing() -
 
 
 def grouped(num_groups: int) -> FederatedOptimizer:
-    """FedRGD in small: every slot starts from the model of its group; groups are averaged with their server replica."""
+    """FedRGD in small: every slot starts from the model of its group; groups are averaged with
+    their server replica.
+    """
 
     def group_of(turn):
         order = jax.random.permutation(turn.key, turn.valid.shape[0])
@@ -168,7 +196,9 @@ def grouped(num_groups: int) -> FederatedOptimizer:
 
     def start(state, received, common):
         own = jax.tree.map(lambda x: x[received["group"]], state)
-        return jax.tree.map(lambda mine, all: jnp.where(received["is_server"], all, mine), own, common)
+        return jax.tree.map(
+            lambda mine, all: jnp.where(received["is_server"], all, mine), own, common
+        )
 
     def report(local):
         mine = jax.nn.one_hot(local.received["group"], num_groups)
@@ -176,15 +206,21 @@ def grouped(num_groups: int) -> FederatedOptimizer:
         return Report({"weight": local.weights, "total": totals, "count": mine})
 
     def apply(state, anchor, summed, turn):
-        means = jax.tree.map(lambda t: t / summed["count"].reshape(-1, *[1] * (t.ndim - 1)), summed["total"])
+        means = jax.tree.map(
+            lambda t: t / summed["count"].reshape(-1, *[1] * (t.ndim - 1)), summed["total"]
+        )
         return jax.tree.map(lambda x: x.mean(0), means), means
 
-    many = lambda params: jax.tree.map(lambda w: jnp.stack([w] * num_groups), params)  # noqa: E731
+    def many(params):
+        return jax.tree.map(lambda w: jnp.stack([w] * num_groups), params)
+
     return FederatedOptimizer(many, apply, send=send, start=start, report=report)
 
 
 def test_groups_start_from_their_own_model_and_mix_through_the_server_alone(float64) -> None:
-    """FedRGD's mixing rate: with two groups of 3 and a replica each, a gap shrinks by 3 / 4 a round; the mean stays."""
+    """FedRGD's mixing rate: with two groups of 3 and a replica each, a gap shrinks by 3 / 4 a
+    round; the mean stays.
+    """
     data = toy.federation(server=4)
     still = pull("still", lambda step: step.params["w"])
     at_server = Term("server", (looking(),), lambda step: 0.0 * step.params["w"])
@@ -194,7 +230,8 @@ def test_groups_start_from_their_own_model_and_mix_through_the_server_alone(floa
     (models,) = state.optimizer["model"]
     state = state._replace(optimizer={"model": (models + jnp.asarray([[0.0], [6.0]]),)})
     state = state._replace(params={"model": {"w": jnp.asarray(3.0)}})
-    one_round, gaps = jax.jit(method.round), []
+    one_round = jax.jit(method.round)
+    gaps = []
     for _ in range(3):
         state, info = one_round(KEY, state, data)
         gaps.append(float(jnp.diff(jnp.ravel(state.optimizer["model"][0]))[0]))
@@ -206,10 +243,13 @@ def test_groups_start_from_their_own_model_and_mix_through_the_server_alone(floa
 def test_uploads_may_decide_how_much_a_client_weighs(float64) -> None:
     """(FL)^2: weights 1 - tau; worked example tau = .9, .6, .5 of three clients with 2, 0, 1."""
     data = toy.federation(sizes=(4, 4, 4), labelled=(4, 4, 4))
-    targets, tau = jnp.asarray([2.0, 0.0, 1.0]), jnp.asarray([0.9, 0.6, 0.5])
+    targets = jnp.asarray([2.0, 0.0, 1.0])
+    tau = jnp.asarray([0.9, 0.6, 0.5])
     term = pull("pull", lambda step: targets[step.client.id])
     term = term._replace(client=AtClient(collect=lambda trained: tau[trained.client.id]))
-    method = method_of(data, term, weigh=lambda client, uploads: 1.0 - uploads["pull"], learning_rate=1.0)
+    method = method_of(
+        data, term, weigh=lambda client, uploads: 1.0 - uploads["pull"], learning_rate=1.0
+    )
     state, _ = after(method, data)
     assert number(state) == pytest.approx(0.7, rel=1e-12)
 
@@ -226,15 +266,25 @@ def test_every_client_is_scored_on_its_own_examples_by_its_own_model() -> None:
     stage = Stage((supervised_term(run),), toy.in_order("labelled", 4, 3), labelled_quota="any")
     method = federated_method(
         run,
-        (stage._replace(terms=(stage.terms[0]._replace(group="w"), stage.terms[0]._replace(name="b", group="b"))),),
+        (
+            stage._replace(
+                terms=(
+                    stage.terms[0]._replace(group="w"),
+                    stage.terms[0]._replace(name="b", group="b"),
+                )
+            ),
+        ),
         groups=("w", "b"),
         private=("b",),
         split=lambda params: {name: {name: value} for name, value in params.items()},
         combine=lambda groups: {**groups["w"], **groups["b"]},
     )
     state, _ = after(method, data, 2)
-    found = jax.jit(lambda state: federated.evaluate(method, state, data))(state)["test_client_accuracy"]
-    rows, shares = np.asarray(data.test_index), []
+    found = jax.jit(lambda state: federated.evaluate(method, state, data))(state)[
+        "test_client_accuracy"
+    ]
+    rows = np.asarray(data.test_index)
+    shares = []
     for client in (0, 2, 4):
         mine = rows[np.asarray(owner) == client]
         scores = method.predict_for(state, jnp.asarray(client), data.inputs[mine])
@@ -273,7 +323,9 @@ def test_the_server_goes_on_with_its_momentum(float64) -> None:
 
 def test_the_server_trains_alone_before_round_0(float64) -> None:
     data = toy.federation(server=4)
-    server = ServerTraining((pull("pre", lambda step: jnp.asarray(8.0)),), toy.in_order("all", 4, 1))
+    server = ServerTraining(
+        (pull("pre", lambda step: jnp.asarray(8.0)),), toy.in_order("all", 4, 1)
+    )
     before = Pretraining(server, 2, lambda number: jnp.where(number == 0, 0.5, 0.25))
     method = method_of(data, pull("still", lambda step: step.params["w"]), pretraining=before)
     assert number(jax.jit(method.init)(KEY, data)) == 5.0  # 0 -> 4 -> 5
@@ -283,21 +335,29 @@ def test_the_server_trains_alone_before_round_0(float64) -> None:
 
 
 def test_uploads_may_lose_something_and_bytes_are_those_of_what_was_sent(float64) -> None:
-    """Differences of at most 1 are not sent, and the server keeps its own value there; a number sent takes 8 bytes."""
+    """Differences of at most 1 are not sent, and the server keeps its own value there; a number
+    sent takes 8 bytes.
+    """
     data = toy.federation(sizes=(4, 4, 4), labelled=(4, 4, 4))
     targets = jnp.asarray([1.0, 4.0, 10.0])
 
     def upload(trained):
         return jax.tree.map(
-            lambda new, old: jnp.where(jnp.abs(new - old) > 1.0, new, old), trained.groups, trained.received
+            lambda new, old: jnp.where(jnp.abs(new - old) > 1.0, new, old),
+            trained.groups,
+            trained.received,
         )
 
     def traffic(outcome):
-        return Traffic(federated.count(0), federated.count(jnp.sum(outcome.uploads), 8), model_up=False)
+        return Traffic(
+            federated.count(0), federated.count(jnp.sum(outcome.uploads), 8), model_up=False
+        )
 
     term = pull("pull", lambda step: targets[step.client.id])
     term = term._replace(
-        client=AtClient(collect=lambda trained: trained.uploaded["model"]["w"] != trained.received["model"]["w"]),
+        client=AtClient(
+            collect=lambda trained: trained.uploaded["model"]["w"] != trained.received["model"]["w"]
+        ),
         log=ForLog(traffic=traffic),
     )
     state, infos = after(method_of(data, term, upload=upload), data)
@@ -309,7 +369,9 @@ def test_uploads_may_lose_something_and_bytes_are_those_of_what_was_sent(float64
 
 
 def test_gradient_diversity_is_measured_and_reaches_nothing(float64) -> None:
-    """1/n sum ||v_i||^2 / ||mean v||^2 of the clients' changes 0.5 id: 2.2 for ids 0 to 5 (mean 1.25)."""
+    """1/n sum ||v_i||^2 / ||mean v||^2 of the clients' changes 0.5 id: 2.2 for ids 0 to 5 (mean
+    1.25).
+    """
     data = toy.federation()
 
     def measure(trained):
@@ -324,14 +386,18 @@ def test_gradient_diversity_is_measured_and_reaches_nothing(float64) -> None:
     state, infos = after(method_of(data, logged), data)
     expected, _ = after(method_of(data, plain), data)
     chex.assert_trees_all_equal(state, expected)
-    assert infos[0]["diversity"] == pytest.approx(np.mean((0.5 * np.arange(6)) ** 2) / 1.25**2, rel=1e-12)
+    assert infos[0]["diversity"] == pytest.approx(
+        np.mean((0.5 * np.arange(6)) ** 2) / 1.25**2, rel=1e-12
+    )
 
 
 # 8. Batches know the round; a group without a row takes no step.
 
 
 def test_streaming_parts_follow_the_round_and_a_group_without_rows_stands_still() -> None:
-    """Round r uses part r of a client's data; number v has rows only in even steps, and weight decay all the time."""
+    """Round r uses part r of a client's data; number v has rows only in even steps, and weight
+    decay all the time.
+    """
     data = toy.federation(sizes=(6, 6), labelled=(6, 6))
 
     def schedule(key, client, now):
@@ -341,14 +407,24 @@ def test_streaming_parts_follow_the_round_and_a_group_without_rows_stands_still(
         masks = {"all": ~even, "some": even & ~last}
         return Schedule({"all": part, "some": part}, masks, jnp.asarray(2, jnp.int32))
 
-    seen = pull("seen", lambda step: jnp.mean(step.streams["all"].position.astype(jnp.float32)), "w")
+    seen = pull(
+        "seen", lambda step: jnp.mean(step.streams["all"].position.astype(jnp.float32)), "w"
+    )
     nothing = Term("some", (looking("some"),), lambda step: 0.0 * step.params["v"], group="v")
     decaying = federated.local_optimizer(momentum=0.9, weight_decay=0.5)
     method = method_of(
-        data, seen, nothing, start={"w": 0.0, "v": 1.0}, sampler=Sampler(schedule), local_optimizer=decaying, rounds=3
+        data,
+        seen,
+        nothing,
+        start={"w": 0.0, "v": 1.0},
+        sampler=Sampler(schedule),
+        local_optimizer=decaying,
+        rounds=3,
     )
-    state, one_round = jax.jit(method.init)(KEY, data), jax.jit(method.round)
-    for expected_v in (0.75, 0.75**2, 0.75**2):  # one step of decay in each round but the last, which has no row
+    state = jax.jit(method.init)(KEY, data)
+    one_round = jax.jit(method.round)
+    # one step of decay in each round but the last, which has no row
+    for expected_v in (0.75, 0.75**2, 0.75**2):
         before = number(state)
         state, _ = one_round(KEY, state, data)
         position = 2 * (int(state.round) - 1) + 0.5
@@ -371,7 +447,9 @@ def test_a_view_may_draw_on_two_streams_and_say_which_rows_are_real() -> None:
     def mixture(key, streams):
         return 0.25 * streams["first"].inputs + 0.75 * streams["second"].inputs
 
-    both = View("mix", "first", mixture, mask=lambda streams: streams["first"].mask & streams["second"].mask)
+    both = View(
+        "mix", "first", mixture, mask=lambda streams: streams["first"].mask & streams["second"].mask
+    )
     masks: list[Any] = []
     model = toy.linear_model()
 
@@ -380,14 +458,20 @@ def test_a_view_may_draw_on_two_streams_and_say_which_rows_are_real() -> None:
         return model.apply(params, state, inputs, train=train, key=key, mask=mask)
 
     def loss(step):
-        first, second = (data.inputs[step.client.rows[jnp.asarray(rows)]] for rows in ([0, 2], [5, 3]))
+        first, second = (
+            data.inputs[step.client.rows[jnp.asarray(rows)]] for rows in ([0, 2], [5, 3])
+        )
         expected = 0.25 * first + 0.75 * second
         wrong = jnp.sum(jnp.abs(step.inputs["mix"][jnp.asarray([0, 2])] - expected))
-        real = jnp.sum(both.real(step.streams) != jnp.asarray([True, False, True, False])).astype(jnp.float32)
+        real = jnp.sum(both.real(step.streams) != jnp.asarray([True, False, True, False])).astype(
+            jnp.float32
+        )
         return wrong + real + 0.0 * jnp.sum(step.outputs["mix"].logits)
 
     run = toy.setup(data, model=Model(model.init, apply))
-    method = federated_method(run, (Stage((Term("mix", (both,), loss),), Sampler(schedule), "any"),))
+    method = federated_method(
+        run, (Stage((Term("mix", (both,), loss),), Sampler(schedule), "any"),)
+    )
     _, infos = after(method, data)
     assert infos[0]["loss"] == pytest.approx(0.0, abs=1e-6) and masks[0].shape == (4,)
 
@@ -396,8 +480,11 @@ def test_a_view_may_draw_on_two_streams_and_say_which_rows_are_real() -> None:
 
 
 def test_a_gradient_at_perturbed_weights(float64) -> None:
-    """Sharpness-aware step on w^4 / 4 + w at w = 1: the gradient of w^4 / 4 is taken at 1 + rho, that of w at 1."""
-    data, rho = toy.federation(), 0.1
+    """Sharpness-aware step on w^4 / 4 + w at w = 1: the gradient of w^4 / 4 is taken at 1 + rho,
+    that of w at 1.
+    """
+    data = toy.federation()
+    rho = 0.1
 
     def loss(step):
         at_first = step.earlier["all"].logits[0, 0] - step.inputs["all"][0, 0]
@@ -410,12 +497,16 @@ def test_a_gradient_at_perturbed_weights(float64) -> None:
         lambda params, gradient: jax.tree.map(lambda g: rho * g / jnp.abs(g), gradient),
     )
     terms = (sharp, Term("plain", (looking(),), lambda step: step.params["w"]))
-    state, _ = after(method_of(data, *terms, start={"w": 1.0}, gradient=gradient, learning_rate=0.1), data)
+    state, _ = after(
+        method_of(data, *terms, start={"w": 1.0}, gradient=gradient, learning_rate=0.1), data
+    )
     assert number(state) == pytest.approx(1.0 - 0.1 * (1.1**3 + 1.0), rel=1e-12)
 
 
 def test_a_step_sees_the_model_that_was_received(float64) -> None:
-    """Three steps, each by 1 away from the frozen copy: 0 -> 1 -> 2 -> 3 only if the copy stays where it was."""
+    """Three steps, each by 1 away from the frozen copy: 0 -> 1 -> 2 -> 3 only if the copy stays
+    where it was.
+    """
     data = toy.federation()
 
     def target(step):
@@ -426,24 +517,38 @@ def test_a_step_sees_the_model_that_was_received(float64) -> None:
 
 
 def test_two_kinds_of_clients_have_their_own_terms_steps_and_rates(float64) -> None:
-    """CBAFed: clients 0 and 1 take one step at the full rate towards 1, the others two at half of it towards 9."""
+    """CBAFed: clients 0 and 1 take one step at the full rate towards 1, the others two at half
+    of it towards 9.
+    """
     data = toy.federation()
     kind = ClientKind(
         members=lambda clients: clients.id < 2,
         terms=(pull("labelled", lambda step: jnp.asarray(1.0)),),
         sampler=toy.in_order("all", 4, 1),
     )
-    sparse = ForLog(traffic=lambda outcome: Traffic(federated.count(0), federated.count(1), model_up=False))
+    sparse = ForLog(
+        traffic=lambda outcome: Traffic(federated.count(0), federated.count(1), model_up=False)
+    )
     mean = AtServer(
         init=lambda *_: jnp.zeros(2),
         server_update=lambda _, seen: jnp.stack([seen.local, jnp.sum(seen.counts).astype(float)]),
     )
-    ones = AtClient(start=lambda *_: jnp.ones(()), remember=lambda trained: jnp.ones(()), keep=lambda *_: jnp.zeros(()))
+    ones = AtClient(
+        start=lambda *_: jnp.ones(()),
+        remember=lambda trained: jnp.ones(()),
+        keep=lambda *_: jnp.zeros(()),
+    )
     kind = kind._replace(
         terms=(kind.terms[0]._replace(log=sparse, server=mean, client=ones),),
         rate=lambda client: 0.5 + 0.5 * client.id.astype(float),
     )
-    method = method_of(data, pull("rest", lambda step: jnp.asarray(9.0)), kinds=(kind,), rate=lambda _: 0.5, steps=2)
+    method = method_of(
+        data,
+        pull("rest", lambda step: jnp.asarray(9.0)),
+        kinds=(kind,),
+        rate=lambda _: 0.5,
+        steps=2,
+    )
     state, infos = after(method, data)
     assert number(state) == pytest.approx((0.25 + 0.5 + 4 * 9 * (1 - 0.75**2)) / 6, rel=1e-12)
     assert infos[0]["local_steps"] == 2 + 4 * 2
@@ -453,15 +558,26 @@ def test_two_kinds_of_clients_have_their_own_terms_steps_and_rates(float64) -> N
     assert infos[0]["bytes_up"] == 4 * 4 + 1 and infos[0]["bytes_down"] == 6 * 4
 
 
-def test_a_weight_of_zero_keeps_what_was_learned_and_one_that_is_no_number_drops_the_client(float64) -> None:
-    """Client 0 weighs nothing and still trains its own head; client 1 weighs NaN and is dropped with all it has."""
+def test_a_weight_of_zero_keeps_what_was_learned_and_one_that_is_no_number_drops_the_client(
+    float64,
+) -> None:
+    """Client 0 weighs nothing and still trains its own head; client 1 weighs NaN and is dropped
+    with all it has.
+    """
     data = toy.federation()
     terms = pull("body", own_id, "w"), pull("head", lambda step: jnp.asarray(2.0), "head", "head")
     weights = jnp.asarray([0.0, jnp.nan, 1.0, 1.0, 1.0, 1.0])
-    more = {"start": {"w": 0.0, "head": 0.0}, "private": ("head",), "weigh": lambda client, _: weights[client.id]}
+    more = {
+        "start": {"w": 0.0, "head": 0.0},
+        "private": ("head",),
+        "weigh": lambda client, _: weights[client.id],
+    }
     state, infos = after(method_of(data, *terms, **more), data)
     np.testing.assert_array_equal(np.ravel(state.clients.params["head"][0]), [1, 0, 1, 1, 1, 1])
-    assert number(state, "w") == pytest.approx(0.5 * np.mean([2, 3, 4, 5])) and infos[0]["dropped_clients"] == 1
+    assert (
+        number(state, "w") == pytest.approx(0.5 * np.mean([2, 3, 4, 5]))
+        and infos[0]["dropped_clients"] == 1
+    )
 
 
 @pytest.mark.thorough
@@ -469,13 +585,17 @@ def test_private_parameters_do_not_depend_on_placement_devices_or_seeds_at_once(
     data = toy.federation()
     terms = pull("body", own_id, "w"), pull("head", own_id, "head", "head")
     scaffold = {"federated_optimizer": federated.scaffold(), "keep_optimizer": True}
-    method = method_of(data, *terms, start={"w": 0.0, "head": 1.0}, private=("head",), cohort_size=4, **scaffold)
+    method = method_of(
+        data, *terms, start={"w": 0.0, "head": 1.0}, private=("head",), cohort_size=4, **scaffold
+    )
     expected, _ = after(method, data, 2)
     mesh = Mesh(np.array(jax.devices()[:2]), ("clients",))
     shared, _ = after(toy.executed(method, mesh=mesh, placement="lanes", chunk_size=2), data, 2)
     chex.assert_trees_all_close(shared, expected, rtol=1e-6)
     restored = jax.tree.map(jnp.asarray, jax.device_get(expected))
-    chex.assert_trees_all_equal(toy.run(jax.jit(method.round), KEY, restored, data, 1)[0], after(method, data, 3)[0])
+    chex.assert_trees_all_equal(
+        toy.run(jax.jit(method.round), KEY, restored, data, 1)[0], after(method, data, 3)[0]
+    )
 
 
 def test_an_epoch_goes_over_what_a_round_chose() -> None:
@@ -495,7 +615,9 @@ def test_an_epoch_goes_over_what_a_round_chose() -> None:
     odd = Term(
         "choose",
         (looking(),),
-        lambda step: (step.streams["all"].position[0] % 2).astype(jnp.float32) + 0.0 * step.params["w"],
+        lambda step: (
+            (step.streams["all"].position[0] % 2).astype(jnp.float32) + 0.0 * step.params["w"]
+        ),
         server=AtServer(prepare=prepare),
     )
     _, infos = after(method_of(data, odd, sampler=Sampler(schedule, reads_sent=True)), data)
@@ -507,20 +629,24 @@ def test_an_epoch_goes_over_what_a_round_chose() -> None:
 
 def test_a_term_of_an_unknown_group_is_refused() -> None:
     data = toy.federation()
-    with pytest.raises(ValueError, match=r"term 'pull' moves parameter group 'psi'.*groups are model"):
+    with pytest.raises(
+        ValueError, match=r"term 'pull' moves parameter group 'psi'.*groups are model"
+    ):
         method_of(data, pull("pull", own_id, "psi"))
     with pytest.raises(ValueError, match=r"private groups are head; the method's groups are model"):
         method_of(data, pull("pull", own_id), private=("head",))
 
 
 def test_a_method_of_two_stages_traces_each_once() -> None:
-    data, traced = toy.federation(), []
+    data = toy.federation()
+    traced = []
 
     def counted(step):
         traced.append(step.now)
         return 0.0 * step.params["w"]
 
-    setup, sampler = toy.setup(data, model=numbers_model(w=0.0)), toy.in_order("all", 4, 1)
+    setup = toy.setup(data, model=numbers_model(w=0.0))
+    sampler = toy.in_order("all", 4, 1)
     logged = ForLog(diagnose=lambda outcome, truth, measured: {"second": jnp.zeros(())})
     first = Stage((Term("one", (looking(),), counted),), sampler, "any", rounds=1)
     second = Stage((Term("two", (looking(),), counted, log=logged),), sampler, "any")

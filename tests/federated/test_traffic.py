@@ -8,7 +8,8 @@ from fedjax_ssl.federated import count, to_numbers
 
 
 def test_bytes_beyond_32_bits_are_exact() -> None:
-    times, size = np.array([3, 2**31 - 1, 0], np.int32), 2**31 + 7
+    times = np.array([3, 2**31 - 1, 0], np.int32)
+    size = 2**31 + 7
     assert int(jax.jit(lambda n: count(n, size) + count(5) + count(n[0], 2**40))(times)) == (
         int(times.sum(dtype=np.int64)) * size + 5 + 3 * 2**40
     )

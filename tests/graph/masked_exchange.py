@@ -1,7 +1,9 @@
-"""A toy protocol for the seam of `fedjax_ssl.graph.Exchange`: additive masks, and a record of who saw what.
+"""A toy protocol for the seam of `fedjax_ssl.graph.Exchange`: additive masks, and a record of who
+saw what.
 
-The server and every client are entries of `seen`; what a party is sent goes there. The masks come from a generator that
-is not secure, and the distances from a client that is trusted with both codes: this shows the seam, not a protocol.
+The server and every client are entries of `seen`; what a party is sent goes there. The masks come
+from a generator that is not secure, and the distances from a client that is trusted with both
+codes: this shows the seam, not a protocol.
 """
 
 from collections import defaultdict
@@ -12,10 +14,14 @@ from fedjax_ssl import graph
 
 
 class MaskedExchange:
-    """Clients i < j share a mask, which i adds and j subtracts; a client's own rows never leave it."""
+    """Clients i < j share a mask, which i adds and j subtracts; a client's own rows never leave
+    it.
+    """
 
     def __init__(self, seed=0, dropped=None):
-        self.seed, self.dropped, self.calls = seed, dropped, 0
+        self.seed = seed
+        self.dropped = dropped
+        self.calls = 0
         self.seen = defaultdict(list)  # party -> arrays
         self.pairs = []  # of clients, in the order of the calls
         self.exchange = graph.Exchange(self.distances, self.row_sums)

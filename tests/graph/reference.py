@@ -1,4 +1,6 @@
-"""The spec in plain dense NumPy float64, written independently of the package, and its worked example."""
+"""The spec in plain dense NumPy float64, written independently of the package, and its worked
+example.
+"""
 
 import numpy as np
 
@@ -43,7 +45,9 @@ def nearest(distance: np.ndarray, count: int, valid: np.ndarray | None = None) -
     valid = np.ones(num_points, bool) if valid is None else valid
     found = []
     for row in range(num_points):
-        others = np.array([j for j in range(num_points) if j != row and valid[j] and valid[row]], int)
+        others = np.array(
+            [j for j in range(num_points) if j != row and valid[j] and valid[row]], int
+        )
         order = np.lexsort((others, distance[row, others]))
         found.append(others[order][:count])
     return found

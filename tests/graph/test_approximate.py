@@ -19,7 +19,9 @@ TABLE = np.append(reference.cosines(np.arange(BITS + 1), BITS), 0).astype(np.flo
 
 
 def assert_well_formed(found, codes, valid):
-    """Distinct valid others with their exact similarity, by (distance, index), then themselves at 0."""
+    """Distinct valid others with their exact similarity, by (distance, index), then themselves
+    at 0.
+    """
     index, similarity = (np.asarray(part) for part in found)
     num_points = len(codes)
     own = np.arange(num_points)[:, None]
@@ -39,7 +41,9 @@ def plain_recall(index, codes, count, valid):
     for row, nearest in enumerate(reference.nearest(distance, count, valid)):
         if len(nearest):
             listed = {j for j in index[row].tolist() if j != row and valid[j]}
-            hits += min(sum(distance[row, j] <= distance[row, nearest[-1]] for j in listed), len(nearest))
+            hits += min(
+                sum(distance[row, j] <= distance[row, nearest[-1]] for j in listed), len(nearest)
+            )
             total += len(nearest)
     return hits / total
 
@@ -53,7 +57,9 @@ def test_finds_most_neighbors_and_only_real_ones(padded):
     assert found.index.dtype == jnp.int32 and found.similarity.dtype == jnp.float32
     assert_well_formed(found, codes, valid)
     recall = graph.neighbor_recall(found, codes, BITS, valid)
-    np.testing.assert_allclose(recall, plain_recall(np.asarray(found.index), codes, 6, valid), rtol=1e-6)
+    np.testing.assert_allclose(
+        recall, plain_recall(np.asarray(found.index), codes, 6, valid), rtol=1e-6
+    )
     assert recall > 0.8
 
 
@@ -72,7 +78,9 @@ def test_finds_as_many_as_it_is_asked_for():
 
 @pytest.mark.parametrize("num_points, count", [(0, 3), (1, 3), (5, 9), (60, 4)])
 def test_few_points_are_searched_exactly(num_points, count):
-    codes = reference.random_codes(1, num_points, BITS) if num_points else np.zeros((0, 2), np.uint32)
+    codes = (
+        reference.random_codes(1, num_points, BITS) if num_points else np.zeros((0, 2), np.uint32)
+    )
     found = graph.approximate_neighbors(codes, BITS, count, exact_up_to=60)
     jax.tree.map(np.testing.assert_array_equal, found, graph.nearest_neighbors(codes, BITS, count))
 
@@ -83,7 +91,9 @@ def test_one_tile_holds_all_points():
     codes = reference.random_codes(1, 9, BITS)
     valid = np.arange(9) != 4
     found = graph.approximate_neighbors(codes, BITS, 10, valid, **SMALL)
-    jax.tree.map(np.testing.assert_array_equal, found, graph.nearest_neighbors(codes, BITS, 10, valid))
+    jax.tree.map(
+        np.testing.assert_array_equal, found, graph.nearest_neighbors(codes, BITS, 10, valid)
+    )
 
 
 @pytest.mark.parametrize("num_valid", [0, 1, 2])
@@ -91,7 +101,9 @@ def test_almost_all_rows_are_padding(num_valid):
     codes, _ = clustered_codes(0, 500, BITS, 5)
     valid = np.isin(np.arange(500), [7, 307][:num_valid])
     found = graph.approximate_neighbors(codes, BITS, 6, valid, **SMALL)
-    jax.tree.map(np.testing.assert_array_equal, found, graph.nearest_neighbors(codes, BITS, 6, valid))
+    jax.tree.map(
+        np.testing.assert_array_equal, found, graph.nearest_neighbors(codes, BITS, 6, valid)
+    )
     assert graph.neighbor_recall(found, codes, BITS, valid) == 1
 
 
@@ -118,7 +130,9 @@ def test_codes_of_many_words():
     codes = np.repeat(reference.random_codes(3, 10, 32), 140, axis=1)
     found = graph.approximate_neighbors(codes, 4480, 3, **SMALL)
     # Among equally near ones others may be kept.
-    np.testing.assert_array_equal(found.similarity, graph.nearest_neighbors(codes, 4480, 3).similarity)
+    np.testing.assert_array_equal(
+        found.similarity, graph.nearest_neighbors(codes, 4480, 3).similarity
+    )
 
 
 @pytest.mark.thorough
@@ -159,13 +173,20 @@ def test_recall_of_a_sample_takes_valid_rows():
     # Lists of the other rows are not looked at: half of the sampled ones lose their neighbours.
     half = (np.arange(500) < 400)[:, None]
     index = jnp.where(half, exact.index, jnp.arange(500, dtype=jnp.int32)[:, None])
-    recall = graph.neighbor_recall(Neighbors(index, exact.similarity), codes, BITS, valid, sample=20)
+    recall = graph.neighbor_recall(
+        Neighbors(index, exact.similarity), codes, BITS, valid, sample=20
+    )
     np.testing.assert_allclose(recall, 0.5)
 
 
 def test_a_sample_of_many_points_is_spread_over_all():
     places = np.asarray(approximate._spread(71_552, np.int32(5_000_000)), np.int64)
-    assert (np.diff(places) >= 69).all() and np.diff(places).max() <= 70 and places[0] == 0 and places[-1] < 5_000_000
+    assert (
+        (np.diff(places) >= 69).all()
+        and np.diff(places).max() <= 70
+        and places[0] == 0
+        and places[-1] < 5_000_000
+    )
 
 
 def test_bad_arguments_are_refused():

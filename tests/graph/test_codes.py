@@ -29,41 +29,53 @@ def test_shape_dtype_and_unused_bits(num_bits):
 
 
 def test_bits_are_signs_of_projections_that_all_points_share():
-    # The codes of the unit vectors and their opposites are complementary wherever no projection is 0.
+    # The codes of the unit vectors and their opposites are complementary wherever no projection is
+    # 0.
     unit = np.eye(6, dtype=np.float32)
     both = unpack(graph.lsh_codes(KEY, np.concatenate([unit, -unit]), 96))
     np.testing.assert_array_equal(both[:6] + both[6:], np.ones((6, 96)))
 
 
 def test_a_shorter_code_is_the_start_of_a_longer_one():
-    short, long = graph.lsh_codes(KEY, features(5), 64), graph.lsh_codes(KEY, features(5), 600)
+    short = graph.lsh_codes(KEY, features(5), 64)
+    long = graph.lsh_codes(KEY, features(5), 600)
     np.testing.assert_array_equal(short, long[:, :2])
 
 
-@pytest.mark.parametrize("points_at_once", [None, pytest.param(300, marks=pytest.mark.thorough), 2048])
+@pytest.mark.parametrize(
+    "points_at_once", [None, pytest.param(300, marks=pytest.mark.thorough), 2048]
+)
 def test_equal_rows_get_equal_codes_whatever_stands_around_them(points_at_once):
     points = features(700)
     points[650] = points[3]
     codes = np.asarray(graph.lsh_codes(KEY, points, 256, points_at_once=points_at_once))
     np.testing.assert_array_equal(codes[650], codes[3])
-    np.testing.assert_array_equal(graph.lsh_codes(KEY, points[600:], 256, points_at_once=points_at_once), codes[600:])
+    np.testing.assert_array_equal(
+        graph.lsh_codes(KEY, points[600:], 256, points_at_once=points_at_once), codes[600:]
+    )
 
 
 def test_codes_may_be_traced():
     points = features(700)
     codes = graph.lsh_codes(KEY, points, 256)
-    np.testing.assert_array_equal(jax.jit(graph.lsh_codes, static_argnums=2)(KEY, points, 256), codes)
+    np.testing.assert_array_equal(
+        jax.jit(graph.lsh_codes, static_argnums=2)(KEY, points, 256), codes
+    )
 
 
 @pytest.mark.parametrize("scale", [2.0**-100, 0.25, 2.0**100, 3.0])
 def test_scaling_single_rows_keeps_codes(scale):
     points = features(40)
     scaled = points * np.where(np.arange(40)[:, None] % 2, np.float32(scale), 1)
-    np.testing.assert_array_equal(graph.lsh_codes(KEY, scaled, 256), graph.lsh_codes(KEY, points, 256))
+    np.testing.assert_array_equal(
+        graph.lsh_codes(KEY, scaled, 256), graph.lsh_codes(KEY, points, 256)
+    )
 
 
 def test_other_keys_give_other_codes():
-    assert (graph.lsh_codes(KEY, features(9), 64) != graph.lsh_codes(jax.random.key(4), features(9), 64)).any()
+    assert (
+        graph.lsh_codes(KEY, features(9), 64) != graph.lsh_codes(jax.random.key(4), features(9), 64)
+    ).any()
 
 
 def test_float64_features_see_the_same_hyperplanes():
@@ -73,10 +85,13 @@ def test_float64_features_see_the_same_hyperplanes():
     assert unpack(codes ^ finer).sum() <= 2  # a projection within rounding of 0 may change sides
 
 
-@pytest.mark.parametrize("degrees, spread", [(10, 0.0112), (30, 0.0183), (60, 0.0231), (90, 0.0245)])
+@pytest.mark.parametrize(
+    "degrees, spread", [(10, 0.0112), (30, 0.0183), (60, 0.0231), (90, 0.0245)]
+)
 def test_share_of_differing_bits_estimates_the_angle(degrees, spread):
-    # 64 independent pairs at one angle: the mean lies within 5 standard errors (fails once in 1.7 million),
-    # and the spread within 45 % of the printed one (5 standard errors of a standard deviation of 64).
+    # 64 independent pairs at one angle: the mean lies within 5 standard errors (fails once in 1.7
+    # million), and the spread within 45 % of the printed one (5 standard errors of a standard
+    # deviation of 64).
     angle = np.deg2rad(degrees)
     estimates = []
     for pair in range(64):

@@ -1,4 +1,6 @@
-"""The seam for protocols: a toy protocol in it gives the bits of `graph.IDEAL`, and neighbours those of the kernels."""
+"""The seam for protocols: a toy protocol in it gives the bits of `graph.IDEAL`, and neighbours
+those of the kernels.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -13,21 +15,31 @@ from tests.graph.masked_exchange import MaskedExchange
 from tests.graph.test_propagation import clustered_codes
 
 KEY = jax.random.key(0)
-CLASSES, BITS = 3, 64
+CLASSES = 3
+BITS = 64
 SETTINGS = Settings(BITS, num_neighbors=4, alpha=0.9)
-PAPER, CODE = SETTINGS, SETTINGS._replace(similarity_power=3.0, label_norm="class", confidence_scale="client_max")
+PAPER = SETTINGS
+CODE = SETTINGS._replace(similarity_power=3.0, label_norm="class", confidence_scale="client_max")
 
 
 def federation(num_points=70):
-    """Points of clients 2, 5 (without labels) and 9 in any order; some rows are padding, some have no code."""
+    """Points of clients 2, 5 (without labels) and 9 in any order; some rows are padding, some
+    have no code.
+    """
     codes, truth = clustered_codes(1, num_points, BITS, CLASSES)
     random = np.random.default_rng(2)
     clients = random.choice([2, 5, 9], num_points).astype(np.int32)
-    labels = np.where((random.random(num_points) < 0.3) & (clients != 5), truth, -1).astype(np.int32)
+    labels = np.where((random.random(num_points) < 0.3) & (clients != 5), truth, -1).astype(
+        np.int32
+    )
     return (
         codes,
         labels,
-        dict(clients=clients, valid=random.random(num_points) < 0.9, has_code=random.random(num_points) < 0.9),
+        dict(
+            clients=clients,
+            valid=random.random(num_points) < 0.9,
+            has_code=random.random(num_points) < 0.9,
+        ),
     )
 
 
@@ -35,19 +47,29 @@ CODES, LABELS, ROWS = federation()
 
 
 def label(settings=SETTINGS, exchange=None, codes=CODES, labels=LABELS, **changes):
-    return graph.xclp_from_codes(codes, labels, CLASSES, settings, exchange=exchange, **{**ROWS, **changes})
+    return graph.xclp_from_codes(
+        codes, labels, CLASSES, settings, exchange=exchange, **{**ROWS, **changes}
+    )
 
 
 @pytest.mark.parametrize(
     "settings",
-    [PAPER, CODE, pytest.param(PAPER._replace(solver="conjugate_gradient"), marks=pytest.mark.thorough)],
+    [
+        PAPER,
+        CODE,
+        pytest.param(PAPER._replace(solver="conjugate_gradient"), marks=pytest.mark.thorough),
+    ],
 )
 def test_a_protocol_gives_the_bits_of_the_ideal(settings):
     protocol = MaskedExchange()
-    found, ideal, kernels = label(settings, protocol.exchange), label(settings, graph.IDEAL), label(settings)
+    found = label(settings, protocol.exchange)
+    ideal = label(settings, graph.IDEAL)
+    kernels = label(settings)
     assert protocol.calls == 1
     jax.tree.map(np.testing.assert_array_equal, found, ideal)
-    jax.tree.map(lambda one, other: np.testing.assert_array_equal(one.dtype, other.dtype), found, kernels)
+    jax.tree.map(
+        lambda one, other: np.testing.assert_array_equal(one.dtype, other.dtype), found, kernels
+    )
     # The kernels do not round: labels are the same, scores within the bound.
     np.testing.assert_array_equal(found.labels, kernels.labels)
     np.testing.assert_array_equal(found.valid, kernels.valid)
@@ -71,10 +93,15 @@ def test_a_protocol_for_sums_alone_gives_the_bits_of_the_ideal():
 def test_neighbours_are_those_of_the_kernels():
     usable = jnp.asarray(ROWS["valid"] & ROWS["has_code"])
     found = exchanged_neighbors(MaskedExchange().exchange, CODES, ROWS["clients"], usable, SETTINGS)
-    jax.tree.map(np.testing.assert_array_equal, found, graph.nearest_neighbors(CODES, BITS, 4, usable))
-    for codes in (CODES[:1], CODES[:0], np.repeat(CODES[:1], 70, axis=0)):  # one point, none, all the same
+    jax.tree.map(
+        np.testing.assert_array_equal, found, graph.nearest_neighbors(CODES, BITS, 4, usable)
+    )
+    # one point, none, all the same
+    for codes in (CODES[:1], CODES[:0], np.repeat(CODES[:1], 70, axis=0)):
         rows = len(codes)
-        found = exchanged_neighbors(graph.IDEAL, codes, ROWS["clients"][:rows], np.ones(rows, bool), SETTINGS)
+        found = exchanged_neighbors(
+            graph.IDEAL, codes, ROWS["clients"][:rows], np.ones(rows, bool), SETTINGS
+        )
         jax.tree.map(np.testing.assert_array_equal, found, graph.nearest_neighbors(codes, BITS, 4))
 
 
@@ -82,7 +109,8 @@ def test_parties_see_what_the_protocol_shows_them():
     protocol = MaskedExchange()
     label(exchange=protocol.exchange)
     assert protocol.pairs == [(2, 2), (2, 5), (2, 9), (5, 5), (5, 9), (9, 9)]
-    usable, valid = ROWS["valid"] & ROWS["has_code"], ROWS["valid"]
+    usable = ROWS["valid"] & ROWS["has_code"]
+    valid = ROWS["valid"]
     for client in (2, 5, 9):
         own = CODES[usable & (ROWS["clients"] == client)]
         *codes, row_sums = protocol.seen[client]
@@ -106,7 +134,9 @@ def test_a_client_that_drops_out_before_the_sums_counts_without_its_labels():
     np.testing.assert_allclose(found.scores[others], without.scores[others], atol=1e-6)
     np.testing.assert_array_equal(found.labels[others], without.labels[others])
     np.testing.assert_array_equal(found.scores[~others], 0)
-    np.testing.assert_array_equal(found.labels[~others], np.where(ROWS["valid"], LABELS, -1)[~others])
+    np.testing.assert_array_equal(
+        found.labels[~others], np.where(ROWS["valid"], LABELS, -1)[~others]
+    )
 
 
 def test_a_client_that_drops_out_of_the_distances_is_alone():
@@ -127,7 +157,8 @@ def test_without_labels_nothing_is_summed():
 
 def test_worked_example_in_fixed_point():
     """XCLP section 9.2: E = round(2^f F) of both clients, here with the f that fits 2^32."""
-    codes, clients = reference.pack(reference.EXAMPLE_CODES), np.repeat(np.int32([1, 2]), 3)
+    codes = reference.pack(reference.EXAMPLE_CODES)
+    clients = np.repeat(np.int32([1, 2]), 3)
     settings = Settings(reference.EXAMPLE_BITS, 2, alpha=0.5)
     shares = {}
 
@@ -136,7 +167,9 @@ def test_worked_example_in_fixed_point():
         return graph.IDEAL.row_sums(given, owner)
 
     exchange = graph.Exchange(graph.IDEAL.distances, row_sums)
-    graph.xclp_from_codes(codes, reference.EXAMPLE_LABELS, 2, settings, clients=clients, exchange=exchange)
+    graph.xclp_from_codes(
+        codes, reference.EXAMPLE_LABELS, 2, settings, clients=clients, exchange=exchange
+    )
     scale = 2.0 ** (fraction_bits(3, 2, settings) - 8)
     np.testing.assert_array_equal(np.rint(shares[1][:, 0] / scale), [302, 121, 21, 6, 34, 6])
     np.testing.assert_array_equal(np.rint(shares[2][:, 1] / scale), [12, 8, 167, 422, 13, 415])
@@ -171,8 +204,14 @@ def test_under_a_trace_an_exchange_is_refused():
             dict(distances=lambda *_: np.zeros((1, 1), np.int32)),
             "must be int32 of shape",
         ),
-        (dict(distances=lambda a, b, one, other: np.zeros((len(one), len(other)))), "must be int32 of shape"),
-        (dict(distances=lambda *given: graph.IDEAL.distances(*given) + 2 * BITS), r"allowed: 0\.\.65"),
+        (
+            dict(distances=lambda a, b, one, other: np.zeros((len(one), len(other)))),
+            "must be int32 of shape",
+        ),
+        (
+            dict(distances=lambda *given: graph.IDEAL.distances(*given) + 2 * BITS),
+            r"allowed: 0\.\.65",
+        ),
         (
             dict(row_sums=lambda shares, clients: None),
             "row_sums returned None; it must be uint32 of shape",

@@ -13,7 +13,10 @@ from tests.graph.test_propagation import clustered_codes
 KEY = jax.random.key(0)
 # The solvers take turns; `make thorough` has every test with both.
 CHOLESKY_FIRST = ["cholesky", pytest.param("conjugate_gradient", marks=pytest.mark.thorough)]
-CONJUGATE_GRADIENT_FIRST = [pytest.param("cholesky", marks=pytest.mark.thorough), "conjugate_gradient"]
+CONJUGATE_GRADIENT_FIRST = [
+    pytest.param("cholesky", marks=pytest.mark.thorough),
+    "conjugate_gradient",
+]
 VARIANT = {"similarity_power": 3.0, "label_norm": "class", "confidence_scale": "max"}
 
 
@@ -40,7 +43,9 @@ def test_labels_clusters_from_few_labels():
 def test_equals_the_dense_float64_path(size):
     codes, _ = clustered_codes(4, size, 256, 12)
     random = np.random.default_rng(0)
-    labels = np.where(random.random(size) < 150 / size, random.integers(4, size=size), -1).astype(np.int32)
+    labels = np.where(random.random(size) < 150 / size, random.integers(4, size=size), -1).astype(
+        np.int32
+    )
     distance = reference.hamming(codes)
     packed = distance * size + np.arange(size)
     np.fill_diagonal(packed, np.iinfo(np.int64).max)
@@ -51,7 +56,9 @@ def test_equals_the_dense_float64_path(size):
     scores = np.linalg.solve(system, reference.one_hot(labels, 4))
     found = graph.xclp_from_codes(codes, labels, 4, Settings(256, solver="conjugate_gradient"))
     np.testing.assert_allclose(found.scores, scores, rtol=1e-4)
-    np.testing.assert_allclose(found.confidence, np.where(labels >= 0, 1, reference.omega(scores)), atol=1e-4)
+    np.testing.assert_allclose(
+        found.confidence, np.where(labels >= 0, 1, reference.omega(scores)), atol=1e-4
+    )
     raw = np.where(labels >= 0, labels, scores.argmax(axis=1))
     np.testing.assert_array_equal(found.labels, raw)
 
@@ -72,12 +79,16 @@ def test_padding_changes_no_bit(solver, options):
     rows = np.sort(np.random.default_rng(3).choice(140, 90, replace=False))
     padded = np.random.default_rng(4).normal(size=(140, 6)).astype(np.float32)
     padded_shown = np.full(140, 2, np.int32)
-    padded[rows], padded_shown[rows] = points, shown
+    padded[rows] = points
+    padded_shown[rows] = shown
     valid = np.isin(np.arange(140), rows)
     alone = graph.xclp(KEY, points, shown, 3, num_bits=128, solver=solver, **options)
-    among = graph.xclp(KEY, padded, padded_shown, 3, num_bits=128, valid=valid, solver=solver, **options)
+    among = graph.xclp(
+        KEY, padded, padded_shown, 3, num_bits=128, valid=valid, solver=solver, **options
+    )
     for name in ("labels", "valid", "confidence", "scores"):
-        ours, theirs = np.asarray(getattr(alone, name)), np.asarray(getattr(among, name))
+        ours = np.asarray(getattr(alone, name))
+        theirs = np.asarray(getattr(among, name))
         if solver == "cholesky" and name in ("confidence", "scores"):
             np.testing.assert_allclose(theirs[rows], ours, rtol=1e-11)
         else:
@@ -107,7 +118,8 @@ def test_order_of_points_and_classes_does_not_matter():
 @pytest.mark.thorough
 @pytest.mark.parametrize("solver", CONJUGATE_GRADIENT_FIRST)
 def test_clients_far_apart_are_labelled_as_if_alone(solver):
-    # Codes around 0 and around all ones: cross-client similarities are 0, so no edge joins the clients.
+    # Codes around 0 and around all ones: cross-client similarities are 0, so no edge joins the
+    # clients.
     first = reference.random_codes(0, 8, 32) & np.uint32(0xFF)
     codes = np.concatenate([first, reference.random_codes(1, 8, 32) | np.uint32(0xFFFFFF00)])
     labels = np.full(16, -1, np.int32)
@@ -137,7 +149,9 @@ def test_label_propagation_maps_over_padded_clients(similarity):
     labels = np.stack([client[2] for client in clients])
 
     def label(some, shown, there):
-        return graph.label_propagation(some, shown, 3, Settings(128), similarity=similarity, key=KEY, valid=there)
+        return graph.label_propagation(
+            some, shown, 3, Settings(128), similarity=similarity, key=KEY, valid=there
+        )
 
     together = jax.jit(jax.vmap(label))(points, labels, valid)
     for client in range(4):
@@ -185,14 +199,18 @@ def test_points_at_a_right_angle_to_all_others_are_isolated(solver):
 def test_no_labels_at_all(scale):
     points, _, _ = points_and_labels()
     none = np.full(90, -1, np.int32)
-    found = graph.xclp(KEY, points, none, 3, num_bits=128, label_norm="class", confidence_scale=scale)
+    found = graph.xclp(
+        KEY, points, none, 3, num_bits=128, label_norm="class", confidence_scale=scale
+    )
     np.testing.assert_array_equal(found.labels, -1)
     assert not found.valid.any() and not found.confidence.any() and not found.scores.any()
 
 
 def test_class_without_labels_is_never_predicted():
     points, _, shown = points_and_labels()
-    found = graph.xclp(KEY, points, np.where(shown == 1, -1, shown), 4, num_bits=128, label_norm="class")
+    found = graph.xclp(
+        KEY, points, np.where(shown == 1, -1, shown), 4, num_bits=128, label_norm="class"
+    )
     assert set(np.asarray(found.labels).tolist()) == {0, 2}
     assert not np.asarray(found.scores)[:, [1, 3]].any() and np.isfinite(found.scores).all()
 
@@ -205,7 +223,9 @@ def test_one_class():
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("num_points, solver", [(0, "auto"), (1, "auto"), (2, "auto"), (2, "conjugate_gradient")])
+@pytest.mark.parametrize(
+    "num_points, solver", [(0, "auto"), (1, "auto"), (2, "auto"), (2, "conjugate_gradient")]
+)
 def test_very_few_points(num_points, solver):
     points = np.array([[1, 0], [1, 0.1]], np.float32)[:num_points]
     labels = np.array([1, -1], np.int32)[:num_points]
@@ -225,7 +245,9 @@ def test_zero_rows_are_isolated():
     np.testing.assert_array_equal(found.labels[zero], [shown[0], -1])
     np.testing.assert_array_equal(found.valid[zero], [True, False])
     np.testing.assert_array_equal(found.confidence[zero], [1, 0])
-    np.testing.assert_array_equal(found.scores[zero], [reference.one_hot(shown[:1], 3)[0], [0, 0, 0]])
+    np.testing.assert_array_equal(
+        found.scores[zero], [reference.one_hot(shown[:1], 3)[0], [0, 0, 0]]
+    )
     others = np.delete(np.arange(90), zero)
     np.testing.assert_allclose(found.scores[others], without.scores[others], rtol=1e-4, atol=1e-5)
 
@@ -255,14 +277,20 @@ def test_duplicated_points_share_their_scores():
 @pytest.mark.thorough
 def test_maps_over_keys_and_hyperparameters():
     points, _, shown = points_and_labels()
-    keys, alphas, powers = jax.random.split(KEY, 3), jnp.array([0.5, 0.9, 0.99]), jnp.array([1.0, 2.0, 3.0])
+    keys = jax.random.split(KEY, 3)
+    alphas = jnp.array([0.5, 0.9, 0.99])
+    powers = jnp.array([1.0, 2.0, 3.0])
 
     def label(key, alpha, power):
-        return graph.xclp(key, points, shown, 3, num_bits=128, alpha=alpha, similarity_power=power).scores
+        return graph.xclp(
+            key, points, shown, 3, num_bits=128, alpha=alpha, similarity_power=power
+        ).scores
 
     together = jax.jit(jax.vmap(label))(keys, alphas, powers)
     for run in range(3):
-        np.testing.assert_allclose(together[run], label(keys[run], alphas[run], powers[run]), rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(
+            together[run], label(keys[run], alphas[run], powers[run]), rtol=1e-3, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize(

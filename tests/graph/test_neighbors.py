@@ -26,9 +26,12 @@ def assert_equals_reference(found, codes, num_bits, count, valid=None):
 
 @pytest.fixture
 def small_tiles(monkeypatch):
-    # 24 rows per tile do not divide 700 points. Other programs stay: clearing all caches would compile them again.
+    # 24 rows per tile do not divide 700 points. Other programs stay: clearing all caches would
+    # compile them again.
     asked = []
-    monkeypatch.setattr(neighbors_module, "_rows_per_tile", lambda *sizes: asked.append(sizes) or 24)
+    monkeypatch.setattr(
+        neighbors_module, "_rows_per_tile", lambda *sizes: asked.append(sizes) or 24
+    )
     neighbors_module._nearest_codes.clear_cache()
     yield
     neighbors_module._nearest_codes.clear_cache()
@@ -37,7 +40,8 @@ def small_tiles(monkeypatch):
 
 @pytest.mark.parametrize("kernel", ["popcount", "matmul"])
 @pytest.mark.parametrize(
-    "num_bits, count", [(6, 10), *(pytest.param(*x, marks=pytest.mark.thorough) for x in ((40, 1), (12, 33)))]
+    "num_bits, count",
+    [(6, 10), *(pytest.param(*x, marks=pytest.mark.thorough) for x in ((40, 1), (12, 33)))],
 )
 def test_ties_go_to_the_lower_index(num_bits, count, kernel):
     # 700 points on 64 codes: hundreds of equal distances in every row, many of them 0.
@@ -150,7 +154,9 @@ def test_exact_cosines():
     cosine = dense_cosines(scaled)
     for row, expected in enumerate(reference.nearest(-cosine, 6)):
         np.testing.assert_array_equal(index[row], expected)
-        np.testing.assert_allclose(similarity[row], np.maximum(cosine[row, expected], 0), atol=1e-12)
+        np.testing.assert_allclose(
+            similarity[row], np.maximum(cosine[row, expected], 0), atol=1e-12
+        )
 
 
 def test_exact_cosines_of_ties_zero_rows_and_right_angles():
@@ -171,7 +177,9 @@ def test_exact_cosines_leave_out_padding_and_bad_rows():
     points[17] = np.nan
     valid = np.arange(20) < 16
     points[15] = np.inf
-    index, similarity = jax.jit(lambda rows, there: graph.cosine_neighbors(rows, 4, there))(points, valid)
+    index, similarity = jax.jit(lambda rows, there: graph.cosine_neighbors(rows, 4, there))(
+        points, valid
+    )
     np.testing.assert_array_equal(index[:15], expected.index)
     np.testing.assert_allclose(similarity[:15], expected.similarity, atol=1e-6)
     np.testing.assert_array_equal(index[15:], np.arange(15, 20)[:, None] * np.ones(4, int))

@@ -30,7 +30,10 @@ def test_devices_change_no_bit(num_devices, kernel):
     valid = np.arange(301) % 7 != 3
     for there in (None, valid):
         expected = graph.nearest_neighbors(codes, 6, 10, there)
-        assert_same(graph.nearest_neighbors(codes, 6, 10, there, kernel=kernel, mesh=mesh_of(num_devices)), expected)
+        assert_same(
+            graph.nearest_neighbors(codes, 6, 10, there, kernel=kernel, mesh=mesh_of(num_devices)),
+            expected,
+        )
 
 
 @pytest.mark.parametrize("num_points, count", [(0, 2), (1, 3), (2, 5), (5, 9)])
@@ -58,7 +61,9 @@ def test_codes_may_lie_on_one_device_or_in_shards():
     expected = graph.nearest_neighbors(codes, 6, 10)
     mesh = mesh_of(4)
     for place in (jax.devices()[1], NamedSharding(mesh, PartitionSpec("device"))):
-        assert_same(graph.nearest_neighbors(jax.device_put(codes, place), 6, 10, mesh=mesh), expected)
+        assert_same(
+            graph.nearest_neighbors(jax.device_put(codes, place), 6, 10, mesh=mesh), expected
+        )
 
 
 @pytest.mark.thorough

@@ -1,4 +1,6 @@
-"""The normalized graph and propagation on it: identities of the spec's section 9.3, and SciPy as the oracle."""
+"""The normalized graph and propagation on it: identities of the spec's section 9.3, and SciPy as
+the oracle.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +17,9 @@ from tests.graph import reference
 SOLVERS = ["cholesky", "conjugate_gradient"]
 
 
-def clustered_codes(seed: int, num_points: int, num_bits: int, num_clusters: int) -> tuple[np.ndarray, np.ndarray]:
+def clustered_codes(
+    seed: int, num_points: int, num_bits: int, num_clusters: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Codes that agree with their cluster's in three bits of four."""
     random = np.random.default_rng(seed)
     cluster = random.integers(num_clusters, size=num_points)
@@ -31,20 +35,28 @@ def example(num_points: int = 250, count: int = 4) -> graph.Graph:
 
 def labels_for(num_points: int, num_classes: int = 3) -> np.ndarray:
     random = np.random.default_rng(1)
-    return np.where(random.random(num_points) < 0.1, random.integers(num_classes, size=num_points), -1)
+    return np.where(
+        random.random(num_points) < 0.1, random.integers(num_classes, size=num_points), -1
+    )
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("power", [*(pytest.param(p, marks=pytest.mark.thorough) for p in (0.5, 1.0)), 3.0])
+@pytest.mark.parametrize(
+    "power", [*(pytest.param(p, marks=pytest.mark.thorough) for p in (0.5, 1.0)), 3.0]
+)
 def test_graph_equals_the_dense_reference(power):
     codes, _ = clustered_codes(0, 250, 64, 5)
     built = graph.build_graph(graph.nearest_neighbors(codes, 64, 4), power)
     distance = reference.hamming(codes)
-    weight = reference.weights(reference.cosines(distance, 64), reference.nearest(distance, 4), power)
+    weight = reference.weights(
+        reference.cosines(distance, 64), reference.nearest(distance, 4), power
+    )
     np.testing.assert_allclose(built.degree, weight.sum(axis=1), rtol=1e-13)
     np.testing.assert_allclose(graph.dense_matrix(built), reference.normalize(weight), atol=1e-14)
     vectors = np.random.default_rng(0).normal(size=(250, 3))
-    np.testing.assert_allclose(graph.multiply(built, vectors), reference.normalize(weight) @ vectors, atol=1e-13)
+    np.testing.assert_allclose(
+        graph.multiply(built, vectors), reference.normalize(weight) @ vectors, atol=1e-13
+    )
 
 
 @pytest.mark.thorough
@@ -95,7 +107,8 @@ def test_influence_matrix_is_symmetric_positive_and_bounded(alpha):
 def test_influence_matrix_is_the_neumann_series():
     built = example()
     normalized = np.asarray(graph.dense_matrix(built))
-    total, term = np.eye(250), np.eye(250)
+    total = np.eye(250)
+    term = np.eye(250)
     for _ in range(60):
         term = 0.5 * normalized @ term
         total = total + term
@@ -108,15 +121,20 @@ def test_root_degrees_are_an_eigenvector(solver):
     built = example()
     assert np.asarray(built.degree).min() > 0
     root = np.sqrt(np.asarray(built.degree))
-    np.testing.assert_allclose(graph.propagate(built, root[:, None], 0.99, solver)[:, 0], 100 * root, rtol=1e-8)
+    np.testing.assert_allclose(
+        graph.propagate(built, root[:, None], 0.99, solver)[:, 0], 100 * root, rtol=1e-8
+    )
 
 
 @pytest.mark.usefixtures("float64")
 def test_fixed_point_iteration_reaches_the_scores():
-    built, alpha = example(), 0.9
+    built = example()
+    alpha = 0.9
     target = reference.one_hot(labels_for(250), 3)
     limit = (1 - alpha) * np.asarray(graph.propagate(built, target, alpha))
-    current, errors, multiply = target, [], jax.jit(graph.multiply)
+    current = target
+    errors = []
+    multiply = jax.jit(graph.multiply)
     for _ in range(120):
         current = alpha * np.asarray(multiply(built, current)) + (1 - alpha) * target
         errors.append(np.linalg.norm(current - limit))
@@ -129,20 +147,24 @@ def test_fixed_point_iteration_reaches_the_scores():
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_columns_of_the_clients_add_up(solver):
-    built, labels = example(), labels_for(250)
+    built = example()
+    labels = labels_for(250)
     target = reference.one_hot(labels, 3)
     total = np.zeros((250, 3))
     for rows in np.split(np.arange(250), [40, 100, 180]):
         labelled = rows[labels[rows] >= 0]
         columns = np.asarray(graph.influence_columns(built, 0.99, jnp.asarray(labelled), solver))
         total += columns @ target[labelled]
-    np.testing.assert_allclose(total, np.asarray(graph.influence_matrix(built, 0.99)) @ target, atol=1e-9)
+    np.testing.assert_allclose(
+        total, np.asarray(graph.influence_matrix(built, 0.99)) @ target, atol=1e-9
+    )
     np.testing.assert_allclose(total, graph.propagate(built, target, 0.99, solver), atol=1e-9)
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_propagation_equals_scipy(solver):
-    built, target = example(), reference.one_hot(labels_for(250), 3)
+    built = example()
+    target = reference.one_hot(labels_for(250), 3)
     matrix = scipy.sparse.csc_matrix(np.asarray(graph.dense_matrix(built), float))
     system = scipy.sparse.identity(250) - 0.99 * matrix
     expected = scipy.sparse.linalg.spsolve(scipy.sparse.csc_matrix(system), target)
@@ -152,7 +174,8 @@ def test_propagation_equals_scipy(solver):
 
 
 def test_what_the_solver_tells():
-    built, target = example(), reference.one_hot(labels_for(250), 3)
+    built = example()
+    target = reference.one_hot(labels_for(250), 3)
     good = graph.solve(built, target, 0.99, "conjugate_gradient", tolerance=1e-5)
     assert good.converged and 5 < good.iterations < 100 and good.residual < 2e-5
     cut = graph.solve(built, target, 0.99, "conjugate_gradient", max_iterations=3)
@@ -163,13 +186,17 @@ def test_what_the_solver_tells():
 
 @pytest.mark.thorough
 def test_columns_of_zeros_and_the_number_of_columns_do_not_matter():
-    built, target = example(), reference.one_hot(labels_for(250), 3)
+    built = example()
+    target = reference.one_hot(labels_for(250), 3)
     wide = np.zeros((250, 5))
     wide[:, 1:4] = target
     found = np.asarray(graph.propagate(built, wide, 0.99, "conjugate_gradient"))
     assert (found[:, [0, 4]] == 0).all()
     np.testing.assert_allclose(
-        found[:, 1:4], graph.propagate(built, target, 0.99, "conjugate_gradient"), rtol=1e-5, atol=1e-6
+        found[:, 1:4],
+        graph.propagate(built, target, 0.99, "conjugate_gradient"),
+        rtol=1e-5,
+        atol=1e-6,
     )
     nothing = graph.solve(built, np.zeros((250, 2)), 0.99, "conjugate_gradient")
     assert nothing.converged and nothing.iterations == 0 and not nothing.scores.any()

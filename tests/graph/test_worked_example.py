@@ -76,7 +76,14 @@ REFERENCE_SCORES = [
     [25.8185894739, 27.4164003111, 8.4637953629, 12.8600423560, 10.8265966233, 11.5795073526],
     [12.2197748543, 13.2252401192, 20.5705457380, 33.5944881181, 5.7721802161, 30.4822550446],
 ]
-REFERENCE_OMEGA = [0.0942657995, 0.0898309703, 0.1293364055, 0.1489035419, 0.0679598821, 0.1510357640]
+REFERENCE_OMEGA = [
+    0.0942657995,
+    0.0898309703,
+    0.1293364055,
+    0.1489035419,
+    0.0679598821,
+    0.1510357640,
+]
 REFERENCE_SCALED = [0.6241289944, 0.5947662187, 0.8563296669, 0.9858826670, 0.4499588727, 1.0]
 SOLVERS = ["cholesky", "conjugate_gradient"]
 
@@ -122,7 +129,9 @@ def test_weights_degrees_and_normalized_matrix():
     normalized = np.asarray(graph.dense_matrix(built))
     np.testing.assert_allclose(normalized, symmetric(NORMALIZED), **PRINTED)
     root = np.sqrt(np.asarray(built.degree))
-    np.testing.assert_allclose(normalized * root[:, None] * root, symmetric(WEIGHTS), rtol=0, atol=1e-10)
+    np.testing.assert_allclose(
+        normalized * root[:, None] * root, symmetric(WEIGHTS), rtol=0, atol=1e-10
+    )
     np.testing.assert_allclose(graph.multiply(built, jnp.eye(6)), normalized, atol=1e-15)
     np.testing.assert_allclose(np.linalg.eigvalsh(normalized), EIGENVALUES, **PRINTED)
 
@@ -165,7 +174,9 @@ def test_paper_variant(alpha, raw):
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_reference_variant(solver):
-    settings = SETTINGS._replace(similarity_power=3.0, label_norm="class", confidence_scale="max", solver=solver)
+    settings = SETTINGS._replace(
+        similarity_power=3.0, label_norm="class", confidence_scale="max", solver=solver
+    )
     found = graph.xclp_from_codes(CODES, LABELS, 2, settings)
     np.testing.assert_allclose(np.asarray(found.scores).T, REFERENCE_SCORES, **PRINTED)
     np.testing.assert_array_equal(np.argmax(found.scores, axis=1), [0, 0, 1, 1, 0, 1])
@@ -177,7 +188,9 @@ def test_reference_variant(solver):
 
 
 def test_confidence_scaled_by_each_clients_maximum():
-    settings = SETTINGS._replace(similarity_power=3.0, label_norm="class", confidence_scale="client_max")
+    settings = SETTINGS._replace(
+        similarity_power=3.0, label_norm="class", confidence_scale="client_max"
+    )
     found = graph.xclp_from_codes(CODES, LABELS, 2, settings, clients=jnp.array([7, 7, 7, 2, 2, 2]))
     expected = [1, 0.0898309703 / 0.1293364055, 1, 1, 0.0679598821 / 0.1510357640, 1]
     np.testing.assert_allclose(found.confidence, expected, atol=1e-8)
@@ -212,7 +225,9 @@ def test_each_client_alone(alpha, first, second, solver):
 def test_dropout_of_the_second_client():
     columns = np.asarray(graph.influence_columns(example_graph(), 0.5, jnp.array([0])))
     np.testing.assert_allclose(columns[:, 0], SCORES[0.5][0], **PRINTED)
-    found = graph.xclp_from_codes(CODES, np.array([0] + 5 * [-1], np.int32), 2, SETTINGS._replace(alpha=0.5))
+    found = graph.xclp_from_codes(
+        CODES, np.array([0] + 5 * [-1], np.int32), 2, SETTINGS._replace(alpha=0.5)
+    )
     np.testing.assert_allclose(found.scores[:, 0], SCORES[0.5][0], **PRINTED)
     np.testing.assert_array_equal(found.scores[:, 1], np.zeros(6))
 
@@ -222,10 +237,15 @@ def test_wrong_variants_are_told_apart():
     kept = np.zeros((6, 6))
     for row, columns in enumerate(NEIGHBORS):
         kept[row, list(columns)] = similarity[row, list(columns)]
-    by_maximum = reference.influence(reference.normalize(np.maximum(kept, kept.T)), 0.5) @ label_matrix()
+    by_maximum = (
+        reference.influence(reference.normalize(np.maximum(kept, kept.T)), 0.5) @ label_matrix()
+    )
     np.testing.assert_allclose(by_maximum[0], [1.1652899741, 0.0714941947], **PRINTED)
     own = [np.argsort(row, kind="stable")[:2] for row in np.array(DISTANCES)]
-    with_self = reference.influence(reference.normalize(reference.weights(similarity, own)), 0.5) @ label_matrix()
+    with_self = (
+        reference.influence(reference.normalize(reference.weights(similarity, own)), 0.5)
+        @ label_matrix()
+    )
     np.testing.assert_allclose(with_self[0], [1.4946321770, 0], **PRINTED)
     scores = np.asarray(graph.propagate(example_graph(), label_matrix(), 0.5))
     assert np.abs(scores[0] - by_maximum[0]).max() > 0.01

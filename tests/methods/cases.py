@@ -1,6 +1,8 @@
-"""What the suites over all methods have to know of a method beside what it says of itself (`needs`, its settings).
+"""What the suites over all methods have to know of a method beside what it says of itself (`needs`,
+its settings).
 
-A method that keeps every promise with its default settings needs no line here, but for a config `digits_NAME.py`.
+A method that keeps every promise with its default settings needs no line here, but for a config
+`digits_NAME.py`.
 """
 
 from collections.abc import Mapping
@@ -14,16 +16,21 @@ from tests import toy
 
 
 class Case(NamedTuple):
-    """One method in the contract suite: the toy run that it is shown with, and the promises that are not its own."""
+    """One method in the contract suite: the toy run that it is shown with, and the promises that
+    are not its own.
+    """
 
     config: str = ""  # under configs/, with its argument; "": digits_NAME.py
-    settings: dict[str, Any] = {}  # noqa: RUF012  # its own, on the toy federation
-    model: dict[str, Any] = {}  # noqa: RUF012  # options of its network
-    mechanism: str = ""  # what of the engine it is the example of, for tests whose result depends on the engine alone
-    clients_train: int | None = None  # rounds in which clients train, the server alone in all others; None: every round
+    settings: dict[str, Any] = {}  # its own, on the toy federation  # noqa: RUF012
+    model: dict[str, Any] = {}  # options of its network  # noqa: RUF012
+    mechanism: str = ""
+    # ^ what of the engine it is the example of, for tests whose result depends on the engine alone
+    clients_train: int | None = None
+    # ^ rounds in which clients train, the server alone in all others; None: every round
     first_targets: int = 0  # rounds without pseudo-labels at the start, beside `warmup_rounds`
     never_sent: tuple[str, ...] = ()  # parameter groups that stay where they are
-    learns_without_labels: str = ""  # why the model moves although nobody knows anything of a class; "": it does not
+    learns_without_labels: str = ""
+    # ^ why the model moves although nobody knows anything of a class; "": it does not
 
 
 CASES = {
@@ -61,19 +68,28 @@ CASES = {
         clients_train=1,
     ),
     "protofssl": Case(
-        # The toy's clients lack classes: with the default the part of the loss towards these cannot fall.
+        # The toy's clients lack classes: with the default the part of the loss towards these cannot
+        # fall.
         settings={"absent_classes": "flow"},
         mechanism="what clients send back beside their model",
         first_targets=1,
     ),
     "fedmatch": Case(
         settings={
-            **{"supervised_weight": 3.0, "l2_weight": 1.0, "threshold": 0.4},  # for this learning rate and its rounds
-            **{"helper_interval": 2, "lr_schedule": "none", "encoding": "dense", "labels_at": "clients"},
+            # for this learning rate and its rounds
+            **{"supervised_weight": 3.0, "l2_weight": 1.0, "threshold": 0.4},
+            **{
+                "helper_interval": 2,
+                "lr_schedule": "none",
+                "encoding": "dense",
+                "labels_at": "clients",
+            },
         },
         learns_without_labels="psi follows sigma, and the network labels whatever it is sure of",
     ),
-    "fedrep": Case(model={"aux_head": True}, settings={"head_epochs": 2}, never_sent=("head", "aux_head")),
+    "fedrep": Case(
+        model={"aux_head": True}, settings={"head_epochs": 2}, never_sent=("head", "aux_head")
+    ),
     "fedrgd": Case(
         settings={"local_steps": 20, "lr_schedule": "run"},
         first_targets=4,  # users are sure of nothing for longer than that
@@ -84,7 +100,8 @@ CASES = {
         learns_without_labels="the network labels whatever it is sure of",
     ),
     "cbafed": Case(
-        settings={"warmup_epochs": 2, "base_threshold": 0.2},  # some examples are kept from the first round on
+        # some examples are kept from the first round on
+        settings={"warmup_epochs": 2, "base_threshold": 0.2},
         learns_without_labels="the network labels whatever it is sure of",
     ),
     "sage": Case(
@@ -106,11 +123,13 @@ CASES = {
         learns_without_labels="the network labels whatever it is given",
     ),
     "mean_teacher": Case(
-        settings={"unlabelled_weight": 5.0, "decay": 0.9}, learns_without_labels="two views are to agree"
+        settings={"unlabelled_weight": 5.0, "decay": 0.9},
+        learns_without_labels="two views are to agree",
     ),
     "vat": Case(settings={"radius": 0.5}, learns_without_labels="neighbours are to agree"),
     "pi_model": Case(
-        settings={"unlabelled_weight": 5.0, "ramp_rounds": 2}, learns_without_labels="two views are to agree"
+        settings={"unlabelled_weight": 5.0, "ramp_rounds": 2},
+        learns_without_labels="two views are to agree",
     ),
     "pseudo_label": Case(
         settings={"ramp_start": 0, "ramp_end": 2, "unlabelled_weight": 1.0, "unlabelled_ratio": 2},
@@ -121,10 +140,14 @@ MECHANISMS = sorted(name for name, case in CASES.items() if case.mechanism)
 
 
 def of(name: str) -> Case:
-    """The case of a registered method, complete: with one round of its first stage, and its config."""
+    """The case of a registered method, complete: with one round of its first stage, and its
+    config.
+    """
     case = CASES.get(name, Case())
     first_stage = {"warmup_rounds": 1} if "warmup_rounds" in methods.settings(name) else {}
-    return case._replace(settings={**first_stage, **case.settings}, config=case.config or f"digits_{name}.py")
+    return case._replace(
+        settings={**first_stage, **case.settings}, config=case.config or f"digits_{name}.py"
+    )
 
 
 def setup(name: str, data: Any, **changes: Any) -> Setup:
@@ -132,15 +155,23 @@ def setup(name: str, data: Any, **changes: Any) -> Setup:
     return toy.setup(data, model_options=of(name).model, augment=toy.jitter, **changes)
 
 
-def build(name: str, data: Any, numbers: Mapping[str, Any] = MappingProxyType({}), **changes: Any) -> Method:
+def build(
+    name: str, data: Any, numbers: Mapping[str, Any] = MappingProxyType({}), **changes: Any
+) -> Method:
     """The method with the settings of its case, some of which may give way to numbers."""
     return methods.build(name, setup(name, data, **changes), **{**of(name).settings, **numbers})
 
 
 def traceable_numbers(name: str) -> dict[str, float]:
-    """The settings of a method's case that are arguments of a run's program, see `config.traced_numbers`."""
+    """The settings of a method's case that are arguments of a run's program, see
+    `config.traced_numbers`.
+    """
     config = configs.default(name)
     for setting, value in of(name).settings.items():
         config.method[setting] = value
     numbers = configs.traced_numbers(config)
-    return {field.removeprefix("method."): value for field, value in numbers.items() if field.startswith("method.")}
+    return {
+        field.removeprefix("method."): value
+        for field, value in numbers.items()
+        if field.startswith("method.")
+    }

@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import federated, methods
-from fedjax_ssl.federated import AtClient, Client, Stage, Term, View, federated_method, labelled_epochs
+from fedjax_ssl.federated import (
+    AtClient,
+    Client,
+    Stage,
+    Term,
+    View,
+    federated_method,
+    labelled_epochs,
+)
 from fedjax_ssl.federated.optimizers import Local
 from fedjax_ssl.federated.sampler import batches_per_epoch
 from fedjax_ssl.methods.cbafed import (
@@ -48,13 +56,37 @@ def thresholds_of(counts: jax.Array, largest: float) -> Thresholds:
 def test_thresholds_of_the_stored_split(float64) -> None:
     """Checks 1 and 2."""
     lowest, tail = thresholds_of(np.asarray(SVHN, float), 0.9)
-    first = [0.7556364060, 0.7974729866, 0.9, 0.7708908993, 0.7628860662, 0.9, 0.9, 0.9, 0.8752557989, 0.7936971219]
+    first = [
+        0.7556364060,
+        0.7974729866,
+        0.9,
+        0.7708908993,
+        0.7628860662,
+        0.9,
+        0.9,
+        0.9,
+        0.8752557989,
+        0.7936971219,
+    ]
     np.testing.assert_allclose(lowest, first, atol=1e-10)
     assert np.flatnonzero(tail).tolist() == [0, 3, 4]
     lowest, _ = thresholds_of(np.asarray(SVHN, float), 0.95)
-    np.testing.assert_allclose(lowest[np.array([2, 5, 6, 7])], [0.9022909899, 0.9474503314, 0.95, 0.95], atol=1e-10)
+    np.testing.assert_allclose(
+        lowest[np.array([2, 5, 6, 7])], [0.9022909899, 0.9474503314, 0.95, 0.95], atol=1e-10
+    )
     lowest, tail = thresholds_of(np.asarray(SVHN + KEPT, float), 0.9)
-    later = [0.7739033559, 0.8387009012, 0.9, 0.7920129763, 0.7828077540, 0.9, 0.9, 0.9, 0.8877352553, 0.8251638096]
+    later = [
+        0.7739033559,
+        0.8387009012,
+        0.9,
+        0.7920129763,
+        0.7828077540,
+        0.9,
+        0.9,
+        0.9,
+        0.8877352553,
+        0.8251638096,
+    ]
     np.testing.assert_allclose(lowest, later, atol=1e-10)
     assert np.flatnonzero(tail).tolist() == [0, 3, 4]
 
@@ -66,16 +98,27 @@ def test_selection(float64) -> None:
     """Check 3, and the same without second classes."""
     labelled = np.array([40.0, 50.0, 2.0, 8.0])
     thresholds = thresholds_of(labelled, 0.95)
-    np.testing.assert_allclose(thresholds.lowest, [0.9056813910, 0.9456813910, 0.7536813910, 0.7776813910], atol=1e-10)
+    np.testing.assert_allclose(
+        thresholds.lowest, [0.9056813910, 0.9456813910, 0.7536813910, 0.7776813910], atol=1e-10
+    )
     np.testing.assert_array_equal(thresholds.tail, [False, False, True, False])
-    rows = [[95, 2, 2, 1], [80, 5, 10, 5], [5, 85, 4, 6], [3, 2, 90, 5], [30, 25, 40, 5], [96, 1, 2, 1]]
+    rows = [
+        [95, 2, 2, 1],
+        [80, 5, 10, 5],
+        [5, 85, 4, 6],
+        [3, 2, 90, 5],
+        [30, 25, 40, 5],
+        [96, 1, 2, 1],
+    ]
     probabilities = np.array(rows) / 100
     labels, kept = choose(probabilities, thresholds, True)
     np.testing.assert_array_equal(np.where(kept, labels, -1), [0, 2, -1, 2, -1, 0])
     counts = np.bincount(np.asarray(labels)[np.asarray(kept)], minlength=4).astype(float)
     np.testing.assert_array_equal(counts, [2, 0, 2, 0])
     following = thresholds_of(labelled + counts, 0.95).lowest
-    np.testing.assert_allclose(following, [0.9116119081, 0.9423811389, 0.7654580620, 0.7808426773], atol=1e-10)
+    np.testing.assert_allclose(
+        following, [0.9116119081, 0.9423811389, 0.7654580620, 0.7808426773], atol=1e-10
+    )
     first, kept = choose(probabilities, thresholds, False)
     np.testing.assert_array_equal(np.where(kept, first, -1), [0, -1, -1, 2, -1, 0])
     at_the_threshold = np.array([[0.0, 0.0, float(thresholds.lowest[2]), 0.0]])
@@ -109,11 +152,16 @@ def up(stream: str, client: AtClient, slope: float = 1.0) -> Term:
     ("epochs", "number", "steps"),
     [
         (11, 3.0, 6.0),
-        *(pytest.param(*case, marks=pytest.mark.thorough) for case in ((5, 5, 10), (6, 2, 4), (10, 6, 12))),
+        *(
+            pytest.param(*case, marks=pytest.mark.thorough)
+            for case in ((5, 5, 10), (6, 2, 4), (10, 6, 12))
+        ),
     ],
 )
 def test_local_residual(float64, epochs: int, number: float, steps: float) -> None:
-    """Check 4: 11 epochs of two steps, each of which adds a half; the running statistic goes the same way."""
+    """Check 4: 11 epochs of two steps, each of which adds a half; the running statistic goes the
+    same way.
+    """
     data = toy.federation(sizes=(7,), labelled=(7,))
     run = toy.setup(data, model=one_number(), learning_rate=1.0)
     term = up("labelled", with_local_residual(4, 0.8, 5), 0.5)
@@ -131,22 +179,32 @@ def test_global_residual(float64) -> None:
     stage = Stage((up("labelled", AtClient()),), toy.in_order("labelled", 4, 1))
     plain = federated_method(run, (still, stage))
     method = with_global_residual(plain, 0.5, 5, first_round=1)
-    state, one_round, seen = jax.jit(method.init)(key(), data), jax.jit(method.round), []
+    state = jax.jit(method.init)(key(), data)
+    one_round = jax.jit(method.round)
+    seen = []
     for _ in range(12):
         state, _ = one_round(key(), state, data)
         seen.append(float(state.params["model"]["w"]))
     np.testing.assert_allclose(seen[1:], [1, 2, 3, 4, 5, 3, 4, 5, 6, 7, 5.5], rtol=1e-12)
     assert float(state.terms[RESIDUAL].params["model"]["w"]) == 5.5
-    assert float(state.model_state["steps"]) == pytest.approx((((1 + 7) / 2 + 5) + 4) / 2), "statistics as the weights"
+    assert float(state.model_state["steps"]) == pytest.approx((((1 + 7) / 2 + 5) + 4) / 2), (
+        "statistics as the weights"
+    )
     assert with_global_residual(plain, 0.0, 5, 1) is plain
 
 
 def test_average_and_first_step(float64) -> None:
     """Check 5: who kept nothing does not count; the gradient is clipped to a norm of 5."""
-    optimizer, anchor = federated.fedavg(), jnp.asarray([0.0])
+    optimizer = federated.fedavg()
+    anchor = jnp.asarray([0.0])
     reports = []
     for weight, value in ((100.0, 1.0), (30.0, 2.0), (0.0, 9.0), (20.0, -1.0)):
-        own = Local({"model": anchor}, {"model": jnp.asarray([value])}, {"model": jnp.asarray(weight)}, *[()] * 4)
+        own = Local(
+            {"model": anchor},
+            {"model": jnp.asarray([value])},
+            {"model": jnp.asarray(weight)},
+            *[()] * 4,
+        )
         reports.append(optimizer.report(own).summed)
     summed = jax.tree.map(lambda *x: sum(x[1:], x[0]), *reports)
     moved, _ = optimizer.apply((), {"model": anchor}, summed, toy.context(4))
@@ -173,11 +231,15 @@ def test_a_last_batch_of_one_example_is_left_out() -> None:
 
 @pytest.mark.thorough
 def test_clients_train_on_the_very_views_that_they_labelled() -> None:
-    """The weak view draws noise; in every step of two epochs, the network sees what it saw when it labelled."""
+    """The weak view draws noise; in every step of two epochs, the network sees what it saw when
+    it labelled.
+    """
     data = toy.federation(sizes=(6, 5), labelled=(0, 0))
     run = toy.setup(data, model=toy.linear_model(), augment=toy.jitter, learning_rate=0.0)
 
-    labels = confident_term(run, above(0.0), extra=lambda round, probabilities, confident: probabilities)
+    labels = confident_term(
+        run, above(0.0), extra=lambda round, probabilities, confident: probabilities
+    )
     term = fix_term(run, 1.0, as_labelled=True)
 
     def difference(step):
@@ -186,7 +248,9 @@ def test_clients_train_on_the_very_views_that_they_labelled() -> None:
         now = jax.nn.softmax(step.outputs["fix/labelled"].logits)
         return jnp.sum(jnp.where(batch.mask[:, None], jnp.abs(now - then), 0.0))
 
-    stage = Stage((labels, term._replace(loss=difference)), confident_epochs(4, 2, with_partners=False))
+    stage = Stage(
+        (labels, term._replace(loss=difference)), confident_epochs(4, 2, with_partners=False)
+    )
     _, infos = toy.train(federated_method(run, (stage,)), key(), data, 1)
     assert infos[0]["loss"] < 1e-5 and infos[0]["examples"] == 2 * 11
 
@@ -197,7 +261,9 @@ def test_nobody_keeps_anything_and_the_labelled_clients_are_federated_averaging(
     data = toy.federation()
     run = toy.setup(data, model=toy.linear_model(), weighting="labelled")
     never = {"base_threshold": 3.0, "largest_threshold": 2.0, "tail_second": False}
-    method = methods.build("cbafed", run, warmup_rounds=0, local_residual=0.0, global_residual=0.0, **never)
+    method = methods.build(
+        "cbafed", run, warmup_rounds=0, local_residual=0.0, global_residual=0.0, **never
+    )
     mine, infos = toy.train(method, key(), data, 2)
     plain, expected = toy.train(methods.build("fedavg", run), key(), data, 2)
     chex.assert_trees_all_close(mine.params, plain.params, rtol=1e-5, atol=1e-6)

@@ -1,6 +1,8 @@
-"""FixMatch, UDA, MixMatch, mean teacher, VAT, Pi-model and Pseudo-label against softmax regression in NumPy.
+"""FixMatch, UDA, MixMatch, mean teacher, VAT, Pi-model and Pseudo-label against softmax regression
+in NumPy.
 
-A batch holds all examples of the one client, and augmentations multiply all rows alike, so that no order is left.
+A batch holds all examples of the one client, and augmentations multiply all rows alike, so that no
+order is left.
 """
 
 import functools
@@ -20,7 +22,9 @@ from fedjax_ssl.objectives import fixmatch_loss, mixup_share
 from tests import toy
 from tests.methods import cases
 
-KEY, RATE, STEPS = jax.random.key(3), 0.1, 2
+KEY = jax.random.key(3)
+RATE = 0.1
+STEPS = 2
 PLAIN = ("fixmatch", "uda", "pseudo_label")  # with batches of four; the others take one and one
 # What is fixed when a program is compiled; all other settings are arguments of it.
 FIXED: dict[str, dict[str, Any]] = {
@@ -60,7 +64,10 @@ def program(name: str, fixed: tuple[tuple[str, Any], ...] = ()) -> Callable[...,
         plain = name in PLAIN
         run = toy.setup(data, model=toy.linear_model(), learning_rate=RATE, local_epochs=STEPS)
         run = run._replace(
-            batch_size=4 if plain else 1, augment=toy.same if plain else louder, strong_augment=halved, max_labelled=4
+            batch_size=4 if plain else 1,
+            augment=toy.same if plain else louder,
+            strong_augment=halved,
+            max_labelled=4,
         )
         method = methods.build(name, run, **{**FIXED[name], **dict(fixed), **numbers})
 
@@ -86,7 +93,9 @@ def train(name: str, fixed: tuple[tuple[str, Any], ...] = (), **changed: float) 
     """States at the start and after each of two rounds, and their infos, in float64."""
     numbers = {"labelled_weight": 1.0, "unlabelled_weight": 1.0, **NUMBERS[name], **changed}
     with jax.enable_x64(True):
-        found = program(name, fixed)(data_for(name), {key: jnp.asarray(x) for key, x in numbers.items()})
+        found = program(name, fixed)(
+            data_for(name), {key: jnp.asarray(x) for key, x in numbers.items()}
+        )
         start, after = jax.device_get(found)
     rounds = [jax.tree.map(lambda leaf, at=number: leaf[at], after) for number in range(2)]
     return [start, *(state for state, _ in rounds)], [info for _, info in rounds]
@@ -108,14 +117,22 @@ def one_hot(labels: np.ndarray) -> np.ndarray:
 
 
 class Oracle:
-    """Gradient descent of softmax regression whose loss is given by its slopes with respect to scores."""
+    """Gradient descent of softmax regression whose loss is given by its slopes with respect to
+    scores.
+    """
 
     def __init__(self, name: str, states: Any):
-        params, data, seen = states[0].params["model"], data_for(name), 4 if name in PLAIN else 1
-        self.w, self.b = np.array(params["w"]), np.array(params["b"])
-        inputs, labels = np.asarray(data.inputs), np.asarray(data.labels)
-        self.labelled, self.targets = inputs[:seen], one_hot(labels[:seen])
-        self.unlabelled, self.truth = inputs[seen : 2 * seen], labels[seen : 2 * seen]
+        params = states[0].params["model"]
+        data = data_for(name)
+        seen = 4 if name in PLAIN else 1
+        self.w = np.array(params["w"])
+        self.b = np.array(params["b"])
+        inputs = np.asarray(data.inputs)
+        labels = np.asarray(data.labels)
+        self.labelled = inputs[:seen]
+        self.targets = one_hot(labels[:seen])
+        self.unlabelled = inputs[seen : 2 * seen]
+        self.truth = labels[seen : 2 * seen]
         self.teacher: tuple[np.ndarray, np.ndarray] | None = None
         self.coverage: float | None = None  # of the pseudo-labels of the last step
         self.accuracy: float | None = None
@@ -131,7 +148,8 @@ class Oracle:
         """Pieces: inputs, and slopes of the loss with respect to their scores."""
         slope_w = sum(inputs.T @ slope for inputs, slope in pieces)
         slope_b = sum(slope.sum(0) for _, slope in pieces)
-        self.w, self.b = self.w - RATE * slope_w, self.b - RATE * slope_b
+        self.w = self.w - RATE * slope_w
+        self.b = self.b - RATE * slope_b
 
     def check(self, state: Any, rtol: float = 1e-9) -> None:
         np.testing.assert_allclose(state.params["model"]["w"], self.w, rtol=rtol, atol=1e-12)
@@ -146,16 +164,21 @@ def all_draws() -> dict[str, jax.Array]:
     """The random numbers of client 0, by round and step."""
 
     def draw(number: jax.Array, step: jax.Array) -> dict[str, jax.Array]:
-        client = jax.random.fold_in(named_key(jax.random.fold_in(named_key(KEY, "round"), number), "client"), 0)
+        client = jax.random.fold_in(
+            named_key(jax.random.fold_in(named_key(KEY, "round"), number), "client"), 0
+        )
         phase = named_key(jax.random.fold_in(named_key(client, "step"), step), "model")
-        term, one = named_key(phase, "consistency"), jnp.ones(())
+        term = named_key(phase, "consistency")
+        one = jnp.ones(())
         return {
             **{view: louder(named_key(phase, view), one) for view in VIEWS},
             "second": louder(named_key(term, "second view"), one),
             "own": louder(named_key(term, "view"), one),
             "start": jax.random.normal(named_key(term, "direction"), (1, toy.NUM_FEATURES)),
             "partner": shuffled(named_key(term, "partners"), jnp.ones(3, bool)),
-            "share": jax.vmap(lambda key: mixup_share(key, 0.75))(jax.random.split(named_key(term, "shares"), 3)),
+            "share": jax.vmap(lambda key: mixup_share(key, 0.75))(
+                jax.random.split(named_key(term, "shares"), 3)
+            ),
         }
 
     steps = jnp.arange(STEPS)
@@ -168,10 +191,12 @@ def draws(number: int, step: int) -> dict[str, Any]:
 
 
 def fixmatch(oracle: Oracle, number: int, step: int) -> list[Any]:
-    weak, inputs = softmax(oracle.scores(oracle.unlabelled)), 0.5 * oracle.unlabelled
+    weak = softmax(oracle.scores(oracle.unlabelled))
+    inputs = 0.5 * oracle.unlabelled
     confident = weak.max(1) >= 0.5
     assert 0 < confident.sum() < 4, "the example shows both"
-    oracle.coverage, right = confident.mean(), (weak.argmax(1) == oracle.truth)[confident]
+    oracle.coverage = confident.mean()
+    right = (weak.argmax(1) == oracle.truth)[confident]
     oracle.accuracy = right.mean()
     slope = (softmax(oracle.scores(inputs)) - one_hot(weak.argmax(1))) * confident[:, None] / 4
     known, known_slope = oracle.supervised()
@@ -180,7 +205,8 @@ def fixmatch(oracle: Oracle, number: int, step: int) -> list[Any]:
 
 def uda(oracle: Oracle, number: int, step: int) -> list[Any]:
     ceiling = np.exp(5 * (number / 4 - 1)) * (1 - 1 / 3) + 1 / 3
-    scores, inputs = oracle.scores(oracle.unlabelled), 0.5 * oracle.unlabelled
+    scores = oracle.scores(oracle.unlabelled)
+    inputs = 0.5 * oracle.unlabelled
     counted = (softmax(scores).max(1) > 0.5)[:, None]
     slope = (softmax(oracle.scores(inputs)) - softmax(scores / 0.4)) * counted / 4
     known, known_slope = oracle.supervised()
@@ -213,7 +239,8 @@ def pi_model(oracle: Oracle, number: int, step: int) -> list[Any]:
     """The gradient moves both passes."""
     drawn = draws(number, step)
     one, other = (drawn[name] * oracle.unlabelled for name in ("unlabelled/weak", "second"))
-    p, q = softmax(oracle.scores(one)), softmax(oracle.scores(other))
+    p = softmax(oracle.scores(one))
+    q = softmax(oracle.scores(other))
     pieces = (one, 20 * square_slope(p, q)), (other, 20 * square_slope(q, p))
     return [oracle.supervised(drawn["labelled/weak"]), *pieces]
 
@@ -241,7 +268,10 @@ def mixmatch(oracle: Oracle, number: int, step: int, mixes: bool = True) -> list
     inputs = share * inputs + (1 - share) * inputs[drawn["partner"]]
     targets = share * targets + (1 - share) * targets[drawn["partner"]]
     probs = softmax(oracle.scores(inputs))
-    return [(inputs[:1], probs[:1] - targets[:1]), (inputs[1:], 20 * square_slope(probs[1:], targets[1:]))]
+    return [
+        (inputs[:1], probs[:1] - targets[:1]),
+        (inputs[1:], 20 * square_slope(probs[1:], targets[1:])),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -257,7 +287,8 @@ def mixmatch(oracle: Oracle, number: int, step: int, mixes: bool = True) -> list
                 (pi_model, {}, {}, 1),
                 (vat, {}, {}, 1),
                 (mixmatch, {}, {}, 1),
-                (functools.partial(mixmatch, mixes=False), {}, {"mixup_alpha": 1e-3}, 1),  # squared distance to guesses
+                # squared distance to guesses
+                (functools.partial(mixmatch, mixes=False), {}, {"mixup_alpha": 1e-3}, 1),
             )
         ),
     ],
@@ -280,7 +311,8 @@ def test_predictions_by_the_moving_average_leave_training_alone() -> None:
     """d = min(1 - 1/t, decay): the first network alone, then 0.4 of it."""
     states, _ = train("fixmatch")
     average = states[2].terms["moving_average"]
-    one, two = states[1].params["model"]["w"], states[2].params["model"]["w"]
+    one = states[1].params["model"]["w"]
+    two = states[2].params["model"]["w"]
     np.testing.assert_allclose(states[1].terms["moving_average"].params["w"], one, rtol=1e-12)
     np.testing.assert_allclose(average.params["w"], 0.4 * one + 0.6 * two, rtol=1e-12)
     off, _ = train("fixmatch", ema_decay=0.0)
@@ -292,7 +324,9 @@ def test_predictions_by_the_moving_average_leave_training_alone() -> None:
 def test_a_teacher_without_memory_is_the_pi_model_with_constant_targets() -> None:
     taught, _ = train("mean_teacher", decay=0.0)
     pi, _ = train("pi_model", fixed=(("stop_gradient", True),))
-    np.testing.assert_allclose(taught[2].params["model"]["w"], pi[2].params["model"]["w"], rtol=1e-12)
+    np.testing.assert_allclose(
+        taught[2].params["model"]["w"], pi[2].params["model"]["w"], rtol=1e-12
+    )
     supervised, _ = train("mean_teacher", unlabelled_weight=0.0)
     assert np.abs(pi[2].params["model"]["w"] - supervised[2].params["model"]["w"]).max() > 1e-3
 
@@ -301,7 +335,10 @@ def test_a_teacher_without_memory_is_the_pi_model_with_constant_targets() -> Non
     "name",
     [
         "fixmatch",
-        *(pytest.param(x, marks=pytest.mark.thorough) for x in ("mean_teacher", "pi_model", "vat", "pseudo_label")),
+        *(
+            pytest.param(x, marks=pytest.mark.thorough)
+            for x in ("mean_teacher", "pi_model", "vat", "pseudo_label")
+        ),
     ],
 )
 def test_without_weight_on_unlabelled_examples_only_labels_are_learned(name: str) -> None:
@@ -310,7 +347,11 @@ def test_without_weight_on_unlabelled_examples_only_labels_are_learned(name: str
     oracle = Oracle(name, states)
     for number in (1, 2):
         for step in range(STEPS):
-            oracle.step(oracle.supervised(1.0 if name in PLAIN else draws(number - 1, step)["labelled/weak"]))
+            oracle.step(
+                oracle.supervised(
+                    1.0 if name in PLAIN else draws(number - 1, step)["labelled/weak"]
+                )
+            )
         oracle.check(states[number])
 
 
@@ -320,15 +361,30 @@ def test_labels_at_the_server(turn: str) -> None:
     """One step at the server with the weight of labels, two at a client without any."""
     with jax.enable_x64(True):
         data = toy.federation(sizes=(4,), labelled=(0,), server=4)
-        run = toy.setup(data, model=toy.linear_model(), local_epochs=STEPS, strong_augment=halved, max_labelled=0)
+        run = toy.setup(
+            data,
+            model=toy.linear_model(),
+            local_epochs=STEPS,
+            strong_augment=halved,
+            max_labelled=0,
+        )
         method = methods.build(
-            "fixmatch", run, threshold=0.5, labelled_weight=3.0, unlabelled_ratio=1, ema_decay=0.4, server_turn=turn
+            "fixmatch",
+            run,
+            threshold=0.5,
+            labelled_weight=3.0,
+            unlabelled_ratio=1,
+            ema_decay=0.4,
+            server_turn=turn,
         )
         start = method.init(KEY, data)
         state, info = jax.device_get(jax.jit(method.round)(KEY, start, data))
     oracle = Oracle("fixmatch", [start])
-    inputs, labels = np.asarray(data.inputs), np.asarray(data.labels)
-    unlabelled, known, targets = inputs[:4], inputs[-4:], one_hot(labels[-4:])
+    inputs = np.asarray(data.inputs)
+    labels = np.asarray(data.labels)
+    unlabelled = inputs[:4]
+    known = inputs[-4:]
+    targets = one_hot(labels[-4:])
 
     def server() -> None:
         oracle.step((known, 3 * (softmax(oracle.scores(known)) - targets) / 4))
@@ -336,9 +392,12 @@ def test_labels_at_the_server(turn: str) -> None:
     if turn == "before":
         server()
     for _ in range(STEPS):
-        weak, strong = softmax(oracle.scores(unlabelled)), 0.5 * unlabelled
+        weak = softmax(oracle.scores(unlabelled))
+        strong = 0.5 * unlabelled
         confident = (weak.max(1) >= 0.5)[:, None]
-        oracle.step((strong, (softmax(oracle.scores(strong)) - one_hot(weak.argmax(1))) * confident / 4))
+        oracle.step(
+            (strong, (softmax(oracle.scores(strong)) - one_hot(weak.argmax(1))) * confident / 4)
+        )
     if turn == "after":
         server()
     oracle.check(state)
@@ -349,7 +408,9 @@ def test_labels_at_the_server(turn: str) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", [*FIXED])
 def test_learns_from_labels_at_the_server(name: str) -> None:
-    """With a step or two at the server in a round, most of them drift away on their own predictions."""
+    """With a step or two at the server in a round, most of them drift away on their own
+    predictions.
+    """
     data = toy.weak_federation("server")
     settings = {**cases.of(name).settings, "server_batch_size": 3, "server_epochs": 10}
     method = methods.build(name, cases.setup(name, data), **settings)
@@ -359,7 +420,9 @@ def test_learns_from_labels_at_the_server(name: str) -> None:
 
 
 def test_clients_train_on_what_there_is() -> None:
-    """Without unlabelled examples labels are learned alone; without any label there is nothing to learn."""
+    """Without unlabelled examples labels are learned alone; without any label there is nothing
+    to learn.
+    """
     data = toy.federation()
     everything = toy.setup(data, max_unlabelled=0)
     method = methods.build("fixmatch", everything)
@@ -392,7 +455,8 @@ def test_partners_are_a_permutation_of_the_real_rows() -> None:
 
 def test_mean_over_confident_rows() -> None:
     """ProtoFSSL's FixMatch; without a confident row the loss is 0."""
-    weak, strong = jnp.array([[3.0, 0], [0.1, 0], [0, 4.0]]), jnp.array([[1.0, 0], [0, 5.0], [0.5, 0]])
+    weak = jnp.array([[3.0, 0], [0.1, 0], [0, 4.0]])
+    strong = jnp.array([[1.0, 0], [0, 5.0], [0.5, 0]])
     rows = -np.log(softmax(np.asarray(strong)))[[0, 2], [0, 1]]
     everything = jnp.ones(3, bool)
     loss = jax.jit(functools.partial(fixmatch_loss, mask_mean="confident"))
@@ -402,7 +466,9 @@ def test_mean_over_confident_rows() -> None:
 
 @pytest.mark.parametrize("name", [*FIXED])
 def test_the_digits_have_labels_at_the_writers_or_at_the_server(name: str) -> None:
-    at_writers, at_server = (configs.resolve(presets.digits_consistency(name, given)) for given in ("10", "server,30"))
+    at_writers, at_server = (
+        configs.resolve(presets.digits_consistency(name, given)) for given in ("10", "server,30")
+    )
     assert (at_writers.supervision.name, at_writers.supervision.labels) == ("per_client", 10)
     assert (at_server.supervision.name, at_server.supervision.labels) == ("server", 30)
     with pytest.raises(configs.ConfigError, match="labels at the server are 'many'"):

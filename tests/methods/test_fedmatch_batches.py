@@ -47,9 +47,13 @@ def test_steps_are_rounded_half_to_even() -> None:
 
 
 def test_labelled_examples_decide_the_steps_of_a_client_that_has_some() -> None:
-    """50 labels in batches of 10 are 5 steps; 490 unlabelled examples 98 a step, 510 are 102; each is used once."""
+    """50 labels in batches of 10 are 5 steps; 490 unlabelled examples 98 a step, 510 are 102;
+    each is used once.
+    """
     for unlabelled, each in ((490, 98), (510, 102)):
-        found = batches(matched_batches(10, None, 1, Bounds(50, 50, unlabelled)), 50, 50 + unlabelled)
+        found = batches(
+            matched_batches(10, None, 1, Bounds(50, 50, unlabelled)), 50, 50 + unlabelled
+        )
         assert [len(step[1]) for step in found] == [each] * 5
         assert used(found, 0) == list(range(50))
         assert used(found, 1) == list(range(50, 50 + unlabelled))
@@ -59,10 +63,15 @@ def test_labelled_examples_decide_the_steps_of_a_client_that_has_some() -> None:
 
 def test_clients_that_lack_one_kind_of_examples() -> None:
     sampler = matched_batches(10, None, 2, Bounds(54, 4, 550))
-    found = batches(sampler, 0, 550)  # round(5.5) = 6 steps of 100, the last one of 50, in each of two epochs
+    # round(5.5) = 6 steps of 100, the last one of 50, in each of two epochs
+    found = batches(sampler, 0, 550)
     assert [len(step[1]) for step in found] == [100, 100, 100, 100, 100, 50] * 2
     found = batches(sampler, 54, 54)  # round(5.4) = 5 steps of 10, and 4 that are not used
-    assert [step for step in found[:5]] == [(list(range(10 * i, 10 * i + 10)), []) for i in range(5)] == found[5:]
+    assert (
+        [step for step in found[:5]]
+        == [(list(range(10 * i, 10 * i + 10)), []) for i in range(5)]
+        == found[5:]
+    )
     assert batches(sampler, 0, 0) == []
     assert batches(sampler, 4, 10) == [([0, 1, 2, 3], [4, 5, 6, 7, 8, 9])] * 2
 
@@ -78,10 +87,13 @@ def test_shuffled_epochs_use_the_same_examples() -> None:
 
 
 def test_the_rate_falls_where_the_loss_does_not(float64) -> None:
-    """FedMatch section 13, check 15: an equal loss is no improvement, and an improvement restores the patience."""
+    """FedMatch section 13, check 15: an equal loss is no improvement, and an improvement
+    restores the patience.
+    """
     losses = [1, 0.9, 0.95, 0.9, 0.91, 0.92, 0.93, 0.89, 0.95, 0.95, 0.95, 0.95, 0.95, float("nan")]
     step = jax.jit(lambda state, loss: next_plateau(state, loss, 3.0, 5))
-    state, rates = first_plateau(5), []
+    state = first_plateau(5)
+    rates = []
     for loss in losses:
         state = step(state, loss)
         rates.append(1e-3 * float(state.factor))

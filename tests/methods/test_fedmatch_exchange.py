@@ -1,4 +1,6 @@
-"""What FedMatch's server and clients send each other: entries, bytes, what arrives, and who helps whom."""
+"""What FedMatch's server and clients send each other: entries, bytes, what arrives, and who
+helps whom.
+"""
 
 import dataclasses
 from types import SimpleNamespace
@@ -28,18 +30,22 @@ CLIENT = {
     "sigma": np.array([0.1, -0.19994, 0.29996, 0.051, -0.07, 0.01, 0.020051, 0.5]),
     "psi": np.array([1e-3, 1e-4, 1e-3, -2.6e-4, 4e-6, -1e-4, 7e-5, -2.04e-3]),
 }
-HELPERS = np.array([[1e-3, 5e-4, 0, 0, 3e-6, -1e-4, 8e-5, -1e-3], [0, 0, 2e-3, -2.6e-4, 0, 0, 0, 0]])
+HELPERS = np.array(
+    [[1e-3, 5e-4, 0, 0, 3e-6, -1e-4, 8e-5, -1e-3], [0, 0, 2e-3, -2.6e-4, 0, 0, 0, 0]]
+)
 TRAINED = {
     "sigma": np.array([0.1001, -0.2, 0.3, 0.04998, -0.07, 0.012, 0.02, 0.5]),
     "psi": np.array([1.2e-3, 2.3e-4, 6e-5, 3e-6, 6e-6, 1.6e-4, 2e-6, -2e-3]),
 }
-EPSILON, DELTA = 5e-6, 5e-5
+EPSILON = 5e-6
+DELTA = 5e-5
 
 
 def down_to(exchange: FedMatch, server, client, helpers, number, seen):
     """What one client is sent; the store has it and, as clients 1 and 2, its helpers."""
     uploads = {
-        part: jnp.stack([client[part], *([client[part]] * 2 if part == "sigma" else helpers)]) for part in client
+        part: jnp.stack([client[part], *([client[part]] * 2 if part == "sigma" else helpers)])
+        for part in client
     }
     store = Store(uploads, seen, jnp.zeros((3, 4)))
     ids = jnp.zeros(1, jnp.int32)
@@ -49,26 +55,42 @@ def down_to(exchange: FedMatch, server, client, helpers, number, seen):
 
 
 def settings(**changes) -> FedMatch:
-    return FedMatch(**{"labels_at": "clients", "l1_threshold": EPSILON, "delta_threshold": DELTA, **changes})
+    return FedMatch(
+        **{"labels_at": "clients", "l1_threshold": EPSILON, "delta_threshold": DELTA, **changes}
+    )
 
 
 @pytest.fixture(scope="module")
 def exchanged():
-    """(server, client, helpers, trained, round, seen, epsilon, delta) -> what is sent, received and uploaded."""
+    """(server, client, helpers, trained, round, seen, epsilon, delta) -> what is sent, received
+    and uploaded.
+    """
 
     def both(server, client, helpers, trained, number, seen, epsilon, delta):
-        exchange = settings(l1_threshold=epsilon, delta_threshold=delta, s2c_lossy=True, first_contact="init")
+        exchange = settings(
+            l1_threshold=epsilon, delta_threshold=delta, s2c_lossy=True, first_contact="init"
+        )
         sent = down_to(exchange, server, client, helpers, number, seen)
         after = SimpleNamespace(groups=trained, received=server)
         merged = upload(exchange, after)
-        counted = collect(exchange, SimpleNamespace(groups=trained, received=server, uploaded=merged))
+        counted = collect(
+            exchange, SimpleNamespace(groups=trained, received=server, uploaded=merged)
+        )
         sparse = upload(dataclasses.replace(exchange, c2s_send_sparsified=True), after)
         received = {p: jnp.where(sent.lossy[0][p], server[p], sent.lossy[1][p]) for p in server}
         return sent, received, merged, sparse, counted.entries
 
     compiled = jax.jit(both)
 
-    def call(number=9, seen=(1, 1, 1), epsilon=EPSILON, delta=DELTA, client=CLIENT, server=SERVER, trained=TRAINED):
+    def call(
+        number=9,
+        seen=(1, 1, 1),
+        epsilon=EPSILON,
+        delta=DELTA,
+        client=CLIENT,
+        server=SERVER,
+        trained=TRAINED,
+    ):
         with jax.enable_x64(True):
             given = jax.tree.map(jnp.asarray, (server, client, HELPERS, trained))
             given = (*given, jnp.asarray(number, jnp.int32), np.array(seen, bool), epsilon, delta)
@@ -88,21 +110,35 @@ def test_costs_of_the_worked_example(exchanged) -> None:
     assert (int(up["psi"]) / 8, int(up["sigma"]) / 8) == (0.5, 0.25)
     np.testing.assert_array_equal(merged["psi"], [1.2e-3, 2e-4, 6e-5, 3e-6, 6e-6, 1.6e-4, 0, -2e-3])
     np.testing.assert_array_equal(sparse["psi"], [1.2e-3, 2e-4, 6e-5, 0, 6e-6, 1.6e-4, 0, -2e-3])
-    np.testing.assert_array_equal(merged["sigma"], [0.1001, *SERVER["sigma"][1:5], 0.012, 0.02, 0.5])
-    np.testing.assert_array_equal(received["sigma"], [0.1, -0.2, 0.29996, 0.05, -0.07, 0.01, 0.02, 0.5])
-    # Of a helper a client knows what it was sent, its own weights where they are nearly alike, and zeros.
+    np.testing.assert_array_equal(
+        merged["sigma"], [0.1001, *SERVER["sigma"][1:5], 0.012, 0.02, 0.5]
+    )
+    np.testing.assert_array_equal(
+        received["sigma"], [0.1, -0.2, 0.29996, 0.05, -0.07, 0.01, 0.02, 0.5]
+    )
+    # Of a helper a client knows what it was sent, its own weights where they are nearly alike, and
+    # zeros.
     np.testing.assert_array_equal(sent.helpers[0], [1e-3, 5e-4, 0, 0, 0, -1e-4, 7e-5, -1e-3])
 
 
 def test_bounds_of_the_costs(exchanged) -> None:
-    """Check 10: at most 2 + H down and 2 up, nothing where nothing changed, less with a larger threshold."""
+    """Check 10: at most 2 + H down and 2 up, nothing where nothing changed, less with a larger
+    threshold.
+    """
     rng = np.random.default_rng(0)
-    draw = lambda: {part: rng.normal(scale=1e-4, size=8) for part in SERVER}  # noqa: E731
+
+    def draw():
+        return {part: rng.normal(scale=1e-4, size=8) for part in SERVER}
+
     for _ in range(5):
-        server, client, trained = draw(), draw(), draw()
+        server = draw()
+        client = draw()
+        trained = draw()
         totals = []
         for delta in (0.0, DELTA, 2e-4, 1.0):
-            sent, received, merged, _, up = exchanged(client=client, server=server, trained=trained, delta=delta)
+            sent, received, merged, _, up = exchanged(
+                client=client, server=server, trained=trained, delta=delta
+            )
             down = int(sent.entries["psi"] + sent.entries["sigma"] + sent.entries["helpers"].sum())
             totals.append((down, sum(map(int, up.values()))))
             assert 0 <= down <= 8 * 4 and 0 <= totals[-1][1] <= 8 * 2
@@ -135,7 +171,8 @@ def test_round_0_sends_everything_and_other_rounds_no_helpers(exchanged) -> None
     assert sent.available.tolist() == [False, False] and sent.entries["helpers"].tolist() == [0, 0]
     sent, *_ = exchanged(seen=(1, 0, 1))
     assert sent.available.tolist() == [True, False] and sent.entries["helpers"].tolist() == [1, 0]
-    sent, *_ = exchanged(seen=(0, 1, 1))  # measured against the initial model; nobody helps a stranger
+    # measured against the initial model; nobody helps a stranger
+    sent, *_ = exchanged(seen=(0, 1, 1))
     assert int(sent.entries["psi"]) == 4 and not sent.available.any()
 
 
@@ -148,9 +185,16 @@ def test_the_first_contact_may_cost_a_model(float64) -> None:
 
 def test_bytes_of_a_message() -> None:
     """Dense 4 N, bitmap N / 8 + 4 n, coordinates 8 n; the smallest is the smallest for every n."""
-    size, entries, plain = 203, np.arange(204, dtype=np.int32), ("dense", "bitmap", "coordinates")
-    lengths = jax.jit(jax.vmap(lambda e: {code: message_bytes(e, size, code) for code in (*plain, "smallest")}))
-    found = {name: values.astype(int) for name, values in to_numbers(lengths(jnp.asarray(entries))).items()}
+    size = 203
+    entries = np.arange(204, dtype=np.int32)
+    plain = ("dense", "bitmap", "coordinates")
+    lengths = jax.jit(
+        jax.vmap(lambda e: {code: message_bytes(e, size, code) for code in (*plain, "smallest")})
+    )
+    found = {
+        name: values.astype(int)
+        for name, values in to_numbers(lengths(jnp.asarray(entries))).items()
+    }
     np.testing.assert_array_equal(found["dense"], 4 * size)
     np.testing.assert_array_equal(found["bitmap"], 26 + 4 * entries)
     np.testing.assert_array_equal(found["coordinates"], 8 * entries)
@@ -172,7 +216,8 @@ def test_nearest_helpers() -> None:
     """Check 12: distances .070711 and .141421; oneself is left out by number, not by place."""
     embeddings = np.array([[0.7, 0.2, 0.1], [0.6, 0.3, 0.1], [0.1, 0.8, 0.1], [0.65, 0.2, 0.15]])
     nearest = jax.jit(nearest_clients, static_argnums=3)
-    asks, everybody = np.arange(4, dtype=np.int32), np.ones(4, bool)
+    asks = np.arange(4, dtype=np.int32)
+    everybody = np.ones(4, bool)
     ids, there = nearest(asks, embeddings, everybody, 2)
     assert ids[0].tolist() == [3, 1] and there.all()
     order = np.array([2, 0, 3, 1])  # client c is now called place[c]
@@ -182,13 +227,18 @@ def test_nearest_helpers() -> None:
     alike, _ = nearest(asks, np.zeros((4, 3)), everybody, 2)
     assert alike.tolist() == [[1, 2], [0, 2], [0, 1], [0, 1]]
     ids, there = nearest(asks, embeddings, np.array([True, False, True, False]), 2)
-    assert there.tolist() == [[True, False], [False, False], [True, False], [False, False]] and ids[0, 0] == 2
+    assert (
+        there.tolist() == [[True, False], [False, False], [True, False], [False, False]]
+        and ids[0, 0] == 2
+    )
 
 
 def test_nearest_helpers_are_those_of_a_tree() -> None:
     embeddings = np.random.default_rng(0).dirichlet(np.ones(10), 40).astype(np.float32)
     clients = np.array([3, 17, 40], np.int32)  # 40: an empty slot
-    ids, there = jax.jit(nearest_clients, static_argnums=3)(clients, embeddings, np.ones(40, bool), 3)
+    ids, there = jax.jit(nearest_clients, static_argnums=3)(
+        clients, embeddings, np.ones(40, bool), 3
+    )
     _, expected = KDTree(embeddings).query(embeddings[clients[:2]], 4)
     np.testing.assert_array_equal(ids[:2], expected[:, 1:])
     assert not there[2].any()
@@ -196,7 +246,9 @@ def test_nearest_helpers_are_those_of_a_tree() -> None:
 
 def test_more_helpers_than_clients_are_those_that_there_are() -> None:
     nearest = jax.jit(nearest_clients, static_argnums=3)
-    ids, there = nearest(np.arange(2, dtype=np.int32), np.eye(2, dtype=np.float32), np.ones(2, bool), 5)
+    ids, there = nearest(
+        np.arange(2, dtype=np.int32), np.eye(2, dtype=np.float32), np.ones(2, bool), 5
+    )
     assert ids.shape == there.shape == (2, 5) and there.sum(1).tolist() == [1, 1]
 
 
@@ -204,6 +256,8 @@ def test_noise_is_truncated_to_images() -> None:
     """Mean 0.497 and deviation 0.269, over 30,000 values to within four deviations of the mean."""
     noise = np.asarray(noise_image(jax.random.key(0), (100, 100, 3)))
     assert noise.min() >= 0 and noise.max() <= 1
-    assert noise.mean() == pytest.approx(0.497, abs=7e-3) and noise.std() == pytest.approx(0.269, abs=5e-3)
+    assert noise.mean() == pytest.approx(0.497, abs=7e-3) and noise.std() == pytest.approx(
+        0.269, abs=5e-3
+    )
     plain = np.asarray(noise_image(jax.random.key(0), (100, 100, 3), "normal"))
     assert plain.min() < 0 and plain.std() == pytest.approx(125 / 255, abs=9e-3)

@@ -1,4 +1,6 @@
-"""Whole rounds of FedMatch: labels at the server, what is kept and sent, its limits and its ablations."""
+"""Whole rounds of FedMatch: labels at the server, what is kept and sent, its limits and its
+ablations.
+"""
 
 import dataclasses
 import functools
@@ -33,7 +35,9 @@ def with_validation(data, count: int = 20):
 
 
 def run_of(data, **changes):
-    return toy.setup(data, **{"model": toy.linear_model(), "batch_size": 4, "local_epochs": 1, **changes})
+    return toy.setup(
+        data, **{"model": toy.linear_model(), "batch_size": 4, "local_epochs": 1, **changes}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +53,10 @@ def at_server():
         patience=1,
         encoding="coordinates",
     )
-    start, one_round = jax.jit(method.init)(KEY, data), jax.jit(method.round)
-    states, infos = [start], []
+    start = jax.jit(method.init)(KEY, data)
+    one_round = jax.jit(method.round)
+    states = [start]
+    infos = []
     for _ in range(3):
         state, info = one_round(KEY, states[-1], data)
         states.append(state)
@@ -60,7 +66,9 @@ def at_server():
 
 @pytest.mark.thorough
 def test_clients_without_labels_train_psi_alone(at_server) -> None:
-    """Check 6: the sigma that a client hands back is the server's, bit for bit, which was trained before."""
+    """Check 6: the sigma that a client hands back is the server's, bit for bit, which was
+    trained before.
+    """
     states, infos = at_server
     for before, after in itertools.pairwise(states):
         store = after.terms["fedmatch"].store
@@ -76,7 +84,9 @@ def test_clients_without_labels_train_psi_alone(at_server) -> None:
 
 @pytest.mark.thorough
 def test_bytes_are_those_of_what_was_sent(at_server) -> None:
-    """Coordinates and values, 8 bytes a number: both parts whole in round 0, then what differs from the last upload."""
+    """Coordinates and values, 8 bytes a number: both parts whole in round 0, then what differs
+    from the last upload.
+    """
     states, infos = at_server
     size = count_parameters(states[0].params["psi"])
     assert infos[0]["bytes_down"] == 6 * 2 * size * 8 and infos[0]["s2c"] == 2.0
@@ -85,7 +95,8 @@ def test_bytes_are_those_of_what_was_sent(at_server) -> None:
         sent = sum(int((uploads[name] != before.params["psi"][name]).sum()) for name in uploads)
         assert info["bytes_up"] == 8 * sent and info["c2s"] == pytest.approx(sent / size / 6)
         assert "c2s_sigma" not in info and 0.3 < info["c2s"] < 1
-    held, now = states[1].terms["fedmatch"].store.uploads, states[2]
+    held = states[1].terms["fedmatch"].store.uploads
+    now = states[2]
     differ = sum(
         int((jnp.abs(table - new[None]) > DELTA).sum())
         for part, new_part in (("sigma", now.params["sigma"]), ("psi", states[1].params["psi"]))
@@ -100,22 +111,32 @@ def test_every_client_has_a_learning_rate_of_its_own(at_server) -> None:
     kept = jax.device_get(states[-1].clients.terms["fedmatch"])
     assert kept.plateau.factor.shape == (6,) and (kept.plateau.best < 10).all()
     np.testing.assert_allclose(np.log(kept.plateau.factor) / np.log(3) % 1, 0, atol=1e-5)
-    assert infos[-1]["client_validation_accuracy"] == pytest.approx(np.mean(kept.accuracy), rel=1e-6)
+    assert infos[-1]["client_validation_accuracy"] == pytest.approx(
+        np.mean(kept.accuracy), rel=1e-6
+    )
     assert float(states[-1].terms["supervised"].best) < 10, "the server has one, too"
 
 
 def scaled(model: Model, factor: float) -> Model:
-    return model._replace(init=lambda key: (jax.tree.map(lambda w: factor * w, model.init(key)[0]), {}))
+    return model._replace(
+        init=lambda key: (jax.tree.map(lambda w: factor * w, model.init(key)[0]), {})
+    )
 
 
 @pytest.mark.thorough
 def test_without_unsupervised_weights_it_is_federated_averaging_on_labels(float64) -> None:
     """Check 18a: psi never moves, sigma + psi is FedAvg's model."""
     data = toy.federation(sizes=(8, 8, 8), labelled=(4, 4, 4))
-    zero = dict.fromkeys(("agreement_weight", "kl_weight", "l2_weight", "l1_weight", "delta_threshold"), 0.0)
-    method = fedmatch(run_of(data), supervised_weight=1.0, lr_schedule="none", helper_interval=2, **zero)
+    zero = dict.fromkeys(
+        ("agreement_weight", "kl_weight", "l2_weight", "l1_weight", "delta_threshold"), 0.0
+    )
+    method = fedmatch(
+        run_of(data), supervised_weight=1.0, lr_schedule="none", helper_interval=2, **zero
+    )
     state, _ = toy.train(method, KEY, data, 3)
-    expected, _ = toy.train(fedavg(run_of(data, model=scaled(toy.linear_model(), 1.2))), KEY, data, 3)
+    expected, _ = toy.train(
+        fedavg(run_of(data, model=scaled(toy.linear_model(), 1.2))), KEY, data, 3
+    )
     total = jax.tree.map(jnp.add, state.params["sigma"], state.params["psi"])
     chex.assert_trees_all_close(total, expected.params["model"], rtol=1e-12)
     first = jax.tree.map(lambda w: 0.2 * w, toy.linear_model().init(KEY)[0])
@@ -124,15 +145,22 @@ def test_without_unsupervised_weights_it_is_federated_averaging_on_labels(float6
 
 @pytest.mark.thorough
 def test_lossy_downloads(float64) -> None:
-    """Without thresholds they lose nothing; above all differences, clients stay with the model of round 0."""
+    """Without thresholds they lose nothing; above all differences, clients stay with the model
+    of round 0.
+    """
     data = with_validation(toy.federation())
-    build = lambda **more: fedmatch(run_of(data), **SETTINGS, lr_schedule="global", helper_hold="keep", **more)  # noqa: E731
+
+    def build(**more):
+        return fedmatch(run_of(data), **SETTINGS, lr_schedule="global", helper_hold="keep", **more)
+
     none = {"l1_threshold": 0.0, "delta_threshold": 0.0}
     lossless, infos = toy.train(build(s2c_lossy=True, **none), KEY, data, 4)
     plain, others = toy.train(build(**none), KEY, data, 4)
     chex.assert_trees_all_equal(lossless.params, plain.params)
     assert infos == others or np.testing.assert_equal(infos, others) is None
-    deaf, infos = toy.train(build(s2c_lossy=True, l1_threshold=0.0, delta_threshold=1e3), KEY, data, 3)
+    deaf, infos = toy.train(
+        build(s2c_lossy=True, l1_threshold=0.0, delta_threshold=1e3), KEY, data, 3
+    )
     chex.assert_trees_all_equal(deaf.params, jax.jit(build().init)(KEY, data).params)
     assert infos[1]["s2c"] == infos[1]["c2s"] == infos[1]["bytes_up"] == 0
     assert float(plain.terms["fedmatch"].plateau.best) < 10
@@ -147,13 +175,16 @@ def test_helpers_that_are_kept_cost_nothing_and_go_on_helping(float64) -> None:
     one_round, others = toy.train(fedmatch(run_of(data), **given), KEY, data, 3)
     assert [info["helpers"] for info in infos] == [info["helpers"] for info in others] == [0, 2, 0]
     assert infos[2]["s2c"] == pytest.approx(others[2]["s2c"], abs=0.05)
-    assert infos[2]["loss"] > others[2]["loss"] and infos[1]["loss"] == pytest.approx(others[1]["loss"], rel=1e-12)
+    assert infos[2]["loss"] > others[2]["loss"] and infos[1]["loss"] == pytest.approx(
+        others[1]["loss"], rel=1e-12
+    )
     assert np.abs(kept.params["psi"]["w"] - one_round.params["psi"]["w"]).max() > 1e-6
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("decomposition", "part"), [("none", "sigma"), ("without_sigma", "psi"), ("without_psi", "sigma")]
+    ("decomposition", "part"),
+    [("none", "sigma"), ("without_sigma", "psi"), ("without_psi", "sigma")],
 )
 def test_ablations(decomposition: str, part: str) -> None:
     """One part, the same function at the start, and it learns; both losses move it."""
@@ -182,11 +213,15 @@ def test_no_inter_client_loss_and_a_stream() -> None:
     data = dataclasses.replace(toy.federation(sizes=(12, 12, 3), labelled=(4, 4, 3)), num_parts=4)
     run = run_of(data, rounds=4)
     state, infos = toy.train(
-        fedmatch(run, **{**SETTINGS, "num_helpers": 0, "threshold": 0.0, "lr_schedule": "none"}), KEY, data, 4
+        fedmatch(run, **{**SETTINGS, "num_helpers": 0, "threshold": 0.0, "lr_schedule": "none"}),
+        KEY,
+        data,
+        4,
     )
     chex.assert_tree_all_finite(state)
     assert [info["helpers"] for info in infos] == [0] * 4
-    # Every client uses its labelled examples, and the two unlabelled ones of the part: all that it has then.
+    # Every client uses its labelled examples, and the two unlabelled ones of the part: all that it
+    # has then.
     assert [info["examples"] for info in infos] == [4 + 2 + 4 + 2 + 3] * 4
     assert [info["pseudo_label_coverage"] for info in infos] == [1.0] * 4
 
@@ -196,6 +231,8 @@ def test_in_half_precision_parameters_and_costs_stay_whole() -> None:
     """A step of 1e-7 is far below the spacing of bfloat16; here thresholds of 1e-5 still tell."""
     data = toy.federation()
     run = run_of(data, model=in_precision(toy.setup(data).model, "bf16"), learning_rate=1e-6)
-    state, infos = toy.train(fedmatch(run, **SETTINGS, lr_schedule="none", delta_threshold=1e-9), KEY, data, 1)
+    state, infos = toy.train(
+        fedmatch(run, **SETTINGS, lr_schedule="none", delta_threshold=1e-9), KEY, data, 1
+    )
     assert {leaf.dtype.name for leaf in jax.tree.leaves(state.params)} == {"float32"}
     assert infos[0]["c2s_psi"] > 0.3

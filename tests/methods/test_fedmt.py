@@ -47,7 +47,8 @@ def key() -> jax.Array:
 
 def weak_labels(labels, num_observations, matrix, from_sets=False, share=None) -> WeakLabels:
     """Weak labels of clients, one row of everything each."""
-    labels, matrix = jnp.asarray(labels, jnp.int32), jnp.asarray(matrix, jnp.float32)
+    labels = jnp.asarray(labels, jnp.int32)
+    matrix = jnp.asarray(matrix, jnp.float32)
     counts = jnp.asarray(num_observations, jnp.int32)
     return WeakLabels(
         labels=labels,
@@ -64,12 +65,25 @@ def cohort(weak: WeakLabels, sizes) -> RoundContext:
     """A round of clients that have weak labels for all of their examples."""
     sizes = jnp.asarray(sizes, jnp.int32)
     index = jnp.broadcast_to(jnp.arange(weak.labels.shape[1], dtype=jnp.int32), weak.labels.shape)
-    clients = Client(jnp.arange(sizes.size), index, jnp.full_like(index, -1), 0 * sizes, sizes, {}, (), None, weak)
-    return RoundContext(key(), key(), jnp.zeros((), int), clients, sizes > 0, clients, {}, {}, {}, jnp.zeros((1, 1)))
+    clients = Client(
+        jnp.arange(sizes.size),
+        index,
+        jnp.full_like(index, -1),
+        0 * sizes,
+        sizes,
+        {},
+        (),
+        None,
+        weak,
+    )
+    return RoundContext(
+        key(), key(), jnp.zeros((), int), clients, sizes > 0, clients, {}, {}, {}, jnp.zeros((1, 1))
+    )
 
 
 @pytest.mark.parametrize(
-    ("fallback", "last"), [("prior", (0.4, 0.4, 0.2)), ("uniform", (1 / 3,) * 3), ("zero", (0.0,) * 3)]
+    ("fallback", "last"),
+    [("prior", (0.4, 0.4, 0.2)), ("uniform", (1 / 3,) * 3), ("zero", (0.0,) * 3)],
 )
 def test_estimate_with_an_empty_class_and_padding(fallback, last):
     """Check 7 for a client in a label space of its own, beside one with more coarse labels."""
@@ -80,14 +94,20 @@ def test_estimate_with_an_empty_class_and_padding(fallback, last):
     probabilities[:, :10] = PROBABILITIES
     round = cohort(weak_labels(labels, [3, 5], np.zeros((2, 5, 4))), [10, 10])
     given = jnp.asarray(probabilities, jnp.float32)
-    above = estimated(round, given, given.max(2) > 0.95, fallback=fallback, smoothing=0.0, pooled=False)
+    above = estimated(
+        round, given, given.max(2) > 0.95, fallback=fallback, smoothing=0.0, pooled=False
+    )
     columns = np.array([[1, 0, 0], [1 / 3, 2 / 3, 0], [0, 0, 1], last]).T
     np.testing.assert_allclose(above.matrix[0, :3], columns, atol=1e-6)
     np.testing.assert_array_equal(above.matrix[0, 3:], 0.0)
     np.testing.assert_array_equal(above.support[0], [2, 3, 1, 0])
-    at = estimated(round, given, given.max(2) >= 0.95, fallback=fallback, smoothing=0.0, pooled=False)
+    at = estimated(
+        round, given, given.max(2) >= 0.95, fallback=fallback, smoothing=0.0, pooled=False
+    )
     np.testing.assert_allclose(at.matrix[0, :3, 1], [0.5, 0.5, 0.0], atol=1e-6)
-    smooth = estimated(round, given, given.max(2) > 0.95, fallback=fallback, smoothing=1.0, pooled=False)
+    smooth = estimated(
+        round, given, given.max(2) > 0.95, fallback=fallback, smoothing=1.0, pooled=False
+    )
     expected = [[0.8, 0.35, 0.2, 0.4], [2 / 15, 0.6, 0.2, 0.4], [1 / 15, 0.05, 0.6, 0.2]]
     np.testing.assert_allclose(smooth.matrix[0, :3], expected, atol=1e-6)
 
@@ -99,29 +119,44 @@ def test_pooled_estimate_adds_counts_and_leaves_a_broken_client_out():
     given = jnp.asarray(probabilities, jnp.float32)
     confident = ~(given.max(2) <= 0.95)
     weak = weak_labels(labels, [3] * 3, np.zeros((3, 3, 4)))
-    result = estimated(cohort(weak, [10, 10, 5]), given, confident, fallback="prior", smoothing=0.0, pooled=True)
-    # Client 0 gives all of its examples, client 2 its first five, which hold one more of each of the counted kinds.
+    result = estimated(
+        cohort(weak, [10, 10, 5]), given, confident, fallback="prior", smoothing=0.0, pooled=True
+    )
+    # Client 0 gives all of its examples, client 2 its first five, which hold one more of each of
+    # the counted kinds.
     np.testing.assert_array_equal(result.support, [[4, 6, 1, 0]] * 3)
     np.testing.assert_allclose(result.matrix[0, :, 3], np.array([7, 6, 2]) / 15, rtol=1e-6)
     np.testing.assert_array_equal(result.matrix[0], result.matrix[2])
 
 
-def step_of(logits, weak: WeakLabels | None, estimate: Estimate | tuple, labels, view: str, stream: str) -> Step:
+def step_of(
+    logits, weak: WeakLabels | None, estimate: Estimate | tuple, labels, view: str, stream: str
+) -> Step:
     """A local step of one client whose batch are all of its examples, in order."""
-    logits, labels = jnp.asarray(logits), jnp.asarray(labels, jnp.int32)
+    logits = jnp.asarray(logits)
+    labels = jnp.asarray(labels, jnp.int32)
     size = labels.size
-    place, mask = jnp.arange(size, dtype=jnp.int32), jnp.ones(size, bool)
-    client = None if weak is None else jax.tree.map(lambda x: x[0], dataclasses.replace(weak, prior=weak.prior[None]))
+    place = jnp.arange(size, dtype=jnp.int32)
+    mask = jnp.ones(size, bool)
+    client = (
+        None
+        if weak is None
+        else jax.tree.map(lambda x: x[0], dataclasses.replace(weak, prior=weak.prior[None]))
+    )
     nobody = jnp.full(size, -1, jnp.int32)
     owner = Client(
         jnp.zeros((), int), place, nobody, jnp.zeros((), int), jnp.asarray(size),
         {CONFIDENT: ConfidentLabels(labels, mask, jnp.ones(size), estimate)}, (), None, client,
     )  # fmt: skip
-    batch = Stream(place, mask, nobody, jnp.zeros((size, 1)), None if client is None else client.labels)
+    batch = Stream(
+        place, mask, nobody, jnp.zeros((size, 1)), None if client is None else client.labels
+    )
     outputs = {view: models.Outputs(logits, logits, None)}
     zero = jnp.zeros((), int)
     nothing = Snapshot({}, {})
-    return Step(outputs, {}, {stream: batch}, owner, (), (), (), {}, {}, {}, nothing, key(), toy.NOW, zero)
+    return Step(
+        outputs, {}, {stream: batch}, owner, (), (), (), {}, {}, {}, nothing, key(), toy.NOW, zero
+    )
 
 
 def some_setup() -> federated.Setup:
@@ -135,14 +170,19 @@ def test_total_loss(known):
     matrix[0, :2] = NESTED  # a row of padding
     weak = weak_labels([[0, 1]], [2], matrix if known else 0 * matrix)
     nowhere = Estimate(jnp.asarray(0 * matrix[0] if known else matrix[0], jnp.float32), jnp.ones(3))
-    term = projection_term(some_setup(), 1.0, "fix", known=True, remainder=False)  # an unknown matrix is estimated
+    # an unknown matrix is estimated
+    term = projection_term(some_setup(), 1.0, "fix", known=True, remainder=False)
     weakly = [[1.0, 0.5, -0.2], [-0.3, 0.1, 0.9]]
     projection = jax.jit(term.loss)(step_of(weakly, weak, nowhere, [0, 2], "fix/weak", "fix"))
     strongly = [[0.8, 0.2, 0.0], [0.0, 0.4, 0.5]]
     fix = fix_term(some_setup(), 1.0).loss(step_of(strongly, None, (), [0, 2], "fix/strong", "fix"))
     mixed = jnp.asarray([[0.6, 0.3, 0.1], [0.2, 0.2, 0.7]])
-    mix = mixup_cross_entropy(mixed, jnp.asarray([0, 2]), jnp.asarray([1, 0]), 0.3, jnp.ones(2, bool))
-    np.testing.assert_allclose([projection, fix, mix], [0.3658745411, 0.8065223519, 1.1038316624], rtol=2e-6)
+    mix = mixup_cross_entropy(
+        mixed, jnp.asarray([0, 2]), jnp.asarray([1, 0]), 0.3, jnp.ones(2, bool)
+    )
+    np.testing.assert_allclose(
+        [projection, fix, mix], [0.3658745411, 0.8065223519, 1.1038316624], rtol=2e-6
+    )
     np.testing.assert_allclose(projection + 0.5 * fix + 0.25 * mix, 1.0450936326, rtol=2e-6)
 
 
@@ -160,7 +200,13 @@ def test_a_client_with_sets_projects_through_its_class_shares():
         np.testing.assert_allclose(value, expected, rtol=1e-6)
 
 
-def one_round(data: FederatedData, name: str = "fedmt", rounds: int = 1, changes: dict | None = None, **options):
+def one_round(
+    data: FederatedData,
+    name: str = "fedmt",
+    rounds: int = 1,
+    changes: dict | None = None,
+    **options,
+):
     run = toy.setup(data, model=toy.linear_model(), **(changes or {}))
     return toy.train(methods.build(name, run, **options), key(), data, rounds)
 
@@ -169,7 +215,9 @@ def one_round(data: FederatedData, name: str = "fedmt", rounds: int = 1, changes
 def test_without_projection_it_is_semifl():
     """Check 14, first limit; the coarse labels are not looked at."""
     data = toy.weak_federation("coarse")
-    mine, infos = one_round(data, projection_weight=0.0, strict=False, threshold=0.6, warm_start=False)
+    mine, infos = one_round(
+        data, projection_weight=0.0, strict=False, threshold=0.6, warm_start=False
+    )
     theirs, expected = one_round(data, "semifl", threshold=0.6)
     chex.assert_trees_all_equal(mine, theirs)
     np.testing.assert_equal(infos, expected)
@@ -178,30 +226,47 @@ def test_without_projection_it_is_semifl():
 
 @pytest.mark.thorough
 def test_the_identity_alone_is_federated_averaging_with_a_server_that_trains():
-    """Check 14, second limit: coarse labels that are the classes, no confident examples, whole epochs."""
+    """Check 14, second limit: coarse labels that are the classes, no confident examples, whole
+    epochs.
+    """
     seen = toy.federation(labelled=toy.SIZES, server=toy.NUM_SERVER)
     data = toy.weak_federation("coarse", labelled=(0,) * 6)
     slots = np.arange(data.max_examples) < np.asarray(data.num_examples)[:, None]
     matrices = np.broadcast_to(np.eye(toy.NUM_CLASSES), (6, toy.NUM_CLASSES, toy.NUM_CLASSES))
-    weak = weak_labels(np.where(slots, data.labels[data.index], -1), [toy.NUM_CLASSES] * 6, matrices)
+    weak = weak_labels(
+        np.where(slots, data.labels[data.index], -1), [toy.NUM_CLASSES] * 6, matrices
+    )
     data = dataclasses.replace(data, weak=weak)
     changes = {"batch_size": max(toy.SIZES)}
-    options = {"fix_weight": 0.0, "mix_weight": 0.0, "projection_examples": "all", "gate": "none", "threshold": 1.0}
+    options = {
+        "fix_weight": 0.0,
+        "mix_weight": 0.0,
+        "projection_examples": "all",
+        "gate": "none",
+        "threshold": 1.0,
+    }
     mine, infos = one_round(data, changes=changes, warm_start=False, **options)
     run = toy.setup(seen, model=toy.linear_model(), **changes)
     sampler = federated.labelled_epochs(run.batch_size, run.local_epochs, run.max_labelled)
     stage = federated.Stage(
-        (supervised_term(run)._replace(name="clients"),), sampler, server=server_training(run, 10, 5)
+        (supervised_term(run)._replace(name="clients"),),
+        sampler,
+        server=server_training(run, 10, 5),
     )
     plain, expected = toy.train(federated.federated_method(run, (stage,)), key(), seen, 1)
     chex.assert_trees_all_close(mine.params, plain.params, rtol=1e-5, atol=1e-6)
     assert infos[0]["local_steps"] == expected[0]["local_steps"] == 12 + 5, "clients and server"
-    assert infos[0]["correspondence_error"] > 0.1 and infos[0]["classes_without_support"] == toy.NUM_CLASSES
+    assert (
+        infos[0]["correspondence_error"] > 0.1
+        and infos[0]["classes_without_support"] == toy.NUM_CLASSES
+    )
 
 
 @pytest.mark.thorough
 def test_before_round_0_the_server_trains_once_at_the_rate_of_round_0():
-    """Against one round of `single`, whose epochs are the same single batch; no round of the run is used up."""
+    """Against one round of `single`, whose epochs are the same single batch; no round of the run
+    is used up.
+    """
     data = toy.weak_federation("coarse")
     run = toy.setup(data, model=toy.linear_model(), rounds=2)
     run = run._replace(learning_rate=federated.learning_rate_schedule("cosine", 0.2, 2))
@@ -221,7 +286,8 @@ def test_estimates_use_no_hidden_knowledge():
     data = toy.weak_federation("coarse")
     run = toy.setup(data, model=toy.linear_model())
     method = methods.build("fedmt", run, threshold=0.5, correspondence="estimated")
-    init, one_round = jax.jit(method.init), jax.jit(method.round)
+    init = jax.jit(method.init)
+    one_round = jax.jit(method.round)
 
     def train(federation: FederatedData):
         state, (info,) = toy.run(one_round, key(), init(key(), federation), federation, 1)
@@ -233,20 +299,25 @@ def test_estimates_use_no_hidden_knowledge():
     chex.assert_trees_all_equal(again, state)
     assert scrambled["pseudo_label_accuracy"] < info["pseudo_label_accuracy"]
     assert data.weak is not None
-    unknown = dataclasses.replace(data, weak=dataclasses.replace(data.weak, matrix=jnp.zeros_like(data.weak.matrix)))
+    unknown = dataclasses.replace(
+        data, weak=dataclasses.replace(data.weak, matrix=jnp.zeros_like(data.weak.matrix))
+    )
     blind, logged = train(unknown)
     chex.assert_trees_all_equal(blind.params, state.params)
     assert np.isnan(logged["correspondence_error"])
 
 
 def gaussian_classes(seed: int) -> FederatedData:
-    """Check 15: four classes in 20 dimensions, two coarse ones, 8 class labels at the server, one client."""
+    """Check 15: four classes in 20 dimensions, two coarse ones, 8 class labels at the server,
+    one client.
+    """
     rng = np.random.default_rng(seed)
     means = rng.normal(size=(4, 20))
     means *= 2.5 / np.linalg.norm(means, axis=1, keepdims=True)
     labels = np.concatenate([np.arange(8), rng.integers(4, size=1400)]) % 4
     inputs = (means[labels] + rng.normal(size=(labels.size, 20))).astype(np.float32)
-    client, nested = np.arange(8, 408), np.repeat(np.eye(2), 2, axis=1)
+    client = np.arange(8, 408)
+    nested = np.repeat(np.eye(2), 2, axis=1)
     base = toy.federation(sizes=(400,), labelled=(0,), num_test=1000, server=8)
     return dataclasses.replace(
         base,
@@ -264,8 +335,12 @@ def gaussian_classes(seed: int) -> FederatedData:
 @pytest.mark.thorough
 def test_coarse_labels_help_and_wrong_ones_harm():
     """Check 15: order and gap over five seeds."""
-    data = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(gaussian_classes(seed) for seed in range(5)))
-    wrong = dataclasses.replace(data, weak=dataclasses.replace(data.weak, matrix=data.weak.matrix[:, :, ::-1]))
+    data = jax.tree.map(
+        lambda *leaves: jnp.stack(leaves), *(gaussian_classes(seed) for seed in range(5))
+    )
+    wrong = dataclasses.replace(
+        data, weak=dataclasses.replace(data.weak, matrix=data.weak.matrix[:, :, ::-1])
+    )
     both = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), data, wrong)
     example = gaussian_classes(0)
     run = toy.setup(
@@ -282,7 +357,9 @@ def test_coarse_labels_help_and_wrong_ones_harm():
 
         def train(one: FederatedData) -> jax.Array:
             start = method.init(key(), one)
-            end = jax.lax.scan(lambda s, _: (method.round(key(), s, one)[0], None), start, length=100)[0]
+            end = jax.lax.scan(
+                lambda s, _: (method.round(key(), s, one)[0], None), start, length=100
+            )[0]
             predicted = jnp.argmax(method.predict(end, one.inputs[one.test_index]), axis=1)
             return jnp.mean(predicted == one.labels[one.test_index])
 

@@ -1,4 +1,6 @@
-"""FedRep: which part is trained when and by whom, what is averaged, what stays where it is, what is sent."""
+"""FedRep: which part is trained when and by whom, what is averaged, what stays where it is, what
+is sent.
+"""
 
 import chex
 import jax
@@ -39,7 +41,9 @@ def trained(data):
 def moved(one, other) -> np.ndarray:
     """Which rows of a table of clients differ."""
     pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
-    return np.any([np.any(np.asarray(a != b).reshape(len(a), -1), axis=1) for a, b in pairs], axis=0)
+    return np.any(
+        [np.any(np.asarray(a != b).reshape(len(a), -1), axis=1) for a, b in pairs], axis=0
+    )
 
 
 @pytest.mark.thorough
@@ -48,7 +52,9 @@ def test_heads_stay_with_who_trains_them(trained) -> None:
     assert moved(start.clients.params, after.clients.params).sum() == info["clients"] == 4
     chex.assert_trees_all_equal(start.params["aux_head"], after.params["aux_head"])
     for group in ("head", "body"):
-        pairs = zip(jax.tree.leaves(start.params[group]), jax.tree.leaves(after.params[group]), strict=True)
+        pairs = zip(
+            jax.tree.leaves(start.params[group]), jax.tree.leaves(after.params[group]), strict=True
+        )
         assert all(np.any(a != b) for a, b in pairs), group
 
 
@@ -65,11 +71,14 @@ def test_the_average_has_the_server_as_one_more_client(data) -> None:
     everybody = (0, 1, 2, 5)
     together = toy.without(data, 3, 4)
     method = methods.build("fedrep", run_of(data), **settings)
-    one_round, start = jax.jit(method.round), jax.jit(method.init)(KEY, data)
+    one_round = jax.jit(method.round)
+    start = jax.jit(method.init)(KEY, data)
 
     def body(federation):
         state, _ = one_round(KEY, start, federation)
-        return np.concatenate([np.ravel(x) for x in jax.tree.leaves(state.params["body"])]), state.params["head"]
+        return np.concatenate(
+            [np.ravel(x) for x in jax.tree.leaves(state.params["body"])]
+        ), state.params["head"]
 
     no_server = toy.changed(together, num_server=0)
     mean, head = body(together)
@@ -85,7 +94,9 @@ def test_the_average_has_the_server_as_one_more_client(data) -> None:
 def test_one_sampler_after_the_other() -> None:
     """Two epochs of "head" and one of "body": six labelled examples in batches of four."""
     data = toy.federation(sizes=(6, 3), labelled=(6, 3))
-    one, two = (epochs(name, lambda c: c.num_labelled, 4, n, 6) for name, n in (("head", 2), ("body", 1)))
+    one, two = (
+        epochs(name, lambda c: c.num_labelled, 4, n, 6) for name, n in (("head", 2), ("body", 1))
+    )
     client = jax.tree.map(lambda x: x[0], federated.all_clients(data))
     drawn = in_turn(one, two).schedule(KEY, client, toy.NOW)
     sizes = {name: np.asarray(mask.sum(axis=1)) for name, mask in drawn.masks.items()}
@@ -94,7 +105,9 @@ def test_one_sampler_after_the_other() -> None:
     np.testing.assert_array_equal(sizes["body"], [0, 0, 0, 0, 4, 2])
     used = np.asarray(drawn.positions["body"])[np.asarray(drawn.masks["body"])]
     assert sorted(used) == list(range(6))
-    small = in_turn(labelled_epochs(4, 2, 6), two).schedule(KEY, client._replace(num_labelled=jnp.asarray(3)), toy.NOW)
+    small = in_turn(labelled_epochs(4, 2, 6), two).schedule(
+        KEY, client._replace(num_labelled=jnp.asarray(3)), toy.NOW
+    )
     assert int(small.num_steps) == 3 and np.asarray(small.masks["body"])[2].sum() == 3
 
 
@@ -105,18 +118,25 @@ def test_a_shared_head_is_averaged_among_the_clients(data) -> None:
     after, infos = toy.run(jax.jit(method.round), KEY, start, data, 1)
     sent = count_parameters([start.params["body"], start.params["aux_head"]])
     assert infos[0]["bytes_up"] == 6 * 4 * sent and after.clients.params == {}
-    assert np.any(after.params["aux_head"]["aux_head"]["kernel"] != start.params["aux_head"]["aux_head"]["kernel"])
+    assert np.any(
+        after.params["aux_head"]["aux_head"]["kernel"]
+        != start.params["aux_head"]["aux_head"]["kernel"]
+    )
 
 
 @pytest.mark.thorough
 def test_with_class_labels_every_client_predicts_with_its_own_head() -> None:
     data = toy.federation()
-    method = methods.build("fedrep", toy.setup(data, learning_rate=0.2), labels="class", head_epochs=3)
+    method = methods.build(
+        "fedrep", toy.setup(data, learning_rate=0.2), labels="class", head_epochs=3
+    )
     state, infos = toy.train(method, KEY, data, 12)
     rows = np.asarray(data.test_index)
     own = np.argmax(method.predict_for(state, jnp.asarray(4), data.inputs[rows]), axis=1)
     assert np.mean(own == np.asarray(data.labels)[rows]) > 0.8
-    assert infos[0]["bytes_up"] == 5 * 4 * count_parameters(state.params["body"]), "one of six has no label"
+    assert infos[0]["bytes_up"] == 5 * 4 * count_parameters(state.params["body"]), (
+        "one of six has no label"
+    )
     everyone = np.argmax(method.predict(state, data.inputs[rows]), axis=1)
     assert np.mean(everyone == np.asarray(data.labels)[rows]) > 0.6
 

@@ -1,4 +1,6 @@
-"""FedRGD: the numbers of its worked examples, its limits, its variants, who is averaged with whom."""
+"""FedRGD: the numbers of its worked examples, its limits, its variants, who is averaged with
+whom.
+"""
 
 from functools import partial
 
@@ -33,7 +35,9 @@ STRONG = np.array([[2.0, 1, 0], [0, 0, 3], [1, 0, 0.5]])
 
 
 def advance(plan, models: np.ndarray, steps: np.ndarray | float = 0.0) -> np.ndarray:
-    """Models of the groups and the global one after a round in which every slot moves by `steps`."""
+    """Models of the groups and the global one after a round in which every slot moves by
+    `steps`.
+    """
     groups = plan.weights @ (models[plan.starts] + steps)
     return np.append(groups, groups.mean())
 
@@ -47,9 +51,9 @@ def test_consistency_loss_of_the_worked_example(float64) -> None:
     value, (weak, strong) = both((jnp.asarray(WEAK), jnp.asarray(STRONG)))
     assert float(value) == pytest.approx(0.5292918784, abs=1e-10)
     assert not np.any(weak) and not np.any(strong[1]) and np.all(strong[0] != 0)
-    nothing, slopes = jax.jit(jax.value_and_grad(lambda views: consistency_loss(*views, mask, 1.5)))(
-        (jnp.asarray(WEAK), jnp.asarray(STRONG))
-    )
+    nothing, slopes = jax.jit(
+        jax.value_and_grad(lambda views: consistency_loss(*views, mask, 1.5))
+    )((jnp.asarray(WEAK), jnp.asarray(STRONG)))
     assert float(nothing) == 0 and not np.any(slopes), "0 and not NaN"
     own_view = consistency_loss(jnp.asarray(WEAK), jnp.asarray(STRONG), mask, 0.95, self_view=True)
     assert float(own_view) == pytest.approx(0.0082270336, abs=1e-10)
@@ -66,7 +70,9 @@ def test_groups_and_their_replicas_of_the_worked_example() -> None:
     alone = averaging((4,), 1)
     np.testing.assert_allclose(alone.weights @ np.array([1.0, 2, 5, 8, 3]), 3.8, rtol=1e-12)
     shared = averaging((2, 2), 1)  # one replica in both groups is two that are the same
-    np.testing.assert_allclose(shared.weights @ np.array([1.0, 2, 5, 8, 3]), [2, 16 / 3], rtol=1e-12)
+    np.testing.assert_allclose(
+        shared.weights @ np.array([1.0, 2, 5, 8, 3]), [2, 16 / 3], rtol=1e-12
+    )
 
 
 @pytest.mark.parametrize(
@@ -75,7 +81,8 @@ def test_groups_and_their_replicas_of_the_worked_example() -> None:
     ids=["server", "bridge"],
 )
 def test_how_fast_groups_mix(replicas: int, gaps: list[float]) -> None:
-    models, seen = np.array([0.0, 6, 3]), [6.0]
+    models = np.array([0.0, 6, 3])
+    seen = [6.0]
     for _ in range(3):
         models = advance(averaging((5, 5), replicas), models)
         seen.append(models[1] - models[0])
@@ -83,18 +90,39 @@ def test_how_fast_groups_mix(replicas: int, gaps: list[float]) -> None:
     np.testing.assert_allclose(seen, gaps, atol=1e-9)
 
 
-def test_weights_add_up_and_equal_groups_with_the_global_model_are_fedavg_that_counts_the_server_twice() -> None:
-    for sizes, replicas in (((2, 3), 0), ((2, 3), 2), ((10, 10, 10, 10, 7), 5), ((3, 3, 3), 1), ((4,), 1)):
+def test_weights_add_up_and_equal_groups_with_the_global_model_are_fedavg_that_counts_the_server_twice() -> (
+    None
+):
+    for sizes, replicas in (
+        ((2, 3), 0),
+        ((2, 3), 2),
+        ((10, 10, 10, 10, 7), 5),
+        ((3, 3, 3), 1),
+        ((4,), 1),
+    ):
         np.testing.assert_allclose(averaging(sizes, replicas).weights.sum(axis=1), 1, rtol=1e-12)
-    plan, steps = averaging((3, 3), 2, broadcast_global=True), np.arange(8.0)
+    plan = averaging((3, 3), 2, broadcast_global=True)
+    steps = np.arange(8.0)
     assert set(plan.starts) == {2}
     assert advance(plan, np.array([9.0, 9, 1]), steps)[2] == pytest.approx(1 + steps.mean())
 
 
 def test_sizes_of_groups() -> None:
-    assert default_sizes(10) == (5, 5) and default_sizes(20) == (10, 10) and default_sizes(30) == (10, 10, 10)
-    assert default_sizes(47) == (10, 10, 10, 10, 7) and default_sizes(5) == (2, 3) and equal_sizes(7, 3) == (2, 2, 3)
-    for bad in (lambda: equal_sizes(3, 4), lambda: federated.grouped(()), lambda: federated.grouped((3, 0))):
+    assert (
+        default_sizes(10) == (5, 5)
+        and default_sizes(20) == (10, 10)
+        and default_sizes(30) == (10, 10, 10)
+    )
+    assert (
+        default_sizes(47) == (10, 10, 10, 10, 7)
+        and default_sizes(5) == (2, 3)
+        and equal_sizes(7, 3) == (2, 2, 3)
+    )
+    for bad in (
+        lambda: equal_sizes(3, 4),
+        lambda: federated.grouped(()),
+        lambda: federated.grouped((3, 0)),
+    ):
         with pytest.raises(ValueError, match="group"):
             bad()
     with pytest.raises(ValueError, match="never mix"):
@@ -111,25 +139,33 @@ def run_of(data, optimizer: FederatedOptimizer, **changes) -> Setup:
 
 
 def method_of(run: Setup, **settings):
-    return methods.build("fedrgd", run, **{"lr_schedule": "run", "threshold": 0.5, "local_steps": 2, **settings})
+    return methods.build(
+        "fedrgd", run, **{"lr_schedule": "run", "threshold": 0.5, "local_steps": 2, **settings}
+    )
 
 
 def trained_by(data, optimizer: FederatedOptimizer, rounds: int = 1, changes=None, **settings):
     """The state after some rounds and the metrics of the last."""
-    state, infos = toy.train(method_of(run_of(data, optimizer, **(changes or {})), **settings), KEY, data, rounds)
+    state, infos = toy.train(
+        method_of(run_of(data, optimizer, **(changes or {})), **settings), KEY, data, rounds
+    )
     return state, infos[-1]
 
 
 @pytest.mark.thorough
 def test_one_group_is_fedavg_with_the_server_bit_for_bit() -> None:
     data = toy.weak_federation("server")
-    one, plain = (trained_by(data, optimizer, 2)[0] for optimizer in (federated.grouped((6,)), federated.fedavg()))
+    one, plain = (
+        trained_by(data, optimizer, 2)[0]
+        for optimizer in (federated.grouped((6,)), federated.fedavg())
+    )
     chex.assert_trees_all_equal(one, plain)
 
 
 def test_places_in_the_cohort_are_those_of_ids_and_do_not_depend_on_who_is_absent() -> None:
     draw = jax.jit(federated.random_slots, static_argnums=3)
-    ids, there = jnp.arange(6, dtype=jnp.int32), jnp.ones(6, bool)
+    ids = jnp.arange(6, dtype=jnp.int32)
+    there = jnp.ones(6, bool)
     places = np.asarray(draw(KEY, ids, there, 6))
     assert sorted(places) == list(range(6)) and list(places) != list(range(6))
     without_two = draw(KEY, jnp.asarray([0, 1, 3, 4, 5, 6], jnp.int32), jnp.arange(6) < 5, 6)
@@ -146,7 +182,9 @@ def test_momentum_stays_with_the_slots(float64) -> None:
         momentum = federated.local_optimizer(momentum=0.9)
         run = run_of(data, federated.fedavg(), cohort_size=1, local_optimizer=momentum)
         run = run._replace(keep_optimizer=keep, keep_by=keep_by)
-        method = federated_method(run, (Stage((term,), toy.in_order("all", 4, steps), labelled_quota="any"),))
+        method = federated_method(
+            run, (Stage((term,), toy.in_order("all", 4, steps), labelled_quota="any"),)
+        )
         return float(toy.train(method, KEY, data, rounds)[0].params["model"]["b"][0])
 
     assert pulled("slot", 4, 2) == pytest.approx(pulled("slot", 1, 8, keep=False), rel=1e-12)
@@ -159,7 +197,10 @@ def test_momentum_stays_with_the_slots(float64) -> None:
 def trained():
     """Two rounds of two groups, labels at the server, with momentum in the slots."""
     data = toy.weak_federation("server")
-    momentum = {"local_optimizer": federated.local_optimizer(momentum=0.9, nesterov=True), "keep_optimizer": True}
+    momentum = {
+        "local_optimizer": federated.local_optimizer(momentum=0.9, nesterov=True),
+        "keep_optimizer": True,
+    }
     changes = {"keep_by": "slot", "augment": toy.jitter, **momentum}
     return trained_by(data, federated.grouped((3, 3)), 2, changes)
 
@@ -172,8 +213,14 @@ def test_the_global_model_is_the_mean_of_groups_that_differ(trained) -> None:
     leaves = np.concatenate([np.ravel(x) for x in jax.tree.leaves(state.params)])
     np.testing.assert_allclose(leaves, models.mean(0), rtol=1e-6)
     assert float(info["gradient_diversity"]) > 1 and int(info["clients"]) == 6
-    assert all(np.any(table[:6] != 0) for table in jax.tree.leaves(state.clients.optimizer) if table.ndim > 1)
-    assert jax.tree.leaves(state.server)[0].shape[0] == 2, "a replica per group goes on with its momentum"
+    assert all(
+        np.any(table[:6] != 0)
+        for table in jax.tree.leaves(state.clients.optimizer)
+        if table.ndim > 1
+    )
+    assert jax.tree.leaves(state.server)[0].shape[0] == 2, (
+        "a replica per group goes on with its momentum"
+    )
 
 
 @pytest.mark.thorough
@@ -191,7 +238,9 @@ def test_labels_at_clients_bridge_the_groups(float64) -> None:
 @pytest.mark.thorough
 def test_self_training_is_consistency_where_views_are_the_same(float64) -> None:
     data = toy.weak_federation("server")
-    one, other = (trained_by(data, federated.fedavg(), user_loss=loss)[0] for loss in ("self_training", "crl"))
+    one, other = (
+        trained_by(data, federated.fedavg(), user_loss=loss)[0] for loss in ("self_training", "crl")
+    )
     chex.assert_trees_all_close(one.params, other.params, rtol=1e-12)
 
 
@@ -200,12 +249,16 @@ def test_running_statistics_are_those_of_the_server() -> None:
     """Other inputs at the users change them only where all members are averaged."""
     data = toy.weak_federation("server")
     rows = np.asarray(data.index[0])
-    moved = toy.changed(data, inputs=np.where(np.isin(np.arange(len(data.inputs)), rows)[:, None], 3.0, data.inputs))
+    moved = toy.changed(
+        data, inputs=np.where(np.isin(np.arange(len(data.inputs)), rows)[:, None], 3.0, data.inputs)
+    )
 
     def statistics(bn_stats: str):
         run = toy.setup(data, model_options={"norm": "bn"})
         method = method_of(run, bn_stats=bn_stats)
-        return [toy.train(method, KEY, federation, 1)[0].model_state for federation in (data, moved)]
+        return [
+            toy.train(method, KEY, federation, 1)[0].model_state for federation in (data, moved)
+        ]
 
     chex.assert_trees_all_equal(*statistics("server"))
     one, other = statistics("average")
@@ -225,7 +278,9 @@ def test_the_first_period_of_an_epoch_may_have_a_step_more() -> None:
     data = toy.federation()
     sampler = steps_of(run_of(data, federated.fedavg()), 512, 2, ("unlabelled",))
     client = jax.tree.map(lambda x: x[0], federated.all_clients(data))
-    steps = [int(sampler.schedule(KEY, client, federated.Now(np.int32(n))).num_steps) for n in range(4)]
+    steps = [
+        int(sampler.schedule(KEY, client, federated.Now(np.int32(n))).num_steps) for n in range(4)
+    ]
     assert steps == [513, 512, 513, 512]
 
 
@@ -244,19 +299,29 @@ def test_gradient_diversity_of_the_worked_examples(float64) -> None:
     assert float(measure(jnp.eye(2))) == pytest.approx(2)
     expected = {(2, True): 1.4166666667, (2, False): 1.0404401, (1, True): 1.375, (1, False): 1.0}
     for (order, squared), value in expected.items():
-        assert float(measure(three, norm_ord=order, squared=squared)) == pytest.approx(value, abs=1e-7)
+        assert float(measure(three, norm_ord=order, squared=squared)) == pytest.approx(
+            value, abs=1e-7
+        )
     turned = three @ jnp.asarray([[0.6, 0.8], [-0.8, 0.6]])
     np.testing.assert_allclose([measure(-7 * three), measure(turned)], 17 / 12, rtol=1e-12)
-    assert float(measure(jnp.ones((3, 2)))) == pytest.approx(1) and float(measure(5 * jnp.eye(3))) == pytest.approx(3)
+    assert float(measure(jnp.ones((3, 2)))) == pytest.approx(1) and float(
+        measure(5 * jnp.eye(3))
+    ) == pytest.approx(3)
     assert float(measure(jnp.asarray([[1.0], [-1]]))) == np.inf
-    assert np.isnan(diversity_of(share_of([three[0]], jnp.zeros(1), Diversity()), Diversity())), "no member"
+    assert np.isnan(diversity_of(share_of([three[0]], jnp.zeros(1), Diversity()), Diversity())), (
+        "no member"
+    )
 
 
 @pytest.mark.thorough
 def test_a_round_reports_the_diversity_within_its_groups(float64) -> None:
     """Every client moves by half its id; members of a group are those that share a mean."""
     data = toy.federation()
-    pull = Term("pull", (), lambda step: 0.5 * jnp.sum((step.params["b"] - step.client.id.astype(float)) ** 2))
+    pull = Term(
+        "pull",
+        (),
+        lambda step: 0.5 * jnp.sum((step.params["b"] - step.client.id.astype(float)) ** 2),
+    )
 
     def reported(optimizer: FederatedOptimizer) -> float:
         run = toy.setup(data, model=toy.linear_model(scale=0.0), learning_rate=0.5)
@@ -264,10 +329,15 @@ def test_a_round_reports_the_diversity_within_its_groups(float64) -> None:
         stage = Stage((pull,), toy.in_order("all", 4, 1), labelled_quota="any")
         return toy.train(federated_method(run, (stage,)), KEY, data, 1)[1][0]["gradient_diversity"]
 
-    assert reported(federated.fedavg()) == pytest.approx(np.mean(np.arange(6) ** 2) / 2.5**2, rel=1e-12)
+    assert reported(federated.fedavg()) == pytest.approx(
+        np.mean(np.arange(6) ** 2) / 2.5**2, rel=1e-12
+    )
     key = named_key(jax.random.fold_in(named_key(KEY, "round"), 0), "slots")
-    places = np.asarray(federated.random_slots(key, jnp.arange(6, dtype=jnp.int32), jnp.ones(6, bool), 6))
-    moves, groups = np.arange(6) / 2, places // 3
+    places = np.asarray(
+        federated.random_slots(key, jnp.arange(6, dtype=jnp.int32), jnp.ones(6, bool), 6)
+    )
+    moves = np.arange(6) / 2
+    groups = places // 3
     ratios = [moves[i] ** 2 / moves[groups == groups[i]].mean() ** 2 for i in range(6)]
     assert reported(federated.grouped((3, 3))) == pytest.approx(np.mean(ratios), rel=1e-12)
 
@@ -277,9 +347,12 @@ def test_a_round_reports_the_diversity_within_its_groups(float64) -> None:
 def test_full_gradients_are_those_of_all_examples_at_the_averaged_model_and_reach_nothing(
     float64, placement: str, devices: int
 ) -> None:
-    """Batches of one example: a pass sums the gradients of a client's labelled examples, the server's of its own."""
+    """Batches of one example: a pass sums the gradients of a client's labelled examples, the
+    server's of its own.
+    """
     data = toy.federation(server=toy.NUM_SERVER)
-    changes, supervised = {"batch_size": 1}, {"user_loss": "supervised", "local_steps": 1}
+    changes = {"batch_size": 1}
+    supervised = {"user_loss": "supervised", "local_steps": 1}
 
     def after(**settings):
         method = method_of(run_of(data, federated.fedavg(), **changes), **supervised, **settings)
@@ -291,16 +364,24 @@ def test_full_gradients_are_those_of_all_examples_at_the_averaged_model_and_reac
     state, info = after(diversity="both")
     plain, without = after()
     chex.assert_trees_all_equal(state, plain)
-    assert {**info, "full_gradient_diversity": 0}.keys() - without.keys() == {"full_gradient_diversity"}
+    assert {**info, "full_gradient_diversity": 0}.keys() - without.keys() == {
+        "full_gradient_diversity"
+    }
     assert info["gradient_diversity"] == without["gradient_diversity"]
 
     w, b = (np.asarray(state.params["model"][name]) for name in ("w", "b"))
-    inputs, labels = np.asarray(data.inputs), np.asarray(data.labels)
-    index = [np.asarray(data.index[c, :n]) for c, n in enumerate(toy.LABELLED) if n] + [np.asarray(data.server_index)]
+    inputs = np.asarray(data.inputs)
+    labels = np.asarray(data.labels)
+    index = [np.asarray(data.index[c, :n]) for c, n in enumerate(toy.LABELLED) if n] + [
+        np.asarray(data.server_index)
+    ]
     vectors = []
     for rows in index:
         logits = inputs[rows] @ w + b
-        slope = np.exp(logits) / np.exp(logits).sum(1, keepdims=True) - np.eye(toy.NUM_CLASSES)[labels[rows]]
+        slope = (
+            np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+            - np.eye(toy.NUM_CLASSES)[labels[rows]]
+        )
         vectors.append(np.concatenate([np.ravel(inputs[rows].T @ slope), slope.sum(0)]))
     expected = np.mean(np.sum(np.square(vectors), 1)) / np.sum(np.mean(vectors, 0) ** 2)
     assert float(info["full_gradient_diversity"]) == pytest.approx(expected, rel=1e-10)
@@ -308,9 +389,15 @@ def test_full_gradients_are_those_of_all_examples_at_the_averaged_model_and_reac
 
 @pytest.mark.thorough
 def test_full_gradients_within_groups_at_their_models_in_some_rounds(float64) -> None:
-    """Every client moves half-way to its id; at the model of its group it is then pulled to its id again."""
+    """Every client moves half-way to its id; at the model of its group it is then pulled to its
+    id again.
+    """
     data = toy.federation()
-    pull = Term("pull", (), lambda step: 0.5 * jnp.sum((step.params["b"] - step.client.id.astype(float)) ** 2))
+    pull = Term(
+        "pull",
+        (),
+        lambda step: 0.5 * jnp.sum((step.params["b"] - step.client.id.astype(float)) ** 2),
+    )
 
     def reported(optimizer: FederatedOptimizer, every: int = 1) -> list[float]:
         run = toy.setup(data, model=toy.linear_model(scale=0.0), learning_rate=0.5)
@@ -328,7 +415,9 @@ def test_full_gradients_within_groups_at_their_models_in_some_rounds(float64) ->
     np.testing.assert_allclose(reported(federated.fedavg()), [first, second], rtol=1e-12)
     np.testing.assert_allclose(reported(federated.fedavg(), every=2), [np.nan, second], rtol=1e-12)
     key = named_key(jax.random.fold_in(named_key(KEY, "round"), 0), "slots")
-    places = np.asarray(federated.random_slots(key, jnp.arange(6, dtype=jnp.int32), jnp.ones(6, bool), 6))
+    places = np.asarray(
+        federated.random_slots(key, jnp.arange(6, dtype=jnp.int32), jnp.ones(6, bool), 6)
+    )
     groups = places // 3
     means = np.array([ids[groups == group].mean() for group in groups])
     ratios = (means / 2 - ids) ** 2 / (means / 2) ** 2
@@ -341,17 +430,28 @@ def test_schedules_of_the_worked_examples(float64) -> None:
     svhn = {8.5: 0.752967, 22.5: 1e-5, 29.5: 0.310070, 40: 0.622252}
     for total, values in ((1024**2, cifar), (40 * 1024, svhn)):
         for epoch, value in values.items():
-            assert float(factor(jnp.asarray(epoch * 1024.0), 5120, total, True)) == pytest.approx(value, abs=5e-7)
-    plain = [float(factor(jnp.asarray(step), 10, 110, False)) for step in (0.0, 5.0, 10.0, 60.0, 110.0)]
-    np.testing.assert_allclose(plain, [0, 0.5, 1, np.cos(7 * np.pi / 32), np.cos(7 * np.pi / 16)], rtol=1e-12)
-    run = with_step_schedule(toy.setup(toy.federation(), learning_rate=2.0, rounds=10), "plain", 16, 32)
+            assert float(factor(jnp.asarray(epoch * 1024.0), 5120, total, True)) == pytest.approx(
+                value, abs=5e-7
+            )
+    plain = [
+        float(factor(jnp.asarray(step), 10, 110, False)) for step in (0.0, 5.0, 10.0, 60.0, 110.0)
+    ]
+    np.testing.assert_allclose(
+        plain, [0, 0.5, 1, np.cos(7 * np.pi / 32), np.cos(7 * np.pi / 16)], rtol=1e-12
+    )
+    run = with_step_schedule(
+        toy.setup(toy.federation(), learning_rate=2.0, rounds=10), "plain", 16, 32
+    )
     rates = [float(run.learning_rate(jnp.asarray(n))) for n in (0, 1, 2, 9)]
-    np.testing.assert_allclose(rates, [2 * 15 / 32, 2 * 31 / 32, 2, 2 * np.cos(7 * np.pi / 16 * 112 / 128)], rtol=1e-12)
+    np.testing.assert_allclose(
+        rates, [2 * 15 / 32, 2 * 31 / 32, 2, 2 * np.cos(7 * np.pi / 16 * 112 / 128)], rtol=1e-12
+    )
 
 
 def test_nesterov_momentum_of_the_worked_example(float64) -> None:
     optimizer = federated.local_optimizer(momentum=0.9, nesterov=True, weight_decay=1e-4)
-    x, seen = jnp.asarray(1.0), []
+    x = jnp.asarray(1.0)
+    seen = []
     state = optimizer.init(x)
     for _ in range(3):
         update, state = optimizer.update(x, state, x)
@@ -373,8 +473,12 @@ def test_refusals(settings, message) -> None:
 
 
 def test_clients_that_train_alone_have_no_averaged_model() -> None:
-    with pytest.raises(ValueError, match=r"gradients at the averaged model .* these clients train alone"):
-        method_of(run_of(toy.federation(), federated.local()), labels="client", diversity="gradients")
+    with pytest.raises(
+        ValueError, match=r"gradients at the averaged model .* these clients train alone"
+    ):
+        method_of(
+            run_of(toy.federation(), federated.local()), labels="client", diversity="gradients"
+        )
 
 
 def test_a_threshold_that_nothing_reaches_is_allowed_with_a_warning() -> None:

@@ -1,4 +1,6 @@
-"""FedSiam against a plain loop: loss, ramp and teacher of XCLP section 5.4, for softmax regression with two heads."""
+"""FedSiam against a plain loop: loss, ramp and teacher of XCLP section 5.4, for softmax
+regression with two heads.
+"""
 
 import math
 
@@ -11,7 +13,8 @@ import scipy.special
 from fedjax_ssl import methods
 from tests import toy
 
-KEY, RATE = jax.random.key(3), 0.05
+KEY = jax.random.key(3)
+RATE = 0.05
 
 
 def softmax(scores: jax.Array) -> jax.Array:
@@ -20,10 +23,14 @@ def softmax(scores: jax.Array) -> jax.Array:
 
 
 def loss(weights, teacher, inputs, targets, ramp: float) -> jax.Array:
-    size, classes = inputs.shape[0], toy.NUM_CLASSES
-    first, second = inputs @ weights["w"] + weights["b"], inputs @ weights["w2"] + weights["b2"]
+    size = inputs.shape[0]
+    classes = toy.NUM_CLASSES
+    first = inputs @ weights["w"] + weights["b"]
+    second = inputs @ weights["w2"] + weights["b2"]
     taught = softmax(inputs @ teacher["w"] + teacher["b"])
-    rows = jnp.where(targets >= 0, jnp.log(softmax(first))[jnp.arange(size), jnp.maximum(targets, 0)], 0.0)
+    rows = jnp.where(
+        targets >= 0, jnp.log(softmax(first))[jnp.arange(size), jnp.maximum(targets, 0)], 0.0
+    )
     return (
         -rows.sum() / size
         + 0.01 * ((first - second) ** 2).sum() / (size * classes)
@@ -35,7 +42,9 @@ loss_and_slope = jax.jit(jax.value_and_grad(loss))
 
 
 def one_client():
-    """Four labelled and four unlabelled examples: one batch holds them all, whatever their order."""
+    """Four labelled and four unlabelled examples: one batch holds them all, whatever their
+    order.
+    """
     return toy.federation(sizes=(8,), labelled=(4,))
 
 
@@ -50,7 +59,8 @@ def test_student_and_teacher_follow_the_formulas(float64) -> None:
     method = method_for(data)
     state = method.init(KEY, data)
     student = {name: value for name, value in state.params["model"].items()}
-    teacher, step = dict(student), 0
+    teacher = dict(student)
+    step = 0
     one_round = jax.jit(method.round)
     for number in (1, 2):
         state, info = one_round(KEY, state, data)
@@ -58,7 +68,9 @@ def test_student_and_teacher_follow_the_formulas(float64) -> None:
         losses = []
         for _ in range(3):
             step += 1
-            value, slope = loss_and_slope(student, teacher, data.inputs[:8], data.observed[:8], ramp)
+            value, slope = loss_and_slope(
+                student, teacher, data.inputs[:8], data.observed[:8], ramp
+            )
             losses.append(float(value))
             student = {name: student[name] - RATE * slope[name] for name in student}
             keep = min(1 - 1 / (step + 1), 0.97)
@@ -66,7 +78,9 @@ def test_student_and_teacher_follow_the_formulas(float64) -> None:
         assert float(info["loss"]) == pytest.approx(np.mean(losses), rel=1e-9)
         for name in student:
             np.testing.assert_allclose(state.params["model"][name], student[name], rtol=1e-9)
-            np.testing.assert_allclose(state.terms["mean_teacher"].params[name], teacher[name], rtol=1e-9)
+            np.testing.assert_allclose(
+                state.terms["mean_teacher"].params[name], teacher[name], rtol=1e-9
+            )
     assert float(state.terms["mean_teacher"].step) == 6.0
 
 
@@ -78,7 +92,8 @@ def test_the_teacher_starts_from_the_student_of_the_first_stage() -> None:
     after_labels, _ = one_round(KEY, method.init(KEY, data), data)
     state, _ = one_round(KEY, after_labels, data)
     # With decay 1 - 1/(t+1) the teacher is the mean of its start and the students of the steps.
-    start, end = after_labels.params["model"]["b"], state.params["model"]["b"]
+    start = after_labels.params["model"]["b"]
+    end = state.params["model"]["b"]
     teacher = state.terms["mean_teacher"].params["b"]
     assert float(jnp.abs(teacher - start).max()) <= float(jnp.abs(end - start).max()) + 1e-6
     assert float(state.terms["mean_teacher"].step) == 3.0
@@ -87,15 +102,22 @@ def test_the_teacher_starts_from_the_student_of_the_first_stage() -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("predict_with", "warmup_rounds", "network"),
-    [("student", 0, "student"), ("teacher", 0, "teacher"), ("teacher", 2, "student")],  # before its first step
+    # before its first step
+    [("student", 0, "student"), ("teacher", 0, "teacher"), ("teacher", 2, "student")],
 )
-def test_predictions_come_from_the_chosen_network(predict_with: str, warmup_rounds: int, network: str) -> None:
+def test_predictions_come_from_the_chosen_network(
+    predict_with: str, warmup_rounds: int, network: str
+) -> None:
     data = one_client()
     method = method_for(data, predict_with=predict_with, warmup_rounds=warmup_rounds)
     state, _ = toy.train(method, KEY, data, 2)
     params = state.params["model"] if network == "student" else state.terms["mean_teacher"].params
-    expected = scipy.special.log_softmax(np.asarray(data.inputs) @ np.asarray(params["w"]) + params["b"], axis=1)
-    np.testing.assert_allclose(jax.jit(method.predict)(state, data.inputs), expected, rtol=1e-5, atol=1e-6)
+    expected = scipy.special.log_softmax(
+        np.asarray(data.inputs) @ np.asarray(params["w"]) + params["b"], axis=1
+    )
+    np.testing.assert_allclose(
+        jax.jit(method.predict)(state, data.inputs), expected, rtol=1e-5, atol=1e-6
+    )
 
 
 @pytest.mark.thorough
@@ -108,7 +130,9 @@ def test_bytes_count_student_and_teacher() -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("unlabelled_clients", "clients"), [(False, 5), (True, 6)])
-def test_clients_without_labels_take_part_if_they_may(unlabelled_clients: bool, clients: int) -> None:
+def test_clients_without_labels_take_part_if_they_may(
+    unlabelled_clients: bool, clients: int
+) -> None:
     data = toy.federation()
     _, infos = toy.train(method_for(data, unlabelled_clients=unlabelled_clients), KEY, data, 1)
     assert infos[0]["clients"] == clients

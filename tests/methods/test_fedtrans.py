@@ -17,12 +17,17 @@ from tests import toy
 KEY = jax.random.key(4)
 # Momentum and weight decay would move what merely has no gradient.
 LOCAL = federated.local_optimizer("sgd", momentum=0.5, weight_decay=0.01)
-COARSE_ROUNDS, ROUNDS = 2, 12
+COARSE_ROUNDS = 2
+ROUNDS = 12
 WITHOUT_CLASS_LABELS = (0,) * len(toy.SIZES)
 
 
 def run_of(data: FederatedData, **changes) -> Setup:
-    options = {"model_options": {"aux_head": True, "norm": "bn"}, "local_optimizer": LOCAL, **changes}
+    options = {
+        "model_options": {"aux_head": True, "norm": "bn"},
+        "local_optimizer": LOCAL,
+        **changes,
+    }
     return toy.setup(data, learning_rate=0.2, **options)
 
 
@@ -33,11 +38,15 @@ def data() -> FederatedData:
 
 @pytest.fixture(scope="module", params=["head", pytest.param("all", marks=pytest.mark.thorough)])
 def trained(request, data):
-    """The setting, accuracy on the test examples, states from the start to the end, and their infos."""
+    """The setting, accuracy on the test examples, states from the start to the end, and their
+    infos.
+    """
     # One step per round at the server, so that its loss is that of the network it starts from.
     options = {"coarse_rounds": COARSE_ROUNDS, "server_epochs": 1, "finetune": request.param}
     method = methods.build("fedtrans", run_of(data), **options)
-    one_round, states, infos = jax.jit(method.round), [jax.jit(method.init)(KEY, data)], []
+    one_round = jax.jit(method.round)
+    states = [jax.jit(method.init)(KEY, data)]
+    infos = []
     for _ in range(ROUNDS):
         state, info = one_round(KEY, states[-1], data)
         states.append(state)
@@ -47,15 +56,24 @@ def trained(request, data):
 
 
 def moved(one, other) -> list[bool]:
-    return [bool(np.any(a != b)) for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)]
+    return [
+        bool(np.any(a != b))
+        for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    ]
 
 
 @pytest.mark.thorough
-def test_the_main_head_keeps_its_bits_in_stage_1_and_the_body_where_only_the_head_is_finetuned(trained):
+def test_the_main_head_keeps_its_bits_in_stage_1_and_the_body_where_only_the_head_is_finetuned(
+    trained,
+):
     finetune, _, states, _, _ = trained
-    start, middle, end = states[0], states[COARSE_ROUNDS], states[-1]
+    start = states[0]
+    middle = states[COARSE_ROUNDS]
+    end = states[-1]
     chex.assert_trees_all_equal(middle.params["head"], start.params["head"])
-    assert all(moved(middle.params["body"], start.params["body"])), "the second head and everything below it"
+    assert all(moved(middle.params["body"], start.params["body"])), (
+        "the second head and everything below it"
+    )
     assert all(moved(end.params["head"], middle.params["head"]))
     if finetune == "head":
         chex.assert_trees_all_equal(end.params["body"], middle.params["body"])
@@ -81,7 +99,10 @@ def test_a_loss_that_moves_both_groups_is_logged_once(trained, data):
     before = states[COARSE_ROUNDS]
     rows = data.server_index
     outputs, _ = run_of(data).model.apply(
-        {**before.params["body"], **before.params["head"]}, before.model_state, data.inputs[rows], train=True
+        {**before.params["body"], **before.params["head"]},
+        before.model_state,
+        data.inputs[rows],
+        train=True,
     )
     log_probs = jax.nn.log_softmax(outputs.logits)
     expected = -np.mean(np.asarray(log_probs)[np.arange(rows.size), np.asarray(data.labels[rows])])
@@ -122,13 +143,17 @@ def numpy_coarse_loss(logits: np.ndarray, labels: np.ndarray, num_observations: 
 
 
 def test_the_loss_on_coarse_labels_against_numpy():
-    """Three coarse labels and five outputs, of which the unused are the largest; a row of padding."""
+    """Three coarse labels and five outputs, of which the unused are the largest; a row of
+    padding.
+    """
     logits = np.random.default_rng(0).normal(size=(5, 5), scale=3.0).astype(np.float32)
     logits[:, 3:] += 60.0
     labels = np.array([0, 2, 1, 2, 0], np.int32)
     mask = np.array([True, True, True, True, False])
     loss = jax.jit(jax.value_and_grad(coarse_cross_entropy))
-    value, gradient = loss(jnp.asarray(logits), jnp.asarray(labels), jnp.asarray(3), jnp.asarray(mask))
+    value, gradient = loss(
+        jnp.asarray(logits), jnp.asarray(labels), jnp.asarray(3), jnp.asarray(mask)
+    )
     np.testing.assert_allclose(value, numpy_coarse_loss(logits[:4], labels[:4], 3), rtol=1e-6)
     shown = logits[:4, :3].astype(np.float64)
     probabilities = np.exp(shown) / np.exp(shown).sum(axis=1, keepdims=True)
@@ -136,7 +161,9 @@ def test_the_loss_on_coarse_labels_against_numpy():
     expected[:4, :3] = (probabilities - np.eye(3)[labels[:4]]) / 4
     np.testing.assert_allclose(gradient, expected, atol=1e-7)
     np.testing.assert_array_equal(gradient[:, 3:], 0.0)
-    nothing, gradient = loss(jnp.asarray(logits), jnp.full(5, -1, jnp.int32), jnp.asarray(0), jnp.asarray(mask))
+    nothing, gradient = loss(
+        jnp.asarray(logits), jnp.full(5, -1, jnp.int32), jnp.asarray(0), jnp.asarray(mask)
+    )
     assert nothing == 0.0 and np.all(np.asarray(gradient) == 0.0), "a client without coarse labels"
 
 
@@ -147,7 +174,8 @@ def test_epochs_go_over_the_examples_between_class_labels_and_nothing():
     fewer = dataclasses.replace(everyone.weak, num_examples=everyone.weak.num_examples.at[0].set(5))
     client = jax.tree.map(lambda table: table[0], everyone._replace(weak=fewer))
     schedule = jax.jit(coarse_epochs(2, 3, data.max_known).schedule)(KEY, client, toy.NOW)
-    positions, mask = np.asarray(schedule.positions["coarse"]), np.asarray(schedule.masks["coarse"])
+    positions = np.asarray(schedule.positions["coarse"])
+    mask = np.asarray(schedule.masks["coarse"])
     assert int(schedule.num_steps) == 9
     for epoch in range(3):
         steps = slice(3 * epoch, 3 * epoch + 3)
@@ -156,7 +184,9 @@ def test_epochs_go_over_the_examples_between_class_labels_and_nothing():
 
 
 def test_a_network_without_a_second_head_says_which_field_to_set(data):
-    with pytest.raises(ValueError, match=r"set config\.model\.aux_head = True; .* are dense1, head, without"):
+    with pytest.raises(
+        ValueError, match=r"set config\.model\.aux_head = True; .* are dense1, head, without"
+    ):
         methods.build("fedtrans", toy.setup(data))
 
 
@@ -170,7 +200,10 @@ def many_sets() -> FederatedData:
     [
         (lambda: toy.weak_federation("server"), "needs clients with coarse labels"),
         (lambda: toy.weak_federation("coarse", server=0), "needs class labels at the server"),
-        (many_sets, "up to 4 coarse labels or sets, but the second head of fedtrans has only 3 outputs"),
+        (
+            many_sets,
+            "up to 4 coarse labels or sets, but the second head of fedtrans has only 3 outputs",
+        ),
     ],
 )
 def test_a_federation_that_it_cannot_learn_from_is_refused_before_training(federation, message):

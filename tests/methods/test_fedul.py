@@ -1,4 +1,6 @@
-"""FedUL (notes on the paper, section 14): limits, invariances, clients that tell nothing, and the Gaussian toy."""
+"""FedUL (notes on the paper, section 14): limits, invariances, clients that tell nothing, and
+the Gaussian toy.
+"""
 
 import dataclasses
 from functools import partial
@@ -21,7 +23,9 @@ UNLABELLED = (0,) * 6
 
 
 def all_weak(from_sets: bool) -> FederatedData:
-    """Every training example has its class as its weak label: in a pure set, or as a coarse label."""
+    """Every training example has its class as its weak label: in a pure set, or as a coarse
+    label.
+    """
     data = toy.federation(labelled=UNLABELLED)
     real = jnp.arange(data.max_examples) < data.num_examples[:, None]
     prior = jnp.asarray([0.5, 0.3, 0.2])
@@ -57,7 +61,9 @@ def test_pure_sets_in_the_shares_of_the_test_and_identical_coarse_labels_are_fed
 ) -> None:
     """Check 8: the same keys, the same bits."""
     labelled = toy.federation(labelled=toy.SIZES)
-    expected, expected_infos = toy.train(methods.build("fedavg", toy.setup(labelled)), KEY, labelled, 3)
+    expected, expected_infos = toy.train(
+        methods.build("fedavg", toy.setup(labelled)), KEY, labelled, 3
+    )
     data = all_weak(from_sets)
     state, infos = toy.train(fedul(data), KEY, data, 3)
     chex.assert_trees_all_equal(state.params, expected.params)
@@ -96,7 +102,9 @@ def test_numbering_of_sets_and_of_clients_does_not_matter() -> None:
     per_client = ("index", "num_labelled", "num_examples")
     weak_per_client = ("labels", "num_examples", "num_observations", "from_sets", "matrix", "share")
     others = with_weak(data, **{name: getattr(weak, name)[clients] for name in weak_per_client})
-    others = dataclasses.replace(others, **{name: getattr(data, name)[clients] for name in per_client})
+    others = dataclasses.replace(
+        others, **{name: getattr(data, name)[clients] for name in per_client}
+    )
     state, _ = toy.run(round_function, KEY, start, others, 2)
     chex.assert_trees_all_close(state.params, expected.params, rtol=1e-6, atol=1e-6)
 
@@ -105,7 +113,8 @@ def test_numbering_of_sets_and_of_clients_does_not_matter() -> None:
 def test_a_client_with_one_set_or_equal_sets_takes_no_part() -> None:
     """Section 13: its loss is constant, so that training would only add noise."""
     data = sets()
-    weak, uniform = data.weak, jnp.full(3, 1 / 3)
+    weak = data.weak
+    uniform = jnp.full(3, 1 / 3)
     shares = jnp.asarray([1.0, 0.0, 0.0])
     one_set = with_weak(
         data,
@@ -129,15 +138,20 @@ def test_a_client_with_one_set_or_equal_sets_takes_no_part() -> None:
 def test_the_last_partial_batch_and_the_test_prior_can_be_left_out() -> None:
     data = sets()
     method = fedul(data, {"local_epochs": 1}, drop_last=True, use_test_prior=False)
-    one_round, start = jax.jit(method.round), jax.jit(method.init)(KEY, data)
+    one_round = jax.jit(method.round)
+    start = jax.jit(method.init)(KEY, data)
     state, infos = toy.run(one_round, KEY, start, data, 1)
     assert infos[0]["local_steps"] == sum(size // 4 for size in toy.SIZES)
     assert infos[0]["examples"] == 4 * infos[0]["local_steps"]
-    other, _ = toy.run(one_round, KEY, start, with_weak(data, prior=jnp.asarray([0.8, 0.1, 0.1])), 1)
+    other, _ = toy.run(
+        one_round, KEY, start, with_weak(data, prior=jnp.asarray([0.8, 0.1, 0.1])), 1
+    )
     chex.assert_trees_all_equal(other.params, state.params)
 
 
-MEANS = 2.0 * np.stack([np.cos(2 * np.pi * np.arange(3) / 3), np.sin(2 * np.pi * np.arange(3) / 3)], axis=1)
+MEANS = 2.0 * np.stack(
+    [np.cos(2 * np.pi * np.arange(3) / 3), np.sin(2 * np.pi * np.arange(3) / 3)], axis=1
+)
 PRIOR = np.array([0.5, 0.3, 0.2])
 PRIORS = (
     np.array([[0.7, 0.2, 0.1], [0.2, 0.6, 0.2], [0.1, 0.3, 0.6]]),
@@ -145,21 +159,26 @@ PRIORS = (
     np.array([[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.1, 0.8], [0.4, 0.4, 0.2], [0.2, 0.4, 0.4]]),
 )
 SHARES = (np.array([0.3, 0.3, 0.4]), np.array([0.4, 0.3, 0.2, 0.1]), np.full(5, 0.2))
-SIZE, NUM_SEEDS = 4000, 5
+SIZE = 4000
+NUM_SEEDS = 5
 
 
 def gaussians(seed: int) -> FederatedData:
     """Check 13: three clients, three Gaussians in the plane; nobody has a label."""
     rng = np.random.default_rng(seed)
-    inputs, observed = [], np.zeros((3, SIZE), np.int32)
-    matrix, share = np.zeros((3, 5, 3)), np.zeros((3, 5))
+    inputs = []
+    observed = np.zeros((3, SIZE), np.int32)
+    matrix = np.zeros((3, 5, 3))
+    share = np.zeros((3, 5))
     for client, (priors, shares) in enumerate(zip(PRIORS, SHARES, strict=True)):
         observed[client] = np.repeat(np.arange(len(shares)), np.round(SIZE * shares).astype(int))
         bounds = np.cumsum(priors, axis=1)[observed[client]]
         classes = (rng.random((SIZE, 1)) > bounds[:, :2]).sum(axis=1)
         inputs.append(MEANS[classes] + rng.normal(size=(SIZE, 2)))
-        matrix[client, : len(shares)], share[client, : len(shares)] = priors, shares
-    nothing, total = jnp.zeros(0, jnp.int32), 3 * SIZE
+        matrix[client, : len(shares)] = priors
+        share[client, : len(shares)] = shares
+    nothing = jnp.zeros(0, jnp.int32)
+    total = 3 * SIZE
     return FederatedData(
         inputs=jnp.asarray(np.concatenate(inputs), jnp.float32),
         labels=jnp.full(total, -1, jnp.int32),
@@ -206,7 +225,9 @@ def test_sets_alone_lead_to_the_bayes_classifier() -> None:
         )
         method = methods.build("fedul", run, **options)
         state = method.init(key, data)
-        state = jax.lax.scan(lambda s, _: (method.round(key, s, data)[0], None), state, length=12)[0]
+        state = jax.lax.scan(lambda s, _: (method.round(key, s, data)[0], None), state, length=12)[
+            0
+        ]
         return jnp.exp(method.predict(state, jnp.asarray(points, jnp.float32)))
 
     posterior = np.asarray(jax.nn.softmax(np.log(PRIOR) + points @ MEANS.T))
@@ -214,15 +235,20 @@ def test_sets_alone_lead_to_the_bayes_classifier() -> None:
     assert 6.5 < bayes < 7.5
 
     def beside_bayes(found: jax.Array) -> tuple[np.ndarray, np.ndarray]:
-        """Error above the Bayes classifier's in points, and mean total variation from its posterior, per seed."""
+        """Error above the Bayes classifier's in points, and mean total variation from its
+        posterior, per seed.
+        """
         found = np.asarray(found)
         errors = 100 * (found.argmax(axis=2) != labels).mean(axis=1)
         return errors - bayes, 0.5 * np.abs(found - posterior).sum(axis=2).mean(axis=1)
 
-    federations = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(gaussians(seed) for seed in range(NUM_SEEDS)))
+    federations = jax.tree.map(
+        lambda *leaves: jnp.stack(leaves), *(gaussians(seed) for seed in range(NUM_SEEDS))
+    )
     # Not to divide by the test prior is to divide by ones, in the same program.
     no_prior = with_weak(federations, prior=jnp.ones_like(federations.weak.prior))
-    ours, keys = jax.jit(jax.vmap(posterior_of)), jax.random.split(KEY, NUM_SEEDS)
+    ours = jax.jit(jax.vmap(posterior_of))
+    keys = jax.random.split(KEY, NUM_SEEDS)
     excess, variation = beside_bayes(ours(federations, keys))
     assert excess.mean() < 0.1 and variation.max() < 0.022
     no_prior_excess, no_prior_variation = beside_bayes(ours(no_prior, keys))

@@ -29,7 +29,9 @@ def stream(size: int, **changes: Any) -> Stream:
     return plain._replace(**changes)
 
 
-def sets_of_one_client(labels: list[int], matrix: Any, padding: int = 0, from_sets: bool = True) -> WeakLabels:
+def sets_of_one_client(
+    labels: list[int], matrix: Any, padding: int = 0, from_sets: bool = True
+) -> WeakLabels:
     matrix = jnp.pad(jnp.asarray(matrix, jnp.float32), ((0, padding), (0, 0)))
     counts = np.bincount([label for label in labels if label >= 0], minlength=len(matrix))
     return WeakLabels(
@@ -58,9 +60,13 @@ def client_with(weak: WeakLabels) -> Client:
     )
 
 
-def mixed_loss(logits: jax.Array, batch: Stream, threshold: float = 0.4, skip_empty: bool = False) -> jax.Array:
+def mixed_loss(
+    logits: jax.Array, batch: Stream, threshold: float = 0.4, skip_empty: bool = False
+) -> jax.Array:
     split = split_by_confidence(logits, batch, threshold)
-    return split_loss(logits, mixup(logits[split.first], logits[split.second], 0.3), split, 0.3, 0.3, skip_empty)
+    return split_loss(
+        logits, mixup(logits[split.first], logits[split.second], 0.3), split, 0.3, 0.3, skip_empty
+    )
 
 
 def test_worked_batch_of_fedpl(float64) -> None:
@@ -72,7 +78,9 @@ def test_worked_batch_of_fedpl(float64) -> None:
     np.testing.assert_array_equal(split.paired, [True, True, False, False])
     np.testing.assert_array_equal(np.stack([split.first, split.second])[:, :2], [[0, 2], [1, 3]])
     mixed = mixup(logits[split.first], logits[split.second], 0.3)
-    assert float(split_loss(logits, mixed, split, 0.3, 0.0)) == pytest.approx(0.3033374432, abs=1e-10)
+    assert float(split_loss(logits, mixed, split, 0.3, 0.0)) == pytest.approx(
+        0.3033374432, abs=1e-10
+    )
     both = float(split_loss(logits, mixed, split, 0.3, 1.0))
     assert both - 0.3033374432 == pytest.approx(0.8276322038, abs=1e-10)
     assert float(mixed_loss(logits, stream(4))) == pytest.approx(0.5516271043, abs=1e-10)
@@ -89,10 +97,14 @@ def test_padding_of_a_batch_and_class_labels_in_it(float64) -> None:
 
 
 def test_a_batch_without_a_pair(float64) -> None:
-    """Section 13: without doubtful rows the pairs are left out; without confident ones nothing is left."""
+    """Section 13: without doubtful rows the pairs are left out; without confident ones nothing
+    is left.
+    """
     logits = jnp.asarray(LOGITS)
     losses = -np.log(np.asarray(jax.nn.softmax(logits)).max(axis=1))
-    assert float(mixed_loss(logits, stream(4), threshold=0.0)) == pytest.approx(losses.mean(), abs=1e-12)
+    assert float(mixed_loss(logits, stream(4), threshold=0.0)) == pytest.approx(
+        losses.mean(), abs=1e-12
+    )
     assert float(mixed_loss(logits, stream(4), threshold=0.0, skip_empty=True)) == 0
     value, slope = jax.value_and_grad(lambda z: mixed_loss(z, stream(4), threshold=0.99))(logits)
     assert float(value) == 0 and not np.asarray(slope).any()
@@ -102,7 +114,8 @@ def test_majority_labels() -> None:
     shares = [[0.1, 0.5, 0.4], [0.4, 0.2, 0.4], [0.2, 0.2, 0.6]]
     weak = sets_of_one_client([0, 1, 2], shares)
     batch = stream(5, weak=jnp.asarray([0, 1, 2, -1, 2]), observed=jnp.asarray([-1, -1, -1, -1, 0]))
-    np.testing.assert_array_equal(majority_labels(batch, weak), [1, 0, 2, -1, 0])  # of equal ones the first
+    # of equal ones the first
+    np.testing.assert_array_equal(majority_labels(batch, weak), [1, 0, 2, -1, 0])
     coarse = dataclasses.replace(weak, from_sets=jnp.asarray(False))
     np.testing.assert_array_equal(majority_labels(batch, coarse), [-1, -1, -1, -1, 0])
     np.testing.assert_array_equal(majority_labels(batch, None), batch.observed)
@@ -113,13 +126,17 @@ def with_pure_sets(data: FederatedData) -> FederatedData:
     weak = data.weak
     labels = jnp.where(weak.labels >= 0, data.labels[data.index], -1)
     return dataclasses.replace(
-        data, weak=dataclasses.replace(weak, labels=labels, matrix=jnp.broadcast_to(jnp.eye(3), weak.matrix.shape))
+        data,
+        weak=dataclasses.replace(
+            weak, labels=labels, matrix=jnp.broadcast_to(jnp.eye(3), weak.matrix.shape)
+        ),
     )
 
 
 @pytest.mark.thorough
 def test_the_first_rounds_of_fedpl_on_pure_sets_are_federated_averaging() -> None:
-    data, labelled = with_pure_sets(toy.weak_federation("sets")), toy.federation(labelled=toy.SIZES)
+    data = with_pure_sets(toy.weak_federation("sets"))
+    labelled = toy.federation(labelled=toy.SIZES)
     expected, _ = toy.train(methods.build("fedavg", toy.setup(labelled)), KEY, labelled, 2)
     state, _ = toy.train(methods.build("fedpl", toy.setup(data)), KEY, data, 2)
     chex.assert_trees_all_equal(state.params, expected.params)
@@ -131,7 +148,9 @@ def test_mixing_inputs_of_a_linear_model_is_mixing_its_scores() -> None:
     ends = []
     for mix in ("inputs", "logits"):
         run = toy.setup(data, model=toy.linear_model())
-        state, _ = toy.train(methods.build("fedpl", run, warmup_rounds=0, threshold=0.6, mix=mix), KEY, data, 2)
+        state, _ = toy.train(
+            methods.build("fedpl", run, warmup_rounds=0, threshold=0.6, mix=mix), KEY, data, 2
+        )
         ends.append(state.params)
     chex.assert_trees_all_close(*ends, rtol=1e-5, atol=1e-6)
 
@@ -141,12 +160,17 @@ def test_every_set_is_one_step_of_every_epoch() -> None:
     client = client_with(sets_of_one_client(labels, np.full((4, 3), 1 / 3)))
     schedule = jax.jit(set_per_step(3).schedule)(KEY, client, toy.NOW)
     assert int(schedule.num_steps) == 9 and schedule.positions["set"].shape == (12, 8)
-    members = {label: {place for place, other in enumerate(labels) if other == label} for label in (0, 1, 3)}
+    members = {
+        label: {place for place, other in enumerate(labels) if other == label}
+        for label in (0, 1, 3)
+    }
     orders = []
     for epoch in range(3):
         found = []
         for step in range(3 * epoch, 3 * epoch + 3):
-            chosen = np.asarray(schedule.positions["set"][step])[np.asarray(schedule.masks["set"][step])]
+            chosen = np.asarray(schedule.positions["set"][step])[
+                np.asarray(schedule.masks["set"][step])
+            ]
             (label,) = {labels[place] for place in chosen}
             assert set(chosen.tolist()) == members[label] and len(chosen) == len(members[label])
             found.append(label)
@@ -160,7 +184,9 @@ def test_of_a_set_larger_than_the_bound_another_part_is_taken_every_time() -> No
     schedule = jax.jit(set_per_step(6, set_size=4).schedule)(KEY, client, toy.NOW)
     assert schedule.positions["set"].shape == (12, 4) and int(schedule.num_steps) == 12
     parts = set()
-    for positions, mask in zip(np.asarray(schedule.positions["set"]), np.asarray(schedule.masks["set"]), strict=True):
+    for positions, mask in zip(
+        np.asarray(schedule.positions["set"]), np.asarray(schedule.masks["set"]), strict=True
+    ):
         chosen = positions[mask]
         assert len(set(chosen.tolist())) == len(chosen) == (4 if chosen[0] < 9 else 2)
         assert (chosen < 9).all() or (chosen >= 9).all()
@@ -176,14 +202,19 @@ def test_a_client_with_coarse_labels_takes_no_step() -> None:
 def at_step(round_number: int, number: int, num_sets: int = 10) -> Step:
     weak = sets_of_one_client(list(range(num_sets)), np.full((num_sets, 3), 1 / 3), padding=2)
     count = jnp.int32
-    fields = {name: {} for name in ("outputs", "inputs", "streams", "params", "groups", "model_state", "received")}
+    fields = {
+        name: {}
+        for name in ("outputs", "inputs", "streams", "params", "groups", "model_state", "received")
+    }
     fields |= {name: () for name in ("sent", "shared", "local")}
     now = Now(count(round_number))
     return Step(**fields, client=client_with(weak), key=KEY, now=now, number=count(number))
 
 
 def test_the_ramp_starts_anew_in_every_epoch_of_the_released_code_and_goes_on_here(float64) -> None:
-    """Check 14: ten sets, T = 200 steps; here the weight is full after 20 local epochs of the run."""
+    """Check 14: ten sets, T = 200 steps; here the weight is full after 20 local epochs of the
+    run.
+    """
 
     def weight(step: Step, rampup: str, local_epochs: int = 1) -> float:
         return float(consistency_ramp(local_epochs_done(step, local_epochs, rampup), 1.0, 20))
@@ -192,7 +223,9 @@ def test_the_ramp_starts_anew_in_every_epoch_of_the_released_code_and_goes_on_he
     assert weight(at_step(7, 9), "per_epoch") == pytest.approx(0.0104607513, abs=1e-10)
     assert weight(at_step(7, 19), "per_epoch", 2) == pytest.approx(0.0104607513, abs=1e-10)
     assert weight(at_step(0, 0), "run") == pytest.approx(np.exp(-5), abs=1e-12)
-    assert weight(at_step(3, 14), "run", 2) == pytest.approx(np.exp(-5 * (1 - 74 / 200) ** 2), abs=1e-12)
+    assert weight(at_step(3, 14), "run", 2) == pytest.approx(
+        np.exp(-5 * (1 - 74 / 200) ** 2), abs=1e-12
+    )
     assert weight(at_step(20, 0), "run") == weight(at_step(50, 0), "run") == 1.0
 
 
@@ -209,7 +242,9 @@ def test_perturbed_passes_leave_the_running_batch_statistics_alone() -> None:
         state, _ = method.round(KEY, start, data)
         return state.params, state.model_state
 
-    (params, statistics), far = (one_round(jnp.asarray(0.0), jnp.asarray(radius)) for radius in (0.0, 30.0))
+    (params, statistics), far = (
+        one_round(jnp.asarray(0.0), jnp.asarray(radius)) for radius in (0.0, 30.0)
+    )
     chex.assert_trees_all_equal((params, statistics), far)
     assert jax.tree.leaves(statistics)
     moved, _ = one_round(jnp.asarray(50.0), jnp.asarray(30.0))
@@ -237,13 +272,24 @@ def test_learning_from_proportions_needs_sets() -> None:
 
 @pytest.mark.parametrize("argument", ["ten", "1", "10,dirichlet", "10,iid,xclp", "10,iid,fedul,5"])
 def test_the_argument_of_its_configs_is_checked(argument: str) -> None:
-    with pytest.raises(configs.ConfigError, match=f"'{argument}'; give the number of sets, at least 2, iid or noniid"):
+    with pytest.raises(
+        configs.ConfigError,
+        match=f"'{argument}'; give the number of sets, at least 2, iid or noniid",
+    ):
         presets.unlabelled_sets(argument)
 
 
 def test_its_configs_name_split_sets_and_method() -> None:
     config = presets.unlabelled_sets("20,noniid,fedllp")
-    assert (config.partition.name, config.supervision.sets, config.method.name) == ("majority", 20, "fedllp")
+    assert (config.partition.name, config.supervision.sets, config.method.name) == (
+        "majority",
+        20,
+        "fedllp",
+    )
     config = presets.unlabelled_sets("40,iid,fedavg")
-    assert (config.partition.name, config.supervision.name, config.supervision.fraction) == ("iid", "fraction", 0.1)
+    assert (config.partition.name, config.supervision.name, config.supervision.fraction) == (
+        "iid",
+        "fraction",
+        0.1,
+    )
     assert presets.unlabelled_sets().supervision.sets == 10

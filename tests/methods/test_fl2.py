@@ -25,7 +25,9 @@ def key() -> jax.Array:
     return jax.random.key(3)
 
 
-ROWS = np.array([[0.96, 0.03, 0.01], [0.5, 0.3, 0.2], [0.2, 0.45, 0.35], [0.1, 0.3, 0.6], [0.36, 0.33, 0.31]])
+ROWS = np.array(
+    [[0.96, 0.03, 0.01], [0.5, 0.3, 0.2], [0.2, 0.45, 0.35], [0.1, 0.3, 0.6], [0.36, 0.33, 0.31]]
+)
 
 
 @jax.jit
@@ -38,7 +40,9 @@ def chosen(probabilities: jax.Array, sizes: jax.Array) -> Choice:
 
 
 def test_thresholds_of_a_client(float64) -> None:
-    """Check 1, with a second client that is all padding and a third one with a value that is not finite."""
+    """Check 1, with a second client that is all padding and a third one with a value that is not
+    finite.
+    """
     padded = np.concatenate([ROWS, np.full((2, 3), np.nan)])
     broken = np.where(np.arange(7)[:, None] == 1, np.nan, np.nan_to_num(padded, nan=0.3))
     probabilities = jnp.asarray(np.stack([padded, padded, broken]))
@@ -63,12 +67,17 @@ def test_the_surest_example_stays_whatever_a_mean_rounds_to() -> None:
     assert bool(jnp.all(choice.confident))
 
 
-def returned(optimizer: Any, state: Any, anchor: Any, clients: list[tuple[float, list[float]]]) -> Any:
+def returned(
+    optimizer: Any, state: Any, anchor: Any, clients: list[tuple[float, list[float]]]
+) -> Any:
     """The server's step after clients returned (tau, parameters)."""
     reports = []
     for tau, params in clients:
-        weight, one = by_uncertainty(None, {CONFIDENT: jnp.asarray(tau)}), jnp.ones(())
-        own = Local({"model": anchor}, {"model": jnp.asarray(params)}, {"model": weight}, one, one, (), ())
+        weight = by_uncertainty(None, {CONFIDENT: jnp.asarray(tau)})
+        one = jnp.ones(())
+        own = Local(
+            {"model": anchor}, {"model": jnp.asarray(params)}, {"model": weight}, one, one, (), ()
+        )
         reports.append(optimizer.report(own).summed)
     summed = jax.tree.map(lambda *x: sum(x[1:], x[0]), *reports)
     params, state = optimizer.apply(state, {"model": anchor}, summed, toy.context(len(clients)))
@@ -77,9 +86,12 @@ def returned(optimizer: Any, state: Any, anchor: Any, clients: list[tuple[float,
 
 def test_clients_weigh_by_their_uncertainty_and_the_mean_has_momentum(float64) -> None:
     """Check 2; where all are certain, they count the same."""
-    optimizer, anchor = federated.fedopt(optax.sgd(1.0, 0.5)), jnp.asarray([1.0, 1.0])
+    optimizer = federated.fedopt(optax.sgd(1.0, 0.5))
+    anchor = jnp.asarray([1.0, 1.0])
     start = optimizer.init({"model": anchor})
-    first, state = returned(optimizer, start, anchor, [(0.9, [2.0, 0.0]), (0.6, [0.0, 1.0]), (0.5, [1.0, -1.0])])
+    first, state = returned(
+        optimizer, start, anchor, [(0.9, [2.0, 0.0]), (0.6, [0.0, 1.0]), (0.5, [1.0, -1.0])]
+    )
     np.testing.assert_allclose(first, [0.7, -0.1], rtol=1e-12)
     second, _ = returned(optimizer, state, first, [(0.8, [1.0, 0.0]), (0.8, [0.0, 0.0])])
     np.testing.assert_allclose(second, [0.35, -0.55], rtol=1e-12)
@@ -93,10 +105,14 @@ def test_perturbation(float64) -> None:
     gradient = {"layer": {"kernel": jnp.asarray([0.1, -0.4, 0.2]), "bias": jnp.asarray([0.25])}}
     ascent = jax.jit(sharpness_ascent, static_argnums=3)
     adaptive = ascent(params, gradient, 0.1, True)["layer"]
-    np.testing.assert_allclose(adaptive["kernel"], [0.1062739043, -0.0273674835, 0.0000052610], atol=1e-10)
+    np.testing.assert_allclose(
+        adaptive["kernel"], [0.1062739043, -0.0273674835, 0.0000052610], atol=1e-10
+    )
     np.testing.assert_allclose(adaptive["bias"], [0.0657619268], atol=1e-10)
     plain = ascent(params, gradient, 0.1, False)["layer"]
-    np.testing.assert_allclose(plain["kernel"], [0.0191565257, -0.0766261028, 0.0383130514], atol=1e-10)
+    np.testing.assert_allclose(
+        plain["kernel"], [0.0191565257, -0.0766261028, 0.0383130514], atol=1e-10
+    )
     np.testing.assert_allclose(plain["bias"], [0.0478913143], atol=1e-10)
     nowhere = ascent(params, jax.tree.map(jnp.zeros_like, gradient), 0.1, True)
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(nowhere))
@@ -105,7 +121,8 @@ def test_perturbation(float64) -> None:
 WEIGHTS = np.array([[0.5, -0.2], [0.1, 0.4], [-0.3, 0.2]])
 BIAS = np.array([0.05, -0.05, 0.0])
 BATCH = np.array([[1.0, 2.0], [-1.0, 0.5], [0.5, -1.5]])
-LABELS, SURE = np.array([1, 2, 0]), np.array([True, False, True])
+LABELS = np.array([1, 2, 0])
+SURE = np.array([True, False, True])
 
 
 def affine() -> models.Model:
@@ -115,12 +132,18 @@ def affine() -> models.Model:
         logits = inputs @ params["kernel"].T + params["bias"]
         return models.Outputs(logits, inputs, None), state
 
-    return models.Model(lambda key: ({"kernel": jnp.asarray(WEIGHTS), "bias": jnp.asarray(BIAS)}, {}), apply)
+    return models.Model(
+        lambda key: ({"kernel": jnp.asarray(WEIGHTS), "bias": jnp.asarray(BIAS)}, {}), apply
+    )
 
 
 def test_losses_and_gradients_of_one_step(float64) -> None:
-    """Check 4, without the optimizer; and the perturbed loss goes to 0 as the square of the radius."""
-    everybody, labels, sure = jnp.ones(3, bool), jnp.asarray(LABELS, jnp.int32), jnp.asarray(SURE)
+    """Check 4, without the optimizer; and the perturbed loss goes to 0 as the square of the
+    radius.
+    """
+    everybody = jnp.ones(3, bool)
+    labels = jnp.asarray(LABELS, jnp.int32)
+    sure = jnp.asarray(SURE)
 
     def scores(params):
         return affine().apply(params, {}, jnp.asarray(BATCH), train=True)[0].logits
@@ -129,29 +152,47 @@ def test_losses_and_gradients_of_one_step(float64) -> None:
     def losses(radius):
         params = {"kernel": jnp.asarray(WEIGHTS), "bias": jnp.asarray(BIAS)}
         own = batch_cross_entropy(scores(params), labels, everybody)
-        known, uphill = jax.value_and_grad(lambda w: batch_cross_entropy(scores(w), labels, sure))(params)
+        known, uphill = jax.value_and_grad(lambda w: batch_cross_entropy(scores(w), labels, sure))(
+            params
+        )
         offset = sharpness_ascent(params, uphill, radius)
         there = jax.tree.map(jnp.add, params, offset)
         before = scores(params)
-        divergence, slope = jax.value_and_grad(lambda w: divergence_from(before, scores(w), everybody, sure))(there)
+        divergence, slope = jax.value_and_grad(
+            lambda w: divergence_from(before, scores(w), everybody, sure)
+        )(there)
         reversed_ = divergence_from(scores(there), before, everybody, sure)
         return own, known, offset, divergence, slope, reversed_
 
     own, known, offset, divergence, slope, reversed_ = losses(0.1)
     np.testing.assert_allclose([own, known], [0.6389366856, 0.5894812192], atol=1e-10)
-    expected = [[0.0017691066, 0.0059736366], [-0.0005995693, -0.0261341829], [0.0041082307, 0.0008825054]]
+    expected = [
+        [0.0017691066, 0.0059736366],
+        [-0.0005995693, -0.0261341829],
+        [0.0041082307, 0.0008825054],
+    ]
     np.testing.assert_allclose(offset["kernel"], expected, atol=1e-10)
-    np.testing.assert_allclose(offset["bias"], [-0.0175690264, -0.0382780357, 0.0558470620], atol=1e-10)
+    np.testing.assert_allclose(
+        offset["bias"], [-0.0175690264, -0.0382780357, 0.0558470620], atol=1e-10
+    )
     np.testing.assert_allclose([divergence, reversed_], [0.0008656688, 0.0008728690], atol=1e-10)
-    expected = [[-0.0000096121, 0.0113365637], [-0.0098712015, -0.0202771403], [0.0098808136, 0.0089405766]]
+    expected = [
+        [-0.0000096121, 0.0113365637],
+        [-0.0098712015, -0.0202771403],
+        [0.0098808136, 0.0089405766],
+    ]
     np.testing.assert_allclose(slope["kernel"], expected, atol=1e-10)
-    np.testing.assert_allclose(slope["bias"], [-0.0022807697, -0.0097642540, 0.0120450237], atol=1e-10)
+    np.testing.assert_allclose(
+        slope["bias"], [-0.0022807697, -0.0097642540, 0.0120450237], atol=1e-10
+    )
     np.testing.assert_allclose(losses(1.0)[3], 0.0896980856, atol=1e-10)
     np.testing.assert_allclose(losses(1e-3)[3] / losses(1e-4)[3], 100.0, rtol=1e-2)
 
 
 def test_one_round_of_one_step(float64) -> None:
-    """Check 4: the weak view is what makes the network give these labels, and be sure of the first and the last."""
+    """Check 4: the weak view is what makes the network give these labels, and be sure of the
+    first and the last.
+    """
     data = toy.federation(sizes=(3,), labelled=(0,))
     data = dataclasses.replace(data, inputs=jnp.zeros((63, 2)).at[:3].set(BATCH))
 
@@ -164,21 +205,32 @@ def test_one_round_of_one_step(float64) -> None:
         model=affine(),
         augment=weak,
         strong_augment=toy.same,
-        local_optimizer=federated.local_optimizer(momentum=0.9, nesterov=True, weight_decay=5e-4, clip_norm=1.0),
+        local_optimizer=federated.local_optimizer(
+            momentum=0.9, nesterov=True, weight_decay=5e-4, clip_norm=1.0
+        ),
         learning_rate=0.03,
         local_epochs=1,
     )
     method = methods.build("fl2", run)
     state, infos = toy.train(method, key(), data, 1)
     params = state.params["model"]
-    expected = [[0.5024541434, -0.2232202129], [0.1145789225, 0.4218427284], [-0.3170416159, 0.2013660845]]
+    expected = [
+        [0.5024541434, -0.2232202129],
+        [0.1145789225, 0.4218427284],
+        [-0.3170416159, 0.2013660845],
+    ]
     np.testing.assert_allclose(params["kernel"], expected, atol=1e-10)
-    np.testing.assert_allclose(params["bias"], [0.0493159457, -0.0499596139, 0.0006436681], atol=1e-10)
+    np.testing.assert_allclose(
+        params["bias"], [0.0493159457, -0.0499596139, 0.0006436681], atol=1e-10
+    )
     assert infos[0]["loss"] == pytest.approx(0.6389366856 + 0.0008656688, abs=1e-9)
     assert infos[0]["examples"] == 3 and infos[0]["bytes_up"] == infos[0]["bytes_down"] + 4
 
 
-CHANGES = {"batch_size": max(toy.SIZES), "federated_optimizer": federated.fedopt(optax.sgd(1.0, 0.5))}
+CHANGES = {
+    "batch_size": max(toy.SIZES),
+    "federated_optimizer": federated.fedopt(optax.sgd(1.0, 0.5)),
+}
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +238,9 @@ def fl2_round() -> Callable[..., tuple[ServerState, dict[str, Any]]]:
     """State and metrics after a round of a linear model; settings are arguments of one program."""
 
     @jax.jit
-    def train(data: FederatedData, settings: dict[str, jax.Array]) -> tuple[ServerState, dict[str, Any]]:
+    def train(
+        data: FederatedData, settings: dict[str, jax.Array]
+    ) -> tuple[ServerState, dict[str, Any]]:
         run = toy.setup(data, model=toy.linear_model(), **CHANGES)
         options = {"adaptive_thresholds": False, "uncertainty_weights": False, "pretrain_calls": 0}
         method = methods.build("fl2", run, **options, **settings)
@@ -212,18 +266,26 @@ def test_fixed_thresholds_and_no_consistency_are_semifl_without_mixing(fl2_round
 
 @pytest.mark.thorough
 def test_without_a_sure_row_a_step_is_plain_pseudo_labelling() -> None:
-    """Edge case: adaptive thresholds train on rows of which none is sure; the perturbation is then 0."""
+    """Edge case: adaptive thresholds train on rows of which none is sure; the perturbation is
+    then 0.
+    """
     data = toy.weak_federation("server")
 
     @jax.jit
     def params(weight: jax.Array, radius: jax.Array) -> Any:
         run = toy.setup(data, model=toy.linear_model())
-        settings = {"threshold": 1.0, "consistency_weight": weight, "rho": radius, "pretrain_calls": 0}
+        settings = {
+            "threshold": 1.0,
+            "consistency_weight": weight,
+            "rho": radius,
+            "pretrain_calls": 0,
+        }
         method = methods.build("fl2", run, **settings)
         start = method.init(key(), data)
         return method.round(key(), start, data)[0].params, start.params
 
-    (one, start), (other, _) = params(jnp.asarray(1.0), jnp.asarray(0.5)), params(jnp.asarray(0.0), jnp.asarray(0.1))
+    (one, start) = params(jnp.asarray(1.0), jnp.asarray(0.5))
+    (other, _) = params(jnp.asarray(0.0), jnp.asarray(0.1))
     chex.assert_trees_all_equal(one, other)
     chex.assert_tree_all_finite(one)
     assert float(optax.tree.norm(optax.tree.sub(one, start))) > 1e-3

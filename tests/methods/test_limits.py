@@ -1,4 +1,6 @@
-"""Limits of FedAvg+XCLP and its baselines (XCLP sections 5 and 9.3): what they become when a part is taken away."""
+"""Limits of FedAvg+XCLP and its baselines (XCLP sections 5 and 9.3): what they become when a
+part is taken away.
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,7 +14,12 @@ import pytest
 from fedjax_ssl import methods
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import ServerState, Stage, Term, federated_method, mixed_epochs
-from fedjax_ssl.federated.terms import PseudoLabels, augmented_view, examples_mask, pseudo_label_term
+from fedjax_ssl.federated.terms import (
+    PseudoLabels,
+    augmented_view,
+    examples_mask,
+    pseudo_label_term,
+)
 from fedjax_ssl.models import count_parameters
 from fedjax_ssl.objectives import batch_cross_entropy
 from tests import toy
@@ -46,18 +53,24 @@ def test_true_pseudo_labels_with_weight_one_are_supervised_averaging_on_the_same
 
     def supervised(step):
         truth = data.labels[step.client.rows[step.streams["mixed"].position]]
-        return batch_cross_entropy(step.outputs[view.name].logits, truth, step.streams["mixed"].mask), step.local
+        return batch_cross_entropy(
+            step.outputs[view.name].logits, truth, step.streams["mixed"].mask
+        ), step.local
 
     oracle = federated_method(run, (stage_of(run, Term("supervised", (view,), supervised)),))
     semi = federated_method(run, (stage_of(run, given_labels(run, data.labels)),))
     expected, expected_infos = toy.train(oracle, KEY, data, 3)
     state, infos = toy.train(semi, KEY, data, 3)
     chex.assert_trees_all_close(state.params, expected.params, rtol=1e-6, atol=1e-7)
-    assert [info["loss"] for info in infos] == pytest.approx([info["loss"] for info in expected_infos], rel=1e-6)
+    assert [info["loss"] for info in infos] == pytest.approx(
+        [info["loss"] for info in expected_infos], rel=1e-6
+    )
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", ["xclp", pytest.param("per_client_lp", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "name", ["xclp", pytest.param("per_client_lp", marks=pytest.mark.thorough)]
+)
 def test_without_propagation_only_labels_are_left(name: str) -> None:
     """alpha = 0: the influence matrix is the identity, unlabelled rows are invalid."""
     data = toy.federation()
@@ -88,7 +101,9 @@ def pair() -> Pair:
     run = toy.setup(data)
     options = {"num_bits": 1024, "num_neighbors": 3, "graph_features": "inputs"}
     across = methods.build("xclp", run, **options)
-    alone = methods.build("per_client_lp", run, similarity="lsh", unlabelled_clients=True, **options)
+    alone = methods.build(
+        "per_client_lp", run, similarity="lsh", unlabelled_clients=True, **options
+    )
     return Pair(data, across.init(KEY, data), jax.jit(across.round), jax.jit(alone.round))
 
 

@@ -22,7 +22,9 @@ Trained = tuple[ServerState, list[dict[str, float]]]
 
 
 def four_kinds() -> FederatedData:
-    """Clients 0 and 5 have some class labels and nothing else, 1 and 2 coarse labels, 3 and 4 sets."""
+    """Clients 0 and 5 have some class labels and nothing else, 1 and 2 coarse labels, 3 and 4
+    sets.
+    """
     labels = (4, 0, 0, 0, 0, 2)
     coarse, sets = (toy.federation(weak=kind, labelled=labels) for kind in ("coarse", "sets"))
     with_sets = jnp.asarray([False, False, False, True, True, False])
@@ -41,7 +43,9 @@ def four_kinds() -> FederatedData:
     weak = WeakLabels(**fields, prior=sets.weak.prior)
     nothing = jnp.asarray([5, 0])
     weak = dataclasses.replace(
-        weak, labels=weak.labels.at[nothing].set(-1), num_examples=weak.num_examples.at[nothing].set(0)
+        weak,
+        labels=weak.labels.at[nothing].set(-1),
+        num_examples=weak.num_examples.at[nothing].set(0),
     )
     return dataclasses.replace(coarse, weak=weak)
 
@@ -65,7 +69,9 @@ def start(data: FederatedData) -> ServerState:
 @pytest.fixture(scope="module")
 def train(data: FederatedData, start: ServerState) -> Callable[..., Trained]:
     """Rounds with all three terms, from one program for all federations of this shape."""
-    method = methods.build("mixed", toy.setup(data), num_bits=256, num_neighbors=3, prototype_weight=0.3)
+    method = methods.build(
+        "mixed", toy.setup(data), num_bits=256, num_neighbors=3, prototype_weight=0.3
+    )
     return partial(toy.run, jax.jit(method.round), KEY, start)
 
 
@@ -77,7 +83,9 @@ def channels_alone(data: FederatedData, start: ServerState) -> Trained:
 
 
 @pytest.mark.thorough
-def test_all_kinds_take_part_and_the_federation_is_learned(data: FederatedData, train: Callable[..., Trained]) -> None:
+def test_all_kinds_take_part_and_the_federation_is_learned(
+    data: FederatedData, train: Callable[..., Trained]
+) -> None:
     assert data.kinds() == ("labels", "coarse", "sets")
     state, infos = train(data, 4)
     assert accuracy(data, state) > 0.8, "chance is 1/3"
@@ -89,19 +97,28 @@ def test_all_kinds_take_part_and_the_federation_is_learned(data: FederatedData, 
 def test_without_the_graph_the_pseudo_labels_cost_and_send_nothing(
     data: FederatedData, train: Callable[..., Trained], channels_alone: Trained
 ) -> None:
-    (_, with_graph), (_, without) = train(data, 1), channels_alone
+    (_, with_graph) = train(data, 1)
+    (_, without) = channels_alone
     assert "pseudo_label_accuracy" in with_graph[0] and "pseudo_label_accuracy" not in without[0]
-    assert with_graph[0]["bytes_up"] > without[0]["bytes_up"] + 6 * 4 * toy.NUM_CLASSES * (WIDTH + 1)
+    assert with_graph[0]["bytes_up"] > without[0]["bytes_up"] + 6 * 4 * toy.NUM_CLASSES * (
+        WIDTH + 1
+    )
 
 
 @pytest.mark.thorough
-def test_pseudo_labels_never_contradict_a_coarse_label(data: FederatedData, train: Callable[..., Trained]) -> None:
-    """Coarse label 1 is class 1 alone and coarse label 0 never class 1, whatever the graph of noise says."""
+def test_pseudo_labels_never_contradict_a_coarse_label(
+    data: FederatedData, train: Callable[..., Trained]
+) -> None:
+    """Coarse label 1 is class 1 alone and coarse label 0 never class 1, whatever the graph of
+    noise says.
+    """
     noise = jnp.asarray(np.random.default_rng(0).normal(size=data.inputs.shape), data.inputs.dtype)
     known = ~data.weak.from_sets[:, None] & (data.weak.labels >= 0)
 
     def share_of_class_1(matrix: jax.Array, coarse: int) -> float:
-        """Among the pseudo-labels of the examples with this coarse label: a hidden truth of class 1, others unknown."""
+        """Among the pseudo-labels of the examples with this coarse label: a hidden truth of
+        class 1, others unknown.
+        """
         asked = data.index[known & (data.weak.labels == coarse)]
         truth = jnp.full_like(data.labels, -1).at[asked].set(1)
         weak = dataclasses.replace(data.weak, matrix=matrix)
@@ -122,9 +139,13 @@ def test_likelihoods_are_the_rows_of_the_channels(data: FederatedData) -> None:
         data.num_examples,
         {},
         (),
-        weak=dataclasses.replace(data.weak, prior=jnp.broadcast_to(data.weak.prior, (6, toy.NUM_CLASSES))),
+        weak=dataclasses.replace(
+            data.weak, prior=jnp.broadcast_to(data.weak.prior, (6, toy.NUM_CLASSES))
+        ),
     )
-    likelihood = np.asarray(jax.jit(observation_likelihood, static_argnums=1)(clients, toy.NUM_CLASSES))
+    likelihood = np.asarray(
+        jax.jit(observation_likelihood, static_argnums=1)(clients, toy.NUM_CLASSES)
+    )
     coarse = int(data.weak.labels[1, 4])
     np.testing.assert_array_equal(likelihood[1, 4], toy.COARSE[coarse])
     seen = int(data.weak.labels[4, 9]) if int(data.weak.num_examples[4]) else -1
@@ -139,7 +160,8 @@ def test_what_the_weak_labels_leave_open_is_said_before_training(data: Federated
     assert not any("as a whole" in text for text in check_channels(data)), "there are class labels"
     blind = dataclasses.replace(data, num_labelled=jnp.zeros_like(data.num_labelled))
     coarse_only = dataclasses.replace(
-        blind, weak=dataclasses.replace(blind.weak, num_examples=blind.weak.num_examples.at[3:].set(0))
+        blind,
+        weak=dataclasses.replace(blind.weak, num_examples=blind.weak.num_examples.at[3:].set(0)),
     )
     assert "does not identify the class posterior: 1 of 2" in check_channels(coarse_only)[-1]
 
@@ -148,7 +170,10 @@ def test_what_the_weak_labels_leave_open_is_said_before_training(data: Federated
     ("change", "message"),
     [
         ({"matrix": lambda m: m.at[4, 0].mul(1.5)}, "Row 0 of set_priors.*client 4.* sums to 1.5"),
-        ({"matrix": lambda m: m.at[1, :, 0].set(0.0)}, "Column 0 of the correspondence matrix.*client 1.* is all 0"),
+        (
+            {"matrix": lambda m: m.at[1, :, 0].set(0.0)},
+            "Column 0 of the correspondence matrix.*client 1.* is all 0",
+        ),
         ({"labels": lambda y: y.at[1, 5].set(7)}, "Observed label 7"),
         ({"prior": lambda p: jnp.asarray([0.5, 0.5, 0.0])}, "test_prior is 0 for class 2"),
     ],

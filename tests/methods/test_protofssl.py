@@ -1,4 +1,6 @@
-"""ProtoFSSL: whole rounds against a plain loop, helpers and bank over rounds, options, edge cases."""
+"""ProtoFSSL: whole rounds against a plain loop, helpers and bank over rounds, options, edge
+cases.
+"""
 
 import dataclasses
 import itertools
@@ -17,7 +19,9 @@ from fedjax_ssl.methods.protofssl import ProtoFSSL, query_loss
 from fedjax_ssl.objectives import class_prototypes
 from tests import toy
 
-KEY, RATE, WIDTH = jax.random.key(3), 0.05, 3
+KEY = jax.random.key(3)
+RATE = 0.05
+WIDTH = 3
 TERM = "protofssl"
 
 
@@ -26,17 +30,24 @@ def embedding_model() -> models.Model:
 
     def init(key: jax.Array) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
         rng = np.random.default_rng(7)
-        return {"w": jnp.asarray(rng.normal(size=(toy.NUM_FEATURES, WIDTH)), jnp.result_type(float))}, {}
+        return {
+            "w": jnp.asarray(rng.normal(size=(toy.NUM_FEATURES, WIDTH)), jnp.result_type(float))
+        }, {}
 
     def apply(params, state, inputs, *, train, key=None, mask=None):
         features = inputs @ params["w"]
-        return models.Outputs(jnp.zeros((inputs.shape[0], 0), features.dtype), features, None), state
+        return models.Outputs(
+            jnp.zeros((inputs.shape[0], 0), features.dtype), features, None
+        ), state
 
     return models.Model(init, apply, has_class_scores=False)
 
 
 def build(data, *, run: dict[str, Any] | None = None, **options: Any):
-    setup = toy.setup(data, **{"model": embedding_model(), "learning_rate": RATE, "local_epochs": 3, **(run or {})})
+    setup = toy.setup(
+        data,
+        **{"model": embedding_model(), "learning_rate": RATE, "local_epochs": 3, **(run or {})},
+    )
     return methods.build("protofssl", setup, **{"num_unlabelled": 4, **options})
 
 
@@ -46,7 +57,9 @@ def balanced(sizes=(12, 10, 9), labelled=(9, 7, 6)):
 
 def rounds(method, data, number: int, key: jax.Array = KEY):
     """All states, from the start on, and the infos."""
-    one_round, states, infos = jax.jit(method.round), [jax.jit(method.init)(key, data)], []
+    one_round = jax.jit(method.round)
+    states = [jax.jit(method.init)(key, data)]
+    infos = []
     for _ in range(number):
         state, info = one_round(key, states[-1], data)
         states.append(state)
@@ -64,7 +77,9 @@ def plain():
 
 @jax.jit
 def log_probs(z, prototypes):
-    """z [n, d], prototypes {class: [d]} -> log p [n, K], mean squared difference; -inf for absent classes."""
+    """z [n, d], prototypes {class: [d]} -> log p [n, K], mean squared difference; -inf for
+    absent classes.
+    """
     far = [
         ((z - prototypes[k]) ** 2).mean(1) if k in prototypes else jnp.full(z.shape[0], jnp.inf)
         for k in range(toy.NUM_CLASSES)
@@ -83,10 +98,15 @@ def in_order(rows) -> np.ndarray:
 
 
 class Oracle:
-    """One client after another, one step after another, in NumPy's words; batches are those of the sampler."""
+    """One client after another, one step after another, in NumPy's words; batches are those of
+    the sampler.
+    """
 
     def __init__(self, data, weight: float, stop: bool, shared: bool):
-        self.data, self.weight, self.stop, self.shared = data, weight, stop, shared
+        self.data = data
+        self.weight = weight
+        self.stop = stop
+        self.shared = shared
         self.w = embedding_model().init(KEY)[0]["w"]
         self.bank: list[list[dict[int, jax.Array]]] = []
         self.slope = jax.jit(jax.value_and_grad(self.loss))
@@ -97,28 +117,44 @@ class Oracle:
         one = jax.tree.map(lambda x: x[client], everyone)
         helpers = self.bank[-1] if self.bank else []
         first = 0 if number > 0 and helpers and self.weight else 3
-        sampler = episodes(3, toy.NUM_CLASSES, 1, 2, 4, data.max_labelled, lambda *_: jnp.asarray(first, jnp.int32))
-        key = jax.random.fold_in(named_key(jax.random.fold_in(named_key(KEY, "round"), number), "client"), client)
-        schedule = jax.tree.map(np.asarray, sampler.schedule(named_key(key, "batches"), one, toy.NOW))
-        w, losses, truth = self.w, [], np.asarray(data.labels)
+        sampler = episodes(
+            3, toy.NUM_CLASSES, 1, 2, 4, data.max_labelled, lambda *_: jnp.asarray(first, jnp.int32)
+        )
+        key = jax.random.fold_in(
+            named_key(jax.random.fold_in(named_key(KEY, "round"), number), "client"), client
+        )
+        schedule = jax.tree.map(
+            np.asarray, sampler.schedule(named_key(key, "batches"), one, toy.NOW)
+        )
+        w = self.w
+        losses = []
+        truth = np.asarray(data.labels)
         for step in range(3):
             rows = {
-                name: np.asarray(one.rows)[schedule.positions[name][step][schedule.masks[name][step]]]
+                name: np.asarray(one.rows)[
+                    schedule.positions[name][step][schedule.masks[name][step]]
+                ]
                 for name in schedule.masks
             }
-            for stream in ("support", "query"):  # every class has enough labels, so that classes are in order
+            # every class has enough labels, so that classes are in order
+            for stream in ("support", "query"):
                 np.testing.assert_array_equal(truth[rows[stream]], in_order(rows[stream]))
-            value, slope = self.slope(w, {name: data.inputs[found] for name, found in rows.items()}, helpers)
+            value, slope = self.slope(
+                w, {name: data.inputs[found] for name, found in rows.items()}, helpers
+            )
             losses.append(float(value))
             w = w - RATE * slope
         mine = np.asarray(one.rows)[: int(one.num_labelled)]
         return w, losses, means(data.inputs[mine] @ w, truth[mine])
 
     def loss(self, w, x, helpers):
-        local, queries = means(x["support"] @ w, in_order(x["support"])), x["query"]
+        local = means(x["support"] @ w, in_order(x["support"]))
+        queries = x["query"]
         targets = in_order(queries)
         if self.shared and helpers:
-            local = {k: jnp.stack([own[k] for own in helpers]).mean(0) for k in range(toy.NUM_CLASSES)}
+            local = {
+                k: jnp.stack([own[k] for own in helpers]).mean(0) for k in range(toy.NUM_CLASSES)
+            }
             queries = jnp.concatenate([x["support"], queries])
             targets = np.concatenate([in_order(x["support"]), targets])
         supervised = -log_probs(queries @ w, local)[np.arange(len(queries)), targets].mean()
@@ -178,7 +214,9 @@ def test_before_the_first_round_predictions_are_uniform(plain) -> None:
 
 @pytest.mark.thorough
 def test_without_weight_it_is_a_supervised_prototypical_network() -> None:
-    """As if the unlabelled loss never began; nothing is sent down, and there are no pseudo-labels."""
+    """As if the unlabelled loss never began; nothing is sent down, and there are no
+    pseudo-labels.
+    """
     data = balanced()
     never, infos = rounds(build(data, unlabelled_weight=0.0), data, 3)
     later, others = rounds(build(data, unlabel_round=9), data, 3)
@@ -192,7 +230,8 @@ def test_without_weight_it_is_a_supervised_prototypical_network() -> None:
 
 @pytest.mark.thorough
 def test_examples_count_queries_support_and_unlabelled_ones() -> None:
-    """E (K (n_S + n_Q) + n_U) per client, and the first steps without unlabelled examples; and what they cost.
+    """E (K (n_S + n_Q) + n_U) per client, and the first steps without unlabelled examples; and what
+    they cost.
 
     With 10^9 operations per example, GFLOP are examples.
     """
@@ -203,7 +242,9 @@ def test_examples_count_queries_support_and_unlabelled_ones() -> None:
     for info, rows in zip(infos, (27, 39), strict=True):
         assert (info["as_run_forward_gflop"], info["as_run_gflop"]) == (rows + 9, 3 * rows + 9)
         assert info["analytic_gflop"] == pytest.approx(18 + 9 + WIDTH * 5 * 3 * 9 / 1e9)
-        assert info["analytic_megabytes"] == pytest.approx(4 * WIDTH * (2 * toy.NUM_FEATURES + 6 * 3) / 1e6)
+        assert info["analytic_megabytes"] == pytest.approx(
+            4 * WIDTH * (2 * toy.NUM_FEATURES + 6 * 3) / 1e6
+        )
     _, infos = rounds(build(data, warmup_episode=2), data, 2)
     assert [info["examples"] for info in infos] == [2 * 3 * 9, 2 * (3 * 9 + 4)]
     assert "as_run_gflop" not in infos[0]
@@ -211,14 +252,18 @@ def test_examples_count_queries_support_and_unlabelled_ones() -> None:
 
 @pytest.mark.thorough
 def test_bytes_are_those_of_model_and_prototypes() -> None:
-    """2 Theta + C (1 + H) K per client, here with 3 helpers and one class that a client does not have."""
+    """2 Theta + C (1 + H) K per client, here with 3 helpers and one class that a client does not
+    have.
+    """
     data = toy.federation(sizes=(12, 10, 9), labelled=(9, 7, 2))
     _, infos = rounds(build(data), data, 2)
-    model, prototype = 4 * toy.NUM_FEATURES * WIDTH, 4 * WIDTH
+    model = 4 * toy.NUM_FEATURES * WIDTH
+    prototype = 4 * WIDTH
     assert [info["bytes_up"] for info in infos] == [3 * model + 8 * prototype] * 2
     assert [info["bytes_down"] for info in infos] == [3 * model, 3 * model + 3 * 9 * prototype]
     _, infos = rounds(build(data, min_proto_count=3), data, 1)
-    assert infos[0]["bytes_up"] == 3 * model + 4 * prototype  # classes with 3, 3, 3 and 3, 2, 2 labels
+    # classes with 3, 3, 3 and 3, 2, 2 labels
+    assert infos[0]["bytes_up"] == 3 * model + 4 * prototype
 
 
 @pytest.mark.thorough
@@ -227,10 +272,12 @@ def test_fewer_helpers_are_drawn_anew_in_every_round() -> None:
     states, _ = rounds(build(data, num_helpers=2), data, 5)
     seen = set()
     for before, after in itertools.pairwise(states[1:]):
-        uploads, helpers = before.terms[TERM].bank.sets.centers[0], after.terms[TERM].helpers
+        uploads = before.terms[TERM].bank.sets.centers[0]
+        helpers = after.terms[TERM].helpers
         assert helpers.centers.shape == (2, 3, WIDTH) and bool(helpers.present.all())
         chosen = [
-            int(np.flatnonzero([np.array_equal(own, upload) for upload in uploads])[0]) for own in helpers.centers
+            int(np.flatnonzero([np.array_equal(own, upload) for upload in uploads])[0])
+            for own in helpers.centers
         ]
         assert len(set(chosen)) == 2
         seen.add(tuple(chosen))
@@ -252,7 +299,8 @@ def test_a_longer_interval_keeps_helpers() -> None:
 def test_prototypes_of_more_rounds_help() -> None:
     data = balanced()
     states, _ = rounds(build(data, keep_proto_rounds=2, num_helpers=6), data, 3)
-    bank, helpers = states[2].terms[TERM].bank.sets, states[3].terms[TERM].helpers
+    bank = states[2].terms[TERM].bank.sets
+    helpers = states[3].terms[TERM].helpers
     assert bank.centers.shape == (3, 3, 3, WIDTH)
     np.testing.assert_array_equal(helpers.centers, bank.centers[:2].reshape(6, 3, WIDTH))
 
@@ -264,18 +312,25 @@ def test_at_the_beginning_the_model_just_received_makes_the_prototypes() -> None
     for before, after in itertools.pairwise(states):
         for client in range(3):
             rows = np.asarray(data.index)[client, : int(data.num_labelled[client])]
-            expected = means(data.inputs[rows] @ before.params["model"]["w"], np.asarray(data.labels)[rows])
+            expected = means(
+                data.inputs[rows] @ before.params["model"]["w"], np.asarray(data.labels)[rows]
+            )
             for k, centre in expected.items():
-                np.testing.assert_allclose(after.terms[TERM].helpers.centers[client, k], centre, rtol=1e-4, atol=1e-6)
+                np.testing.assert_allclose(
+                    after.terms[TERM].helpers.centers[client, k], centre, rtol=1e-4, atol=1e-6
+                )
     assert np.isfinite(infos[1]["pseudo_label_accuracy"])
 
 
 @pytest.mark.thorough
 def test_noise_is_added_to_what_is_shared_and_to_nothing_else(plain) -> None:
     data, _, states, _ = plain
-    without, with_noise = states[1], rounds(build(data, proto_noise_std=0.5), data, 1)[0][-1]
+    without = states[1]
+    with_noise = rounds(build(data, proto_noise_std=0.5), data, 1)[0][-1]
     chex.assert_trees_all_equal(without.params, with_noise.params)  # round 0 has no helpers
-    difference = with_noise.terms[TERM].bank.sets.centers[0] - without.terms[TERM].bank.sets.centers[0]
+    difference = (
+        with_noise.terms[TERM].bank.sets.centers[0] - without.terms[TERM].bank.sets.centers[0]
+    )
     assert 0.3 < float(jnp.std(difference)) < 0.7  # 27 draws, standard deviation of it 0.07
     assert len(np.unique(np.round(difference, 6))) == difference.size
 
@@ -289,12 +344,15 @@ def test_a_client_whose_prototypes_alone_are_not_finite_is_dropped_and_counted()
         bad = (inputs[:, :1] > 100) & (not train)
         return outputs._replace(features=jnp.where(bad, jnp.nan, outputs.features)), state
 
-    data, absent = balanced(), balanced(labelled=(0, 7, 6))
+    data = balanced()
+    absent = balanced(labelled=(0, 7, 6))
     method = build(data, run={"model": embedding_model()._replace(apply=apply)})
     inputs = np.array(data.inputs)
     inputs[np.asarray(data.index[0, :9]), 0] = 1000.0
     one_round = jax.jit(method.round)
-    state, info = one_round(KEY, method.init(KEY, data), dataclasses.replace(data, inputs=jnp.asarray(inputs)))
+    state, info = one_round(
+        KEY, method.init(KEY, data), dataclasses.replace(data, inputs=jnp.asarray(inputs))
+    )
     expected, _ = one_round(KEY, method.init(KEY, absent), absent)
     assert info["dropped_clients"] == 1
     chex.assert_trees_all_equal(state.params, expected.params)
@@ -308,13 +366,19 @@ def test_labels_that_an_episode_misses_are_said_before_training() -> None:
     assert method.check is not None
     without, fewer = method.check(data)
     assert without.startswith("1 of 3 clients have no class labels")
-    assert "asks for 3 labels" in fewer and "of 6 classes at clients with labels, 3 have fewer" in fewer
+    assert (
+        "asks for 3 labels" in fewer
+        and "of 6 classes at clients with labels, 3 have fewer" in fewer
+    )
     assert "0 have none" in fewer and "1 a single one" in fewer
     assert method.check(toy.federation(sizes=(18, 18), labelled=(9, 9))) == []
     lacking = toy.federation(sizes=(18, 18), labelled=(9, 2))
     for settings, said in (
         ({}, "(probability 0 there; absent_classes='stop' holds pseudo-labels fixed"),
-        ({"absent_classes": "flow"}, "(probability 0 there; absent_classes='flow' drives embeddings off them"),
+        (
+            {"absent_classes": "flow"},
+            "(probability 0 there; absent_classes='flow' drives embeddings off them",
+        ),
         ({"unlabelled_weight": 0.0}, "(probability 0 there) and"),
     ):
         check = build(lacking, **settings).check
@@ -323,7 +387,9 @@ def test_labels_that_an_episode_misses_are_said_before_training() -> None:
     with pytest.raises(ValueError, match=r"no client has two labels of one class.*client 3 labels"):
         method.check(single)
     towards_helpers = build(single, proto_source="global")
-    assert towards_helpers.check is not None and "6 a single one" in towards_helpers.check(single)[0]
+    assert (
+        towards_helpers.check is not None and "6 a single one" in towards_helpers.check(single)[0]
+    )
 
 
 @pytest.mark.thorough
@@ -350,7 +416,9 @@ def test_unlabelled_examples_do_not_enter_batch_statistics_before_they_are_used(
     """Statistics mix what is in the batch, and in round 0 that is labelled examples alone."""
     data = balanced()
     changed = jnp.zeros(data.labels.shape, bool).at[data.index[0, 9:12]].set(True)
-    other = dataclasses.replace(data, inputs=jnp.where(changed[:, None], data.inputs + 5.0, data.inputs))
+    other = dataclasses.replace(
+        data, inputs=jnp.where(changed[:, None], data.inputs + 5.0, data.inputs)
+    )
     run = toy.setup(data, model="mlp", model_options={"norm": "bn"}, local_epochs=2)
     method = methods.build("protofssl", run, num_unlabelled=4)
     one_round = jax.jit(method.round)
@@ -377,7 +445,8 @@ def test_squared_weights_of_convolutions_count() -> None:
         start = method.init(KEY, images)
         return method.round(KEY, start, images)[1]["loss"], start.params["model"]
 
-    (without, params), (penalized, _) = loss(0.0), loss(0.1)
+    (without, params) = loss(0.0)
+    (penalized, _) = loss(0.1)
     squares = sum(float(np.sum(np.square(params[name]["kernel"]))) for name in ("conv1", "conv2"))
     assert float(penalized - without) == pytest.approx(0.1 * squares, rel=1e-4)
 
@@ -392,4 +461,6 @@ def test_the_loss_of_a_fresh_resnet8_is_the_logarithm_of_the_number_of_classes()
     z = jax.jit(lambda p, x: model.apply(p, {}, x, train=True)[0].features)(params, images)
     labels = jnp.arange(30, dtype=jnp.int32) % 10
     centers, present = class_prototypes(z[:10], labels[:10], 10)
-    assert float(query_loss(z[10:], labels[10:], centers, present, ProtoFSSL())) == pytest.approx(np.log(10), abs=0.01)
+    assert float(query_loss(z[10:], labels[10:], centers, present, ProtoFSSL())) == pytest.approx(
+        np.log(10), abs=0.01
+    )

@@ -24,8 +24,12 @@ choose_helpers = jax.jit(protofssl.choose_helpers, static_argnames=("rounds", "n
 LOCAL = np.array([[1.0, 1, 0, 0], [0, 2, 2, 0], [3, 1, 1, 1]])
 LABELLED = np.array([[1.0, 0, 0, 1], [2, 2, 1, 1]])
 UNLABELLED = np.array([[1.0, 2, 0, 1], [0, 1, 2, 0]])
-HELPERS = np.array([[[1, 0, 0, 1], [0, 2, 2, 1], [3, 2, 1, 1]], [[1, 1, 0, 1], [0, 2, 1, 0], [2, 2, 0, 2]]], np.float64)
-ALL, FLOWING = np.ones(3, bool), ProtoFSSL()
+HELPERS = np.array(
+    [[[1, 0, 0, 1], [0, 2, 2, 1], [3, 2, 1, 1]], [[1, 1, 0, 1], [0, 2, 1, 0], [2, 2, 0, 2]]],
+    np.float64,
+)
+ALL = np.ones(3, bool)
+FLOWING = ProtoFSSL()
 STOPPED = ProtoFSSL(stop_gradient_pseudo_label=True)
 
 
@@ -33,9 +37,13 @@ def sets(centers: np.ndarray = HELPERS) -> PrototypeSets:
     return PrototypeSets(jnp.asarray(centers), jnp.ones(centers.shape[:-1], bool))
 
 
-def unlabelled(z, present=ALL, helpers: np.ndarray = HELPERS, settings: ProtoFSSL = FLOWING) -> jax.Array:
+def unlabelled(
+    z, present=ALL, helpers: np.ndarray = HELPERS, settings: ProtoFSSL = FLOWING
+) -> jax.Array:
     mask = jnp.ones(len(z), bool)
-    return unlabelled_loss(jnp.asarray(z), mask, jnp.asarray(LOCAL), jnp.asarray(present), sets(helpers), settings)
+    return unlabelled_loss(
+        jnp.asarray(z), mask, jnp.asarray(LOCAL), jnp.asarray(present), sets(helpers), settings
+    )
 
 
 def test_whole_loss(float64) -> None:
@@ -54,9 +62,19 @@ def test_whole_loss(float64) -> None:
 @pytest.mark.parametrize(
     ("helpers", "settings", "value", "slope"),
     [
-        (HELPERS, STOPPED, 1.0711757850, [-0.0711104311, -0.0082458416, -0.0561698196, -0.0396781364]),
+        (
+            HELPERS,
+            STOPPED,
+            1.0711757850,
+            [-0.0711104311, -0.0082458416, -0.0561698196, -0.0396781364],
+        ),
         (HELPERS, FLOWING, 1.0711757850, [0.0250047687, 0.3643027151, 0.1763269585, -0.0167191592]),
-        (LOCAL[None], dataclasses.replace(STOPPED, temperature=1.0), 0.9753278292, [0.0, 0.0, 0.0, 0.0]),
+        (
+            LOCAL[None],
+            dataclasses.replace(STOPPED, temperature=1.0),
+            0.9753278292,
+            [0.0, 0.0, 0.0, 0.0],
+        ),
         (
             LOCAL[None],
             dataclasses.replace(FLOWING, temperature=1.0),
@@ -67,9 +85,9 @@ def test_whole_loss(float64) -> None:
 )
 def test_gradients_through_pseudo_labels_or_not(float64, helpers, settings, value, slope) -> None:
     """One helper at T = 1 is distillation from its prototypes."""
-    found, gradient = jax.value_and_grad(lambda z: unlabelled(z, helpers=helpers, settings=settings))(
-        jnp.asarray(UNLABELLED[:1])
-    )
+    found, gradient = jax.value_and_grad(
+        lambda z: unlabelled(z, helpers=helpers, settings=settings)
+    )(jnp.asarray(UNLABELLED[:1]))
     assert float(found) == pytest.approx(value, abs=1e-10)
     np.testing.assert_allclose(gradient, [slope], atol=1e-10)
 
@@ -84,7 +102,8 @@ def test_a_missing_local_class_keeps_its_clipped_part(float64) -> None:
 
 def test_nothing_drives_embeddings_off_a_class_without_local_labels(float64) -> None:
     """Held fixed by default; with "flow" the gradient is the formula's, as in the code."""
-    present, z = np.array([True, False, True]), jnp.asarray(UNLABELLED)
+    present = np.array([True, False, True])
+    z = jnp.asarray(UNLABELLED)
     flowing = dataclasses.replace(FLOWING, absent_classes="flow")
 
     def slope(settings: ProtoFSSL, present=present) -> jax.Array:
@@ -93,7 +112,9 @@ def test_nothing_drives_embeddings_off_a_class_without_local_labels(float64) -> 
     def as_in_the_code(z: jax.Array) -> jax.Array:
         distances = jnp.mean((z[:, None] - jnp.asarray(LOCAL)) ** 2, axis=2)
         p = jax.nn.softmax(-jnp.where(present, distances, 1e18))
-        by_helper = jax.nn.softmax(-jnp.mean((z[:, None, None] - jnp.asarray(HELPERS)) ** 2, axis=3))
+        by_helper = jax.nn.softmax(
+            -jnp.mean((z[:, None, None] - jnp.asarray(HELPERS)) ** 2, axis=3)
+        )
         mean = jnp.mean(by_helper, axis=1) ** 2
         targets = mean / jnp.sum(mean, axis=1, keepdims=True)
         return -jnp.mean(jnp.sum(targets * jnp.log(jnp.clip(p, 1e-7, 1 - 1e-7)), axis=1))
@@ -102,12 +123,16 @@ def test_nothing_drives_embeddings_off_a_class_without_local_labels(float64) -> 
     np.testing.assert_allclose(slope(FLOWING), slope(STOPPED), atol=1e-14)
     assert np.abs(slope(flowing)).max() > 10 * np.abs(slope(FLOWING)).max()
     assert unlabelled(UNLABELLED, present, settings=flowing) == unlabelled(UNLABELLED, present)
-    np.testing.assert_array_equal(slope(flowing, ALL), slope(FLOWING, ALL))  # no class lacks: both are the code's
+    # no class lacks: both are the code's
+    np.testing.assert_array_equal(slope(flowing, ALL), slope(FLOWING, ALL))
 
-    # A helper's prototype of the class alone moves the pseudo-label towards it: where it is fixed, along no direction.
+    # A helper's prototype of the class alone moves the pseudo-label towards it: where it is fixed,
+    # along no direction.
     def towards(settings: ProtoFSSL) -> jax.Array:
         def loss(centre: jax.Array) -> jax.Array:
-            return unlabelled(UNLABELLED, present, jnp.asarray(HELPERS).at[:, 1].set(centre), settings)
+            return unlabelled(
+                UNLABELLED, present, jnp.asarray(HELPERS).at[:, 1].set(centre), settings
+            )
 
         return jax.jit(jax.grad(loss))(jnp.asarray(HELPERS[0, 1]))
 
@@ -115,21 +140,26 @@ def test_nothing_drives_embeddings_off_a_class_without_local_labels(float64) -> 
 
 
 def test_queries_of_a_class_without_prototype_do_not_count(float64) -> None:
-    present, targets = jnp.asarray([True, False, True]), jnp.asarray([0, 1], jnp.int32)
+    present = jnp.asarray([True, False, True])
+    targets = jnp.asarray([0, 1], jnp.int32)
     both = query_loss(jnp.asarray(LABELLED), targets, jnp.asarray(LOCAL), present, FLOWING)
     alone = query_loss(jnp.asarray(LABELLED[:1]), targets[:1], jnp.asarray(LOCAL), present, FLOWING)
     assert float(both) == pytest.approx(float(alone), rel=1e-12)
     nothing = jnp.zeros(3, bool)
-    value, slope = jax.value_and_grad(lambda z: query_loss(z, targets, jnp.asarray(LOCAL), nothing, FLOWING))(
-        jnp.asarray(LABELLED)
-    )
+    value, slope = jax.value_and_grad(
+        lambda z: query_loss(z, targets, jnp.asarray(LOCAL), nothing, FLOWING)
+    )(jnp.asarray(LABELLED))
     assert value == 0 and not np.any(slope)
 
 
 def test_squared_differences(float64) -> None:
     """1/(n_U K) sum (pseudo-label - p)^2."""
-    p = np.array([[0.5761168848, 0.2119415576, 0.2119415576], [0.2537161816, 0.6896720861, 0.0566117322]])
-    q = np.array([[0.4802689290, 0.2284332407, 0.2912978303], [0.0957484264, 0.8994307102, 0.0048208634]])
+    p = np.array(
+        [[0.5761168848, 0.2119415576, 0.2119415576], [0.2537161816, 0.6896720861, 0.0566117322]]
+    )
+    q = np.array(
+        [[0.4802689290, 0.2284332407, 0.2912978303], [0.0957484264, 0.8994307102, 0.0048208634]]
+    )
     found = unlabelled(UNLABELLED, settings=ProtoFSSL(unlabel_loss="mse"))
     assert float(found) == pytest.approx(((p - q) ** 2).sum() / 6, abs=1e-9)
 
@@ -137,7 +167,10 @@ def test_squared_differences(float64) -> None:
 def test_without_helpers_or_unlabelled_examples_the_loss_is_nothing() -> None:
     """No NaN from 0/0, in the value or in the gradient."""
     absent = PrototypeSets(jnp.asarray(HELPERS, jnp.float32), jnp.zeros((2, 3), bool))
-    for helpers, mask in ((absent, jnp.ones(2, bool)), (sets(HELPERS.astype(np.float32)), jnp.zeros(2, bool))):
+    for helpers, mask in (
+        (absent, jnp.ones(2, bool)),
+        (sets(HELPERS.astype(np.float32)), jnp.zeros(2, bool)),
+    ):
         value, slope = jax.value_and_grad(
             lambda z, helpers=helpers, mask=mask: unlabelled_loss(
                 z, mask, jnp.asarray(LOCAL, jnp.float32), jnp.asarray(ALL), helpers, FLOWING
@@ -149,9 +182,13 @@ def test_without_helpers_or_unlabelled_examples_the_loss_is_nothing() -> None:
 def test_what_must_not_change_a_probability(float64) -> None:
     """A shift or a rotation of everything, the order of helpers, or every helper twice."""
     rng = np.random.default_rng(0)
-    rotation, shift = np.linalg.qr(rng.normal(size=(4, 4)))[0], rng.normal(size=4)
-    z, expected = jnp.asarray(UNLABELLED), pseudo_labels(jnp.asarray(UNLABELLED), sets(), FLOWING)
-    moved = pseudo_labels(jnp.asarray(UNLABELLED @ rotation + shift), sets(HELPERS @ rotation + shift), FLOWING)
+    rotation = np.linalg.qr(rng.normal(size=(4, 4)))[0]
+    shift = rng.normal(size=4)
+    z = jnp.asarray(UNLABELLED)
+    expected = pseudo_labels(jnp.asarray(UNLABELLED), sets(), FLOWING)
+    moved = pseudo_labels(
+        jnp.asarray(UNLABELLED @ rotation + shift), sets(HELPERS @ rotation + shift), FLOWING
+    )
     for other in (
         moved,
         pseudo_labels(z, sets(HELPERS[::-1]), FLOWING),
@@ -160,26 +197,36 @@ def test_what_must_not_change_a_probability(float64) -> None:
         np.testing.assert_allclose(other, expected, rtol=1e-12)
     permuted = pseudo_labels(z, sets(HELPERS[:, [2, 0, 1]]), FLOWING)
     np.testing.assert_allclose(permuted, expected[:, jnp.asarray([2, 0, 1])], rtol=1e-12)
-    np.testing.assert_allclose(pseudo_labels(z, sets(np.ones((2, 3, 4))), FLOWING), 1 / 3, rtol=1e-12)
+    np.testing.assert_allclose(
+        pseudo_labels(z, sets(np.ones((2, 3, 4))), FLOWING), 1 / 3, rtol=1e-12
+    )
 
 
 def test_predictions_average_probabilities_and_not_prototypes(float64) -> None:
-    """Z = 1.8, helpers (0, 2) and (4, 1): class 1 with 0.9730; the mean prototypes would say class 0."""
+    """Z = 1.8, helpers (0, 2) and (4, 1): class 1 with 0.9730; the mean prototypes would say
+    class 0.
+    """
     helpers = sets(np.array([[[0.0], [2.0]], [[4.0], [1.0]]]))
     found = np.exp(mean_log_probs(jnp.asarray([[1.8]]), helpers, "mean_sq"))
     assert found[0, 1] == pytest.approx(0.9730, abs=5e-5)
-    merged = np.exp(mean_log_probs(jnp.asarray([[1.8]]), sets(np.array([[[2.0], [1.5]]])), "mean_sq"))
+    merged = np.exp(
+        mean_log_probs(jnp.asarray([[1.8]]), sets(np.array([[[2.0], [1.5]]])), "mean_sq")
+    )
     assert merged[0, 0] == pytest.approx(0.5125, abs=5e-5)
 
 
 def test_predictions_are_finite_where_classes_or_sets_are_missing() -> None:
-    helpers = PrototypeSets(jnp.asarray(HELPERS, jnp.float32), jnp.asarray([[True, False, False], [False] * 3]))
+    helpers = PrototypeSets(
+        jnp.asarray(HELPERS, jnp.float32), jnp.asarray([[True, False, False], [False] * 3])
+    )
     found = mean_log_probs(jnp.asarray(UNLABELLED, jnp.float32), helpers, "mean_sq")
     np.testing.assert_allclose(np.exp(found), [[1, 0, 0]] * 2, atol=1e-6)
     assert np.isfinite(found).all()
     nobody = PrototypeSets(helpers.centers, jnp.zeros((2, 3), bool))
     np.testing.assert_allclose(
-        mean_log_probs(jnp.asarray(UNLABELLED, jnp.float32), nobody, "mean_sq"), -np.log(3), rtol=1e-6
+        mean_log_probs(jnp.asarray(UNLABELLED, jnp.float32), nobody, "mean_sq"),
+        -np.log(3),
+        rtol=1e-6,
     )
 
 
@@ -188,7 +235,8 @@ def upload(value: float, present: list[list[bool]]) -> PrototypeSets:
     return PrototypeSets(jnp.full((*given.shape, 2), value), given)
 
 
-IDS, KEPT = jnp.asarray([4, 7], jnp.int32), jnp.asarray([True, True])
+IDS = jnp.asarray([4, 7], jnp.int32)
+KEPT = jnp.asarray([True, True])
 FULL = [[True] * 3] * 2
 
 
@@ -220,18 +268,28 @@ def test_a_class_that_a_set_lacks_is_the_mean_of_the_others() -> None:
     centers = jnp.asarray([[[1.0, 3.0]], [[3.0, 5.0]], [[0.0, 0.0]]])
     both = jnp.concatenate([centers, jnp.ones((3, 1, 2))], axis=1)
     present = jnp.asarray([[True, True], [True, True], [False, True]])
-    bank = push(empty_bank(1, 3, 2, 2), PrototypeSets(both, present), jnp.arange(3, dtype=jnp.int32), jnp.ones(3, bool))
+    bank = push(
+        empty_bank(1, 3, 2, 2),
+        PrototypeSets(both, present),
+        jnp.arange(3, dtype=jnp.int32),
+        jnp.ones(3, bool),
+    )
     found = newest_sets(bank, 1)
     np.testing.assert_array_equal(found.centers[2, 0], [2, 4])
     assert bool(found.present.all())
     without = push(
-        empty_bank(1, 3, 2, 2), PrototypeSets(both, present.at[2].set(False)), bank.owner[0], jnp.ones(3, bool)
+        empty_bank(1, 3, 2, 2),
+        PrototypeSets(both, present.at[2].set(False)),
+        bank.owner[0],
+        jnp.ones(3, bool),
     )
     np.testing.assert_array_equal(newest_sets(without, 1).present[:, 0], [True, True, False])
 
 
 def test_what_the_newest_round_lacks_is_filled_from_it_or_from_both() -> None:
-    """Class 0: 1 and 3 in the older round, 5 in the newest, whose other client lacks it: 5, or (1 + 3 + 5) / 3."""
+    """Class 0: 1 and 3 in the older round, 5 in the newest, whose other client lacks it: 5, or
+    (1 + 3 + 5) / 3.
+    """
     shape = jnp.ones((2, 2, 1))
     older = PrototypeSets(shape * jnp.asarray([1.0, 3.0])[:, None, None], jnp.ones((2, 2), bool))
     newest = PrototypeSets(shape * 5.0, jnp.asarray([[True, False], [False, True]]))
@@ -239,12 +297,16 @@ def test_what_the_newest_round_lacks_is_filled_from_it_or_from_both() -> None:
     found = {name: newest_sets(bank, *rounds) for name, rounds in protofssl.EVAL_ROUNDS.items()}
     np.testing.assert_array_equal(found["latest"].centers[:, :, 0], [[5, 5], [5, 5]])
     np.testing.assert_array_equal(found["latest_filled"].centers[:, :, 0], [[5, 3], [3, 5]])
-    np.testing.assert_array_equal(found["two_rounds"].centers[:, :, 0], [[5, 3], [3, 5], [1, 1], [3, 3]])
+    np.testing.assert_array_equal(
+        found["two_rounds"].centers[:, :, 0], [[5, 3], [3, 5], [1, 1], [3, 3]]
+    )
     assert all(bool(sets.present.all()) for sets in found.values())
 
 
 def test_helpers_follow_from_client_ids_and_not_from_slots() -> None:
-    uploads = PrototypeSets(jnp.arange(4.0)[:, None, None] * jnp.ones((4, 3, 2)), jnp.ones((4, 3), bool))
+    uploads = PrototypeSets(
+        jnp.arange(4.0)[:, None, None] * jnp.ones((4, 3, 2)), jnp.ones((4, 3), bool)
+    )
     ids = jnp.asarray([3, 5, 6, 9], jnp.int32)
     bank = push(empty_bank(2, 4, 3, 2), uploads, ids, jnp.ones(4, bool))
     turned = jax.tree.map(lambda x: x[::-1], (uploads, ids))
@@ -253,7 +315,10 @@ def test_helpers_follow_from_client_ids_and_not_from_slots() -> None:
     for seed in range(30):
         first, second = (choose_helpers(jax.random.key(seed), one, 1, 2) for one in (bank, other))
         chosen = np.asarray(first.centers[:, 0, 0]).astype(int)
-        assert set(chosen) == set(np.asarray(second.centers[:, 0, 0]).astype(int)) and len(set(chosen)) == 2
+        assert (
+            set(chosen) == set(np.asarray(second.centers[:, 0, 0]).astype(int))
+            and len(set(chosen)) == 2
+        )
         counts[chosen] += 1
     assert counts.min() >= 5  # 15 expected, standard deviation 2.7
     # Empty sets are chosen last.
@@ -272,22 +337,31 @@ def resnet8() -> tuple[float, int]:
     return model.forward_operations(), 4 * parameters
 
 
-@pytest.mark.parametrize(("helpers", "gflop", "megabytes"), [(2, 447.915, 52.588), (5, 447.922, 52.649)])
+@pytest.mark.parametrize(
+    ("helpers", "gflop", "megabytes"), [(2, 447.915, 52.588), (5, 447.922, 52.649)]
+)
 def test_costs_of_table_2(helpers, gflop, megabytes) -> None:
     """Printed there: 447.9 and 52.6."""
-    operations, size = protofssl.analytic_cost(50, 490, *resnet8(), helpers, num_classes=10, num_features=512)
+    operations, size = protofssl.analytic_cost(
+        50, 490, *resnet8(), helpers, num_classes=10, num_features=512
+    )
     assert (round(operations / 1e9, 3), round(size / 1e6, 3)) == (gflop, megabytes)
 
 
 def test_cost_formulas_count_passes_and_helpers() -> None:
-    # 5 features, 7 classes, 3 helpers: 5 * 3 * 7 multiplications for an unlabelled example, and 4 sets of 7 * 20 bytes.
+    # 5 features, 7 classes, 3 helpers: 5 * 3 * 7 multiplications for an unlabelled example, and 4
+    # sets of 7 * 20 bytes.
     found = protofssl.analytic_cost(3, 10, 2, 100, 3, 7, 5, passes=4)
     assert found == (2 * 13 * 4 + 105 * 10 * 4 + 2 * 3, 200 + 4 * 140)
     assert protofssl.analytic_cost(3, 0, 2, 100, 0, 7, 5, passes=4) == (2 * 3 * 4 + 6, 200 + 140)
 
 
 def test_a_round_of_the_paper_as_it_is_run() -> None:
-    """Ten episodes of 30 labelled and 100 unlabelled examples, then 50 for the prototypes: 1,350 forward passes."""
-    operations, (trained, others) = resnet8()[0], (10 * (3 * 10 + 100), 50)
+    """Ten episodes of 30 labelled and 100 unlabelled examples, then 50 for the prototypes: 1,350
+    forward passes.
+    """
+    operations = resnet8()[0]
+    trained = 10 * (3 * 10 + 100)
+    others = 50
     assert round(operations * (trained + others) / 1e9, 1) == 1024.9
     assert round(operations * (3 * trained + others) / 1e9) == 2999

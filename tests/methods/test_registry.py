@@ -17,7 +17,9 @@ def setup():
 
 def test_all_methods_are_listed_with_a_line_about_each() -> None:
     assert methods.available().keys() >= EXPECTED
-    assert all(line.endswith((".", ":")) and len(line) > 20 for line in methods.available().values())
+    assert all(
+        line.endswith((".", ":")) and len(line) > 20 for line in methods.available().values()
+    )
 
 
 def test_settings_are_the_names_and_defaults_of_the_recipe() -> None:
@@ -28,19 +30,30 @@ def test_settings_are_the_names_and_defaults_of_the_recipe() -> None:
     assert (found["confidence_scale"], found["class_weighting"]) == ("max", "inverse_freq")
     assert methods.settings("fedsiam")["consistency_weight"] == 100.0
     for name in methods.available():
-        assert inspect.Parameter.empty not in methods.settings(name).values(), "every setting has a default"
+        assert inspect.Parameter.empty not in methods.settings(name).values(), (
+            "every setting has a default"
+        )
         assert "setup" not in methods.settings(name)
 
 
 def test_label_propagation_alone_and_across_clients_have_the_same_variant() -> None:
     """XCLP section 2: per-client LP and XCLP must always use the same variant."""
-    alone, across = methods.settings("per_client_lp"), methods.settings("xclp")
-    for name in ("alpha", "num_neighbors", "similarity_power", "label_norm", "confidence_scale", "class_weighting"):
+    alone = methods.settings("per_client_lp")
+    across = methods.settings("xclp")
+    for name in (
+        "alpha",
+        "num_neighbors",
+        "similarity_power",
+        "label_norm",
+        "confidence_scale",
+        "class_weighting",
+    ):
         assert alone[name] == across[name], name
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"), [("xlcp", "Did you mean 'xclp'"), ("fedavgg", "Did you mean 'fedavg'"), ("zzz", "Available:")]
+    ("name", "hint"),
+    [("xlcp", "Did you mean 'xclp'"), ("fedavgg", "Did you mean 'fedavg'"), ("zzz", "Available:")],
 )
 def test_an_unknown_method_is_refused_with_the_nearest_one(setup, name: str, hint: str) -> None:
     with pytest.raises(ValueError, match=f"unknown method '{name}'.*{hint}"):
@@ -83,7 +96,11 @@ def test_a_setting_outside_what_it_declares_is_refused_by_its_name(name: str) ->
         ("uda", {}, "tsa_rounds is 0"),
         ("pseudo_label", {"ramp_end": 10}, "ramp_end is 10"),
         ("mixed", {"channel_weight": 0.0, "pseudo_label_weight": 0.0}, "all weights are 0"),
-        ("fl2", {"pseudo_label_weight": 0.0, "consistency_weight": 0.0}, "both 0; clients would have nothing to learn"),
+        (
+            "fl2",
+            {"pseudo_label_weight": 0.0, "consistency_weight": 0.0},
+            "both 0; clients would have nothing to learn",
+        ),
         ("fedmt", {"gate": "none"}, "projection_examples must be 'all'"),
         (
             "fedmt",

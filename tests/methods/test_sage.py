@@ -12,7 +12,13 @@ import pytest
 from fedjax_ssl import federated, methods
 from fedjax_ssl.federated import Client, Stage, federated_method
 from fedjax_ssl.federated.terms import supervised_term
-from fedjax_ssl.methods.sage import Corrected, client_weight, corrected_labels, local_share, soft_label_divergence
+from fedjax_ssl.methods.sage import (
+    Corrected,
+    client_weight,
+    corrected_labels,
+    local_share,
+    soft_label_divergence,
+)
 from fedjax_ssl.objectives import batch_cross_entropy
 from tests import toy
 
@@ -21,35 +27,71 @@ def key() -> jax.Array:
     return jax.random.key(3)
 
 
-OURS = [[0.97, 0.02, 0.01], [0.96, 0.03, 0.01], [0.5, 0.3, 0.2], [0.6, 0.3, 0.1], [0.955, 0.035, 0.01]]
-THEIRS = [[0.99, 0.005, 0.005], [0.2, 0.7, 0.1], [0.01, 0.98, 0.01], [0.3, 0.6, 0.1], [0.02, 0.97, 0.01]]
+OURS = [
+    [0.97, 0.02, 0.01],
+    [0.96, 0.03, 0.01],
+    [0.5, 0.3, 0.2],
+    [0.6, 0.3, 0.1],
+    [0.955, 0.035, 0.01],
+]
+THEIRS = [
+    [0.99, 0.005, 0.005],
+    [0.2, 0.7, 0.1],
+    [0.01, 0.98, 0.01],
+    [0.3, 0.6, 0.1],
+    [0.02, 0.97, 0.01],
+]
 STRONG = [[2.0, 0.0, -1.0], [1.0, 0.5, 0.0], [0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.2, 0.4, -0.3]]
 
 
 def test_share_of_the_local_label(float64) -> None:
     """Check 1."""
     shares = local_share(jnp.asarray([0.0, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0]))
-    expected = [0.9999861372, 0.8705384950, 0.4999930686, 0.2499965343, 0.0624991336, 0.0009765490, 0.000001]
+    expected = [
+        0.9999861372,
+        0.8705384950,
+        0.4999930686,
+        0.2499965343,
+        0.0624991336,
+        0.0009765490,
+        0.000001,
+    ]
     np.testing.assert_allclose(shares, expected, atol=1e-10)
 
 
 def test_targets_loss_and_gradient(float64) -> None:
     """Check 2."""
-    everybody, strong = jnp.ones(5, bool), jnp.asarray(STRONG)
+    everybody = jnp.ones(5, bool)
+    strong = jnp.asarray(STRONG)
 
     @jax.jit
     def found():
         corrected = corrected_labels(jnp.asarray(OURS), jnp.asarray(THEIRS), 0.95)
         one_by_one = [
-            5 * soft_label_divergence(strong, Corrected(corrected.targets, jnp.arange(5) == row), everybody)
+            5
+            * soft_label_divergence(
+                strong, Corrected(corrected.targets, jnp.arange(5) == row), everybody
+            )
             for row in range(5)
         ]
         loss, slope = jax.value_and_grad(soft_label_divergence)(strong, corrected, everybody)
         soft = -jnp.sum(corrected.targets * jax.nn.log_softmax(strong), axis=1)
-        return corrected, jnp.stack(one_by_one), loss, slope, jnp.mean(jnp.where(corrected.counted, soft, 0.0))
+        return (
+            corrected,
+            jnp.stack(one_by_one),
+            loss,
+            slope,
+            jnp.mean(jnp.where(corrected.counted, soft, 0.0)),
+        )
 
     corrected, rows, loss, slope, soft = found()
-    targets = [[1, 0, 0], [0.0272043280, 0.9727956720, 0], [0, 1, 0], [0, 1, 0], [0.8122411362, 0.1877588638, 0]]
+    targets = [
+        [1, 0, 0],
+        [0.0272043280, 0.9727956720, 0],
+        [0, 1, 0],
+        [0, 1, 0],
+        [0.8122411362, 0.1877588638, 0],
+    ]
     np.testing.assert_allclose(corrected.targets, targets, atol=1e-10)
     np.testing.assert_array_equal(corrected.counted, [True, True, True, False, True])
     np.testing.assert_allclose(
@@ -71,14 +113,18 @@ def test_no_gradient_reaches_what_makes_the_targets() -> None:
         corrected = corrected_labels(jax.nn.softmax(ours), jax.nn.softmax(theirs), 0.5)
         return soft_label_divergence(jnp.asarray(STRONG), corrected, jnp.ones(5, bool))
 
-    slopes = jax.jit(jax.grad(loss, argnums=(0, 1)))(np.log(np.float32(OURS)), np.log(np.float32(THEIRS)))
+    slopes = jax.jit(jax.grad(loss, argnums=(0, 1)))(
+        np.log(np.float32(OURS)), np.log(np.float32(THEIRS))
+    )
     assert not np.any(np.asarray(slopes))
 
 
 def test_optimizer(float64) -> None:
     """Check 3."""
-    local, weight = federated.local_optimizer(momentum=0.9, weight_decay=1e-4), jnp.asarray(1.0)
-    state, seen = local.init(weight), []
+    local = federated.local_optimizer(momentum=0.9, weight_decay=1e-4)
+    weight = jnp.asarray(1.0)
+    state = local.init(weight)
+    seen = []
     for _ in range(2):
         update, state = local.update(jnp.asarray(0.5), state, weight)
         weight = weight - 0.1 * update
@@ -86,12 +132,17 @@ def test_optimizer(float64) -> None:
     np.testing.assert_allclose(seen, [0.94999, 0.8549715001], atol=1e-10)
 
 
-@pytest.mark.parametrize(("labelled", "examples", "weight"), [(250, 2500, 502_500), (251, 2500, 504_500)])
+@pytest.mark.parametrize(
+    ("labelled", "examples", "weight"), [(250, 2500, 502_500), (251, 2500, 504_500)]
+)
 def test_weight_of_a_client_in_the_code(labelled: int, examples: int, weight: int) -> None:
     """Check 4."""
     nothing = np.zeros((), np.int32)
     client = Client(nothing, nothing, nothing, np.int32(labelled), np.int32(examples), {}, ())
-    assert client_weight(client, 2000.0) == weight and client_weight(client, 1.0) == labelled + examples
+    assert (
+        client_weight(client, 2000.0) == weight
+        and client_weight(client, 1.0) == labelled + examples
+    )
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +164,9 @@ def sage_round():
 
 
 @pytest.mark.thorough
-def test_with_a_threshold_that_nothing_reaches_it_is_supervised_federated_averaging(sage_round) -> None:
+def test_with_a_threshold_that_nothing_reaches_it_is_supervised_federated_averaging(
+    sage_round,
+) -> None:
     """Check 5, first limit; as many steps as whole batches fit into a client's examples."""
     mine, info = sage_round(threshold=1.0)
     other, _ = sage_round(threshold=0.6, unlabelled_weight=0.0)
@@ -125,17 +178,25 @@ def test_with_a_threshold_that_nothing_reaches_it_is_supervised_federated_averag
     data = toy.federation()
     run = toy.setup(data, model=toy.linear_model(), local_epochs=3, augment=toy.jitter)
     steps = federated.Steps(lambda client: 3 * (client.num_examples // 4), 9)
-    sampler = federated.paired_batches(4, 8, steps, run.max_labelled, run.max_unlabelled, labelled_too=True)
-    stage = Stage((supervised_term(run),), sampler, weigh=lambda client, _: client_weight(client, 1.0))
+    sampler = federated.paired_batches(
+        4, 8, steps, run.max_labelled, run.max_unlabelled, labelled_too=True
+    )
+    stage = Stage(
+        (supervised_term(run),), sampler, weigh=lambda client, _: client_weight(client, 1.0)
+    )
     plain, _ = toy.train(federated_method(run, (stage,)), key(), data, 1)
     chex.assert_trees_all_close(mine.params, plain.params, rtol=1e-5, atol=1e-6)
 
 
 def test_limits_of_the_targets() -> None:
-    """Check 5: a share of 1 is FixMatch where the local model is confident, a share of 0 takes the global class."""
-    ours, theirs = jnp.asarray(OURS), jnp.asarray(THEIRS)
+    """Check 5: a share of 1 is FixMatch where the local model is confident, a share of 0 takes
+    the global class.
+    """
+    ours = jnp.asarray(OURS)
+    theirs = jnp.asarray(THEIRS)
     of = jax.jit(corrected_labels, static_argnums=2)
-    local, both = of(ours, theirs, 0.95, 0.0), of(ours, theirs, 0.95, 1e9)
+    local = of(ours, theirs, 0.95, 0.0)
+    both = of(ours, theirs, 0.95, 1e9)
     sure = np.asarray(OURS).max(1) >= 0.95
     np.testing.assert_allclose(np.asarray(local.targets)[sure], np.eye(3)[[0, 0, 0]])
     np.testing.assert_allclose(both.targets, np.eye(3)[np.argmax(THEIRS, axis=1)], atol=1.1e-6)
@@ -156,19 +217,25 @@ def test_the_received_model_stays_as_it_was_and_its_statistics_are_its_own() -> 
     start = jax.jit(method.init)(key(), data)
     state, info = jax.jit(method.round)(key(), start, data)
     assert info["local_steps"] == 3
-    # By hand: batches of all 12 examples, in an order that does not matter; labelled ones three times each.
+    # By hand: batches of all 12 examples, in an order that does not matter; labelled ones three
+    # times each.
     rows = np.asarray(data.index)[0, :12]
-    unlabelled, labelled = data.inputs[rows], jnp.tile(data.inputs[rows[:4]], (3, 1))
+    unlabelled = data.inputs[rows]
+    labelled = jnp.tile(data.inputs[rows[:4]], (3, 1))
     labels = jnp.tile(data.labels[rows[:4]], 3)
 
     def loss(params, model_state):
         inputs = jnp.concatenate([labelled, unlabelled, unlabelled])
         outputs, after = run.model.apply(params, model_state, inputs, train=True)
         known, weak, strong = jnp.split(outputs.logits, 3)
-        frozen, _ = run.model.apply(start.params["model"], start.model_state, unlabelled, train=False)
+        frozen, _ = run.model.apply(
+            start.params["model"], start.model_state, unlabelled, train=False
+        )
         corrected = corrected_labels(jax.nn.softmax(weak), jax.nn.softmax(frozen.logits), 0.0)
         everybody = jnp.ones(12, bool)
-        total = batch_cross_entropy(known, labels, everybody) + soft_label_divergence(strong, corrected, everybody)
+        total = batch_cross_entropy(known, labels, everybody) + soft_label_divergence(
+            strong, corrected, everybody
+        )
         return total, after
 
     @jax.jit
@@ -181,10 +248,14 @@ def test_the_received_model_stays_as_it_was_and_its_statistics_are_its_own() -> 
         return params, model_state
 
     expected = by_hand(start.params["model"], start.model_state)
-    chex.assert_trees_all_close((state.params["model"], state.model_state), expected, rtol=1e-4, atol=1e-5)
+    chex.assert_trees_all_close(
+        (state.params["model"], state.model_state), expected, rtol=1e-4, atol=1e-5
+    )
 
 
-def test_a_client_with_less_than_a_batch_takes_no_step_and_one_without_labels_learns_from_the_others() -> None:
+def test_a_client_with_less_than_a_batch_takes_no_step_and_one_without_labels_learns_from_the_others() -> (
+    None
+):
     """Edge cases."""
     data = toy.federation(sizes=(3, 8), labelled=(3, 0))
     run = toy.setup(data, model=toy.linear_model())

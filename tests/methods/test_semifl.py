@@ -23,7 +23,11 @@ from fedjax_ssl.methods.parts.confident_pseudo_labels import (
     confident_term,
     mix_term,
 )
-from fedjax_ssl.methods.parts.static_batch_norm import Part, batch_statistics, with_static_batch_norm
+from fedjax_ssl.methods.parts.static_batch_norm import (
+    Part,
+    batch_statistics,
+    with_static_batch_norm,
+)
 from tests import toy
 
 
@@ -32,7 +36,10 @@ def key() -> jax.Array:
 
 
 # Whole clients are one batch, so that no order of examples is left.
-CHANGES = {"batch_size": max(toy.SIZES), "federated_optimizer": federated.fedopt(optax.sgd(1.0, 0.5))}
+CHANGES = {
+    "batch_size": max(toy.SIZES),
+    "federated_optimizer": federated.fedopt(optax.sgd(1.0, 0.5)),
+}
 
 
 def one_round(data: FederatedData, name: str) -> tuple[ServerState, ServerState, Metrics]:
@@ -45,11 +52,15 @@ def one_round(data: FederatedData, name: str) -> tuple[ServerState, ServerState,
 
 @pytest.fixture(scope="module")
 def semifl_round() -> Callable[..., tuple[ServerState, ServerState, Metrics]]:
-    """As `one_round`; settings are arguments of one program. The strong view is the inputs themselves."""
+    """As `one_round`; settings are arguments of one program. The strong view is the inputs
+    themselves.
+    """
     model = toy.linear_model()
 
     @jax.jit
-    def train(data: FederatedData, settings: dict[str, jax.Array]) -> tuple[ServerState, ServerState, Metrics]:
+    def train(
+        data: FederatedData, settings: dict[str, jax.Array]
+    ) -> tuple[ServerState, ServerState, Metrics]:
         run = toy.setup(data, model=model, **CHANGES)._replace(strong_augment=toy.same)
         method = methods.build("semifl", run, **settings)
         start = method.init(key(), data)
@@ -63,14 +74,24 @@ def semifl_round() -> Callable[..., tuple[ServerState, ServerState, Metrics]]:
 
 
 def returned(optimizer, state, anchor, *clients):
-    """The server's step after clients returned these parameters; None: the client trained nothing."""
+    """The server's step after clients returned these parameters; None: the client trained
+    nothing.
+    """
     reports = []
     for client in clients:
         params = anchor if client is None else jnp.asarray(client, jnp.float32)
         weight = jnp.asarray(0.0 if client is None else 1.0)
         reports.append(
             optimizer.report(
-                Local({"model": anchor}, {"model": params}, {"model": weight}, jnp.ones((), int), weight, (), ())
+                Local(
+                    {"model": anchor},
+                    {"model": params},
+                    {"model": weight},
+                    jnp.ones((), int),
+                    weight,
+                    (),
+                    (),
+                )
             ).summed
         )
     summed = jax.tree.map(lambda *x: sum(x[1:], x[0]), *reports)
@@ -113,17 +134,23 @@ def one_channel() -> models.Model:
         logits, updates = layer.apply(variables, inputs, train, mask, mutable=["batch_stats"])
         return models.Outputs(logits, inputs, None), updates["batch_stats"]
 
-    return models.Model(init, apply, batch_weights=lambda: {"mean": layer.momentum, "var": layer.momentum})
+    return models.Model(
+        init, apply, batch_weights=lambda: {"mean": layer.momentum, "var": layer.momentum}
+    )
 
 
 def test_static_batch_norm_averages_batches():
-    """Check 3; a single example at the end, padding and a value that is not finite change nothing."""
+    """Check 3; a single example at the end, padding and a value that is not finite change
+    nothing.
+    """
     model = one_channel()
     params, state = model.init(key())
     values = jnp.asarray([0.0, 1.0, 2.0, 3.0, 10.0, 12.0, 99.0, jnp.nan, 50.0])[:, None]
     rows = jnp.asarray([0, 1, 2, 3, 4, 5, 6, 7, 8], jnp.int32)
     statistics = jax.jit(
-        lambda count: batch_statistics(model, lambda x: x, params, state, values, Part(rows, count, 3))
+        lambda count: batch_statistics(
+            model, lambda x: x, params, state, values, Part(rows, count, 3)
+        )
     )
     for count in (6, 7, 8):
         result = statistics(jnp.asarray(count))
@@ -135,18 +162,30 @@ def test_static_batch_norm_averages_batches():
 @pytest.mark.thorough
 @pytest.mark.parametrize("norm", ["bn", "sbn"])
 def test_static_batch_norm_takes_every_layers_own_weight_of_a_batch(norm):
-    """In `resnet9` a batch weighs 0.01 ("bn") or 1 ("sbn"), elsewhere 0.1; the statistics are those of the batches."""
+    """In `resnet9` a batch weighs 0.01 ("bn") or 1 ("sbn"), elsewhere 0.1; the statistics are
+    those of the batches.
+    """
     model = models.build("resnet9", num_classes=3, input_shape=(8, 8, 1), norm=norm)
-    params, state = jax.tree.map(lambda x: jnp.full(x.shape, 0.1, x.dtype), jax.eval_shape(model.init, key()))
+    params, state = jax.tree.map(
+        lambda x: jnp.full(x.shape, 0.1, x.dtype), jax.eval_shape(model.init, key())
+    )
     inputs = jax.random.normal(key(), (7, 8, 8, 1))
     rows = jnp.arange(7, dtype=jnp.int32)
-    found = batch_statistics(model, lambda x: x, params, state, inputs, Part(rows, jnp.asarray(7), 4))
+    found = batch_statistics(
+        model, lambda x: x, params, state, inputs, Part(rows, jnp.asarray(7), 4)
+    )
     layer = params["block1"]["conv"]
     responses = models.conv2d(inputs, layer["kernel"]) + layer["bias"]
-    batches = [np.asarray(batch, np.float64).reshape(-1, 64) for batch in (responses[:4], responses[4:])]
+    batches = [
+        np.asarray(batch, np.float64).reshape(-1, 64) for batch in (responses[:4], responses[4:])
+    ]
     first = found["block1"]["norm"]
-    np.testing.assert_allclose(first["mean"], np.mean([batch.mean(0) for batch in batches], 0), rtol=1e-4)
-    np.testing.assert_allclose(first["var"], np.mean([batch.var(0, ddof=1) for batch in batches], 0), rtol=1e-4)
+    np.testing.assert_allclose(
+        first["mean"], np.mean([batch.mean(0) for batch in batches], 0), rtol=1e-4
+    )
+    np.testing.assert_allclose(
+        first["var"], np.mean([batch.var(0, ddof=1) for batch in batches], 0), rtol=1e-4
+    )
     weights = {0.01} if norm == "bn" else {1.0}
     assert set(jax.tree.leaves(model.batch_weights())) == weights
 
@@ -158,13 +197,22 @@ def test_static_batch_norm_is_that_of_the_new_model_and_the_order_of_examples_is
     method = methods.build("single", run, server_epochs=1)
     after, _ = jax.jit(method.round)(key(), method.init(key(), data), data)
     rows = [np.asarray(data.server_index)]
-    rows += [np.asarray(data.index[c, :size]) for c, size in enumerate(np.asarray(data.num_examples))]
+    rows += [
+        np.asarray(data.index[c, :size]) for c, size in enumerate(np.asarray(data.num_examples))
+    ]
     rows = jnp.asarray(np.concatenate(rows))
     expected = batch_statistics(
-        run.model, run.normalize, after.params["model"], after.model_state, data.inputs, Part(rows, rows.size, 250)
+        run.model,
+        run.normalize,
+        after.params["model"],
+        after.model_state,
+        data.inputs,
+        Part(rows, rows.size, 250),
     )
     chex.assert_trees_all_close(after.model_state, expected, rtol=1e-5, atol=1e-6)
-    chex.assert_trees_all_equal_shapes_and_dtypes(after.model_state, method.init(key(), data).model_state)
+    chex.assert_trees_all_equal_shapes_and_dtypes(
+        after.model_state, method.init(key(), data).model_state
+    )
 
 
 def test_batches_of_two_sizes_count_equally():
@@ -172,10 +220,15 @@ def test_batches_of_two_sizes_count_equally():
     model = one_channel()
     params, state = model.init(key())
     values = jnp.asarray([0.0, 1.0, 2.0, 3.0, 10.0, 12.0])[:, None]
-    parts = [Part(jnp.asarray(rows), jnp.asarray(len(rows)), len(rows)) for rows in ([0, 1], [2, 3, 4, 5])]
+    parts = [
+        Part(jnp.asarray(rows), jnp.asarray(len(rows)), len(rows))
+        for rows in ([0, 1], [2, 3, 4, 5])
+    ]
     found = jax.jit(lambda: batch_statistics(model, lambda x: x, params, state, values, *parts))()
     np.testing.assert_allclose(found["mean"], [(0.5 + 6.75) / 2], rtol=1e-6)
-    np.testing.assert_allclose(found["var"], [(0.5 + np.var([2, 3, 10, 12], ddof=1)) / 2], rtol=1e-6)
+    np.testing.assert_allclose(
+        found["var"], [(0.5 + np.var([2, 3, 10, 12], ddof=1)) / 2], rtol=1e-6
+    )
 
 
 @pytest.mark.thorough
@@ -186,9 +239,12 @@ def test_the_servers_batches_are_in_the_order_of_classes():
     params, start = model.init(key())
     state = ServerState((), {"model": params}, start, (), {}, (), ())
     method = Method(lambda key, data: state, lambda *_: (state, {}), lambda *_: jnp.zeros(()))
-    found = with_static_batch_norm(method, model, lambda x: x[:, :1], batch_size=100, server_batch_size=3)
+    found = with_static_batch_norm(
+        method, model, lambda x: x[:, :1], batch_size=100, server_batch_size=3
+    )
     mean = found.init(key(), data).model_state["mean"]
-    first, server = np.asarray(data.inputs)[:, 0], np.asarray(data.server_index)
+    first = np.asarray(data.inputs)[:, 0]
+    server = np.asarray(data.server_index)
     by_class = server[np.argsort(np.asarray(data.labels)[server], kind="stable")]
     means = [first[batch].mean() for batch in (*np.split(by_class, 3), np.arange(sum(toy.SIZES)))]
     np.testing.assert_allclose(mean, [np.mean(means)], rtol=1e-6)
@@ -207,19 +263,23 @@ def client_with(confident: list[bool], size: int = 9) -> Client:
     sure = jnp.asarray(confident + [True] * padding)
     labels = jnp.zeros(size, jnp.int32)
     index = jnp.arange(size, dtype=jnp.int32)
-    count, nothing = jnp.asarray(len(confident)), jnp.zeros((), jnp.int32)
+    count = jnp.asarray(len(confident))
+    nothing = jnp.zeros((), jnp.int32)
     sent = {CONFIDENT: ConfidentLabels(labels, sure, jnp.ones(size))}
     return Client(nothing, index, labels - 1, nothing, count.astype(jnp.int32), sent, ())
 
 
 @pytest.mark.thorough
 def test_every_epoch_goes_once_through_the_confident_examples():
-    """Check 9: padding changes nothing; partners are drawn anew from all of the client's examples."""
+    """Check 9: padding changes nothing; partners are drawn anew from all of the client's
+    examples.
+    """
     sampler = confident_epochs(batch_size=2, local_epochs=3)
     confident = [True, False, True, True, False, True, True]
     schedule = jax.jit(sampler.schedule)(key(), client_with(confident), toy.NOW)
     assert int(schedule.num_steps) == 9
-    fix, mask = np.asarray(schedule.positions["fix"])[:9], np.asarray(schedule.masks["fix"])[:9]
+    fix = np.asarray(schedule.positions["fix"])[:9]
+    mask = np.asarray(schedule.masks["fix"])[:9]
     epochs = [sorted(fix[at : at + 3][mask[at : at + 3]]) for at in (0, 3, 6)]
     assert epochs == [[0, 2, 3, 5, 6]] * 3
     assert (fix[:3] != fix[3:6]).any()
@@ -230,7 +290,9 @@ def test_every_epoch_goes_once_through_the_confident_examples():
     for name in ("fix", "mix"):
         kept = wider.masks[name][:9]
         np.testing.assert_array_equal(kept, mask)
-        np.testing.assert_array_equal(wider.positions[name][:9][kept], schedule.positions[name][:9][mask])
+        np.testing.assert_array_equal(
+            wider.positions[name][:9][kept], schedule.positions[name][:9][mask]
+        )
     assert int(jax.jit(sampler.schedule)(key(), client_with([False] * 7), toy.NOW).num_steps) == 0
 
 
@@ -260,7 +322,9 @@ def test_nobody_confident_leaves_training_at_the_server(semifl_round):
 
 @pytest.mark.thorough
 def test_inputs_and_targets_are_mixed_in_the_same_share():
-    """Check 5 in a run: confident examples are 1 and of class 0, the others are 0 and taken for class 2."""
+    """Check 5 in a run: confident examples are 1 and of class 0, the others are 0 and taken for
+    class 2.
+    """
     data = toy.federation()
     seen = data.observed >= 0
     data = dataclasses.replace(
@@ -302,7 +366,9 @@ SEEN = {"weak": jnp.asarray(NORMAL[0]), "strong": jnp.asarray(3.0 - NORMAL[1])}
     ],
 )
 def test_separate_passes_are_those_of_each_view_by_hand(name, views, norms):
-    """One step on one batch of labels 0. An augmented batch is always the same, and so is a mixture of two."""
+    """One step on one batch of labels 0. An augmented batch is always the same, and so is a
+    mixture of two.
+    """
     data = toy.federation(sizes=(8,), labelled=(8,))
     data = dataclasses.replace(data, observed=jnp.where(data.observed >= 0, 0, -1))
     always = {
@@ -311,13 +377,17 @@ def test_separate_passes_are_those_of_each_view_by_hand(name, views, norms):
     }
     moved = {}
     for norm in norms:
-        run = toy.setup(data, model_options={"norm": norm}, augment=always["weak"], batch_size=8, local_epochs=1)
+        run = toy.setup(
+            data, model_options={"norm": norm}, augment=always["weak"], batch_size=8, local_epochs=1
+        )
         run = run._replace(strong_augment=always["strong"])
 
         def loss(params, state, separate, run=run):
             inputs = [SEEN[view] for view in views]
             batches = inputs if separate else [jnp.concatenate(inputs)]
-            scores = [run.model.apply(params, state, batch, train=True)[0].logits for batch in batches]
+            scores = [
+                run.model.apply(params, state, batch, train=True)[0].logits for batch in batches
+            ]
             return -sum(jnp.sum(jax.nn.log_softmax(one)[:, 0]) for one in scores) / 8
 
         slope = jax.jit(jax.grad(loss), static_argnums=2)
@@ -330,5 +400,8 @@ def test_separate_passes_are_those_of_each_view_by_hand(name, views, norms):
             expected = jax.tree.map(lambda w, g: w - 0.1 * g, start.params["model"], step)
             chex.assert_trees_all_close(end.params["model"], expected, rtol=1e-4, atol=1e-5)
             moved[norm, separate] = end.params
-    differences = {norm: optax.tree.norm(optax.tree.sub(moved[norm, True], moved[norm, False])) for norm in norms}
+    differences = {
+        norm: optax.tree.norm(optax.tree.sub(moved[norm, True], moved[norm, False]))
+        for norm in norms
+    }
     assert differences["bn"] > 1e-2 and differences.get("none", 0.0) < 1e-5

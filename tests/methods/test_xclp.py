@@ -1,4 +1,6 @@
-"""Pseudo-labels made before local training: XCLP's hash, cosines and lost clients, and which labels FedSem keeps."""
+"""Pseudo-labels made before local training: XCLP's hash, cosines and lost clients, and which
+labels FedSem keeps.
+"""
 
 import jax
 import numpy as np
@@ -8,7 +10,8 @@ from fedjax_ssl import methods
 from fedjax_ssl.keys import named_key
 from tests import toy
 
-DATA, KEY = toy.federation(noise=1.0), jax.random.key(2)
+DATA = toy.federation(noise=1.0)
+KEY = jax.random.key(2)
 
 
 @pytest.mark.thorough
@@ -17,7 +20,9 @@ DATA, KEY = toy.federation(noise=1.0), jax.random.key(2)
     [(True, 0), (True, 1), (False, 0)],
 )
 def test_fixed_projections_stay_for_a_run_and_change_with_its_seed(fixed, warmup_rounds):
-    """The network stands still and everybody takes part, so only the hash can change the confidences."""
+    """The network stands still and everybody takes part, so only the hash can change the
+    confidences.
+    """
     method = methods.build(
         "xclp",
         toy.setup(DATA, learning_rate=0.0),
@@ -45,7 +50,8 @@ def test_pseudo_labels_are_made_once_for_everybody_and_then_frozen() -> None:
     data = toy.federation()
     run = toy.setup(data, cohort_size=3)  # most clients are absent when the labels are made
     method = methods.build("fedsem", run, warmup_rounds=2)
-    one_round, state = jax.jit(method.round), jax.jit(method.init)(KEY, data)
+    one_round = jax.jit(method.round)
+    state = jax.jit(method.init)(KEY, data)
     tables = []
     for number in range(5):
         if number == 2:
@@ -59,7 +65,9 @@ def test_pseudo_labels_are_made_once_for_everybody_and_then_frozen() -> None:
         np.testing.assert_array_equal(table.weights, tables[2].weights)
     for client, (size, seen) in enumerate(zip(toy.SIZES, toy.LABELLED, strict=True)):
         rows = np.asarray(data.index)[client, :size]
-        expected = np.where(np.arange(size) < seen, np.asarray(data.labels)[rows], predictions[rows])
+        expected = np.where(
+            np.arange(size) < seen, np.asarray(data.labels)[rows], predictions[rows]
+        )
         np.testing.assert_array_equal(tables[2].labels[client, :size], expected)
         np.testing.assert_array_equal(tables[2].weights[client, :seen], 1.0)
         assert (tables[2].labels[client, size:] == -1).all()
@@ -70,16 +78,23 @@ def test_pseudo_labels_are_made_once_for_everybody_and_then_frozen() -> None:
 def test_clients_lost_before_their_codes_are_compared_might_not_have_been_invited(share) -> None:
     run = toy.setup(DATA)
     settings = {"num_bits": 64, "num_neighbors": 3}
-    losing, whole = methods.build("xclp", run, lost_before=share, **settings), methods.build("xclp", run, **settings)
+    losing = methods.build("xclp", run, lost_before=share, **settings)
+    whole = methods.build("xclp", run, **settings)
     state = losing.init(KEY, DATA)
     drawn = jax.random.fold_in(named_key(KEY, "round"), 0)
-    keys = [jax.random.fold_in(named_key(drawn, "lost"), client) for client in range(DATA.num_clients)]
+    keys = [
+        jax.random.fold_in(named_key(drawn, "lost"), client) for client in range(DATA.num_clients)
+    ]
     lost = [client for client, key in enumerate(keys) if jax.random.uniform(key) < share]
     assert 0 < len(lost) < DATA.num_clients
     found, _ = jax.jit(losing.round)(KEY, state, DATA)
     absent = toy.without(DATA, *lost)
     expected, _ = jax.jit(whole.round)(KEY, whole.init(KEY, absent), absent)
-    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-6), found.params, expected.params)
+    jax.tree.map(
+        lambda one, other: np.testing.assert_allclose(one, other, atol=1e-6),
+        found.params,
+        expected.params,
+    )
 
 
 def test_shares_of_lost_clients_are_at_most_all() -> None:
@@ -101,9 +116,12 @@ def test_exact_cosines_are_what_many_bits_come_to() -> None:
     run = toy.setup(DATA)
     shared = {"num_neighbors": 3, "graph_features": "inputs"}
     exact, coded = (
-        methods.build("xclp", run, **shared, **own) for own in ({"similarity": "exact"}, {"num_bits": 2**15})
+        methods.build("xclp", run, **shared, **own)
+        for own in ({"similarity": "exact"}, {"num_bits": 2**15})
     )
-    infos = [jax.jit(method.round)(KEY, method.init(KEY, DATA), DATA)[1] for method in (exact, coded)]
+    infos = [
+        jax.jit(method.round)(KEY, method.init(KEY, DATA), DATA)[1] for method in (exact, coded)
+    ]
     for name in ("pseudo_label_accuracy", "confidence_correct"):
         assert float(infos[0][name]) == pytest.approx(float(infos[1][name]), abs=0.05)
     with pytest.raises(ValueError, match="compares codes"):
@@ -111,11 +129,18 @@ def test_exact_cosines_are_what_many_bits_come_to() -> None:
 
 
 def test_operations_are_those_of_the_papers_formulas() -> None:
-    method = methods.build("xclp", toy.setup(DATA), num_bits=64, num_neighbors=3, graph_features="inputs")
+    method = methods.build(
+        "xclp", toy.setup(DATA), num_bits=64, num_neighbors=3, graph_features="inputs"
+    )
     _, info = jax.jit(method.round)(KEY, method.init(KEY, DATA), DATA)
-    sizes, labelled = np.array(toy.SIZES), np.array(toy.LABELLED)
+    sizes = np.array(toy.SIZES)
+    labelled = np.array(toy.LABELLED)
     width = np.prod(DATA.inputs.shape[1:])
     assert float(info["operations_codes"]) == pytest.approx(sizes.mean() * width * 64 / 1e6)
-    assert float(info["operations_distances"]) == pytest.approx(sizes.mean() * sizes.sum() * 64 / 1e6)
+    assert float(info["operations_distances"]) == pytest.approx(
+        sizes.mean() * sizes.sum() * 64 / 1e6
+    )
     assert float(info["operations_inverse"]) == pytest.approx(sizes.sum() ** 3 / 1e6)
-    assert float(info["operations_row_sums"]) == pytest.approx(sizes.sum() * labelled.mean() * DATA.num_classes / 1e6)
+    assert float(info["operations_row_sums"]) == pytest.approx(
+        sizes.sum() * labelled.mean() * DATA.num_classes / 1e6
+    )

@@ -1,4 +1,6 @@
-"""conv2d against the plain convolution: outputs, both gradients, batched kernels, second derivatives."""
+"""conv2d against the plain convolution: outputs, both gradients, batched kernels, second
+derivatives.
+"""
 
 import functools
 
@@ -104,23 +106,32 @@ def test_lowerings_under_vmap_over_kernels(shared_images):
         axes = (None if shared_images else 0, 0)
         functions = {"oracle": lowerings.plain, **FUNCTIONS}
         return {
-            name: jax.vmap(lambda x, k, function=function: run(lambda x, k: function(x, k, stride, pads), x, k), axes)(
-                x, ks
-            )
+            name: jax.vmap(
+                lambda x, k, function=function: run(
+                    lambda x, k: function(x, k, stride, pads), x, k
+                ),
+                axes,
+            )(x, ks)
             for name, function in functions.items()
         }
 
     with jax.enable_x64(True):
-        check_against_plain(everything(*arrays(images if shared_images else (3, *images), (3, *kernel))))
+        check_against_plain(
+            everything(*arrays(images if shared_images else (3, *images), (3, *kernel)))
+        )
 
 
 @pytest.mark.parametrize("name", ["stride 2, same, even", "even and oblong kernel"])
 def test_padding_rules_are_those_of_lax(name):
     images, kernel, stride, padding = GEOMETRIES[name]
     x, k = (a.astype(jnp.float32) for a in arrays(images, kernel))
-    expected = jax.lax.conv_general_dilated(x, k, (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    expected = jax.lax.conv_general_dilated(
+        x, k, (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
     names = ("auto", "lax", "slices", "rows", "winograd")
-    for ours in jax.jit(lambda: [conv2d(x, k, stride=stride, padding=padding, lowering=name) for name in names])():
+    for ours in jax.jit(
+        lambda: [conv2d(x, k, stride=stride, padding=padding, lowering=name) for name in names]
+    )():
         np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -164,7 +175,14 @@ def test_gradient_of_a_gradient(name):
 
 
 @pytest.mark.parametrize(
-    "lowering", ["auto", *(pytest.param(p, marks=pytest.mark.thorough) for p in ("lax", "slices", "rows", "winograd"))]
+    "lowering",
+    [
+        "auto",
+        *(
+            pytest.param(p, marks=pytest.mark.thorough)
+            for p in ("lax", "slices", "rows", "winograd")
+        ),
+    ],
 )
 def test_dtype_is_kept(lowering):
     x, k = (a.astype(jnp.bfloat16) for a in arrays((2, 5, 5, 16), (3, 3, 16, 4)))

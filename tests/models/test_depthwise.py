@@ -27,7 +27,9 @@ def test_values_and_gradients_are_the_grouped_convolutions(size, stride, padding
 
     expected = outputs(x, kernel, "lax")
     jax.tree.map(
-        functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), outputs(x, kernel, "slices"), expected
+        functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5),
+        outputs(x, kernel, "slices"),
+        expected,
     )
 
 
@@ -42,5 +44,7 @@ def test_short_types_are_added_up_in_float32():
 
 @pytest.mark.parametrize("kernel", [(3, 3, 2, 2), (3, 3, 1, 4), (3, 3, 2)])
 def test_shapes_that_do_not_fit(kernel):
-    with pytest.raises(ValueError, match=r"kernel \[height, width, 1, channels\], got \(1, 4, 4, 2\)"):
+    with pytest.raises(
+        ValueError, match=r"kernel \[height, width, 1, channels\], got \(1, 4, 4, 2\)"
+    ):
         depthwise_conv2d(jnp.ones((1, 4, 4, 2)), jnp.ones(kernel))

@@ -1,4 +1,6 @@
-"""FedMatch's networks: the sizes in the paper, no bias anywhere, and inputs that are converted in the open."""
+"""FedMatch's networks: the sizes in the paper, no bias anywhere, and inputs that are converted
+in the open.
+"""
 
 import math
 
@@ -11,7 +13,9 @@ from fedjax_ssl import models
 
 
 def shapes(name: str, shape: tuple[int, ...] = (32, 32, 3), **options: object) -> dict:
-    return jax.eval_shape(models.build(name, num_classes=10, input_shape=shape, **options).init, jax.random.key(0))[0]
+    return jax.eval_shape(
+        models.build(name, num_classes=10, input_shape=shape, **options).init, jax.random.key(0)
+    )[0]
 
 
 @pytest.mark.parametrize(
@@ -31,16 +35,22 @@ def shapes(name: str, shape: tuple[int, ...] = (32, 32, 3), **options: object) -
 def test_parameter_counts(name: str, options: dict, count: int) -> None:
     params = shapes(name, **options)
     assert models.count_parameters(params) == count
-    assert not [path for path, _ in jax.tree_util.tree_leaves_with_path(params) if path[-1].key == "bias"]
+    assert not [
+        path for path, _ in jax.tree_util.tree_leaves_with_path(params) if path[-1].key == "bias"
+    ]
 
 
 def test_costs_of_the_paper() -> None:
-    """FedMatch section 13, check 19: 379,261,952 products an image; 1,524.6 GFLOP for 50 + 4 * 490 forward passes."""
+    """FedMatch section 13, check 19: 379,261,952 products an image; 1,524.6 GFLOP for 50 + 4 *
+    490 forward passes.
+    """
     params = shapes("fedmatch_resnet9")
     sides = (32, 32, 16, 16, 16, 8, 4, 4)  # of the images that the eight convolutions read
     kernels = [math.prod(params[f"block{i}"]["conv"]["kernel"].shape) for i in range(1, 9)]
     head = math.prod(params["head"]["kernel"].shape)
-    forward = 2 * (head + sum(side**2 * kernel for side, kernel in zip(sides, kernels, strict=True)))
+    forward = 2 * (
+        head + sum(side**2 * kernel for side, kernel in zip(sides, kernels, strict=True))
+    )
     assert forward == 2 * 379_261_952
     assert (50 + (2 + 2) * 490) * forward / 1e9 == pytest.approx(1524.6, abs=0.05)
 
@@ -63,7 +73,11 @@ def test_grey_images_are_shown_in_three_channels_inside_a_border() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("fedmatch_resnet9", {"colours": True}, r"\(height, width, 1\) with colours=True, got \(32, 32, 3\)"),
+        (
+            "fedmatch_resnet9",
+            {"colours": True},
+            r"\(height, width, 1\) with colours=True, got \(32, 32, 3\)",
+        ),
         ("fedmatch_alexnet", {"shape": (18, 18, 1)}, "needs images of 19x19 or more"),
         ("fedmatch_alexnet", {"shape": (64,)}, r"\(height, width, channels\), got \(64,\)"),
     ],

@@ -1,4 +1,6 @@
-"""Layers: norms against NumPy, weight normalisation, dropout's rate and bits, features of unit length."""
+"""Layers: norms against NumPy, weight normalisation, dropout's rate and bits, features of unit
+length.
+"""
 
 import functools
 
@@ -34,7 +36,8 @@ def test_batch_norm_starts_with_unit_statistics():
 
 def test_batch_norm_follows_pytorch():
     y, new = batch_norm(jnp.asarray(IMAGES), None)
-    mean, var = IMAGES.mean((0, 1, 2)), IMAGES.var((0, 1, 2))
+    mean = IMAGES.mean((0, 1, 2))
+    var = IMAGES.var((0, 1, 2))
     np.testing.assert_allclose(y, (IMAGES - mean) / np.sqrt(var + 1e-5), rtol=1e-4, atol=1e-5)
     n = IMAGES[..., 0].size
     np.testing.assert_allclose(new["batch_stats"]["mean"], 0.1 * mean, rtol=1e-5)
@@ -82,7 +85,9 @@ def test_batch_norm_of_almost_nothing_stays_finite_and_leaves_the_running_statis
 def test_batch_norm_in_evaluation_uses_the_running_statistics():
     stats = {"mean": jnp.arange(5.0), "var": jnp.arange(1.0, 6.0)}
     params = {"scale": jnp.full(5, 2.0), "bias": jnp.full(5, -1.0)}
-    y, new = batch_norm(jnp.asarray(IMAGES), None, {"params": params, "batch_stats": stats}, train=False)
+    y, new = batch_norm(
+        jnp.asarray(IMAGES), None, {"params": params, "batch_stats": stats}, train=False
+    )
     expected = 2 * (IMAGES - np.arange(5)) / np.sqrt(np.arange(1, 6) + 1e-5) - 1
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
     chex.assert_trees_all_equal(new["batch_stats"], stats)
@@ -93,7 +98,8 @@ def test_group_norm_against_numpy():
     params = {"scale": jnp.full(64, 2.0), "bias": jnp.full(64, -1.0)}
     y = Norm("gn").apply({"params": params}, jnp.asarray(x), True, None)
     groups = x.reshape(2, 9, 32, 2)
-    mean, var = groups.mean((1, 3), keepdims=True), groups.var((1, 3), keepdims=True)
+    mean = groups.mean((1, 3), keepdims=True)
+    var = groups.var((1, 3), keepdims=True)
     expected = 2 * ((groups - mean) / np.sqrt(var + 1e-5)).reshape(x.shape) - 1
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
 
@@ -129,7 +135,9 @@ def test_dropout_rate_and_independence_of_padding(rate):
     np.testing.assert_allclose(keep.mean(), 1 - rate, atol=0.0125)
     np.testing.assert_array_equal(draw(key, (20, 7, 11), rate), keep[:20])
     assert len({row.tobytes() for row in keep}) == 500
-    neighbours = np.corrcoef(keep.reshape(500, -1)[:, :-1].ravel(), keep.reshape(500, -1)[:, 1:].ravel())[0, 1]
+    neighbours = np.corrcoef(
+        keep.reshape(500, -1)[:, :-1].ravel(), keep.reshape(500, -1)[:, 1:].ravel()
+    )[0, 1]
     assert abs(neighbours) < 0.03
 
 

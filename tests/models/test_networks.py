@@ -21,7 +21,8 @@ SMALL = {
     "resnet8_basic": ((4, 4, 3), {"widen": 2}),
     "wrn28": ((4, 4, 3), {"widen": 1}),
 }
-# the deep networks once each, most of them in `make thorough`: they take the layers' behaviour from the same modules
+# the deep networks once each, most of them in `make thorough`: they take the layers' behaviour from
+# the same modules
 NORMS = [("mlp", "none"), ("mlp", "bn"), ("mlp", "gn"), ("cnn", "bn"), ("mnist_cnn", "bn")]
 DEEP = [("cnn13", "bn"), ("resnet18", "gn"), ("wrn28", "bn")]
 NORMS += [pytest.param(*more, marks=THOROUGH) for more in (("cnn", "none"), ("cnn", "gn"), *DEEP)]
@@ -44,11 +45,15 @@ def small(name, **options):
 
 
 def drawn(model):
-    """Parameters and state of the right shapes without the network's own initialisation, which compiles slowly."""
+    """Parameters and state of the right shapes without the network's own initialisation, which
+    compiles slowly.
+    """
     rng = np.random.default_rng(0)
 
     def draw(path, leaf):
-        values = rng.standard_normal(leaf.shape, np.float32) / np.sqrt(max(np.prod(leaf.shape[:-1]), 1))
+        values = rng.standard_normal(leaf.shape, np.float32) / np.sqrt(
+            max(np.prod(leaf.shape[:-1]), 1)
+        )
         positive = getattr(path[-1], "key", "") in ("var", "scale", "g")
         return jnp.asarray(np.abs(values) + 0.5 if positive else values)
 
@@ -86,9 +91,10 @@ def test_parameter_counts(name, num_classes, shape, options, count):
     model = models.build(name, num_classes=num_classes, input_shape=shape, **options)
     params, state = jax.eval_shape(model.init, jax.random.key(0))
     assert models.count_parameters(params) == count
-    assert models.count_parameters(state) == {"cnn13": 4_096, "resnet18": 9_600 * (options.get("norm") != "gn")}.get(
-        name, models.count_parameters(state)
-    )
+    assert models.count_parameters(state) == {
+        "cnn13": 4_096,
+        "resnet18": 9_600 * (options.get("norm") != "gn"),
+    }.get(name, models.count_parameters(state))
 
 
 def test_initialisation_is_deterministic_and_depends_on_the_key():
@@ -104,12 +110,16 @@ def test_initialisation_is_deterministic_and_depends_on_the_key():
 SLOW = ("cnn13", "resnet18", "wrn28")  # compile for longer than all others together
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.thorough) if n in SLOW else n for n in SMALL])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.thorough) if n in SLOW else n for n in SMALL]
+)
 def test_outputs(name):
     model, shape = small(name, normalize_features=True, aux_head=True)
     params, state = drawn(model)
     x = jnp.asarray(np.random.default_rng(1).standard_normal((4, *shape), np.float32))
-    outputs, new_state = jax.jit(lambda p, s, x: model.apply(p, s, x, train=False))(params, state, x)
+    outputs, new_state = jax.jit(lambda p, s, x: model.apply(p, s, x, train=False))(
+        params, state, x
+    )
     assert outputs.logits.shape == outputs.aux_logits.shape == (4, 3)
     assert outputs.features.shape == (4, FEATURES[name])
     assert {a.dtype for a in outputs} == {jnp.dtype(jnp.float32)}
@@ -131,10 +141,13 @@ def test_a_narrower_network_has_less_of_everything_and_still_works(name):
         model = models.build(name, num_classes=3, input_shape=(32, 32, 3), width_factor=factor)
         params, state = jax.eval_shape(model.init, jax.random.key(0))
         x = jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)
-        outputs, _ = jax.eval_shape(lambda p, s, x: model.apply(p, s, x, train=False), params, state, x)
+        outputs, _ = jax.eval_shape(
+            lambda p, s, x: model.apply(p, s, x, train=False), params, state, x
+        )
         return sum(leaf.size for leaf in jax.tree.leaves(params)), outputs.features.shape[1]
 
-    (whole, width), (quarter, narrow) = sizes(1.0), sizes(0.25)
+    (whole, width) = sizes(1.0)
+    (quarter, narrow) = sizes(0.25)
     assert quarter < whole / 3.4
     assert narrow == width / 4
 
@@ -146,7 +159,10 @@ def test_features_are_the_heads_input():
         x = jnp.asarray(np.random.default_rng(1).standard_normal((4, *shape), np.float32))
         outputs = evaluated(model, params, state, x)
         assert outputs.aux_logits is None
-        logits = np.asarray(outputs.features) @ np.asarray(params["head"]["kernel"]).T + params["head"]["bias"]
+        logits = (
+            np.asarray(outputs.features) @ np.asarray(params["head"]["kernel"]).T
+            + params["head"]["bias"]
+        )
         np.testing.assert_allclose(outputs.logits, logits, rtol=1e-4, atol=1e-5)
 
 
@@ -183,7 +199,11 @@ def test_padding_rows_change_nothing(name, norm):
     if name in ("mlp", "cnn"):
         expected, expected_state = train(x, jnp.ones(5, bool))
         np.testing.assert_allclose(outputs.logits[:5], expected.logits, rtol=2e-3, atol=2e-4)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), new_state, expected_state)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4),
+            new_state,
+            expected_state,
+        )
 
 
 def test_grey_images_are_three_equal_channels():
@@ -196,14 +216,18 @@ def test_grey_images_are_three_equal_channels():
     np.testing.assert_array_equal(outputs.logits, expected.logits)
 
 
-@pytest.mark.parametrize(("stem", "side"), [("cifar", 32), ("imagenet", 8), ("imagenet_unpooled", 16)])
+@pytest.mark.parametrize(
+    ("stem", "side"), [("cifar", 32), ("imagenet", 8), ("imagenet_unpooled", 16)]
+)
 def test_stems_of_resnet18_shrink_the_image(stem, side):
     """By the size of what the first block returns."""
     module = ResNet18(num_classes=10, stem=stem)
 
     def first_block(x):
         variables = module.init(jax.random.key(0), x, False, None)
-        seen = module.apply(variables, x, False, None, capture_intermediates=True, mutable=["intermediates"])[1]
+        seen = module.apply(
+            variables, x, False, None, capture_intermediates=True, mutable=["intermediates"]
+        )[1]
         return seen["intermediates"]["block1_1"]["__call__"][0]
 
     image = jax.ShapeDtypeStruct((1, 32, 32, 3), jnp.float32)
@@ -212,23 +236,32 @@ def test_stems_of_resnet18_shrink_the_image(stem, side):
 
 @pytest.mark.parametrize(("filters", "stride"), [(3, 1), (5, 2)])
 def test_blocks_of_the_wide_network(filters, stride):
-    """The raw input goes around the convolutions where the width stays, else a convolution of the active input."""
+    """The raw input goes around the convolutions where the width stays, else a convolution of
+    the active input.
+    """
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.standard_normal((2, 4, 4, 3), np.float32))
     block = PreActivationBlock(filters, stride, "none", "lax")
     shapes = jax.eval_shape(lambda x: block.init(jax.random.key(0), x, False, None), x)["params"]
-    params = jax.tree.map(lambda leaf: jnp.asarray(rng.standard_normal(leaf.shape, np.float32)), shapes)
+    params = jax.tree.map(
+        lambda leaf: jnp.asarray(rng.standard_normal(leaf.shape, np.float32)), shapes
+    )
     assert ("shortcut" in params) == (stride == 2)
 
     def layer(name, inputs, stride=1):
         kernel = params[name]["kernel"]
         padding = kernel.shape[0] // 2
-        return models.conv2d(inputs, kernel, stride=stride, padding=padding, lowering="lax") + params[name]["bias"]
+        return (
+            models.conv2d(inputs, kernel, stride=stride, padding=padding, lowering="lax")
+            + params[name]["bias"]
+        )
 
     active = jnp.maximum(x, 0)
     around = layer("shortcut", active, stride) if stride == 2 else x
     expected = around + layer("conv2", jnp.maximum(layer("conv1", active, stride), 0))
-    np.testing.assert_allclose(block.apply({"params": params}, x, False, None), expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        block.apply({"params": params}, x, False, None), expected, rtol=1e-4, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize(("name", "norm"), NORMS)
@@ -257,7 +290,9 @@ def test_lowering_is_passed_on():
     results = {}
     for lowering, expected in [("lax", True), ("slices", False)]:
         model, _ = small("cnn", lowering=lowering)
-        evaluate = jax.jit(lambda x, model=model: model.apply(params, state, x, train=False)[0].logits)
+        evaluate = jax.jit(
+            lambda x, model=model: model.apply(params, state, x, train=False)[0].logits
+        )
         assert ("stablehlo.convolution" in evaluate.lower(x).as_text()) is expected
         results[lowering] = evaluate(x)
     np.testing.assert_allclose(results["lax"], results["slices"], rtol=1e-4, atol=1e-5)
@@ -283,7 +318,12 @@ def test_dropout_needs_a_key_only_where_there_is_dropout():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("vgg", {}, "Available: linear, mlp, cnn, cnn13, mnist_cnn, emnist_cnn, resnet18, resnet8_basic, wrn28"),
+        (
+            "vgg",
+            {},
+            "Available: linear, mlp, cnn, cnn13, mnist_cnn, emnist_cnn, resnet18, resnet8_basic, "
+            "wrn28",
+        ),
         ("mlp", {"norm": "gn", "hidden": [64, 20]}, "divisible by 32, layer 'norm2' has 20"),
         ("mlp", {"hidden": ()}, "positive integers"),
         ("wrn28", {"norm": "gn"}, "divisible by 32, layer 'block1_1/norm1' has 16"),
@@ -318,7 +358,8 @@ def test_logistic_regression_is_a_sigmoid_on_one_score():
     params, state = model.init(jax.random.key(0))
     assert {name: leaf.shape for name, leaf in params.items()} == {"kernel": (5, 1), "bias": (1,)}
     assert all(0 < np.abs(leaf).max() <= 5**-0.5 for leaf in params.values())
-    x, y = np.random.default_rng(0).standard_normal((6, 5)), np.array([0, 1, 1, 0, 1, 1])
+    x = np.random.default_rng(0).standard_normal((6, 5))
+    y = np.array([0, 1, 1, 0, 1, 1])
 
     def loss(p):
         scores = model.apply(p, state, jnp.asarray(x, jnp.float32), train=True)[0].logits

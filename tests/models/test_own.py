@@ -116,7 +116,9 @@ def scores_alone():
 @pytest.fixture
 def nets(tmp_path, monkeypatch):
     code = re.findall(
-        r"<!-- tests/models/test_own.py runs this block. -->\n```python\n(.*?)```", PAGE.read_text(), re.S
+        r"<!-- tests/models/test_own.py runs this block. -->\n```python\n(.*?)```",
+        PAGE.read_text(),
+        re.S,
     )
     assert len(code) == 1
     (tmp_path / "my_nets.py").write_text(code[0] + MORE)
@@ -132,7 +134,9 @@ def build(name, **options):
 
 
 def with_weights_of(kind, params):
-    """The parameters of a network of `docs/networks.md`, from those of ours with the same layers."""
+    """The parameters of a network of `docs/networks.md`, from those of ours with the same
+    layers.
+    """
     first, last = ("Dense_0", "Dense_1") if kind == "Linen" else ("hidden", "head")
     norm = "BatchNorm_0" if kind == "Linen" else "norm"
     weight, scale = ("weight", "weight") if kind == "Equinox" else ("kernel", "scale")
@@ -153,7 +157,8 @@ def test_with_the_same_weights_they_are_our_network(nets, kind):
     ours = models.build("mlp", num_classes=3, input_shape=(8, 8, 1), hidden=(5,), norm="bn")
     theirs = build(kind, width=5, rate=0.0)
     params, state = ours.init(jax.random.key(0))
-    named, their_state = with_weights_of(kind, params), theirs.init(jax.random.key(1))[1]
+    named = with_weights_of(kind, params)
+    their_state = theirs.init(jax.random.key(1))[1]
     x = jax.random.normal(jax.random.key(2), (6, 8, 8, 1)).at[1].set(77.0)  # padding
     mask = jnp.array([True, False, True, True, True, False])
 
@@ -166,7 +171,9 @@ def test_with_the_same_weights_they_are_our_network(nets, kind):
     (_, (expected, ours_new)), ours_gradient = slope(params, ours, state)
     for one, other in zip(outputs[:2], expected[:2], strict=True):
         np.testing.assert_allclose(one[mask], other[mask], rtol=1e-6, atol=1e-6)
-    chex.assert_trees_all_close(gradient, with_weights_of(kind, ours_gradient), rtol=1e-5, atol=5e-6)
+    chex.assert_trees_all_close(
+        gradient, with_weights_of(kind, ours_gradient), rtol=1e-5, atol=5e-6
+    )
     means = [leaf for leaf in jax.tree.leaves(new) if leaf.shape == (5,)]
     np.testing.assert_allclose(means[0], ours_new["norm1"]["mean"], rtol=1e-6, atol=1e-7)
     evaluated, kept = theirs.apply(named, their_state, x, train=False)
@@ -190,37 +197,56 @@ def test_dropout_and_weights_follow_keys(nets, kind):
     one, again, other = (train(jax.random.key(seed)) for seed in (0, 0, 1))
     np.testing.assert_array_equal(one, again)
     assert not np.allclose(one, other)
-    evaluate = lambda variables: model.apply(*variables, x, train=False)[0].logits  # noqa: E731
-    each, alone = jax.jit(jax.vmap(evaluate))(both), jax.jit(evaluate)((params, state))
+
+    def evaluate(variables):
+        return model.apply(*variables, x, train=False)[0].logits
+
+    each = jax.jit(jax.vmap(evaluate))(both)
+    alone = jax.jit(evaluate)((params, state))
     np.testing.assert_allclose(each[0], alone, rtol=1e-5, atol=1e-6)
     low = models.in_precision(model, "bf16")
     half = jax.jit(lambda: low.apply(params, state, x, train=True, key=jax.random.key(0)))()
     np.testing.assert_allclose(half[0].logits, one, atol=0.1)
-    assert [leaf.dtype for leaf in jax.tree.leaves(half)] == [jnp.float32] * len(jax.tree.leaves(half))
+    assert [leaf.dtype for leaf in jax.tree.leaves(half)] == [jnp.float32] * len(
+        jax.tree.leaves(half)
+    )
 
 
 @pytest.mark.parametrize("kind", ["Linen", "Nnx"])
 def test_weights_of_a_batch_in_running_statistics(nets, kind):
     assert {*jax.tree.leaves(build(kind).batch_weights())} == {0.1}
-    with pytest.raises(ValueError, match=r"config\.model: this method works out batch statistics, which equinox keeps"):
+    with pytest.raises(
+        ValueError,
+        match=r"config\.model: this method works out batch statistics, which equinox keeps",
+    ):
         build("Equinox").batch_weights()
 
 
 @pytest.mark.parametrize(
-    ("kind", "width"), [pytest.param("Convolutions", 96, marks=pytest.mark.thorough), ("NnxConvolutions", 3)]
+    ("kind", "width"),
+    [pytest.param("Convolutions", 96, marks=pytest.mark.thorough), ("NnxConvolutions", 3)],
 )
 def test_convolutions_of_flax_are_computed_as_ours(nets, kind, width):
-    quick, slow = build(kind), build(kind, slow=True)
+    quick = build(kind)
+    slow = build(kind, slow=True)
     params, state = slow.init(jax.random.key(0))
     x = jax.random.normal(jax.random.key(1), (4, 8, 8, 1))
 
     def outputs(model):
-        loss = lambda p: jnp.sum(model.apply(p, state, x, train=False)[0].logits ** 2)  # noqa: E731
+        def loss(p):
+            return jnp.sum(model.apply(p, state, x, train=False)[0].logits ** 2)
+
         return jax.jit(jax.value_and_grad(loss))(params)
 
     chex.assert_trees_all_close(outputs(quick), outputs(slow), rtol=1e-4, atol=1e-6)
-    apply = lambda model: str(jax.make_jaxpr(lambda p: model.apply(p, state, x, train=False)[0].logits)(params))  # noqa: E731
-    assert apply(quick).count("conv_general_dilated[") == (kind == "Convolutions")  # the grouped one
+
+    def apply(model):
+        return str(
+            jax.make_jaxpr(lambda p: model.apply(p, state, x, train=False)[0].logits)(params)
+        )
+
+    # the grouped one
+    assert apply(quick).count("conv_general_dilated[") == (kind == "Convolutions")
     assert apply(slow).count("conv_general_dilated[") == (3 if kind == "Convolutions" else 1)
     assert quick.apply(params, state, x, train=False)[0].features.shape == (4, width)
 
@@ -229,16 +255,22 @@ def test_convolutions_of_flax_are_computed_as_ours(nets, kind, width):
 def test_functions_pairs_and_networks(nets, name, recwarn):
     model = models.build(f"my_nets:{name}", num_classes=10, input_shape=(8, 8, 1))
     params, state = model.init(jax.random.key(0))
-    assert model.apply(params, state, jnp.ones((2, 8, 8, 1)), train=False)[0].logits.shape == (2, 10)
+    assert model.apply(params, state, jnp.ones((2, 8, 8, 1)), train=False)[0].logits.shape == (
+        2,
+        10,
+    )
     notes = [str(one.message) for one in recwarn]
     assert [re.sub(r"line \d+", "line N", note) for note in notes] == (
-        ["every seed starts from the same weights: my_nets.py, line N takes neither of rngs, key"] * (name == "fixed")
+        ["every seed starts from the same weights: my_nets.py, line N takes neither of rngs, key"]
+        * (name == "fixed")
     )
 
 
 @pytest.mark.parametrize("name", ["network", "Linen"])
 def test_networks_are_built_and_tried_under_a_trace(nets, name):
-    built = lambda _: models.build(f"my_nets:{name}", num_classes=10, input_shape=(8, 8, 1))  # noqa: E731
+    def built(_):
+        return models.build(f"my_nets:{name}", num_classes=10, input_shape=(8, 8, 1))
+
     jax.eval_shape(lambda key: built(key).init(key), jax.random.key(0))
     tried = {*own._TRIED}
     built(None)
@@ -249,25 +281,61 @@ def test_networks_are_built_and_tried_under_a_trace(nets, name):
     ("name", "message"),
     [
         ("other_classes", r"of shape \(3, 11\) .*; \(3, 10\) has to come.*my_nets.py, line"),
-        ("NotANumber", "NaN or infinity at initialization, as do its parameters weights .my_nets.py, line"),
-        ("NeedsKey", r"in evaluation, where it gets no key: .*\(my_nets.py, line \d+, in __call__: `return nn.Dropout"),
-        ("AlwaysTraining", "changes with the rest of the batch: batch norm or dropout act as in training; let it take"),
-        ("AskedForMore", "nobody gives the network its parameter 'temperature'; it may take, beside inputs, train"),
-        ("nothing", r"it returned int; it has to return a module of flax or equinox, or a pair .* \(my_nets.py, line"),
-        ("no_parameters", "a network needs parameters of floating point, got none .my_nets.py, line"),
-        ("init_with_inputs", r"init\(key\) has to return \(params, state\): missing .*'x' .my_nets.py, line"),
-        ("scores_alone", r"\.\.\.\) has to return \(scores, state\); an array came .my_nets.py, line"),
+        (
+            "NotANumber",
+            "NaN or infinity at initialization, as do its parameters weights .my_nets.py, line",
+        ),
+        (
+            "NeedsKey",
+            r"in evaluation, where it gets no key: .*\(my_nets.py, line \d+, in __call__: `return nn.Dropout",
+        ),
+        (
+            "AlwaysTraining",
+            "changes with the rest of the batch: batch norm or dropout act as in training; let "
+            "it take",
+        ),
+        (
+            "AskedForMore",
+            "nobody gives the network its parameter 'temperature'; it may take, beside inputs, "
+            "train",
+        ),
+        (
+            "nothing",
+            r"it returned int; it has to return a module of flax or equinox, or a pair .* \(my_nets.py, line",
+        ),
+        (
+            "no_parameters",
+            "a network needs parameters of floating point, got none .my_nets.py, line",
+        ),
+        (
+            "init_with_inputs",
+            r"init\(key\) has to return \(params, state\): missing .*'x' .my_nets.py, line",
+        ),
+        (
+            "scores_alone",
+            r"\.\.\.\) has to return \(scores, state\); an array came .my_nets.py, line",
+        ),
     ],
 )
 def test_what_is_refused(nets, name, message, capsys):
-    assert cli.main(["run", "digits_fedavg", f"--model.name=my_nets:{name}", "--rounds=1", "--workdir=run"]) == 2
+    assert (
+        cli.main(
+            ["run", "digits_fedavg", f"--model.name=my_nets:{name}", "--rounds=1", "--workdir=run"]
+        )
+        == 2
+    )
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and error.startswith("error: config.model: "), error
     assert re.search(message, error), error
 
 
 def test_a_method_that_needs_features_says_so(nets, capsys):
-    arguments = ["--model.name=my_nets:softmax_regression", "--rounds=2", "--method.warmup_rounds=1", "--workdir=run"]
+    arguments = [
+        "--model.name=my_nets:softmax_regression",
+        "--rounds=2",
+        "--method.warmup_rounds=1",
+        "--workdir=run",
+    ]
     assert cli.main(["run", "digits_xclp", *arguments]) == 2
     assert "error: config.model: features of the examples are needed" in capsys.readouterr().err
 
@@ -276,5 +344,16 @@ def test_a_method_that_needs_features_says_so(nets, capsys):
 @pytest.mark.parametrize("kind", [*KINDS, "softmax_regression"])
 @pytest.mark.parametrize("method", ["fedavg", "fixmatch"])
 def test_they_train(nets, kind, method, tmp_path):
-    assert cli.main(["run", f"digits:{method}", f"--model.name=my_nets:{kind}", "--rounds=5", "--workdir=run"]) == 0
+    assert (
+        cli.main(
+            [
+                "run",
+                f"digits:{method}",
+                f"--model.name=my_nets:{kind}",
+                "--rounds=5",
+                "--workdir=run",
+            ]
+        )
+        == 0
+    )
     assert cli.main(["predict", "run", "--export", "exported"]) == 0

@@ -13,11 +13,15 @@ from fedjax_ssl.models import max_pool
     [((2, 7, 8, 3), 2, 2, 0), ((2, 9, 8, 2), 3, 2, 1), ((1, 6, 7, 2), 3, 3, 0)],
 )
 def test_equals_reduce_window(shape, size, stride, padding):
-    x = jax.random.permutation(jax.random.key(0), jnp.arange(np.prod(shape), dtype=jnp.float32)).reshape(shape)
+    x = jax.random.permutation(
+        jax.random.key(0), jnp.arange(np.prod(shape), dtype=jnp.float32)
+    ).reshape(shape)
 
     def oracle(x):
         pads = ((0, 0), (padding, padding), (padding, padding), (0, 0))
-        return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, size, size, 1), (1, stride, stride, 1), pads)
+        return jax.lax.reduce_window(
+            x, -jnp.inf, jax.lax.max, (1, size, size, 1), (1, stride, stride, 1), pads
+        )
 
     @jax.jit
     def both(x):
@@ -65,7 +69,9 @@ def test_forward_mode_is_reverse_mode(relu):
     expected, pull = jax.vjp(lambda x: max_pool(x, 2, relu=relu), x)
     np.testing.assert_array_equal(outputs, expected)
     (gradient,) = pull(jnp.cos(outputs))
-    np.testing.assert_allclose(jnp.vdot(along, jnp.cos(outputs)), jnp.vdot(tangent, gradient), rtol=1e-5)
+    np.testing.assert_allclose(
+        jnp.vdot(along, jnp.cos(outputs)), jnp.vdot(tangent, gradient), rtol=1e-5
+    )
 
 
 def test_window_larger_than_image():

@@ -10,11 +10,14 @@ INPUTS = jax.random.normal(jax.random.key(1), (6, 5))
 
 
 def network(precision):
-    return models.in_precision(models.build("mlp", num_classes=3, input_shape=(5,), hidden=(8,), norm="bn"), precision)
+    return models.in_precision(
+        models.build("mlp", num_classes=3, input_shape=(5,), hidden=(8,), norm="bn"), precision
+    )
 
 
 def test_parameters_statistics_outputs_and_gradients_keep_their_type():
-    full, half = network("float32"), network("bf16")
+    full = network("float32")
+    half = network("bf16")
     params, state = jax.jit(half.init)(KEY)
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves((params, state)))
 
@@ -28,11 +31,16 @@ def test_parameters_statistics_outputs_and_gradients_keep_their_type():
     (_, (exact, exact_state)), exact_slope = loss(full)
     (_, (outputs, new_state)), slope = loss(half)
     for found, expected in zip(
-        jax.tree.leaves((outputs, new_state, slope)), jax.tree.leaves((exact, exact_state, exact_slope)), strict=True
+        jax.tree.leaves((outputs, new_state, slope)),
+        jax.tree.leaves((exact, exact_state, exact_slope)),
+        strict=True,
     ):
         assert found.dtype == expected.dtype == jnp.float32
-        np.testing.assert_allclose(found, expected, atol=0.05 * max(float(jnp.max(jnp.abs(expected))), 0.1))
-    assert (np.asarray(outputs.logits) != np.asarray(exact.logits)).any()  # it was computed in fewer bits
+        np.testing.assert_allclose(
+            found, expected, atol=0.05 * max(float(jnp.max(jnp.abs(expected))), 0.1)
+        )
+    # it was computed in fewer bits
+    assert (np.asarray(outputs.logits) != np.asarray(exact.logits)).any()
 
 
 def test_float32_changes_nothing_and_others_are_refused():

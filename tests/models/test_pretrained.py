@@ -1,4 +1,6 @@
-"""Reading state dicts, on a small network: values and their order of axes, purity, every kind of bad file."""
+"""Reading state dicts, on a small network: values and their order of axes, purity, every kind of
+bad file.
+"""
 
 import zipfile
 
@@ -31,10 +33,14 @@ ARRAYS = {
 @pytest.fixture
 def load(tmp_path):
     def load(num_classes=3, **changes):
-        arrays = {name: values for name, values in {**ARRAYS, **changes}.items() if values is not None}
+        arrays = {
+            name: values for name, values in {**ARRAYS, **changes}.items() if values is not None
+        }
         path = tmp_path / "weights.npz"
         np.savez(path, **arrays)
-        model = models.build("mlp", num_classes=num_classes, input_shape=(6,), hidden=(4,), norm="bn")
+        model = models.build(
+            "mlp", num_classes=num_classes, input_shape=(6,), hidden=(4,), norm="bn"
+        )
         return pretrained(model, path, LAYERS)
 
     return load
@@ -55,7 +61,9 @@ def test_arrays_go_to_their_places(load):
     np.testing.assert_allclose(outputs.logits, logits, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("changes", [{"num_classes": 5}, {"classifier.1.weight": None, "classifier.1.bias": None}])
+@pytest.mark.parametrize(
+    "changes", [{"num_classes": 5}, {"classifier.1.weight": None, "classifier.1.bias": None}]
+)
 def test_classifier_of_other_classes_or_none_starts_at_random(load, changes):
     model = load(**changes)
     params = [model.init(jax.random.key(seed))[0] for seed in (0, 1)]
@@ -66,14 +74,19 @@ def test_classifier_of_other_classes_or_none_starts_at_random(load, changes):
 
 def test_init_is_pure_and_gives_new_buffers(load):
     model = load()
-    first, second = model.init(jax.random.key(0))[0], model.init(jax.random.key(7))[0]
+    first = model.init(jax.random.key(0))[0]
+    second = model.init(jax.random.key(7))[0]
     first["dense1"]["kernel"].delete()  # what donating it to a jitted function does
     np.testing.assert_array_equal(second["dense1"]["kernel"], ARRAYS["fc.weight"])
-    np.testing.assert_array_equal(model.init(jax.random.key(0))[0]["dense1"]["kernel"], ARRAYS["fc.weight"])
+    np.testing.assert_array_equal(
+        model.init(jax.random.key(0))[0]["dense1"]["kernel"], ARRAYS["fc.weight"]
+    )
     both, _ = jax.jit(jax.vmap(model.init))(jax.random.split(jax.random.key(0), 2))
     np.testing.assert_array_equal(both["dense1"]["bias"], np.stack([ARRAYS["fc.bias"]] * 2))
     with jax.enable_x64(True):
-        assert jax.eval_shape(load().init, jax.random.key(0))[0]["dense1"]["bias"].dtype == jnp.float64
+        assert (
+            jax.eval_shape(load().init, jax.random.key(0))[0]["dense1"]["bias"].dtype == jnp.float64
+        )
 
 
 def test_half_precision_is_widened(load):
@@ -85,12 +98,24 @@ def test_half_precision_is_widened(load):
 @pytest.mark.parametrize(
     ("name", "values", "message"),
     [
-        ("fc.weight", None, r"architecture: 1 array \(fc\.weight\) missing, 0 arrays left over. .*state_dict"),
+        (
+            "fc.weight",
+            None,
+            r"architecture: 1 array \(fc\.weight\) missing, 0 arrays left over. .*state_dict",
+        ),
         ("bn.running_var", None, r"1 array \(bn\.running_var\) missing"),
         ("classifier.1.bias", None, r"1 array \(classifier\.1\.bias\) missing"),
         ("fc2.bias", np.zeros(2, np.float32), r"0 arrays missing, 1 array \(fc2\.bias\) left over"),
-        ("fc.weight", np.zeros((6, 4), np.float32), r"'fc\.weight' has shape \(6, 4\), this network needs \(4, 6\)"),
-        ("fc.bias", np.zeros(4, np.int32), r"array 'fc\.bias' has dtype int32; allowed is floating point"),
+        (
+            "fc.weight",
+            np.zeros((6, 4), np.float32),
+            r"'fc\.weight' has shape \(6, 4\), this network needs \(4, 6\)",
+        ),
+        (
+            "fc.bias",
+            np.zeros(4, np.int32),
+            r"array 'fc\.bias' has dtype int32; allowed is floating point",
+        ),
         ("bn.bias", np.array([0, np.nan, 0, 0], np.float32), r"array 'bn\.bias' holds NaN"),
         ("fc.bias", np.array([None] * 4), r"\(array 'fc\.bias'\) is not a readable \.npz"),
     ],
@@ -107,7 +132,9 @@ def test_unreadable_files(tmp_path, load):
     content = path.read_bytes()
     start = content.index(ARRAYS["fc.weight"].tobytes())
     path.write_bytes(content[:start] + b"damaged!" + content[start + 8 :])
-    with pytest.raises(ValueError, match=r"\(array 'fc\.weight'\) is not a readable \.npz file .* damaged"):
+    with pytest.raises(
+        ValueError, match=r"\(array 'fc\.weight'\) is not a readable \.npz file .* damaged"
+    ):
         pretrained(model, path, LAYERS)
     for broken in (content[: len(content) // 2], b"", b"text"):
         path.write_bytes(broken)
@@ -130,14 +157,19 @@ def test_pytorchs_own_file_is_refused(tmp_path):
 
 
 def torchvisions_resnet18(a, x):
-    """The network of torchvision's `resnet18` in evaluation, by the names of its state dict; x is [n, c, h, w]."""
+    """The network of torchvision's `resnet18` in evaluation, by the names of its state dict; x
+    is [n, c, h, w].
+    """
 
     def conv(x, name, stride, padding):
-        return jax.lax.conv_general_dilated(x, a[f"{name}.weight"], (stride, stride), [(padding, padding)] * 2)
+        return jax.lax.conv_general_dilated(
+            x, a[f"{name}.weight"], (stride, stride), [(padding, padding)] * 2
+        )
 
     def norm(x, name):
         mean, var, weight, bias = (
-            a[f"{name}.{of}"][:, None, None] for of in ("running_mean", "running_var", "weight", "bias")
+            a[f"{name}.{of}"][:, None, None]
+            for of in ("running_mean", "running_var", "weight", "bias")
         )
         return (x - mean) / np.sqrt(var + 1e-5) * weight + bias
 
@@ -146,7 +178,8 @@ def torchvisions_resnet18(a, x):
     x = jax.lax.reduce_window(x, -np.inf, jax.lax.max, (1, 1, 3, 3), (1, 1, 2, 2), edges)
     for stage in (1, 2, 3, 4):
         for block in (0, 1):
-            name, stride = f"layer{stage}.{block}", 2 if stage > 1 and block == 0 else 1
+            name = f"layer{stage}.{block}"
+            stride = 2 if stage > 1 and block == 0 else 1
             y = jax.nn.relu(norm(conv(x, f"{name}.conv1", stride, 1), f"{name}.bn1"))
             y = norm(conv(y, f"{name}.conv2", 1, 1), f"{name}.bn2")
             if f"{name}.downsample.0.weight" in a:
@@ -156,18 +189,27 @@ def torchvisions_resnet18(a, x):
 
 
 def test_resnet18_computes_what_torchvisions_does(tmp_path):
-    options = {"num_classes": 3, "input_shape": (40, 33, 3), "stem": "imagenet", "width_factor": 1 / 16}
-    arrays, path = arrays_of(models.build("resnet18", **options), resnet18_layers()), tmp_path / "resnet18.npz"
+    options = {
+        "num_classes": 3,
+        "input_shape": (40, 33, 3),
+        "stem": "imagenet",
+        "width_factor": 1 / 16,
+    }
+    arrays = arrays_of(models.build("resnet18", **options), resnet18_layers())
+    path = tmp_path / "resnet18.npz"
     assert len(arrays) == 122  # entries of torchvision's state dict
     np.savez(path, **arrays)
     model = models.build("resnet18", **options, weights=str(path))
     x = RNG.uniform(-2, 2, (2, 40, 33, 3)).astype(np.float32)
-    outputs = jax.jit(lambda p, s: model.apply(p, s, x, train=False)[0])(*model.init(jax.random.key(0)))
+    outputs = jax.jit(lambda p, s: model.apply(p, s, x, train=False)[0])(
+        *model.init(jax.random.key(0))
+    )
     np.testing.assert_allclose(
         outputs.logits, torchvisions_resnet18(arrays, x.transpose(0, 3, 1, 2)), rtol=1e-3, atol=1e-4
     )
     with pytest.raises(
-        ValueError, match=r"'conv1\.weight' has shape \(4, 3, 7, 7\), this network needs \(4, 3, 3, 3\)"
+        ValueError,
+        match=r"'conv1\.weight' has shape \(4, 3, 7, 7\), this network needs \(4, 3, 3, 3\)",
     ):
         models.build("resnet18", **options | {"stem": "cifar"}, weights=str(path))
     with pytest.raises(ValueError, match=r"0 arrays missing, 40 arrays \(bn1\.running_mean"):

@@ -35,11 +35,16 @@ def maps(side, channels=3):
 
     def convolutions(x):
         variables = module.init(jax.random.key(0), x, False, None)
-        kept = {"capture_intermediates": lambda layer, _: layer.name == "conv", "mutable": ["intermediates"]}
+        kept = {
+            "capture_intermediates": lambda layer, _: layer.name == "conv",
+            "mutable": ["intermediates"],
+        }
         features, seen = module.apply(variables, x, False, None, **kept)
         return features, seen["intermediates"]
 
-    features, seen = jax.eval_shape(convolutions, jax.ShapeDtypeStruct((1, side, side, channels), jnp.float32))
+    features, seen = jax.eval_shape(
+        convolutions, jax.ShapeDtypeStruct((1, side, side, channels), jnp.float32)
+    )
     assert features.shape == (1, 512)
     return {number: seen[f"block{number}"]["conv"]["__call__"][0].shape for number in range(1, 9)}
 
@@ -64,7 +69,9 @@ def test_parameter_counts(name, options, count, statistics):
 def test_kernels_alone_are_the_papers_totals():
     for name, total in (("resnet8", 6_563_520), ("resnet9", 6_568_640), ("resnet17", 10_987_200)):
         leaves = jax.tree_util.tree_leaves_with_path(shapes(name)[0])
-        assert sum(math.prod(leaf.shape) for path, leaf in leaves if path[-1].key == "kernel") == total
+        assert (
+            sum(math.prod(leaf.shape) for path, leaf in leaves if path[-1].key == "kernel") == total
+        )
 
 
 def test_maps_and_multiplications_of_the_table():
@@ -83,7 +90,8 @@ def test_maps_and_multiplications_of_the_table():
         ("resnet8", 32, 759_169_024),
         ("resnet9", 32, 759_179_324),
         ("resnet8", 96, 3_357_900_800),
-        ("resnet17", 32, 2 * 718_995_456 + 729_088 + 237_568 + 245_760),  # products, biases, pools, residual sums
+        # products, biases, pools, residual sums
+        ("resnet17", 32, 2 * 718_995_456 + 729_088 + 237_568 + 245_760),
     ],
 )
 def test_operations_of_a_forward_pass_are_those_of_the_cost_tables(name, side, expected):
@@ -92,7 +100,8 @@ def test_operations_of_a_forward_pass_are_those_of_the_cost_tables(name, side, e
 
 
 @pytest.mark.parametrize(
-    ("side", "expected"), [(96, (96, 96, 32, 16, 4)), (28, (28, 28, 14, 7, 3)), (8, (8, 8, 4, 2, 1))]
+    ("side", "expected"),
+    [(96, (96, 96, 32, 16, 4)), (28, (28, 28, 14, 7, 3)), (8, (8, 8, 4, 2, 1))],
 )
 def test_pools_for_other_sizes(side, expected):
     """96x96 as in the paper: 96 -> 32 -> 16 -> 4 -> 1."""
@@ -127,19 +136,27 @@ def seventeen(step, x):
     ],
 )
 def test_embeddings_follow_the_layers_one_by_one(name, head, loop):
-    """Against a plain loop; embeddings are not negative, and there are no class scores without a head."""
+    """Against a plain loop; embeddings are not negative, and there are no class scores without a
+    head.
+    """
     model = models.build(name, num_classes=3, input_shape=(8, 8, 1), lowering="lax")
     with_head = models.build(head, num_classes=3, input_shape=(8, 8, 1), lowering="lax")
     rng = np.random.default_rng(0)
     params = jax.tree.map(
-        lambda x: jnp.asarray(rng.normal(size=x.shape) / np.sqrt(max(np.prod(x.shape[:-1]), 1)), jnp.float32),
+        lambda x: jnp.asarray(
+            rng.normal(size=x.shape) / np.sqrt(max(np.prod(x.shape[:-1]), 1)), jnp.float32
+        ),
         jax.eval_shape(with_head.init, jax.random.key(0))[0],
     )
     x = jnp.asarray(rng.normal(size=(3, 8, 8, 1)), jnp.float32)
 
     def layer(params, inputs, number, pool=1):
         weights = params[f"block{number}"]["conv"]
-        z = jnp.maximum(models.conv2d(inputs, weights["kernel"], padding="SAME", lowering="lax") + weights["bias"], 0.0)
+        z = jnp.maximum(
+            models.conv2d(inputs, weights["kernel"], padding="SAME", lowering="lax")
+            + weights["bias"],
+            0.0,
+        )
         n, side, _, filters = z.shape
         return z.reshape(n, side // pool, pool, side // pool, pool, filters).max((2, 4))
 
@@ -158,7 +175,9 @@ def test_embeddings_follow_the_layers_one_by_one(name, head, loop):
     np.testing.assert_allclose(scored.logits, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("norm", "weight"), [pytest.param("bn", 0.01, marks=pytest.mark.thorough), ("sbn", 1.0)])
+@pytest.mark.parametrize(
+    ("norm", "weight"), [pytest.param("bn", 0.01, marks=pytest.mark.thorough), ("sbn", 1.0)]
+)
 def test_running_statistics_follow_keras(norm, weight):
     """Momentum 0.99 and epsilon 1e-3; with "sbn", momentum 0, they are those of the last batch."""
     block = ConvBlock(2, norm, 1, "lax")
@@ -169,16 +188,22 @@ def test_running_statistics_follow_keras(norm, weight):
     z = models.conv2d(x, weights["kernel"], padding="SAME", lowering="lax") + weights["bias"]
     found = updates["batch_stats"]["norm"]
     np.testing.assert_allclose(found["mean"], weight * z.mean((0, 1, 2)), rtol=1e-4, atol=1e-7)
-    np.testing.assert_allclose(found["var"], 1 - weight + weight * z.var((0, 1, 2), ddof=1), rtol=1e-5)
+    np.testing.assert_allclose(
+        found["var"], 1 - weight + weight * z.var((0, 1, 2), ddof=1), rtol=1e-5
+    )
     normalized = (z - z.mean((0, 1, 2))) / np.sqrt(z.var((0, 1, 2)) + 1e-3)
     np.testing.assert_allclose(outputs, np.maximum(normalized, 0.0), rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.thorough
 def test_start_of_the_weights():
-    """Variance 1 / fan-in, truncated at two standard deviations of the untruncated normal; biases 0."""
+    """Variance 1 / fan-in, truncated at two standard deviations of the untruncated normal;
+    biases 0.
+    """
     module = ResNet8(num_classes=10, lowering="lax")
-    params = jax.jit(module.init, static_argnums=2)(jax.random.key(0), jnp.zeros((1, 8, 8, 3)), False, None)["params"]
+    params = jax.jit(module.init, static_argnums=2)(
+        jax.random.key(0), jnp.zeros((1, 8, 8, 3)), False, None
+    )["params"]
     kernel = params["block6"]["conv"]["kernel"]
     assert float(jnp.std(kernel)) == pytest.approx(1 / math.sqrt(9 * 256), rel=0.01)
     assert float(jnp.abs(kernel).max()) <= 2 / 0.87962566 / math.sqrt(9 * 256) + 1e-6

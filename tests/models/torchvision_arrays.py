@@ -11,15 +11,20 @@ from fedjax_ssl.models.pretrained import efficientnet_b0_layers, their_names, th
 
 
 def draw_array(seed, name, shape):
-    """Values that neither blow the signal up nor let it die; RandomState, because its stream never changes."""
-    low, high = -0.3, 0.3
+    """Values that neither blow the signal up nor let it die; RandomState, because its stream
+    never changes.
+    """
+    low = -0.3
+    high = 0.3
     if name.endswith("running_var"):
-        low, high = 0.5, 2.0
+        low = 0.5
+        high = 2.0
     elif len(shape) > 1:
         high = 1.6 * math.sqrt(3 / math.prod(shape[1:]))
         low = -high
     elif name.endswith("weight"):
-        low, high = 0.5, 1.5
+        low = 0.5
+        high = 1.5
     return np.random.RandomState(seed).uniform(low, high, shape).astype(np.float32)
 
 
@@ -33,6 +38,13 @@ def arrays_of(model, layers):
     ours = flatten_dict({"params": params, "state": state})
     names = their_names(ours, layers)
     shapes = {name: their_shape(ours[place].shape) for place, name in names.items()}
-    arrays = {name: draw_array(seed, name, shape) for seed, (name, shape) in enumerate(sorted(shapes.items()))}
-    counts = {name.replace("running_mean", "num_batches_tracked"): np.int64(7) for name in shapes if "_mean" in name}
+    arrays = {
+        name: draw_array(seed, name, shape)
+        for seed, (name, shape) in enumerate(sorted(shapes.items()))
+    }
+    counts = {
+        name.replace("running_mean", "num_batches_tracked"): np.int64(7)
+        for name in shapes
+        if "_mean" in name
+    }
     return {**arrays, **counts}

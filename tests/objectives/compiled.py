@@ -1,4 +1,6 @@
-"""The channel functions compiled: tests spend their time compiling, and one program is quicker than many operations."""
+"""The channel functions compiled: tests spend their time compiling, and one program is quicker
+than many operations.
+"""
 
 import jax
 
@@ -15,6 +17,10 @@ set_channel = jax.jit(objectives.set_channel)
 
 
 @jax.jit
-def loss_and_slope(logits: jax.Array, observed: jax.Array, channel: objectives.Channel) -> tuple[jax.Array, jax.Array]:
+def loss_and_slope(
+    logits: jax.Array, observed: jax.Array, channel: objectives.Channel
+) -> tuple[jax.Array, jax.Array]:
     """Summed loss of a batch and its gradient with respect to the logits."""
-    return jax.value_and_grad(lambda z: objectives.channel_cross_entropy(z, observed, channel).sum())(logits)
+    return jax.value_and_grad(
+        lambda z: objectives.channel_cross_entropy(z, observed, channel).sum()
+    )(logits)

@@ -1,4 +1,6 @@
-"""Votes and divergences between models of several clients, to the digits of FedMatch's worked examples."""
+"""Votes and divergences between models of several clients, to the digits of FedMatch's worked
+examples.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +17,12 @@ LOCAL = np.array([[0.6, 0.3, 0.1]])
     ("local", "helpers", "lowest", "kept"),
     [(0, [2, 2], 2, 2), (3, [1, 2], 1, 3), (2, [2, 0, 0], 0, 2), (3, [], 3, 3)],
 )
-def test_the_class_with_most_votes_wins(local: int, helpers: list[int], lowest: int, kept: int) -> None:
-    """FedMatch section 13, check 1: four classes, models that are sure; the last helper of three may be absent."""
+def test_the_class_with_most_votes_wins(
+    local: int, helpers: list[int], lowest: int, kept: int
+) -> None:
+    """FedMatch section 13, check 1: four classes, models that are sure; the last helper of three
+    may be absent.
+    """
     one_hot = np.eye(4)
     padded = np.array([*helpers, 1, 1, 1])[:3]
     there = np.arange(3) < len(helpers)
@@ -28,7 +34,9 @@ def test_the_class_with_most_votes_wins(local: int, helpers: list[int], lowest: 
 def test_equal_probabilities_vote_for_the_lowest_class_and_no_helper_is_no_vote() -> None:
     equal = np.array([[0.4, 0.4, 0.1, 0.1]])
     assert agreement_vote(equal, np.zeros((0, 1, 4))).tolist() == [0]
-    with pytest.raises(ValueError, match=r"tie is 'locla'\. Did you mean 'local'\? Allowed: lowest_index, local"):
+    with pytest.raises(
+        ValueError, match=r"tie is 'locla'\. Did you mean 'local'\? Allowed: lowest_index, local"
+    ):
         agreement_vote(equal, np.zeros((0, 1, 4)), tie="locla")
 
 
@@ -40,7 +48,12 @@ def test_divergence_from_the_helpers_and_its_slope(float64) -> None:
 
     both = jax.jit(jax.value_and_grad(mean))
     logits = jnp.log(LOCAL)
-    for there, expected in (([1, 0], 0.0268125), ([0, 1], 0.0239121), ([1, 1], 0.0253623), ([0, 0], 0.0)):
+    for there, expected in (
+        ([1, 0], 0.0268125),
+        ([0, 1], 0.0239121),
+        ([1, 1], 0.0253623),
+        ([0, 0], 0.0),
+    ):
         value, slope = both(logits, jnp.asarray(there, bool))
         assert float(value) == pytest.approx(expected, abs=5e-8)
         chosen = HELPERS[np.asarray(there, bool), 0]

@@ -1,7 +1,12 @@
 import numpy as np
 import pytest
 
-from fedjax_ssl.objectives import check_correspondence, check_observed, check_set_priors, check_test_prior
+from fedjax_ssl.objectives import (
+    check_correspondence,
+    check_observed,
+    check_set_priors,
+    check_test_prior,
+)
 from tests.objectives.fedul_fixture import SET_PRIORS, TEST_PRIOR
 
 NESTED = np.array([[1.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
@@ -10,7 +15,9 @@ NESTED = np.array([[1.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
 def test_small_deviations_are_divided_out() -> None:
     found = check_set_priors(SET_PRIORS * [[1.0005], [1], [0.9995], [1]])
     np.testing.assert_allclose(found, SET_PRIORS, rtol=1e-14)
-    np.testing.assert_allclose(check_test_prior(np.float32([0.3333, 0.3333, 0.3333]), 3), 1 / 3, rtol=1e-12)
+    np.testing.assert_allclose(
+        check_test_prior(np.float32([0.3333, 0.3333, 0.3333]), 3), 1 / 3, rtol=1e-12
+    )
 
 
 def test_rows_of_empty_sets_are_not_looked_at() -> None:
@@ -25,7 +32,11 @@ def test_rows_of_empty_sets_are_not_looked_at() -> None:
         ([[-0.1, 1.1]], {}, "Row 0 of set_priors of client 7 holds -0.1 for class 0"),
         ([[0.5, 0.5], [0.5, 0.6]], {}, "Row 1 of set_priors of client 7 sums to 1.1"),
         ([0.5, 0.5], {}, r"set_priors of client 7 have shape \(2,\)"),
-        ([[0.5, 0.5]], {"num_classes": 3}, r"shape \(1, 2\); the shape must be \[sets, classes\] with 3 classes"),
+        (
+            [[0.5, 0.5]],
+            {"num_classes": 3},
+            r"shape \(1, 2\); the shape must be \[sets, classes\] with 3 classes",
+        ),
         ([[0.5, 0.5]], {"set_shares": [-1]}, r"set_shares of client 7 are \[-1.0\]"),
         ([[0.5, 0.5]], {"set_shares": [1, 2]}, "they must be 1 finite numbers"),
     ],
@@ -56,20 +67,38 @@ def test_good_correspondences_pass() -> None:
     found = check_correspondence(more_labels_than_classes, [1, 1, 1, 0])
     np.testing.assert_allclose(found, more_labels_than_classes, rtol=1e-15)
     counts = np.array([[3, 0], [1, 5]])
-    np.testing.assert_allclose(check_correspondence(counts, normalize_columns=True), [[0.75, 0], [0.25, 1]])
+    np.testing.assert_allclose(
+        check_correspondence(counts, normalize_columns=True), [[0.75, 0], [0.25, 1]]
+    )
 
 
 @pytest.mark.parametrize(
     ("matrix", "options", "message"),
     [
-        ([[1.0, np.inf]], {}, "Row 0 of the correspondence matrix of client b holds inf for class 1"),
-        ([[1.2, 1.0], [-0.2, 0.0]], {}, "Row 1 of the correspondence matrix of client b holds -0.2 for class 0"),
-        ([[1.0, 0.0], [0.0, 0.0]], {}, "Column 1 of the correspondence matrix of client b is all 0"),
+        (
+            [[1.0, np.inf]],
+            {},
+            "Row 0 of the correspondence matrix of client b holds inf for class 1",
+        ),
+        (
+            [[1.2, 1.0], [-0.2, 0.0]],
+            {},
+            "Row 1 of the correspondence matrix of client b holds -0.2 for class 0",
+        ),
+        (
+            [[1.0, 0.0], [0.0, 0.0]],
+            {},
+            "Column 1 of the correspondence matrix of client b is all 0",
+        ),
         ([[1.0, 0.9]], {}, "Column 1 .* sums to 0.9; .*divide columns by their sums"),
         (NESTED.T, {}, "all rows sum to 1, so the matrix looks transposed"),
         (NESTED, {"num_classes": 4}, r"has shape \(2, 3\); .* with 4 classes"),
         ([1.0, 0.0], {}, r"has shape \(2,\)"),
-        ([[1.0, 1.0], [0, 0]], {"observed_counts": [4, 2]}, "Row 1 .* is all 0, yet 2 examples carry this label"),
+        (
+            [[1.0, 1.0], [0, 0]],
+            {"observed_counts": [4, 2]},
+            "Row 1 .* is all 0, yet 2 examples carry this label",
+        ),
         (NESTED, {"observed_counts": [1, 1, 1]}, r"observed_counts of client b have shape \(3,\)"),
     ],
 )
@@ -81,7 +110,10 @@ def test_bad_correspondences_are_refused(matrix: object, options: dict, message:
 def test_observed_labels_are_counted_or_refused() -> None:
     np.testing.assert_array_equal(check_observed([0, 2, -1, 2], 4), [1, 0, 2, 0])
     np.testing.assert_array_equal(check_observed([], 2), [0, 0])
-    with pytest.raises(ValueError, match="Observed label 3 of example 1 of client 0 does not exist; labels are 0 to 2"):
+    with pytest.raises(
+        ValueError,
+        match="Observed label 3 of example 1 of client 0 does not exist; labels are 0 to 2",
+    ):
         check_observed([0, 3], 3, client=0)
     with pytest.raises(ValueError, match="Observed label -2 of example 0 does not exist"):
         check_observed([-2], 3)

@@ -1,4 +1,6 @@
-"""Label channels as such: the identity, padding, precision, and the numbers of labels of another space (FedMT)."""
+"""Label channels as such: the identity, padding, precision, and the numbers of labels of another
+space (FedMT).
+"""
 
 import jax
 import jax.numpy as jnp
@@ -24,12 +26,16 @@ LABELS = np.concatenate([RNG.integers(0, 10, 13), [-1, 9, -1]]).astype(np.int32)
 
 def losses(logits: object, matrix: object, observed: object) -> np.ndarray:
     channel = correspondence_channel(jnp.asarray(matrix))
-    return np.asarray(channel_cross_entropy(jnp.asarray(logits), jnp.asarray(observed, jnp.int32), channel))
+    return np.asarray(
+        channel_cross_entropy(jnp.asarray(logits), jnp.asarray(observed, jnp.int32), channel)
+    )
 
 
 def slope(logits: np.ndarray, matrix: np.ndarray, observed: int) -> np.ndarray:
     label = jnp.asarray([observed], jnp.int32)
-    return np.asarray(loss_and_slope(jnp.asarray(logits)[None], label, correspondence_channel(matrix))[1][0])
+    return np.asarray(
+        loss_and_slope(jnp.asarray(logits)[None], label, correspondence_channel(matrix))[1][0]
+    )
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -43,7 +49,8 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     ids=["eager", "exact", "padded"],
 )
 def test_identity_is_cross_entropy_to_the_bit(wrap, num_rows: int) -> None:
-    logits, labels = jnp.asarray(LOGITS), jnp.asarray(LABELS)
+    logits = jnp.asarray(LOGITS)
+    labels = jnp.asarray(LABELS)
     weights = jnp.asarray(RNG.uniform(0.5, 2, 16), jnp.float32)
     channel = pad_channel(identity_channel(10), num_rows)
 
@@ -66,17 +73,27 @@ def test_half_precision_logits_are_computed_in_float32() -> None:
     logits = jnp.asarray(LOGITS, jnp.bfloat16)
     found = channel_cross_entropy(logits, jnp.asarray(LABELS), identity_channel(10))
     assert found.dtype == jnp.float32
-    np.testing.assert_array_equal(found, cross_entropy(logits.astype(jnp.float32), jnp.asarray(LABELS)))
+    np.testing.assert_array_equal(
+        found, cross_entropy(logits.astype(jnp.float32), jnp.asarray(LABELS))
+    )
 
 
 def test_clients_with_labels_coarse_labels_sets_and_nothing_share_one_program() -> None:
     """One vmap over padded channels gives what every client gets alone."""
-    sets = set_channel(np.array([[0.7, 0.2, 0.1], [0.2, 0.8, 0.0]]), np.array([0.4, 0.6]), np.array([0.5, 0.3, 0.2]))
+    sets = set_channel(
+        np.array([[0.7, 0.2, 0.1], [0.2, 0.8, 0.0]]),
+        np.array([0.4, 0.6]),
+        np.array([0.5, 0.3, 0.2]),
+    )
     nothing = Channel(jnp.zeros((0, 3)), jnp.zeros(0, bool))
     channels = [identity_channel(3), correspondence_channel(NESTED), sets, nothing]
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[pad_channel(channel, 4) for channel in channels])
+    stacked = jax.tree.map(
+        lambda *leaves: jnp.stack(leaves), *[pad_channel(channel, 4) for channel in channels]
+    )
     logits = jnp.asarray(LOGITS[:6, :3])
-    observed = jnp.asarray([[0, 1, 2, -1, 1, 0], [0, 1, 0, 1, -1, 0], [1, 1, 0, 0, 1, -1], [-1] * 6], jnp.int32)
+    observed = jnp.asarray(
+        [[0, 1, 2, -1, 1, 0], [0, 1, 0, 1, -1, 0], [1, 1, 0, 0, 1, -1], [-1] * 6], jnp.int32
+    )
 
     values, gradients = jax.vmap(loss_and_slope, in_axes=(None, 0, 0))(logits, observed, stacked)
     for client, channel in enumerate(channels[:3]):
@@ -103,28 +120,35 @@ def test_padding_is_never_read() -> None:
 def test_an_impossible_observation_costs_nothing_and_is_reported() -> None:
     """A row of zeros, as an estimated matrix can have one."""
     matrix = np.array([[1.0, 1.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
-    channel, observed = correspondence_channel(matrix), jnp.asarray([0, 1, 2, -1], jnp.int32)
+    channel = correspondence_channel(matrix)
+    observed = jnp.asarray([0, 1, 2, -1], jnp.int32)
     logits = jnp.asarray(LOGITS[:4, :3])
     np.testing.assert_array_equal(is_observable(observed, channel), [True, False, True, False])
     value, gradient = loss_and_slope(logits, observed, channel)
-    np.testing.assert_array_equal(channel_cross_entropy(logits, observed, channel)[jnp.asarray([1, 3])], 0.0)
+    np.testing.assert_array_equal(
+        channel_cross_entropy(logits, observed, channel)[jnp.asarray([1, 3])], 0.0
+    )
     assert np.isfinite(value) and np.isfinite(gradient).all()
     np.testing.assert_array_equal(np.asarray(gradient)[[1, 3]], 0.0)
     assert float(channel_log_probs(logits, channel)[0, 1]) == float(jnp.finfo(jnp.float32).min)
 
 
 def test_a_channel_of_traced_values_with_zeros_has_finite_gradients() -> None:
-    logits, observed = jnp.asarray(LOGITS[:4, :3]), jnp.asarray([0, 1, 0, 1], jnp.int32)
+    logits = jnp.asarray(LOGITS[:4, :3])
+    observed = jnp.asarray([0, 1, 0, 1], jnp.int32)
 
     @jax.jit
     def both(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
         return jax.grad(
-            lambda z, m: channel_cross_entropy(z, observed, correspondence_channel(m)).sum(), argnums=(0, 1)
+            lambda z, m: channel_cross_entropy(z, observed, correspondence_channel(m)).sum(),
+            argnums=(0, 1),
         )(logits, matrix)
 
     to_logits, to_matrix = both(jnp.asarray(NESTED, jnp.float32))
     assert np.isfinite(to_logits).all() and np.isfinite(to_matrix).all()
-    expected = np.concatenate([slope(LOGITS[i, :3], NESTED, int(observed[i]))[None] for i in range(4)])
+    expected = np.concatenate(
+        [slope(LOGITS[i, :3], NESTED, int(observed[i]))[None] for i in range(4)]
+    )
     np.testing.assert_allclose(to_logits, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -140,8 +164,12 @@ def test_nested_spaces(float64) -> None:
     np.testing.assert_allclose(np.exp(log_probs[0]), [0.84211863, 0.15788137], atol=1e-8)
     found = losses(np.stack([logits, logits]), NESTED, [0, 1])
     np.testing.assert_allclose(found, [0.1718343812, 1.8459113654], atol=1e-10)
-    np.testing.assert_allclose(slope(logits, NESTED, 0), [-0.09827473, -0.05960664, 0.15788137], atol=1e-8)
-    np.testing.assert_allclose(slope(logits, NESTED, 1), [0.52418460, 0.31793403, -0.84211863], atol=1e-8)
+    np.testing.assert_allclose(
+        slope(logits, NESTED, 0), [-0.09827473, -0.05960664, 0.15788137], atol=1e-8
+    )
+    np.testing.assert_allclose(
+        slope(logits, NESTED, 1), [0.52418460, 0.31793403, -0.84211863], atol=1e-8
+    )
     fine = cross_entropy(jnp.asarray(logits)[None], jnp.asarray([1], jnp.int32))
     assert float(fine[0]) == pytest.approx(1.1459113654, abs=1e-10)
 
@@ -151,11 +179,15 @@ def test_overlapping_spaces(float64) -> None:
     matrix = np.array([[1, 0, 0, 0, 0.6], [0, 1, 1, 0, 0], [0, 0, 0, 1, 0.4]])
     logits = np.array([0.2, -0.3, 0.1, 0.0, 1.0])
     log_probs = channel_log_probs(jnp.asarray(logits)[None], correspondence_channel(matrix))
-    np.testing.assert_allclose(np.exp(log_probs[0]), [0.42035205, 0.27204213, 0.30760582], atol=1e-8)
+    np.testing.assert_allclose(
+        np.exp(log_probs[0]), [0.42035205, 0.27204213, 0.30760582], atol=1e-8
+    )
     found = losses(np.stack([logits] * 3), matrix, [0, 1, 2])
     np.testing.assert_allclose(found, [0.8666627066, 1.3017983323, 1.1789361205], atol=1e-10)
     gradient = slope(logits, matrix, 0)
-    np.testing.assert_allclose(gradient, [-0.24820873, 0.10917386, 0.16286827, 0.14736930, -0.17120270], atol=1e-8)
+    np.testing.assert_allclose(
+        gradient, [-0.24820873, 0.10917386, 0.16286827, 0.14736930, -0.17120270], atol=1e-8
+    )
     assert np.linalg.norm(gradient) == pytest.approx(0.38869095, abs=1e-8)
     for k in range(5):
         shift = 1e-5 * np.eye(5)[k]
@@ -169,7 +201,9 @@ def test_identity_and_uninformative_matrices(float64) -> None:
     np.testing.assert_allclose(found, [0.2413112967, 3.2413112967, 1.7413112967], atol=1e-10)
     same = np.array([[0.7] * 3, [0.3] * 3])
     logits = np.array([[3.0, -2.0, 0.1], [0.0, 9.0, 1.0]])
-    np.testing.assert_allclose(losses(logits, same, [0, 1]), [0.3566749439, 1.2039728043], atol=1e-10)
+    np.testing.assert_allclose(
+        losses(logits, same, [0, 1]), [0.3566749439, 1.2039728043], atol=1e-10
+    )
     np.testing.assert_allclose(slope(logits[0], same, 0), 0.0, atol=1e-15)
     np.testing.assert_array_equal(losses(logits, np.ones((1, 3)), [0, 0]), 0.0)
 
@@ -184,8 +218,11 @@ def test_underflow_stays_finite() -> None:
 @pytest.mark.thorough
 def test_double_softmax_and_its_floors(float64) -> None:
     """FedMT section 13, check 6."""
-    label, logits = jnp.asarray([0], jnp.int32), jnp.log(jnp.asarray([[0.9, 0.08, 0.02]]))
-    assert float(channel_cross_entropy(logits, label, identity_channel(3))[0]) == pytest.approx(0.1053605157, abs=1e-10)
+    label = jnp.asarray([0], jnp.int32)
+    logits = jnp.log(jnp.asarray([[0.9, 0.08, 0.02]]))
+    assert float(channel_cross_entropy(logits, label, identity_channel(3))[0]) == pytest.approx(
+        0.1053605157, abs=1e-10
+    )
     twice = channel_cross_entropy_on_probs(logits, label, identity_channel(3))
     assert float(twice[0]) == pytest.approx(0.6180003585, abs=1e-10)
     # Padding does not move the floor.
@@ -196,41 +233,60 @@ def test_double_softmax_and_its_floors(float64) -> None:
 
 
 def test_a_matrix_with_missing_mass_needs_its_remainder(float64) -> None:
-    """Columns of less than 1: with the remainder q_j = (M p)_j, without it the rest is shared out."""
-    matrix, logits = np.array([[0.5, 0.0, 0.2], [0.1, 0.7, 0.0]]), LOGITS[:4, :3].astype(np.float64)
+    """Columns of less than 1: with the remainder q_j = (M p)_j, without it the rest is shared
+    out.
+    """
+    matrix = np.array([[0.5, 0.0, 0.2], [0.1, 0.7, 0.0]])
+    logits = LOGITS[:4, :3].astype(np.float64)
     expected = softmax(logits) @ matrix.T
-    with_rest = channel_log_probs(jnp.asarray(logits), correspondence_channel(matrix, remainder=True))
+    with_rest = channel_log_probs(
+        jnp.asarray(logits), correspondence_channel(matrix, remainder=True)
+    )
     np.testing.assert_allclose(np.exp(with_rest)[:, :2], expected, rtol=1e-12)
     without = channel_log_probs(jnp.asarray(logits), correspondence_channel(matrix))
-    np.testing.assert_allclose(np.exp(without), expected / expected.sum(1, keepdims=True), rtol=1e-12)
+    np.testing.assert_allclose(
+        np.exp(without), expected / expected.sum(1, keepdims=True), rtol=1e-12
+    )
 
 
 def test_invariants_of_the_projection(float64) -> None:
     """FedMT section 13, check 11."""
     rng = np.random.default_rng(1)
     matrix = rng.dirichlet(np.full(3, 0.5), size=5).T
-    logits, observed = 3 * rng.normal(size=(50, 5)), rng.integers(0, 3, 50)
+    logits = 3 * rng.normal(size=(50, 5))
+    observed = rng.integers(0, 3, 50)
 
     probs = softmax(logits)
     posterior = matrix[observed] * probs / (matrix[observed] * probs).sum(1, keepdims=True)
-    _, found = loss_and_slope(jnp.asarray(logits), jnp.asarray(observed, jnp.int32), correspondence_channel(matrix))
+    _, found = loss_and_slope(
+        jnp.asarray(logits), jnp.asarray(observed, jnp.int32), correspondence_channel(matrix)
+    )
     found = np.asarray(found)
-    # Also the gradient of cross-entropy with the soft target that is the posterior given the coarse label.
+    # Also the gradient of cross-entropy with the soft target that is the posterior given the coarse
+    # label.
     np.testing.assert_allclose(found, probs - posterior, atol=1e-13)
     np.testing.assert_allclose(found.sum(1), 0.0, atol=1e-13)
     assert np.linalg.norm(found, axis=1).max() <= np.sqrt(2)
     log_probs = channel_log_probs(jnp.asarray(logits), correspondence_channel(matrix))
     np.testing.assert_allclose(np.exp(log_probs).sum(1), 1.0, rtol=1e-13)
-    fine, coarse = rng.permutation(5), rng.permutation(3)
+    fine = rng.permutation(5)
+    coarse = rng.permutation(3)
     expected = losses(logits, matrix, observed)
-    np.testing.assert_allclose(losses(logits[:, fine], matrix[:, fine], observed), expected, rtol=1e-12)
-    np.testing.assert_allclose(losses(logits, matrix[coarse], np.argsort(coarse)[observed]), expected, rtol=1e-12)
+    np.testing.assert_allclose(
+        losses(logits[:, fine], matrix[:, fine], observed), expected, rtol=1e-12
+    )
+    np.testing.assert_allclose(
+        losses(logits, matrix[coarse], np.argsort(coarse)[observed]), expected, rtol=1e-12
+    )
 
 
 def test_the_projection_loss_is_not_convex_and_does_not_identify(float64) -> None:
     """FedMT section 13, checks 12 and 13."""
-    channel, label = correspondence_channel(NESTED), jnp.asarray([0], jnp.int32)
-    curvature = jax.jit(jax.hessian(lambda z: channel_cross_entropy(z[None], label, channel)[0]))(jnp.zeros(3))
+    channel = correspondence_channel(NESTED)
+    label = jnp.asarray([0], jnp.int32)
+    curvature = jax.jit(jax.hessian(lambda z: channel_cross_entropy(z[None], label, channel)[0]))(
+        jnp.zeros(3)
+    )
     np.testing.assert_allclose(np.linalg.eigvalsh(curvature), [-1 / 6, 0, 1 / 3], atol=1e-12)
     alike = np.log([[0.5, 0.2, 0.3], [0.1, 0.6, 0.3]])
     log_probs = channel_log_probs(jnp.asarray(alike), channel)

@@ -35,17 +35,24 @@ CONFIDENT = np.array([0, 1, 2, 3, 4, 7])
 
 
 def estimate_correspondence(
-    probs: jax.Array, observed: jax.Array, num_observed: int, threshold: float, mask: jax.Array | None = None, **options
+    probs: jax.Array,
+    observed: jax.Array,
+    num_observed: int,
+    threshold: float,
+    mask: jax.Array | None = None,
+    **options,
 ) -> tuple[jax.Array, jax.Array]:
-    """The correspondence of one client as FedMT(E) makes it, and its confident rows of every class."""
+    """The correspondence of one client as FedMT(E) makes it, and its confident rows of every
+    class.
+    """
     counts, label_counts = correspondence_counts(probs, observed, num_observed, threshold, mask)
     return normalize_counts(counts, label_counts, **options), counts.sum(axis=0)
 
 
 def estimate(threshold: float = 0.95, **options: object) -> tuple[np.ndarray, np.ndarray]:
-    found = jax.jit(lambda probs, observed: estimate_correspondence(probs, observed, 3, threshold, **options))(
-        jnp.asarray(PROBS), jnp.asarray(OBSERVED)
-    )
+    found = jax.jit(
+        lambda probs, observed: estimate_correspondence(probs, observed, 3, threshold, **options)
+    )(jnp.asarray(PROBS), jnp.asarray(OBSERVED))
     return np.asarray(found[0]), np.asarray(found[1])
 
 
@@ -55,7 +62,11 @@ def test_ten_samples_with_a_class_that_is_never_confident(float64) -> None:
     np.testing.assert_array_equal(counts, [[2, 1, 0, 0], [0, 2, 0, 0], [0, 0, 1, 0]])
     np.testing.assert_array_equal(label_counts, [4, 4, 2])
     seen = np.array([[1, 0, 0], [1 / 3, 2 / 3, 0], [0, 0, 1]])
-    for fallback, column in [("prior", [0.4, 0.4, 0.2]), ("uniform", [1 / 3] * 3), ("zero", [0, 0, 0])]:
+    for fallback, column in [
+        ("prior", [0.4, 0.4, 0.2]),
+        ("uniform", [1 / 3] * 3),
+        ("zero", [0, 0, 0]),
+    ]:
         matrix, support = estimate(fallback=fallback)
         np.testing.assert_allclose(matrix.T, [*seen, column], rtol=1e-14)
         np.testing.assert_array_equal(support, [2, 3, 1, 0])
@@ -75,12 +86,16 @@ def test_projection_losses_with_the_estimate(float64) -> None:
     with np.errstate(divide="ignore"):
         logits = jnp.asarray(np.maximum(np.log(PROBS), -1e300))
     observed = jnp.asarray(OBSERVED)
-    found = channel_cross_entropy(logits, observed, correspondence_channel(estimate()[0]))[CONFIDENT]
+    found = channel_cross_entropy(logits, observed, correspondence_channel(estimate()[0]))[
+        CONFIDENT
+    ]
     expected = [0.01477529, 0.02292750, 1.06711362, 0.41369891, 0.42261127, 0.02839947]
     np.testing.assert_allclose(found, expected, atol=1e-8)
     assert float(jnp.mean(found)) == pytest.approx(0.3282543443, abs=1e-10)
     zero = estimate(fallback="zero")[0]
-    found = channel_cross_entropy(logits, observed, correspondence_channel(zero, remainder=True))[CONFIDENT]
+    found = channel_cross_entropy(logits, observed, correspondence_channel(zero, remainder=True))[
+        CONFIDENT
+    ]
     assert float(jnp.mean(found)) == pytest.approx(0.3323813198, abs=1e-10)
     assert (zero @ PROBS[9]).sum() == pytest.approx(0.3)
 
@@ -88,20 +103,27 @@ def test_projection_losses_with_the_estimate(float64) -> None:
 def test_loss_of_sure_predictions_is_the_conditional_entropy(float64) -> None:
     """Check 8."""
     sure = jnp.asarray(np.where(np.eye(4)[PROBS.argmax(1)] > 0, 0.0, -1e4))
-    found = channel_cross_entropy(sure, jnp.asarray(OBSERVED), correspondence_channel(estimate()[0]))[CONFIDENT]
+    found = channel_cross_entropy(
+        sure, jnp.asarray(OBSERVED), correspondence_channel(estimate()[0])
+    )[CONFIDENT]
     assert float(jnp.mean(found)) == pytest.approx(0.3182570841, abs=1e-10)
 
 
 @pytest.mark.thorough
 def test_bias_of_the_estimate(float64) -> None:
-    """Check 9: counts in the proportions P(label | class) P(class | pseudo-label), then pseudo-labels without error."""
+    """Check 9: counts in the proportions P(label | class) P(class | pseudo-label), then
+    pseudo-labels without error.
+    """
     matrix = np.array([[0.8, 0.1, 0.0], [0.2, 0.9, 1.0]])
     given_pseudo = np.array([[0.9, 0.05, 0.0], [0.05, 0.95, 0.0], [0.05, 0.0, 1.0]])
-    found = np.asarray(normalize_counts(jnp.asarray(1000 * matrix @ given_pseudo), jnp.asarray([1.0, 1.0])))
+    found = np.asarray(
+        normalize_counts(jnp.asarray(1000 * matrix @ given_pseudo), jnp.asarray([1.0, 1.0]))
+    )
     np.testing.assert_allclose(found.T, [[0.725, 0.275], [0.135, 0.865], [0, 1]], rtol=1e-12)
     np.testing.assert_allclose(np.abs(found - matrix).max(0), [0.075, 0.035, 0], atol=1e-12)
 
-    nested, fine = np.array([[1.0, 1, 0, 0], [0, 0, 1, 1]]), np.array([0, 1, 1, 2, 0], np.int32)
+    nested = np.array([[1.0, 1, 0, 0], [0, 0, 1, 1]])
+    fine = np.array([0, 1, 1, 2, 0], np.int32)
     coarse = jnp.asarray(nested.argmax(0)[fine], jnp.int32)
     perfect, support = estimate_correspondence(jnp.asarray(np.eye(4)[fine]), coarse, 2, 0.95)
     np.testing.assert_array_equal(perfect[:, :3], nested[:, :3])
@@ -109,8 +131,11 @@ def test_bias_of_the_estimate(float64) -> None:
 
 
 def test_the_estimate_is_a_constant_and_empty_clients_are_uniform() -> None:
-    probs, observed = jnp.asarray(PROBS, jnp.float32), jnp.asarray(OBSERVED)
-    slope = jax.grad(lambda p: jnp.sum(estimate_correspondence(p, observed, 3, 0.9, smoothing=0.5)[0] ** 2))(probs)
+    probs = jnp.asarray(PROBS, jnp.float32)
+    observed = jnp.asarray(OBSERVED)
+    slope = jax.grad(
+        lambda p: jnp.sum(estimate_correspondence(p, observed, 3, 0.9, smoothing=0.5)[0] ** 2)
+    )(probs)
     np.testing.assert_array_equal(slope, 0.0)
     nothing, support = estimate_correspondence(probs, jnp.full(10, -1, jnp.int32), 3, 0.5)
     np.testing.assert_allclose(nothing, 1 / 3, rtol=1e-6)
@@ -126,11 +151,18 @@ def test_total_client_loss(float64) -> None:
     both = jnp.ones(2, bool)
     channel = correspondence_channel(np.array([[1.0, 1.0, 0.0], [0.0, 0.0, 1.0]]))
     weak = jnp.asarray([[1.0, 0.5, -0.2], [-0.3, 0.1, 0.9]])
-    projection = float(jnp.mean(channel_cross_entropy(weak, jnp.asarray([0, 1], jnp.int32), channel)))
+    projection = float(
+        jnp.mean(channel_cross_entropy(weak, jnp.asarray([0, 1], jnp.int32), channel))
+    )
     fixed = jnp.asarray([0, 2], jnp.int32)
-    strong = float(batch_cross_entropy(jnp.asarray([[0.8, 0.2, 0.0], [0.0, 0.4, 0.5]]), fixed, both))
-    mixed_logits, partners = jnp.asarray([[0.6, 0.3, 0.1], [0.2, 0.2, 0.7]]), jnp.asarray([1, 0], jnp.int32)
+    strong = float(
+        batch_cross_entropy(jnp.asarray([[0.8, 0.2, 0.0], [0.0, 0.4, 0.5]]), fixed, both)
+    )
+    mixed_logits = jnp.asarray([[0.6, 0.3, 0.1], [0.2, 0.2, 0.7]])
+    partners = jnp.asarray([1, 0], jnp.int32)
     mixed = float(mixup_cross_entropy(mixed_logits, fixed, partners, 0.3, both))
-    np.testing.assert_allclose([projection, strong, mixed], [0.3658745411, 0.8065223519, 1.1038316624], atol=1e-10)
+    np.testing.assert_allclose(
+        [projection, strong, mixed], [0.3658745411, 0.8065223519, 1.1038316624], atol=1e-10
+    )
     assert projection + strong + mixed == pytest.approx(2.2762285554, abs=1e-9)
     assert projection + 0.5 * strong + 0.25 * mixed == pytest.approx(1.0450936326, abs=1e-9)

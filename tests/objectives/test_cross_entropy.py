@@ -15,7 +15,9 @@ WEIGHTS = RNG.uniform(0, 2, size=9)
 
 def losses_by_hand(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
     norms = np.log(np.exp(logits).sum(1))
-    return np.where(targets >= 0, norms - logits[np.arange(len(logits)), np.maximum(targets, 0)], 0.0)
+    return np.where(
+        targets >= 0, norms - logits[np.arange(len(logits)), np.maximum(targets, 0)], 0.0
+    )
 
 
 def test_rows_are_the_negative_log_likelihood(float64) -> None:
@@ -23,11 +25,15 @@ def test_rows_are_the_negative_log_likelihood(float64) -> None:
     np.testing.assert_allclose(found, losses_by_hand(LOGITS, TARGETS), rtol=1e-12)
     known = TARGETS >= 0
     probs = np.exp(LOGITS) / np.exp(LOGITS).sum(1, keepdims=True)
-    assert float(found[known].mean()) == pytest.approx(log_loss(TARGETS[known], probs[known], labels=range(4)))
+    assert float(found[known].mean()) == pytest.approx(
+        log_loss(TARGETS[known], probs[known], labels=range(4))
+    )
 
 
 def test_missing_targets_cost_nothing_and_pull_nowhere() -> None:
-    slope = jax.grad(lambda z: cross_entropy(z, jnp.asarray(TARGETS)).sum())(jnp.asarray(LOGITS, jnp.float32))
+    slope = jax.grad(lambda z: cross_entropy(z, jnp.asarray(TARGETS)).sum())(
+        jnp.asarray(LOGITS, jnp.float32)
+    )
     assert float(cross_entropy(jnp.asarray(LOGITS, jnp.float32), jnp.asarray(TARGETS))[3]) == 0.0
     np.testing.assert_array_equal(slope[TARGETS < 0], 0.0)
     assert (np.abs(slope[TARGETS >= 0]).sum(1) > 0).all()
@@ -44,7 +50,9 @@ def test_batch_mean_is_over_the_rows_in_the_mask(float64) -> None:
     rows = losses_by_hand(LOGITS, TARGETS)
     plain = batch_cross_entropy(jnp.asarray(LOGITS), jnp.asarray(TARGETS), jnp.asarray(MASK))
     assert float(plain) == pytest.approx(rows[MASK].sum() / MASK.sum(), rel=1e-12)
-    weighted = batch_cross_entropy(jnp.asarray(LOGITS), jnp.asarray(TARGETS), jnp.asarray(MASK), jnp.asarray(WEIGHTS))
+    weighted = batch_cross_entropy(
+        jnp.asarray(LOGITS), jnp.asarray(TARGETS), jnp.asarray(MASK), jnp.asarray(WEIGHTS)
+    )
     assert float(weighted) == pytest.approx((rows * WEIGHTS)[MASK].sum() / MASK.sum(), rel=1e-12)
 
 
@@ -63,15 +71,17 @@ def test_padding_changes_nothing_even_if_it_is_nan() -> None:
     targets = jnp.concatenate([jnp.asarray(TARGETS), jnp.zeros(3, jnp.int32)])
     mask = jnp.concatenate([jnp.asarray(MASK), jnp.zeros(3, bool)])
     found = batch_cross_entropy(jnp.asarray(logits), targets, mask)
-    expected = batch_cross_entropy(jnp.asarray(LOGITS, jnp.float32), jnp.asarray(TARGETS), jnp.asarray(MASK))
+    expected = batch_cross_entropy(
+        jnp.asarray(LOGITS, jnp.float32), jnp.asarray(TARGETS), jnp.asarray(MASK)
+    )
     assert float(found) == pytest.approx(float(expected), rel=1e-6)
 
 
 def test_an_empty_batch_is_zero_with_zero_gradient() -> None:
     nobody = jnp.zeros(9, bool)
-    value, slope = jax.value_and_grad(lambda z: batch_cross_entropy(z, jnp.asarray(TARGETS), nobody))(
-        jnp.asarray(LOGITS, jnp.float32)
-    )
+    value, slope = jax.value_and_grad(
+        lambda z: batch_cross_entropy(z, jnp.asarray(TARGETS), nobody)
+    )(jnp.asarray(LOGITS, jnp.float32))
     assert float(value) == 0.0
     np.testing.assert_array_equal(slope, 0.0)
 

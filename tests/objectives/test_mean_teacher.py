@@ -16,7 +16,9 @@ def test_consistency_is_the_mean_square_over_rows_and_classes(float64) -> None:
     assert float(consistency(jnp.asarray(one), jnp.asarray(other), jnp.zeros(5, bool))) == 0.0
 
 
-@pytest.mark.parametrize(("number", "ramp_rounds"), [(1, 5), (2, 5), (5, 5), (6, 5), (100, 5), (1, 1), (3, 10)])
+@pytest.mark.parametrize(
+    ("number", "ramp_rounds"), [(1, 5), (2, 5), (5, 5), (6, 5), (100, 5), (1, 1), (3, 10)]
+)
 def test_ramp_of_the_published_schedule(float64, number: int, ramp_rounds: int) -> None:
     """XCLP section 5.4: lambda_r = 100 exp(-5 (1 - min(r, 5) / 5)^2), r from 1."""
     expected = 100 * math.exp(-5 * (1 - min(number, ramp_rounds) / ramp_rounds) ** 2)

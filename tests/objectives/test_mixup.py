@@ -13,7 +13,8 @@ ONE = jnp.ones(1, bool)
 def test_mixed_loss_is_cross_entropy_with_a_soft_target(float64) -> None:
     """SemiFL section 12, check 5."""
     logits = jnp.asarray([[0.5, -0.5, 1.0]])
-    first, second = jnp.asarray([0], jnp.int32), jnp.asarray([2], jnp.int32)
+    first = jnp.asarray([0], jnp.int32)
+    second = jnp.asarray([2], jnp.int32)
     found = float(mixup_cross_entropy(logits, first, second, 0.3, ONE))
     assert found == pytest.approx(0.7541306053, abs=1e-10)
     log_probs = np.asarray(logits[0]) - np.log(np.exp(logits[0]).sum())
@@ -23,39 +24,50 @@ def test_mixed_loss_is_cross_entropy_with_a_soft_target(float64) -> None:
 
 
 def test_pseudo_labels_of_confident_and_doubtful_rows(float64) -> None:
-    """FedUL section 14, check 14: FedPL with mixed logits, confident rows 0 and 2, doubtful rows 1 and 3."""
+    """FedUL section 14, check 14: FedPL with mixed logits, confident rows 0 and 2, doubtful rows
+    1 and 3.
+    """
     logits = np.array([[2.0, 0, -1], [0.2, 0.1, 0], [0.1, 1.5, 0.3], [0, 0.05, 0.3]])
     probs = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     np.testing.assert_allclose(probs.max(1), [0.843795, 0.367165, 0.646082, 0.396885], atol=1e-6)
     labels = jnp.asarray(probs.argmax(1), jnp.int32)
-    sure, unsure = np.array([0, 2]), np.array([1, 3])
+    sure = np.array([0, 2])
+    unsure = np.array([1, 3])
     fixed = float(batch_cross_entropy(jnp.asarray(logits[sure]), labels[sure], jnp.ones(2, bool)))
     mixed_logits = mixup(jnp.asarray(logits[sure]), jnp.asarray(logits[unsure]), 0.3)
-    mixed = float(mixup_cross_entropy(mixed_logits, labels[sure], labels[unsure], 0.3, jnp.ones(2, bool)))
+    mixed = float(
+        mixup_cross_entropy(mixed_logits, labels[sure], labels[unsure], 0.3, jnp.ones(2, bool))
+    )
     np.testing.assert_allclose([fixed, mixed], [0.3033374432, 0.8276322038], atol=1e-10)
     assert fixed + 0.3 * mixed == pytest.approx(0.5516271043, abs=1e-10)
 
 
 def test_inputs_are_mixed_with_one_weight_in_their_own_type() -> None:
-    first, second = jnp.ones((2, 3, 1), jnp.bfloat16), jnp.zeros((2, 3, 1), jnp.bfloat16)
+    first = jnp.ones((2, 3, 1), jnp.bfloat16)
+    second = jnp.zeros((2, 3, 1), jnp.bfloat16)
     found = mixup(first, second, jnp.asarray(0.25, jnp.float32))
     assert found.dtype == jnp.bfloat16
     np.testing.assert_array_equal(found.astype(jnp.float32), 0.25)
 
 
 def test_images_as_stored_are_refused() -> None:
-    with pytest.raises(ValueError, match="mixup got dtypes uint8 and uint8; inputs must be floating"):
+    with pytest.raises(
+        ValueError, match="mixup got dtypes uint8 and uint8; inputs must be floating"
+    ):
         mixup(jnp.zeros(2, jnp.uint8), jnp.zeros(2, jnp.uint8), 0.5)
 
 
 @pytest.mark.parametrize("alpha", [0.75, 2.0])
 def test_shares_of_a_mix_are_beta_distributed(alpha: float) -> None:
-    """Kolmogorov-Smirnov with 4,000 draws; a right sampler fails for one seed in 1,000, this seed is fixed."""
+    """Kolmogorov-Smirnov with 4,000 draws; a right sampler fails for one seed in 1,000, this
+    seed is fixed.
+    """
     keys = jax.random.split(jax.random.key(0), 4000)
     shares = np.asarray(jax.jit(jax.vmap(lambda key: mixup_share(key, alpha)))(keys), np.float64)
     assert scipy.stats.kstest(shares, scipy.stats.beta(alpha, alpha).cdf).pvalue > 1e-3
     assert shares.min() >= 0 and shares.max() <= 1
-    if alpha == 0.75:  # SemiFL section 12, check 6: below its mean entropy no model brings the mixed loss
+    # SemiFL section 12, check 6: below its mean entropy no model brings the mixed loss
+    if alpha == 0.75:
         entropy = scipy.special.entr(shares) + scipy.special.entr(1 - shares)
         np.testing.assert_allclose(entropy.mean(), 0.4556857, atol=0.01)
 

@@ -14,12 +14,16 @@ def test_worked_loss_and_its_minimum(float64) -> None:
     everything = jnp.ones(3, bool)
     found = proportion_loss(jnp.log(jnp.asarray(PREDICTIONS)), jnp.asarray(PROPORTIONS), everything)
     assert float(found) == pytest.approx(1.0353065213, abs=1e-10)
-    exact = proportion_loss(jnp.log(jnp.asarray(np.tile(PROPORTIONS, (3, 1)))), jnp.asarray(PROPORTIONS), everything)
+    exact = proportion_loss(
+        jnp.log(jnp.asarray(np.tile(PROPORTIONS, (3, 1)))), jnp.asarray(PROPORTIONS), everything
+    )
     assert float(exact) == pytest.approx(1.0296530141, abs=1e-10)
 
 
 def test_padding_may_be_anything_and_an_empty_set_costs_nothing() -> None:
-    logits = jnp.concatenate([jnp.log(jnp.asarray(PREDICTIONS, jnp.float32)), jnp.full((2, 3), jnp.nan, jnp.float32)])
+    logits = jnp.concatenate(
+        [jnp.log(jnp.asarray(PREDICTIONS, jnp.float32)), jnp.full((2, 3), jnp.nan, jnp.float32)]
+    )
     both = jax.jit(jax.value_and_grad(proportion_loss))
     value, gradient = both(logits, jnp.asarray(PROPORTIONS, jnp.float32), jnp.arange(5) < 3)
     assert float(value) == pytest.approx(1.0353065213, rel=1e-6)
@@ -41,7 +45,10 @@ def test_a_class_that_nobody_predicts_stays_finite() -> None:
 
 
 def test_l1_norm_sums_every_leaf() -> None:
-    params = {"kernel": jnp.asarray([[1.0, -2.0]]), "norm": (jnp.asarray([0.0, -0.5], jnp.bfloat16),)}
+    params = {
+        "kernel": jnp.asarray([[1.0, -2.0]]),
+        "norm": (jnp.asarray([0.0, -0.5], jnp.bfloat16),),
+    }
     value, gradient = jax.value_and_grad(l1_norm)(params)
     assert float(value) == 3.5 and value.dtype == jnp.float32
     np.testing.assert_array_equal(gradient["kernel"], [[1, -1]])

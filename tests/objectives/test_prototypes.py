@@ -14,20 +14,31 @@ from tests.objectives.compiled import (
 )
 
 QUERY = np.array([[1.0, 2.0, 0.0, 1.0]])
-HELPERS = np.array([[[1, 0, 0, 1], [0, 2, 2, 1], [3, 2, 1, 1]], [[1, 1, 0, 1], [0, 2, 1, 0], [2, 2, 0, 2]]], np.float64)
+HELPERS = np.array(
+    [[[1, 0, 0, 1], [0, 2, 2, 1], [3, 2, 1, 1]], [[1, 1, 0, 1], [0, 2, 1, 0], [2, 2, 0, 2]]],
+    np.float64,
+)
 LOCAL = np.array([[1.0, 1, 0, 0], [0, 2, 2, 0], [3, 1, 1, 1]])
 LABELLED = np.array([[1.0, 0, 0, 1], [2, 2, 1, 1]])
 UNLABELLED = np.array([[1.0, 2, 0, 1], [0, 1, 2, 0]])
 ALL = np.ones(3, bool)
 
 
-def log_probs(embeddings: np.ndarray, prototypes: np.ndarray, present: np.ndarray = ALL, **options: str) -> jax.Array:
-    return prototype_log_probs(jnp.asarray(embeddings), jnp.asarray(prototypes), jnp.asarray(present), **options)
+def log_probs(
+    embeddings: np.ndarray, prototypes: np.ndarray, present: np.ndarray = ALL, **options: str
+) -> jax.Array:
+    return prototype_log_probs(
+        jnp.asarray(embeddings), jnp.asarray(prototypes), jnp.asarray(present), **options
+    )
 
 
-def pseudo_labels(embeddings: jax.Array, helpers: np.ndarray = HELPERS, sharpening: float = 0.5) -> jax.Array:
+def pseudo_labels(
+    embeddings: jax.Array, helpers: np.ndarray = HELPERS, sharpening: float = 0.5
+) -> jax.Array:
     present = jnp.ones(helpers.shape[:2], bool)
-    return helper_pseudo_labels(embeddings, jnp.asarray(helpers), present, 1.0, sharpening, distance="mean_sq")
+    return helper_pseudo_labels(
+        embeddings, jnp.asarray(helpers), present, 1.0, sharpening, distance="mean_sq"
+    )
 
 
 def clipped_cross_entropy(targets: jax.Array, local_log_probs: jax.Array) -> jax.Array:
@@ -58,18 +69,27 @@ def test_distances(float64, distance: str, first: float, others: float) -> None:
     found = np.exp(log_probs(QUERY, HELPERS[0], distance=distance))
     np.testing.assert_allclose(found, [[first, others, others]], atol=1e-10)
     if distance == "mean_sq":
-        tempered = prototype_log_probs(jnp.asarray(QUERY), jnp.asarray(HELPERS[0]), jnp.asarray(ALL), 4.0)
+        tempered = prototype_log_probs(
+            jnp.asarray(QUERY), jnp.asarray(HELPERS[0]), jnp.asarray(ALL), 4.0
+        )
         np.testing.assert_allclose(np.exp(tempered), found, rtol=1e-14)
 
 
 def test_helpers_are_averaged_and_sharpened(float64) -> None:
     """Section 16.3."""
     mean = [0.4051101334, 0.2793897775, 0.3155000891]
-    np.testing.assert_allclose(pseudo_labels(jnp.asarray(QUERY), sharpening=1.0), [mean], atol=1e-10)
+    np.testing.assert_allclose(
+        pseudo_labels(jnp.asarray(QUERY), sharpening=1.0), [mean], atol=1e-10
+    )
     expected = [[0.4802689290, 0.2284332407, 0.2912978303]]
     np.testing.assert_allclose(pseudo_labels(jnp.asarray(QUERY)), expected, atol=1e-10)
     np.testing.assert_allclose(sharpen(jnp.asarray([mean]), 0.5), expected, atol=1e-9)
-    for temperature, entropy in [(1.0, 1.0862789), (0.5, 1.0488072), (0.25, 0.9080056), (0.1, 0.3683564)]:
+    for temperature, entropy in [
+        (1.0, 1.0862789),
+        (0.5, 1.0488072),
+        (0.25, 0.9080056),
+        (0.1, 0.3683564),
+    ]:
         probs = np.asarray(pseudo_labels(jnp.asarray(QUERY), sharpening=temperature))
         assert -(probs * np.log(probs)).sum() == pytest.approx(entropy, abs=1e-7)
 
@@ -77,12 +97,17 @@ def test_helpers_are_averaged_and_sharpened(float64) -> None:
 def test_whole_loss(float64) -> None:
     """Section 16.4."""
     labelled = log_probs(LABELLED, LOCAL, distance="mean_sq")
-    expected = [[0.6652409558, 0.0900305732, 0.2447284711], [0.3071958857, 0.1863237232, 0.5064803911]]
+    expected = [
+        [0.6652409558, 0.0900305732, 0.2447284711],
+        [0.3071958857, 0.1863237232, 0.5064803911],
+    ]
     np.testing.assert_allclose(np.exp(labelled), expected, atol=1e-10)
     supervised = float(jnp.mean(cross_entropy(labelled, jnp.asarray([0, 2], jnp.int32))))
     assert supervised == pytest.approx(0.5439378175, abs=1e-10)
     local = log_probs(UNLABELLED, LOCAL, distance="mean_sq")
-    np.testing.assert_allclose(np.exp(local[1]), [0.2537161816, 0.6896720861, 0.0566117322], atol=1e-10)
+    np.testing.assert_allclose(
+        np.exp(local[1]), [0.2537161816, 0.6896720861, 0.0566117322], atol=1e-10
+    )
     targets = pseudo_labels(jnp.asarray(UNLABELLED))
     np.testing.assert_allclose(targets[1], [0.0957484264, 0.8994307102, 0.0048208634], atol=1e-10)
     unsupervised = float(jnp.mean(clipped_cross_entropy(targets, local)))
@@ -93,7 +118,13 @@ def test_whole_loss(float64) -> None:
 def test_gradients_at_the_embedding(float64) -> None:
     """Section 16.5, supervised; the others are in tests/methods/test_protofssl_losses.py."""
     first = jax.jit(
-        jax.grad(lambda z: -prototype_log_probs(z, jnp.asarray(LOCAL), jnp.asarray(ALL), distance="mean_sq")[0, 0])
+        jax.grad(
+            lambda z: (
+                -prototype_log_probs(z, jnp.asarray(LOCAL), jnp.asarray(ALL), distance="mean_sq")[
+                    0, 0
+                ]
+            )
+        )
     )
     expected = [[0.1997131845, 0.0450152866, 0.2123948087, 0.1223642355]]
     np.testing.assert_allclose(first(jnp.asarray(LABELLED[:1])), expected, atol=1e-10)
@@ -117,7 +148,9 @@ def test_gradients_hold_no_nan(distance: str, present: list) -> None:
     held = jnp.asarray(present)
 
     def total(z: jax.Array, prototypes: jax.Array) -> jax.Array:
-        targets = helper_pseudo_labels(z, jnp.stack([prototypes] * 2), jnp.stack([held] * 2), 0.5, distance=distance)
+        targets = helper_pseudo_labels(
+            z, jnp.stack([prototypes] * 2), jnp.stack([held] * 2), 0.5, distance=distance
+        )
         local = prototype_log_probs(z, prototypes, held, 0.5, distance=distance)
         return jnp.sum(clipped_cross_entropy(targets, local)) + jnp.sum(jnp.where(held, local, 0.0))
 
@@ -128,7 +161,9 @@ def test_gradients_hold_no_nan(distance: str, present: list) -> None:
 
 
 def test_helpers_that_lack_classes_or_everything() -> None:
-    """A lacking class comes from the other helpers, a helper without prototypes is padding, no helper is no target."""
+    """A lacking class comes from the other helpers, a helper without prototypes is padding, no
+    helper is no target.
+    """
     query = jnp.asarray(UNLABELLED, jnp.float32)
     full = jnp.asarray(HELPERS, jnp.float32)
     expected = helper_pseudo_labels(query, full, jnp.ones((2, 3), bool))
@@ -151,7 +186,9 @@ def test_half_precision_embeddings_are_computed_in_float32() -> None:
     prototypes, present = class_prototypes(embeddings, jnp.asarray([0, 1], jnp.int32), 2)
     found = prototype_log_probs(embeddings, prototypes, present)
     assert prototypes.dtype == found.dtype == jnp.float32
-    np.testing.assert_array_equal(found, prototype_log_probs(embeddings.astype(jnp.float32), prototypes, present))
+    np.testing.assert_array_equal(
+        found, prototype_log_probs(embeddings.astype(jnp.float32), prototypes, present)
+    )
 
 
 def test_missing_prototypes_become_the_mean_of_the_others() -> None:
@@ -163,10 +200,15 @@ def test_missing_prototypes_become_the_mean_of_the_others() -> None:
 
 
 def test_how_much_noise_on_prototypes_moves_distances(float64) -> None:
-    """methods/protofssl.md 16.9: standard deviation sqrt((4 s^2 d0 + 2 s^4) / D) of `mean_sq` over noisy prototypes."""
-    rng, size, draws = np.random.default_rng(0), 512, 4000
+    """methods/protofssl.md 16.9: standard deviation sqrt((4 s^2 d0 + 2 s^4) / D) of `mean_sq`
+    over noisy prototypes.
+    """
+    rng = np.random.default_rng(0)
+    size = 512
+    draws = 4000
     towards = rng.normal(size=size)
-    prototype = towards / np.sqrt(np.mean(towards**2))  # at distance d0 = 1 of an embedding of zeros
+    # at distance d0 = 1 of an embedding of zeros
+    prototype = towards / np.sqrt(np.mean(towards**2))
     for sigma, printed in ((0.5, 0.047), (5.0, 1.62), (10.0, 6.31)):
         noisy = prototype + sigma * rng.normal(size=(draws, size))
         scores = log_probs(np.zeros((1, size)), noisy, np.ones(draws, bool), distance="mean_sq")
@@ -184,7 +226,9 @@ def test_sharpening_keeps_zeros_and_small_temperatures(float64) -> None:
 
 
 def test_bad_settings_are_refused() -> None:
-    query, local, present = jnp.asarray(QUERY), jnp.asarray(LOCAL), jnp.asarray(ALL)
+    query = jnp.asarray(QUERY)
+    local = jnp.asarray(LOCAL)
+    present = jnp.asarray(ALL)
     with pytest.raises(ValueError, match=r"distance is 'cosine'.* Allowed: sq_euclidean"):
         objectives.prototype_log_probs(query, local, present, distance="cosine")
     with pytest.raises(ValueError, match="temperature is 0; it must be a number above 0"):

@@ -19,7 +19,11 @@ LABELLED = TARGETS >= 0
 
 
 def losses(name: str = "cross_entropy", **options) -> np.ndarray:
-    return np.asarray(supervised_loss(name, jnp.asarray(COUNTS), **options)(jnp.asarray(LOGITS), jnp.asarray(TARGETS)))
+    return np.asarray(
+        supervised_loss(name, jnp.asarray(COUNTS), **options)(
+            jnp.asarray(LOGITS), jnp.asarray(TARGETS)
+        )
+    )
 
 
 def test_without_settings_it_is_cross_entropy_itself() -> None:
@@ -34,18 +38,25 @@ def test_label_smoothing_is_that_of_optax(float64) -> None:
 
 @pytest.mark.parametrize("gamma", [0.5, 2.0])
 def test_focal_loss_of_two_classes_is_that_of_optax(float64, gamma: float) -> None:
-    logits, targets = jnp.asarray(LOGITS[:, :2]), np.arange(9) % 2
+    logits = jnp.asarray(LOGITS[:, :2])
+    targets = np.arange(9) % 2
     found = supervised_loss("focal", gamma=gamma)(logits, jnp.asarray(targets))
-    expected = optax.losses.sigmoid_focal_loss(logits[:, 1] - logits[:, 0], jnp.asarray(targets, float), gamma=gamma)
+    expected = optax.losses.sigmoid_focal_loss(
+        logits[:, 1] - logits[:, 0], jnp.asarray(targets, float), gamma=gamma
+    )
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     slope = jax.grad(lambda z: supervised_loss("focal", gamma=gamma)(z, jnp.asarray([0, -1])).sum())
     assert np.isfinite(slope(jnp.asarray([[90.0, -90.0], [0.0, 1.0]]))).all()
 
 
 def test_weighted_focal_loss_of_flamby(float64) -> None:
-    """Fed-ISIC2019: weights are pooled training examples over those of the class, the mean is over the batch."""
+    """Fed-ISIC2019: weights are pooled training examples over those of the class, the mean is
+    over the batch.
+    """
     weights = 5.5813, 2.0472, 7.0204, 26.1194, 9.5369, 101.0707, 92.5224, 38.3443
-    logits = jnp.asarray([[2, 1, 0, -1, 0.5, 0, -0.5, 0.2], [0, 3, 0.5, 0.1, -0.2, 0.3, 0.1, 0], [0.1] * 8])
+    logits = jnp.asarray(
+        [[2, 1, 0, -1, 0.5, 0, -0.5, 0.2], [0, 3, 0.5, 0.1, -0.2, 0.3, 0.1, 0], [0.1] * 8]
+    )
     loss = supervised_loss("focal", class_weights=weights)
     expected = [1.2376472896, 0.0561261257, 160.9118749860]
     np.testing.assert_allclose(loss(logits, jnp.asarray([0, 1, 5])), expected, rtol=1e-9)
@@ -55,7 +66,9 @@ def test_weights_and_priors_are_of_the_labels_that_are_seen(float64) -> None:
     seen = np.maximum(COUNTS, 1)  # a class without labels counts as one
     weights = seen.sum() / (4 * seen)
     plain = np.asarray(cross_entropy(jnp.asarray(LOGITS), jnp.asarray(TARGETS)))
-    np.testing.assert_allclose(losses(class_weights=("inverse",)), plain * weights[TARGETS], rtol=1e-12)
+    np.testing.assert_allclose(
+        losses(class_weights=("inverse",)), plain * weights[TARGETS], rtol=1e-12
+    )
     shifted = jnp.asarray(LOGITS + 1.5 * np.log(seen / seen.sum()))
     expected = cross_entropy(shifted, jnp.asarray(TARGETS))
     np.testing.assert_allclose(losses(logit_adjustment=1.5), expected, rtol=1e-12)
@@ -74,12 +87,15 @@ def test_a_run_counts_the_labels_of_clients_and_server() -> None:
     expected = supervised_loss(counts=jnp.asarray(counts), class_weights=("inverse",))
 
     def after_a_round(**changes):
-        method, key = build_method(experiment, data, **changes), jax.random.key(1)
+        method = build_method(experiment, data, **changes)
+        key = jax.random.key(1)
         return jax.jit(method.round)(key, method.init(key, data), data)[0].params
 
     found = after_a_round()
     jax.tree.map(np.testing.assert_array_equal, found, after_a_round(loss=expected))
-    apart = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), found, after_a_round(loss=cross_entropy))
+    apart = jax.tree.map(
+        lambda a, b: float(jnp.abs(a - b).max()), found, after_a_round(loss=cross_entropy)
+    )
     assert max(jax.tree.leaves(apart)) > 1e-6
 
 
@@ -89,13 +105,21 @@ def test_a_method_that_takes_no_such_loss_says_so(method: str, uses: bool) -> No
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         note_loss(experiment, federate(experiment, jax.random.key(0)))
-    said = [one for one in caught if issubclass(one.category, ConfigNote) and "config.loss has no" in str(one.message)]
+    said = [
+        one
+        for one in caught
+        if issubclass(one.category, ConfigNote) and "config.loss has no" in str(one.message)
+    ]
     assert bool(said) is not uses
 
 
 def test_bad_weights_are_a_line() -> None:
-    with pytest.raises(ValueError, match=r"config.loss: class_weights has 2 numbers; the data have 10 classes"):
+    with pytest.raises(
+        ValueError, match=r"config.loss: class_weights has 2 numbers; the data have 10 classes"
+    ):
         experiment = experiment_with("fedavg", class_weights=(1.0, 2.0))
         build_method(experiment, federate(experiment, jax.random.key(0)))
-    with pytest.raises(ValueError, match=r"config.loss.class_weights\[0\] is 'rare'; it must be a number"):
+    with pytest.raises(
+        ValueError, match=r"config.loss.class_weights\[0\] is 'rare'; it must be a number"
+    ):
         resolve(load("digits_fedavg", {"loss.class_weights": ("rare",)}))

@@ -7,9 +7,23 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from reference_torch import CLASSES, examples, from_torch, tiny_body, tiny_forward, to_torch, weights
+from reference_torch import (
+    CLASSES,
+    examples,
+    from_torch,
+    tiny_body,
+    tiny_forward,
+    to_torch,
+    weights,
+)
 
-BATCH, EPOCHS, ROUNDS, RATE, L1, DECAY, SHARE = 7, 2, 3, 0.01, 1e-2, 1e-2, 0.3
+BATCH = 7
+EPOCHS = 2
+ROUNDS = 3
+RATE = 0.01
+L1 = 1e-2
+DECAY = 1e-2
+SHARE = 0.3
 SETS = ((5, 4, 6, 5), (7, 6, 5))  # sizes, by client
 
 
@@ -27,7 +41,8 @@ def main(checkout: str, out: str) -> None:
         def __init__(self, channel):
             torch.nn.Module.__init__(self)
             tiny_body(self)
-            self.channel, self.quiet = channel, False
+            self.channel = channel
+            self.quiet = False
 
         def forward(self, x, Pi=None, priors_corr=None, prior_test=None):
             tracking = self.norm.track_running_stats
@@ -37,25 +52,38 @@ def main(checkout: str, out: str) -> None:
             self.norm.track_running_stats = tracking
             if not self.channel:
                 passes.append(torch.softmax(logits.detach(), 1).max(1).values.numpy())
-            return self.QfunctionMulticlass(torch.softmax(logits, 1), Pi, priors_corr) if self.channel else logits
+            return (
+                self.QfunctionMulticlass(torch.softmax(logits, 1), Pi, priors_corr)
+                if self.channel
+                else logits
+            )
 
     rng = np.random.default_rng(5)
     size = sum(map(sum, SETS))
     inputs, labels = examples(rng, size)
     order = rng.permutation(size)
-    inputs, labels = inputs[order], labels[order]
+    inputs = inputs[order]
+    labels = labels[order]
     first = weights(rng)
-    saved = {"inputs": inputs, "labels": labels} | {f"first/{name}": value for name, value in first.items()}
+    saved = {"inputs": inputs, "labels": labels} | {
+        f"first/{name}": value for name, value in first.items()
+    }
 
-    x, start, clients = torch.tensor(inputs)[:, :, None, None], 0, []
+    x = torch.tensor(inputs)[:, :, None, None]
+    start = 0
+    clients = []
     for number, sizes in enumerate(SETS):
         rows = np.arange(start, start + sum(sizes))
         start += sum(sizes)
         owner = np.repeat(np.arange(len(sizes)), sizes)
         owner = owner[rng.permutation(len(owner))]
-        shares = np.array([np.bincount(labels[rows[owner == m]], minlength=CLASSES) for m in range(len(sizes))])
+        shares = np.array(
+            [np.bincount(labels[rows[owner == m]], minlength=CLASSES) for m in range(len(sizes))]
+        )
         shares = shares / shares.sum(1, keepdims=True)
-        clients.append((rows, owner, torch.tensor(shares), torch.tensor(np.array(sizes) / sum(sizes))))
+        clients.append(
+            (rows, owner, torch.tensor(shares), torch.tensor(np.array(sizes) / sum(sizes)))
+        )
         saved |= {f"set{number}": owner, f"shares{number}": shares}
 
     def examples_of(rows, targets, **how):
@@ -73,17 +101,25 @@ def main(checkout: str, out: str) -> None:
             model.load_state_dict(server.state_dict())
             model.quiet = quiet
         for number in range(rounds):
-            optimizers = [torch.optim.Adam(model.parameters(), lr=RATE, weight_decay=decay) for model in models]
+            optimizers = [
+                torch.optim.Adam(model.parameters(), lr=RATE, weight_decay=decay)
+                for model in models
+            ]
             losses = []
             for _ in range(EPOCHS):
                 for model, optimizer, client in zip(models, optimizers, clients, strict=True):
                     losses.append(train(model, loader(client), optimizer, client, number))
-            server, models = fedul.communication(None, server, models, [1 / len(clients)] * len(clients))
+            server, models = fedul.communication(
+                None, server, models, [1 / len(clients)] * len(clients)
+            )
             saved.update(from_torch(server.state_dict(), f"{name}{number}/"))
             saved[f"{name}{number}_loss"] = np.array(losses)
 
-    args, nll = SimpleNamespace(wdecay=L1), torch.nn.CrossEntropyLoss()
-    by_example = lambda client: examples_of(client[0], torch.tensor(client[1]), batch_size=BATCH, drop_last=True)  # noqa: E731
+    args = SimpleNamespace(wdecay=L1)
+    nll = torch.nn.CrossEntropyLoss()
+
+    def by_example(client):
+        return examples_of(client[0], torch.tensor(client[1]), batch_size=BATCH, drop_last=True)
 
     def by_set(client):
         rows, owner, shares, _ = client
@@ -96,10 +132,14 @@ def main(checkout: str, out: str) -> None:
         )
 
     run("fedul", True, by_example, one_epoch(fedul))
-    # FedPL's sets hand out their largest class, as its loader does; its own labels begin in round 5.
-    by_class = lambda client: examples_of(  # noqa: E731
-        client[0], client[2].argmax(1)[torch.tensor(client[1])], batch_size=BATCH
-    )
+
+    # FedPL's sets hand out their largest class, as its loader does; its own labels begin in round
+    # 5.
+    def by_class(client):
+        return examples_of(
+            client[0], client[2].argmax(1)[torch.tensor(client[1])], batch_size=BATCH
+        )
+
     flat = {name: 0.3 * value if "kernel" in name else value for name, value in first.items()}
     saved |= {f"flat/{name}": value for name, value in flat.items()}
     for name, start_at in (("fedpl", first), ("fedpl_flat", flat)):
@@ -115,14 +155,18 @@ def main(checkout: str, out: str) -> None:
             first=start_at,
         )
         later = passes[len(passes) // 2 :]
-        saved[f"{name}_skipped"] = np.array(sum(min((p >= 0.4).sum(), (p < 0.4).sum()) < 1 for p in later))
+        saved[f"{name}_skipped"] = np.array(
+            sum(min((p >= 0.4).sum(), (p < 0.4).sum()) < 1 for p in later)
+        )
         saved[f"{name}_steps"] = np.array(len(later))
     run("fedllp", False, by_set, one_epoch(fedllp, None))
-    # Where the search for the adversarial direction starts, and the weight of its loss, which the code lets vanish.
+    # Where the search for the adversarial direction starts, and the weight of its loss, which the
+    # code lets vanish.
     torch.randn_like = lambda like: torch.arange(like.numel()).reshape(like.shape) % 7 - 2.5
     weigh = vat.get_rampup_weight
     vat.get_rampup_weight = lambda weight, step, ramp: 1000 * weigh(weight, step, ramp)
-    lengths, unit = [], vat._l2_normalize
+    lengths = []
+    unit = vat._l2_normalize
 
     def measured(d):
         found = unit(d)
@@ -134,13 +178,20 @@ def main(checkout: str, out: str) -> None:
 
     vat._l2_normalize = measured
     run("fedllp_vat", False, by_set, one_epoch(vat, None))
-    saved["vat_lengths"] = np.concatenate(lengths[1::2])  # of the second of the two directions in a step
+    # of the second of the two directions in a step
+    saved["vat_lengths"] = np.concatenate(lengths[1::2])
     run("quiet_vat", False, by_set, one_epoch(vat, None), quiet=True)
     vat._l2_normalize = whole
     run("whole_vat", False, by_set, one_epoch(vat, None), quiet=True)
     np.savez_compressed(out, **saved)
     print("length of perturbations", np.percentile(saved["vat_lengths"], [0, 5, 50, 95, 100]))
-    print({name: value.tolist() for name, value in saved.items() if "loss" in name or "sk" in name or "steps" in name})
+    print(
+        {
+            name: value.tolist()
+            for name, value in saved.items()
+            if "loss" in name or "sk" in name or "steps" in name
+        }
+    )
 
 
 if __name__ == "__main__":

@@ -18,8 +18,15 @@ from reference_torch import (  # isort: skip
     weights,
 )
 
-SHARE, CLIENT_BATCH, SERVER_BATCH, EPOCHS, ROUNDS, THRESHOLD, RATE = 0.3, 8, 4, 2, 3, 0.6, 0.1
-SERVER, CLIENTS = 7, (14, 12, 9, 3)
+SHARE = 0.3
+CLIENT_BATCH = 8
+SERVER_BATCH = 4
+EPOCHS = 2
+ROUNDS = 3
+THRESHOLD = 0.6
+RATE = 0.1
+SERVER = 7
+CLIENTS = (14, 12, 9, 3)
 
 
 def main(checkout: str, out: str) -> None:
@@ -31,7 +38,13 @@ def main(checkout: str, out: str) -> None:
     from config import cfg
     from modules import Client, Server
 
-    optimizer = {"optimizer_name": "SGD", "lr": RATE, "momentum": 0.9, "weight_decay": 5e-4, "nesterov": True}
+    optimizer = {
+        "optimizer_name": "SGD",
+        "lr": RATE,
+        "momentum": 0.9,
+        "weight_decay": 5e-4,
+        "nesterov": True,
+    }
     cfg.update(
         device="cpu",
         seed=0,
@@ -41,8 +54,16 @@ def main(checkout: str, out: str) -> None:
         threshold=THRESHOLD,
         alpha=0.75,
         local_epoch=[str(EPOCHS)] * 2,
-        server={"shuffle": {"train": False}, "batch_size": {"train": SERVER_BATCH}, "num_epochs": EPOCHS},
-        client={"shuffle": {"train": False}, "batch_size": {"train": CLIENT_BATCH}, "num_epochs": EPOCHS},
+        server={
+            "shuffle": {"train": False},
+            "batch_size": {"train": SERVER_BATCH},
+            "num_epochs": EPOCHS,
+        },
+        client={
+            "shuffle": {"train": False},
+            "batch_size": {"train": CLIENT_BATCH},
+            "num_epochs": EPOCHS,
+        },
         local=optimizer,
     )
     cfg["global"] = {
@@ -59,15 +80,19 @@ def main(checkout: str, out: str) -> None:
 
     def tiny(momentum=None, track=False):
         model = Tiny()
-        model.apply(lambda m: models.make_batchnorm(m, momentum=momentum, track_running_stats=track))
+        model.apply(
+            lambda m: models.make_batchnorm(m, momentum=momentum, track_running_stats=track)
+        )
         return model
 
     models.tiny = tiny
 
     class Examples(torch.utils.data.Dataset):
         def __init__(self, x, y):
-            self.data, self.target = [torch.tensor(row) for row in x], [int(label) for label in y]
-            self.other, self.transform = {"id": list(range(len(y)))}, None
+            self.data = [torch.tensor(row) for row in x]
+            self.target = [int(label) for label in y]
+            self.other = {"id": list(range(len(y)))}
+            self.transform = None
 
         def __len__(self):
             return len(self.data)
@@ -78,7 +103,8 @@ def main(checkout: str, out: str) -> None:
 
     their_data.make_dataset_normal = lambda dataset: (dataset, dataset.transform)
 
-    class Partners(their_data.MixDataset):  # the partner of slot j in step s is example (s * batch + j) % n
+    # the partner of slot j in step s is example (s * batch + j) % n
+    class Partners(their_data.MixDataset):
         asked = 0
 
         def __getitem__(self, index):
@@ -102,9 +128,11 @@ def main(checkout: str, out: str) -> None:
     parts = [range(starts[i], starts[i + 1]) for i in range(len(CLIENTS))]
 
     def train(reset: bool) -> dict[str, np.ndarray]:
-        model, found = tiny(), {}
+        model = tiny()
+        found = {}
         model.load_state_dict(to_torch(first))
-        server, clients = Server(model), [Client(i, model, None) for i in range(len(CLIENTS))]
+        server = Server(model)
+        clients = [Client(i, model, None) for i in range(len(CLIENTS))]
         for client in clients:
             client.beta = type("Share", (), {"sample": lambda self: torch.tensor([SHARE])})()
         fresh = server.optimizer_state_dict
@@ -130,14 +158,23 @@ def main(checkout: str, out: str) -> None:
             model = tiny()
             model.load_state_dict(server.model_state_dict)
             tested = their_data.make_batchnorm_stats(for_norm, model, "global")
-            found |= {k: v for k, v in from_torch(tested.state_dict(), f"server{number}/").items() if "norm1" in k}
+            found |= {
+                k: v
+                for k, v in from_torch(tested.state_dict(), f"server{number}/").items()
+                if "norm1" in k
+            }
             found[f"confident{number}"] = np.array(confident)
             with torch.no_grad():
                 logits = tested.eval().f(torch.tensor(inputs)[:, :, None, None])
             found[f"log_probs{number}"] = torch.log_softmax(logits, 1).numpy()
         return found
 
-    saved = {"inputs": inputs, "labels": labels, "sizes": np.array(CLIENTS), "server": np.array(SERVER)}
+    saved = {
+        "inputs": inputs,
+        "labels": labels,
+        "sizes": np.array(CLIENTS),
+        "server": np.array(SERVER),
+    }
     saved |= {f"first/{name}": value for name, value in first.items()}
     saved |= {f"reset/{name}": value for name, value in train(reset=True).items()}
     saved |= {f"kept/{name}": value for name, value in train(reset=False).items()}

@@ -9,7 +9,14 @@ import numpy as np
 import torch
 from reference_torch import CLASSES, HIDDEN, examples, from_torch, tiny_body, to_torch, weights
 
-BITS, NEIGHBOURS, BATCH, EPOCHS, ROUNDS, RATE, RAMPDOWN, DECAY = 4128, 4, 3, 2, 2, 0.3, 4, 2e-4
+BITS = 4128
+NEIGHBOURS = 4
+BATCH = 3
+EPOCHS = 2
+ROUNDS = 2
+RATE = 0.3
+RAMPDOWN = 4
+DECAY = 2e-4
 POINTS = 40  # of a graph alone
 SEED = 6
 CLIENTS = ((13, 6), (12, 6), (9, 0))  # examples, and how many have a label
@@ -22,8 +29,10 @@ def signs(index, x):
 
 
 class Index:
-    """An index of faiss with its own projections. NumPy projects and searches: on some machines faiss waits for ever
-    beside PyTorch's threads. Distances are float64, so that what differs is no rounding."""
+    """An index of faiss with its own projections. NumPy projects and searches: on some machines
+    faiss waits for ever beside PyTorch's threads. Distances are float64, so that what differs is no
+    rounding.
+    """
 
     def __init__(self, index):
         self.index = index
@@ -56,7 +65,9 @@ def main(checkout: str, out: str) -> None:
         made.append(index)
         return Index(index)
 
-    faiss.normalize_L2, faiss.index_cpu_to_gpu, faiss.StandardGpuResources = in_place, on_cpu, lambda: None
+    faiss.normalize_L2 = in_place
+    faiss.index_cpu_to_gpu = on_cpu
+    faiss.StandardGpuResources = lambda: None
     faiss.GpuIndexFlatConfig = SimpleNamespace
     faiss.GpuIndexFlatIP = lambda resources, d, config: Index(faiss.IndexFlatIP(d))
     import helpers
@@ -65,7 +76,13 @@ def main(checkout: str, out: str) -> None:
     rng = np.random.default_rng(SEED)
     saved = {}
     args = SimpleNamespace(
-        **{"index_type": "LSH", "n_bits": BITS, "dfs_k": NEIGHBOURS, "isMT": 0, "lp_computation": "global"},
+        **{
+            "index_type": "LSH",
+            "n_bits": BITS,
+            "dfs_k": NEIGHBOURS,
+            "isMT": 0,
+            "lp_computation": "global",
+        },
         **{"dataset": "cifar10", "consistency_type": "mse"},
     )
     label = pseudo_labelling.compute_plabels
@@ -77,7 +94,11 @@ def main(checkout: str, out: str) -> None:
     for kind in ("LSH", "FlatIP"):
         args.index_type = kind
         (found, confidence, balance), _ = label(inputs.copy(), labels.copy(), known, args, CLASSES)
-        saved |= {f"{kind}_labels": found, f"{kind}_confidence": np.array(confidence), f"{kind}_balance": balance}
+        saved |= {
+            f"{kind}_labels": found,
+            f"{kind}_confidence": np.array(confidence),
+            f"{kind}_balance": balance,
+        }
     bits = np.packbits(signs(made[-1], inputs), axis=1, bitorder="little")
     saved |= {"points": inputs, "truth": labels, "known": known, "codes": bits}
 
@@ -93,8 +114,11 @@ def main(checkout: str, out: str) -> None:
 
     class Examples(torch.utils.data.Dataset):
         def __init__(self, x, y, targets):
-            self.x, self.y, self.p_labels = x, y, targets
-            self.p_weights, self.class_weights = np.ones(len(y)), np.ones(CLASSES)
+            self.x = x
+            self.y = y
+            self.p_labels = targets
+            self.p_weights = np.ones(len(y))
+            self.class_weights = np.ones(CLASSES)
 
         def __len__(self):
             return len(self.y)
@@ -105,7 +129,9 @@ def main(checkout: str, out: str) -> None:
             return x, self.y[i], target, float(self.p_weights[i]), float(self.class_weights[target])
 
         def update_plabels(self, p_labels, p_weights, class_weights):
-            self.p_labels, self.p_weights, self.class_weights = p_labels, p_weights, class_weights
+            self.p_labels = p_labels
+            self.p_weights = p_weights
+            self.class_weights = class_weights
 
     import datasets as their_datasets
 
@@ -117,10 +143,12 @@ def main(checkout: str, out: str) -> None:
     saved |= {f"first/{name}": value for name, value in first.items()}
 
     def loaders():
-        start, found = 0, []
+        start = 0
+        found = []
         for size, seen in CLIENTS:
             rows = slice(start, start + size)
-            x, y = inputs[rows], labels[rows]
+            x = inputs[rows]
+            y = labels[rows]
             start += size
             unlabelled = Examples(x[seen:], y[seen:], np.full(size - seen, -1))
             if not seen:
@@ -131,11 +159,14 @@ def main(checkout: str, out: str) -> None:
             parts = np.arange(joint.n1), np.arange(joint.n1, size)
             batches = their_datasets.TwoStreamBatchSampler(*parts, 2 * BATCH, BATCH)
             in_order = torch.utils.data.DataLoader(joint, batch_size=2 * BATCH)
-            found.append((torch.utils.data.DataLoader(joint, batch_sampler=batches), in_order, parts[1]))
+            found.append(
+                (torch.utils.data.DataLoader(joint, batch_sampler=batches), in_order, parts[1])
+            )
         return found
 
     for name, local, kind in (("xclp", "global", "LSH"), ("per_client", "local", "FlatIP")):
-        args.lp_computation, args.index_type = local, kind
+        args.lp_computation = local
+        args.index_type = kind
         clients = loaders()[: 3 if local == "global" else 2]
         network = Tiny()
         network.load_state_dict(to_torch(first), strict=False)
@@ -150,9 +181,13 @@ def main(checkout: str, out: str) -> None:
             )
             if local == "global":
                 assert made[-1].d == HIDDEN
-                saved["projections"] = faiss.vector_to_array(made[-1].rrot.A).reshape(BITS, HIDDEN).astype(np.float32)
+                saved["projections"] = (
+                    faiss.vector_to_array(made[-1].rrot.A).reshape(BITS, HIDDEN).astype(np.float32)
+                )
             losses = []
-            for (loader, _, _), model, optimizer, schedule in zip(clients, models, optimizers, schedules, strict=True):
+            for (loader, _, _), model, optimizer, schedule in zip(
+                clients, models, optimizers, schedules, strict=True
+            ):
                 for epoch in range(EPOCHS):
                     losses.append(helpers.train(loader, model, optimizer, "cpu", args, epoch, 0)[0])
                 schedule.step()
@@ -160,7 +195,9 @@ def main(checkout: str, out: str) -> None:
             saved |= from_torch(network.state_dict(), f"{name}{number}/")
             saved[f"{name}{number}_loss"] = np.array(losses)
     np.savez_compressed(out, **saved)
-    print({name: value.tolist() for name, value in saved.items() if "log" in name or "loss" in name})
+    print(
+        {name: value.tolist() for name, value in saved.items() if "log" in name or "loss" in name}
+    )
 
 
 if __name__ == "__main__":

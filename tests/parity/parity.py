@@ -1,7 +1,7 @@
 """What the parity tests share: fixtures, federations made of them, and draws without chance.
 
-The released code runs on batches in stored order, so ours has to as well: in these tests the draws of `jax.random`
-count upwards.
+The released code runs on batches in stored order, so ours has to as well: in these tests the draws
+of `jax.random` count upwards.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,9 @@ def fixture(name: str) -> dict[str, np.ndarray]:
 
 
 def under(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, Any]:
-    """The arrays whose names start with `prefix/`, as nested dicts: "a/kernel" is ["a"]["kernel"]."""
+    """The arrays whose names start with `prefix/`, as nested dicts: "a/kernel" is
+    ["a"]["kernel"].
+    """
     tree: dict[str, Any] = {}
     for name, value in arrays.items():
         if name.startswith(f"{prefix}/"):
@@ -57,13 +59,17 @@ def starting_from(model: Model, params: Any, state: Any = None) -> Model:
 
 
 def without_chance(monkeypatch: pytest.MonkeyPatch, share: float = 0.5) -> None:
-    """Random bits count upwards, so that samplers keep the stored order; a share of a mixture is always the same."""
+    """Random bits count upwards, so that samplers keep the stored order; a share of a mixture is
+    always the same.
+    """
 
     def bits(key: jax.Array, shape: tuple[int, ...] = (), dtype: Any = jnp.uint32) -> jax.Array:
         return jnp.arange(prod(shape), dtype=dtype).reshape(shape)
 
     monkeypatch.setattr(jax.random, "bits", bits)
-    monkeypatch.setattr(jax.random, "beta", lambda key, a, b, shape=(), dtype=float: jnp.full(shape, share, dtype))
+    monkeypatch.setattr(
+        jax.random, "beta", lambda key, a, b, shape=(), dtype=float: jnp.full(shape, share, dtype)
+    )
 
 
 def federation(
@@ -97,8 +103,13 @@ def federation(
         observed[rows[:seen]] = labels[rows[:seen]]
     observed[list(server)] = labels[list(server)]
     unlabelled = [size - seen for size, seen in zip(sizes, labelled, strict=True)]
-    rows = lambda given: jnp.asarray(np.asarray(given, np.int32).reshape(-1))  # noqa: E731
-    number = lambda value: jnp.asarray(value, jnp.int32)  # noqa: E731
+
+    def rows(given):
+        return jnp.asarray(np.asarray(given, np.int32).reshape(-1))
+
+    def number(value):
+        return jnp.asarray(value, jnp.int32)
+
     return FederatedData(
         inputs=jnp.asarray(inputs),
         labels=rows(labels),
@@ -127,27 +138,41 @@ def difference(ours: Any, theirs: Any) -> float:
         jax.tree.structure(ours),
         jax.tree.structure(theirs),
     )
-    gaps = jax.tree.map(lambda a, b: float(np.max(np.abs(np.asarray(a, np.float64) - b))), ours, theirs)
+    gaps = jax.tree.map(
+        lambda a, b: float(np.max(np.abs(np.asarray(a, np.float64) - b))), ours, theirs
+    )
     return max(jax.tree.leaves(gaps))
 
 
 def perceptron(data: FederatedData, first: Any) -> Model:
     """The network of most fixtures, a hidden layer with batch norm, with these first weights."""
-    network = models.build("mlp", num_classes=3, input_shape=data.inputs.shape[1:], hidden=(5,), norm="bn")
+    network = models.build(
+        "mlp", num_classes=3, input_shape=data.inputs.shape[1:], hidden=(5,), norm="bn"
+    )
     return starting_from(network, first)
 
 
 def labels_at_server(said: Mapping[str, np.ndarray]) -> tuple[FederatedData, Setup]:
     """Federation and settings that SemiFL's and (FL)^2's code have in common."""
-    server, sizes = int(said["server"]), said["sizes"]
+    server = int(said["server"])
+    sizes = said["sizes"]
     rows = np.split(server + np.arange(sizes.sum()), np.cumsum(sizes)[:-1])
-    data = federation(said["inputs"], said["labels"], rows, [0] * len(rows), server=np.arange(server), num_classes=3)
+    data = federation(
+        said["inputs"],
+        said["labels"],
+        rows,
+        [0] * len(rows),
+        server=np.arange(server),
+        num_classes=3,
+    )
     setup = toy.setup(
         data,
         model=perceptron(data, under(said, "first")),
         learning_rate=0.1,
         federated_optimizer=federated.fedopt(optax.sgd(1.0, 0.5)),
-        local_optimizer=federated.local_optimizer(momentum=0.9, nesterov=True, weight_decay=5e-4, clip_norm=1.0),
+        local_optimizer=federated.local_optimizer(
+            momentum=0.9, nesterov=True, weight_decay=5e-4, clip_norm=1.0
+        ),
         batch_size=8,
         local_epochs=2,
         keep_optimizer=True,

@@ -1,4 +1,5 @@
-"""What the makers of the PyTorch fixtures share: tiny data, a tiny network, and stand-ins for logging.
+"""What the makers of the PyTorch fixtures share: tiny data, a tiny network, and stand-ins for
+logging.
 
 Runs in an environment of its own, beside the released code of a method; see README.md.
 """
@@ -6,7 +7,9 @@ Runs in an environment of its own, beside the released code of a method; see REA
 import numpy as np
 import torch
 
-FEATURES, HIDDEN, CLASSES = 6, 5, 3
+FEATURES = 6
+HIDDEN = 5
+CLASSES = 3
 torch.set_default_dtype(torch.float64)  # so that what differs is no rounding
 
 
@@ -29,7 +32,9 @@ class Silent:
         return self
 
 
-def examples(rng: np.random.Generator, size: int, noise: float = 0.7) -> tuple[np.ndarray, np.ndarray]:
+def examples(
+    rng: np.random.Generator, size: int, noise: float = 0.7
+) -> tuple[np.ndarray, np.ndarray]:
     """Gaussian clouds, one for each class: float64 [size, FEATURES], and the classes."""
     labels = np.arange(size) % CLASSES
     centres = 1.5 * np.eye(CLASSES, FEATURES)
@@ -38,7 +43,10 @@ def examples(rng: np.random.Generator, size: int, noise: float = 0.7) -> tuple[n
 
 def weights(rng: np.random.Generator, scale: float = 1.0) -> dict[str, np.ndarray]:
     """First weights of the tiny network, named as fedjax_ssl's `mlp` with batch norm names them."""
-    draw = lambda *shape: scale * rng.normal(size=shape)  # noqa: E731
+
+    def draw(*shape):
+        return scale * rng.normal(size=shape)
+
     return {
         **{"dense1/kernel": draw(HIDDEN, FEATURES), "dense1/bias": draw(HIDDEN)},
         **{"norm1/scale": 1 + 0.2 * draw(HIDDEN), "norm1/bias": 0.2 * draw(HIDDEN)},
@@ -62,7 +70,9 @@ def to_torch(tree: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
 
 def from_torch(state: dict[str, torch.Tensor], prefix: str = "") -> dict[str, np.ndarray]:
     """A state dict as weights, and as running statistics where it has some."""
-    found = {f"{prefix}{ours}": state[name].detach().cpu().numpy().copy() for name, ours in NAMES.items()}
+    found = {
+        f"{prefix}{ours}": state[name].detach().cpu().numpy().copy() for name, ours in NAMES.items()
+    }
     found[f"{prefix}dense1/kernel"] = found[f"{prefix}dense1/kernel"][:, :, 0, 0]
     for name, ours in {"norm.running_mean": "norm1/mean", "norm.running_var": "norm1/var"}.items():
         if state.get(name) is not None:
@@ -71,7 +81,9 @@ def from_torch(state: dict[str, torch.Tensor], prefix: str = "") -> dict[str, np
 
 
 def tiny_body(self: torch.nn.Module) -> None:
-    """The layers of the network: affine, batch norm, rectified, affine. Examples are images of one pixel."""
+    """The layers of the network: affine, batch norm, rectified, affine. Examples are images of
+    one pixel.
+    """
     self.dense = torch.nn.Conv2d(FEATURES, HIDDEN, 1)
     self.norm = torch.nn.BatchNorm2d(HIDDEN)
     self.linear = torch.nn.Linear(HIDDEN, CLASSES)

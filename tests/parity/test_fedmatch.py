@@ -1,4 +1,6 @@
-"""FedMatch against its authors' code: weights, costs and learning rates of three rounds, one with helpers."""
+"""FedMatch against its authors' code: weights, costs and learning rates of three rounds, one
+with helpers.
+"""
 
 import jax
 import numpy as np
@@ -8,24 +10,38 @@ from fedjax_ssl import methods, models
 from tests import toy
 from tests.parity.parity import KEY, difference, federation, fixture, starting_from, under
 
-CLIENTS, LABELLED, UNLABELLED, SERVER, ROUNDS = 4, 6, 12, 6, 3
+CLIENTS = 4
+LABELLED = 6
+UNLABELLED = 12
+SERVER = 6
+ROUNDS = 3
 
 
 def layers(tree):
-    """Their list of kernels as our tree: eight convolutions, and a dense layer that is the other way round."""
-    blocks = {f"block{number}": {"conv": {"kernel": tree[str(number - 1)]}} for number in range(1, 9)}
+    """Their list of kernels as our tree: eight convolutions, and a dense layer that is the other
+    way round.
+    """
+    blocks = {
+        f"block{number}": {"conv": {"kernel": tree[str(number - 1)]}} for number in range(1, 9)
+    }
     return blocks | {"head": {"kernel": tree["8"].T}}
 
 
 @pytest.mark.parametrize("scenario", ["lc", pytest.param("ls", marks=pytest.mark.thorough)])
 def test_weights_costs_and_rates_are_those_of_the_code(monkeypatch, scenario):
-    said, at_server = fixture(f"fedmatch_{scenario}"), scenario == "ls"
+    said = fixture(f"fedmatch_{scenario}")
+    at_server = scenario == "ls"
     noise = (said["noise"] - 125 / 255) / (125 / 255)
-    monkeypatch.setattr(jax.random, "truncated_normal", lambda *_: jax.numpy.asarray(noise, "float32"))
+    monkeypatch.setattr(
+        jax.random, "truncated_normal", lambda *_: jax.numpy.asarray(noise, "float32")
+    )
     number = len(said["labels"])
-    cut = np.split(np.arange(number), np.cumsum([LABELLED] * CLIENTS + [UNLABELLED] * CLIENTS + [SERVER]))
+    cut = np.split(
+        np.arange(number), np.cumsum([LABELLED] * CLIENTS + [UNLABELLED] * CLIENTS + [SERVER])
+    )
     rows = [
-        np.concatenate([[], *([] if at_server else [cut[i]]), cut[CLIENTS + i]]).astype(int) for i in range(CLIENTS)
+        np.concatenate([[], *([] if at_server else [cut[i]]), cut[CLIENTS + i]]).astype(int)
+        for i in range(CLIENTS)
     ]
     data = federation(
         said["images"].repeat(8, 1).repeat(8, 2),
@@ -36,7 +52,9 @@ def test_weights_costs_and_rates_are_those_of_the_code(monkeypatch, scenario):
         valid=cut[-1],
         num_classes=3,
     )
-    model = models.build("fedmatch_resnet9", num_classes=3, input_shape=(32, 32, 3), width_factor=1 / 32)
+    model = models.build(
+        "fedmatch_resnet9", num_classes=3, input_shape=(32, 32, 3), width_factor=1 / 32
+    )
     run = toy.setup(
         data,
         model=starting_from(model, layers(under(said, "first"))),
@@ -49,11 +67,18 @@ def test_weights_costs_and_rates_are_those_of_the_code(monkeypatch, scenario):
     method = methods.build(
         "fedmatch",
         run,
-        **{"preset": "code", "threshold": 0.5, "agreement_weight": 0.3, "kl_weight": 0.3, "helper_interval": 2},
+        **{
+            "preset": "code",
+            "threshold": 0.5,
+            "agreement_weight": 0.3,
+            "kl_weight": 0.3,
+            "helper_interval": 2,
+        },
         **{"delta_threshold": 2e-3, "patience": 1, "server_batch_size": 4},
         unlabelled_batch_size=UNLABELLED // 2 if at_server else None,
     )
-    state, one_round = jax.jit(method.init)(KEY, data), jax.jit(method.round)
+    state = jax.jit(method.init)(KEY, data)
+    one_round = jax.jit(method.round)
     gaps = {}
     for number in range(ROUNDS):
         state, info = one_round(KEY, state, data)
@@ -61,12 +86,22 @@ def test_weights_costs_and_rates_are_those_of_the_code(monkeypatch, scenario):
         if number in (0, ROUNDS - 1):
             theirs = {part: layers(tree) for part, tree in under(said, f"round{number}").items()}
             gaps[f"weights {number}"] = difference(state.params, theirs)
-        gaps[f"embeddings {number}"] = difference(state.terms["fedmatch"].store.embeddings, said[f"embeddings{number}"])
+        gaps[f"embeddings {number}"] = difference(
+            state.terms["fedmatch"].store.embeddings, said[f"embeddings{number}"]
+        )
         gaps[f"rates {number}"] = difference(
             1e-2 * state.clients.terms["fedmatch"].plateau.factor, said[f"rates{number}"]
         )
-        parts = {"s2c_psi": "psi", "s2c_sigma": "sig", "s2c_helpers": "hlp", "c2s_psi": "psi", "c2s_sigma": "sig"}
+        parts = {
+            "s2c_psi": "psi",
+            "s2c_sigma": "sig",
+            "s2c_helpers": "hlp",
+            "c2s_psi": "psi",
+            "c2s_sigma": "sig",
+        }
         for name, part in parts.items():
             if name in info:
-                gaps[f"{name} {number}"] = abs(info[name] - said[f"{name[:3]}_{part}_ratio{number}"].mean())
+                gaps[f"{name} {number}"] = abs(
+                    info[name] - said[f"{name[:3]}_{part}_ratio{number}"].mean()
+                )
     assert max(gaps.values()) < 1e-6

@@ -1,4 +1,6 @@
-"""FedUL and its baselines against the authors' code: weights, batch statistics and losses of a few rounds."""
+"""FedUL and its baselines against the authors' code: weights, batch statistics and losses of a
+few rounds.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +18,19 @@ def trained(said, monkeypatch, name, rounds, decay=0.0, said_name="", first="fir
     without_chance(monkeypatch, 0.3)
     sets, shares = ([said[f"{what}{client}"] for client in range(2)] for what in ("set", "shares"))
     sizes = np.array([len(owner) for owner in sets])
-    wide = lambda arrays, shape, fill: np.stack(  # noqa: E731
-        [np.pad(a, [(0, w - s) for w, s in zip(shape, a.shape, strict=True)], constant_values=fill) for a in arrays]
-    )
+
+    def wide(arrays, shape, fill):
+        return np.stack(
+            [
+                np.pad(
+                    a,
+                    [(0, w - s) for w, s in zip(shape, a.shape, strict=True)],
+                    constant_values=fill,
+                )
+                for a in arrays
+            ]
+        )
+
     number = np.array([len(share) for share in shares])
     counts = [np.bincount(owner) / len(owner) for owner in sets]
     weak = WeakLabels(
@@ -41,7 +53,8 @@ def trained(said, monkeypatch, name, rounds, decay=0.0, said_name="", first="fir
         local_epochs=2,
     )
     method = methods.build(name, run, **settings)
-    state, one_round = jax.jit(method.init)(KEY, data), jax.jit(method.round)
+    state = jax.jit(method.init)(KEY, data)
+    one_round = jax.jit(method.round)
     gaps = {}
     for number in range(rounds):
         state, _ = one_round(KEY, state, data)
@@ -52,7 +65,15 @@ def trained(said, monkeypatch, name, rounds, decay=0.0, said_name="", first="fir
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        ("fedul", {"l1": 1e-2, "use_test_prior": False, "surrogate_loss": "ce_on_probs", "drop_last": True}),
+        (
+            "fedul",
+            {
+                "l1": 1e-2,
+                "use_test_prior": False,
+                "surrogate_loss": "ce_on_probs",
+                "drop_last": True,
+            },
+        ),
         ("fedllp", {"l1": 1e-2}),
     ],
 )
@@ -61,12 +82,16 @@ def test_weights_and_statistics_are_those_of_the_code(monkeypatch, exact, name, 
 
 
 def test_fedllp_vat_is_the_code_but_for_statistics_and_lengths(monkeypatch, exact):
-    """`whole_vat` is the code with perturbations of their length, and with running statistics that follow one pass.
+    """`whole_vat` is the code with perturbations of their length, and with running statistics that
+    follow one pass.
 
-    As released ("fedllp_vat") statistics follow a further pass in every step, and perturbations are as good as none: to
-    the length of a gradient of about 1e-13 it adds 1e-8.
+    As released ("fedllp_vat") statistics follow a further pass in every step, and perturbations are
+    as good as none: to the length of a gradient of about 1e-13 it adds 1e-8.
     """
-    start = lambda key, shape, dtype: (jnp.arange(np.prod(shape)).reshape(shape) % 7 - 2.5).astype(dtype)  # noqa: E731
+
+    def start(key, shape, dtype):
+        return (jnp.arange(np.prod(shape)).reshape(shape) % 7 - 2.5).astype(dtype)
+
     monkeypatch.setattr(jax.random, "normal", start)
     settings = {"l1": 1e-2, "vat_weight": 0.5, "rampup": "per_epoch"}
     said = fixture("fedul")
@@ -80,10 +105,15 @@ def test_fedllp_vat_is_the_code_but_for_statistics_and_lengths(monkeypatch, exac
 
 
 def test_fedpl_is_the_code_and_skips_its_steps(monkeypatch, exact):
-    """A round on labels of the sets and one on its own; a batch without a pair is no step in the code."""
-    said, settings = fixture("fedul"), {"warmup_rounds": 1, "mix": "logits", "mix_alpha": 2.0, "skip_empty": True}
+    """A round on labels of the sets and one on its own; a batch without a pair is no step in the
+    code.
+    """
+    said = fixture("fedul")
+    settings = {"warmup_rounds": 1, "mix": "logits", "mix_alpha": 2.0, "skip_empty": True}
     gaps = {
-        name: trained(said, monkeypatch, "fedpl", 2, decay=1e-2, said_name=name, first=first, **settings)
+        name: trained(
+            said, monkeypatch, "fedpl", 2, decay=1e-2, said_name=name, first=first, **settings
+        )
         for name, first in (("fedpl_flat", "flat"), ("fedpl", "first"))
     }
     assert said["fedpl_flat_skipped"] == 0 and max(gaps["fedpl_flat"].values()) < 1e-12

@@ -4,7 +4,15 @@ import jax
 
 from fedjax_ssl import methods
 from tests import toy
-from tests.parity.parity import KEY, difference, fixture, gaps_of, labels_at_server, under, without_chance
+from tests.parity.parity import (
+    KEY,
+    difference,
+    fixture,
+    gaps_of,
+    labels_at_server,
+    under,
+    without_chance,
+)
 
 ROUNDS = 3
 
@@ -13,8 +21,11 @@ def test_weights_statistics_and_predictions_are_those_of_the_code(monkeypatch, e
     without_chance(monkeypatch)
     said = fixture("fl2")
     data, run = labels_at_server(said)
-    method = methods.build("fl2", run, rho=0.1, pretrain_calls=4, server_batch_size=10, server_epochs=2)
-    state, one_round = jax.jit(method.init)(KEY, data), jax.jit(method.round)
+    method = methods.build(
+        "fl2", run, rho=0.1, pretrain_calls=4, server_batch_size=10, server_epochs=2
+    )
+    state = jax.jit(method.init)(KEY, data)
+    one_round = jax.jit(method.round)
     gaps = {}
 
     def compare(name: str) -> None:
@@ -24,7 +35,9 @@ def test_weights_statistics_and_predictions_are_those_of_the_code(monkeypatch, e
     for number in range(ROUNDS):
         state, info = one_round(KEY, state, data)
         compare(f"round{number}")
-        gaps[f"log-probabilities {number}"] = difference(method.predict(state, data.inputs), said[f"log_probs{number}"])
+        gaps[f"log-probabilities {number}"] = difference(
+            method.predict(state, data.inputs), said[f"log_probs{number}"]
+        )
         share = said[f"confident{number}"].sum() / said["sizes"].sum()
         gaps[f"trained on {number}"] = abs(toy.numbers(info)["pseudo_label_coverage"] - share)
     assert max(gaps.values()) < 1e-12

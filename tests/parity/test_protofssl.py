@@ -1,13 +1,25 @@
-"""ProtoFSSL against its authors' code: weights and predictions of four rounds, three with helpers."""
+"""ProtoFSSL against its authors' code: weights and predictions of four rounds, three with
+helpers.
+"""
 
 import jax
 import numpy as np
 
 from fedjax_ssl import federated, methods, models
 from tests import toy
-from tests.parity.parity import KEY, difference, federation, fixture, starting_from, under, without_chance
+from tests.parity.parity import (
+    KEY,
+    difference,
+    federation,
+    fixture,
+    starting_from,
+    under,
+    without_chance,
+)
 
-CLIENTS, LABELLED, ROUNDS = 3, 12, 4
+CLIENTS = 3
+LABELLED = 12
+ROUNDS = 4
 
 
 def test_weights_and_predictions_are_those_of_the_code(monkeypatch, exact):
@@ -19,7 +31,10 @@ def test_weights_and_predictions_are_those_of_the_code(monkeypatch, exact):
     head = model.init(KEY)[0]["head"]  # which the method does not use
 
     def network(weights):
-        return {"dense1": {"kernel": weights["kernel"].T, "bias": weights["bias"]}, "head": jax.device_get(head)}
+        return {
+            "dense1": {"kernel": weights["kernel"].T, "bias": weights["bias"]},
+            "head": jax.device_get(head),
+        }
 
     run = toy.setup(
         data,
@@ -29,7 +44,8 @@ def test_weights_and_predictions_are_those_of_the_code(monkeypatch, exact):
         local_epochs=3,
     )
     method = methods.build("protofssl", run, num_unlabelled=6, num_helpers=CLIENTS)
-    state, one_round = jax.jit(method.init)(KEY, data), jax.jit(method.round)
+    state = jax.jit(method.init)(KEY, data)
+    one_round = jax.jit(method.round)
     gaps = {}
     for number in range(ROUNDS):
         state, _ = one_round(KEY, state, data)
@@ -38,6 +54,8 @@ def test_weights_and_predictions_are_those_of_the_code(monkeypatch, exact):
                 state.params["model"], network(under(said, f"{kind}{number}"))
             )
             found = np.exp(method.predict(state, data.inputs))
-            gaps[f"{kind} probabilities {number}"] = difference(found, said[f"{kind}{number}_probabilities"])
+            gaps[f"{kind} probabilities {number}"] = difference(
+                found, said[f"{kind}{number}_probabilities"]
+            )
     assert max(gap for name, gap in gaps.items() if name.startswith("reset")) < 1e-6
     assert gaps["kept weights 3"] > 1e-3

@@ -1,4 +1,6 @@
-"""XCLP against its authors' code: labels and weights of one graph, and two rounds of stage 2, also of per-client LP."""
+"""XCLP against its authors' code: labels and weights of one graph, and two rounds of stage 2,
+also of per-client LP.
+"""
 
 import sys
 
@@ -9,9 +11,20 @@ import pytest
 
 from fedjax_ssl import federated, graph, methods
 from tests import toy
-from tests.parity.parity import KEY, difference, federation, fixture, gaps_of, perceptron, under, without_chance
+from tests.parity.parity import (
+    KEY,
+    difference,
+    federation,
+    fixture,
+    gaps_of,
+    perceptron,
+    under,
+    without_chance,
+)
 
-BITS, NEIGHBOURS, ROUNDS = 4128, 4, 2
+BITS = 4128
+NEIGHBOURS = 4
+ROUNDS = 2
 SETTINGS = graph.PropagationSettings(
     BITS, NEIGHBOURS, 0.99, similarity_power=3.0, label_norm="class", confidence_scale="max"
 )
@@ -27,10 +40,15 @@ def test_labels_and_weights_of_a_graph_are_those_of_the_code(exact, kind):
         found = graph.xclp_from_codes(jnp.asarray(codes), jnp.asarray(labels), 3, SETTINGS)
     else:
         points = jnp.asarray(said["points"])
-        found = graph.label_propagation(points, jnp.asarray(labels), 3, SETTINGS, similarity="exact")
+        found = graph.label_propagation(
+            points, jnp.asarray(labels), 3, SETTINGS, similarity="exact"
+        )
     np.testing.assert_array_equal(found.labels, said[f"{kind}_labels"])
     balance = graph.class_weights(found.labels, jnp.ones(len(labels), bool), 3)
-    gaps = difference(found.confidence, said[f"{kind}_confidence"]), difference(balance, said[f"{kind}_balance"])
+    gaps = (
+        difference(found.confidence, said[f"{kind}_confidence"]),
+        difference(balance, said[f"{kind}_balance"]),
+    )
     assert max(gaps) < 1e-6  # weights of classes are float32 in the code
 
 
@@ -38,13 +56,17 @@ def test_labels_and_weights_of_a_graph_are_those_of_the_code(exact, kind):
 def test_rounds_are_those_of_the_code(monkeypatch, exact, name):
     without_chance(monkeypatch)
     said = fixture("xclp")
-    places, words = 2 ** np.arange(32, dtype=np.uint32), (-1, BITS // 32, 32)
+    places = 2 ** np.arange(32, dtype=np.uint32)
+    words = (-1, BITS // 32, 32)
 
     def codes(key: jax.Array, features: jax.Array, num_bits: int) -> jax.Array:
         bits = features @ said["projections"].T.astype(features.dtype) >= 0
-        return jnp.sum(jnp.where(bits.reshape(words), places, np.uint32(0)), axis=2, dtype=jnp.uint32)
+        return jnp.sum(
+            jnp.where(bits.reshape(words), places, np.uint32(0)), axis=2, dtype=jnp.uint32
+        )
 
-    monkeypatch.setattr(sys.modules[graph.xclp.__module__], "lsh_codes", codes)  # faiss drew other projections
+    # faiss drew other projections
+    monkeypatch.setattr(sys.modules[graph.xclp.__module__], "lsh_codes", codes)
     sizes = said["sizes"][: 3 if name == "xclp" else 2]
     rows = np.split(np.arange(sizes[:, 0].sum()), np.cumsum(sizes[:, 0])[:-1])
     data = federation(said["inputs"], said["labels"], rows, sizes[:, 1].tolist(), num_classes=3)
@@ -56,8 +78,11 @@ def test_rounds_are_those_of_the_code(monkeypatch, exact, name):
         local_epochs=2,
     )
     run = run._replace(learning_rate=federated.learning_rate_schedule("cosine", 0.3, 4))
-    method = methods.build("xclp" if name == "xclp" else "per_client_lp", run, num_neighbors=NEIGHBOURS, num_bits=BITS)
-    state, one_round = jax.jit(method.init)(KEY, data), jax.jit(method.round)
+    method = methods.build(
+        "xclp" if name == "xclp" else "per_client_lp", run, num_neighbors=NEIGHBOURS, num_bits=BITS
+    )
+    state = jax.jit(method.init)(KEY, data)
+    one_round = jax.jit(method.round)
     gaps = {}
     for number in range(ROUNDS):
         state, _ = one_round(KEY, state, data)

@@ -35,7 +35,9 @@ def write_run(
     picture: bool = True,
     command: str = "fedjax-ssl sweep digits --seeds 5",
 ) -> Path:
-    """Writes a run folder; killed after `done` rounds, or finished, with an accuracy of so many clients."""
+    """Writes a run folder; killed after `done` rounds, or finished, with an accuracy of so many
+    clients.
+    """
     folder.mkdir(parents=True)
     fields = json.loads(_config_text(method))
     fields |= {"seed": seed, "rounds": rounds}
@@ -45,20 +47,41 @@ def write_run(
         (fields[section] if section else fields)[own] = value
     (folder / "config.json").write_text(json.dumps(fields, indent=2))
     flat = flat_config(fields)
-    random = np.random.default_rng([seed, *map(ord, method), int(1000 * flat["optimizer.learning_rate"])])
+    random = np.random.default_rng(
+        [seed, *map(ord, method), int(1000 * flat["optimizer.learning_rate"])]
+    )
     rate = flat["optimizer.learning_rate"]
     best = QUALITY.get(method, 0.85) - 0.03 * math.log10(rate / 0.2) ** 2 + random.normal(0, 0.007)
     rows = []
     for number in range(every, (rounds if done is None else done) + 1, every):
         grown = 1 - math.exp(-number * rate**0.4 / (0.07 * rounds))
         reached = 0.15 + (best - 0.15) * grown + random.normal(0, 0.006)
-        row = {"bytes_down": 2114200, "bytes_up": 2114200, "clients": 55, "dropped_clients": 0, "examples": 12882}
-        row |= {"local_steps": 1334, "loss": 2.3 - 2.1 * grown + abs(random.normal(0, 0.01)), "round": number}
+        row = {
+            "bytes_down": 2114200,
+            "bytes_up": 2114200,
+            "clients": 55,
+            "dropped_clients": 0,
+            "examples": 12882,
+        }
+        row |= {
+            "local_steps": 1334,
+            "loss": 2.3 - 2.1 * grown + abs(random.normal(0, 0.01)),
+            "round": number,
+        }
         if method != "fedavg":
-            row |= {"pseudo_label_accuracy": 0.5 + 0.4 * grown, "pseudo_label_coverage": 0.9 * grown}
+            row |= {
+                "pseudo_label_accuracy": 0.5 + 0.4 * grown,
+                "pseudo_label_coverage": 0.9 * grown,
+            }
         if test:
-            row |= {"test_accuracy": reached, "test_balanced_accuracy": reached - 0.004, "test_loss": 2.4 - 2 * grown}
-        rows.append(row | {"seconds": 0.37 * random.uniform(0.9, 1.2), "client_updates_per_second": 150.0})
+            row |= {
+                "test_accuracy": reached,
+                "test_balanced_accuracy": reached - 0.004,
+                "test_loss": 2.4 - 2 * grown,
+            }
+        rows.append(
+            row | {"seconds": 0.37 * random.uniform(0.9, 1.2), "client_updates_per_second": 150.0}
+        )
     if accuracy is not None and rows:
         rows[-1]["test_accuracy"] = accuracy
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -67,14 +90,20 @@ def write_run(
         summary = {"method": method, "dataset": "digits", "seed": seed, "rounds": rounds}
         summary |= {"test_accuracy": last.get("test_accuracy"), "compile_seconds": 11.5}
         summary |= {"train_seconds": sum(row["seconds"] for row in rows), "versions": VERSIONS}
-        summary |= {"device": "CPU (2 cores, 1 device)", "command": command, "peak_memory_bytes": 708374528}
+        summary |= {
+            "device": "CPU (2 cores, 1 device)",
+            "command": command,
+            "peak_memory_bytes": 708374528,
+        }
         (folder / "summary.json").write_text(json.dumps(summary))
     if clients:
         shares = np.clip(best - np.abs(random.normal(0, 0.06, clients)), 0, 1)
         lines = [f"site {number},5,{share:.4f},{share:.4f}" for number, share in enumerate(shares)]
         header = "client,new_examples,network_accuracy,network_balanced_accuracy"
         (folder / "predictions_by_client.csv").write_text("\n".join([header, *lines, ""]))
-    (folder / "partition.txt").write_text("11 clients (11 with labels), 1402 training examples, 550 labelled\n")
+    (folder / "partition.txt").write_text(
+        "11 clients (11 with labels), 1402 training examples, 550 labelled\n"
+    )
     if picture:
         Image.new("RGB", (880, 620), "#b0c4de").save(folder / "partition.png")
     return folder

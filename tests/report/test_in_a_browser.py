@@ -23,7 +23,9 @@ def browser():
     for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"):
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    found = webdriver.Chrome(options=options, service=webdriver.ChromeService(executable_path=driver))
+    found = webdriver.Chrome(
+        options=options, service=webdriver.ChromeService(executable_path=driver)
+    )
     yield found
     found.quit()
 
@@ -36,7 +38,14 @@ def page(tmp_path_factory):
     write_run(folder / "unfinished", method="xclp", done=20, seed=9)
     assert (
         cli.main(
-            ["report", str(folder), "--output", str(folder / "report.html"), "--baseline", "fedavg learning_rate=0.1"]
+            [
+                "report",
+                str(folder),
+                "--output",
+                str(folder / "report.html"),
+                "--baseline",
+                "fedavg learning_rate=0.1",
+            ]
         )
         == 0
     )
@@ -60,8 +69,16 @@ def ask(browser, code):
 
 def visible_rows(browser, column=None):
     """Names of the rows that are shown, or what a column is sorted by."""
-    value = "r.querySelector('.name').textContent" if column is None else f"r.cells[{column}].dataset.value"
-    return ask(browser, f"[...document.querySelectorAll('.groups tbody tr')].filter(r => !r.hidden).map(r => {value})")
+    value = (
+        "r.querySelector('.name').textContent"
+        if column is None
+        else f"r.cells[{column}].dataset.value"
+    )
+    return ask(
+        browser,
+        "[...document.querySelectorAll('.groups tbody tr')].filter(r => !r.hidden).map(r => "
+        f"{value})",
+    )
 
 
 def click(browser, selector):
@@ -73,14 +90,35 @@ def click(browser, selector):
 def test_nothing_is_wrong_at_any_width_and_in_any_scheme(browser, page, width, scheme):
     look(browser, page, width, scheme)
     assert browser.get_log("browser") == []
-    urls = [entry["message"] for entry in browser.get_log("performance") if "requestWillBeSent" in entry["message"]]
+    urls = [
+        entry["message"]
+        for entry in browser.get_log("performance")
+        if "requestWillBeSent" in entry["message"]
+    ]
     assert not [url for url in urls if '"url":"http' in url]
-    assert ask(browser, "document.documentElement.scrollWidth") <= width  # no sideways scrolling of the page
-    light = sum(ask(browser, "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")) > 384
+    # no sideways scrolling of the page
+    assert ask(browser, "document.documentElement.scrollWidth") <= width
+    light = (
+        sum(
+            ask(
+                browser,
+                "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)",
+            )
+        )
+        > 384
+    )
     assert light == (scheme == "light")
     assert ask(browser, "document.querySelectorAll('#curves svg path').length") > 50
     click(browser, "#scheme")
-    after = sum(ask(browser, "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")) > 384
+    after = (
+        sum(
+            ask(
+                browser,
+                "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)",
+            )
+        )
+        > 384
+    )
     assert after != light
 
 
@@ -98,8 +136,13 @@ def test_tables_are_sorted_by_mouse_and_keyboard(browser, page):
     assert values == sorted(values) and head.get_attribute("aria-sort") == "ascending"
     click(browser, ".groups thead th:first-child button")
     names = visible_rows(browser)
-    assert names[:3] == ["fedavg, learning_rate=0.03", "fedavg, learning_rate=0.1", "fedavg, learning_rate=0.3"]
-    click(browser, ".groups thead th:nth-child(4) button")  # the baseline has no difference and stays below
+    assert names[:3] == [
+        "fedavg, learning_rate=0.03",
+        "fedavg, learning_rate=0.1",
+        "fedavg, learning_rate=0.3",
+    ]
+    # the baseline has no difference and stays below
+    click(browser, ".groups thead th:nth-child(4) button")
     assert visible_rows(browser)[-1] == "fedavg, learning_rate=0.1"
 
 
@@ -110,11 +153,16 @@ def test_the_filter_hides_rows_and_lines(browser, page):
     field = browser.find_element("css selector", "#filter")
     field.send_keys("xclp 0.3")
     assert visible_rows(browser) == ["xclp, learning_rate=0.3"]
-    assert (lines, ask(browser, "document.querySelectorAll('#curves .legend li').length")) == (20, 1)
+    assert (lines, ask(browser, "document.querySelectorAll('#curves .legend li').length")) == (
+        20,
+        1,
+    )
     assert ask(browser, "document.querySelector('#count').textContent") == "1 of 20 groups"
     field.clear()
     field.send_keys("nothing like this")
-    assert visible_rows(browser) == [] and "nothing to draw" in ask(browser, "document.body.textContent")
+    assert visible_rows(browser) == [] and "nothing to draw" in ask(
+        browser, "document.body.textContent"
+    )
     field.clear()
     field.send_keys(" ")
     click(browser, '[data-show="best"]')
@@ -127,12 +175,21 @@ def test_the_filter_hides_rows_and_lines(browser, page):
 def test_everything_has_a_name_for_those_who_do_not_see(browser, page):
     look(browser, page)
     code = "[...document.querySelectorAll('button, select, input, svg[role=img], table, img')]"
-    named = "n => (n.labels?.length || n.ariaLabel || n.textContent.trim() || n.querySelector?.('caption') || n.alt)"
+    named = (
+        "n => (n.labels?.length || n.ariaLabel || n.textContent.trim() || "
+        "n.querySelector?.('caption') || n.alt)"
+    )
     assert ask(browser, f"{code}.filter(n => !({named})(n)).length") == 0
     assert ask(browser, "[...document.querySelectorAll('th')].filter(n => !n.scope).length") == 0
     assert ask(browser, "document.documentElement.lang") == "en"
-    assert ask(browser, "new Set([...document.querySelectorAll('[id]')].map(n => n.id)).size") == ask(
-        browser, "document.querySelectorAll('[id]').length"
-    )
+    assert ask(
+        browser, "new Set([...document.querySelectorAll('[id]')].map(n => n.id)).size"
+    ) == ask(browser, "document.querySelectorAll('[id]').length")
     # What scrolls can be reached by the keyboard.
-    assert ask(browser, "[...document.querySelectorAll('.scroll')].filter(n => n.tabIndex !== 0).length") == 0
+    assert (
+        ask(
+            browser,
+            "[...document.querySelectorAll('.scroll')].filter(n => n.tabIndex !== 0).length",
+        )
+        == 0
+    )

@@ -1,4 +1,6 @@
-"""The report: its numbers by hand, its exports, and what it says of folders that are not as they should be."""
+"""The report: its numbers by hand, its exports, and what it says of folders that are not as they
+should be.
+"""
 
 import csv
 import io
@@ -18,7 +20,8 @@ from fedjax_ssl.report.numbers import compare
 from fedjax_ssl.report.runs import choose_baseline
 from tests.report.folders import write_run, write_sweep
 
-BEFORE, AFTER = [0.80, 0.83, 0.79, 0.82], [0.85, 0.84, 0.86, 0.88]
+BEFORE = [0.80, 0.83, 0.79, 0.82]
+AFTER = [0.85, 0.84, 0.86, 0.88]
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +56,15 @@ def two(tmp_path):
 def test_mean_spread_and_paired_interval_by_hand(two):
     report = read([two])
     first, second = report.cells(report.metric)
-    assert first[:4] == (4, pytest.approx(np.mean(BEFORE)), pytest.approx(np.std(BEFORE, ddof=1)), 0)
+    assert first[:4] == (
+        4,
+        pytest.approx(np.mean(BEFORE)),
+        pytest.approx(np.std(BEFORE, ddof=1)),
+        0,
+    )
     assert first.difference is None
-    # Differences 0.05, 0.01, 0.07, 0.06; their deviation is 0.0262996, and t(0.975, 3) is 3.1824463.
+    # Differences 0.05, 0.01, 0.07, 0.06; their deviation is 0.0262996, and t(0.975, 3) is
+    # 3.1824463.
     half = 3.1824463 * 0.0262996 / 2
     assert second[3:] == pytest.approx((4, 0.0475, 0.0475 - half, 0.0475 + half), abs=1e-7)
     page = page_of(two)
@@ -90,7 +99,11 @@ def test_groups_are_named_by_what_differs(sweep, tmp_path):
 def test_baseline_by_name_words_or_folder(sweep):
     groups = read([sweep]).groups
     assert choose_baseline(groups, "xclp, learning_rate=0.3") is groups[3]
-    assert choose_baseline(groups, "xclp learning_rate=0.03") is choose_baseline(groups, "xclp 0.03") is groups[2]
+    assert (
+        choose_baseline(groups, "xclp learning_rate=0.03")
+        is choose_baseline(groups, "xclp 0.03")
+        is groups[2]
+    )
     assert choose_baseline(groups, str(sweep / "runs" / "xclp_lr0.3_seed1")) is groups[3]
     with pytest.raises(ReportError, match="fits 2 groups"):
         choose_baseline(groups, "xclp")
@@ -111,15 +124,24 @@ def test_no_difference_to_what_was_tested_on_other_data(tmp_path):
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("test_fingerprint", "bb", "no difference to path=/a0.1, tested on other examples: path=/a0.2"),
-        ("labels_seen", 60, "no difference to path=/a0.1, with another number of labels: path=/a0.2"),
+        (
+            "test_fingerprint",
+            "bb",
+            "no difference to path=/a0.1, tested on other examples: path=/a0.2",
+        ),
+        (
+            "labels_seen",
+            60,
+            "no difference to path=/a0.1, with another number of labels: path=/a0.2",
+        ),
     ],
 )
 def test_no_difference_where_test_examples_or_labels_differ(tmp_path, field, value, said):
     for rate in (0.1, 0.2, 0.3):
         for seed in range(2):
             folder = tmp_path / f"{rate}{seed}"
-            settings = {"optimizer.learning_rate": rate, "data.path": f"/a{rate}"}  # what was tested on counts
+            # what was tested on counts
+            settings = {"optimizer.learning_rate": rate, "data.path": f"/a{rate}"}
             write_run(folder, seed=seed, settings=settings, picture=False)
             summary = json.loads((folder / "summary.json").read_text())
             summary |= {"test_fingerprint": "aa", "labels_seen": 50}
@@ -133,7 +155,10 @@ def test_no_difference_where_test_examples_or_labels_differ(tmp_path, field, val
 
 def test_curves_are_means_over_the_seeds(sweep):
     payload = payload_of(page_of(sweep))
-    rows = [[json.loads(line) for line in lines_of(sweep / f"runs/xclp_lr0.3_seed{seed}")] for seed in range(3)]
+    rows = [
+        [json.loads(line) for line in lines_of(sweep / f"runs/xclp_lr0.3_seed{seed}")]
+        for seed in range(3)
+    ]
     values = np.array([[row["test_accuracy"] for row in run] for run in rows])
     curve = payload["curves"][3]
     mean, deviation = curve["y"]["test_accuracy"]
@@ -148,7 +173,11 @@ def test_curves_are_means_over_the_seeds(sweep):
 
 def test_effects_join_what_differs_in_nothing_else(sweep, tmp_path):
     (effect,) = effects_of(read([sweep]).groups)
-    assert (effect["field"], effect["log"], effect["alone"]) == ("optimizer.learning_rate", True, True)
+    assert (effect["field"], effect["log"], effect["alone"]) == (
+        "optimizer.learning_rate",
+        True,
+        True,
+    )
     assert effect["lines"] == [
         {"name": "fedavg", "points": [(0.03, 0), (0.3, 1)]},
         {"name": "xclp", "points": [(0.03, 2), (0.3, 3)]},
@@ -163,7 +192,8 @@ def test_effects_join_what_differs_in_nothing_else(sweep, tmp_path):
 
 def test_worst_tenth_of_the_clients(sweep):
     found = profile([np.linspace(0, 1, 21), np.linspace(0, 1, 21)])
-    assert list(found.values())[:4] == [21, pytest.approx(0.5), pytest.approx(0.05), 0.0]  # three: 0, 0.05, 0.1
+    # three: 0, 0.05, 0.1
+    assert list(found.values())[:4] == [21, pytest.approx(0.5), pytest.approx(0.05), 0.0]
     assert list(profile([[0.25]]).values()) == [1, 0.25, 0.25, 0.25, [0.25]]
     page = page_of(sweep)
     assert "Worst tenth" in page and set(payload_of(page)["clients"]["network"]) == set("0123")
@@ -186,7 +216,9 @@ def test_csv_holds_unrounded_numbers(two):
 def test_the_command_is_that_of_the_sweep(sweep, tmp_path):
     assert '<pre tabindex="0">fedjax-ssl sweep digits --seeds 5</pre>' in page_of(sweep)
     write_run(tmp_path / "runs" / "one", command="python -m fedjax_ssl.sweep.work", picture=False)
-    (tmp_path / "sweep.json").write_text(json.dumps({"command": ["fedjax-ssl", "sweep", "digits", "--set", "a=1,2"]}))
+    (tmp_path / "sweep.json").write_text(
+        json.dumps({"command": ["fedjax-ssl", "sweep", "digits", "--set", "a=1,2"]})
+    )
     page = page_of(tmp_path)
     assert "fedjax-ssl sweep digits --set a=1,2" in page and "sweep.work" not in page
 
@@ -200,27 +232,48 @@ def test_hostile_names_stay_text(tmp_path):
     assert hostile in payload_of(page)["groups"][0]
     report = read([tmp_path])
     made = {kind: export(report) for kind, (_, export) in EXPORTS.items()}
-    assert "\\|" in made["md"] and r"\{\}\$" in made["latex"] and r"\textbackslash \space \_" in made["latex"]
-    assert [line["data.path"] for line in csv.DictReader(io.StringIO(made["csv"]))] == [hostile, "'=1+1"]
+    assert (
+        "\\|" in made["md"]
+        and r"\{\}\$" in made["latex"]
+        and r"\textbackslash \space \_" in made["latex"]
+    )
+    assert [line["data.path"] for line in csv.DictReader(io.StringIO(made["csv"]))] == [
+        hostile,
+        "'=1+1",
+    ]
 
 
 def test_figures_of_papers_and_a_warning_about_two_seeds(sweep, two, capsys):
     for summary in sweep.rglob("summary.json"):
-        summary.write_text(json.dumps(json.loads(summary.read_text()) | {"selected_test_accuracy": 0.8}))
+        summary.write_text(
+            json.dumps(json.loads(summary.read_text()) | {"selected_test_accuracy": 0.8})
+        )
     page_of(sweep, "--metric", "selected_test_accuracy", "--export", "pdf,svg", "--export=md")
     assert "two seeds" not in capsys.readouterr().err
-    assert (sweep / "report.pdf").read_bytes().startswith(b"%PDF") and (sweep / "report.md").exists()
-    assert "round" in (sweep / "report.svg").read_text() and "<path" in (sweep / "report.svg").read_text()
+    assert (sweep / "report.pdf").read_bytes().startswith(b"%PDF") and (
+        sweep / "report.md"
+    ).exists()
+    assert (
+        "round" in (sweep / "report.svg").read_text()
+        and "<path" in (sweep / "report.svg").read_text()
+    )
     for seed in (2, 3):
         shutil.rmtree(two / f"a{seed}")
     page_of(two)
-    assert "two seeds say little: the intervals of 1 groups rest on two runs" in capsys.readouterr().err
+    assert (
+        "two seeds say little: the intervals of 1 groups rest on two runs"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_page_asks_for_nothing(sweep):
     page = page_of(sweep)
     assert "default-src 'none'" in page
-    assert not re.search(r'(src|href)="(?!#|data:)', page) and "url(" not in page and "@import" not in page
+    assert (
+        not re.search(r'(src|href)="(?!#|data:)', page)
+        and "url(" not in page
+        and "@import" not in page
+    )
 
 
 def test_an_unfinished_run_is_in_no_number(tmp_path, capsys):
@@ -267,7 +320,9 @@ def test_runs_without_test_data_are_compared_by_what_they_have(tmp_path):
 def test_predictions_without_training(tmp_path):
     folder = write_run(tmp_path / "a", rounds=0, clients=14)
     summary = json.loads((folder / "summary.json").read_text())
-    summary["predictions"] = [{"name": "xclp_paper", "accuracy": 0.9, "balanced_accuracy": 0.8, "coverage": 1.0}]
+    summary["predictions"] = [
+        {"name": "xclp_paper", "accuracy": 0.9, "balanced_accuracy": 0.8, "coverage": 1.0}
+    ]
     (folder / "summary.json").write_text(json.dumps(summary))
     report = read([folder])
     assert report.metric.name in {one.name for one in report.metrics}
@@ -306,8 +361,15 @@ def test_a_client_that_is_left_out_is_called_by_its_name_in_the_groups(tmp_path)
     for number, name in enumerate(("north", "02")):
         folder = write_run(tmp_path / name, settings={"data.left_out_client": number}, rounds=10)
         file = folder / "summary.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"left_out_client": name, "data": {"inputs": name}}))
+        file.write_text(
+            json.dumps(
+                json.loads(file.read_text()) | {"left_out_client": name, "data": {"inputs": name}}
+            )
+        )
     write_run(tmp_path / "other", settings={"data.left_out_client": "02"}, seed=1, rounds=10)
     report = read([tmp_path])
-    assert sorted(group.name for group in report.groups) == ["left_out_client=02", "left_out_client=north"]
+    assert sorted(group.name for group in report.groups) == [
+        "left_out_client=02",
+        "left_out_client=north",
+    ]
     assert [len(group.runs) for group in report.groups if group.name.endswith("02")] == [2]

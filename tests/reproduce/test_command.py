@@ -54,7 +54,10 @@ def call(capsys, *arguments: str) -> tuple[int, str, str]:
 def test_the_description_says_how_many_cells_run(paper, capsys):
     _, out, _ = call(capsys, "mine-table1", "--columns", "accuracy", *paper)
     assert "scale small: 2 runs in 1 of 4 cells" in out
-    assert "start it with: fedjax-ssl reproduce mine-table1 --columns accuracy --papers mine.py --run\n" in out
+    assert (
+        "start it with: fedjax-ssl reproduce mine-table1 --columns accuracy --papers mine.py "
+        "--run\n" in out
+    )
 
 
 def test_a_row_counts_once_and_a_seed_can_be_set(paper, capsys):
@@ -63,9 +66,22 @@ def test_a_row_counts_once_and_a_seed_can_be_set(paper, capsys):
 
 
 def test_a_table_runs_goes_on_and_keeps_its_folder_to_itself(paper, capsys):
-    code, out, _ = call(capsys, "mine-table1", "--run", "--seeds", "1", "--workdir", "here", "--workers", "1", *paper)
+    code, out, _ = call(
+        capsys,
+        "mine-table1",
+        "--run",
+        "--seeds",
+        "1",
+        "--workdir",
+        "here",
+        "--workers",
+        "1",
+        *paper,
+    )
     assert code == 0 and "(80.0 ± 1.0)" in out
-    runs = {path: (path / "summary.json").stat().st_mtime_ns for path in Path("here/runs").iterdir()}
+    runs = {
+        path: (path / "summary.json").stat().st_mtime_ns for path in Path("here/runs").iterdir()
+    }
     assert len(runs) == 1  # both columns are numbers of one run
     table = pandas.read_csv("here/table.csv").set_index("column")
     summary = json.loads((next(iter(runs)) / "summary.json").read_text())
@@ -74,20 +90,37 @@ def test_a_table_runs_goes_on_and_keeps_its_folder_to_itself(paper, capsys):
     assert table.paper_spread["accuracy"] == 1 and table.seeds.tolist() == [1, 1]
     assert Path("here/table.png").stat().st_size > 5_000
 
-    code, out, _ = call(capsys, "mine-table1", "--run", "--seeds", "1", "--workdir", "here", "--workers", "1", *paper)
+    code, out, _ = call(
+        capsys,
+        "mine-table1",
+        "--run",
+        "--seeds",
+        "1",
+        "--workdir",
+        "here",
+        "--workers",
+        "1",
+        *paper,
+    )
     assert code == 0 and "1 run, 1 of them done" in out
     assert all((path / "summary.json").stat().st_mtime_ns == time for path, time in runs.items())
 
     for other in (["mine-figure2"], ["mine-table1", "--scale", "smoke"]):
         code, _, error = call(capsys, *other, "--run", "--workdir", "here", *paper)
-        assert code == 2 and "here holds mine-table1 at scale small; give another --workdir" in error
-    code, _, error = call(capsys, "mine-table1", "--run", "--set", "rounds=2", "--workdir", "here", *paper)
+        assert (
+            code == 2 and "here holds mine-table1 at scale small; give another --workdir" in error
+        )
+    code, _, error = call(
+        capsys, "mine-table1", "--run", "--set", "rounds=2", "--workdir", "here", *paper
+    )
     assert code == 2 and "other settings" in error and "rounds" in error
 
 
 def test_numbers_of_a_run_whose_metrics_are_gone_are_no_others(tmp_path):
     cell = Cell("A", "B", "digits", {}, "test_accuracy", "selected", "", "")
-    (tmp_path / "summary.json").write_text('{"rounds": 2, "selected_round": 1, "test_accuracy": 0.5}')
+    (tmp_path / "summary.json").write_text(
+        '{"rounds": 2, "selected_round": 1, "test_accuracy": 0.5}'
+    )
     rows = '{"round": 1, "test_accuracy": 0.7}\n{"round": 2, "test_accuracy": 0.5}\n'
     (tmp_path / "metrics.jsonl").write_text(rows)
     assert results.measure(tmp_path, cell) == 0.7
@@ -98,17 +131,23 @@ def test_numbers_of_a_run_whose_metrics_are_gone_are_no_others(tmp_path):
 def test_a_description_says_cells_data_and_hours(paper, capsys):
     code, out, _ = call(capsys, "mine-table1", "--scale", "paper", *paper)
     assert code == 0
-    assert "1 row" not in out and "missing: Nobody, accuracy: why not" in out and "data: digits" in out
+    assert (
+        "1 row" not in out and "missing: Nobody, accuracy: why not" in out and "data: digits" in out
+    )
     assert "expected here: more than about" in out
     code, out, _ = call(capsys, "mine-figure2", "--scale", "smoke", *paper)
     assert code == 0 and "data: stand_in" in out and "expected here: more than about" in out
     cnn = ("--set", "model.name=cnn", "--set", "model.hidden=None")
-    code, out, error = call(capsys, "mine-figure2", "--data", "mnist=a.npz", *cnn, *paper)  # shapes are those of mnist
+    # shapes are those of mnist
+    code, out, error = call(capsys, "mine-figure2", "--data", "mnist=a.npz", *cnn, *paper)
     assert code == 0 and "expected here: more than about" in out, error
     code, out, _ = call(capsys, "--list", *paper)
-    assert code == 0 and "mine-table1" in out and "2 tables" in out and "Digits; no results yet" in out
+    assert (
+        code == 0 and "mine-table1" in out and "2 tables" in out and "Digits; no results yet" in out
+    )
     code, out, _ = call(capsys, "--page", *paper)
-    assert code == 0 and "fedul" not in out.partition(results.HEAD)[2]  # stored results of other papers
+    # stored results of other papers
+    assert code == 0 and "fedul" not in out.partition(results.HEAD)[2]
 
 
 def test_stored_cells_stay_with_what_they_come_from(tmp_path, monkeypatch):
@@ -132,18 +171,29 @@ def test_stored_cells_stay_with_what_they_come_from(tmp_path, monkeypatch):
     results.store(table, result("B", "first --data mnist=a/mnist.npz", 0.5, 0.7))
     results.store(table, result("A", "second '--data=cifar10=my files/cifar10_jpeg.npz'", 0.4, 0.2))
     (found,) = results.stored("mine-table1")
-    assert [(cell["row"], cell["values"]) for cell in found["cells"]] == [("A", [0.4, 0.2]), ("B", [0.5, 0.7])]
+    assert [(cell["row"], cell["values"]) for cell in found["cells"]] == [
+        ("A", [0.4, 0.2]),
+        ("B", [0.5, 0.7]),
+    ]
     text = results.markdown(table, found)
     assert "| A | 30.0 ± 14.1 |\n| B | 60.0 ± 14.1 (81.0) |" in text and "|  | 50 digits |" in text
-    assert "- data: cifar10_jpeg.npz in place of cifar10\n" in text and "in place of mnist" not in text
-    assert "- `first --data mnist=a/mnist.npz` (B, 50 digits): 0.5 minutes of runs on CPU, commit 0123456" in text
+    assert (
+        "- data: cifar10_jpeg.npz in place of cifar10\n" in text and "in place of mnist" not in text
+    )
+    assert (
+        "- `first --data mnist=a/mnist.npz` (B, 50 digits): 0.5 minutes of runs on CPU, commit "
+        "0123456" in text
+    )
 
     with pytest.raises(ConfigError, match=r"has more seeds: B, 2,000 labels \(2, here 1\)"):
         results.store(table, result("B", "third", 0.9))
     results.store(table, result("A", "no number"))
     results.store(table, result("B", "fourth", 0.9, 0.9, 0.9))
     (found,) = results.stored("mine-table1")
-    assert [len(cell["values"]) for cell in found["cells"]] == [2, 3] and "first" not in results.markdown(table, found)
+    assert [len(cell["values"]) for cell in found["cells"]] == [
+        2,
+        3,
+    ] and "first" not in results.markdown(table, found)
 
 
 @pytest.mark.parametrize(
@@ -152,20 +202,47 @@ def test_stored_cells_stay_with_what_they_come_from(tmp_path, monkeypatch):
         (["mine-table"], "there is no table 'mine-table'. Did you mean 'mine-table1'?"),
         ([], "name a table"),
         (["mine-table1", "--rows", "FedAvgg"], "has no row 'FedAvgg'. Did you mean 'FedAvg'?"),
-        (["mine-table1", "--data", "mnits=a.npz"], "unknown dataset 'mnits'. Did you mean 'mnist'?"),
-        (["mine-table1", "--data", "mnist=a.npz"], "--data mnist: these cells have other data: digits"),
-        (["mine-figure2", "--data", "mnist=a.npz", "--scale", "smoke"], "--data does nothing at the scale smoke"),
+        (
+            ["mine-table1", "--data", "mnits=a.npz"],
+            "unknown dataset 'mnits'. Did you mean 'mnist'?",
+        ),
+        (
+            ["mine-table1", "--data", "mnist=a.npz"],
+            "--data mnist: these cells have other data: digits",
+        ),
+        (
+            ["mine-figure2", "--data", "mnist=a.npz", "--scale", "smoke"],
+            "--data does nothing at the scale smoke",
+        ),
         (["mine-table1", "--data", "mnist"], "not of the form NAME=PATH"),
-        (["mine-table1", "--data", "digits=a.npz", "--data", "digits=b.npz"], "--data names digits twice"),
-        (["mine-table1", "--set", "seed=3", "--seeds", "2"], "--seeds and --set seed=... are both given"),
-        (["fedmatch-table2", "--rows", "Local-SL", "--columns", "LS"], "the paper has no cell Local-SL, LS"),
+        (
+            ["mine-table1", "--data", "digits=a.npz", "--data", "digits=b.npz"],
+            "--data names digits twice",
+        ),
+        (
+            ["mine-table1", "--set", "seed=3", "--seeds", "2"],
+            "--seeds and --set seed=... are both given",
+        ),
+        (
+            ["fedmatch-table2", "--rows", "Local-SL", "--columns", "LS"],
+            "the paper has no cell Local-SL, LS",
+        ),
         (["mine-table1", "--set", "roundz=3"], "Did you mean 'rounds'?"),
         (["mine-table1", "--scale", "big"], "unknown scale 'big'"),
         (["mine-table1", "--store"], "--store does nothing without --run"),
         (["mine-table1", "--run", "--workers", "0"], "--workers is 0; it must be at least 1"),
-        (["mine-table1", "--run", "--scale", "smoke", "--store"], "--store keeps no numbers of stand-in data"),
-        (["mine-figure2", "--run", "--data", "mnist=gone.npz"], "error: gone.npz is not there\nWith --data"),
-        (["mine-figure2", "--run", "--set", "data.download=False"], "put train-images-idx3-ubyte.gz (9,912,422 bytes"),
+        (
+            ["mine-table1", "--run", "--scale", "smoke", "--store"],
+            "--store keeps no numbers of stand-in data",
+        ),
+        (
+            ["mine-figure2", "--run", "--data", "mnist=gone.npz"],
+            "error: gone.npz is not there\nWith --data",
+        ),
+        (
+            ["mine-figure2", "--run", "--set", "data.download=False"],
+            "put train-images-idx3-ubyte.gz (9,912,422 bytes",
+        ),
     ],
 )
 def test_a_mistake_gets_one_message(paper, capsys, arguments, message):
@@ -181,7 +258,8 @@ def test_every_cell_has_a_config(every):
         for scale in SCALES:
             cells = table.make_cells(scale)
             assert cells and not any(cell.missing for cell in cells)
-            if not every:  # one of every column of the paper's, of every row of the small ones and of every table
+            # one of every column of the paper's, of every row of the small ones and of every table
+            if not every:
                 kinds = [{"paper": cell.column, "small": cell.row}.get(scale) for cell in cells]
                 cells = [*dict(zip(kinds, cells, strict=True)).values()]
             assert len(runs_of(table, scale, cells, seeds=[0])) == len(cells)
@@ -205,6 +283,14 @@ def test_the_page_is_made_from_the_stored_results():
 def test_every_table_runs_on_stand_in_data(name, tmp_path, capsys):
     workers = str(os.cpu_count() or 1)
     code, out, error = call(
-        capsys, name, "--run", "--scale", "smoke", "--workdir", str(tmp_path / "here"), "--workers", workers
+        capsys,
+        name,
+        "--run",
+        "--scale",
+        "smoke",
+        "--workdir",
+        str(tmp_path / "here"),
+        "--workers",
+        workers,
     )
     assert code == 0, out + error

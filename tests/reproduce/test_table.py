@@ -15,7 +15,10 @@ TABLE = Table(
     config="digits",
     settings={"rounds": 9, "optimizer.learning_rate": 0.1},
     rows={"A": {"rounds": 8}, "B": {"missing": "a method that nobody has"}},
-    columns={"x": {"rounds": 7, "small": {"rounds": 3}}, "y": {"config": "digits_xclp", "metric": "test_error"}},
+    columns={
+        "x": {"rounds": 7, "small": {"rounds": 3}},
+        "y": {"config": "digits_xclp", "metric": "test_error"},
+    },
     cells={("A", "y"): {"rounds": 6}, ("B", "x"): None},
     paper={"A": ("1.5 ± 0.1", "")},
     small={"rounds": 4, "seeds": 2},
@@ -26,18 +29,32 @@ TABLE = Table(
 def test_later_parts_replace_what_earlier_ones_set() -> None:
     first, second, third = TABLE.make_cells("paper")
     assert first.settings == {"rounds": 7, "optimizer.learning_rate": 0.1}
-    assert (first.config, first.metric, first.paper, first.missing) == ("digits", "test_accuracy", "1.5 ± 0.1", "")
-    assert (second.config, second.metric, second.settings["rounds"]) == ("digits_xclp", "test_error", 6)
+    assert (first.config, first.metric, first.paper, first.missing) == (
+        "digits",
+        "test_accuracy",
+        "1.5 ± 0.1",
+        "",
+    )
+    assert (second.config, second.metric, second.settings["rounds"]) == (
+        "digits_xclp",
+        "test_error",
+        6,
+    )
     assert (third.row, third.column, third.missing) == ("B", "y", "a method that nobody has")
     assert [cell.settings["rounds"] for cell in TABLE.make_cells("small")] == [3, 4]
 
 
 def test_cells_are_chosen_by_name() -> None:
-    assert [(cell.row, cell.column) for cell in TABLE.make_cells("small", rows=["B"])] == [("B", "y")]
+    assert [(cell.row, cell.column) for cell in TABLE.make_cells("small", rows=["B"])] == [
+        ("B", "y")
+    ]
     with pytest.raises(ConfigError, match="no column 'z'"):
         TABLE.make_cells("paper", columns=["z"])
     table = dataclasses.replace(TABLE, columns={"x": {"small": {"name": "half x"}}, "y": {}})
-    assert [table.make_cells("small", ["A"], [name])[0].column for name in ("x", "half x")] == ["x", "x"]
+    assert [table.make_cells("small", ["A"], [name])[0].column for name in ("x", "half x")] == [
+        "x",
+        "x",
+    ]
     with pytest.raises(ConfigError, match="It has: half x; y"):
         table.make_cells("small", columns=["z"])
 
@@ -52,7 +69,10 @@ def test_cells_are_chosen_by_name() -> None:
         ({"paper": {"A": ("84,1", "")}}, "'84,1' of 'A' is not of the form"),
         ({"small_cells": {"rows": ["C"]}}, "small_cells names 'C'"),
         ({"why": {"tiny": "too few rounds"}}, "why names the scale 'tiny'"),
-        ({"rows": {"A": {"small": {"name": "B"}}, "B": {}}}, "two rows have one name at the scale small"),
+        (
+            {"rows": {"A": {"small": {"name": "B"}}, "B": {}}},
+            "two rows have one name at the scale small",
+        ),
     ],
 )
 def test_parts_that_do_not_fit_are_refused(change, message) -> None:

@@ -52,7 +52,9 @@ def assert_same_bits(left, right):
 
 def test_the_state_comes_back_to_the_last_bit(tmp_path):
     state = make_state(3)
-    Checkpoints(tmp_path).save(12, state, {"best": np.float32(0.1), "worst": math.inf, "counts": [1, 2]})
+    Checkpoints(tmp_path).save(
+        12, state, {"best": np.float32(0.1), "worst": math.inf, "counts": [1, 2]}
+    )
     number, restored, extra = Checkpoints(tmp_path).restore(make_state(0))
     assert number == 12
     assert extra == {"best": 0.1, "worst": math.inf, "counts": [1, 2]}
@@ -86,7 +88,10 @@ def test_only_the_newest_rounds_stay(tmp_path):
     for number in (1, 2, 5, 9):
         saved.save(number, {"x": jnp.int32(number)})
         assert saved.latest() == number
-    assert sorted(os.listdir(tmp_path / "checkpoints")) == ["round_00000005.ckpt", "round_00000009.ckpt"]
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == [
+        "round_00000005.ckpt",
+        "round_00000009.ckpt",
+    ]
 
 
 def test_a_round_can_be_saved_again_and_ends_later_ones(tmp_path):
@@ -114,9 +119,13 @@ HARMS = {
     "half": lambda file: file.write_bytes(file.read_bytes()[: file.stat().st_size // 2]),
     "longer": lambda file: file.write_bytes(file.read_bytes() + b"0"),
     "a bit of the header": lambda file: file.write_bytes(flipped(file.read_bytes(), 3)),
-    "a bit of an array": lambda file: file.write_bytes(flipped(file.read_bytes(), file.stat().st_size // 2)),
+    "a bit of an array": lambda file: file.write_bytes(
+        flipped(file.read_bytes(), file.stat().st_size // 2)
+    ),
     "a bit of the digest": lambda file: file.write_bytes(flipped(file.read_bytes(), -1)),
-    "the round before": lambda file: file.write_bytes(file.with_name("round_00000001.ckpt").read_bytes()),
+    "the round before": lambda file: file.write_bytes(
+        file.with_name("round_00000001.ckpt").read_bytes()
+    ),
     "a folder": replace_by_a_folder,
 }
 
@@ -124,7 +133,9 @@ HARMS = {
 @pytest.mark.parametrize("harm", HARMS)
 def test_damage_is_named_and_the_round_before_is_used(tmp_path, harm):
     saved = Checkpoints(tmp_path)
-    states = {number: {"x": jax.random.normal(jax.random.key(number), (50, 50))} for number in (1, 2)}
+    states = {
+        number: {"x": jax.random.normal(jax.random.key(number), (50, 50))} for number in (1, 2)
+    }
     for number, state in states.items():
         saved.save(number, state)
     file = tmp_path / "checkpoints" / "round_00000002.ckpt"
@@ -198,7 +209,8 @@ class Interrupted:
     """An open file that cannot be written to the end."""
 
     def __init__(self, file, write):
-        self.file, self.write = file, write
+        self.file = file
+        self.write = write
 
     def __enter__(self):
         return self
@@ -211,8 +223,12 @@ class Interrupted:
 
 
 @pytest.mark.parametrize("number", [1, 3])
-@pytest.mark.parametrize("step", ["start", "half", "fsync", "replace", "_sync_folder", "_remove_all_but"])
-def test_a_save_that_stops_at_any_step_leaves_a_good_checkpoint(tmp_path, monkeypatch, step, number):
+@pytest.mark.parametrize(
+    "step", ["start", "half", "fsync", "replace", "_sync_folder", "_remove_all_but"]
+)
+def test_a_save_that_stops_at_any_step_leaves_a_good_checkpoint(
+    tmp_path, monkeypatch, step, number
+):
     saved = Checkpoints(tmp_path, keep=1)
     saved.save(1, {"x": jnp.int32(1)})
 
@@ -227,13 +243,17 @@ def test_a_save_that_stops_at_any_step_leaves_a_good_checkpoint(tmp_path, monkey
     with monkeypatch.context() as patch:
         if step in ("start", "half"):
             write = stop if step == "start" else stop_half_way
-            patch.setattr(files, "open", lambda path, mode: Interrupted(path.open(mode), write), raising=False)
+            patch.setattr(
+                files, "open", lambda path, mode: Interrupted(path.open(mode), write), raising=False
+            )
         else:
             owner = {"_sync_folder": files, "_remove_all_but": Checkpoints}.get(step, files.os)
             patch.setattr(owner, step, stop)
         with pytest.raises(Killed):
             saved.save(number, {"x": jnp.int32(3)})
-    assert (tmp_path / f"checkpoints/.round_{number:08d}.ckpt.tmp").exists() == (step in LEFT_BEHIND)
+    assert (tmp_path / f"checkpoints/.round_{number:08d}.ckpt.tmp").exists() == (
+        step in LEFT_BEHIND
+    )
     committed = step in ("_sync_folder", "_remove_all_but")
     found, state, _ = Checkpoints(tmp_path).restore({"x": jnp.int32(0)})
     assert (found, int(state["x"])) == ((number, 3) if committed else (1, 1))
@@ -244,10 +264,14 @@ def test_a_save_that_stops_at_any_step_leaves_a_good_checkpoint(tmp_path, monkey
 def test_any_state_of_the_server_goes_through(tmp_path):
     """A store per client, optimizer states of optax, counters as pairs of words, nothing at all."""
     params = {"w": jnp.ones((3, 2)), "b": jnp.zeros(2)}
-    transform = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(optax.cosine_decay_schedule(0.1, 5)))
+    transform = optax.chain(
+        optax.clip_by_global_norm(1.0), optax.adam(optax.cosine_decay_schedule(0.1, 5))
+    )
     state = {
         "optimizer": transform.init(params),
-        "clients": jax.vmap(lambda number: jax.tree.map(lambda x: x + number, params))(jnp.arange(5.0)),
+        "clients": jax.vmap(lambda number: jax.tree.map(lambda x: x + number, params))(
+            jnp.arange(5.0)
+        ),
         "keys": jax.vmap(jax.random.key)(jnp.arange(5)),
         "bytes_up": jnp.asarray([7, 2**32 - 1], jnp.uint32),
         "transposed": np.arange(6.0).reshape(2, 3).T,

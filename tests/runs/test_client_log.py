@@ -25,7 +25,13 @@ def test_a_run_that_goes_on_drops_later_rounds_and_what_was_cut_short(tmp_path):
 
 @pytest.mark.parametrize(
     "content",
-    [b"\xff\xfe\x00", b"round,x\n5,1\n", b"", b'round,a,b\n"' + b"x" * 200_000 + b'",1,2\n', b"round\n\xb2,1\n"],
+    [
+        b"\xff\xfe\x00",
+        b"round,x\n5,1\n",
+        b"",
+        b'round,a,b\n"' + b"x" * 200_000 + b'",1,2\n',
+        b"round\n\xb2,1\n",
+    ],
 )
 def test_a_table_that_is_damaged_or_of_others_is_no_obstacle(tmp_path, content):
     (tmp_path / "client_accuracy.csv").write_bytes(content)

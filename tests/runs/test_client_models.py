@@ -1,4 +1,6 @@
-"""Models that clients have before they are averaged: kept by a run, used by `load_run(...).predict`."""
+"""Models that clients have before they are averaged: kept by a run, used by
+`load_run(...).predict`.
+"""
 
 import csv
 import io
@@ -37,7 +39,9 @@ def centred(values):
 
 
 @pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.thorough), 2])
-def test_the_global_model_is_the_mean_of_what_is_kept_and_nothing_else_changes(tmp_path, devices, capsys, shared):
+def test_the_global_model_is_the_mean_of_what_is_kept_and_nothing_else_changes(
+    tmp_path, devices, capsys, shared
+):
     with_devices = config()
     with_devices.federated.devices = devices
     run(with_devices, tmp_path / "kept", shared=shared)
@@ -50,7 +54,9 @@ def test_the_global_model_is_the_mean_of_what_is_kept_and_nothing_else_changes(t
     # Scores of a linear model are linear in its weights, and all clients count alike.
     mean = np.mean([centred(log_probabilities(model, client=name)) for name in names], axis=0)
     np.testing.assert_allclose(mean, centred(log_probabilities(model)), atol=1e-4)
-    assert not np.allclose(log_probabilities(model, client=names[0]), log_probabilities(model, client=names[1]))
+    assert not np.allclose(
+        log_probabilities(model, client=names[0]), log_probabilities(model, client=names[1])
+    )
 
 
 @pytest.mark.thorough
@@ -62,20 +68,31 @@ def test_models_of_a_round_are_those_of_the_last_round_of_a_shorter_run(tmp_path
     ):
         run(config(**fields), tmp_path / folder, shared=shared, quiet=True)
     for client in (0, 1):
-        found = [load_run(tmp_path / folder).predict(IMAGES, client=client) for folder in ("second", "two", "kept")]
+        found = [
+            load_run(tmp_path / folder).predict(IMAGES, client=client)
+            for folder in ("second", "two", "kept")
+        ]
         np.testing.assert_array_equal(found[0], found[1])
         assert not np.allclose(found[0], found[2])
 
 
-@pytest.mark.parametrize(("number", "rounds"), [(4, 1), pytest.param(2, 3, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    ("number", "rounds"), [(4, 1), pytest.param(2, 3, marks=pytest.mark.thorough)]
+)
 def test_a_run_that_was_stopped_keeps_the_same_models(tmp_path, shared, number, rounds):
     given = config(eval_every=1, save_clients=number)
     run(given, tmp_path / f"whole {number}", shared=shared, quiet=True)
     before = {"save_clients": number} if number <= rounds else {"save_clients": None}
-    run(config(rounds=rounds, eval_every=1, **before), tmp_path / f"stopped {number}", shared=shared, quiet=True)
+    run(
+        config(rounds=rounds, eval_every=1, **before),
+        tmp_path / f"stopped {number}",
+        shared=shared,
+        quiet=True,
+    )
     run(given, tmp_path / f"stopped {number}", shared=shared, quiet=True)
     whole, stopped = (
-        load_run(tmp_path / f"{name} {number}").predict(IMAGES, client=3) for name in ("whole", "stopped")
+        load_run(tmp_path / f"{name} {number}").predict(IMAGES, client=3)
+        for name in ("whole", "stopped")
     )
     np.testing.assert_array_equal(whole, stopped)
 
@@ -104,7 +121,9 @@ def test_who_did_not_train_or_was_not_kept_is_said(tmp_path, capsys, shared):
             absent.append(name)
             assert f"client {name!r} did not train in round 4. Clients: " in str(error)
     assert len(absent) == 8
-    with pytest.raises(TrainedModelError, match="features are the global model's; leave client out"):
+    with pytest.raises(
+        TrainedModelError, match="features are the global model's; leave client out"
+    ):
         model.embed(IMAGES, client=absent[0])
     run(config(save_clients=None), tmp_path / "plain", shared=shared, quiet=True)
     with pytest.raises(TrainedModelError, match="--save_clients=last keeps the models"):
@@ -119,7 +138,10 @@ def test_a_run_that_ends_before_its_round_says_that_no_models_are_kept(tmp_path,
     given.optimizer.learning_rate = 0.0  # nothing gets better
     given.early_stopping.patience = 1
     run(given, tmp_path / "run", shared=shared)
-    said = "no clients' models are kept: the run stopped after round 2, save_clients=last names round 3"
+    said = (
+        "no clients' models are kept: the run stopped after round 2, save_clients=last names "
+        "round 3"
+    )
     assert said in " ".join(capsys.readouterr().out.split())
     assert not (tmp_path / "run" / "clients").exists()
 
@@ -135,6 +157,7 @@ def test_clients_with_models_of_their_own_need_none(tmp_path, shared):
     given = config(save_clients="last")
     given.federated.name = "local"
     with pytest.raises(
-        ConfigError, match=r"config\.save_clients is 'last', but clients have models or inputs of their"
+        ConfigError,
+        match=r"config\.save_clients is 'last', but clients have models or inputs of their",
     ):
         run(given, tmp_path / "run", shared=shared, quiet=True)

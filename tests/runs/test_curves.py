@@ -38,7 +38,8 @@ def panels(monkeypatch):
     def read():
         return {
             axes.get_title(loc="left"): {
-                line.get_label(): list(filter(math.isfinite, line.get_ydata())) for line in axes.get_lines()
+                line.get_label(): list(filter(math.isfinite, line.get_ydata()))
+                for line in axes.get_lines()
             }
             for axes in figures[-1].axes
         }
@@ -49,14 +50,19 @@ def panels(monkeypatch):
 def test_every_kind_of_curve_gets_its_panel(tmp_path, panels):
     plot_curves(ROWS, tmp_path / "curves.png", title="xclp on digits")
     drawn = panels()
-    assert {title: {label: len(points) for label, points in curves.items()} for title, curves in drawn.items()} == {
+    assert {
+        title: {label: len(points) for label, points in curves.items()}
+        for title, curves in drawn.items()
+    } == {
         "Accuracy": {"test accuracy": 20, "test balanced accuracy": 20},
         "Loss": {"test loss": 20, "train loss": 19},
         "Pseudo-labels": {"accuracy": 20, "coverage": 18},
         "Sent so far, all clients": {"clients to server": 20, "server to clients": 20},
     }
     assert drawn["Pseudo-labels"]["accuracy"][-1] == 97.0  # percent
-    assert drawn["Sent so far, all clients"]["clients to server"] == [1_200_000 * row for row in range(1, 21)]
+    assert drawn["Sent so far, all clients"]["clients to server"] == [
+        1_200_000 * row for row in range(1, 21)
+    ]
     image = matplotlib.image.imread(tmp_path / "curves.png")
     assert image.shape[0] > 600 and image.shape[1] > 1000
     assert [file.name for file in tmp_path.iterdir()] == ["curves.png"]
@@ -67,7 +73,9 @@ def test_one_row_and_one_column_are_enough(tmp_path, panels):
     assert panels() == {"Accuracy": {"test accuracy": [50.0]}}
 
 
-@pytest.mark.parametrize("rows", [[], [{"round": 1}], [{"round": 1, "test_accuracy": math.nan, "test_loss": None}]])
+@pytest.mark.parametrize(
+    "rows", [[], [{"round": 1}], [{"round": 1, "test_accuracy": math.nan, "test_loss": None}]]
+)
 def test_nothing_to_draw_is_an_error_and_no_file(tmp_path, rows):
     with pytest.raises(ValueError, match=f"{len(rows)} metric rows"):
         plot_curves(rows, tmp_path / "curves.png")

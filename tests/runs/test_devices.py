@@ -40,9 +40,12 @@ def test_devices_share_a_cohort_of_work_enough(settings: dict, devices: int) -> 
     assert choose_devices(config, load_resolved(config).dataset) == devices
 
 
-def test_a_cohort_whose_values_fill_the_memory_stays_on_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cohort_whose_values_fill_the_memory_stays_on_one_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     config = configs.resolve(fs.load_config("digits", WIDE))
-    dataset = load_resolved(config).dataset  # 19,210 parameters of 5 clients, once more than on 4 devices: 1.9 MB
+    # 19,210 parameters of 5 clients, once more than on 4 devices: 1.9 MB
+    dataset = load_resolved(config).dataset
     for memory, devices in ((10_000_000, 4), (6_000_000, 1)):
         monkeypatch.setattr(processor, "memory", lambda memory=memory: memory)
         assert choose_devices(config, dataset) == devices
@@ -53,21 +56,26 @@ def test_the_choice_changes_no_bit() -> None:
     def train(**more: int) -> tuple:
         return fs.make_train(fs.load_config("digits", WIDE | more))(jax.random.key(3))
 
-    (state, metrics), (alone, metrics_alone) = train(), train(**{"federated.devices": 1})
+    (state, metrics) = train()
+    (alone, metrics_alone) = train(**{"federated.devices": 1})
     assert len(state.round.devices()) == 4 and len(alone.round.devices()) == 1
-    chex.assert_trees_all_equal(jax.device_get((state.params, metrics)), jax.device_get((alone.params, metrics_alone)))
+    chex.assert_trees_all_equal(
+        jax.device_get((state.params, metrics)), jax.device_get((alone.params, metrics_alone))
+    )
 
 
 def test_a_config_is_resolved_before_jax_starts():
     """Only then can a process for small steps have one thread."""
     code = (
-        "import os, fedjax_ssl as fs\n"
-        "from fedjax_ssl import config\n"
-        "from fedjax_ssl.runs.devices import start_processor\n"
-        "resolved = config.resolve(fs.load_config('digits_fedavg', {'optimizer.schedule': 'cosine'}))\n"
-        "start_processor(resolved, fs.load_dataset('digits'))\n"
-        "print(os.environ.get('NPROC'))"
+        "import os, fedjax_ssl as fs\nfrom fedjax_ssl import config\nfrom "
+        "fedjax_ssl.runs.devices import start_processor\nresolved = "
+        "config.resolve(fs.load_config('digits_fedavg', {'optimizer.schedule': 'cosine'}))\n"
+        "start_processor(resolved, fs.load_dataset('digits'))\nprint(os.environ.get('NPROC'))"
     )
-    cleared = {name: value for name, value in os.environ.items() if name not in ("NPROC", "XLA_FLAGS")}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=cleared, check=True)
+    cleared = {
+        name: value for name, value in os.environ.items() if name not in ("NPROC", "XLA_FLAGS")
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=cleared, check=True
+    )
     assert done.stdout.strip() == ("1" if processor.cores() > 1 else "None")

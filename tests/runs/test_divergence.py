@@ -13,14 +13,21 @@ from fedjax_ssl.federated import ServerState
 from fedjax_ssl.runs import divergence, rounds
 from fedjax_ssl.runs.stored_run import read_run
 
-CONFIG = configs.resolve(configs.with_settings(configs.default(), [("optimizer.learning_rate", 1e30), ("rounds", 20)]))
+CONFIG = configs.resolve(
+    configs.with_settings(configs.default(), [("optimizer.learning_rate", 1e30), ("rounds", 20)])
+)
 STATE = ServerState(**{name: () for name in ServerState._fields})
 
 
 def row(number: int, diverged: int, **more) -> dict:
     """Of a block of 5 rounds with 4 clients each."""
     return {
-        **{"round": number, "clients": 20, "dropped_clients": 4 * diverged, "local_steps": 7 * (5 - diverged)},
+        **{
+            "round": number,
+            "clients": 20,
+            "dropped_clients": 4 * diverged,
+            "local_steps": 7 * (5 - diverged),
+        },
         **{"loss": 0.0 if diverged == 5 else 2.5, divergence.DIVERGED_ROUNDS: diverged, **more},
     }
 
@@ -35,7 +42,9 @@ def row(number: int, diverged: int, **more) -> dict:
         ([0, 0, 0], [3, 0, 0], [0.0, 1.0, 1.0], 2),
     ],
 )
-def test_rounds_without_any_finite_update_are_counted_from_the_end(dropped, steps, server, expected) -> None:
+def test_rounds_without_any_finite_update_are_counted_from_the_end(
+    dropped, steps, server, expected
+) -> None:
     infos = {"dropped_clients": np.array(dropped), "local_steps": np.array(steps)}
     if server is not None:
         infos["server_dropped"] = np.array(server)
@@ -48,18 +57,23 @@ def test_the_first_block_that_diverges_is_noted_once_and_counted_on() -> None:
     for place, one in enumerate(rows):
         divergence.carry(one, rows[:place], 5)
         notes.append(divergence.note(one, rows[:place], 5, CONFIG))
-    assert notes[0].startswith("the loss of local training is 3e+12, as where training diverges. Lower")
+    assert notes[0].startswith(
+        "the loss of local training is 3e+12, as where training diverges. Lower"
+    )
     assert notes[1] == (
-        "training has diverged: from round 9 on no update was finite (left out in the last 5 rounds: 8 of the 20 "
-        "updates of clients); the largest mean loss before was 3e+12. Lower config.optimizer.learning_rate (1e+30), "
-        "or limit gradients by config.optimizer.clip_norm."
+        "training has diverged: from round 9 on no update was finite (left out in the last 5 "
+        "rounds: 8 of the 20 updates of clients); the largest mean loss before was 3e+12. Lower "
+        "config.optimizer.learning_rate (1e+30), or limit gradients by "
+        "config.optimizer.clip_norm."
     )
     assert notes[2] == ""
     assert [one.get(divergence.DIVERGED_ROUNDS) for one in rows] == [None, 2, 7]
     assert rows[1]["loss"] == 2.5 and math.isnan(rows[2]["loss"]), "no mean of nothing"
     said = divergence.ended(STATE, rows, CONFIG)
     assert said["diverged_in_round"] == 9
-    assert said["diverged"].endswith("The model of round 8, which nothing has changed since, is in checkpoints/.")
+    assert said["diverged"].endswith(
+        "The model of round 8, which nothing has changed since, is in checkpoints/."
+    )
 
 
 def test_a_run_that_recovered_or_was_fine_ends_as_any_other() -> None:
@@ -70,7 +84,10 @@ def test_a_run_that_recovered_or_was_fine_ends_as_any_other() -> None:
     assert divergence.DIVERGED_ROUNDS not in rows[1]
     broken = STATE._replace(params={"w": jnp.array([1.0, jnp.nan])})
     said = divergence.ended(broken, rows, CONFIG)
-    assert said["diverged_in_round"] == 10 and "the model after the last round is not finite" in said["diverged"]
+    assert (
+        said["diverged_in_round"] == 10
+        and "the model after the last round is not finite" in said["diverged"]
+    )
 
 
 def test_the_command_ends_with_an_exit_code_of_its_own(monkeypatch, tmp_path, capsys) -> None:
@@ -91,11 +108,15 @@ def test_the_command_ends_with_an_exit_code_of_its_own(monkeypatch, tmp_path, ca
         ("digits_semifl", ["--optimizer.learning_rate=1e30"]),
     ],
 )
-def test_a_diverged_run_says_so_in_the_end_and_when_it_is_asked_again(config, settings, tmp_path, capsys) -> None:
+def test_a_diverged_run_says_so_in_the_end_and_when_it_is_asked_again(
+    config, settings, tmp_path, capsys
+) -> None:
     line = ["run", config, *settings, "--rounds=4", "--eval_every=2", f"--workdir={tmp_path}"]
     for _ in range(2):
         assert cli.main(line) == divergence.EXIT_CODE
         said = capsys.readouterr().err
         assert "error: training has diverged: from round" in said and "Traceback" not in said
     found = read_run(tmp_path)
-    assert found.rows[-1][divergence.DIVERGED_ROUNDS] >= 3 and found.summary["diverged_in_round"] <= 2
+    assert (
+        found.rows[-1][divergence.DIVERGED_ROUNDS] >= 3 and found.summary["diverged_in_round"] <= 2
+    )

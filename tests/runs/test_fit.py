@@ -6,7 +6,12 @@ from fedjax_ssl import config as configs
 from fedjax_ssl import methods
 from fedjax_ssl.config import ConfigError, ConfigNote
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.runs.build import check_weighting, idle_clients, note_missing_labels, weights_in_words
+from fedjax_ssl.runs.build import (
+    check_weighting,
+    idle_clients,
+    note_missing_labels,
+    weights_in_words,
+)
 from tests import toy
 
 
@@ -15,11 +20,16 @@ def check(name: str, data: FederatedData, weighting: str = "labelled", **options
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "count"), [("xclp", "labels", 1), ("semifl", "server", 6), ("fedul", "sets", 1)]
+    ("name", "kind", "count"),
+    [("xclp", "labels", 1), ("semifl", "server", 6), ("fedul", "sets", 1)],
 )
-def test_training_of_clients_without_labels_is_not_thrown_away(name: str, kind: str, count: int) -> None:
+def test_training_of_clients_without_labels_is_not_thrown_away(
+    name: str, kind: str, count: int
+) -> None:
     data = toy.weak_federation(kind)
-    with pytest.raises(ConfigError, match=f"weighting is 'labelled', but {count} of 6 clients have no class labels"):
+    with pytest.raises(
+        ConfigError, match=f"weighting is 'labelled', but {count} of 6 clients have no class labels"
+    ):
         check(name, data)
     for weighting in ("uniform", "examples"):
         check(name, data, weighting)
@@ -37,10 +47,13 @@ def test_weights_by_labels_fit_where_all_that_train_have_some() -> None:
 def test_missing_labels_are_noted() -> None:
     data = toy.federation()
     with pytest.warns(
-        ConfigNote, match="asks for 2 labelled examples of every class.* fewer of 11 of 15 classes, 3 of"
+        ConfigNote,
+        match="asks for 2 labelled examples of every class.* fewer of 11 of 15 classes, 3 of",
     ):
         note_missing_labels("per_class", 2, data)
-    with pytest.warns(ConfigNote, match="labels=5000 labels of a client: 5 of 5 clients have fewer, from 1 to"):
+    with pytest.warns(
+        ConfigNote, match="labels=5000 labels of a client: 5 of 5 clients have fewer, from 1 to"
+    ):
         note_missing_labels("per_client", 5000, data)
     for supervision, labels in (("per_client", 1), ("total", 5000), ("all", None)):
         note_missing_labels(supervision, labels, data)
@@ -49,9 +62,19 @@ def test_missing_labels_are_noted() -> None:
 @pytest.mark.parametrize(
     ("name", "kind", "options", "said"),
     [
-        ("fedavg", "labels", {}, "1 of 6 clients never train: 1 without a label that the method learns from (n2)"),
+        (
+            "fedavg",
+            "labels",
+            {},
+            "1 of 6 clients never train: 1 without a label that the method learns from (n2)",
+        ),
         pytest.param("xclp", "labels", {}, "", marks=pytest.mark.thorough),
-        ("fedul", "sets", {"drop_last": True}, "of 6 clients never train: {} with less than a batch of 8 "),
+        (
+            "fedul",
+            "sets",
+            {"drop_last": True},
+            "of 6 clients never train: {} with less than a batch of 8 ",
+        ),
     ],
 )
 def test_clients_that_never_train_are_counted_and_named(name, kind, options, said):
@@ -59,9 +82,13 @@ def test_clients_that_never_train_are_counted_and_named(name, kind, options, sai
     method = methods.build(name, toy.setup(data, batch_size=8), **options)
     line = idle_clients(method, data, [f"n{client}" for client in range(6)], 8)
     line = line[0] if line else ""
-    round, state = jax.jit(method.round), method.init(jax.random.key(0), data)
+    round = jax.jit(method.round)
+    state = method.init(jax.random.key(0), data)
     others = [[one for one in range(6) if one != client] for client in range(6)]
-    steps = [round(jax.random.key(0), state, toy.without(data, *clients))[1]["local_steps"] for clients in others]
+    steps = [
+        round(jax.random.key(0), state, toy.without(data, *clients))[1]["local_steps"]
+        for clients in others
+    ]
     if name in ("fedavg", "fedul"):
         np.testing.assert_array_equal(method.trains(data), np.array(steps) > 0)
         count = sum(not taken for taken in steps)
@@ -73,12 +100,27 @@ def test_clients_that_never_train_are_counted_and_named(name, kind, options, sai
 @pytest.mark.parametrize(
     ("name", "data", "weighting", "said"),
     [
-        ("npz", "npz", "examples", "clients count by their number of examples (McMahan et al. 2017): config.fed"),
+        (
+            "npz",
+            "npz",
+            "examples",
+            "clients count by their number of examples (McMahan et al. 2017): config.fed",
+        ),
         ("digits", "huggingface", "examples", "number of examples"),
         ("digits", "tfds:mnist", "examples", "number of examples"),
         ("digits", "my_module:load", "examples", "number of examples"),
-        ("digits", "digits", "uniform", "all clients count alike: config.federated.weighting=uniform"),
-        ("digits_fl2", "cifar10", "uniform", "all clients count alike, where the method has no weights of its own"),
+        (
+            "digits",
+            "digits",
+            "uniform",
+            "all clients count alike: config.federated.weighting=uniform",
+        ),
+        (
+            "digits_fl2",
+            "cifar10",
+            "uniform",
+            "all clients count alike, where the method has no weights of its own",
+        ),
     ],
 )
 def test_ones_own_data_are_weighted_by_examples_and_every_run_says_how(name, data, weighting, said):

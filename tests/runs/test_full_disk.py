@@ -1,4 +1,6 @@
-"""A disk that fills up while a run writes: one message, nothing lost, and the same run goes on to the same bits."""
+"""A disk that fills up while a run writes: one message, nothing lost, and the same run goes on
+to the same bits.
+"""
 
 import builtins
 import contextlib
@@ -22,26 +24,31 @@ class Disk:
     """Takes so many more bytes; then a write ends in the middle, as on a full disk."""
 
     def __init__(self, room: int):
-        self.room, self.written = room, 0
+        self.room = room
+        self.written = 0
 
     def open(self, file, mode="r", **how):
         opened = builtins.open(file, mode, **how)  # noqa: SIM115
         if "r" not in mode:
             write = opened.write
-            # The C classes take no attributes of one's own: a stand-in for those methods that writers use.
+            # The C classes take no attributes of one's own: a stand-in for those methods that
+            # writers use.
             return _Opened(self, opened, write)
         return opened
 
     def take(self, content) -> int:
         """How much of it fits."""
         fits = min(len(content), self.room)
-        self.room, self.written = self.room - fits, self.written + fits
+        self.room = self.room - fits
+        self.written = self.written + fits
         return fits
 
 
 class _Opened:
     def __init__(self, disk, file, write):
-        self._disk, self._file, self._write = disk, file, write
+        self._disk = disk
+        self._file = file
+        self._write = write
 
     def write(self, content):
         content = content if isinstance(content, str) else bytes(content)
@@ -76,7 +83,9 @@ def train(folder: Path) -> None:
         for number in range(start + 1, ROUNDS + 1):
             state = {"w": state["w"] * np.float32(1.1) + number, "round": np.int32(number)}
             loss = float(state["w"].sum())
-            record.append({"round": number, "loss": loss, "clients": 3}, {"ann": 0.1 * number, "bob": 0.5})
+            record.append(
+                {"round": number, "loss": loss, "clients": 3}, {"ann": 0.1 * number, "bob": 0.5}
+            )
             if number in BEST:
                 record.keep_best(number, state)
             record.save(number, state, {"train_seconds": 1.0})
@@ -85,7 +94,9 @@ def train(folder: Path) -> None:
 
 
 def content_of(folder: Path) -> dict[str, bytes]:
-    hidden = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+    hidden = (
+        path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")
+    )
     return {str(path.relative_to(folder)): path.read_bytes() for path in hidden}
 
 
@@ -95,7 +106,9 @@ def on(disk: Disk, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("moments", [8, pytest.param(150, marks=pytest.mark.thorough)])
-def test_wherever_the_disk_fills_up_the_same_command_ends_in_the_same_bits(tmp_path, monkeypatch, moments) -> None:
+def test_wherever_the_disk_fills_up_the_same_command_ends_in_the_same_bits(
+    tmp_path, monkeypatch, moments
+) -> None:
     everything = Disk(10**9)
     on(everything, monkeypatch)
     train(tmp_path / "whole")
@@ -104,14 +117,18 @@ def test_wherever_the_disk_fills_up_the_same_command_ends_in_the_same_bits(tmp_p
     for room in rooms:
         folder = tmp_path / f"full_{room}"
         on(Disk(room), monkeypatch)
-        with pytest.raises(StorageError, match=r"cannot be written: No space left on device .* Make room") as caught:
+        with pytest.raises(
+            StorageError, match=r"cannot be written: No space left on device .* Make room"
+        ) as caught:
             train(folder)
         assert "\n" not in str(caught.value) and caught.value.exit_code == 74
         on(Disk(10**9), monkeypatch)
         train(folder)
         assert content_of(folder) == expected, f"after {room} bytes"
     assert len(rooms) >= moments
-    assert {Path(name).name for name in expected if "best" in name} == {f"round_{one:08d}.ckpt" for one in BEST}
+    assert {Path(name).name for name in expected if "best" in name} == {
+        f"round_{one:08d}.ckpt" for one in BEST
+    }
 
 
 def test_the_message_names_file_size_and_what_is_safe(tmp_path, monkeypatch) -> None:
@@ -142,7 +159,9 @@ def test_a_read_only_folder_is_one_message(tmp_path, monkeypatch) -> None:
         return builtins.open(file, mode, **how)
 
     monkeypatch.setattr(files, "open", refuse, raising=False)
-    with pytest.raises(StorageError, match=r"cannot be written: Read-only file system .*Nothing was started"):
+    with pytest.raises(
+        StorageError, match=r"cannot be written: Read-only file system .*Nothing was started"
+    ):
         Record(tmp_path / "run", CONFIG, quiet=True)
 
 
@@ -174,9 +193,15 @@ def test_rows_that_are_lost_are_said(tmp_path) -> None:
     train(tmp_path)
     rows = tmp_path / "metrics.jsonl"
     lines = rows.read_bytes().splitlines(keepends=True)
-    for content in (lines[1:], [*lines[:-1], lines[-1][:-30]], [lines[0].replace(b"3", b"4"), *lines[1:]]):
+    for content in (
+        lines[1:],
+        [*lines[:-1], lines[-1][:-30]],
+        [lines[0].replace(b"3", b"4"), *lines[1:]],
+    ):
         rows.write_bytes(b"".join(content))
-        with pytest.warns(match="has other rows than those that the checkpoint of round 6 was saved with"):
+        with pytest.warns(
+            match="has other rows than those that the checkpoint of round 6 was saved with"
+        ):
             train(tmp_path)
     for content in (b"\xff\x00\n", b"{}\n", b"[1]\n"):
         rows.write_bytes(content)
@@ -188,10 +213,13 @@ def test_rows_that_are_lost_are_said(tmp_path) -> None:
 
 
 def test_a_checkpoint_is_no_larger_after_many_rows(tmp_path) -> None:
-    """A later checkpoint that is damaged costs the rounds since the one before, and their rows are written again."""
+    """A later checkpoint that is damaged costs the rounds since the one before, and their rows
+    are written again.
+    """
     train(tmp_path)
     sizes = {one.name: one.stat().st_size for one in (tmp_path / "checkpoints").glob("*.ckpt")}
-    assert len(sizes) == 2 and max(sizes.values()) - min(sizes.values()) <= 2, sizes  # digits of a number
+    # digits of a number
+    assert len(sizes) == 2 and max(sizes.values()) - min(sizes.values()) <= 2, sizes
     expected = content_of(tmp_path)
     (tmp_path / "checkpoints" / "round_00000006.ckpt").write_bytes(b"")
     with pytest.warns(match="round 6 is damaged"):
@@ -215,7 +243,11 @@ def test_that_training_starts_again_is_said(tmp_path) -> None:
     train(tmp_path)
     for one in (tmp_path / "checkpoints").iterdir():
         one.unlink()
-    with pytest.warns(match="has rows up to round 6, but there is no checkpoint: training starts again from round 0"):
+    with pytest.warns(
+        match=(
+            "has rows up to round 6, but there is no checkpoint: training starts again from round 0"
+        )
+    ):
         train(tmp_path)
 
 

@@ -1,4 +1,5 @@
-"""Labels that nobody sees: others in their place change no bit of what is trained, whatever the source and the rule.
+"""Labels that nobody sees: others in their place change no bit of what is trained, whatever the
+source and the rule.
 
 That it is so for every method is in tests/test_contract.py.
 """
@@ -13,11 +14,18 @@ from fedjax_ssl.data import SUPERVISIONS
 from fedjax_ssl.runs.build import build_method, federate, load_experiment
 from fedjax_ssl.runs.rounds import run_rounds
 from tests import toy
-from tests.data.sources import test_archives, test_femnist_forms, test_folder, test_huggingface, test_mini_imagenet
+from tests.data.sources import (
+    test_archives,
+    test_femnist_forms,
+    test_folder,
+    test_huggingface,
+    test_mini_imagenet,
+)
 from tests.data.sources import test_rsna as rsna
 
 RNG = np.random.default_rng(0)
-SITES, CLASSES = ("north", "south", "east"), ("a", "b", "c")
+SITES = ("north", "south", "east")
+CLASSES = ("a", "b", "c")
 
 
 def labels(count=18, unlabelled=6):
@@ -27,7 +35,11 @@ def labels(count=18, unlabelled=6):
 
 def arrays():
     y = np.concatenate([labels() for _ in SITES])
-    return RNG.random((len(y), 5), np.float32), y, np.repeat(np.arange(len(SITES)), len(y) // len(SITES))
+    return (
+        RNG.random((len(y), 5), np.float32),
+        y,
+        np.repeat(np.arange(len(SITES)), len(y) // len(SITES)),
+    )
 
 
 def npz(folder):
@@ -50,7 +62,9 @@ def folder(folder):
         for place, label in enumerate(labels(9, 3)):
             kind = folder / "images" / site / (CLASSES[label] if label >= 0 else "unlabelled")
             kind.mkdir(parents=True, exist_ok=True)
-            test_folder.Image.fromarray(RNG.integers(0, 256, (6, 6), np.uint8)).save(kind / f"{place}.png")
+            test_folder.Image.fromarray(RNG.integers(0, 256, (6, 6), np.uint8)).save(
+                kind / f"{place}.png"
+            )
     return folder / "images"
 
 
@@ -76,7 +90,9 @@ def slices(folder):
     kinds = {f"ID_{place:09}": (rsna.CLASSES[place % 5],) for place in range(10)}
     rsna.write_table(folder, kinds)
     for place, name in enumerate(kinds):
-        rsna.write_slice(folder / "stage_2_train" / f"{name}.dcm", rsna.units(place % 5), f"P{place % 2}")
+        rsna.write_slice(
+            folder / "stage_2_train" / f"{name}.dcm", rsna.units(place % 5), f"P{place % 2}"
+        )
     return folder
 
 
@@ -98,7 +114,8 @@ def assert_hidden_labels_do_not_matter(config):
     federation = federate(experiment, jax.random.key(0))
     scrambled = toy.with_hidden_labels_scrambled(federation)
     assert (np.asarray(federation.labels) != np.asarray(scrambled.labels)).any()
-    method, key = build_method(experiment, federation), jax.random.key(1)
+    method = build_method(experiment, federation)
+    key = jax.random.key(1)
     start = method.init(key, federation)
     train = jax.jit(lambda data: run_rounds(method, key, start, data, 2)[0])
     state = train(federation)
@@ -112,16 +129,15 @@ def assert_hidden_labels_do_not_matter(config):
 def test_of_every_kind_of_source(tmp_path, name):
     generate, options = SOURCES[name]
     config = presets.source("digits", "fedsem,per_client", rounds=2)
-    config.data.name, config.data.path, config.data.root = (
-        name.partition(",")[0],
-        str(generate(tmp_path)),
-        str(tmp_path),
-    )
+    config.data.name = name.partition(",")[0]
+    config.data.path = str(generate(tmp_path))
+    config.data.root = str(tmp_path)
     config.data.test_clients = 0
     for option, value in options.items():
         config.data[option] = value
     if name == "mini_imagenet":
-        config.partition.name, config.partition.num_clients = "iid", 2
+        config.partition.name = "iid"
+        config.partition.num_clients = 2
     config.supervision.labels = 2
     config.federated.cohort_size = None
     config.model.hidden = (4,)
@@ -158,12 +174,17 @@ def test_of_every_rule_of_supervision(name):
         config.supervision[option] = value
     if name == "dealt":
         config.partition.name = "paired_dirichlet"
-        config.partition.alpha, config.partition.labels_per_class, config.partition.num_clients = 0.5, 2, 6
-        config.data.test_clients, config.data.test_fraction = 0, 0.2
+        config.partition.alpha = 0.5
+        config.partition.labels_per_class = 2
+        config.partition.num_clients = 6
+        config.data.test_clients = 0
+        config.data.test_fraction = 0.2
         config.federated.cohort_size = None
     assert_hidden_labels_do_not_matter(config)
 
 
 def test_no_rule_is_forgotten():
-    """With "none" and "given" nothing is hidden: labels that are not there are of the sources above."""
+    """With "none" and "given" nothing is hidden: labels that are not there are of the sources
+    above.
+    """
     assert set(SUPERVISIONS) == {*RULES, "none", "given"}

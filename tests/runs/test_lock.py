@@ -19,11 +19,16 @@ sys.stdin.read()
 
 def test_a_living_process_keeps_others_out_and_a_killed_one_does_not(tmp_path):
     with subprocess.Popen(
-        [sys.executable, "-c", HOLD, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLD, tmp_path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as holder:
         try:
             assert holder.stdout.readline() == "held\n"
-            with pytest.raises(FolderLocked, match=rf"process {holder.pid} on host .*another --workdir"):
+            with pytest.raises(
+                FolderLocked, match=rf"process {holder.pid} on host .*another --workdir"
+            ):
                 FolderLock(tmp_path)
         finally:
             holder.send_signal(signal.SIGKILL)

@@ -1,4 +1,6 @@
-"""More rounds on a finished run: the bits of a run that was that long from the beginning, or a reason why not."""
+"""More rounds on a finished run: the bits of a run that was that long from the beginning, or a
+reason why not.
+"""
 
 import json
 
@@ -26,7 +28,9 @@ def test_the_same_bits_as_of_a_long_run(tmp_path, first):
     fields = {"data.validation_fraction": 0.2}
     run(short(**fields, rounds=first), tmp_path / "grown")
     before = (tmp_path / "grown" / "config.json").read_bytes()
-    with pytest.raises(ConfigMismatch, match=r"A run can get longer, but this one has \d rounds already"):
+    with pytest.raises(
+        ConfigMismatch, match=r"A run can get longer, but this one has \d rounds already"
+    ):
         run(short(**fields, rounds=3), tmp_path / "grown")
     assert (tmp_path / "grown" / "config.json").read_bytes() == before
     run(short(**fields, rounds=8), tmp_path / "grown")
@@ -44,8 +48,18 @@ def test_the_same_bits_as_of_a_long_run(tmp_path, first):
 @pytest.mark.parametrize(
     ("method", "changes", "fields", "expected"),
     [
-        ("fedavg", {"rounds": (10, 6)}, {}, "A run can get longer, but this one has 10 rounds already"),
-        ("fedavg", {"rounds": (3, 6)}, {}, "Its checkpoints are of round 3, where a longer run has no evaluation"),
+        (
+            "fedavg",
+            {"rounds": (10, 6)},
+            {},
+            "A run can get longer, but this one has 10 rounds already",
+        ),
+        (
+            "fedavg",
+            {"rounds": (3, 6)},
+            {},
+            "Its checkpoints are of round 3, where a longer run has no evaluation",
+        ),
         (
             "fedavg",
             {"rounds": (3, 6), "optimizer.schedule_rounds": (3, 6)},
@@ -54,14 +68,20 @@ def test_the_same_bits_as_of_a_long_run(tmp_path, first):
             "--config.optimizer.schedule_rounds=3 keeps them",
         ),
         ("fedavg", {"rounds": (4, 6), "optimizer.schedule_rounds": (4, 6)}, {}, ""),
-        ("uda", {"rounds": (4, 6)}, {}, "stretches over all rounds of the run, so that rounds of a longer one are "),
+        (
+            "uda",
+            {"rounds": (4, 6)},
+            {},
+            "stretches over all rounds of the run, so that rounds of a longer one are ",
+        ),
         ("uda", {"rounds": (4, 6)}, {"method.tsa_rounds": 4}, ""),
         ("uda", {"rounds": (4, 6)}, {"method.tsa": "none"}, ""),
     ],
 )
 def test_what_stands_against_more_rounds(method, changes, fields, expected):
     config = presets.digits_by_writer(method, "5")
-    config.rounds, config.eval_every = 6, 2
+    config.rounds = 6
+    config.eval_every = 2
     config.update_from_flattened_dict(fields)
     checkpoints = [changes["rounds"][0]]
     found = why_not_longer(configs.resolve(config), changes, checkpoints)
@@ -71,6 +91,10 @@ def test_what_stands_against_more_rounds(method, changes, fields, expected):
 
 @pytest.mark.thorough
 def test_a_cosine_of_fixed_length_goes_on(tmp_path):
-    fields = {"optimizer.schedule": "cosine", "optimizer.schedule_rounds": 4, "method.warmup_rounds": 0}
+    fields = {
+        "optimizer.schedule": "cosine",
+        "optimizer.schedule_rounds": 4,
+        "method.warmup_rounds": 0,
+    }
     run(short(**fields), tmp_path)
     assert run(short(**fields, rounds=6), tmp_path)["rounds"] == 6

@@ -62,7 +62,9 @@ def test_resuming_drops_the_rows_after_the_checkpoint(tmp_path):
     log.truncate(after_round=4)
     log.append({"round": 6, "loss": 0.5})
     for rows in (log.rows(), MetricLog(tmp_path).rows()):
-        assert rows == [{"round": number, "loss": loss} for number, loss in ((2, 1.0), (4, 1.0), (6, 0.5))]
+        assert rows == [
+            {"round": number, "loss": loss} for number, loss in ((2, 1.0), (4, 1.0), (6, 0.5))
+        ]
     assert [row["round"] for row in read_csv(tmp_path)] == ["2", "4", "6"]
     log.truncate(after_round=0)
     assert log.rows() == MetricLog(tmp_path).rows() == []

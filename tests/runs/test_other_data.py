@@ -13,12 +13,18 @@ from fedjax_ssl.runs.stored_run import on_other_data
 
 def write(file, flip=0, examples=120):
     random = np.random.default_rng(0)
-    inputs, number = random.normal(size=(120, 2)).astype(np.float32), np.arange(examples)
+    inputs = random.normal(size=(120, 2)).astype(np.float32)
+    number = np.arange(examples)
     np.savez(file, inputs=inputs[:examples], labels=number % 2 ^ flip, client=number // 2 % 2)
 
 
 def start(folder, rounds):
-    given = {"data.path": folder / "t.npz", "data.client_test_fraction": 0.2, "rounds": rounds, "eval_every": 1}
+    given = {
+        "data.path": folder / "t.npz",
+        "data.client_test_fraction": 0.2,
+        "rounds": rounds,
+        "eval_every": 1,
+    }
     given = {field: str(value) for field, value in given.items()}
     return run(configs.load("npz", given), folder / "run", quiet=True)
 
@@ -28,10 +34,14 @@ def test_it_does_not_go_on_with_other_data_and_says_what_differs(tmp_path):
     first = start(tmp_path, 1)
     stored = (tmp_path / "run" / "model.json").read_bytes()
     write(tmp_path / "t.npz", flip=1)
-    with pytest.raises(RunFolderError, match=r"on other data than these .*\. labels: changed\. Give it the data"):
+    with pytest.raises(
+        RunFolderError, match=r"on other data than these .*\. labels: changed\. Give it the data"
+    ):
         start(tmp_path, 2)
     write(tmp_path / "t.npz", examples=80)
-    with pytest.raises(RunFolderError, match="training examples: 120 -> 80; inputs: changed; labels: changed"):
+    with pytest.raises(
+        RunFolderError, match="training examples: 120 -> 80; inputs: changed; labels: changed"
+    ):
         start(tmp_path, 1)
     assert (tmp_path / "run" / "model.json").read_bytes() == stored
     write(tmp_path / "t.npz")  # the same bytes at another time
@@ -50,8 +60,18 @@ def test_a_run_of_before_goes_on_with_a_note(tmp_path):
 
 
 def test_runs_on_other_data_are_found_where_their_settings_are_the_same():
-    one, two = {"inputs": "a"}, {"inputs": "b"}
-    runs = [("1", {"data": {"path": "x"}}, {"data": one}), ("2", {"data": {"path": "x"}}, {"data": one})]
-    runs += [("3", {"data": {"path": "x"}}, {"data": two}), ("4", {"data": {"path": "y"}}, {"data": two})]
-    runs += [("5", {"data": {"path": "x", "root": "/r"}}, {"data": one}), ("6", {"data": {"path": "x"}}, None)]
+    one = {"inputs": "a"}
+    two = {"inputs": "b"}
+    runs = [
+        ("1", {"data": {"path": "x"}}, {"data": one}),
+        ("2", {"data": {"path": "x"}}, {"data": one}),
+    ]
+    runs += [
+        ("3", {"data": {"path": "x"}}, {"data": two}),
+        ("4", {"data": {"path": "y"}}, {"data": two}),
+    ]
+    runs += [
+        ("5", {"data": {"path": "x", "root": "/r"}}, {"data": one}),
+        ("6", {"data": {"path": "x"}}, None),
+    ]
     assert on_other_data([*runs, ("7", {"data": {"path": "x"}}, {})]) == ["3"]

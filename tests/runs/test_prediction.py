@@ -1,4 +1,6 @@
-"""The prediction application as a user runs it: what lies in the run folder, and what is refused."""
+"""The prediction application as a user runs it: what lies in the run folder, and what is
+refused.
+"""
 
 import csv
 import json
@@ -24,14 +26,19 @@ def quick(variant="inputs"):
 
 @pytest.fixture
 def features(tmp_path):
-    """A user's file: three hospitals train, Aachen has no label, Delft only new examples; some labels are unknown."""
+    """A user's file: three hospitals train, Aachen has no label, Delft only new examples; some
+    labels are unknown.
+    """
     generator = np.random.default_rng(0)
     centres = 3 * np.eye(3, 8)
 
     def draw(classes):
-        return (centres[classes] + 0.5 * generator.normal(size=(len(classes), 8))).astype(np.float32)
+        return (centres[classes] + 0.5 * generator.normal(size=(len(classes), 8))).astype(
+            np.float32
+        )
 
-    classes, new = np.arange(60) % 3, np.arange(24) % 3
+    classes = np.arange(60) % 3
+    new = np.arange(24) % 3
     client = np.repeat(["Aachen", "Bonn", "Celle"], 20)
     arrays = {
         "inputs": draw(classes),
@@ -48,8 +55,11 @@ def features(tmp_path):
 
 def of_file(path):
     config = quick()
-    config.data.name, config.data.path, config.data.client_test_fraction = "npz", str(path), 0.0
-    config.supervision.name, config.supervision.fraction = "all", None
+    config.data.name = "npz"
+    config.data.path = str(path)
+    config.data.client_test_fraction = 0.0
+    config.supervision.name = "all"
+    config.supervision.fraction = None
     config.prediction.num_neighbors = 5
     return config
 
@@ -62,26 +72,44 @@ def table(path):
 @pytest.mark.thorough
 def test_labels_for_the_users_new_examples(features, tmp_path, capsys):
     path, truth = features
-    config, folder = of_file(path), tmp_path / "run"
+    config = of_file(path)
+    folder = tmp_path / "run"
     summary = run(config, folder)
     rows = table(folder / "predictions.csv")
     assert [row["client"] for row in rows] == ["Aachen"] * 8 + ["Bonn"] * 8 + ["Delft"] * 8
-    assert [int(row["row"]) for row in rows] == list(range(24)) and {row["split"] for row in rows} == {"test"}
-    assert [row["label"] for row in rows] == ["" if place % 5 == 0 else str(truth[place]) for place in range(24)]
+    assert [int(row["row"]) for row in rows] == list(range(24)) and {
+        row["split"] for row in rows
+    } == {"test"}
+    assert [row["label"] for row in rows] == [
+        "" if place % 5 == 0 else str(truth[place]) for place in range(24)
+    ]
     right = [row["xclp"] == str(known) for row, known in zip(rows, truth, strict=True)]
-    assert sum(right) >= 22  # also where nobody knows, where the client has no label, and no training data
+    # also where nobody knows, where the client has no label, and no training data
+    assert sum(right) >= 22
     assert [bool(row["per_client_lp"]) for row in rows] == [row["client"] == "Bonn" for row in rows]
     assert all(0 <= float(row["xclp_confidence"]) <= 1 for row in rows)
     by_client = {row["client"]: row for row in table(folder / "predictions_by_client.csv")}
-    assert [by_client["Delft"][name] for name in ("training_examples", "new_examples")] == ["0", "8"]
-    assert by_client["Aachen"]["labelled_examples"] == "0" and by_client["Aachen"]["per_client_lp_accuracy"] == "0.0000"
+    assert [by_client["Delft"][name] for name in ("training_examples", "new_examples")] == [
+        "0",
+        "8",
+    ]
+    assert (
+        by_client["Aachen"]["labelled_examples"] == "0"
+        and by_client["Aachen"]["per_client_lp_accuracy"] == "0.0000"
+    )
     xclp, alone = summary["predictions"]
     known = np.arange(24) % 5 != 0
-    assert xclp["accuracy"] == pytest.approx(np.mean(np.array(right)[known])) and xclp["coverage"] == 1
+    assert (
+        xclp["accuracy"] == pytest.approx(np.mean(np.array(right)[known])) and xclp["coverage"] == 1
+    )
     assert alone["coverage"] == pytest.approx(1 / 3) and alone["new_examples"] == 24
     assert summary["test_accuracy"] is None and not (folder / "metrics.csv").exists()
     printed = capsys.readouterr().out
-    assert "xclp" in printed and "without a label" in printed and str(folder / "predictions.csv") in printed
+    assert (
+        "xclp" in printed
+        and "without a label" in printed
+        and str(folder / "predictions.csv") in printed
+    )
 
 
 @pytest.mark.thorough
@@ -94,7 +122,10 @@ def test_new_examples_that_nobody_can_score(features, tmp_path):
     assert [row["name"] for row in summary["predictions"]] == ["xclp", "per_client_lp"]
     assert all("accuracy" not in row for row in summary["predictions"])
     assert [row["coverage"] for row in summary["predictions"]] == [1, pytest.approx(1 / 3)]
-    assert all(row["label"] == "" and row["xclp"] in "012" for row in table(tmp_path / "run" / "predictions.csv"))
+    assert all(
+        row["label"] == "" and row["xclp"] in "012"
+        for row in table(tmp_path / "run" / "predictions.csv")
+    )
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +150,8 @@ def test_after_training_the_network_predicts_too_and_features_are_its_own(traine
 @pytest.mark.thorough
 def test_an_approximate_search_says_how_many_neighbours_it_found(features, tmp_path):
     config = of_file(features[0])
-    config.prediction.predictors, config.prediction.neighbor_search = "xclp", "approximate"
+    config.prediction.predictors = "xclp"
+    config.prediction.neighbor_search = "approximate"
     (row,) = run(config, tmp_path / "run")["predictions"]
     assert row["neighbor_recall"] == 1  # so few points are searched exactly
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["predictions"][0] == row
@@ -130,7 +162,8 @@ def test_ways_of_predicting_have_names_of_their_own():
     names = [job.name for job in jobs_of(config)]
     assert names[:4] == ["network", "xclp_paper", "xclp_code", "xclp_paper_labelled"]
     assert len(set(names)) == len(names) == 9
-    config.prediction.variant, config.prediction.unlabelled = "paper", "without"
+    config.prediction.variant = "paper"
+    config.prediction.unlabelled = "without"
     assert [job.name for job in jobs_of(config)] == [
         "network",
         "xclp_labelled",
@@ -142,17 +175,32 @@ def test_ways_of_predicting_have_names_of_their_own():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"prediction.predictors": ""}, "config.rounds is 0 and config.prediction.predictors names nothing"),
+        (
+            {"prediction.predictors": ""},
+            "config.rounds is 0 and config.prediction.predictors names nothing",
+        ),
         ({"prediction.predictors": "xlcp"}, "names 'xlcp'. Did you mean 'xclp'?"),
-        ({"prediction.predictors": "network,xclp"}, "names 'network', whose classifier config.rounds=0"),
+        (
+            {"prediction.predictors": "network,xclp"},
+            "names 'network', whose classifier config.rounds=0",
+        ),
         ({"prediction.variant": "both of them"}, "config.prediction.variant is 'both of them'"),
         ({"prediction.groups": 2, "prediction.neighbor_search": "approximate"}, "use one of them"),
         ({"prediction.groups": 99}, "config.prediction.groups is 99; there are 14 clients"),
         ({"prediction.predictors": "xclp, xclp"}, "names one of them twice"),
         ({"prediction.features": "network"}, "whose weights config.rounds=0 leaves random"),
-        ({"data.client_test_fraction": 0.0, "data.test_fraction": 0.2}, "no new example belongs to a client"),
-        ({"data.client_test_fraction": 0.0, "data.left_out_client": 3}, "no client with new examples has any"),
-        ({"data.client_test_fraction": 0.0, "data.left_out_client": 14}, "no such client. Its clients: form 0, form 1"),
+        (
+            {"data.client_test_fraction": 0.0, "data.test_fraction": 0.2},
+            "no new example belongs to a client",
+        ),
+        (
+            {"data.client_test_fraction": 0.0, "data.left_out_client": 3},
+            "no client with new examples has any",
+        ),
+        (
+            {"data.client_test_fraction": 0.0, "data.left_out_client": 14},
+            "no such client. Its clients: form 0, form 1",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused(changes, message, tmp_path):
@@ -175,7 +223,9 @@ def test_exact_cosines_of_a_group_per_client_are_per_client_label_propagation(fe
     assert all(row["xclp"] == row["per_client_lp"] for row in rows)
     config.prediction.groups = 1
     config.prediction.neighbor_search = "approximate"
-    with pytest.raises(ConfigError, match=r"prediction\.similarity is 'exact', but protocols and the approximate"):
+    with pytest.raises(
+        ConfigError, match=r"prediction\.similarity is 'exact', but protocols and the approximate"
+    ):
         run(config, tmp_path / "refused", quiet=True)
 
 
@@ -194,14 +244,19 @@ def test_of_several_ways_one_is_to_be_read_first():
 def test_clients_with_coarse_labels_get_predictions_in_their_own_space_too(tmp_path):
     config = presets.mixed_federation("channels", labelled=2, coarse=4, sets=3)
     config.rounds = config.eval_every = 1
-    config.supervision.labels, config.supervision.sets = 10, 5
+    config.supervision.labels = 10
+    config.supervision.sets = 5
     config.supervision.correspondence = None  # parity, by default
-    config.data.test_clients, config.data.client_test_fraction = 0, 0.3
+    config.data.test_clients = 0
+    config.data.client_test_fraction = 0.3
     config.prediction.predictors = "network"
     run(config, tmp_path / "run")
     rows = table(tmp_path / "run" / "predictions.csv")
     coarse = {row["client"] for row in rows if row["network_coarse"]}
     assert len(coarse) == config.supervision.coarse_clients
     own = [row for row in rows if row["client"] in coarse]
-    assert len({row["network"] for row in own}) > 2 and {row["network_coarse"] for row in own} <= {"even", "odd"}
+    assert len({row["network"] for row in own}) > 2 and {row["network_coarse"] for row in own} <= {
+        "even",
+        "odd",
+    }
     assert not any(row["network_coarse"] for row in rows if row["client"] not in coarse)

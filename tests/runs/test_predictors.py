@@ -1,4 +1,6 @@
-"""One-shot prediction: which points stand in which graph, against the propagation of `fedjax_ssl.graph` itself."""
+"""One-shot prediction: which points stand in which graph, against the propagation of
+`fedjax_ssl.graph` itself.
+"""
 
 import dataclasses
 import functools
@@ -10,7 +12,13 @@ import pytest
 
 from fedjax_ssl import graph, methods
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.runs.predictors import by_codes, by_cosines, points_of, predict_with_graphs, random_groups
+from fedjax_ssl.runs.predictors import (
+    by_codes,
+    by_cosines,
+    points_of,
+    predict_with_graphs,
+    random_groups,
+)
 from tests import toy
 from tests.graph.masked_exchange import MaskedExchange
 
@@ -26,7 +34,9 @@ def embed(inputs):
 
 
 def federation():
-    """The toy federation, 20 of its test examples with the clients in turn, the other 4 nobody's."""
+    """The toy federation, 20 of its test examples with the clients in turn, the other 4
+    nobody's.
+    """
     data = toy.federation(num_test=24)
     owner = jnp.where(jnp.arange(24) < 20, jnp.arange(24) % NUM_CLIENTS, -1).astype(jnp.int32)
     return dataclasses.replace(data, test_client=owner, num_new_clients=1)
@@ -38,8 +48,11 @@ label_propagation = jax.jit(graph.label_propagation, static_argnums=(2, 3))
 OWNED = np.asarray(DATA.test_client) >= 0
 
 
-def predict(data=DATA, graph_of=ONE_GRAPH, num_graphs=1, exact=False, options=None, variants=None, **search):
-    options, settings = options or {}, (SETTINGS,) if variants is None else variants
+def predict(
+    data=DATA, graph_of=ONE_GRAPH, num_graphs=1, exact=False, options=None, variants=None, **search
+):
+    options = options or {}
+    settings = (SETTINGS,) if variants is None else variants
 
     points = points_of(data)
     if exact:
@@ -62,14 +75,19 @@ def rows_of(client, data=DATA, unlabelled=True):
 
 
 def expected(clients, unlabelled=True, new=None, exact=False):
-    """New examples of some clients with their labels and confidences, by the primitives; padded to one shape."""
+    """New examples of some clients with their labels and confidences, by the primitives; padded
+    to one shape.
+    """
     parts = [rows_of(client, unlabelled=unlabelled) for client in clients]
     new = np.flatnonzero(np.isin(DATA.test_client, clients)) if new is None else new
     rows = np.concatenate([*(part[0] for part in parts), np.asarray(DATA.test_index)[new]])
-    observed = np.concatenate([*(part[1] for part in parts), np.full(len(new), -1)]).astype(np.int32)
+    observed = np.concatenate([*(part[1] for part in parts), np.full(len(new), -1)]).astype(
+        np.int32
+    )
     padding = 80 - len(rows)
     features = embed(DATA.inputs[np.pad(rows, (0, padding))])
-    observed, valid = jnp.asarray(np.pad(observed, (0, padding))), jnp.arange(80) < len(rows)
+    observed = jnp.asarray(np.pad(observed, (0, padding)))
+    valid = jnp.arange(80) < len(rows)
     if exact:
         result = label_propagation(features, observed, toy.NUM_CLASSES, SETTINGS, valid=valid)
     else:
@@ -87,7 +105,9 @@ def test_one_graph_is_xclp_over_all_points(unlabelled):
     np.testing.assert_array_equal(new, np.flatnonzero(OWNED))
     np.testing.assert_array_equal(found.labels[new], labels)
     np.testing.assert_allclose(found.confidence[new], confidence, atol=1e-5)
-    assert (np.asarray(found.labels)[~OWNED] == -1).all() and not np.asarray(found.confidence)[~OWNED].any()
+    assert (np.asarray(found.labels)[~OWNED] == -1).all() and not np.asarray(found.confidence)[
+        ~OWNED
+    ].any()
     truth = np.asarray(DATA.labels)[np.asarray(DATA.test_index)]
     assert np.mean(np.asarray(found.labels)[OWNED] == truth[OWNED]) > 0.8  # chance: 1/3
 
@@ -108,7 +128,8 @@ def test_a_graph_per_client_is_label_propagation_alone():
     for client in range(NUM_CLIENTS):
         new, labels, _ = expected([client], exact=True)
         np.testing.assert_array_equal(found.labels[new], labels)
-    without = np.isin(np.asarray(DATA.test_client), [2, NUM_CLIENTS - 1])  # no labels; no training data
+    # no labels; no training data
+    without = np.isin(np.asarray(DATA.test_client), [2, NUM_CLIENTS - 1])
     assert (np.asarray(found.labels)[without] == -1).all()
 
 
@@ -141,14 +162,19 @@ def test_random_groups():
     assert sorted(np.bincount(groups)) == [2, 3, 3, 3]
     assert (groups != np.asarray(random_groups(jax.random.key(4), 11, 4))).any()
     for number in (0, 12):
-        with pytest.raises(ValueError, match=rf"groups is {number}; with 11 clients it must be 1\.\.11"):
+        with pytest.raises(
+            ValueError, match=rf"groups is {number}; with 11 clients it must be 1\.\.11"
+        ):
             random_groups(KEY, 11, number)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"variants": (SETTINGS, SETTINGS._replace(num_neighbors=4))}, "give num_bits and num_neighbors one value"),
+        (
+            {"variants": (SETTINGS, SETTINGS._replace(num_neighbors=4))},
+            "give num_bits and num_neighbors one value",
+        ),
     ],
 )
 def test_bad_settings_are_refused(changes, message):
@@ -159,16 +185,20 @@ def test_bad_settings_are_refused(changes, message):
 @pytest.mark.thorough
 @pytest.mark.parametrize("num_graphs", [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_a_protocol_predicts_between_rounds(num_graphs):
-    """A network trains, its features meet in a protocol on the host, and training goes on as if nothing had been."""
+    """A network trains, its features meet in a protocol on the host, and training goes on as if
+    nothing had been.
+    """
     method = methods.build("fedavg", toy.setup(DATA))
     train = jax.jit(method.round)
     before = train(KEY, method.init(KEY, DATA), DATA)[0]
     alone = train(KEY, before, DATA)[0]
-    graph_of, protocol = jnp.arange(NUM_CLIENTS, dtype=jnp.int32) % num_graphs, MaskedExchange()
+    graph_of = jnp.arange(NUM_CLIENTS, dtype=jnp.int32) % num_graphs
+    protocol = MaskedExchange()
     variants = (SETTINGS, SETTINGS._replace(label_norm="class", confidence_scale="client_max"))
 
     def ask(**search):
-        points, embed_inputs = points_of(DATA), functools.partial(method.embed, before)
+        points = points_of(DATA)
+        embed_inputs = functools.partial(method.embed, before)
         label = by_codes(KEY, DATA, points, embed_inputs, variants, **search)
         return predict_with_graphs(DATA, points, label, graph_of, num_graphs)
 
@@ -176,6 +206,11 @@ def test_a_protocol_predicts_between_rounds(num_graphs):
     jax.tree.map(np.testing.assert_array_equal, found, ask(exchange=graph.IDEAL))
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-3), found, ask())
     # Variants share the distances; clients of different graphs do not meet.
-    together = [(a, b) for a in range(NUM_CLIENTS) for b in range(a, NUM_CLIENTS) if (b - a) % num_graphs == 0]
+    together = [
+        (a, b)
+        for a in range(NUM_CLIENTS)
+        for b in range(a, NUM_CLIENTS)
+        if (b - a) % num_graphs == 0
+    ]
     assert sorted(protocol.pairs) == together and protocol.calls == len(variants) * num_graphs
     jax.tree.map(np.testing.assert_array_equal, train(KEY, before, DATA)[0], alone)

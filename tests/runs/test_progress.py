@@ -40,7 +40,8 @@ class Clock:
 def test_a_file_gets_plain_lines(monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "40")
-    stream, clock = io.StringIO(), Clock()
+    stream = io.StringIO()
+    clock = Clock()
     with Progress(12, stream=stream, clock=clock) as progress:
         progress.start(START)
         clock.now += 30.0  # compiling and the first four rounds
@@ -74,7 +75,8 @@ def test_a_file_gets_plain_lines(monkeypatch):
 
 
 def test_a_resumed_run_counts_only_its_own_rounds():
-    stream, clock = io.StringIO(), Clock()
+    stream = io.StringIO()
+    clock = Clock()
     progress = Progress(20, start_round=10, stream=stream, clock=clock)
     progress.start(START)
     clock.now += 5.0
@@ -83,19 +85,25 @@ def test_a_resumed_run_counts_only_its_own_rounds():
 
 
 def test_the_time_left_is_said_after_the_first_block_and_slow_clients_by_the_seconds_of_one():
-    stream, clock = io.StringIO(), Clock()
+    stream = io.StringIO()
+    clock = Clock()
     progress = Progress(20, stream=stream, clock=clock)
     progress.start(START)
     clock.now += 60.0  # most of it compiling
     progress.update(5, {"seconds": 10.0, "client_updates_per_second": 0.04})
-    assert stream.getvalue().endswith("round 5/20, client updates one in 25.0 s, 0:00:30 left of about 0:01:30\n")
+    assert stream.getvalue().endswith(
+        "round 5/20, client updates one in 25.0 s, 0:00:30 left of about 0:01:30\n"
+    )
 
 
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
         ({}, "predict takes that of round 9, the last one"),
-        ({"selected_round": 4, "validation_examples": 25}, "of round 4, the best of 25 validation examples"),
+        (
+            {"selected_round": 4, "validation_examples": 25},
+            "of round 4, the best of 25 validation examples",
+        ),
     ],
 )
 def test_the_last_lines_name_the_model_that_predict_takes(fields, said):
@@ -169,7 +177,9 @@ def test_clients_are_listed_from_the_worst_on():
     stream = io.StringIO()
     progress = Progress(2, stream=stream)
     progress.clients({"north": 0.75, "south-west": 0.5}, "runs/x/client_accuracy.csv")
-    progress.clients({str(number): number / 100 for number in range(25)}, "runs/x/client_accuracy.csv")
+    progress.clients(
+        {str(number): number / 100 for number in range(25)}, "runs/x/client_accuracy.csv"
+    )
     lines = stream.getvalue().splitlines()
     assert lines[:3] == ["accuracy by client:", "  south-west   50.00%", "  north        75.00%"]
     assert lines[3] == "accuracy by client, the worst:" and lines[4] == "  0    0.00%"
@@ -192,7 +202,8 @@ def test_an_error_leaves_the_terminal_in_order(monkeypatch):
     with pytest.raises(RuntimeError, match="in a round"), Progress(2, stream=stream) as progress:
         progress.start(START)
         raise RuntimeError("in a round")
-    assert stream.getvalue().rfind("\x1b[?25h") > stream.getvalue().rfind("\x1b[?25l")  # the cursor is back
+    # the cursor is back
+    assert stream.getvalue().rfind("\x1b[?25h") > stream.getvalue().rfind("\x1b[?25l")
 
 
 def test_a_reader_that_is_gone_is_an_error_that_the_caller_hears_of():

@@ -1,4 +1,6 @@
-"""Examples on the host: the same bits as on the device for methods that learn from their cohort; the others say so."""
+"""Examples on the host: the same bits as on the device for methods that learn from their cohort;
+the others say so.
+"""
 
 import dataclasses
 
@@ -26,8 +28,11 @@ from tests.test_resume import rows_of
 
 def experiment(method="fedavg", residence="host", **fields):
     config = configs.load(f"digits:{method}")
-    config.rounds, config.eval_every, config.data.residence = 5, 2, residence
-    config.optimizer.local_epochs, config.federated.cohort_size = 1, 3
+    config.rounds = 5
+    config.eval_every = 2
+    config.data.residence = residence
+    config.optimizer.local_epochs = 1
+    config.federated.cohort_size = 3
     if "warmup_rounds" in config.method:
         config.method.warmup_rounds = 2
     config.update_from_flattened_dict(fields)
@@ -41,13 +46,16 @@ def toy_dataset(federation):
 
 
 def toy_host(federation):
-    """The toy federation's inputs as a host has them, and the federation with what is always on the device."""
+    """The toy federation's inputs as a host has them, and the federation with what is always on
+    the device.
+    """
     host = HostInputs(toy_dataset(federation))
     return host, dataclasses.replace(federation, inputs=data.load_examples(host, federation))
 
 
 def test_rounds_on_the_cohorts_examples_have_the_bits_of_rounds_on_all():
-    cohort, whole = 2, toy.federation(server=9)
+    cohort = 2
+    whole = toy.federation(server=9)
     host, here = toy_host(whole)
     method = methods.build("fedavg", toy.setup(whole, cohort_size=cohort))
     key = jax.random.key(3)
@@ -65,7 +73,9 @@ def test_rounds_on_the_cohorts_examples_have_the_bits_of_rounds_on_all():
 
     jax.tree.map(np.testing.assert_array_equal, two_rounds(state, whole), two_rounds(state, loaded))
     jax.tree.map(
-        np.testing.assert_array_equal, whole.inputs[whole.test_index], np.asarray(loaded.inputs[whole.test_index])
+        np.testing.assert_array_equal,
+        whole.inputs[whole.test_index],
+        np.asarray(loaded.inputs[whole.test_index]),
     )
 
 
@@ -78,25 +88,36 @@ def test_a_test_split_that_is_not_used_counts_nowhere():
 
 
 def prepared(monkeypatch, large=None, residence="host", **fields):
-    """A run on the toy federation, its examples where it leaves them; `large`: what is said of their size."""
-    shared, whole = Shared(), toy.federation()
+    """A run on the toy federation, its examples where it leaves them; `large`: what is said of
+    their size.
+    """
+    shared = Shared()
+    whole = toy.federation()
     config = configs.resolve(experiment(residence=residence, **fields))
-    monkeypatch.setattr(compile, "load_resolved", lambda config: Experiment(config, toy_dataset(whole)))
-    monkeypatch.setattr(compile, "federate", lambda one, *_: toy_host(whole)[1] if one.host else whole)
+    monkeypatch.setattr(
+        compile, "load_resolved", lambda config: Experiment(config, toy_dataset(whole))
+    )
+    monkeypatch.setattr(
+        compile, "federate", lambda one, *_: toy_host(whole)[1] if one.host else whole
+    )
     if large is not None:
         monkeypatch.setattr(residence_module, "_too_large", lambda size: large)
     return shared.prepare(config)
 
 
 def test_the_next_block_is_brought_while_one_computes(monkeypatch):
-    run, asked = prepared(monkeypatch), []
+    run = prepared(monkeypatch)
+    asked = []
     monkeypatch.setattr(Feed, "_bring", lambda fed, drawn: asked.append(drawn) or int(drawn.first))
     with Feed(run.experiment, run.inputs.federation, run.method, None, run.inputs.key) as feed:
         assert [feed.block(*block) for block in ((0, 2), (2, 2), (4, 1))] == [0, 2, 4]
         # Each once, and nothing after the last round.
         assert [(int(drawn.first), len(drawn.ids)) for drawn in asked] == [(0, 2), (2, 2), (4, 1)]
         assert feed.block(2, 2) == 2  # not what was expected: brought now
-    assert "examples stay on the host (1.78 kB, of which the source has loaded 640 B)" in feed.describe()
+    assert (
+        "examples stay on the host (1.78 kB, of which the source has loaded 640 B)"
+        in feed.describe()
+    )
 
 
 @pytest.mark.parametrize(
@@ -106,12 +127,20 @@ def test_the_next_block_is_brought_while_one_computes(monkeypatch):
             {"prediction.predictors": "network,xclp", "data.client_test_fraction": 0.1},
             "names xclp, whose graph has all",
         ),
-        pytest.param({"method": "cbafed"}, "cbafed looks at the examples of all clients", marks=pytest.mark.thorough),
+        pytest.param(
+            {"method": "cbafed"},
+            "cbafed looks at the examples of all clients",
+            marks=pytest.mark.thorough,
+        ),
         ({"method": "fedsem"}, "fedsem looks at the examples of all clients"),
     ],
 )
-def test_what_needs_all_examples_is_refused_and_left_on_the_device_by_auto(settings, message, monkeypatch):
-    with pytest.raises(ConfigError, match=f"config.data.residence is 'host', but .*{message}.*residence=device"):
+def test_what_needs_all_examples_is_refused_and_left_on_the_device_by_auto(
+    settings, message, monkeypatch
+):
+    with pytest.raises(
+        ConfigError, match=f"config.data.residence is 'host', but .*{message}.*residence=device"
+    ):
         prepared(monkeypatch, **settings)
     monkeypatch.setattr(compile.predict, "check", lambda *given: None)
     assert prepared(monkeypatch, large=True, residence="auto", **settings).experiment.host is None
@@ -119,16 +148,20 @@ def test_what_needs_all_examples_is_refused_and_left_on_the_device_by_auto(setti
 
 def test_auto_goes_by_size(monkeypatch):
     assert prepared(monkeypatch, residence="auto").experiment.host is None
-    with monkeypatch.context() as elsewhere:  # too large for another process: then all leave them on the host
+    # too large for another process: then all leave them on the host
+    with monkeypatch.context() as elsewhere:
         elsewhere.setattr(runs.Team, "any", lambda team, here: not here)
         assert prepared(monkeypatch, residence="auto").experiment.host is not None
-    monkeypatch.setattr(residence_module.processor, "memory", lambda: 3000)  # the examples have 1,776 bytes
+    # the examples have 1,776 bytes
+    monkeypatch.setattr(residence_module.processor, "memory", lambda: 3000)
     assert prepared(monkeypatch, residence="auto").experiment.host is not None
 
 
 @pytest.mark.thorough
 def test_the_function_of_a_key_brings_examples_too():
-    both = [make_train(experiment(residence=where))(jax.random.key(3)) for where in ("host", "device")]
+    both = [
+        make_train(experiment(residence=where))(jax.random.key(3)) for where in ("host", "device")
+    ]
     (state, metrics), (other, others) = both
     np.testing.assert_array_equal(metrics["test_loss"], others["test_loss"])
     jax.tree.map(np.testing.assert_array_equal, state.params, other.params)
@@ -138,7 +171,8 @@ def test_the_function_of_a_key_brings_examples_too():
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("method", "devices"),  # that share the cohort of 3; those of one device have all clients', the others their own
+    # that share the cohort of 3; those of one device have all clients', the others their own
+    ("method", "devices"),
     [
         *(("fedavg", 1), ("fixmatch", 3), ("fedmatch", 3), ("semifl", 3), ("xclp", 1), ("xclp", 3)),
         *(("protofssl", 3), ("mixed", 3), ("fedul", 1), ("fedrep", 3), ("fedrgd", 2)),
@@ -150,7 +184,9 @@ def test_a_run_has_the_bits_of_one_on_the_device(method, devices, tmp_path):
     for where in data.RESIDENCES[1:]:
         run(experiment(method, where, **fields), tmp_path / where)
     assert rows_of(tmp_path / "device") == rows_of(tmp_path / "host")
-    jax.tree.map(np.testing.assert_array_equal, state_of(tmp_path / "device"), state_of(tmp_path / "host"))
+    jax.tree.map(
+        np.testing.assert_array_equal, state_of(tmp_path / "device"), state_of(tmp_path / "host")
+    )
 
 
 @pytest.mark.thorough
@@ -163,7 +199,9 @@ def test_a_run_goes_on_with_its_examples_elsewhere(tmp_path):
 
 @pytest.mark.thorough
 def test_a_device_has_room_for_its_share_in_all_rounds(monkeypatch):
-    """Where everybody who has labels takes part, their actual shares tell; else the largest clients of two rounds."""
+    """Where everybody who has labels takes part, their actual shares tell; else the largest
+    clients of two rounds.
+    """
     mesh = Mesh(np.array(jax.devices()[:3]), ("clients",))
     for cohort, width in ((None, 17), (3, 26)):
         run = prepared(monkeypatch, **{"federated.cohort_size": cohort, "federated.devices": 3})

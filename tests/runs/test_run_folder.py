@@ -2,7 +2,13 @@ import json
 
 import pytest
 
-from fedjax_ssl.runs.folder import ConfigMismatch, FolderLocked, RunFolder, RunFolderError, config_differences
+from fedjax_ssl.runs.folder import (
+    ConfigMismatch,
+    FolderLocked,
+    RunFolder,
+    RunFolderError,
+    config_differences,
+)
 
 CONFIG = {
     "rounds": 5,

@@ -1,4 +1,6 @@
-"""Detailed scores at the end of a run, beside scikit-learn's, and the temperature that goes with the model."""
+"""Detailed scores at the end of a run, beside scikit-learn's, and the temperature that goes with
+the model.
+"""
 
 import numpy as np
 import pandas as pd
@@ -14,8 +16,11 @@ from fedjax_ssl.runs.scores import fit_temperature, scaled, scores
 
 def experiment(**fields):
     config = presets.digits_by_writer("fedavg", "all")
-    config.rounds, config.eval_every, config.optimizer.local_epochs = 2, 1, 1
-    config.data.test_clients, config.data.validation_fraction = 3, 0.2
+    config.rounds = 2
+    config.eval_every = 1
+    config.optimizer.local_epochs = 1
+    config.data.test_clients = 3
+    config.data.validation_fraction = 0.2
     config.update_from_flattened_dict(fields)
     return config
 
@@ -34,43 +39,66 @@ def folder(tmp_path_factory, shared):
 
 def table_of(folder):
     table = pd.read_csv(folder / "test_predictions.csv", dtype={"label": str, "prediction": str})
-    return table, table.filter(like="probability_").to_numpy(), table["label"].astype(int).to_numpy()
+    return (
+        table,
+        table.filter(like="probability_").to_numpy(),
+        table["label"].astype(int).to_numpy(),
+    )
 
 
 def assert_equal_to_sklearn(found, labels, probabilities):
-    classes, predicted = range(probabilities.shape[1]), probabilities.argmax(axis=1)
-    assert found["confusion"] == sklearn.confusion_matrix(labels, predicted, labels=classes).tolist()
-    theirs = sklearn.precision_recall_fscore_support(labels, predicted, labels=classes, zero_division=np.nan)
+    classes = range(probabilities.shape[1])
+    predicted = probabilities.argmax(axis=1)
+    assert (
+        found["confusion"] == sklearn.confusion_matrix(labels, predicted, labels=classes).tolist()
+    )
+    theirs = sklearn.precision_recall_fscore_support(
+        labels, predicted, labels=classes, zero_division=np.nan
+    )
     for name, values in zip(("precision", "recall", "f1", "support"), theirs, strict=True):
         np.testing.assert_allclose(np.array(found[name], float), values, atol=1e-6, err_msg=name)
     probabilities = probabilities / probabilities.sum(axis=1, keepdims=True)
-    assert found["brier"] == pytest.approx(sklearn.brier_score_loss(labels, probabilities, labels=classes), abs=1e-5)
-    assert found["loss"] == pytest.approx(sklearn.log_loss(labels, probabilities, labels=classes), abs=1e-4)
+    assert found["brier"] == pytest.approx(
+        sklearn.brier_score_loss(labels, probabilities, labels=classes), abs=1e-5
+    )
+    assert found["loss"] == pytest.approx(
+        sklearn.log_loss(labels, probabilities, labels=classes), abs=1e-4
+    )
     for k in (2, 3, 5):
         theirs = sklearn.top_k_accuracy_score(labels, probabilities, k=k, labels=classes)
         assert found[f"top_{k}_accuracy"] == pytest.approx(theirs, abs=1e-6)
     right, sure = calibration_curve(predicted == labels, probabilities.max(axis=1), n_bins=15)
     filled = np.array(found["reliability"]["examples"]) > 0
-    np.testing.assert_allclose(np.array(found["reliability"]["right"], float)[filled], right, atol=1e-6)
-    np.testing.assert_allclose(np.array(found["reliability"]["probability"], float)[filled], sure, atol=1e-5)
+    np.testing.assert_allclose(
+        np.array(found["reliability"]["right"], float)[filled], right, atol=1e-6
+    )
+    np.testing.assert_allclose(
+        np.array(found["reliability"]["probability"], float)[filled], sure, atol=1e-5
+    )
 
 
 def test_scores_and_predictions_of_a_run(folder, shared, capsys):
-    model, (table, probabilities, labels) = load_run(folder), table_of(folder)
+    model = load_run(folder)
+    (table, probabilities, labels) = table_of(folder)
     found = model.summary["scores"]
     assert 0 < model.summary["evaluate_seconds"] <= model.summary["train_seconds"]
-    assert found["round"] == model.round and found["accuracy"] == pytest.approx(model.metrics["test_accuracy"])
+    assert found["round"] == model.round and found["accuracy"] == pytest.approx(
+        model.metrics["test_accuracy"]
+    )
     assert_equal_to_sklearn(found, labels, probabilities)
     # The file has what `predict` gives for the same images, and says which they are.
     digits = data.load("digits").train
-    images, rows = digits.x[table["row"]], table["row"].to_numpy()
+    images = digits.x[table["row"]]
+    rows = table["row"].to_numpy()
     np.testing.assert_allclose(model.predict(images), probabilities, atol=1e-6)
     np.testing.assert_array_equal(digits.y[rows], labels)
     assert (table["prediction"].astype(int) == probabilities.argmax(axis=1)).all()
     # Without the temperature they are those of the round's evaluation.
     assert model.temperature == pytest.approx(found["temperature"]) and found["temperature"] != 1
     plain = np.log(model.predict(images, calibrated=False))
-    assert -plain[np.arange(len(labels)), labels].mean() == pytest.approx(model.metrics["test_loss"], rel=1e-4)
+    assert -plain[np.arange(len(labels)), labels].mean() == pytest.approx(
+        model.metrics["test_loss"], rel=1e-4
+    )
     assert found["uncalibrated_loss"] == pytest.approx(model.metrics["test_loss"], rel=1e-5)
     assert found["uncalibrated_ece"] == pytest.approx(model.metrics["test_ece"], abs=1e-5)
     assert load_run(folder, "last").temperature == (model.temperature if model.round == 2 else None)
@@ -89,14 +117,20 @@ def test_scores_of_every_client(folder):
     assert sorted(clients.index) == sorted(table["client"].unique()) and len(clients) == 3
     for name, row in clients.iterrows():
         own = (table["client"] == name).to_numpy()
-        p, n = (probabilities[own].argmax(axis=1) == labels[own]).mean(), own.sum()
+        p = (probabilities[own].argmax(axis=1) == labels[own]).mean()
+        n = own.sum()
         assert row["examples"] == n and row["accuracy"] == pytest.approx(p, abs=1e-6)
-        recall = sklearn.recall_score(labels[own], probabilities[own].argmax(axis=1), average=None, labels=range(10))
+        recall = sklearn.recall_score(
+            labels[own], probabilities[own].argmax(axis=1), average=None, labels=range(10)
+        )
         there = row["support_0":"support_9"].to_numpy() > 0
-        np.testing.assert_allclose(row["recall_0":"recall_9"].to_numpy(float)[there], recall[there], atol=1e-6)
+        np.testing.assert_allclose(
+            row["recall_0":"recall_9"].to_numpy(float)[there], recall[there], atol=1e-6
+        )
         # Wilson 1927, equation by hand.
         z = 1.959964
-        center, half = p + z * z / (2 * n), z * np.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+        center = p + z * z / (2 * n)
+        half = z * np.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
         ends = (center - half) / (1 + z * z / n), (center + half) / (1 + z * z / n)
         assert (row["accuracy_low"], row["accuracy_high"]) == pytest.approx(ends, abs=1e-5)
 
@@ -118,10 +152,16 @@ def test_a_temperature_is_found_again_and_none_where_nothing_is_wrong():
 
 
 def test_clients_own_models_predict_their_examples(tmp_path):
-    fields = {"rounds": 2, "eval_every": 2, "data.test_clients": 0, "data.client_test_fraction": 0.3}
+    fields = {
+        "rounds": 2,
+        "eval_every": 2,
+        "data.test_clients": 0,
+        "data.client_test_fraction": 0.3,
+    }
     summary = run(load_config("digits", fields | {"federated.name": "local"}), tmp_path, quiet=True)
     assert summary["scores"]["model"] == "clients' own" and "temperature" not in summary["scores"]
-    model, (table, probabilities, _) = load_run(tmp_path), table_of(tmp_path)
+    model = load_run(tmp_path)
+    (table, probabilities, _) = table_of(tmp_path)
     images = data.load("digits").train.x
     for name in table["client"].unique()[:2]:
         own = (table["client"] == name).to_numpy()
@@ -131,7 +171,11 @@ def test_clients_own_models_predict_their_examples(tmp_path):
 
 def test_the_file_is_written_as_asked_for(tmp_path, shared, capsys, monkeypatch):
     monkeypatch.setattr("fedjax_ssl.runs.scores.MOST_NUMBERS", 100)
-    for asked, said in (("auto", "config.test_predictions=all writes them"), ("none", ""), ("all", "")):
+    for asked, said in (
+        ("auto", "config.test_predictions=all writes them"),
+        ("none", ""),
+        ("all", ""),
+    ):
         (tmp_path / "summary.json").unlink(missing_ok=True)
         run(experiment(test_predictions=asked), tmp_path, shared=shared)
         assert said in capsys.readouterr().out

@@ -11,7 +11,9 @@ ACCURACIES = (0.9, 0.5, 0.7, 0.7, 0.6)  # after rounds 1 to 5, of validation
 
 def summary(**fields):
     config = configs.default("xclp")
-    config.rounds, config.method.warmup_rounds, config.data.validation_fraction = 5, 0, 0.1
+    config.rounds = 5
+    config.method.warmup_rounds = 0
+    config.data.validation_fraction = 0.1
     config.update_from_flattened_dict(fields)
     row = dict.fromkeys(TOTALS, 0)
     rows = [
@@ -37,7 +39,11 @@ def test_the_best_round_from_a_given_one_on(fields, expected) -> None:
 
 
 def test_a_round_after_the_last_or_without_validation_data_is_said_to_do_nothing() -> None:
-    with pytest.warns(configs.ConfigNote, match=r"config\.select_from=6 comes after the last of 5 rounds"):
+    with pytest.warns(
+        configs.ConfigNote, match=r"config\.select_from=6 comes after the last of 5 rounds"
+    ):
         assert summary(select_from=6) == (5, 0.5)
-    with pytest.warns(configs.ConfigNote, match="select_from=2 has no effect without validation data"):
+    with pytest.warns(
+        configs.ConfigNote, match="select_from=2 has no effect without validation data"
+    ):
         summary(select_from=2, **{"data.validation_fraction": 0.0})

@@ -1,4 +1,6 @@
-"""A start from another run's weights: every method begins with them, and needs their folder at no later time."""
+"""A start from another run's weights: every method begins with them, and needs their folder at
+no later time.
+"""
 
 import shutil
 
@@ -31,7 +33,9 @@ class Net(nnx.Module):
 
 
 def config_of(name="digits_fedavg", **settings):
-    return fs.load_config(name, {"rounds": 1, "eval_every": 1, "metrics": (), **NETWORK, **settings})
+    return fs.load_config(
+        name, {"rounds": 1, "eval_every": 1, "metrics": (), **NETWORK, **settings}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -64,15 +68,19 @@ def written(path, arrays):
 
 
 def test_a_run_starts_where_another_ended_and_needs_it_no_more(source, shared, tmp_path):
-    model, kept = fs.load_run(source), tmp_path / "kept"
+    model = fs.load_run(source)
+    kept = tmp_path / "kept"
     saved = model.save_parameters(tmp_path / "saved.safetensors")
     config = config_of(start_from=str(kept))
     shutil.copytree(source, kept)
-    of_folder, of_file = (network_at_start(config_of(start_from=str(place))) for place in (kept, saved))
+    of_folder, of_file = (
+        network_at_start(config_of(start_from=str(place))) for place in (kept, saved)
+    )
     chex.assert_trees_all_equal(of_folder, of_file)
     trained = jax.tree.map(np.asarray, model._method.network(model._state))
     chex.assert_trees_all_equal(of_folder, trained)
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole = tmp_path / "whole"
+    cut = tmp_path / "cut"
     config.rounds = 2
     expected = run(config, whole, shared=shared, quiet=True)
     config.rounds = 1
@@ -81,15 +89,22 @@ def test_a_run_starts_where_another_ended_and_needs_it_no_more(source, shared, t
     config.rounds = 2
     assert fs.run(config, cut, quiet=True)["test_loss"] == expected["test_loss"]
     images = fs.load_dataset("digits").train.x[:5]
-    np.testing.assert_array_equal(fs.load_run(cut).predict(images), fs.load_run(whole).predict(images))
-    assert static_part(fs.config.resolve(config)) == static_part(fs.config.resolve(config_of(rounds=2)))
+    np.testing.assert_array_equal(
+        fs.load_run(cut).predict(images), fs.load_run(whole).predict(images)
+    )
+    assert static_part(fs.config.resolve(config)) == static_part(
+        fs.config.resolve(config_of(rounds=2))
+    )
 
 
 @pytest.mark.parametrize(
     "method",
     [
         *("fedmatch", "own"),
-        *(pytest.param(name, marks=pytest.mark.thorough) for name in ("fedrep", "fedavg", "fedsiam", "protofssl")),
+        *(
+            pytest.param(name, marks=pytest.mark.thorough)
+            for name in ("fedrep", "fedavg", "fedsiam", "protofssl")
+        ),
     ],
 )
 def test_every_method_starts_from_parameters_and_statistics(tmp_path, monkeypatch, method):
@@ -103,7 +118,10 @@ def test_every_method_starts_from_parameters_and_statistics(tmp_path, monkeypatc
         config.method.psi_factor = 0.0
     drawn = by_name(*network_at_start(config))
     random = np.random.default_rng(0)
-    arrays = {name: random.uniform(0.5, 1, value.shape).astype(np.float32) for name, value in drawn.items()}
+    arrays = {
+        name: random.uniform(0.5, 1, value.shape).astype(np.float32)
+        for name, value in drawn.items()
+    }
     assert any(name.startswith("batch_stats") for name in arrays)
     config.start_from = written(tmp_path / "start.safetensors", arrays)
     chex.assert_trees_all_equal(by_name(*network_at_start(config)), arrays)
@@ -131,7 +149,10 @@ def test_without_a_round_the_other_run_predicts(source, tmp_path):
 )
 def test_weights_that_do_not_fit_are_named(source, tmp_path, capsys, settings, expected):
     fields = {**NETWORK, "start_from": str(source), **settings}
-    values = [f"--{name}={','.join(map(str, v)) if isinstance(v, tuple) else v}" for name, v in fields.items()]
+    values = [
+        f"--{name}={','.join(map(str, v)) if isinstance(v, tuple) else v}"
+        for name, v in fields.items()
+    ]
     assert cli.main(["run", "digits_fedavg", "--workdir", str(tmp_path / "run"), *values]) == 2
     said = capsys.readouterr().err
     assert "config.start_from" in said and expected in said and not (tmp_path / "run").exists()

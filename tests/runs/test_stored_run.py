@@ -45,7 +45,11 @@ def test_an_unfinished_run_is_no_problem(tmp_path):
 
 
 def test_what_a_sweep_noted_of_a_run_that_failed(tmp_path):
-    write(tmp_path, config__json=json.dumps(CONFIG), ended__json='{"status": "failed", "message": "no memory"}')
+    write(
+        tmp_path,
+        config__json=json.dumps(CONFIG),
+        ended__json='{"status": "failed", "message": "no memory"}',
+    )
     assert read_run(tmp_path).state == "failed: no memory"
     write(tmp_path, summary__json="{}")
     assert read_run(tmp_path).state == "finished"
@@ -65,11 +69,19 @@ def test_damage_is_named_and_passed_over(tmp_path):
     assert [row["round"] for row in run.rows] == [5, 10]
     assert run.summary is None and run.clients == {}
     said = "\n".join(run.problems)
-    for part in ("line 2 is damaged", "line 3 repeats round 5", "line 4 is damaged", "summary.json is damaged", "much"):
+    for part in (
+        "line 2 is damaged",
+        "line 3 repeats round 5",
+        "line 4 is damaged",
+        "summary.json is damaged",
+        "much",
+    ):
         assert part in said
 
 
-@pytest.mark.parametrize("text", ['{"architectures": ["Bert"]}', "[]", "{", '{"seed": 1, "method": "x"}', "[" * 10**5])
+@pytest.mark.parametrize(
+    "text", ['{"architectures": ["Bert"]}', "[]", "{", '{"seed": 1, "method": "x"}', "[" * 10**5]
+)
 def test_a_folder_of_another_program(tmp_path, text):
     run = read_run(write(tmp_path, config__json=text))
     assert (run.config, run.state) == ({}, "no run") and "config.json" in run.problems[0]

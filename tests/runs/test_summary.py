@@ -10,7 +10,13 @@ import pytest
 import fedjax_ssl
 from fedjax_ssl import config as configs
 from fedjax_ssl.runs import environment
-from fedjax_ssl.runs.environment import command, device_description, git_commit, peak_memory_bytes, versions
+from fedjax_ssl.runs.environment import (
+    command,
+    device_description,
+    git_commit,
+    peak_memory_bytes,
+    versions,
+)
 from fedjax_ssl.runs.files import encode_json
 from fedjax_ssl.runs.rounds import TOTALS
 from fedjax_ssl.runs.summary import read_summary, summarize
@@ -23,11 +29,21 @@ dropped_clients local_steps"""
 
 def summary_of(accuracies, seconds=4.0, **last):
     config = configs.default("xclp")
-    config.rounds, config.method.warmup_rounds = 20, 0
-    row = {**dict.fromkeys(TOTALS, 0), "clients": 50, "examples": 1000, "bytes_up": 2_500_000_000_000}
-    rows = [{**row, "round": 10 * (at + 1), "test_accuracy": one} for at, one in enumerate(accuracies)]
+    config.rounds = 20
+    config.method.warmup_rounds = 0
+    row = {
+        **dict.fromkeys(TOTALS, 0),
+        "clients": 50,
+        "examples": 1000,
+        "bytes_up": 2_500_000_000_000,
+    }
+    rows = [
+        {**row, "round": 10 * (at + 1), "test_accuracy": one} for at, one in enumerate(accuracies)
+    ]
     rows[-1] |= last
-    return summarize(configs.resolve(config), rows, {"compile_seconds": 1.5, "train_seconds": seconds}, [])
+    return summarize(
+        configs.resolve(config), rows, {"compile_seconds": 1.5, "train_seconds": seconds}, []
+    )
 
 
 def test_the_summary_has_the_documented_fields_and_survives_the_file(tmp_path):
@@ -40,7 +56,9 @@ def test_the_summary_has_the_documented_fields_and_survives_the_file(tmp_path):
     json.loads((tmp_path / "summary.json").read_text(), parse_constant=pytest.fail)
     back = read_summary(tmp_path / "summary.json")
     assert back["pseudo_label_accuracy"] == 0.1 and math.isnan(back["test_loss"])
-    assert {name: back[name] for name in FIELDS.split()} == {name: summary[name] for name in FIELDS.split()}
+    assert {name: back[name] for name in FIELDS.split()} == {
+        name: summary[name] for name in FIELDS.split()
+    }
 
 
 def test_without_test_data_and_without_training_there_are_no_numbers():
@@ -58,7 +76,10 @@ def test_versions_name_what_decides_the_numbers():
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ([f"{PACKAGE}/main.py", "--config", "a b.py"], "python -m fedjax_ssl.main --config 'a b.py'"),
+        (
+            [f"{PACKAGE}/main.py", "--config", "a b.py"],
+            "python -m fedjax_ssl.main --config 'a b.py'",
+        ),
         ([f"{PACKAGE}/report/__main__.py", "runs"], "python -m fedjax_ssl.report runs"),
         (
             [sys.executable, "run", "digits"],
@@ -76,11 +97,17 @@ def test_the_command_is_written_as_it_was_typed(monkeypatch, arguments, expected
 
 def test_a_commit_is_told_only_for_a_tracked_file(tmp_path, monkeypatch):
     def git(*arguments):
-        settings = ["user.name=a", "user.email=a@b.c", "commit.gpgsign=false", "core.hooksPath=none"]
+        settings = [
+            "user.name=a",
+            "user.email=a@b.c",
+            "commit.gpgsign=false",
+            "core.hooksPath=none",
+        ]
         options = [word for setting in settings for word in ("-c", setting)]
         assert environment._git(tmp_path, *options, *arguments) is not None
 
-    for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):  # set when a Git hook runs the tests
+    # set when a Git hook runs the tests
+    for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
         monkeypatch.delenv(name, raising=False)
     module = tmp_path / "environment.py"
     module.write_text("")
@@ -122,7 +149,9 @@ class FakeDevice:
         return None if self.peak is None else {"peak_bytes_in_use": self.peak}
 
 
-@pytest.mark.parametrize(("peaks", "text", "bytes_used"), [([7], "NVIDIA H200", 7), ([7, 9], "2 x NVIDIA H200", 9)])
+@pytest.mark.parametrize(
+    ("peaks", "text", "bytes_used"), [([7], "NVIDIA H200", 7), ([7, 9], "2 x NVIDIA H200", 9)]
+)
 def test_accelerators(monkeypatch, peaks, text, bytes_used):
     devices = [FakeDevice(peak) for peak in peaks]
     monkeypatch.setattr(jax, "devices", lambda: devices)

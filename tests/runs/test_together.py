@@ -1,4 +1,6 @@
-"""Runs of one process share datasets and programs; several at once are vectorized and leave ordinary run folders."""
+"""Runs of one process share datasets and programs; several at once are vectorized and leave
+ordinary run folders.
+"""
 
 import jax
 import numpy as np
@@ -17,7 +19,8 @@ RUNS = ((0, 0.3), (1, 0.1))  # seed and learning rate
 
 def experiment(method="fedavg", **fields):
     config = presets.digits_by_writer(method, "2")
-    config.rounds, config.eval_every = ROUNDS, 2
+    config.rounds = ROUNDS
+    config.eval_every = 2
     config.optimizer.local_epochs = 1
     config.data.test_clients = 9
     config.update_from_flattened_dict(fields)
@@ -26,8 +29,11 @@ def experiment(method="fedavg", **fields):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """Two runs that differ in seed and learning rate, one after another in one process, and what they share."""
-    folder, shared = tmp_path_factory.mktemp("alone"), Shared()
+    """Two runs that differ in seed and learning rate, one after another in one process, and what
+    they share.
+    """
+    folder = tmp_path_factory.mktemp("alone")
+    shared = Shared()
     for seed, rate in RUNS:
         config = experiment(seed=seed, **{"optimizer.learning_rate": rate})
         run(config, folder / f"{seed}-{rate}", shared=shared)
@@ -45,7 +51,9 @@ def test_another_seed_or_learning_rate_needs_no_other_program(alone):
 def test_runs_together_are_the_same_runs_and_a_mistake_stops_nobody(alone, tmp_path):
     folder, _ = alone
     points = [
-        Point(experiment(seed=seed, **{"optimizer.learning_rate": rate}), tmp_path / f"{seed}-{rate}")
+        Point(
+            experiment(seed=seed, **{"optimizer.learning_rate": rate}), tmp_path / f"{seed}-{rate}"
+        )
         for seed, rate in ((0, 0.3), (0, 0.1), (1, 0.1), (0, 0.2))
     ]
     points[3].config.data.test_clients = 100

@@ -21,17 +21,24 @@ from tests import toy
 def stopping(**fields):
     """A run that learns nothing, so that no evaluation is better than the first one."""
     config = presets.digits_by_writer("fedavg", "5")
-    config.rounds, config.eval_every, config.early_stopping.patience = 10, 1, 2
-    config.data.validation_fraction, config.optimizer.learning_rate, config.optimizer.local_epochs = 0.2, 0.0, 1
+    config.rounds = 10
+    config.eval_every = 1
+    config.early_stopping.patience = 2
+    config.data.validation_fraction = 0.2
+    config.optimizer.learning_rate = 0.0
+    config.optimizer.local_epochs = 1
     config.metrics = ("f1",)
     config.update_from_flattened_dict(fields)
     return config
 
 
 @pytest.mark.parametrize(  # checkpoints of three evaluations
-    ("every", "said"), [(1, True), *(pytest.param(every, False, marks=pytest.mark.thorough) for every in (2, 0))]
+    ("every", "said"),
+    [(1, True), *(pytest.param(every, False, marks=pytest.mark.thorough) for every in (2, 0))],
 )
-def test_checkpoints_that_take_longer_than_the_rounds_are_said(tmp_path, capsys, monkeypatch, every, said):
+def test_checkpoints_that_take_longer_than_the_rounds_are_said(
+    tmp_path, capsys, monkeypatch, every, said
+):
     save = Record.save
     monkeypatch.setattr(loop, "_LONG", 0.0)
     monkeypatch.setattr(Record, "save", lambda *given: (time.sleep(1.0), save(*given)))
@@ -46,7 +53,9 @@ def test_a_run_ends_when_nothing_gets_better_and_viewers_are_told(tmp_path, caps
         add_hparams=lambda settings, metrics, name: told.append((settings, metrics)),
         close=lambda: told.append("closed"),
     )
-    monkeypatch.setitem(sys.modules, "tensorboardX", SimpleNamespace(SummaryWriter=lambda *a, **k: writer))
+    monkeypatch.setitem(
+        sys.modules, "tensorboardX", SimpleNamespace(SummaryWriter=lambda *a, **k: writer)
+    )
     watched = {"tracking.writers": ("tensorboard",)}
     summary = run(stopping(**watched), tmp_path)
     assert summary["rounds"] == 3 and summary["stopped_early"] and summary["selected_round"] == 1
@@ -54,7 +63,10 @@ def test_a_run_ends_when_nothing_gets_better_and_viewers_are_told(tmp_path, caps
     assert "stopped early" in capsys.readouterr().out
     assert ("test_macro_f1", 1) in told and ("test_accuracy", 3) in told and told[-1] == "closed"
     settings, metrics = told[-2]
-    assert settings["optimizer.learning_rate"] == 0.0 and metrics["test_accuracy"] == summary["test_accuracy"]
+    assert (
+        settings["optimizer.learning_rate"] == 0.0
+        and metrics["test_accuracy"] == summary["test_accuracy"]
+    )
     told.clear()
     # Who watches is no part of the run.
     assert run(stopping(), tmp_path) == json.loads((tmp_path / "summary.json").read_text())
@@ -63,7 +75,9 @@ def test_a_run_ends_when_nothing_gets_better_and_viewers_are_told(tmp_path, caps
 
 
 def test_patience_without_validation_examples_is_refused(tmp_path):
-    with pytest.raises(configs.ConfigError, match=r"patience is 2, but there are no validation data"):
+    with pytest.raises(
+        configs.ConfigError, match=r"patience is 2, but there are no validation data"
+    ):
         run(stopping(**{"data.validation_fraction": 0.0}), tmp_path)
 
 
@@ -71,12 +85,16 @@ def test_patience_without_validation_examples_is_refused(tmp_path):
 def test_predictions_are_made_by_the_best_model(tmp_path):
     fields = {"prediction.predictors": "network", "optimizer.learning_rate": 3.0, "rounds": 8}
     summary = run(stopping(**fields, **{"early_stopping.patience": 8}), tmp_path)
-    assert summary["predictions"][0]["accuracy"] == pytest.approx(summary["selected_test_accuracy"], abs=1e-6)
+    assert summary["predictions"][0]["accuracy"] == pytest.approx(
+        summary["selected_test_accuracy"], abs=1e-6
+    )
 
 
 def test_a_viewer_that_is_not_installed_is_said_before_anything_is_done(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(configs.ConfigError, match=r"config\.tracking: .*pip install 'fedjax_ssl\[wandb\]'"):
+    with pytest.raises(
+        configs.ConfigError, match=r"config\.tracking: .*pip install 'fedjax_ssl\[wandb\]'"
+    ):
         run(stopping(**{"tracking.writers": ("wandb",)}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -86,7 +104,9 @@ def test_unknown_scores_and_viewers_are_named():
     resolved = configs.resolve(config)
     assert resolved.metrics == ("f1", "auroc") and resolved.tracking.writers == ("wandb", "mlflow")
     config.metrics = ("f2",)
-    with pytest.raises(configs.ConfigError, match=r"config\.metrics names 'f2'\. Did you mean 'f1'\?"):
+    with pytest.raises(
+        configs.ConfigError, match=r"config\.metrics names 'f2'\. Did you mean 'f1'\?"
+    ):
         configs.resolve(config)
     config.metrics = ("f1", "f1")
     with pytest.raises(configs.ConfigError, match="names one of them twice"):
@@ -121,13 +141,19 @@ def test_clients_have_their_names_and_labels_are_counted(tmp_path, capsys):
     )
     config = presets.digits_by_writer("fedavg", "all")
     config.data.update({"name": "npz", "path": str(tmp_path / "own.npz"), "test_clients": 0})
-    config.rounds, config.eval_every, config.model.name = 2, 1, "linear"
+    config.rounds = 2
+    config.eval_every = 1
+    config.model.name = "linear"
     summary = run(config, tmp_path / "run")
     output = capsys.readouterr().out
     assert "40 test examples, 30 labelled test examples" in output
     assert "(30 with a label)" in (tmp_path / "run" / "partition.txt").read_text()
     rows = list(csv.DictReader((tmp_path / "run" / "client_accuracy.csv").read_text().splitlines()))
-    assert [row["round"] for row in rows] == ["1", "2"] and rows[0].keys() == {"round", "Site A", "Site B"}
+    assert [row["round"] for row in rows] == ["1", "2"] and rows[0].keys() == {
+        "round",
+        "Site A",
+        "Site B",
+    }
     accuracies = [float(rows[1][site]) for site in sites]
     assert summary["test_client_accuracy"] == pytest.approx(np.mean(accuracies))
     assert summary["test_client_accuracy_worst_tenth"] == pytest.approx(min(accuracies))

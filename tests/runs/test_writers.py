@@ -10,16 +10,30 @@ import pytest
 from fedjax_ssl.runs.writers import WriterFailed, WriterSettings, open_writers
 
 ROWS = [
-    {"round": 2, "test_accuracy": jnp.float32(0.5), "note": "text", "missing": None, "undefined": math.nan},
+    {
+        "round": 2,
+        "test_accuracy": jnp.float32(0.5),
+        "note": "text",
+        "missing": None,
+        "undefined": math.nan,
+    },
     {"round": 4, "test_accuracy": 0.75},
 ]
 CONFIG = {"seed": 3, "model": {"name": "mlp", "hidden": (8, 4), "norm": None}}
-SUMMARY = {"test_accuracy": 0.75, "rounds": 4, "device": "CPU", "versions": {"jax": "1"}, "predictions": []}
+SUMMARY = {
+    "test_accuracy": 0.75,
+    "rounds": 4,
+    "device": "CPU",
+    "versions": {"jax": "1"},
+    "predictions": [],
+}
 
 
 class FakeRun:
     def __init__(self, **arguments):
-        self.arguments, self.calls, self.summary = arguments, [], {}
+        self.arguments = arguments
+        self.calls = []
+        self.summary = {}
 
     def log(self, values, step):
         self.calls.append((values, step))
@@ -88,11 +102,15 @@ def test_wandb_goes_on_under_the_same_identifier(tmp_path, fakes):
     write_all(tmp_path, ("wandb",), finish=False)
     write_all(tmp_path, ("wandb",), offline=True)
     first, second = fakes.wandb
-    assert first.calls == [({"test_accuracy": 0.5}, 2), ({"test_accuracy": 0.75}, 4), 1]  # not complete
+    # not complete
+    assert first.calls == [({"test_accuracy": 0.5}, 2), ({"test_accuracy": 0.75}, 4), 1]
     assert second.calls[-1] == 0 and second.summary == {"test_accuracy": 0.75}
     assert "mode" not in first.arguments and second.arguments.pop("mode") == "offline"
     assert first.arguments == second.arguments
-    assert first.arguments["config"] == {"seed": 3, "model": {"name": "mlp", "hidden": [8, 4], "norm": None}}
+    assert first.arguments["config"] == {
+        "seed": 3,
+        "model": {"name": "mlp", "hidden": [8, 4], "norm": None},
+    }
     assert first.arguments["project"] == "fedjax_ssl" and len(first.arguments["id"]) == 32
 
 
@@ -102,7 +120,12 @@ def test_mlflow_goes_on_under_the_same_identifier(tmp_path, fakes):
     ((identifier, run),) = fakes.mlflow.items()
     assert identifier == f"study/{tmp_path.name}"
     assert run["status"] == ["RUNNING", "KILLED", "RUNNING", "FINISHED"]
-    assert run["params"] == {"seed": "3", "model.name": "mlp", "model.hidden": "[8, 4]", "model.norm": "null"}
+    assert run["params"] == {
+        "seed": "3",
+        "model.name": "mlp",
+        "model.hidden": "[8, 4]",
+        "model.norm": "null",
+    }
     assert run["metrics"][-3:] == [
         ("test_accuracy", 0.5, 2),
         ("test_accuracy", 0.75, 4),
@@ -116,24 +139,36 @@ def test_tensorboard_has_scalars_hyperparameters_and_final_metrics(tmp_path):
     from tensorboardX.record_writer import RecordWriter  # noqa: F401
 
     write_all(tmp_path, ("tensorboard",))
-    with open_writers(WriterSettings(("tensorboard",)), tmp_path, config=CONFIG, resume_round=2) as writers:
+    with open_writers(
+        WriterSettings(("tensorboard",)), tmp_path, config=CONFIG, resume_round=2
+    ) as writers:
         writers.write({"round": 4, "test_accuracy": 0.7})
     events = [
         proto.event_pb2.Event.FromString(record)
         for file in sorted((tmp_path / "tensorboard").rglob("events*"))
         for record in records(file)
     ]
-    points = [(value.tag, event.step, value.simple_value) for event in events for value in event.summary.value]
-    assert [point for point in points if point[0] == "test_accuracy"].count(("test_accuracy", 2, 0.5)) == 1
+    points = [
+        (value.tag, event.step, value.simple_value)
+        for event in events
+        for value in event.summary.value
+    ]
+    assert [point for point in points if point[0] == "test_accuracy"].count(
+        ("test_accuracy", 2, 0.5)
+    ) == 1
     assert ("test_accuracy", 4, 0.75) in points
-    assert any(event.session_log.status and event.step == 3 for event in events)  # what came after round 2 is hidden
+    # what came after round 2 is hidden
+    assert any(event.session_log.status and event.step == 3 for event in events)
     tags = {tag for tag, _, _ in points}
     assert {"_hparams_/session_start_info", "_hparams_/session_end_info"} <= tags
 
 
 def records(file):
-    """The records of an event file: each behind its length and a checksum, and before another one."""
-    content, place = file.read_bytes(), 0
+    """The records of an event file: each behind its length and a checksum, and before another
+    one.
+    """
+    content = file.read_bytes()
+    place = 0
     while place < len(content):
         length = int.from_bytes(content[place : place + 8], "little")
         yield content[place + 12 : place + 12 + length]
@@ -143,13 +178,18 @@ def records(file):
 def test_a_viewer_that_fails_is_left_out_and_the_others_go_on(tmp_path, fakes):
     writers = open_writers(WriterSettings(("wandb", "mlflow")), tmp_path, config=CONFIG)
     fakes.wandb[0].log = None
-    with pytest.warns(WriterFailed, match="wandb failed and gets no more metrics; the run goes on without it"):
+    with pytest.warns(
+        WriterFailed, match="wandb failed and gets no more metrics; the run goes on without it"
+    ):
         writers.write(ROWS[0])
     writers.write(ROWS[1])
     writers.close()
     writers.close()
     (run,) = fakes.mlflow.values()
-    assert [step for _, _, step in run["metrics"]] == [2, 4] and run["status"] == ["RUNNING", "KILLED"]
+    assert [step for _, _, step in run["metrics"]] == [2, 4] and run["status"] == [
+        "RUNNING",
+        "KILLED",
+    ]
 
 
 def test_a_viewer_that_cannot_be_reached_is_named(tmp_path, monkeypatch, fakes):
@@ -176,7 +216,9 @@ def test_the_real_mlflow_keeps_an_offline_record(tmp_path):
     run = client.get_run((tmp_path / "mlflow_id").read_text())
     assert run.info.status == "FINISHED" and run.data.params["model.hidden"] == "[8, 4]"
     assert run.data.metrics["summary.test_accuracy"] == 0.75
-    assert {point.step for point in client.get_metric_history(run.info.run_id, "test_accuracy")} == {2, 4}
+    assert {
+        point.step for point in client.get_metric_history(run.info.run_id, "test_accuracy")
+    } == {2, 4}
 
 
 @pytest.mark.thorough

@@ -17,7 +17,10 @@ PINNED = {party: identity.public for party, identity in IDENTITIES.items()}
 
 
 def endpoints(parties, run=RUN, round=1):
-    return {party: Endpoint(party, IDENTITIES[party], PINNED, run, round) for party in (*parties, SERVER)}
+    return {
+        party: Endpoint(party, IDENTITIES[party], PINNED, run, round)
+        for party in (*parties, SERVER)
+    }
 
 
 def connected(counts, run=RUN, round=1):
@@ -35,7 +38,8 @@ class Recorder(InMemory):
 
     def __init__(self, tamper=lambda sender, receiver, data: data):
         super().__init__()
-        self.sent, self._tamper = [], tamper
+        self.sent = []
+        self._tamper = tamper
 
     def send(self, sender, receiver, data):
         self.sent.append((sender, receiver, data))
@@ -43,9 +47,13 @@ class Recorder(InMemory):
 
 
 def record_keys(monkeypatch):
-    """Lists that fill with every (key, nonce) of a seal, and every (cipher, key, nonce) of a stream, from here on."""
-    seals, streams = [], []
-    seal, encryptor = primitives.seal, primitives._encryptor
+    """Lists that fill with every (key, nonce) of a seal, and every (cipher, key, nonce) of a
+    stream, from here on.
+    """
+    seals = []
+    streams = []
+    seal = primitives.seal
+    encryptor = primitives._encryptor
 
     def recording_seal(key, nonce, plain, associated):
         seals.append((key, nonce))
@@ -69,4 +77,7 @@ def codes_of(bits):
 
 
 def random_codes(random, sizes, num_bits):
-    return {client: codes_of(random.integers(0, 2, (n, num_bits), np.uint8)) for client, n in enumerate(sizes)}
+    return {
+        client: codes_of(random.integers(0, 2, (n, num_bits), np.uint8))
+        for client, n in enumerate(sizes)
+    }

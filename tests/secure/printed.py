@@ -1,4 +1,6 @@
-"""The protocols as the paper prints them, bit by bit, and textbook cryptosystems: what the package is compared with."""
+"""The protocols as the paper prints them, bit by bit, and textbook cryptosystems: what the
+package is compared with.
+"""
 
 import math
 
@@ -17,7 +19,8 @@ class Textbook:
     """Paillier by its definition: lambda, mu and one power modulo N^2."""
 
     def __init__(self, p, q):
-        self.n, self.lam = p * q, math.lcm(p - 1, q - 1)
+        self.n = p * q
+        self.lam = math.lcm(p - 1, q - 1)
         self.mu = pow(self.log(pow(1 + self.n, self.lam, self.n**2)), -1, self.n)
 
     def log(self, value):
@@ -38,8 +41,11 @@ class Textbook:
 
 
 def row_sums(shares, clients, masks):
-    """Section 6.3 on integers, with given masks that sum to 0: (uploads, what every client reads)."""
-    uploads, read = {}, {}
+    """Section 6.3 on integers, with given masks that sum to 0: (uploads, what every client
+    reads).
+    """
+    uploads = {}
+    read = {}
     for client, share in shares.items():
         masked = share + masks[client]
         uploads[client] = np.where((clients == client)[:, None], 0, masked).astype(share.dtype)

@@ -66,7 +66,10 @@ def test_long_codes(num_bits):
 @pytest.mark.parametrize("num_bits", [15, 16, 255])
 def test_equal_and_complementary_codes(num_bits, hamming):
     bits = np.random.default_rng(0).integers(0, 2, (1, num_bits), np.uint8)
-    codes = {0: codes_of(np.repeat(bits, 2, 0)), 1: codes_of(np.concatenate([bits, 1 - bits, bits]))}
+    codes = {
+        0: codes_of(np.repeat(bits, 2, 0)),
+        1: codes_of(np.concatenate([bits, 1 - bits, bits])),
+    }
     real = assert_all_levels_agree(codes, num_bits, hamming=hamming, key_bits=KEY_BITS)
     assert real.result[0, 1].tolist() == 2 * [[0, num_bits, 0]]
 
@@ -83,7 +86,9 @@ def test_several_chunks(monkeypatch):
 
 
 def test_all_roles_and_the_printed_forms():
-    """The worked example's codes, every ordered choice of who is who, against the printed protocols."""
+    """The worked example's codes, every ordered choice of who is who, against the printed
+    protocols.
+    """
     from tests.graph import reference
 
     bits = np.array([[int(bit) for bit in code] for code in reference.EXAMPLE_CODES], np.uint8)
@@ -92,17 +97,26 @@ def test_all_roles_and_the_printed_forms():
         codes = {0: codes_of(bits[: sizes[0]]), 1: codes_of(bits[sizes[0] :])}
         for hamming in ("transfer", "paillier"):
             found = distances(codes, 12, hamming=hamming, key_bits=KEY_BITS).result[0, 1]
-            for (a, v), (b, u) in itertools.product(enumerate(bits[: sizes[0]]), enumerate(bits[sizes[0] :])):
-                *_, rho, tau = printed.shade(v.tolist(), u.tolist(), 16, random.integers(0, 16, 12).tolist())
+            for (a, v), (b, u) in itertools.product(
+                enumerate(bits[: sizes[0]]), enumerate(bits[sizes[0] :])
+            ):
+                *_, rho, tau = printed.shade(
+                    v.tolist(), u.tolist(), 16, random.integers(0, 16, 12).tolist()
+                )
                 assert found[a, b] == (tau - rho) % 16
     key = printed.Textbook(61, 53)
     ciphertexts = [key.encrypt(int(bit), 17 + place) for place, bit in enumerate(bits[0])]
-    assert key.decrypt(key.distance(ciphertexts, bits[3].tolist(), 500, 23)) - 500 == found[0, 0] == 6
+    assert (
+        key.decrypt(key.distance(ciphertexts, bits[3].tolist(), 500, 23)) - 500 == found[0, 0] == 6
+    )
 
 
 def test_printed_transfers_show_the_distance_alone():
-    """L = 2, l = 3, over all r: t is alike for every a; (rho, tau) depends on (a, b) through their distance only."""
-    views, received = {}, {}
+    """L = 2, l = 3, over all r: t is alike for every a; (rho, tau) depends on (a, b) through
+    their distance only.
+    """
+    views = {}
+    received = {}
     for v in itertools.product((0, 1), repeat=2):
         for u in itertools.product((0, 1), repeat=2):
             both = [printed.shade(v, u, 3, r)[2:] for r in itertools.product(range(3), repeat=2)]
@@ -123,7 +137,9 @@ def extension(context=b"test"):
 
 
 def test_an_extension_goes_on():
-    """Two calls on one set of base transfers: other columns for the same choices, other pads, other numbers."""
+    """Two calls on one set of base transfers: other columns for the same choices, other pads,
+    other numbers.
+    """
     receiver, sender = extension()
     choices = np.random.default_rng(0).integers(0, 2, 64, np.uint8)
     seen = []
@@ -165,9 +181,12 @@ def run_transfer(tamper=lambda sender, receiver, data: data, codes=None, num_bit
 
 
 def transfer_views(bits_of_0, bits_of_1):
-    """What the server is sent, by client, and the corrections that the receiver is sent; many copies of one pair."""
+    """What the server is sent, by client, and the corrections that the receiver is sent; many
+    copies of one pair.
+    """
     codes = {0: codes_of(np.repeat([bits_of_0], 40, 0)), 1: codes_of(np.repeat([bits_of_1], 41, 0))}
-    ends, seen = connected({0: 40, 1: 41}), {}
+    ends = connected({0: 40, 1: 41})
+    seen = {}
     num_bits = len(bits_of_0)
     machines = {
         0: TransferReceiver(ends[0], 1, codes[0], 41, num_bits),
@@ -185,13 +204,15 @@ def transfer_views(bits_of_0, bits_of_1):
 
         ends[party].unpack = look
     Network().run("hamming", machines)
-    share, half = seen[messages.DistanceShare, 0], seen[messages.DistanceShare, 1]
+    share = seen[messages.DistanceShare, 0]
+    half = seen[messages.DistanceShare, 1]
     return share, half, seen[messages.Corrections, 1]
 
 
 def test_views_depend_on_the_distance_alone():
-    """Two inputs with equal distance: the server's shares are uniform, their difference is the distance, and nothing
-    tells the inputs apart; what the receiver is sent is uniform as well."""
+    """Two inputs with equal distance: the server's shares are uniform, their difference is the
+    distance, and nothing tells the inputs apart; what the receiver is sent is uniform as well.
+    """
     random = np.random.default_rng(0)
     u, other = random.integers(0, 2, (2, 40), np.uint8)
     flip = random.permutation(40) < 17
@@ -203,13 +224,18 @@ def test_views_depend_on_the_distance_alone():
     for one, two in zip(*views, strict=True):
         for some in (one, two):
             assert stats.chisquare(np.bincount(some, minlength=256)).pvalue > 1e-6
-        assert stats.chi2_contingency([np.bincount(some, minlength=256) for some in (one, two)]).pvalue > 1e-6
+        assert (
+            stats.chi2_contingency([np.bincount(some, minlength=256) for some in (one, two)]).pvalue
+            > 1e-6
+        )
     # Power: halves that are not masked show the input at once.
     assert stats.chisquare(np.bincount(np.repeat(u, 40), minlength=256)).pvalue < 1e-9
 
 
 def test_a_changed_message_gives_no_distances():
-    """A message that is damaged on its way counts as one that never came; nobody gets a wrong number."""
+    """A message that is damaged on its way counts as one that never came; nobody gets a wrong
+    number.
+    """
 
     def damage(sender, receiver, data):
         return data[:-1] + bytes([data[-1] ^ 1]) if (sender, receiver) == (1, 0) else data
@@ -253,9 +279,13 @@ def test_the_server_refuses_other_shares(message):
 def test_a_share_that_gives_no_distance_is_refused():
     ends = connected({0: 1, 1: 1})
     server = TransferServer(ends[SERVER], 0, 1, (1, 1), 40)
-    server.receive(ends[0].pack(SERVER, messages.DistanceShare(1, np.full((1, 1), 41, np.uint8))).data)
+    server.receive(
+        ends[0].pack(SERVER, messages.DistanceShare(1, np.full((1, 1), 41, np.uint8))).data
+    )
     with pytest.raises(InconsistentView, match="above 40 bits"):
-        server.receive(ends[1].pack(SERVER, messages.DistanceShare(0, np.zeros((1, 1), np.uint8))).data)
+        server.receive(
+            ends[1].pack(SERVER, messages.DistanceShare(0, np.zeros((1, 1), np.uint8))).data
+        )
 
 
 def evaluated(codes, num_bits, packed, rerandomize=True):
@@ -271,7 +301,9 @@ def as_numbers(values):
 
 
 def guesses(packed, result, mask, num_bits):
-    """Which codes v the key owner cannot exclude, given the mask: those whose product has the same ciphertext bytes."""
+    """Which codes v the key owner cannot exclude, given the mask: those whose product has the
+    same ciphertext bytes.
+    """
     public = packed.key.public
     columns = as_numbers(packed.message.ciphertexts)
     ones = sum(1 << (slot * num_bits.bit_length()) for slot in range(packed.num_points))
@@ -287,16 +319,20 @@ def guesses(packed, result, mask, num_bits):
 
 
 def test_results_are_rerandomized(monkeypatch):
-    """Guess-and-compare finds the code where the last factor is missing (4 bits), and never where it is there."""
+    """Guess-and-compare finds the code where the last factor is missing (4 bits), and never
+    where it is there.
+    """
     bits = np.array([[1, 0, 1, 1]], np.uint8)
     packed = PackedBits(codes_of(np.eye(3, 4, dtype=np.uint8)), 4, KEY_BITS)
     hidden, share = evaluated(codes_of(bits), 4, packed)
     again, _ = evaluated(codes_of(bits), 4, packed)
-    (result,), (mask,) = as_numbers(hidden.ciphertexts), as_numbers(share.values)
+    (result,) = as_numbers(hidden.ciphertexts)
+    (mask,) = as_numbers(share.values)
     assert guesses(packed, result, mask, 4) == [] and as_numbers(again.ciphertexts) != [result]
     monkeypatch.setattr(PublicKey, "blind", lambda self: 1)
     hidden, share = evaluated(codes_of(bits), 4, packed)
-    (result,), (mask,) = as_numbers(hidden.ciphertexts), as_numbers(share.values)
+    (result,) = as_numbers(hidden.ciphertexts)
+    (mask,) = as_numbers(share.values)
     assert guesses(packed, result, mask, 4) == [(1, 0, 1, 1)]
 
 
@@ -307,13 +343,20 @@ def test_the_key_owner_decrypts_uniform_numbers():
     for bits in (np.zeros((40, 4), np.uint8), np.ones((40, 4), np.uint8)):
         hidden, _ = evaluated(codes_of(bits), 4, packed)
         shares = [packed.key.decrypt(number) / modulus for number in as_numbers(hidden.ciphertexts)]
-        assert len(set(shares)) == 40 and 0.3 < np.mean(shares) < 0.7 and max(shares) > 0.8 and min(shares) < 0.2
+        assert (
+            len(set(shares)) == 40
+            and 0.3 < np.mean(shares) < 0.7
+            and max(shares) > 0.8
+            and min(shares) < 0.2
+        )
 
 
 @pytest.mark.parametrize("bad", [0, "modulus", "squared"])
 def test_what_is_no_ciphertext_is_refused(bad):
     packed = PackedBits(codes_of(np.eye(3, 4, dtype=np.uint8)), 4, KEY_BITS)
-    number = {0: 0, "modulus": int(packed.key.public.modulus), "squared": 2 ** (2 * KEY_BITS) - 1}[bad]
+    number = {0: 0, "modulus": int(packed.key.public.modulus), "squared": 2 ** (2 * KEY_BITS) - 1}[
+        bad
+    ]
     values = packed.message.ciphertexts.copy()
     values[0, 0] = np.frombuffer(number.to_bytes(values.shape[-1], "little"), np.uint8)
     ends = connected({0: 3, 1: 1})
@@ -336,7 +379,11 @@ def test_python_integers_will_do(monkeypatch):
     [
         ({0: np.zeros((1, 1), np.int64)}, {}, "allowed: uint32"),
         ({0: np.zeros((1, 2), np.uint32)}, {}, r"allowed: uint32 \[n, 1\]"),
-        ({0: np.zeros((1, 1), np.uint32)}, {"hamming": "paillier", "key_bits": 1000}, "multiple of 16"),
+        (
+            {0: np.zeros((1, 1), np.uint32)},
+            {"hamming": "paillier", "key_bits": 1000},
+            "multiple of 16",
+        ),
         ({0: np.zeros((1, 1), np.uint32)}, {"drop": {0: "later"}}, "drop is 'later'"),
     ],
 )

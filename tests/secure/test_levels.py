@@ -1,4 +1,6 @@
-"""The three levels in XCLP: the same labels, confidences and scores, bit for bit, and counters that agree."""
+"""The three levels in XCLP: the same labels, confidences and scores, bit for bit, and counters
+that agree.
+"""
 
 import json
 
@@ -32,23 +34,37 @@ def test_levels_agree():
     for result, _ in found.values():
         assert_equal(result, label(PAPER, graph.IDEAL))
     np.testing.assert_array_equal(found["real"][0].labels, label(PAPER).labels)
-    assert found["real"][1].traffic == found["accounted"][1].traffic and not found["ideal"][1].traffic.bytes
+    assert (
+        found["real"][1].traffic == found["accounted"][1].traffic
+        and not found["ideal"][1].traffic.bytes
+    )
     assert not found["real"][1].refused
     phases = {phase for phase, *_ in found["real"][1].traffic.bytes}
-    assert phases == {"keys", "hamming", "columns", "sums"} == {phase for phase, _ in found["real"][1].seconds}
+    assert (
+        phases
+        == {"keys", "hamming", "columns", "sums"}
+        == {phase for phase, _ in found["real"][1].seconds}
+    )
 
 
 @pytest.mark.parametrize(
-    "phase", [pytest.param(phase, marks=[pytest.mark.thorough] * (phase in ("keys", "result"))) for phase in DROPS]
+    "phase",
+    [
+        pytest.param(phase, marks=[pytest.mark.thorough] * (phase in ("keys", "result")))
+        for phase in DROPS
+    ],
 )
 def test_dropouts(phase):
-    """The table of the spec, section 6.5, with clients 2, 5, 9 and a minimum of two; client 9 vanishes."""
+    """The table of the spec, section 6.5, with clients 2, 5, 9 and a minimum of two; client 9
+    vanishes.
+    """
     options = dict(drop={9: phase}, min_clients=2)
     ideal, real, accounted = (run(level, **options) for level in ("ideal", "real", "accounted"))
     assert_equal(real[0], ideal[0])
     assert real[1].traffic == accounted[1].traffic
     gone = ROWS["clients"] == 9
-    found, everybody = real[0], label(PAPER, graph.IDEAL)
+    found = real[0]
+    everybody = label(PAPER, graph.IDEAL)
     own = np.where(ROWS["valid"], LABELS, -1)
     np.testing.assert_array_equal(found.labels[gone], own[gone])  # it keeps what it knew
     np.testing.assert_array_equal(found.scores[gone], 0)
@@ -80,7 +96,8 @@ def test_a_client_that_vanishes_inside_a_pair():
 
 
 def test_ideal_repeats_and_real_differs_in_bytes():
-    first, second = run("ideal")[0], run("ideal")[0]
+    first = run("ideal")[0]
+    second = run("ideal")[0]
     assert_equal(first, second)
     sent = []
     for _ in range(2):
@@ -93,10 +110,13 @@ def test_ideal_repeats_and_real_differs_in_bytes():
 
 
 def test_the_seed_reaches_the_clients_and_not_the_server():
-    transport, seed = Recorder(), bytes(range(100, 132))
+    transport = Recorder()
+    seed = bytes(range(100, 132))
     real = RealProtocols(BITS, transport=transport, seed=seed)
     real.begin({0: 1, 1: 1, 2: 0})
-    sent = [(s, r) for s, r, data in transport.sent if messages.MESSAGES[data[5] - 1] is messages.Seed]
+    sent = [
+        (s, r) for s, r, data in transport.sent if messages.MESSAGES[data[5] - 1] is messages.Seed
+    ]
     assert sent == [(0, 1), (0, 2)] and not any(seed in data for *_, data in transport.sent)
 
 
@@ -122,7 +142,10 @@ def test_columns_that_differ_are_seen():
 def test_protocols_search_exactly():
     config = presets.one_shot("inputs", rounds=0)
     config.prediction.update({"neighbor_search": "approximate", "protocol": "real"})
-    with pytest.raises(ConfigError, match=r"protocol is 'real' and neighbor_search is 'approximate'.* use one of them"):
+    with pytest.raises(
+        ConfigError,
+        match=r"protocol is 'real' and neighbor_search is 'approximate'.* use one of them",
+    ):
         resolve(config)
 
 
@@ -132,7 +155,9 @@ def test_a_run_predicts_with_protocols(tmp_path):
     rows = {}
     for level in LEVELS:
         config = presets.one_shot("inputs", rounds=0)
-        config.prediction.update({"predictors": "xclp", "variant": "paper", "num_bits": 32, "protocol": level})
+        config.prediction.update(
+            {"predictors": "xclp", "variant": "paper", "num_bits": 32, "protocol": level}
+        )
         config.prediction.num_neighbors = 5
         run_experiment(config, tmp_path / level)
         summary = json.loads((tmp_path / level / "summary.json").read_text())
@@ -158,8 +183,13 @@ def test_mistakes_on_the_command_line(arguments, message, capsys):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("arguments", [["--drop", "3@mask,1@sums"], ["--hamming", "paillier", "--key-bits", "512"]])
+@pytest.mark.parametrize(
+    "arguments", [["--drop", "3@mask,1@sums"], ["--hamming", "paillier", "--key-bits", "512"]]
+)
 def test_the_command(arguments, capsys):
     assert __main__.main(["secure", "--clients", "5", "--bits", "64", *arguments]) == 0
     shown = capsys.readouterr().out
-    assert "labels and confidences equal those of level 'ideal': yes" in shown and "by the formulas" in shown
+    assert (
+        "labels and confidences equal those of level 'ideal': yes" in shown
+        and "by the formulas" in shown
+    )

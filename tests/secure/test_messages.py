@@ -1,4 +1,6 @@
-"""The wire format: every message comes back as it was, and no bytes do anything but give a message or a typed error."""
+"""The wire format: every message comes back as it was, and no bytes do anything but give a
+message or a typed error.
+"""
 
 import numpy as np
 import pytest
@@ -37,7 +39,11 @@ def same(one, other):
     assert type(one) is type(other)
     for mine, yours in zip(one, other, strict=True):
         if isinstance(mine, np.ndarray):
-            assert mine.dtype == yours.dtype and mine.shape == yours.shape and mine.tobytes() == yours.tobytes()
+            assert (
+                mine.dtype == yours.dtype
+                and mine.shape == yours.shape
+                and mine.tobytes() == yours.tobytes()
+            )
         else:
             assert mine == yours
 
@@ -47,14 +53,20 @@ def check_round_trip(data, message):
     body = encode(given_message)
     found = decode(kind_of(message), body, 3)
     same(found, given_message)
-    shapes = [(some.dtype.itemsize, some.shape) for some in given_message if isinstance(some, np.ndarray)]
+    shapes = [
+        (some.dtype.itemsize, some.shape) for some in given_message if isinstance(some, np.ndarray)
+    ]
     sealed = messages.is_sealed(kind_of(message))
     assert messages.wire_bytes(message, *shapes) == messages.HEADER_BYTES + len(body) + 16 * sealed
-    assert all(not some.flags.writeable for some in found if isinstance(some, np.ndarray) and some.size)
+    assert all(
+        not some.flags.writeable for some in found if isinstance(some, np.ndarray) and some.size
+    )
 
 
 def check_mutation(data, message):
-    """Bytes cut off, added, changed, or taken for another kind: a typed error that names the sender, or a message."""
+    """Bytes cut off, added, changed, or taken for another kind: a typed error that names the
+    sender, or a message.
+    """
     body = bytearray(encode(data.draw(instances(message))))
     for _ in range(data.draw(st.integers(0, 3))):
         if body:
@@ -97,7 +109,9 @@ def header_of(length, **changes):
 
 @pytest.mark.parametrize("length", [10 * 2**30, 2**64 - 1, 0, 3])
 def test_a_claimed_length_is_not_believed(length):
-    with pytest.raises(MalformedMessage, match=rf"claims {length} bytes and has 4 \(from client 2\)"):
+    with pytest.raises(
+        MalformedMessage, match=rf"claims {length} bytes and has 4 \(from client 2\)"
+    ):
         messages.unpack_header(header_of(length) + b"1234")
 
 
@@ -113,7 +127,10 @@ def test_a_claimed_shape_is_not_believed(shape):
     "change, message",
     [
         (lambda data: b"PCLX" + data[4:], "no message of this protocol"),
-        (lambda data: data[:4] + b"\x02" + data[5:], r"version 2; this is version 1 \(from client 2\)"),
+        (
+            lambda data: data[:4] + b"\x02" + data[5:],
+            r"version 2; this is version 1 \(from client 2\)",
+        ),
         (lambda data: data[:5] + b"\xff" + data[6:], "unknown kind 255"),
         (lambda data: data[:5] + b"\x00" + data[6:], "unknown kind 0"),
         (lambda data: data[:20], "20 bytes are no message"),

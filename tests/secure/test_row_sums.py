@@ -26,7 +26,8 @@ from fedjax_ssl.secure.row_sums import PairMasks, RowSumClient, RowSumServer
 from tests.secure import printed
 from tests.secure.parties import Recorder, connected
 
-CLIENTS, CLASSES = (0, 2, 3, 5), 3
+CLIENTS = (0, 2, 3, 5)
+CLASSES = 3
 COUNTS = dict(zip(CLIENTS, (4, 1, 0, 3), strict=True))
 OWNER = np.array([0, 5, 0, 0, 2, 5, 5, 0])
 DTYPES = [np.uint32, np.uint64]
@@ -34,7 +35,10 @@ DTYPES = [np.uint32, np.uint64]
 
 def shares_of(dtype=np.uint32, seed=0):
     random = np.random.default_rng(seed)
-    return {client: random.integers(0, np.iinfo(dtype).max, (len(OWNER), CLASSES), dtype) for client in CLIENTS}
+    return {
+        client: random.integers(0, np.iinfo(dtype).max, (len(OWNER), CLASSES), dtype)
+        for client in CLIENTS
+    }
 
 
 SHARES = shares_of()
@@ -48,7 +52,16 @@ def plain(shares, live=CLIENTS, readers=None):
 class Sum:
     """One sum with all its parts: machines, network, recorded messages."""
 
-    def __init__(self, shares=SHARES, threshold=None, leaves=None, told=None, tamper=None, min_clients=3, ends=None):
+    def __init__(
+        self,
+        shares=SHARES,
+        threshold=None,
+        leaves=None,
+        told=None,
+        tamper=None,
+        min_clients=3,
+        ends=None,
+    ):
         self.ends = ends or connected(COUNTS)
         places = {client: np.flatnonzero(client == OWNER) for client in CLIENTS}
         given = dict(min_clients=min_clients, threshold=threshold)
@@ -104,7 +117,9 @@ def test_sums_are_exact(dtype, threshold):
     ],
 )
 def test_dropouts(drop, live, readers, recovery):
-    """Who is gone before it sent its rows is left out, rows and all; who does not read has only no result."""
+    """Who is gone before it sent its rows is left out, rows and all; who does not read has only
+    no result.
+    """
     found = {
         level: secure_row_sums(SHARES, OWNER, level=level, drop=drop, recovery=recovery)
         for level in ("ideal", "accounted", "real")
@@ -115,7 +130,9 @@ def test_dropouts(drop, live, readers, recovery):
 
 
 def uploads(some):
-    """(attempt, sender) -> the masked rows that the server was sent; opened with the server's keys."""
+    """(attempt, sender) -> the masked rows that the server was sent; opened with the server's
+    keys.
+    """
     found = {}
     for sender, receiver, data in some.transport.sent:
         header, head, body = messages.unpack_header(data)
@@ -123,7 +140,9 @@ def uploads(some):
             from fedjax_ssl.secure import primitives
 
             key = some.ends[SERVER]._channels[sender][1]
-            plain_body = primitives.unseal(key, header.sequence.to_bytes(12, "little"), body, head, sender)
+            plain_body = primitives.unseal(
+                key, header.sequence.to_bytes(12, "little"), body, head, sender
+            )
             found[header.attempt, sender] = messages.decode(header.kind, plain_body, sender).rows
     return found
 
@@ -134,14 +153,17 @@ def test_a_restart_has_fresh_masks_and_omits_rows():
     seen = uploads(some)
     assert some.server.attempts == 2 and {attempt for attempt, _ in seen} == {1, 2}
     for client in (0, 2, 5):
-        first, second = seen[1, client], seen[2, client]
+        first = seen[1, client]
+        second = seen[2, client]
         assert len(first) == len(OWNER) - COUNTS[client] + 3 and len(second) == len(first) - 1
         # Of 64 random bits none is expected to agree by more than chance.
         assert (first[:3] - second[:3] != 0).all()
 
 
 def test_a_late_message_is_refused():
-    """The rows of the attempt before, after the restart: stale, and what they would have shown stays hidden."""
+    """The rows of the attempt before, after the restart: stale, and what they would have shown
+    stays hidden.
+    """
     held = []
 
     def hold(sender, receiver, data):
@@ -161,21 +183,27 @@ def test_a_late_message_is_refused():
 
 @pytest.fixture
 def one_stream_for_a_pair(monkeypatch):
-    """The deliberately broken variant: masks depend on the pair, and on no run, round, attempt or roster."""
+    """The deliberately broken variant: masks depend on the pair, and on no run, round, attempt
+    or roster.
+    """
 
     def add(self, total, one, key, other, public):
-        add_key_stream(total, hkdf(bytes(sorted((one, other))), b"", b"pair"), 1 if one < other else -1)
+        add_key_stream(
+            total, hkdf(bytes(sorted((one, other))), b"", b"pair"), 1 if one < other else -1
+        )
 
     return lambda: monkeypatch.setattr(PairMasks, "add", add)
 
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_a_stream_in_two_transcripts_would_show_a_matrix(one_stream_for_a_pair, broken):
-    """One attempt twice, the second time without labels at client 3: streams used twice cancel, and the server alone
-    reads all rows that client 3 sends."""
+    """One attempt twice, the second time without labels at client 3: streams used twice cancel, and
+    the server alone reads all rows that client 3 sends.
+    """
     if broken:
         one_stream_for_a_pair()
-    first, second = Sum().run(), Sum({**SHARES, 3: np.zeros_like(SHARES[3])}).run()
+    first = Sum().run()
+    second = Sum({**SHARES, 3: np.zeros_like(SHARES[3])}).run()
     difference = uploads(first)[1, 3] - uploads(second)[1, 3]
     in_order = np.concatenate([SHARES[3][client == OWNER] for client in CLIENTS])
     assert COUNTS[3] == 0 and len(difference) == len(in_order) + len(CLIENTS) - 1
@@ -185,7 +213,12 @@ def test_a_stream_in_two_transcripts_would_show_a_matrix(one_stream_for_a_pair, 
 
 @pytest.mark.parametrize(
     "leaves, attempts",
-    [({3: MaskedRows}, 1), ({0: MaskedRows}, 1), ({5: messages.Recovery}, 2), ({5: messages.KeyShare}, 2)],
+    [
+        ({3: MaskedRows}, 1),
+        ({0: MaskedRows}, 1),
+        ({5: messages.Recovery}, 2),
+        ({5: messages.KeyShare}, 2),
+    ],
 )
 def test_recovery(leaves, attempts):
     """Who vanishes with its rows costs no new attempt; who vanishes elsewhere does."""
@@ -196,7 +229,9 @@ def test_recovery(leaves, attempts):
 
 
 def test_recovery_reveals_one_mask_of_a_client():
-    """A client that is told somebody is both gone and there, or that is asked twice, says nothing."""
+    """A client that is told somebody is both gone and there, or that is asked twice, says
+    nothing.
+    """
     some = Sum(threshold=3, leaves={3: MaskedRows})
     asked = []
     answer = some.clients[0]._recover
@@ -209,12 +244,20 @@ def test_recovery_reveals_one_mask_of_a_client():
     some.run()
     (request,) = asked
     assert request.gone.tolist() == [3] and request.uploaded.tolist() == [0, 2, 5]
-    for gone, uploaded in (([3], [0, 2, 3, 5]), ([0], [2, 3, 5]), ([], [0, 2, 5]), ([2, 3, 5], [0])):
+    for gone, uploaded in (
+        ([3], [0, 2, 3, 5]),
+        ([0], [2, 3, 5]),
+        ([], [0, 2, 5]),
+        ([2, 3, 5], [0]),
+    ):
         other = Sum(threshold=3)
         client = other.clients[0]
-        client._rows, client._sent = some.server._rows, True
+        client._rows = some.server._rows
+        client._sent = True
         with pytest.raises((InconsistentView, TooFewClients)):
-            client._recover(RecoveryRequest(np.array(gone, np.uint32), np.array(uploaded, np.uint32)))
+            client._recover(
+                RecoveryRequest(np.array(gone, np.uint32), np.array(uploaded, np.uint32))
+            )
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
@@ -261,9 +304,13 @@ def test_rows_of_another_shape_are_refused(rows):
     """Typed, named, and no harm to the others: the sum goes on without the sender."""
     some = Sum()
     client = some.clients[0]
-    client._upload = lambda: [client.endpoint.pack(SERVER, MaskedRows(rows), client.endpoint.last_attempt)]
+    client._upload = lambda: [
+        client.endpoint.pack(SERVER, MaskedRows(rows), client.endpoint.last_attempt)
+    ]
     some.run()
-    assert some.network.refused[0][1].sender == 0 and isinstance(some.network.refused[0][1], MalformedMessage)
+    assert some.network.refused[0][1].sender == 0 and isinstance(
+        some.network.refused[0][1], MalformedMessage
+    )
     some.check((2, 3, 5))
 
 
@@ -292,15 +339,26 @@ def other_key(keys):
     [
         (other_key, NotAuthentic),
         (lambda keys: keys._replace(publics=keys.publics[[1, 1, 2, 3]]), Exception),
-        (lambda keys: keys._replace(publics=keys.publics * np.uint8([[0], [1], [1], [1]])), NotAuthentic),
-        (lambda keys: keys._replace(num_rows=keys.num_rows + np.uint64([0, 0, 0, 1])), InconsistentView),
+        (
+            lambda keys: keys._replace(publics=keys.publics * np.uint8([[0], [1], [1], [1]])),
+            NotAuthentic,
+        ),
+        (
+            lambda keys: keys._replace(num_rows=keys.num_rows + np.uint64([0, 0, 0, 1])),
+            InconsistentView,
+        ),
         (lambda keys: keys._replace(first=keys.first - np.uint64([0, 1, 0, 0])), InconsistentView),
         (lambda keys: MaskKeys(*(some[[0, 2, 3]] for some in keys)), InconsistentView),
-        (lambda keys: keys._replace(told=keys.told + np.uint8([[1], [0], [0], [0]])), InconsistentView),
+        (
+            lambda keys: keys._replace(told=keys.told + np.uint8([[1], [0], [0], [0]])),
+            InconsistentView,
+        ),
     ],
 )
 def test_another_list_of_keys_is_refused(change, error):
-    """Keys, rows and what was told: nothing is masked for who sees it; the others do without that client."""
+    """Keys, rows and what was told: nothing is masked for who sees it; the others do without
+    that client.
+    """
     some = changed_keys(change)
     who, found = some.network.refused[0]
     assert who == 2 and isinstance(found, error) and found.sender is not None
@@ -312,17 +370,24 @@ def test_a_lie_about_rows_is_seen():
     some.clients[5]._shares = {**some.clients[5]._shares, 5: np.zeros((4, CLASSES), np.uint32)}
     with pytest.raises(TooFewClients):
         some.run()
-    assert {who for who, error in some.network.refused if isinstance(error, InconsistentView)} == {0, 2, 3}
+    assert {who for who, error in some.network.refused if isinstance(error, InconsistentView)} == {
+        0,
+        2,
+        3,
+    }
 
 
 def test_equivocation_does_not_cancel(monkeypatch):
-    """Clients that were told different things: each says so. One that does not look has masks that do not cancel."""
+    """Clients that were told different things: each says so. One that does not look has masks
+    that do not cancel.
+    """
     told = dict.fromkeys(CLIENTS, b"a" * 32) | {2: b"b" * 32}
     some = Sum(told=told)
     with pytest.raises(TooFewClients):
         some.run()
     assert all(isinstance(error, InconsistentView) for _, error in some.network.refused)
-    # Another list of clients to one of them, by a server that could forge signatures: the check row is not 0.
+    # Another list of clients to one of them, by a server that could forge signatures: the check row
+    # is not 0.
     monkeypatch.setattr(RowSumClient, "_check", lambda self, keys: None)
     some = changed_keys(lambda keys: keys._replace(told=keys.told ^ np.uint8(1)))
     errors = [error for _, error in some.network.refused]
@@ -340,7 +405,9 @@ def test_totals_that_were_changed_are_seen_in_the_check_row():
 
     some.server._send = lying
     some.run()
-    assert len(some.network.refused) == 4 and all(result is None for result in some.results.values())
+    assert len(some.network.refused) == 4 and all(
+        result is None for result in some.results.values()
+    )
     other = Sum().run()
     with pytest.raises(MalformedMessage, match="not due"):
         message = RowTotals(np.zeros((5, CLASSES), np.uint32))
@@ -354,14 +421,19 @@ CHECKS = dict(fraction_bits=18, largest=10000.0)
 @pytest.mark.parametrize("dtype, bits", [(np.uint32, 32), (np.uint64, 64)])
 @pytest.mark.parametrize("num_clients", [3, 72])
 def test_sums_are_exact_at_the_bound(dtype, bits, num_clients):
-    """The largest sum that public numbers allow fits, one bit more does not; the bound counts all clients' rounding."""
+    """The largest sum that public numbers allow fits, one bit more does not; the bound counts
+    all clients' rounding.
+    """
     largest = 7071.0
     fraction = spare_bits(largest, num_clients, bits)
     worst = np.full(num_clients, largest / num_clients)
     shares = [to_fixed_point(np.array([[value]]), fraction, largest, dtype) for value in worst]
     total = functools.reduce(np.add, shares)[0, 0]
     assert int(total) == sum(int(share[0, 0]) for share in shares) < 2**bits
-    assert abs(from_fixed_point(np.array(total), fraction) - largest) <= num_clients * 2.0 ** -(fraction + 1) + 1e-9
+    assert (
+        abs(from_fixed_point(np.array(total), fraction) - largest)
+        <= num_clients * 2.0 ** -(fraction + 1) + 1e-9
+    )
     assert 2.0 ** (fraction + 1) * largest + num_clients / 2 > 2**bits * (1 - 1e-9)
     with pytest.raises(ValueError, match=f"do not fit {bits} bits"):
         to_fixed_point(worst, fraction + 1, largest, dtype)
@@ -392,7 +464,9 @@ def test_a_sum_that_may_not_fit_is_refused():
 
 
 def server_views(shares, count, size=64):
-    """Numbers that the server is sent in sums of three clients, whatever the shares: [count, rows, classes]."""
+    """Numbers that the server is sent in sums of three clients, whatever the shares: [count,
+    rows, classes].
+    """
     owner = np.repeat([0, 1, 2], size)
     views = []
     ends = connected({0: 0, 1: 0, 2: 0})
@@ -431,18 +505,23 @@ def byte_tests(view):
 
 
 def test_the_servers_view_is_noise():
-    """For shares of zeros and for shares of structure; biased masks are seen by the same tests (power)."""
+    """For shares of zeros and for shares of structure; biased masks are seen by the same tests
+    (power).
+    """
     zeros = {c: np.zeros((192, 8), np.uint32) for c in range(3)}
     ramp = {c: np.arange(192 * 8, dtype=np.uint32).reshape(192, 8) for c in range(3)}
     for shares in (zeros, ramp):
         view = server_views(shares, 6).reshape(-1).view(np.uint8)
         assert all(value > 1e-6 for value in byte_tests(view).values())
     random = np.random.default_rng(0)
-    # The known bug of a range that excludes the top value, here of a byte; low entropy; a mask that repeats.
+    # The known bug of a range that excludes the top value, here of a byte; low entropy; a mask that
+    # repeats.
     excluded = random.integers(0, 255, 200_000).astype(np.uint8)
     assert byte_tests(excluded)["bytes"] < 1e-9
     assert byte_tests(ramp[0].view(np.uint8).reshape(-1))["bytes"] < 1e-9
-    assert byte_tests(np.repeat(random.integers(0, 256, 20_000), 2).astype(np.uint8))["serial"] < 1e-9
+    assert (
+        byte_tests(np.repeat(random.integers(0, 256, 20_000), 2).astype(np.uint8))["serial"] < 1e-9
+    )
 
 
 def test_keys_are_of_256_bits_and_differ():
@@ -452,15 +531,22 @@ def test_keys_are_of_256_bits_and_differ():
 
 @pytest.mark.thorough
 def test_printed_masks_show_the_server_nothing():
-    """l = 4, three clients, one row each, one class: all 4^6 views are seen equally often, whatever the shares are."""
-    clients, seen = np.arange(3), []
+    """l = 4, three clients, one row each, one class: all 4^6 views are seen equally often,
+    whatever the shares are.
+    """
+    clients = np.arange(3)
+    seen = []
     for values in ((0, 0, 0), (1, 2, 3), (3, 3, 0)):
         shares = {client: np.full((3, 1), values[client]) for client in range(3)}
         views = collections.Counter()
         for pads in itertools.product(range(4), repeat=6):
             masks = np.array([*pads]).reshape(2, 3, 1)
-            sent, read = printed.row_sums(shares, clients, {0: masks[0], 1: masks[1], 2: -masks[0] - masks[1]})
-            views[tuple(np.concatenate([sent[client] % 4 for client in range(3)])[:, 0].tolist())] += 1
+            sent, read = printed.row_sums(
+                shares, clients, {0: masks[0], 1: masks[1], 2: -masks[0] - masks[1]}
+            )
+            views[
+                tuple(np.concatenate([sent[client] % 4 for client in range(3)])[:, 0].tolist())
+            ] += 1
             assert all(read[client] == sum(values) for client in range(3))
         seen.append(views)
     assert seen[0] == seen[1] == seen[2] and len(seen[0]) == 4**6 and set(seen[0].values()) == {1}

@@ -21,7 +21,16 @@ from fedjax_ssl.secure import (
 from fedjax_ssl.secure.messages import HEADER_BYTES, DistanceShare, OwnDistances, Seed
 from fedjax_ssl.secure.network import Endpoint, Network
 from fedjax_ssl.secure.session import SessionClient, SessionServer
-from tests.secure.parties import IDENTITIES, PINNED, RUN, Recorder, connected, endpoints, random_codes, record_keys
+from tests.secure.parties import (
+    IDENTITIES,
+    PINNED,
+    RUN,
+    Recorder,
+    connected,
+    endpoints,
+    random_codes,
+    record_keys,
+)
 
 COUNTS = {0: 2, 3: 0, 5: 4}
 SEED = Seed(bytes(range(32)))
@@ -31,7 +40,9 @@ ROWS = DistanceShare(3, np.arange(6, dtype=np.uint16).reshape(2, 3))
 def session(tamper=lambda sender, receiver, data: data, counts=COUNTS, claimed=None, ends=None):
     """The machines of a session after it ran, and the network with what was refused."""
     ends = ends or endpoints(counts)
-    machines = {client: SessionClient(ends[client], (claimed or counts)[client]) for client in counts}
+    machines = {
+        client: SessionClient(ends[client], (claimed or counts)[client]) for client in counts
+    }
     machines[SERVER] = SessionServer(ends[SERVER], list(counts))
     network = Network(Recorder(tamper))
     network.run("keys", machines)
@@ -45,7 +56,9 @@ def with_roster(**changes):
 
     def lying(receiver, message, attempt=0):
         if receiver == 3 and isinstance(message, messages.Roster):
-            message = message._replace(**{name: change(getattr(message, name)) for name, change in changes.items()})
+            message = message._replace(
+                **{name: change(getattr(message, name)) for name, change in changes.items()}
+            )
         return pack(receiver, message, attempt)
 
     ends[SERVER].pack = lying
@@ -83,7 +96,9 @@ def test_channels_carry_messages():
 
 
 def test_every_flipped_bit_is_seen():
-    """At every byte of a sealed message, header included; the message itself is read afterwards, once."""
+    """At every byte of a sealed message, header included; the message itself is read afterwards,
+    once.
+    """
     ends = connected(COUNTS)
     data = ends[0].pack(5, ROWS).data
     for place in range(len(data)):
@@ -106,19 +121,29 @@ def test_truncated_messages_are_refused(cut):
 
 
 def test_replays_are_refused():
-    ends, later = connected(COUNTS), connected(COUNTS, round=2)
+    ends = connected(COUNTS)
+    later = connected(COUNTS, round=2)
     other = connected(COUNTS, run=bytes(16))
     data = ends[0].pack(5, SEED).data
-    for party, error in ((ends[3], NotAuthentic), (ends[0], NotAuthentic), (later[5], StaleMessage)):
+    for party, error in (
+        (ends[3], NotAuthentic),
+        (ends[0], NotAuthentic),
+        (later[5], StaleMessage),
+    ):
         with pytest.raises(error):
             party.unpack(data)
     with pytest.raises(StaleMessage, match="another run"):
         other[5].unpack(data)
     with pytest.raises(StaleMessage, match="attempt"):
         ends[5].unpack(data, attempt=1)
-    # Headers can be forged, seals cannot: the sender's message given back to it, or as another round's.
+    # Headers can be forged, seals cannot: the sender's message given back to it, or as another
+    # round's.
     reflected = forge(data, sender=5, receiver=0)
-    for party, some in ((ends[0], reflected), (later[5], forge(data, round=2)), (ends[5], forge(data, sequence=9))):
+    for party, some in (
+        (ends[0], reflected),
+        (later[5], forge(data, round=2)),
+        (ends[5], forge(data, sequence=9)),
+    ):
         with pytest.raises(NotAuthentic, match="seal"):
             party.unpack(some)
     assert ends[5].unpack(data) == (0, SEED)
@@ -138,7 +163,9 @@ def test_a_message_without_a_channel_is_refused():
 
 
 def test_a_key_of_somebody_else_is_refused():
-    """A client that signs with another identity than the pinned one does not get in; the others do."""
+    """A client that signs with another identity than the pinned one does not get in; the others
+    do.
+    """
     ends = endpoints(COUNTS)
     ends[3] = Endpoint(3, primitives.Identity(), PINNED, RUN, 1)
     machines, network = session(ends=ends)
@@ -159,13 +186,33 @@ def substituted(table):
         ({"publics": substituted}, NotAuthentic, "signature"),
         ({"identities": substituted}, BadKey, "not the pinned one"),
         ({"publics": lambda table: table[[0, 1, 0, 3]]}, BadKey, "twice"),
-        ({"publics": lambda table: table * np.uint8([[1], [1], [0], [1]])}, NotAuthentic, "signature"),
+        (
+            {"publics": lambda table: table * np.uint8([[1], [1], [0], [1]])},
+            NotAuthentic,
+            "signature",
+        ),
         ({"publics": lambda table: table[:3]}, MalformedMessage, "shape"),
-        ({"num_points": lambda counts: counts * 2, "first": lambda first: first * 2}, NotAuthentic, "client 0"),
-        ({"num_points": lambda counts: counts + np.uint64([1, 0, 0])}, InconsistentView, "overlap or leave gaps"),
-        ({"first": lambda first: first - np.uint64([0, 0, 1])}, InconsistentView, "overlap or leave gaps"),
+        (
+            {"num_points": lambda counts: counts * 2, "first": lambda first: first * 2},
+            NotAuthentic,
+            "client 0",
+        ),
+        (
+            {"num_points": lambda counts: counts + np.uint64([1, 0, 0])},
+            InconsistentView,
+            "overlap or leave gaps",
+        ),
+        (
+            {"first": lambda first: first - np.uint64([0, 0, 1])},
+            InconsistentView,
+            "overlap or leave gaps",
+        ),
         ({"clients": lambda clients: clients[[0, 0, 2]]}, InconsistentView, "twice"),
-        ({"clients": lambda clients: clients + np.uint32([0, 1, 0])}, InconsistentView, "its reader"),
+        (
+            {"clients": lambda clients: clients + np.uint32([0, 1, 0])},
+            InconsistentView,
+            "its reader",
+        ),
         ({"clients": lambda clients: clients[:2]}, InconsistentView, "differ in length"),
     ],
 )
@@ -187,14 +234,17 @@ def test_views_that_differ_open_no_channel():
     """Two groups with rosters of their own share no keys: every roster is part of them."""
     ends = connected(COUNTS)
     other = Endpoint(5, IDENTITIES[5], PINNED, RUN, 1)
-    other.key, other.transcript = ends[5].key, b"another view"
+    other.key = ends[5].key
+    other.transcript = b"another view"
     other.connect(0, ends[0].key.public)
     with pytest.raises(NotAuthentic, match="seal"):
         other.unpack(ends[0].pack(5, SEED).data)
 
 
 def test_keys_and_nonces_are_used_once(monkeypatch):
-    """Across rounds and runs, with the same identities, every sealing key and nonce, and every stream, is new."""
+    """Across rounds and runs, with the same identities, every sealing key and nonce, and every
+    stream, is new.
+    """
     seals, streams = record_keys(monkeypatch)
     codes = random_codes(np.random.default_rng(0), (3, 2, 4), 20)
     shares = {client: np.full((9, 2), 7, np.uint32) for client in codes}
@@ -208,7 +258,8 @@ def test_keys_and_nonces_are_used_once(monkeypatch):
     masks = [stream for stream in streams if stream[0] == "ChaCha20"]
     columns = [stream for stream in streams if stream[0] == "AES"]
     assert len(seals) == len(set(seals)) > 100
-    # Each of 2 runs, 2 rounds, 2 sums: of 3 pairs the two ends, and 6 own masks at client and server.
+    # Each of 2 runs, 2 rounds, 2 sums: of 3 pairs the two ends, and 6 own masks at client and
+    # server.
     assert len(masks) == 8 * (6 + 12) and len(set(masks)) == 8 * (3 + 6)
     # Of 128 pairs of seeds the receiver has both, the sender one of each.
     assert len(columns) == 4 * 3 * 128 and len(set(columns)) == 4 * 2 * 128

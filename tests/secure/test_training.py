@@ -1,4 +1,6 @@
-"""FedAvg+XCLP with its protocols: rounds on the host, and the same bits of the model at every level."""
+"""FedAvg+XCLP with its protocols: rounds on the host, and the same bits of the model at every
+level.
+"""
 
 import jax
 import numpy as np
@@ -11,7 +13,8 @@ from tests import toy
 from tests.secure.parties import record_keys
 
 pytestmark = pytest.mark.thorough
-KEY, ROUNDS = jax.random.key(0), 3
+KEY = jax.random.key(0)
+ROUNDS = 3
 OPTIONS = dict(warmup_rounds=1, num_bits=32, num_neighbors=3)
 
 
@@ -27,7 +30,8 @@ def test_levels_train_the_same_model():
     for level in ("accounted", "real"):
         jax.tree.map(np.testing.assert_array_equal, found[level][0], found["ideal"][0])
     metrics = {
-        level: {name: np.asarray(jax.tree.leaves(v)) for name, v in info.items()} for level, (_, info) in found.items()
+        level: {name: np.asarray(jax.tree.leaves(v)) for name, v in info.items()}
+        for level, (_, info) in found.items()
     }
     for name in metrics["ideal"]:
         np.testing.assert_array_equal(metrics["real"][name], metrics["accounted"][name])
@@ -36,15 +40,22 @@ def test_levels_train_the_same_model():
     assert (metrics["real"]["bytes_up"] != metrics["ideal"]["bytes_up"]).any()
     # The kernels do not round; the model is the same but for that.
     kernels = trained(data, protocol="none")[0]
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-2), found["real"][0].params, kernels.params)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-2),
+        found["real"][0].params,
+        kernels.params,
+    )
 
 
 def test_a_resumed_run_uses_no_key_again(tmp_path, monkeypatch):
-    """Stopped inside round 3 and gone on with after round 2, by another start: the same model as without a stop, and of
-    all keys and nonces of both starts none twice."""
+    """Stopped inside round 3 and gone on with after round 2, by another start: the same model as
+    without a stop, and of all keys and nonces of both starts none twice.
+    """
     data = toy.federation()
     seals, streams = record_keys(monkeypatch)
-    method, again = (methods.build("xclp", toy.setup(data), **OPTIONS, protocol="real") for _ in range(2))
+    method, again = (
+        methods.build("xclp", toy.setup(data), **OPTIONS, protocol="real") for _ in range(2)
+    )
     checkpoints = Checkpoints(tmp_path)
     state, _ = run_rounds(method, KEY, method.init(KEY, data), data, 2)
     checkpoints.save(2, state)
@@ -60,6 +71,8 @@ def test_a_resumed_run_uses_no_key_again(tmp_path, monkeypatch):
 
 def test_a_traced_round_is_refused():
     data = toy.federation()
-    method = methods.build("xclp", toy.setup(data), **OPTIONS | {"warmup_rounds": 0}, protocol="ideal")
+    method = methods.build(
+        "xclp", toy.setup(data), **OPTIONS | {"warmup_rounds": 0}, protocol="ideal"
+    )
     with pytest.raises(ValueError, match="an exchange runs on the host"):
         jax.eval_shape(method.round, KEY, method.init(KEY, data), data)

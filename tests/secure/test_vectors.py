@@ -11,7 +11,7 @@ from fedjax_ssl.secure import primitives
 from fedjax_ssl.secure.errors import BadKey, MissingExtra, NotAuthentic
 from fedjax_ssl.secure.hamming_paillier import SecretKey
 from fedjax_ssl.secure.hamming_transfer import transpose_bits
-from tests.secure import parties, printed  # noqa: F401  skips without the packages
+from tests.secure import parties, printed  # noqa: F401
 
 ALICE = bytes.fromhex("77076d0a7318a57d3c16c17251b26645df4c2f87ebc0992ab177fba51db92c2a")
 BOB = bytes.fromhex("5dab087e624a8a4b79e17f8b83800ee66f3bb1292618b6fd1c2f8b27ff88e0eb")
@@ -19,7 +19,8 @@ LOW_ORDER = [bytes(32), (1).to_bytes(32, "little"), (2**255 - 20).to_bytes(32, "
 
 
 def test_x25519_is_that_of_rfc_7748():
-    alice, bob = primitives.ExchangeKey(ALICE), primitives.ExchangeKey(BOB)
+    alice = primitives.ExchangeKey(ALICE)
+    bob = primitives.ExchangeKey(BOB)
     assert alice.public.hex() == "8520f0098930a754748b7ddcb43ef75a0dbf3a0d26381af4eba4a98eaa9b4e6a"
     assert bob.public.hex() == "de9edb7d7b7dc1b4d35b61c2ece435373f8343c85b78674dadfc7e146f882b4f"
     shared = "4a5d9d5ba4ce2de1728e3bf480350f25e07e21c947d19e3376f09b3c1e161742"
@@ -35,9 +36,15 @@ def test_keys_of_low_order_are_refused(point):
 def test_hkdf_is_that_of_rfc_5869():
     info = bytes.fromhex("f0f1f2f3f4f5f6f7f8f9")
     found = primitives.hkdf(b"\x0b" * 22, bytes(range(13)), info, 42)
-    assert found.hex() == "3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf34007208d5b887185865"
+    assert (
+        found.hex()
+        == "3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf34007208d5b887185865"
+    )
     found = primitives.hkdf(b"\x0b" * 22, b"", b"", 42)
-    assert found.hex() == "8da4e775a563c18f715f802a063c5a31b8a11f5c5ee1879ec3454e5f3c738d2d9d201395faa4b61a96c8"
+    assert (
+        found.hex()
+        == "8da4e775a563c18f715f802a063c5a31b8a11f5c5ee1879ec3454e5f3c738d2d9d201395faa4b61a96c8"
+    )
 
 
 def test_chacha20_is_that_of_rfc_8439():
@@ -58,16 +65,20 @@ def test_masks_go_on_over_the_buffer(dtype):
     """A long stream is one stream: what is added piece by piece is the cipher's own output."""
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
-    key, total = bytes(range(32)), np.zeros((1001, 150), dtype)
+    key = bytes(range(32))
+    total = np.zeros((1001, 150), dtype)
     primitives.add_key_stream(total, key, 1)
-    stream = Cipher(algorithms.ChaCha20(key, bytes(16)), None).encryptor().update(bytes(total.nbytes))
+    stream = (
+        Cipher(algorithms.ChaCha20(key, bytes(16)), None).encryptor().update(bytes(total.nbytes))
+    )
     assert total.tobytes() == stream
 
 
 def test_seal_is_that_of_rfc_8439():
     plain = b"Ladies and Gentlemen of the class of '99: If I could offer you only one tip for "
     plain += b"the future, sunscreen would be it."
-    key, nonce = bytes(range(0x80, 0xA0)), bytes.fromhex("070000004041424344454647")
+    key = bytes(range(0x80, 0xA0))
+    nonce = bytes.fromhex("070000004041424344454647")
     associated = bytes.fromhex("50515253c0c1c2c3c4c5c6c7")
     sealed = primitives.seal(key, nonce, plain, associated)
     assert sealed.hex() == (
@@ -85,14 +96,22 @@ def test_aes_streams_are_those_of_nist():
     key = bytes.fromhex("2b7e151628aed2a6abf7158809cf4f3c")
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-    counter = Cipher(algorithms.AES(key), modes.CTR(bytes.fromhex("f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff"))).encryptor()
+    counter = Cipher(
+        algorithms.AES(key), modes.CTR(bytes.fromhex("f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff"))
+    ).encryptor()
     plain = bytes.fromhex("6bc1bee22e409f96e93d7e117393172aae2d8a571e03ac9c9eb76fac45af8e51")
-    assert counter.update(plain).hex() == "874d6191b620e3261bef6864990db6ce9806f66b7970fdff8617187bb9fffdff"
+    assert (
+        counter.update(plain).hex()
+        == "874d6191b620e3261bef6864990db6ce9806f66b7970fdff8617187bb9fffdff"
+    )
     block = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
-    stream, out = primitives.BitStream(key), np.empty(48, np.uint8)
+    stream = primitives.BitStream(key)
+    out = np.empty(48, np.uint8)
     stream.fill(out[:20], np.zeros(20, np.uint8))
     stream.fill(out[20:], np.zeros(28, np.uint8))
-    assert out.tobytes() == b"".join(block.update(number.to_bytes(16, "big")) for number in range(3))
+    assert out.tobytes() == b"".join(
+        block.update(number.to_bytes(16, "big")) for number in range(3)
+    )
 
 
 def test_the_hash_is_the_printed_form():
@@ -106,7 +125,9 @@ def test_the_hash_is_the_printed_form():
         for block in range(2):
             tweak = (7 + row).to_bytes(8, "little") + block.to_bytes(8, "little")
             outer = permute(bytes(a ^ b for a, b in zip(inner, tweak, strict=True)))
-            assert found[row, block].tobytes() == bytes(a ^ b for a, b in zip(outer, inner, strict=True))
+            assert found[row, block].tobytes() == bytes(
+                a ^ b for a, b in zip(outer, inner, strict=True)
+            )
 
 
 def test_the_group_is_that_of_rfc_8032():
@@ -116,13 +137,18 @@ def test_the_group_is_that_of_rfc_8032():
     scalar[0] &= 248
     scalar[31] = scalar[31] & 127 | 64
     group = primitives.Group()
-    assert group.base(bytes(scalar)).hex() == "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a"
-    a, b = group.scalar(), group.scalar()
+    assert (
+        group.base(bytes(scalar)).hex()
+        == "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a"
+    )
+    a = group.scalar()
+    b = group.scalar()
     assert group.multiply(a, group.base(b)) == group.multiply(b, group.base(a))
     assert group.subtract(group.add(group.base(a), group.base(b)), group.base(b)) == group.base(a)
 
 
-# The identity, a point of order 4, one of order 8, a number that is no field element, one that is no point.
+# The identity, a point of order 4, one of order 8, a number that is no field element, one that is
+# no point.
 BAD_POINTS = [
     (1).to_bytes(32, "little"),
     bytes(32),
@@ -142,11 +168,14 @@ def test_what_is_no_group_element_is_refused(point):
 def test_bits_are_transposed():
     bits = np.random.default_rng(0).integers(0, 2, (128, 24), np.uint8)
     rows = transpose_bits(np.packbits(bits, axis=1, bitorder="little"))
-    np.testing.assert_array_equal(np.unpackbits(rows.view(np.uint8), axis=1, bitorder="little"), bits.T)
+    np.testing.assert_array_equal(
+        np.unpackbits(rows.view(np.uint8), axis=1, bitorder="little"), bits.T
+    )
 
 
 def test_printed_transfer():
-    v, u = [0, 1, 1, 0, 0, 1, 0, 0, 0, 0, 1, 1], [0, 1, 0, 1, 1, 0, 0, 1, 0, 0, 0, 1]
+    v = [0, 1, 1, 0, 0, 1, 0, 0, 0, 0, 1, 1]
+    u = [0, 1, 0, 1, 1, 0, 0, 1, 0, 0, 0, 1]
     m0, m1, t, rho, tau = printed.shade(v, u, 16, [3, 15, 7, 0, 12, 9, 1, 14, 5, 8, 2, 11])
     assert m0 == [3, 0, 8, 0, 12, 10, 1, 14, 5, 8, 3, 12]
     assert m1 == [4, 15, 7, 1, 13, 9, 2, 15, 6, 9, 2, 11]
@@ -155,9 +184,12 @@ def test_printed_transfer():
 
 
 def test_printed_paillier():
-    key, own = printed.Textbook(61, 53), SecretKey(primes=(61, 53))
+    key = printed.Textbook(61, 53)
+    own = SecretKey(primes=(61, 53))
     assert (key.n, key.lam, key.mu) == (3233, 780, 1173)
-    ciphertexts = [key.encrypt(bit, rho) for bit, rho in zip([1, 0, 1, 1], [2, 3, 5, 7], strict=True)]
+    ciphertexts = [
+        key.encrypt(bit, rho) for bit, rho in zip([1, 0, 1, 1], [2, 3, 5, 7], strict=True)
+    ]
     assert ciphertexts == [2065816, 2393606, 5865108, 3568056]
     assert key.encrypt(1236, 11) == 4912097
     result = key.distance(ciphertexts, [0, 1, 1, 0], 1234, 11)
@@ -170,7 +202,11 @@ def test_paillier_is_that_of_the_textbook():
     own = SecretKey(256)
     other = printed.Textbook(int(own._p), int(own._q))
     for number in (0, 1, own.public.modulus - 1, random.Random(0).randrange(2**200)):
-        for ciphertext in (own.encrypt(number), own.public.encrypt(number), other.encrypt(int(number), 12345)):
+        for ciphertext in (
+            own.encrypt(number),
+            own.public.encrypt(number),
+            other.encrypt(int(number), 12345),
+        ):
             assert own.decrypt(ciphertext) == other.decrypt(ciphertext) == number
     three = own.public.times(own.encrypt(3), -2)
     assert own.decrypt(int(own.public.plus(three, 10))) == 4
@@ -188,8 +224,16 @@ def test_printed_row_sums():
     first = [1.1805011236, 0.4743213017, 0.0815743918, 0.0250930410, 0.1333791096, 0.0216502902]
     second = [0.0467433312, 0.0315286691, 0.6540885127, 1.6471131572, 0.0525611702, 1.6195081247]
     encoded = [to_fixed_point(np.array(some), 8, 2.0).astype(np.uint16) for some in (first, second)]
-    assert encoded[0].tolist() == [302, 121, 21, 6, 34, 6] and encoded[1].tolist() == [12, 8, 167, 422, 13, 415]
-    clients, zeros = np.array([1, 1, 1, 2, 2, 2]), np.zeros(6, np.uint16)
+    assert encoded[0].tolist() == [302, 121, 21, 6, 34, 6] and encoded[1].tolist() == [
+        12,
+        8,
+        167,
+        422,
+        13,
+        415,
+    ]
+    clients = np.array([1, 1, 1, 2, 2, 2])
+    zeros = np.zeros(6, np.uint16)
     shares = {1: np.stack([encoded[0], zeros], 1), 2: np.stack([zeros, encoded[1]], 1)}
     place = 2 * np.arange(6)[:, None] + np.arange(2) + 1
     mask = ((7919 * place**2 + 12345) % 2**16).astype(np.uint16)
@@ -202,10 +246,14 @@ def test_printed_row_sums():
 
 
 def test_shares_of_a_secret():
-    secret, holders = bytes(range(224, 256)), [0, 3, 4, 7]
+    secret = bytes(range(224, 256))
+    holders = [0, 3, 4, 7]
     shares = primitives.share_out(secret, holders, 3)
     for missing in holders:
-        assert primitives.put_together({some: shares[some] for some in holders if some != missing}) == secret
+        assert (
+            primitives.put_together({some: shares[some] for some in holders if some != missing})
+            == secret
+        )
     assert primitives.put_together({some: shares[some] for some in holders[:2]}) != secret
     assert primitives.share_out(secret, holders, 3) != shares
     with pytest.raises(ValueError, match=r"must be 1\.\.4"):

@@ -1,4 +1,6 @@
-"""The plan of a sweep: what its settings mean, runs, names, programs, `sweep.json`, and how a sweep grows."""
+"""The plan of a sweep: what its settings mean, runs, names, programs, `sweep.json`, and how a
+sweep grows.
+"""
 
 import sys
 
@@ -20,9 +22,18 @@ METHOD = parse_axis("config.method.name=fedavg, xclp")
         ("optimizer.learning_rate=0.03,0.1", Axis("optimizer.learning_rate", ("0.03", "0.1"))),
         ("model.hidden=(64,64),(128,)", Axis("model.hidden", ("(64,64)", "(128,)"))),
         ("data.path=../a.npz", Axis("data.path", ("../a.npz",))),
-        ("optimizer.learning_rate=0.001..1", Axis("optimizer.learning_rate", Range(0.001, 1.0, True, False))),
-        ("optimizer.momentum=linear:0..0.9", Axis("optimizer.momentum", Range(0.0, 0.9, False, False))),
-        ("optimizer.local_epochs=1..10", Axis("optimizer.local_epochs", Range(1.0, 10.0, False, True))),
+        (
+            "optimizer.learning_rate=0.001..1",
+            Axis("optimizer.learning_rate", Range(0.001, 1.0, True, False)),
+        ),
+        (
+            "optimizer.momentum=linear:0..0.9",
+            Axis("optimizer.momentum", Range(0.0, 0.9, False, False)),
+        ),
+        (
+            "optimizer.local_epochs=1..10",
+            Axis("optimizer.local_epochs", Range(1.0, 10.0, False, True)),
+        ),
     ],
 )
 def test_values_and_ranges_are_read(text, axis):
@@ -44,7 +55,9 @@ def test_a_mistake_gets_one_message(text, said):
 
 
 def test_seeds_are_a_number_or_a_list():
-    assert parse_seeds("3") == (0, 1, 2) and parse_seeds("7,0") == (7, 0) and parse_seeds(None) is None
+    assert (
+        parse_seeds("3") == (0, 1, 2) and parse_seeds("7,0") == (7, 0) and parse_seeds(None) is None
+    )
     for wrong in ("0", "-1", "a", "1,"):
         with pytest.raises(ConfigError, match="number"):
             parse_seeds(wrong)
@@ -70,7 +83,11 @@ def test_zip_pairs_the_values():
 
 
 def test_random_points_lie_in_their_ranges_and_more_of_them_begin_with_the_same():
-    axes = [parse_axis("optimizer.learning_rate=0.001..1"), parse_axis("optimizer.local_epochs=1..3"), METHOD]
+    axes = [
+        parse_axis("optimizer.learning_rate=0.001..1"),
+        parse_axis("optimizer.local_epochs=1..3"),
+        METHOD,
+    ]
     many = points(axes, None, random=200)
     rates = [point["optimizer.learning_rate"] for point in many]
     assert all(0.001 <= rate <= 1 for rate in rates)
@@ -108,7 +125,10 @@ def test_seeds_and_numbers_share_a_program_and_methods_do_not():
     assert plan.fields == ("method.name", "optimizer.learning_rate", "seed")
     assert plan.runs[0].name == "method=fedavg,lr=0.03,seed=0"
     assert plan.runs[-1].name == "method=xclp,lr=0.1,seed=1"
-    assert plan.runs[-1].config["seed"] == 1 and plan.runs[-1].config["optimizer"]["learning_rate"] == 0.1
+    assert (
+        plan.runs[-1].config["seed"] == 1
+        and plan.runs[-1].config["optimizer"]["learning_rate"] == 0.1
+    )
 
 
 @pytest.mark.parametrize(
@@ -137,7 +157,10 @@ def test_a_setting_of_a_method_is_for_the_methods_that_have_it():
         "method=xclp,alpha=0.9,seed=0",
         "method=xclp,alpha=0.99,seed=0",
     ]
-    with pytest.raises(ConfigError, match=r"none of the methods fedavg, xclp has the setting 'method\.alhpa'.*alpha"):
+    with pytest.raises(
+        ConfigError,
+        match=r"none of the methods fedavg, xclp has the setting 'method\.alhpa'.*alpha",
+    ):
         planned(METHODS, "method.alhpa=0.9")
 
 
@@ -145,9 +168,14 @@ def test_names_are_file_names_and_differ():
     plan = planned("model.hidden=(64,64),None", "precision=float32,bf16")
     names = [run.name for run in plan.runs]
     assert len(set(names)) == len(names) == 8
-    assert "hidden=64-64,precision=bf16,seed=0" in names and "hidden=None,precision=bf16,seed=1" in names
+    assert (
+        "hidden=64-64,precision=bf16,seed=0" in names
+        and "hidden=None,precision=bf16,seed=1" in names
+    )
     long = planned("data.path=" + ",".join(letter * 150 for letter in "xy"), seeds=(0,))
-    assert len({run.name for run in long.runs}) == 2 and all(len(run.name) <= 100 for run in long.runs)
+    assert len({run.name for run in long.runs}) == 2 and all(
+        len(run.name) <= 100 for run in long.runs
+    )
 
 
 def test_the_plan_survives_its_file(tmp_path):
@@ -164,11 +192,15 @@ def test_the_plan_survives_its_file(tmp_path):
 
 def test_a_sweep_grows_and_does_not_shrink(tmp_path):
     plan = planned(RATES)
-    more = plans.extended(plan, planned(METHODS, "optimizer.learning_rate=0.03,0.1,0.3", seeds=(0, 1, 2)), tmp_path)
+    more = plans.extended(
+        plan, planned(METHODS, "optimizer.learning_rate=0.03,0.1,0.3", seeds=(0, 1, 2)), tmp_path
+    )
     assert more.runs[:4] == plan.runs  # names stay, though there are more fields now
     assert len(more.runs) == 18 and [len(runs) for runs in more.programs] == [9, 9]
     assert len({run.name for run in more.runs}) == 18
-    with pytest.raises(RunFolderError, match=r"2 runs that this command leaves out: lr=0\.03,seed=1"):
+    with pytest.raises(
+        RunFolderError, match=r"2 runs that this command leaves out: lr=0\.03,seed=1"
+    ):
         plans.extended(plan, planned(RATES, seeds=(0,)), tmp_path)
     with pytest.raises(RunFolderError, match="rounds: 80 -> 20"):
         plans.extended(plan, planned(RATES, "rounds=20"), tmp_path)
@@ -178,7 +210,9 @@ def test_a_file_yields_configs(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "beside_the_study.py").write_text("METHODS = ('fedavg', 'xclp')\n")
     path = tmp_path / "study.py"
-    begin = "from fedjax_ssl import presets\nfrom beside_the_study import METHODS\ndef get_sweep():\n"
+    begin = (
+        "from fedjax_ssl import presets\nfrom beside_the_study import METHODS\ndef get_sweep():\n"
+    )
     path.write_text(
         f"{begin}    for method in METHODS:\n"
         "        for batch in (5, 10):\n"
@@ -190,7 +224,10 @@ def test_a_file_yields_configs(tmp_path, monkeypatch):
     assert len(plan.runs) == 8 and len(plan.programs) == 4
     assert plan.runs[0].name == "method=fedavg,batch=5,seed=0"
     for body, said in (
-        ("    yield 1 / 0\n", r"get_sweep of .*study.py failed: ZeroDivisionError.*study.py, line 4"),
+        (
+            "    yield 1 / 0\n",
+            r"get_sweep of .*study.py failed: ZeroDivisionError.*study.py, line 4",
+        ),
         ("    yield 3\n", "yields something that is no config"),
     ):
         path.write_text(begin + body)
@@ -204,7 +241,10 @@ def test_a_file_yields_configs(tmp_path, monkeypatch):
     ("text", "said"),
     [
         ("supervision.labels=2,5", ["with another number of labels than labels=2,seed=0"]),
-        ("data.test_clients=2,3", ["tested on other examples than test_clients=2,seed=0", "another number of labels"]),
+        (
+            "data.test_clients=2,3",
+            ["tested on other examples than test_clients=2,seed=0", "another number of labels"],
+        ),
         ("optimizer.learning_rate=0.1,0.2", []),
         ("partition.name=natural,iid", []),  # equal clients of equally many labels
         ("data.name=digits,npz", ["is not known: "]),
@@ -212,6 +252,11 @@ def test_a_file_yields_configs(tmp_path, monkeypatch):
 )
 def test_a_plan_says_what_a_report_cannot_pair(text, said):
     config = "digits_fedavg" if "partition" in text else "digits_xclp"
-    axes = [parse_axis(text), *([parse_axis("partition.num_clients=11")] if "partition" in text else [])]
+    axes = [
+        parse_axis(text),
+        *([parse_axis("partition.num_clients=11")] if "partition" in text else []),
+    ]
     found = plans.apart(plans.from_settings(config, points(axes, (0, 1))))
-    assert len(found) == len(said) and all(words in line for words, line in zip(said, found, strict=True))
+    assert len(found) == len(said) and all(
+        words in line for words, line in zip(said, found, strict=True)
+    )

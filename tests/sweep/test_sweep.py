@@ -1,4 +1,6 @@
-"""A sweep as a whole: runs as `run` makes them, tables, going on after any end, workers, clusters, searches."""
+"""A sweep as a whole: runs as `run` makes them, tables, going on after any end, workers,
+clusters, searches.
+"""
 
 import csv
 import dataclasses
@@ -32,7 +34,9 @@ SMALL = ("rounds=4", "eval_every=2", "optimizer.local_epochs=1", "data.test_clie
 
 
 def planned(folder, *texts, seeds=(0, 1), config="digits_fedavg"):
-    plan = plans.from_settings(config, points([parse_axis(text) for text in (*SMALL, *texts)], seeds))
+    plan = plans.from_settings(
+        config, points([parse_axis(text) for text in (*SMALL, *texts)], seeds)
+    )
     (folder / "runs").mkdir(parents=True)
     plans.save(folder, plan, ["fedjax-ssl", "sweep"])
     return plan
@@ -51,8 +55,11 @@ def table(folder):
 def test_runs_are_those_of_run_a_failure_stops_nobody_and_what_is_done_is_not_done_again(tmp_path):
     plan = planned(tmp_path, seeds=(0,))
     wrong = {**plan.runs[0].config["data"], "test_clients": 100}
-    broken = dataclasses.replace(plan.runs[0], name="broken", config={**plan.runs[0].config, "data": wrong})
-    runs, told = [broken, *plan.runs], []
+    broken = dataclasses.replace(
+        plan.runs[0], name="broken", config={**plan.runs[0].config, "data": wrong}
+    )
+    runs = [broken, *plan.runs]
+    told = []
     plans.save(tmp_path, plans.Plan(plan.fields, tuple(runs)), [])
     workers.do_runs(told.append, tmp_path, [one.name for one in runs])
     ended = {one["run"]: one["status"] for one in told if one["event"] == "end"}
@@ -63,24 +70,35 @@ def test_runs_are_those_of_run_a_failure_stops_nobody_and_what_is_done_is_not_do
     assert rows_of(mine) == rows_of(tmp_path / "alone")
     assert state_of(mine) == state_of(tmp_path / "alone")
     # The folder is one of `run`: the same config finds it complete.
-    assert run(alone, mine)["test_accuracy"] == json.loads((mine / "summary.json").read_text())["test_accuracy"]
+    assert (
+        run(alone, mine)["test_accuracy"]
+        == json.loads((mine / "summary.json").read_text())["test_accuracy"]
+    )
     rows = results.write(tmp_path, plans.Plan(plan.fields, tuple(runs)))
     assert [row["status"] for row in rows] == ["failed", "done"]
-    assert "test_clients" in rows[0]["message"] and table(tmp_path)[0]["message"] == rows[0]["message"]
+    assert (
+        "test_clients" in rows[0]["message"] and table(tmp_path)[0]["message"] == rows[0]["message"]
+    )
     assert float(table(tmp_path)[1]["test_accuracy"]) == rows[1]["test_accuracy"]
     assert [one.name for one in results.unfinished(tmp_path, runs)] == ["broken"]
 
 
 def test_runs_that_do_not_fit_together_are_done_half_as_many_at_a_time(tmp_path, monkeypatch):
-    plan, tried = planned(tmp_path, seeds=(0, 1, 2, 3, 4)), []
+    plan = planned(tmp_path, seeds=(0, 1, 2, 3, 4))
+    tried = []
 
     def run_batch(points, shared):
         tried.append([point.config.seed for point in points])
-        return [OutOfMemory("small") if len(points) > 2 else {"seed": point.config.seed} for point in points]
+        return [
+            OutOfMemory("small") if len(points) > 2 else {"seed": point.config.seed}
+            for point in points
+        ]
 
     monkeypatch.setattr(workers, "run_batch", run_batch)
     points = [workers.Point(plans.config_of(run), tmp_path / run.name) for run in plan.runs]
-    with pytest.warns(configs.ConfigNote, match="5 runs at a time do not fit on the device: 2 at a time"):
+    with pytest.warns(
+        configs.ConfigNote, match="5 runs at a time do not fit on the device: 2 at a time"
+    ):
         ended = [result for result, _ in workers.in_batches(points, Shared(), 5)]
     assert tried == [[0, 1, 2, 3, 4], [0, 1], [2, 3], [4]]
     assert [one["seed"] for one in ended] == [0, 1, 2, 3, 4]
@@ -116,12 +134,25 @@ def test_the_time_left_is_of_the_methods_that_wait():
 
 def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path, capsys):
     given = command(tmp_path / "a", "optimizer.batch_size=5,10", seeds=3, slurm="partition=gpu")
-    assert main([*given[:-3], "--config.optimizer.momentum=0.5", f"--workdir={tmp_path / 'a'}", "--dry-run"]) == 0
+    assert (
+        main(
+            [
+                *given[:-3],
+                "--config.optimizer.momentum=0.5",
+                f"--workdir={tmp_path / 'a'}",
+                "--dry-run",
+            ]
+        )
+        == 0
+    )
     shown = capsys.readouterr().out
     assert "6 runs, 2 compiled programs" in shown and "optimizer.batch_size: 5, 10" in shown
     assert main([*given, "--submit=slurm", "--print"]) == 0
     shown = capsys.readouterr().out
-    assert "an array of 2 jobs for slurm, 24 h each, partition=gpu" in shown and "program 1, 3 runs" in shown
+    assert (
+        "an array of 2 jobs for slurm, 24 h each, partition=gpu" in shown
+        and "program 1, 3 runs" in shown
+    )
     assert not (tmp_path / "a").exists()
 
 
@@ -132,7 +163,11 @@ def test_mistakes_are_told_at_once(tmp_path, capsys):
     search = "--search=optuna"
     for folder, given, said in (
         ("new", [search], "nothing to choose"),
-        ("new", [search, "--set=optimizer.learning_rate=0.01..1"], r"--set data.validation_fraction=0.2"),
+        (
+            "new",
+            [search, "--set=optimizer.learning_rate=0.01..1"],
+            r"--set data.validation_fraction=0.2",
+        ),
         ("new", [search, "--print"], "leave --zip, --random, --submit and --print out"),
         ("new", ["--set=optimizer.learning_rate=0.01..1"], "how many points"),
         ("new", ["--trials=3"], "--trials does nothing without --search"),
@@ -149,7 +184,9 @@ def test_mistakes_are_told_at_once(tmp_path, capsys):
         output = capsys.readouterr()
         assert said in output.err and output.out == ""  # no plan of what cannot be
     for folder in ("sweep", "search"):
-        with pytest.raises(RunFolderError, match=f"is the folder of a {folder}; give another --workdir"):
+        with pytest.raises(
+            RunFolderError, match=f"is the folder of a {folder}; give another --workdir"
+        ):
             RunFolder(tmp_path / folder, {})
 
 
@@ -157,10 +194,14 @@ def test_mistakes_are_told_at_once(tmp_path, capsys):
     ("given", "said"),
     [
         (["--rounds", "3"], "given as --rounds=VALUE, or --set rounds=VALUES for several"),
-        (["--set", "rounds=3", "eval_every=1"], "unexpected argument 'eval_every=1'. Fields of the config are"),
+        (
+            ["--set", "rounds=3", "eval_every=1"],
+            "unexpected argument 'eval_every=1'. Fields of the config are",
+        ),
         (
             ["--model.hidden=8,4"],
-            "--set model.hidden=8,4 tries each of them; a tuple stands in brackets: --model.hidden=",
+            "--set model.hidden=8,4 tries each of them; a tuple stands in brackets: "
+            "--model.hidden=",
         ),
     ],
 )
@@ -192,7 +233,9 @@ def test_the_command_grows_a_sweep_and_writes_both_tables(tmp_path, capsys):
 def test_zeros_in_the_names_of_clients_are_kept_in_both_tables(tmp_path):
     plan = planned(tmp_path, "data.left_out_client=01,02,10", seeds=None)
     results.write(tmp_path, plan)
-    parquet = pytest.importorskip("pyarrow.parquet").read_table(tmp_path / "results.parquet").to_pydict()
+    parquet = (
+        pytest.importorskip("pyarrow.parquet").read_table(tmp_path / "results.parquet").to_pydict()
+    )
     assert [row["data.left_out_client"] for row in table(tmp_path)] == ["01", "02", "10"]
     assert parquet["data.left_out_client"] == ["01", "02", "10"]
     assert [run.config["data"]["left_out_client"] for run in plan.runs] == ["01", "02", 10]
@@ -212,18 +255,27 @@ def test_diverged_runs_are_called_so_in_the_end_in_the_table_and_by_the_exit_cod
 @pytest.mark.thorough
 def test_killed_at_random_moments_it_ends_in_the_same_table(tmp_path):
     def given(folder):
-        return [sys.executable, "-m", "fedjax_ssl.cli", *command(folder, "optimizer.learning_rate=0.1,0.3", seeds=3)]
+        return [
+            sys.executable,
+            "-m",
+            "fedjax_ssl.cli",
+            *command(folder, "optimizer.learning_rate=0.1,0.3", seeds=3),
+        ]
 
     subprocess.run(given(tmp_path / "whole"), check=True, stdout=subprocess.DEVNULL)
     draws = random.Random(0)
     for _ in range(5):
-        process = subprocess.Popen(given(tmp_path / "killed"), stdout=subprocess.DEVNULL, start_new_session=True)
+        process = subprocess.Popen(
+            given(tmp_path / "killed"), stdout=subprocess.DEVNULL, start_new_session=True
+        )
         time.sleep(draws.uniform(1, 12))
         process.send_signal(signal.SIGKILL)
         process.wait()
     time.sleep(1)  # the worker of the last one sees that it is alone
     subprocess.run(given(tmp_path / "killed"), check=True, stdout=subprocess.DEVNULL)
-    assert (tmp_path / "killed" / "results.csv").read_text() == (tmp_path / "whole" / "results.csv").read_text()
+    assert (tmp_path / "killed" / "results.csv").read_text() == (
+        tmp_path / "whole" / "results.csv"
+    ).read_text()
     for folder in (tmp_path / "whole" / "runs").iterdir():
         assert rows_of(tmp_path / "killed" / "runs" / folder.name) == rows_of(folder)
         assert state_of(tmp_path / "killed" / "runs" / folder.name) == state_of(folder)
@@ -254,14 +306,17 @@ def test_a_worker_that_dies_fails_its_run_and_the_others_go_on(tmp_path, monkeyp
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("config", [pytest.param("digits_xclp", marks=pytest.mark.promise), "digits_semifl"])
+@pytest.mark.parametrize(
+    "config", [pytest.param("digits_xclp", marks=pytest.mark.promise), "digits_semifl"]
+)
 def test_vectorized_runs_are_single_runs_but_for_rounding(tmp_path, config):
     extra = ("method.warmup_rounds=2",) if config == "digits_xclp" else ()
     plan = planned(tmp_path, *extra, "optimizer.learning_rate=0.05,0.1", config=config)
     workers.do_runs(lambda told: None, tmp_path, [one.name for one in plan.runs], at_once=4)
     for one in plan.runs:
         run(plans.config_of(one), tmp_path / "alone" / one.name)
-        mine, alone = rows_of(results.folder_of(tmp_path, one.name)), rows_of(tmp_path / "alone" / one.name)
+        mine = rows_of(results.folder_of(tmp_path, one.name))
+        alone = rows_of(tmp_path / "alone" / one.name)
         for row, other in zip(mine, alone, strict=True):
             assert row["bytes_up"] == other["bytes_up"]
             np.testing.assert_allclose(row["test_loss"], other["test_loss"], rtol=2e-3)
@@ -283,7 +338,10 @@ def test_slurm_gets_one_array(tmp_path, monkeypatch, capsys):
     pytest.importorskip("submitit")
     tools = tmp_path / "bin"
     tools.mkdir()
-    for name, script in (("srun", "exit 0"), ("sbatch", f'cp "$1" {tmp_path}/batch.sh; echo Submitted batch job 42')):
+    for name, script in (
+        ("srun", "exit 0"),
+        ("sbatch", f'cp "$1" {tmp_path}/batch.sh; echo Submitted batch job 42'),
+    ):
         (tools / name).write_text(f"#!/bin/sh\n{script}\n")
         (tools / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
@@ -291,7 +349,13 @@ def test_slurm_gets_one_array(tmp_path, monkeypatch, capsys):
     assert main([*given, "--slurm=gpus_per_node=1", "--submit=slurm"]) == 0
     assert "handed in 2 jobs: 42_0, 42_1" in capsys.readouterr().out
     script = (tmp_path / "batch.sh").read_text()
-    for line in ("--array=0-1", "--partition=gpu", "--gpus-per-node=1", "--time=120", "--job-name=sweep_a"):
+    for line in (
+        "--array=0-1",
+        "--partition=gpu",
+        "--gpus-per-node=1",
+        "--time=120",
+        "--job-name=sweep_a",
+    ):
         assert line in script
     assert len(plans.load(tmp_path / "a").runs) == 2
 

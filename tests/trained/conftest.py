@@ -1,4 +1,6 @@
-"""A run on the digits of three writers held out, with validation examples, trained once for all tests of the room."""
+"""A run on the digits of three writers held out, with validation examples, trained once for all
+tests of the room.
+"""
 
 import pytest
 
@@ -8,8 +10,11 @@ from fedjax_ssl.runs.loop import run
 
 def experiment(**fields):
     config = presets.digits_by_writer("fedavg", "all")
-    config.rounds, config.eval_every, config.optimizer.local_epochs = 4, 1, 1
-    config.data.test_clients, config.data.validation_fraction = 3, 0.2
+    config.rounds = 4
+    config.eval_every = 1
+    config.optimizer.local_epochs = 1
+    config.data.test_clients = 3
+    config.data.validation_fraction = 0.2
     config.metrics = ("clients",)
     config.update_from_flattened_dict(fields)
     return config

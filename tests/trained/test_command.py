@@ -23,21 +23,27 @@ def predict(folder, capsys):
 
 
 def test_arrays_with_labels(predict, digits, tmp_path):
-    file, labels = tmp_path / "images.npz", digits.train.y[:20].copy()
+    file = tmp_path / "images.npz"
+    labels = digits.train.y[:20].copy()
     labels[3] = -1
     np.savez(file, inputs=digits.train.x[:20], labels=labels)
     code, rows, error = predict(file, "--checkpoint", "last", "--all")
     assert code == 0 and len(rows) == 20
     right = sum(row["label"] == row["true_label"] for row in rows)
     assert f"{right / 19:.2%} (19 of 20 have a label)" in error and "array 'inputs'" in error
-    assert rows[3]["true_label"] == "" and rows[0]["input"] == "0" and rows[0]["name"] == rows[0]["label"]
+    assert (
+        rows[3]["true_label"] == ""
+        and rows[0]["input"] == "0"
+        and rows[0]["name"] == rows[0]["label"]
+    )
     every = [float(rows[0][f"probability_{name}"]) for name in range(10)]
     assert sum(every) == pytest.approx(1, abs=1e-4) and max(every) == float(rows[0]["probability"])
 
 
 def test_labels_go_to_a_file(predict, digits, tmp_path):
     file = tmp_path / "images.npz"
-    np.savez(file, images=digits.train.x[:3, ..., 0])  # grey images, without a channel axis and without labels
+    # grey images, without a channel axis and without labels
+    np.savez(file, images=digits.train.x[:3, ..., 0])
     code, rows, error = predict(file, "--output", tmp_path / "new" / "labels.csv")
     assert code == 0 and not rows and "accuracy" not in error.replace("test accuracy", "")
     lines = (tmp_path / "new" / "labels.csv").read_text().splitlines()
@@ -50,7 +56,8 @@ def test_images_in_folders_with_the_names_of_classes(predict, model, digits, tmp
         folder.mkdir(parents=True, exist_ok=True)
         # As an image goes from 0 to 255, the digits from 0 to 16.
         pixels = np.rint(digits.train.x[row, ..., 0] * (255 / 16)).astype(np.uint8)
-        turned, exif = Image.fromarray(pixels[::-1, ::-1]).convert("RGB"), Image.Exif()
+        turned = Image.fromarray(pixels[::-1, ::-1]).convert("RGB")
+        exif = Image.Exif()
         exif[0x0112] = 3  # turn it by half, as sources do that are trained on
         turned.save(folder / f"{row}.png", exif=exif)
     code, rows, error = predict(tmp_path / "images", "--checkpoint", "last")
@@ -58,7 +65,9 @@ def test_images_in_folders_with_the_names_of_classes(predict, model, digits, tmp
     found = {row["input"].rpartition("/")[2]: row for row in rows}
     expected = model.predict(digits.train.x[:3])
     for row in (0, 1, 2):
-        assert float(found[f"{row}.png"]["probability"]) == pytest.approx(expected[row].max(), abs=1e-5)
+        assert float(found[f"{row}.png"]["probability"]) == pytest.approx(
+            expected[row].max(), abs=1e-5
+        )
     assert found["2.png"]["true_label"] == ""
 
 
@@ -66,7 +75,10 @@ def test_export(predict, tmp_path):
     pytest.importorskip("safetensors")
     code, rows, error = predict("--export", tmp_path / "out")
     assert code == 0 and not rows and "parameters.safetensors" in error
-    assert {file.name for file in (tmp_path / "out").iterdir()} == {"parameters.safetensors", "prediction.stablehlo"}
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {
+        "parameters.safetensors",
+        "prediction.stablehlo",
+    }
 
 
 def large(path):
@@ -114,12 +126,25 @@ IMAGES = np.zeros((2, 8, 8, 1), np.uint8)
         (broken, "1 of 1 image cannot be used: 1 no image, whatever its name says, first "),
         (
             table,
-            "rows.csv cannot be labelled: this model did not learn from a table; it takes inputs of shape [8, 8, 1]",
+            "rows.csv cannot be labelled: this model did not learn from a table; it takes inputs "
+            "of shape [8, 8, 1]",
         ),
-        (arrays(a=IMAGES, b=IMAGES), "has no array of inputs. Arrays in it: a, b; known names: test_inputs"),
-        (arrays(inputs=IMAGES, labels=np.array([0])), "array 'labels' has shape (1,); expected (2,), one per example"),
-        (arrays(inputs=IMAGES, labels=np.array([0, 10])), "first in row 1: 10. Allowed are 0 to 9 for 10 classes"),
-        (arrays(inputs=np.array([{}, {}])), "array 'inputs' holds Python objects, which are refused"),
+        (
+            arrays(a=IMAGES, b=IMAGES),
+            "has no array of inputs. Arrays in it: a, b; known names: test_inputs",
+        ),
+        (
+            arrays(inputs=IMAGES, labels=np.array([0])),
+            "array 'labels' has shape (1,); expected (2,), one per example",
+        ),
+        (
+            arrays(inputs=IMAGES, labels=np.array([0, 10])),
+            "first in row 1: 10. Allowed are 0 to 9 for 10 classes",
+        ),
+        (
+            arrays(inputs=np.array([{}, {}])),
+            "array 'inputs' holds Python objects, which are refused",
+        ),
         (
             arrays(inputs=IMAGES + 0.5),
             "inputs are float64, from 0.5 to 0.5; this model takes them as its dataset stores",

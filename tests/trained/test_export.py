@@ -19,7 +19,9 @@ def test_prediction_as_a_program_for_any_batch_and_platform(model, digits, tmp_p
     assert set(program.platforms) == {"cpu", "cuda", "rocm", "tpu"}
     for number in (1, 7):
         images = digits.train.x[:number]
-        np.testing.assert_allclose(program.call(images), model.predict(images), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            program.call(images), model.predict(images), rtol=1e-5, atol=1e-6
+        )
 
 
 def test_parameters_are_those_of_the_network(model, digits, tmp_path):

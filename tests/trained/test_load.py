@@ -26,7 +26,8 @@ from tests.trained.conftest import experiment
 def test_it_predicts_what_the_run_was_scored_by(model, digits):
     federation = federate(build.load_experiment(experiment()), jax.random.key(0))
     rows = np.asarray(federation.test_index)[: int(federation.num_test)]
-    images, labels = np.asarray(federation.inputs)[rows], np.asarray(federation.labels)[rows]
+    images = np.asarray(federation.inputs)[rows]
+    labels = np.asarray(federation.labels)[rows]
     probabilities = model.predict(images, batch_size=64)
     assert probabilities.shape == (len(rows), 10) and probabilities.dtype == np.float32
     np.testing.assert_allclose(probabilities.sum(axis=1), 1.0, rtol=1e-5)
@@ -47,7 +48,10 @@ def test_batches_do_not_matter_and_features_have_the_width_of_the_head(model, di
     images = digits.train.x[:9]
     whole = model.predict(images)
     assert (model.input_shape, model.input_dtype, model.input_max) == ((8, 8, 1), np.uint8, 16.0)
-    assert str(model).startswith("<fedavg on digits, round 4, test accuracy ") and model.config.is_locked
+    assert (
+        str(model).startswith("<fedavg on digits, round 4, test accuracy ")
+        and model.config.is_locked
+    )
     np.testing.assert_allclose(model.predict(images, batch_size=2), whole, rtol=1e-5, atol=1e-7)
     np.testing.assert_allclose(model.predict(images[3:4])[0], whole[3], rtol=1e-5, atol=1e-7)
     assert model.predict(images[:0]).shape == (0, 10)
@@ -57,7 +61,12 @@ def test_batches_do_not_matter_and_features_have_the_width_of_the_head(model, di
 def test_the_same_values_in_other_types_and_shapes_are_the_same(model, digits):
     images = digits.train.x[:9]
     whole = model.predict(images)
-    for same in (images[..., 0], images.reshape(9, 64), images.astype(float), images.astype(np.int16)[..., 0].tolist()):
+    for same in (
+        images[..., 0],
+        images.reshape(9, 64),
+        images.astype(float),
+        images.astype(np.int16)[..., 0].tolist(),
+    ):
         np.testing.assert_array_equal(model.predict(same), whole)
 
 
@@ -73,12 +82,24 @@ def test_the_best_checkpoint_is_that_of_the_summary(folder):
 @pytest.mark.parametrize(
     ("inputs", "expected"),
     [
-        (np.zeros((8, 8, 1), np.uint8), r"shape \[8, 8, 1\]; this model takes \[n, 8, 8, 1\].* give inputs\[None\]"),
+        (
+            np.zeros((8, 8, 1), np.uint8),
+            r"shape \[8, 8, 1\]; this model takes \[n, 8, 8, 1\].* give inputs\[None\]",
+        ),
         (np.zeros((5, 8, 7), np.uint8), r"shape \[5, 8, 7\]; this model takes \[n, 8, 8, 1\]"),
-        (np.full((5, 8, 8, 1), 0.5), r"inputs are float64, from 0.5 to 0.5; this model takes .*\(uint8\) from 0 to 16"),
+        (
+            np.full((5, 8, 8, 1), 0.5),
+            r"inputs are float64, from 0.5 to 0.5; this model takes .*\(uint8\) from 0 to 16",
+        ),
         (np.ones((5, 8, 8)), "neither divided nor standardized"),
-        (np.full((5, 64), -1), r"inputs are int64, from -1 to -1; this model takes .*\(uint8\) from 0 to 16"),
-        (np.full((5, 8, 8, 1), 200, np.uint8), "inputs are uint8, from 200 to 200; this model takes .* from 0 to 16"),
+        (
+            np.full((5, 64), -1),
+            r"inputs are int64, from -1 to -1; this model takes .*\(uint8\) from 0 to 16",
+        ),
+        (
+            np.full((5, 8, 8, 1), 200, np.uint8),
+            "inputs are uint8, from 200 to 200; this model takes .* from 0 to 16",
+        ),
         (np.full((5, 8, 8, 1), np.nan), "NaN or infinite"),
     ],
 )
@@ -88,7 +109,9 @@ def test_other_inputs_are_refused(model, inputs, expected):
 
 
 def test_a_client_is_asked_for_only_where_clients_have_models(model):
-    with pytest.raises(TrainedModelError, match="method 'fedavg' all clients have the global model"):
+    with pytest.raises(
+        TrainedModelError, match="method 'fedavg' all clients have the global model"
+    ):
         model.predict(np.zeros((1, 8, 8, 1), np.uint8), client=0)
 
 
@@ -96,11 +119,22 @@ def test_a_client_is_asked_for_only_where_clients_have_models(model):
     ("damage", "expected"),
     [
         (lambda path: shutil.rmtree(path), "does not exist"),
-        (lambda path: (path / "config.json").unlink(), "is not a run folder: it has no config.json"),
+        (
+            lambda path: (path / "config.json").unlink(),
+            "is not a run folder: it has no config.json",
+        ),
         (lambda path: (path / "model.json").unlink(), "has no model.json: .* does not train anew"),
-        (lambda path: (path / "model.json").write_text('{"version": 99}'), "has version 99, this fedjax_ssl reads"),
+        (
+            lambda path: (path / "model.json").write_text('{"version": 99}'),
+            "has version 99, this fedjax_ssl reads",
+        ),
         (lambda path: (path / "model.json").write_text("{"), "cannot be read"),
-        (lambda path: (path / "model.json").write_text('{"version": 1, "reading": {"kind": "x"}}'), "does not know"),
+        (
+            lambda path: (path / "model.json").write_text(
+                '{"version": 1, "reading": {"kind": "x"}}'
+            ),
+            "does not know",
+        ),
         (lambda path: shutil.rmtree(path / "checkpoints"), "has no checkpoint yet"),
     ],
 )
@@ -117,7 +151,9 @@ def test_a_run_without_validation_examples_has_no_best_one(folder, tmp_path):
     copy = shutil.copytree(folder, tmp_path / "copy")
     shutil.rmtree(copy / "best")
     assert load_run(copy).checkpoint == "last"
-    with pytest.raises(TrainedModelError, match=r"no validation examples \(config.data.validation_fraction\)"):
+    with pytest.raises(
+        TrainedModelError, match=r"no validation examples \(config.data.validation_fraction\)"
+    ):
         load_run(copy, "best")
     with pytest.raises(TrainedModelError, match="allowed: auto, best, last"):
         load_run(copy, "newest")
@@ -126,26 +162,33 @@ def test_a_run_without_validation_examples_has_no_best_one(folder, tmp_path):
 @pytest.mark.thorough
 def test_the_data_are_not_needed_and_little_is_imported(folder, tmp_path):
     code = (
-        "import sys, fedjax_ssl\n"
-        "import numpy as np\n"
-        f"model = fedjax_ssl.load_run({str(folder)!r})\n"
-        "print(model.predict(np.zeros((1, 8, 8, 1), np.uint8)).shape, 'matplotlib' in sys.modules)\n"
+        "import sys, fedjax_ssl\nimport numpy as np\nmodel = "
+        f"fedjax_ssl.load_run({str(folder)!r})\nprint(model.predict(np.zeros((1, 8, 8, 1), "
+        "np.uint8)).shape, 'matplotlib' in sys.modules)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
     assert done.stdout.split("\n")[0] == "(1, 10) False", done.stderr
 
 
 def of_npz(tmp_path, dtype, **fields):
     """A run on features or images of one's own, of two sites."""
     generator = np.random.default_rng(0)
-    inputs = generator.integers(0, 255, (60, 6)) if dtype == np.uint8 else generator.normal(size=(60, 6))
+    inputs = (
+        generator.integers(0, 255, (60, 6)) if dtype == np.uint8 else generator.normal(size=(60, 6))
+    )
     file = tmp_path / "own.npz"
     sites = np.array(["north", "south"])[np.arange(60) % 2]
     np.savez(file, inputs=inputs.astype(dtype), labels=np.arange(60) // 2 % 3, client=sites)
     config = presets.digits_by_writer("fedavg", "all")
-    config.data.update({"name": "npz", "path": str(file), "client_test_fraction": 0.3, "test_clients": 0})
+    config.data.update(
+        {"name": "npz", "path": str(file), "client_test_fraction": 0.3, "test_clients": 0}
+    )
     config.data.root = str(tmp_path)
-    config.rounds, config.eval_every, config.model.hidden = 2, 1, (5,)
+    config.rounds = 2
+    config.eval_every = 1
+    config.model.hidden = (5,)
     with config.unlocked():
         config.update_from_flattened_dict(fields)
     run(config, tmp_path / "run")
@@ -159,9 +202,13 @@ def test_clients_with_models_of_their_own_are_asked_by_name(tmp_path):
     north, south = (model.predict(inputs, client=name) for name in ("north", "south"))
     assert np.abs(north - south).max() > 1e-3
     np.testing.assert_array_equal(model.predict(inputs.astype(np.float64), client=1), south)
-    program = jax.export.deserialize(bytearray(model.save_prediction(tmp_path / "p", client="south").read_bytes()))
+    program = jax.export.deserialize(
+        bytearray(model.save_prediction(tmp_path / "p", client="south").read_bytes())
+    )
     np.testing.assert_allclose(program.call(inputs), south, rtol=1e-5, atol=1e-6)
-    with pytest.raises(TrainedModelError, match=r"trained alone, .* whose model is to be used: north, south"):
+    with pytest.raises(
+        TrainedModelError, match=r"trained alone, .* whose model is to be used: north, south"
+    ):
         model.predict(inputs)
     with pytest.raises(TrainedModelError, match=r"unknown client 'nort'\. Did you mean 'north'\?"):
         model.predict(inputs, client="nort")
@@ -170,7 +217,9 @@ def test_clients_with_models_of_their_own_are_asked_by_name(tmp_path):
     with pytest.raises(TrainedModelError, match="NaN or infinite"):
         model.predict(np.full((1, 6), np.nan), client=0)
     whole = np.rint(inputs)
-    np.testing.assert_array_equal(model.predict(whole.astype(int), client=0), model.predict(whole, client=0))
+    np.testing.assert_array_equal(
+        model.predict(whole.astype(int), client=0), model.predict(whole, client=0)
+    )
 
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -180,19 +229,28 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 @pytest.mark.filterwarnings("ignore::fedjax_ssl.config.ConfigNote")
 @pytest.mark.parametrize("name", sorted(path.stem for path in CONFIGS.glob("digits_*.py")))
 def test_every_method_predicts_what_its_run_was_scored_by(tmp_path, capsys, name):
-    """Own heads, two parameter groups, a bank of prototypes, a teacher, labels at the server, groups, sets."""
+    """Own heads, two parameter groups, a bank of prototypes, a teacher, labels at the server,
+    groups, sets.
+    """
     config = runpy.run_path(str(CONFIGS / f"{name}.py"))["get_config"]()
-    config.rounds, config.eval_every = 2, 1
+    config.rounds = 2
+    config.eval_every = 1
     if "warmup_rounds" in config.method:
         config.method.warmup_rounds = 1
     run(config, tmp_path)
     model = load_run(tmp_path, "last")
     federation = federate(build.load_resolved(resolve(config)), jax.random.key(config.seed))
     rows = np.asarray(federation.test_index)[: int(federation.num_test)]
-    images, labels = np.asarray(federation.inputs)[rows], np.asarray(federation.labels)[rows]
+    images = np.asarray(federation.inputs)[rows]
+    labels = np.asarray(federation.labels)[rows]
     capsys.readouterr()
     np.savez(tmp_path / "test.npz", inputs=images.astype(float)[..., 0], labels=labels[:, None])
-    assert cli.main(["predict", *map(str, (tmp_path, tmp_path / "test.npz")), "--checkpoint=last", "--all"]) == 0
+    assert (
+        cli.main(
+            ["predict", *map(str, (tmp_path, tmp_path / "test.npz")), "--checkpoint=last", "--all"]
+        )
+        == 0
+    )
     output = capsys.readouterr()
     lines = list(csv.DictReader(io.StringIO(output.out)))
     found = [[float(line[f"probability_{name}"]) for name in model.class_names] for line in lines]

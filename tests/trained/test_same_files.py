@@ -1,4 +1,6 @@
-"""Image files as people have them: a model sees at prediction what it saw in training, and says what is unlike it."""
+"""Image files as people have them: a model sees at prediction what it saw in training, and says
+what is unlike it.
+"""
 
 import csv
 import io
@@ -27,7 +29,9 @@ def turned(folder, k, i):
     """A photograph that is stored on its side, in one of three formats."""
     exif = Image.Exif()
     exif[0x0112] = 6
-    image = Image.fromarray(half(k, shape=(12, 16)).astype(np.uint8)).transpose(Image.Transpose.ROTATE_90)
+    image = Image.fromarray(half(k, shape=(12, 16)).astype(np.uint8)).transpose(
+        Image.Transpose.ROTATE_90
+    )
     image.save(folder / f"{i}.{('jpg', 'png', 'webp')[i % 3]}", exif=exif, quality=95)
 
 
@@ -35,7 +39,9 @@ def sixteen_bits(folder, k, i):
     """The same with 16 bits."""
     exif = Image.Exif()
     exif[0x0112] = 3
-    image = Image.fromarray(half(k, 0, 3000).astype(np.uint16)).transpose(Image.Transpose.ROTATE_180)
+    image = Image.fromarray(half(k, 0, 3000).astype(np.uint16)).transpose(
+        Image.Transpose.ROTATE_180
+    )
     image.save(folder / f"{i}.{('png', 'tif')[i % 2]}", exif=exif)
 
 
@@ -53,9 +59,15 @@ def dicom(folder, k, i):
     head = pydicom.Dataset()
     head.file_meta = pydicom.dataset.FileMetaDataset()
     head.file_meta.TransferSyntaxUID = pydicom.uid.ExplicitVRLittleEndian
-    head.Rows, head.Columns, head.SamplesPerPixel, head.PixelRepresentation = 12, 12, 1, 0
-    head.BitsAllocated, head.BitsStored, head.HighBit = 16, 12, 11
-    head.RescaleSlope, head.RescaleIntercept = 2, -1000
+    head.Rows = 12
+    head.Columns = 12
+    head.SamplesPerPixel = 1
+    head.PixelRepresentation = 0
+    head.BitsAllocated = 16
+    head.BitsStored = 12
+    head.HighBit = 11
+    head.RescaleSlope = 2
+    head.RescaleIntercept = -1000
     stored = half(k, 0, 700).astype(np.uint16)
     head.PhotometricInterpretation = "MONOCHROME1" if i % 2 else "MONOCHROME2"
     head.PixelData = (4095 - stored if i % 2 else stored).tobytes()
@@ -79,7 +91,13 @@ def hospital(folder, make, each=6):
 
 
 def train(tmp_path, path, *settings, config="folder"):
-    command = ["run", config, f"--data.path={path}", f"--data.root={tmp_path / 'root'}", "--model.name=mlp"]
+    command = [
+        "run",
+        config,
+        f"--data.path={path}",
+        f"--data.root={tmp_path / 'root'}",
+        "--model.name=mlp",
+    ]
     fields = ("--data.client_test_fraction=0.3", "--rounds=2", "--workdir", str(tmp_path / "run"))
     assert cli.main([*command, *fields, *settings]) == 0
     return load_run(tmp_path / "run")
@@ -101,16 +119,26 @@ def predict(tmp_path, capsys):
 def check_same(model, examples, dataset):
     """What was read for prediction is what was read for training, and so are all probabilities."""
     place = {str(name): row for row, name in enumerate(dataset.train.names)}
-    rows = [next(row for name, row in place.items() if one.endswith(name)) for one in examples.names]
+    rows = [
+        next(row for name, row in place.items() if one.endswith(name)) for one in examples.names
+    ]
     assert sorted(rows) == list(range(len(dataset.train)))
     np.testing.assert_array_equal(examples.inputs, dataset.train.x[rows])
     np.testing.assert_array_equal(examples.labels, dataset.train.y[rows])
-    np.testing.assert_allclose(model.predict(examples.inputs), model.predict(dataset.train.x)[rows], atol=1e-6)
+    np.testing.assert_allclose(
+        model.predict(examples.inputs), model.predict(dataset.train.x)[rows], atol=1e-6
+    )
 
 
 @pytest.mark.parametrize(
     "make",
-    [dicom, *(pytest.param(one, marks=pytest.mark.thorough) for one in (turned, wide, sixteen_bits, signed, floating))],
+    [
+        dicom,
+        *(
+            pytest.param(one, marks=pytest.mark.thorough)
+            for one in (turned, wide, sixteen_bits, signed, floating)
+        ),
+    ],
 )
 def test_a_folder_is_read_for_prediction_as_it_was_for_training(tmp_path, predict, make):
     folder = hospital(tmp_path / "scans", make)
@@ -120,13 +148,21 @@ def test_a_folder_is_read_for_prediction_as_it_was_for_training(tmp_path, predic
     assert len(np.unique(dataset.train.x)) > 50  # nothing is clipped
     check_same(model, read_examples([folder], model), dataset)
     rows, error = predict(folder)
-    assert len(rows) == 24 and f"{np.mean([row['label'] == row['true_label'] for row in rows]):.2%}" in error
-    assert "true class (rows), predicted (columns)" in error and "note:" not in error.replace("note: images of", "")
+    assert (
+        len(rows) == 24
+        and f"{np.mean([row['label'] == row['true_label'] for row in rows]):.2%}" in error
+    )
+    assert "true class (rows), predicted (columns)" in error and "note:" not in error.replace(
+        "note: images of", ""
+    )
 
 
 def test_values_kinds_and_sizes_unlike_training_are_told(tmp_path, predict):
     model = train(tmp_path, hospital(tmp_path / "scans", signed), "--data.size=10")
-    assert (model.reading.fit, model.reading.kinds) == ("crop", ("deep",)) and -1000 <= model.reading.levels[0] < -990
+    assert (model.reading.fit, model.reading.kinds) == (
+        "crop",
+        ("deep",),
+    ) and -1000 <= model.reading.levels[0] < -990
     new = tmp_path / "new"
     new.mkdir()
     Image.fromarray(np.full((12, 12), -2000, np.int16)).save(new / "low.tif")
@@ -140,7 +176,9 @@ def test_values_kinds_and_sizes_unlike_training_are_told(tmp_path, predict):
         f"images with values below {model.reading.levels[0]:,g} or above" in said
         and ": 1, from -2,000 to -2,000" in said
     )
-    assert "images in colour: 1; the model was trained on images with more than 8 bits alone" in said
+    assert (
+        "images in colour: 1; the model was trained on images with more than 8 bits alone" in said
+    )
     assert "images of other sizes than 10x10: 2; they are cropped as in training" in said
 
 
@@ -168,15 +206,21 @@ def test_a_table_beside_images_is_proposed_and_used_at_prediction(tmp_path, pred
         for i in range(12):
             wide(folder / room, i % 2, i)
             (folder / room / f"{i}.png").rename(folder / room / f"{room}{i}.png")
-            file = f"{room}/{room}{i}.png" if room == "a" else f"{room}{i}.png"  # a name that no other has
+            # a name that no other has
+            file = f"{room}/{room}{i}.png" if room == "a" else f"{room}{i}.png"
             lines.append(f"{file},{CLASSES[i % 2]},{'north' if i < 6 else 'south'}")
     (folder / "about.csv").write_text("\n".join(lines))
     with pytest.raises(
-        data.BadData, match=r"about\.csv has the images' paths in its column 'image', and would not be read"
+        data.BadData,
+        match=r"about\.csv has the images' paths in its column 'image', and would not be read",
     ):
         data.load("folder", tmp_path, path=folder)
     assert cli.main(["data", "check", str(folder), "--root", str(tmp_path)]) == 0
-    settings = ["--data.file_column=image", "--data.label_column=diagnosis", "--data.client_column=hospital"]
+    settings = [
+        "--data.file_column=image",
+        "--data.label_column=diagnosis",
+        "--data.client_column=hospital",
+    ]
     output = capsys.readouterr().out
     assert " ".join(settings) in output and "north (12), south (12)" in output
     model = train(tmp_path, folder, *settings)
@@ -185,9 +229,15 @@ def test_a_table_beside_images_is_proposed_and_used_at_prediction(tmp_path, pred
     assert model.client_names[:2] == ("north", "south") and columns.class_names == CLASSES
     for given in (folder, folder / "about.csv"):
         check_same(model, read_examples([given], model), columns)
-    (folder / "about.csv").write_text("\n".join(lines[:-1]).replace("a/a0.png,lower", "a/a0.png,lover"))
+    (folder / "about.csv").write_text(
+        "\n".join(lines[:-1]).replace("a/a0.png,lower", "a/a0.png,lover")
+    )
     rows, error = predict(folder)
-    assert len(rows) == 24 and "note: label 'lover' of 1 example" in error and "Did you mean 'lower'?" in error
+    assert (
+        len(rows) == 24
+        and "note: label 'lover' of 1 example" in error
+        and "Did you mean 'lower'?" in error
+    )
     assert "(22 of 24 have a label)" in error
 
 
@@ -211,7 +261,11 @@ def test_arrays_of_medmnist_are_predicted_as_they_were_trained_on(tmp_path):
     arrays = {f"{name}_images": images[rows] for name, rows in parts.items()}
     arrays |= {f"{name}_labels": labels[rows] for name, rows in parts.items()}
     np.savez(tmp_path / "m.npz", **arrays)
-    settings = ("--data.client_test_fraction=0", "--partition.name=iid", "--partition.num_clients=2")
+    settings = (
+        "--data.client_test_fraction=0",
+        "--partition.name=iid",
+        "--partition.num_clients=2",
+    )
     model = train(tmp_path, tmp_path / "m.npz", *settings, config="npz")
     examples = read_examples([tmp_path / "m.npz"], model)
     np.testing.assert_array_equal(examples.labels, labels[30:, 0])

@@ -1,8 +1,10 @@
-"""The protocol between `peers.py` and a peer, which needs NumPy alone: the plan, the clock and the networks.
+"""The protocol between `peers.py` and a peer, which needs NumPy alone: the plan, the clock and the
+networks.
 
     python torch_loop.py PLAN.npz RESULT.json
 
-A peer trains `plan.rounds` and calls `clock.lap(scores)` when rounds are done. Evaluation is outside of the time.
+A peer trains `plan.rounds` and calls `clock.lap(scores)` when rounds are done. Evaluation is
+outside of the time.
 """
 
 import json
@@ -37,15 +39,21 @@ class Plan(NamedTuple):
         return len(clients), sum(len(steps) for steps in clients)
 
     def save(self, path: Any) -> None:
-        """Write it as an .npz file: a step is the round, the client in the cohort and the number of rows."""
+        """Write it as an .npz file: a step is the round, the client in the cohort and the number
+        of rows.
+        """
         steps = [
             (number, client, len(rows))
             for number, clients in enumerate(self.rounds)
             for client, steps in enumerate(clients)
             for rows in steps
         ]
-        rows = np.concatenate([rows for clients in self.rounds for steps in clients for rows in steps])
-        facts = json.dumps([self.name, self.num_classes, self.learning_rate, self.batch_size, self.every])
+        rows = np.concatenate(
+            [rows for clients in self.rounds for steps in clients for rows in steps]
+        )
+        facts = json.dumps(
+            [self.name, self.num_classes, self.learning_rate, self.batch_size, self.every]
+        )
         np.savez(path, images=self.images, labels=self.labels, steps=steps, rows=rows, facts=facts)
 
 
@@ -55,7 +63,9 @@ def load(path: Any) -> Plan:
         images, labels, steps, rows = (file[name] for name in ("images", "labels", "steps", "rows"))
         name, *facts = json.loads(str(file["facts"]))
     rounds: list[list[list[np.ndarray]]] = [[] for _ in range(int(steps[-1, 0]) + 1)]
-    for (number, client, _), part in zip(steps, np.split(rows, np.cumsum(steps[:, 2])[:-1]), strict=True):
+    for (number, client, _), part in zip(
+        steps, np.split(rows, np.cumsum(steps[:, 2])[:-1]), strict=True
+    ):
         if client == len(rounds[number]):
             rounds[number].append([])
         rounds[number][client].append(part)
@@ -63,7 +73,9 @@ def load(path: Any) -> Plan:
 
 
 class Clock:
-    """Times rounds from the start of the process; what is between two laps and no training does not count."""
+    """Times rounds from the start of the process; what is between two laps and no training does
+    not count.
+    """
 
     def __init__(self, plan: Plan) -> None:
         """Count what came before, imports too, as a part of the first round."""
@@ -71,8 +83,10 @@ class Clock:
             ticks = int(file.read().rpartition(")")[2].split()[19])
         with open("/proc/uptime", encoding="utf-8") as file:
             alive = float(file.read().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
-        self._plan, self._start = plan, time.perf_counter() - alive
-        self._rounds, self._trained = 0, 0.0
+        self._plan = plan
+        self._start = time.perf_counter() - alive
+        self._rounds = 0
+        self._trained = 0.0
         self.laps: list[tuple[int, float, float]] = []  # rounds, seconds until then, accuracy
 
     def lap(self, evaluate: Callable[[], float], rounds: int = 1) -> None:
@@ -81,7 +95,8 @@ class Clock:
         now = time.perf_counter()
         if self._rounds == rounds or self._rounds % self._plan.every == 0:
             self.laps.append((self._rounds, self._trained + now - self._start, evaluate()))
-            self._trained, self._start = self.laps[-1][1], time.perf_counter()
+            self._trained = self.laps[-1][1]
+            self._start = time.perf_counter()
 
     def write(self, **facts: Any) -> None:
         """Write the result where the command line says."""

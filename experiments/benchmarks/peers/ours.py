@@ -18,9 +18,12 @@ from fedjax_ssl.runs.rounds import run_rounds
 
 
 def main() -> None:
-    """Trains the plan's workload; the first round is a block of its own, as in the others. No program is cached."""
+    """Trains the plan's workload; the first round is a block of its own, as in the others. No
+    program is cached.
+    """
     plan = load(sys.argv[1])
-    clock, given = Clock(plan), bench.options(sys.argv[3:])
+    clock = Clock(plan)
+    given = bench.options(sys.argv[3:])
     map_large_buffers()
     use_processor(given.threads, given.devices)
     workload = WORKLOADS[plan.name][0]
@@ -38,9 +41,13 @@ def main() -> None:
 
     def accuracy() -> float:
         parts = np.split(plan.images * 255, range(500, len(plan.labels), 500))
-        return float((np.concatenate([predict(state, part) for part in parts]) == plan.labels).mean())
+        return float(
+            (np.concatenate([predict(state, part) for part in parts]) == plan.labels).mean()
+        )
 
-    predict, programs, done = jax.jit(predicted), {}, 0
+    predict = jax.jit(predicted)
+    programs = {}
+    done = 0
     while done < len(plan.rounds):
         rounds = min(plan.every - done % plan.every, len(plan.rounds) - done) if done else 1
         if rounds not in programs:

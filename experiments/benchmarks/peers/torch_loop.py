@@ -11,7 +11,9 @@ def main() -> None:
     """Trains the plan with channels last where the network has convolutions: the faster format."""
     torch.manual_seed(0)
     plan = load(sys.argv[1])
-    clock, network, data = Clock(plan), torch_network(plan), torch_data(plan)
+    clock = Clock(plan)
+    network = torch_network(plan)
+    data = torch_data(plan)
     if plan.name != "W2":
         network = network.to(memory_format=torch.channels_last)
         data = (data[0].contiguous(memory_format=torch.channels_last), data[1])

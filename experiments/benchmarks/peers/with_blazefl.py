@@ -1,4 +1,6 @@
-"""BlazeFL: its federated averaging over a pool of threads, one per core, with one thread of PyTorch each."""
+"""BlazeFL: its federated averaging over a pool of threads, one per core, with one thread of
+PyTorch each.
+"""
 
 import os
 import sys
@@ -22,11 +24,16 @@ class Clients:
     """Gives every client of the round its batches of the plan."""
 
     def __init__(self, plan, data):
-        self.plan, self.data, self.round = plan, data, 0
+        self.plan = plan
+        self.data = data
+        self.round = 0
 
     def get_dataloader(self, type_, cid, batch_size=None, generator=None):
         images, labels = self.data
-        return [(images[rows], labels[rows]) for rows in map(torch.from_numpy, self.plan.rounds[self.round][cid])]
+        return [
+            (images[rows], labels[rows])
+            for rows in map(torch.from_numpy, self.plan.rounds[self.round][cid])
+        ]
 
 
 def main() -> None:
@@ -35,7 +42,9 @@ def main() -> None:
     cores = len(os.sched_getaffinity(0))
     torch.set_num_threads(1)
     plan = load(sys.argv[1])
-    clock, data, cohort = Clock(plan), torch_data(plan), len(plan.rounds[0])
+    clock = Clock(plan)
+    data = torch_data(plan)
+    cohort = len(plan.rounds[0])
     clients = Clients(plan, data)
     common = {
         "model_selector": Selector(plan),
@@ -47,7 +56,9 @@ def main() -> None:
         "seed": 0,
     }
     handler = FedAvgBaseServerHandler(global_round=len(plan.rounds), sample_ratio=1.0, **common)
-    trainer = FedAvgThreadPoolClientTrainer(epochs=1, lr=plan.learning_rate, num_parallels=cores, **common)
+    trainer = FedAvgThreadPoolClientTrainer(
+        epochs=1, lr=plan.learning_rate, num_parallels=cores, **common
+    )
     for number in range(len(plan.rounds)):
         clients.round = number
         trainer.local_process(handler.downlink_package(), handler.sample_clients())

@@ -1,4 +1,6 @@
-"""fedjax as released: its EMNIST networks and its federated averaging, which draws batches of its own."""
+"""fedjax as released: its EMNIST networks and its federated averaging, which draws batches of
+its own.
+"""
 
 import sys
 
@@ -18,7 +20,11 @@ def main() -> None:
     if plan.images.shape[1:] != (28, 28, 1):
         raise SystemExit("fedjax has no network for this shape")
     clock = Clock(plan)
-    create = fedjax.models.emnist.create_logistic_model if plan.name == "W2" else fedjax.models.emnist.create_conv_model
+    create = (
+        fedjax.models.emnist.create_logistic_model
+        if plan.name == "W2"
+        else fedjax.models.emnist.create_conv_model
+    )
     model = create(only_digits=plan.num_classes == 10)
     algorithm = fedjax.algorithms.fed_avg.federated_averaging(
         fedjax.model_grad(model),
@@ -30,13 +36,20 @@ def main() -> None:
 
     def accuracy() -> float:
         parts = np.split(plan.images, range(500, len(plan.labels), 500))
-        return float((np.concatenate([apply(state.params, jnp.asarray(part)) for part in parts]) == plan.labels).mean())
+        return float(
+            (
+                np.concatenate([apply(state.params, jnp.asarray(part)) for part in parts])
+                == plan.labels
+            ).mean()
+        )
 
     keys = jax.random.split(jax.random.PRNGKey(0), max(len(clients) for clients in plan.rounds))
     state = algorithm.init(model.init(jax.random.PRNGKey(0)))
     for clients in plan.rounds:
         rows = [np.concatenate(steps) for steps in clients]
-        data = [fedjax.ClientDataset({"x": plan.images[mine], "y": plan.labels[mine]}) for mine in rows]
+        data = [
+            fedjax.ClientDataset({"x": plan.images[mine], "y": plan.labels[mine]}) for mine in rows
+        ]
         state, _ = algorithm.apply(state, list(zip(range(len(data)), data, keys, strict=False)))
         jax.block_until_ready(state.params)
         clock.lap(accuracy)

@@ -1,4 +1,6 @@
-"""FedLab: its serial trainer, which trains a round's clients in turn in one process, and its averaging."""
+"""FedLab: its serial trainer, which trains a round's clients in turn in one process, and its
+averaging.
+"""
 
 import sys
 
@@ -12,17 +14,26 @@ class Trainer(SerialClientTrainer):
     """Local steps of the plan on FedLab's serialized parameters."""
 
     def set_up(self, plan, data):
-        self.plan, self.data, self.steps, self.cache = plan, data, [], []
+        self.plan = plan
+        self.data = data
+        self.steps = []
+        self.cache = []
 
     @property
     def uplink_package(self):
-        package, self.cache = self.cache, []
+        package = self.cache
+        self.cache = []
         return package
 
     def local_process(self, payload, id_list):
         for client in id_list:
             self.set_model(payload[0])
-            torch_steps(self._model, self.plan, self.data, [torch.from_numpy(rows) for rows in self.steps[client]])
+            torch_steps(
+                self._model,
+                self.plan,
+                self.data,
+                [torch.from_numpy(rows) for rows in self.steps[client]],
+            )
             self.cache.append([self.model_parameters])
 
 
@@ -30,7 +41,9 @@ def main() -> None:
     """Trains the plan."""
     torch.manual_seed(0)
     plan = load(sys.argv[1])
-    clock, data, cohort = Clock(plan), torch_data(plan), len(plan.rounds[0])
+    clock = Clock(plan)
+    data = torch_data(plan)
+    cohort = len(plan.rounds[0])
     handler = SyncServerHandler(torch_network(plan), len(plan.rounds), sample_ratio=1.0)
     handler.num_clients = cohort
     trainer = Trainer(torch_network(plan), cohort, cuda=False)

@@ -29,7 +29,9 @@ def values(network):
 def put(network, arrays):
     """Load parameters from arrays."""
     names = network.state_dict()
-    network.load_state_dict({name: torch.tensor(array) for name, array in zip(names, arrays, strict=True)})
+    network.load_state_dict(
+        {name: torch.tensor(array) for name, array in zip(names, arrays, strict=True)}
+    )
 
 
 class Client(NumPyClient):
@@ -50,11 +52,13 @@ class Client(NumPyClient):
 def main() -> None:
     """Trains the plan."""
     logging.disable(logging.INFO)
-    here = os.path.dirname(os.path.abspath(__file__))  # Ray's workers import this module by its name
+    # Ray's workers import this module by its name
+    here = os.path.dirname(os.path.abspath(__file__))
     os.environ |= {"PEERS_PLAN": os.path.abspath(sys.argv[1]), "PYTHONPATH": here}
     torch.manual_seed(0)
     plan, data, network = prepared()
-    clock, cohort = Clock(plan), len(plan.rounds[0])
+    clock = Clock(plan)
+    cohort = len(plan.rounds[0])
 
     def evaluate(number, parameters, config):
         put(network, parameters)
@@ -71,11 +75,15 @@ def main() -> None:
             evaluate_fn=evaluate,
             on_fit_config_fn=lambda number: {"round": number},
         )
-        return ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds=len(plan.rounds)))
+        return ServerAppComponents(
+            strategy=strategy, config=ServerConfig(num_rounds=len(plan.rounds))
+        )
 
     run_simulation(
         ServerApp(server_fn=server),
-        ClientApp(client_fn=lambda context: Client(int(context.node_config["partition-id"])).to_client()),
+        ClientApp(
+            client_fn=lambda context: Client(int(context.node_config["partition-id"])).to_client()
+        ),
         num_supernodes=cohort,
         backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
     )

@@ -20,12 +20,20 @@ def main() -> None:
     """Trains the plan; a user is a client in a round, so that its batches are those of the plan."""
     torch.manual_seed(0)
     plan = load(sys.argv[1])
-    clock, network, data = Clock(plan), torch_network(plan), torch_data(plan)
-    users = [torch.cat([torch.from_numpy(rows) for rows in steps]) for clients in plan.rounds for steps in clients]
+    clock = Clock(plan)
+    network = torch_network(plan)
+    data = torch_data(plan)
+    users = [
+        torch.cat([torch.from_numpy(rows) for rows in steps])
+        for clients in plan.rounds
+        for steps in clients
+    ]
     network.loss = lambda images, labels: torch.nn.functional.cross_entropy(network(images), labels)
     network.metrics = lambda images, labels: {}
     order = itertools.cycle(range(len(users)))
-    dataset = FederatedDataset(lambda user: Dataset((data[0][users[user]], data[1][users[user]])), lambda: next(order))
+    dataset = FederatedDataset(
+        lambda user: Dataset((data[0][users[user]], data[1][users[user]])), lambda: next(order)
+    )
     model = PyTorchModel(
         network,
         local_optimizer_create=torch.optim.SGD,
@@ -47,7 +55,9 @@ def main() -> None:
         backend=SimulatedBackend(training_data=dataset, val_data=dataset),
         model=model,
         model_train_params=NNTrainHyperParams(
-            local_num_epochs=1, local_learning_rate=plan.learning_rate, local_batch_size=plan.batch_size
+            local_num_epochs=1,
+            local_learning_rate=plan.learning_rate,
+            local_batch_size=plan.batch_size,
         ),
         model_eval_params=NNEvalHyperParams(local_batch_size=500),
         callbacks=[Laps()],

@@ -14,7 +14,7 @@ OWN = "my_study_method:entropy_minimization"
 
 
 def get_config(argument=OWN, method=None, rounds=None):
-    """The config.
+    """Return the config.
 
     Args:
         argument: what follows the colon: a method, your own or one of `fedjax-ssl list methods`.

@@ -13,7 +13,9 @@ from fedjax_ssl.methods.parts.two_stages import after_labelled_stage
 from fedjax_ssl.objectives import batch_cross_entropy
 
 
-def entropy_minimization(setup: Setup, *, warmup_rounds: int = 20, entropy_weight: float = 0.1) -> Method:
+def entropy_minimization(
+    setup: Setup, *, warmup_rounds: int = 20, entropy_weight: float = 0.1
+) -> Method:
     """FedAvg with cross-entropy on labelled and entropy on unlabelled examples.
 
     Args:
@@ -25,15 +27,24 @@ def entropy_minimization(setup: Setup, *, warmup_rounds: int = 20, entropy_weigh
 
     def supervised(step: Step) -> jax.Array:
         batch = step.streams["mixed"]
-        return batch_cross_entropy(step.outputs[view.name].logits, batch.observed, batch.mask, loss=setup.loss)
+        return batch_cross_entropy(
+            step.outputs[view.name].logits, batch.observed, batch.mask, loss=setup.loss
+        )
 
     def entropy(step: Step) -> jax.Array:
         batch = step.streams["mixed"]
         log_probs = jax.nn.log_softmax(step.outputs[view.name].logits)
         unsure = -jnp.sum(jnp.exp(log_probs) * log_probs, axis=1)
         unlabelled = batch.mask & (batch.observed < 0)
-        return jnp.sum(unsure, where=unlabelled) / jnp.maximum(jnp.sum(batch.mask), 1).astype(unsure.dtype)
+        return jnp.sum(unsure, where=unlabelled) / jnp.maximum(jnp.sum(batch.mask), 1).astype(
+            unsure.dtype
+        )
 
-    terms = (Term("supervised", (view,), supervised), Term("entropy", (view,), entropy, weight=entropy_weight))
-    sampler = mixed_epochs(setup.batch_size, setup.local_epochs, setup.max_labelled, setup.max_unlabelled)
+    terms = (
+        Term("supervised", (view,), supervised),
+        Term("entropy", (view,), entropy, weight=entropy_weight),
+    )
+    sampler = mixed_epochs(
+        setup.batch_size, setup.local_epochs, setup.max_labelled, setup.max_unlabelled
+    )
     return after_labelled_stage(setup, Stage(terms, sampler), warmup_rounds)

@@ -14,9 +14,10 @@ from fedjax_ssl.keys import named_key
 def rank_within(
     key: Key[Array, ""], group: Int[Array, " N"], order: Int[Array, " N"] | None = None
 ) -> Int[Array, " N"]:
-    """The place of every example in a random order of its group.
+    """Return the place of every example in a random order of its group.
 
-    Random bits are drawn by position, so examples appended at the end, in no group, change nothing for the others.
+    Random bits are drawn by position, so examples appended at the end, in no group, change nothing
+    for the others.
 
     Args:
         key: typed PRNG key.
@@ -27,14 +28,22 @@ def rank_within(
         int32 [N], 0 for the first of each group; meaningless for examples in no group.
     """
     bits = jax.random.bits(key, group.shape, jnp.uint32)
-    sequence = jnp.lexsort((bits, group) if order is None else (bits, order, group)).astype(jnp.int32)
+    sequence = jnp.lexsort((bits, group) if order is None else (bits, order, group)).astype(
+        jnp.int32
+    )
     in_order = group[sequence]
     start = jnp.searchsorted(in_order, in_order).astype(jnp.int32)
-    return jnp.zeros(group.shape, jnp.int32).at[sequence].set(jnp.arange(group.shape[0], dtype=jnp.int32) - start)
+    return (
+        jnp.zeros(group.shape, jnp.int32)
+        .at[sequence]
+        .set(jnp.arange(group.shape[0], dtype=jnp.int32) - start)
+    )
 
 
 def count_groups(group: Int[Array, " N"], num_groups: int) -> Int[Array, " G"]:
-    """Returns how many entries of `group` equal 0, 1, ..., num_groups-1 (int32); other values are not counted."""
+    """Return how many entries of `group` equal 0, 1, ..., num_groups-1 (int32); other values
+    are not counted.
+    """
     group = jnp.where((group >= 0) & (group < num_groups), group, num_groups)
     return jnp.zeros(num_groups + 1, jnp.int32).at[group].add(1)[:num_groups]
 
@@ -45,32 +54,39 @@ def draw_within(
     quota: Int[Array, " C"],
     group: Int[Array, " N"] | None = None,
 ) -> Bool[Array, " N"]:
-    """Draws so many examples of every cell; of groups as many as come nearest, and never all of a cell's.
+    """Draws so many examples of every cell; of groups as many as come nearest, and never all of a
+    cell's.
 
     Args:
         key: typed PRNG key.
         cell: client or class of every example; negative = in none.
         quota: examples to draw of each cell.
-        group: 0..N-1; examples of one group are drawn together, in the cell of their first one. None: each alone.
+        group: 0..N-1; examples of one group are drawn together, in the cell of their first one.
+            None: each alone.
 
     Returns:
         bool [N], True for the drawn ones.
     """
     if group is None:
         return (cell >= 0) & (rank_within(key, cell) < quota[cell])
-    inside, row = cell >= 0, jnp.arange(cell.shape[0], dtype=jnp.int32)
+    inside = cell >= 0
+    row = jnp.arange(cell.shape[0], dtype=jnp.int32)
     group = jnp.where(inside, group, cell.shape[0])  # what is outside is dropped
     first = jnp.full(cell.shape, cell.shape[0], jnp.int32).at[group].min(row, mode="drop")[group]
     cell = jnp.where(inside, cell[first], -1)
-    place = rank_within(key, cell, rank_within(named_key(key, "group"), jnp.zeros_like(cell))[first])
+    place = rank_within(
+        key, cell, rank_within(named_key(key, "group"), jnp.zeros_like(cell))[first]
+    )
     size = count_groups(group, cell.shape[0])[group]
     start = jnp.full(cell.shape, cell.shape[0], jnp.int32).at[group].min(place, mode="drop")[group]
     last = start + size == count_groups(cell, quota.shape[0])[cell]
     return inside & (2 * start + size - 1 < 2 * quota[cell]) & ~last
 
 
-def with_their_groups(chosen: Bool[Array, " N"], group: Int[Array, " N"] | None) -> Bool[Array, " N"]:
-    """Adds to the chosen examples all others of their groups 0..N-1; None: each is alone."""
+def with_their_groups(
+    chosen: Bool[Array, " N"], group: Int[Array, " N"] | None
+) -> Bool[Array, " N"]:
+    """Add to the chosen examples all others of their groups 0..N-1; None: each is alone."""
     return chosen if group is None else jnp.zeros_like(chosen).at[group].max(chosen)[group]
 
 
@@ -78,7 +94,8 @@ def with_their_groups(chosen: Bool[Array, " N"], group: Int[Array, " N"] | None)
 def largest_remainder(
     shares: Float[Array, "*rows C"], totals: Int[Array, "*rows"], key: Key[Array, ""] | None = None
 ) -> Int[Array, "*rows C"]:
-    """Whole numbers as close to `totals * shares` as possible that add up to `totals` (Hamilton's method).
+    """Whole numbers as close to `totals * shares` as possible that add up to `totals` (Hamilton's
+    method).
 
     Args:
         shares: non-negative weights, in any scale; a row of zeros counts as equal shares.
@@ -93,8 +110,11 @@ def largest_remainder(
     shares = jnp.where(mass > 0, shares / jnp.where(mass > 0, mass, 1.0), 1.0 / shares.shape[-1])
     quota = shares * totals[..., None].astype(jnp.float32)
     floor = jnp.floor(quota)
-    # Rounding in float32 must never hand out more than there is, so the running sum is cut at the total.
-    running = jnp.minimum(jnp.cumsum(floor.astype(jnp.int32), axis=-1, dtype=jnp.int32), totals[..., None])
+    # Rounding in float32 must never hand out more than there is, so the running sum is cut at the
+    # total.
+    running = jnp.minimum(
+        jnp.cumsum(floor.astype(jnp.int32), axis=-1, dtype=jnp.int32), totals[..., None]
+    )
     whole = jnp.diff(running, axis=-1, prepend=jnp.zeros_like(running[..., :1]))
     left = totals - running[..., -1]
     # Ties by index are the stable sort's own rule, so constant bits stand for "no key".
@@ -108,20 +128,27 @@ def largest_remainder(
 
 
 def equal_part(place: Int[Array, " N"], total: Int[Array, ""], parts: int) -> Int[Array, " N"]:
-    """Find which of `parts` consecutive parts a place of 0..total-1 is in; the first ones have one more if need be."""
-    each, longer = total // parts, total % parts
+    """Find which of `parts` consecutive parts a place of 0..total-1 is in; the first ones have
+    one more if need be.
+    """
+    each = total // parts
+    longer = total % parts
     in_longer = place < longer * (each + 1)
     later = longer + (place - longer * (each + 1)) // jnp.maximum(each, 1)
     return jnp.where(in_longer, place // (each + 1), jnp.minimum(later, parts - 1))
 
 
-def deal(key: Key[Array, ""], group: Int[Array, " N"], counts: Int[Array, "C G"]) -> Int[Array, " N"]:
-    """Deals the examples of every group to clients at random, so that client c gets counts[c, g] of group g.
+def deal(
+    key: Key[Array, ""], group: Int[Array, " N"], counts: Int[Array, "C G"]
+) -> Int[Array, " N"]:
+    """Deals the examples of every group to clients at random, so that client c gets counts[c, g] of
+    group g.
 
     Args:
         key: typed PRNG key.
         group: int32 [N], class (or other group) of every example; outside 0..G-1 = not dealt.
-        counts: int32; the column sums are at most the sizes of the groups, what is left over is not dealt.
+        counts: int32; the column sums are at most the sizes of the groups, what is left over is not
+            dealt.
 
     Returns:
         client of every example, int32 [N], -1 = not dealt.
@@ -141,20 +168,25 @@ def deal(key: Key[Array, ""], group: Int[Array, " N"], counts: Int[Array, "C G"]
 def deal_again(
     key: Key[Array, ""], group: Int[Array, " N"], counts: Int[Array, "C G"]
 ) -> tuple[Int[Array, " N"], Int[Array, " N"]]:
-    """Goes on with `deal` where a group has run out: its examples are dealt again, in the same order.
+    """Goes on with `deal` where a group has run out: its examples are dealt again, in the same
+    order.
 
     Args:
         key: that of `deal`.
         group: as there.
-        counts: column sums may be larger than the groups, by N in all; nothing of an empty group is dealt.
+        counts: column sums may be larger than the groups, by N in all; nothing of an empty group is
+            dealt.
 
     Returns:
         (client, example) of what is dealt again; client -1 from where on nothing is.
     """
     num_clients, num_groups = counts.shape
     group = jnp.where((group >= 0) & (group < num_groups), group, -1)
-    in_order = jnp.lexsort((rank_within(key, group), group)).astype(jnp.int32)  # those of no group come first
-    sizes, bounds = count_groups(group, num_groups), jnp.cumsum(counts, axis=0, dtype=jnp.int32).T  # [G], [G, C]
+    # those of no group come first
+    in_order = jnp.lexsort((rank_within(key, group), group)).astype(jnp.int32)
+    # [G], [G, C]
+    sizes = count_groups(group, num_groups)
+    bounds = jnp.cumsum(counts, axis=0, dtype=jnp.int32).T
     more = jnp.where(sizes > 0, jnp.maximum(bounds[:, -1] - sizes, 0), 0)
     ends = jnp.cumsum(more, dtype=jnp.int32)
     slot = jnp.arange(group.shape[0], dtype=jnp.int32)
@@ -162,7 +194,9 @@ def deal_again(
     place = sizes[own] + slot - (ends[own] - more[own])  # in the endless sequence of the group
     before = jnp.cumsum(bounds[:, -1], dtype=jnp.int32) - bounds[:, -1]
     flat = (before[:, None] + bounds).reshape(-1)
-    client = jnp.searchsorted(flat, before[own] + place, side="right").astype(jnp.int32) % num_clients
+    client = (
+        jnp.searchsorted(flat, before[own] + place, side="right").astype(jnp.int32) % num_clients
+    )
     first = jnp.cumsum(sizes, dtype=jnp.int32) - sizes + jnp.sum(group < 0, dtype=jnp.int32)
     row = in_order[first[own] + place % jnp.maximum(sizes[own], 1)]
     there = slot < ends[-1]
@@ -176,10 +210,12 @@ def level(
     smallest: Int[Array, ""] | int,
     largest: Int[Array, ""] | int,
 ) -> Int[Array, " N"]:
-    """Moves as few examples as possible so that every client has between `smallest` and `largest` of them.
+    """Move as few examples as possible so that every client has between `smallest` and `largest`
+    of them.
 
-    Clients above the maximum give what is too much and clients below the minimum take what they miss; where the two
-    differ, the others give or take in proportion to what they can. Always ends, whatever the sizes were.
+    Clients above the maximum give what is too much and clients below the minimum take what they
+    miss; where the two differ, the others give or take in proportion to what they can. Always ends,
+    whatever the sizes were.
 
     Args:
         key: typed PRNG key.

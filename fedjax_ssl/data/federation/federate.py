@@ -1,4 +1,6 @@
-"""`federate`: holds examples out, deals the others to clients and hides labels, all as one traceable draw."""
+"""`federate`: holds examples out, deals the others to clients and hides labels, all as one
+traceable draw.
+"""
 
 import dataclasses
 from collections.abc import Mapping
@@ -13,8 +15,18 @@ from jaxtyping import Array, Bool, Int, Key
 from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.data.dataset import Dataset, with_pooled_splits
 from fedjax_ssl.data.federation.dealing import count_groups, rank_within, with_their_groups
-from fedjax_ssl.data.federation.federated_data import FederatedData, WeakLabels, client_number, natural_names
-from fedjax_ssl.data.federation.held_out import HeldOut, balanced_test_examples, clients_of_own_test, stratified
+from fedjax_ssl.data.federation.federated_data import (
+    FederatedData,
+    WeakLabels,
+    client_number,
+    natural_names,
+)
+from fedjax_ssl.data.federation.held_out import (
+    HeldOut,
+    balanced_test_examples,
+    clients_of_own_test,
+    stratified,
+)
 from fedjax_ssl.data.federation.host_inputs import HostInputs, load_examples
 from fedjax_ssl.data.federation.partition import PARTITIONS
 from fedjax_ssl.data.federation.pool import Entries, Facts, Holdings, OwnWeakLabels, Partition, Pool
@@ -82,45 +94,54 @@ def federate(
     inputs: Array | HostInputs | None = None,
     widest: float = 1.0,
 ) -> FederatedData:
-    """Holds examples out, deals the others to clients and hides labels.
+    """Hold examples out, deals the others to clients and hides labels.
 
-    Pure in `key`, and traceable: `jax.jit(jax.vmap(lambda k: federate(k, dataset, ...)))(keys)` draws one
-    federation per key. With a concrete key the tables are as narrow as the data; under a trace they take the
-    width that every key fits in, and the content is the same.
+    Pure in `key`, and traceable: `jax.jit(jax.vmap(lambda k: federate(k, dataset, ...)))(keys)`
+    draws one federation per key. With a concrete key the tables are as narrow as the data; under a
+    trace they take the width that every key fits in, and the content is the same.
 
-    The test set is the dataset's own, unless one of `test_clients`, `left_out_client`, `test_fraction` and
-    `client_test_fraction` asks for another one, which is then taken from the training examples instead.
-    Validation examples and those of `test_fraction` always have a true label and are stratified by class. Test
-    examples are drawn first, then validation examples of what is left, then the server's. Examples of one `Split.group`
-    are all held out or none; those of them that would be neither (of another client, without a label) are unused.
-    `test_client` says which client has a test example, as far as
-    the partition tells: a natural client that only has test examples is numbered after the training clients.
+    The test set is the dataset's own, unless one of `test_clients`, `left_out_client`,
+    `test_fraction` and `client_test_fraction` asks for another one, which is then taken from the
+    training examples instead. Validation examples and those of `test_fraction` always have a true
+    label and are stratified by class. Test examples are drawn first, then validation examples of
+    what is left, then the server's. Examples of one `Split.group` are all held out or none; those
+    of them that would be neither (of another client, without a label) are unused. `test_client`
+    says which client has a test example, as far as the partition tells: a natural client that only
+    has test examples is numbered after the training clients.
 
     Args:
-        key: typed PRNG key; decides held-out examples, partition and hidden labels, in independent streams.
+        key: typed PRNG key; decides held-out examples, partition and hidden labels, in independent
+            streams.
         dataset: see `fedjax_ssl.data.load`.
         partition: a name of `PARTITIONS`.
         num_clients: number of training clients C; None: all natural clients that are not held out.
         partition_options: options of the named partition.
         supervision: a name of `SUPERVISIONS`.
-        supervision_options: options of the named supervision, and `labelled_clients`, `which` for all of them.
-        test_clients: number of natural clients, drawn by key, kept out of training; their examples are the test set.
-        left_out_client: this natural client is kept out of training; all its examples, of both splits, are the test
-            set. Its name or, where no name is a number, its number, counted from 0 in the order of the dataset's
-            clients.
+        supervision_options: options of the named supervision, and `labelled_clients`, `which` for
+            all of them.
+        test_clients: number of natural clients, drawn by key, kept out of training; their examples
+            are the test set.
+        left_out_client: this natural client is kept out of training; all its examples, of both
+            splits, are the test set. Its name or, where no name is a number, its number, counted
+            from 0 in the order of the dataset's clients.
         test_fraction: share of the labelled training examples that become the test set.
-        client_test_fraction: share of each client's examples, drawn blindly, that become the test set.
-        validation_fraction: share of the then remaining labelled training examples that become the validation set.
-        balanced_test: from the dataset's own test examples, each client draws its own, equally many of every class.
-        pools: training, validation and test examples of every class, from the dataset's training and test examples
-            together; what is left is unused, and all examples without a label are for training.
-        shuffle_pools: all of a class are shuffled before they are cut into pools; otherwise the dataset's own training
-            examples come first, so that the others are mostly test examples.
-        inputs: those of an earlier federation with other randomness and the same arguments, so that both share them;
-            they may be traced, so that they are no constant of a program. `HostInputs` of the dataset stay where they
-            are; the device gets those for evaluation and the server. The key is then a concrete one.
-        widest: with a concrete key too, tables take the width that every key fits in where it is at most so many
-            times what they need; keys then share their programs.
+        client_test_fraction: share of each client's examples, drawn blindly, that become the test
+            set.
+        validation_fraction: share of the then remaining labelled training examples that become the
+            validation set.
+        balanced_test: from the dataset's own test examples, each client draws its own, equally many
+            of every class.
+        pools: training, validation and test examples of every class, from the dataset's training
+            and test examples together; what is left is unused, and all examples without a label are
+            for training.
+        shuffle_pools: all of a class are shuffled before they are cut into pools; otherwise the
+            dataset's own training examples come first, so that the others are mostly test examples.
+        inputs: those of an earlier federation with other randomness and the same arguments, so that
+            both share them; they may be traced, so that they are no constant of a program.
+            `HostInputs` of the dataset stay where they are; the device gets those for evaluation
+            and the server. The key is then a concrete one.
+        widest: with a concrete key too, tables take the width that every key fits in where it is at
+            most so many times what they need; keys then share their programs.
 
     Returns:
         The federation.
@@ -134,18 +155,28 @@ def federate(
         >>> data.num_clients, data.num_labelled.tolist()
         (11, [5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5])
     """
-    left_out, shares = _number_of(dataset, left_out_client), (test_fraction, client_test_fraction, validation_fraction)
+    left_out = _number_of(dataset, left_out_client)
+    shares = (test_fraction, client_test_fraction, validation_fraction)
     held_out = HeldOut(test_clients, left_out, *shares, balanced_test, pools, shuffle_pools)
     dealt = partition, num_clients, dict(partition_options or {})
     shown = supervision, dict(supervision_options or {})
     plan, dataset, natural = _make_plan(dataset, held_out, *dealt, *shown)
-    train, labels = dataset.train, jnp.asarray(dataset.train.y, jnp.int32)
+    train = dataset.train
+    labels = jnp.asarray(dataset.train.y, jnp.int32)
     own = OwnWeakLabels(
-        train.coarse, len(dataset.coarse_names or ()), dataset.correspondence, train.set, dataset.set_shares
+        train.coarse,
+        len(dataset.coarse_names or ()),
+        dataset.correspondence,
+        train.set,
+        dataset.set_shares,
     )
-    # Compiled as a whole, since operation by operation a first start takes much longer (docs/design-notes.md).
+    # Compiled as a whole, since operation by operation a first start takes much longer
+    # (docs/design-notes.md).
     roles = jax.jit(partial(_draw_roles, plan=plan, own=own))(key, (labels, natural, train.group))
-    if not isinstance(key, jax.core.Tracer) and (stray := int(roles.entries.client.max())) >= plan.facts.num_clients:
+    if (
+        not isinstance(key, jax.core.Tracer)
+        and (stray := int(roles.entries.client.max())) >= plan.facts.num_clients
+    ):
         raise ValueError(
             f"partition {partition!r} gives examples to client {stray}; there are clients 0 to "
             f"{plan.facts.num_clients - 1}, and -1 for nobody ({where(plan.partition.assign)})"
@@ -155,7 +186,11 @@ def federate(
     splits, truth, tables = _with_own_test(key, dataset, plan, roles, tables)
     if inputs is None:
         inputs = jnp.asarray(splits[0] if len(splits) == 1 else np.concatenate(splits))
-    named = (rule.coarse_names(dataset.num_classes) for rule, _ in plan.supervision.weak if rule.coarse_names)
+    named = (
+        rule.coarse_names(dataset.num_classes)
+        for rule, _ in plan.supervision.weak
+        if rule.coarse_names
+    )
     federation = FederatedData(
         inputs=cast(Array, inputs),
         labels=truth,
@@ -169,12 +204,16 @@ def federate(
         **tables,
     )
     if isinstance(inputs, HostInputs):
-        return dataclasses.replace(federation, inputs=cast(Array, load_examples(inputs, federation)))
+        return dataclasses.replace(
+            federation, inputs=cast(Array, load_examples(inputs, federation))
+        )
     return federation
 
 
 def _number_of(dataset: Dataset, client: int | str | None) -> int | None:
-    """The number of a natural client that is given by its name, or by its number where names are none."""
+    """Return the number of a natural client that is given by its name, or by its number where names
+    are none.
+    """
     if client is None:
         return None
     names = natural_names(dataset)
@@ -183,8 +222,8 @@ def _number_of(dataset: Dataset, client: int | str | None) -> int | None:
         shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
         hint = did_you_mean(client, names)
         raise ValueError(
-            f"left_out_client={client!r}, but dataset {dataset.name!r} has no such client.{hint} Its clients: "
-            f"{shown or 'none'}"
+            f"left_out_client={client!r}, but dataset {dataset.name!r} has no such client.{hint} "
+            f"Its clients: {shown or 'none'}"
         )
     return number
 
@@ -201,8 +240,8 @@ def _make_plan(
     """Check what is asked for, and work out what holds for every key.
 
     Returns:
-        (plan, dataset with its splits pooled if need be and groups 0..N-1, natural client of every training example:
-        numbered without gaps, -1 where the dataset has none).
+        (plan, dataset with its splits pooled if need be and groups 0..N-1, natural client of every
+        training example: numbered without gaps, -1 where the dataset has none).
     """
     num_train = len(dataset.train)
     if held_out.pools is not None and dataset.test is not None:
@@ -210,78 +249,112 @@ def _make_plan(
     natural = np.full(len(dataset.train), -1, np.int32)
     if dataset.train.client is not None:
         natural = np.unique(dataset.train.client, return_inverse=True)[1].astype(np.int32)
-    sizes, group = np.sort(np.bincount(natural[natural >= 0])), dataset.train.group
+    sizes = np.sort(np.bincount(natural[natural >= 0]))
+    group = dataset.train.group
     if group is not None:  # what is in none is alone
         alone = group.max() + 1 + np.arange(len(group))
         group = np.unique(np.where(group < 0, alone, group), return_inverse=True)[1]
-        dataset = dataclasses.replace(dataset, train=dataclasses.replace(dataset.train, group=group))
+        dataset = dataclasses.replace(
+            dataset, train=dataclasses.replace(dataset.train, group=group)
+        )
     held_out.check(dataset.name, len(sizes), group is not None)
     if partition == "natural" and not sizes.size:
-        raise ValueError(f"dataset {dataset.name!r} has no natural clients; choose another partition, such as 'iid'")
+        raise ValueError(
+            f"dataset {dataset.name!r} has no natural clients; choose another partition, such as "
+            "'iid'"
+        )
     if supervision == "given" and dataset.set_shares is not None and partition != "natural":
         raise ValueError(
-            f"partition {partition!r} deals the examples anew, but supervision 'given' has class shares of the sets of "
-            "the dataset's own clients; use partition 'natural'"
+            f"partition {partition!r} deals the examples anew, but supervision 'given' has class "
+            "shares of the sets of the dataset's own clients; use partition 'natural'"
         )
     dealt = PARTITIONS.build(partition, **partition_options)
     count = _count_clients(partition, num_clients, len(sizes) - held_out.num_natural)
     shown = build_supervision(supervision, **supervision_options)
     if dealt.again is not None and (shown.weak or held_out.client_test_fraction):
-        beside = "coarse labels or sets" if shown.weak else "test examples of the clients (client_test_fraction)"
-        raise ValueError(f"this partition deals some examples twice, which does not go with {beside}; deal them once")
+        beside = (
+            "coarse labels or sets"
+            if shown.weak
+            else "test examples of the clients (client_test_fraction)"
+        )
+        raise ValueError(
+            f"this partition deals some examples twice, which does not go with {beside}; deal "
+            "them once"
+        )
     counted = _count_examples(dataset, sizes, held_out, count, shown)
     off = 0 if group is None else len(group)
-    return _Plan(*counted, dealt, held_out, num_train, partition == "natural", off), dataset, natural
+    return (
+        _Plan(*counted, dealt, held_out, num_train, partition == "natural", off),
+        dataset,
+        natural,
+    )
 
 
 def _count_clients(partition: str, num_clients: int | None, num_natural: int) -> int:
     if num_clients is None:
         if partition != "natural":
             raise ValueError(
-                f"partition {partition!r} does not know how many clients there are; set partition.num_clients"
+                f"partition {partition!r} does not know how many clients there are; set "
+                "partition.num_clients"
             )
         return num_natural
     check_whole_numbers(num_clients=num_clients)
     if partition == "natural" and num_clients > num_natural:
-        raise ValueError(f"num_clients={num_clients}, but only {num_natural} natural clients are left to train")
+        raise ValueError(
+            f"num_clients={num_clients}, but only {num_natural} natural clients are left to train"
+        )
     return num_clients
 
 
 def _count_examples(
-    dataset: Dataset, by_size: Int[np.ndarray, " G"], held_out: HeldOut, num_clients: int, supervision: Supervision
+    dataset: Dataset,
+    by_size: Int[np.ndarray, " G"],
+    held_out: HeldOut,
+    num_clients: int,
+    supervision: Supervision,
 ) -> tuple[Facts, Supervision, int, int]:
-    """Bound for every key how many examples are dealt and how many are held out; groups are drawn to half of one.
+    """Bound for every key how many examples are dealt and how many are held out; groups are drawn
+    to half of one.
 
     Returns:
-        (facts, supervision with the labels that the server really gets, most test and most validation examples that are
-        taken from the training examples).
+        (facts, supervision with the labels that the server really gets, most test and most
+        validation examples that are taken from the training examples).
     """
-    labels, num_classes, num_natural = dataset.train.y, dataset.num_classes, held_out.num_natural
-    unlabelled, largest_group, lost = int((labels < 0).sum()), 1, 0
+    labels = dataset.train.y
+    num_classes = dataset.num_classes
+    num_natural = held_out.num_natural
+    unlabelled = int((labels < 0).sum())
+    largest_group = 1
+    lost = 0
     if (group := dataset.train.group) is not None:
         largest_group = int(np.bincount(group).max())
-        lost = int(((labels < 0) & np.isin(group, group[labels >= 0])).sum())  # their group may be held out
+        # their group may be held out
+        lost = int(((labels < 0) & np.isin(group, group[labels >= 0])).sum())
     class_counts = np.bincount(labels[labels >= 0], minlength=num_classes).astype(np.float64)
-    max_test, max_valid = int(by_size[by_size.size - num_natural :].sum()), 0
+    max_test = int(by_size[by_size.size - num_natural :].sum())
+    max_valid = 0
     most = min(class_counts.sum(), float(len(labels) - by_size[:num_natural].sum()))
     least = max(class_counts.sum() - max_test, 0.0)
 
     def hold_out(share: float) -> int:
-        # Stratified rounding is within one of the exact share per class, and the total within a half; the rest is
-        # for float32.
+        # Stratified rounding is within one of the exact share per class, and the total within a
+        # half; the rest is for float32.
         nonlocal class_counts, most, least
         off = num_classes * (largest_group // 2)
         held = int(most * share) + 2 + off
         if largest_group == 1:  # a group may be of several classes
             class_counts = np.minimum(class_counts, class_counts * (1 - share) + 2)
-        most, least = most * (1 - share) + 1 + off, max(least * (1 - share) - 1 - off, 0.0)
+        most = most * (1 - share) + 1 + off
+        least = max(least * (1 - share) - 1 - off, 0.0)
         return held
 
-    removed, kept = 0, 1 - held_out.client_test_fraction
+    removed = 0
+    kept = 1 - held_out.client_test_fraction
     if held_out.pools:
         train, valid, test = held_out.pools
         held_out.check_pools(class_counts)
-        max_test, max_valid = test * num_classes, valid * num_classes
+        max_test = test * num_classes
+        max_valid = valid * num_classes
         removed = int(class_counts.sum()) - train * num_classes
         class_counts = np.full(num_classes, float(train))
         most = least = class_counts.sum()
@@ -295,18 +368,22 @@ def _count_examples(
         max_valid = hold_out(held_out.validation_fraction)
     supervision.check(num_clients, int(most * kept))
     at_server = supervision.server_labels_per_class(class_counts * kept) * num_classes
-    most, least = int(most) - at_server, max(int(least) - at_server, 0)
+    most = int(most) - at_server
+    least = max(int(least) - at_server, 0)
     if num_natural:  # whole clients are held out, whatever of theirs has a label
         least = max(least, len(labels) - max_test - max_valid - at_server)
     else:
         least += unlabelled - lost
     if num_clients > least:
         raise ValueError(
-            f"num_clients={num_clients}, but as few as {least} training examples may be left to deal; "
-            "lower num_clients or hold out less"
+            f"num_clients={num_clients}, but as few as {least} training examples may be left to "
+            "deal; lower num_clients or hold out less"
         )
-    removed = at_server + (removed or max_valid + (max_test if held_out.test_fraction else 0) + lost)
-    if held_out.client_test_fraction:  # all are dealt, and then the others are taken from what clients have
+    removed = at_server + (
+        removed or max_valid + (max_test if held_out.test_fraction else 0) + lost
+    )
+    # all are dealt, and then the others are taken from what clients have
+    if held_out.client_test_fraction:
         class_counts, least, most, removed = dealt
     facts = Facts(
         num_clients=num_clients,
@@ -323,32 +400,46 @@ def _count_examples(
 
 
 def _draw_roles(
-    key: Key[Array, ""], examples: tuple[Array, Array, Array | None], *, plan: _Plan, own: OwnWeakLabels
+    key: Key[Array, ""],
+    examples: tuple[Array, Array, Array | None],
+    *,
+    plan: _Plan,
+    own: OwnWeakLabels,
 ) -> _Roles:
     """Decide the use of every training example, by labels, natural clients and groups."""
-    (labels, natural, group), facts, held_out = examples, plan.facts, plan.held_out
+    (labels, natural, group) = examples
+    facts = plan.facts
+    held_out = plan.held_out
     held = test = valid = server = jnp.zeros(labels.shape, bool)
     newcomer = jnp.full(labels.shape, -1, jnp.int32)
     if held_out.num_natural:
         unseen = held_out.unseen(named_key(key, "test"), facts.num_natural + held_out.num_natural)
         test = held = unseen[natural]
-        newcomer = jnp.where(held, facts.num_clients + jnp.cumsum(unseen, dtype=jnp.int32)[natural] - 1, -1)
+        newcomer = jnp.where(
+            held, facts.num_clients + jnp.cumsum(unseen, dtype=jnp.int32)[natural] - 1, -1
+        )
         natural = jnp.where(held, -1, (jnp.cumsum(~unseen, dtype=jnp.int32) - 1)[natural])
     if held_out.pools:
         held, valid, test = held_out.in_pools(named_key(key, "pools"), labels, plan.num_train)
     if held_out.test_fraction:
         share = held_out.test_fraction
-        test = held = stratified(named_key(key, "test"), labels, ~held, facts.num_classes, share, group)
+        test = held = stratified(
+            named_key(key, "test"), labels, ~held, facts.num_classes, share, group
+        )
     held = with_their_groups(held, group)
-    partition_key, apart = named_key(key, "partition"), plan.partition.labelled
+    partition_key = named_key(key, "partition")
+    apart = plan.partition.labelled
     pool = Pool(labels, ~held, natural, facts)
-    if held_out.client_test_fraction:  # before validation and the server, so that these change nothing of it
+    # before validation and the server, so that these change nothing of it
+    if held_out.client_test_fraction:
         holder = plan.partition.assign(partition_key, pool)
         test = held_out.share_of_clients(named_key(key, "test"), holder, facts.num_clients, group)
         held = with_their_groups(test, group)
     if held_out.validation_fraction:
         share = held_out.validation_fraction
-        valid = stratified(named_key(key, "validation"), labels, ~held, facts.num_classes, share, group)
+        valid = stratified(
+            named_key(key, "validation"), labels, ~held, facts.num_classes, share, group
+        )
         held |= with_their_groups(valid, group)
     if plan.supervision.server_labels:
         each = plan.supervision.server_labels // facts.num_classes
@@ -356,14 +447,24 @@ def _draw_roles(
     if not held_out.client_test_fraction:
         pool = dataclasses.replace(pool, available=~(held | valid | server))
         holder = plan.partition.assign(partition_key, pool)
-    check_returned("clients that the partition assigns", plan.partition.assign, holder, labels.shape, np.integer)
+    check_returned(
+        "clients that the partition assigns",
+        plan.partition.assign,
+        holder,
+        labels.shape,
+        np.integer,
+    )
     client = jnp.where(held | valid | server, -1, holder)
-    everyone, known = jnp.ones(facts.num_clients, bool), None if apart is None else apart(partition_key, pool)
+    everyone = jnp.ones(facts.num_clients, bool)
+    known = None if apart is None else apart(partition_key, pool)
     row = jnp.arange(labels.shape[0], dtype=jnp.int32)
     if plan.partition.again is not None:
         again = plan.partition.again(partition_key, pool)
-        client, row = jnp.concatenate([client, again.client]), jnp.concatenate([row, again.row])
-        known = None if known is None else jnp.concatenate([known, jnp.zeros(again.row.shape, bool)])
+        client = jnp.concatenate([client, again.client])
+        row = jnp.concatenate([row, again.row])
+        known = (
+            None if known is None else jnp.concatenate([known, jnp.zeros(again.row.shape, bool)])
+        )
     holdings = Holdings(client, labels[row], everyone, facts.num_classes, own, known)
     supervision_key = named_key(key, "supervision")
     labelled = plan.supervision.label(supervision_key, holdings)
@@ -374,18 +475,25 @@ def _draw_roles(
     return _Roles(jnp.maximum(holder, newcomer), entries, weak, test, valid, server)
 
 
-def _in_parts(key: Key[Array, ""], entries: Entries, labels: Int[Array, " N"], parts: int, facts: Facts) -> Entries:
-    """Cut every client's unlabelled examples into parts with the same class counts, which then follow each other.
+def _in_parts(
+    key: Key[Array, ""], entries: Entries, labels: Int[Array, " N"], parts: int, facts: Facts
+) -> Entries:
+    """Cut every client's unlabelled examples into parts with the same class counts, which then
+    follow each other.
 
-    Of every class with n unlabelled examples at a client, a random floor(n / parts) go to each part; the rest is dealt
-    to nobody. So all parts of a client have the same size. Examples of unknown class are a class of their own.
+    Of every class with n unlabelled examples at a client, a random floor(n / parts) go to each
+    part; the rest is dealt to nobody. So all parts of a client have the same size. Examples of
+    unknown class are a class of their own.
     """
     assert entries.labelled is not None
     streamed = (entries.client >= 0) & ~entries.labelled
     kind = labels[entries.row]
     kind = jnp.where(kind >= 0, kind, facts.num_classes)
     cell = jnp.where(streamed, entries.client * (facts.num_classes + 1) + kind, -1)
-    each = count_groups(cell, facts.num_clients * (facts.num_classes + 1))[jnp.maximum(cell, 0)] // parts
+    each = (
+        count_groups(cell, facts.num_clients * (facts.num_classes + 1))[jnp.maximum(cell, 0)]
+        // parts
+    )
     part = rank_within(key, cell) // jnp.maximum(each, 1)
     part = jnp.where((each == 0) | (part >= parts), -1, part)
     entries = entries._replace(client=jnp.where(streamed & (part < 0), -1, entries.client))
@@ -394,16 +502,22 @@ def _in_parts(key: Key[Array, ""], entries: Entries, labels: Int[Array, " N"], p
 
 
 def _widths(plan: _Plan, roles: _Roles, widest: float) -> _Widths:
-    """Find widths for the tables: every key fits in them under a trace, or if they are hardly wider than needed."""
+    """Find widths for the tables: every key fits in them under a trace, or if they are hardly
+    wider than needed.
+    """
     facts = plan.facts
     taken = plan.max_valid + plan.supervision.server_labels
     sizes = plan.held_out.sizes_left(plan.partition.bounds(facts), taken, plan.off)
-    bounds = plan.supervision.bounds(sizes, facts.num_clients, facts.num_classes, facts.num_unlabelled == 0)
+    bounds = plan.supervision.bounds(
+        sizes, facts.num_clients, facts.num_classes, facts.num_unlabelled == 0
+    )
     fitting = _Widths(*bounds, plan.max_test, plan.max_valid, plan.supervision.server_labels)
-    # Asked of the result, not of the key: a fixed key inside somebody's jit also gives traced roles.
+    # Asked of the result, not of the key: a fixed key inside somebody's jit also gives traced
+    # roles.
     if isinstance(roles.entries.client, jax.core.Tracer):
         return fitting
-    client, labelled = np.asarray(roles.entries.client), np.asarray(roles.entries.labelled)
+    client = np.asarray(roles.entries.client)
+    labelled = np.asarray(roles.entries.labelled)
     counts = np.bincount(client[client >= 0], minlength=facts.num_clients)
     with_label = np.bincount(client[labelled & (client >= 0)], minlength=facts.num_clients)
     fewest = int(with_label[with_label > 0].min()) if with_label.any() else 1
@@ -412,18 +526,25 @@ def _widths(plan: _Plan, roles: _Roles, widest: float) -> _Widths:
     close = all(bound <= widest * least for least, bound in zip(needed, fitting[:3], strict=True))
     others = [int(np.asarray(mask).sum()) for mask in (roles.test, roles.valid, roles.server)]
     test, valid, server = (
-        bound if bound <= widest * least else least for least, bound in zip(others, fitting[3:6], strict=True)
+        bound if bound <= widest * least else least
+        for least, bound in zip(others, fitting[3:6], strict=True)
     )
     return _Widths(*(fitting[:3] if close else needed), test, valid, server, fewest)
 
 
 @partial(jax.jit, static_argnames=("num_clients", "widths"))
-def _tabulate(roles: _Roles, labels: Int[Array, " N"], *, num_clients: int, widths: _Widths) -> dict[str, Any]:
+def _tabulate(
+    roles: _Roles, labels: Int[Array, " N"], *, num_clients: int, widths: _Widths
+) -> dict[str, Any]:
     """All index tables and counts of a federation, by the names of `FederatedData`."""
-    entries, labelled = roles.entries, roles.entries.labelled
+    entries = roles.entries
+    labelled = roles.entries.labelled
     assert labelled is not None
     # An example that is dealt again may have its label at one client and none at another.
-    seen = jnp.zeros(labels.shape, bool).at[entries.row].max(labelled & (entries.client >= 0)) | roles.server
+    seen = (
+        jnp.zeros(labels.shape, bool).at[entries.row].max(labelled & (entries.client >= 0))
+        | roles.server
+    )
     weakly = ~labelled & (entries.observation >= 0)
     num_examples = count_groups(entries.client, num_clients)
     owner = jnp.where(entries.client >= 0, entries.client, num_clients)
@@ -464,17 +585,25 @@ def _with_own_test(
     """Add the dataset's own test examples to the tables, where it is tested on them.
 
     Returns:
-        (examples of the splits in use, the labels of them all, tables with two further fields of `FederatedData`).
+        (examples of the splits in use, the labels of them all, tables with two further fields of
+        `FederatedData`).
     """
-    facts, held_out = plan.facts, plan.held_out
+    facts = plan.facts
+    held_out = plan.held_out
     rows = held_out.own_test_examples(dataset)
-    strangers, owned = 0, bool(held_out.num_natural or held_out.client_test_fraction)
-    splits, truth = [dataset.train.x], dataset.train.y
+    strangers = 0
+    owned = bool(held_out.num_natural or held_out.client_test_fraction)
+    splits = [dataset.train.x]
+    truth = dataset.train.y
     if dataset.test is not None and rows.size:
-        row, client = jnp.asarray(rows, jnp.int32), jnp.full(rows.size, -1, jnp.int32)
+        row = jnp.asarray(rows, jnp.int32)
+        client = jnp.full(rows.size, -1, jnp.int32)
         if held_out.balanced_test:
-            draw_key, owned = named_key(key, "test"), True
-            row, client = balanced_test_examples(draw_key, dataset.test.y, facts.num_clients, facts.num_classes)
+            draw_key = named_key(key, "test")
+            owned = True
+            row, client = balanced_test_examples(
+                draw_key, dataset.test.y, facts.num_clients, facts.num_classes
+            )
         elif plan.natural or held_out.left_out_client is not None:
             taken = facts.num_clients + held_out.num_natural
             client, strangers = clients_of_own_test(dataset, rows, roles.holder, taken)
@@ -483,8 +612,11 @@ def _with_own_test(
             "test_index": jnp.concatenate([len(truth) + row, tables["test_index"]]),
             "test_client": jnp.concatenate([client, tables["test_client"]]),
             "num_test": tables["num_test"] + row.size,  # all of these are real
-            "observed": jnp.concatenate([tables["observed"], jnp.full(len(dataset.test), -1, jnp.int32)]),
+            "observed": jnp.concatenate(
+                [tables["observed"], jnp.full(len(dataset.test), -1, jnp.int32)]
+            ),
         }
-        splits, truth = [*splits, dataset.test.x], np.concatenate([truth, dataset.test.y])
+        splits = [*splits, dataset.test.x]
+        truth = np.concatenate([truth, dataset.test.y])
     tables |= {"num_new_clients": held_out.num_natural + strangers, "owned_test": owned}
     return splits, jnp.asarray(truth, jnp.int32), tables

@@ -24,13 +24,17 @@ _static = partial(dataclasses.field, metadata={"static": True})
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class WeakLabels:
-    """Weak labels of a federation. An example may be in several sets of its client: then it has several entries."""
+    """Weak labels of a federation. An example may be in several sets of its client: then it has
+    several entries.
+    """
 
     labels: Int[Array, "C n"]  # along `FederatedData.index`: observation of each entry, -1 = none
-    num_examples: Int[Array, " C"]  # entries with an observation; in `index` they follow the labelled ones
+    num_examples: Int[Array, " C"]
+    # ^ entries with an observation; in `index` they follow the labelled ones
     num_observations: Int[Array, " C"]
     from_sets: Bool[Array, " C"]  # observations are sets; False: coarse labels
-    matrix: Float[Array, "C O K"]  # sets: class shares of each set, rows sum to 1; coarse labels: P(label | class),
+    matrix: Float[Array, "C O K"]
+    # ^ sets: class shares of each set, rows sum to 1; coarse labels: P(label | class),
     # columns sum to 1, all zero where it is not known
     share: Float[Array, "C O"]  # share of each set in the client's examples; 1 for coarse labels
     prior: Float[Array, " K"]  # class shares where the classifier will be used
@@ -49,7 +53,8 @@ class WeakLabels:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class FederatedData:
-    """A federated dataset as a pytree. N examples (train and test), C clients, n rows of the largest client.
+    """A federated dataset as a pytree. N examples (train and test), C clients, n rows of the
+    largest client.
 
     Example:
         >>> data = fs.federate(jax.random.key(0), fs.load_dataset("digits"), supervision_options={"labels": 5})
@@ -59,15 +64,19 @@ class FederatedData:
         70
     """
 
-    inputs: Array  # [N, ...] uint8 as stored, or float32; `LoadedInputs` where most examples stay on the host
+    inputs: Array
+    # ^ [N, ...] uint8 as stored, or float32; `LoadedInputs` where most examples stay on the host
     labels: Int[Array, " N"]  # ground truth, -1 = none; only for evaluation and diagnostics
     observed: Int[Array, " N"]  # what some client (or the server, for its rows) sees, -1 = nothing
-    index: Int[Array, "C n"]  # rows of `inputs` per client: labelled ones, then those with a weak label; padding 0
+    index: Int[Array, "C n"]
+    # ^ rows of `inputs` per client: labelled ones, then those with a weak label; padding 0
     num_labelled: Int[Array, " C"]
     num_examples: Int[Array, " C"]
     test_index: Int[Array, " T"]
-    num_test: Int[Array, ""]  # the first `num_test` entries are real, the rest is padding; likewise for the next two
-    test_client: Int[Array, " T"]  # client that has a test example, new clients from C on; -1 = nobody's
+    num_test: Int[Array, ""]
+    # ^ the first `num_test` entries are real, the rest is padding; likewise for the next two
+    test_client: Int[Array, " T"]
+    # ^ client that has a test example, new clients from C on; -1 = nobody's
     valid_index: Int[Array, " V"]
     num_valid: Int[Array, ""]
     server_index: Int[Array, " S"]  # labelled examples that the server holds
@@ -75,13 +84,17 @@ class FederatedData:
     num_classes: int = _static()
     max_labelled: int = _static()  # bound over clients
     max_unlabelled: int = _static()  # bound over clients
-    num_new_clients: int = _static(default=0)  # clients C, C + 1, ... that have test examples but train on nothing
+    num_new_clients: int = _static(default=0)
+    # ^ clients C, C + 1, ... that have test examples but train on nothing
     min_labelled: int = _static(default=1)  # bound over clients that have labels
-    num_parts: int = _static(default=1)  # of equal size, in which the unlabelled examples in `index` come (streaming)
+    num_parts: int = _static(default=1)
+    # ^ of equal size, in which the unlabelled examples in `index` come (streaming)
     rounds_per_part: int | None = _static(default=None)  # None: rounds of the run // num_parts
     weak: WeakLabels | None = None  # coarse labels and sets, where some client has any
-    coarse_names: tuple[str, ...] = _static(default=())  # names of the coarse labels, where they have names
-    owned_test: bool = _static(default=False)  # test examples belong to clients, as far as `test_client` says
+    coarse_names: tuple[str, ...] = _static(default=())
+    # ^ names of the coarse labels, where they have names
+    owned_test: bool = _static(default=False)
+    # ^ test examples belong to clients, as far as `test_client` says
 
     @property
     def num_clients(self) -> int:
@@ -97,14 +110,17 @@ class FederatedData:
     def observed_by_clients(self) -> Int[Array, "C n"]:
         """Returns what every client sees of the class of its examples, -1 = nothing or padding.
 
-        An example that several clients have, or one client twice, may have a label in one place and none in another.
+        An example that several clients have, or one client twice, may have a label in one place and
+        none in another.
         """
         column = jnp.arange(self.max_examples, dtype=jnp.int32)
         return jnp.where(column < self.num_labelled[:, None], self.observed[self.index], -1)
 
     @property
     def max_unlabelled_at_once(self) -> int:
-        """Bound over clients of the unlabelled examples that a client has in a round: those of one part."""
+        """Bound over clients of the unlabelled examples that a client has in a round: those of
+        one part.
+        """
         return -(-self.max_unlabelled // self.num_parts)
 
     @property
@@ -113,12 +129,18 @@ class FederatedData:
         return self.max_labelled if self.weak is None else self.max_examples
 
     def summary(self) -> dict[str, int]:
-        """Counts for printing, read back from the device (so not inside jit)."""
-        sizes, labelled = np.asarray(self.num_examples), np.asarray(self.num_labelled)
-        dealt, tested = real_rows(self.index, self.num_examples), real_rows(self.test_index, self.num_test)
-        held_out = [real_rows(self.valid_index, self.num_valid), real_rows(self.server_index, self.num_server)]
+        """Count for printing, read back from the device (so not inside jit)."""
+        sizes = np.asarray(self.num_examples)
+        labelled = np.asarray(self.num_labelled)
+        dealt = real_rows(self.index, self.num_examples)
+        tested = real_rows(self.test_index, self.num_test)
+        held_out = [
+            real_rows(self.valid_index, self.num_valid),
+            real_rows(self.server_index, self.num_server),
+        ]
         used = np.concatenate([dealt, tested, *held_out])
-        # Test examples with a true label are scored; examples that a client has twice may be due to sets that overlap.
+        # Test examples with a true label are scored; examples that a client has twice may be due to
+        # sets that overlap.
         scored = int((np.asarray(self.labels)[tested] >= 0).sum())
         twice = int((np.bincount(dealt) > 1).sum()) if self.weak is None else 0
         return {
@@ -140,16 +162,25 @@ class FederatedData:
         }
 
     def kinds(self) -> tuple[str, ...]:
-        """Kinds of labels: clients' class "labels", the "server"'s, "coarse" labels, "sets"; not in jit."""
-        counts = {"labels": np.asarray(self.num_labelled).sum(), "server": np.asarray(self.num_server)}
+        """Kinds of labels: clients' class "labels", the "server"'s, "coarse" labels, "sets"; not
+        in jit.
+        """
+        counts = {
+            "labels": np.asarray(self.num_labelled).sum(),
+            "server": np.asarray(self.num_server),
+        }
         weak = self._weak_summary()
-        counts |= {"coarse": weak.get("clients_with_coarse_labels", 0), "sets": weak.get("clients_with_sets", 0)}
+        counts |= {
+            "coarse": weak.get("clients_with_coarse_labels", 0),
+            "sets": weak.get("clients_with_sets", 0),
+        }
         return tuple(kind for kind, count in counts.items() if count)
 
     def _weak_summary(self) -> dict[str, int]:
         if self.weak is None:
             return {}
-        known, sets = np.asarray(self.weak.num_examples) > 0, np.asarray(self.weak.from_sets)
+        known = np.asarray(self.weak.num_examples) > 0
+        sets = np.asarray(self.weak.from_sets)
         return {
             "clients_with_coarse_labels": int(np.asarray(self.weak.has_coarse).sum()),
             "clients_with_sets": int((known & sets).sum()),
@@ -162,19 +193,24 @@ def real_rows(table: Array | np.ndarray, count: Array | np.ndarray) -> Int[np.nd
 
 
 def what_is_compared(dataset: "Dataset", data: FederatedData) -> dict[str, Any]:
-    """Give what runs have in common that are compared seed by seed: their test examples, and how many labels they saw.
+    """Give what runs have in common that are compared seed by seed: their test examples, and how
+    many labels they saw.
 
     Args:
         dataset: that the federation was made of.
         data: one federation, not traced.
 
     Returns:
-        "test_fingerprint": a digest of the contents of the test examples and their labels, and "labels_seen": class
-        labels at the clients and the server.
+        "test_fingerprint": a digest of the contents of the test examples and their labels, and
+        "labels_seen": class labels at the clients and the server.
     """
     digest = hashlib.sha256()
-    rows, first = np.sort(real_rows(data.test_index, data.num_test)), len(dataset.train)
-    for split, own in ((dataset.train, rows[rows < first]), (dataset.test, rows[rows >= first] - first)):
+    rows = np.sort(real_rows(data.test_index, data.num_test))
+    first = len(dataset.train)
+    for split, own in (
+        (dataset.train, rows[rows < first]),
+        (dataset.test, rows[rows >= first] - first),
+    ):
         for part in np.split(own, range(_BLOCK, len(own), _BLOCK)):
             if split is None or not len(part):
                 continue
@@ -185,12 +221,16 @@ def what_is_compared(dataset: "Dataset", data: FederatedData) -> dict[str, Any]:
 
 
 def of_one_shape(federations: Sequence[FederatedData]) -> list[FederatedData]:
-    """The same federations with tables of equal width, so that they can share compiled programs.
+    """Return the same federations with tables of equal width, so that they can share compiled
+    programs.
 
     Args:
         federations: federations of equally many clients, and with the same further static fields.
     """
-    bounds = {name: max(getattr(one, name) for one in federations) for name in ("max_labelled", "max_unlabelled")}
+    bounds = {
+        name: max(getattr(one, name) for one in federations)
+        for name in ("max_labelled", "max_unlabelled")
+    }
     bounds["min_labelled"] = min(one.min_labelled for one in federations)
     alike = [dataclasses.replace(one, **bounds) for one in federations]
     widths = jax.tree.map(lambda *tables: max(table.shape[-1:] for table in tables), *alike)
@@ -205,50 +245,58 @@ def of_one_shape(federations: Sequence[FederatedData]) -> list[FederatedData]:
 
 
 def validate(data: FederatedData, truth_required: bool = True) -> None:
-    """Checks on the host that a federation can be trained and evaluated on.
+    """Check on the host that a federation can be trained and evaluated on.
 
     Args:
         data: one federation, not a stack of them and not traced.
         truth_required: False where test examples are there to be labelled and not to be scored.
 
     Raises:
-        ValueError: no clients, a client without examples, no test examples, parts that are all empty, or parts of
-            clients that have weak labels for some of their examples.
+        ValueError: no clients, a client without examples, no test examples, parts that are all
+            empty, or parts of clients that have weak labels for some of their examples.
     """
     sizes = np.asarray(data.num_examples)
     if sizes.size == 0 or sizes.sum() == 0:
-        raise ValueError("the federation is empty: no client has a training example; hold out less or use more data")
+        raise ValueError(
+            "the federation is empty: no client has a training example; hold out less or use "
+            "more data"
+        )
     empty = np.flatnonzero(sizes == 0)
     if empty.size:
         raise ValueError(
-            f"{empty.size} of {sizes.size} clients have no training example (the first is client {empty[0]}); "
-            "use fewer clients, hold out less, or a partition with a minimum (dirichlet with min_examples)"
+            f"{empty.size} of {sizes.size} clients have no training example (the first is client "
+            f"{empty[0]}); use fewer clients, hold out less, or a partition with a minimum "
+            "(dirichlet with min_examples)"
         )
     if int(data.num_test) == 0:
         raise ValueError(
-            "there are no test examples; hold some out (test_clients, left_out_client, test_fraction or "
-            "client_test_fraction; a larger share where groups stay together), or give them in the dataset"
+            "there are no test examples; hold some out (test_clients, left_out_client, "
+            "test_fraction or client_test_fraction; a larger share where groups stay together), "
+            "or give them in the dataset"
         )
     if data.num_parts > 1 and not (sizes > np.asarray(data.num_labelled)).any():
         raise ValueError(
-            f"unlabelled examples come in {data.num_parts} parts, but no client has that many of any class: every part "
-            "is empty; lower config.partition.parts"
+            f"unlabelled examples come in {data.num_parts} parts, but no client has that many of "
+            "any class: every part is empty; lower config.partition.parts"
         )
     if data.num_parts > 1 and data.weak is not None:
-        known, unlabelled = np.asarray(data.weak.num_examples), sizes - np.asarray(data.num_labelled)
+        known = np.asarray(data.weak.num_examples)
+        unlabelled = sizes - np.asarray(data.num_labelled)
         partly = np.flatnonzero((known > 0) & (known < unlabelled))
         if partly.size:
             raise ValueError(
-                f"unlabelled examples come in {data.num_parts} parts, but client {partly[0]} has weak labels for "
-                f"{known[partly[0]]} of its {unlabelled[partly[0]]} only; give them to all of a client's examples or "
-                "to none, or set config.partition.parts=1"
+                f"unlabelled examples come in {data.num_parts} parts, but client {partly[0]} has "
+                f"weak labels for {known[partly[0]]} of its {unlabelled[partly[0]]} only; give "
+                "them to all of a client's examples or to none, or set config.partition.parts=1"
             )
     if truth_required and not (np.asarray(data.labels)[np.asarray(data.test_index)] >= 0).any():
-        raise ValueError(f"none of the {int(data.num_test)} test examples has a label to be scored by")
+        raise ValueError(
+            f"none of the {int(data.num_test)} test examples has a label to be scored by"
+        )
 
 
 def rounds_of_a_part(parts: int, given: int | None, num_rounds: int) -> int:
-    """Returns how many rounds a part is there for; the last one stays to the end.
+    """Return how many rounds a part is there for; the last one stays to the end.
 
     Args:
         parts: T.
@@ -259,7 +307,9 @@ def rounds_of_a_part(parts: int, given: int | None, num_rounds: int) -> int:
 
 
 def natural_names(dataset: "Dataset") -> list[str]:
-    """Names of the dataset's own clients that have training examples, in their order; none: an empty list."""
+    """Names of the dataset's own clients that have training examples, in their order; none: an
+    empty list.
+    """
     if dataset.train.client is None:
         return []
     return [_name(dataset, number) for number in distinct(dataset.train.client).tolist()]
@@ -276,27 +326,38 @@ def client_number(names: Sequence[str], client: int | str) -> int | None:
         Its place in `names`; None: there is no such client.
     """
     client = unicodedata.normalize("NFC", str(client))
-    numbers = [] if any(name.isdecimal() for name in names) else [str(place) for place in range(len(names))]
+    numbers = (
+        []
+        if any(name.isdecimal() for name in names)
+        else [str(place) for place in range(len(names))]
+    )
     return next((known.index(client) for known in (list(names), numbers) if client in known), None)
 
 
 def client_names(dataset: "Dataset", federation: FederatedData, natural: bool = True) -> list[str]:
-    """Names of all clients of a federation, those that train and those that only have test examples.
+    """Names of all clients of a federation, those that train and those that only have test
+    examples.
 
     Args:
         dataset: that the federation was made of.
         federation: not traced.
-        natural: whether its clients are the dataset's own; otherwise they are called by their numbers.
+        natural: whether its clients are the dataset's own; otherwise they are called by their
+            numbers.
 
     Returns:
-        A name for each of `num_clients + num_new_clients`; the number of a client whose examples are all held out.
+        A name for each of `num_clients + num_new_clients`; the number of a client whose examples
+        are all held out.
     """
     count = federation.num_clients + federation.num_new_clients
     if not natural or dataset.train.client is None:
         return [str(client) for client in range(count)]
     owner = dataset.train.client
     if dataset.test is not None:
-        of_test = dataset.test.client if dataset.test.client is not None else np.full(len(dataset.test), -1, np.int32)
+        of_test = (
+            dataset.test.client
+            if dataset.test.client is not None
+            else np.full(len(dataset.test), -1, np.int32)
+        )
         owner = np.concatenate([owner, of_test])
     # A client's first test example, or else its first training example, tells whose it is.
     row = np.full(count, -1)
@@ -306,7 +367,10 @@ def client_names(dataset: "Dataset", federation: FederatedData, natural: bool = 
     of_client = tested >= 0
     row[tested[of_client]] = np.asarray(federation.test_index)[first[of_client]]
     numbers = np.where(row >= 0, owner[row], -1).tolist()
-    return [str(client) if number < 0 else _name(dataset, number) for client, number in enumerate(numbers)]
+    return [
+        str(client) if number < 0 else _name(dataset, number)
+        for client, number in enumerate(numbers)
+    ]
 
 
 def _name(dataset: "Dataset", number: int) -> str:

@@ -9,13 +9,20 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from fedjax_ssl.checks import check_numbers, check_whole_numbers
 from fedjax_ssl.data.dataset import Dataset, distinct
-from fedjax_ssl.data.federation.dealing import count_groups, draw_within, largest_remainder, rank_within
+from fedjax_ssl.data.federation.dealing import (
+    count_groups,
+    draw_within,
+    largest_remainder,
+    rank_within,
+)
 from fedjax_ssl.data.federation.pool import Bounds, check_class_counts
 from fedjax_ssl.keys import named_key
 
 
 class HeldOut(NamedTuple):
-    """Examples to hold out; see `fedjax_ssl.data.federate`. At most one of the first four is given."""
+    """Examples to hold out; see `fedjax_ssl.data.federate`. At most one of the first four is
+    given.
+    """
 
     test_clients: int = 0
     left_out_client: int | None = None
@@ -23,7 +30,8 @@ class HeldOut(NamedTuple):
     client_test_fraction: float = 0.0
     validation_fraction: float = 0.0
     balanced_test: bool = False
-    pools: tuple[int, int, int] | None = None  # training, validation and test examples of every class
+    pools: tuple[int, int, int] | None = None
+    # ^ training, validation and test examples of every class
     shuffle_pools: bool = False
 
     @property
@@ -32,42 +40,64 @@ class HeldOut(NamedTuple):
         return self.test_clients if self.left_out_client is None else 1
 
     def check(self, name: str, num_natural: int, in_groups: bool) -> None:
-        """Raises ValueError where that cannot be taken from the dataset `name` with `num_natural` clients."""
+        """Raise ValueError where that cannot be taken from the dataset `name` with
+        `num_natural` clients.
+        """
         if self.pools and in_groups:
-            raise ValueError(f"pools={self.pools} would part groups (patients, copies); use test_fraction instead")
+            raise ValueError(
+                f"pools={self.pools} would part groups (patients, copies); use test_fraction "
+                "instead"
+            )
         for argument in ("test_fraction", "client_test_fraction", "validation_fraction"):
             check_numbers("[0, 1)", **{argument: getattr(self, argument)})
         given = [
             f"{argument}={getattr(self, argument)}"
-            for argument in ("test_clients", "left_out_client", "test_fraction", "client_test_fraction", "pools")
+            for argument in (
+                "test_clients",
+                "left_out_client",
+                "test_fraction",
+                "client_test_fraction",
+                "pools",
+            )
             if getattr(self, argument) != self._field_defaults[argument]
         ]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)}: give only one of them")
         if self.balanced_test and given:
-            raise ValueError(f"balanced_test draws from the dataset's own test examples; leave it or {given[0]} out")
+            raise ValueError(
+                "balanced_test draws from the dataset's own test examples; leave it or "
+                f"{given[0]} out"
+            )
         if self.pools is not None:
             self._check_pool_sizes()
         have = f"has {num_natural}" if num_natural else "has no natural clients"
         if self.test_clients and not 0 < self.test_clients < num_natural:
-            raise ValueError(f"test_clients={self.test_clients}, but dataset {name!r} {have}; at least one must train")
+            raise ValueError(
+                f"test_clients={self.test_clients}, but dataset {name!r} {have}; at least one "
+                "must train"
+            )
         if self.left_out_client is not None and num_natural < 2:
-            raise ValueError(f"left_out_client is given, but dataset {name!r} {have}; at least one other must train")
+            raise ValueError(
+                f"left_out_client is given, but dataset {name!r} {have}; at least one other must "
+                "train"
+            )
 
     def _check_pool_sizes(self) -> None:
         sizes = tuple(self.pools or ())
         if len(sizes) != 3:
-            raise ValueError(f"pools is {sizes}; give training, validation and test examples of every class")
+            raise ValueError(
+                f"pools is {sizes}; give training, validation and test examples of every class"
+            )
         check_whole_numbers(1, **{"pools[0]": sizes[0], "pools[2]": sizes[2]})
         check_whole_numbers(0, **{"pools[1]": sizes[1]})
         if self.validation_fraction:
             raise ValueError(
-                f"pools={sizes} and validation_fraction={self.validation_fraction}: give only one of them; the second "
-                "number of pools is the validation set's"
+                f"pools={sizes} and validation_fraction={self.validation_fraction}: give only one "
+                "of them; the second number of pools is the validation set's"
             )
 
     def check_pools(self, class_counts: Float[np.ndarray, " K"]) -> None:
-        """Raises ValueError where some class has fewer examples than the pools ask for."""
+        """Raise ValueError where some class has fewer examples than the pools ask for."""
         asked = tuple(self.pools or ())
         who = f"pools={asked} ask, of training and test examples together, for"
         check_class_counts(class_counts, sum(asked), who, "lower them")
@@ -80,7 +110,8 @@ class HeldOut(NamedTuple):
         Args:
             key: shuffles each class.
             labels: -1 = none; such examples are in no pool.
-            num_train: examples of the dataset's own training split, which come first unless pools are shuffled.
+            num_train: examples of the dataset's own training split, which come first unless pools
+                are shuffled.
 
         Returns:
             (held out, validation, test); of what is held out, the rest is unused.
@@ -90,40 +121,68 @@ class HeldOut(NamedTuple):
         late = (jnp.arange(labels.shape[0], dtype=jnp.int32) >= num_train).astype(jnp.int32)
         place = rank_within(key, jnp.where(known, labels, -1), None if self.shuffle_pools else late)
         held = known & (place >= train)
-        return held, held & (place < train + valid), held & (place >= train + valid) & (place < train + valid + test)
+        return (
+            held,
+            held & (place < train + valid),
+            held & (place >= train + valid) & (place < train + valid + test),
+        )
 
     def own_test_examples(self, dataset: Dataset) -> Int[np.ndarray, " t"]:
-        """Rows of the dataset's own test split that are test examples: all, or those of the client left out."""
+        """Rows of the dataset's own test split that are test examples: all, or those of the
+        client left out.
+        """
         if dataset.test is None and self.balanced_test:
-            raise ValueError(f"balanced_test draws from the dataset's own test examples; {dataset.name!r} has none")
-        if dataset.test is None or self.test_clients or self.test_fraction or self.client_test_fraction:
+            raise ValueError(
+                f"balanced_test draws from the dataset's own test examples; {dataset.name!r} has "
+                "none"
+            )
+        if (
+            dataset.test is None
+            or self.test_clients
+            or self.test_fraction
+            or self.client_test_fraction
+        ):
             return np.zeros(0, np.int64)
         if self.left_out_client is None:
             return np.arange(len(dataset.test))
         if dataset.train.client is None or dataset.test.client is None:
             return np.zeros(0, np.int64)
-        return np.flatnonzero(dataset.test.client == distinct(dataset.train.client)[self.left_out_client])
+        return np.flatnonzero(
+            dataset.test.client == distinct(dataset.train.client)[self.left_out_client]
+        )
 
     def unseen(self, key: Key[Array, ""], num_natural: int) -> Bool[Array, " G"]:
-        """Marks the natural clients that do not train, G of them counted."""
+        """Mark the natural clients that do not train, G of them counted."""
         if self.left_out_client is None:
             return rank_within(key, jnp.zeros(num_natural, jnp.int32)) < self.test_clients
         return jnp.arange(num_natural, dtype=jnp.int32) == self.left_out_client
 
     def share_of_clients(
-        self, key: Key[Array, ""], client: Int[Array, " N"], num_clients: int, group: Int[Array, " N"] | None
+        self,
+        key: Key[Array, ""],
+        client: Int[Array, " N"],
+        num_clients: int,
+        group: Int[Array, " N"] | None,
     ) -> Bool[Array, " N"]:
-        """The share of each client's examples that are its test examples; each keeps one at least."""
+        """Return the share of each client's examples that are its test examples; each keeps one at
+        least.
+        """
         size = count_groups(client, num_clients)
-        quota = jnp.floor(self.client_test_fraction * size.astype(jnp.float32) + 0.5).astype(jnp.int32)
+        quota = jnp.floor(self.client_test_fraction * size.astype(jnp.float32) + 0.5).astype(
+            jnp.int32
+        )
         quota = jnp.minimum(quota, size - 1)
         return draw_within(key, client, quota, group)
 
     def sizes_left(self, sizes: Bounds, taken: int, off: int) -> Bounds:
-        """Bounds of what a share `off` by so many leaves to clients of these sizes, and `taken` others at most."""
+        """Bounds of what a share `off` by so many leaves to clients of these sizes, and `taken`
+        others at most.
+        """
         if not self.client_test_fraction:
             return sizes
-        smallest, largest = (max(size - int(self.client_test_fraction * size + 0.5), 0) for size in sizes)
+        smallest, largest = (
+            max(size - int(self.client_test_fraction * size + 0.5), 0) for size in sizes
+        )
         # One less and one more, because the traced rule rounds in float32.
         return Bounds(max(smallest - 1 - taken - off, 0), min(largest + 1 + off, sizes.largest))
 
@@ -136,7 +195,8 @@ def stratified(
     share: float,
     in_group: Int[Array, " N"] | None = None,
 ) -> Bool[Array, " N"]:
-    """Draws a random share of the available labelled examples, the same of every class up to rounding.
+    """Draws a random share of the available labelled examples, the same of every class up to
+    rounding.
 
     Args:
         key: typed PRNG key.
@@ -151,7 +211,9 @@ def stratified(
     """
     group = jnp.where(available, labels, -1)
     counts = count_groups(group, num_classes)
-    total = jnp.floor(share * counts.sum(dtype=jnp.int32).astype(jnp.float32) + 0.5).astype(jnp.int32)
+    total = jnp.floor(share * counts.sum(dtype=jnp.int32).astype(jnp.float32) + 0.5).astype(
+        jnp.int32
+    )
     quota = largest_remainder(counts.astype(jnp.float32), total, named_key(key, "ties"))
     return draw_within(named_key(key, "rank"), group, quota, in_group)
 
@@ -159,9 +221,11 @@ def stratified(
 def balanced_test_examples(
     key: Key[Array, ""], labels: Int[np.ndarray, " t"], num_clients: int, num_classes: int
 ) -> tuple[Int[Array, " T"], Int[Array, " T"]]:
-    """Test examples for each client: floor(t / C / K) of every class, drawn anew from all of them (FedUL's code).
+    """Test examples for each client: floor(t / C / K) of every class, drawn anew from all of them
+    (FedUL's code).
 
-    Accuracy over the result is the mean over clients of the accuracy on class-balanced test sets, which overlap.
+    Accuracy over the result is the mean over clients of the accuracy on class-balanced test sets,
+    which overlap.
 
     Args:
         key: typed PRNG key.
@@ -176,8 +240,9 @@ def balanced_test_examples(
     counts = np.bincount(labels[labels >= 0], minlength=num_classes)
     if not each or counts.min() < each:
         raise ValueError(
-            f"balanced_test: {len(labels)} test examples for {num_clients} clients of {num_classes} classes make "
-            f"{each} each, and class {counts.argmin()} has {counts.min()}; use fewer clients, or balanced_test=False"
+            f"balanced_test: {len(labels)} test examples for {num_clients} clients of "
+            f"{num_classes} classes make {each} each, and class {counts.argmin()} has "
+            f"{counts.min()}; use fewer clients, or balanced_test=False"
         )
 
     def draw(client: Int[Array, ""]) -> Int[Array, " n"]:
@@ -191,13 +256,14 @@ def balanced_test_examples(
 def clients_of_own_test(
     dataset: Dataset, rows: Int[np.ndarray, " t"], holder: Int[Array, " N"], num_clients: int
 ) -> tuple[Int[Array, " t"], int]:
-    """Returns whose the dataset's own test examples are, where clients are natural.
+    """Return whose the dataset's own test examples are, where clients are natural.
 
     Args:
         dataset: with a test split.
         rows: rows of the test split.
         holder: the client that has each training example, -1 = nobody.
-        num_clients: clients there are already; those who have test examples only are numbered from here on.
+        num_clients: clients there are already; those who have test examples only are numbered from
+            here on.
 
     Returns:
         The client of each row, -1 = nobody's; how many clients have test examples only.

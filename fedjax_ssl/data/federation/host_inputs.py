@@ -1,8 +1,10 @@
-"""Examples that stay on the host: devices get those that the coming rounds read, under their own row numbers.
+"""Examples that stay on the host: devices get those that the coming rounds read, under their own
+row numbers.
 
-The tables of a federation are the same wherever its examples are; only `FederatedData.inputs` differs. Where several
-devices share the cohorts, each has the examples of the clients that it trains and no others. What a round reads
-outside local training, such as the points of a graph of the cohort, is fetched from the device that has it.
+The tables of a federation are the same wherever its examples are; only `FederatedData.inputs`
+differs. Where several devices share the cohorts, each has the examples of the clients that it
+trains and no others. What a round reads outside local training, such as the points of a graph of
+the cohort, is fetched from the device that has it.
 """
 
 import dataclasses
@@ -27,14 +29,20 @@ class NotOnDevice(ValueError):
     """Raised when code reads examples that are not on the device."""
 
     def __init__(self) -> None:
-        super().__init__("a round looks at the examples of all clients, of which only the cohort's are on the device")
+        super().__init__(
+            "a round looks at the examples of all clients, of which only the cohort's are on the "
+            "device"
+        )
 
 
 class NotLoaded:
-    """A table of rows whose examples are not on the device: it has a shape, and any other use is refused."""
+    """A table of rows whose examples are not on the device: it has a shape, and any other use is
+    refused.
+    """
 
     def __init__(self, shape: tuple[int, ...]):
-        self.shape, self.ndim = shape, len(shape)
+        self.shape = shape
+        self.ndim = len(shape)
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("_"):  # what Python and JAX try on anything
@@ -51,23 +59,29 @@ class Drawn(NamedTuple):
     first: Int[Array, ""]  # number of the first round, counted from the beginning of the run
     ids: Int[Array, "rounds p"]  # clients, as `fedjax_ssl.federated.Cohort` has them
     valid: Bool[Array, "rounds p"]  # False in slots without a client
-    order: Int[Array, "rounds q"] | None = None  # slots of each device in turn, where several devices share a cohort
+    order: Int[Array, "rounds q"] | None = None
+    # ^ slots of each device in turn, where several devices share a cohort
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LoadedInputs:
-    """Inputs of N examples of which M are on a device: `inputs[rows]` as of the whole array, for rows that are there.
+    """Inputs of N examples of which M are on a device: `inputs[rows]` as of the whole array, for
+    rows that are there.
 
-    It stands where an array of all inputs would. A row that is not there gives another example, so the caller must know
-    which are there. Code that takes it for a whole array, such as `jnp.isfinite(inputs)`, raises `NotOnDevice`. With a
-    mesh every read is an exchange that all of its devices have to make, and gives the same values on each of them.
+    It stands where an array of all inputs would. A row that is not there gives another example, so
+    the caller must know which are there. Code that takes it for a whole array, such as
+    `jnp.isfinite(inputs)`, raises `NotOnDevice`. With a mesh every read is an exchange that all of
+    its devices have to make, and gives the same values on each of them.
     """
 
     values: Array  # [M, ...]; with a mesh [devices, M, ...]
-    place: Int[Array, " N"]  # place of every row in `values`, 0 for rows that are not there; with a mesh [devices, N]
-    drawn: Drawn | None = None  # cohorts whose examples are there, so that rounds do not draw others; None: none
-    mesh: Mesh | None = dataclasses.field(default=None, metadata={"static": True})  # devices with examples of their own
+    place: Int[Array, " N"]
+    # ^ place of every row in `values`, 0 for rows that are not there; with a mesh [devices, N]
+    drawn: Drawn | None = None
+    # ^ cohorts whose examples are there, so that rounds do not draw others; None: none
+    mesh: Mesh | None = dataclasses.field(default=None, metadata={"static": True})
+    # ^ devices with examples of their own
 
     def __getitem__(self, rows: Any) -> Array:
         if isinstance(rows, NotLoaded):
@@ -78,7 +92,11 @@ class LoadedInputs:
             rows = jnp.arange(self.shape[0], dtype=jnp.int32)[rows]
         everywhere = PartitionSpec()
         fetch = jax.shard_map(
-            _fetch, mesh=self.mesh, in_specs=(self.specs(), everywhere), out_specs=everywhere, check_vma=False
+            _fetch,
+            mesh=self.mesh,
+            in_specs=(self.specs(), everywhere),
+            out_specs=everywhere,
+            check_vma=False,
         )
         found: Array = fetch(self, jnp.asarray(rows))
         return found
@@ -124,13 +142,18 @@ def _fetch(inputs: LoadedInputs, rows: Int[Array, "*shape"]) -> Array:
     bits = values
     if not jnp.issubdtype(values.dtype, jnp.unsignedinteger):
         bits = jax.lax.bitcast_convert_type(values, jnp.dtype(f"uint{8 * values.dtype.itemsize}"))
-    found = jnp.where(there.reshape(*there.shape, *[1] * (bits.ndim - there.ndim)), bits, jnp.zeros_like(bits))
+    found = jnp.where(
+        there.reshape(*there.shape, *[1] * (bits.ndim - there.ndim)), bits, jnp.zeros_like(bits)
+    )
     found = jax.lax.pmax(found, inputs.mesh.axis_names)
-    return found if found.dtype == values.dtype else jax.lax.bitcast_convert_type(found, values.dtype)
+    return (
+        found if found.dtype == values.dtype else jax.lax.bitcast_convert_type(found, values.dtype)
+    )
 
 
 class HostInputs:
-    """Inputs of a dataset where they lie, for example in files that are memory-mapped; they are never copied whole.
+    """Inputs of a dataset where they lie, for example in files that are memory-mapped; they are
+    never copied whole.
 
     Args:
         dataset: its arrays are kept as they are; training rows come first, as in `federate`.
@@ -141,7 +164,8 @@ class HostInputs:
         # Reading rows of an array in another order would copy all of it every time.
         self._parts = [np.require(split.x, requirements="C") for split in splits]
         self._starts = np.cumsum([0, *map(len, self._parts)])
-        self.shape, self.dtype = (int(self._starts[-1]), *dataset.input_shape), self._parts[0].dtype
+        self.shape = (int(self._starts[-1]), *dataset.input_shape)
+        self.dtype = self._parts[0].dtype
 
     @property
     def nbytes(self) -> int:
@@ -150,7 +174,9 @@ class HostInputs:
 
     @property
     def in_memory(self) -> int:
-        """Bytes of the training inputs, if all are in this process's memory because their source did not map a file."""
+        """Bytes of the training inputs, if all are in this process's memory because their source
+        did not map a file.
+        """
         return 0 if _is_mapped(self._parts[0]) else self._parts[0].nbytes
 
     def bytes_of(self, rows: int) -> int:
@@ -169,7 +195,9 @@ class HostInputs:
         """
         values = np.zeros((width, *self.shape[1:]), self.dtype)
         cuts = np.searchsorted(rows, self._starts)
-        for part, start, first, last in zip(self._parts, self._starts[:-1], cuts[:-1], cuts[1:], strict=True):
+        for part, start, first, last in zip(
+            self._parts, self._starts[:-1], cuts[:-1], cuts[1:], strict=True
+        ):
             if first < last:  # with "clip" NumPy writes in place, without a copy between
                 np.take(part, rows[first:last] - start, axis=0, out=values[first:last], mode="clip")
         return values
@@ -191,21 +219,26 @@ def load_examples(
     drawn: Drawn | None = None,
     mesh: Mesh | None = None,
 ) -> LoadedInputs:
-    """Bring the test, validation and server examples to the devices, and the training examples of some clients.
+    """Bring the test, validation and server examples to the devices, and the training examples of
+    some clients.
 
     Args:
         host: inputs of the dataset.
         federation: with concrete tables; its inputs are not looked at.
-        clients: clients of each device of the mesh, from `clients_of_devices`; without a mesh those of the one device.
-        width: number of training examples that a device has room for, so that all blocks have one shape.
+        clients: clients of each device of the mesh, from `clients_of_devices`; without a mesh those
+            of the one device.
+        width: number of training examples that a device has room for, so that all blocks have one
+            shape.
         drawn: cohorts of the rounds that the examples are for.
-        mesh: devices that have examples of their own, of all processes; each process reads those of its devices.
+        mesh: devices that have examples of their own, of all processes; each process reads those of
+            its devices.
 
     Returns:
         M = test, validation and server examples + `width` of them.
     """
     always = _rows_for_evaluation(federation)
-    table, sizes = np.asarray(federation.index), np.asarray(federation.num_examples)
+    table = np.asarray(federation.index)
+    sizes = np.asarray(federation.num_examples)
 
     def rows_of(device: int) -> Int[np.ndarray, " m"]:
         if not clients:
@@ -218,7 +251,8 @@ def load_examples(
 
     def places_of(device: int) -> Int[np.ndarray, " N"]:
         rows = rows_of(device)
-        places = np.zeros(federation.labels.shape[0], np.int32)  # the dataset's own test split may be left out
+        # the dataset's own test split may be left out
+        places = np.zeros(federation.labels.shape[0], np.int32)
         places[rows] = np.arange(len(rows), dtype=np.int32)
         return places
 
@@ -237,9 +271,14 @@ def load_examples(
 
 
 def _rows_for_evaluation(federation: FederatedData) -> Int[np.ndarray, " m"]:
-    """Rows of test, validation and server examples, and row 0, to which padding points; in increasing order."""
+    """Rows of test, validation and server examples, and row 0, to which padding points; in
+    increasing order.
+    """
     kinds = ("test", "valid", "server")
-    rows = [real_rows(getattr(federation, f"{kind}_index"), getattr(federation, f"num_{kind}")) for kind in kinds]
+    rows = [
+        real_rows(getattr(federation, f"{kind}_index"), getattr(federation, f"num_{kind}"))
+        for kind in kinds
+    ]
     return np.union1d(np.zeros(1, np.int64), np.concatenate(rows))
 
 
@@ -256,11 +295,14 @@ def clients_of_devices(drawn: Drawn, num_devices: int = 1) -> list[Int[np.ndarra
         drawn: with `order` where several devices share a cohort.
         num_devices: number of devices that share a cohort.
     """
-    ids, valid = np.asarray(drawn.ids), np.asarray(drawn.valid)
+    ids = np.asarray(drawn.ids)
+    valid = np.asarray(drawn.valid)
     if drawn.order is None:
         return [np.unique(ids[valid])]
     order = np.asarray(drawn.order)
     empty = ((0, 0), (0, order.shape[1] - ids.shape[1]))
     ids, there = (np.take_along_axis(np.pad(x, empty), order, axis=1) for x in (ids, valid))
-    shares = zip(np.split(ids, num_devices, axis=1), np.split(there, num_devices, axis=1), strict=True)
+    shares = zip(
+        np.split(ids, num_devices, axis=1), np.split(there, num_devices, axis=1), strict=True
+    )
     return [np.unique(mine[real]) for mine, real in shares]

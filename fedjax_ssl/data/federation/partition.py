@@ -1,9 +1,10 @@
 """Who holds which training example.
 
-Every partition is written with ranks and counts instead of loops over examples, so that it can be traced: the same
-function runs on one key or inside `jit(vmap(...))` over many. Shapes: N training examples, C clients, K classes.
-Examples that are not in the pool (held out for test, validation or the server) get client -1; examples without a class
-label (label -1 in the dataset) are dealt evenly to all clients whatever the partition does with the classes.
+Every partition is written with ranks and counts instead of loops over examples, so that it can be
+traced: the same function runs on one key or inside `jit(vmap(...))` over many. Shapes: N training
+examples, C clients, K classes. Examples that are not in the pool (held out for test, validation or
+the server) get client -1; examples without a class label (label -1 in the dataset) are dealt evenly
+to all clients whatever the partition does with the classes.
 """
 
 from typing import Annotated
@@ -14,7 +15,13 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from fedjax_ssl.checks import In, Whole
-from fedjax_ssl.data.federation.dealing import count_groups, equal_part, largest_remainder, level, rank_within
+from fedjax_ssl.data.federation.dealing import (
+    count_groups,
+    equal_part,
+    largest_remainder,
+    level,
+    rank_within,
+)
 from fedjax_ssl.data.federation.pool import (
     Bounds,
     Facts,
@@ -30,7 +37,9 @@ from fedjax_ssl.registry import Registry
 
 
 def natural() -> Partition:
-    """The dataset's own clients; with fewer `num_clients` a random subset, the rest of the data unused."""
+    """Return the dataset's own clients; with fewer `num_clients` a random subset, the rest of the
+    data unused.
+    """
 
     def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
         chosen = jnp.arange(pool.facts.num_natural, dtype=jnp.int32)
@@ -41,12 +50,17 @@ def natural() -> Partition:
         return jnp.where(pool.available & (pool.natural >= 0), number[pool.natural], -1)
 
     return Partition(
-        assign, lambda facts: Bounds(max(0, min(facts.natural_sizes) - facts.removed), max(facts.natural_sizes))
+        assign,
+        lambda facts: Bounds(
+            max(0, min(facts.natural_sizes) - facts.removed), max(facts.natural_sizes)
+        ),
     )
 
 
 def iid() -> Partition:
-    """Stratified equal parts: client sizes and every class's counts differ by at most one between clients."""
+    """Stratified equal parts: client sizes and every class's counts differ by at most one
+    between clients.
+    """
 
     def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
         group = class_or_unlabelled(pool)
@@ -59,7 +73,9 @@ def iid() -> Partition:
 
 
 def random() -> Partition:
-    """Equal parts drawn at random whatever the classes, as in SemiFL and FedUL; a rest below one each is unused."""
+    """Equal parts drawn at random whatever the classes, as in SemiFL and FedUL; a rest below one
+    each is unused.
+    """
 
     def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
         rank = rank_within(key, jnp.where(pool.available, 0, -1))
@@ -67,7 +83,10 @@ def random() -> Partition:
         client = rank // jnp.maximum(size, 1)
         return jnp.where(pool.available & (client < pool.facts.num_clients), client, -1)
 
-    return Partition(assign, lambda facts: Bounds(facts.least // facts.num_clients, facts.most // facts.num_clients))
+    return Partition(
+        assign,
+        lambda facts: Bounds(facts.least // facts.num_clients, facts.most // facts.num_clients),
+    )
 
 
 def dirichlet(
@@ -76,18 +95,19 @@ def dirichlet(
     max_examples: Annotated[int | None, Whole()] = None,
     skip_full: bool = False,
 ) -> Partition:
-    """Each class is split over the clients with shares drawn from Dir(alpha) (Yurochkin et al., ICML 2019).
+    """Each class is split over the clients with shares drawn from Dir(alpha) (Yurochkin et al.,
+    ICML 2019).
 
-    Drawing again until every client has enough can loop for ever; here clients below `min_examples` get
-    examples from those above instead.
+    Drawing again until every client has enough can loop for ever; here clients below `min_examples`
+    get examples from those above instead.
 
     Args:
         alpha: concentration, small = uneven.
         min_examples: the least that every client has.
-        max_examples: the most that a client may have. Without it the tables of a traced call must allow for
-            one client that has nearly everything.
-        skip_full: classes are dealt in turn, and of the next one a client that holds an equal part of all examples or
-            more gets nothing (SemiFL, FedMT).
+        max_examples: the most that a client may have. Without it the tables of a traced call must
+            allow for one client that has nearly everything.
+        skip_full: classes are dealt in turn, and of the next one a client that holds an equal part
+            of all examples or more gets nothing (SemiFL, FedMT).
     """
 
     def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
@@ -115,8 +135,8 @@ def dirichlet(
         if max_examples * facts.num_clients < facts.most or max_examples < min_examples:
             raise ValueError(
                 f"max_examples={max_examples} for {facts.num_clients} clients holds "
-                f"{max_examples * facts.num_clients} of up to {facts.most} training examples; raise it to at "
-                f"least {max(min_examples, -(-facts.most // facts.num_clients))}"
+                f"{max_examples * facts.num_clients} of up to {facts.most} training examples; "
+                f"raise it to at least {max(min_examples, -(-facts.most // facts.num_clients))}"
             )
         return Bounds(min_examples, max_examples)
 
@@ -124,10 +144,12 @@ def dirichlet(
 
 
 def dirichlet_balanced(alpha: Annotated[float, In("(0, inf)")]) -> Partition:
-    """Clients of equal size whose class mixes are drawn from Dir(alpha * class frequencies) (Hsu et al., 2019).
+    """Clients of equal size whose class mixes are drawn from Dir(alpha * class frequencies) (Hsu et
+    al., 2019).
 
-    Where the original lets clients draw in turn until classes run out, so that the last clients get leftovers, all
-    mixes are scaled together to the class totals and to equal sizes (iterative proportional fitting).
+    Where the original lets clients draw in turn until classes run out, so that the last clients get
+    leftovers, all mixes are scaled together to the class totals and to equal sizes (iterative
+    proportional fitting).
 
     Args:
         alpha: total concentration; small = uneven.
@@ -149,7 +171,8 @@ def dirichlet_balanced(alpha: Annotated[float, In("(0, inf)")]) -> Partition:
 
 
 def shards(shards_per_client: Annotated[int, Whole()] = 2) -> Partition:
-    """Examples sorted by label and cut into equal shards; each client gets some at random (McMahan et al., 2017).
+    """Examples sorted by label and cut into equal shards; each client gets some at random (McMahan
+    et al., 2017).
 
     Args:
         shards_per_client: number of shards of a client; it sees about as many classes.
@@ -171,15 +194,20 @@ def shards(shards_per_client: Annotated[int, Whole()] = 2) -> Partition:
         most = sum(facts.class_counts)
         least = max(facts.least - facts.num_unlabelled, 0)
         unlabelled = -(-facts.num_unlabelled // facts.num_clients)
-        return Bounds(least // num_shards * shards_per_client, -(-most // num_shards) * shards_per_client + unlabelled)
+        return Bounds(
+            least // num_shards * shards_per_client,
+            -(-most // num_shards) * shards_per_client + unlabelled,
+        )
 
     return Partition(assign, bounds)
 
 
 def classes_per_client(classes: Annotated[int, Whole()] = 2) -> Partition:
-    """Every client has exactly `classes` classes, every class goes to equally many clients (to within one).
+    """Every client has exactly `classes` classes, every class goes to equally many clients (to
+    within one).
 
-    Only classes with examples in the dataset take part. A class's examples are split evenly over its clients.
+    Only classes with examples in the dataset take part. A class's examples are split evenly over
+    its clients.
 
     Args:
         classes: number of classes of a client.
@@ -188,11 +216,13 @@ def classes_per_client(classes: Annotated[int, Whole()] = 2) -> Partition:
     def present_in(facts: Facts) -> np.ndarray:
         present = np.flatnonzero(np.asarray(facts.class_counts))
         if classes > present.size:
-            raise ValueError(f"classes={classes} per client, but the training data have {present.size} classes")
+            raise ValueError(
+                f"classes={classes} per client, but the training data have {present.size} classes"
+            )
         if facts.num_clients * classes < present.size:
             raise ValueError(
-                f"{facts.num_clients} clients with {classes} classes each cannot hold all {present.size} "
-                "classes; raise classes or num_clients"
+                f"{facts.num_clients} clients with {classes} classes each cannot hold all "
+                f"{present.size} classes; raise classes or num_clients"
             )
         return present
 
@@ -209,14 +239,19 @@ def classes_per_client(classes: Annotated[int, Whole()] = 2) -> Partition:
         present = present_in(facts)
         fewest_users = facts.num_clients * classes // present.size
         parts = np.sort(-(-np.asarray(facts.class_counts)[present] // fewest_users))
-        return Bounds(0, int(parts[-classes:].sum()) + -(-facts.num_unlabelled // facts.num_clients))
+        return Bounds(
+            0, int(parts[-classes:].sum()) + -(-facts.num_unlabelled // facts.num_clients)
+        )
 
     return Partition(assign, bounds)
 
 
 _GENERAL = (natural, iid, random, dirichlet, dirichlet_balanced, shards, classes_per_client)
 PARTITIONS: Registry[Partition] = Registry(
-    "partition", {rule.__name__: rule for rule in (*_GENERAL, *PUBLISHED)}, common={"num_clients": int}, makes=Partition
+    "partition",
+    {rule.__name__: rule for rule in (*_GENERAL, *PUBLISHED)},
+    common={"num_clients": int},
+    makes=Partition,
 )
 
 
@@ -226,7 +261,9 @@ def _permutation(key: Key[Array, ""], size: int) -> Int[Array, " size"]:
 
 @jax.jit
 def _skip_full(shares: Float[Array, "K C"], totals: Int[Array, " K"]) -> Float[Array, "K C"]:
-    """Returns how many of every class each client gets, where those that hold an equal part by then get none."""
+    """Return how many of every class each client gets, where those that hold an equal part by
+    then get none.
+    """
     num_clients = shares.shape[1]
     full = -(-totals.sum(dtype=jnp.int32) // num_clients)
 
@@ -235,12 +272,16 @@ def _skip_full(shares: Float[Array, "K C"], totals: Int[Array, " K"]) -> Float[A
         counts = largest_remainder(jnp.where(held < full, jnp.maximum(row[0], 1e-30), 0.0), row[1])
         return held + counts, counts
 
-    return jax.lax.scan(deal_class, jnp.zeros(num_clients, jnp.int32), (shares, totals))[1].astype(jnp.float32)
+    return jax.lax.scan(deal_class, jnp.zeros(num_clients, jnp.int32), (shares, totals))[1].astype(
+        jnp.float32
+    )
 
 
 @jax.jit
 def _fit_margins(mixes: Float[Array, "C K"], totals: Float[Array, " K"]) -> Float[Array, "C K"]:
-    """Scales columns to add up to `totals` and rows to equal parts, in turn (Deming and Stephan, 1940)."""
+    """Scales columns to add up to `totals` and rows to equal parts, in turn (Deming and Stephan,
+    1940).
+    """
 
     def fit(_: Int[Array, ""], table: Float[Array, "C K"]) -> Float[Array, "C K"]:
         table = table * (totals / table.sum(axis=0))
@@ -250,11 +291,14 @@ def _fit_margins(mixes: Float[Array, "C K"], totals: Float[Array, " K"]) -> Floa
     return jax.lax.fori_loop(0, 50, fit, jnp.maximum(mixes, 1e-9))
 
 
-def _balanced_choice(key: Key[Array, ""], num_classes: int, num_clients: int, classes: int) -> Int[Array, "C m"]:
+def _balanced_choice(
+    key: Key[Array, ""], num_classes: int, num_clients: int, classes: int
+) -> Int[Array, "C m"]:
     """`classes` different classes for every client, every class equally often to within one.
 
-    Random permutations of all classes are laid end to end and cut into clients. A client whose cut lies
-    across two permutations already has some classes from the first; the second then starts with others.
+    Random permutations of all classes are laid end to end and cut into clients. A client whose cut
+    lies across two permutations already has some classes from the first; the second then starts
+    with others.
     """
     cycles = -(-num_clients * classes // num_classes)
     keys = jax.vmap(lambda cycle: jax.random.fold_in(key, cycle))(jnp.arange(cycles))
@@ -263,7 +307,11 @@ def _balanced_choice(key: Key[Array, ""], num_classes: int, num_clients: int, cl
 
     def lay(previous: Int[Array, " K"], step: tuple[Key[Array, ""], Int[Array, ""]]):
         key, carry = step
-        taken = jnp.zeros(num_classes, jnp.int32).at[previous].set((place >= num_classes - carry).astype(jnp.int32))
+        taken = (
+            jnp.zeros(num_classes, jnp.int32)
+            .at[previous]
+            .set((place >= num_classes - carry).astype(jnp.int32))
+        )
         head_key, tail_key = jax.random.split(key)
         first = rank_within(head_key, jnp.zeros_like(place), taken)
         later = (first >= classes - carry).astype(jnp.int32)

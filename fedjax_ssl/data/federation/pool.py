@@ -1,4 +1,5 @@
-"""The contract of partitions and supervisions: examples to deal, examples as dealt, and rules that several share.
+"""The contract of partitions and supervisions: examples to deal, examples as dealt, and rules that
+several share.
 
 Shapes: N training examples, C clients, K classes, E entries dealt to clients.
 """
@@ -37,7 +38,8 @@ class Facts(NamedTuple):
     num_classes: int
     class_counts: tuple[int, ...]  # [K] examples of each class, at most
     num_unlabelled: int  # examples without a label, at most
-    natural_sizes: tuple[int, ...]  # sizes of all natural clients, before anything is held out; () = none exist
+    natural_sizes: tuple[int, ...]
+    # ^ sizes of all natural clients, before anything is held out; () = none exist
     num_natural: int  # G, natural clients that are not held out
     least: int  # examples in the pool, at least
     most: int  # and at most
@@ -52,7 +54,9 @@ class Bounds(NamedTuple):
 
 
 class Again(NamedTuple):
-    """Examples that have a holder and are dealt once more, M times in all: to another client, or to the same one."""
+    """Examples that have a holder and are dealt once more, M times in all: to another client, or
+    to the same one.
+    """
 
     client: Int[Array, " M"]  # -1 = nothing is dealt
     row: Int[Array, " M"]  # row of the training examples
@@ -63,10 +67,12 @@ class Partition(NamedTuple):
 
     assign: Callable[[Key[Array, ""], Pool], Int[Array, " N"]]
     bounds: Callable[[Facts], Bounds]
-    parts: int = 1  # in which clients' unlabelled examples come, see `fedjax_ssl.data.federation.streaming`
+    parts: int = 1
+    # ^ in which clients' unlabelled examples come, see `fedjax_ssl.data.federation.streaming`
     rounds_per_part: int | None = None  # None: rounds of the run // parts
     labelled: Callable[[Key[Array, ""], Pool], Bool[Array, " N"]] | None = None
-    # ^ (the key of `assign`, pool) -> examples that were dealt as labelled ones, for the supervision "dealt"
+    # ^ (the key of `assign`, pool) -> examples that were dealt as labelled ones, for the
+    # supervision "dealt"
     again: Callable[[Key[Array, ""], Pool], Again] | None = None
     # ^ (the key of `assign`, pool) -> examples that are dealt again; `bounds` counts them too
 
@@ -77,7 +83,8 @@ class Entries(NamedTuple):
     client: Int[Array, " E"]  # -1 = no entry
     row: Int[Array, " E"]  # row of the training examples
     observation: Int[Array, " E"]  # -1 = none
-    labelled: Bool[Array, " E"] | None = None  # the client sees the class label of this entry; None: not decided yet
+    labelled: Bool[Array, " E"] | None = None
+    # ^ the client sees the class label of this entry; None: not decided yet
 
 
 class OwnWeakLabels(NamedTuple):
@@ -85,20 +92,25 @@ class OwnWeakLabels(NamedTuple):
 
     coarse: Int[np.ndarray, " N"] | None = None
     num_coarse: int = 0
-    correspondence: Float[np.ndarray, "*G J K"] | None = None  # P(coarse label | class); None: nobody knows it
+    correspondence: Float[np.ndarray, "*G J K"] | None = None
+    # ^ P(coarse label | class); None: nobody knows it
     sets: Int[np.ndarray, " N"] | None = None  # numbered within each natural client, -1 = in no set
-    set_shares: Float[np.ndarray, "G O K"] | None = None  # class shares of each natural client's sets, 0 on padding
+    set_shares: Float[np.ndarray, "G O K"] | None = None
+    # ^ class shares of each natural client's sets, 0 on padding
 
 
 class Holdings(NamedTuple):
-    """The dealt training examples, before anything is hidden; those that are dealt again follow the N others."""
+    """The dealt training examples, before anything is hidden; those that are dealt again follow
+    the N others.
+    """
 
     client: Int[Array, " N"]  # -1 = nobody's
     labels: Int[Array, " N"]  # -1 = no label exists
     members: Bool[Array, " C"]  # clients that a rule is about
     num_classes: int
     own: OwnWeakLabels = OwnWeakLabels()
-    labelled: Bool[Array, " N"] | None = None  # dealt as labelled ones, by a partition that tells them apart
+    labelled: Bool[Array, " N"] | None = None
+    # ^ dealt as labelled ones, by a partition that tells them apart
 
     @property
     def eligible(self) -> Bool[Array, " N"]:
@@ -128,10 +140,13 @@ def check_class_counts(
     Raises:
         ValueError: some class has fewer examples.
     """
-    for kind, (wanted, there) in enumerate(zip(np.resize(asked, len(class_counts)), class_counts, strict=True)):
+    for kind, (wanted, there) in enumerate(
+        zip(np.resize(asked, len(class_counts)), class_counts, strict=True)
+    ):
         if wanted > there:
             raise ValueError(
-                f"{who} {wanted} examples of class {kind}, but there are {int(there)} to take them from; {what_to_do}"
+                f"{who} {wanted} examples of class {kind}, but there are {int(there)} to take "
+                f"them from; {what_to_do}"
             )
 
 
@@ -141,8 +156,12 @@ def class_or_unlabelled(pool: Pool) -> Int[Array, " N"]:
     return jnp.where(pool.available, group, -1)
 
 
-def deal_classes(key: Key[Array, ""], pool: Pool, shares: Float[Array, "C K"], balanced: int = 0) -> Int[Array, " N"]:
-    """Splits every class by its column of `shares`, after `balanced` examples of it for every client."""
+def deal_classes(
+    key: Key[Array, ""], pool: Pool, shares: Float[Array, "C K"], balanced: int = 0
+) -> Int[Array, " N"]:
+    """Split every class by its column of `shares`, after `balanced` examples of it for every
+    client.
+    """
     num_clients, num_classes = shares.shape
     group = class_or_unlabelled(pool)
     totals = count_groups(group, num_classes + 1)

@@ -1,7 +1,8 @@
-"""Partitions of single papers: FedMatch, ProtoFSSL, FedUL, FedRGD and SAGE; `partition.py` has the general ones.
+"""Partitions of single papers: FedMatch, ProtoFSSL, FedUL, FedRGD and SAGE; `partition.py` has the
+general ones.
 
-Sources: the papers and their published code, named with each partition. Shapes: N training examples, C clients, K
-classes, B bases of several clients each.
+Sources: the papers and their published code, named with each partition. Shapes: N training
+examples, C clients, K classes, B bases of several clients each.
 """
 
 from collections.abc import Sequence
@@ -36,35 +37,49 @@ from fedjax_ssl.data.federation.pool import (
 from fedjax_ssl.keys import named_key
 
 FEDMATCH_SHARES = (244, 73, 15, 15, 15, 10, 15, 15, 15, 73)
-FEDMATCH_MATRIX = np.stack([np.roll((0.5, 0.15, 0.03, 0.03, 0.03, 0.02, 0.03, 0.03, 0.03, 0.15), i) for i in range(10)])
+FEDMATCH_MATRIX = np.stack(
+    [np.roll((0.5, 0.15, 0.03, 0.03, 0.03, 0.02, 0.03, 0.03, 0.03, 0.15), i) for i in range(10)]
+)
 
 
 def circulant(
-    shares: Annotated[Sequence[float], In()] = FEDMATCH_SHARES, balanced: Annotated[int, Whole(0)] = 0
+    shares: Annotated[Sequence[float], In()] = FEDMATCH_SHARES,
+    balanced: Annotated[int, Whole(0)] = 0,
 ) -> Partition:
-    """FedMatch's non-iid matrix: client c prefers class c mod K, with a share that depends on (k - c) mod K.
+    """FedMatch's non-iid matrix: client c prefers class c mod K, with a share that depends on (k -
+    c) mod K.
 
-    The default is the ten-class matrix of FedMatch (Jeong et al., ICLR 2021) in the whole numbers of
-    ProtoFSSL, whose CIFAR-10 split is `balanced=5` with 5,400 training images of every class and 100 clients.
+    The default is the ten-class matrix of FedMatch (Jeong et al., ICLR 2021) in the whole numbers
+    of ProtoFSSL, whose CIFAR-10 split is `balanced=5` with 5,400 training images of every class and
+    100 clients.
 
     Args:
-        shares: [K] non-negative, in any scale: weight of class k for a client of type t at offset (k - t) mod K.
-        balanced: number of examples of every class that every client is given first, as far as they go; in the
-            papers these are the labelled ones.
+        shares: [K] non-negative, in any scale: weight of class k for a client of type t at offset
+            (k - t) mod K.
+        balanced: number of examples of every class that every client is given first, as far as they
+            go; in the papers these are the labelled ones.
     """
     weights = np.asarray(shares, np.float64)
     if weights.ndim != 1 or weights.sum() <= 0:
-        raise ValueError(f"shares must be K non-negative numbers, not all zero; got {tuple(shares)}")
+        raise ValueError(
+            f"shares must be K non-negative numbers, not all zero; got {tuple(shares)}"
+        )
 
     def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
-        return deal_classes(key, pool, jnp.asarray(_by_offset(pool.facts, "shares", weights), jnp.float32), balanced)
+        return deal_classes(
+            key, pool, jnp.asarray(_by_offset(pool.facts, "shares", weights), jnp.float32), balanced
+        )
 
     def bounds(facts: Facts) -> Bounds:
         table = _by_offset(facts, "shares", weights)
         mass = table.sum(axis=0)
         table = np.where(mass > 0, table / np.where(mass > 0, mass, 1.0), 1.0 / facts.num_clients)
-        # One more per class than the exact quota covers the rounding; the evenly dealt part is at most `balanced`.
-        sizes = np.ceil(table * np.asarray(facts.class_counts)).sum(axis=1) + facts.num_classes * balanced
+        # One more per class than the exact quota covers the rounding; the evenly dealt part is at
+        # most `balanced`.
+        sizes = (
+            np.ceil(table * np.asarray(facts.class_counts)).sum(axis=1)
+            + facts.num_classes * balanced
+        )
         largest = int(sizes.max()) + -(-facts.num_unlabelled // facts.num_clients)
         return Bounds(0, min(largest, facts.most))
 
@@ -78,33 +93,39 @@ def fedmatch(
     parts: Annotated[int, Whole()] = 1,
     rounds_per_part: Annotated[int | None, Whole()] = None,
 ) -> Partition:
-    """FedMatch's tasks: `balanced` examples of every class for each client, and a share of the others.
+    """FedMatch's tasks: `balanced` examples of every class for each client, and a share of the
+    others.
 
-    IID: floor(rest / C) of what is left of every class. Non-IID: client c draws floor(all that is left / C) classes
-    from row c mod R of a matrix, and clients in turn take an example of the class for each draw, as long as there are
-    any: some examples are then at no client, and the last clients have fewer (Jeong et al., ICLR 2021; the authors'
-    code).
+    IID: floor(rest / C) of what is left of every class. Non-IID: client c draws floor(all that is
+    left / C) classes from row c mod R of a matrix, and clients in turn take an example of the class
+    for each draw, as long as there are any: some examples are then at no client, and the last
+    clients have fewer (Jeong et al., ICLR 2021; the authors' code).
 
     Args:
         noniid: which of the two.
-        balanced: in the paper the labelled examples of clients, 5 of a class, beside supervision `per_class`. 0 with
-            the labels at the server.
-        matrix: [R, K], rows sum to 1; for ten classes the paper's by default: row 0 is (.50, .15, .03, .03, .03, .02,
-            .03, .03, .03, .15), and every other one is the row before it rotated by one class.
-        parts: T, in which a client's unlabelled examples come one after another (streaming): of every class
-            floor(n / T) in each, and the rest is not used.
-        rounds_per_part: rounds in which a client has a part, the last one to the end; None: rounds of the run // T.
+        balanced: in the paper the labelled examples of clients, 5 of a class, beside supervision
+            `per_class`. 0 with the labels at the server.
+        matrix: [R, K], rows sum to 1; for ten classes the paper's by default: row 0 is (.50, .15,
+            .03, .03, .03, .02, .03, .03, .03, .15), and every other one is the row before it
+            rotated by one class.
+        parts: T, in which a client's unlabelled examples come one after another (streaming): of
+            every class floor(n / T) in each, and the rest is not used.
+        rounds_per_part: rounds in which a client has a part, the last one to the end; None: rounds
+            of the run // T.
     """
 
     def rows_of(facts: Facts) -> Float[np.ndarray, "C K"]:
         rows = FEDMATCH_MATRIX if matrix is None else np.asarray(matrix, np.float64)
         if rows.ndim != 2 or rows.shape[1] != facts.num_classes:
             raise ValueError(
-                f"{'the matrix of FedMatch' if matrix is None else 'matrix'} has shape {rows.shape}, the data have "
-                f"{facts.num_classes} classes; give a matrix with a column for each of them"
+                f"{'the matrix of FedMatch' if matrix is None else 'matrix'} has shape "
+                f"{rows.shape}, the data have {facts.num_classes} classes; give a matrix with a "
+                "column for each of them"
             )
         if not np.allclose(rows.sum(axis=1), 1.0, rtol=0, atol=1e-6):
-            raise ValueError(f"rows of matrix must be at least 0 and sum to 1; they sum to {rows.sum(axis=1)}")
+            raise ValueError(
+                f"rows of matrix must be at least 0 and sum to 1; they sum to {rows.sum(axis=1)}"
+            )
         return rows[np.arange(facts.num_clients) % len(rows)]
 
     def check(facts: Facts) -> None:
@@ -115,18 +136,23 @@ def fedmatch(
     def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
         facts = pool.facts
         check(facts)
-        num_clients, num_classes = facts.num_clients, facts.num_classes
+        num_clients = facts.num_clients
+        num_classes = facts.num_classes
         group = class_or_unlabelled(pool)
         totals = count_groups(group, num_classes + 1)
         rest = jnp.maximum(totals[:num_classes] - balanced * num_clients, 0)
         draw_key, deal_key = jax.random.split(key)
         counts = jnp.broadcast_to(rest // num_clients, (num_clients, num_classes))
         if noniid:
-            drawn = _class_draws(draw_key, rows_of(facts), rest.sum(dtype=jnp.int32) // num_clients, facts.most)
+            drawn = _class_draws(
+                draw_key, rows_of(facts), rest.sum(dtype=jnp.int32) // num_clients, facts.most
+            )
             taken_before = jnp.cumsum(drawn, axis=0, dtype=jnp.int32) - drawn
             counts = jnp.clip(rest - taken_before, 0, drawn)
         nobody_knows = largest_remainder(jnp.ones(num_clients, jnp.float32), totals[num_classes])
-        return deal(deal_key, group, jnp.concatenate([counts + balanced, nobody_knows[:, None]], axis=1))
+        return deal(
+            deal_key, group, jnp.concatenate([counts + balanced, nobody_knows[:, None]], axis=1)
+        )
 
     def bounds(facts: Facts) -> Bounds:
         check(facts)
@@ -143,41 +169,52 @@ def class_counts(
     labelled_counts: Annotated[Sequence[int] | None, Whole(0)] = None,
     overlap: bool = False,
 ) -> Partition:
-    """Whole numbers: client c gets counts[(k - c) mod K] examples of class k; what is left is unused.
+    """Whole numbers: client c gets counts[(k - c) mod K] examples of class k; what is left is
+    unused.
 
     The splits of ProtoFSSL (`fedjax_ssl.presets.protofssl_split`).
 
     Args:
-        counts: [K] by offset from the client's preferred class c mod K, or one number for all classes.
-        balanced: examples of every class that every client is given beside them; in the paper the labelled ones.
+        counts: [K] by offset from the client's preferred class c mod K, or one number for all
+            classes.
+        balanced: examples of every class that every client is given beside them; in the paper the
+            labelled ones.
         unlabelled: examples without a class label for each client; all of them, evenly, by default.
-        labelled_counts: numbers as `counts`, of examples that are dealt apart, as labelled ones: for supervision
-            `dealt`.
-        overlap: all other examples are dealt from the beginning of each class again, so that those dealt as labelled
-            ones are unlabelled examples too, of the same client or of another one (ProtoFSSL's later code).
+        labelled_counts: numbers as `counts`, of examples that are dealt apart, as labelled ones:
+            for supervision `dealt`.
+        overlap: all other examples are dealt from the beginning of each class again, so that those
+            dealt as labelled ones are unlabelled examples too, of the same client or of another one
+            (ProtoFSSL's later code).
     """
-    given, apart = tuple(counts), None if labelled_counts is None else tuple(labelled_counts)
+    given = tuple(counts)
+    apart = None if labelled_counts is None else tuple(labelled_counts)
     if overlap and apart is None:
         raise ValueError(
-            "overlap says that labelled examples are unlabelled ones too, but nothing is dealt as labelled; give "
-            "labelled_counts, with supervision 'dealt'"
+            "overlap says that labelled examples are unlabelled ones too, but nothing is dealt "
+            "as labelled; give labelled_counts, with supervision 'dealt'"
         )
     if not sum(given) + balanced + sum(apart or ()):
-        raise ValueError(f"counts are {given} and balanced is 0, so that no client would get anything")
+        raise ValueError(
+            f"counts are {given} and balanced is 0, so that no client would get anything"
+        )
 
     def tables(facts: Facts) -> tuple[Int[np.ndarray, "C K"], Int[np.ndarray, "C K"]]:
-        """Counts of examples dealt as labelled ones, and of all others."""
+        """Count of examples dealt as labelled ones, and of all others."""
         known = np.zeros((facts.num_clients, facts.num_classes), np.int64)
         if apart is not None:
             known = _by_offset(facts, "labelled_counts", apart)
         others = _by_offset(facts, "counts", given) + balanced
-        asked = np.maximum(known.sum(axis=0), others.sum(axis=0)) if overlap else (known + others).sum(axis=0)
+        asked = (
+            np.maximum(known.sum(axis=0), others.sum(axis=0))
+            if overlap
+            else (known + others).sum(axis=0)
+        )
         who = f"{facts.num_clients} clients are to get"
         check_class_counts(facts.class_counts, asked, who, "lower counts or num_clients")
         if unlabelled is not None and unlabelled * facts.num_clients > facts.num_unlabelled:
             raise ValueError(
-                f"{who} {unlabelled} examples without a label each, but there are {facts.num_unlabelled}; lower "
-                "unlabelled or num_clients"
+                f"{who} {unlabelled} examples without a label each, but there are "
+                f"{facts.num_unlabelled}; lower unlabelled or num_clients"
             )
         return known.astype(np.int32), others.astype(np.int32)
 
@@ -194,7 +231,9 @@ def class_counts(
         place = slots(key, pool, table)
         client = jnp.where(place < 0, -1, place % pool.facts.num_clients)
         unknown = pool.labels < 0
-        return jnp.where(unknown, deal_unlabelled(jax.random.split(key)[1], pool, unlabelled), client)
+        return jnp.where(
+            unknown, deal_unlabelled(jax.random.split(key)[1], pool, unlabelled), client
+        )
 
     def again(key: Key[Array, ""], pool: Pool) -> Again:
         rows = jnp.arange(pool.labels.shape[0], dtype=jnp.int32)
@@ -209,25 +248,30 @@ def class_counts(
     return Partition(assign, bounds, labelled=apart_rule, again=again if overlap else None)
 
 
-def _by_offset(facts: Facts, name: str, given: tuple[int, ...] | Float[np.ndarray, " K"]) -> Shaped[np.ndarray, "C K"]:
+def _by_offset(
+    facts: Facts, name: str, given: tuple[int, ...] | Float[np.ndarray, " K"]
+) -> Shaped[np.ndarray, "C K"]:
     """Numbers by offset from the client's preferred class, as a table."""
     if len(given) not in (1, facts.num_classes):
         raise ValueError(
-            f"{name} has {len(given)} entries, the data have {facts.num_classes} classes; give one number per "
-            "class, by offset from the client's preferred class, or one for all"
+            f"{name} has {len(given)} entries, the data have {facts.num_classes} classes; give "
+            "one number per class, by offset from the client's preferred class, or one for all"
         )
-    client, kind = np.arange(facts.num_clients), np.arange(facts.num_classes)
+    client = np.arange(facts.num_clients)
+    kind = np.arange(facts.num_classes)
     return np.resize(given, facts.num_classes)[(kind - client[:, None]) % facts.num_classes]
 
 
 def majority(
-    factor: Annotated[float, In("(0, inf)")] = 80.0, max_examples: Annotated[int | None, Whole(1)] = None
+    factor: Annotated[float, In("(0, inf)")] = 80.0,
+    max_examples: Annotated[int | None, Whole(1)] = None,
 ) -> Partition:
-    """FedUL's non-iid split, as in its released code: client c has mostly examples of classes 2c and 2c + 1 (mod K).
+    """FedUL's non-iid split, as in its released code: client c has mostly examples of classes 2c
+    and 2c + 1 (mod K).
 
-    Client c asks for shares drawn from U[0.45, 0.55] per class, multiplied by `factor` for its two classes, of an equal
-    part of the data. Classes are handed out in the order of the file, and what runs out is missing: the last clients
-    have classes without examples.
+    Client c asks for shares drawn from U[0.45, 0.55] per class, multiplied by `factor` for its two
+    classes, of an equal part of the data. Classes are handed out in the order of the file, and what
+    runs out is missing: the last clients have classes without examples.
 
     Args:
         factor: how much more of its two classes a client asks for.
@@ -236,30 +280,41 @@ def majority(
 
     def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
         facts = pool.facts
-        num_clients, num_classes = facts.num_clients, facts.num_classes
+        num_clients = facts.num_clients
+        num_classes = facts.num_classes
         labelled = pool.classes >= 0
-        owner, kind = jnp.arange(num_clients, dtype=jnp.int32)[:, None], jnp.arange(num_classes, dtype=jnp.int32)
+        owner = jnp.arange(num_clients, dtype=jnp.int32)[:, None]
+        kind = jnp.arange(num_classes, dtype=jnp.int32)
         preferred = (kind == 2 * owner % num_classes) | (kind == (2 * owner + 1) % num_classes)
         share_key, unlabelled_key = jax.random.split(key)
         shares = jax.random.uniform(share_key, (num_clients, num_classes), jnp.float32, 0.45, 0.55)
         shares = jnp.where(preferred, factor * shares, shares)
         part = (labelled.sum(dtype=jnp.int32) // num_clients).astype(shares.dtype)
         part = part if max_examples is None else jnp.minimum(part, max_examples)
-        asked = jnp.floor(shares / shares.sum(axis=1, keepdims=True) * part + 1e-4).astype(jnp.int32)
+        asked = jnp.floor(shares / shares.sum(axis=1, keepdims=True) * part + 1e-4).astype(
+            jnp.int32
+        )
         ends = jnp.cumsum(asked, axis=0, dtype=jnp.int32)
         in_order = jnp.arange(labelled.shape[0], dtype=jnp.int32)
-        place = rank_within(key, pool.classes, in_order)  # among those of its class, in the order of the file
-        client = jnp.sum(place[:, None] >= ends[:, jnp.maximum(pool.labels, 0)].T, axis=1, dtype=jnp.int32)
+        # among those of its class, in the order of the file
+        place = rank_within(key, pool.classes, in_order)
+        client = jnp.sum(
+            place[:, None] >= ends[:, jnp.maximum(pool.labels, 0)].T, axis=1, dtype=jnp.int32
+        )
         client = jnp.where(labelled & (client < num_clients), client, -1)
         return jnp.where(labelled, client, deal_unlabelled(unlabelled_key, pool))
 
     return Partition(assign, lambda facts: Bounds(0, equal_bounds(facts).largest))
 
 
-def paired_dirichlet(alpha: Annotated[float, In("(0, inf)")], labels_per_class: Annotated[int, Whole()]) -> Partition:
-    """Equal clients in pairs with uneven class mixes, labelled and other examples dealt apart (SAGE).
+def paired_dirichlet(
+    alpha: Annotated[float, In("(0, inf)")], labels_per_class: Annotated[int, Whole()]
+) -> Partition:
+    """Equal clients in pairs with uneven class mixes, labelled and other examples dealt apart
+    (SAGE).
 
-    See `deal_to_pairs`; with supervision `dealt`, clients see the labels of those dealt as labelled.
+    See `deal_to_pairs`; with supervision `dealt`, clients see the labels of those dealt as
+    labelled.
 
     Args:
         alpha: concentration, small = uneven.
@@ -272,7 +327,9 @@ def paired_dirichlet(alpha: Annotated[float, In("(0, inf)")], labels_per_class: 
 
     def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
         bounds(pool.facts)
-        group, known, facts = class_or_unlabelled(pool), labelled(key, pool), pool.facts
+        group = class_or_unlabelled(pool)
+        known = labelled(key, pool)
+        facts = pool.facts
         sizes = facts.num_classes + 1, facts.num_clients, alpha
         client = deal_to_pairs(named_key(key, "known"), jnp.where(known, group, -1), *sizes)
         others = deal_to_pairs(named_key(key, "others"), jnp.where(known, -1, group), *sizes)
@@ -280,10 +337,17 @@ def paired_dirichlet(alpha: Annotated[float, In("(0, inf)")], labels_per_class: 
 
     def bounds(facts: Facts) -> Bounds:
         if facts.num_clients % 2:
-            raise ValueError(f"paired_dirichlet deals to pairs of clients, but num_clients is {facts.num_clients}")
-        check_class_counts(facts.class_counts, labels_per_class, "labels_per_class asks for", "lower it")
+            raise ValueError(
+                "paired_dirichlet deals to pairs of clients, but num_clients is "
+                f"{facts.num_clients}"
+            )
+        check_class_counts(
+            facts.class_counts, labels_per_class, "labels_per_class asks for", "lower it"
+        )
         # Two equal cuts, each within one.
-        return Bounds(max(facts.least // facts.num_clients - 1, 0), facts.most // facts.num_clients + 2)
+        return Bounds(
+            max(facts.least // facts.num_clients - 1, 0), facts.most // facts.num_clients + 2
+        )
 
     return Partition(assign, bounds, labelled=labelled)
 
@@ -291,7 +355,9 @@ def paired_dirichlet(alpha: Annotated[float, In("(0, inf)")], labels_per_class: 
 def _class_draws(
     key: Key[Array, ""], rows: Float[np.ndarray, "C K"], number: Int[Array, ""], most: int
 ) -> Int[Array, "C K"]:
-    """How often each class comes up in `number` independent draws of every client from its row, at most `most / C`."""
+    """How often each class comes up in `number` independent draws of every client from its row,
+    at most `most / C`.
+    """
     ends = jnp.asarray(np.cumsum(rows, axis=1)[:, :-1], jnp.float32)
     place = jnp.arange(max(most // len(rows), 1), dtype=jnp.int32)
 
@@ -309,50 +375,75 @@ def own_class(
     cut: bool = True,
     reuse: bool = False,
 ) -> Partition:
-    """FedRGD's non-iid split: client c first gets examples of class c mod K, then of what all classes leave.
+    """FedRGD's non-iid split: client c first gets examples of class c mod K, then of what all
+    classes leave.
 
-    With own_part="size", the share of its own class is skew + (1 - skew) / K on average, and the mean total variation
-    distance of the class shares of two clients of different classes is `skew`, as far as the classes last: what a class
-    lacks is made up from the others. 0 is `random`, up to a remainder that is dealt here too. No example is dealt
-    twice, but with `reuse`.
+    With own_part="size", the share of its own class is skew + (1 - skew) / K on average, and the
+    mean total variation distance of the class shares of two clients of different classes is `skew`,
+    as far as the classes last: what a class lacks is made up from the others. 0 is `random`, up to
+    a remainder that is dealt here too. No example is dealt twice, but with `reuse`.
 
     Args:
         skew: R, the part that is of the client's own class.
-        own_part: R of the client's "size", and the rest at random (CIFAR-10, SVHN); or of the "class", and the rest in
-            class proportions (EMNIST).
-        cut: where the clients are a multiple of the classes, one part per class is dealt, and cut at random into equal
-            parts for its clients (CIFAR-10, EMNIST); False: every client has exactly R of its own class (SVHN).
-        reuse: as the authors' code deals SVHN: a class that runs out is dealt again, to further clients, so that as
-            many examples of other classes stay unused; and after client K - 1 the classes go on with the second one.
-            With own_part="size" and cut=False.
+        own_part: R of the client's "size", and the rest at random (CIFAR-10, SVHN); or of the
+            "class", and the rest in class proportions (EMNIST).
+        cut: where the clients are a multiple of the classes, one part per class is dealt, and cut
+            at random into equal parts for its clients (CIFAR-10, EMNIST); False: every client has
+            exactly R of its own class (SVHN).
+        reuse: as the authors' code deals SVHN: a class that runs out is dealt again, to further
+            clients, so that as many examples of other classes stay unused; and after client K - 1
+            the classes go on with the second one. With own_part="size" and cut=False.
     """
     if reuse and (cut or own_part != "size"):
-        raise ValueError("reuse deals to every client R of its own size: it needs own_part='size' and cut=False")
+        raise ValueError(
+            "reuse deals to every client R of its own size: it needs own_part='size' and cut=False"
+        )
 
-    def own_parts(pool: Pool) -> tuple[int, int, Int[Array, " B"], Int[Array, " B"], Int[Array, "B K"]]:
-        """What is dealt first: clients of a base, bases, their sizes, their own examples, the same by class."""
+    def own_parts(
+        pool: Pool,
+    ) -> tuple[int, int, Int[Array, " B"], Int[Array, " B"], Int[Array, "B K"]]:
+        """Return what is dealt first: clients of a base, bases, their sizes, their own examples,
+        the same by class.
+        """
         facts = pool.facts
-        parts = facts.num_clients // facts.num_classes if cut and facts.num_clients % facts.num_classes == 0 else 1
+        parts = (
+            facts.num_clients // facts.num_classes
+            if cut and facts.num_clients % facts.num_classes == 0
+            else 1
+        )
         bases = facts.num_clients // parts
         group = pool.classes
-        totals, number = count_groups(group, facts.num_classes), jnp.sum(group >= 0, dtype=jnp.int32)
+        totals = count_groups(group, facts.num_classes)
+        number = jnp.sum(group >= 0, dtype=jnp.int32)
         base = jnp.arange(bases, dtype=jnp.int32)
-        size, kind = number // bases + (base < number % bases).astype(jnp.int32), base % facts.num_classes
+        size = number // bases + (base < number % bases).astype(jnp.int32)
+        kind = base % facts.num_classes
         if reuse and facts.num_classes > 1:
             later = 1 + (base - facts.num_classes) % (facts.num_classes - 1)
             kind = jnp.where(base < facts.num_classes, base, later)
         of_kind = jnp.sum(kind == kind[:, None], axis=1, dtype=jnp.int32)
         asked = skew * (size if own_part == "size" else totals[kind] / of_kind).astype(jnp.float32)
         asked = jnp.floor(asked + 1e-4).astype(jnp.int32)
-        before = jnp.sum(jnp.where((kind == kind[:, None]) & (base < base[:, None]), asked, 0), axis=1, dtype=jnp.int32)
-        own = jnp.where(totals[kind] > 0, asked, 0) if reuse else jnp.clip(totals[kind] - before, 0, asked)
-        counts = jnp.where(kind[:, None] == jnp.arange(facts.num_classes, dtype=jnp.int32), own[:, None], 0)
+        before = jnp.sum(
+            jnp.where((kind == kind[:, None]) & (base < base[:, None]), asked, 0),
+            axis=1,
+            dtype=jnp.int32,
+        )
+        own = (
+            jnp.where(totals[kind] > 0, asked, 0)
+            if reuse
+            else jnp.clip(totals[kind] - before, 0, asked)
+        )
+        counts = jnp.where(
+            kind[:, None] == jnp.arange(facts.num_classes, dtype=jnp.int32), own[:, None], 0
+        )
         return parts, bases, size, own, counts.astype(jnp.int32)
 
     def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
         own_key, rest_key, cut_key, unlabelled_key = jax.random.split(key, 4)
         parts, bases, size, own, counts = own_parts(pool)
-        group, labelled = pool.classes, pool.classes >= 0
+        group = pool.classes
+        labelled = pool.classes >= 0
         dealt = deal(own_key, group, counts)
         rest = labelled & (dealt < 0)
         if own_part == "size":
@@ -385,12 +476,14 @@ def deal_to_pairs(
 ) -> Int[Array, " N"]:
     """Deals examples to equal clients whose class mixes differ.
 
-    All examples in random order are cut into equal slices, one per pair of clients. In a slice, each class in turn is
-    split by shares from Dir(alpha, alpha), but a client that holds half of the slice gets nothing more; the whole slice
-    is drawn anew until the smaller client has a quarter of it. The examples of all clients, one client after another in
-    random order, are then cut again into equal parts: what a client has too many of goes to its neighbour.
+    All examples in random order are cut into equal slices, one per pair of clients. In a slice,
+    each class in turn is split by shares from Dir(alpha, alpha), but a client that holds half of
+    the slice gets nothing more; the whole slice is drawn anew until the smaller client has a
+    quarter of it. The examples of all clients, one client after another in random order, are then
+    cut again into equal parts: what a client has too many of goes to its neighbour.
 
-    Where none of 64 draws is even enough, as with a single class and a small alpha, the most even one is taken.
+    Where none of 64 draws is even enough, as with a single class and a small alpha, the most even
+    one is taken.
 
     Args:
         key: typed PRNG key.
@@ -402,14 +495,17 @@ def deal_to_pairs(
     Returns:
         client of every example, int32 [N], -1 = not dealt.
     """
-    slices, dealt = num_clients // 2, group >= 0
+    slices = num_clients // 2
+    dealt = group >= 0
     slice_key, share_key, side_key, order_key = jax.random.split(key, 4)
     everyone = jnp.where(dealt, 0, -1)
     total = dealt.sum(dtype=jnp.int32)
     place = equal_part(rank_within(slice_key, everyone), total, slices)
     cell = jnp.where(dealt, place * num_groups + group, -1)
     counts = count_groups(cell, slices * num_groups).reshape(slices, num_groups)
-    shares = jax.random.dirichlet(share_key, jnp.full(2, alpha, jnp.float32), (slices, _DRAWS, num_groups), jnp.float32)
+    shares = jax.random.dirichlet(
+        share_key, jnp.full(2, alpha, jnp.float32), (slices, _DRAWS, num_groups), jnp.float32
+    )
     first = _even_enough(shares, counts).reshape(-1)
     client = 2 * place + (rank_within(side_key, cell) >= first[cell]).astype(jnp.int32)
     sizes = count_groups(jnp.where(dealt, client, -1), num_clients)
@@ -420,7 +516,9 @@ def deal_to_pairs(
 
 
 def _even_enough(shares: Float[Array, "S D G 2"], counts: Int[Array, "S G"]) -> Int[Array, "S G"]:
-    """Returns how many of every class the first client of each slice gets, by the first draw that is even enough."""
+    """Return how many of every class the first client of each slice gets, by the first draw
+    that is even enough.
+    """
     size = counts.sum(axis=1, dtype=jnp.int32)
 
     def split(held: Int[Array, "S D 2"], row: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -428,7 +526,8 @@ def _even_enough(shares: Float[Array, "S D G 2"], counts: Int[Array, "S G"]) -> 
         # The floor lets a client that is not full get all of a class where its share underflows.
         open_ = jnp.where(2 * held < size[:, None, None], jnp.maximum(share, 1e-30), 0.0)
         both = open_.sum(axis=2)
-        ratio = open_[..., 0] / jnp.where(both > 0, both, 1.0)  # nothing is left to give where both are full
+        # nothing is left to give where both are full
+        ratio = open_[..., 0] / jnp.where(both > 0, both, 1.0)
         mine = jnp.floor(ratio * count[:, None].astype(ratio.dtype)).astype(jnp.int32)
         return held + jnp.stack([mine, count[:, None] - mine], axis=2), mine
 

@@ -1,9 +1,10 @@
 """Decide which labels are seen, and by whom.
 
-A supervision hides labels after the data have been dealt; only "server" acts before, because its examples leave the
-clients. Only the rules that balance classes look at labels, as the person who prepares such a split would; "all",
-"fraction", "total" and "per_client" choose blindly among the examples that have a label. A client with fewer labels
-than asked for keeps all it has; `FederatedData.num_labelled` tells. Shapes: N training examples, C clients, K classes.
+A supervision hides labels after the data have been dealt; only "server" acts before, because its
+examples leave the clients. Only the rules that balance classes look at labels, as the person who
+prepares such a split would; "all", "fraction", "total" and "per_client" choose blindly among the
+examples that have a label. A client with fewer labels than asked for keeps all it has;
+`FederatedData.num_labelled` tells. Shapes: N training examples, C clients, K classes.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +25,8 @@ from fedjax_ssl.keys import named_key
 from fedjax_ssl.own_code import check_returned
 from fedjax_ssl.registry import Registry
 
-Prior = Literal["train", "uniform", "sets"]  # class shares at test time: of the clients' examples, or of their sets
+# class shares at test time: of the clients' examples, or of their sets
+Prior = Literal["train", "uniform", "sets"]
 NoiseMode = Literal["relative", "additive"]
 
 
@@ -37,30 +39,46 @@ class Supervision(NamedTuple):
     max_labelled: Callable[[Bounds, int, int], int]
     # (size, clients that keep labels) -> labels a client surely keeps, if all its examples have one
     sure_labelled: Callable[[int, int], int]
-    server_labels: int = 0  # examples that leave the clients for the server, equally many of every class
+    server_labels: int = 0
+    # ^ examples that leave the clients for the server, equally many of every class
     total_labels: int = 0  # labels the whole federation must have, for checks
     labelled_clients: int | None = None  # None: all
     which: str = "first"
-    weak: tuple[tuple[WeakRule, int | None], ...] = ()  # rules and for how many further clients; None: all clients
-    prior: str = "train"  # class shares at test time: of the clients' examples, "uniform", or what the "sets" add up to
-    noise: tuple[float, str] = (0.0, "relative")  # noise of the class shares that clients report, and its mode
+    weak: tuple[tuple[WeakRule, int | None], ...] = ()
+    # ^ rules and for how many further clients; None: all clients
+    prior: str = "train"
+    # ^ class shares at test time: of the clients' examples, "uniform", or what the "sets" add up to
+    noise: tuple[float, str] = (0.0, "relative")
+    # ^ noise of the class shares that clients report, and its mode
 
     def check(self, num_clients: int, num_with_label: int) -> None:
-        """Raises ValueError where more labels or more clients of a kind are asked for than exist."""
+        """Raise ValueError where more labels or more clients of a kind are asked for than
+        exist.
+        """
         if self.labelled_clients is not None and self.labelled_clients > num_clients:
-            raise ValueError(f"labelled_clients={self.labelled_clients}, but there are {num_clients} clients; lower it")
+            raise ValueError(
+                f"labelled_clients={self.labelled_clients}, but there are {num_clients} clients; "
+                "lower it"
+            )
         asked = max(self.server_labels, self.total_labels)
         if asked > num_with_label:
-            raise ValueError(f"labels={asked}, but only {num_with_label} training examples have a label; lower it")
+            raise ValueError(
+                f"labels={asked}, but only {num_with_label} training examples have a label; lower "
+                "it"
+            )
         kinds = [count for _, count in self.weak if count is not None]
         if kinds and sum(kinds) + (self.labelled_clients or 0) > num_clients:
             raise ValueError(
-                f"{self.labelled_clients or 0} clients with labels and {sum(kinds)} with coarse labels or sets are "
-                f"asked for, but there are {num_clients} clients; lower these numbers"
+                f"{self.labelled_clients or 0} clients with labels and {sum(kinds)} with coarse "
+                f"labels or sets are asked for, but there are {num_clients} clients; lower these "
+                "numbers"
             )
 
-    def server_labels_per_class(self, class_counts: Sequence[float] | Float[np.ndarray, " K"]) -> int:
-        """Labels of every class at the server: floor(server_labels / K), the rest is dropped (SemiFL's code).
+    def server_labels_per_class(
+        self, class_counts: Sequence[float] | Float[np.ndarray, " K"]
+    ) -> int:
+        """Labels of every class at the server: floor(server_labels / K), the rest is dropped
+        (SemiFL's code).
 
         Raises:
             ValueError: that is 0, or some class has fewer examples.
@@ -68,52 +86,69 @@ class Supervision(NamedTuple):
         each = self.server_labels // len(class_counts)
         if self.server_labels and not each:
             raise ValueError(
-                f"{self.server_labels} labels are asked for at the server, which has equally many of every class; for "
-                f"{len(class_counts)} classes ask for {len(class_counts)} at least"
+                f"{self.server_labels} labels are asked for at the server, which has equally many "
+                f"of every class; for {len(class_counts)} classes ask for {len(class_counts)} at "
+                "least"
             )
         what_to_do = "ask for fewer labels at the server"
-        check_class_counts(class_counts, each, "the server, which has equally many of every class, needs", what_to_do)
+        check_class_counts(
+            class_counts,
+            each,
+            "the server, which has equally many of every class, needs",
+            what_to_do,
+        )
         return each
 
     def bounds(
         self, sizes: Bounds, num_clients: int, num_classes: int, every_example_labelled: bool
     ) -> tuple[int, int, int]:
-        """Bound a client's labelled examples, its unlabelled ones and all of them, for clients of these sizes.
+        """Bound a client's labelled examples, its unlabelled ones and all of them, for clients of
+        these sizes.
 
         `every_example_labelled` says that no ground-truth label is missing.
         """
         keeping = num_clients if self.labelled_clients is None else self.labelled_clients
         trusted = sizes if every_example_labelled else Bounds(0, sizes.largest)
-        sure = self.sure_labelled(sizes.largest, keeping) if every_example_labelled and keeping == num_clients else 0
+        sure = (
+            self.sure_labelled(sizes.largest, keeping)
+            if every_example_labelled and keeping == num_clients
+            else 0
+        )
         most = self.max_labelled(trusted, keeping, num_classes)
         widest = max([sizes.largest, *(rule.largest(sizes, num_classes) for rule, _ in self.weak)])
         return min(most, sizes.largest), widest - sure, widest
 
     def label(self, key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
-        """True where a client sees the label of its example."""
+        """Return True where a client sees the label of its example."""
         num_clients = holdings.members.shape[0]
         limit = num_clients if self.labelled_clients is None else self.labelled_clients
         holdings = holdings._replace(members=self._place(key, num_clients) < limit)
         kept = self.keep(named_key(key, "labels"), holdings)
-        check_returned("labels that the supervision keeps", self.keep, kept, holdings.labels.shape, np.bool_)
+        check_returned(
+            "labels that the supervision keeps", self.keep, kept, holdings.labels.shape, np.bool_
+        )
         return kept & holdings.eligible
 
     def observe(self, key: Key[Array, ""], holdings: Holdings) -> tuple[Entries, WeakLabels | None]:
-        """The clients' entries, and what they know of those without a label.
+        """Return the clients' entries, and what they know of those without a label.
 
-        In the second result `labels` and `num_examples` are still empty: the tables are made of the entries.
+        In the second result `labels` and `num_examples` are still empty: the tables are made of the
+        entries.
         """
         num_clients = holdings.members.shape[0]
         rows = jnp.arange(holdings.client.shape[0], dtype=jnp.int32)
         plain = Entries(holdings.client, rows, jnp.full(rows.shape, -1, jnp.int32))
         if not self.weak:
             return plain, None
-        place, first = self._place(key, num_clients), self.labelled_clients or 0
-        observed, others = [], jnp.ones(num_clients, bool)
+        place = self._place(key, num_clients)
+        first = self.labelled_clients or 0
+        observed = []
+        others = jnp.ones(num_clients, bool)
         for number, (rule, count) in enumerate(self.weak):
             members = jnp.ones(num_clients, bool)
             if count is not None:
-                members, first = (place >= first) & (place < first + count), first + count
+                members = (place >= first) & (place < first + count)
+                first = first + count
             others = others & ~members
             weak_key = jax.random.fold_in(named_key(key, "weak"), number)
             observed.append(rule.observe(weak_key, holdings._replace(members=members)))
@@ -123,7 +158,9 @@ class Supervision(NamedTuple):
         entries = jax.tree.map(lambda *parts: jnp.concatenate(parts), plain, weak.entries)
         if self.noise[0]:
             shown = weak_labels.perturbed_shares(named_key(key, "noise"), weak.matrix, *self.noise)
-            weak = weak._replace(matrix=jnp.where(weak.from_sets[:, None, None], shown, weak.matrix))
+            weak = weak._replace(
+                matrix=jnp.where(weak.from_sets[:, None, None], shown, weak.matrix)
+            )
         return entries, WeakLabels(
             labels=jnp.zeros((num_clients, 0), jnp.int32),
             num_examples=jnp.zeros(num_clients, jnp.int32),
@@ -173,12 +210,12 @@ def no_labels() -> Supervision:
 
 
 def per_client(labels: Annotated[int, Whole()], class_balanced: bool = False) -> Supervision:
-    """The same number of labels at every client.
+    """Return the same number of labels at every client.
 
     Args:
         labels: labels of each client, >= 1.
-        class_balanced: False: drawn uniformly from the client's examples. True: as equal as possible over the
-            classes that the client has, the odd ones to random classes.
+        class_balanced: False: drawn uniformly from the client's examples. True: as equal as
+            possible over the classes that the client has, the odd ones to random classes.
     """
     return Supervision(
         lambda key, holdings: _rank_in_client(key, holdings, class_balanced) < labels,
@@ -211,15 +248,23 @@ def circulant(label_counts: Annotated[Sequence[int], Whole(0)]) -> Supervision:
 
     def keep(key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
         if len(given) != holdings.num_classes:
-            raise ValueError(f"label_counts has {len(given)} entries, the data have {holdings.num_classes} classes")
-        offset = (jnp.maximum(holdings.labels, 0) - jnp.maximum(holdings.client, 0)) % holdings.num_classes
+            raise ValueError(
+                f"label_counts has {len(given)} entries, the data have {holdings.num_classes} "
+                "classes"
+            )
+        offset = (
+            jnp.maximum(holdings.labels, 0) - jnp.maximum(holdings.client, 0)
+        ) % holdings.num_classes
         return rank_within(key, holdings.cell) < jnp.asarray(given, jnp.int32)[offset]
 
-    return Supervision(keep, lambda sizes, keeping, num_classes: sum(given), lambda size, keeping: 0)
+    return Supervision(
+        keep, lambda sizes, keeping, num_classes: sum(given), lambda size, keeping: 0
+    )
 
 
 def fraction(fraction: Annotated[float, In("(0, 1]")], class_balanced: bool = False) -> Supervision:
-    """A share of each client's examples keeps its labels, rounded to the nearest number and at least one.
+    """Return a share of each client's examples keeps its labels, rounded to the nearest number and
+    at least one.
 
     Args:
         fraction: in (0, 1].
@@ -229,7 +274,9 @@ def fraction(fraction: Annotated[float, In("(0, 1]")], class_balanced: bool = Fa
     def keep(key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
         sizes = count_groups(holdings.client, holdings.members.shape[0]).astype(jnp.float32)
         quota = jnp.maximum(jnp.floor(fraction * sizes + 0.5), 1.0).astype(jnp.int32)
-        return _rank_in_client(key, holdings, class_balanced) < quota[jnp.maximum(holdings.client, 0)]
+        return (
+            _rank_in_client(key, holdings, class_balanced) < quota[jnp.maximum(holdings.client, 0)]
+        )
 
     def nearest(size: int) -> int:
         return max(1, int(np.floor(fraction * size + 0.5)))
@@ -245,8 +292,8 @@ def fraction(fraction: Annotated[float, In("(0, 1]")], class_balanced: bool = Fa
 def total(labels: Annotated[int, Whole()], class_balanced: bool = False) -> Supervision:
     """`labels` labels in the whole federation, shared equally between the clients that keep labels.
 
-    Clients take turns, so that the number is exact whenever these clients have enough examples, and what one
-    client lacks goes to the others; the odd ones go to random clients.
+    Clients take turns, so that the number is exact whenever these clients have enough examples, and
+    what one client lacks goes to the others; the odd ones go to random clients.
 
     Args:
         labels: number of labels n_L, at least 1.
@@ -262,15 +309,21 @@ def total(labels: Annotated[int, Whole()], class_balanced: bool = False) -> Supe
         each = -(-labels // keeping)
         return each if each <= sizes.smallest else labels
 
-    return Supervision(keep, max_labelled, lambda size, keeping: min(labels // keeping, size), total_labels=labels)
+    return Supervision(
+        keep, max_labelled, lambda size, keeping: min(labels // keeping, size), total_labels=labels
+    )
 
 
-def xclp_noniid(labels: Annotated[int, Whole()], classes: Annotated[int, Whole()] = 5) -> Supervision:
-    """XCLP's non-iid labels: each client has labels of `classes` classes only, while its data may hold all.
+def xclp_noniid(
+    labels: Annotated[int, Whole()], classes: Annotated[int, Whole()] = 5
+) -> Supervision:
+    """XCLP's non-iid labels: each client has labels of `classes` classes only, while its data may
+    hold all.
 
-    In every block of K consecutive clients one set of classes is drawn, and the clients of the block take its K cyclic
-    shifts, so that every class is labelled at equally many of them (FedAvg+XCLP, the CIFAR-10 splits of the released
-    code). Numbers per class differ by at most one; where a client lacks a class its other drawn classes stand in.
+    In every block of K consecutive clients one set of classes is drawn, and the clients of the
+    block take its K cyclic shifts, so that every class is labelled at equally many of them
+    (FedAvg+XCLP, the CIFAR-10 splits of the released code). Numbers per class differ by at most
+    one; where a client lacks a class its other drawn classes stand in.
 
     Args:
         labels: labels of each client that keeps labels, at least 1.
@@ -278,12 +331,17 @@ def xclp_noniid(labels: Annotated[int, Whole()], classes: Annotated[int, Whole()
     """
 
     def keep(key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
-        num_classes, num_clients = holdings.num_classes, holdings.members.shape[0]
+        num_classes = holdings.num_classes
+        num_clients = holdings.members.shape[0]
         if classes > num_classes:
-            raise ValueError(f"classes={classes} labelled classes per client, the data have {num_classes}")
+            raise ValueError(
+                f"classes={classes} labelled classes per client, the data have {num_classes}"
+            )
         blocks = -(-num_clients // num_classes)
         block_of = jnp.repeat(jnp.arange(blocks, dtype=jnp.int32), num_classes)
-        drawn = rank_within(named_key(key, "classes"), block_of).reshape(blocks, num_classes) < classes
+        drawn = (
+            rank_within(named_key(key, "classes"), block_of).reshape(blocks, num_classes) < classes
+        )
         client = jnp.maximum(holdings.client, 0)
         label = jnp.maximum(holdings.labels, 0)
         in_set = drawn[client // num_classes, (label - client % num_classes) % num_classes]
@@ -293,7 +351,8 @@ def xclp_noniid(labels: Annotated[int, Whole()], classes: Annotated[int, Whole()
 
 
 def class_pairs(labels: Annotated[int, Whole(2)]) -> Supervision:
-    """FedRGD's non-iid labels: client c has labels of classes 2c and 2c + 1 (mod K) only, half of each.
+    """FedRGD's non-iid labels: client c has labels of classes 2c and 2c + 1 (mod K) only, half of
+    each.
 
     The classes of what stays unlabelled are those of the client's data without these.
 
@@ -311,21 +370,26 @@ def class_pairs(labels: Annotated[int, Whole(2)]) -> Supervision:
 
 
 def dealt() -> Supervision:
-    """The labels of those examples that the partition dealt as labelled ones (`paired_dirichlet`, `class_counts`)."""
+    """Return the labels of those examples that the partition dealt as labelled ones
+    (`paired_dirichlet`, `class_counts`).
+    """
 
     def keep(key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
         if holdings.labelled is None:
             raise ValueError(
-                "supervision 'dealt' needs a partition that deals labelled examples apart: 'paired_dirichlet', or "
-                "'class_counts' with labelled_counts"
+                "supervision 'dealt' needs a partition that deals labelled examples apart: "
+                "'paired_dirichlet', or 'class_counts' with labelled_counts"
             )
         return holdings.labelled
 
-    return Supervision(keep, lambda sizes, keeping, num_classes: sizes.largest, lambda size, keeping: 0)
+    return Supervision(
+        keep, lambda sizes, keeping, num_classes: sizes.largest, lambda size, keeping: 0
+    )
 
 
 def server(labels: Annotated[int, Whole()], at_clients: bool = False) -> Supervision:
-    """The server holds floor(labels / K) labelled examples of every class; they leave the clients, who see none.
+    """Return the server holds floor(labels / K) labelled examples of every class; they leave the
+    clients, who see none.
 
     Args:
         labels: at the server.
@@ -342,8 +406,9 @@ def coarse(
     """Every client sees labels of another space (FedMT); a few class labels may be at the server.
 
     Args:
-        correspondence: "parity", "shape", "superclass", ...: see `fedjax_ssl.data.correspondence`; "shape,parity": the
-            clients in turn have these spaces; "own": the coarse labels that came with the dataset.
+        correspondence: "parity", "shape", "superclass", ...: see `fedjax_ssl.data.correspondence`;
+            "shape,parity": the clients in turn have these spaces; "own": the coarse labels that
+            came with the dataset.
         overlap: this share of the coarse labels is uniform over the coarse classes.
         server_labels: labelled examples at the server, as in `server`.
     """
@@ -367,17 +432,20 @@ def sets(
         set_counts: sets of client 0, 1, ... where they differ; in place of `sets`.
         protocol: how sets are filled, see `fedjax_ssl.data.federation.unlabelled_sets`.
         shared_shares: the same wanted shares at all clients.
-        test_prior: class shares at test time, which clients know: of the "train" examples, "uniform", or as the
-            "sets" add up to.
+        test_prior: class shares at test time, which clients know: of the "train" examples,
+            "uniform", or as the "sets" add up to.
         noise: how badly clients know the shares of their sets, see `perturbed_shares`.
         noise_mode: "relative" or "additive".
     """
-    rule = unlabelled_sets((sets,) if set_counts is None else tuple(set_counts), protocol, shared_shares)
+    rule = unlabelled_sets(
+        (sets,) if set_counts is None else tuple(set_counts), protocol, shared_shares
+    )
     return no_labels()._replace(weak=((rule, None),), prior=test_prior, noise=(noise, noise_mode))
 
 
 def as_given(test_prior: Prior = "sets") -> Supervision:
-    """Returns what came with the dataset: its labels, its coarse labels, its sets with their class shares (a CSV file).
+    """Return what came with the dataset: its labels, its coarse labels, its sets with their class
+    shares (a CSV file).
 
     Args:
         test_prior: class shares at test time: "sets", as the sets add up to, "train" or "uniform".
@@ -397,7 +465,8 @@ def mixed(
     noise: Annotated[float, In()] = 0.0,
     noise_mode: NoiseMode = "relative",
 ) -> Supervision:
-    """Clients of four kinds: `labelled_clients` with class labels, others with coarse labels, sets, or nothing.
+    """Clients of four kinds: `labelled_clients` with class labels, others with coarse labels, sets,
+    or nothing.
 
     Args:
         labels: labels at each client with labels; all of its examples by default.
@@ -422,12 +491,26 @@ def mixed(
 def balanced_draw(
     key: Key[Array, ""], labels: Int[Array, " N"], available: Bool[Array, " N"], each: int
 ) -> Bool[Array, " N"]:
-    """True for `each` of the available labelled examples of every class, fewer only where there are fewer."""
-    in_class = rank_within(named_key(key, "class"), jnp.where(available & (labels >= 0), labels, -1))
+    """Return True for `each` of the available labelled examples of every class, fewer only where
+    there are fewer.
+    """
+    in_class = rank_within(
+        named_key(key, "class"), jnp.where(available & (labels >= 0), labels, -1)
+    )
     return available & (labels >= 0) & (in_class < each)
 
 
-_LABELS = (per_client, per_class, circulant, fraction, total, xclp_noniid, class_pairs, dealt, server)
+_LABELS = (
+    per_client,
+    per_class,
+    circulant,
+    fraction,
+    total,
+    xclp_noniid,
+    class_pairs,
+    dealt,
+    server,
+)
 SUPERVISIONS: Registry[Supervision] = Registry(
     "supervision",
     {
@@ -445,7 +528,7 @@ SUPERVISIONS: Registry[Supervision] = Registry(
 def build_supervision(
     name: str, *, labelled_clients: int | None = None, which: str = "first", **options: Any
 ) -> Supervision:
-    """Looks a supervision up by name.
+    """Look a supervision up by name.
 
     Args:
         name: one of `SUPERVISIONS`.
@@ -461,18 +544,26 @@ def build_supervision(
     if labelled_clients is not None:
         if name in ("server", "none", "coarse", "sets", "given"):
             raise ValueError(
-                f"labelled_clients={labelled_clients} has no meaning for supervision {name!r}; leave it out"
+                f"labelled_clients={labelled_clients} has no meaning for supervision {name!r}; "
+                "leave it out"
             )
         check_whole_numbers(0 if name == "mixed" else 1, labelled_clients=labelled_clients)
     elif name == "mixed":
-        raise ValueError("supervision 'mixed' needs labelled_clients: how many clients have class labels, or 0")
+        raise ValueError(
+            "supervision 'mixed' needs labelled_clients: how many clients have class labels, or 0"
+        )
     return built._replace(labelled_clients=labelled_clients, which=which)
 
 
 def _rank_in_client(
-    key: Key[Array, ""], holdings: Holdings, class_balanced: bool, among: Bool[Array, " N"] | None = None
+    key: Key[Array, ""],
+    holdings: Holdings,
+    class_balanced: bool,
+    among: Bool[Array, " N"] | None = None,
 ) -> Int[Array, " N"]:
-    """Random place within the client; `class_balanced`: classes take turns, in random order in every turn."""
+    """Random place within the client; `class_balanced`: classes take turns, in random order in
+    every turn.
+    """
     eligible = holdings.eligible if among is None else holdings.eligible & among
     client = jnp.where(eligible, holdings.client, -1)
     turn = rank_within(named_key(key, "class"), holdings.cell) if class_balanced else None

@@ -1,9 +1,10 @@
 """Weak labels: what clients know about examples whose class they do not see.
 
-A coarse label comes from another label space (FedMT, arXiv 2210.02042), a set with known class shares from nothing but
-counting (FedUL, arXiv 2204.03304). Both are the class seen through a channel: the federation says for every client
-which observation each example gave, and the matrix behind it. Shapes: C clients, n rows of the largest client, O
-observations (padded to the largest client's), K classes, N training examples, E entries dealt to clients.
+A coarse label comes from another label space (FedMT, arXiv 2210.02042), a set with known class
+shares from nothing but counting (FedUL, arXiv 2204.03304). Both are the class seen through a
+channel: the federation says for every client which observation each example gave, and the matrix
+behind it. Shapes: C clients, n rows of the largest client, O observations (padded to the largest
+client's), K classes, N training examples, E entries dealt to clients.
 """
 
 import functools
@@ -25,8 +26,11 @@ from fedjax_ssl.data.federation.pool import Bounds, Entries, Holdings
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.registry import check_known
 
-Protocol = Literal["dealt", "drawn", "clean", "reference"]  # how sets are filled, see `unlabelled_sets`
-_LOWEST, _DOMINANCE = 0.1, 10.0  # smallest share before normalization, and factor of the dominant class (FedUL)
+# how sets are filled, see `unlabelled_sets`
+Protocol = Literal["dealt", "drawn", "clean", "reference"]
+# smallest share before normalization, and factor of the dominant class (FedUL)
+_LOWEST = 0.1
+_DOMINANCE = 10.0
 
 
 class Observed(NamedTuple):
@@ -44,36 +48,52 @@ class WeakRule(NamedTuple):
 
     observe: Callable[[Key[Array, ""], Holdings], Observed]
     largest: Callable[[Bounds, int], int]  # (client sizes, K) -> bound of entries per client
-    coarse_names: Callable[[int], tuple[str, ...]] | None = None  # K -> of its coarse labels; None: the dataset's own
+    coarse_names: Callable[[int], tuple[str, ...]] | None = None
+    # ^ K -> of its coarse labels; None: the dataset's own
 
 
 def coarse_labels(correspondence: str, overlap: float = 0.0) -> WeakRule:
     """Every example shows a label of another space, drawn once with the probabilities of its class.
 
     Args:
-        correspondence: a name that `fedjax_ssl.data.correspondence` knows; several, with commas between, go to the
-            clients in turn, so that label spaces differ; "own": the labels that the dataset has.
-        overlap: this share of the labels is uniform over the coarse classes, in [0, 1); not for "own".
+        correspondence: a name that `fedjax_ssl.data.correspondence` knows; several, with commas
+            between, go to the clients in turn, so that label spaces differ; "own": the labels that
+            the dataset has.
+        overlap: this share of the labels is uniform over the coarse classes, in [0, 1); not for
+            "own".
 
     Raises:
         ValueError: an unknown correspondence, or an overlap of the dataset's own labels.
     """
     names = [name.strip() for name in correspondence.split(",")]
     for name in names:
-        check_known("correspondence", name, (*CORRESPONDENCES, "own") if len(names) == 1 else CORRESPONDENCES)
+        check_known(
+            "correspondence",
+            name,
+            (*CORRESPONDENCES, "own") if len(names) == 1 else CORRESPONDENCES,
+        )
     if overlap and correspondence == "own":
-        raise ValueError(f"overlap is {overlap}; it must be 0 where the dataset's own labels are used")
+        raise ValueError(
+            f"overlap is {overlap}; it must be 0 where the dataset's own labels are used"
+        )
 
     def observe(key: Key[Array, ""], holdings: Holdings) -> Observed:
         if correspondence == "own":
             return _own_coarse_labels(holdings)
-        spaces = [overlapping(correspondence_named(name, holdings.num_classes).matrix, overlap) for name in names]
+        spaces = [
+            overlapping(correspondence_named(name, holdings.num_classes).matrix, overlap)
+            for name in names
+        ]
         most = max(map(len, spaces))
-        matrices = np.stack([np.pad(matrix, ((0, most - len(matrix)), (0, 0))) for matrix in spaces])
+        matrices = np.stack(
+            [np.pad(matrix, ((0, most - len(matrix)), (0, 0))) for matrix in spaces]
+        )
         space = (jnp.cumsum(holdings.members, dtype=jnp.int32) - 1) % len(names)  # of each client
         with np.errstate(divide="ignore"):
             logits = jnp.asarray(np.log(matrices), jnp.float32).transpose(0, 2, 1)
-        drawn = drawn_observations(key, logits[space[jnp.maximum(holdings.client, 0)], jnp.maximum(holdings.labels, 0)])
+        drawn = drawn_observations(
+            key, logits[space[jnp.maximum(holdings.client, 0)], jnp.maximum(holdings.labels, 0)]
+        )
         return _coarse(holdings, jnp.where(holdings.labels >= 0, drawn, -1), matrices, space)
 
     def coarse_names(num_classes: int) -> tuple[str, ...]:
@@ -87,25 +107,34 @@ def coarse_labels(correspondence: str, overlap: float = 0.0) -> WeakRule:
 
 def drawn_observations(key: Key[Array, ""], logits: Float[Array, "N O"]) -> Int[Array, " N"]:
     """One observation for every example; it depends on the key and the example's place alone."""
-    keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(logits.shape[0], dtype=jnp.int32))
+    keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(
+        jnp.arange(logits.shape[0], dtype=jnp.int32)
+    )
     return jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32)
 
 
 def _own_coarse_labels(holdings: Holdings) -> Observed:
     own = holdings.own
     if own.coarse is None:
-        raise ValueError("the dataset has no coarse labels of its own; name a correspondence, such as 'parity'")
-    matrix, members, space = own.correspondence, holdings.members, None
+        raise ValueError(
+            "the dataset has no coarse labels of its own; name a correspondence, such as 'parity'"
+        )
+    matrix = own.correspondence
+    members = holdings.members
+    space = None
     if matrix is None:
         matrix = np.zeros((own.num_coarse, holdings.num_classes))  # nobody knows it
     if matrix.ndim == 3:
         if len(matrix) != members.shape[0]:
             raise ValueError(
-                f"correspondences are given for {len(matrix)} clients, but {members.shape[0]} train; one for each "
-                "client goes with the natural partition and all of its clients"
+                f"correspondences are given for {len(matrix)} clients, but {members.shape[0]} "
+                "train; one for each client goes with the natural partition and all of its "
+                "clients"
             )
         space = jnp.arange(len(matrix), dtype=jnp.int32)
-    return _coarse(holdings, jnp.asarray(own.coarse), matrix if matrix.ndim == 3 else matrix[None], space)
+    return _coarse(
+        holdings, jnp.asarray(own.coarse), matrix if matrix.ndim == 3 else matrix[None], space
+    )
 
 
 def _coarse(
@@ -114,8 +143,12 @@ def _coarse(
     matrices: Float[np.ndarray, "S J K"],
     space: Int[Array, " C"] | None = None,
 ) -> Observed:
-    """Coarse labels of every member, in one of S label spaces, padded with rows of 0; by default in the first."""
-    members, client, (_, most, _) = holdings.members, holdings.client, matrices.shape
+    """Coarse labels of every member, in one of S label spaces, padded with rows of 0; by default
+    in the first.
+    """
+    members = holdings.members
+    client = holdings.client
+    (_, most, _) = matrices.shape
     space = jnp.zeros_like(members, jnp.int32) if space is None else space
     last = np.max(np.any(matrices > 0, axis=2) * np.arange(1, most + 1), axis=1)
     last = np.where(last > 0, last, most)  # all, where nobody knows
@@ -129,41 +162,51 @@ def _coarse(
     )
 
 
-def _entries(holdings: Holdings, there: Bool[Array, " N"], observation: Int[Array, " N"]) -> Entries:
+def _entries(
+    holdings: Holdings, there: Bool[Array, " N"], observation: Int[Array, " N"]
+) -> Entries:
     """One entry of its holder for every example that is `there`."""
     rows = jnp.arange(there.shape[0], dtype=jnp.int32)
     return Entries(jnp.where(there, holdings.client, -1), rows, jnp.where(there, observation, -1))
 
 
 def given() -> WeakRule:
-    """Labels that came with the dataset: sets at the clients whose class shares are given, coarse labels at all others.
+    """Labels that came with the dataset: sets at the clients whose class shares are given, coarse
+    labels at all others.
 
     Clients are the natural ones, all of them.
     """
 
     def observe(key: Key[Array, ""], holdings: Holdings) -> Observed:
-        own, members = holdings.own, holdings.members
-        nothing = _coarse(holdings, jnp.full_like(holdings.client, -1), np.zeros((1, 1, holdings.num_classes)))
+        own = holdings.own
+        members = holdings.members
+        nothing = _coarse(
+            holdings, jnp.full_like(holdings.client, -1), np.zeros((1, 1, holdings.num_classes))
+        )
         coarse = nothing if own.coarse is None else _own_coarse_labels(holdings)
         if own.sets is None or own.set_shares is None:
             if own.sets is not None:
                 raise ValueError(
-                    "the dataset has a column of sets but not their class shares; give config.data.proportions, a CSV "
-                    "file (docs/data.md)"
+                    "the dataset has a column of sets but not their class shares; give "
+                    "config.data.proportions, a CSV file (docs/data.md)"
                 )
             return coarse
         if own.set_shares.shape[0] != members.shape[0]:
             raise ValueError(
-                f"class shares are given for {own.set_shares.shape[0]} clients, but {members.shape[0]} train; "
-                "supervision 'given' goes with the natural partition and all of its clients"
+                f"class shares are given for {own.set_shares.shape[0]} clients, but "
+                f"{members.shape[0]} train; supervision 'given' goes with the natural partition "
+                "and all of its clients"
             )
         filled = own.set_shares.sum(axis=2) > 0  # [C, O]
         has_sets = jnp.asarray(filled.any(axis=1))
         most = max(own.set_shares.shape[1], coarse.matrix.shape[1])
-        owner, by_sets = coarse.entries.client, has_sets[jnp.maximum(holdings.client, 0)]
+        owner = coarse.entries.client
+        by_sets = has_sets[jnp.maximum(holdings.client, 0)]
         observation = jnp.where(by_sets, jnp.asarray(own.sets), coarse.entries.observation)
         counted = by_sets & (observation >= 0) & (owner >= 0)
-        sizes = count_groups(jnp.where(counted, owner * most + observation, -1), members.shape[0] * most)
+        sizes = count_groups(
+            jnp.where(counted, owner * most + observation, -1), members.shape[0] * most
+        )
         shares = np.pad(own.set_shares, ((0, 0), (0, most - own.set_shares.shape[1]), (0, 0)))
         last = jnp.asarray((filled * np.arange(1, filled.shape[1] + 1)).max(axis=1), jnp.int32)
         padded = _padded(coarse, most)
@@ -172,20 +215,30 @@ def given() -> WeakRule:
             jnp.where(has_sets, last, padded.num_observations),
             has_sets,
             jnp.where(has_sets[:, None, None], jnp.asarray(shares, jnp.float32), padded.matrix),
-            jnp.where(has_sets[:, None], normalized(sizes.reshape(-1, most).astype(jnp.float32)), padded.share),
+            jnp.where(
+                has_sets[:, None],
+                normalized(sizes.reshape(-1, most).astype(jnp.float32)),
+                padded.share,
+            ),
         )
 
     return WeakRule(observe, lambda sizes, num_classes: sizes.largest)
 
 
 def together(observed: list[Observed]) -> Observed:
-    """The facts of rules about different clients in one table each, and all their entries."""
+    """Return the facts of rules about different clients in one table each, and all their
+    entries.
+    """
     most = max(each.matrix.shape[1] for each in observed)
     padded = [_padded(each, most) for each in observed]
-    entries, *facts = zip(*padded, strict=True)  # a client has facts of one rule, and zeros of the others
+    # a client has facts of one rule, and zeros of the others
+    entries, *facts = zip(*padded, strict=True)
     return Observed(
         jax.tree.map(lambda *parts: jnp.concatenate(parts), *entries),
-        *(functools.reduce(operator.or_ if one[0].dtype == bool else operator.add, one) for one in facts),
+        *(
+            functools.reduce(operator.or_ if one[0].dtype == bool else operator.add, one)
+            for one in facts
+        ),
     )
 
 
@@ -197,8 +250,12 @@ def _padded(observed: Observed, num_rows: int) -> Observed:
     )
 
 
-def shares_of_sets(weak: WeakLabels, entries: Entries, counted: Bool[Array, " E"]) -> Float[Array, "C O"]:
-    """Share of every set in what trains as members of sets, which examples with a class label do not; 1 elsewhere."""
+def shares_of_sets(
+    weak: WeakLabels, entries: Entries, counted: Bool[Array, " E"]
+) -> Float[Array, "C O"]:
+    """Share of every set in what trains as members of sets, which examples with a class label do
+    not; 1 elsewhere.
+    """
     num_clients, num_sets = weak.share.shape
     slot = jnp.where(counted, entries.client * num_sets + entries.observation, -1)
     sizes = count_groups(slot, num_clients * num_sets).reshape(num_clients, num_sets)
@@ -208,13 +265,15 @@ def shares_of_sets(weak: WeakLabels, entries: Entries, counted: Bool[Array, " E"
 def perturbed_shares(
     key: Key[Array, ""], shares: Float[Array, "C O K"], noise: float, mode: str = "relative"
 ) -> Float[Array, "C O K"]:
-    """Class shares as somebody who counted badly would report them; the paper's formula is lost, this one is ours.
+    """Class shares as somebody who counted badly would report them; the paper's formula is lost,
+    this one is ours.
 
     Args:
         key: typed PRNG key.
         shares: rows sum to 1, or are zero on padding.
-        noise: epsilon; every entry goes up or down with equal chance, by epsilon ("additive") or by epsilon times
-            itself ("relative"), is cut to [0, 1], and rows are normalized. A row that is cut to zero becomes uniform.
+        noise: epsilon; every entry goes up or down with equal chance, by epsilon ("additive") or by
+            epsilon times itself ("relative"), is cut to [0, 1], and rows are normalized. A row that
+            is cut to zero becomes uniform.
         mode: "relative" or "additive".
     """
     sign = jnp.where(jax.random.bernoulli(key, shape=shares.shape), 1.0, -1.0)
@@ -231,21 +290,26 @@ def normalized(values: Float[Array, "*rows n"]) -> Float[Array, "*rows n"]:
     return jnp.where(total > 0, values / jnp.where(total > 0, total, 1.0), 0.0)
 
 
-def unlabelled_sets(counts: tuple[int, ...], protocol: Protocol = "dealt", shared: bool = False) -> WeakRule:
-    """Cuts the examples of every client into sets of known, different class shares (FedUL, section 7 of its code).
+def unlabelled_sets(
+    counts: tuple[int, ...], protocol: Protocol = "dealt", shared: bool = False
+) -> WeakRule:
+    """Cuts the examples of every client into sets of known, different class shares (FedUL, section
+    7 of its code).
 
-    Set m wants the shares U[0.1, 1), that of class m mod K multiplied by 10, normalized. What the method is told are
-    the shares that came out, not those wanted; except with "drawn".
+    Set m wants the shares U[0.1, 1), that of class m mod K multiplied by 10, normalized. What the
+    method is told are the shares that came out, not those wanted; except with "drawn".
 
     Args:
-        counts: number of sets of the first, second, ... client with sets; one number for all if there is one.
-        protocol: "dealt": each class of a client is dealt to its sets in proportion to what they want, so that all
-            examples are used once. "drawn": every example falls into a set with the probabilities of its class, and
-            what is told are the shares to be expected: in small sets, what came out is another thing. "clean": sets of
-            equal size, disjoint, all smaller by the factor at which every class suffices. "reference", as in the
-            released code: sets of equal size, each drawn anew from all of the client's examples, so that they overlap,
-            and smaller where a class is short; with `shared`, wanted shares are the sum of the clients' and normalized
-            over the sets.
+        counts: number of sets of the first, second, ... client with sets; one number for all if
+            there is one.
+        protocol: "dealt": each class of a client is dealt to its sets in proportion to what they
+            want, so that all examples are used once. "drawn": every example falls into a set with
+            the probabilities of its class, and what is told are the shares to be expected: in small
+            sets, what came out is another thing. "clean": sets of equal size, disjoint, all smaller
+            by the factor at which every class suffices. "reference", as in the released code: sets
+            of equal size, each drawn anew from all of the client's examples, so that they overlap,
+            and smaller where a class is short; with `shared`, wanted shares are the sum of the
+            clients' and normalized over the sets.
         shared: all clients want the same shares; else each its own.
     """
     if not counts:
@@ -253,10 +317,12 @@ def unlabelled_sets(counts: tuple[int, ...], protocol: Protocol = "dealt", share
     most = max(counts)
 
     def observe(key: Key[Array, ""], holdings: Holdings) -> Observed:
-        num_clients, num_classes = holdings.members.shape[0], holdings.num_classes
+        num_clients = holdings.members.shape[0]
+        num_classes = holdings.num_classes
         if len(counts) not in (1, num_clients):
             raise ValueError(
-                f"{len(counts)} numbers of sets are given for {num_clients} clients; give one for each, or one"
+                f"{len(counts)} numbers of sets are given for {num_clients} clients; give one for "
+                "each, or one"
             )
         num_sets = _spread(counts, holdings.members)
         wanted = _wanted(named_key(key, "shares"), num_sets, num_classes, most)
@@ -265,10 +331,18 @@ def unlabelled_sets(counts: tuple[int, ...], protocol: Protocol = "dealt", share
             return _draw_each(named_key(key, "sets"), holdings, num_sets, wanted, pool)
         size = pool.sum(axis=1, dtype=jnp.int32) // jnp.maximum(num_sets, 1)  # of a set
         if protocol == "reference":
-            quota = jnp.floor(size[:, None, None].astype(wanted.dtype) * wanted + 1e-4).astype(jnp.int32)
-            entries = _draw_overlapping(named_key(key, "sets"), holdings, quota, _copies(num_classes))
+            quota = jnp.floor(size[:, None, None].astype(wanted.dtype) * wanted + 1e-4).astype(
+                jnp.int32
+            )
+            entries = _draw_overlapping(
+                named_key(key, "sets"), holdings, quota, _copies(num_classes)
+            )
         else:
-            quota = _clean_quota(wanted, pool, size) if protocol == "clean" else _dealt_quota(wanted, pool)
+            quota = (
+                _clean_quota(wanted, pool, size)
+                if protocol == "clean"
+                else _dealt_quota(wanted, pool)
+            )
             entries = _draw_disjoint(named_key(key, "sets"), holdings, quota)
         matrix, share = realized_shares(entries, holdings.labels, num_clients, most, num_classes)
         return Observed(entries, num_sets, holdings.members, matrix, share)
@@ -285,7 +359,9 @@ def unlabelled_sets(counts: tuple[int, ...], protocol: Protocol = "dealt", share
             return rows_sum
         together = rows_sum.sum(axis=0, keepdims=True)
         over = 1 if protocol == "reference" else 2
-        return jnp.where(real, together / jnp.maximum(together.sum(axis=over, keepdims=True), 1e-12), 0.0)
+        return jnp.where(
+            real, together / jnp.maximum(together.sum(axis=over, keepdims=True), 1e-12), 0.0
+        )
 
     def _copies(num_classes: int) -> int:
         # Shares normalized over the sets ask for K / M times as many examples as the client has.
@@ -300,7 +376,9 @@ def unlabelled_sets(counts: tuple[int, ...], protocol: Protocol = "dealt", share
 def realized_shares(
     entries: Entries, labels: Int[Array, " N"], num_clients: int, num_sets: int, num_classes: int
 ) -> tuple[Float[Array, "C O K"], Float[Array, "C O"]]:
-    """Class shares of every set as it came out, and the share of every set in its client's examples."""
+    """Class shares of every set as it came out, and the share of every set in its client's
+    examples.
+    """
     truth = labels[entries.row]
     real = (entries.client >= 0) & (entries.observation >= 0) & (truth >= 0)
     cell = (entries.client * num_sets + entries.observation) * num_classes + truth
@@ -310,7 +388,9 @@ def realized_shares(
 
 
 def _spread(counts: tuple[int, ...], members: Bool[Array, " C"]) -> Int[Array, " C"]:
-    """Number of sets of every client: `counts` in order of the members, 0 for all others."""
+    """Return the number of sets of every client: `counts` in order of the members, 0 for all
+    others.
+    """
     place = jnp.cumsum(members, dtype=jnp.int32) - 1
     table = jnp.asarray(counts, jnp.int32)
     return jnp.where(members, table[jnp.clip(place, 0, len(counts) - 1)], 0)
@@ -323,9 +403,13 @@ def _clean_quota(wanted: Array, pool: Array, size: Array) -> Int[Array, "C O K"]
     """
     num_sets = jnp.sum(jnp.any(wanted > 0, axis=2), axis=1, dtype=jnp.int32)
     enough = pool >= jnp.maximum(num_sets, 1)[:, None]
-    wanted = normalized(jnp.where(enough[:, None, :], wanted, 0.0)) * size[:, None, None].astype(jnp.float32)
+    wanted = normalized(jnp.where(enough[:, None, :], wanted, 0.0)) * size[:, None, None].astype(
+        jnp.float32
+    )
     needed = wanted.sum(axis=1)
-    lasting = jnp.where(needed > 0, pool.astype(needed.dtype) / jnp.where(needed > 0, needed, 1.0), jnp.inf)
+    lasting = jnp.where(
+        needed > 0, pool.astype(needed.dtype) / jnp.where(needed > 0, needed, 1.0), jnp.inf
+    )
     factor = jnp.minimum(jnp.min(lasting, axis=1), 1.0)
     return jnp.floor(wanted * factor[:, None, None] + 1e-4).astype(jnp.int32)
 
@@ -348,19 +432,30 @@ def _draw_disjoint(key: Key[Array, ""], holdings: Holdings, quota: Int[Array, "C
 
 
 def _draw_each(
-    key: Key[Array, ""], holdings: Holdings, num_sets: Int[Array, " C"], wanted: Float[Array, "C O K"], pool: Array
+    key: Key[Array, ""],
+    holdings: Holdings,
+    num_sets: Int[Array, " C"],
+    wanted: Float[Array, "C O K"],
+    pool: Array,
 ) -> Observed:
-    """Every example falls into a set by chance; class shares and sizes of the sets are those to be expected."""
+    """Every example falls into a set by chance; class shares and sizes of the sets are those to
+    be expected.
+    """
     chances = wanted / jnp.maximum(wanted.sum(axis=1, keepdims=True), 1e-12)  # P(set | class)
     mine = chances[jnp.maximum(holdings.client, 0), :, jnp.maximum(holdings.labels, 0)]  # [N, O]
     entries = _entries(holdings, holdings.eligible, drawn_observations(key, jnp.log(mine)))
     expected = chances * pool[:, None, :].astype(chances.dtype)
-    return Observed(entries, num_sets, holdings.members, normalized(expected), normalized(expected.sum(axis=2)))
+    return Observed(
+        entries, num_sets, holdings.members, normalized(expected), normalized(expected.sum(axis=2))
+    )
 
 
-def _draw_overlapping(key: Key[Array, ""], holdings: Holdings, quota: Int[Array, "C O K"], copies: int) -> Entries:
+def _draw_overlapping(
+    key: Key[Array, ""], holdings: Holdings, quota: Int[Array, "C O K"], copies: int
+) -> Entries:
     cell = holdings.cell
-    size, num_sets = cell.shape[0], quota.shape[1]
+    size = cell.shape[0]
+    num_sets = quota.shape[1]
 
     def draw(number: Array) -> Bool[Array, " N"]:
         rank = rank_within(jax.random.fold_in(key, number), cell)
@@ -370,4 +465,8 @@ def _draw_overlapping(key: Key[Array, ""], holdings: Holdings, quota: Int[Array,
     drawn = jax.lax.map(draw, jnp.arange(num_sets, dtype=jnp.int32))  # [O, N]
     place = jnp.nonzero(drawn.reshape(-1), size=size * copies, fill_value=-1)[0].astype(jnp.int32)
     row = jnp.maximum(place, 0) % size
-    return Entries(jnp.where(place >= 0, holdings.client[row], -1), row, jnp.where(place >= 0, place // size, -1))
+    return Entries(
+        jnp.where(place >= 0, holdings.client[row], -1),
+        row,
+        jnp.where(place >= 0, place // size, -1),
+    )

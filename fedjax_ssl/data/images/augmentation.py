@@ -1,4 +1,6 @@
-"""Augmentation inside the compiled step, before inputs are standardized: all by name, or a chain of names."""
+"""Augmentation inside the compiled step, before inputs are standardized: all by name, or a chain
+of names.
+"""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -13,7 +15,9 @@ from fedjax_ssl.registry import Registry
 
 
 class _Augmentations(Registry[Augmentation]):
-    """Augmentations by name; several names with commas between are a chain, for example "rotate,flip"."""
+    """Augmentations by name; several names with commas between are a chain, for example
+    "rotate,flip".
+    """
 
     def builder(self, name: str) -> Callable[..., Augmentation]:
         links = [super(_Augmentations, self).builder(one.strip()) for one in str(name).split(",")]
@@ -21,7 +25,9 @@ class _Augmentations(Registry[Augmentation]):
 
 
 def _chain(links: Sequence[Callable[..., Augmentation]]) -> Callable[..., Augmentation]:
-    """The builder of augmentations one after another. An option goes to every link that takes it."""
+    """Return the builder of augmentations one after another. An option goes to every link that
+    takes it.
+    """
     taken = [inspect.signature(link, eval_str=True).parameters for link in links]
 
     def build(**options: Any) -> Augmentation:
@@ -37,7 +43,11 @@ def _chain(links: Sequence[Callable[..., Augmentation]]) -> Callable[..., Augmen
 
         return augment
 
-    united = {name: one.replace(kind=one.KEYWORD_ONLY) for own in reversed(taken) for name, one in own.items()}
+    united = {
+        name: one.replace(kind=one.KEYWORD_ONLY)
+        for own in reversed(taken)
+        for name, one in own.items()
+    }
     build.__signature__ = inspect.Signature(list(united.values()))  # type: ignore[attr-defined]
     return build
 
@@ -66,4 +76,5 @@ AUGMENTATIONS: Registry[Augmentation] = _Augmentations(
     makes=Callable,
     called_with=("key", "inputs"),
 )
-augmentation = AUGMENTATIONS.build  # (name, **options) -> Augmentation, which works under jit and vmap
+# (name, **options) -> Augmentation, which works under jit and vmap
+augmentation = AUGMENTATIONS.build

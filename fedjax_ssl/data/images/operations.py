@@ -1,9 +1,9 @@
 """Image operations of RandAugment with Pillow's arithmetic.
 
-Images are planes [n, C, H, W] of whole numbers from 0 to 255 in float32, grey (C = 1) or colour (C = 3), and stay so.
-Every function changes a batch, each image by a strength of its own, and works under `jit` and `vmap`. Equal to Pillow
-13 to the bit, but for `autocontrast`, where Pillow's double precision may come out one level lower, and for
-`shear_smoothly`, which rounds in single precision.
+Images are planes [n, C, H, W] of whole numbers from 0 to 255 in float32, grey (C = 1) or colour (C
+= 3), and stay so. Every function changes a batch, each image by a strength of its own, and works
+under `jit` and `vmap`. Equal to Pillow 13 to the bit, but for `autocontrast`, where Pillow's double
+precision may come out one level lower, and for `shear_smoothly`, which rounds in single precision.
 
 Source: Pillow (`ImageOps`, `ImageEnhance`, `Image.rotate`, `Image.transform`).
 """
@@ -33,7 +33,8 @@ def autocontrast(images: Images) -> Images:
     """Stretches every channel to 0..255; a channel of one value stays."""
     lowest = jnp.min(images, axis=(2, 3), keepdims=True)
     width = jnp.max(images, axis=(2, 3), keepdims=True) - lowest
-    # Adding one half keeps a quotient of whole numbers on its side of the next one, whatever the rounding.
+    # Adding one half keeps a quotient of whole numbers on its side of the next one, whatever the
+    # rounding.
     stretched = jnp.floor(((images - lowest) * LARGEST + 0.5) / jnp.maximum(width, 1.0))
     return jnp.where(width > 0, stretched, images)
 
@@ -45,17 +46,26 @@ def equalize(images: Images) -> Images:
     # Within the table even where a value is NaN.
     values = jnp.clip(images.reshape(rows, height * width).astype(jnp.int32), 0, 255)
     places = (values + _LEVELS * jnp.arange(rows, dtype=jnp.int32)[:, None]).reshape(-1)
-    histogram = jnp.zeros(rows * _LEVELS, jnp.int32).at[places].add(1, mode="promise_in_bounds").reshape(rows, _LEVELS)
+    histogram = (
+        jnp.zeros(rows * _LEVELS, jnp.int32)
+        .at[places]
+        .add(1, mode="promise_in_bounds")
+        .reshape(rows, _LEVELS)
+    )
     below = (jnp.cumsum(histogram, axis=1) - histogram).astype(jnp.float32)
     step = jnp.floor(jnp.max(jnp.where(histogram > 0, below, 0.0), axis=1, keepdims=True) / LARGEST)
     # Adding one half keeps a quotient of whole numbers on its side of the next one, as above.
-    table = jnp.minimum(jnp.floor((jnp.floor(step / 2.0) + below + 0.5) / jnp.maximum(step, 1.0)), LARGEST)
+    table = jnp.minimum(
+        jnp.floor((jnp.floor(step / 2.0) + below + 0.5) / jnp.maximum(step, 1.0)), LARGEST
+    )
     table = jnp.where(step > 0, table, jnp.arange(_LEVELS, dtype=jnp.float32))
-    return jnp.take_along_axis(table, values, axis=1, mode="promise_in_bounds").reshape(images.shape)
+    return jnp.take_along_axis(table, values, axis=1, mode="promise_in_bounds").reshape(
+        images.shape
+    )
 
 
 def posterize(images: Images, step: Float[Array, " n"]) -> Images:
-    """Rounds down to multiples of a step: 2^(8 - bits) keeps the highest bits."""
+    """Round down to multiples of a step: 2^(8 - bits) keeps the highest bits."""
     step = _each(step)
     return jnp.floor(images / step) * step
 
@@ -66,17 +76,17 @@ def solarize(images: Images, threshold: Float[Array, " n"]) -> Images:
 
 
 def brightness(images: Images, factor: Float[Array, " n"]) -> Images:
-    """Moves from black (factor 0) to the image (1) and beyond."""
+    """Move from black (factor 0) to the image (1) and beyond."""
     return _blend(jnp.zeros_like(images), images, factor)
 
 
 def color(images: Images, factor: Float[Array, " n"]) -> Images:
-    """Moves from the image without colour to the image and beyond."""
+    """Move from the image without colour to the image and beyond."""
     return images if images.shape[1] == 1 else _blend(_luminance(images), images, factor)
 
 
 def contrast(images: Images, factor: Float[Array, " n"]) -> Images:
-    """Moves from the mean luminance, a whole number, to the image and beyond."""
+    """Move from the mean luminance, a whole number, to the image and beyond."""
     luminance = _luminance(images).astype(jnp.int32)
     pixels = luminance.shape[2] * luminance.shape[3]
     mean = (2 * jnp.sum(luminance, axis=(1, 2, 3), keepdims=True) + pixels) // (2 * pixels)
@@ -84,21 +94,26 @@ def contrast(images: Images, factor: Float[Array, " n"]) -> Images:
 
 
 def sharpness(images: Images, factor: Float[Array, " n"]) -> Images:
-    """Moves from the smoothed image to the image and beyond.
+    """Move from the smoothed image to the image and beyond.
 
-    Smoothed is the mean of the 3 x 3 neighbourhood, in which the pixel itself counts five times; the border stays.
+    Smoothed is the mean of the 3 x 3 neighbourhood, in which the pixel itself counts five times;
+    the border stays.
     """
     height, width = images.shape[2:]
     if min(height, width) < 3:
         return images
-    around = sum(images[:, :, i : height - 2 + i, j : width - 2 + j] for i in range(3) for j in range(3))
+    around = sum(
+        images[:, :, i : height - 2 + i, j : width - 2 + j] for i in range(3) for j in range(3)
+    )
     smooth = jnp.floor((around + 4.0 * images[:, :, 1:-1, 1:-1]) / 13.0 + 0.5)
     inner = np.pad(np.ones((height - 2, width - 2), bool), 1)
-    return _blend(jnp.where(inner, jnp.pad(smooth, ((0, 0), (0, 0), (1, 1), (1, 1))), images), images, factor)
+    return _blend(
+        jnp.where(inner, jnp.pad(smooth, ((0, 0), (0, 0), (1, 1), (1, 1))), images), images, factor
+    )
 
 
 def move(images: Images, coefficients: Int[Array, "n 6"], fill: Float[np.ndarray, " C"]) -> Images:
-    """Fetches every pixel from the nearest place of an affine map.
+    """Fetch every pixel from the nearest place of an affine map.
 
     Args:
         images: planes.
@@ -109,32 +124,42 @@ def move(images: Images, coefficients: Int[Array, "n 6"], fill: Float[np.ndarray
     y = jnp.arange(height, dtype=jnp.int32)[:, None]
     x = jnp.arange(width, dtype=jnp.int32)
     x_x, x_y, x_1, y_x, y_y, y_1 = (coefficients[:, i, None, None] for i in range(6))
-    column, row = (x_x * x + x_y * y + x_1) >> _POINT, (y_x * x + y_y * y + y_1) >> _POINT
+    column = (x_x * x + x_y * y + x_1) >> _POINT
+    row = (y_x * x + y_y * y + y_1) >> _POINT
     inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
     place = jnp.where(inside, row * width + column, 0).reshape(count, 1, height * width)
     flat = images.reshape(count, channels, height * width)
-    fetched = jnp.take_along_axis(flat, place, axis=2, mode="promise_in_bounds").reshape(images.shape)
+    fetched = jnp.take_along_axis(flat, place, axis=2, mode="promise_in_bounds").reshape(
+        images.shape
+    )
     return jnp.where(inside[:, None], fetched, fill[:, None, None])
 
 
 def rotation(degrees: Float[np.ndarray, " L"], height: int, width: int) -> Int[np.ndarray, "L 6"]:
     """Coefficients of `move` for a turn about the centre, counter-clockwise."""
     angle = -np.radians(degrees)
-    cosine, sine = np.round(np.cos(angle), 15), np.round(np.sin(angle), 15)
+    cosine = np.round(np.cos(angle), 15)
+    sine = np.round(np.sin(angle), 15)
     from_x = width / 2 - cosine * (width / 2) - sine * (height / 2)
     from_y = height / 2 + sine * (width / 2) - cosine * (height / 2)
     return _fixed_point(cosine, sine, from_x, -sine, cosine, from_y)
 
 
 def shear(amount: Float[np.ndarray, " L"], axis: int) -> Int[np.ndarray, "L 6"]:
-    """Coefficients of `move` for a shear that leaves the corner at the top left; axis 1: x, axis 0: y."""
-    one, zero = np.ones_like(amount), np.zeros_like(amount)
+    """Coefficients of `move` for a shear that leaves the corner at the top left; axis 1: x, axis
+    0: y.
+    """
+    one = np.ones_like(amount)
+    zero = np.zeros_like(amount)
     return _fixed_point(one, amount * (axis == 1), zero, amount * (axis == 0), one, zero)
 
 
 def translation(pixels: Float[np.ndarray, " L"], axis: int) -> Int[np.ndarray, "L 6"]:
-    """Coefficients of `move` for a shift, to the left or up where positive; axis 1: x, axis 0: y."""
-    one, zero = np.ones_like(pixels), np.zeros_like(pixels)
+    """Coefficients of `move` for a shift, to the left or up where positive; axis 1: x, axis 0:
+    y.
+    """
+    one = np.ones_like(pixels)
+    zero = np.zeros_like(pixels)
     whole = np.floor(pixels + 0.5)
     return _fixed_point(one, zero, whole * (axis == 1), zero, one, whole * (axis == 0))
 
@@ -151,21 +176,29 @@ def shear_smoothly(
         axis: along which pixels move.
     """
     count, channels, height, width = images.shape
-    rows, columns = jnp.arange(height, dtype=jnp.int32)[:, None], jnp.arange(width, dtype=jnp.int32)
+    rows = jnp.arange(height, dtype=jnp.int32)[:, None]
+    columns = jnp.arange(width, dtype=jnp.int32)
     offset = offset[:, None] if axis == 0 else offset[:, :, None]
-    whole, part = offset[..., 0].astype(jnp.int32), offset[..., 1]
+    whole = offset[..., 0].astype(jnp.int32)
+    part = offset[..., 1]
     length, along = (height, rows + whole) if axis == 0 else (width, columns + whole)
     flat = images.reshape(count, channels, height * width)
 
-    # Four fetches by one flat place each: XLA would repeat a wider fetch for every use of its slices.
+    # Four fetches by one flat place each: XLA would repeat a wider fetch for every use of its
+    # slices.
     def fetched(step: int) -> Images:
         near = jnp.clip(along + step, 0, length - 1)
-        place = (near * width + columns if axis == 0 else rows * width + near).reshape(count, 1, height * width)
-        return jnp.take_along_axis(flat, place, axis=2, mode="promise_in_bounds").reshape(images.shape)
+        place = (near * width + columns if axis == 0 else rows * width + near).reshape(
+            count, 1, height * width
+        )
+        return jnp.take_along_axis(flat, place, axis=2, mode="promise_in_bounds").reshape(
+            images.shape
+        )
 
     before, left, right, after = map(fetched, (-1, 0, 1, 2))
     # Weights of the differences to one neighbour: what is constant stays so, whatever the rounding.
-    square, cube = part * part, part * part * part
+    square = part * part
+    cube = part * part * part
     weights = 2.0 * square - part - cube, part + square - cube, cube - square
     pairs = zip(weights, (before, right, after), strict=True)
     value = left + sum(weight[:, None] * (other - left) for weight, other in pairs)
@@ -175,7 +208,7 @@ def shear_smoothly(
 
 
 def shear_offsets(amount: Float[np.ndarray, " L"], rows: int) -> Float[np.ndarray, "L H 2"]:
-    """Returns how far the rows move, of `shear_smoothly`: whole pixels and the part above them."""
+    """Return how far the rows move, of `shear_smoothly`: whole pixels and the part above them."""
     offset = amount[:, None] * (np.arange(rows) + 0.5)
     return np.stack([np.floor(offset), offset - np.floor(offset)], axis=-1).astype(np.float32)
 
@@ -194,13 +227,17 @@ def cutout(
         side: pixels.
         spot: the square's middle, row and column as shares of height and width.
         fill: value per channel in the square.
-        full: a square that would begin above or left of the image begins at the border with its full side; otherwise
-            it is cut off there, as at the other borders.
+        full: a square that would begin above or left of the image begins at the border with its
+            full side; otherwise it is cut off there, as at the other borders.
     """
     hidden = jnp.ones((), bool)
     for axis, length in enumerate(images.shape[2:]):
         middle = spot[:, axis] * length
-        start = jnp.floor(jnp.maximum(middle - side / 2, 0.0)) if full else jnp.floor(middle) - jnp.floor(side / 2)
+        start = (
+            jnp.floor(jnp.maximum(middle - side / 2, 0.0))
+            if full
+            else jnp.floor(middle) - jnp.floor(side / 2)
+        )
         along = jnp.arange(length, dtype=jnp.float32)
         covered = (along >= start[:, None]) & (along < start[:, None] + jnp.floor(side)[:, None])
         hidden = hidden & (covered[:, None, :, None] if axis == 0 else covered[:, None, None, :])
@@ -211,13 +248,15 @@ def _luminance(images: Images) -> Float[Array, "n 1 H W"]:
     if images.shape[1] != 3:
         return jnp.floor(jnp.mean(images, axis=1, keepdims=True) + 0.5)
     red, green, blue = (images[:, i : i + 1] for i in range(3))
-    # The weights are 0.299, 0.587 and 0.114 with 16 binary places: all sums are whole numbers below 2^24, thus exact.
+    # The weights are 0.299, 0.587 and 0.114 with 16 binary places: all sums are whole numbers below
+    # 2^24, thus exact.
     return jnp.floor((19595.0 * red + 38470.0 * green + 7471.0 * blue + 32768.0) / 65536.0)
 
 
 def _blend(other: Array, images: Images, factor: Float[Array, " n"]) -> Images:
-    # Pillow rounds the product and the sum each. A compiler would round once by a fused multiply-add, and values next
-    # to a whole number would come out a level off; the maximum between the two, which changes nothing, prevents it.
+    # Pillow rounds the product and the sum each. A compiler would round once by a fused
+    # multiply-add, and values next to a whole number would come out a level off; the maximum
+    # between the two, which changes nothing, prevents it.
     product = jnp.maximum(_each(factor) * (images - other), -1e6)
     return jnp.floor(jnp.clip(other + product, 0.0, LARGEST))
 
@@ -226,7 +265,9 @@ def _fixed_point(*coefficients: Float[np.ndarray, " L"]) -> Int[np.ndarray, "L 6
     """Coefficients in fixed point; those of the constant include the middle of the pixel."""
     x_x, x_y, x_1, y_x, y_y, y_1 = coefficients
     terms = x_x, x_y, x_1 + x_x * 0.5 + x_y * 0.5, y_x, y_y, y_1 + y_x * 0.5 + y_y * 0.5
-    return np.stack([np.floor(term * 2.0**_POINT + 0.5) for term in terms], axis=-1).astype(np.int32)
+    return np.stack([np.floor(term * 2.0**_POINT + 0.5) for term in terms], axis=-1).astype(
+        np.int32
+    )
 
 
 def _each(values: Float[Array, " n"]) -> Float[Array, "n 1 1 1"]:

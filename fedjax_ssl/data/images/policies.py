@@ -1,7 +1,7 @@
 """Policies of random augmentation as data: which operations are drawn, how often, and how strong.
 
-A strength is an entry of a table; a range is a table of `LEVELS` evenly spaced strengths. Sources: the papers and their
-published code, which each policy names.
+A strength is an entry of a table; a range is a table of `LEVELS` evenly spaced strengths. Sources:
+the papers and their published code, which each policy names.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,8 @@ Fill = float | tuple[float, ...]  # value on the scale 0..255, for all channels 
 
 MOVEMENTS = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
 ENHANCERS = ("brightness", "color", "contrast", "sharpness")
-BLACK, GREY = 0.0, 128.0
+BLACK = 0.0
+GREY = 128.0
 CIFAR_MEAN = (125.0, 123.0, 114.0)
 
 
@@ -26,11 +27,12 @@ class Choice(NamedTuple):
     """One operation that may be drawn."""
 
     operation: str  # operation of `random_augment.OPERATIONS`
-    # One per level, or a single one for all levels; none where the operation has no strength. Degrees (rotate), pixels
-    # per pixel (shear), factors (enhancers), bits kept (posterize), threshold (solarize), shares of the side or pixels
-    # (translate, cutout).
+    # One per level, or a single one for all levels; none where the operation has no strength.
+    # Degrees (rotate), pixels per pixel (shear), factors (enhancers), bits kept (posterize),
+    # threshold (solarize), shares of the side or pixels (translate, cutout).
     amounts: tuple[float, ...] = ()
-    signed: bool = False  # a fair coin decides on the sign: of a movement, or of what an enhancer's factor has beyond 1
+    signed: bool = False
+    # ^ a fair coin decides on the sign: of a movement, or of what an enhancer's factor has beyond 1
     pixels: bool = False  # the amounts of translate and cutout are pixels
     fill: Fill = BLACK  # fill of pixels that come in or are hidden
     smooth: bool = False  # shear by cubic interpolation, not by the nearest pixel
@@ -49,7 +51,9 @@ class Policy(NamedTuple):
 
 
 def fedmatch(number: int) -> Policy:
-    """FedMatch's published code: 13 operations, six of them per image, the weakest half of ten levels."""
+    """FedMatch's published code: 13 operations, six of them per image, the weakest half of ten
+    levels.
+    """
     places = np.linspace(0.0, 1.0, 10)[:5]
 
     def table(largest: float) -> tuple[float, ...]:
@@ -66,7 +70,10 @@ def fedmatch(number: int) -> Policy:
             Choice("contrast", table(0.5), signed=True),
             Choice("brightness", table(0.3), signed=True),
             Choice("sharpness", table(0.9), signed=True),
-            *(Choice(name, table(0.3), signed=True, smooth=True) for name in ("shear_x", "shear_y")),
+            *(
+                Choice(name, table(0.3), signed=True, smooth=True)
+                for name in ("shear_x", "shear_y")
+            ),
             *(Choice(name, table(0.2), signed=True) for name in ("translate_x", "translate_y")),
         ),
         number,
@@ -75,31 +82,41 @@ def fedmatch(number: int) -> Policy:
 
 
 def uda(number: int, fill: Fill = CIFAR_MEAN) -> Policy:
-    """UDA's published code: 15 operations at whole levels 1 to 9, each applied with probability one half."""
+    """UDA's published code: 15 operations at whole levels 1 to 9, each applied with probability
+    one half.
+    """
     level = np.arange(1, 10)
     choices = (
         *_moved(3.0 * level, 0.03 * level, 1.0 * level, pixels=True, fill=fill),
-        *_recoloured("invert", 0.18 * level + 0.1, 4 - _floor(0.4 * level), 256 - _floor(25.6 * level)),
+        *_recoloured(
+            "invert", 0.18 * level + 0.1, 4 - _floor(0.4 * level), 256 - _floor(25.6 * level)
+        ),
         Choice("cutout", tuple(2.0 * level), pixels=True, fill=fill, full=False),
     )
     return Policy(choices, number, chance=0.5, levels=(9,))
 
 
 def original(number: int, magnitude: float) -> Policy:
-    """RandAugment: 14 operations at one magnitude from 0 to 10, which the paper maps linearly to ranges.
+    """RandAugment: 14 operations at one magnitude from 0 to 10, which the paper maps linearly to
+    ranges.
 
-    The ranges are ours where it names none: factors from 0.1 to 1.9, otherwise the ends of FixMatch's ranges.
+    The ranges are ours where it names none: factors from 0.1 to 1.9, otherwise the ends of
+    FixMatch's ranges.
     """
     level = np.array([magnitude])
     choices = (
         *_moved(3.0 * level, 0.03 * level, 0.03 * level),
-        *_recoloured("identity", 0.18 * level + 0.1, 8 - _floor(0.4 * level), 256 - _floor(25.6 * level)),
+        *_recoloured(
+            "identity", 0.18 * level + 0.1, 8 - _floor(0.4 * level), 256 - _floor(25.6 * level)
+        ),
     )
     return Policy(choices, number, levels=(1,))
 
 
 def fixmatch(number: int, cutout: float = 0.5, fixed: bool = False) -> Policy:
-    """FixMatch: 14 operations of uniform strength, then a cutout of a uniform or fixed share of the side."""
+    """FixMatch: 14 operations of uniform strength, then a cutout of a uniform or fixed share of
+    the side.
+    """
     return Policy(
         _uniform(bits=(4, 5, 6, 7, 8)),
         number,
@@ -109,33 +126,46 @@ def fixmatch(number: int, cutout: float = 0.5, fixed: bool = False) -> Policy:
 
 def fl2(number: int) -> Policy:
     """(FL)^2's published code: as `fixmatch`, with 4 to 7 bits and a cutout in the mean colour."""
-    return Policy(_uniform(bits=(4, 5, 6, 7)), number, cutout=Choice("cutout", _range(0.0, 0.5), fill=CIFAR_MEAN))
+    return Policy(
+        _uniform(bits=(4, 5, 6, 7)),
+        number,
+        cutout=Choice("cutout", _range(0.0, 0.5), fill=CIFAR_MEAN),
+    )
 
 
 def levelled(number: int, whole_pixels: bool) -> Policy:
-    """SAGE's and FedRGD's published code: 14 operations at whole levels 1 to 9, then a grey cutout of half the side.
+    """SAGE's and FedRGD's published code: 14 operations at whole levels 1 to 9, then a grey cutout
+    of half the side.
 
     Args:
         number: operations per image.
-        whole_pixels: translation by whole pixels, as for sides of 32 (SAGE), or by shares of the side (FedRGD).
+        whole_pixels: translation by whole pixels, as for sides of 32 (SAGE), or by shares of the
+            side (FedRGD).
     """
     level = np.arange(1, 10)
     shift = _floor(0.96 * level) if whole_pixels else 0.03 * level
     choices = (
         *_moved(3.0 * level, 0.03 * level, shift, pixels=whole_pixels),
-        *_recoloured("identity", 0.09 * level + 0.05, 4 + _floor(0.4 * level), 256 - _floor(25.6 * level)),
+        *_recoloured(
+            "identity", 0.09 * level + 0.05, 4 + _floor(0.4 * level), 256 - _floor(25.6 * level)
+        ),
     )
-    return Policy(choices, number, chance=0.5, levels=(9,), cutout=Choice("cutout", (0.5,), fill=127.0))
+    return Policy(
+        choices, number, chance=0.5, levels=(9,), cutout=Choice("cutout", (0.5,), fill=127.0)
+    )
 
 
 def semifl(number: int) -> Policy:
-    """SemiFL's published code: 15 operations at their largest magnitude, each applied half of the time.
+    """SemiFL's published code: 15 operations at their largest magnitude, each applied half of the
+    time.
 
     The probability is itself uniform in [0.2, 0.8] there: one half, seen from outside.
     """
     return Policy(
         (
-            *_recoloured("invert", (1.9,), (4.0,), (0.0,), ("brightness", "contrast", "color", "sharpness")),
+            *_recoloured(
+                "invert", (1.9,), (4.0,), (0.0,), ("brightness", "contrast", "color", "sharpness")
+            ),
             *_moved(np.array([30.0]), np.array([0.3]), np.array([100.0]), pixels=True),
             Choice("cutout", (40.0,), pixels=True, fill=GREY),
         ),
@@ -146,7 +176,7 @@ def semifl(number: int) -> Policy:
 
 
 def _uniform(bits: tuple[int, ...]) -> tuple[Choice, ...]:
-    """The 14 operations of FixMatch with the strengths of its appendix."""
+    """Return the 14 operations of FixMatch with the strengths of its appendix."""
     kept = [float(bits[len(bits) * place // LEVELS]) for place in range(LEVELS)]
     return (
         *_recoloured("identity", _range(0.05, 0.95), kept, _range(0.0, 256.0)),
@@ -156,9 +186,15 @@ def _uniform(bits: tuple[int, ...]) -> tuple[Choice, ...]:
 
 
 def _recoloured(
-    first: str, factors: Amounts, bits: Amounts, thresholds: Amounts, enhancers: Sequence[str] = ENHANCERS
+    first: str,
+    factors: Amounts,
+    bits: Amounts,
+    thresholds: Amounts,
+    enhancers: Sequence[str] = ENHANCERS,
 ) -> tuple[Choice, ...]:
-    """The operations that move no pixel: `first`, autocontrast, equalize, the enhancers, posterize and solarize."""
+    """Return the operations that move no pixel: `first`, autocontrast, equalize, the enhancers,
+    posterize and solarize.
+    """
     return (
         *(Choice(name) for name in (first, "autocontrast", "equalize")),
         *(Choice(name, tuple(factors)) for name in enhancers),
@@ -167,20 +203,30 @@ def _recoloured(
     )
 
 
-def _moved(degrees: Table, shear: Table, shift: Table, pixels: bool = False, fill: Fill = BLACK) -> tuple[Choice, ...]:
-    """The five movements, each in both directions."""
+def _moved(
+    degrees: Table, shear: Table, shift: Table, pixels: bool = False, fill: Fill = BLACK
+) -> tuple[Choice, ...]:
+    """Return the five movements, each in both directions."""
     amounts = (degrees, shear, shear, shift, shift)
     return tuple(
-        Choice(name, tuple(map(float, values)), signed=True, fill=fill, pixels=pixels and name.startswith("translate"))
+        Choice(
+            name,
+            tuple(map(float, values)),
+            signed=True,
+            fill=fill,
+            pixels=pixels and name.startswith("translate"),
+        )
         for name, values in zip(MOVEMENTS, amounts, strict=True)
     )
 
 
 def _range(low: float, high: float) -> tuple[float, ...]:
-    """The middles of equal parts of a range."""
+    """Return the middles of equal parts of a range."""
     return tuple(low + (high - low) * (np.arange(LEVELS) + 0.5) / LEVELS)
 
 
 def _floor(values: Table) -> Table:
-    """The largest whole numbers that are not above; 25.6 * 5 is 128, whatever its last binary place says."""
+    """Return the largest whole numbers that are not above; 25.6 * 5 is 128, whatever its last
+    binary place says.
+    """
     return np.floor(values + 1e-9)

@@ -1,12 +1,14 @@
 """Random operations inside the compiled step: a policy applied to a batch.
 
-The batch is cut into groups, place p belonging to group p mod `groups`. A group draws its operations, an image its own
-strengths, signs, cutouts and whether an operation is applied at all. What an image gets depends on the key and on its
-place only, so padding rows at the end change nothing.
+The batch is cut into groups, place p belonging to group p mod `groups`. A group draws its
+operations, an image its own strengths, signs, cutouts and whether an operation is applied at all.
+What an image gets depends on the key and on its place only, so padding rows at the end change
+nothing.
 
-Groups are there for speed: on a CPU they are worked off one after another, and of each operation only the drawn one is
-computed, also under `vmap` over clients or seeds, whose groups then follow one another too. On accelerators all groups
-are computed at once, all operations of a policy, and each group keeps its own. Both give the same images.
+Groups are there for speed: on a CPU they are worked off one after another, and of each operation
+only the drawn one is computed, also under `vmap` over clients or seeds, whose groups then follow
+one another too. On accelerators all groups are computed at once, all operations of a policy, and
+each group keeps its own. Both give the same images.
 
 Source: RandAugment (Cubuk et al., NeurIPS 2020).
 """
@@ -54,15 +56,17 @@ def random_augment(
     input_max: float = 255.0,
     in_turn: bool | None = None,
 ) -> Shaped[Array, "n H W C"]:
-    """Applies the random operations of a policy to every image.
+    """Apply the random operations of a policy to every image.
 
     Args:
         key: typed PRNG key.
-        images: as stored, integer or floating; grey or colour. Floating ones are rounded to 256 levels.
+        images: as stored, integer or floating; grey or colour. Floating ones are rounded to 256
+            levels.
         policy: what is drawn.
         groups: how many parts of the batch draw operations of their own; 0: every image.
         input_max: largest stored value.
-        in_turn: one group after another, or all operations for all groups at once. None: in turn on CPUs.
+        in_turn: one group after another, or all operations for all groups at once. None: in turn on
+            CPUs.
 
     Returns:
         Images of the same shape and dtype, with values in [0, input_max].
@@ -90,7 +94,9 @@ def random_augment(
         return jnp.moveaxis(_from_levels(planes, input_max, stored.dtype), 1, -1)
 
     def split(values: Shaped[Array, "n ..."]) -> Shaped[Array, "G rows ..."]:
-        padded = jnp.concatenate([values, values[: rows * groups - size]]) if size % groups else values
+        padded = (
+            jnp.concatenate([values, values[: rows * groups - size]]) if size % groups else values
+        )
         return jnp.swapaxes(padded.reshape(rows, groups, *values.shape[1:]), 0, 1)
 
     def split_draws(values: Shaped[Array, "N n ..."]) -> Shaped[Array, "G N rows ..."]:
@@ -114,18 +120,24 @@ def draw(key: Key[Array, ""], policy: Policy, size: int, groups: int) -> Draws:
 
     def one(number: Int[Array, ""]) -> Draws:
         own = jax.random.fold_in(key, number)
-        operation = jax.random.bits(named_key(own, "operation"), (groups,)) % jnp.uint32(len(policy.choices))
+        operation = jax.random.bits(named_key(own, "operation"), (groups,)) % jnp.uint32(
+            len(policy.choices)
+        )
         level = jax.random.bits(named_key(own, "level"), (size,)) % levels
         negative = ~jax.random.bernoulli(named_key(own, "sign"), shape=(size,))
         applied = jax.random.uniform(named_key(own, "chance"), (size,), jnp.float32) < policy.chance
         # Entries of signed strengths come in pairs.
         entry = 2 * level.astype(jnp.int32) + negative.astype(jnp.int32)
-        return Draws(operation.astype(jnp.int32), entry, applied, _spots(named_key(own, "cutout"), size))
+        return Draws(
+            operation.astype(jnp.int32), entry, applied, _spots(named_key(own, "cutout"), size)
+        )
 
     return jax.vmap(one)(jnp.arange(policy.number, dtype=jnp.uint32))
 
 
-def _final_draws(key: Key[Array, ""], policy: Policy, size: int) -> tuple[Int[Array, " n"], Float[Array, "n 2"]]:
+def _final_draws(
+    key: Key[Array, ""], policy: Policy, size: int
+) -> tuple[Int[Array, " n"], Float[Array, "n 2"]]:
     """Entry and spot of the cutout at the end."""
     count = 1 if policy.cutout is None else len(policy.cutout.amounts)
     level = jax.random.bits(named_key(key, "side"), (size,)) % jnp.uint32(count)
@@ -138,7 +150,9 @@ def _spots(key: Key[Array, ""], size: int) -> Float[Array, "n 2"]:
 
 
 def branch(choice: Choice, height: int, width: int, channels: int) -> Branch:
-    """One operation with its strengths: entry 2 k is level k, entry 2 k + 1 the same with the other sign."""
+    """One operation with its strengths: entry 2 k is level k, entry 2 k + 1 the same with the
+    other sign.
+    """
     name = choice.operation
     if name in _PLAIN:
         return lambda images, entry, spot: getattr(operations, name)(images)
@@ -166,7 +180,10 @@ def _strengths(choice: Choice, height: int, width: int) -> Shaped[np.ndarray, "L
         amounts[1::2] *= -1.0
         amounts = amounts + 1.0 if name in ENHANCERS else amounts
     if name in ("translate_x", "translate_y", "cutout") and not choice.pixels:
-        amounts = amounts * {"translate_x": width, "translate_y": height, "cutout": min(height, width)}[name]
+        amounts = (
+            amounts
+            * {"translate_x": width, "translate_y": height, "cutout": min(height, width)}[name]
+        )
     if name == "posterize":
         return (2.0 ** (8.0 - amounts)).astype(np.float32)
     if name == "solarize":
@@ -176,7 +193,9 @@ def _strengths(choice: Choice, height: int, width: int) -> Shaped[np.ndarray, "L
     if choice.smooth:
         return operations.shear_offsets(amounts, height if name == "shear_x" else width)
     if name in MOVEMENTS:
-        return (operations.shear if name.startswith("shear") else operations.translation)(amounts, _axis(name))
+        return (operations.shear if name.startswith("shear") else operations.translation)(
+            amounts, _axis(name)
+        )
     return amounts.astype(np.float32)
 
 
@@ -185,7 +204,7 @@ def _axis(name: str) -> int:
 
 
 def _fill(fill: Fill, channels: int) -> Float[np.ndarray, " C"]:
-    """The value per channel; images without colour get the luminance of a colour."""
+    """Return the value per channel; images without colour get the luminance of a colour."""
     values = np.atleast_1d(np.asarray(fill, np.float32))
     if len(values) == 3 and channels != 3:
         values = np.round(values[None] @ np.asarray([0.299, 0.587, 0.114], np.float32))
@@ -193,7 +212,7 @@ def _fill(fill: Fill, channels: int) -> Float[np.ndarray, " C"]:
 
 
 def _to_levels(stored: Shaped[Array, "n C H W"], input_max: float) -> Images:
-    """Stored values on the scale 0..255, whole; what lies outside comes to its end."""
+    """Return stored values on the scale 0..255, whole; what lies outside comes to its end."""
     values = stored.astype(jnp.float32)
     if input_max == LARGEST and not jnp.issubdtype(stored.dtype, jnp.floating):
         return values

@@ -1,7 +1,7 @@
 """Strong augmentation by name: RandAugment as the papers of the field use it.
 
-Each is a policy of `policies.py`, after a shift and a flip where the paper has them; `docs/data.md` shows their
-operations and ranges side by side.
+Each is a policy of `policies.py`, after a shift and a flip where the paper has them; `docs/data.md`
+shows their operations and ranges side by side.
 """
 
 import dataclasses
@@ -27,7 +27,8 @@ class Before:
     Attributes:
         pixels: largest shift in front.
         flip: whether every second image on average is mirrored; not for digits and the like.
-        groups: parts of a batch that draw operations of their own; 0: every image does, which is slower on CPUs.
+        groups: parts of a batch that draw operations of their own; 0: every image does, which is
+            slower on CPUs.
     """
 
     pixels: Limited = 4
@@ -72,7 +73,8 @@ def fixmatch(
 def semifl(before: Apart, operations: Limited = 2, input_max: float = 255.0) -> Augmentation:
     """Strong augmentation of SemiFL's published code: every operation at its largest magnitude.
 
-    Translation by 100 and a cutout of 40 pixels leave nothing of many small images: this is for reproduction.
+    Translation by 100 and a cutout of 40 pixels leave nothing of many small images: this is for
+    reproduction.
 
     Args:
         before: view before the operations.
@@ -83,9 +85,13 @@ def semifl(before: Apart, operations: Limited = 2, input_max: float = 255.0) -> 
 
 
 def randaugment(
-    before: Unmoved, operations: Limited = 3, magnitude: Annotated[float, In("[0, 10]")] = 4.0, input_max: float = 255.0
+    before: Unmoved,
+    operations: Limited = 3,
+    magnitude: Annotated[float, In("[0, 10]")] = 4.0,
+    input_max: float = 255.0,
 ) -> Augmentation:
-    """RandAugment as published: operations of one magnitude; the defaults are those for CIFAR-10 and WRN-28-2.
+    """RandAugment as published: operations of one magnitude; the defaults are those for CIFAR-10
+    and WRN-28-2.
 
     Args:
         before: view before the operations.
@@ -97,7 +103,8 @@ def randaugment(
 
 
 def fedmatch(before: Unmoved, operations: Limited = 6, input_max: float = 255.0) -> Augmentation:
-    """RandAugment of FedMatch's published code: six weak operations, rotation by up to 160 degrees among them.
+    """RandAugment of FedMatch's published code: six weak operations, rotation by up to 160 degrees
+    among them.
 
     Args:
         before: view before the operations.
@@ -108,23 +115,32 @@ def fedmatch(before: Unmoved, operations: Limited = 6, input_max: float = 255.0)
 
 
 def uda(
-    before: Unmoved, operations: Limited = 2, input_max: float = 255.0, input_mean: Sequence[float] | None = None
+    before: Unmoved,
+    operations: Limited = 2,
+    input_max: float = 255.0,
+    input_mean: Sequence[float] | None = None,
 ) -> Augmentation:
-    """RandAugment of UDA's published code: two operations of random level, each applied half of the time.
+    """RandAugment of UDA's published code: two operations of random level, each applied half of the
+    time.
 
     Args:
         before: view before the operations.
         operations: random operations per image.
         input_max: largest stored value.
-        input_mean: of the dataset per channel, as shares of `input_max`: what comes in at the border and in cutouts.
-            None: CIFAR-10's.
+        input_mean: of the dataset per channel, as shares of `input_max`: what comes in at the
+            border and in cutouts. None: CIFAR-10's.
     """
-    fill = policies.CIFAR_MEAN if input_mean is None else tuple(LARGEST * float(mean) for mean in input_mean)
+    fill = (
+        policies.CIFAR_MEAN
+        if input_mean is None
+        else tuple(LARGEST * float(mean) for mean in input_mean)
+    )
     return _strong(policies.uda(operations, fill), before, input_max)
 
 
 def fl2(before: Before, operations: Limited = 3, input_max: float = 255.0) -> Augmentation:
-    """Strong augmentation of (FL)^2's published code: three operations of uniform strength, then a cutout.
+    """Strong augmentation of (FL)^2's published code: three operations of uniform strength, then a
+    cutout.
 
     Args:
         before: view before the operations.
@@ -135,7 +151,8 @@ def fl2(before: Before, operations: Limited = 3, input_max: float = 255.0) -> Au
 
 
 def sage(before: Before, operations: Limited = 2, input_max: float = 255.0) -> Augmentation:
-    """Strong augmentation of SAGE's published code: two operations at nine levels, then a cutout of half the side.
+    """Strong augmentation of SAGE's published code: two operations at nine levels, then a cutout of
+    half the side.
 
     Args:
         before: view before the operations.
@@ -146,7 +163,8 @@ def sage(before: Before, operations: Limited = 2, input_max: float = 255.0) -> A
 
 
 def fedrgd(before: Before, operations: Limited = 2, input_max: float = 255.0) -> Augmentation:
-    """Strong augmentation of FedRGD's published code: that of SAGE, translated by shares of the side.
+    """Strong augmentation of FedRGD's published code: that of SAGE, translated by shares of the
+    side.
 
     Args:
         before: view before the operations.
@@ -163,6 +181,8 @@ def _strong(policy: policies.Policy, before: Before, input_max: float) -> Augmen
         check_images(images)
         if before.pixels or before.flip:
             images = moved(key, images)
-        return random_augment(named_key(key, "operations"), images, policy, before.groups, input_max)
+        return random_augment(
+            named_key(key, "operations"), images, policy, before.groups, input_max
+        )
 
     return augment

@@ -10,15 +10,19 @@ from jaxtyping import Array, Bool, Float, Int, Key, Shaped
 from fedjax_ssl.checks import In, Whole
 from fedjax_ssl.keys import named_key
 
-# (key, images) -> images, as stored (uint8 or float), of the same shape and type; one key for the whole batch. What an
-# image becomes depends on the key and on its place only, so that padding rows at the end of a batch change nothing.
+# (key, images) -> images, as stored (uint8 or float), of the same shape and type; one key for the
+# whole batch. What an image becomes depends on the key and on its place only, so that padding rows
+# at the end of a batch change nothing.
 Augmentation = Callable[[Key[Array, ""], Shaped[Array, "n H W C"]], Shaped[Array, "n H W C"]]
 
 
 def check_images(images: Shaped[Array, "n H W C"]) -> None:
-    """Raises ValueError for what has not the shape of images."""
+    """Raise ValueError for what has not the shape of images."""
     if images.ndim != 4:
-        raise ValueError(f"augmentation needs images [n, H, W, C], got shape {images.shape}; use 'none' for features")
+        raise ValueError(
+            f"augmentation needs images [n, H, W, C], got shape {images.shape}; use 'none' for "
+            "features"
+        )
 
 
 def no_augmentation() -> Augmentation:
@@ -31,7 +35,7 @@ def shift(
     fill: Literal["reflect", "constant"] = "reflect",
     value: Annotated[float, In("(-inf, inf)")] = 0.0,
 ) -> Augmentation:
-    """Translation by whole pixels, uniform in [-pixels, pixels] in each direction.
+    """Return the translation by whole pixels, uniform in [-pixels, pixels] in each direction.
 
     Args:
         pixels: largest shift, >= 0 and smaller than the images.
@@ -46,7 +50,8 @@ def crop_flip(
     fill: Literal["reflect", "constant"] = "reflect",
     value: Annotated[float, In("(-inf, inf)")] = 0.0,
 ) -> Augmentation:
-    """`shift`, then a horizontal flip of every second image on average: the CIFAR augmentation of FedAvg+XCLP.
+    """`shift`, then a horizontal flip of every second image on average: the CIFAR augmentation of
+    FedAvg+XCLP.
 
     Args:
         pixels: largest shift, >= 0 and smaller than the images.
@@ -57,7 +62,7 @@ def crop_flip(
 
 
 def flip() -> Augmentation:
-    """A horizontal flip of every second image on average."""
+    """Return a horizontal flip of every second image on average."""
 
     def augment(key: Key[Array, ""], images: Shaped[Array, "n H W C"]) -> Shaped[Array, "n H W C"]:
         check_images(images)
@@ -67,7 +72,8 @@ def flip() -> Augmentation:
 
 
 def rotate(degrees: Annotated[float, In("[0, 180]")] = 20.0) -> Augmentation:
-    """Rotation about the centre by an angle uniform in [-degrees, degrees], nearest pixel, 0 outside.
+    """Rotation about the centre by an angle uniform in [-degrees, degrees], nearest pixel, 0
+    outside.
 
     FedUL's augmentation of MNIST (its released code).
 
@@ -77,7 +83,9 @@ def rotate(degrees: Annotated[float, In("[0, 180]")] = 20.0) -> Augmentation:
 
     def augment(key: Key[Array, ""], images: Shaped[Array, "n H W C"]) -> Shaped[Array, "n H W C"]:
         check_images(images)
-        drawn = jax.random.uniform(named_key(key, "angle"), images.shape[:1], jnp.float32, -1.0, 1.0)
+        drawn = jax.random.uniform(
+            named_key(key, "angle"), images.shape[:1], jnp.float32, -1.0, 1.0
+        )
         return turn(images, jnp.deg2rad(degrees) * drawn)
 
     return augment
@@ -89,7 +97,8 @@ def translate(
     value: Annotated[float, In("[0, 1]")] = 0.5,
     input_max: float = 255.0,
 ) -> Augmentation:
-    """Translation by any part of the side up to `share` in each direction, linear between pixels, and a flip.
+    """Return the translation by any part of the side up to `share` in each direction, linear
+    between pixels, and a flip.
 
     The weak view of FixMatch in ProtoFSSL's baselines.
 
@@ -108,7 +117,9 @@ def translate(
             moved = jnp.where(_mirrored(key, images)[:, None, None, None], moved[:, :, ::-1], moved)
         for axis, name in ((1, "down"), (2, "right")):
             side = images.shape[axis]
-            offset = jax.random.uniform(named_key(key, name), (size,), jnp.float32, -share * side, share * side)
+            offset = jax.random.uniform(
+                named_key(key, name), (size,), jnp.float32, -share * side, share * side
+            )
             moved = slide(moved, offset, axis, value * input_max)
         if not jnp.issubdtype(images.dtype, jnp.floating):
             moved = jnp.round(moved)
@@ -118,10 +129,11 @@ def translate(
 
 
 def resize_crop(size: Annotated[int, Whole(1, 10_000)] = 40, flip: bool = True) -> Augmentation:
-    """Enlargement to `size` pixels, a window of the image's own size cut out of it anywhere, and a flip.
+    """Enlargement to `size` pixels, a window of the image's own size cut out of it anywhere, and a
+    flip.
 
-    CBAFed's augmentation. Bilinear and equal to Pillow's up to one stored level: along rows first, rounded to whole
-    values after each direction.
+    CBAFed's augmentation. Bilinear and equal to Pillow's up to one stored level: along rows first,
+    rounded to whole values after each direction.
 
     Args:
         size: height and width of the enlarged image, at least those of the images.
@@ -132,11 +144,15 @@ def resize_crop(size: Annotated[int, Whole(1, 10_000)] = 40, flip: bool = True) 
         check_images(images)
         count, height, width, _ = images.shape
         if size < max(height, width):
-            raise ValueError(f"size={size} must be at least the images' size, which is {height} x {width}")
+            raise ValueError(
+                f"size={size} must be at least the images' size, which is {height} x {width}"
+            )
         whole = not jnp.issubdtype(images.dtype, jnp.floating)
         enlarged = images.astype(jnp.float32)
         for axis, side in ((2, width), (1, height)):
-            enlarged = jnp.moveaxis(jnp.tensordot(enlarged, _enlarging(side, size), ((axis,), (1,))), -1, axis)
+            enlarged = jnp.moveaxis(
+                jnp.tensordot(enlarged, _enlarging(side, size), ((axis,), (1,))), -1, axis
+            )
             enlarged = jnp.floor(enlarged + 0.5) if whole else enlarged
         rows = _places(key, "down", count, size, height)
         columns = _places(key, "right", count, size, width)
@@ -149,14 +165,17 @@ def resize_crop(size: Annotated[int, Whole(1, 10_000)] = 40, flip: bool = True) 
 
 
 def flamby(input_max: float = 255.0) -> Augmentation:
-    """FLamby's augmentation of Fed-ISIC2019, in its order; a part changes every second image on average.
+    """FLamby's augmentation of Fed-ISIC2019, in its order; a part changes every second image on
+    average.
 
-    A scaling by 0.93 to 1.07; a rotation by up to 50 degrees; contrast by up to 10 % and brightness by up to 15 % of
-    the range; a flip along rows, columns or both; a shift of all images by up to 12 of 224 pixels, so that their middle
-    is a random crop; one to eight black squares of 16 pixels.
+    A scaling by 0.93 to 1.07; a rotation by up to 50 degrees; contrast by up to 10 % and brightness
+    by up to 15 % of the range; a flip along rows, columns or both; a shift of all images by up to
+    12 of 224 pixels, so that their middle is a random crop; one to eight black squares of 16
+    pixels.
 
-    Source: github.com/owkin/FLamby. Its shear by 0.1 degrees, less than half a pixel, is left out. What a smaller or
-    turned image does not cover is black here; FLamby's crop of a scaled image lies within it.
+    Source: github.com/owkin/FLamby. Its shear by 0.1 degrees, less than half a pixel, is left out.
+    What a smaller or turned image does not cover is black here; FLamby's crop of a scaled image
+    lies within it.
 
     Args:
         input_max: largest stored value.
@@ -172,23 +191,39 @@ def flamby(input_max: float = 255.0) -> Augmentation:
             return jnp.where(_bits(key, part, count) % 2 == 0, value, 0.0)[:, None, None, None]
 
         def covered(corner: Float[Array, "n h"], length: int) -> Bool[Array, "n h length"]:
-            along = jnp.arange(length, dtype=jnp.float32) - jnp.floor(corner * (max(length - 16, 0) + 1))[..., None]
+            along = (
+                jnp.arange(length, dtype=jnp.float32)
+                - jnp.floor(corner * (max(length - 16, 0) + 1))[..., None]
+            )
             return (along >= 0) & (along < 16)
 
         changed = turn(
-            images, jnp.deg2rad(50.0) * drawn("angle", "turned").ravel(), 1.0 + 0.07 * drawn("zoom", "zoomed").ravel()
+            images,
+            jnp.deg2rad(50.0) * drawn("angle", "turned").ravel(),
+            1.0 + 0.07 * drawn("zoom", "zoomed").ravel(),
         ).astype(jnp.float32)
-        changed = changed * (1.0 + 0.1 * drawn("contrast", "light")) + 0.15 * input_max * drawn("brightness", "light")
+        changed = changed * (1.0 + 0.1 * drawn("contrast", "light")) + 0.15 * input_max * drawn(
+            "brightness", "light"
+        )
         changed = jnp.clip(changed, 0.0, input_max)
         if not jnp.issubdtype(images.dtype, jnp.floating):
             changed = jnp.round(changed)
         way = (_bits(key, "flip", count) % 6)[:, None, None, None]  # 0 to 2: none
         changed = jnp.where((way == 3) | (way == 5), changed[:, ::-1], changed)
         changed = jnp.where(way >= 4, changed[:, :, ::-1], changed)
-        changed = _crop(key, changed.astype(images.dtype), min(height, width) * 12 // 224, "reflect", 0.0, None)
-        squares = jnp.where(_bits(key, "hidden", count) % 2 == 0, 1 + _bits(key, "squares", count) % 8, jnp.uint32(0))
+        changed = _crop(
+            key, changed.astype(images.dtype), min(height, width) * 12 // 224, "reflect", 0.0, None
+        )
+        squares = jnp.where(
+            _bits(key, "hidden", count) % 2 == 0,
+            1 + _bits(key, "squares", count) % 8,
+            jnp.uint32(0),
+        )
         corner = jax.random.uniform(named_key(key, "corner"), (count, 2, 8), jnp.float32)
-        there = covered(corner[:, 0], height) & (jnp.arange(8, dtype=jnp.uint32) < squares[:, None])[..., None]
+        there = (
+            covered(corner[:, 0], height)
+            & (jnp.arange(8, dtype=jnp.uint32) < squares[:, None])[..., None]
+        )
         hidden = jnp.any(there[..., None] & covered(corner[:, 1], width)[:, :, None], axis=1)
         return jnp.where(hidden[..., None], jnp.zeros((), images.dtype), changed)
 
@@ -196,13 +231,17 @@ def flamby(input_max: float = 255.0) -> Augmentation:
 
 
 def _enlarging(side: int, size: int) -> Float[Array, "size side"]:
-    """Weights of the stored pixels in those of an enlarged line: linear between centres, the edge repeated."""
+    """Weights of the stored pixels in those of an enlarged line: linear between centres, the
+    edge repeated.
+    """
     centre = (jnp.arange(size, dtype=jnp.float32) + 0.5) * (side / size) - 0.5
     weight = jnp.maximum(1.0 - jnp.abs(centre[:, None] - jnp.arange(side, dtype=jnp.float32)), 0.0)
     return weight / jnp.sum(weight, axis=1, keepdims=True)
 
 
-def _places(key: Key[Array, ""], name: str, count: int, size: int, side: int) -> Int[Array, "count side"]:
+def _places(
+    key: Key[Array, ""], name: str, count: int, size: int, side: int
+) -> Int[Array, "count side"]:
     """For every image a window of `side` neighbouring places among `size`, each as likely."""
     first = (_bits(key, name, count) % jnp.uint32(size - side + 1)).astype(jnp.int32)
     return first[:, None] + jnp.arange(side, dtype=jnp.int32)
@@ -218,13 +257,20 @@ def _bits(key: Key[Array, ""], name: str, size: int) -> Int[Array, " size"]:
 
 
 def _crop(
-    key: Key[Array, ""], images: Shaped[Array, "n H W C"], pixels: int, fill: str, value: float, flip: Array | None
+    key: Key[Array, ""],
+    images: Shaped[Array, "n H W C"],
+    pixels: int,
+    fill: str,
+    value: float,
+    flip: Array | None,
 ) -> Shaped[Array, "n H W C"]:
     """Shifts every image and mirrors those with `flip`, by two gathers: rows, then columns."""
     check_images(images)
     size, height, width, _ = images.shape
     if pixels >= min(height, width):
-        raise ValueError(f"pixels={pixels} must be smaller than the images, which are {height} x {width}")
+        raise ValueError(
+            f"pixels={pixels} must be smaller than the images, which are {height} x {width}"
+        )
     steps = jnp.uint32(2 * pixels + 1)
     down = (_bits(key, "down", size) % steps).astype(jnp.int32) - pixels
     right = (_bits(key, "right", size) % steps).astype(jnp.int32) - pixels
@@ -236,7 +282,9 @@ def _crop(
     moved = jnp.take_along_axis(moved, _reflect(columns, width)[:, None, :, None], axis=2)
     if fill == "reflect":
         return moved
-    inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
+    inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[
+        :, None, :
+    ]
     return jnp.where(inside[..., None], moved, jnp.asarray(value, images.dtype))
 
 
@@ -246,16 +294,22 @@ def _reflect(position: Int[Array, "n s"], size: int) -> Int[Array, "n s"]:
 
 
 def turn(
-    images: Shaped[Array, "n H W C"], angle: Float[Array, " n"], factor: float | Float[Array, " n"] = 1.0
+    images: Shaped[Array, "n H W C"],
+    angle: Float[Array, " n"],
+    factor: float | Float[Array, " n"] = 1.0,
 ) -> Shaped[Array, "n H W C"]:
-    """Images turned about their centre by an angle in radians, counter-clockwise, and enlarged by a factor.
+    """Images turned about their centre by an angle in radians, counter-clockwise, and enlarged by a
+    factor.
 
     Nearest pixel, 0 outside.
     """
     size, height, width, _ = images.shape
     y = jnp.arange(height, dtype=jnp.float32)[:, None] - (height - 1) / 2
     x = jnp.arange(width, dtype=jnp.float32) - (width - 1) / 2
-    cosine, sine = (function(angle)[:, None, None] / jnp.reshape(factor, (-1, 1, 1)) for function in (jnp.cos, jnp.sin))
+    cosine, sine = (
+        function(angle)[:, None, None] / jnp.reshape(factor, (-1, 1, 1))
+        for function in (jnp.cos, jnp.sin)
+    )
     column = jnp.round(cosine * x - sine * y + (width - 1) / 2).astype(jnp.int32)
     row = jnp.round(sine * x + cosine * y + (height - 1) / 2).astype(jnp.int32)
     inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
@@ -268,7 +322,8 @@ def turn(
 def slide(
     images: Float[Array, "n H W C"], offset: Float[Array, " n"], axis: int, value: float
 ) -> Float[Array, "n H W C"]:
-    """Images moved along axis 1 (down) or 2 (right), linear between two neighbours, with `value` outside.
+    """Images moved along axis 1 (down) or 2 (right), linear between two neighbours, with `value`
+    outside.
 
     Args:
         images: floating.
@@ -284,7 +339,9 @@ def slide(
     def fetched(place: Int[Array, "n length"]) -> Float[Array, "n H W C"]:
         inside = (place >= 0) & (place < length)
         shape = (-1, length, 1, 1) if axis == 1 else (-1, 1, length, 1)
-        found = jnp.take_along_axis(images, jnp.clip(place, 0, length - 1).reshape(shape), axis=axis)
+        found = jnp.take_along_axis(
+            images, jnp.clip(place, 0, length - 1).reshape(shape), axis=axis
+        )
         return jnp.where(inside.reshape(shape), found, value)
 
     return (1.0 - share) * fetched(first) + share * fetched(first - 1)

@@ -1,4 +1,6 @@
-"""Arrays of a user's own in `.npz` files: plain ones alone, since reading pickled objects can run code."""
+"""Arrays of a user's own in `.npz` files: plain ones alone, since reading pickled objects can
+run code.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,10 +10,16 @@ import numpy as np
 from fedjax_ssl.data.reading.formats import DAMAGED
 from fedjax_ssl.data.reading.problems import BadData, DatasetUnavailable
 
-# Names of arrays of inputs, and of their labels, in the order in which they are predicted: new examples first.
+# Names of arrays of inputs, and of their labels, in the order in which they are predicted: new
+# examples first.
 TEST_ARRAYS = {"test_inputs": "test_labels", "x_test": "y_test", "test_images": "test_labels"}
 VALIDATION_ARRAYS = {"val_images": "val_labels", "x_val": "y_val"}
-TRAIN_ARRAYS = {"inputs": "labels", "images": "labels", "x_train": "y_train", "train_images": "train_labels"}
+TRAIN_ARRAYS = {
+    "inputs": "labels",
+    "images": "labels",
+    "x_train": "y_train",
+    "train_images": "train_labels",
+}
 
 
 def read_arrays(
@@ -35,18 +43,23 @@ def read_arrays(
             # NumPy takes what it does not know for pickled objects, and says how to load those.
             why = "it is of another kind" if "pickle" in str(error) else str(error)
             raise DatasetUnavailable(
-                f"{path} is not a readable .npz file, or it is cut short: {why}. Save one with np.savez(path, "
-                "inputs=..., labels=...)"
+                f"{path} is not a readable .npz file, or it is cut short: {why}. Save one with "
+                "np.savez(path, inputs=..., labels=...)"
             ) from error
         if not isinstance(loaded, np.lib.npyio.NpzFile):
             raise DatasetUnavailable(
-                f"{path} holds one bare array; save both with np.savez(path, inputs=..., labels=...)"
+                f"{path} holds one bare array; save both with np.savez(path, inputs=..., "
+                "labels=...)"
             )
         with loaded:
             names = loaded.files
             if doubled := sorted({name for name in names if names.count(name) > 1}):
-                raise BadData(path, f"holds `{doubled[0]}` more than once; save it again with np.savez")
-            return {name: _array(path, loaded, name) for name in names if wanted(name)}, tuple(names)
+                raise BadData(
+                    path, f"holds `{doubled[0]}` more than once; save it again with np.savez"
+                )
+            return {name: _array(path, loaded, name) for name in names if wanted(name)}, tuple(
+                names
+            )
 
 
 def _array(path: Path, loaded: np.lib.npyio.NpzFile, name: str) -> np.ndarray:
@@ -56,17 +69,21 @@ def _array(path: Path, loaded: np.lib.npyio.NpzFile, name: str) -> np.ndarray:
         if "pickle" in str(error) or "Object" in str(error):  # NumPy's words about Python objects
             raise BadData(
                 path,
-                f"array {name!r} holds Python objects, which are refused because they can run code; save it as an "
-                "array of numbers, or of strings of one length (dtype=str)",
+                f"array {name!r} holds Python objects, which are refused because they can run "
+                "code; save it as an array of numbers, or of strings of one length (dtype=str)",
             ) from error
         raise DatasetUnavailable(f"array {name!r} of {path} is damaged: {error}") from error
     if not isinstance(values, np.ndarray):
-        raise DatasetUnavailable(f"{name!r} in {path} is no array; save arrays with np.savez(path, ...)")
+        raise DatasetUnavailable(
+            f"{name!r} in {path} is no array; save arrays with np.savez(path, ...)"
+        )
     return values
 
 
 def one_each(name: str, values: np.ndarray, length: int) -> np.ndarray:
-    """Take one value per example, [n] or [n, 1] as Keras and MedMNIST have it; refuse other shapes."""
+    """Take one value per example, [n] or [n, 1] as Keras and MedMNIST have it; refuse other
+    shapes.
+    """
     if values.shape == (length, 1):
         return values[:, 0]
     if values.shape != (length,):

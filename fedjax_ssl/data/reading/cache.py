@@ -1,4 +1,6 @@
-"""Folders that datasets live in, and their converted form, which opens without decoding anything."""
+"""Folders that datasets live in, and their converted form, which opens without decoding
+anything.
+"""
 
 import dataclasses
 import hashlib
@@ -23,14 +25,19 @@ FACTS = ("name", "class_names", "client_names", "input_max", "mean", "std", "coa
 ARRAYS = ("correspondence", "set_shares")
 COLUMNS = tuple(field.name for field in dataclasses.fields(Split))
 FORM = 2  # version of what is kept of a user's own data; what has another one is read anew
-READINGS = {"ImageReading": ImageReading, "TableReading": TableReading}  # by `Reading.as_json`'s kind
+# by `Reading.as_json`'s kind
+READINGS = {"ImageReading": ImageReading, "TableReading": TableReading}
 
 logger = logging.getLogger(__name__)
 
 
 def data_root(root: str | Path | None = None) -> Path:
-    """Choose the folder that datasets are kept in: `root`, else $FEDJAX_SSL_DATA, else ~/.cache/fedjax_ssl."""
-    return Path(root or os.environ.get(ROOT_VARIABLE) or Path("~") / ".cache" / "fedjax_ssl").expanduser()
+    """Choose the folder that datasets are kept in: `root`, else $FEDJAX_SSL_DATA, else
+    ~/.cache/fedjax_ssl.
+    """
+    return Path(
+        root or os.environ.get(ROOT_VARIABLE) or Path("~") / ".cache" / "fedjax_ssl"
+    ).expanduser()
 
 
 def load_converted(folder: Path) -> Dataset | None:
@@ -46,24 +53,31 @@ def load_converted(folder: Path) -> Dataset | None:
         return None
     try:
         facts = json.loads((folder / "dataset.json").read_text())
-        facts = {name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()}
+        facts = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in facts.items()
+        }
         facts |= {name: _array(folder / f"{name}.npy") for name in ARRAYS}
         facts["reading"] = reading_from_json(facts.get("reading"))
         splits = {
             split: Split(
                 np.load(folder / f"{split}_x.npy", mmap_mode="r"),
-                *(_array(folder / f"{split}_{column}.npy") for column in COLUMNS[1:]),  # type: ignore[arg-type]
+                *(_array(folder / (f"{split}_{column}.npy")) for column in COLUMNS[1:]),  # type: ignore[arg-type]
             )
             for split in facts.pop("splits")
         }
         return Dataset(train=splits["train"], test=splits.get("test"), **facts)
     except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
-        logger.warning("the converted data in %s is damaged and will be made again: %s", folder, error)
+        logger.warning(
+            "the converted data in %s is damaged and will be made again: %s", folder, error
+        )
         return None
 
 
 def reading_from_json(stored: Mapping[str, Any] | None) -> Reading | None:
-    """Make the reading of `Reading.as_json`, whose lists become tuples again; None where there is none."""
+    """Make the reading of `Reading.as_json`, whose lists become tuples again; None where there
+    is none.
+    """
     facts = {} if stored is None else _frozen(stored)
     return READINGS[facts.pop("kind")](**facts) if facts else None
 
@@ -81,8 +95,8 @@ def _array(path: Path) -> np.ndarray | None:
 def kept(folder: Path, make: Callable[[], Dataset], replaces: str | None = None) -> Dataset:
     """Open what was kept in a folder, or make it and keep it there.
 
-    The folder is filled beside its place and then renamed. One that cannot be written is logged and otherwise ignored:
-    only the next start is slower.
+    The folder is filled beside its place and then renamed. One that cannot be written is logged and
+    otherwise ignored: only the next start is slower.
 
     Args:
         folder: names the content that the dataset is made from.
@@ -115,19 +129,34 @@ def kept(folder: Path, make: Callable[[], Dataset], replaces: str | None = None)
 
 
 def _save(dataset: Dataset, folder: Path) -> None:
-    splits = {name: split for name, split in (("train", dataset.train), ("test", dataset.test)) if split is not None}
+    splits = {
+        name: split
+        for name, split in (("train", dataset.train), ("test", dataset.test))
+        if split is not None
+    }
     arrays = {name: getattr(dataset, name) for name in ARRAYS}
-    arrays |= {f"{name}_{column}": getattr(split, column) for name, split in splits.items() for column in COLUMNS}
+    arrays |= {
+        f"{name}_{column}": getattr(split, column)
+        for name, split in splits.items()
+        for column in COLUMNS
+    }
     for name, values in arrays.items():
         if values is not None:
-            np.save(folder / f"{name}.npy", values.astype(str) if values.dtype == object else values)
+            np.save(
+                folder / f"{name}.npy", values.astype(str) if values.dtype == object else values
+            )
     facts = {name: getattr(dataset, name) for name in FACTS} | {"splits": list(splits)}
     facts["reading"] = None if dataset.reading is None else dataset.reading.as_json()
     (folder / "dataset.json").write_text(json.dumps(facts))
 
 
 def kept_for(
-    root: str | Path | None, source: str, place: Path, told: object, content: object, make: Callable[[], Dataset]
+    root: str | Path | None,
+    source: str,
+    place: Path,
+    told: object,
+    content: object,
+    make: Callable[[], Dataset],
 ) -> Dataset:
     """Make a dataset of a user's own once, until its content changes.
 
@@ -135,7 +164,8 @@ def kept_for(
         root: folder of all datasets.
         source: folder of this source in it.
         place: file or folder that is read.
-        told: options, which fit into JSON; datasets of an earlier content and the same options are removed.
+        told: options, which fit into JSON; datasets of an earlier content and the same options are
+            removed.
         content: a value that fits into JSON and differs where the arrays may differ.
         make: makes the dataset.
     """
@@ -145,9 +175,14 @@ def kept_for(
 
 
 def facts_of(files: Iterable[Path]) -> list[Any]:
-    """List names, lengths and times of change of files, and what they hold: a copy may have another's time."""
+    """List names, lengths and times of change of files, and what they hold: a copy may have
+    another's time.
+    """
     there = sorted(files)
-    return [*((str(file), (status := file.stat()).st_size, status.st_mtime_ns) for file in there), of_files(there)]
+    return [
+        *((str(file), (status := file.stat()).st_size, status.st_mtime_ns) for file in there),
+        of_files(there),
+    ]
 
 
 def fingerprint(value: object) -> str:

@@ -1,4 +1,6 @@
-"""Splits and columns of datasets that other libraries keep: the options by which a user names them."""
+"""Splits and columns of datasets that other libraries keep: the options by which a user names
+them.
+"""
 
 import dataclasses
 from collections.abc import Collection, Mapping
@@ -16,9 +18,12 @@ class Choice:
     Attributes:
         train_split: the split that is trained on.
         test_split: the split that is tested on; by default "test", if there is one.
-        unlabelled_split: a split whose examples follow the training examples without a label, such as STL-10's.
-        input_key: the column that is the input; by default what the dataset says, or the only one that could be.
-        label_key: the column that is the class; by default what the dataset says, or the only class label.
+        unlabelled_split: a split whose examples follow the training examples without a label, such
+            as STL-10's.
+        input_key: the column that is the input; by default what the dataset says, or the only one
+            that could be.
+        label_key: the column that is the class; by default what the dataset says, or the only class
+            label.
         coarse_key: a column of labels in another space, such as CIFAR-100's `coarse_label`.
         client_key: a column that says whose example it is.
     """
@@ -32,7 +37,9 @@ class Choice:
     client_key: str | None = None
 
 
-def choose_splits(where: Path | str, choice: Choice, there: Collection[str]) -> tuple[list[str], str | None]:
+def choose_splits(
+    where: Path | str, choice: Choice, there: Collection[str]
+) -> tuple[list[str], str | None]:
     """Choose the splits to read, training examples first, and the one that is tested on.
 
     Args:
@@ -44,12 +51,20 @@ def choose_splits(where: Path | str, choice: Choice, there: Collection[str]) -> 
         BadData: a split that is not there, or that is to be used twice.
     """
     test = choice.test_split or ("test" if "test" in there else None)
-    chosen = [name for name in (choice.train_split, choice.unlabelled_split, test) if name is not None]
+    chosen = [
+        name for name in (choice.train_split, choice.unlabelled_split, test) if name is not None
+    ]
     for name in chosen:
         if name not in there:
-            raise BadData(where, f"there is no split {name!r}.{did_you_mean(name, there)} Splits: {', '.join(there)}")
+            raise BadData(
+                where,
+                f"there is no split {name!r}.{did_you_mean(name, there)} Splits: "
+                f"{', '.join(there)}",
+            )
     if len(set(chosen)) < len(chosen):
-        raise BadData(where, f"{', '.join(chosen)} are two of one split; give each a split of its own")
+        raise BadData(
+            where, f"{', '.join(chosen)} are two of one split; give each a split of its own"
+        )
     return chosen, test
 
 
@@ -65,12 +80,14 @@ def choose_columns(
         where: the dataset, for messages.
         choice: the user's.
         there: columns that the dataset has.
-        fitting: columns by each role that is needed; the only one is taken where the user names none.
+        fitting: columns by each role that is needed; the only one is taken where the user names
+            none.
 
     Raises:
         BadData: a column that is not there, or several or none that fit; has all of them.
     """
-    chosen, problems = {}, []
+    chosen = {}
+    problems = []
     for role in ("input", "label", "coarse", "client"):
         given = getattr(choice, f"{role}_key")
         candidates = list(fitting.get(role, ())) if given is None else [given]
@@ -80,8 +97,8 @@ def choose_columns(
             chosen[role] = candidates[0]
         elif role in fitting:
             problems.append(
-                f"{len(candidates) or 'no'} columns could be the {role}; name one with data.{role}_key. Columns: "
-                f"{', '.join(there)}"
+                f"{len(candidates) or 'no'} columns could be the {role}; name one with "
+                f"data.{role}_key. Columns: {', '.join(there)}"
             )
     if problems:
         raise BadData(where, problems)

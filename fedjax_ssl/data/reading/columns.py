@@ -1,4 +1,6 @@
-"""From text beside examples to what a dataset needs: classes, clients, split, sets and coarse labels by number."""
+"""From text beside examples to what a dataset needs: classes, clients, split, sets and coarse
+labels by number.
+"""
 
 import dataclasses
 import re
@@ -21,7 +23,8 @@ if TYPE_CHECKING:  # takes long to import
     import pandas
 
 ROLES = ("label", "client", "split", "set", "coarse", "group")  # columns beside each example
-TRAIN, TEST = ("", "train", "training"), ("test", "testing")
+TRAIN = ("", "train", "training")
+TEST = ("test", "testing")
 VALIDATION = ("val", "valid", "validation", "dev")  # a run draws its own; these are trained on
 
 
@@ -35,9 +38,11 @@ class TableOptions:
         split_column: train or test, if there is such a column.
         set_column: set within the client, if there is such a column.
         coarse_column: label of another space, if there is such a column.
-        group_column: patient or the like, if there is such a column: rows of one stay on one side of every split.
+        group_column: patient or the like, if there is such a column: rows of one stay on one side
+            of every split.
         classes: names of all classes in order; by default those that occur.
-        proportions: CSV file with the class shares of each client's sets; see `fedjax_ssl.data.reading.proportions`.
+        proportions: CSV file with the class shares of each client's sets; see
+            `fedjax_ssl.data.reading.proportions`.
     """
 
     label_column: str = "label"
@@ -70,7 +75,11 @@ class Columns(NamedTuple):
 
     def rows(self, kept: np.ndarray) -> "Columns":
         """Choose some of the examples, by a mask or by number."""
-        arrays = {name: values[kept] for name, values in self._asdict().items() if isinstance(values, np.ndarray)}
+        arrays = {
+            name: values[kept]
+            for name, values in self._asdict().items()
+            if isinstance(values, np.ndarray)
+        }
         return self._replace(**arrays)
 
     def dataset(
@@ -101,7 +110,9 @@ class Columns(NamedTuple):
             train, test = (self._split(x, chosen) for chosen in (~self.is_test, self.is_test))
             shares = None
             if proportions is not None:
-                shares = read_proportions(proportions, self.class_names, self.client_names, train.client, train.set)
+                shares = read_proportions(
+                    proportions, self.class_names, self.client_names, train.client, train.set
+                )
             return Dataset(
                 name=name,
                 train=train,
@@ -124,46 +135,70 @@ class Columns(NamedTuple):
 
 
 def read_columns(
-    texts: "pandas.DataFrame", classes: Sequence[str] | None, findings: Findings, marks: Collection[str] = ()
+    texts: "pandas.DataFrame",
+    classes: Sequence[str] | None,
+    findings: Findings,
+    marks: Collection[str] = (),
 ) -> Columns:
-    """Number the texts. What does not fit goes into `findings`; stop there before the result is used.
+    """Return the number the texts. What does not fit goes into `findings`; stop there before the
+    result is used.
 
     Args:
-        texts: a row per example, with those of `ROLES` that are known, as text; the index says where a row stands. An
-            empty label or coarse label is none, an empty set means in no set; `split` is a word of `TRAIN`, `TEST` or
-            `VALIDATION`, and sets are whole numbers.
-        classes: names of all classes in order; by default those that occur, whole numbers by value, words by letter.
+        texts: a row per example, with those of `ROLES` that are known, as text; the index says
+            where a row stands. An empty label or coarse label is none, an empty set means in no
+            set; `split` is a word of `TRAIN`, `TEST` or `VALIDATION`, and sets are whole numbers.
+        classes: names of all classes in order; by default those that occur, whole numbers by value,
+            words by letter.
         findings: for problems and notes.
         marks: words that are no label.
 
     Returns:
         What the texts say.
     """
-    cells = {role: [unicodedata.normalize("NFC", cell) for cell in texts[role]] for role in ROLES if role in texts}
+    cells = {
+        role: [unicodedata.normalize("NFC", cell) for cell in texts[role]]
+        for role in ROLES
+        if role in texts
+    }
     places = texts.index
     told = cells.get("label", [""] * len(texts))
     labels = _plain(as_cells(told, marks), "-1" in map(str, classes or ()))
-    for text, count in Counter(text for text, label in zip(told, labels, strict=True) if text and not label).items():
+    for text, count in Counter(
+        text for text, label in zip(told, labels, strict=True) if text and not label
+    ).items():
         known = ",".join(("-1", *numbered(labels)[1][:SHOWN]))
-        hint = f"; if it is a class, name all classes: data.classes={known}" if text.startswith("-1") else ""
-        findings.notes.append(f"{counted(count, 'label is', 'labels are')} {text}, taken as no label{hint}")
+        hint = (
+            f"; if it is a class, name all classes: data.classes={known}"
+            if text.startswith("-1")
+            else ""
+        )
+        findings.notes.append(
+            f"{counted(count, 'label is', 'labels are')} {text}, taken as no label{hint}"
+        )
     y, class_names = _classes(labels, places, classes, findings)
     is_test = _split(cells.get("split", [""] * len(texts)), places, findings)
     client, client_names = numbered(cells["client"]) if "client" in cells else (None, None)
     if client is not None and len(without := np.flatnonzero(client < 0)):
         findings.problems.append(
-            f"{counted(len(without), 'example has', 'examples have')} no client ({some(without, places)}); every "
-            "example belongs to one"
+            f"{counted(len(without), 'example has', 'examples have')} no client "
+            f"({some(without, places)}); every example belongs to one"
         )
     sets = _sets(cells["set"], places, findings) if "set" in cells else None
     if sets is not None and client is None:
-        findings.problems.append("there are sets but no clients, which they belong to; add a column for the client")
-    coarse, coarse_names = (None, None) if "coarse" not in cells else numbered(_plain(cells["coarse"]))
+        findings.problems.append(
+            "there are sets but no clients, which they belong to; add a column for the client"
+        )
+    coarse, coarse_names = (
+        (None, None) if "coarse" not in cells else numbered(_plain(cells["coarse"]))
+    )
     if coarse_names is not None and len(coarse_names) < 2:
         found = counted(len(coarse_names), "coarse class is", "coarse classes are")
         findings.problems.append(f"{found} there; at least two are needed")
-    group, names = numbered(cells["group"])[0] if "group" in cells else None, np.array(places, object)
-    return Columns(y, class_names, client, client_names, is_test, sets, coarse, coarse_names, names, group)
+    group = numbered(cells["group"])[0] if "group" in cells else None
+    names = np.array(places, object)
+    return Columns(
+        y, class_names, client, client_names, is_test, sets, coarse, coarse_names, names, group
+    )
 
 
 def _plain(labels: Sequence[str], minus_one: bool = False) -> Sequence[str]:
@@ -175,7 +210,7 @@ def _plain(labels: Sequence[str], minus_one: bool = False) -> Sequence[str]:
 
 
 def numbered(texts: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Number the texts [n], "" = -1, and name what the numbers stand for."""
+    """Return the number the texts [n], "" = -1, and name what the numbers stand for."""
     known = {text for text in texts if text}
     are_numbers = all(re.fullmatch(r"-?\d+", text) for text in known)
     names = sorted(known, key=lambda text: (int(text), text)) if are_numbers else sorted(known)
@@ -191,19 +226,21 @@ def _classes(
         if len(names) < 2:
             found = f"only one class ({names[0]})" if names else "no labelled example"
             findings.problems.append(
-                f"there is {found}, but a classifier needs at least two classes; label examples of others too, or name "
-                "all classes: data.classes=a,b"
+                f"there is {found}, but a classifier needs at least two classes; label examples "
+                "of others too, or name all classes: data.classes=a,b"
             )
         return y, names
     names = tuple(unicodedata.normalize("NFC", str(name)) for name in classes)
     if len(set(names)) < max(len(names), 2):
-        findings.problems.append(f"data.classes={','.join(names)}; give at least two names, each once")
+        findings.problems.append(
+            f"data.classes={','.join(names)}; give at least two names, each once"
+        )
     number = {"": -1} | {name: place for place, name in enumerate(names)}
     for label in dict.fromkeys(label for label in labels if label not in number):
         rows = [row for row, other in enumerate(labels) if other == label]
         findings.problems.append(
-            f"label {label!r} of {counted(len(rows), 'example')} ({some(rows, places)}) is none of the classes."
-            f"{did_you_mean(label, names)} Classes: {', '.join(names)}"
+            f"label {label!r} of {counted(len(rows), 'example')} ({some(rows, places)}) is none "
+            f"of the classes.{did_you_mean(label, names)} Classes: {', '.join(names)}"
         )
     return np.array([number.get(label, -1) for label in labels], np.int32), names
 
@@ -214,8 +251,8 @@ def _split(texts: Sequence[str], places: Sequence[str], findings: Findings) -> n
     for word in sorted(set(words) - {"", *allowed}):
         rows = [row for row, other in enumerate(words) if other == word]
         findings.problems.append(
-            f"split is {texts[rows[0]]!r} in {some(rows, places)}.{did_you_mean(word, allowed)} Allowed: train, test, "
-            "or nothing for train"
+            f"split is {texts[rows[0]]!r} in {some(rows, places)}.{did_you_mean(word, allowed)} "
+            "Allowed: train, test, or nothing for train"
         )
     if validation := sum(word in VALIDATION for word in words):
         findings.notes.append(trained_on(validation))
@@ -233,14 +270,19 @@ def trained_on(validation: int) -> str:
 
 def _sets(texts: Sequence[str], places: Sequence[str], findings: Findings) -> np.ndarray:
     cells = _plain(texts)
-    # A number of a set is a place in an array: none needs one that is larger than the number of examples.
+    # A number of a set is a place in an array: none needs one that is larger than the number of
+    # examples.
     numbers = [
-        -1 if not cell else int(cell) if cell.isascii() and cell.isdigit() and len(cell) < 10 else len(cells)
+        -1
+        if not cell
+        else int(cell)
+        if cell.isascii() and cell.isdigit() and len(cell) < 10
+        else len(cells)
         for cell in cells
     ]
     if wrong := [row for row, number in enumerate(numbers) if number >= len(cells)]:
         findings.problems.append(
-            f"set is {cells[wrong[0]]!r} in {some(wrong, places)}; sets are numbered from 0 on within a client, and "
-            "empty means in no set"
+            f"set is {cells[wrong[0]]!r} in {some(wrong, places)}; sets are numbered from 0 on "
+            "within a client, and empty means in no set"
         )
     return np.array(numbers, np.int32)

@@ -1,4 +1,6 @@
-"""Copies of an example, and groups of examples that belong together: said, and kept on one side of every split."""
+"""Copies of an example, and groups of examples that belong together: said, and kept on one side
+of every split.
+"""
 
 from dataclasses import replace
 
@@ -11,51 +13,73 @@ _BLOCK = 1 << 22  # bytes at once
 
 
 def keep_copies_together(dataset: Dataset) -> Dataset:
-    """Find examples whose inputs are equal to the bit; where nobody says what belongs together, copies do.
+    """Find examples whose inputs are equal to the bit; where nobody says what belongs together,
+    copies do.
 
     Returns:
-        The dataset, with `extra["notes"]` about groups and copies, and with copies as groups where it has no groups
-        of its own.
+        The dataset, with `extra["notes"]` about groups and copies, and with copies as groups where
+        it has no groups of its own.
     """
-    train, test, group, notes = dataset.train, dataset.test, dataset.train.group, list(dataset.extra.get("notes", ()))
+    train = dataset.train
+    test = dataset.test
+    group = dataset.train.group
+    notes = list(dataset.extra.get("notes", ()))
     if group is not None:
         known = distinct(group[group >= 0])
         both = 0 if test is None or test.group is None else len(np.intersect1d(known, test.group))
         notes.append(
-            f"{(group >= 0).sum():,} training examples are in {len(known):,} groups, each on one side of every split"
+            f"{(group >= 0).sum():,} training examples are in {len(known):,} groups, each on one "
+            "side of every split"
             + (f"; but {both:,} groups have test examples of their own, too" if both else "")
         )
     splits = [train] if test is None else [train, test]
     if (size := sum(split.x.nbytes for split in splits)) > MOST:
-        notes.append(f"inputs of {size / 1e9:,.1f} GB: above {MOST / 1e9:,.1f} GB nobody looks for copies of examples")
+        notes.append(
+            f"inputs of {size / 1e9:,.1f} GB: above {MOST / 1e9:,.1f} GB nobody looks for copies "
+            "of examples"
+        )
         return replace(dataset, extra={**dataset.extra, "notes": notes})
     first = _first_copies([split.x for split in splits])
-    number = (np.cumsum(first == np.arange(len(first))) - 1)[first]  # in the order in which they appear
+    # in the order in which they appear
+    number = (np.cumsum(first == np.arange(len(first))) - 1)[first]
     copies = np.flatnonzero(first[: len(train)] != np.arange(len(train)))
     original = first[copies]
     if len(copies):
-        copy, of = (f"example {row[0]}" if train.names is None else train.names[row[0]] for row in (copies, original))
+        copy, of = (
+            f"example {row[0]}" if train.names is None else train.names[row[0]]
+            for row in (copies, original)
+        )
         differ = int((train.y[copies] != train.y[original]).sum())
         apart = 0 if group is None else int((group[copies] != group[original]).sum())
         notes.append(
-            f"{len(copies):,} of {len(train):,} {'rows' if train.x.ndim == 2 else 'images'} are copies of others, "
-            f"first {copy} (of {of}){f', and {differ:,} of them have another label' if differ else ''}; "
-            + (f"{apart:,} are in another group, so that splits may part them" if apart else "they stay together")
+            f"{len(copies):,} of {len(train):,} {'rows' if train.x.ndim == 2 else 'images'} are "
+            f"copies of others, first {copy} (of "
+            f"{of}){f', and {differ:,} of them have another label' if differ else ''}; "
+            + (
+                f"{apart:,} are in another group, so that splits may part them"
+                if apart
+                else "they stay together"
+            )
         )
         if group is None:
             train = replace(train, group=number[: len(train)])
             test = test and replace(test, group=number[len(train) :])
     if test is not None and (again := int((first[len(train) :] < len(train)).sum())):
-        notes.append(f"{again:,} of {len(test):,} test examples are training examples too, to the bit")
+        notes.append(
+            f"{again:,} of {len(test):,} test examples are training examples too, to the bit"
+        )
     return replace(dataset, train=train, test=test, extra={**dataset.extra, "notes": notes})
 
 
 def _first_copies(arrays: list[np.ndarray]) -> np.ndarray:
-    """The first example that each one is equal to, over all arrays; its own number where it is no copy."""
+    """Return the first example that each one is equal to, over all arrays; its own number where it
+    is no copy.
+    """
     sums = np.concatenate([_row_sums(array) for array in arrays])
     order = np.argsort(sums)
     equal = np.diff(sums[order]) == 0
-    first, seen = np.arange(len(sums)), dict[int, int]()
+    first = np.arange(len(sums))
+    seen = dict[int, int]()
     for row in np.union1d(order[1:][equal], order[:-1][equal]).tolist():  # only these can be copies
         array, at = (arrays[0], row) if row < len(arrays[0]) else (arrays[1], row - len(arrays[0]))
         first[row] = seen.setdefault(hash(array[at].tobytes()), row)
@@ -63,11 +87,15 @@ def _first_copies(arrays: list[np.ndarray]) -> np.ndarray:
 
 
 def _row_sums(array: np.ndarray) -> np.ndarray:
-    """A number for every row, equal for equal rows: its bytes as whole numbers, times random factors."""
+    """Return a number for every row, equal for equal rows: its bytes as whole numbers, times random
+    factors.
+    """
     size = array[0].nbytes
     width = next(width for width in (8, 4, 2, 1) if size % width == 0)
     factors = np.random.default_rng(0).integers(1, 1 << 63, size // width, dtype=np.uint64)
     rows = max(_BLOCK // size, 1)
     blocks = (array[start : start + rows] for start in range(0, len(array), rows))
-    words = (np.ascontiguousarray(block).reshape(len(block), -1).view(f"u{width}") for block in blocks)
+    words = (
+        np.ascontiguousarray(block).reshape(len(block), -1).view(f"u{width}") for block in blocks
+    )
     return np.concatenate([block.astype(np.uint64) @ factors for block in words])

@@ -1,4 +1,6 @@
-"""Download files with pooch: mirrors, time limits, a few tries, interrupted files that go on, checked digests."""
+"""Download files with pooch: mirrors, time limits, a few tries, interrupted files that go on,
+checked digests.
+"""
 
 import contextlib
 import hashlib
@@ -45,14 +47,20 @@ def recorded_sha256(path: Path) -> str | None:
 
 
 def fetch(
-    urls: Sequence[str], dest: Path, *, sha256: str | None = None, timeout: float = 20.0, wait: float = 0.5
+    urls: Sequence[str],
+    dest: Path,
+    *,
+    sha256: str | None = None,
+    timeout: float = 20.0,
+    wait: float = 0.5,
 ) -> Path:
     """Download one file from the first mirror that has it; a file that is there and right is kept.
 
-    The file appears only when it is complete and its digest is right. Where the digest is known, an interrupted
-    download goes on from its `.part` file, at the next try or in the next process. Processes that fetch into one folder
-    wait for each other. An address that does not resolve, answers 4xx or gives wrong bytes is left at once; 5xx, broken
-    and silent connections are tried three times. Without a known digest, that of the file is noted in `<dest>.sha256`.
+    The file appears only when it is complete and its digest is right. Where the digest is known, an
+    interrupted download goes on from its `.part` file, at the next try or in the next process.
+    Processes that fetch into one folder wait for each other. An address that does not resolve,
+    answers 4xx or gives wrong bytes is left at once; 5xx, broken and silent connections are tried
+    three times. Without a known digest, that of the file is noted in `<dest>.sha256`.
 
     Args:
         urls: mirrors of the same file.
@@ -81,7 +89,9 @@ def fetch(
                 downloader = _Resuming(part, sha256, timeout)
                 known = None if sha256 is None else f"sha256:{sha256}"
                 try:
-                    pooch.retrieve(url, known, fname=dest.name, path=dest.parent, downloader=downloader)
+                    pooch.retrieve(
+                        url, known, fname=dest.name, path=dest.parent, downloader=downloader
+                    )
                 except (requests.RequestException, ValueError) as error:
                     reason, again = _reason(error, timeout, downloader.resumed)
                 except OSError:  # the disk's fault: what is there takes the space that others need
@@ -89,7 +99,9 @@ def fetch(
                     raise
                 else:
                     if sha256 is None and recorded_sha256(dest) is None:
-                        dest.with_name(dest.name + DIGEST_SUFFIX).write_text(f"{file_sha256(dest)}  {dest.name}\n")
+                        dest.with_name(dest.name + DIGEST_SUFFIX).write_text(
+                            f"{file_sha256(dest)}  {dest.name}\n"
+                        )
                     return dest
                 if not again:
                     break
@@ -125,7 +137,10 @@ class _Resuming:
     """Download for pooch, from where an interrupted download of the same file ended."""
 
     def __init__(self, part: Path, sha256: str | None, timeout: float):
-        self.part, self.sha256, self.timeout, self.resumed = part, sha256, timeout, False
+        self.part = part
+        self.sha256 = sha256
+        self.timeout = timeout
+        self.resumed = False
 
     def __call__(self, url: str, output_file: str, _: object) -> None:
         import pooch
@@ -140,7 +155,8 @@ class _Resuming:
                 headers["Range"] = f"bytes={start}-"
 
             def on_response(response: Any, **_: Any) -> None:
-                if start and response.status_code in (200, 416):  # all of it again, or the part is too long
+                # all of it again, or the part is too long
+                if start and response.status_code in (200, 416):
                     file.truncate(0)
 
             if not start or file_sha256(self.part) != self.sha256:
@@ -159,7 +175,10 @@ class _Progress:
     """Say every few seconds how far a download is, as pooch's progress bars do."""
 
     def __init__(self, name: str):
-        self.name, self.total, self.done, self.said = name, 0, 0, time.monotonic()
+        self.name = name
+        self.total = 0
+        self.done = 0
+        self.said = time.monotonic()
 
     def update(self, count: int) -> None:
         self.done += count

@@ -1,9 +1,10 @@
 """Draw characters for `glyphs`: our own strokes, written by random writers.
 
-`sources/glyph_strokes.txt` has the forms of digits, capitals and small letters, as a pen writes them, some in several
-forms. A form is a string of strokes separated by `|`; a stroke is a list of points `x,y` that a smooth curve runs
-through. A point marked `!` is a corner; between two corners without points in between the curve is a straight line. A
-stroke that ends in `@` is closed. The baseline is y = 0, small letters reach 7, capitals and digits 12, descenders -4.
+`sources/glyph_strokes.txt` has the forms of digits, capitals and small letters, as a pen writes
+them, some in several forms. A form is a string of strokes separated by `|`; a stroke is a list of
+points `x,y` that a smooth curve runs through. A point marked `!` is a corner; between two corners
+without points in between the curve is a straight line. A stroke that ends in `@` is closed. The
+baseline is y = 0, small letters reach 7, capitals and digits 12, descenders -4.
 """
 
 import itertools
@@ -50,7 +51,10 @@ def _read_forms() -> dict[str, tuple[str, ...]]:
         .splitlines()[1:]
     )
     pairs = [line.split(" ", 1) for line in lines]
-    return {character: tuple(form for other, form in pairs if other == character) for character, _ in pairs}
+    return {
+        character: tuple(form for other, form in pairs if other == character)
+        for character, _ in pairs
+    }
 
 
 FORMS = _read_forms()
@@ -62,13 +66,18 @@ def form_table() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """All forms as line segments of equal number.
 
     Returns:
-        segments float32 [forms, segments, 2 ends, 2 coordinates] (short forms repeat their last segment,
-        which does not change what is drawn), centred on x = 0; first_form int32 [62]; num_forms int32 [62].
+        segments float32 [forms, segments, 2 ends, 2 coordinates] (short forms repeat their last
+        segment, which does not change what is drawn), centred on x = 0; first_form int32 [62];
+        num_forms int32 [62].
     """
     drawn = [_segments(form) for forms in FORMS.values() for form in forms]
     longest = max(len(segments) for segments in drawn)
-    table = np.stack([np.pad(s, ((0, longest - len(s)), (0, 0), (0, 0)), mode="edge") for s in drawn])
-    table[..., 0] -= (table[..., 0].max((1, 2), keepdims=True) + table[..., 0].min((1, 2), keepdims=True)) / 2
+    table = np.stack(
+        [np.pad(s, ((0, longest - len(s)), (0, 0), (0, 0)), mode="edge") for s in drawn]
+    )
+    table[..., 0] -= (
+        table[..., 0].max((1, 2), keepdims=True) + table[..., 0].min((1, 2), keepdims=True)
+    ) / 2
     num_forms = np.array([len(forms) for forms in FORMS.values()], np.int32)
     first_form = np.concatenate([[0], np.cumsum(num_forms)[:-1]]).astype(np.int32)
     return table.astype(np.float32), first_form, num_forms
@@ -80,22 +89,36 @@ def _segments(form: str) -> np.ndarray:
 
 
 def _polyline(tokens: list[str]) -> np.ndarray:
-    """Points along one stroke: Catmull-Rom curves between corners, in chords of about equal length."""
+    """Points along one stroke: Catmull-Rom curves between corners, in chords of about equal
+    length.
+    """
     closed = tokens[-1] == "@"
     tokens = tokens[:-1] if closed else tokens
-    points = np.array([[float(value) for value in token.rstrip("!").split(",")] for token in tokens])
+    points = np.array(
+        [[float(value) for value in token.rstrip("!").split(",")] for token in tokens]
+    )
     if closed:
         return _thin(_curve(np.concatenate([points[-1:], points, points[:2]])))
     corners = [0, *(i for i, token in enumerate(tokens) if token.endswith("!")), len(tokens) - 1]
     pieces = []
     for start, stop in itertools.pairwise(corners):
         piece = points[start : stop + 1]
-        pieces.append(_thin(_curve(np.concatenate([2 * piece[:1] - piece[1:2], piece, 2 * piece[-1:] - piece[-2:-1]]))))
+        pieces.append(
+            _thin(
+                _curve(
+                    np.concatenate(
+                        [2 * piece[:1] - piece[1:2], piece, 2 * piece[-1:] - piece[-2:-1]]
+                    )
+                )
+            )
+        )
     return np.concatenate([pieces[0], *(piece[1:] for piece in pieces[1:])])
 
 
 def _curve(controls: np.ndarray) -> np.ndarray:
-    """Dense points of the Catmull-Rom curve through controls[1:-1]; the outer two only set directions."""
+    """Dense points of the Catmull-Rom curve through controls[1:-1]; the outer two only set
+    directions.
+    """
     t = np.linspace(0, 1, 16, endpoint=False)[:, None]
     before, start, stop, after = (controls[i : len(controls) - 3 + i, None] for i in range(4))
     dense = 0.5 * (
@@ -126,19 +149,24 @@ def draw(writers: int, seed: int, examples: int) -> tuple[Split, Split]:
     """
     key = named_key(jax.random.key(seed), "glyphs")
     most = round(examples * (1 + MAX_DEVIATIONS * RELATIVE_DEVIATION))
-    counts, labels = jax.device_get(_texts(key, jnp.arange(writers, dtype=jnp.int32), examples, most))
+    counts, labels = jax.device_get(
+        _texts(key, jnp.arange(writers, dtype=jnp.int32), examples, most)
+    )
     written = np.arange(most) < counts[:, None]
     writer, position = (index.astype(np.int32) for index in np.nonzero(written))
     label = labels[written]
     images = np.empty((len(label), SIZE, SIZE, 1), np.uint8)
     for start in range(0, len(label), BLOCK):
-        # Every block has the same size, so that one program draws them all; the last one wraps around.
+        # Every block has the same size, so that one program draws them all; the last one wraps
+        # around.
         rows = np.arange(start, start + BLOCK) % len(label)
         block = _render(key, writer[rows], position[rows], label[rows])
         images[start : start + BLOCK, ..., 0] = np.asarray(block)[: len(label) - start]
     # Positions are exchangeable, so the first nine tenths are a random choice.
     is_train = position < np.rint(TRAIN_SHARE * counts)[writer]
-    train, test = (Split(images[chosen], label[chosen], writer[chosen]) for chosen in (is_train, ~is_train))
+    train, test = (
+        Split(images[chosen], label[chosen], writer[chosen]) for chosen in (is_train, ~is_train)
+    )
     return train, test
 
 
@@ -147,7 +175,9 @@ def _class_bounds() -> np.ndarray:
     letters = np.array(LETTER_PERCENT)
     letters = 0.5 * letters / letters.sum() + 0.5 / len(letters)
     small_share = 1 - DIGIT_SHARE - CAPITAL_SHARE
-    shares = np.concatenate([np.full(10, DIGIT_SHARE / 10), CAPITAL_SHARE * letters, small_share * letters])
+    shares = np.concatenate(
+        [np.full(10, DIGIT_SHARE / 10), CAPITAL_SHARE * letters, small_share * letters]
+    )
     return np.cumsum(shares)[:-1].astype(np.float32)
 
 
@@ -159,11 +189,16 @@ def _texts(
 
     def text(writer: Int[Array, ""]) -> tuple[Int[Array, ""], Int[Array, "most"]]:
         stream = named_key(jax.random.fold_in(key, writer), "text")
-        deviation = jnp.clip(_normal(named_key(stream, "count"), 1)[0], -MAX_DEVIATIONS, MAX_DEVIATIONS)
+        deviation = jnp.clip(
+            _normal(named_key(stream, "count"), 1)[0], -MAX_DEVIATIONS, MAX_DEVIATIONS
+        )
         count = jnp.rint(examples * (1 + RELATIVE_DEVIATION * deviation)).astype(jnp.int32)
-        # A one-dimensional draw keeps its first values when it gets longer: `most` does not change the text.
+        # A one-dimensional draw keeps its first values when it gets longer: `most` does not change
+        # the text.
         place = jax.random.uniform(named_key(stream, "labels"), (most,), jnp.float32)
-        return count, jnp.searchsorted(jnp.asarray(_class_bounds()), place, side="right").astype(jnp.int32)
+        return count, jnp.searchsorted(jnp.asarray(_class_bounds()), place, side="right").astype(
+            jnp.int32
+        )
 
     return jax.vmap(text)(writers)
 
@@ -172,18 +207,26 @@ def _texts(
 def _render(
     key: Key[Array, ""], writer: Int[Array, "b"], position: Int[Array, "b"], label: Int[Array, "b"]
 ) -> UInt8[Array, "b 28 28"]:
-    """Draws one image per row; a row's image depends on nothing but the key and its own three numbers."""
+    """Draws one image per row; a row's image depends on nothing but the key and its own three
+    numbers.
+    """
     segments, radius, ink = jax.vmap(partial(_written, key))(writer, position, label)
     centres = jnp.arange(SIZE, dtype=jnp.float32) - (SIZE - 1) / 2
-    x, y = centres[None, None, :], -centres[None, :, None]
+    x = centres[None, None, :]
+    y = -centres[None, :, None]
 
     def nearer(squared: Float[Array, "b 28 28"], segment: Float[Array, "b 2 2"]):
-        start, along = segment[:, 0], segment[:, 1] - segment[:, 0]
-        along_x, along_y = along[:, 0, None, None], along[:, 1, None, None]
-        from_x, from_y = x - start[:, 0, None, None], y - start[:, 1, None, None]
+        start = segment[:, 0]
+        along = segment[:, 1] - segment[:, 0]
+        along_x = along[:, 0, None, None]
+        along_y = along[:, 1, None, None]
+        from_x = x - start[:, 0, None, None]
+        from_y = y - start[:, 1, None, None]
         length = along_x**2 + along_y**2
         place = jnp.clip((from_x * along_x + from_y * along_y) / jnp.maximum(length, 1e-12), 0, 1)
-        return jnp.minimum(squared, (from_x - place * along_x) ** 2 + (from_y - place * along_y) ** 2), None
+        return jnp.minimum(
+            squared, (from_x - place * along_x) ** 2 + (from_y - place * along_y) ** 2
+        ), None
 
     farthest = jnp.full((len(writer), SIZE, SIZE), float(SIZE * SIZE), jnp.float32)
     squared, _ = lax.scan(nearer, farthest, jnp.moveaxis(segments, 1, 0))
@@ -194,9 +237,11 @@ def _render(
 def _written(
     key: Key[Array, ""], writer: Int[Array, ""], position: Int[Array, ""], label: Int[Array, ""]
 ) -> tuple[Float[Array, "s 2 2"], Float[Array, ""], Float[Array, ""]]:
-    """One character as this writer writes it this time: segments and pen radius in pixels, and how dark.
+    """One character as this writer writes it this time: segments and pen radius in pixels, and how
+    dark.
 
-    The strengths were set by eye, on contact sheets: as much variety as leaves every character readable.
+    The strengths were set by eye, on contact sheets: as much variety as leaves every character
+    readable.
     """
     hand = jax.random.fold_in(key, writer)
     style = _normal(named_key(hand, "style"), 6)
@@ -204,7 +249,8 @@ def _written(
     chance = _normal(jax.random.fold_in(named_key(hand, "sample"), position), 7 + WARP_NUMBERS)
 
     table, first_form, num_forms = (jnp.asarray(part) for part in form_table())
-    # The distribution function makes a normal number uniform: every form is as likely as the others.
+    # The distribution function makes a normal number uniform: every form is as likely as the
+    # others.
     choice = jnp.floor(ndtr(letter[0]) * num_forms[label].astype(jnp.float32)).astype(jnp.int32)
     form = first_form[label] + jnp.minimum(choice, num_forms[label] - 1)
     points = (table[form] - jnp.array([0.0, MIDDLE_HEIGHT], jnp.float32)) / UNITS_PER_HALF_HEIGHT
@@ -215,18 +261,29 @@ def _written(
     slant = 0.1 + 0.2 * style[1] + 0.07 * chance[1]
     height = jnp.exp(0.1 * style[2] + 0.08 * chance[2])
     width = height * jnp.exp(0.14 * style[3] + 0.07 * chance[3])
-    cos, sin = jnp.cos(angle), jnp.sin(angle)
-    x, y = points[..., 0] * width + points[..., 1] * height * slant, points[..., 1] * height
-    points = PIXELS_PER_UNIT * UNITS_PER_HALF_HEIGHT * jnp.stack([cos * x - sin * y, sin * x + cos * y], axis=-1)
+    cos = jnp.cos(angle)
+    sin = jnp.sin(angle)
+    x = points[..., 0] * width + points[..., 1] * height * slant
+    y = points[..., 1] * height
+    points = (
+        PIXELS_PER_UNIT
+        * UNITS_PER_HALF_HEIGHT
+        * jnp.stack([cos * x - sin * y, sin * x + cos * y], axis=-1)
+    )
 
     radius = jnp.clip(1.15 * jnp.exp(0.25 * style[4] + 0.08 * chance[4]), 0.7, 1.85)
     ink = jnp.clip(0.97 + 0.06 * style[5], 0.8, 1.0)
     return _placed(points, radius, chance[5:7]), radius, ink
 
 
-def _placed(points: Float[Array, "s 2 2"], radius: Float[Array, ""], shift: Float[Array, "2"]) -> Float[Array, "s 2 2"]:
-    """Centres a character, makes it smaller if it is too large for the image, and shifts it while it fits."""
-    low, high = points.min((0, 1)), points.max((0, 1))
+def _placed(
+    points: Float[Array, "s 2 2"], radius: Float[Array, ""], shift: Float[Array, "2"]
+) -> Float[Array, "s 2 2"]:
+    """Centres a character, makes it smaller if it is too large for the image, and shifts it
+    while it fits.
+    """
+    low = points.min((0, 1))
+    high = points.max((0, 1))
     room = (SIZE - 1) / 2 - radius - EDGE_SOFTNESS / 2
     half = (high - low) / 2
     scale = jnp.minimum(1, room / jnp.maximum(half.max(), 1e-6))
@@ -234,10 +291,16 @@ def _placed(points: Float[Array, "s 2 2"], radius: Float[Array, ""], shift: Floa
     return scale * (points - (low + high) / 2) + jnp.clip(shift, -slack, slack)
 
 
-def _warp(numbers: Float[Array, "15"], points: Float[Array, "*s 2"], strength: float) -> Float[Array, "*s 2"]:
-    """Make a smooth displacement from normal numbers: three plane waves longer than strokes are apart."""
+def _warp(
+    numbers: Float[Array, "15"], points: Float[Array, "*s 2"], strength: float
+) -> Float[Array, "*s 2"]:
+    """Make a smooth displacement from normal numbers: three plane waves longer than strokes are
+    apart.
+    """
     numbers = numbers.reshape(3, 5)
-    waves, phases, amplitudes = 1.7 * numbers[:, :2], 3 * numbers[:, 2], strength * numbers[:, 3:]
+    waves = 1.7 * numbers[:, :2]
+    phases = 3 * numbers[:, 2]
+    amplitudes = strength * numbers[:, 3:]
     return jnp.sin(jnp.einsum("...d,kd->...k", points, waves) + phases) @ amplitudes
 
 

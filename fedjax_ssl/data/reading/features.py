@@ -1,4 +1,6 @@
-"""Encode the columns of a table as inputs: numbers, dates and words, in training and for prediction alike."""
+"""Encode the columns of a table as inputs: numbers, dates and words, in training and for
+prediction alike.
+"""
 
 import dataclasses
 import re
@@ -17,7 +19,8 @@ if TYPE_CHECKING:  # takes long to import
     import pandas
 
 Missing = Literal["refuse", "median", "drop"]
-MARKS = ("?", "-", "NA", "N/A", "NaN", "null", "inf", "-inf")  # what stands for a missing cell, beside an empty one
+# what stands for a missing cell, beside an empty one
+MARKS = ("?", "-", "NA", "N/A", "NaN", "null", "inf", "-inf")
 FAR = 1e3  # deviations from 0 to the mean, from which on single precision would lose too much
 MOST_LEVELS = 50  # words that are one-hot encoded by default
 FEW = 30  # examples, of which fewer may be in any order by chance
@@ -29,18 +32,29 @@ class Feature:
     """Says how one column of a table became inputs."""
 
     name: str
-    kind: Literal["number", "date", "words"] = "number"  # what its cells hold; a date is days since 1970
+    kind: Literal["number", "date", "words"] = "number"
+    # ^ what its cells hold; a date is days since 1970
     form: str = ""  # how a date is written, as `pandas.to_datetime` takes it
-    levels: tuple[str, ...] = ()  # words that training knew; each is an input, 1 where the cell holds it
-    center: float = 0.0  # subtracted in double precision, before single precision would round differences away
-    fill: float = 0.0  # stands in for a missing cell: median of the training examples; place of the most frequent word
+    levels: tuple[str, ...] = ()
+    # ^ words that training knew; each is an input, 1 where the cell holds it
+    center: float = 0.0
+    # ^ subtracted in double precision, before single precision would round differences away
+    fill: float = 0.0
+    # ^ stands in for a missing cell: median of the training examples; place of the most frequent
+    # word
 
     def values(self, cells: Sequence[str]) -> Float[np.ndarray, " n"]:
-        """Read cells as numbers, words as places among the levels; NaN where a cell is missing or does not fit."""
+        """Read cells as numbers, words as places among the levels; NaN where a cell is missing
+        or does not fit.
+        """
         if self.kind == "number":
             return as_numbers(cells)
         places = {level: place for place, level in enumerate(self.levels)}
-        return np.array([places.get(whole(cell), np.nan) for cell in cells]) if places else _days(cells, self.form)
+        return (
+            np.array([places.get(whole(cell), np.nan) for cell in cells])
+            if places
+            else _days(cells, self.form)
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,14 +69,19 @@ class TableReading(Reading):
     features: tuple[Feature, ...] = ()  # columns that are inputs, in their order
 
     def __post_init__(self) -> None:
-        read = [feature if isinstance(feature, Feature) else Feature(**feature) for feature in self.features]
+        read = [
+            feature if isinstance(feature, Feature) else Feature(**feature)
+            for feature in self.features
+        ]
         object.__setattr__(self, "features", tuple(read))
 
     @property
     def inputs(self) -> list[str]:
         """Name the inputs."""
         return [
-            f"{one.name}={level}" if one.levels else one.name for one in self.features for level in one.levels or ("",)
+            f"{one.name}={level}" if one.levels else one.name
+            for one in self.features
+            for level in one.levels or ("",)
         ]
 
     def read(self, table: "pandas.DataFrame", findings: Findings) -> tuple[np.ndarray, np.ndarray]:
@@ -75,20 +94,26 @@ class TableReading(Reading):
         Returns:
             Inputs, float32 [n, inputs], and which rows are used, bool [n].
         """
-        blocks, gaps = [np.zeros((len(table), 0))], dict[str, np.ndarray]()
+        blocks = [np.zeros((len(table), 0))]
+        gaps = dict[str, np.ndarray]()
         for feature in self.features:
             if feature.name not in table:
                 findings.problems.append(no_column(feature.name, table))
                 continue
             cells = as_cells(as_text(table[feature.name]), self.marks)
-            values, gap = feature.values(cells), np.array(cells) == ""
+            values = feature.values(cells)
+            gap = np.array(cells) == ""
             if len(wrong := np.flatnonzero(np.isnan(values) & ~gap)):
                 self._tell(feature, cells[wrong[0]], some(wrong, table.index), findings)
             elif feature.kind == "number" and any("," in cell for cell in cells):
                 findings.notes.append(f"a comma is taken as the decimal point in {feature.name}")
             gaps |= {feature.name: gap} if gap.any() else {}
             values = np.where(gap, feature.fill, values)[:, None]
-            blocks.append(values == np.arange(len(feature.levels)) if feature.levels else values - feature.center)
+            blocks.append(
+                values == np.arange(len(feature.levels))
+                if feature.levels
+                else values - feature.center
+            )
         return np.concatenate(blocks, axis=1).astype(np.float32), self._used(gaps, table, findings)
 
     def _tell(self, feature: Feature, cell: str, rows: str, findings: Findings) -> None:
@@ -98,38 +123,53 @@ class TableReading(Reading):
             findings.notes.append(f"{told}is no word that training knew; its inputs are 0 there")
             return
         remedy = (
-            f"mend it, or train with data.missing_marks={','.join((*self.marks, cell))} where it means a missing one, "
-            f"with data.codes={feature.name} for a one-hot encoding, or data.ignore={feature.name}"
+            f"mend it, or train with data.missing_marks={','.join((*self.marks, cell))} where it "
+            f"means a missing one, with data.codes={feature.name} for a one-hot encoding, or "
+            f"data.ignore={feature.name}"
         )
         if re.fullmatch(COMMA, cell):
             remedy = "write decimals with a point, and thousands without a comma"
         kind = "number" if feature.kind == "number" else f"date like the others ({feature.form})"
         findings.problems.append(f"{told}is no {kind}; {remedy}")
 
-    def _used(self, gaps: dict[str, np.ndarray], table: "pandas.DataFrame", findings: Findings) -> np.ndarray:
+    def _used(
+        self, gaps: dict[str, np.ndarray], table: "pandas.DataFrame", findings: Findings
+    ) -> np.ndarray:
         """Tell of missing cells, by column; give the rows that are used."""
         full = ~np.any([*gaps.values(), np.zeros(len(table), bool)], axis=0)
         if full.all():
             return full
-        marks = {text or "empty" for name, gap in gaps.items() for text in as_text(table[name][gap])}
+        marks = {
+            text or "empty" for name, gap in gaps.items() for text in as_text(table[name][gap])
+        }
         told = (
-            f"{(~full).sum():,} of {len(table):,} rows have missing cells ({', '.join(sorted(marks)[:SHOWN])}), first "
-            f"{table.index[full.argmin()]}; by column: "
-            f"{', '.join(f'{name} {gap.sum():,}' for name, gap in gaps.items())}"
+            f"{(~full).sum():,} of {len(table):,} rows have missing cells "
+            f"({', '.join(sorted(marks)[:SHOWN])}), first {table.index[full.argmin()]}; by "
+            f"column: {', '.join(f'{name} {gap.sum():,}' for name, gap in gaps.items())}"
         )
         if self.missing == "refuse" or (self.missing == "drop" and not full.any()):
             findings.problems.append(
-                f"{told}; fill them in, or train with data.missing=median, which takes the median of the training "
-                "examples (of words the most frequent one), or with data.missing=drop, which leaves these rows out"
+                f"{told}; fill them in, or train with data.missing=median, which takes the median "
+                "of the training examples (of words the most frequent one), or with "
+                "data.missing=drop, which leaves these rows out"
             )
         else:
-            filled = "filled in with the median of the training examples, of words with the most frequent one"
-            findings.notes.append(f"{told}; {filled if self.missing == 'median' else 'these rows are left out'}")
+            filled = (
+                "filled in with the median of the training examples, of words with the most "
+                "frequent one"
+            )
+            findings.notes.append(
+                f"{told}; {filled if self.missing == 'median' else 'these rows are left out'}"
+            )
         return full | (self.missing == "median")
 
 
 def fit(
-    table: "pandas.DataFrame", names: Sequence[str], train: np.ndarray, reading: TableReading, findings: Findings
+    table: "pandas.DataFrame",
+    names: Sequence[str],
+    train: np.ndarray,
+    reading: TableReading,
+    findings: Findings,
 ) -> TableReading:
     """Choose how columns become inputs, by their cells in the training examples.
 
@@ -146,28 +186,42 @@ def fit(
     features = []
     for name in names:
         cells = as_cells(as_text(table[name]), reading.marks)
-        feature = kind_of(name, [cell for cell, row in zip(cells, train, strict=True) if row], reading, findings)
+        feature = kind_of(
+            name, [cell for cell, row in zip(cells, train, strict=True) if row], reading, findings
+        )
         known = (values := feature.values(cells))[train & np.isfinite(values)]
         if not len(known):
-            told = f"column {name!r} is missing in all training examples; leave it out with data.ignore={name}"
+            told = (
+                f"column {name!r} is missing in all training examples; leave it out with "
+                f"data.ignore={name}"
+            )
             findings.problems.append(told)
             continue
-        mean, fill = float(known.mean()), float(np.median(known))
+        mean = float(known.mean())
+        fill = float(np.median(known))
         if feature.levels:
             fill = float(np.bincount(known.astype(int)).argmax())
         far = not feature.levels and 0 < known.std() * FAR < abs(mean)
         features.append(dataclasses.replace(feature, fill=fill, center=mean if far else 0.0))
     kinds = {
-        "columns of words, one-hot encoded": [f"{one.name} ({len(one.levels)})" for one in features if one.levels],
-        "columns of dates, taken as days": [f"{one.name} ({one.form})" for one in features if one.form],
-        "far from 0, so that the mean is subtracted in double precision": [one.name for one in features if one.center],
+        "columns of words, one-hot encoded": [
+            f"{one.name} ({len(one.levels)})" for one in features if one.levels
+        ],
+        "columns of dates, taken as days": [
+            f"{one.name} ({one.form})" for one in features if one.form
+        ],
+        "far from 0, so that the mean is subtracted in double precision": [
+            one.name for one in features if one.center
+        ],
     }
     findings.notes += [f"{kind}: {', '.join(found)}" for kind, found in kinds.items() if found]
     return dataclasses.replace(reading, features=tuple(features))
 
 
 def kind_of(name: str, cells: Sequence[str], reading: TableReading, findings: Findings) -> Feature:
-    """Tell numbers, dates and words apart; a few cells that are no numbers do not make words of the others."""
+    """Tell numbers, dates and words apart; a few cells that are no numbers do not make words of
+    the others.
+    """
     present = [cell for cell in cells if cell]
     if name not in reading.codes:
         if 2 * np.isnan(as_numbers(present)).sum() <= len(present):
@@ -175,34 +229,49 @@ def kind_of(name: str, cells: Sequence[str], reading: TableReading, findings: Fi
         forms = [form for form in DATES if np.isfinite(_days(present, form)).all()]
         if len(forms) > 1:
             findings.problems.append(
-                f"column {name!r} holds dates that may be day/month or month/day, such as {present[0]!r}; write them "
-                f"as 2020-12-31, or leave the column out with data.ignore={name}"
+                f"column {name!r} holds dates that may be day/month or month/day, such as "
+                f"{present[0]!r}; write them as 2020-12-31, or leave the column out with "
+                f"data.ignore={name}"
             )
         if forms:
             return Feature(name, "date", forms[0])
     _, levels = numbered([whole(cell) for cell in present])
     if len(levels) > reading.max_levels or len(levels) == len(present) >= FEW:
-        most = "each of them once" if len(levels) == len(present) else f"more than data.max_levels={reading.max_levels}"
+        most = (
+            "each of them once"
+            if len(levels) == len(present)
+            else f"more than data.max_levels={reading.max_levels}"
+        )
         findings.problems.append(
-            f"column {name!r} holds {len(levels):,} different words, such as {present[0]!r}, {most}, too many for a "
-            f"one-hot encoding; leave it out with data.ignore={name}"
+            f"column {name!r} holds {len(levels):,} different words, such as {present[0]!r}, "
+            f"{most}, too many for a one-hot encoding; leave it out with data.ignore={name}"
         )
     return Feature(name, "words", levels=levels)
 
 
-def identifiers(names: Sequence[str], x: Float[np.ndarray, "n features"], labels: Int[np.ndarray, " n"]) -> list[str]:
-    """Find inputs that differ in every example and are sorted as these are, or as their classes: a sentence each."""
+def identifiers(
+    names: Sequence[str], x: Float[np.ndarray, "n features"], labels: Int[np.ndarray, " n"]
+) -> list[str]:
+    """Find inputs that differ in every example and are sorted as these are, or as their classes:
+    a sentence each.
+    """
     found = []
     for name, values in zip(names, x.T, strict=True):
-        if len(values) < FEW or len(set(values[:FEW].tolist())) < FEW or len(np.unique(values)) < len(values):
+        if (
+            len(values) < FEW
+            or len(set(values[:FEW].tolist())) < FEW
+            or len(np.unique(values)) < len(values)
+        ):
             continue
-        steps, classes = np.diff(values), len(np.unique(labels))
+        steps = np.diff(values)
+        classes = len(np.unique(labels))
         blocks = 1 + np.count_nonzero(np.diff(labels[np.argsort(values)]))
         integers = (values == np.rint(values)).all()
         if (steps > 0).all() or (steps < 0).all() or (integers and 1 < classes == blocks < FEW):
             found.append(
-                f"{name!r} differs in every example and is sorted as these or their classes are: an identifier "
-                f"says nothing about new examples; leave it out (of a table with data.ignore={name})"
+                f"{name!r} differs in every example and is sorted as these or their classes are: "
+                "an identifier says nothing about new examples; leave it out (of a table with "
+                f"data.ignore={name})"
             )
     return found
 
@@ -211,5 +280,7 @@ def _days(cells: Sequence[str], form: str) -> Float[np.ndarray, " n"]:
     """Read dates as days since 1970, NaN where a cell is none."""
     import pandas
 
-    found = pandas.to_datetime(pandas.Series(cells, dtype=object), format=form, errors="coerce", utc=True)
+    found = pandas.to_datetime(
+        pandas.Series(cells, dtype=object), format=form, errors="coerce", utc=True
+    )
     return (found - pandas.Timestamp(0, tz="UTC")).dt.total_seconds().to_numpy() / 86400

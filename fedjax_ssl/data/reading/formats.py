@@ -1,4 +1,6 @@
-"""Files that are in no known format, cut short or damaged: one error that names them; members of tar archives."""
+"""Files that are in no known format, cut short or damaged: one error that names them; members of
+tar archives.
+"""
 
 import contextlib
 import lzma
@@ -17,7 +19,15 @@ T = TypeVar("T")
 LARGEST = 1 << 33  # bytes that an array in a file may take: more than any dataset here
 # Errors that libraries raise for broken bytes, for compressions that nobody meant, and for sizes.
 DAMAGED = (
-    *(OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, sqlite3.Error),
+    *(
+        OSError,
+        EOFError,
+        zlib.error,
+        lzma.LZMAError,
+        tarfile.TarError,
+        zipfile.BadZipFile,
+        sqlite3.Error,
+    ),
     *(ValueError, TypeError, LookupError, AttributeError, SyntaxError, ImportError, struct.error),
     *(Image.DecompressionBombError, RuntimeError, OverflowError, MemoryError),
 )
@@ -35,11 +45,16 @@ def damage(path: Path | str, where: str = "") -> Iterator[None]:
     except FormatError:
         raise
     except DAMAGED as error:
-        raise FormatError(f"{path}{where} is cut short, damaged or in another format: {error}") from error
+        raise FormatError(
+            f"{path}{where} is cut short, damaged or in another format: {error}"
+        ) from error
 
 
-def read_tar(path: Path, wanted: Collection[str], read: Callable[[str, IO[bytes], int], T]) -> dict[str, T]:
-    """Read members of a compressed tar archive, which are never written to the places that they name.
+def read_tar(
+    path: Path, wanted: Collection[str], read: Callable[[str, IO[bytes], int], T]
+) -> dict[str, T]:
+    """Read members of a compressed tar archive, which are never written to the places that they
+    name.
 
     Args:
         path: the archive.
@@ -62,8 +77,13 @@ def read_tar(path: Path, wanted: Collection[str], read: Callable[[str, IO[bytes]
                 others.append(name)
                 continue
             if member.size > LARGEST:
-                raise FormatError(f"{path}: {name} has {member.size:,} bytes; more than {LARGEST:,} are not read.")
+                raise FormatError(
+                    f"{path}: {name} has {member.size:,} bytes; more than {LARGEST:,} are not read."
+                )
             found[name] = read(name, file, member.size)
     if missing := [name for name in wanted if name not in found]:
-        raise FormatError(f"{path} has no {', '.join(missing)}; found: {', '.join([*found, *others]) or 'nothing'}.")
+        raise FormatError(
+            f"{path} has no {', '.join(missing)}; found: "
+            f"{', '.join([*found, *others]) or 'nothing'}."
+        )
     return found

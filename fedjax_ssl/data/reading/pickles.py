@@ -1,7 +1,8 @@
-"""Pickles of arrays, without what makes pickles dangerous: arrays, text, numbers, lists and dicts, or nothing.
+"""Pickles of arrays, without what makes pickles dangerous: arrays, text, numbers, lists and dicts,
+or nothing.
 
-A pickle names the functions that its reader calls. Here a handful of names stand for functions of this file, which make
-arrays and nothing else; any other name ends the reading.
+A pickle names the functions that its reader calls. Here a handful of names stand for functions of
+this file, which make arrays and nothing else; any other name ends the reading.
 """
 
 import pickle
@@ -13,14 +14,16 @@ import numpy as np
 
 from fedjax_ssl.data.reading.formats import DAMAGED, LARGEST, FormatError
 
-_ARRAY = "numpy.ndarray"  # stands for the class, which makes arrays of any length, and objects of raw bytes
+# stands for the class, which makes arrays of any length, and objects of raw bytes
+_ARRAY = "numpy.ndarray"
 
 
 def read_pickle(path: Path) -> Any:
     """Read a pickle of arrays, also one of Python 2 with text in Latin-1.
 
     Raises:
-        FormatError: it names a function or class that arrays do not need, is longer than 8 GiB, cut short or damaged.
+        FormatError: it names a function or class that arrays do not need, is longer than 8 GiB, cut
+            short or damaged.
     """
     length = path.stat().st_size
     if length > LARGEST:
@@ -38,15 +41,20 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (found := _NAMES.get((module.replace("numpy._core", "numpy.core"), name))) is None:
             raise FormatError(
-                f"this pickle calls {module}.{name}, which no array needs and which could run code; it is not read."
+                f"this pickle calls {module}.{name}, which no array needs and which could run "
+                "code; it is not read."
             )
         return found
 
 
 def _start_array(kind: object, shape: tuple[int, ...], code: bytes) -> np.ndarray:
-    """An empty array, which the pickle then fills; NumPy itself always starts with this shape."""
+    """Return an empty array, which the pickle then fills; NumPy itself always starts with this
+    shape.
+    """
     if kind != _ARRAY or shape != (0,):
-        raise FormatError(f"this pickle starts an array of {kind} with the shape {shape}; it is not read.")
+        raise FormatError(
+            f"this pickle starts an array of {kind} with the shape {shape}; it is not read."
+        )
     return np.ndarray(shape, np.int8)
 
 
@@ -61,8 +69,10 @@ def _scalar(dtype: np.dtype, content: bytes) -> Any:
     return np.frombuffer(content, dtype)[0]
 
 
-def _filled(content: bytes, dtype: np.dtype, shape: tuple[int, ...], order: Literal["C", "F"]) -> np.ndarray:
-    """An array whose values stand in the pickle, as protocol 5 has them."""
+def _filled(
+    content: bytes, dtype: np.dtype, shape: tuple[int, ...], order: Literal["C", "F"]
+) -> np.ndarray:
+    """Return an array whose values stand in the pickle, as protocol 5 has them."""
     return np.frombuffer(content, dtype).reshape(shape, order=order)
 
 

@@ -1,4 +1,6 @@
-"""Image files of any kind that Pillow or pydicom reads, as arrays of one shape; others are left out and counted."""
+"""Image files of any kind that Pillow or pydicom reads, as arrays of one shape; others are left
+out and counted.
+"""
 
 import dataclasses
 import hashlib
@@ -23,7 +25,8 @@ from fedjax_ssl.data.reading.problems import Findings
 from fedjax_ssl.errors import counted
 
 Fit = Literal["crop", "stretch", "pad"]
-Kind = Literal["grey", "colour", "deep"]  # "deep": grey with more than 8 bits, signed or floating-point
+# "deep": grey with more than 8 bits, signed or floating-point
+Kind = Literal["grey", "colour", "deep"]
 Side = Annotated[int | None, Whole(1)]  # side of square images in pixels
 Channels = Literal[1, 3] | None  # grey or colour
 SIZE = 64  # side of the images where they differ in size
@@ -38,7 +41,8 @@ EXTERNAL = ("EPS", "WMF")
 class Listing(NamedTuple):
     """The files of a folder and the folders in it."""
 
-    images: tuple[str, ...]  # paths below the folder with "/", sorted; judged by the ending, DICOM by its mark
+    images: tuple[str, ...]
+    # ^ paths below the folder with "/", sorted; judged by the ending, DICOM by its mark
     others: Counter[str]  # endings of the other files
     digest: str  # SHA-256 of paths, lengths and times of change of all files
 
@@ -51,7 +55,8 @@ class ImageReading(Reading):
     width: int
     channels: int  # 1 or 3
     fit: str = "crop"  # a name of `FITS`: how an image of another shape becomes one of this
-    levels: tuple[float, float] | None = None  # values of "deep" images that become 0 and 255; None: there were none
+    levels: tuple[float, float] | None = None
+    # ^ values of "deep" images that become 0 and 255; None: there were none
     kinds: tuple[Kind, ...] = ("grey", "colour")  # the images that were seen
 
 
@@ -92,12 +97,15 @@ def _formats() -> list[str]:
 
 
 def list_images(folder: Path) -> Listing:
-    """Find all image files below a folder, also behind links; files and folders that start with "." are left out."""
+    """Find all image files below a folder, also behind links; files and folders that start with
+    "." are left out.
+    """
 
     def refuse(error: OSError) -> None:
         raise error
 
-    found, seen = [], set()
+    found = []
+    seen = set()
     for here, folders, files in os.walk(folder, followlinks=True, onerror=refuse):
         status = os.stat(here)
         if (status.st_dev, status.st_ino) in seen:  # reached twice, read once
@@ -106,10 +114,23 @@ def list_images(folder: Path) -> Listing:
         seen.add((status.st_dev, status.st_ino))
         folders[:] = [name for name in folders if not name.startswith(".") and name != "__MACOSX"]
         for name in files:
-            if not name.startswith(".") and name != "Thumbs.db" and os.path.isfile(file := os.path.join(here, name)):
+            if (
+                not name.startswith(".")
+                and name != "Thumbs.db"
+                and os.path.isfile(file := os.path.join(here, name))
+            ):
                 facts = os.stat(file)
-                found.append((os.path.relpath(file, folder).replace(os.sep, "/"), facts.st_size, facts.st_mtime_ns))
-    images, others, digest, endings = [], Counter[str](), hashlib.sha256(), image_endings()
+                found.append(
+                    (
+                        os.path.relpath(file, folder).replace(os.sep, "/"),
+                        facts.st_size,
+                        facts.st_mtime_ns,
+                    )
+                )
+    images = []
+    others = Counter[str]()
+    digest = hashlib.sha256()
+    endings = image_endings()
     for path, size, changed in sorted(found):
         digest.update(f"{path}\0{size}\0{changed}\n".encode("utf-8", "surrogateescape"))
         ending = os.path.splitext(path)[1].lower()
@@ -121,7 +142,9 @@ def list_images(folder: Path) -> Listing:
 
 
 def is_text(name: str) -> bool:
-    """Tell whether a name from the disk is text; one in another encoding than the system's is not."""
+    """Tell whether a name from the disk is text; one in another encoding than the system's is
+    not.
+    """
     return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
@@ -131,9 +154,13 @@ def spelling(path: str) -> str:
 
 
 def by_cell(images: Sequence[str]) -> dict[str, str]:
-    """Give each image by what a cell of a table may call it: its path, or a file name that no other has."""
+    """Give each image by what a cell of a table may call it: its path, or a file name that no
+    other has.
+    """
     names = Counter(spelling(image).rpartition("/")[2] for image in images)
-    alone = {name: image for image in images if names[name := spelling(image).rpartition("/")[2]] == 1}
+    alone = {
+        name: image for image in images if names[name := spelling(image).rpartition("/")[2]] == 1
+    }
     return alone | {spelling(image): image for image in images}
 
 
@@ -153,19 +180,21 @@ def read_images(
     Args:
         files: [m] where they lie, or their content.
         names: [m], what messages call them.
-        findings: what was skipped is a note; that nothing is left, or that it does not fit into memory, a problem.
-        size: side of the square images; by default the images' own where all have the same, else 64.
+        findings: what was skipped is a note; that nothing is left, or that it does not fit into
+            memory, a problem.
+        size: side of the square images; by default the images' own where all have the same, else
+            64.
         channels: 1 (grey) or 3 (colour); by default 3 if an image is in colour.
-        fit: "crop": the largest part in the middle. "stretch": all of it, whatever the shape. "pad": all of it, with
-            black borders. "square": as "crop", cut at whole pixels.
-        levels: values of "deep" images that are shown as black and white; by default 0, or the lowest where one is
-            negative, and the smallest 2^b - 1 that none exceeds, or the highest where some are negative or
-            floating-point.
+        fit: "crop": the largest part in the middle. "stretch": all of it, whatever the shape.
+            "pad": all of it, with black borders. "square": as "crop", cut at whole pixels.
+        levels: values of "deep" images that are shown as black and white; by default 0, or the
+            lowest where one is negative, and the smallest 2^b - 1 that none exceeds, or the highest
+            where some are negative or floating-point.
         fitted: [m], images whose values choose black and white; by default all.
 
     Returns:
-        The images that can be used, and how they were read. Turned as their EXIF data say, the first page of several,
-        without transparency.
+        The images that can be used, and how they were read. Turned as their EXIF data say, the
+        first page of several, without transparency.
 
     Raises:
         ValueError: black is not below white.
@@ -173,13 +202,21 @@ def read_images(
     facts = _heads(files)
     known = [one for one in facts if isinstance(one, Facts)]
     height, width, depth = _shape(known, size, channels, findings)
-    chosen = [one for row, one in enumerate(facts) if isinstance(one, Facts) and (fitted is None or fitted[row])]
+    chosen = [
+        one
+        for row, one in enumerate(facts)
+        if isinstance(one, Facts) and (fitted is None or fitted[row])
+    ]
     kinds = tuple(sorted({one.kind for one in chosen or known}))
-    reading = ImageReading(height, width, depth, fit, _levels(known, chosen, levels, findings), kinds)
+    reading = ImageReading(
+        height, width, depth, fit, _levels(known, chosen, levels, findings), kinds
+    )
     return _decoded(files, names, facts, reading, findings)
 
 
-def read_alike(files: Sequence[Path], names: Sequence[str], findings: Findings, reading: ImageReading) -> Pictures:
+def read_alike(
+    files: Sequence[Path], names: Sequence[str], findings: Findings, reading: ImageReading
+) -> Pictures:
     """Decode image files as others were read before; says what these are that those were not.
 
     Args:
@@ -195,11 +232,17 @@ def read_alike(files: Sequence[Path], names: Sequence[str], findings: Findings, 
             f"images of other sizes than {reading.width}x{reading.height}: {other:,}; they are "
             f"{ways.get(reading.fit, 'cropped')} as in training"
         )
-    words: dict[Kind, str] = {"grey": "in grey", "colour": "in colour", "deep": "with more than 8 bits"}
+    words: dict[Kind, str] = {
+        "grey": "in grey",
+        "colour": "in colour",
+        "deep": "with more than 8 bits",
+    }
     for kind, count in Counter(facts.kind for facts in found.facts).items():
         if kind not in reading.kinds:
             seen = " and ".join(words[one] for one in reading.kinds)
-            findings.notes.append(f"images {words[kind]}: {count:,}; the model was trained on images {seen} alone")
+            findings.notes.append(
+                f"images {words[kind]}: {count:,}; the model was trained on images {seen} alone"
+            )
     return found
 
 
@@ -215,8 +258,9 @@ def _decoded(
     needed = len(files) * height * width * channels
     if needed > _memory():
         findings.problems.append(
-            f"{counted(len(files), 'image')} of {width}x{height}x{channels} take {needed / 1e9:,.0f} GB, more "
-            f"than this machine has; give a smaller size than {max(height, width)}"
+            f"{counted(len(files), 'image')} of {width}x{height}x{channels} take "
+            f"{needed / 1e9:,.0f} GB, more than this machine has; give a smaller size than "
+            f"{max(height, width)}"
         )
         return Pictures(np.empty((0, *shape), np.uint8), np.empty(0, int), reading)
 
@@ -236,13 +280,19 @@ def _decoded(
     if pages := sum(one.pages > 1 for one in used):
         findings.notes.append(f"images of several pages, of which the first is read: {pages:,}")
     if cut := sum(one.cut for one in used):
-        findings.notes.append(f"images of several channels with 16 bits, of which the upper 8 are read: {cut:,}")
+        findings.notes.append(
+            f"images of several channels with 16 bits, of which the upper 8 are read: {cut:,}"
+        )
     black, white = reading.levels or (0, 0)
-    if beyond := [one for one in used if one.kind == "deep" and not black <= one.lowest <= one.highest <= white]:
+    if beyond := [
+        one
+        for one in used
+        if one.kind == "deep" and not black <= one.lowest <= one.highest <= white
+    ]:
         lowest, highest = _extremes(beyond)
         findings.notes.append(
-            f"images with values below {black:,g} or above {white:,g}, which are shown as black or white: "
-            f"{len(beyond):,}, from {lowest:,g} to {highest:,g}"
+            f"images with values below {black:,g} or above {white:,g}, which are shown as black "
+            f"or white: {len(beyond):,}, from {lowest:,g} to {highest:,g}"
         )
     return Pictures(x, rows, reading, used)
 
@@ -254,13 +304,16 @@ def in_threads(function: Callable, items: Sequence) -> list:
 
 
 def read_each(
-    read: Callable[[int], np.ndarray | str], names: Sequence[str], shape: tuple[int, int, int], findings: Findings
+    read: Callable[[int], np.ndarray | str],
+    names: Sequence[str],
+    shape: tuple[int, int, int],
+    findings: Findings,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Read images in threads, and count those that cannot be used.
 
     Args:
-        read: gives the image of a row, uint8, or says why it cannot be used; reasons that differ in "(...)" alone
-            count as one.
+        read: gives the image of a row, uint8, or says why it cannot be used; reasons that differ in
+            "(...)" alone count as one.
         names: [m] of the images, for messages.
         shape: height, width, channels.
         findings: those left out are a note, or a problem where nothing is left.
@@ -280,10 +333,14 @@ def read_each(
     reasons = in_threads(fill, range(len(names)))
     rows = np.array([row for row, reason in enumerate(reasons) if reason is None], int)
     kinds = [None if reason is None else reason.partition(" (")[0] for reason in reasons]
-    first = {kind: name for kind, name in zip(kinds[::-1], names[::-1], strict=True) if kind is not None}
+    first = {
+        kind: name for kind, name in zip(kinds[::-1], names[::-1], strict=True) if kind is not None
+    }
     if first:
         times = Counter(kind for kind in kinds if kind is not None)
-        listed = "; ".join(f"{count:,} {kind}, first {first[kind]}" for kind, count in times.most_common())
+        listed = "; ".join(
+            f"{count:,} {kind}, first {first[kind]}" for kind, count in times.most_common()
+        )
         text = f"{times.total():,} of {counted(len(names), 'image')} cannot be used: {listed}"
         (findings.notes if len(rows) else findings.problems).append(text)
     return x if len(rows) == len(x) else x[rows], rows
@@ -312,7 +369,8 @@ def _slice(file: Path) -> Image.Image:
 
 
 def in_units(head: Any) -> np.ndarray:
-    """Give the first frame of a DICOM file: in grey float64 [H, W] in the units of slope and intercept, dark to bright.
+    """Give the first frame of a DICOM file: in grey float64 [H, W] in the units of slope and
+    intercept, dark to bright.
 
     Args:
         head: what pydicom reads of it.
@@ -337,12 +395,22 @@ def _facts(file: Path | bytes) -> Facts | str:
         if not (len(file) if isinstance(file, bytes) else file.stat().st_size):
             return "0 bytes"
         with _opened(file) as image:
-            mode, size, pages = image.mode, image.size, getattr(image, "n_frames", 1)
+            mode = image.mode
+            size = image.size
+            pages = getattr(image, "n_frames", 1)
             cut = mode not in DEEP and ";16" in str(getattr(image, "tile", ""))
             if size[0] != size[1] and image.getexif().get(ExifTags.Base.Orientation) in TURNED:
                 size = ImageOps.exif_transpose(image).size
             if mode not in DEEP:
-                return Facts(size, mode, "grey" if mode in GREY or _is_grey(image) else "colour", pages, 0, 255, cut)
+                return Facts(
+                    size,
+                    mode,
+                    "grey" if mode in GREY or _is_grey(image) else "colour",
+                    pages,
+                    0,
+                    255,
+                    cut,
+                )
             values = np.asarray(image)
             if not np.isfinite(values).all():
                 return "has values that are not finite"
@@ -368,20 +436,22 @@ def _is_grey(image: Image.Image) -> bool:
     return bool((colours == colours[:, :1]).all())
 
 
-def _shape(known: Sequence[Facts], size: int | None, channels: int | None, findings: Findings) -> tuple[int, int, int]:
+def _shape(
+    known: Sequence[Facts], size: int | None, channels: int | None, findings: Findings
+) -> tuple[int, int, int]:
     """Choose height, width and channels for all images, and note where these differ."""
     sizes = sorted({one.size for one in known}, key=lambda both: (both[0] * both[1], both))
     if len(sizes) > 1 and size is None:
         smallest, largest = (f"{width}x{height}" for width, height in (sizes[0], sizes[-1]))
         findings.notes.append(
-            f"images have {len(sizes):,} sizes, from {smallest} to {largest} pixels; all become {SIZE}x{SIZE}, or what "
-            "data.size says"
+            f"images have {len(sizes):,} sizes, from {smallest} to {largest} pixels; all become "
+            f"{SIZE}x{SIZE}, or what data.size says"
         )
     colour = sum(one.kind == "colour" for one in known)
     if channels is None and 0 < colour < len(known):
         findings.notes.append(
-            f"images in grey: {len(known) - colour:,}, in colour: {colour:,}; all are read as colour, or with "
-            "data.channels=1 as grey"
+            f"images in grey: {len(known) - colour:,}, in colour: {colour:,}; all are read as "
+            "colour, or with data.channels=1 as grey"
         )
     width, height = sizes[0] if size is None and len(sizes) == 1 else (size or SIZE, size or SIZE)
     return height, width, channels or (3 if colour else 1)
@@ -400,17 +470,25 @@ def _extremes(deep: Sequence[Facts]) -> tuple[float, float]:
 
 
 def _levels(
-    known: Sequence[Facts], chosen: Sequence[Facts], given: tuple[float | None, float | None], findings: Findings
+    known: Sequence[Facts],
+    chosen: Sequence[Facts],
+    given: tuple[float | None, float | None],
+    findings: Findings,
 ) -> tuple[float, float] | None:
-    """Choose the values that become 0 and 255 by the "deep" images among the chosen: all keep one scale."""
+    """Choose the values that become 0 and 255 by the "deep" images among the chosen: all keep
+    one scale.
+    """
     deep = [one for one in known if one.kind == "deep"]
     if not deep:
         if given != (None, None):
-            findings.notes.append("data.black and data.white have no effect: all images have 8 bits")
+            findings.notes.append(
+                "data.black and data.white have no effect: all images have 8 bits"
+            )
         return None
     chosen = [one for one in chosen if one.kind == "deep"] or deep
     lowest, highest = _extremes(chosen)
-    black, white = min(lowest, 0.0) if given[0] is None else given[0], given[1]
+    black = min(lowest, 0.0) if given[0] is None else given[0]
+    white = given[1]
     if white is None:
         own = black < 0 or any(one.mode == "F" for one in chosen)
         white = highest if own and highest > black else 2.0 ** max(int(highest).bit_length(), 8) - 1
@@ -418,8 +496,9 @@ def _levels(
         raise ValueError(f"white is {white:,g} and black {black:,g}; white must be greater")
     others = len(known) - len(deep)
     findings.notes.append(
-        f"images with more than 8 bits, signed or floating-point values: {len(deep):,}, from {lowest:,g} to "
-        f"{highest:,g}; {black:,g} to {white:,g} become 0 to 255, or data.black to data.white"
+        f"images with more than 8 bits, signed or floating-point values: {len(deep):,}, from "
+        f"{lowest:,g} to {highest:,g}; {black:,g} to {white:,g} become 0 to 255, or data.black to "
+        "data.white"
         + (f"; the values of {counted(others, 'other')} are taken as they are" if others else "")
     )
     return black, white
@@ -441,7 +520,10 @@ FITS: dict[str, Callable[[Image.Image, tuple[int, int]], Image.Image]] = {
 
 
 def shown(
-    image: Image.Image, shape: tuple[int, int, int], fit: str = "crop", levels: tuple[float, float] | None = None
+    image: Image.Image,
+    shape: tuple[int, int, int],
+    fit: str = "crop",
+    levels: tuple[float, float] | None = None,
 ) -> np.ndarray:
     """Show an image as uint8 [H, W, C]; `fit` and `levels` as for `read_images`."""
     height, width, channels = shape
@@ -449,7 +531,9 @@ def shown(
     if image.mode in DEEP:
         black, white = levels or (0, 255)
         values = np.asarray(image).astype(np.float32) - np.float32(black)
-        image = Image.fromarray(np.clip(np.rint(values * (255 / (white - black))), 0, 255).astype(np.uint8))
+        image = Image.fromarray(
+            np.clip(np.rint(values * (255 / (white - black))), 0, 255).astype(np.uint8)
+        )
     image = image.convert("L" if channels == 1 else "RGB")
     if image.size != (width, height):
         image = FITS[fit](image, (width, height))

@@ -1,4 +1,6 @@
-"""A dataset that cannot be had, and everything that is wrong with a user's own data in one message."""
+"""A dataset that cannot be had, and everything that is wrong with a user's own data in one
+message.
+"""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -38,7 +40,9 @@ def not_here(
     lines = [f"{name} is not {state}{f' and could not be {how}' if tried else ''}."]
     lines += [f"  tried   {reason}" for reason in tried]
     lines += [f"  looked  {', '.join(map(str, looked))}", "To go on, do one of these:"]
-    return DatasetUnavailable("\n".join([*lines, *(f"  - {remedy}" for remedy in (*remedies, instead))]))
+    return DatasetUnavailable(
+        "\n".join([*lines, *(f"  - {remedy}" for remedy in (*remedies, instead))])
+    )
 
 
 def given_path(source: str, path: Path | str | None, what: str, kind: str = "file") -> Path:
@@ -74,7 +78,9 @@ class BadData(UserError):
 
     def __init__(self, place: Path | str, problems: str | Sequence[str], notes: Sequence[str] = ()):
         problems = (problems,) if isinstance(problems, str) else tuple(problems)
-        self.place, self.problems, self.notes = str(place), problems, tuple(notes)
+        self.place = str(place)
+        self.problems = problems
+        self.notes = tuple(notes)
         if len(self.problems) == 1:
             super().__init__(f"{place}: {self.problems[0]}")
         else:

@@ -4,8 +4,8 @@
     north,0,0.8,0.2
     north,1,0.35,0.65
 
-The columns after `client` and `set` are the names of all classes, in any order; a client is named as in the dataset
-and a set by its number there.
+The columns after `client` and `set` are the names of all classes, in any order; a client is named
+as in the dataset and a set by its number there.
 """
 
 from collections.abc import Sequence
@@ -38,21 +38,28 @@ def read_proportions(
         sets: set of every training example, -1 = in none; likewise.
 
     Returns:
-        Shares, rows sum to 1, zero on padding; clients are those with training examples, in increasing order.
+        Shares, rows sum to 1, zero on padding; clients are those with training examples, in
+        increasing order.
 
     Raises:
         DatasetUnavailable: the file is not there.
-        ValueError: it does not fit: the message names the line and says what is wrong, and what is allowed.
+        ValueError: it does not fit: the message names the line and says what is wrong, and what is
+            allowed.
     """
     if client_names is None or client is None or sets is None:
-        raise ValueError("class shares of sets are given, but not the columns or arrays set and client of these sets")
+        raise ValueError(
+            "class shares of sets are given, but not the columns or arrays set and client of "
+            "these sets"
+        )
     path = Path(path).expanduser()
     shares = read_table(path)
     wanted = ["client", "set", *class_names]
     needs = f"The first line must hold: {','.join(wanted)}; classes are named as in the dataset"
     for name in shares:
         if name not in wanted:
-            raise ValueError(f"{path}: unknown column {name!r}.{did_you_mean(name, wanted)} {needs}")
+            raise ValueError(
+                f"{path}: unknown column {name!r}.{did_you_mean(name, wanted)} {needs}"
+            )
     for name in wanted:
         if name not in shares:
             raise ValueError(f"{path}: column {name!r} is missing. {needs}")
@@ -61,17 +68,23 @@ def read_proportions(
     table = np.zeros((len(there), int(sets.max(initial=0)) + 1, len(class_names)))
     cells = {name: as_text(shares[name]) for name in wanted}
     for row, where in enumerate(shares.index):
-        name, number = cells["client"][row], cells["set"][row]
+        name = cells["client"][row]
+        number = cells["set"][row]
         if name not in places:
             raise ValueError(
-                f"{where}: unknown client {name!r}.{did_you_mean(name, places)} Clients with training examples: "
-                f"{', '.join(list(places)[:20])}"
+                f"{where}: unknown client {name!r}.{did_you_mean(name, places)} Clients with "
+                f"training examples: {', '.join(list(places)[:20])}"
             )
         if not number.isdigit():
-            raise ValueError(f"{where}: set is {number!r}; it must be a whole number, as in the array `set`")
-        place, slot = places[name], int(number)
+            raise ValueError(
+                f"{where}: set is {number!r}; it must be a whole number, as in the array `set`"
+            )
+        place = places[name]
+        slot = int(number)
         if not np.any((client == there[place]) & (sets == slot)):
-            raise ValueError(f"{where}: client {name!r} has no training example in set {number}; remove the line")
+            raise ValueError(
+                f"{where}: client {name!r} has no training example in set {number}; remove the line"
+            )
         if table[place, slot].any():
             raise ValueError(f"{where}: client {name!r}, set {number} has a line already")
         table[place, slot] = _shares(where, [cells[label][row] for label in class_names])
@@ -79,14 +92,17 @@ def read_proportions(
         for missing in np.unique(sets[(client == number) & (sets >= 0)]):
             if not table[place, missing].any():
                 raise ValueError(
-                    f"{path} has no line for client {client_names[number]!r}, set {missing}, which has training "
-                    "examples; add its class shares, or give these examples the set -1"
+                    f"{path} has no line for client {client_names[number]!r}, set {missing}, "
+                    "which has training examples; add its class shares, or give these examples "
+                    "the set -1"
                 )
     return table
 
 
 def proportions_digest(file: Path | str | None) -> str | None:
-    """Compute the digest of such a file, for the name of data made with it; None where there is none."""
+    """Compute the digest of such a file, for the name of data made with it; None where there is
+    none.
+    """
     path = None if file is None else Path(file).expanduser()
     return file_sha256(path) if path is not None and path.is_file() else None
 
@@ -97,7 +113,9 @@ def _shares(where: str, cells: Sequence[str]) -> Float[np.ndarray, " K"]:
     except ValueError:
         raise ValueError(f"{where}: class shares are {cells}; all must be numbers") from None
     if not (np.isfinite(values) & (values >= 0)).all():
-        raise ValueError(f"{where}: class shares are {values.tolist()}; all must be finite and at least 0")
+        raise ValueError(
+            f"{where}: class shares are {values.tolist()}; all must be finite and at least 0"
+        )
     if abs(values.sum() - 1) > TOLERANCE:
         raise ValueError(f"{where}: class shares sum to {values.sum():g}; they must sum to 1")
     return values / values.sum()

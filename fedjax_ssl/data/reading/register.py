@@ -17,7 +17,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Entry(NamedTuple):
     """One registered dataset."""
 
-    load: Callable[..., Dataset]  # its parameters are the dataset's options, and places such as path
+    load: Callable[..., Dataset]
+    # ^ its parameters are the dataset's options, and places such as path
     description: str  # one line for lists
     terms: str  # licence and whom to cite
     kind: Kind
@@ -30,14 +31,15 @@ ENTRIES: dict[str, Entry] = {}
 def dataset(name: str, description: str, *, terms: str, kind: Kind) -> Callable[[F], F]:
     """Register the decorated function as the loader of a dataset that is not downloaded.
 
-    Its keyword parameters are the dataset's options; those named root, path, download and source are given by `load`.
+    Its keyword parameters are the dataset's options; those named root, path, download and source
+    are given by `load`.
 
     Args:
         name: the dataset is loaded by.
         description: one line for lists.
         terms: licence and whom to cite.
-        kind: "embedded" in the package; "own": the user's, at path=; "placed": fetched and placed by the user;
-            "prepared" by another library; "random": invented.
+        kind: "embedded" in the package; "own": the user's, at path=; "placed": fetched and placed
+            by the user; "prepared" by another library; "random": invented.
     """
 
     def register(load: F) -> F:
@@ -60,8 +62,8 @@ def published(
 ) -> Callable[[F], F]:
     """Register the decorated function as the reader of a published dataset, which is downloaded.
 
-    The function gets the paths of the files by name, and gives the dataset; its keyword parameters are options. What
-    depends on the options may be given as a function of them.
+    The function gets the paths of the files by name, and gives the dataset; its keyword parameters
+    are options. What depends on the options may be given as a function of them.
 
     Args:
         name: the dataset is loaded by.
@@ -70,7 +72,8 @@ def published(
         files: that must be at hand.
         examples: number of training and test examples as published; others are warned about.
         prepared: the same dataset in TensorFlow Datasets; None: it is not there.
-        folders: values of the option `form` for which the user makes a folder of files, and its loader.
+        folders: values of the option `form` for which the user makes a folder of files, and its
+            loader.
         **fields: further fields of `Archive`.
     """
     own_folders = folders or {}
@@ -83,15 +86,21 @@ def published(
             chosen = {option.name: given.get(option.name, option.default) for option in options}
             if chosen.get("form") in own_folders:
                 raise ValueError(
-                    f"{name} with form={chosen['form']!r} is a folder of your own making, without files to compare with"
+                    f"{name} with form={chosen['form']!r} is a folder of your own making, without "
+                    "files to compare with"
                 )
             by_options = {"files": files, "examples": examples, "prepared": prepared, **fields}
             return Archive(
                 name=name,
                 read=partial(read, **chosen),
                 terms=terms,
-                variant="".join(f"-{o.name}={chosen[o.name]}" for o in options if chosen[o.name] != o.default),
-                **{field: value(**chosen) if callable(value) else value for field, value in by_options.items()},
+                variant="".join(
+                    f"-{o.name}={chosen[o.name]}" for o in options if chosen[o.name] != o.default
+                ),
+                **{
+                    field: value(**chosen) if callable(value) else value
+                    for field, value in by_options.items()
+                },
             )
 
         def load(**given: Any) -> Dataset:
@@ -101,11 +110,15 @@ def published(
             return load_archive(archive(**given), **places)
 
         places = [place for place in PLACES if place != "source" or prepared is not None]
-        shared = [inspect.signature(load_archive).parameters[place] for place in (*places, "timeout")]
+        shared = [
+            inspect.signature(load_archive).parameters[place] for place in (*places, "timeout")
+        ]
         load.__signature__ = inspect.Signature([*shared, *options])  # type: ignore[attr-defined]
         doc = inspect.getdoc(read) or ""
         before, _, after = doc.partition("Args:\n") if "Args:\n" in doc else (f"{doc}\n\n", "", "")
-        load.__doc__ = f"{before}Args:\n    timeout: seconds that the network may be silent.\n{after}"
+        load.__doc__ = (
+            f"{before}Args:\n    timeout: seconds that the network may be silent.\n{after}"
+        )
         ENTRIES[name] = Entry(load, description, terms, "downloaded", archive)
         return read
 

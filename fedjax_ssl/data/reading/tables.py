@@ -1,4 +1,5 @@
-"""Tables of a user's own as data frames: comma-separated values as spreadsheets write them, and Parquet.
+"""Tables of a user's own as data frames: comma-separated values as spreadsheets write them, and
+Parquet.
 
 The index of a table says in words where each row stands, for messages: "patients.csv, line 7".
 """
@@ -28,11 +29,15 @@ PARQUET = (".parquet", ".pq")
 SEPARATED = (".csv", ".tsv", ".txt")
 DELIMITERS = ",;\t"
 SIMILAR = 0.7  # ratio of two names of columns, as difflib has it
-COMMA, THOUSANDS = r"[+-]?\d*,\d+", r"[+-]?[1-9]\d{0,2},\d{3}"  # 1,5 is one and a half; 1,234 may be a thousand
+# 1,5 is one and a half; 1,234 may be a thousand
+COMMA = r"[+-]?\d*,\d+"
+THOUSANDS = r"[+-]?[1-9]\d{0,2},\d{3}"
 
 
 def is_table(path: Path) -> bool:
-    """Tell by its name whether a file is a table: `.csv`, `.tsv`, `.txt` (all also with `.gz`), or Parquet."""
+    """Tell by its name whether a file is a table: `.csv`, `.tsv`, `.txt` (all also with `.gz`),
+    or Parquet.
+    """
     return path.name.lower().removesuffix(".gz").endswith((*SEPARATED, *PARQUET))
 
 
@@ -41,12 +46,13 @@ def read_table(
 ) -> "pandas.DataFrame":
     """Read a table whose first line names the columns.
 
-    Comma, semicolon or tabulator, whichever the first line has most of; UTF-8 with or without byte order mark, UTF-16
-    with one, else Windows-1252 (Latin-1). Empty lines and columns without a name (as pandas writes for its index) are
-    left out.
+    Comma, semicolon or tabulator, whichever the first line has most of; UTF-8 with or without byte
+    order mark, UTF-16 with one, else Windows-1252 (Latin-1). Empty lines and columns without a name
+    (as pandas writes for its index) are left out.
 
     Args:
-        path: `.parquet` or `.pq` (needs pyarrow), anything else is read as separated text, of `.gz` unpacked.
+        path: `.parquet` or `.pq` (needs pyarrow), anything else is read as separated text, of `.gz`
+            unpacked.
         findings: for a note where the text is not UTF-8.
         columns: their names, for a file of text in which no line may name them.
 
@@ -58,27 +64,46 @@ def read_table(
         BadData: it is no table; says the line.
     """
     if not path.is_file():
-        raise DatasetUnavailable(f"{path} is not {'a file' if path.exists() else 'there'}; give a CSV or Parquet file.")
-    frame = _read_parquet(path) if path.suffix.lower() in PARQUET else _read_text(path, findings or Findings(), columns)
+        raise DatasetUnavailable(
+            f"{path} is not {'a file' if path.exists() else 'there'}; give a CSV or Parquet file."
+        )
+    frame = (
+        _read_parquet(path)
+        if path.suffix.lower() in PARQUET
+        else _read_text(path, findings or Findings(), columns)
+    )
     names = [name for name in frame.columns if name and not name.startswith("__index")]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise BadData(path, f"column {twice[0]!r} is there {names.count(twice[0])} times; name each column once")
+        raise BadData(
+            path,
+            f"column {twice[0]!r} is there {names.count(twice[0])} times; name each column once",
+        )
     if frame.empty:
-        raise BadData(path, "has no rows; the first line names the columns, every other one is an example")
+        raise BadData(
+            path, "has no rows; the first line names the columns, every other one is an example"
+        )
     return frame[names]
 
 
 def no_column(name: str, there: Iterable[str], asked: str = "") -> str:
     """Say that a table has no column of this name."""
-    return f"there is no column {name!r}{asked}.{did_you_mean(name, list(there))} Columns: {', '.join(there)}"
+    return (
+        f"there is no column {name!r}{asked}.{did_you_mean(name, list(there))} Columns: "
+        f"{', '.join(there)}"
+    )
 
 
 def as_text(column: "pandas.Series") -> list[str]:
-    """Take a column as text: whole numbers without a point, truth values as 0 and 1, nothing as ""."""
+    """Take a column as text: whole numbers without a point, truth values as 0 and 1, nothing as
+    "".
+    """
     if column.dtype.kind not in "iuf":
         if len(present := column.dropna()) and all(isinstance(value, bool) for value in present):
             column = column.map({True: "1", False: "0"})
-        return ["" if gap else str(value).strip() for value, gap in zip(column, column.isna(), strict=True)]
+        return [
+            "" if gap else str(value).strip()
+            for value, gap in zip(column, column.isna(), strict=True)
+        ]
     known = column[np.isfinite(column)]
     no_fraction = bool((known == np.rint(known)).all())
     return [
@@ -88,23 +113,31 @@ def as_text(column: "pandas.Series") -> list[str]:
 
 
 def whole(cell: str) -> str:
-    """Write a whole number without ".0", which spreadsheets add where a cell is empty; other text as it is."""
+    """Write a whole number without ".0", which spreadsheets add where a cell is empty; other
+    text as it is.
+    """
     return re.sub(r"^([+-]?\d+)\.0+$", r"\1", cell)
 
 
 def as_cells(texts: Sequence[str], marks: Collection[str]) -> list[str]:
-    """Write a mark of missing cells, in capitals or not, as ""; where + stands beside it, - is a sign and no mark."""
+    """Write a mark of missing cells, in capitals or not, as ""; where + stands beside it, - is a
+    sign and no mark.
+    """
     missing = {mark.casefold() for mark in marks} - ({"-"} if "+" in texts else set())
     return ["" if text.casefold() in missing else text for text in texts]
 
 
 def as_numbers(cells: Sequence[str]) -> np.ndarray:
-    """Take text as float64 [n], true and false as 1 and 0, NaN where it is no number of single precision.
+    """Take text as float64 [n], true and false as 1 and 0, NaN where it is no number of single
+    precision.
 
-    A comma is the decimal point where no number of the column has a point, unless all may be thousands.
+    A comma is the decimal point where no number of the column has a point, unless all may be
+    thousands.
     """
     commas = [cell for cell in cells if "," in cell]
-    decimal = all(re.fullmatch(COMMA, cell) for cell in commas) and not any("." in cell for cell in cells)
+    decimal = all(re.fullmatch(COMMA, cell) for cell in commas) and not any(
+        "." in cell for cell in cells
+    )
     if decimal and not all(re.fullmatch(THOUSANDS, cell) for cell in commas):
         cells = [cell.replace(",", ".") for cell in cells]
 
@@ -119,7 +152,11 @@ def as_numbers(cells: Sequence[str]) -> np.ndarray:
 
 
 def read_roles(
-    table: "pandas.DataFrame", roles: Mapping[str, str], needed: Collection[str], findings: Findings, where: str = ""
+    table: "pandas.DataFrame",
+    roles: Mapping[str, str],
+    needed: Collection[str],
+    findings: Findings,
+    where: str = "",
 ) -> "pandas.DataFrame":
     """Take the columns of roles as text; find those that are not there, and likely misspelt ones.
 
@@ -144,10 +181,12 @@ def read_roles(
         # Of short names one letter is too much: "site" is no "set".
         missing = [name for name in roles.values() if name not in table]
         for name in missing if column not in roles.values() else ():
-            plain, close = column.casefold(), difflib.get_close_matches(column.casefold(), [name], 1, SIMILAR)
+            plain = column.casefold()
+            close = difflib.get_close_matches(column.casefold(), [name], 1, SIMILAR)
             if (close and len(name) > 3) or plain in (name.casefold(), f"{name}s".casefold()):
                 findings.notes.append(
-                    f"column {column!r} is not taken for {name!r}, which is not there; did you mean {name!r}?"
+                    f"column {column!r} is not taken for {name!r}, which is not there; did you "
+                    f"mean {name!r}?"
                 )
                 break
     texts = {role: as_text(table[name]) for role, name in roles.items() if name in table}
@@ -169,18 +208,23 @@ def _decoded(path: Path, findings: Findings) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        findings.notes.append(f"line {line} is not UTF-8; the table is read as Windows-1252 (Latin-1)")
+        findings.notes.append(
+            f"line {line} is not UTF-8; the table is read as Windows-1252 (Latin-1)"
+        )
         return content.decode("cp1252", errors="replace")
 
 
 def _read_text(path: Path, findings: Findings, columns: Sequence[str] | None) -> "pandas.DataFrame":
-    import pandas  # read_csv fills short lines up, and does not say where a row of several lines stands
+    # read_csv fills short lines up, and does not say where a row of several lines stands
+    import pandas
 
     text = _decoded(path, findings)
     first = next((line for line in text.splitlines() if line.strip()), "")
     delimiter = max(DELIMITERS, key=first.count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    rows, lines, line = [], [], 1
+    rows = []
+    lines = []
+    line = 1
     try:
         for cells in reader:
             if any(cell.strip() for cell in cells):
@@ -190,14 +234,19 @@ def _read_text(path: Path, findings: Findings, columns: Sequence[str] | None) ->
     except csv.Error as error:
         raise BadData(path, f"line {reader.line_num} is no line of a table: {error}") from error
     if columns and not (rows and rows[0][0].strip("'").isidentifier()):
-        rows, lines = [list(columns), *rows], [0, *lines]
+        rows = [list(columns), *rows]
+        lines = [0, *lines]
     header = rows[0] if rows else []
     wrong = [place for place, cells in enumerate(rows) if len(cells) != len(header)]
     if wrong:
         named = ", ".join(f"line {lines[place]} has {len(rows[place])}" for place in wrong[:SHOWN])
         more = f", and {len(wrong) - SHOWN:,} more lines are off" if len(wrong) > SHOWN else ""
         quoted = f"put text that holds a {delimiter!r} in quotation marks"
-        first = f"there are {len(header)} columns" if columns else f"the first line has {len(header)} cells"
+        first = (
+            f"there are {len(header)} columns"
+            if columns
+            else f"the first line has {len(header)} cells"
+        )
         raise BadData(path, f"{first}, but {named}{more}; {quoted}")
     places = [f"{path.name}, line {line}" for line in lines[1:]]
     return pandas.DataFrame(rows[1:], index=places, columns=header, dtype=object)
@@ -207,7 +256,9 @@ def _read_parquet(path: Path) -> "pandas.DataFrame":
     try:
         parquet: Any = importlib.import_module("pyarrow.parquet")
     except ImportError as error:
-        raise BadData(path, "Parquet needs pyarrow: pip install 'fedjax_ssl[table]', or save it as CSV") from error
+        raise BadData(
+            path, "Parquet needs pyarrow: pip install 'fedjax_ssl[table]', or save it as CSV"
+        ) from error
     try:
         frame = parquet.read_table(path).to_pandas(ignore_metadata=True)
     except (ValueError, OSError) as error:  # pyarrow's own errors are among them

@@ -1,7 +1,7 @@
 """Datasets of TensorFlow Datasets, read by that library from folders that it has prepared.
 
-A prepared folder is `<data_dir>/NAME[/CONFIG]/VERSION/` with examples in files of TFRecord or array_record. Reading
-needs no TensorFlow; preparing does.
+A prepared folder is `<data_dir>/NAME[/CONFIG]/VERSION/` with examples in files of TFRecord or
+array_record. Reading needs no TensorFlow; preparing does.
 """
 
 import importlib
@@ -41,22 +41,25 @@ def load_tfds(
     choice: Choice,
     size: Side = None,
 ) -> Dataset:
-    """Read a prepared dataset of images or of numbers; it is prepared first where TensorFlow is installed.
+    """Read a prepared dataset of images or of numbers; it is prepared first where TensorFlow is
+    installed.
 
     Args:
         dataset: NAME, NAME/CONFIG or NAME/CONFIG/VERSION; the newest version by default.
-        root: folder of all datasets, which keeps the arrays; default $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl.
+        root: folder of all datasets, which keeps the arrays; default $FEDJAX_SSL_DATA or
+            ~/.cache/fedjax_ssl.
         path: the folder of prepared datasets; default $TFDS_DATA_DIR or ~/tensorflow_datasets.
         download: whether it may be downloaded and prepared.
         choice: splits and features.
-        size: side of square images, which are cropped in the middle and resized; needed where they differ.
+        size: side of square images, which are cropped in the middle and resized; needed where they
+            differ.
 
     Returns:
         The dataset, in the order of the files, which is not that of the original ones.
 
     Raises:
-        DatasetUnavailable: it is not prepared and cannot be prepared here, is damaged, or tensorflow-datasets is not
-            installed; says what to do.
+        DatasetUnavailable: it is not prepared and cannot be prepared here, is damaged, or
+            tensorflow-datasets is not installed; says what to do.
         ValueError: an option that it does not have.
     """
     folders = prepared_folders(path)
@@ -66,23 +69,39 @@ def load_tfds(
         folder = _version_folder(folders, dataset)
     if folder is None:
         raise _not_here(dataset, folders)
-    name, place, content = dataset.partition("/")[0], folder, facts_of(folder.iterdir())
-    return kept_for(root, "tfds", folder, [choice, size], content, lambda: _read(name, place, choice, size))
+    name = dataset.partition("/")[0]
+    place = folder
+    content = facts_of(folder.iterdir())
+    return kept_for(
+        root, "tfds", folder, [choice, size], content, lambda: _read(name, place, choice, size)
+    )
 
 
 def prepared_folders(path: str | Path | None = None) -> Path:
-    """Choose the folder of prepared datasets: `path`, else $TFDS_DATA_DIR, else ~/tensorflow_datasets."""
-    return Path(path or os.environ.get(FOLDER_VARIABLE) or Path("~") / "tensorflow_datasets").expanduser()
+    """Choose the folder of prepared datasets: `path`, else $TFDS_DATA_DIR, else
+    ~/tensorflow_datasets.
+    """
+    return Path(
+        path or os.environ.get(FOLDER_VARIABLE) or Path("~") / "tensorflow_datasets"
+    ).expanduser()
 
 
 def _read(dataset: str, folder: Path, choice: Choice, size: int | None) -> Dataset:
     name = f"tfds:{dataset}"
     library, builder = _opened(name, folder)
-    features, supervised = dict(builder.info.features.items()), builder.info.supervised_keys
+    features = dict(builder.info.features.items())
+    supervised = builder.info.supervised_keys
     kinds = {"input": library.features.Image, "label": library.features.ClassLabel}
-    fitting = {role: [key for key, one in features.items() if isinstance(one, kind)] for role, kind in kinds.items()}
+    fitting = {
+        role: [key for key, one in features.items() if isinstance(one, kind)]
+        for role, kind in kinds.items()
+    }
     if supervised is not None:
-        fitting |= {role: [key] for role, key in zip(kinds, supervised, strict=False) if isinstance(key, str)}
+        fitting |= {
+            role: [key]
+            for role, key in zip(kinds, supervised, strict=False)
+            if isinstance(key, str)
+        }
     chosen = choose_columns(name, choice, features, fitting)
     wanted, test = choose_splits(name, choice, list(builder.info.splits))
     rows: dict[str, list] = {role: [] for role in (*chosen, "split")}
@@ -90,21 +109,30 @@ def _read(dataset: str, folder: Path, choice: Choice, size: int | None) -> Datas
         for split in wanted:
             for example in _examples(builder, split):
                 for role, key in chosen.items():
-                    rows[role].append(_input(example[key], size, dataset) if role == "input" else example[key])
+                    rows[role].append(
+                        _input(example[key], size, dataset) if role == "input" else example[key]
+                    )
                 rows["split"].append(split)
             if split not in rows["split"]:
                 raise ValueError(f"split {split} is empty")
     except Exception as error:  # whatever the library raises, a user needs the same message
         raise _damaged(name, folder, error) from error
     if len(shapes := list(dict.fromkeys(one.shape for one in rows["input"]))) > 1:
-        raise BadData(name, f"has images of several shapes, {shapes[0]} and {shapes[1]}; give data.size")
+        raise BadData(
+            name, f"has images of several shapes, {shapes[0]} and {shapes[1]}; give data.size"
+        )
     named = np.array(rows["split"])
     y = np.where(named == choice.unlabelled_split, -1, np.array(rows["label"]))
-    texts = [client.decode() if isinstance(client, bytes) else str(client) for client in rows.get("client", ())]
+    texts = [
+        client.decode() if isinstance(client, bytes) else str(client)
+        for client in rows.get("client", ())
+    ]
     clients, client = np.unique(texts, return_inverse=True) if texts else (None, None)
     columns = Columns(
         y,
-        tuple(getattr(features[chosen["label"]], "names", None) or map(str, range(int(y.max()) + 1))),
+        tuple(
+            getattr(features[chosen["label"]], "names", None) or map(str, range(int(y.max()) + 1))
+        ),
         client,
         None if clients is None else tuple(clients.tolist()),
         named == (test or ""),
@@ -121,12 +149,16 @@ def _opened(name: str, folder: Path) -> tuple[Any, Any]:
     try:
         library: Any = importlib.import_module("tensorflow_datasets")
     except ImportError as error:
-        raise DatasetUnavailable(f"{name}: reading {folder} needs: pip install 'fedjax_ssl[tfds]'") from error
+        raise DatasetUnavailable(
+            f"{name}: reading {folder} needs: pip install 'fedjax_ssl[tfds]'"
+        ) from error
     try:
         # The library imports the modules of these classes.
         for named in _classes(json.loads((folder / "features.json").read_text(encoding="utf-8"))):
             if not named.startswith("tensorflow_datasets."):
-                raise ValueError(f"its features are of {named}, which is no class of TensorFlow Datasets")
+                raise ValueError(
+                    f"its features are of {named}, which is no class of TensorFlow Datasets"
+                )
         return library, library.builder_from_directory(folder)
     except Exception as error:  # as above
         raise _damaged(name, folder, error, "no prepared folder, or damaged") from error
@@ -141,7 +173,8 @@ def _examples(builder: Any, split: str) -> Iterator[Mapping[str, Any]]:
     if builder.info.file_format.value != "tfrecord":
         yield from builder.as_data_source(split)
         return
-    for file in builder.info.splits[split].filepaths:  # which the library itself reads with TensorFlow alone
+    # which the library itself reads with TensorFlow alone
+    for file in builder.info.splits[split].filepaths:
         yield from map(builder.info.features.deserialize_example_np, read_tfrecord(Path(file)))
 
 
@@ -167,7 +200,8 @@ def _classes(features: Any) -> Iterator[str]:
 
 
 def read_tfrecord(path: Path) -> Iterator[bytes]:
-    """Read the records of a file: each a length (8 bytes, little-endian), its check (4), the content, its check (4).
+    """Read the records of a file: each a length (8 bytes, little-endian), its check (4), the
+    content, its check (4).
 
     Raises:
         ValueError: the file ends inside a record, or states a length of more than 1 GiB.
@@ -175,13 +209,21 @@ def read_tfrecord(path: Path) -> Iterator[bytes]:
     with open(path, "rb") as file:
         while head := file.read(12):
             length = int.from_bytes(head[:8], "little")
-            if len(head) < 12 or length > LARGEST_RECORD or len(content := file.read(length + 4)) < length + 4:
-                raise ValueError(f"{path.name} is no TFRecord file, or cut short: a record of {length:,} bytes")
+            if (
+                len(head) < 12
+                or length > LARGEST_RECORD
+                or len(content := file.read(length + 4)) < length + 4
+            ):
+                raise ValueError(
+                    f"{path.name} is no TFRecord file, or cut short: a record of {length:,} bytes"
+                )
             yield content[:length]
 
 
 def _version_folder(folders: Path, dataset: str) -> Path | None:
-    """Find the prepared folder, of the newest version where none is named; of the only configuration likewise."""
+    """Find the prepared folder, of the newest version where none is named; of the only
+    configuration likewise.
+    """
     place = folders / dataset
     if (place / "dataset_info.json").is_file():
         return place
@@ -200,20 +242,24 @@ def _version_folder(folders: Path, dataset: str) -> Path | None:
 def _prepare(dataset: str, folders: Path) -> None:
     """Download and prepare it with TensorFlow, if that is installed and the hosts answer.
 
-    TensorFlow Datasets tries a host without a name for minutes, and one that is silent without end: so they are asked
-    first.
+    TensorFlow Datasets tries a host without a name for minutes, and one that is silent without end:
+    so they are asked first.
     """
     missing = [module for module in NEEDED if importlib.util.find_spec(module) is None]
     if missing:
         raise _not_here(dataset, folders, [f"preparing it needs {', '.join(missing)}"])
     try:
-        builder: Any = importlib.import_module("tensorflow_datasets").builder(dataset, data_dir=str(folders))
+        builder: Any = importlib.import_module("tensorflow_datasets").builder(
+            dataset, data_dir=str(folders)
+        )
         silent = _silent_hosts(builder.url_infos)
         if not silent:
             builder.download_and_prepare(file_format="array_record")
             return
     except Exception as error:  # as above
-        silent = [f"TensorFlow Datasets: {type(error).__name__}: {' '.join(str(error).split())[:200]}"]
+        silent = [
+            f"TensorFlow Datasets: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        ]
     raise _not_here(dataset, folders, silent)
 
 
@@ -232,9 +278,12 @@ def _silent_hosts(addresses: Mapping[str, Any]) -> list[str]:
 def _not_here(dataset: str, folders: Path, tried: Sequence[str] = ()) -> DatasetUnavailable:
     """Say what was tried, where it was looked for, and what to do."""
     remedies = [
-        "prepare it where TensorFlow is installed, `pip install tensorflow tensorflow-datasets importlib_resources; "
-        f"tfds build {dataset}`,\n    and copy the folder to {folders / dataset}; reading it needs no TensorFlow",
+        "prepare it where TensorFlow is installed, `pip install tensorflow tensorflow-datasets "
+        f"importlib_resources; tfds build {dataset}`,\n    and copy the folder to "
+        f"{folders / dataset}; reading it needs no TensorFlow",
         f"point {FOLDER_VARIABLE} or path= at the folder of prepared datasets",
     ]
     looked = [folders / dataset]
-    return not_here(f"tfds:{dataset}", looked, remedies, tried, state="prepared here", how="prepared")
+    return not_here(
+        f"tfds:{dataset}", looked, remedies, tried, state="prepared here", how="prepared"
+    )

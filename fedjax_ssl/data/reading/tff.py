@@ -1,8 +1,8 @@
 """TensorFlow Federated's SQLite files, read without TensorFlow.
 
-Table `examples(split_name, client_id, serialized_example_proto)`, a row per example, the whole file compressed by LZMA.
-An Example is three nested protocol buffers: features { feature { key, value } }, where a value is a list of bytes (1),
-floats (2) or whole numbers (3).
+Table `examples(split_name, client_id, serialized_example_proto)`, a row per example, the whole file
+compressed by LZMA. An Example is three nested protocol buffers: features { feature { key, value }
+}, where a value is a list of bytes (1), floats (2) or whole numbers (3).
 """
 
 import contextlib
@@ -32,7 +32,11 @@ class Rows(NamedTuple):
 
 
 def read_splits(
-    path: Path, splits: Sequence[str], key: str, shape: tuple[int, int, int], limits: Mapping[str, int]
+    path: Path,
+    splits: Sequence[str],
+    key: str,
+    shape: tuple[int, int, int],
+    limits: Mapping[str, int],
 ) -> dict[str, Rows]:
     """Read splits of a file.
 
@@ -47,20 +51,27 @@ def read_splits(
         The examples by split.
 
     Raises:
-        FormatError: the file is not in this form, or damaged, a split is empty, or an example is not as described.
+        FormatError: the file is not in this form, or damaged, a split is empty, or an example is
+            not as described.
     """
 
     def read(database: sqlite3.Connection, split: str) -> Rows:
-        (count,) = database.execute("SELECT count(*) FROM examples WHERE split_name = ?", (split,)).fetchone()
+        (count,) = database.execute(
+            "SELECT count(*) FROM examples WHERE split_name = ?", (split,)
+        ).fetchone()
         if not count:
             raise FormatError(f"{path} has no examples of the split {split!r}.")
-        x, clients = np.empty((count, *shape), np.uint8), []
+        x = np.empty((count, *shape), np.uint8)
+        clients = []
         labels = {name: np.empty(count, np.int32) for name in limits}
         rows = database.execute(
-            "SELECT client_id, serialized_example_proto FROM examples WHERE split_name = ?", (split,)
+            "SELECT client_id, serialized_example_proto FROM examples WHERE split_name = ?",
+            (split,),
         )
         for row, (client, record) in enumerate(rows):
-            clients.append(client.decode("ascii", "replace") if isinstance(client, bytes) else str(client))
+            clients.append(
+                client.decode("ascii", "replace") if isinstance(client, bytes) else str(client)
+            )
             where = f"{path}: example {row} of {split}, client {clients[-1]}, has"
             example = parse_example(record)
             image = example.get(key)
@@ -72,7 +83,11 @@ def read_splits(
             x[row] = (np.rint(255.0 * (1.0 - image)) if highest == 1 else image).reshape(shape)
             for name, limit in limits.items():
                 value = example.get(name)
-                if not isinstance(value, np.ndarray) or value.size != 1 or not 0 <= value[0] < limit:
+                if (
+                    not isinstance(value, np.ndarray)
+                    or value.size != 1
+                    or not 0 <= value[0] < limit
+                ):
                     raise FormatError(f"{where} no {name} of 0 to {limit - 1}.")
                 labels[name][row] = value[0]
         return Rows(x, labels, np.array(clients))
@@ -84,13 +99,20 @@ def read_splits(
             while chunk := source.read(CHUNK_BYTES):
                 written += len(chunk)
                 if written > LARGEST:
-                    raise FormatError(f"{path} unpacks to more than {LARGEST:,} bytes, which are not read.")
+                    raise FormatError(
+                        f"{path} unpacks to more than {LARGEST:,} bytes, which are not read."
+                    )
                 file.write(chunk)
-        with damage(path), contextlib.closing(sqlite3.connect(f"{unpacked.as_uri()}?mode=ro", uri=True)) as database:
+        with (
+            damage(path),
+            contextlib.closing(
+                sqlite3.connect(f"{unpacked.as_uri()}?mode=ro", uri=True)
+            ) as database,
+        ):
             if not {row[1] for row in database.execute("PRAGMA table_info(examples)")} >= COLUMNS:
                 raise FormatError(
-                    f"{path} is not in TensorFlow Federated's form: it has no table examples(split_name, client_id, "
-                    "serialized_example_proto)."
+                    f"{path} is not in TensorFlow Federated's form: it has no table "
+                    "examples(split_name, client_id, serialized_example_proto)."
                 )
             return {split: read(database, split) for split in splits}
 
@@ -125,7 +147,8 @@ def _fields(data: bytes) -> Iterator[tuple[int, bytes]]:
     place = 0
     while place < len(data):
         tag, start = _varint(data, place)
-        wire, place = tag & 7, start
+        wire = tag & 7
+        place = start
         if wire == DELIMITED:
             length, start = _varint(data, place)
             place = start + length
@@ -164,7 +187,9 @@ def _varints(data: bytes) -> np.ndarray:
     if lengths.max() > 10:
         raise ValueError("a number of more than 64 bits")
     shifts = (7 * (np.arange(len(groups)) - np.repeat(starts, lengths))).astype(np.uint64)
-    return np.add.reduceat((groups & np.uint8(0x7F)).astype(np.uint64) << shifts, starts).view(np.int64)
+    return np.add.reduceat((groups & np.uint8(0x7F)).astype(np.uint64) << shifts, starts).view(
+        np.int64
+    )
 
 
 def _varint(data: bytes, place: int) -> tuple[int, int]:
@@ -173,7 +198,8 @@ def _varint(data: bytes, place: int) -> tuple[int, int]:
     while True:
         byte = data[place]
         value |= (byte & 0x7F) << shift
-        place, shift = place + 1, shift + 7
+        place = place + 1
+        shift = shift + 7
         if byte < 0x80:
             return value, place
         if shift > 63:

@@ -19,7 +19,8 @@ for _module in pkgutil.iter_modules(__path__):
 _KINDS = get_args(Kind)
 _ORDERED = sorted(ENTRIES.items(), key=lambda pair: _KINDS.index(pair[1].kind))
 ORIGINS: tuple[Source, ...] = get_args(Source)
-OWN = tuple(name for name, entry in _ORDERED if entry.kind == "own")  # read what is at path= and nothing else
+# read what is at path= and nothing else
+OWN = tuple(name for name, entry in _ORDERED if entry.kind == "own")
 TERMS = {name: entry.terms for name, entry in _ORDERED}  # licence and whom to cite
 SOURCES: Registry[Dataset] = Registry(
     "dataset",
@@ -33,7 +34,9 @@ logger = logging.getLogger(__name__)
 
 
 def is_own(name: str) -> bool:
-    """Tell whether a dataset is the user's: files, what another library has prepared, or a loader of their own."""
+    """Tell whether a dataset is the user's: files, what another library has prepared, or a
+    loader of their own.
+    """
     entry = ENTRIES.get(name.partition(":")[0])
     return entry is None or entry.kind in ("own", "prepared")
 
@@ -50,19 +53,21 @@ def load(
 ) -> Dataset:
     """Load a dataset by name.
 
-    A published dataset is looked for in this order: the converted form in `<root>/<name>/`, the original files in
-    `<root>/<name>/raw/`, a folder that TensorFlow Datasets has prepared, the network.
+    A published dataset is looked for in this order: the converted form in `<root>/<name>/`, the
+    original files in `<root>/<name>/raw/`, a folder that TensorFlow Datasets has prepared, the
+    network.
 
     Args:
         name: one of `available()`.
         root: folder of all datasets; default $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl.
-        source: of a published dataset, "auto" as above; "original" without TensorFlow Datasets; "tfds" from its folder
-            of prepared datasets alone, which is `path`, $TFDS_DATA_DIR or ~/tensorflow_datasets. Any other dataset of
-            TensorFlow Datasets is named "tfds:NAME".
+        source: of a published dataset, "auto" as above; "original" without TensorFlow Datasets;
+            "tfds" from its folder of prepared datasets alone, which is `path`, $TFDS_DATA_DIR or
+            ~/tensorflow_datasets. Any other dataset of TensorFlow Datasets is named "tfds:NAME".
         download: whether the network may be used.
-        path: for "npz" and "table" the file, for "folder" and "huggingface" the folder; for published datasets a folder
-            with their original files.
-        left_out_client: the client that a run leaves out, by name or number: nothing is learnt from its rows.
+        path: for "npz" and "table" the file, for "folder" and "huggingface" the folder; for
+            published datasets a folder with their original files.
+        left_out_client: the client that a run leaves out, by name or number: nothing is learnt from
+            its rows.
         **options: of the source, for example writers=20 for "glyphs".
 
     Returns:
@@ -78,22 +83,28 @@ def load(
         ((1797, 8, 8, 1), 10, 14)
     """
     if path and not SOURCES.takes(name, "path"):
-        raise ValueError(f"dataset {name!r} is in the package and takes no path=; got {str(path)!r}")
+        raise ValueError(
+            f"dataset {name!r} is in the package and takes no path=; got {str(path)!r}"
+        )
     check_known("source", source, ORIGINS)
     if name == "tfds" and "dataset" not in options:
-        raise ValueError("a dataset of TensorFlow Datasets is written tfds:NAME, such as tfds:mnist")
+        raise ValueError(
+            "a dataset of TensorFlow Datasets is written tfds:NAME, such as tfds:mnist"
+        )
     if source == "tfds" and not SOURCES.takes(name, "source"):
         raise ValueError(
-            f"dataset {name!r} is not in TensorFlow Datasets in this form; leave source='tfds' out. Its datasets as "
-            "they are: tfds:NAME"
+            f"dataset {name!r} is not in TensorFlow Datasets in this form; leave source='tfds' "
+            "out. Its datasets as they are: tfds:NAME"
         )
     places = {"root": root or None, "path": path or None, "download": download, "source": source}
     own = {"left_out_client": left_out_client, **places}
-    usual, taken = inspect.signature(load).parameters, inspect.signature(SOURCES.builder(name)).parameters
+    usual = inspect.signature(load).parameters
+    taken = inspect.signature(SOURCES.builder(name)).parameters
     given = {  # what is not given is the loader's own default
         place: value
         for place, value in own.items()
-        if place in taken and (value != usual[place].default or taken[place].default is inspect.Parameter.empty)
+        if place in taken
+        and (value != usual[place].default or taken[place].default is inspect.Parameter.empty)
     }
     dataset = read(name, **given, **options)
     for note in dataset.extra.get("notes", ()):
@@ -102,13 +113,15 @@ def load(
 
 
 def read(name: str, **given: Any) -> Dataset:
-    """Load a dataset from its source, as `load` does; in a user's own, copies of an example stay together.
+    """Load a dataset from its source, as `load` does; in a user's own, copies of an example stay
+    together.
 
     Args:
         name: as for `load`.
         **given: places and options that the source takes.
     """
-    dataset, entry = SOURCES.build(name, **given), ENTRIES.get(name.partition(":")[0])
+    dataset = SOURCES.build(name, **given)
+    entry = ENTRIES.get(name.partition(":")[0])
     return keep_copies_together(dataset) if entry is None or entry.kind == "own" else dataset
 
 

@@ -1,7 +1,8 @@
-"""`cifar10`, `cifar100` and `cifar100_federated`: small photographs, with superclasses, and dealt to clients.
+"""`cifar10`, `cifar100` and `cifar100_federated`: small photographs, with superclasses, and dealt
+to clients.
 
-Sources: Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009; Reddi et al., Adaptive Federated
-Optimization, ICLR 2021.
+Sources: Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009; Reddi et al.,
+Adaptive Federated Optimization, ICLR 2021.
 """
 
 import math
@@ -11,31 +12,68 @@ from typing import IO, Any
 
 import numpy as np
 
-from fedjax_ssl.data.correspondence import CIFAR100_SUPERCLASS_OF, CIFAR100_SUPERCLASSES, correspondence
+from fedjax_ssl.data.correspondence import (
+    CIFAR100_SUPERCLASS_OF,
+    CIFAR100_SUPERCLASSES,
+    correspondence,
+)
 from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.reading.archives import Prepared, RemoteFile
 from fedjax_ssl.data.reading.formats import FormatError, read_tar
 from fedjax_ssl.data.reading.register import published
 from fedjax_ssl.data.reading.tff import HOST, read_splits
 
-CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+CIFAR10_CLASSES = (
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
+)
 # fmt: off
 CIFAR100_CLASSES = (
-    "apple", "aquarium_fish", "baby", "bear", "beaver", "bed", "bee", "beetle", "bicycle", "bottle", "bowl", "boy",
-    "bridge", "bus", "butterfly", "camel", "can", "castle", "caterpillar", "cattle", "chair", "chimpanzee", "clock",
-    "cloud", "cockroach", "couch", "crab", "crocodile", "cup", "dinosaur", "dolphin", "elephant", "flatfish",
-    "forest", "fox", "girl", "hamster", "house", "kangaroo", "keyboard", "lamp", "lawn_mower", "leopard", "lion",
-    "lizard", "lobster", "man", "maple_tree", "motorcycle", "mountain", "mouse", "mushroom", "oak_tree", "orange",
-    "orchid", "otter", "palm_tree", "pear", "pickup_truck", "pine_tree", "plain", "plate", "poppy", "porcupine",
-    "possum", "rabbit", "raccoon", "ray", "road", "rocket", "rose", "sea", "seal", "shark", "shrew", "skunk",
-    "skyscraper", "snail", "snake", "spider", "squirrel", "streetcar", "sunflower", "sweet_pepper", "table", "tank",
-    "telephone", "television", "tiger", "tractor", "train", "trout", "tulip", "turtle", "wardrobe", "whale",
+    "apple", (
+        "aquarium_fish"
+    ), "baby", "bear", "beaver", "bed", "bee", "beetle", "bicycle", "bottle", "bowl", "boy",
+    "bridge", (
+        "bus"
+    ), (
+        "butterfly"
+    ), "camel", "can", "castle", "caterpillar", "cattle", "chair", "chimpanzee", "clock",
+    "cloud", (
+        "cockroach"
+    ), "couch", "crab", "crocodile", "cup", "dinosaur", "dolphin", "elephant", "flatfish",
+    "forest", (
+        "fox"
+    ), "girl", "hamster", "house", "kangaroo", "keyboard", "lamp", "lawn_mower", "leopard", "lion",
+    "lizard", (
+        "lobster"
+    ), "man", "maple_tree", "motorcycle", "mountain", "mouse", "mushroom", "oak_tree", "orange",
+    "orchid", (
+        "otter"
+    ), "palm_tree", "pear", "pickup_truck", "pine_tree", "plain", "plate", "poppy", "porcupine",
+    "possum", (
+        "rabbit"
+    ), "raccoon", "ray", "road", "rocket", "rose", "sea", "seal", "shark", "shrew", "skunk",
+    "skyscraper", (
+        "snail"
+    ), "snake", "spider", "squirrel", "streetcar", "sunflower", "sweet_pepper", "table", "tank",
+    "telephone", (
+        "television"
+    ), "tiger", "tractor", "train", "trout", "tulip", "turtle", "wardrobe", "whale",
     "willow_tree", "wolf", "woman", "worm",
 )
 # fmt: on
 
 HOME = "https://www.cs.toronto.edu/~kriz"
-TAR10, TAR100, LZMA = "cifar-10-binary.tar.gz", "cifar-100-binary.tar.gz", "cifar100.sqlite.lzma"
+TAR10 = "cifar-10-binary.tar.gz"
+TAR100 = "cifar-100-binary.tar.gz"
+LZMA = "cifar100.sqlite.lzma"
 TERMS = "no licence stated; cite Krizhevsky (2009)"
 FACTS10: dict[str, Any] = {
     "class_names": CIFAR10_CLASSES,
@@ -56,13 +94,19 @@ FACTS100: dict[str, Any] = {
     "60,000 photographs, 32x32x3, 10 classes; downloaded, 170 MB",
     terms=f"{TERMS}, Learning Multiple Layers of Features from Tiny Images",
     files=(
-        RemoteFile(f"{HOME}/{TAR10}", 170_052_171, "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"),
+        RemoteFile(
+            f"{HOME}/{TAR10}",
+            170_052_171,
+            "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+        ),
     ),
     examples=(50_000, 10_000),
     prepared=Prepared("cifar10", FACTS10),
 )
 def read_cifar10(files: Mapping[str, Path]) -> Dataset:
-    """Read CIFAR-10 from its binary archive: rows of one label byte and 3,072 bytes, planes red, green, blue."""
+    """Read CIFAR-10 from its binary archive: rows of one label byte and 3,072 bytes, planes red,
+    green, blue.
+    """
     batches = [f"data_batch_{i}.bin" for i in range(1, 6)]
     *train, test = _read_rows(files[TAR10], [*batches, "test_batch.bin"], {"label": 10})
     images, labels = (np.concatenate([part[place] for part in train]) for place in (0, 1))
@@ -74,7 +118,11 @@ def read_cifar10(files: Mapping[str, Path]) -> Dataset:
     "60,000 photographs, 32x32x3, 100 classes in 20 superclasses; downloaded, 169 MB",
     terms=f"{TERMS}, Learning Multiple Layers of Features from Tiny Images",
     files=(
-        RemoteFile(f"{HOME}/{TAR100}", 168_513_733, "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec"),
+        RemoteFile(
+            f"{HOME}/{TAR100}",
+            168_513_733,
+            "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+        ),
     ),
     examples=(50_000, 10_000),
     prepared=Prepared("cifar100", FACTS100, {"coarse_key": "coarse_label"}),
@@ -83,13 +131,16 @@ def read_cifar100(files: Mapping[str, Path]) -> Dataset:
     """Read CIFAR-100 from its binary archive: rows of superclass, class and 3,072 bytes."""
     path = files[TAR100]
     splits: list[Split] = []
-    for images, labels in _read_rows(path, ["train.bin", "test.bin"], {"superclass": 20, "class": 100}):
+    for images, labels in _read_rows(
+        path, ["train.bin", "test.bin"], {"superclass": 20, "class": 100}
+    ):
         wrong = np.flatnonzero(np.array(CIFAR100_SUPERCLASS_OF)[labels[:, 1]] != labels[:, 0])
         if len(wrong):
             coarse, fine = labels[wrong[0]]
             raise FormatError(
-                f"{path}: {len(wrong)} examples are not in the superclass of their class; the first has class {fine}, "
-                f"which is in superclass {CIFAR100_SUPERCLASS_OF[fine]}, and superclass {coarse}."
+                f"{path}: {len(wrong)} examples are not in the superclass of their class; the "
+                f"first has class {fine}, which is in superclass {CIFAR100_SUPERCLASS_OF[fine]}, "
+                f"and superclass {coarse}."
             )
         splits.append(Split(images, labels[:, 1], coarse=labels[:, 0]))
     return Dataset("cifar100", splits[0], splits[1], **FACTS100)
@@ -97,26 +148,41 @@ def read_cifar100(files: Mapping[str, Path]) -> Dataset:
 
 @published(
     "cifar100_federated",
-    "CIFAR-100, 32x32x3, 100 classes, dealt by TensorFlow Federated to 500 training clients and 100 others; downloaded",
+    "CIFAR-100, 32x32x3, 100 classes, dealt by TensorFlow Federated to 500 training clients and "
+    "100 others; downloaded",
     terms=f"{TERMS}, and Reddi et al. (2021) for the clients",
     files=(
-        RemoteFile(f"{HOST}/{LZMA}", 153_019_920, "23d3916c9caa33395737ee560cc7cb77bbd05fc7b73647ee7be3a7e764172939"),
+        RemoteFile(
+            f"{HOST}/{LZMA}",
+            153_019_920,
+            "23d3916c9caa33395737ee560cc7cb77bbd05fc7b73647ee7be3a7e764172939",
+        ),
     ),
     examples=(50_000, 10_000),
 )
 def read_cifar100_federated(files: Mapping[str, Path]) -> Dataset:
-    """Read federated CIFAR-100; clients of the two splits are different ones, whatever their numbers."""
+    """Read federated CIFAR-100; clients of the two splits are different ones, whatever their
+    numbers.
+    """
     limits = {"label": len(CIFAR100_CLASSES), "coarse_label": len(CIFAR100_SUPERCLASSES)}
     names: list[str] = []
     splits = []
-    for split, part in read_splits(files[LZMA], ("train", "test"), "image", (32, 32, 3), limits).items():
+    for split, part in read_splits(
+        files[LZMA], ("train", "test"), "image", (32, 32, 3), limits
+    ).items():
         ids, client = np.unique(part.client, return_inverse=True)
-        splits.append(Split(part.x, part.labels["label"], client + len(names), part.labels["coarse_label"]))
+        splits.append(
+            Split(part.x, part.labels["label"], client + len(names), part.labels["coarse_label"])
+        )
         names += [f"{split} {name}" for name in ids]
-    return Dataset("cifar100_federated", splits[0], splits[1], client_names=tuple(names), **FACTS100)
+    return Dataset(
+        "cifar100_federated", splits[0], splits[1], client_names=tuple(names), **FACTS100
+    )
 
 
-def _read_rows(path: Path, names: Sequence[str], labels: Mapping[str, int]) -> list[tuple[np.ndarray, np.ndarray]]:
+def _read_rows(
+    path: Path, names: Sequence[str], labels: Mapping[str, int]
+) -> list[tuple[np.ndarray, np.ndarray]]:
     """Read images [n, 32, 32, 3] and label bytes [n, labels] of the named members of an archive.
 
     Args:
@@ -131,12 +197,20 @@ def _read_rows(path: Path, names: Sequence[str], labels: Mapping[str, int]) -> l
 
     def read(name: str, file: IO[bytes], size: int) -> tuple[np.ndarray, np.ndarray]:
         if not size or size % row:
-            raise FormatError(f"{path}: {name} has {size:,} bytes, which is no whole number of rows of {row:,}.")
-        numbers, planes = np.split(np.frombuffer(file.read(), np.uint8).reshape(-1, row), [len(labels)], axis=1)
+            raise FormatError(
+                f"{path}: {name} has {size:,} bytes, which is no whole number of rows of {row:,}."
+            )
+        numbers, planes = np.split(
+            np.frombuffer(file.read(), np.uint8).reshape(-1, row), [len(labels)], axis=1
+        )
         for (kind, count), values in zip(labels.items(), numbers.T, strict=True):
             if values.max() >= count:
-                raise FormatError(f"{path}: {name} has the {kind} {values.max()}; there are 0 to {count - 1}.")
-        return np.ascontiguousarray(planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)), numbers.copy()
+                raise FormatError(
+                    f"{path}: {name} has the {kind} {values.max()}; there are 0 to {count - 1}."
+                )
+        return np.ascontiguousarray(
+            planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+        ), numbers.copy()
 
     found = read_tar(path, names, read)
     return [found[name] for name in names]

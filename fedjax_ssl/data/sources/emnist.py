@@ -1,6 +1,8 @@
-"""`emnist`: handwritten characters of NIST Special Database 19 in MNIST's form, without their writers.
+"""`emnist`: handwritten characters of NIST Special Database 19 in MNIST's form, without their
+writers.
 
-Source: Cohen, Afshar, Tapson and van Schaik, EMNIST: Extending MNIST to handwritten letters, IJCNN 2017.
+Source: Cohen, Afshar, Tapson and van Schaik, EMNIST: Extending MNIST to handwritten letters, IJCNN
+2017.
 """
 
 import string
@@ -17,10 +19,12 @@ from fedjax_ssl.data.reading.formats import FormatError, damage
 from fedjax_ssl.data.reading.register import published
 from fedjax_ssl.data.sources.mnist import read_idx
 
-HOME, ZIP = "https://biometrics.nist.gov/cs_links/EMNIST", "gzip.zip"
+HOME = "https://biometrics.nist.gov/cs_links/EMNIST"
+ZIP = "gzip.zip"
 Kind = Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"]
 _ALL = string.digits + string.ascii_uppercase + string.ascii_lowercase
-_MERGED = string.digits + string.ascii_uppercase + "abdefghnqrt"  # letters that look alike are one class
+# letters that look alike are one class
+_MERGED = string.digits + string.ascii_uppercase + "abdefghnqrt"
 
 
 class _Part(NamedTuple):
@@ -44,11 +48,17 @@ PARTS = {
     "814,255 handwritten characters, 28x28x1, 62 classes, or kind=; downloaded, 562 MB",
     terms="of NIST; cite Cohen et al. (2017), EMNIST",
     files=(
-        RemoteFile(f"{HOME}/{ZIP}", 561_753_746, "fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e"),
+        RemoteFile(
+            f"{HOME}/{ZIP}",
+            561_753_746,
+            "fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e",
+        ),
     ),
     examples=lambda kind: PARTS[kind].examples,
     prepared=lambda kind: Prepared(
-        f"emnist/{kind}", {"class_names": tuple(PARTS[kind].classes)}, first_label=PARTS[kind].first_label
+        f"emnist/{kind}",
+        {"class_names": tuple(PARTS[kind].classes)},
+        first_label=PARTS[kind].first_label,
     ),
 )
 def read_emnist(files: Mapping[str, Path], kind: Kind = "byclass") -> Dataset:
@@ -56,8 +66,9 @@ def read_emnist(files: Mapping[str, Path], kind: Kind = "byclass") -> Dataset:
 
     Args:
         files: the zip file.
-        kind: which of the six sets in the file: by class (62), with letters merged that look alike (47), a balanced
-            part of that, letters of either case as one (26), digits, or EMNIST's own MNIST.
+        kind: which of the six sets in the file: by class (62), with letters merged that look alike
+            (47), a balanced part of that, letters of either case as one (26), digits, or EMNIST's
+            own MNIST.
 
     Returns:
         Dataset with inputs uint8 [n, 28, 28, 1]; nobody knows the writers.
@@ -65,7 +76,8 @@ def read_emnist(files: Mapping[str, Path], kind: Kind = "byclass") -> Dataset:
     Raises:
         FormatError: the file is no such archive, or labels are out of range.
     """
-    path, part = files[ZIP], PARTS[kind]
+    path = files[ZIP]
+    part = PARTS[kind]
     with damage(path), zipfile.ZipFile(path) as archive:
         there = {Path(name).name: name for name in archive.namelist()}
 
@@ -78,8 +90,11 @@ def read_emnist(files: Mapping[str, Path], kind: Kind = "byclass") -> Dataset:
 
         splits = []
         for split in ("train", "test"):
-            images, labels = read(split, "images-idx3"), read(split, "labels-idx1").astype(np.int32) - part.first_label
+            images = read(split, "images-idx3")
+            labels = read(split, "labels-idx1").astype(np.int32) - part.first_label
             if len(labels) and not (labels.min() >= 0 and labels.max() < len(part.classes)):
-                raise FormatError(f"{path}: {kind} has labels outside its {len(part.classes)} classes.")
+                raise FormatError(
+                    f"{path}: {kind} has labels outside its {len(part.classes)} classes."
+                )
             splits.append(Split(np.ascontiguousarray(images.transpose(0, 2, 1))[..., None], labels))
     return Dataset("emnist", splits[0], splits[1], class_names=tuple(part.classes))

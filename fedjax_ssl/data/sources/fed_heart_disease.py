@@ -1,6 +1,7 @@
 """`fed_heart_disease`: 740 patients of four hospitals, with the columns, rows and split of FLamby.
 
-Source: du Terrail et al., FLamby: Datasets and Benchmarks for Cross-Silo Federated Learning, NeurIPS 2022.
+Source: du Terrail et al., FLamby: Datasets and Benchmarks for Cross-Silo Federated Learning,
+NeurIPS 2022.
 """
 
 from pathlib import Path
@@ -15,7 +16,12 @@ from fedjax_ssl.data.reading.register import dataset
 from fedjax_ssl.data.reading.tables import as_cells, as_numbers, read_table
 
 NAME = "fed_heart_disease"
-HOSPITALS = {"cleveland": "Cleveland", "hungarian": "Hungary", "switzerland": "Switzerland", "va": "VA"}
+HOSPITALS = {
+    "cleveland": "Cleveland",
+    "hungarian": "Hungary",
+    "switzerland": "Switzerland",
+    "va": "VA",
+}
 PUBLISHED = {"Cleveland": (199, 104), "Hungary": (172, 89), "Switzerland": (30, 16), "VA": (85, 45)}
 LEVELS = {"cp": (1, 2, 3, 4), "restecg": (0, 1, 2)}  # one feature for each but the first
 USED = ("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak")
@@ -25,44 +31,59 @@ ENCODED = [(name, level) for name, levels in LEVELS.items() for level in levels[
 TRAINED = 0.66  # share of a hospital's rows
 ADDRESS = "https://archive.ics.uci.edu/dataset/45/heart+disease"
 TERMS = (
-    "UCI dataset 45: CC BY 4.0; cite Janosi, Steinbrunn, Pfisterer and Detrano (1988), Heart Disease, and du Terrail "
-    "et al. (2022), FLamby"
+    "UCI dataset 45: CC BY 4.0; cite Janosi, Steinbrunn, Pfisterer and Detrano (1988), Heart "
+    "Disease, and du Terrail et al. (2022), FLamby"
 )
 
 
 @dataset(
     NAME,
-    "740 patients of 4 hospitals, 13 features, sick or healthy; you place UCI's four files at path=",
+    "740 patients of 4 hospitals, 13 features, sick or healthy; you place UCI's four files at "
+    "path=",
     terms=TERMS,
     kind="placed",
 )
-def load_fed_heart_disease(*, root: str | Path | None = None, path: str | Path | None = None) -> Dataset:
+def load_fed_heart_disease(
+    *, root: str | Path | None = None, path: str | Path | None = None
+) -> Dataset:
     """Read the processed files of UCI's Heart Disease as FLamby does.
 
-    Rows in which one of the first ten columns is missing are left out, slope, ca and thal are not used, cp and restecg
-    become one feature for each level but the first. 66 % of a hospital's rows are for training, drawn as scikit-learn's
-    `train_test_split` does with random_state 43, stratified where both classes have more than 2 rows.
+    Rows in which one of the first ten columns is missing are left out, slope, ca and thal are not
+    used, cp and restecg become one feature for each level but the first. 66 % of a hospital's rows
+    are for training, drawn as scikit-learn's `train_test_split` does with random_state 43,
+    stratified where both classes have more than 2 rows.
 
     Args:
         root: folder of all datasets; default $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl.
-        path: the folder of `processed.cleveland.data`, `processed.hungarian.data`, `processed.switzerland.data` and
-            `processed.va.data`, or of the same without "processed."; default `<root>/fed_heart_disease/raw`. A line of
-            names, semicolons and tabulators are read too.
+        path: the folder of `processed.cleveland.data`, `processed.hungarian.data`,
+            `processed.switzerland.data` and `processed.va.data`, or of the same without
+            "processed."; default `<root>/fed_heart_disease/raw`. A line of names, semicolons and
+            tabulators are read too.
 
     Returns:
-        Dataset with inputs float32 [n, 13], classes "healthy" and "sick", and the hospitals as clients.
+        Dataset with inputs float32 [n, 13], classes "healthy" and "sick", and the hospitals as
+        clients.
 
     Raises:
         DatasetUnavailable: a file is not there; says which, and where to get it.
         BadData: a file is in another form; has everything that is wrong.
     """
     folder = data_root(root) / NAME / "raw" if path is None else Path(path).expanduser()
-    places = {name: (folder / f"processed.{name}.data", folder / f"{name}.data") for name in HOSPITALS}
-    found = {name: next((file for file in files if file.is_file()), None) for name, files in places.items()}
+    places = {
+        name: (folder / f"processed.{name}.data", folder / f"{name}.data") for name in HOSPITALS
+    }
+    found = {
+        name: next((file for file in files if file.is_file()), None)
+        for name, files in places.items()
+    }
     if missing := [files[0].name for name, files in places.items() if found[name] is None]:
-        how = f"get {ADDRESS}, unpack it, and give path= (config.data.path) the folder of the four processed.*.data"
+        how = (
+            f"get {ADDRESS}, unpack it, and give path= (config.data.path) the folder of the four "
+            "processed.*.data"
+        )
         raise not_here(f"{NAME}: {' and '.join(missing)}", (f"{folder}/",), [how])
-    findings, parts = Findings(), []
+    findings = Findings()
+    parts = []
     for client, (file, hospital) in enumerate(zip(found.values(), HOSPITALS.values(), strict=True)):
         assert file is not None, "asked above"
         if (read := _read(file, findings)) is None or findings.problems:
@@ -71,8 +92,8 @@ def load_fed_heart_disease(*, root: str | Path | None = None, path: str | Path |
         parts.append((*read, np.full(len(tested), client), tested))
         if (counts := (int((~tested).sum()), int(tested.sum()))) != PUBLISHED[hospital]:
             findings.notes.append(
-                f"{hospital} has {counts} training and test rows; FLamby has {PUBLISHED[hospital]}, so that this is "
-                "another table than the published one"
+                f"{hospital} has {counts} training and test rows; FLamby has "
+                f"{PUBLISHED[hospital]}, so that this is another table than the published one"
             )
     findings.stop(folder)
     x, y, lines, owner, tested = map(np.concatenate, zip(*parts, strict=True))
@@ -82,43 +103,63 @@ def load_fed_heart_disease(*, root: str | Path | None = None, path: str | Path |
 
 
 def _read(path: Path, findings: Findings) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-    """Read one hospital's features [n, 13], classes [n] and lines [n], without rows in which something is missing."""
+    """Read one hospital's features [n, 13], classes [n] and lines [n], without rows in which
+    something is missing.
+    """
     try:
         table = read_table(path, findings, COLUMNS)
     except BadData as error:
-        findings.problems += [f"{path.name}: {problem}; take UCI's processed.*.data" for problem in error.problems]
+        findings.problems += [
+            f"{path.name}: {problem}; take UCI's processed.*.data" for problem in error.problems
+        ]
         return None
     names = [name.strip("'").lower() for name in table]
     if names[:13] != COLUMNS[:13] or len(names) != len(COLUMNS):
-        findings.problems.append(f"{path.name} names the columns {', '.join(names)}; needed: {', '.join(COLUMNS)}")
+        findings.problems.append(
+            f"{path.name} names the columns {', '.join(names)}; needed: {', '.join(COLUMNS)}"
+        )
         return None
     known = {}
     for name, column in table.set_axis(COLUMNS, axis=1).items():
         cells = [cell.strip("' ") for cell in column]
         known[name] = as_numbers(as_cells(cells, ("?",)))
         allowed = {**LEVELS, "num": range(5)}.get(str(name))
-        strange = np.isnan(known[name]) if allowed is None else ~np.isin(known[name], tuple(allowed))
+        strange = (
+            np.isnan(known[name]) if allowed is None else ~np.isin(known[name], tuple(allowed))
+        )
         for bad in [row for row in np.flatnonzero(strange) if cells[row] not in ("", "?")][:1]:
             what = f"one of {', '.join(map(str, allowed))}" if allowed else "a number"
-            findings.problems.append(f"{table.index[bad]}: {name} is {cells[bad]!r}; needed: {what}")
+            findings.problems.append(
+                f"{table.index[bad]}: {name} is {cells[bad]!r}; needed: {what}"
+            )
     used = np.isfinite([known[name] for name in (*USED, "num")]).all(axis=0)
     if used.sum() < 2 and not findings.problems:
-        findings.problems.append(f"{path.name} has {used.sum()} rows without a missing value; needed: at least 2")
+        findings.problems.append(
+            f"{path.name} has {used.sum()} rows without a missing value; needed: at least 2"
+        )
     x = [known[name] for name in NUMBERS] + [known[name] == level for name, level in ENCODED]
-    return np.stack(x, axis=1)[used].astype(np.float32), (known["num"][used] > 0).astype(np.int32), table.index[used]
+    return (
+        np.stack(x, axis=1)[used].astype(np.float32),
+        (known["num"][used] > 0).astype(np.int32),
+        table.index[used],
+    )
 
 
 def _test_rows(labels: np.ndarray) -> np.ndarray:
     """Draw the rows of a hospital's test set, with the very draws of scikit-learn."""
-    rng, total = np.random.RandomState(43), len(labels)
-    num_train, num_test = int(np.floor(TRAINED * total)), int(np.ceil((1 - TRAINED) * total))
+    rng = np.random.RandomState(43)
+    total = len(labels)
+    num_train = int(np.floor(TRAINED * total))
+    num_test = int(np.ceil((1 - TRAINED) * total))
     counts = np.bincount(labels, minlength=2)
     if counts.min() <= 2:
         return rng.permutation(total)[:num_test]
     train = _shares(counts, num_train, rng)
     test = _shares(counts - train, num_test, rng)
     orders = [np.flatnonzero(labels == k)[rng.permutation(counts[k])] for k in (0, 1)]
-    return np.concatenate([order[a : a + b] for order, a, b in zip(orders, train, test, strict=True)])
+    return np.concatenate(
+        [order[a : a + b] for order, a, b in zip(orders, train, test, strict=True)]
+    )
 
 
 def _shares(counts: np.ndarray, number: int, rng: np.random.RandomState) -> np.ndarray:

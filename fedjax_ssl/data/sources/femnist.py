@@ -1,9 +1,11 @@
 """`femnist`: handwritten characters by writer, in the forms that it is published in.
 
-fedjax's two SQLite files, TensorFlow Federated's SQLite file, the HDF5 files of TensorFlow Federated and FedML, and the
-JSON files that LEAF's scripts make. All have pixels from 0 (ink) to 1 (background); ink comes out high, as uint8.
+fedjax's two SQLite files, TensorFlow Federated's SQLite file, the HDF5 files of TensorFlow
+Federated and FedML, and the JSON files that LEAF's scripts make. All have pixels from 0 (ink) to 1
+(background); ink comes out high, as uint8.
 
-Source: Caldas et al., LEAF: A Benchmark for Federated Settings, 2018; Cohen et al., EMNIST, IJCNN 2017.
+Source: Caldas et al., LEAF: A Benchmark for Federated Settings, 2018; Cohen et al., EMNIST, IJCNN
+2017.
 """
 
 import contextlib
@@ -37,14 +39,29 @@ VALUES = math.prod(SHAPE)
 SPLITS = ("train", "test")
 SQLITE = tuple(f"federated_emnist_{split}.sqlite" for split in SPLITS)
 LZMA = "emnist_all.sqlite.lzma"
-HDF5_TAR, HDF5 = "fed_emnist.tar.bz2", tuple(f"fed_emnist_{split}.h5" for split in SPLITS)
+HDF5_TAR = "fed_emnist.tar.bz2"
+HDF5 = tuple(f"fed_emnist_{split}.h5" for split in SPLITS)
 LARGEST_JSON = 1 << 30  # bytes of one file; LEAF writes 100 writers into one, some 100 MB
-TERMS = "from NIST Special Database 19; cite Cohen et al. (2017), EMNIST, and Caldas et al. (2018), LEAF"
-SUBSTITUTE = 'run the same experiment on the embedded stand-in, load("glyphs"): --config configs/femnist_xclp.py:glyphs'
+TERMS = (
+    "from NIST Special Database 19; cite Cohen et al. (2017), EMNIST, and Caldas et al. (2018), "
+    "LEAF"
+)
+SUBSTITUTE = (
+    'run the same experiment on the embedded stand-in, load("glyphs"): --config '
+    "configs/femnist_xclp.py:glyphs"
+)
 FILES = {
-    "fedjax": tuple(RemoteFile(f"https://storage.googleapis.com/gresearch/fedjax/emnist/{name}") for name in SQLITE),
+    "fedjax": tuple(
+        RemoteFile(f"https://storage.googleapis.com/gresearch/fedjax/emnist/{name}")
+        for name in SQLITE
+    ),
     "tff": (RemoteFile(f"{tff.HOST}/{LZMA}"),),
-    "hdf5": (RemoteFile(f"{tff.HOST}/{HDF5_TAR}", mirrors=(f"https://fedml.s3-us-west-1.amazonaws.com/{HDF5_TAR}",)),),
+    "hdf5": (
+        RemoteFile(
+            f"{tff.HOST}/{HDF5_TAR}",
+            mirrors=(f"https://fedml.s3-us-west-1.amazonaws.com/{HDF5_TAR}",),
+        ),
+    ),
 }
 
 Form = Literal["fedjax", "tff", "hdf5", "leaf"]
@@ -62,20 +79,24 @@ class Part(NamedTuple):
 Writer = tuple[str, Any, int]  # name, {"pixels": [n, 28, 28] from 0 to 1, "label": [n]}, and n
 
 
-def load_leaf(*, root: str | Path | None = None, path: str | Path | None = None, form: str = "leaf") -> Dataset:
+def load_leaf(
+    *, root: str | Path | None = None, path: str | Path | None = None, form: str = "leaf"
+) -> Dataset:
     """Read LEAF's JSON files in `train/` and `test/` of a folder, once."""
     home = data_root(root) / "femnist"
     folder = home / "raw" if path is None else Path(path).expanduser()
     files = {split: sorted((folder / split).glob("*.json")) for split in SPLITS}
     if not files["train"]:
         remedies = [
-            "get LEAF (https://github.com/TalwalkarLab/leaf), run data/femnist/preprocess.sh with the options of your "
-            "paper and Pillow 9,\n    and give path= the folder data/femnist/data, which has train/ and test/, or copy "
-            f"both into {home / 'raw'}",
+            "get LEAF (https://github.com/TalwalkarLab/leaf), run data/femnist/preprocess.sh "
+            "with the options of your paper and Pillow 9,\n    and give path= the folder "
+            f"data/femnist/data, which has train/ and test/, or copy both into {home / 'raw'}",
             "leave form='leaf' out: the default form is downloaded, with 3,400 writers",
         ]
         looked = [f"{folder / 'train'}/*.json"]
-        raise not_here("femnist", looked, remedies, instead=SUBSTITUTE, state="here as LEAF's JSON files")
+        raise not_here(
+            "femnist", looked, remedies, instead=SUBSTITUTE, state="here as LEAF's JSON files"
+        )
 
     def make() -> Dataset:
         try:
@@ -87,7 +108,8 @@ def load_leaf(*, root: str | Path | None = None, path: str | Path | None = None,
             return replace(_dataset(parts), extra={"terms": TERMS})
         except (FormatError, OSError) as error:
             raise DatasetUnavailable(
-                f"femnist: {error}\nTo go on, let LEAF's preprocess.sh make the files again, or {SUBSTITUTE}"
+                f"femnist: {error}\nTo go on, let LEAF's preprocess.sh make the files again, or "
+                f"{SUBSTITUTE}"
             ) from error
 
     every = [file for paths in files.values() for file in paths]
@@ -110,8 +132,9 @@ def read_femnist(files: Mapping[str, Path], form: Form = "fedjax") -> Dataset:
 
     Args:
         files: files of the form.
-        form: fedjax's two SQLite files; the SQLite or the HDF5 files of TensorFlow Federated, with the same examples,
-            in another order; or the JSON files that LEAF's scripts make, with more writers, which are not downloaded.
+        form: fedjax's two SQLite files; the SQLite or the HDF5 files of TensorFlow Federated, with
+            the same examples, in another order; or the JSON files that LEAF's scripts make, with
+            more writers, which are not downloaded.
 
     Returns:
         Dataset with inputs uint8 [n, 28, 28, 1], ink high.
@@ -121,8 +144,15 @@ def read_femnist(files: Mapping[str, Path], form: Form = "fedjax") -> Dataset:
         FormatError: a file is not in its form, or damaged.
     """
     if form == "tff":
-        splits = tff.read_splits(files[LZMA], ("all_train", "all_test"), "pixels", (*SHAPE, 1), {"label": len(CLASSES)})
-        return _dataset([Part(part.x, part.labels["label"], *_numbered(part.client)) for part in splits.values()])
+        splits = tff.read_splits(
+            files[LZMA], ("all_train", "all_test"), "pixels", (*SHAPE, 1), {"label": len(CLASSES)}
+        )
+        return _dataset(
+            [
+                Part(part.x, part.labels["label"], *_numbered(part.client))
+                for part in splits.values()
+            ]
+        )
     if form == "hdf5":
         with _unpacked(files) as paths:
             return _dataset([_read_hdf5(paths[name]) for name in HDF5])
@@ -138,7 +168,10 @@ def _dataset(parts: Sequence[Part]) -> Dataset:
     writers = sorted({name for part in parts for name in part.names})
     number = {name: place for place, name in enumerate(writers)}
     splits = [
-        Split(part.x, part.y, np.array([number[name] for name in part.names], np.int32)[part.client]) for part in parts
+        Split(
+            part.x, part.y, np.array([number[name] for name in part.names], np.int32)[part.client]
+        )
+        for part in parts
     ]
     return Dataset(
         "femnist",
@@ -154,11 +187,12 @@ def _dataset(parts: Sequence[Part]) -> Dataset:
 def read_sqlite(path: Path) -> Part:
     """Read one split in fedjax's form.
 
-    Table `federated_data(client_id, data, num_examples)`; `data` is zlib-compressed msgpack of `pixels` float32
-    [n, 28, 28] and `label` int32 [n].
+    Table `federated_data(client_id, data, num_examples)`; `data` is zlib-compressed msgpack of
+    `pixels` float32 [n, 28, 28] and `label` int32 [n].
 
     Raises:
-        FormatError: no SQLite file of this form, cut short, or with content out of range; names the client.
+        FormatError: no SQLite file of this form, cut short, or with content out of range; names the
+            client.
     """
     return _joined(path, _sqlite_writers(path))
 
@@ -171,14 +205,23 @@ def _sqlite_writers(path: Path) -> Iterator[Writer]:
         columns = {row[1] for row in database.execute("PRAGMA table_info(federated_data)")}
         if not columns >= {"client_id", "data", "num_examples"}:
             raise FormatError(
-                f"{path} is not in fedjax's form: it has no table federated_data(client_id, data, num_examples)."
+                f"{path} is not in fedjax's form: it has no table federated_data(client_id, data, "
+                "num_examples)."
             )
-        for client_id, data, count in database.execute("SELECT client_id, data, num_examples FROM federated_data"):
-            name = client_id.decode("ascii", "replace") if isinstance(client_id, bytes) else str(client_id)
+        for client_id, data, count in database.execute(
+            "SELECT client_id, data, num_examples FROM federated_data"
+        ):
+            name = (
+                client_id.decode("ascii", "replace")
+                if isinstance(client_id, bytes)
+                else str(client_id)
+            )
             with damage(path, f" (client {name})"):
                 unpacker = zlib.decompressobj()
                 # Twice what the examples take.
-                content = unpacker.decompress(data, 4096 + 8 * min(count, LARGEST // VALUES) * (VALUES + 1))
+                content = unpacker.decompress(
+                    data, 4096 + 8 * min(count, LARGEST // VALUES) * (VALUES + 1)
+                )
                 if not unpacker.eof:
                     raise ValueError(f"incomplete, or more than {count} examples")
                 example = serialization.msgpack_restore(content)
@@ -202,25 +245,37 @@ def _unpacked(files: Mapping[str, Path]) -> Iterator[Mapping[str, Path]]:
 
 
 def _read_hdf5(path: Path) -> Part:
-    """Read one split of groups `examples/<writer>/` with `pixels` float32 [n, 28, 28] and `label` int32 [n]."""
+    """Read one split of groups `examples/<writer>/` with `pixels` float32 [n, 28, 28] and
+    `label` int32 [n].
+    """
     try:
         h5py: Any = importlib.import_module("h5py")
     except ImportError as error:
         raise DatasetUnavailable(
-            f"{path} is an HDF5 file, which needs: pip install 'fedjax_ssl[h5]'. Or leave form='hdf5' out: the default "
-            "form needs nothing more and has the same examples."
+            f"{path} is an HDF5 file, which needs: pip install 'fedjax_ssl[h5]'. Or leave "
+            "form='hdf5' out: the default form needs nothing more and has the same examples."
         ) from error
 
     def inside(group: Any, name: str, kind: Any) -> Any:
-        """Open a member that lies in this file: HDF5 could have any file of the machine read in its place."""
+        """Open a member that lies in this file: HDF5 could have any file of the machine read in
+        its place.
+        """
         link = group.get(name, getlink=True)
         if not isinstance(link, h5py.HardLink):
-            raise FormatError(f"{path} has no {group.name.rstrip('/')}/{name}, or it points to another place.")
+            raise FormatError(
+                f"{path} has no {group.name.rstrip('/')}/{name}, or it points to another place."
+            )
         found: Any = group[name]
-        if not isinstance(found, kind) or (kind is h5py.Dataset and (found.external or found.is_virtual)):
-            raise FormatError(f"{path}: {found.name} is no {kind.__name__.lower()} with content of its own.")
+        if not isinstance(found, kind) or (
+            kind is h5py.Dataset and (found.external or found.is_virtual)
+        ):
+            raise FormatError(
+                f"{path}: {found.name} is no {kind.__name__.lower()} with content of its own."
+            )
         if kind is h5py.Dataset and found.size > LARGEST // VALUES:
-            raise FormatError(f"{path}: {found.name} states {found.size:,} values, which are not read.")
+            raise FormatError(
+                f"{path}: {found.name} states {found.size:,} values, which are not read."
+            )
         return found
 
     with damage(path), h5py.File(path, "r") as file:
@@ -235,7 +290,9 @@ def _read_hdf5(path: Path) -> Part:
 
 
 def _leaf_writers(path: Path) -> Iterator[Writer]:
-    """Read a file of LEAF's: `users`, `num_samples`, and `user_data` with `x` (rows of 784) and `y` of each."""
+    """Read a file of LEAF's: `users`, `num_samples`, and `user_data` with `x` (rows of 784) and
+    `y` of each.
+    """
     length = path.stat().st_size
     if length > LARGEST_JSON:
         raise FormatError(f"{path} has {length:,} bytes; more than {LARGEST_JSON:,} are not read.")
@@ -250,7 +307,9 @@ def _leaf_writers(path: Path) -> Iterator[Writer]:
             labels = np.array(user["y"])
             pixels = np.array(user["x"], np.float32).reshape(len(labels), *SHAPE)
         except DAMAGED as error:
-            raise FormatError(f"{path}: writer {name} has no x of rows of {VALUES} numbers, and y: {error}") from error
+            raise FormatError(
+                f"{path}: writer {name} has no x of rows of {VALUES} numbers, and y: {error}"
+            ) from error
         yield name, {"pixels": pixels, "label": labels}, len(labels)
 
 
@@ -261,26 +320,37 @@ def _joined(path: Path, writers: Iterator[Writer]) -> Part:
     for name, example, count in writers:
         if not isinstance(example, dict) or not {"pixels", "label"} <= example.keys():
             raise FormatError(f"{path}: client {name} has no `pixels` and `label`.")
-        pixels, labels = np.asarray(example["pixels"]), np.asarray(example["label"])
+        pixels = np.asarray(example["pixels"])
+        labels = np.asarray(example["label"])
         if pixels.shape != (count, *SHAPE) or labels.shape != (count,):
             raise FormatError(
-                f"{path}: client {name} has pixels {pixels.shape} and labels {labels.shape} for {count} examples of "
-                f"{SHAPE}."
+                f"{path}: client {name} has pixels {pixels.shape} and labels {labels.shape} for "
+                f"{count} examples of {SHAPE}."
             )
         if count and not (pixels.min() >= 0 and pixels.max() <= 1):
             raise FormatError(f"{path}: client {name} has pixels outside 0 to 1, or NaN.")
         if labels.dtype.kind not in "iu":
-            raise FormatError(f"{path}: client {name} has labels of the type {labels.dtype}; they are whole numbers.")
+            raise FormatError(
+                f"{path}: client {name} has labels of the type {labels.dtype}; they are whole "
+                "numbers."
+            )
         if count and not (labels.min() >= 0 and labels.max() < len(CLASSES)):
             raise FormatError(f"{path}: client {name} has labels outside 0 to {len(CLASSES) - 1}.")
         if name in found:
             raise FormatError(f"{path} has the writer {name} twice.")
         total += count
         if total > LARGEST // VALUES:
-            raise FormatError(f"{path} has more than {LARGEST // VALUES:,} examples, which are not read.")
-        found[name] = np.rint(255.0 * (1.0 - pixels)).astype(np.uint8)[..., None], labels.astype(np.int32)
+            raise FormatError(
+                f"{path} has more than {LARGEST // VALUES:,} examples, which are not read."
+            )
+        found[name] = (
+            np.rint(255.0 * (1.0 - pixels)).astype(np.uint8)[..., None],
+            labels.astype(np.int32),
+        )
     if not total:
         raise FormatError(f"{path} holds no examples.")
     names = sorted(found)
     x, y = (np.concatenate([found[name][place] for name in names]) for place in (0, 1))
-    return Part(x, y, np.repeat(np.arange(len(names)), [len(found[name][1]) for name in names]), names)
+    return Part(
+        x, y, np.repeat(np.arange(len(names)), [len(found[name][1]) for name in names]), names
+    )

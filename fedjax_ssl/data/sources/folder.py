@@ -1,4 +1,6 @@
-"""`folder`: the user's own images, in folders by site and class, or with a table that says what each shows."""
+"""`folder`: the user's own images, in folders by site and class, or with a table that says what
+each shows.
+"""
 
 import logging
 import os
@@ -32,8 +34,9 @@ if TYPE_CHECKING:  # takes long to import
 
 UNLABELLED = ("unlabelled", "unlabeled")  # a folder of this name is no class
 LAYOUT = (
-    "images belong into PATH/SITE/CLASS/ or PATH/CLASS/ (with train/ and test/ above CLASS or SITE, if there are test "
-    "images), or a table PATH/NAME.csv with the columns file and label says what each shows"
+    "images belong into PATH/SITE/CLASS/ or PATH/CLASS/ (with train/ and test/ above CLASS or "
+    "SITE, if there are test images), or a table PATH/NAME.csv with the columns file and label "
+    "says what each shows"
 )
 
 logger = logging.getLogger(__name__)
@@ -41,7 +44,8 @@ logger = logging.getLogger(__name__)
 
 @dataset(
     "folder",
-    "your own images: path= a folder of them by site and class, or with a table of file, label, client",
+    "your own images: path= a folder of them by site and class, or with a table of file, label, "
+    "client",
     terms="yours",
     kind="own",
 )
@@ -58,24 +62,29 @@ def load_folder(
     file_column: str = "file",
     options: TableOptions,
 ) -> Dataset:
-    """Read a folder of images, once; the arrays are kept in `<root>/folder/` until a file or an option changes.
+    """Read a folder of images, once; the arrays are kept in `<root>/folder/` until a file or an
+    option changes.
 
-    Without a table, the names of the folders say site and class, and train/ and test/ above them the split; the folder
-    "unlabelled" and images directly in the folder of a site have no label. With a table, it has a row per image:
-    `file` below the table's folder, `label` (empty = none), and where known `client`, `split` (train, test), `set`,
-    `coarse`. Images that cannot be used are left out and counted.
+    Without a table, the names of the folders say site and class, and train/ and test/ above them
+    the split; the folder "unlabelled" and images directly in the folder of a site have no label.
+    With a table, it has a row per image: `file` below the table's folder, `label` (empty = none),
+    and where known `client`, `split` (train, test), `set`, `coarse`. Images that cannot be used are
+    left out and counted.
 
     Args:
         root: folder of all datasets; default $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl.
-        path: the folder, or the table in it; a table in the folder that has a column `file` is found.
+        path: the folder, or the table in it; a table in the folder that has a column `file` is
+            found.
         layout: what folders are; by default as deep as the images lie.
-        size: side of the square images in pixels; by default their own where all have the same, else 64.
+        size: side of the square images in pixels; by default their own where all have the same,
+            else 64.
         channels: 1 (grey) or 3 (colour); by default 3 if an image is in colour.
-        fit: how an image becomes a square: its middle cut out, all of it stretched, or padded with black.
-        black: value that is shown as black of images with more than 8 bits, signed or floating-point values; by default
-            0, or the training images' lowest if that is negative.
-        white: likewise; by default that of the fewest bits, or the training images' highest if some are negative or
-            floating-point.
+        fit: how an image becomes a square: its middle cut out, all of it stretched, or padded with
+            black.
+        black: value that is shown as black of images with more than 8 bits, signed or
+            floating-point values; by default 0, or the training images' lowest if that is negative.
+        white: likewise; by default that of the fewest bits, or the training images' highest if some
+            are negative or floating-point.
         file_column: the table's name for `file`.
         options: other columns of the table, classes and class shares.
 
@@ -89,25 +98,34 @@ def load_folder(
     """
     given = given_path("folder", path, f"a folder of images: {LAYOUT}", "folder")
     folder = given if given.is_dir() else given.parent
-    columns, listing = {"file": file_column, **options.columns()}, list_images(folder)
+    columns = {"file": file_column, **options.columns()}
+    listing = list_images(folder)
     table, paths_column = find_table(given, listing, file_column)
     if table is not None and paths_column != file_column:
         if layout == "auto":
             raise BadData(
                 given,
-                f"{table.name} has the images' paths in its column {paths_column!r}, and would not be read: give "
-                f"data.file_column={paths_column} (fedjax-ssl data check proposes all columns), or "
-                "data.layout=site/class (or class) to go by the folders alone",
+                f"{table.name} has the images' paths in its column {paths_column!r}, and would "
+                f"not be read: give data.file_column={paths_column} (fedjax-ssl data check "
+                "proposes all columns), or data.layout=site/class (or class) to go by the "
+                "folders alone",
             )
         table = None
-    pictures: dict[str, Any] = {"size": size, "channels": channels, "fit": fit, "levels": (black, white)}
+    pictures: dict[str, Any] = {
+        "size": size,
+        "channels": channels,
+        "fit": fit,
+        "levels": (black, white),
+    }
 
     def make() -> Dataset:
         findings = Findings()
-        if foreign := [name for name in listing.images if not is_text(name)]:  # could be neither printed nor kept
+        # could be neither printed nor kept
+        if foreign := [name for name in listing.images if not is_text(name)]:
             findings.problems.append(
-                f"{counted(len(foreign), 'image lies', 'images lie')} under names that are not UTF-8, first "
-                f"{os.fsencode(foreign[0]).decode('utf-8', 'backslashreplace')}; rename these files and folders"
+                f"{counted(len(foreign), 'image lies', 'images lie')} under names that are not "
+                f"UTF-8, first {os.fsencode(foreign[0]).decode('utf-8', 'backslashreplace')}; "
+                "rename these files and folders"
             )
         findings.stop(given)
         if table is None:
@@ -118,11 +136,14 @@ def load_folder(
         is_test = read_columns(texts, options.classes, findings).is_test
         findings.stop(given)  # before the images, which take longest
         logger.info("%s: reading %d images; this is done once", given, len(files))
-        found = read_images([folder / name for name in files], files, findings, fitted=~is_test, **pictures)
+        found = read_images(
+            [folder / name for name in files], files, findings, fitted=~is_test, **pictures
+        )
         findings.stop(given)
         # A class or a client may have lost all that it had.
         named = texts.set_axis([spelling(name) for name in files]).iloc[found.rows]
-        numbered, notes = read_columns(named, options.classes, findings), list(dict.fromkeys(findings.notes))
+        numbered = read_columns(named, options.classes, findings)
+        notes = list(dict.fromkeys(findings.notes))
         findings.stop(given)
         return numbered.dataset("folder", given, found.x, options.proportions, notes, found.reading)
 
@@ -132,31 +153,43 @@ def load_folder(
 
 
 def find_table(given: Path, listing: Listing, column: str) -> tuple[Path | None, str]:
-    """Find the one table of a folder of images that has a column for the file, and the name of this column.
+    """Find the one table of a folder of images that has a column for the file, and the name of this
+    column.
 
     Args:
         given: the folder, or the table itself.
         listing: the images of the folder.
-        column: name of the column; of tables without it, one whose cells are mostly paths of images is taken.
+        column: name of the column; of tables without it, one whose cells are mostly paths of images
+            is taken.
     """
     if not given.is_dir():
         return given, column
-    there, found, others = by_cell(listing.images), [], []
+    there = by_cell(listing.images)
+    found = []
+    others = []
     for path in sorted(given.iterdir()):
         if is_table(path) and path.is_file() and not path.name.startswith("."):
             try:
                 if column in (cells := read_table(path)):
                     found.append(path)
                 for name in cells:
-                    if there and cells[name].map(lambda cell: spelling(str(cell)) in there).mean() > 0.5:
+                    if (
+                        there
+                        and cells[name].map(lambda cell: spelling(str(cell)) in there).mean() > 0.5
+                    ):
                         others.append((path, name))
             except BadData as error:
                 # A broken table is said to be one only where its name promises to be the one.
                 if path.suffix.lower() == ".csv":
-                    raise BadData(path, [*error.problems, "move it away if it does not describe the images"]) from error
+                    raise BadData(
+                        path, [*error.problems, "move it away if it does not describe the images"]
+                    ) from error
     if len(found) > 1:
         named = ", ".join(path.name for path in found)
-        raise BadData(given, f"has {len(found)} tables with a column {column!r}: {named}; give one of them as path")
+        raise BadData(
+            given,
+            f"has {len(found)} tables with a column {column!r}: {named}; give one of them as path",
+        )
     return (found[0], column) if found else others[0] if others else (None, column)
 
 
@@ -179,12 +212,21 @@ def _by_folders(
         split = [parts[place] for parts in folders]
         folders = [parts[:place] + parts[place + 1 :] for parts in folders]
         if below and not above:
-            findings.notes.append(f"the folders {', '.join(sorted(set(split)))} inside the others are taken as splits")
+            findings.notes.append(
+                f"the folders {', '.join(sorted(set(split)))} inside the others are taken as splits"
+            )
     elif first & set(TRAIN) and first & set(TEST):
-        others = sorted({parts[0] if parts else "." for parts in folders if not parts or parts[0].lower() not in words})
+        others = sorted(
+            {
+                parts[0] if parts else "."
+                for parts in folders
+                if not parts or parts[0].lower() not in words
+            }
+        )
         findings.problems.append(
-            f"it has folders for training and for testing, and images elsewhere too ({', '.join(others[:3])}); put "
-            "unlabelled ones into train/unlabelled/, take others away, or say in a table which image is in which set"
+            "it has folders for training and for testing, and images elsewhere too "
+            f"({', '.join(others[:3])}); put unlabelled ones into train/unlabelled/, take others "
+            "away, or say in a table which image is in which set"
         )
     depths = Counter(len(parts) for parts in folders)
     # How deep the labelled images lie.
@@ -195,18 +237,18 @@ def _by_folders(
         findings.problems.append(f"there is no image in it; {LAYOUT}")
     elif most == 0:
         findings.problems.append(
-            f"its {counted(len(files), 'image lies', 'images lie')} side by side, so that nothing says what they show; "
-            f"{LAYOUT}"
+            f"its {counted(len(files), 'image lies', 'images lie')} side by side, so that nothing "
+            f"says what they show; {LAYOUT}"
         )
     elif deep:
         findings.problems.append(
-            f"{counted(len(deep), 'image lies', 'images lie')} deeper than {'SITE/CLASS' if most == 2 else 'CLASS'} "
-            f"({some(deep, files)}); {LAYOUT}"
+            f"{counted(len(deep), 'image lies', 'images lie')} deeper than "
+            f"{'SITE/CLASS' if most == 2 else 'CLASS'} ({some(deep, files)}); {LAYOUT}"
         )
     elif loose and most == 2:
         findings.problems.append(
-            f"{counted(len(loose), 'image is', 'images are')} of no site ({some(loose, files)}), but the "
-            "others are; move each into the folder of its site"
+            f"{counted(len(loose), 'image is', 'images are')} of no site ({some(loose, files)}), "
+            "but the others are; move each into the folder of its site"
         )
     elif loose:
         findings.notes.append(
@@ -217,7 +259,8 @@ def _by_folders(
 
     texts = pandas.DataFrame(index=list(files))
     texts["label"] = [
-        "" if not parts or len(parts) < most or parts[-1].lower() in UNLABELLED else parts[-1] for parts in folders
+        "" if not parts or len(parts) < most or parts[-1].lower() in UNLABELLED else parts[-1]
+        for parts in folders
     ]
     if most == 2 and not (deep or loose):
         texts["client"] = [parts[0] for parts in folders]
@@ -229,21 +272,33 @@ def _by_folders(
 def _by_table(
     path: Path, listing: Listing, columns: Mapping[str, str], findings: Findings
 ) -> tuple[Sequence[str], "pandas.DataFrame"]:
-    """Read files and texts from the rows of a table; rows whose image is not there are left out and counted."""
+    """Read files and texts from the rows of a table; rows whose image is not there are left out
+    and counted.
+    """
     table = read_table(path)
     texts = read_roles(table, columns, ("file",), findings, f"in {path.name} ")
     if "file" not in texts:
         return (), texts
     if "label" not in texts:
-        findings.notes.append(f"{path.name} has no column {columns['label']!r}: no image has a label")
+        findings.notes.append(
+            f"{path.name} has no column {columns['label']!r}: no image has a label"
+        )
     there = by_cell(listing.images)
     texts["file"] = texts["file"].map(lambda cell: there.get(spelling(cell), cell))
     missing = texts[~texts["file"].isin(listing.images)]
     if len(missing):
-        named = ", ".join(f"{cell or 'nothing'} ({place})" for place, cell in missing["file"].iloc[:3].items())
-        text = f"{len(missing):,} of {len(texts):,} rows name no image in {path.parent or '.'}, first {named}"
+        named = ", ".join(
+            f"{cell or 'nothing'} ({place})" for place, cell in missing["file"].iloc[:3].items()
+        )
+        text = (
+            f"{len(missing):,} of {len(texts):,} rows name no image in {path.parent or '.'}, "
+            f"first {named}"
+        )
         if len(missing) == len(texts):
-            how = "a file is named by its path below the folder of the table, or its own name, with its ending"
+            how = (
+                "a file is named by its path below the folder of the table, or its own name, "
+                "with its ending"
+            )
             findings.problems.append(f"{text}; {how}")
         else:
             findings.notes.append(f"{text}; they are left out")
@@ -253,21 +308,26 @@ def _by_table(
     unnamed = sorted(set(listing.images).difference(texts["file"]))
     if unnamed:
         findings.notes.append(
-            f"{counted(len(unnamed), 'image is', 'images are')} in no row of {path.name}, first {unnamed[0]}; left out"
+            f"{counted(len(unnamed), 'image is', 'images are')} in no row of {path.name}, first "
+            f"{unnamed[0]}; left out"
         )
     return texts["file"].tolist(), texts.drop(columns="file")
 
 
 def _check_repeats(texts: "pandas.DataFrame", findings: Findings) -> None:
-    """Find rows about one image: those that say the same count once, those that differ are a problem."""
+    """Find rows about one image: those that say the same count once, those that differ are a
+    problem.
+    """
     repeats = texts[texts.duplicated("file")]
     for place, row in repeats[~texts.duplicated().reindex(repeats.index)].iterrows():
         first = texts[texts["file"] == row["file"]].iloc[0]
         if differ := [role for role in texts if row[role] != first[role]]:
             said = ", ".join(f"{role} {first[role]!r} and {row[role]!r}" for role in differ)
-            findings.problems.append(f"{row['file']} has two rows that differ, {first.name} and {place}: {said}")
+            findings.problems.append(
+                f"{row['file']} has two rows that differ, {first.name} and {place}: {said}"
+            )
     if len(repeats):
         findings.notes.append(
-            f"{counted(len(repeats), 'row repeats', 'rows repeat')} an image, first {repeats['file'].iloc[0]} "
-            f"({repeats.index[0]}); it counts once"
+            f"{counted(len(repeats), 'row repeats', 'rows repeat')} an image, first "
+            f"{repeats['file'].iloc[0]} ({repeats.index[0]}); it counts once"
         )

@@ -1,8 +1,9 @@
 """`glyphs`: a rendered stand-in shaped like FEMNIST, for work without a download.
 
-62 classes in FEMNIST's order, 28x28 grey images, natural clients that differ in how they write, the same share of
-digits and a similar spread of examples per client. Every image is drawn from our own strokes by a random writer. It has
-FEMNIST's shapes, skew and look-alikes, not its content: **never report accuracies on it as FEMNIST's.**
+62 classes in FEMNIST's order, 28x28 grey images, natural clients that differ in how they write, the
+same share of digits and a similar spread of examples per client. Every image is drawn from our own
+strokes by a random writer. It has FEMNIST's shapes, skew and look-alikes, not its content: **never
+report accuracies on it as FEMNIST's.**
 """
 
 from pathlib import Path
@@ -22,7 +23,8 @@ MIN_EXAMPLES = 40
 
 @dataset(
     "glyphs",
-    "rendered characters by writer, 28x28x1, 62 classes, a stand-in shaped like FEMNIST; in the package",
+    "rendered characters by writer, 28x28x1, 62 classes, a stand-in shaped like FEMNIST; in the "
+    "package",
     terms="part of this package, Apache-2.0",
     kind="embedded",
 )
@@ -35,8 +37,9 @@ def load_glyphs(
 ) -> Dataset:
     """Draw the set, or open it if these options were drawn before.
 
-    The first writers of a larger set are the writers of a smaller one with the same seed and `examples`. Each writer's
-    examples are split 90 / 10 into train and test, as FEMNIST's are. Backends may round single grey values differently.
+    The first writers of a larger set are the writers of a smaller one with the same seed and
+    `examples`. Each writer's examples are split 90 / 10 into train and test, as FEMNIST's are.
+    Backends may round single grey values differently.
 
     Args:
         root: folder of all datasets; default $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl.
@@ -56,7 +59,8 @@ def load_glyphs(
 
         from fedjax_ssl.data.reading.drawing import CHARACTERS, draw
 
-        with jax.enable_x64(False):  # the same images, and the same compiled program, whatever the caller's types
+        # the same images, and the same compiled program, whatever the caller's types
+        with jax.enable_x64(False):
             train, test = draw(writers, seed, examples)
         return Dataset(
             "glyphs",
@@ -69,4 +73,7 @@ def load_glyphs(
             extra={"writers": writers, "seed": seed, "examples": examples, "version": VERSION},
         )
 
-    return kept(data_root(root) / "glyphs" / f"v{VERSION}-writers{writers}-seed{seed}-examples{examples}", make)
+    return kept(
+        data_root(root) / "glyphs" / f"v{VERSION}-writers{writers}-seed{seed}-examples{examples}",
+        make,
+    )

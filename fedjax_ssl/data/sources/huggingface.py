@@ -1,4 +1,6 @@
-"""`huggingface`: a dataset that Hugging Face's library `datasets` saved to disk, read by that library."""
+"""`huggingface`: a dataset that Hugging Face's library `datasets` saved to disk, read by that
+library.
+"""
 
 import importlib
 import logging
@@ -20,7 +22,8 @@ from fedjax_ssl.data.reading.tables import as_text
 if TYPE_CHECKING:  # takes long to import
     import pandas
 
-LISTS = ("List", "LargeList", "Sequence", "list", "Array")  # beginnings of the names of features that are lists
+# beginnings of the names of features that are lists
+LISTS = ("List", "LargeList", "Sequence", "list", "Array")
 
 logger = logging.getLogger(__name__)
 
@@ -44,31 +47,40 @@ def load_huggingface(
     size: Side = None,
     channels: Channels = None,
 ) -> Dataset:
-    """Read a dataset that Hugging Face's `datasets` has saved to disk; the arrays are kept in `<root>/huggingface/`.
+    """Read a dataset that Hugging Face's `datasets` has saved to disk; the arrays are kept in
+    `<root>/huggingface/`.
 
     Args:
         root: folder of all datasets; default $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl.
         path: the folder that `save_to_disk` wrote, of one split or of several.
         choice: splits and columns; a folder of one split is that one, whatever its name.
-        size: side of square images in pixels, cropped in the middle; by default their own where all have the same,
-            else 64.
+        size: side of square images in pixels, cropped in the middle; by default their own where all
+            have the same, else 64.
         channels: 1 (grey) or 3 (colour) of images; by default 3 if one is in colour.
 
     Returns:
-        Dataset "huggingface" with inputs uint8 [n, H, W, C] or float32 [n, ...]; `extra["notes"]` says what was
-        skipped.
+        Dataset "huggingface" with inputs uint8 [n, H, W, C] or float32 [n, ...]; `extra["notes"]`
+        says what was skipped.
 
     Raises:
         DatasetUnavailable: the folder or the library is not there.
         BadData: it cannot be trained on; has everything that is wrong.
         ValueError: no path, or an option out of range.
     """
-    how = 'a folder that save_to_disk wrote; in Python: datasets.load_dataset("NAME").save_to_disk("FOLDER")'
+    how = (
+        "a folder that save_to_disk wrote; in Python: "
+        'datasets.load_dataset("NAME").save_to_disk("FOLDER")'
+    )
     folder = given_path("huggingface", path, how, "folder")
     if not is_saved_dataset(folder):
-        raise DatasetUnavailable(f"huggingface: {folder} is no folder that save_to_disk wrote. Give path= {how}.")
-    content, told = facts_of(file for file in folder.rglob("*") if file.is_file()), [choice, size, channels]
-    return kept_for(root, "huggingface", folder, told, content, lambda: _read(folder, choice, size, channels))
+        raise DatasetUnavailable(
+            f"huggingface: {folder} is no folder that save_to_disk wrote. Give path= {how}."
+        )
+    content = facts_of(file for file in folder.rglob("*") if file.is_file())
+    told = [choice, size, channels]
+    return kept_for(
+        root, "huggingface", folder, told, content, lambda: _read(folder, choice, size, channels)
+    )
 
 
 def _read(folder: Path, choice: Choice, size: int | None, channels: int | None) -> Dataset:
@@ -76,26 +88,34 @@ def _read(folder: Path, choice: Choice, size: int | None, channels: int | None) 
     table, rows, test = _open(folder, choice)
     kinds = ("Image", LISTS, "ClassLabel")
     images, lists, labels = (
-        [name for name, one in table.features.items() if type(one).__name__.startswith(kind)] for kind in kinds
+        [name for name, one in table.features.items() if type(one).__name__.startswith(kind)]
+        for kind in kinds
     )
     labels = labels if len(labels) == 1 else [name for name in table.features if name == "label"]
-    names = choose_columns(folder, choice, table.features, {"input": images or lists, "label": labels})
+    names = choose_columns(
+        folder, choice, table.features, {"input": images or lists, "label": labels}
+    )
     texts = _texts(table, rows, names, choice.unlabelled_split, test, findings)
     findings.stop(folder)  # before the images, which take longest
     x, used, reading = _inputs(table, names["input"], texts.index, size, channels, findings)
     findings.stop(folder)
-    columns = read_columns(texts.iloc[used], getattr(table.features[names["label"]], "names", None), findings)
+    columns = read_columns(
+        texts.iloc[used], getattr(table.features[names["label"]], "names", None), findings
+    )
     findings.stop(folder)
     return columns.dataset("huggingface", folder, x, None, findings.notes, reading)
 
 
 def _open(folder: Path, choice: Choice) -> tuple[Any, list[tuple[str, int]], str | None]:
-    """Open the splits to be used one after another; split and number of each row, and the split to be tested on."""
+    """Open the splits to be used one after another; split and number of each row, and the split
+    to be tested on.
+    """
     try:
         library: Any = importlib.import_module("datasets")
     except ImportError as error:
         raise DatasetUnavailable(
-            f"huggingface: {folder} needs the library datasets: pip install 'fedjax_ssl[huggingface]'"
+            f"huggingface: {folder} needs the library datasets: pip install "
+            "'fedjax_ssl[huggingface]'"
         ) from error
     try:
         found = library.load_from_disk(str(folder))
@@ -106,7 +126,9 @@ def _open(folder: Path, choice: Choice) -> tuple[Any, list[tuple[str, int]], str
     except BadData:
         raise
     except Exception as error:  # whatever it raises, a user needs the same message
-        raise BadData(folder, f"is damaged: {' '.join(str(error).split())[:200]}; save the dataset again") from error
+        raise BadData(
+            folder, f"is damaged: {' '.join(str(error).split())[:200]}; save the dataset again"
+        ) from error
 
 
 def _texts(
@@ -117,21 +139,31 @@ def _texts(
     test: str | None,
     findings: Findings,
 ) -> "pandas.DataFrame":
-    """Read what stands beside the inputs as text, "" where there is nothing; class labels by name."""
+    """Read what stands beside the inputs as text, "" where there is nothing; class labels by
+    name.
+    """
     import pandas
 
     found: dict[str, list[str]] = {}
     for role, name in names.items():
         feature = table.features[name]
         if role != "input" and type(feature).__name__ not in ("Value", "ClassLabel"):
-            findings.problems.append(f"column {name!r} holds {feature}; labels and clients are text or numbers")
+            findings.problems.append(
+                f"column {name!r} holds {feature}; labels and clients are text or numbers"
+            )
         elif role != "input":
             texts = as_text(table.select_columns([name]).to_pandas()[name])
             if classes := getattr(feature, "names", None):
-                known = {"": "", "-1": ""} | {str(number): label for number, label in enumerate(classes)}
-                texts = [known.get(text, text) for text in texts]  # another number is refused as an unknown class
+                known = {"": "", "-1": ""} | {
+                    str(number): label for number, label in enumerate(classes)
+                }
+                # another number is refused as an unknown class
+                texts = [known.get(text, text) for text in texts]
             hidden = unlabelled if role in ("label", "coarse") else None
-            found[role] = ["" if split == hidden else text for (split, _), text in zip(rows, texts, strict=True)]
+            found[role] = [
+                "" if split == hidden else text
+                for (split, _), text in zip(rows, texts, strict=True)
+            ]
     found["split"] = ["test" if split == test else "train" for split, _ in rows]
     return pandas.DataFrame(found, index=[f"{split}, row {row}" for split, row in rows])
 
@@ -140,7 +172,8 @@ class _Encoded(Sequence[bytes]):
     """Encoded images of a column, read when they are asked for."""
 
     def __init__(self, table: Any, name: str):
-        self.table, self.name = table, name
+        self.table = table
+        self.name = name
 
     def __len__(self) -> int:
         return len(self.table)
@@ -158,7 +191,8 @@ def _inputs(
     findings: Findings,
 ) -> tuple[np.ndarray, np.ndarray, Reading | None]:
     """Read inputs, which of the rows they are, and how images were read."""
-    feature, alone = table.features[name], table.select_columns([name])
+    feature = table.features[name]
+    alone = table.select_columns([name])
     kind = type(feature).__name__
     if kind == "Image":
         encoded = _Encoded(alone.cast_column(name, type(feature)(decode=False)), name)
@@ -169,13 +203,15 @@ def _inputs(
         problem = "names image files and does not hold them; save it with the images in it"
     elif not kind.startswith(LISTS):
         problem = (
-            f"holds {feature}; inputs are images or lists of numbers. Columns of single numbers: write them with "
-            "to_csv or to_parquet, and read that as 'table'"
+            f"holds {feature}; inputs are images or lists of numbers. Columns of single numbers: "
+            "write them with to_csv or to_parquet, and read that as 'table'"
         )
     elif (x := alone.with_format("numpy")[:][name]).dtype.kind not in "iufb":
         problem = "holds text, gaps, or lists of several shapes; inputs are numbers of one"
     else:
-        while (inner := feature[0] if isinstance(feature, list) else getattr(feature, "feature", None)) is not None:
+        while (
+            inner := feature[0] if isinstance(feature, list) else getattr(feature, "feature", None)
+        ) is not None:
             feature = inner
         x = x[..., None] if x.ndim == 3 else x  # images in grey
         is_image = x.ndim == 4 and x.dtype.kind == "i" and feature.dtype == "uint8"

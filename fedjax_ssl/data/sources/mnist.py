@@ -1,7 +1,7 @@
 """`mnist` and `fashion_mnist`: digits and clothing in grey, from four IDX files each.
 
-Sources: LeCun, Bottou, Bengio and Haffner, Gradient-based learning applied to document recognition, 1998; Xiao, Rasul
-and Vollgraf, Fashion-MNIST, 2017.
+Sources: LeCun, Bottou, Bengio and Haffner, Gradient-based learning applied to document recognition,
+1998; Xiao, Rasul and Vollgraf, Fashion-MNIST, 2017.
 """
 
 import gzip
@@ -19,10 +19,25 @@ from fedjax_ssl.data.reading.archives import Prepared, RemoteFile
 from fedjax_ssl.data.reading.formats import LARGEST, FormatError, damage
 from fedjax_ssl.data.reading.register import published
 
-MNIST_FACTS: dict[str, Any] = {"class_names": tuple(string.digits), "mean": (0.1307,), "std": (0.3081,)}
+MNIST_FACTS: dict[str, Any] = {
+    "class_names": tuple(string.digits),
+    "mean": (0.1307,),
+    "std": (0.3081,),
+}
 FASHION_FACTS: dict[str, Any] = {
     "class_names": (
-        *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+        *(
+            "T-shirt/top",
+            "Trouser",
+            "Pullover",
+            "Dress",
+            "Coat",
+            "Sandal",
+            "Shirt",
+            "Sneaker",
+            "Bag",
+            "Ankle boot",
+        ),
     )
 }
 NAMES = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
@@ -30,7 +45,10 @@ NAMES = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-lab
 
 def _files(host: str, mirrors: tuple[str, ...], *facts: tuple[int, str]) -> tuple[RemoteFile, ...]:
     files = zip((f"{name}-ubyte.gz" for name in NAMES), facts, strict=True)
-    return tuple(RemoteFile(f"{host}/{file}", *fact, tuple(f"{one}/{file}" for one in mirrors)) for file, fact in files)
+    return tuple(
+        RemoteFile(f"{host}/{file}", *fact, tuple(f"{one}/{file}" for one in mirrors))
+        for file, fact in files
+    )
 
 
 @published(
@@ -83,14 +101,16 @@ def _read(name: str, files: Mapping[str, Path], facts: Mapping[str, Any]) -> Dat
         with path.open("rb") as content:
             arrays.append(read_idx(content, str(path)))
     images, labels, test_images, test_labels = arrays
-    train, test = Split(images[..., None], labels), Split(test_images[..., None], test_labels)
+    train = Split(images[..., None], labels)
+    test = Split(test_images[..., None], test_labels)
     return Dataset(name=name, train=train, test=test, **facts)
 
 
 def read_idx(file: IO[bytes], name: str) -> np.ndarray:
     """Read a gzipped IDX file of bytes, the format of MNIST and its relatives.
 
-    The format: two zero bytes, type 8 (unsigned byte), the number of axes, big-endian sizes, the bytes.
+    The format: two zero bytes, type 8 (unsigned byte), the number of axes, big-endian sizes, the
+    bytes.
 
     Args:
         file: the open `.gz` file.
@@ -112,10 +132,14 @@ def read_idx(file: IO[bytes], name: str) -> np.ndarray:
         shape = struct.unpack(f">{start[3]}I", sizes)
         count = math.prod(shape)
         if count > LARGEST:
-            raise FormatError(f"{name} states the shape {shape}, {count:,} bytes; more than {LARGEST:,} are not read.")
+            raise FormatError(
+                f"{name} states the shape {shape}, {count:,} bytes; more than {LARGEST:,} are not "
+                "read."
+            )
         values = content.read(count + 1)  # one more, to see that it ends there
     if len(values) != count:
         raise FormatError(
-            f"{name} states the shape {shape} but holds {'more' if len(values) > count else len(values)} values."
+            f"{name} states the shape {shape} but holds "
+            f"{'more' if len(values) > count else len(values)} values."
         )
     return np.frombuffer(values, np.uint8).reshape(shape)

@@ -7,7 +7,13 @@ import numpy as np
 
 from fedjax_ssl.checks import In, Whole
 from fedjax_ssl.data.dataset import Dataset, Split, check_finite, check_labels, distinct
-from fedjax_ssl.data.reading.arrays import TEST_ARRAYS, TRAIN_ARRAYS, VALIDATION_ARRAYS, one_each, read_arrays
+from fedjax_ssl.data.reading.arrays import (
+    TEST_ARRAYS,
+    TRAIN_ARRAYS,
+    VALIDATION_ARRAYS,
+    one_each,
+    read_arrays,
+)
 from fedjax_ssl.data.reading.columns import numbered, trained_on
 from fedjax_ssl.data.reading.features import FAR
 from fedjax_ssl.data.reading.problems import EMBEDDED, BadData, given_path
@@ -44,59 +50,79 @@ def load_npz(
 ) -> Dataset:
     """Load an `.npz` file of arrays (no pickled objects).
 
-    Read are `inputs`, `labels` and, where present, `client`, `test_inputs`, `test_labels`, `test_client`,
-    `class_names`, `coarse`, `correspondence`, `set` and `group`; also Keras' names `x_train`, `y_train`, `x_test`,
-    `y_test` and MedMNIST's `train_images`, `train_labels`, `val_...`, `test_...`; validation examples are trained on.
-    Inputs are uint8 or floating point, [n, features], [n, H, W] (grey; a channel axis is added) or [n, H, W, C].
-    Labels [n] or [n, 1] are 0 to K - 1, -1 = no label, and so is every test label without `test_labels`. Clients are
-    integers or strings in any numbering, shared between train and test. `coarse` holds labels 0 to J - 1 of the
-    training examples in a second label space, -1 = none, and `correspondence` [J, K] the probabilities of these given
-    each class, or `[C, J, K]` of each client, in the order of its name; `set` holds the set of each training example,
-    numbered from 0 within its client, -1 = in none. `group` says in integers or strings which training examples belong
-    to one patient or the like, "" and -1 = to none: they stay on one side of every split.
+    Read are `inputs`, `labels` and, where present, `client`, `test_inputs`, `test_labels`,
+    `test_client`, `class_names`, `coarse`, `correspondence`, `set` and `group`; also Keras' names
+    `x_train`, `y_train`, `x_test`, `y_test` and MedMNIST's `train_images`, `train_labels`,
+    `val_...`, `test_...`; validation examples are trained on. Inputs are uint8 or floating point,
+    [n, features], [n, H, W] (grey; a channel axis is added) or [n, H, W, C]. Labels [n] or [n, 1]
+    are 0 to K - 1, -1 = no label, and so is every test label without `test_labels`. Clients are
+    integers or strings in any numbering, shared between train and test. `coarse` holds labels 0 to
+    J - 1 of the training examples in a second label space, -1 = none, and `correspondence` [J, K]
+    the probabilities of these given each class, or `[C, J, K]` of each client, in the order of its
+    name; `set` holds the set of each training example, numbered from 0 within its client, -1 = in
+    none. `group` says in integers or strings which training examples belong to one patient or the
+    like, "" and -1 = to none: they stay on one side of every split.
 
     Args:
         path: the file.
         num_classes: K. By default it follows from the labels, and then every class must occur.
-        input_max: the stored value that maps to 1.0; by default 255 for uint8 and 1 for floating point.
-        proportions: CSV file with the class shares of each client's sets; see `fedjax_ssl.data.reading.proportions`.
+        input_max: the stored value that maps to 1.0; by default 255 for uint8 and 1 for floating
+            point.
+        proportions: CSV file with the class shares of each client's sets; see
+            `fedjax_ssl.data.reading.proportions`.
 
     Returns:
         The dataset, named "npz".
 
     Raises:
         DatasetUnavailable: a file is missing or the `.npz` cannot be read.
-        ValueError: arrays are missing or do not fit; the message names the array and what was found.
+        ValueError: arrays are missing or do not fit; the message names the array and what was
+            found.
     """
-    path = given_path("npz", path, f"an .npz file with the arrays `inputs` and `labels`, or run on {EMBEDDED}")
+    path = given_path(
+        "npz", path, f"an .npz file with the arrays `inputs` and `labels`, or run on {EMBEDDED}"
+    )
     found, names = read_arrays(path, lambda name: name in NAMES or name in OPTIONAL)
     try:
         arrays = _named(found, names)
         notes, places = _join_validation(arrays)
-        x, test_x = _inputs(arrays, "inputs"), _inputs(arrays, "test_inputs")
-        if x.ndim == 2 and len(lost := np.flatnonzero(np.ptp(x - x.astype(np.float32), axis=0) > x.std(axis=0) / FAR)):
+        x = _inputs(arrays, "inputs")
+        test_x = _inputs(arrays, "test_inputs")
+        if x.ndim == 2 and len(
+            lost := np.flatnonzero(np.ptp(x - x.astype(np.float32), axis=0) > x.std(axis=0) / FAR)
+        ):
             columns = f"{counted(len(lost), 'feature')} (first number {lost[0]})"
-            notes.append(f"{columns}: so far from 0 that single precision loses differences; subtract the mean before")
-        y, test_y = _whole(arrays, "labels", x), _whole(arrays, "test_labels", test_x)
+            notes.append(
+                f"{columns}: so far from 0 that single precision loses differences; subtract the "
+                "mean before"
+            )
+        y = _whole(arrays, "labels", x)
+        test_y = _whole(arrays, "test_labels", test_x)
         if test_x is not None and test_y is None:
             test_y = np.full(len(test_x), -1)
-        classes = _class_names(arrays.get("class_names"), num_classes, [y, *[test_y] * (test_y is not None)])
+        classes = _class_names(
+            arrays.get("class_names"), num_classes, [y, *[test_y] * (test_y is not None)]
+        )
         if classes[0] == "-1":  # a class like the others
-            y, test_y = y + 1, test_y + 1 if "test_labels" in arrays else test_y
+            y = y + 1
+            test_y = test_y + 1 if "test_labels" in arrays else test_y
         without = int((y == -1).sum())
         if without:
             notes.append(
-                f"{counted(without, 'label is', 'labels are')} -1, taken as no label; if it is a class, give the array "
-                "class_names that begins with '-1'"
+                f"{counted(without, 'label is', 'labels are')} -1, taken as no label; if it is a "
+                "class, give the array class_names that begins with '-1'"
             )
         for name, labels in (("labels", y), ("test_labels", test_y)):
             if labels is not None:
                 check_labels(name, labels, len(classes))
         client, test_client, client_names = _clients(arrays, x, test_x)
         coarse, matrix, coarse_names = _coarse(arrays, x)
-        sets, shares = _whole(arrays, "set", x, lowest=-1), None
+        sets = _whole(arrays, "set", x, lowest=-1)
+        shares = None
         if (group := _whole(arrays, "group", x, text=True)) is not None:
-            group, _ = numbered(["" if name == "-1" else name for name in group.astype(str).tolist()])
+            group, _ = numbered(
+                ["" if name == "-1" else name for name in group.astype(str).tolist()]
+            )
         if proportions is not None:
             shares = read_proportions(proportions, classes, client_names, client, sets)
         return Dataset(
@@ -105,7 +131,9 @@ def load_npz(
             test=None if test_x is None or test_y is None else Split(test_x, test_y, test_client),
             class_names=classes,
             client_names=client_names,
-            input_max=input_max if input_max is not None else (255.0 if x.dtype == np.uint8 else 1.0),
+            input_max=input_max
+            if input_max is not None
+            else (255.0 if x.dtype == np.uint8 else 1.0),
             coarse_names=coarse_names,
             correspondence=matrix,
             set_shares=shares,
@@ -120,26 +148,35 @@ def _named(found: dict[str, np.ndarray], names: tuple[str, ...]) -> dict[str, np
     arrays = {NAMES.get(name, name): values for name, values in found.items()}
     there = ", ".join(f"`{name}`" for name in names) or "nothing"
     if len(arrays) < len(found):
-        raise ValueError(f"some arrays are there under two names, such as `inputs` and `x_train`; found: {there}")
+        raise ValueError(
+            f"some arrays are there under two names, such as `inputs` and `x_train`; found: {there}"
+        )
     missing = [name for name in NEEDED if name not in arrays]
     missing += ["test_inputs"] * ("test_labels" in arrays and "test_inputs" not in arrays)
     if missing:
         raise ValueError(
-            f"has no array {' and '.join(f'`{name}`' for name in missing)}; found: {there}. Needed are `inputs` and "
-            "`labels` (or `x_train` and `y_train`, or `train_images` and `train_labels`); optional are "
-            f"{', '.join(f'`{name}`' for name in OPTIONAL)}"
+            f"has no array {' and '.join(f'`{name}`' for name in missing)}; found: {there}. "
+            "Needed are `inputs` and `labels` (or `x_train` and `y_train`, or `train_images` and "
+            f"`train_labels`); optional are {', '.join(f'`{name}`' for name in OPTIONAL)}"
         )
     return arrays
 
 
 def _join_validation(arrays: dict[str, np.ndarray]) -> tuple[list[str], Any]:
-    """Put validation examples after the training examples; says how many, and where each example of both stands."""
+    """Put validation examples after the training examples; says how many, and where each example
+    of both stands.
+    """
     if (more := arrays.pop("val_inputs", None)) is None:
         return [], None
     if arrays["inputs"].shape[1:] != more.shape[1:]:
-        raise ValueError(f"validation inputs have shape {more.shape}, training inputs {arrays['inputs'].shape}")
+        raise ValueError(
+            f"validation inputs have shape {more.shape}, training inputs {arrays['inputs'].shape}"
+        )
     labels = arrays.pop("val_labels", np.full(len(more), -1))
-    known = one_each("labels", arrays["labels"], len(arrays["inputs"])), one_each("val_labels", labels, len(more))
+    known = (
+        one_each("labels", arrays["labels"], len(arrays["inputs"])),
+        one_each("val_labels", labels, len(more)),
+    )
     arrays |= {"inputs": np.concatenate([arrays["inputs"], more]), "labels": np.concatenate(known)}
     places = [
         f"{name}, row {row}"
@@ -154,7 +191,10 @@ def _inputs(arrays: dict[str, np.ndarray], name: str) -> Any:
     if (values := arrays.get(name)) is None:
         return None
     if values.dtype != np.uint8 and values.dtype.kind != "f":
-        raise ValueError(f"{name} has dtype {values.dtype}; allowed are uint8 (images) and floating point (features)")
+        raise ValueError(
+            f"{name} has dtype {values.dtype}; allowed are uint8 (images) and floating point "
+            "(features)"
+        )
     if values.ndim not in (2, 3, 4) or 0 in values.shape:
         allowed = "[n, features], [n, H, W] and [n, H, W, C]"
         raise ValueError(f"{name} has shape {values.shape}; allowed are {allowed}")
@@ -165,92 +205,129 @@ def _inputs(arrays: dict[str, np.ndarray], name: str) -> Any:
     largest = np.finfo(np.float32).max
     if values.dtype.itemsize > 4 and len(beyond := np.argwhere(np.abs(values) > largest)):
         raise ValueError(
-            f"{name} has a value beyond {largest:.3g} in row {beyond[0, 0]}; single precision, in which a run "
-            "computes, ends there: scale the features"
+            f"{name} has a value beyond {largest:.3g} in row {beyond[0, 0]}; single precision, in "
+            "which a run computes, ends there: scale the features"
         )
     return values[..., None] if values.ndim == 3 else values
 
 
-def _whole(arrays: dict[str, np.ndarray], name: str, inputs: Any, lowest: int | None = None, text: bool = False) -> Any:
+def _whole(
+    arrays: dict[str, np.ndarray],
+    name: str,
+    inputs: Any,
+    lowest: int | None = None,
+    text: bool = False,
+) -> Any:
     """Take one whole number (or text) per example; None: the array is not there."""
     if (values := arrays.get(name)) is None:
         return None
     if values.dtype.kind not in ("iuSU" if text else "iu"):
-        kinds = f"{name}s are integers or strings" if text else "labels must be integers, -1 = no label"
+        kinds = (
+            f"{name}s are integers or strings" if text else "labels must be integers, -1 = no label"
+        )
         raise ValueError(f"{name} has dtype {values.dtype}; {kinds}")
     values = one_each(name, values, 0 if inputs is None else len(inputs))
-    if lowest is not None and values.dtype.kind == "i" and len(below := np.flatnonzero(values < lowest)):
+    if (
+        lowest is not None
+        and values.dtype.kind == "i"
+        and len(below := np.flatnonzero(values < lowest))
+    ):
         none = ", -1 = in none" if lowest < 0 else ""
-        raise ValueError(f"{name} is {values[below[0]]} in row {below[0]}; they are numbered from 0 on{none}")
+        raise ValueError(
+            f"{name} is {values[below[0]]} in row {below[0]}; they are numbered from 0 on{none}"
+        )
     if values.dtype.kind == "u":  # beside signed numbers they would become floating point
         if len(beyond := np.flatnonzero(values > np.iinfo(np.int64).max)):
             raise ValueError(
-                f"{name} is {values[beyond[0]]} in row {beyond[0]}; allowed are whole numbers below 2**63. Number them "
-                "anew, or save the names of clients as strings"
+                f"{name} is {values[beyond[0]]} in row {beyond[0]}; allowed are whole numbers "
+                "below 2**63. Number them anew, or save the names of clients as strings"
             )
         return values.astype(np.int64)
     return values
 
 
-def _class_names(values: np.ndarray | None, num_classes: int | None, labels: list[np.ndarray]) -> tuple[str, ...]:
+def _class_names(
+    values: np.ndarray | None, num_classes: int | None, labels: list[np.ndarray]
+) -> tuple[str, ...]:
     """Take the names of the classes, or their numbers."""
     if values is not None:
         if values.ndim != 1 or values.dtype.kind not in "SUiu":
             found = f"shape {values.shape} and dtype {values.dtype}"
             raise ValueError(f"class_names has {found}; it must be [K], a name for each class")
-        names = tuple(name.decode(errors="replace") if isinstance(name, bytes) else str(name) for name in values)
+        names = tuple(
+            name.decode(errors="replace") if isinstance(name, bytes) else str(name)
+            for name in values
+        )
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"class_names has {twice[0]!r} more than once")
         if num_classes not in (None, len(names)):
-            raise ValueError(f"class_names has {len(names)} names, but num_classes is {num_classes}")
+            raise ValueError(
+                f"class_names has {len(names)} names, but num_classes is {num_classes}"
+            )
         return names
     if num_classes is None:
         present = distinct(np.concatenate(labels))
         present = present[present >= 0]
         if len(present) < 2:
             raise ValueError(
-                f"labels holds {len(present)} classes, so the number of classes does not follow from it. Pass "
-                "num_classes=, or add labels: at least two classes are needed"
+                f"labels holds {len(present)} classes, so the number of classes does not follow "
+                "from it. Pass num_classes=, or add labels: at least two classes are needed"
             )
         num_classes = int(present[-1]) + 1
         if num_classes > len(present):
             absent = np.setdiff1d(np.arange(len(present) + 1), present)[0]
             raise ValueError(
-                f"labels run from {present[0]} to {present[-1]} but only {len(present)} of these {num_classes} classes "
-                f"occur; class {absent} is the first without an example. Renumber the classes 0 to {len(present) - 1}, "
-                f"or pass num_classes={num_classes} if the gaps are meant"
+                f"labels run from {present[0]} to {present[-1]} but only {len(present)} of these "
+                f"{num_classes} classes occur; class {absent} is the first without an example. "
+                f"Renumber the classes 0 to {len(present) - 1}, or pass num_classes={num_classes} "
+                "if the gaps are meant"
             )
     return tuple(str(k) for k in range(num_classes))
 
 
-def _coarse(arrays: dict[str, np.ndarray], inputs: np.ndarray) -> tuple[Any, Any, tuple[str, ...] | None]:
+def _coarse(
+    arrays: dict[str, np.ndarray], inputs: np.ndarray
+) -> tuple[Any, Any, tuple[str, ...] | None]:
     """Take labels in the coarse space, correspondence and names of the coarse classes."""
-    labels, matrix = _whole(arrays, "coarse", inputs), arrays.get("correspondence")
+    labels = _whole(arrays, "coarse", inputs)
+    matrix = arrays.get("correspondence")
     if labels is None:
         if matrix is not None:
             raise ValueError("correspondence is there but coarse, the labels it is about, is not")
         return None, None, None
     if matrix is None and labels.max() < 1:
         raise ValueError(
-            f"coarse has no label above {labels.max()}, but at least two coarse classes are needed; add labels, or the "
-            "array `correspondence`, whose rows say how many there are"
+            f"coarse has no label above {labels.max()}, but at least two coarse classes are "
+            "needed; add labels, or the array `correspondence`, whose rows say how many there are"
         )
     if matrix is not None and matrix.dtype.kind not in "iuf":
         raise ValueError(f"correspondence has dtype {matrix.dtype}; it must hold numbers")
     count = labels.max() + 1 if matrix is None else len(matrix[0] if matrix.ndim == 3 else matrix)
-    return labels, None if matrix is None else matrix.astype(np.float64), tuple(str(label) for label in range(count))
+    return (
+        labels,
+        None if matrix is None else matrix.astype(np.float64),
+        tuple(str(label) for label in range(count)),
+    )
 
 
-def _clients(arrays: dict[str, np.ndarray], x: np.ndarray, test_x: Any) -> tuple[Any, Any, tuple[str, ...] | None]:
+def _clients(
+    arrays: dict[str, np.ndarray], x: np.ndarray, test_x: Any
+) -> tuple[Any, Any, tuple[str, ...] | None]:
     """Take clients of training and test examples by number, and their names."""
     client = _whole(arrays, "client", x, lowest=0, text=True)
     test_client = _whole(arrays, "test_client", test_x, lowest=0, text=True)
     if client is None:
         if test_client is not None:
-            raise ValueError("test_client is there but client is not; clients are named by the training examples")
+            raise ValueError(
+                "test_client is there but client is not; clients are named by the training examples"
+            )
         return None, None, None
     both = [client] if test_client is None else [client, test_client]
     if len({values.dtype.kind in "SU" for values in both}) > 1:
         raise ValueError("client and test_client must both be integers or both be strings")
     names, ids = np.unique(np.concatenate(both), return_inverse=True)
-    return ids[: len(x)], None if test_client is None else ids[len(x) :], tuple(str(name) for name in names)
+    return (
+        ids[: len(x)],
+        None if test_client is None else ids[len(x) :],
+        tuple(str(name) for name in names),
+    )

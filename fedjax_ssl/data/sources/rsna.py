@@ -1,7 +1,8 @@
-"""`rsna_hemorrhage`: slices of computed tomography with one kind of bleeding each, from Kaggle's files.
+"""`rsna_hemorrhage`: slices of computed tomography with one kind of bleeding each, from Kaggle's
+files.
 
-Source: Flanders et al., Construction of a Machine Learning Dataset through Collaboration: The RSNA 2019 Brain CT
-Hemorrhage Challenge, Radiology: Artificial Intelligence 2020.
+Source: Flanders et al., Construction of a Machine Learning Dataset through Collaboration: The RSNA
+2019 Brain CT Hemorrhage Challenge, Radiology: Artificial Intelligence 2020.
 """
 
 import importlib
@@ -24,15 +25,17 @@ from fedjax_ssl.data.reading.register import dataset
 from fedjax_ssl.errors import counted
 
 NAME = "rsna_hemorrhage"
-TABLE, IMAGES = "stage_2_train.csv", "stage_2_train"
+TABLE = "stage_2_train.csv"
+IMAGES = "stage_2_train"
 ANY = "any"
 CLASSES = ("epidural", "intraparenchymal", "intraventricular", "subarachnoid", "subdural")
-WINDOWS = ((40, 80), (80, 200), (40, 380))  # centre and width in Hounsfield units: brain, subdural, soft tissue
+# centre and width in Hounsfield units: brain, subdural, soft tissue
+WINDOWS = ((40, 80), (80, 200), (40, 380))
 LARGEST_FILE, LARGEST_SIDE = 1 << 24, 4096  # bytes and pixels; the originals have 0.5 MB and 512
 UNPACKED = ("1.2.840.10008.1.2", "1.2.840.10008.1.2.1", "1.2.840.10008.1.2.2")  # transfer syntaxes
 STEPS = (
-    "      1. accept the rules at https://www.kaggle.com/c/rsna-intracranial-hemorrhage-detection (an account is "
-    "needed)\n"
+    "      1. accept the rules at "
+    "https://www.kaggle.com/c/rsna-intracranial-hemorrhage-detection (an account is needed)\n"
     f"      2. download the archive there (about 180 GB), unpack {TABLE} and {IMAGES}/\n"
 )
 TERMS = "Kaggle's rules of the competition, non-commercial; cite Flanders et al. (2020)"
@@ -42,7 +45,8 @@ logger = logging.getLogger(__name__)
 
 @dataset(
     NAME,
-    "slices of heads with one of 5 kinds of bleeding, 128x128x3 or size=; you place Kaggle's files at path=",
+    "slices of heads with one of 5 kinds of bleeding, 128x128x3 or size=; you place Kaggle's "
+    "files at path=",
     terms=TERMS,
     kind="placed",
 )
@@ -54,32 +58,38 @@ def load_rsna(
     max_images: Annotated[int | None, Whole(1)] = None,
     healthy: Annotated[int, Whole(0)] = 0,
 ) -> Dataset:
-    """Read the training slices of the RSNA 2019 challenge that show exactly one of five kinds of bleeding.
+    """Read the training slices of the RSNA 2019 challenge that show exactly one of five kinds of
+    bleeding.
 
-    Three channels are three windows of the same slice: brain (centre 40, width 80 Hounsfield units), subdural (80,
-    200) and soft tissue (40, 380). The centre square is resized once; the arrays are kept in
-    `<root>/rsna_hemorrhage/` until the table, the folder or an option changes. Files that cannot be read are left out
-    and counted.
+    Three channels are three windows of the same slice: brain (centre 40, width 80 Hounsfield
+    units), subdural (80, 200) and soft tissue (40, 380). The centre square is resized once; the
+    arrays are kept in `<root>/rsna_hemorrhage/` until the table, the folder or an option changes.
+    Files that cannot be read are left out and counted.
 
     Args:
         root: folder of all datasets; default $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl.
-        path: folder with `stage_2_train.csv` and `stage_2_train/ID_*.dcm`; default `<root>/rsna_hemorrhage/raw`.
+        path: folder with `stage_2_train.csv` and `stage_2_train/ID_*.dcm`; default
+            `<root>/rsna_hemorrhage/raw`.
         size: side of the square images, in pixels.
         max_images: at most so many, drawn at random, always the same ones; all by default.
-        healthy: slices without bleeding, drawn at random, always the same ones, which are then the first class.
+        healthy: slices without bleeding, drawn at random, always the same ones, which are then the
+            first class.
 
     Returns:
-        Dataset with inputs uint8 [n, size, size, 3]. Clients are patients; there is no test split, so hold out
-        patients.
+        Dataset with inputs uint8 [n, size, size, 3]. Clients are patients; there is no test split,
+        so hold out patients.
 
     Raises:
-        DatasetUnavailable: the files or pydicom are not there, or the table is damaged; says what to do.
+        DatasetUnavailable: the files or pydicom are not there, or the table is damaged; says what
+            to do.
         ValueError: an option below 1.
     """
     folder = placed_folder(NAME, root, path, (IMAGES, TABLE), STEPS)
     content = facts_of([folder / TABLE, folder / IMAGES])
     options = [size, max_images, *[healthy] * (healthy > 0)]
-    return kept_for(root, NAME, folder, options, content, lambda: _read(folder, size, max_images, healthy))
+    return kept_for(
+        root, NAME, folder, options, content, lambda: _read(folder, size, max_images, healthy)
+    )
 
 
 def _read(folder: Path, size: int, max_images: int | None, healthy: int) -> Dataset:
@@ -87,17 +97,23 @@ def _read(folder: Path, size: int, max_images: int | None, healthy: int) -> Data
     try:
         dicom: Any = importlib.import_module("pydicom")
     except ImportError as error:
-        raise DatasetUnavailable(f"{NAME} needs pydicom: pip install 'fedjax_ssl[medical]'") from error
+        raise DatasetUnavailable(
+            f"{NAME} needs pydicom: pip install 'fedjax_ssl[medical]'"
+        ) from error
     try:
         chosen = _read_table(folder / TABLE, findings, healthy)
     except FormatError as error:
-        raise DatasetUnavailable(f"{NAME}: {error}\nTo go on, take {TABLE} from Kaggle's archive as it is.") from error
+        raise DatasetUnavailable(
+            f"{NAME}: {error}\nTo go on, take {TABLE} from Kaggle's archive as it is."
+        ) from error
     names = sorted(chosen)
     if max_images is not None and len(names) > max_images:
         order = np.random.default_rng(0).permutation(len(names))[:max_images]
         names = [names[row] for row in np.sort(order)]
     if not names:
-        raise DatasetUnavailable(f"{NAME}: {folder / TABLE} has no slice with exactly one of {', '.join(CLASSES)}.")
+        raise DatasetUnavailable(
+            f"{NAME}: {folder / TABLE} has no slice with exactly one of {', '.join(CLASSES)}."
+        )
     logger.info("%s: reading %d slices; this is done once", NAME, len(names))
     patients = [""] * len(names)
 
@@ -108,19 +124,26 @@ def _read(folder: Path, size: int, max_images: int | None, healthy: int) -> Data
         pixels, patients[row] = found
         return pixels
 
-    x, rows = read_each(read, [f"{name}.dcm" for name in names], (size, size, len(WINDOWS)), findings)
+    x, rows = read_each(
+        read, [f"{name}.dcm" for name in names], (size, size, len(WINDOWS)), findings
+    )
     if findings.problems:
         raise DatasetUnavailable(f"{NAME}: {folder / IMAGES}: {findings.problems[0]}")
     people, client = np.unique([patients[row] for row in rows], return_inverse=True)
     y = np.array([chosen[names[row]] for row in rows])
     columns = Columns(
-        y, ("healthy", *CLASSES) if healthy else CLASSES, client, tuple(people.tolist()), np.zeros(len(y), bool)
+        y,
+        ("healthy", *CLASSES) if healthy else CLASSES,
+        client,
+        tuple(people.tolist()),
+        np.zeros(len(y), bool),
     )
     return columns.dataset(NAME, folder, x, None, findings.notes, terms=TERMS)
 
 
 def _read_table(path: Path, findings: Findings, healthy: int) -> dict[str, int]:
-    """Read the class of every slice with exactly one kind of bleeding, from rows `ID_x_KIND,0 or 1`.
+    """Read the class of every slice with exactly one kind of bleeding, from rows `ID_x_KIND,0 or
+    1`.
 
     Raises:
         FormatError: it is no such table; names the line.
@@ -132,9 +155,15 @@ def _read_table(path: Path, findings: Findings, healthy: int) -> dict[str, int]:
     except ValueError as error:  # pandas' own errors are among them
         raise FormatError(f"{path} is no table of comma-separated values: {error}") from error
     if list(table.columns) != ["ID", "Label"]:
-        raise FormatError(f"{path} begins with {','.join(table.columns)[:60]!r}; expected is 'ID,Label'.")
+        raise FormatError(
+            f"{path} begins with {','.join(table.columns)[:60]!r}; expected is 'ID,Label'."
+        )
     table[["slice", "kind"]] = table["ID"].str.rpartition("_")[[0, 2]].to_numpy()
-    right = table["kind"].isin([*CLASSES, ANY]) & table["Label"].isin(["0", "1"]) & table["slice"].str.startswith("ID_")
+    right = (
+        table["kind"].isin([*CLASSES, ANY])
+        & table["Label"].isin(["0", "1"])
+        & table["slice"].str.startswith("ID_")
+    )
     if not right.all():
         row = int(right.argmin())
         said = ",".join(table.loc[row, ["ID", "Label"]])[:60]
@@ -142,19 +171,25 @@ def _read_table(path: Path, findings: Findings, healthy: int) -> dict[str, int]:
     once = table.drop_duplicates(["slice", "kind", "Label"])
     differing = once.loc[once.duplicated("ID"), "slice"].unique()
     if repeated := int(table.duplicated("ID").sum()):
-        findings.notes.append(f"{counted(repeated, 'row')} of {path.name} said before; they count once")
+        findings.notes.append(
+            f"{counted(repeated, 'row')} of {path.name} said before; they count once"
+        )
     if len(differing):
         findings.notes.append(
-            f"{counted(len(differing), 'slice has', 'slices have')} rows of {path.name} that differ, first "
-            f"{min(differing)}; left out"
+            f"{counted(len(differing), 'slice has', 'slices have')} rows of {path.name} that "
+            f"differ, first {min(differing)}; left out"
         )
-    kinds = once[~once["slice"].isin(differing)].pivot(index="slice", columns="kind", values="Label")
+    kinds = once[~once["slice"].isin(differing)].pivot(
+        index="slice", columns="kind", values="Label"
+    )
     shown = kinds.reindex(columns=list(CLASSES)).dropna() == "1"
     one = shown[shown.sum(axis=1) == 1]
     found = dict(zip(one.index, one.to_numpy().argmax(axis=1).tolist(), strict=True))
     if not healthy:
         return found
-    without = np.random.default_rng(0).permutation(shown.index[shown.sum(axis=1) == 0].to_numpy(str))[:healthy]
+    without = np.random.default_rng(0).permutation(
+        shown.index[shown.sum(axis=1) == 0].to_numpy(str)
+    )[:healthy]
     return {name: label + 1 for name, label in found.items()} | dict.fromkeys(without.tolist(), 0)
 
 
@@ -169,7 +204,10 @@ def _slice(dicom: Any, path: Path, size: int) -> tuple[np.ndarray, str] | str:
         if dicom.filereader.read_file_meta_info(path).get("TransferSyntaxUID") not in UNPACKED:
             return "packed, or without a transfer syntax"
         image = dicom.dcmread(path)
-        if max(image.Rows, image.Columns) > LARGEST_SIDE or image.get("NumberOfFrames", 1) not in (1, None):
+        if max(image.Rows, image.Columns) > LARGEST_SIDE or image.get("NumberOfFrames", 1) not in (
+            1,
+            None,
+        ):
             return f"larger than {LARGEST_SIDE} pixels, or of several frames"
         if (units := in_units(image)).ndim != 2:
             return "in colour"
@@ -179,7 +217,9 @@ def _slice(dicom: Any, path: Path, size: int) -> tuple[np.ndarray, str] | str:
 
 
 def _windows(units: np.ndarray, size: int) -> np.ndarray:
-    """Show Hounsfield units [H, W] as uint8 [size, size, windows]: values below a window are 0, above it 255."""
+    """Show Hounsfield units [H, W] as uint8 [size, size, windows]: values below a window are 0,
+    above it 255.
+    """
     if not np.isfinite(units).all():
         raise ValueError("values that are not finite")
     windows = [np.clip((units - (centre - width / 2)) / width, 0, 1) for centre, width in WINDOWS]

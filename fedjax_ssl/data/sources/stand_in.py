@@ -1,4 +1,6 @@
-"""`stand_in`: random inputs with the shape, classes and clients of another dataset, to try a config without data."""
+"""`stand_in`: random inputs with the shape, classes and clients of another dataset, to try a
+config without data.
+"""
 
 import math
 import re
@@ -11,14 +13,16 @@ from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.reading.register import ENTRIES, dataset
 from fedjax_ssl.errors import check_known
 
-_OWN = "1,000 examples of 2 hospitals, 32 features, 10 classes"  # of what stands for a user's own files
+# of what stands for a user's own files
+_OWN = "1,000 examples of 2 hospitals, 32 features, 10 classes"
 _STEP = 13  # bytes between two images, which overlap in memory: any number of them takes little
 _BYTES = 1 << 28  # of the inputs, at most, where examples are not given
 
 
 @dataset(
     "stand_in",
-    "random inputs with the shape, classes and clients of another dataset, like=NAME; in the package",
+    "random inputs with the shape, classes and clients of another dataset, like=NAME; in the "
+    "package",
     terms="part of this package, Apache-2.0",
     kind="random",
 )
@@ -32,11 +36,12 @@ def load_stand_in(
     """Draw random examples; there is nothing to learn from them.
 
     Args:
-        like: name of another dataset, whose registered facts are taken. A user's own files are taken to have 32
-            features.
+        like: name of another dataset, whose registered facts are taken. A user's own files are
+            taken to have 32 features.
         size: side of the images, in pixels; by default that of the other dataset.
         num_classes: by default those of the other dataset.
-        examples: training examples; by default as many as there, or as fit into 256 MB. At most half have no label.
+        examples: training examples; by default as many as there, or as fit into 256 MB. At most
+            half have no label.
 
     Returns:
         Dataset named "stand_in", with classes of equal size in random order.
@@ -54,18 +59,28 @@ def load_stand_in(
         count = num_classes or _number(said, r"(\d[\d,]*) (?:classes|kinds)") or 2
         facts = {"class_names": tuple(f"class {k}" for k in range(count))}
     train, test = (archive and archive.examples) or _counts(said)
-    published, unlabelled = train, _number(said, r"(\d[\d,]*) without a label")
+    published = train
+    unlabelled = _number(said, r"(\d[\d,]*) without a label")
     if examples is None and train * math.prod(shape) > _BYTES and not unlabelled:
         examples = _BYTES // math.prod(shape)
     if examples is not None and examples < train:
-        train, test = examples, min(test, max(examples // 5, 1)) if test else 0
+        train = examples
+        test = min(test, max(examples // 5, 1)) if test else 0
         unlabelled = min(unlabelled, train // 2)
     clients = _number(said, r"(\d[\d,]*) (?:writers|centres|hospitals|drawers|training)")
-    parts = [_split(n, shape, facts, clients, lost, n) if n else None for n, lost in ((train, unlabelled), (test, 0))]
+    parts = [
+        _split(n, shape, facts, clients, lost, n) if n else None
+        for n, lost in ((train, unlabelled), (test, 0))
+    ]
     names = tuple(f"client {c}" for c in range(clients)) if clients else None
     assert parts[0] is not None, "every dataset has training examples"
     return Dataset(
-        "stand_in", parts[0], parts[1], client_names=names, extra={"like": like, "published": published}, **facts
+        "stand_in",
+        parts[0],
+        parts[1],
+        client_names=names,
+        extra={"like": like, "published": published},
+        **facts,
     )
 
 
@@ -88,15 +103,29 @@ def _counts(said: str) -> tuple[int, int]:
     return total - test, test
 
 
-def _split(n: int, shape: tuple[int, ...], facts: dict[str, Any], clients: int, lost: int, seed: int) -> Split:
+def _split(
+    n: int, shape: tuple[int, ...], facts: dict[str, Any], clients: int, lost: int, seed: int
+) -> Split:
     rng = np.random.default_rng(seed)
-    each, images = math.prod(shape), len(shape) > 1
+    each = math.prod(shape)
+    images = len(shape) > 1
     count = each + _STEP * n
-    pool = rng.integers(0, 256, count, np.uint8) if images else rng.normal(size=count).astype(np.float32)
+    pool = (
+        rng.integers(0, 256, count, np.uint8)
+        if images
+        else rng.normal(size=count).astype(np.float32)
+    )
     strides = (_STEP, *(math.prod(shape[axis + 1 :]) for axis in range(len(shape))))
-    x = np.lib.stride_tricks.as_strided(pool, (n, *shape), [step * pool.itemsize for step in strides], writeable=False)
+    x = np.lib.stride_tricks.as_strided(
+        pool, (n, *shape), [step * pool.itemsize for step in strides], writeable=False
+    )
     known = rng.permutation(n - lost) % len(facts["class_names"])  # equally many of every class
     labels = np.concatenate([known, np.full(lost, -1)])
     client = rng.permutation(n) % clients if clients else None
     matrix = facts.get("correspondence")
-    return Split(x, labels, client, None if matrix is None else np.where(labels < 0, -1, matrix.argmax(0)[labels]))
+    return Split(
+        x,
+        labels,
+        client,
+        None if matrix is None else np.where(labels < 0, -1, matrix.argmax(0)[labels]),
+    )

@@ -1,6 +1,7 @@
 """`stl10`: photographs of ten classes, few with a label and many without.
 
-Source: Coates, Lee and Ng, An Analysis of Single Layer Networks in Unsupervised Feature Learning, AISTATS 2011.
+Source: Coates, Lee and Ng, An Analysis of Single Layer Networks in Unsupervised Feature Learning,
+AISTATS 2011.
 """
 
 import math
@@ -17,37 +18,48 @@ from fedjax_ssl.data.reading.archives import Prepared, RemoteFile
 from fedjax_ssl.data.reading.formats import FormatError, read_tar
 from fedjax_ssl.data.reading.register import published
 
-HOME, TAR = "http://ai.stanford.edu/~acoates/stl10", "stl10_binary.tar.gz"
+HOME = "http://ai.stanford.edu/~acoates/stl10"
+TAR = "stl10_binary.tar.gz"
 CLASSES = ("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck")
 SHAPE = (3, 96, 96)  # planes, columns, rows
 BLOCK = 1000  # images that are read at once
 
 
 def _prepared(unlabelled: bool, size: int) -> Prepared | None:
-    """Describe TensorFlow Datasets' copy, in which smaller images would be resized in another way."""
+    """Describe TensorFlow Datasets' copy, in which smaller images would be resized in another
+    way.
+    """
     split = {"unlabelled_split": "unlabelled" if unlabelled else None}
     return Prepared("stl10", {"class_names": CLASSES}, split) if size == SHAPE[1] else None
 
 
 @published(
     "stl10",
-    "13,000 photographs and 100,000 without a label, 96x96x3 or size=, 10 classes; downloaded, 2.6 GB",
+    "13,000 photographs and 100,000 without a label, 96x96x3 or size=, 10 classes; downloaded, "
+    "2.6 GB",
     terms="images from ImageNet, for research; cite Coates, Lee and Ng (2011)",
     files=(
-        RemoteFile(f"{HOME}/{TAR}", 2_640_397_119, "f31fd99273a1acb8609c8db427cebb1de3f71de77758cdc0e22956e1289b9866"),
+        RemoteFile(
+            f"{HOME}/{TAR}",
+            2_640_397_119,
+            "f31fd99273a1acb8609c8db427cebb1de3f71de77758cdc0e22956e1289b9866",
+        ),
     ),
     examples=lambda unlabelled, size: (5_000 + 100_000 * unlabelled, 8_000),
     prepared=_prepared,
 )
 def read_stl10(
-    files: Mapping[str, Path], unlabelled: bool = True, size: Annotated[int, Whole(1, SHAPE[1])] = 96
+    files: Mapping[str, Path],
+    unlabelled: bool = True,
+    size: Annotated[int, Whole(1, SHAPE[1])] = 96,
 ) -> Dataset:
     """Read STL-10 from its binary archive: planes in the order of columns, labels from 1.
 
     Args:
         files: the archive.
         unlabelled: whether the 100,000 images without a label follow the 5,000 training images.
-        size: side of the images; smaller ones are resized once (area-averaged). All at 96: 3.1 GB; at 32: 0.35 GB.
+        size: side of the images; smaller ones are resized once (area-averaged). All at 96: 3.1 GB;
+            at 32: 0.35 GB.
 
     Returns:
         Dataset with inputs uint8 [n, size, size, 3].
@@ -56,7 +68,13 @@ def read_stl10(
         FormatError: the file is no such archive, or damaged.
     """
     path = files[TAR]
-    wanted = ["train_X.bin", "train_y.bin", "test_X.bin", "test_y.bin", *["unlabeled_X.bin"] * unlabelled]
+    wanted = [
+        "train_X.bin",
+        "train_y.bin",
+        "test_X.bin",
+        "test_y.bin",
+        *["unlabeled_X.bin"] * unlabelled,
+    ]
 
     def read(name: str, file: IO[bytes], length: int) -> np.ndarray:
         if name.endswith("_y.bin"):
@@ -66,21 +84,28 @@ def read_stl10(
     content = read_tar(path, wanted, read)
     splits = {}
     for split in ("train", "test"):
-        images, labels = content[f"{split}_X.bin"], content[f"{split}_y.bin"]
-        if len(images) != len(labels) or not (len(labels) and labels.min() >= 1 and labels.max() <= len(CLASSES)):
+        images = content[f"{split}_X.bin"]
+        labels = content[f"{split}_y.bin"]
+        if len(images) != len(labels) or not (
+            len(labels) and labels.min() >= 1 and labels.max() <= len(CLASSES)
+        ):
             raise FormatError(
-                f"{path}: {split} has {len(images)} images and {len(labels)} labels, or labels outside 1 to 10."
+                f"{path}: {split} has {len(images)} images and {len(labels)} labels, or labels "
+                "outside 1 to 10."
             )
         splits[split] = images, labels.astype(np.int32) - 1
     x, y = splits["train"]
     if unlabelled:
         more = content.pop("unlabeled_X.bin")
-        x, y = np.concatenate([x, more]), np.concatenate([y, np.full(len(more), -1, np.int32)])
+        x = np.concatenate([x, more])
+        y = np.concatenate([y, np.full(len(more), -1, np.int32)])
     return Dataset("stl10", Split(x, y), Split(*splits["test"]), class_names=CLASSES)
 
 
 def _images(file: IO[bytes], length: int, where: str, size: int) -> np.ndarray:
-    """Read uint8 [n, size, size, 3], in blocks: the unlabelled images alone take 2.8 GB at their own size."""
+    """Read uint8 [n, size, size, 3], in blocks: the unlabelled images alone take 2.8 GB at their
+    own size.
+    """
     row = math.prod(SHAPE)
     if length % row:
         raise FormatError(f"{where} has {length:,} bytes, no whole number of images of {row:,}.")

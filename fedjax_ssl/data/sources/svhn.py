@@ -1,6 +1,7 @@
 """`svhn`: digits from house numbers in street views, cut out.
 
-Source: Netzer et al., Reading Digits in Natural Images with Unsupervised Feature Learning, NIPS workshop 2011.
+Source: Netzer et al., Reading Digits in Natural Images with Unsupervised Feature Learning, NIPS
+workshop 2011.
 """
 
 import string
@@ -19,25 +20,33 @@ FILES = {
     for part, facts in {
         "train": (182_040_794, "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8"),
         "test": (64_275_384, "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b"),
-        "extra": (1_329_278_602, "a133a4beb38a00fcdda90c9489e0c04f900b660ce8a316a5e854838379a71eb3"),
+        "extra": (
+            1_329_278_602,
+            "a133a4beb38a00fcdda90c9489e0c04f900b660ce8a316a5e854838379a71eb3",
+        ),
     }.items()
 }
 
 
 @published(
     "svhn",
-    "99,289 digits of house numbers, 32x32x3, 10 classes, 531,131 more with extra=; downloaded, 246 MB",
+    "99,289 digits of house numbers, 32x32x3, 10 classes, 531,131 more with extra=; downloaded, "
+    "246 MB",
     terms="for non-commercial use, as its page says; cite Netzer et al. (2011)",
     files=lambda extra: tuple(FILES.values()) if extra else (FILES["train"], FILES["test"]),
     examples=lambda extra: (73_257 + extra * 531_131, 26_032),
-    prepared=lambda extra: None if extra else Prepared("svhn_cropped", {"class_names": tuple(string.digits)}),
+    prepared=lambda extra: (
+        None if extra else Prepared("svhn_cropped", {"class_names": tuple(string.digits)})
+    ),
 )
 def read_svhn(files: Mapping[str, Path], extra: bool = False) -> Dataset:
-    """Read SVHN's cropped digits from MATLAB files with `X` [32, 32, 3, n] and `y` [n, 1], where 10 is the digit 0.
+    """Read SVHN's cropped digits from MATLAB files with `X` [32, 32, 3, n] and `y` [n, 1], where 10
+    is the digit 0.
 
     Args:
         files: two or three files.
-        extra: whether the 531,131 easier examples of `extra_32x32.mat` (1.3 GB) follow the training examples.
+        extra: whether the 531,131 easier examples of `extra_32x32.mat` (1.3 GB) follow the training
+            examples.
 
     Returns:
         Dataset with inputs uint8 [n, 32, 32, 3].
@@ -47,7 +56,12 @@ def read_svhn(files: Mapping[str, Path], extra: bool = False) -> Dataset:
     """
     parts = [_read(files[FILES[part].name]) for part in ("train", *["extra"] * extra)]
     x, y = (np.concatenate([part[place] for part in parts]) for place in (0, 1))
-    return Dataset("svhn", Split(x, y), Split(*_read(files[FILES["test"].name])), class_names=tuple(string.digits))
+    return Dataset(
+        "svhn",
+        Split(x, y),
+        Split(*_read(files[FILES["test"].name])),
+        class_names=tuple(string.digits),
+    )
 
 
 def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -61,12 +75,15 @@ def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
     missing = [name for name in ("X", "y") if name not in content]
     if missing:
         raise FormatError(f"{path} has no variable {' and '.join(missing)}.")
-    images, labels = content["X"], content["y"].reshape(-1)
+    images = content["X"]
+    labels = content["y"].reshape(-1)
     if images.dtype != np.uint8 or images.shape != (32, 32, 3, len(labels)):
         raise FormatError(
-            f"{path} has X of {images.dtype} {images.shape} and {len(labels)} labels; it must be uint8 "
-            "(32, 32, 3, labels)."
+            f"{path} has X of {images.dtype} {images.shape} and {len(labels)} labels; it must be "
+            "uint8 (32, 32, 3, labels)."
         )
     if len(labels) and not (labels.min() >= 1 and labels.max() <= 10):
-        raise FormatError(f"{path} has labels from {labels.min()} to {labels.max()}; there are 1 to 10.")
+        raise FormatError(
+            f"{path} has labels from {labels.min()} to {labels.max()}; there are 1 to 10."
+        )
     return np.ascontiguousarray(images.transpose(3, 0, 1, 2)), (labels % 10).astype(np.int32)

@@ -9,7 +9,14 @@ from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.federation.federated_data import client_number
 from fedjax_ssl.data.reading.cache import facts_of, kept_for
 from fedjax_ssl.data.reading.columns import TableOptions, read_columns
-from fedjax_ssl.data.reading.features import MARKS, MOST_LEVELS, Missing, TableReading, fit, identifiers
+from fedjax_ssl.data.reading.features import (
+    MARKS,
+    MOST_LEVELS,
+    Missing,
+    TableReading,
+    fit,
+    identifiers,
+)
 from fedjax_ssl.data.reading.problems import Findings, given_path
 from fedjax_ssl.data.reading.proportions import proportions_digest
 from fedjax_ssl.data.reading.register import dataset
@@ -38,20 +45,24 @@ def load_table(
     missing_marks: tuple[str, ...] = MARKS,
     options: TableOptions,
 ) -> Dataset:
-    """Read a table of numbers, dates and words, once; the arrays are kept in `<root>/table/` until the file changes.
+    """Read a table of numbers, dates and words, once; the arrays are kept in `<root>/table/` until
+    the file changes.
 
-    A date is days since 1970, a word is one-hot encoded. Words, medians and means are those of the training rows.
+    A date is days since 1970, a word is one-hot encoded. Words, medians and means are those of the
+    training rows.
 
     Args:
         root: folder of all datasets; default $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl.
-        path: the file: CSV (comma, semicolon or tabulator; also `.csv.gz`), or `.parquet`, which needs pyarrow.
-        left_out_client: the client that is the test set, by name or number: its rows are no training rows.
+        path: the file: CSV (comma, semicolon or tabulator; also `.csv.gz`), or `.parquet`, which
+            needs pyarrow.
+        left_out_client: the client that is the test set, by name or number: its rows are no
+            training rows.
         features: columns that are inputs, in this order; by default all but those below.
         ignore: columns that are not.
         codes: columns of numbers that are one-hot encoded as words are.
         max_levels: the most different words that a column may hold.
-        missing: what becomes of rows with missing cells: an error; filled in by the median of the training examples, of
-            words by the most frequent one; or left out and counted.
+        missing: what becomes of rows with missing cells: an error; filled in by the median of the
+            training examples, of words by the most frequent one; or left out and counted.
         missing_marks: what stands for a missing cell, beside an empty one, in capitals or not.
         options: columns beside the features, classes and class shares.
 
@@ -66,14 +77,19 @@ def load_table(
     what = "a CSV or Parquet file with the column label and columns of numbers"
     given = given_path("table", path, what)
     by_option = {"features": features or (), "ignore": ignore, "codes": codes}
-    named = {option: tuple(map(str, columns)) for option, columns in by_option.items()}  # they may look like numbers
+    # they may look like numbers
+    named = {option: tuple(map(str, columns)) for option, columns in by_option.items()}
     marks = tuple(map(str, missing_marks))
 
     def make() -> Dataset:
         findings = Findings()
         table = read_table(given, findings)
         roles = options.columns()
-        roles = {role: name for role, name in roles.items() if role == "label" or name not in named["ignore"]}
+        roles = {
+            role: name
+            for role, name in roles.items()
+            if role == "label" or name not in named["ignore"]
+        }
         texts = read_roles(table, roles, ("label",) if options.classes is None else (), findings)
         there = {role: roles[role] for role in texts}
         chosen = _features(table, there, named, findings)
@@ -88,7 +104,13 @@ def load_table(
         findings.stop(given)
         findings.notes += identifiers(reading.inputs, x[train], columns.y[train])
         return columns.rows(used).dataset(
-            "table", given, x[used], options.proportions, findings.notes, reading, features=reading.inputs
+            "table",
+            given,
+            x[used],
+            options.proportions,
+            findings.notes,
+            reading,
+            features=reading.inputs,
         )
 
     content = [facts_of([given]), proportions_digest(options.proportions)]
@@ -97,16 +119,23 @@ def load_table(
 
 
 def _features(
-    table: "pandas.DataFrame", roles: Mapping[str, str], named: Mapping[str, Sequence[str]], findings: Findings
+    table: "pandas.DataFrame",
+    roles: Mapping[str, str],
+    named: Mapping[str, Sequence[str]],
+    findings: Findings,
 ) -> list[str]:
     for option, columns in named.items():
         absent = [name for name in columns if name not in table]
-        findings.problems += [no_column(name, table, f", which data.{option} names") for name in absent]
+        findings.problems += [
+            no_column(name, table, f", which data.{option} names") for name in absent
+        ]
     for role, name in roles.items():
         if name in named["features"]:
             findings.problems.append(f"column {name!r} is a feature and the {role} at once")
     taken = (*roles.values(), *named["ignore"])
     chosen = [name for name in named["features"] or table if name in table and name not in taken]
     if not chosen:
-        findings.problems.append(f"there is no column left for features; columns: {', '.join(table)}")
+        findings.problems.append(
+            f"there is no column left for features; columns: {', '.join(table)}"
+        )
     return chosen

@@ -4,7 +4,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from fedjax_ssl.checks import check_whole_numbers
-from fedjax_ssl.federated import Method, Pretraining, ServerTraining, Setup, Stage, federated_method, labelled_epochs
+from fedjax_ssl.federated import (
+    Method,
+    Pretraining,
+    ServerTraining,
+    Setup,
+    Stage,
+    federated_method,
+    labelled_epochs,
+)
 from fedjax_ssl.federated.terms import supervised_term
 from fedjax_ssl.methods.parts.static_batch_norm import with_static_batch_norm
 
@@ -20,7 +28,7 @@ def alternating(
     keep_optimizer: bool = False,
     norm_batch_sizes: tuple[int | None, int] = (None, 250),
 ) -> Method:
-    """Rounds in which the server trains after the clients, where it has examples.
+    """Make the rounds in which the server trains after the clients, where it has examples.
 
     Args:
         setup: the run.
@@ -29,13 +37,15 @@ def alternating(
         server_epochs: epochs per round at the server.
         static_batch_norm: whether statistics of batch norm layers come from a pass over the data.
         needs: what the method learns from.
-        pretraining_rounds: how often the server trains before round 0, each time as in a round and at the learning rate
-            of round 0.
+        pretraining_rounds: how often the server trains before round 0, each time as in a round and
+            at the learning rate of round 0.
         keep_optimizer: the state of the server's optimizer lives on from round to round.
-        norm_batch_sizes: sizes of that pass: of the server's examples, None if they are in front of the clients' in one
-            sequence, and of the clients'.
+        norm_batch_sizes: sizes of that pass: of the server's examples, None if they are in front of
+            the clients' in one sequence, and of the clients'.
     """
-    server = server_training(setup, server_batch_size, server_epochs)._replace(keep_optimizer=keep_optimizer)
+    server = server_training(setup, server_batch_size, server_epochs)._replace(
+        keep_optimizer=keep_optimizer
+    )
     stage = clients._replace(server=server) if setup.max_server or not clients.terms else clients
     first = None
     if pretraining_rounds and setup.max_server:
@@ -60,4 +70,6 @@ def server_training(setup: Setup, batch_size: int, epochs: int) -> ServerTrainin
         ValueError: a number below 1.
     """
     check_whole_numbers(server_batch_size=batch_size, server_epochs=epochs)
-    return ServerTraining((supervised_term(setup),), labelled_epochs(batch_size, epochs, setup.max_server))
+    return ServerTraining(
+        (supervised_term(setup),), labelled_epochs(batch_size, epochs, setup.max_server)
+    )

@@ -1,8 +1,9 @@
-"""Terms for labels that are seen through a channel: class labels, coarse labels and unlabelled sets in one loss.
+"""Terms for labels that are seen through a channel: class labels, coarse labels and unlabelled sets
+in one loss.
 
-What a client observes of an example is its class seen through the client's own matrix: the identity for labels, a
-correspondence for coarse labels (FedMT), class shares of sets for memberships (FedUL). Clients of all kinds train in
-the same step, because only the matrix differs.
+What a client observes of an example is its class seen through the client's own matrix: the identity
+for labels, a correspondence for coarse labels (FedMT), class shares of sets for memberships
+(FedUL). Clients of all kinds train in the same step, because only the matrix differs.
 """
 
 from collections.abc import Callable
@@ -16,19 +17,34 @@ from jaxtyping import Array, Bool, Float
 from fedjax_ssl import objectives
 from fedjax_ssl.checks import check_choices, check_numbers, is_zero
 from fedjax_ssl.data import FederatedData, WeakLabels
-from fedjax_ssl.federated import AtServer, Client, Setup, Stage, Step, Stream, Term, View, known_epochs, never
+from fedjax_ssl.federated import (
+    AtServer,
+    Client,
+    Setup,
+    Stage,
+    Step,
+    Stream,
+    Term,
+    View,
+    known_epochs,
+    never,
+)
 from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.objectives import Channel, RowLoss, batch_mean, cross_entropy, l1_norm
 
-SURROGATE_LOSSES = {"nll": objectives.channel_cross_entropy, "ce_on_probs": objectives.channel_cross_entropy_on_probs}
+SURROGATE_LOSSES = {
+    "nll": objectives.channel_cross_entropy,
+    "ce_on_probs": objectives.channel_cross_entropy_on_probs,
+}
 
 
 def channel_of(weak: WeakLabels, use_test_prior: bool = True) -> Channel:
-    """The channel of one client's weak labels; vmap it over clients.
+    """Return the channel of one client's weak labels; vmap it over clients.
 
     Args:
         weak: weak of one client.
-        use_test_prior: False leaves the division by the test prior out, as the released code of FedUL does.
+        use_test_prior: False leaves the division by the test prior out, as the released code of
+            FedUL does.
     """
     prior = weak.prior if use_test_prior else jnp.ones_like(weak.prior)
     sets = objectives.set_channel(weak.matrix, weak.share, prior)
@@ -37,7 +53,7 @@ def channel_of(weak: WeakLabels, use_test_prior: bool = True) -> Channel:
 
 
 def own_channel(use_test_prior: bool = True) -> Callable[[Step], Channel | None]:
-    """The channel that the federation says a client has."""
+    """Return the channel that the federation says a client has."""
 
     def channel(step: Step) -> Channel | None:
         return None if step.client.weak is None else channel_of(step.client.weak, use_test_prior)
@@ -52,13 +68,15 @@ def channel_losses(
     surrogate_loss: str = "nll",
     loss: RowLoss = cross_entropy,
 ) -> Float[Array, " b"]:
-    """Loss of every row: cross-entropy of its class label, or of its weak label through the channel; 0 without either.
+    """Loss of every row: cross-entropy of its class label, or of its weak label through the
+    channel; 0 without either.
 
     Args:
         logits: class scores.
         batch: the rows.
         channel: channel of the client; None where nobody has weak labels.
-        surrogate_loss: "nll", or "ce_on_probs" as in the released code of FedUL, which is no proper loss.
+        surrogate_loss: "nll", or "ce_on_probs" as in the released code of FedUL, which is no proper
+            loss.
         loss: of the class labels, such as `Setup.loss`.
     """
     losses = loss(logits, batch.observed)
@@ -88,11 +106,14 @@ def channel_term(
         ValueError: for an unknown loss.
     """
     check_choices(SURROGATE_LOSSES, surrogate_loss=surrogate_loss)
-    seen, channel = view or augmented_view(setup, stream), channel or own_channel()
+    seen = view or augmented_view(setup, stream)
+    channel = channel or own_channel()
 
     def loss(step: Step) -> Array:
         batch = step.streams[stream]
-        losses = channel_losses(step.outputs[seen.name].logits, batch, channel(step), surrogate_loss, setup.loss)
+        losses = channel_losses(
+            step.outputs[seen.name].logits, batch, channel(step), surrogate_loss, setup.loss
+        )
         return batch_mean(losses, batch.mask)
 
     participates = AtServer(participates=lambda sent, round: round.valid & learns(round.clients))
@@ -102,14 +123,15 @@ def channel_term(
 def learns(clients: Client) -> Bool[Array, " p"]:
     """Clients whose observations tell something about the class.
 
-    One set alone, or sets with equal shares, make a loss that is constant: such a client would only add noise (FedUL
-    section 13), so it takes no part. The same holds for a single coarse label.
+    One set alone, or sets with equal shares, make a loss that is constant: such a client would only
+    add noise (FedUL section 13), so it takes no part. The same holds for a single coarse label.
     """
     has_labels = clients.num_labelled > 0
     weak = clients.weak
     if weak is None:
         return has_labels
-    # Constant where, seen from every class, the observations are equally likely up to a factor: a matrix of rank 1.
+    # Constant where, seen from every class, the observations are equally likely up to a factor: a
+    # matrix of rank 1.
     present = (weak.share > 0)[:, :, None] & (weak.matrix > 0)
     rows = jnp.where(present, weak.matrix, 0.0)
     rows = rows / jnp.maximum(rows.sum(axis=2, keepdims=True), 1e-12)
@@ -121,19 +143,23 @@ def learns(clients: Client) -> Bool[Array, " p"]:
 
 
 def check_one_space(federation: FederatedData) -> list[str]:
-    """Refuse coarse labels of spaces that differ, where one head or one count is for all clients; a `Method.check`."""
+    """Refuse coarse labels of spaces that differ, where one head or one count is for all
+    clients; a `Method.check`.
+    """
     weak = federation.weak
     matrices = np.zeros(0) if weak is None else np.asarray(weak.matrix)[np.asarray(weak.has_coarse)]
     if matrices.size and (matrices != matrices[0]).any():
         raise ValueError(
-            "clients have coarse labels of different spaces (correspondence), and with these settings the method has "
-            "one head or one estimate for all of them; name one space, or use fedmt or fedrep with their defaults"
+            "clients have coarse labels of different spaces (correspondence), and with these "
+            "settings the method has one head or one estimate for all of them; name one space, "
+            "or use fedmt or fedrep with their defaults"
         )
     return []
 
 
 def with_l1(terms: tuple[Term, ...], weight: float | Array) -> tuple[Term, ...]:
-    """The terms and weight * sum of |w| over all parameters (FedUL, section 3); nothing is added for a weight of 0.
+    """Return the terms and weight * sum of |w| over all parameters (FedUL, section 3); nothing is
+    added for a weight of 0.
 
     Raises:
         ValueError: if the weight is negative.
@@ -141,39 +167,55 @@ def with_l1(terms: tuple[Term, ...], weight: float | Array) -> tuple[Term, ...]:
     check_numbers(l1=weight)
     if is_zero(weight):
         return terms
-    return (*terms, Term("l1", (), lambda step: l1_norm(step.params), weight, server=AtServer(participates=never)))
+    return (
+        *terms,
+        Term(
+            "l1", (), lambda step: l1_norm(step.params), weight, server=AtServer(participates=never)
+        ),
+    )
 
 
-def known_stage(setup: Setup, terms: tuple[Term, ...], l1: float | Array = 0.0, drop_last: bool = False) -> Stage:
-    """Rounds of epochs over the examples with a class label or a weak label, by clients that have some.
+def known_stage(
+    setup: Setup, terms: tuple[Term, ...], l1: float | Array = 0.0, drop_last: bool = False
+) -> Stage:
+    """Make the rounds of epochs over the examples with a class label or a weak label, by clients that have
+    some.
 
     Raises:
         ValueError: if the weight of the L1 norm is negative.
     """
     sampler = known_epochs(setup.batch_size, setup.local_epochs, setup.max_known, drop_last)
-    return Stage(with_l1(terms, l1), sampler, labelled_quota="only", count_labels=lambda clients: clients.num_known)
+    return Stage(
+        with_l1(terms, l1),
+        sampler,
+        labelled_quota="only",
+        count_labels=lambda clients: clients.num_known,
+    )
 
 
 def check_channels(data: FederatedData) -> list[str]:
-    """Checks a federation's weak labels on the host, before training.
+    """Check a federation's weak labels on the host, before training.
 
     Returns:
-        What somebody should know, a sentence each: which clients' sets or coarse labels leave classes undetermined, and
-        whether the federation as a whole does (FedUL, section 2: identifiability). Nothing is said about a
-        correspondence that is still to be estimated.
+        What somebody should know, a sentence each: which clients' sets or coarse labels leave
+        classes undetermined, and whether the federation as a whole does (FedUL, section 2:
+        identifiability). Nothing is said about a correspondence that is still to be estimated.
 
     Raises:
-        ValueError: class shares, a correspondence, observations or a test prior that cannot be, or observations that
-            tell nothing about the class at any client.
+        ValueError: class shares, a correspondence, observations or a test prior that cannot be, or
+            observations that tell nothing about the class at any client.
     """
     weak = data.weak
     if weak is None:
         return []
-    from_sets, labelled = np.asarray(weak.from_sets), np.asarray(data.num_labelled) > 0
-    known_count, count = np.asarray(weak.num_examples), np.asarray(weak.num_observations)
+    from_sets = np.asarray(weak.from_sets)
+    labelled = np.asarray(data.num_labelled) > 0
+    known_count = np.asarray(weak.num_examples)
+    count = np.asarray(weak.num_observations)
     known = known_count > 0
     labels = np.asarray(weak.labels)
-    matrix, share = np.asarray(weak.matrix, np.float64), np.asarray(weak.share, np.float64)
+    matrix = np.asarray(weak.matrix, np.float64)
+    share = np.asarray(weak.share, np.float64)
     if np.any(known & from_sets):
         objectives.check_test_prior(np.asarray(weak.prior), data.num_classes)
     with_sets = known & from_sets
@@ -182,7 +224,8 @@ def check_channels(data: FederatedData) -> list[str]:
             f"every client with sets has at least {count[with_sets].min()} of them, but at most "
             f"{known_count[with_sets].max()} examples to put into them; ask for fewer sets"
         )
-    estimated = known & ~from_sets & ~matrix.any(axis=(1, 2))  # the correspondence is not known yet, so says nothing
+    # the correspondence is not known yet, so says nothing
+    estimated = known & ~from_sets & ~matrix.any(axis=(1, 2))
     for client in np.flatnonzero(known):
         mine = matrix[client, : count[client]]
         seen = objectives.check_observed(labels[client], count[client], client=int(client))
@@ -197,20 +240,33 @@ def check_channels(data: FederatedData) -> list[str]:
     sees_classes = np.eye(data.num_classes)
     matrices = [
         np.concatenate(
-            [sees_classes[: data.num_classes * labelled[c]], weights[c, : count[c] * (known & ~estimated)[c]]]
+            [
+                sees_classes[: data.num_classes * labelled[c]],
+                weights[c, : count[c] * (known & ~estimated)[c]],
+            ]
         )
         for c in range(data.num_clients)
     ]
-    report = objectives.assess_identifiability([*matrices, *[sees_classes] * bool(int(data.num_server))])
-    # Coarse labels tell fewer classes apart than there are by their nature: that is worth no sentence.
-    plain, coarse = objectives.diagnose_matrix(sees_classes), known & ~from_sets
-    quiet = [plain if client < len(coarse) and coarse[client] else found for client, found in enumerate(report.clients)]
-    described = report._replace(clients=tuple(quiet), identified=report.identified or bool(estimated.any()))
+    report = objectives.assess_identifiability(
+        [*matrices, *[sees_classes] * bool(int(data.num_server))]
+    )
+    # Coarse labels tell fewer classes apart than there are by their nature: that is worth no
+    # sentence.
+    plain = objectives.diagnose_matrix(sees_classes)
+    coarse = known & ~from_sets
+    quiet = [
+        plain if client < len(coarse) and coarse[client] else found
+        for client, found in enumerate(report.clients)
+    ]
+    described = report._replace(
+        clients=tuple(quiet), identified=report.identified or bool(estimated.any())
+    )
     if estimated.any():
         return objectives.identifiability_warnings(described)
     if all(client.is_constant or not client.num_rows for client in report.clients):
         raise ValueError(
-            "no client's observations tell anything about the class: each has one set, or sets with equal class "
-            "shares; give at least one client a second set with other shares, or class labels"
+            "no client's observations tell anything about the class: each has one set, or sets "
+            "with equal class shares; give at least one client a second set with other shares, "
+            "or class labels"
         )
     return objectives.identifiability_warnings(described)

@@ -1,7 +1,8 @@
 """Training on confident pseudo-labels: what SemiFL, FedMT, (FL)^2 and CBAFed have in common.
 
-Once per round, with the model just received, every client labels all its examples. It trains on those of which the
-model is confident; SemiFL and FedMT do so under strong augmentation, and on mixtures of these with any of its examples.
+Once per round, with the model just received, every client labels all its examples. It trains on
+those of which the model is confident; SemiFL and FedMT do so under strong augmentation, and on
+mixtures of these with any of its examples.
 
 References:
     Diao, Ding, Tarokh, SemiFL, NeurIPS 2022, arXiv 2106.01432: section 3 and algorithm 1.
@@ -16,14 +17,36 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from fedjax_ssl.checks import is_zero
-from fedjax_ssl.federated import Client, RoundContext, RoundResult, Sampler, Schedule, Setup, Step, Stream, Term, View
+from fedjax_ssl.federated import (
+    Client,
+    RoundContext,
+    RoundResult,
+    Sampler,
+    Schedule,
+    Setup,
+    Step,
+    Stream,
+    Term,
+    View,
+)
 from fedjax_ssl.federated.forward import labelling_key
 from fedjax_ssl.federated.method import AtServer, Broadcast, ForLog, Metrics, Now, PyTree, never
 from fedjax_ssl.federated.sampler import batches_per_epoch, masked_permutation
-from fedjax_ssl.federated.terms import PseudoLabels, diagnose_pseudo_labels, examples_mask, network_outputs
+from fedjax_ssl.federated.terms import (
+    PseudoLabels,
+    diagnose_pseudo_labels,
+    examples_mask,
+    network_outputs,
+)
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.consistency import strong_view
-from fedjax_ssl.objectives import at_least_float32, batch_cross_entropy, mixup, mixup_cross_entropy, mixup_share
+from fedjax_ssl.objectives import (
+    at_least_float32,
+    batch_cross_entropy,
+    mixup,
+    mixup_cross_entropy,
+    mixup_share,
+)
 
 CONFIDENT = "confident"  # the term that sends; others find its `ConfidentLabels` by this name
 
@@ -45,14 +68,15 @@ class Choice(NamedTuple):
 
 
 Choose = Callable[[PyTree, RoundContext, Float[Array, "p n K"]], Choice]
-# ^ (state of the term, round, class probabilities) -> choice. An example with probabilities that are not finite is to
-# count as confident: its client then trains, is dropped, and is counted as dropped.
+# ^ (state of the term, round, class probabilities) -> choice. An example with probabilities that
+# are not finite is to count as confident: its client then trains, is dropped, and is counted as
+# dropped.
 Extra = Callable[[RoundContext, Float[Array, "p n K"], Bool[Array, "p n"]], PyTree]
 # ^ (round, class probabilities, which examples are confident) -> extra, leading axis p
 
 
 def above(threshold: float | Array, strict: bool = False) -> Choose:
-    """The likeliest class, where its probability reaches a threshold.
+    """Return the likeliest class, where its probability reaches a threshold.
 
     Args:
         threshold: threshold of the largest class probability.
@@ -78,7 +102,8 @@ def confident_term(
     extra: Extra = lambda round, probabilities, confident: (),
     diagnose: Callable[[RoundResult], Metrics] = lambda outcome: {},
 ) -> Term:
-    """Labels the cohort's examples before local training; a term without a loss, sent to clients with a confident one.
+    """Labels the cohort's examples before local training; a term without a loss, sent to clients
+    with a confident one.
 
     An example with a class label keeps it and is confident.
 
@@ -92,7 +117,8 @@ def confident_term(
     def prepare(state: PyTree, round: RoundContext) -> tuple[Broadcast, PyTree]:
         logits = network_outputs(setup, round, round.clients, labelling_key(round.key)).logits
         probabilities = jax.nn.softmax(at_least_float32(logits))
-        labelled, real = round.clients.observed >= 0, examples_mask(round.clients)
+        labelled = round.clients.observed >= 0
+        real = examples_mask(round.clients)
         largest = jnp.max(probabilities, axis=-1)
         choice = choose(state, round, probabilities)
         predicted = jnp.where(labelled, round.clients.observed, choice.labels)
@@ -109,7 +135,10 @@ def confident_term(
         sent: ConfidentLabels = outcome.sent.own
         given = jnp.where(sent.confident & jnp.isfinite(sent.confidence), sent.labels, -1)
         pseudo_labels = PseudoLabels(given, sent.confidence, sent.confidence)
-        return {**diagnose_pseudo_labels(pseudo_labels, truth, outcome.round.clients), **diagnose(outcome)}
+        return {
+            **diagnose_pseudo_labels(pseudo_labels, truth, outcome.round.clients),
+            **diagnose(outcome),
+        }
 
     server = AtServer(prepare=prepare, participates=has_confident)
     return Term(CONFIDENT, (), lambda step: jnp.zeros(()), server=server, log=ForLog(diagnose=log))
@@ -118,7 +147,9 @@ def confident_term(
 def confident_losses(
     setup: Setup, fix_weight: float | Array, mix_weight: float | Array, mixup_alpha: float | Array
 ) -> tuple[Term, ...]:
-    """The losses on confident examples; one with weight 0 is left out, and its forward pass with it."""
+    """Return the losses on confident examples; one with weight 0 is left out, and its forward pass
+    with it.
+    """
     terms = (fix_term(setup, fix_weight), mix_term(setup, mix_weight, mixup_alpha))
     return tuple(term for term in terms if not is_zero(term.weight))
 
@@ -142,11 +173,15 @@ def fix_term(setup: Setup, weight: float | Array, as_labelled: bool = False) -> 
 
 
 def labelled_view(setup: Setup) -> View:
-    """Confident examples just as the network saw them when it labelled them, in every step of the round."""
+    """Confident examples just as the network saw them when it labelled them, in every step of
+    the round.
+    """
 
     def build(key: Key[Array, ""], streams: dict[str, Stream]) -> Array:
         batch = streams["fix"]
-        seen = jax.vmap(lambda row_key, row: setup.augment(row_key, row[None])[0])(batch.row_keys, batch.inputs)
+        seen = jax.vmap(lambda row_key, row: setup.augment(row_key, row[None])[0])(
+            batch.row_keys, batch.inputs
+        )
         return setup.normalize(seen)
 
     return View("fix/labelled", "fix", build)
@@ -165,17 +200,21 @@ def mix_term(setup: Setup, weight: float | Array, alpha: float | Array) -> Term:
 
     def build(key: Key[Array, ""], streams: dict[str, Stream]) -> Array:
         first, second = (
-            setup.normalize(setup.augment(named_key(key, part), streams[part].inputs)) for part in ("fix", "mix")
+            setup.normalize(setup.augment(named_key(key, part), streams[part].inputs))
+            for part in ("fix", "mix")
         )
         return mixup(first, second, share(key))
 
     def loss(step: Step) -> Array:
         labels = sent_to(step.client).labels
-        first, second = step.streams["fix"], step.streams["mix"]
+        first = step.streams["fix"]
+        second = step.streams["mix"]
         pair = labels[first.position], labels[second.position]
         return mixup_cross_entropy(step.outputs[name].logits, *pair, share(step.key), first.mask)
 
-    return Term(name, (View(name, "fix", build),), loss, weight, server=AtServer(participates=never))
+    return Term(
+        name, (View(name, "fix", build),), loss, weight, server=AtServer(participates=never)
+    )
 
 
 def confident_epochs(
@@ -188,16 +227,17 @@ def confident_epochs(
 ) -> Sampler:
     """Epochs over the confident examples, and as many partners for mixing.
 
-    Streams: "fix", a fresh permutation of the confident examples per epoch, the last partial batch kept; "mix", for
-    every slot of "fix" an example drawn anew, with replacement, from all of the client's. "known", if asked for: as
-    many batches of a permutation of the examples with a class label or a weak label.
+    Streams: "fix", a fresh permutation of the confident examples per epoch, the last partial batch
+    kept; "mix", for every slot of "fix" an example drawn anew, with replacement, from all of the
+    client's. "known", if asked for: as many batches of a permutation of the examples with a class
+    label or a weak label.
 
     Args:
         batch_size: slots of each stream per local step.
         local_epochs: epochs per round.
         with_known: whether there is a stream "known".
-        whole_epochs: an epoch goes through all examples of "known" even where fewer are confident; slots of "fix" and
-            "mix" are then empty towards its end.
+        whole_epochs: an epoch goes through all examples of "known" even where fewer are confident;
+            slots of "fix" and "mix" are then empty towards its end.
         with_partners: whether there is a stream "mix".
         skip_single: see `fedjax_ssl.federated.sampler.batches_per_epoch`.
     """
@@ -212,12 +252,16 @@ def confident_epochs(
         steps = local_epochs * -(-size // batch_size)
         step = jnp.arange(steps, dtype=jnp.int32)
         epoch = step // jnp.maximum(per_epoch, 1)
-        slot = (step % jnp.maximum(per_epoch, 1))[:, None] * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
+        slot = (step % jnp.maximum(per_epoch, 1))[:, None] * batch_size + jnp.arange(
+            batch_size, dtype=jnp.int32
+        )
         running = (step < local_epochs * per_epoch)[:, None]
         at = (jnp.minimum(epoch, local_epochs - 1)[:, None], jnp.minimum(slot, size - 1))
 
         def per_epoch_keys(name: str) -> Key[Array, " E"]:
-            return jax.vmap(lambda e: jax.random.fold_in(named_key(key, name), e))(jnp.arange(local_epochs))
+            return jax.vmap(lambda e: jax.random.fold_in(named_key(key, name), e))(
+                jnp.arange(local_epochs)
+            )
 
         def confident_first(epoch_key: Key[Array, ""]) -> Int[Array, " n"]:
             return jnp.lexsort((jax.random.bits(epoch_key, (size,)), ~confident)).astype(jnp.int32)
@@ -227,15 +271,19 @@ def confident_epochs(
         if with_partners:
             draws = jax.random.bits(named_key(key, "mix"), slot.shape, jnp.uint32)
             own = jnp.maximum(client.num_examples, 1).astype(jnp.uint32)
-            positions["mix"], masks["mix"] = (draws % own).astype(jnp.int32), masks["fix"]
+            positions["mix"] = (draws % own).astype(jnp.int32)
+            masks["mix"] = masks["fix"]
         if with_known:
-            orders = jax.vmap(lambda k: masked_permutation(k, client.num_known, size))(per_epoch_keys("known"))
-            positions["known"], masks["known"] = orders[at], running & (slot < client.num_known)
+            orders = jax.vmap(lambda k: masked_permutation(k, client.num_known, size))(
+                per_epoch_keys("known")
+            )
+            positions["known"] = orders[at]
+            masks["known"] = running & (slot < client.num_known)
         return Schedule(positions, masks, local_epochs * per_epoch)
 
     return Sampler(schedule, reads_sent=True)
 
 
 def sent_to(client: Client) -> ConfidentLabels:
-    """Returns what `confident_term` sent to this client."""
+    """Return what `confident_term` sent to this client."""
     return client.sent[CONFIDENT]

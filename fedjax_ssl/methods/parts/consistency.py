@@ -1,6 +1,8 @@
-"""Views, further forward passes, pseudo-labels of a step and mean teachers, for methods that make predictions agree.
+"""Views, further forward passes, pseudo-labels of a step and mean teachers, for methods that make
+predictions agree.
 
-Used by FixMatch and its like (`fedjax_ssl.methods.consistency`), SAGE, FedSiam, FedMatch, FedLLP-VAT, SemiFL and FedMT.
+Used by FixMatch and its like (`fedjax_ssl.methods.consistency`), SAGE, FedSiam, FedMatch,
+FedLLP-VAT, SemiFL and FedMT.
 """
 
 from collections.abc import Callable
@@ -10,8 +12,26 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from fedjax_ssl.federated import RoundResult, ServerState, Setup, Snapshot, Step, Term, Traffic, View
-from fedjax_ssl.federated.method import AtClient, AtServer, Broadcast, Client, ForLog, Metrics, PyTree, RoundContext
+from fedjax_ssl.federated import (
+    RoundResult,
+    ServerState,
+    Setup,
+    Snapshot,
+    Step,
+    Term,
+    Traffic,
+    View,
+)
+from fedjax_ssl.federated.method import (
+    AtClient,
+    AtServer,
+    Broadcast,
+    Client,
+    ForLog,
+    Metrics,
+    PyTree,
+    RoundContext,
+)
 from fedjax_ssl.federated.terms import PseudoLabels, diagnose_pseudo_labels, network_outputs
 from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count
 from fedjax_ssl.keys import named_key
@@ -22,9 +42,15 @@ LABELLED, UNLABELLED = "labelled", "unlabelled"  # streams
 
 
 def strong_view(setup: Setup, stream: str = UNLABELLED) -> View:
-    """The view of a stream under the run's strong augmentation; under the weak one where it has none."""
+    """Return the view of a stream under the run's strong augmentation; under the weak one where it
+    has none.
+    """
     strong = setup.strong_augment or setup.augment
-    return View(f"{stream}/strong", stream, lambda key, streams: setup.normalize(strong(key, streams[stream].inputs)))
+    return View(
+        f"{stream}/strong",
+        stream,
+        lambda key, streams: setup.normalize(strong(key, streams[stream].inputs)),
+    )
 
 
 def second_pass(
@@ -51,14 +77,21 @@ def second_pass(
     batch = step.streams[stream]
     inputs = setup.normalize(setup.augment(named_key(step.key, keys[0]), batch.inputs))
     key = named_key(step.key, keys[1])
-    outputs, state = setup.model.apply(params, model_state, inputs, train=True, key=key, mask=batch.mask)
+    outputs, state = setup.model.apply(
+        params, model_state, inputs, train=True, key=key, mask=batch.mask
+    )
     return outputs.logits, state
 
 
 def adversarial_loss(
-    setup: Setup, step: Step, inputs: Float[Array, "b ..."], mask: Bool[Array, " b"], radius: float | Array
+    setup: Setup,
+    step: Step,
+    inputs: Float[Array, "b ..."],
+    mask: Bool[Array, " b"],
+    radius: float | Array,
 ) -> tuple[Float[Array, ""], Float[Array, "b K"]]:
-    """KL(p(x) || p(x + r)) for the perturbation r of length `radius` that changes the predictions most.
+    """KL(p(x) || p(x + r)) for the perturbation r of length `radius` that changes the predictions
+    most.
 
     Batch statistics and the same dropout in every pass; the running statistics are not touched.
 
@@ -75,9 +108,13 @@ def adversarial_loss(
 
     def predict(seen: Float[Array, "b ..."]) -> Float[Array, "b K"]:
         key = named_key(step.key, "dropout")
-        return setup.model.apply(step.params, step.model_state, seen, train=True, key=key, mask=mask)[0].logits
+        return setup.model.apply(
+            step.params, step.model_state, seen, train=True, key=key, mask=mask
+        )[0].logits
 
-    perturbation = vat_direction(predict, inputs, named_key(step.key, "direction"), radius, mask=mask)
+    perturbation = vat_direction(
+        predict, inputs, named_key(step.key, "direction"), radius, mask=mask
+    )
     logits = predict(inputs)
     return divergence_from(logits, predict(inputs + perturbation), mask), logits
 
@@ -90,9 +127,13 @@ class Guess(NamedTuple):
 
 
 def guessing_term(
-    name: str, views: tuple[View, ...], num_classes: int, loss: Callable[[Step], tuple[Array, Guess]]
+    name: str,
+    views: tuple[View, ...],
+    num_classes: int,
+    loss: Callable[[Step], tuple[Array, Guess]],
 ) -> Term:
-    """A term whose loss says its pseudo-labels: "pseudo_label_accuracy" and "pseudo_label_coverage" are logged.
+    """Return a term whose loss says its pseudo-labels: "pseudo_label_accuracy" and
+    "pseudo_label_coverage" are logged.
 
     They are about the last pseudo-label that an example got in the round.
 
@@ -102,12 +143,14 @@ def guessing_term(
         num_classes: K.
         loss: step -> (scalar, `Guess`).
     """
-    # One number per example holds step and label, of which the largest is kept: the same in any order.
+    # One number per example holds step and label, of which the largest is kept: the same in any
+    # order.
     codes = num_classes + 1
 
     def note(step: Step) -> tuple[Array, Int[Array, " n"]]:
         value, guess = loss(step)
-        batch, size = step.streams[UNLABELLED], step.local.shape[0]
+        batch = step.streams[UNLABELLED]
+        size = step.local.shape[0]
         said = step.number * codes + jnp.where(guess.counted, guess.labels.astype(jnp.int32) + 1, 0)
         place = jnp.where(batch.mask, batch.position, size)
         return value, step.local.at[place].max(said, mode="drop")
@@ -115,14 +158,20 @@ def guessing_term(
     def diagnose(outcome: RoundResult, truth: Int[Array, "p n"], notes: Any) -> Metrics:
         labels = jnp.where(outcome.counts[:, None], notes % codes - 1, -1)
         unused = jnp.zeros(labels.shape)
-        metrics = diagnose_pseudo_labels(PseudoLabels(labels, unused, unused), truth, outcome.round.clients)
+        metrics = diagnose_pseudo_labels(
+            PseudoLabels(labels, unused, unused), truth, outcome.round.clients
+        )
         return {name: metrics[name] for name in ("pseudo_label_accuracy", "pseudo_label_coverage")}
 
     return Term(
         name,
         views,
         note,
-        server=AtServer(init=lambda key, params, model_state, clients: jnp.zeros(clients.rows.shape[1:], jnp.int32)),
+        server=AtServer(
+            init=lambda key, params, model_state, clients: jnp.zeros(
+                clients.rows.shape[1:], jnp.int32
+            )
+        ),
         client=AtClient(start=lambda nothing, params, model_state, kept: nothing),
         log=ForLog(measure=lambda trained: trained.local[name], diagnose=diagnose),
     )
@@ -136,7 +185,8 @@ def judge_unlabelled(
     predict: Callable[[Outputs], Float[Array, "p u K"]],
     given: Callable[[Float[Array, "p u"]], Bool[Array, "p u"]],
 ) -> Metrics:
-    """Judge the pseudo-labels of the first unlabelled examples of every client, by the model that was sent.
+    """Judge the pseudo-labels of the first unlabelled examples of every client, by the model that
+    was sent.
 
     Args:
         setup: the run.
@@ -146,7 +196,8 @@ def judge_unlabelled(
         predict: outputs of the network -> class probabilities.
         given: largest probabilities -> which examples get a pseudo-label.
     """
-    round, clients = outcome.round, outcome.round.clients
+    round = outcome.round
+    clients = outcome.round.clients
     size = clients.rows.shape[1]
     place = clients.num_labelled[:, None] + jnp.arange(min(number, size), dtype=jnp.int32)
     within = jnp.minimum(place, size - 1)
@@ -156,7 +207,9 @@ def judge_unlabelled(
     sure = (place < clients.num_examples[:, None]) & given(largest) & jnp.isfinite(largest)
     labels = jnp.where(sure, jnp.argmax(probabilities, axis=2).astype(jnp.int32), -1)
     number_unlabelled = clients.num_examples - clients.num_labelled
-    seen = clients._replace(rows=rows, observed=jnp.full_like(rows, -1), num_examples=number_unlabelled)
+    seen = clients._replace(
+        rows=rows, observed=jnp.full_like(rows, -1), num_examples=number_unlabelled
+    )
     truth = jnp.take_along_axis(truth, within, axis=1)
     return diagnose_pseudo_labels(PseudoLabels(labels, largest, largest), truth, seen)
 
@@ -170,13 +223,17 @@ class Teacher(NamedTuple):
 
 
 def taught_term(
-    name: str, views: tuple[View, ...], loss: Callable[[Step], tuple[Array, Teacher]], decay: float | Array
+    name: str,
+    views: tuple[View, ...],
+    loss: Callable[[Step], tuple[Array, Teacher]],
+    decay: float | Array,
 ) -> Term:
-    """A term whose clients have a mean teacher, `step.local`; the server averages teachers as it does models.
+    """Return a term whose clients have a mean teacher, `step.local`; the server averages teachers
+    as it does models.
 
-    After step t, counted on from round to round as the mean over the clients, the teacher g becomes d g + (1 - d) f
-    with d = min(1 - 1 / (t + 1), decay) and the student f. In the stage's first round the teacher is the student. It
-    goes both ways beside the student.
+    After step t, counted on from round to round as the mean over the clients, the teacher g becomes
+    d g + (1 - d) f with d = min(1 - 1 / (t + 1), decay) and the student f. In the stage's first
+    round the teacher is the student. It goes both ways beside the student.
 
     Args:
         name: name of the term.
@@ -187,12 +244,18 @@ def taught_term(
 
     def from_student(teacher: Teacher, round: RoundContext) -> tuple[Broadcast, Teacher]:
         fresh = Teacher(round.params, round.model_state, jnp.zeros(()))
-        return Broadcast(), jax.tree.map(lambda new, old: jnp.where(round.number == 0, new, old), fresh, teacher)
+        return Broadcast(), jax.tree.map(
+            lambda new, old: jnp.where(round.number == 0, new, old), fresh, teacher
+        )
 
-    def follow(teacher: Teacher, student: Snapshot, client: Client, number: Array) -> tuple[Teacher, Snapshot]:
+    def follow(
+        teacher: Teacher, student: Snapshot, client: Client, number: Array
+    ) -> tuple[Teacher, Snapshot]:
         step = teacher.step + 1.0
         keep = teacher_decay(step, decay)
-        averaged = jax.tree.map(lambda old, new: keep * old + (1.0 - keep) * new, teacher.params, student.params)
+        averaged = jax.tree.map(
+            lambda old, new: keep * old + (1.0 - keep) * new, teacher.params, student.params
+        )
         return Teacher(averaged, teacher.model_state, step), student
 
     def traffic(outcome: RoundResult) -> Traffic:
@@ -211,12 +274,17 @@ def taught_term(
 
 
 def teacher_network(term: str) -> Callable[[ServerState], tuple[PyTree, PyTree]]:
-    """State -> the moving average that this term keeps; before its first step there is none, but the network itself."""
+    """State -> the moving average that this term keeps; before its first step there is none, but
+    the network itself.
+    """
 
     def network(state: ServerState) -> tuple[PyTree, PyTree]:
-        teacher, student = state.terms[term], (state.params["model"], state.model_state)
+        teacher = state.terms[term]
+        student = (state.params["model"], state.model_state)
         return jax.tree.map(
-            lambda taught, own: jnp.where(teacher.step > 0, taught, own), (teacher.params, teacher.model_state), student
+            lambda taught, own: jnp.where(teacher.step > 0, taught, own),
+            (teacher.params, teacher.model_state),
+            student,
         )
 
     return network

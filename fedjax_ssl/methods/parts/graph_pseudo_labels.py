@@ -1,4 +1,6 @@
-"""Settings of a graph over examples, and its labels as targets of local training: XCLP, its baseline, and `mixed`."""
+"""Settings of a graph over examples, and its labels as targets of local training: XCLP, its
+baseline, and `mixed`.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -9,7 +11,15 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_ssl import graph
 from fedjax_ssl.checks import Whole, checked
-from fedjax_ssl.federated import BYTES_PER_NUMBER, RoundContext, RoundResult, Setup, Traffic, count, map_rows
+from fedjax_ssl.federated import (
+    BYTES_PER_NUMBER,
+    RoundContext,
+    RoundResult,
+    Setup,
+    Traffic,
+    count,
+    map_rows,
+)
 from fedjax_ssl.federated.method import Metrics
 from fedjax_ssl.federated.terms import PseudoLabels, examples_mask, network_features
 from fedjax_ssl.keys import named_key
@@ -26,9 +36,12 @@ class GraphSettings:
         num_neighbors: neighbours per example.
         alpha: how far labels travel.
         similarity_power: exponent of the kept similarities.
-        label_norm: "none", or "class" to divide labels by the number of labelled examples of their class.
-        confidence_scale: "none", "max" (by the largest confidence of the graph) or "client_max" (of each client).
-        class_weighting: "none" or "inverse_freq": weights balance the classes (kappa of section 2 of the paper).
+        label_norm: "none", or "class" to divide labels by the number of labelled examples of their
+            class.
+        confidence_scale: "none", "max" (by the largest confidence of the graph) or "client_max" (of
+            each client).
+        class_weighting: "none" or "inverse_freq": weights balance the classes (kappa of section 2
+            of the paper).
         graph_features: features that are hashed or compared: the "network"'s, or raw "inputs".
     """
 
@@ -44,19 +57,28 @@ class GraphSettings:
     @property
     def propagation(self) -> graph.PropagationSettings:
         """The settings of the graph itself."""
-        own = {name: getattr(self, name) for name in graph.PropagationSettings._fields if hasattr(self, name)}
+        own = {
+            name: getattr(self, name)
+            for name in graph.PropagationSettings._fields
+            if hasattr(self, name)
+        }
         return graph.PropagationSettings(**own)
 
 
-def cohort_features(setup: Setup, round: RoundContext, graph_features: str, augment: bool) -> Float[Array, "p n d"]:
-    """Returns what is hashed or compared: network features or raw inputs of every example of the cohort.
+def cohort_features(
+    setup: Setup, round: RoundContext, graph_features: str, augment: bool
+) -> Float[Array, "p n d"]:
+    """Return what is hashed or compared: network features or raw inputs of every example of the
+    cohort.
 
     `augment` embeds weakly augmented examples (graph_features "network" only).
     """
     if graph_features == "network":
         return network_features(setup, round, named_key(round.key, "graph") if augment else None)
     index = round.clients.rows
-    return map_rows(lambda inputs: setup.normalize(inputs).reshape(inputs.shape[0], -1), round.inputs, index)
+    return map_rows(
+        lambda inputs: setup.normalize(inputs).reshape(inputs.shape[0], -1), round.inputs, index
+    )
 
 
 def propagate_over_cohort(
@@ -71,17 +93,23 @@ def propagate_over_cohort(
 ) -> graph.Propagation:
     """Label propagation over one graph of all the cohort's examples (XCLP, Algorithm 1).
 
-    Labels are propagated from `labels`, -1 = none. `fixed_projections` keeps one hash in all rounds of a run.
-    `exchange` are protocols between the clients, not under a trace. `similarity` "exact" compares features by their
-    cosines in place of codes, which clients would have to show each other. The result holds the p * n examples in a
-    row, client after client.
+    Labels are propagated from `labels`, -1 = none. `fixed_projections` keeps one hash in all rounds
+    of a run. `exchange` are protocols between the clients, not under a trace. `similarity` "exact"
+    compares features by their cosines in place of codes, which clients would have to show each
+    other. The result holds the p * n examples in a row, client after client.
     """
     real = examples_mask(round.clients)
     owner = jnp.broadcast_to(jnp.arange(real.shape[0])[:, None], real.shape)
     if similarity == "exact":
-        points, known = features.reshape(real.size, -1), labels.reshape(-1)
+        points = features.reshape(real.size, -1)
+        known = labels.reshape(-1)
         return graph.label_propagation(
-            points, known, setup.num_classes, settings.propagation, valid=real.reshape(-1), clients=owner.reshape(-1)
+            points,
+            known,
+            setup.num_classes,
+            settings.propagation,
+            valid=real.reshape(-1),
+            clients=owner.reshape(-1),
         )
     return graph.xclp(
         named_key(round.run_key if fixed_projections else round.key, "projections"),
@@ -99,22 +127,28 @@ def graph_traffic(setup: Setup, num_bits: int, outcome: RoundResult) -> Traffic:
     """Bytes of the plaintext path: codes go up, every client's rows of the scores come down."""
     examples = jnp.sum(outcome.round.clients.num_examples)
     words = -(-num_bits // 32)
-    return Traffic(count(examples, BYTES_PER_NUMBER * setup.num_classes), count(examples, BYTES_PER_NUMBER * words))
+    return Traffic(
+        count(examples, BYTES_PER_NUMBER * setup.num_classes),
+        count(examples, BYTES_PER_NUMBER * words),
+    )
 
 
 def graph_operations(setup: Setup, settings: GraphSettings, round: RoundContext) -> Metrics:
-    """Numeric operations of the steps of Algorithm 1, in millions, by the paper's orders of growth (section 3.3).
+    """Numeric operations of the steps of Algorithm 1, in millions, by the paper's orders of growth
+    (section 3.3).
 
-    The mean client's codes, distances and row sums; the server's inverse. The kernels here do less: no inverse.
+    The mean client's codes, distances and row sums; the server's inverse. The kernels here do less:
+    no inverse.
     """
-    clients, real = round.clients, round.valid
+    clients = round.clients
+    real = round.valid
     features = jax.eval_shape(lambda: cohort_features(setup, round, settings.graph_features, False))
-    examples, labels = (n.astype(jnp.result_type(float)) for n in (clients.num_examples, clients.num_labelled))
-    points, total, labelled = (
-        jnp.mean(examples, where=real),
-        jnp.sum(examples, where=real),
-        jnp.mean(labels, where=real),
+    examples, labels = (
+        n.astype(jnp.result_type(float)) for n in (clients.num_examples, clients.num_labelled)
     )
+    points = jnp.mean(examples, where=real)
+    total = jnp.sum(examples, where=real)
+    labelled = jnp.mean(labels, where=real)
     counts = {
         "codes": points * features.shape[-1] * settings.num_bits,
         "distances": points * total * settings.num_bits,
@@ -127,7 +161,8 @@ def graph_operations(setup: Setup, settings: GraphSettings, round: RoundContext)
 def to_pseudo_labels(
     result: graph.Propagation, real: Bool[Array, "p n"], num_classes: int, settings: GraphSettings
 ) -> PseudoLabels:
-    """Targets and weights of local training; class weights count over all examples that took part in the graph.
+    """Targets and weights of local training; class weights count over all examples that took part
+    in the graph.
 
     `real` says which examples are not padding.
     """
@@ -135,6 +170,8 @@ def to_pseudo_labels(
     certainty = jnp.where(labels >= 0, result.confidence.reshape(real.shape), 0.0)
     weights = certainty
     if settings.class_weighting == "inverse_freq":
-        per_class = graph.class_weights(result.labels, real.reshape(-1) & result.valid.reshape(-1), num_classes)
+        per_class = graph.class_weights(
+            result.labels, real.reshape(-1) & result.valid.reshape(-1), num_classes
+        )
         weights = weights * per_class[jnp.maximum(labels, 0)]
     return PseudoLabels(labels, weights, certainty)

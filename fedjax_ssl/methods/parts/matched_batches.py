@@ -1,4 +1,6 @@
-"""Labelled and unlabelled batches of the same number, in stored order, as the authors of FedMatch make them."""
+"""Labelled and unlabelled batches of the same number, in stored order, as the authors of
+FedMatch make them.
+"""
 
 from typing import NamedTuple
 
@@ -22,9 +24,12 @@ class Bounds(NamedTuple):
 
 
 def steps_per_epoch(count: Int[Array, ""], batch_size: int) -> Int[Array, ""]:
-    """round(count / batch_size), a half to the even number; 1 for less than half a batch, 0 without any example."""
+    """round(count / batch_size), a half to the even number; 1 for less than half a batch, 0
+    without any example.
+    """
     # Whole numbers all the way: a quotient in floating point may miss the half.
-    whole, rest = count // batch_size, count % batch_size
+    whole = count // batch_size
+    rest = count % batch_size
     up = (2 * rest > batch_size) | ((2 * rest == batch_size) & (whole % 2 == 1))
     return jnp.where(count > 0, jnp.maximum(whole + up.astype(count.dtype), 1), 0)
 
@@ -36,16 +41,19 @@ def matched_batches(
     bounds: Bounds,
     shuffle: bool = False,
 ) -> Sampler:
-    """Streams "labelled" and "unlabelled", contiguous slices of the client's examples as they are stored.
+    """Streams "labelled" and "unlabelled", contiguous slices of the client's examples as they are
+    stored.
 
-    An epoch of a client with labels is round(labelled / batch_size) steps, see `steps_per_epoch`, each with the next
-    `batch_size` labelled and the next `unlabelled_batch_size` unlabelled examples; by default ceil(unlabelled / steps)
-    of these, so that an epoch uses each once. Without labels it is round(unlabelled / unlabelled_batch_size) steps.
-    What is left over is not used; a slice that reaches beyond the end is shorter.
+    An epoch of a client with labels is round(labelled / batch_size) steps, see `steps_per_epoch`,
+    each with the next `batch_size` labelled and the next `unlabelled_batch_size` unlabelled
+    examples; by default ceil(unlabelled / steps) of these, so that an epoch uses each once. Without
+    labels it is round(unlabelled / unlabelled_batch_size) steps. What is left over is not used; a
+    slice that reaches beyond the end is shorter.
 
     Args:
         batch_size: labelled examples per step.
-        unlabelled_batch_size: unlabelled examples per step; None: as above, and 100 for clients without labels.
+        unlabelled_batch_size: unlabelled examples per step; None: as above, and 100 for clients
+            without labels.
         local_epochs: epochs per round.
         bounds: static ones.
         shuffle: a fresh order of both streams in every epoch.
@@ -55,28 +63,39 @@ def matched_batches(
     def known_steps(count: int, size: int) -> int:
         return max(round(count / size), 1) if count else 0  # Python rounds half to even itself
 
-    most = max(known_steps(bounds.max_labelled, batch_size), known_steps(bounds.max_unlabelled, fixed))
+    most = max(
+        known_steps(bounds.max_labelled, batch_size), known_steps(bounds.max_unlabelled, fixed)
+    )
     fewest = max(known_steps(bounds.min_labelled, batch_size), 1)
-    width = unlabelled_batch_size or max(min(fixed, bounds.max_unlabelled), -(-bounds.max_unlabelled // fewest), 1)
+    width = unlabelled_batch_size or max(
+        min(fixed, bounds.max_unlabelled), -(-bounds.max_unlabelled // fewest), 1
+    )
 
     def schedule(key: Key[Array, ""], client: Client, now: Now) -> Schedule:
-        start, unlabelled = client.num_labelled, client.num_examples - client.num_labelled
+        start = client.num_labelled
+        unlabelled = client.num_examples - client.num_labelled
         steps = steps_per_epoch(client.num_labelled, batch_size)
         taken = jnp.full_like(unlabelled, fixed)
         if unlabelled_batch_size is None:
             taken = jnp.where(steps > 0, -(-unlabelled // jnp.maximum(steps, 1)), taken)
         steps = jnp.where(client.num_labelled > 0, steps, steps_per_epoch(unlabelled, fixed))
         step = jnp.arange(local_epochs * most, dtype=jnp.int32)
-        epoch, within = step // jnp.maximum(steps, 1), step % jnp.maximum(steps, 1)
+        epoch = step // jnp.maximum(steps, 1)
+        within = step % jnp.maximum(steps, 1)
         running = step < local_epochs * steps
 
-        def slices(name: str, count: Int[Array, ""], size: Int[Array, ""], width: int, bound: int) -> tuple:
+        def slices(
+            name: str, count: Int[Array, ""], size: Int[Array, ""], width: int, bound: int
+        ) -> tuple:
             column = jnp.arange(width, dtype=jnp.int32)
             slot = within[:, None] * size + column
             mask: Bool[Array, "S b"] = running[:, None] & (column < size) & (slot < count)
             slot = jnp.where(mask, slot, 0)
             if shuffle:
-                keys = [jax.random.fold_in(named_key(key, name), number) for number in range(local_epochs)]
+                keys = [
+                    jax.random.fold_in(named_key(key, name), number)
+                    for number in range(local_epochs)
+                ]
                 orders = jnp.stack([masked_permutation(one, count, max(bound, 1)) for one in keys])
                 slot = orders[jnp.minimum(epoch, local_epochs - 1)[:, None], slot]
             return slot, mask
@@ -84,7 +103,12 @@ def matched_batches(
         whole = jnp.full_like(unlabelled, batch_size)
         labelled = slices("labelled", client.num_labelled, whole, batch_size, bounds.max_labelled)
         others = slices("unlabelled", unlabelled, taken, width, bounds.max_unlabelled)
-        positions = {"labelled": labelled[0], "unlabelled": jnp.where(others[1], start + others[0], 0)}
-        return Schedule(positions, {"labelled": labelled[1], "unlabelled": others[1]}, local_epochs * steps)
+        positions = {
+            "labelled": labelled[0],
+            "unlabelled": jnp.where(others[1], start + others[0], 0),
+        }
+        return Schedule(
+            positions, {"labelled": labelled[1], "unlabelled": others[1]}, local_epochs * steps
+        )
 
     return Sampler(schedule)

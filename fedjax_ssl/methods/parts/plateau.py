@@ -1,7 +1,8 @@
 """A learning rate that falls where the loss on validation examples does not.
 
 Reference:
-    Serra et al., Overcoming catastrophic forgetting with hard attention to the task, ICML 2018, without its early end.
+    Serra et al., Overcoming catastrophic forgetting with hard attention to the task, ICML 2018,
+    without its early end.
 """
 
 from typing import NamedTuple
@@ -29,11 +30,16 @@ def first_plateau(patience: int) -> Plateau:
     """Before the first evaluation."""
     dtype = jnp.result_type(float)
     # Not inf: what clients keep has to be finite, or they count as dropped.
-    return Plateau(jnp.ones((), dtype), jnp.full((), jnp.finfo(dtype).max), jnp.asarray(patience, jnp.int32))
+    return Plateau(
+        jnp.ones((), dtype), jnp.full((), jnp.finfo(dtype).max), jnp.asarray(patience, jnp.int32)
+    )
 
 
-def next_plateau(state: Plateau, loss: Float[Array, ""], divisor: float | Array, patience: int) -> Plateau:
-    """After an evaluation: the rate is divided where the loss was not below the best for `patience` evaluations.
+def next_plateau(
+    state: Plateau, loss: Float[Array, ""], divisor: float | Array, patience: int
+) -> Plateau:
+    """After an evaluation: the rate is divided where the loss was not below the best for `patience`
+    evaluations.
 
     Args:
         state: so far.
@@ -50,7 +56,8 @@ def next_plateau(state: Plateau, loss: Float[Array, ""], divisor: float | Array,
 
 
 def may_end_early(looks: int, patience: int, divisor: float | Array) -> list[str]:
-    """Says that a schedule that looks more often than FedMatch's paper, 10 times with patience 5, may end learning.
+    """Says that a schedule that looks more often than FedMatch's paper, 10 times with patience 5,
+    may end learning.
 
     Args:
         looks: evaluations in a run.
@@ -60,9 +67,10 @@ def may_end_early(looks: int, patience: int, divisor: float | Array) -> list[str
     if isinstance(patience, jax.core.Tracer) or looks <= 4 * patience:
         return []
     return [
-        f"a learning rate is divided by {divisor:g} where {patience} looks at the validation loss bring nothing, and "
-        f"this run has {looks} of them (the paper's have 10): learning may end early. config.method.patience="
-        f"{looks // 2} waits as long as the paper's, lr_schedule='none' never lowers the rate"
+        f"a learning rate is divided by {divisor:g} where {patience} looks at the validation loss "
+        f"bring nothing, and this run has {looks} of them (the paper's have 10): learning may end "
+        f"early. config.method.patience={looks // 2} waits as long as the paper's, "
+        "lr_schedule='none' never lowers the rate"
     ]
 
 
@@ -83,8 +91,9 @@ def validate(
     """
     if not validation.rows.shape[0]:
         raise ValueError(
-            "lr_schedule lowers a learning rate when the loss on validation examples stops falling, and there are "
-            "none; hold some out with config.data.validation_fraction, or set lr_schedule='none'"
+            "lr_schedule lowers a learning rate when the loss on validation examples stops "
+            "falling, and there are none; hold some out with config.data.validation_fraction, or "
+            "set lr_schedule='none'"
         )
 
     def logits(raw: Array) -> Array:

@@ -1,4 +1,5 @@
-"""Networks with a second head, for coarse labels of the clients, beside the one for the server's classes.
+"""Networks with a second head, for coarse labels of the clients, beside the one for the server's
+classes.
 
 What the baselines of FedMT have in common that use no correspondence: transfer learning and FedRep.
 """
@@ -26,12 +27,14 @@ def count_coarse(clients: Client) -> Int[Array, " p"]:
     nothing = jnp.zeros_like(clients.num_labelled)
     if clients.weak is None:
         return nothing
-    told = learns(clients._replace(num_labelled=nothing))  # class labels are of another space, and do not count
+    # class labels are of another space, and do not count
+    told = learns(clients._replace(num_labelled=nothing))
     return jnp.where(told & ~clients.weak.from_sets, clients.weak.num_examples, 0)
 
 
 def coarse_term(setup: Setup, method: str, group: str, stream: str = COARSE) -> Term:
-    """Cross-entropy of the second head's outputs on the coarse labels of a stream, weakly augmented.
+    """Cross-entropy of the second head's outputs on the coarse labels of a stream, weakly
+    augmented.
 
     Args:
         setup: the run.
@@ -46,15 +49,22 @@ def coarse_term(setup: Setup, method: str, group: str, stream: str = COARSE) -> 
         return Broadcast(), state
 
     def loss(step: Step) -> Array:
-        batch, weak, logits = step.streams[stream], step.client.weak, step.outputs[view.name].aux_logits
-        assert weak is not None and batch.weak is not None and logits is not None, "see `_check_federation`"
+        batch = step.streams[stream]
+        weak = step.client.weak
+        logits = step.outputs[view.name].aux_logits
+        assert weak is not None and batch.weak is not None and logits is not None, (
+            "see `_check_federation`"
+        )
         return coarse_cross_entropy(logits, batch.weak, weak.num_observations, batch.mask)
 
     return Term(stream, (view,), loss, group=group, server=AtServer(prepare=prepare))
 
 
 def coarse_cross_entropy(
-    logits: Float[Array, "b K"], labels: Int[Array, " b"], num_observations: Int[Array, ""], mask: Bool[Array, " b"]
+    logits: Float[Array, "b K"],
+    labels: Int[Array, " b"],
+    num_observations: Int[Array, ""],
+    mask: Bool[Array, " b"],
 ) -> Float[Array, ""]:
     """Cross-entropy of the first J of K outputs, averaged over the batch.
 
@@ -69,7 +79,9 @@ def coarse_cross_entropy(
     return batch_cross_entropy(jnp.where(used, logits, jnp.finfo(logits.dtype).min), labels, mask)
 
 
-def coarse_epochs(batch_size: int, local_epochs: int, max_examples: int, stream: str = COARSE) -> Sampler:
+def coarse_epochs(
+    batch_size: int, local_epochs: int, max_examples: int, stream: str = COARSE
+) -> Sampler:
     """Epochs over the examples with a weak label and no class label, the last partial batch kept.
 
     Args:
@@ -80,7 +92,9 @@ def coarse_epochs(batch_size: int, local_epochs: int, max_examples: int, stream:
     """
 
     def count(client: Client) -> Int[Array, ""]:
-        return jnp.zeros_like(client.num_labelled) if client.weak is None else client.weak.num_examples
+        return (
+            jnp.zeros_like(client.num_labelled) if client.weak is None else client.weak.num_examples
+        )
 
     from_first = epochs(stream, count, batch_size, local_epochs, max_examples)
 
@@ -94,33 +108,41 @@ def coarse_epochs(batch_size: int, local_epochs: int, max_examples: int, stream:
 
 
 def check_heads(setup: Setup, method: str) -> None:
-    """Raises ValueError for a network without a second head."""
+    """Raise ValueError for a network without a second head."""
     params, _ = jax.eval_shape(setup.model.init, jax.random.key(0))
     if not {HEAD, SECOND_HEAD} <= set(params):
         raise ValueError(
-            f"{method} needs a network with a second head: set config.model.aux_head = True; the parameters of "
-            f"this one are {', '.join(sorted(params))}, without {HEAD} or {SECOND_HEAD}"
+            f"{method} needs a network with a second head: set config.model.aux_head = True; the "
+            f"parameters of this one are {', '.join(sorted(params))}, without {HEAD} or "
+            f"{SECOND_HEAD}"
         )
 
 
 def _check_federation(setup: Setup, method: str, weak: WeakLabels | None) -> None:
-    """Returns what shapes tell of a federation; how many labels there are is known in a traced round too."""
+    """Return what shapes tell of a federation; how many labels there are is known in a traced
+    round too.
+    """
     if weak is None:
-        raise ValueError(f"{method} needs clients with coarse labels, for example config.supervision.name = 'coarse'")
+        raise ValueError(
+            f"{method} needs clients with coarse labels, for example config.supervision.name = "
+            "'coarse'"
+        )
     if not setup.max_server:
         raise ValueError(
-            f"{method} needs class labels at the server, for example config.supervision.server_labels = 20"
+            f"{method} needs class labels at the server, for example "
+            "config.supervision.server_labels = 20"
         )
     most = weak.matrix.shape[1]
     if most > setup.num_classes:
         raise ValueError(
-            f"clients have up to {most} coarse labels or sets, but the second head of {method} has only "
-            f"{setup.num_classes} outputs, one per class; use at most {setup.num_classes}"
+            f"clients have up to {most} coarse labels or sets, but the second head of {method} "
+            f"has only {setup.num_classes} outputs, one per class; use at most {setup.num_classes}"
         )
 
 
 def by_head(*groups: str) -> dict[str, Any]:
-    """Arguments of `federated_method` that put each head named here in a group of its own, and all else in the body's.
+    """Arguments of `federated_method` that put each head named here in a group of its own, and all
+    else in the body's.
 
     Args:
         *groups: parameter groups in the order of their steps; heads, and `BODY`.

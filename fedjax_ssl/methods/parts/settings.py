@@ -12,4 +12,5 @@ Decay = Annotated[float | Array, In("[0, 1)")]
 Positive = Annotated[float | Array, In("(0, inf)")]
 Count = Annotated[int, Whole(1)]
 CountOrZero = Annotated[int, Whole(0)]
-BetaParameter = Annotated[float, In("(0, inf)")]  # alpha of Beta(alpha, alpha), from which shares are drawn
+# alpha of Beta(alpha, alpha), from which shares are drawn
+BetaParameter = Annotated[float, In("(0, inf)")]

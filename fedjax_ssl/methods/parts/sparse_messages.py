@@ -1,4 +1,6 @@
-"""Messages with some of a model's numbers: what the receiver has afterwards, and how many bytes it took."""
+"""Messages with some of a model's numbers: what the receiver has afterwards, and how many bytes
+it took.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -8,22 +10,30 @@ from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, Count, count
 
 
 def merge(sent: PyTree, new: PyTree, old: PyTree) -> PyTree:
-    """Returns what the receiver of the entries `sent` has: these of `new`, all others of `old`."""
+    """Return what the receiver of the entries `sent` has: these of `new`, all others of `old`."""
     return jax.tree.map(jnp.where, sent, new, old)
 
 
 def num_sent(sent: PyTree) -> Int[Array, ""]:
-    """Returns how many entries of a tree of bool arrays are true, as int32: float32 would count to 2^24 only."""
-    return sum((jnp.sum(mask, dtype=jnp.int32) for mask in jax.tree.leaves(sent)), start=jnp.zeros((), jnp.int32))
+    """Return how many entries of a tree of bool arrays are true, as int32: float32 would count
+    to 2^24 only.
+    """
+    return sum(
+        (jnp.sum(mask, dtype=jnp.int32) for mask in jax.tree.leaves(sent)),
+        start=jnp.zeros((), jnp.int32),
+    )
 
 
 def message_bytes(
-    entries: Int[Array, "*messages"], size: int, encoding: str, there: Bool[Array, "*messages"] | None = None
+    entries: Int[Array, "*messages"],
+    size: int,
+    encoding: str,
+    there: Bool[Array, "*messages"] | None = None,
 ) -> Count:
     """Count the bytes of messages that each carry `entries` of a model's `size` numbers.
 
-    "dense": all numbers, 4 bytes each. "bitmap": a bit for every number says whether it follows. "coordinates": its
-    place beside each. "smallest": for every message the shortest of them.
+    "dense": all numbers, 4 bytes each. "bitmap": a bit for every number says whether it follows.
+    "coordinates": its place beside each. "smallest": for every message the shortest of them.
 
     Args:
         entries: numbers that are sent.
@@ -31,13 +41,18 @@ def message_bytes(
         encoding: see above.
         there: messages that are sent at all; others have 0 bytes.
     """
-    some, bitmap = jnp.ones_like(entries, bool) if there is None else there, -(-size // 8)
+    some = jnp.ones_like(entries, bool) if there is None else there
+    bitmap = -(-size // 8)
     if encoding == "smallest":
-        # 8 e < 4 e + bitmap, and 4 e + bitmap >= 4 size; each as one comparison that cannot overflow.
-        few, nearly_all = entries < -(-bitmap // BYTES_PER_NUMBER), entries >= size - bitmap // BYTES_PER_NUMBER
-        few, nearly_all = some & few, some & ~few & nearly_all
+        # 8 e < 4 e + bitmap, and 4 e + bitmap >= 4 size; each as one comparison that cannot
+        # overflow.
+        few = entries < -(-bitmap // BYTES_PER_NUMBER)
+        nearly_all = entries >= size - bitmap // BYTES_PER_NUMBER
+        nearly_all = some & ~few & nearly_all
+        few = some & few
     else:
-        few, nearly_all = some & (encoding == "coordinates"), some & (encoding == "dense")
+        few = some & (encoding == "coordinates")
+        nearly_all = some & (encoding == "dense")
     by_bitmap = some & ~few & ~nearly_all
     return (
         count(jnp.where(few, entries, 0), 2 * BYTES_PER_NUMBER)

@@ -1,8 +1,10 @@
-"""Static batch normalization: statistics by a pass over the data in place of running averages (SemiFL, section 5).
+"""Static batch normalization: statistics by a pass over the data in place of running averages
+(SemiFL, section 5).
 
-The network trains on the statistics of its batches. Those that it predicts with are not sent by clients but worked out
-for the new global parameters: every batch of the un-augmented training examples gives a mean and an unbiased variance,
-and each batch counts equally. Source: Diao et al., HeteroFL, ICLR 2021; SemiFL, NeurIPS 2022.
+The network trains on the statistics of its batches. Those that it predicts with are not sent by
+clients but worked out for the new global parameters: every batch of the un-augmented training
+examples gives a mean and an unbiased variance, and each batch counts equally. Source: Diao et al.,
+HeteroFL, ICLR 2021; SemiFL, NeurIPS 2022.
 """
 
 from collections.abc import Callable
@@ -44,36 +46,48 @@ def batch_statistics(
         params: params of the network.
         model_state: gives the structure, and the result where there is no batch of two examples.
         inputs: raw inputs of all examples [N, ...].
-        *parts: which examples; those with a value that is not finite are left out. The last batch of a part may be
-            short and counts as much, but a single example is left out.
+        *parts: which examples; those with a value that is not finite are left out. The last batch
+            of a part may be short and counts as much, but a single example is left out.
 
     Returns:
         A tree like `model_state`.
     """
     if not jax.tree.leaves(model_state):
         return model_state
-    nothing, weights = jax.tree.map(jnp.zeros_like, model_state), model.batch_weights()
+    nothing = jax.tree.map(jnp.zeros_like, model_state)
+    weights = model.batch_weights()
 
     def add_part(total: tuple[PyTree, Array], part: Part) -> tuple[PyTree, Array]:
         size = max(min(part.batch_size, part.rows.shape[0]), 1)
-        padded = jnp.concatenate([part.rows, jnp.zeros(-part.rows.shape[0] % size, part.rows.dtype)])
+        padded = jnp.concatenate(
+            [part.rows, jnp.zeros(-part.rows.shape[0] % size, part.rows.dtype)]
+        )
 
         def add_batch(number: Int[Array, ""], total: tuple[PyTree, Array]) -> tuple[PyTree, Array]:
             place = number * size + jnp.arange(size, dtype=jnp.int32)
             values = normalize(inputs[padded[place]])
             # One client's broken values must not reach everybody's statistics.
-            mask = (place < part.num_rows) & jnp.all(jnp.isfinite(values), axis=tuple(range(1, values.ndim)))
-            _, state = model.apply(params, nothing, values, train=True, key=jax.random.key(0), mask=mask)
-            # From zero, a running average holds the batch's statistics times the weight of a batch in that layer.
+            mask = (place < part.num_rows) & jnp.all(
+                jnp.isfinite(values), axis=tuple(range(1, values.ndim))
+            )
+            _, state = model.apply(
+                params, nothing, values, train=True, key=jax.random.key(0), mask=mask
+            )
+            # From zero, a running average holds the batch's statistics times the weight of a batch
+            # in that layer.
             counts = jnp.sum(mask) > 1
-            batch = jax.tree.map(lambda x, weight: jnp.where(counts, x / weight, 0.0), state, weights)
+            batch = jax.tree.map(
+                lambda x, weight: jnp.where(counts, x / weight, 0.0), state, weights
+            )
             return jax.tree.map(jnp.add, total[0], batch), total[1] + counts.astype(jnp.int32)
 
         return jax.lax.fori_loop(0, -(-part.num_rows // size), add_batch, total)
 
     summed, batches = reduce(add_part, parts, (nothing, jnp.zeros((), jnp.int32)))
     return jax.tree.map(
-        lambda x, old: jnp.where(batches > 0, x / jnp.maximum(batches, 1).astype(x.dtype), old), summed, model_state
+        lambda x, old: jnp.where(batches > 0, x / jnp.maximum(batches, 1).astype(x.dtype), old),
+        summed,
+        model_state,
     )
 
 
@@ -85,10 +99,10 @@ def with_static_batch_norm(
     batch_size: int = 250,
     server_batch_size: int | None = None,
 ) -> Method:
-    """The same method with statistics worked out anew at the start and after every round.
+    """Return the same method with statistics worked out anew at the start and after every round.
 
-    The pass goes over the server's labelled examples, then over all clients' examples, client by client. A network
-    without batch norm is left as it is, at no cost.
+    The pass goes over the server's labelled examples, then over all clients' examples, client by
+    client. A network without batch norm is left as it is, at no cost.
 
     Args:
         method: whose state has the network's statistics as `model_state`.
@@ -96,29 +110,37 @@ def with_static_batch_norm(
         normalize: raw inputs -> the network's.
         network: state -> the network's parameters.
         batch_size: examples per batch.
-        server_batch_size: the server's examples are in batches of their own of this size, in the order of their
-            classes, as in (FL)^2; None: they are in front of the clients' in one sequence.
+        server_batch_size: the server's examples are in batches of their own of this size, in the
+            order of their classes, as in (FL)^2; None: they are in front of the clients' in one
+            sequence.
     """
 
     def parts(data: FederatedData) -> tuple[Part, ...]:
-        server, clients = (data.server_index[None], data.num_server[None]), (data.index, data.num_examples)
+        server = (data.server_index[None], data.num_server[None])
+        clients = (data.index, data.num_examples)
         if server_batch_size is None:
             return (_joined(batch_size, server, clients),)
         own = _joined(server_batch_size, server)
-        labels = jnp.where(jnp.arange(own.rows.shape[0]) < own.num_rows, data.observed[own.rows], data.num_classes)
+        labels = jnp.where(
+            jnp.arange(own.rows.shape[0]) < own.num_rows, data.observed[own.rows], data.num_classes
+        )
         by_class = own.rows[jnp.argsort(labels, stable=True)]
         return own._replace(rows=by_class), _joined(batch_size, clients)
 
     def refreshed(state: ServerState, data: FederatedData) -> ServerState:
         if not jax.tree.leaves(state.model_state):
             return state
-        statistics = batch_statistics(model, normalize, network(state), state.model_state, data.inputs, *parts(data))
+        statistics = batch_statistics(
+            model, normalize, network(state), state.model_state, data.inputs, *parts(data)
+        )
         return state._replace(model_state=statistics)
 
     def init(key: Array, data: FederatedData) -> ServerState:
         return refreshed(method.init(key, data), data)
 
-    def round(key: Array, state: ServerState, data: FederatedData, **how: Any) -> tuple[ServerState, Metrics]:
+    def round(
+        key: Array, state: ServerState, data: FederatedData, **how: Any
+    ) -> tuple[ServerState, Metrics]:
         new, info = method.round(key, state, data, **how)
         return refreshed(new, data), info
 
@@ -128,7 +150,9 @@ def with_static_batch_norm(
 
 
 def _joined(batch_size: int, *tables: tuple[Int[Array, "p n"], Int[Array, " p"]]) -> Part:
-    """The examples of padded tables one after another, padding at the end."""
+    """Return the examples of padded tables one after another, padding at the end."""
     rows = jnp.concatenate([index.reshape(-1) for index, _ in tables])
-    real = jnp.concatenate([(jnp.arange(i.shape[1]) < count[:, None]).reshape(-1) for i, count in tables])
+    real = jnp.concatenate(
+        [(jnp.arange(i.shape[1]) < count[:, None]).reshape(-1) for i, count in tables]
+    )
     return Part(rows[jnp.argsort(~real, stable=True)], jnp.sum(real), batch_size)

@@ -1,25 +1,40 @@
 """Stages of the methods that may train on labels alone before pseudo-labels are made.
 
-Stage 1 is federated averaging on the labelled examples; stage 2 trains on labelled and pseudo-labelled ones.
+Stage 1 is federated averaging on the labelled examples; stage 2 trains on labelled and
+pseudo-labelled ones.
 """
 
 from collections.abc import Callable
 
 from fedjax_ssl.checks import check_whole_numbers
-from fedjax_ssl.federated import Method, Setup, Stage, Term, federated_method, labelled_epochs, mixed_epochs
+from fedjax_ssl.federated import (
+    Method,
+    Setup,
+    Stage,
+    Term,
+    federated_method,
+    labelled_epochs,
+    mixed_epochs,
+)
 from fedjax_ssl.federated.method import PyTree, ServerState
 from fedjax_ssl.federated.terms import supervised_term
 
 
 def labelled_stage(setup: Setup, rounds: int | None) -> Stage:
-    """Rounds of supervised training: epochs over the labelled examples, cohort of clients with labels."""
+    """Make the rounds of supervised training: epochs over the labelled examples, cohort of clients with
+    labels.
+    """
     sampler = labelled_epochs(setup.batch_size, setup.local_epochs, setup.max_labelled)
     return Stage((supervised_term(setup),), sampler, labelled_quota="only", rounds=rounds)
 
 
 def mixed_stage(setup: Setup, term: Term, labelled_quota: str = "proportional") -> Stage:
-    """Rounds of semi-supervised training until the end: batches of labelled and unlabelled examples, stream "mixed"."""
-    sampler = mixed_epochs(setup.batch_size, setup.local_epochs, setup.max_labelled, setup.max_unlabelled)
+    """Make the rounds of semi-supervised training until the end: batches of labelled and unlabelled
+    examples, stream "mixed".
+    """
+    sampler = mixed_epochs(
+        setup.batch_size, setup.local_epochs, setup.max_labelled, setup.max_unlabelled
+    )
     return Stage((term,), sampler, labelled_quota=labelled_quota)
 
 
@@ -30,7 +45,8 @@ def after_labelled_stage(
     network: Callable[[ServerState], tuple[PyTree, PyTree]] | None = None,
     on_host: bool = False,
 ) -> Method:
-    """`warmup_rounds` rounds of stage 1, none if 0, then a stage 2; `on_host` as in `federated_method`.
+    """`warmup_rounds` rounds of stage 1, none if 0, then a stage 2; `on_host` as in
+    `federated_method`.
 
     Raises:
         ValueError: if `warmup_rounds` is not a whole number of at least 0.

@@ -5,7 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.data.federation.dealing import count_groups, deal, largest_remainder, level, rank_within
+from fedjax_ssl.data.federation.dealing import (
+    count_groups,
+    deal,
+    largest_remainder,
+    level,
+    rank_within,
+)
 
 
 def test_largest_remainder_matches_a_loop_and_adds_up():
@@ -58,12 +64,18 @@ def test_rank_within_ignores_padding_and_orders():
     key = jax.random.key(1)
     rank = np.asarray(rank_within(key, group))
     for member in range(3):
-        assert sorted(rank[np.asarray(group) == member]) == list(range(int((group == member).sum())))
+        assert sorted(rank[np.asarray(group) == member]) == list(
+            range(int((group == member).sum()))
+        )
     padded = rank_within(key, jnp.concatenate([group, jnp.full(5, -1, jnp.int32)]))
     np.testing.assert_array_equal(padded[:7], rank)
-    ordered = np.asarray(rank_within(key, jnp.zeros(6, jnp.int32), order=jnp.asarray([1, 0, 1, 0, 1, 0], jnp.int32)))
+    ordered = np.asarray(
+        rank_within(key, jnp.zeros(6, jnp.int32), order=jnp.asarray([1, 0, 1, 0, 1, 0], jnp.int32))
+    )
     assert sorted(ordered[1::2]) == [0, 1, 2] and sorted(ordered[::2]) == [3, 4, 5]
 
 
 def test_count_groups_ignores_outsiders():
-    np.testing.assert_array_equal(count_groups(jnp.asarray([0, 2, 2, -1, 3], jnp.int32), 3), [1, 0, 2])
+    np.testing.assert_array_equal(
+        count_groups(jnp.asarray([0, 2, 2, -1, 3], jnp.int32), 3), [1, 0, 2]
+    )

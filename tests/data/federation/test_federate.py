@@ -28,18 +28,26 @@ def make_dataset(missing_labels=False, own_test=False):
     # Gaps in the clients' numbers, as after a selection of writers.
     client = generator.permutation(np.repeat(np.arange(7) * 3 + 1, SIZES)).astype(np.int32)
     images = np.arange(240, dtype=np.uint8)[:, None, None, None]
-    test = Split(np.zeros((40, 1, 1, 1), np.uint8), np.arange(40) % (NUM_CLASSES + 1) - 1) if own_test else None
+    test = (
+        Split(np.zeros((40, 1, 1, 1), np.uint8), np.arange(40) % (NUM_CLASSES + 1) - 1)
+        if own_test
+        else None
+    )
     return Dataset("toy", Split(images, labels, client), test, tuple("abcdef"))
 
 
-DATASET, MISSING, WITH_TEST = make_dataset(), make_dataset(missing_labels=True), make_dataset(own_test=True)
-LABELS, WRITER = DATASET.train.y, DATASET.train.client
+DATASET = make_dataset()
+MISSING = make_dataset(missing_labels=True)
+WITH_TEST = make_dataset(own_test=True)
+LABELS = DATASET.train.y
+WRITER = DATASET.train.client
 draw = partial(federate, supervision="per_client", supervision_options={"labels": 3})
 
 
 def rows(index, count):
     """The real entries of a padded table, after checking that the padding is zero."""
-    index, count = np.asarray(index), int(count)
+    index = np.asarray(index)
+    count = int(count)
     assert (index[count:] == 0).all()
     return index[:count]
 
@@ -56,14 +64,22 @@ def contents(data):
 
 def check(data, dataset=DATASET, complete=True):
     clients, held, observed, num_labelled = contents(data)
-    everywhere = [row for client in clients for row in client] + held["test"] + held["valid"] + held["server"]
+    everywhere = (
+        [row for client in clients for row in client]
+        + held["test"]
+        + held["valid"]
+        + held["server"]
+    )
     assert len(set(everywhere)) == len(everywhere)
     if complete:
         assert len(everywhere) == len(data.labels)
-    truth, observed = np.asarray(data.labels), np.asarray(observed)
+    truth = np.asarray(data.labels)
+    observed = np.asarray(observed)
     seen = set()
     for client, count in zip(clients, num_labelled, strict=True):
-        assert (observed[client[:count]] == truth[client[:count]]).all() and (observed[client[:count]] >= 0).all()
+        assert (observed[client[:count]] == truth[client[:count]]).all() and (
+            observed[client[:count]] >= 0
+        ).all()
         assert (observed[client[count:]] == -1).all()
         assert client[:count] == sorted(client[:count]) and client[count:] == sorted(client[count:])
         assert count <= data.max_labelled and len(client) - count <= data.max_unlabelled
@@ -79,13 +95,18 @@ def test_natural_clients_with_unseen_test_clients():
     data = draw(jax.random.key(0), DATASET, test_clients=3)
     clients, held = check(data)
     assert data.num_clients == 4 and data.max_labelled == 3
-    assert data.max_examples == max(map(len, clients)) and data.max_unlabelled == data.max_examples - 3
+    assert (
+        data.max_examples == max(map(len, clients)) and data.max_unlabelled == data.max_examples - 3
+    )
     writers = [set(WRITER[client]) for client in clients]
     assert all(len(writer) == 1 for writer in writers)
     unseen = set(WRITER[held["test"]])
     assert len(unseen) == 3 and not unseen & set.union(*writers)
     assert [min(writer) for writer in writers] == sorted(min(writer) for writer in writers)
-    others = {frozenset(WRITER[check(draw(jax.random.key(k), DATASET, test_clients=3))[1]["test"]]) for k in range(4)}
+    others = {
+        frozenset(WRITER[check(draw(jax.random.key(k), DATASET, test_clients=3))[1]["test"]])
+        for k in range(4)
+    }
     assert len(others) > 1
     np.testing.assert_array_equal(data.inputs[:, 0, 0, 0], np.arange(240))
     assert data.inputs.dtype == jnp.uint8
@@ -94,22 +115,36 @@ def test_natural_clients_with_unseen_test_clients():
 def test_a_subset_of_the_natural_clients():
     data = draw(jax.random.key(1), DATASET, num_clients=4)
     clients, _ = check(data, complete=False)
-    assert sorted(map(len, clients)) != [0] * 4 and all(len(set(WRITER[client])) == 1 for client in clients)
-    assert sum(map(len, clients)) == np.isin(WRITER, [WRITER[client[0]] for client in clients]).sum()
+    assert sorted(map(len, clients)) != [0] * 4 and all(
+        len(set(WRITER[client])) == 1 for client in clients
+    )
+    assert (
+        sum(map(len, clients)) == np.isin(WRITER, [WRITER[client[0]] for client in clients]).sum()
+    )
 
 
 def test_stratified_test_and_validation():
-    data = draw(jax.random.key(0), DATASET, partition="iid", num_clients=5, test_fraction=0.2, validation_fraction=0.1)
+    data = draw(
+        jax.random.key(0),
+        DATASET,
+        partition="iid",
+        num_clients=5,
+        test_fraction=0.2,
+        validation_fraction=0.1,
+    )
     clients, held = check(data)
     assert len(held["test"]) == 48 and len(held["valid"]) == 19
     share = np.bincount(LABELS, minlength=NUM_CLASSES)
     assert (abs(np.bincount(LABELS[held["test"]], minlength=NUM_CLASSES) - 0.2 * share) <= 1).all()
-    assert (abs(np.bincount(LABELS[held["valid"]], minlength=NUM_CLASSES) - 0.08 * share) <= 1.2).all()
+    assert (
+        abs(np.bincount(LABELS[held["valid"]], minlength=NUM_CLASSES) - 0.08 * share) <= 1.2
+    ).all()
     assert np.ptp([len(client) for client in clients]) <= 1
 
 
 def test_unseen_test_clients_give_away_nothing():
-    # What they have without a label can be predicted, if not scored, and must not reach the other clients either.
+    # What they have without a label can be predicted, if not scored, and must not reach the other
+    # clients either.
     data = draw(jax.random.key(0), MISSING, partition="iid", num_clients=4, test_clients=2)
     clients, held = check(data, MISSING, complete=False)
     assert not set(WRITER[held["test"]]) & set(WRITER[np.concatenate(clients)])
@@ -123,7 +158,8 @@ def test_own_test_split_comes_after_the_training_examples():
     check(data, WITH_TEST)
     assert data.inputs.shape[0] == 280 and data.labels.shape == data.observed.shape == (280,)
     test = rows(data.test_index, data.num_test)
-    np.testing.assert_array_equal(test, 240 + np.arange(40))  # those without a true label too: they can be predicted
+    # those without a true label too: they can be predicted
+    np.testing.assert_array_equal(test, 240 + np.arange(40))
     assert (np.asarray(data.observed)[240:] == -1).all()
     replaced = draw(jax.random.key(0), WITH_TEST, test_fraction=0.25)
     assert replaced.inputs.shape[0] == 240 and int(replaced.num_test) == 60
@@ -156,7 +192,10 @@ def test_server_holds_balanced_labels_and_clients_none():
         test_fraction=0.1,
     )
     clients, held = check(data)
-    assert len(held["server"]) == int(data.num_server) == 4 * NUM_CLASSES and not np.asarray(data.num_labelled).any()
+    assert (
+        len(held["server"]) == int(data.num_server) == 4 * NUM_CLASSES
+        and not np.asarray(data.num_labelled).any()
+    )
     assert np.bincount(LABELS[held["server"]]).tolist() == [4] * NUM_CLASSES
     assert data.max_labelled == 0 and data.max_unlabelled == max(map(len, clients))
 
@@ -207,7 +246,9 @@ def test_a_fixed_key_inside_somebody_elses_jit():
 
 @pytest.mark.thorough
 def test_labels_are_those_that_the_partition_dealt():
-    """SAGE: two labelled examples of every class, dealt apart; every client has equally many of both kinds."""
+    """SAGE: two labelled examples of every class, dealt apart; every client has equally many of
+    both kinds.
+    """
     deal = partial(federate, jax.random.key(0), supervision="dealt", num_clients=4)
     options = {"alpha": 0.1, "labels_per_class": 2}
     data = deal(DATASET, partition="paired_dirichlet", partition_options=options)
@@ -221,7 +262,8 @@ def test_labels_are_those_that_the_partition_dealt():
 
 
 def test_hidden_labels_do_not_change_what_is_seen():
-    # Other labels where nothing was observed: the same clients see the same labels of the same examples.
+    # Other labels where nothing was observed: the same clients see the same labels of the same
+    # examples.
     data = draw(jax.random.key(0), DATASET, test_clients=2)
     hidden = np.asarray(data.observed) < 0
     other = np.where(hidden, (LABELS + 1) % NUM_CLASSES, LABELS)
@@ -258,24 +300,40 @@ def test_dtypes_do_not_depend_on_64_bit_mode(partition, enabled):
         for supervision, given in rules.items():
             shapes = jax.eval_shape(
                 lambda key, supervision=supervision, given=given: federate(
-                    key, DATASET, partition=partition, **options, supervision=supervision, supervision_options=given
+                    key,
+                    DATASET,
+                    partition=partition,
+                    **options,
+                    supervision=supervision,
+                    supervision_options=given,
                 ),
                 jax.random.key(0),
             )
             found = {leaf.dtype.name for leaf in jax.tree.leaves(shapes)}
-            assert found == {"int32", "uint8"} | ({"float32", "bool"} if supervision == "mixed" else set())
+            assert found == {"int32", "uint8"} | (
+                {"float32", "bool"} if supervision == "mixed" else set()
+            )
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"partition": "iid"}, "partition 'iid' does not know how many clients"),
-        ({"partition": "iid", "num_clients": 241}, "num_clients=241, but as few as 240 training examples"),
+        (
+            {"partition": "iid", "num_clients": 241},
+            "num_clients=241, but as few as 240 training examples",
+        ),
         ({"num_clients": 8}, "num_clients=8, but only 7 natural clients"),
         ({"test_clients": 7}, "test_clients=7, but dataset 'toy' has 7; at least one must train"),
         ({"test_clients": 1, "test_fraction": 0.1}, "give only one"),
-        ({"supervision": "total", "supervision_options": {"labels": 241}}, "labels=241, but only 240"),
-        ({"supervision_options": {"labels": 2, "labelled_clients": 8}}, "labelled_clients=8, but there are 7"),
+        (
+            {"supervision": "total", "supervision_options": {"labels": 241}},
+            "labels=241, but only 240",
+        ),
+        (
+            {"supervision_options": {"labels": 2, "labelled_clients": 8}},
+            "labelled_clients=8, but there are 7",
+        ),
     ],
 )
 def test_bad_arguments(options, message):
@@ -287,7 +345,9 @@ def test_a_dataset_without_natural_clients():
     dataset = dataclasses.replace(DATASET, train=Split(DATASET.train.x, LABELS))
     with pytest.raises(ValueError, match="has no natural clients; choose another partition"):
         draw(jax.random.key(0), dataset)
-    with pytest.raises(ValueError, match="test_clients=2, but dataset 'toy' has no natural clients"):
+    with pytest.raises(
+        ValueError, match="test_clients=2, but dataset 'toy' has no natural clients"
+    ):
         draw(jax.random.key(0), dataset, partition="iid", num_clients=3, test_clients=2)
 
 
@@ -310,11 +370,14 @@ def test_validate_says_what_is_wrong():
 def test_the_picture_names_clients_and_classes(tmp_path):
     labels = np.where(np.arange(len(LABELS)) % 5, LABELS, -1)
     some = dataclasses.replace(DATASET, train=dataclasses.replace(DATASET.train, y=labels))
-    data, file = draw(jax.random.key(0), some, test_clients=3), tmp_path / "partition.svg"
+    data = draw(jax.random.key(0), some, test_clients=3)
+    file = tmp_path / "partition.svg"
     with matplotlib.rc_context({"svg.fonttype": "none"}):
         plot_partition(data, file, DATASET.class_names, ["Ann", "Bo", "01", "02"])
     shown = file.read_text()
-    assert all(f">{name}<" in shown for name in ("Ann", "Bo", "01", "02", *DATASET.class_names, "no label"))
+    assert all(
+        f">{name}<" in shown for name in ("Ann", "Bo", "01", "02", *DATASET.class_names, "no label")
+    )
     plot_partition(data, tmp_path / "partition.png")
     with Image.open(tmp_path / "partition.png") as picture:
         assert picture.getpixel((0, 0))[3] == 0  # transparent
@@ -325,7 +388,9 @@ def test_report_and_counts():
     counts, labelled = class_counts(data)
     clients, _ = check(data)
     for client, owned in enumerate(clients):
-        np.testing.assert_array_equal(counts[client], np.bincount(LABELS[owned], minlength=NUM_CLASSES))
+        np.testing.assert_array_equal(
+            counts[client], np.bincount(LABELS[owned], minlength=NUM_CLASSES)
+        )
     assert (labelled.sum(axis=1) == 3).all() and (labelled <= counts).all()
     lines = report(data, DATASET.class_names, client_names=["Ann", "Bo", "Cy", "Di"]).splitlines()
     assert lines[0].startswith("4 clients (4 with labels)") and "12 labelled" in lines[0]

@@ -1,4 +1,6 @@
-"""FedMatch's tasks: the sizes of its split, its draws of classes, and examples that come in parts."""
+"""FedMatch's tasks: the sizes of its split, its draws of classes, and examples that come in
+parts.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +16,16 @@ from fedjax_ssl.data.federation.report import class_counts
 
 def images(count: int, test: int = 0) -> Dataset:
     """Ten classes in turn, an image without pixels worth mentioning."""
-    splits = [Split(np.zeros((n, 1, 1, 1), np.uint8), np.arange(n) % 10) for n in (count, test) if n]
+    splits = [
+        Split(np.zeros((n, 1, 1, 1), np.uint8), np.arange(n) % 10) for n in (count, test) if n
+    ]
     return Dataset("images", splits[0], splits[1] if test else None, tuple("0123456789"))
 
 
 def test_labels_at_clients_iid() -> None:
-    """FedMatch section 13, check 16: 60,000 images are 3,000 for test, 3,000 for validation and 100 (50 + 490)."""
+    """FedMatch section 13, check 16: 60,000 images are 3,000 for test, 3,000 for validation and
+    100 (50 + 490).
+    """
     data = federate(
         jax.random.key(0),
         with_pooled_splits(images(50_000, 10_000)),
@@ -36,26 +42,40 @@ def test_labels_at_clients_iid() -> None:
     counts, labelled = class_counts(data)
     assert (labelled == 5).all() and (counts == 54).all()
     assert (data.min_labelled, data.max_labelled, data.max_unlabelled) == (50, 50, 490)
-    rows = [np.asarray(data.index).ravel(), np.asarray(data.test_index), np.asarray(data.valid_index)]
+    rows = [
+        np.asarray(data.index).ravel(),
+        np.asarray(data.test_index),
+        np.asarray(data.valid_index),
+    ]
     assert len(np.unique(np.concatenate(rows))) == 60_000
 
 
 def pool(count: int, num_clients: int) -> Pool:
     facts = Facts(num_clients, 10, (count // 10,) * 10, 0, (), 0, count, count, 0)
-    return Pool(jnp.arange(count, dtype=jnp.int32) % 10, jnp.ones(count, bool), jnp.full(count, -1, jnp.int32), facts)
+    return Pool(
+        jnp.arange(count, dtype=jnp.int32) % 10,
+        jnp.ones(count, bool),
+        jnp.full(count, -1, jnp.int32),
+        facts,
+    )
 
 
 @pytest.mark.thorough
 def test_noniid_draws_follow_the_matrix_until_classes_run_out() -> None:
-    """FedMatch section 6: with balanced pools 244 of 49,000 images are lost on average, the smallest client has 374.
+    """FedMatch section 6: with balanced pools 244 of 49,000 images are lost on average, the
+    smallest client has 374.
 
     Single draws deviate by 65 and 38; the bounds are more than three deviations of a mean of ten.
     """
     np.testing.assert_allclose([FEDMATCH_MATRIX.sum(0), FEDMATCH_MATRIX.sum(1)], 1.0, rtol=1e-12)
-    assert np.abs(FEDMATCH_MATRIX - 0.1).sum(1) == pytest.approx(1.0), "half of it is the total variation"
+    assert np.abs(FEDMATCH_MATRIX - 0.1).sum(1) == pytest.approx(1.0), (
+        "half of it is the total variation"
+    )
     everything = pool(54_000, 100)
     assign = jax.jit(lambda key: PARTITIONS.build("fedmatch", noniid=True).assign(key, everything))
-    lost, smallest, mixes = [], [], np.zeros((10, 10))
+    lost = []
+    smallest = []
+    mixes = np.zeros((10, 10))
     for seed in range(10):
         client = np.asarray(assign(jax.random.key(seed)))
         table = np.zeros((100, 10), int)
@@ -63,13 +83,16 @@ def test_noniid_draws_follow_the_matrix_until_classes_run_out() -> None:
         assert (table >= 5).all()
         lost.append((client < 0).sum())
         smallest.append(table.sum(1).min() - 50)
-        mixes += (table[:50] - 5).reshape(5, 10, 10).sum(0)  # no class runs out before half of the clients are done
+        # no class runs out before half of the clients are done
+        mixes += (table[:50] - 5).reshape(5, 10, 10).sum(0)
     assert abs(np.mean(lost) - 244) < 80 and abs(np.mean(smallest) - 374) < 40
     assert np.abs(mixes / mixes.sum(1, keepdims=True) - FEDMATCH_MATRIX).max() < 0.01
 
 
 def test_streaming_parts_have_the_same_classes() -> None:
-    """FedMatch section 13, check 16: 37 images over 10 parts are 3 each, and 7 are used by nobody."""
+    """FedMatch section 13, check 16: 37 images over 10 parts are 3 each, and 7 are used by
+    nobody.
+    """
     dataset = images(400 + 2 * 370, test=10)
     options = {"partition": "fedmatch", "num_clients": 2, "supervision": "per_class"}
     draw = jax.jit(
@@ -92,7 +115,9 @@ def test_streaming_parts_have_the_same_classes() -> None:
 
 @pytest.mark.thorough
 def test_a_part_without_images_is_no_error() -> None:
-    """Fewer images of every class than parts: nothing is left to be streamed, the labelled ones stay."""
+    """Fewer images of every class than parts: nothing is left to be streamed, the labelled ones
+    stay.
+    """
     data = federate(
         jax.random.key(0),
         images(140, test=10),
@@ -108,9 +133,21 @@ def test_a_part_without_images_is_no_error() -> None:
 @pytest.mark.parametrize(
     ("options", "num_clients", "message"),
     [
-        ({"balanced": 5}, 3, "3 clients with 5 .* need 15 examples of class 0, but there are 10 .*; lower"),
-        ({"balanced": 1, "noniid": True, "matrix": ((0.5, 0.5),)}, 2, r"matrix has shape \(1, 2\), the data have 10"),
-        ({"balanced": 1, "noniid": True, "matrix": ((0.2,) * 10,)}, 2, r"sum to 1; they sum to \[2\.\]"),
+        (
+            {"balanced": 5},
+            3,
+            "3 clients with 5 .* need 15 examples of class 0, but there are 10 .*; lower",
+        ),
+        (
+            {"balanced": 1, "noniid": True, "matrix": ((0.5, 0.5),)},
+            2,
+            r"matrix has shape \(1, 2\), the data have 10",
+        ),
+        (
+            {"balanced": 1, "noniid": True, "matrix": ((0.2,) * 10,)},
+            2,
+            r"sum to 1; they sum to \[2\.\]",
+        ),
     ],
 )
 def test_what_cannot_be_dealt_is_refused(options: dict, num_clients: int, message: str) -> None:
@@ -128,7 +165,9 @@ def test_what_cannot_be_dealt_is_refused(options: dict, num_clients: int, messag
 def test_a_rectangular_matrix_serves_other_numbers_of_classes() -> None:
     labels = jnp.arange(60, dtype=jnp.int32) % 2
     facts = Facts(3, 2, (30, 30), 0, (), 0, 60, 60, 0)
-    partition = PARTITIONS.build("fedmatch", noniid=True, balanced=0, matrix=((1.0, 0.0), (0.0, 1.0)))
+    partition = PARTITIONS.build(
+        "fedmatch", noniid=True, balanced=0, matrix=((1.0, 0.0), (0.0, 1.0))
+    )
     everything = Pool(labels, jnp.ones(60, bool), jnp.full(60, -1, jnp.int32), facts)
     client = np.asarray(jax.jit(lambda key: partition.assign(key, everything))(jax.random.key(0)))
     assert [set(np.asarray(labels)[client == c].tolist()) for c in range(3)] == [{0}, {1}, {0}]
@@ -137,5 +176,7 @@ def test_a_rectangular_matrix_serves_other_numbers_of_classes() -> None:
 
 
 def test_splits_are_pooled_only_where_there_are_two() -> None:
-    with pytest.raises(ValueError, match="pool_splits: dataset 'images' has no test examples of its own"):
+    with pytest.raises(
+        ValueError, match="pool_splits: dataset 'images' has no test examples of its own"
+    ):
         with_pooled_splits(images(10))

@@ -1,4 +1,6 @@
-"""Groups (patients, copies) are on one side of every split, and test examples are the same wherever labels are."""
+"""Groups (patients, copies) are on one side of every split, and test examples are the same
+wherever labels are.
+"""
 
 import jax
 import numpy as np
@@ -20,7 +22,10 @@ N = len(GROUP)
 CLIENT = np.where(GROUP < 0, RNG.integers(0, 3, N), GROUP % 3).astype(np.int32)
 LABELS = RNG.integers(-1, 3, N).astype(np.int32)
 PATIENTS = Dataset(
-    "toy", Split(np.arange(N, dtype=np.float32)[:, None], LABELS, CLIENT, group=GROUP), None, tuple("abc")
+    "toy",
+    Split(np.arange(N, dtype=np.float32)[:, None], LABELS, CLIENT, group=GROUP),
+    None,
+    tuple("abc"),
 )
 
 
@@ -37,7 +42,9 @@ def assert_apart(data, group=GROUP):
     assert not (found[0] & found[1] or found[0] & found[2] or found[1] & found[2])
 
 
-@pytest.mark.parametrize(("share", "partition"), [("client_test_fraction", "natural"), ("test_fraction", "iid")])
+@pytest.mark.parametrize(
+    ("share", "partition"), [("client_test_fraction", "natural"), ("test_fraction", "iid")]
+)
 def test_a_group_is_on_one_side_of_every_split(share, partition):
     for seed in range(2):
         options = {share: 0.3, "validation_fraction": 0.2, "partition": partition, "num_clients": 3}
@@ -50,7 +57,9 @@ def test_a_group_is_on_one_side_of_every_split(share, partition):
 GROUP_SIZE = int(np.bincount(GROUP[GROUP >= 0]).max())
 
 
-@pytest.mark.parametrize("share", [pytest.param("test_fraction", marks=pytest.mark.thorough), "client_test_fraction"])
+@pytest.mark.parametrize(
+    "share", [pytest.param("test_fraction", marks=pytest.mark.thorough), "client_test_fraction"]
+)
 def test_groups_can_be_traced(share):
     def draw(key):
         return federate(key, PATIENTS, supervision="all", **{share: 0.3}, validation_fraction=0.2)
@@ -64,9 +73,15 @@ def test_a_patient_of_two_clients_does_not_train_where_one_of_them_is_left_out()
     both = GROUP.copy()
     both[CLIENT == 1] = 0  # one patient, who has rows at client 0 too
     split = Split(PATIENTS.train.x, LABELS, CLIENT, group=both)
-    data = federate(jax.random.key(0), Dataset("toy", split, None, tuple("abc")), supervision="all", left_out_client=1)
+    data = federate(
+        jax.random.key(0),
+        Dataset("toy", split, None, tuple("abc")),
+        supervision="all",
+        left_out_client=1,
+    )
     assert_apart(data, both)
-    assert set(sides(data)[2].tolist()) == set(np.flatnonzero(CLIENT == 1).tolist())  # the others are unused
+    # the others are unused
+    assert set(sides(data)[2].tolist()) == set(np.flatnonzero(CLIENT == 1).tolist())
     assert data.summary()["unused_examples"] == ((CLIENT == 0) & (both == 0)).sum()
 
 
@@ -101,17 +116,32 @@ def test_test_examples_are_the_same_wherever_labels_are(held, partition, grouped
     places = (
         {"supervision": "all"},
         {"supervision": "server", "supervision_options": {"labels": 30}},
-        {"supervision": "per_client", "supervision_options": {"labels": 4}, "validation_fraction": 0.3},
+        {
+            "supervision": "per_client",
+            "supervision_options": {"labels": 4},
+            "validation_fraction": 0.3,
+        },
     )
     clients = {"partition": partition, "num_clients": 2}
-    tested = [sides(federate(jax.random.key(7), dataset, **held, **clients, **place))[2] for place in places]
+    tested = [
+        sides(federate(jax.random.key(7), dataset, **held, **clients, **place))[2]
+        for place in places
+    ]
     assert len(tested[0]) and all(np.array_equal(tested[0], rows) for rows in tested)
 
 
 def test_validation_is_the_share_of_what_the_test_leaves():
     client = np.repeat(np.arange(4), (400, 100, 60, 40)).astype(np.int32)
-    dataset = Dataset("toy", Split(np.arange(600.0)[:, None], np.arange(600) % 3, client), None, tuple("abc"))
-    data = federate(jax.random.key(0), dataset, supervision="all", client_test_fraction=0.25, validation_fraction=0.2)
+    dataset = Dataset(
+        "toy", Split(np.arange(600.0)[:, None], np.arange(600) % 3, client), None, tuple("abc")
+    )
+    data = federate(
+        jax.random.key(0),
+        dataset,
+        supervision="all",
+        client_test_fraction=0.25,
+        validation_fraction=0.2,
+    )
     np.testing.assert_array_equal(np.bincount(client[sides(data)[2]]), [100, 25, 15, 10])
     assert int(data.num_valid) == 90 and len(sides(data)[0]) == 360
 
@@ -119,10 +149,12 @@ def test_validation_is_the_share_of_what_the_test_leaves():
 def test_copies_are_said_and_stay_together():
     x = np.repeat(np.arange(40.0)[:, None], 5, axis=0)
     labels = np.arange(200) % 2
-    found = keep_copies_together(Dataset("toy", Split(x, labels), Split(x[:3], labels[:3]), ("a", "b")))
+    found = keep_copies_together(
+        Dataset("toy", Split(x, labels), Split(x[:3], labels[:3]), ("a", "b"))
+    )
     assert found.extra["notes"] == [
-        "160 of 200 rows are copies of others, first example 1 (of example 0), and 80 of them have another label; they "
-        "stay together",
+        "160 of 200 rows are copies of others, first example 1 (of example 0), and 80 of them "
+        "have another label; they stay together",
         "3 of 3 test examples are training examples too, to the bit",
     ]
     data = federate(
@@ -139,9 +171,15 @@ def test_copies_are_said_and_stay_together():
 
 @pytest.mark.parametrize("times", [1, 2, 8])
 def test_copies_are_those_of_equal_bytes(times):
-    train, test = np.random.default_rng(0).integers(0, 3, (2, 60, 1, 1, 3), dtype=np.uint8).repeat(times, axis=-1)
+    train, test = (
+        np.random.default_rng(0)
+        .integers(0, 3, (2, 60, 1, 1, 3), dtype=np.uint8)
+        .repeat(times, axis=-1)
+    )
     labels = np.arange(60) % 2
-    found = keep_copies_together(Dataset("toy", Split(train, labels), Split(test, labels), ("a", "b")))
+    found = keep_copies_together(
+        Dataset("toy", Split(train, labels), Split(test, labels), ("a", "b"))
+    )
     seen: dict[bytes, int] = {}
     expected = [seen.setdefault(row.tobytes(), len(seen)) for row in (*train, *test)]
     assert len(seen) < 120
@@ -150,17 +188,26 @@ def test_copies_are_those_of_equal_bytes(times):
 
 def test_nobody_looks_for_copies_in_too_many_bytes(monkeypatch):
     monkeypatch.setattr(copies, "MOST", 100)
-    x, labels = np.zeros((40, 2), np.float32), np.arange(40) % 2
+    x = np.zeros((40, 2), np.float32)
+    labels = np.arange(40) % 2
     found = keep_copies_together(Dataset("toy", Split(x, labels), None, ("a", "b")))
     assert found.train.group is None
-    assert found.extra["notes"] == ["inputs of 0.0 GB: above 0.0 GB nobody looks for copies of examples"]
+    assert found.extra["notes"] == [
+        "inputs of 0.0 GB: above 0.0 GB nobody looks for copies of examples"
+    ]
 
 
 def test_given_groups_are_kept_where_copies_differ_in_them():
-    x, group = np.zeros((4, 2), np.float32), np.array([0, 0, 1, -1])
-    found = keep_copies_together(Dataset("toy", Split(x, np.zeros(4, int), group=group), None, ("a", "b")))
+    x = np.zeros((4, 2), np.float32)
+    group = np.array([0, 0, 1, -1])
+    found = keep_copies_together(
+        Dataset("toy", Split(x, np.zeros(4, int), group=group), None, ("a", "b"))
+    )
     np.testing.assert_array_equal(found.train.group, group)
-    assert found.extra["notes"][0] == "3 training examples are in 2 groups, each on one side of every split"
+    assert (
+        found.extra["notes"][0]
+        == "3 training examples are in 2 groups, each on one side of every split"
+    )
     assert "2 are in another group, so that splits may part them" in found.extra["notes"][1]
 
 
@@ -171,7 +218,8 @@ def test_data_without_copies_and_groups_are_left_as_they_are():
 
 
 def test_a_class_keeps_one_group_for_training():
-    labels, group = np.repeat([0, 1], (4, 12)), np.repeat([0, 1, 2, 3], 4)
+    labels = np.repeat([0, 1], (4, 12))
+    group = np.repeat([0, 1, 2, 3], 4)
     drawn = stratified(jax.random.key(0), labels, np.ones(16, bool), 2, 0.7, group.astype(np.int32))
     assert not np.asarray(drawn)[:4].any() and 4 <= np.asarray(drawn).sum() <= 8
 
@@ -180,19 +228,33 @@ def test_groups_are_read_from_tables_folders_and_arrays(tmp_path):
     patients = ["p2", "", "p1", "p2", "p10", ""]
     cells = [f"{row},{patient},{'ab'[row % 2]}" for row, patient in enumerate(patients)]
     (tmp_path / "t.csv").write_text("\n".join(["size,patient,label", *cells]))
-    table = data.load("table", root=tmp_path / "data", path=tmp_path / "t.csv", group_column="patient")
-    again = data.load("table", root=tmp_path / "data", path=tmp_path / "t.csv", group_column="patient")  # as kept
+    table = data.load(
+        "table", root=tmp_path / "data", path=tmp_path / "t.csv", group_column="patient"
+    )
+    # as kept
+    again = data.load(
+        "table", root=tmp_path / "data", path=tmp_path / "t.csv", group_column="patient"
+    )
     (tmp_path / "scans").mkdir()
     for row in range(6):
         Image.new("L", (4, 4), 10 * row).save(tmp_path / "scans" / f"{row}.png")
     cells = [f"{row}.png,{patient},{'ab'[row % 2]}" for row, patient in enumerate(patients)]
     (tmp_path / "scans" / "t.csv").write_text("\n".join(["file,group,label", *cells]))
     folder = data.load("folder", root=tmp_path / "data", path=tmp_path / "scans")
-    np.savez(tmp_path / "a.npz", inputs=np.eye(6), labels=np.arange(6) % 2, group=np.array(patients))
+    np.savez(
+        tmp_path / "a.npz", inputs=np.eye(6), labels=np.arange(6) % 2, group=np.array(patients)
+    )
     arrays = data.load("npz", path=tmp_path / "a.npz")
     for dataset in (table, again, folder, arrays):
         group = dataset.train.group
-        assert group[0] == group[3] and len({group[0], group[2], group[4]}) == 3 and group[1] == group[5] == -1
-        assert "4 training examples are in 3 groups, each on one side of every split" in dataset.extra["notes"]
+        assert (
+            group[0] == group[3]
+            and len({group[0], group[2], group[4]}) == 3
+            and group[1] == group[5] == -1
+        )
+        assert (
+            "4 training examples are in 3 groups, each on one side of every split"
+            in dataset.extra["notes"]
+        )
     with pytest.raises(ValueError, match="no column 'patients'"):
         data.load("table", root=tmp_path / "data", path=tmp_path / "t.csv", group_column="patients")

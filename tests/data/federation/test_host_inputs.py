@@ -1,4 +1,6 @@
-"""Examples that stay on the host: what is read, who has whose, and what is read from all devices."""
+"""Examples that stay on the host: what is read, who has whose, and what is read from all
+devices.
+"""
 
 import dataclasses
 
@@ -22,9 +24,13 @@ DRAWN = Drawn(  # two rounds of four slots; C = 6 in empty ones
 
 
 def apart(inputs):
-    """The toy federation with these inputs, and the inputs as two rounds have them on four devices."""
+    """The toy federation with these inputs, and the inputs as two rounds have them on four
+    devices.
+    """
     federation = dataclasses.replace(toy.federation(), inputs=jnp.asarray(inputs))
-    host = HostInputs(Dataset("toy", Split(inputs, np.zeros(len(inputs), np.int32)), None, ("a",), input_max=1.0))
+    host = HostInputs(
+        Dataset("toy", Split(inputs, np.zeros(len(inputs), np.int32)), None, ("a",), input_max=1.0)
+    )
     mesh = Mesh(np.array(jax.devices()[:DEVICES]), ("clients",))
     clients = data.clients_of_devices(DRAWN, DEVICES)
     return federation, data.load_examples(host, federation, clients, 26, DRAWN, mesh)
@@ -47,15 +53,21 @@ def test_a_device_has_the_clients_of_its_slots():
     assert each == [[1, 5], [2], [0, 3], [3]]
     two = [ids.tolist() for ids in data.clients_of_devices(DRAWN, 2)]
     assert two == [[1, 2, 5], [0, 3]]
-    assert [ids.tolist() for ids in data.clients_of_devices(DRAWN._replace(order=None))] == [[0, 1, 2, 3, 5]]
+    assert [ids.tolist() for ids in data.clients_of_devices(DRAWN._replace(order=None))] == [
+        [0, 1, 2, 3, 5]
+    ]
 
 
 def test_every_device_has_its_own_clients_examples_and_no_others():
     federation, inputs = apart(np.asarray(toy.federation().inputs))
     always = set(np.asarray(federation.test_index).tolist()) | {0}
-    table, sizes = np.asarray(federation.index), np.asarray(federation.num_examples)
-    for shard, ids in zip(inputs.place.addressable_shards, data.clients_of_devices(DRAWN, DEVICES), strict=True):
-        place, values = np.asarray(shard.data)[0], np.asarray(inputs.values[shard.index[0]])[0]
+    table = np.asarray(federation.index)
+    sizes = np.asarray(federation.num_examples)
+    for shard, ids in zip(
+        inputs.place.addressable_shards, data.clients_of_devices(DRAWN, DEVICES), strict=True
+    ):
+        place = np.asarray(shard.data)[0]
+        values = np.asarray(inputs.values[shard.index[0]])[0]
         rows = {row for client in ids for row in table[client, : sizes[client]].tolist()}
         assert set(np.flatnonzero(place).tolist()) - always == rows - always
         for row in rows | always:
@@ -64,13 +76,17 @@ def test_every_device_has_its_own_clients_examples_and_no_others():
 
 @pytest.mark.parametrize("dtype", [np.uint8, pytest.param(np.float32, marks=pytest.mark.thorough)])
 def test_what_some_device_has_can_be_read_on_all_to_the_last_bit(dtype):
-    inputs = np.random.default_rng(0).integers(0, 256, (len(toy.federation().inputs), 4)).astype(dtype)
+    inputs = (
+        np.random.default_rng(0).integers(0, 256, (len(toy.federation().inputs), 4)).astype(dtype)
+    )
     if dtype == np.float32:
         inputs = inputs - 128
         inputs[:4] = [-0.0, 1e-42, -1e38, 3.0]
     federation, there = apart(inputs)
     assert (there.shape, there.ndim, there.dtype) == (inputs.shape, 2, dtype)
-    trained = np.concatenate([np.asarray(federation.index)[c, : federation.num_examples[c]] for c in (0, 1, 2, 3, 5)])
+    trained = np.concatenate(
+        [np.asarray(federation.index)[c, : federation.num_examples[c]] for c in (0, 1, 2, 3, 5)]
+    )
     rows = np.concatenate([trained, np.asarray(federation.test_index), [0]])
     found = jax.jit(lambda inputs, rows: inputs[rows])(there, rows)
     assert found.is_fully_replicated
@@ -81,6 +97,11 @@ def test_whoever_reads_more_than_is_there_hears_so():
     federation, there = apart(np.asarray(toy.federation().inputs))
     rows = data.NotLoaded(federation.index.shape)
     assert rows.shape == federation.index.shape
-    for use in (lambda: jnp.isfinite(there), lambda: there[rows], lambda: rows[0], lambda: rows.reshape(-1)):
+    for use in (
+        lambda: jnp.isfinite(there),
+        lambda: there[rows],
+        lambda: rows[0],
+        lambda: rows.reshape(-1),
+    ):
         with pytest.raises(data.NotOnDevice, match="examples of all clients"):
             use()

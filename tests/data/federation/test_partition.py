@@ -59,7 +59,8 @@ NO_FIVE = np.where(SKEWED == 5, 6, SKEWED)
 TWO = np.arange(120) % 3 // 2
 SOME_UNKNOWN = np.where(np.arange(120) % 4 == 0, -1, SKEWED)
 EVEN_AND_UNKNOWN = np.where(np.arange(120) % 12 == 0, -1, np.arange(120) % 10)
-# The first case of every partition is also traced; all have the same length, so that operations compile once.
+# The first case of every partition is also traced; all have the same length, so that operations
+# compile once.
 CASES = [
     ("natural", {}, SKEWED, 4),
     ("natural", {}, SOME_UNKNOWN, 6),
@@ -113,7 +114,9 @@ def check(client, name, labels, num_clients, available, bounds):
     if name == "natural":
         owners = [set(client[available & (writer == NATURAL)].tolist()) for writer in range(6)]
         assert all(len(owner) == 1 for owner in owners)
-        assert sorted(min(owner) for owner in owners) == [-1] * (6 - num_clients) + list(range(num_clients))
+        assert sorted(min(owner) for owner in owners) == [-1] * (6 - num_clients) + list(
+            range(num_clients)
+        )
     elif name == "random":
         assert sizes.min() == sizes.max() == available.sum() // num_clients
     elif name not in ("majority", "class_counts", "fedmatch"):  # which leave what nobody asks for
@@ -125,7 +128,11 @@ def check(client, name, labels, num_clients, available, bounds):
 # With and without examples held out: by turns, and both of every case in `make thorough`.
 BY_TURNS = [
     pytest.param(
-        *case, held_out, marks=() if held_out == place % 2 and case[0] != CASES[place - 1][0] else pytest.mark.thorough
+        *case,
+        held_out,
+        marks=()
+        if held_out == place % 2 and case[0] != CASES[place - 1][0]
+        else pytest.mark.thorough,
     )
     for place, case in enumerate(CASES)
     for held_out in (False, True)
@@ -134,8 +141,16 @@ BY_TURNS = [
 
 @pytest.mark.parametrize(("name", "options", "labels", "num_clients", "held_out"), BY_TURNS)
 def test_complete_disjoint_and_bounded(name, options, labels, num_clients, held_out):
-    available = np.arange(labels.size) % 9 != 0 if held_out and num_clients < 100 else np.ones(labels.size, bool)
-    options = {**options, "min_examples": 13 - 2 * held_out} if options.get("min_examples") == 13 else options
+    available = (
+        np.arange(labels.size) % 9 != 0
+        if held_out and num_clients < 100
+        else np.ones(labels.size, bool)
+    )
+    options = (
+        {**options, "min_examples": 13 - 2 * held_out}
+        if options.get("min_examples") == 13
+        else options
+    )
     pool = case_pool(name, labels, num_clients, available)
     partition = PARTITIONS.build(name, **options)
     assign = assignment(partition, pool)
@@ -177,20 +192,30 @@ def test_own_class_cuts_its_parts_for_the_clients_of_a_class():
 
 
 def test_own_class_may_deal_a_class_that_runs_out_again():
-    """FedRGD's code on SVHN: after class 9 comes class 1; the first image of a class follows its last one."""
+    """FedRGD's code on SVHN: after class 9 comes class 1; the first image of a class follows its
+    last one.
+    """
     counts = np.array([60, 14, 50, 40, 40, 40, 40, 40, 40, 36])
     labels = np.repeat(np.arange(10), counts)
-    partition, pool = PARTITIONS.build("own_class", skew=0.8, cut=False, reuse=True), make_pool(labels, 10, 20)
+    partition = PARTITIONS.build("own_class", skew=0.8, cut=False, reuse=True)
+    pool = make_pool(labels, 10, 20)
     deal = jax.jit(lambda key: (partition.assign(key, pool), *partition.again(key, pool)))
     client, more, row = map(np.asarray, deal(jax.random.key(3)))
     there = more >= 0
-    client, row = np.concatenate([client, more[there]]), np.concatenate([np.arange(400), row[there]])
+    client = np.concatenate([client, more[there]])
+    row = np.concatenate([np.arange(400), row[there]])
     held = table(client, labels[row], 20, 10)
     kinds = np.array([*range(10), *range(1, 10), 1])
     assert (held.sum(axis=1) == 20).all() and (held[np.arange(20), kinds] >= 16).all()
-    # Class 1 has 14 images, and three clients ask for 16 of them: 34 are dealt again, every one as often as any other.
+    # Class 1 has 14 images, and three clients ask for 16 of them: 34 are dealt again, every one as
+    # often as any other.
     copies = np.bincount(row[client >= 0], minlength=400)[labels == 1]
-    assert copies.sum() == 48 and set(copies) == {3, 4} and there.sum() == 34 and (labels[row[400:]] == 1).all()
+    assert (
+        copies.sum() == 48
+        and set(copies) == {3, 4}
+        and there.sum() == 34
+        and (labels[row[400:]] == 1).all()
+    )
     assert (client < 0).sum() == 34, "as many others are not used"
     for settings in ({"cut": True}, {"cut": False, "own_part": "class"}):
         with pytest.raises(ValueError, match="reuse deals to every client R of its own size"):
@@ -205,7 +230,8 @@ def test_majority_has_two_frequent_classes_and_hands_out_in_the_order_of_the_fil
     np.add.at(counts, (client, labels), 1)
     for number in range(5):
         first = counts[number, 2 * number : 2 * number + 2]
-        # FedUL, section 7: shares between 0.4265 and 0.5263 of a fifth of the data, cut where the class runs out.
+        # FedUL, section 7: shares between 0.4265 and 0.5263 of a fifth of the data, cut where the
+        # class runs out.
         assert (first >= 80).all() and first.sum() > 0.9 * counts[number].sum()
         for kind in range(10):
             places = np.flatnonzero((labels == kind) & (client >= 0))
@@ -223,19 +249,25 @@ def test_iid_differs_by_at_most_one():
 
 def test_natural_keeps_the_clients_as_they_are():
     pool = make_pool(SKEWED, 10, 6, natural=NATURAL)
-    np.testing.assert_array_equal(PARTITIONS.build("natural").assign(jax.random.key(0), pool), NATURAL)
+    np.testing.assert_array_equal(
+        PARTITIONS.build("natural").assign(jax.random.key(0), pool), NATURAL
+    )
 
 
 @pytest.mark.thorough
 def test_dirichlet_shares_have_the_right_spread():
-    # E[sum of squared shares] = (alpha + 1) / (C alpha + 1). 2,000 draws against 5 standard errors: a right
-    # implementation fails for less than one seed in a million.
-    alpha, num_clients, each = 0.5, 5, 400
+    # E[sum of squared shares] = (alpha + 1) / (C alpha + 1). 2,000 draws against 5 standard errors:
+    # a right implementation fails for less than one seed in a million.
+    alpha = 0.5
+    num_clients = 5
+    each = 400
     labels = balanced_labels(4, each)
     pool = make_pool(labels, 4, num_clients)
     partition = PARTITIONS.build("dirichlet", alpha=alpha, min_examples=0)
     clients = np.asarray(
-        jax.jit(jax.vmap(lambda key: partition.assign(key, pool)))(jax.random.split(jax.random.key(5), 500))
+        jax.jit(jax.vmap(lambda key: partition.assign(key, pool)))(
+            jax.random.split(jax.random.key(5), 500)
+        )
     )
     counts = np.stack([table(client, labels, num_clients, 4) for client in clients]) / each
     squares = (counts**2).sum(axis=1).reshape(-1)
@@ -245,7 +277,9 @@ def test_dirichlet_shares_have_the_right_spread():
 
 @pytest.mark.thorough
 def test_dirichlet_skips_clients_that_are_full():
-    """SemiFL: a client that holds N / C examples or more by a class gets nothing of it, all others their shares."""
+    """SemiFL: a client that holds N / C examples or more by a class gets nothing of it, all
+    others their shares.
+    """
     labels = np.random.default_rng(1).choice(10, 600, p=np.arange(1, 11) / 55)
     pool = make_pool(labels, 10, 8)
     for alpha in (1e-3, 0.1):
@@ -254,10 +288,19 @@ def test_dirichlet_skips_clients_that_are_full():
         counts = table(np.asarray(partition.assign(jax.random.key(1), pool)), labels, 8, 10)
         unskipped = table(np.asarray(plain.assign(jax.random.key(1), pool)), labels, 8, 10)
         before = np.cumsum(counts, axis=1) - counts
-        assert counts.sum() == 600 and (counts[before >= 600 / 8] == 0).all() and (before >= 600 / 8).any()
+        assert (
+            counts.sum() == 600
+            and (counts[before >= 600 / 8] == 0).all()
+            and (before >= 600 / 8).any()
+        )
         np.testing.assert_array_equal(counts[:, 0], unskipped[:, 0])
-        assert counts.sum(axis=1).max() <= partition.bounds(pool.facts).largest < plain.bounds(pool.facts).largest
-    # Two classes of four clients, worked by hand: client 2 is full after the first class, the others share the second.
+        assert (
+            counts.sum(axis=1).max()
+            <= partition.bounds(pool.facts).largest
+            < plain.bounds(pool.facts).largest
+        )
+    # Two classes of four clients, worked by hand: client 2 is full after the first class, the
+    # others share the second.
     shares = jnp.asarray([[0.2, 0.1, 0.6, 0.1], [0.1, 0.2, 0.5, 0.2]], jnp.float32)
     counts = partition_module._skip_full(shares, jnp.asarray([10, 10], jnp.int32))
     np.testing.assert_array_equal(counts, [[2, 1, 6, 1], [2, 4, 0, 4]])
@@ -265,12 +308,14 @@ def test_dirichlet_skips_clients_that_are_full():
 
 @pytest.mark.parametrize("name", ["iid", "random"])
 def test_every_example_is_dealt_uniformly(name):
-    # Chi-square over 1,500 keys with threshold at 1e-6 per example, three examples: fails for 3 seeds in a
-    # million. "random" leaves 2 of 12 examples to nobody (-1).
+    # Chi-square over 1,500 keys with threshold at 1e-6 per example, three examples: fails for 3
+    # seeds in a million. "random" leaves 2 of 12 examples to nobody (-1).
     labels = balanced_labels(3, 4)
     pool = make_pool(labels, 3, 5)
     keys = jax.random.split(jax.random.key(2), 1500)
-    clients = np.asarray(jax.jit(jax.vmap(lambda key: PARTITIONS.build(name).assign(key, pool)))(keys))
+    clients = np.asarray(
+        jax.jit(jax.vmap(lambda key: PARTITIONS.build(name).assign(key, pool)))(keys)
+    )
     for example in (0, 5, 11):
         dealt = clients[:, example]
         assert stats.chisquare(np.bincount(dealt[dealt >= 0], minlength=5)).pvalue > 1e-6
@@ -295,7 +340,9 @@ def test_dirichlet_balanced_has_equal_sizes_and_uneven_classes():
 
 @pytest.mark.thorough
 def test_pairs_have_equal_sizes_and_mixes_of_their_own_for_labelled_and_other_examples():
-    """SAGE: 600 examples, 20 of each of ten classes labelled; the first cut leaves a quarter of a slice at least."""
+    """SAGE: 600 examples, 20 of each of ten classes labelled; the first cut leaves a quarter of
+    a slice at least.
+    """
     labels = balanced_labels(10, 60)
     pool = make_pool(labels, 10, 6)
     partition = PARTITIONS.build("paired_dirichlet", alpha=0.1, labels_per_class=20)
@@ -315,11 +362,14 @@ def test_pairs_have_equal_sizes_and_mixes_of_their_own_for_labelled_and_other_ex
 
 
 def test_a_slice_is_split_as_in_the_code():
-    """A client that holds half of the slice gets no more; of several draws the first even enough one counts."""
+    """A client that holds half of the slice gets no more; of several draws the first even enough
+    one counts.
+    """
     counts = jnp.asarray([[4, 4, 4, 4]], jnp.int32)
     first = np.array([[1.0, 1.0, 0.9, 0.9], [0.9, 0.6, 0.1, 0.6], [1.0, 1.0, 1.0, 1.0]])
     shares = jnp.asarray(np.stack([first, 1.0 - first], axis=2)[None], jnp.float32)
-    # The first draw gives 4 + 4 and then nothing more: half of it. With that draw alone, and the last two:
+    # The first draw gives 4 + 4 and then nothing more: half of it. With that draw alone, and the
+    # last two:
     split = jax.jit(pairs._even_enough)
     np.testing.assert_array_equal(split(shares, counts), [[4, 4, 0, 0]])
     np.testing.assert_array_equal(split(shares[:, 1:], counts), [[3, 2, 0, 2]])
@@ -334,7 +384,8 @@ def test_shards_are_runs_of_the_sorted_labels():
     pool = make_pool(labels, 10, 8)
     client = assignment(PARTITIONS.build("shards", shards_per_client=2), pool)(0)
     counts = table(client, labels, 8, 10)
-    # 16 shards of 7 or 8 examples out of sorted runs of 12: a shard touches at most two classes, a client four.
+    # 16 shards of 7 or 8 examples out of sorted runs of 12: a shard touches at most two classes, a
+    # client four.
     assert np.isin(counts.sum(axis=1), (14, 15, 16)).all()
     assert ((counts > 0).sum(axis=1) <= 4).all()
 
@@ -355,8 +406,8 @@ def test_classes_per_client_is_exact_and_balanced(num_clients, classes):
 
 @pytest.mark.thorough
 def test_circulant_gives_the_counts_of_the_protofssl_split():
-    # Section 8.2 of its specification: 100 clients, 5,400 images of each class; 5 + (244, 73, 15 or 10) of a
-    # class.
+    # Section 8.2 of its specification: 100 clients, 5,400 images of each class; 5 + (244, 73, 15 or
+    # 10) of a class.
     labels = balanced_labels(10, 5400)
     pool = make_pool(labels, 10, 100)
     client = assignment(PARTITIONS.build("circulant", balanced=5), pool)(0)
@@ -381,11 +432,19 @@ def test_bad_options(name, options, message):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("dirichlet", {"alpha": 1.0, "min_examples": 13}, "needs 130 training examples, there are 120"),
+        (
+            "dirichlet",
+            {"alpha": 1.0, "min_examples": 13},
+            "needs 130 training examples, there are 120",
+        ),
         ("dirichlet", {"alpha": 1.0, "max_examples": 11}, "raise it to at least 12"),
         ("classes_per_client", {"classes": 11}, "the training data have 10 classes"),
         ("circulant", {"shares": (1, 2)}, "shares has 2 entries, the data have 10 classes"),
-        ("paired_dirichlet", {"alpha": 0.1, "labels_per_class": 5}, "asks for 5 examples of class 0, but there are 4"),
+        (
+            "paired_dirichlet",
+            {"alpha": 0.1, "labels_per_class": 5},
+            "asks for 5 examples of class 0, but there are 4",
+        ),
     ],
 )
 def test_options_that_do_not_fit_the_data(name, options, message):

@@ -27,7 +27,10 @@ def generated(train, test, unlabelled):
     rng = np.random.default_rng(0)
     labels = [rng.permutation(np.repeat(np.arange(10), counts)) for counts in (train, test)]
     labels[0] = np.concatenate([labels[0], np.full(unlabelled, -1)]).astype(np.int32)
-    parts = [Split(np.arange(values.size, dtype=np.float32)[:, None], values.astype(np.int32)) for values in labels]
+    parts = [
+        Split(np.arange(values.size, dtype=np.float32)[:, None], values.astype(np.int32))
+        for values in labels
+    ]
     return Dataset("generated", *parts, NAMES)
 
 
@@ -40,10 +43,14 @@ def cut(counts, dataset, split, **fields):
 
 
 def held(data):
-    """Labelled and unlabelled examples by client and class, the last class being unknown; all rows that are used."""
-    index, known = np.asarray(data.index), np.asarray(data.num_labelled)
+    """Labelled and unlabelled examples by client and class, the last class being unknown; all
+    rows that are used.
+    """
+    index = np.asarray(data.index)
+    known = np.asarray(data.num_labelled)
     slots = np.arange(index.shape[1])
-    real, seen = slots < np.asarray(data.num_examples)[:, None], slots < known[:, None]
+    real = slots < np.asarray(data.num_examples)[:, None]
+    seen = slots < known[:, None]
     classes = np.asarray(data.labels)[index]
     tables = [
         np.stack([((classes == kind) & mask).sum(axis=1) for kind in (*range(10), -1)], axis=1)
@@ -51,7 +58,10 @@ def held(data):
     ]
     used = [
         index[real],
-        *(np.asarray(data.test_index)[: int(data.num_test)], np.asarray(data.valid_index)[: int(data.num_valid)]),
+        *(
+            np.asarray(data.test_index)[: int(data.num_test)],
+            np.asarray(data.valid_index)[: int(data.num_valid)],
+        ),
     ]
     return *tables, used
 
@@ -65,7 +75,9 @@ def check_pools(data, used, valid, test):
     together = np.concatenate(used)
     assert np.unique(together).size == together.size
     for rows, each in ((used[2], valid), (used[1], test)):
-        np.testing.assert_array_equal(np.bincount(np.asarray(data.labels)[rows], minlength=10), each)
+        np.testing.assert_array_equal(
+            np.bincount(np.asarray(data.labels)[rows], minlength=10), each
+        )
 
 
 @pytest.mark.thorough
@@ -73,7 +85,9 @@ def test_cifar10_with_fedmatchs_matrix() -> None:
     data = cut(CIFAR10, "cifar10", "noniid")
     labelled, unlabelled, used = held(data)
     np.testing.assert_array_equal(labelled[:, :10], 5)
-    np.testing.assert_array_equal(unlabelled[:, :10], by_offset((244, 73, 15, 15, 15, 10, 15, 15, 15, 73)))
+    np.testing.assert_array_equal(
+        unlabelled[:, :10], by_offset((244, 73, 15, 15, 15, 10, 15, 15, 15, 73))
+    )
     assert set(unlabelled.sum(axis=1)) == {490} and set(unlabelled.sum(axis=0)[:10]) == {4900}
     check_pools(data, used, 300, 300)
     # All official training images are trained on, and 400 official test images of every class.
@@ -108,23 +122,34 @@ def test_svhn_is_cut_to_equal_classes(split, labels, others) -> None:
     ("split", "labels", "others", "size"),
     [
         ("noniid_overlap", (5,), (243, 73, 15, 15, 15, 10, 15, 15, 15, 73), 489),
-        ("xnid_overlap", (23, 5, 5, 5, 3, 3, 3, 3, 0, 0), (243, 49, 49, 49, 25, 25, 25, 25, 0, 0), 490),
+        (
+            "xnid_overlap",
+            (23, 5, 5, 5, 3, 3, 3, 3, 0, 0),
+            (243, 49, 49, 49, 25, 25, 25, 25, 0, 0),
+            490,
+        ),
     ],
 )
-def test_labelled_images_are_unlabelled_ones_too_in_the_later_code(split, labels, others, size) -> None:
+def test_labelled_images_are_unlabelled_ones_too_in_the_later_code(
+    split, labels, others, size
+) -> None:
     data = cut(CIFAR10, "cifar10", split)
     labelled, unlabelled, used = held(data)
     np.testing.assert_array_equal(labelled[:, :10], by_offset(np.resize(labels, 10)))
     np.testing.assert_array_equal(unlabelled[:, :10], by_offset(others))
     assert set(unlabelled.sum(axis=1)) == {size}
     rows, counts = np.unique(used[0], return_counts=True)
-    assert counts.max() == 2 and (counts == 2).sum() == 5000, "every labelled image, and no other one"
+    assert counts.max() == 2 and (counts == 2).sum() == 5000, (
+        "every labelled image, and no other one"
+    )
     assert data.summary()["examples_dealt_twice"] == 5000 and rows.size == 100 * size
     assert "; 5000 are dealt twice" in report(data, NAMES)
 
 
 def test_who_has_an_example_without_its_label_does_not_see_it() -> None:
-    """Two clients; of every class one example is dealt as labelled to each, and four again, from the first one on."""
+    """Two clients; of every class one example is dealt as labelled to each, and four again, from
+    the first one on.
+    """
     labels = np.arange(120, dtype=np.int32) % 10
     split = Split(np.arange(120, dtype=np.float32)[:, None], labels)
     options = {"counts": (4,), "labelled_counts": (1,), "overlap": True}
@@ -143,7 +168,8 @@ def test_who_has_an_example_without_its_label_does_not_see_it() -> None:
     np.testing.assert_array_equal((seen >= 0).sum(axis=1), data.num_labelled)
     np.testing.assert_array_equal(np.asarray(all_clients(data).observed), seen)
     # All labelled ones are unlabelled examples of the first client, its own ones too.
-    first, others = np.asarray(data.index[0, 10:50]), np.asarray(data.index[:, :10])
+    first = np.asarray(data.index[0, 10:50])
+    others = np.asarray(data.index[:, :10])
     assert np.isin(others, first).all()
 
 
@@ -154,7 +180,9 @@ def test_labelled_examples_may_be_dealt_apart_and_once() -> None:
     data = cut(CIFAR10, "cifar10", "noniid", **fields, **supervision)
     labelled, unlabelled, used = held(data)
     np.testing.assert_array_equal(labelled[:, :10], 5)
-    np.testing.assert_array_equal(unlabelled[:, :10], by_offset((244, 73, 15, 15, 15, 10, 15, 15, 15, 73)))
+    np.testing.assert_array_equal(
+        unlabelled[:, :10], by_offset((244, 73, 15, 15, 15, 10, 15, 15, 15, 73))
+    )
     check_pools(data, used, 300, 300)
 
 
@@ -169,7 +197,9 @@ def test_stl10_has_unlabelled_images_of_unknown_class() -> None:
 
 @pytest.mark.thorough
 def test_pools_that_are_shuffled_first() -> None:
-    """The paper's text: merge, shuffle, split; then a tenth of the test images is from the official test split."""
+    """The paper's text: merge, shuffle, split; then a tenth of the test images is from the
+    official test split.
+    """
     data = cut(CIFAR10, "cifar10", "iid", **{"data.shuffle_pools": True})
     *_, used = held(data)
     check_pools(data, used, 300, 300)
@@ -180,18 +210,28 @@ def test_pools_that_are_shuffled_first() -> None:
     ("fields", "message"),
     [
         ({"data.pools": (5401, 300, 300)}, "6001 examples of class 0, but there are 6000"),
-        ({"data.pools": (5399, 300, 300)}, "100 clients are to get 5400 examples of class 0, but there are 5399"),
+        (
+            {"data.pools": (5399, 300, 300)},
+            "100 clients are to get 5400 examples of class 0, but there are 5399",
+        ),
         ({"data.validation_fraction": 0.1}, "give only one of them"),
         ({"partition.counts": (0,), "partition.balanced": 0}, "no client would get anything"),
         ({"partition.unlabelled": 3}, "3 examples without a label each, but there are 0"),
-        ({"partition.overlap": True}, "nothing is dealt as labelled; give labelled_counts, with supervision 'dealt'"),
+        (
+            {"partition.overlap": True},
+            "nothing is dealt as labelled; give labelled_counts, with supervision 'dealt'",
+        ),
         (
             {"partition.overlap": True, "partition.labelled_counts": (5,), "data.pools": None}
             | {"data.client_test_fraction": 0.1},
             r"deals some examples twice, which does not go with test examples of the clients",
         ),
         (
-            {"supervision.name": "circulant", "supervision.label_counts": (1, 2), "supervision.labels": None},
+            {
+                "supervision.name": "circulant",
+                "supervision.label_counts": (1, 2),
+                "supervision.labels": None,
+            },
             "2 entries",
         ),
     ],

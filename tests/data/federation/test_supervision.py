@@ -9,7 +9,8 @@ from scipy import stats
 from fedjax_ssl.data.federation.pool import Bounds, Holdings
 from fedjax_ssl.data.federation.supervision import SUPERVISIONS, balanced_draw, build_supervision
 
-NUM_CLIENTS, NUM_CLASSES = 12, 5
+NUM_CLIENTS = 12
+NUM_CLASSES = 5
 GENERATOR = np.random.default_rng(1)
 CLIENT = GENERATOR.choice(np.arange(-1, NUM_CLIENTS - 1), 300)  # client 11 has nothing
 LABELS = GENERATOR.choice(np.arange(-1, NUM_CLASSES), 300, p=(0.1, 0.3, 0.3, 0.2, 0.08, 0.02))
@@ -18,10 +19,21 @@ SIZES = np.bincount(CLIENT[CLIENT >= 0], minlength=NUM_CLIENTS)
 WITH_LABEL = np.bincount(CLIENT[ELIGIBLE], minlength=NUM_CLIENTS)
 
 
-def keep(name, key=0, client=CLIENT, truth=LABELS, num_clients=NUM_CLIENTS, num_classes=NUM_CLASSES, **options):
+def keep(
+    name,
+    key=0,
+    client=CLIENT,
+    truth=LABELS,
+    num_clients=NUM_CLIENTS,
+    num_classes=NUM_CLASSES,
+    **options,
+):
     rule = build_supervision(name, **options)
-    client, truth = jnp.asarray(client, jnp.int32), jnp.asarray(truth, jnp.int32)
-    return np.asarray(rule.label(jax.random.key(key), holdings(client, truth, num_clients, num_classes)))
+    client = jnp.asarray(client, jnp.int32)
+    truth = jnp.asarray(truth, jnp.int32)
+    return np.asarray(
+        rule.label(jax.random.key(key), holdings(client, truth, num_clients, num_classes))
+    )
 
 
 def holdings(client, truth, num_clients=NUM_CLIENTS, num_classes=NUM_CLASSES):
@@ -68,7 +80,9 @@ def test_own_labels_and_within_bounds(name, options):
     assert not kept[~ELIGIBLE].any()
     np.testing.assert_array_equal(kept, keep(name, 0, **options))
     counts = per_client(kept)
-    bounds = build_supervision(name, **options).bounds(Bounds(0, int(SIZES.max())), NUM_CLIENTS, NUM_CLASSES, False)
+    bounds = build_supervision(name, **options).bounds(
+        Bounds(0, int(SIZES.max())), NUM_CLIENTS, NUM_CLASSES, False
+    )
     assert counts.max() <= bounds[0] and (SIZES - counts).max() <= bounds[1]
     assert (counts > 0).sum() <= options.get("labelled_clients", NUM_CLIENTS)
     if 0 < kept.sum() < ELIGIBLE.sum():
@@ -76,8 +90,10 @@ def test_own_labels_and_within_bounds(name, options):
 
 
 def test_bounds_hold_where_every_example_has_a_label():
-    # Sizes 25 everywhere: each rule's bounds must cover what it keeps, and be tight for the exact ones.
-    client, truth = np.arange(300) % 12, np.arange(300) // 12 % 5
+    # Sizes 25 everywhere: each rule's bounds must cover what it keeps, and be tight for the exact
+    # ones.
+    client = np.arange(300) % 12
+    truth = np.arange(300) // 12 % 5
     tight = {
         "all": (25, 0),
         "none": (0, 25),
@@ -93,7 +109,9 @@ def test_bounds_hold_where_every_example_has_a_label():
             continue
         seen.add(name)
         counts = per_client(keep(name, 0, client, truth, **options), client)
-        bounds = build_supervision(name, **options).bounds(Bounds(25, 25), NUM_CLIENTS, NUM_CLASSES, True)
+        bounds = build_supervision(name, **options).bounds(
+            Bounds(25, 25), NUM_CLIENTS, NUM_CLASSES, True
+        )
         assert counts.max() <= bounds[0] and (25 - counts).max() <= bounds[1]
         assert name not in tight or tuple(bounds) == (*tight[name], 25)
     assert seen == set(SUPERVISIONS)
@@ -133,7 +151,9 @@ def test_fraction_counts_and_at_least_one():
     kept = keep("fraction", fraction=0.25)
     expected = np.minimum(np.maximum(np.floor(0.25 * SIZES + 0.5), 1), WITH_LABEL)
     np.testing.assert_array_equal(per_client(kept), expected)
-    np.testing.assert_array_equal(per_client(keep("fraction", fraction=1e-6)), np.minimum(WITH_LABEL, 1))
+    np.testing.assert_array_equal(
+        per_client(keep("fraction", fraction=1e-6)), np.minimum(WITH_LABEL, 1)
+    )
 
 
 @pytest.mark.parametrize("labels", [1, 11, 40, 200])
@@ -154,12 +174,21 @@ def test_total_goes_to_the_labelled_clients_only():
 def test_first_and_random_labelled_clients():
     first = per_client(keep("per_client", labels=1, labelled_clients=3))
     np.testing.assert_array_equal(first > 0, np.arange(NUM_CLIENTS) < 3)
-    client, labels = np.arange(300) % 12, np.arange(300) % 5
+    client = np.arange(300) % 12
+    labels = np.arange(300) % 5
     chosen = [
         tuple(
             np.flatnonzero(
                 per_client(
-                    keep("per_class", key, client, labels, labels=1, labelled_clients=3, which="random"),
+                    keep(
+                        "per_class",
+                        key,
+                        client,
+                        labels,
+                        labels=1,
+                        labelled_clients=3,
+                        which="random",
+                    ),
                     client,
                 )
             )
@@ -189,8 +218,11 @@ def test_xclp_noniid_has_five_shifted_classes(labels, num_clients):
 
 
 def test_class_pairs_have_labels_of_two_classes(labels=50):
-    """FedRGD: 100 clients with 25 labels of each of their two classes; every class is at 20 of them."""
-    client, truth = np.repeat(np.arange(100), 500), np.tile(np.arange(10), 5000)
+    """FedRGD: 100 clients with 25 labels of each of their two classes; every class is at 20 of
+    them.
+    """
+    client = np.repeat(np.arange(100), 500)
+    truth = np.tile(np.arange(10), 5000)
     kept = keep("class_pairs", 3, client, truth, 100, 10, labels=labels)
     counts = np.zeros((100, 10), int)
     np.add.at(counts, (client[kept], truth[kept]), 1)
@@ -205,8 +237,10 @@ def test_the_supervised_reference_keeps_the_labels_of_clients_beside_those_of_th
 
 
 def test_xclp_noniid_fills_up_from_the_other_drawn_classes():
-    client, truth = np.full(300, -1), np.zeros(300, int)
-    client[:24], truth[20:24] = 0, [1, 2, 3, 4]
+    client = np.full(300, -1)
+    truth = np.zeros(300, int)
+    client[:24] = 0
+    truth[20:24] = [1, 2, 3, 4]
     kept = keep("xclp_noniid", 0, client, truth, 1, 5, labels=10)
     np.testing.assert_array_equal(np.bincount(truth[kept]), [6, 1, 1, 1, 1])
 
@@ -223,9 +257,10 @@ def test_uniform_labels_do_not_depend_on_the_classes():
 
 
 def test_every_example_is_equally_likely_to_be_labelled():
-    # Counts of 30 examples over 1,000 keys, chi-square-like with threshold at 1e-6: fails for one seed in a
-    # million.
-    client, labels = jnp.zeros(30, jnp.int32), jnp.asarray(np.arange(30) % 7 // 3, jnp.int32)
+    # Counts of 30 examples over 1,000 keys, chi-square-like with threshold at 1e-6: fails for one
+    # seed in a million.
+    client = jnp.zeros(30, jnp.int32)
+    labels = jnp.asarray(np.arange(30) % 7 // 3, jnp.int32)
     kept = keep_many(
         build_supervision("per_client", labels=3),
         jax.random.split(jax.random.key(6), 1000),
@@ -234,7 +269,8 @@ def test_every_example_is_equally_likely_to_be_labelled():
         1,
         3,
     )
-    # Drawing 3 of 30 without replacement has variance p (1 - p) and correlation -1/29 between examples.
+    # Drawing 3 of 30 without replacement has variance p (1 - p) and correlation -1/29 between
+    # examples.
     statistic = ((kept.sum(axis=0) - 100.0) ** 2 / (1000 * 0.1 * 0.9)).sum() * 29 / 30
     assert stats.chi2.sf(statistic, 29) > 1e-6
 
@@ -242,10 +278,14 @@ def test_every_example_is_equally_likely_to_be_labelled():
 def test_balanced_draw_is_balanced_and_exact():
     available = np.ones(300, bool)
     available[:50] = False
-    drawn = np.asarray(balanced_draw(jax.random.key(0), jnp.asarray(LABELS, jnp.int32), jnp.asarray(available), 12))
+    drawn = np.asarray(
+        balanced_draw(jax.random.key(0), jnp.asarray(LABELS, jnp.int32), jnp.asarray(available), 12)
+    )
     assert not drawn[:50].any() and (LABELS[drawn] >= 0).all()
     have = np.bincount(LABELS[available & (LABELS >= 0)], minlength=NUM_CLASSES)
-    np.testing.assert_array_equal(np.bincount(LABELS[drawn], minlength=NUM_CLASSES), np.minimum(have, 12))
+    np.testing.assert_array_equal(
+        np.bincount(LABELS[drawn], minlength=NUM_CLASSES), np.minimum(have, 12)
+    )
 
 
 @pytest.mark.parametrize(
@@ -265,9 +305,13 @@ def test_more_than_there_is():
         build_supervision("all", labelled_clients=9).check(8, 100)
     with pytest.raises(ValueError, match="labels=101, but only 100 training examples"):
         build_supervision("total", labels=101).check(8, 100)
-    with pytest.raises(ValueError, match=r"9 labels are asked for at the server.* for 10 classes ask for 10"):
+    with pytest.raises(
+        ValueError, match=r"9 labels are asked for at the server.* for 10 classes ask for 10"
+    ):
         build_supervision("server", labels=9).server_labels_per_class([100.0] * 10)
-    with pytest.raises(ValueError, match=r"server, .*, needs 4 examples of class 1, but there are 3 "):
+    with pytest.raises(
+        ValueError, match=r"server, .*, needs 4 examples of class 1, but there are 3 "
+    ):
         build_supervision("coarse", server_labels=13).server_labels_per_class([5.0, 3.9, 9.0])
     with pytest.raises(ValueError, match="classes=5 labelled classes per client, the data have 3"):
         keep("xclp_noniid", 0, np.zeros(6, int), np.arange(6) % 3, 1, 3, labels=2)

@@ -12,7 +12,8 @@ from fedjax_ssl.data.federation.report import report
 from fedjax_ssl.data.federation.weak_labels import perturbed_shares
 from fedjax_ssl.methods.parts.channel_terms import check_one_space
 
-NUM_CLASSES, SIZE = 10, 600
+NUM_CLASSES = 10
+SIZE = 600
 RNG = np.random.default_rng(0)
 # Sizes are the same wherever they can be: most of the time here goes into compiling for each shape.
 LABELS = RNG.permutation(np.arange(SIZE) % NUM_CLASSES).astype(np.int32)
@@ -52,7 +53,9 @@ def check_shares(data: FederatedData) -> None:
         counts = np.zeros(data.weak.matrix.shape[1:])
         np.add.at(counts, (observations[observations >= 0], LABELS[rows[observations >= 0]]), 1)
         sizes = counts.sum(axis=1, keepdims=True)
-        np.testing.assert_allclose(data.weak.matrix[client], counts / np.maximum(sizes, 1), atol=1e-6)
+        np.testing.assert_allclose(
+            data.weak.matrix[client], counts / np.maximum(sizes, 1), atol=1e-6
+        )
         np.testing.assert_allclose(data.weak.share[client], sizes[:, 0] / sizes.sum(), atol=1e-6)
 
 
@@ -65,7 +68,9 @@ def test_dealt_sets_use_every_example_once_and_differ_in_their_classes() -> None
     assert data.kinds() == ("sets",)
     np.testing.assert_array_equal(data.weak.num_observations, [5, 5, 5])
     # The dominant class of set m is m mod K, ten times as likely to be wanted as another.
-    np.testing.assert_array_equal(np.argmax(np.asarray(data.weak.matrix)[:, :, :5], axis=2), [np.arange(5)] * 3)
+    np.testing.assert_array_equal(
+        np.argmax(np.asarray(data.weak.matrix)[:, :, :5], axis=2), [np.arange(5)] * 3
+    )
 
 
 @pytest.mark.thorough
@@ -73,12 +78,17 @@ def test_drawn_sets_use_every_example_once_and_their_shares_are_those_to_be_expe
     data = draw("sets", sets=5, protocol="drawn")
     rows = np.concatenate([entries_of(data, client)[0] for client in range(3)])
     assert sorted(rows) == list(range(SIZE))
-    expected = np.asarray(data.weak.matrix * data.weak.share[:, :, None]) * np.asarray(data.num_examples)[:, None, None]
+    expected = (
+        np.asarray(data.weak.matrix * data.weak.share[:, :, None])
+        * np.asarray(data.num_examples)[:, None, None]
+    )
     counts = np.zeros_like(expected)
     for client in range(3):
         rows, observations = entries_of(data, client)
         np.add.at(counts[client], (observations, LABELS[rows]), 1)
-    np.testing.assert_allclose(data.weak.share, counts.sum(axis=2) / counts.sum(axis=(1, 2))[:, None], atol=1e-6)
+    np.testing.assert_allclose(
+        data.weak.share, counts.sum(axis=2) / counts.sum(axis=(1, 2))[:, None], atol=1e-6
+    )
     # Poisson's chi-squared of 150 cells: neither what came out (0) nor another table (thousands).
     chi_squared = ((counts - expected) ** 2 / expected).sum()
     assert 75 < chi_squared < 250, chi_squared
@@ -131,7 +141,8 @@ def test_numbers_of_sets_may_differ_between_clients() -> None:
 
 @pytest.mark.thorough
 def test_noise_changes_what_clients_are_told_but_not_the_sets() -> None:
-    exact, noisy = draw("sets", sets=5), draw("sets", sets=5, noise=0.4)
+    exact = draw("sets", sets=5)
+    noisy = draw("sets", sets=5, noise=0.4)
     np.testing.assert_array_equal(exact.weak.labels, noisy.weak.labels)
     told = np.asarray(noisy.weak.matrix)
     assert np.abs(told - np.asarray(exact.weak.matrix)).max() > 0.05
@@ -142,14 +153,17 @@ def test_noise_follows_its_formula() -> None:
     shares = jnp.asarray([[0.55, 0.05, 0.40], [0.0, 0.0, 0.0]])
     worked = {  # FedUL section 6: every sign pattern of +-20 %, normalized
         tuple(np.round(row / row.sum(), 6))
-        for row in np.asarray([0.55, 0.05, 0.40]) * (1 + 0.2 * np.stack(np.meshgrid(*[[-1, 1]] * 3), -1).reshape(-1, 3))
+        for row in np.asarray([0.55, 0.05, 0.40])
+        * (1 + 0.2 * np.stack(np.meshgrid(*[[-1, 1]] * 3), -1).reshape(-1, 3))
     }
     assert (0.647059, 0.039216, 0.313725) in worked
     for seed in range(8):
         moved = np.asarray(perturbed_shares(jax.random.key(seed), shares, 0.2))
         assert any(np.allclose(moved[0], row, atol=2e-6) for row in worked)
         assert not moved[1].any(), "padding stays"
-    emptied = np.asarray(perturbed_shares(jax.random.key(0), jnp.asarray([[0.5, 0.5]] * 32), 1.0, "additive"))
+    emptied = np.asarray(
+        perturbed_shares(jax.random.key(0), jnp.asarray([[0.5, 0.5]] * 32), 1.0, "additive")
+    )
     np.testing.assert_allclose(emptied.sum(axis=1), 1.0)
     assert (emptied == 0.5).all(axis=1).any(), "a row that is cut to zero becomes uniform"
 
@@ -183,7 +197,9 @@ def test_own_coarse_labels_with_and_without_a_matrix() -> None:
     matrix = np.zeros((3, NUM_CLASSES))
     matrix[np.arange(NUM_CLASSES) // 4, np.arange(NUM_CLASSES)] = 1
     known = dataset(coarse=coarse, coarse_names=names, correspondence=matrix)
-    np.testing.assert_allclose(draw("coarse", correspondence="own", data=known).weak.matrix[2], matrix)
+    np.testing.assert_allclose(
+        draw("coarse", correspondence="own", data=known).weak.matrix[2], matrix
+    )
 
 
 def test_clients_in_turn_have_label_spaces_of_their_own() -> None:
@@ -197,7 +213,9 @@ def test_clients_in_turn_have_label_spaces_of_their_own() -> None:
         np.testing.assert_array_equal(observations, entries_of(alone, client)[1])
         size = int(data.weak.num_observations[client])
         np.testing.assert_array_equal(data.weak.matrix[client, :size], alone.weak.matrix[client])
-        assert not data.weak.matrix[client, size:].any() and not data.weak.share[client, size:].any()
+        assert (
+            not data.weak.matrix[client, size:].any() and not data.weak.share[client, size:].any()
+        )
     with pytest.raises(ValueError, match="of different spaces"):
         check_one_space(data)
     assert check_one_space(alone) == []
@@ -209,8 +227,15 @@ def test_own_matrices_of_each_client() -> None:
     matrices[1, 0, :5] = matrices[1, 1, 5:] = 1
     client = (np.arange(SIZE) % 2).astype(np.int32)
     coarse = matrices[client, :, LABELS].argmax(axis=1).astype(np.int32)
-    own = {"client": client, "coarse": coarse, "coarse_names": tuple("012"), "correspondence": matrices}
-    data = draw("coarse", data=dataset(**own), partition="natural", num_clients=None, correspondence="own")
+    own = {
+        "client": client,
+        "coarse": coarse,
+        "coarse_names": tuple("012"),
+        "correspondence": matrices,
+    }
+    data = draw(
+        "coarse", data=dataset(**own), partition="natural", num_clients=None, correspondence="own"
+    )
     np.testing.assert_array_equal(data.weak.matrix, matrices)
     np.testing.assert_array_equal(data.weak.num_observations, [3, 2])
     with pytest.raises(ValueError, match="given for 2 clients, but 3 train"):
@@ -228,8 +253,12 @@ def test_a_mixed_federation_has_clients_of_four_kinds() -> None:
     np.testing.assert_array_equal(data.num_labelled, [5, 0, 0, 0, 0, 0])
     np.testing.assert_array_equal(data.weak.num_observations, [0, 2, 2, 5, 0, 0])
     np.testing.assert_array_equal(data.weak.from_sets, [False, False, False, True, False, False])
-    np.testing.assert_array_equal(np.asarray(data.weak.num_examples) > 0, [False, True, True, True, False, False])
-    assert (np.asarray(data.num_examples) == SIZE // 6).all(), "clients with nothing keep their examples"
+    np.testing.assert_array_equal(
+        np.asarray(data.weak.num_examples) > 0, [False, True, True, True, False, False]
+    )
+    assert (np.asarray(data.num_examples) == SIZE // 6).all(), (
+        "clients with nothing keep their examples"
+    )
     drawn = draw("mixed", num_clients=6, which="random", seed=1, **FOUR_KINDS)
     assert sorted(np.asarray(drawn.weak.num_observations)) == [0, 0, 0, 2, 2, 5]
 
@@ -242,10 +271,16 @@ def test_a_trace_draws_the_same_federation(protocol: str) -> None:
 
     def build(key: jax.Array) -> FederatedData:
         return federate(
-            key, dataset(), partition="iid", num_clients=6, supervision="mixed", supervision_options=options
+            key,
+            dataset(),
+            partition="iid",
+            num_clients=6,
+            supervision="mixed",
+            supervision_options=options,
         )
 
-    plain, traced = build(key), jax.jit(build)(key)
+    plain = build(key)
+    traced = jax.jit(build)(key)
     width = plain.max_examples
     np.testing.assert_array_equal(plain.num_examples, traced.num_examples)
     np.testing.assert_array_equal(plain.index, traced.index[:, :width])
@@ -260,8 +295,15 @@ def test_the_report_counts_coarse_labels_and_sets_where_there_are_any() -> None:
     assert "5 labelled, 200 with a coarse label, 100 in sets with known class shares" in lines[0]
     assert "of them labelled  coarse  in sets  sets  histogram" in lines[2]
     table = [line.split("|")[0].split()[5:] for line in lines[3:9]]
-    assert table == [["0", "0", "0"], *[["100", "0", "0"]] * 2, ["0", "100", "5"], *[["0", "0", "0"]] * 2]
-    only_coarse = report(draw("coarse", correspondence="parity"), dataset().class_names).splitlines()
+    assert table == [
+        ["0", "0", "0"],
+        *[["100", "0", "0"]] * 2,
+        ["0", "100", "5"],
+        *[["0", "0", "0"]] * 2,
+    ]
+    only_coarse = report(
+        draw("coarse", correspondence="parity"), dataset().class_names
+    ).splitlines()
     assert "600 with a coarse label;" in only_coarse[0] and "sets" not in only_coarse[2]
 
 
@@ -287,12 +329,20 @@ def test_given_sets_are_taken_as_they_are_even_without_any_true_label() -> None:
 
 
 def test_labels_coarse_labels_and_sets_are_taken_together_as_they_are_given() -> None:
-    client, sets = np.arange(SIZE) % 3, np.arange(SIZE) // 3 % 2
+    client = np.arange(SIZE) % 3
+    sets = np.arange(SIZE) // 3 % 2
     sets[client > 0] = -1
-    labels, coarse = np.where(client == 2, LABELS, -1), np.where(client == 1, LABELS % 2, -1)
+    labels = np.where(client == 2, LABELS, -1)
+    coarse = np.where(client == 1, LABELS % 2, -1)
     shares = np.zeros((3, 5, NUM_CLASSES))
     shares[0, :2] = [[0.19] + [0.09] * 9, [0.1] * 10]
-    fields = {"client": client, "set": sets, "coarse": coarse, "coarse_names": ("even", "odd"), "set_shares": shares}
+    fields = {
+        "client": client,
+        "set": sets,
+        "coarse": coarse,
+        "coarse_names": ("even", "odd"),
+        "set_shares": shares,
+    }
     data = draw("given", num_clients=None, data=dataset(labels, **fields), partition="natural")
     assert data.kinds() == ("labels", "coarse", "sets")
     np.testing.assert_array_equal(data.weak.from_sets, [True, False, False])
@@ -304,16 +354,25 @@ def test_labels_coarse_labels_and_sets_are_taken_together_as_they_are_given() ->
     with pytest.raises(ValueError, match="class shares are given for 3 clients, but 2 train"):
         draw("given", num_clients=2, data=dataset(labels, **fields), partition="natural")
     with pytest.raises(ValueError, match="has a column of sets but not their class shares"):
-        draw("given", num_clients=None, data=dataset(labels, client=client, set=sets), partition="natural")
+        draw(
+            "given",
+            num_clients=None,
+            data=dataset(labels, client=client, set=sets),
+            partition="natural",
+        )
 
 
 @pytest.mark.thorough
 def test_test_priors() -> None:
     uneven = dataset(np.where(LABELS == 9, 0, LABELS))
     np.testing.assert_allclose(
-        draw("sets", sets=5, data=uneven).weak.prior, np.bincount(uneven.train.y, minlength=10) / SIZE, atol=1e-7
+        draw("sets", sets=5, data=uneven).weak.prior,
+        np.bincount(uneven.train.y, minlength=10) / SIZE,
+        atol=1e-7,
     )
-    np.testing.assert_allclose(draw("sets", sets=5, test_prior="uniform").weak.prior, 0.1, atol=1e-7)
+    np.testing.assert_allclose(
+        draw("sets", sets=5, test_prior="uniform").weak.prior, 0.1, atol=1e-7
+    )
     np.testing.assert_allclose(draw("sets", sets=5, test_prior="sets").weak.prior, 0.1, atol=1e-6)
 
 
@@ -325,7 +384,10 @@ def test_labels_that_are_not_given_do_not_show() -> None:
     for each in np.unique(cell):
         scrambled[cell == each] = RNG.permutation(scrambled[cell == each])
     other = dataclasses.replace(data, train=dataclasses.replace(data.train, y=scrambled))
-    pair = [draw("given", num_clients=None, data=each, partition="natural").weak for each in (data, other)]
+    pair = [
+        draw("given", num_clients=None, data=each, partition="natural").weak
+        for each in (data, other)
+    ]
     jax.tree.map(np.testing.assert_array_equal, *pair)
 
 
@@ -335,8 +397,16 @@ def test_labels_that_are_not_given_do_not_show() -> None:
         ("sets", {"set_counts": (2, 3)}, "2 numbers of sets are given for 3 clients"),
         ("coarse", {"correspondence": "own"}, "the dataset has no coarse labels of its own"),
         ("mixed", {"coarse_clients": 1}, "needs labelled_clients"),
-        ("mixed", {"labelled_clients": 2, "coarse_clients": 1, "set_clients": 1}, "there are 3 clients; lower"),
-        ("sets", {"labelled_clients": 1}, "labelled_clients=1 has no meaning for supervision 'sets'"),
+        (
+            "mixed",
+            {"labelled_clients": 2, "coarse_clients": 1, "set_clients": 1},
+            "there are 3 clients; lower",
+        ),
+        (
+            "sets",
+            {"labelled_clients": 1},
+            "labelled_clients=1 has no meaning for supervision 'sets'",
+        ),
     ],
 )
 def test_bad_options_are_refused(supervision: str, options: dict, message: str) -> None:

@@ -10,7 +10,11 @@ from scipy import ndimage
 from fedjax_ssl.data.images.augmentation import AUGMENTATIONS, augmentation
 from fedjax_ssl.data.images.weak import slide, turn
 
-STRONG = [name for name in AUGMENTATIONS if name in ("fixmatch", "semifl") or name.startswith("randaugment")]
+STRONG = [
+    name
+    for name in AUGMENTATIONS
+    if name in ("fixmatch", "semifl") or name.startswith("randaugment")
+]
 IMAGES = np.random.default_rng(0).integers(0, 256, (12, 9, 7, 3)).astype(np.uint8)
 
 
@@ -36,7 +40,8 @@ def candidates(image, pixels, mode, flips):
     ],
 )
 def test_every_result_is_a_padded_crop_and_all_occur(name, options, mode):
-    # 150 keys x 12 images over at most 50 outcomes for pixels=2: one stays out with probability below 1e-13.
+    # 150 keys x 12 images over at most 50 outcomes for pixels=2: one stays out with probability
+    # below 1e-13.
     augment = jax.jit(jax.vmap(augmentation(name, **options), (0, None)))
     results = np.asarray(augment(jax.random.split(jax.random.key(0), 150), jnp.asarray(IMAGES)))
     assert results.shape == (150, *IMAGES.shape) and results.dtype == np.uint8
@@ -53,20 +58,28 @@ def test_flamby_changes_every_second_image_within_its_bounds():
     quarters = np.full((400, 128, 128, 1), 128, np.uint8)
     quarters[:, :64, 64:], quarters[:, 64:, :64] = 98, 158
     augment = jax.jit(augmentation("flamby"))
-    grey, turned = (np.asarray(augment(jax.random.key(0), x)) for x in (np.full_like(quarters, 128), quarters))
+    grey, turned = (
+        np.asarray(augment(jax.random.key(0), x)) for x in (np.full_like(quarters, 128), quarters)
+    )
     middle = grey[:, 64, 64, 0].astype(int)
     # A square of 16 of 128 pixels hides the middle in 16 of 113 places, along both axes.
     hides = 0.5 * np.mean([1 - (1 - (16 / 113) ** 2) ** count for count in range(1, 9)])
     assert np.mean(middle == 0) == pytest.approx(hides, abs=0.03)
     assert np.mean(middle[middle > 0] == 128) == pytest.approx(0.5, abs=0.08)
-    assert 77 <= middle[middle > 0].min() < 90 and 166 < middle.max() <= 179  # 128 x (1 +- 0.1) +- 38.25
+    # 128 x (1 +- 0.1) +- 38.25
+    assert 77 <= middle[middle > 0].min() < 90 and 166 < middle.max() <= 179
     parts = [
         turned[:, rows, columns].mean((1, 2, 3))
         for rows in (slice(16, 64), slice(64, 112))
         for columns in (slice(16, 64), slice(64, 112))
     ]
-    right, below = parts[1] + parts[3] > parts[0] + parts[2], parts[2] + parts[3] < parts[0] + parts[1]
-    shares = [np.mean((right == flipped) & (below == upside)) for flipped in (False, True) for upside in (False, True)]
+    right = parts[1] + parts[3] > parts[0] + parts[2]
+    below = parts[2] + parts[3] < parts[0] + parts[1]
+    shares = [
+        np.mean((right == flipped) & (below == upside))
+        for flipped in (False, True)
+        for upside in (False, True)
+    ]
     np.testing.assert_allclose(shares, [1 / 2, 1 / 6, 1 / 6, 1 / 6], atol=0.08)
 
 
@@ -110,7 +123,9 @@ def test_vmapped_over_clients_is_the_same_per_client():
 
 def test_no_shift_and_constant_value():
     images = jnp.asarray(IMAGES)
-    np.testing.assert_array_equal(augmentation("shift", pixels=0)(jax.random.key(0), images), images)
+    np.testing.assert_array_equal(
+        augmentation("shift", pixels=0)(jax.random.key(0), images), images
+    )
     augment = augmentation("shift", pixels=6, fill="constant", value=7)
     assert set(np.unique(augment(jax.random.key(0), jnp.zeros_like(images)))) == {0, 7}
 
@@ -121,19 +136,28 @@ def test_resize_crop_cuts_windows_out_of_what_pillow_enlarges():
     enlarged = np.asarray(Image.fromarray(image).resize((9, 9), Image.Resampling.BILINEAR))
     windows = [enlarged[y : y + 8, x : x + 6] for y in range(2) for x in range(4)]
     allowed = np.stack(windows + [window[:, ::-1] for window in windows]).astype(int)
-    cut = np.asarray(augmentation("resize_crop", size=9)(jax.random.key(0), jnp.asarray(np.stack([image] * 200))))
+    cut = np.asarray(
+        augmentation("resize_crop", size=9)(jax.random.key(0), jnp.asarray(np.stack([image] * 200)))
+    )
     # A value halfway between two whole ones may go either way: Pillow's weights are rounded, too.
     away = np.abs(cut.astype(int)[:, None] - allowed).max(axis=(2, 3, 4))
     assert (away.min(axis=1) <= 1).all()
-    assert set(away.argmin(axis=1)) == set(range(16))  # one of 16 is missing with probability 16 * exp(-13)
-    with pytest.raises(ValueError, match="size=7 must be at least the images' size, which is 8 x 6"):
+    # one of 16 is missing with probability 16 * exp(-13)
+    assert set(away.argmin(axis=1)) == set(range(16))
+    with pytest.raises(
+        ValueError, match="size=7 must be at least the images' size, which is 8 x 6"
+    ):
         augmentation("resize_crop", size=7)(jax.random.key(0), jnp.asarray(image[None]))
 
 
 def test_images_that_do_not_fit():
-    with pytest.raises(ValueError, match="pixels=7 must be smaller than the images, which are 9 x 7"):
+    with pytest.raises(
+        ValueError, match="pixels=7 must be smaller than the images, which are 9 x 7"
+    ):
         augmentation("shift", pixels=7)(jax.random.key(0), jnp.asarray(IMAGES))
-    with pytest.raises(ValueError, match=r"augmentation needs images \[n, H, W, C\], got shape \(4, 5\)"):
+    with pytest.raises(
+        ValueError, match=r"augmentation needs images \[n, H, W, C\], got shape \(4, 5\)"
+    ):
         augmentation("shift")(jax.random.key(0), jnp.zeros((4, 5)))
 
 
@@ -145,18 +169,26 @@ def test_rotation_is_about_the_centre_within_the_given_angle():
     # A bar from the centre to the right, seen under the angles that were drawn.
     bar = np.zeros((400, 41, 41, 1), np.float32)
     bar[:, 20, 20:] = 1.0
-    weight = np.asarray(jax.jit(augmentation("rotate", degrees=20.0))(jax.random.key(0), bar)[..., 0])
+    weight = np.asarray(
+        jax.jit(augmentation("rotate", degrees=20.0))(jax.random.key(0), bar)[..., 0]
+    )
     assert weight.sum(axis=(1, 2)).min() > 15, "the bar stays in the image"
     y, x = np.mgrid[:41, :41] - 20.0
-    angles = np.rad2deg(np.arctan2(-np.sum(weight * y, axis=(1, 2)), np.sum(weight * x, axis=(1, 2))))
-    assert -21 < angles.min() < -18 and 18 < angles.max() < 21, "both ends of the range, and nothing beyond"
+    angles = np.rad2deg(
+        np.arctan2(-np.sum(weight * y, axis=(1, 2)), np.sum(weight * x, axis=(1, 2)))
+    )
+    assert -21 < angles.min() < -18 and 18 < angles.max() < 21, (
+        "both ends of the range, and nothing beyond"
+    )
     assert abs(angles.mean()) < 2
 
 
 @pytest.mark.parametrize("name", STRONG)
 def test_shape_and_type_stay(name):
     for images in (IMAGES, IMAGES[..., :1].astype(np.float32), IMAGES[:1], IMAGES[:0]):
-        result = jax.eval_shape(augmentation(name, operations=len(images) % 3), jax.random.key(0), images)
+        result = jax.eval_shape(
+            augmentation(name, operations=len(images) % 3), jax.random.key(0), images
+        )
         assert (result.shape, result.dtype) == (images.shape, images.dtype)
 
 
@@ -170,12 +202,15 @@ def test_translation_by_parts_of_pixels():
             expected = ndimage.shift(image, shift, order=1, mode="grid-constant", cval=9.0)
             np.testing.assert_allclose(result, expected, atol=1e-3)
     # A ramp tells how far each image moved: at most two pixels of sixteen, in both directions.
-    ramp = np.broadcast_to(np.arange(16.0)[:, None, None] * 10 + np.arange(16.0)[:, None], (300, 16, 16, 1))
+    ramp = np.broadcast_to(
+        np.arange(16.0)[:, None, None] * 10 + np.arange(16.0)[:, None], (300, 16, 16, 1)
+    )
     augment = jax.jit(augmentation("translate", flip=False, input_max=510.0))
     results = np.asarray(augment(jax.random.key(0), ramp.astype(np.float32)))[..., 0]
     moved = 7.5 * 11 - results[:, 4:12, 4:12].mean(axis=(1, 2))
     assert -22 <= moved.min() < -17 and 17 < moved.max() <= 22
-    # The corner is all border where either offset is above 1: 300 images are off by 0.12 with probability below 1e-4.
+    # The corner is all border where either offset is above 1: 300 images are off by 0.12 with
+    # probability below 1e-4.
     assert abs((results[:, 0, 0] == 255).mean() - (1 - 0.75**2)) < 0.12
 
 

@@ -19,7 +19,9 @@ COLOUR = np.concatenate(
         NOISE // 8 + 100,
         NOISE // 100 * 90,
         np.full((1, 13, 11, 3), 77),
-        np.broadcast_to(np.arange(143).reshape(1, 13, 11, 1) + np.array([0, 20, 100]), (1, 13, 11, 3)),
+        np.broadcast_to(
+            np.arange(143).reshape(1, 13, 11, 1) + np.array([0, 20, 100]), (1, 13, 11, 3)
+        ),
     ]
 ).astype(np.uint8)
 GREY = np.ascontiguousarray(COLOUR[..., :1])
@@ -33,14 +35,16 @@ EVERY = {
     "semifl": policies.semifl(2),
 }
 ENTRIES = 20  # the most that are compared per operation, spread over its levels and signs
-# Levels by which an operation may be off. Autocontrast: a whole quotient comes out one lower in Pillow where its double
-# precision rounds down. Shear by cubic interpolation: single precision, next to a whole number.
+# Levels by which an operation may be off. Autocontrast: a whole quotient comes out one lower in
+# Pillow where its double precision rounds down. Shear by cubic interpolation: single precision,
+# next to a whole number.
 OFF = {"autocontrast": 1, "smooth": 1}
 
 
 def pillow(choice, image, amount):
     """One operation by Pillow, as the papers' code calls it."""
-    name, (width, height) = choice.operation, image.size
+    name = choice.operation
+    (width, height) = image.size
     if name in ("identity", "invert", "autocontrast", "equalize"):
         return image.copy() if name == "identity" else getattr(ImageOps, name)(image)
     if name in ENHANCERS:
@@ -49,7 +53,11 @@ def pillow(choice, image, amount):
         return ImageOps.posterize(image, int(amount))
     if name == "solarize":
         return ImageOps.solarize(image, amount)
-    fill = choice.fill if image.mode == "RGB" else round(float(np.dot(choice.fill, [0.299, 0.587, 0.114]).sum()))
+    fill = (
+        choice.fill
+        if image.mode == "RGB"
+        else round(float(np.dot(choice.fill, [0.299, 0.587, 0.114]).sum()))
+    )
     fill = tuple(int(v) for v in np.broadcast_to(fill, 3)) if image.mode == "RGB" else fill
     if name == "rotate":
         return image.rotate(amount, fillcolor=fill)
@@ -87,33 +95,49 @@ def compare(policy, stored):
     @jax.jit
     def ours(entries):
         spot = jnp.zeros((len(planes), 2))
-        one = [jax.vmap(lambda e, s=step: s(planes, jnp.full(len(planes), e), spot)) for step in steps]
+        one = [
+            jax.vmap(lambda e, s=step: s(planes, jnp.full(len(planes), e), spot)) for step in steps
+        ]
         return [function(jnp.asarray(entry)) for function, entry in zip(one, entries, strict=True)]
 
     entries = [np.resize(entries_of(choice), ENTRIES) for choice in choices]
     results = ours(entries)
     for choice, entry, result in zip(choices, entries, results, strict=True):
         values = np.moveaxis(np.asarray(result), 2, -1)
-        assert ((values >= 0) & (values <= 255) & (values == np.round(values))).all(), choice.operation
+        assert ((values >= 0) & (values <= 255) & (values == np.round(values))).all(), (
+            choice.operation
+        )
         images = [Image.fromarray(image if channels == 3 else image[..., 0]) for image in stored]
         expected = np.stack(
-            [[np.asarray(pillow(choice, image, amount_of(choice, e))) for image in images] for e in entry]
+            [
+                [np.asarray(pillow(choice, image, amount_of(choice, e))) for image in images]
+                for e in entry
+            ]
         ).reshape(values.shape)
         difference = np.abs(values - expected)
         allowed = OFF.get("smooth" if choice.smooth else choice.operation, 0)
-        assert difference.max() <= allowed, (choice.operation, difference.max(), (difference > 0).mean())
+        assert difference.max() <= allowed, (
+            choice.operation,
+            difference.max(),
+            (difference > 0).mean(),
+        )
         if allowed:
             assert (difference > 0).mean() < 0.01, choice.operation
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=() if n in ("fedmatch", "uda") else pytest.mark.thorough) for n in EVERY],
+    [
+        pytest.param(n, marks=() if n in ("fedmatch", "uda") else pytest.mark.thorough)
+        for n in EVERY
+    ],
 )
 def test_colour_images_are_pillows(name):
     compare(EVERY[name], COLOUR)
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.thorough) for n in ("fedmatch", "uda")])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.thorough) for n in ("fedmatch", "uda")]
+)
 def test_grey_images_are_pillows(name):
     compare(EVERY[name], GREY)

@@ -1,7 +1,7 @@
 """Readers and the search for files, on small files in the true formats.
 
-Images are noise, except that one pixel of each carries the label, so that a reader which mixes up planes,
-order or transposition fails.
+Images are noise, except that one pixel of each carries the label, so that a reader which mixes up
+planes, order or transposition fails.
 """
 
 import dataclasses
@@ -27,7 +27,9 @@ from fedjax_ssl.data.sources import archive
 from fedjax_ssl.data.sources.femnist import read_sqlite
 from fedjax_ssl.data.sources.mnist import read_idx
 
-ROW, COLUMN, CHANNEL = 3, 5, 1
+ROW = 3
+COLUMN = 5
+CHANNEL = 1
 MNIST, CIFAR10, CIFAR100, FEMNIST = map(archive, ("mnist", "cifar10", "cifar100", "femnist"))
 
 
@@ -45,7 +47,8 @@ def write_idx(path, array):
 
 def write_mnist(folder):
     rng = np.random.default_rng(0)
-    labels, test_labels = np.arange(20, dtype=np.uint8) % 10, np.arange(10, dtype=np.uint8)
+    labels = np.arange(20, dtype=np.uint8) % 10
+    test_labels = np.arange(10, dtype=np.uint8)
     arrays = (noise(rng, labels, (28, 28, 1))[..., 0], labels)
     arrays += (noise(rng, test_labels, (28, 28, 1))[..., 0], test_labels)
     for file, array in zip(MNIST.files, arrays, strict=True):
@@ -70,7 +73,9 @@ def write_cifar10(folder, batches=5):
     rng = np.random.default_rng(0)
     names = [*(f"data_batch_{i}" for i in range(1, batches + 1)), "test_batch"]
     labels = {name: rng.integers(0, 10, 6, np.uint8) for name in names}
-    contents = {f"cifar-10-batches-bin/{name}.bin": rows(rng, some, some) for name, some in labels.items()}
+    contents = {
+        f"cifar-10-batches-bin/{name}.bin": rows(rng, some, some) for name, some in labels.items()
+    }
     write_tar(folder / CIFAR10.files[0].name, contents)
 
 
@@ -78,7 +83,10 @@ def write_cifar100(folder, superclass_of=CIFAR100_SUPERCLASS_OF, splits=("train"
     rng = np.random.default_rng(0)
     fine = {name: rng.permutation(100).astype(np.uint8) for name in splits}
     coarse = {name: np.array(superclass_of, np.uint8)[some] for name, some in fine.items()}
-    contents = {f"cifar-100-binary/{name}.bin": rows(rng, fine[name], coarse[name], fine[name]) for name in splits}
+    contents = {
+        f"cifar-100-binary/{name}.bin": rows(rng, fine[name], coarse[name], fine[name])
+        for name in splits
+    }
     write_tar(folder / CIFAR100.files[0].name, contents)
 
 
@@ -96,12 +104,16 @@ def write_writers(path, writers, seed=0, **changes):
             ink[:, ROW, COLUMN] = label / 62
             content = {"pixels": 1 - ink, "label": label, **changes}
             data = zlib.compress(serialization.msgpack_serialize(content))
-            database.execute("INSERT INTO federated_data VALUES (?, ?, ?)", (name.encode(), data, count))
+            database.execute(
+                "INSERT INTO federated_data VALUES (?, ?, ?)", (name.encode(), data, count)
+            )
     database.close()
 
 
 def write_femnist(folder):
-    write_writers(folder / FEMNIST.files[0].name, {"b:f2100_01": 7, "a:f0000_14": 3, "c:f3999_02": 4})
+    write_writers(
+        folder / FEMNIST.files[0].name, {"b:f2100_01": 7, "a:f0000_14": 3, "c:f3999_02": 4}
+    )
     write_writers(folder / FEMNIST.files[1].name, {"a:f0000_14": 2, "c:f3999_02": 1}, seed=1)
 
 
@@ -118,13 +130,20 @@ def assert_marked(split):
 
 @pytest.mark.parametrize(
     ("entry", "write", "count", "shape", "last"),
-    [(MNIST, write_mnist, (20, 10), (28, 28, 1), "9"), (CIFAR10, write_cifar10, (30, 6), (32, 32, 3), "truck")],
+    [
+        (MNIST, write_mnist, (20, 10), (28, 28, 1), "9"),
+        (CIFAR10, write_cifar10, (30, 6), (32, 32, 3), "truck"),
+    ],
     ids=["mnist", "cifar10"],
 )
 def test_images_and_labels(tmp_path, entry, write, count, shape, last):
     write(tmp_path)
     data = load_archive(unlocked(entry), path=tmp_path)
-    assert (len(data.train), len(data.test), data.input_shape, data.class_names[9]) == (*count, shape, last)
+    assert (len(data.train), len(data.test), data.input_shape, data.class_names[9]) == (
+        *count,
+        shape,
+        last,
+    )
     assert_marked(data.train)
     assert_marked(data.test)
 
@@ -144,9 +163,15 @@ def test_cifar100_has_both_labels(tmp_path):
             assert split.x.shape == (100, 32, 32, 3)
             assert_marked(split)
             np.testing.assert_array_equal(split.coarse, np.array(CIFAR100_SUPERCLASS_OF)[split.y])
-        np.testing.assert_array_equal(np.argmax(data.correspondence, axis=0), CIFAR100_SUPERCLASS_OF)
+        np.testing.assert_array_equal(
+            np.argmax(data.correspondence, axis=0), CIFAR100_SUPERCLASS_OF
+        )
     assert data.class_names[::33] == ("apple", "forest", "raccoon", "worm")
-    people = [name for name, coarse in zip(data.class_names, CIFAR100_SUPERCLASS_OF, strict=True) if coarse == 14]
+    people = [
+        name
+        for name, coarse in zip(data.class_names, CIFAR100_SUPERCLASS_OF, strict=True)
+        if coarse == 14
+    ]
     assert people == ["baby", "boy", "girl", "man", "woman"]
     assert data.coarse_names[14] == "people"
 
@@ -160,7 +185,9 @@ def test_cifar100_damage(tmp_path):
     with pytest.raises(FormatError, match=r"train\.bin has the superclass 20; there are 0 to 19"):
         CIFAR100.read({path.name: path})
     write_cifar100(tmp_path, superclass_of=np.arange(100) // 5)
-    with pytest.raises(DatasetUnavailable, match="examples are not in the superclass of their class; the first has"):
+    with pytest.raises(
+        DatasetUnavailable, match="examples are not in the superclass of their class; the first has"
+    ):
         load_archive(unlocked(CIFAR100), path=tmp_path)
 
 
@@ -208,7 +235,11 @@ def test_femnist_other_files(tmp_path):
     path.unlink()
     write_writers(path, {f"w{i}": 5 for i in range(8)})
     content = path.read_bytes()
-    for damaged in (content[: int(0.3 * len(content))], content[: int(0.9 * len(content))], b"<html>moved" * 100):
+    for damaged in (
+        content[: int(0.3 * len(content))],
+        content[: int(0.9 * len(content))],
+        b"<html>moved" * 100,
+    ):
         path.write_bytes(damaged)
         with pytest.raises(FormatError, match=r"w\.sqlite.* is cut short, damaged"):
             read_sqlite(path)
@@ -223,7 +254,9 @@ def test_idx_damage(tmp_path):
         b"plain": "cut short, damaged",
         gzip.compress(b"\0\0\x0d\1\0\0\0\0"): "no IDX file of bytes",
         gzip.compress(b"\0\0\x08\2\0\0"): "ends inside its header",
-        gzip.compress(struct.pack(">HBBI", 0, 8, 1, 9) + b"12345678"): r"states the shape \(9,\) but holds 8",
+        gzip.compress(
+            struct.pack(">HBBI", 0, 8, 1, 9) + b"12345678"
+        ): r"states the shape \(9,\) but holds 8",
     }
     for damaged, message in cases.items():
         with pytest.raises(FormatError, match=message):
@@ -240,18 +273,25 @@ def test_root_from_the_environment(tmp_path, monkeypatch):
 def test_a_noted_digest_is_verified(tmp_path):
     write_femnist(tmp_path)
     raw = tmp_path / FEMNIST.files[0].name
-    raw.with_name(f"{raw.name}.sha256").write_text(f"{hashlib.sha256(raw.read_bytes()).hexdigest()}  {raw.name}\n")
+    raw.with_name(f"{raw.name}.sha256").write_text(
+        f"{hashlib.sha256(raw.read_bytes()).hexdigest()}  {raw.name}\n"
+    )
     assert len(load_archive(FEMNIST, path=tmp_path).train) == 14
     content = bytearray(raw.read_bytes())
     content[-1] ^= 1
     raw.write_bytes(content)
-    with pytest.raises(DatasetUnavailable, match=r"train\.sqlite is not the original file.*as noted in .*\.sha256"):
+    with pytest.raises(
+        DatasetUnavailable, match=r"train\.sqlite is not the original file.*as noted in .*\.sha256"
+    ):
         load_archive(FEMNIST, path=tmp_path)
 
 
 def test_wrong_original_is_refused(tmp_path):
     write_cifar10(tmp_path)
-    with pytest.raises(DatasetUnavailable, match=r"expected 170,052,171\), sha256 \w{64}, expected c4a38c50a1bc5f3a"):
+    with pytest.raises(
+        DatasetUnavailable,
+        match=r"expected 170,052,171\), sha256 \w{64}, expected c4a38c50a1bc5f3a",
+    ):
         load("cifar10", path=tmp_path)
 
 
@@ -276,7 +316,9 @@ def test_message_without_download(tmp_path):
     assert lines[0] == "cifar10 is not here."
     prepared = f"{os.environ['TFDS_DATA_DIR']}/cifar10"
     assert lines[1] == f"  looked  {tmp_path / 'cifar10' / 'converted-v1'}, {raw}, {prepared}"
-    assert lines[3] == f"  - put cifar-10-binary.tar.gz (170,052,171 bytes, sha256 {digest}) in {raw}/"
+    assert (
+        lines[3] == f"  - put cifar-10-binary.tar.gz (170,052,171 bytes, sha256 {digest}) in {raw}/"
+    )
     assert "FEDJAX_SSL_DATA" in lines[5]
     assert 'load("digits") or load("glyphs")' in lines[6]
 
@@ -290,7 +332,9 @@ def test_message_without_network(tmp_path, monkeypatch):
         load("femnist", root=tmp_path)
     message = str(caught.value)
     train, test = (file.name for file in FEMNIST.files)
-    assert message.startswith("femnist is not here and could not be downloaded.\n  tried   https://storage.")
+    assert message.startswith(
+        "femnist is not here and could not be downloaded.\n  tried   https://storage."
+    )
     assert f"{train}: Name or service not known\n" in message
     assert f"put {train} in {tmp_path}/femnist/raw/" in message
     assert f"put {test} in {tmp_path}/femnist/raw/" in message

@@ -54,7 +54,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def server():
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.asked, server.ranges, server.ended = {}, [], threading.Event()
+    server.asked = {}
+    server.ranges = []
+    server.ended = threading.Event()
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     server.address = f"http://127.0.0.1:{server.server_port}"
@@ -125,11 +127,15 @@ def test_addresses_that_nobody_answers(tmp_path, monkeypatch):
 
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        (reason,) = failure([f"http://127.0.0.1:{unused.getsockname()[1]}/x"], tmp_path / "data.bin")
+        (reason,) = failure(
+            [f"http://127.0.0.1:{unused.getsockname()[1]}/x"], tmp_path / "data.bin"
+        )
     assert "Connection refused" in reason
     assert "gopher-like" in failure(["gopher-like://host/x"], tmp_path / "data.bin")[0]
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    assert failure(["http://no-such-host.invalid/x"], tmp_path / "data.bin") == ["Name or service not known"]
+    assert failure(["http://no-such-host.invalid/x"], tmp_path / "data.bin") == [
+        "Name or service not known"
+    ]
     assert asked == ["no-such-host.invalid"]
 
 
@@ -168,7 +174,9 @@ def test_a_full_disk_is_no_fault_of_the_network_and_gets_its_space_back(server, 
 def test_two_at_once_fetch_once(server, tmp_path, caplog):
     dest = tmp_path / "data.bin"
     with filelock.FileLock(tmp_path / ".lock"):
-        other = threading.Thread(target=fetch, args=([f"{server.address}/good"], dest), kwargs={"sha256": DIGEST})
+        other = threading.Thread(
+            target=fetch, args=([f"{server.address}/good"], dest), kwargs={"sha256": DIGEST}
+        )
         other.start()
         while "waiting for it" not in caplog.text:
             time.sleep(0.005)

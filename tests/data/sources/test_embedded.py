@@ -44,7 +44,8 @@ def test_glyphs_read_as_their_class_and_writers_differ(glyphs):
 
     nearest = KNeighborsClassifier(1).fit(flat(data.train), data.train.y)
     known_writers = nearest.score(flat(data.test), data.test.y)
-    seen, unseen = data.train.client < 15, data.train.client >= 15
+    seen = data.train.client < 15
+    unseen = data.train.client >= 15
     unseen_writers = (
         KNeighborsClassifier(1)
         .fit(flat(data.train)[seen], data.train.y[seen])

@@ -11,7 +11,22 @@ from fedjax_ssl.data.sources.fed_heart_disease import COLUMNS, HOSPITALS, PUBLIS
 def line(i, num):
     """Make a patient; every seventh has no value of chol, and nobody one of slope, ca and thal."""
     chol = "?" if i % 7 == 3 else 200 + i
-    return [30 + i, i % 2, 1 + i % 4, 120, chol, 0, i % 3, 150 - i, 0, f"{i / 10:.1f}", "?", "?", "?", num]
+    return [
+        30 + i,
+        i % 2,
+        1 + i % 4,
+        120,
+        chol,
+        0,
+        i % 3,
+        150 - i,
+        0,
+        f"{i / 10:.1f}",
+        "?",
+        "?",
+        "?",
+        num,
+    ]
 
 
 @pytest.fixture
@@ -29,7 +44,11 @@ def rewrite(folder, name, change):
 
 
 def as_arrays(dataset):
-    return [getattr(split, name) for split in (dataset.train, dataset.test) for name in ("x", "y", "client")]
+    return [
+        getattr(split, name)
+        for split in (dataset.train, dataset.test)
+        for name in ("x", "y", "client")
+    ]
 
 
 def test_rows_columns_and_levels_are_flambys(folder):
@@ -38,23 +57,33 @@ def test_rows_columns_and_levels_are_flambys(folder):
     counts = [np.bincount(split.client, minlength=4) for split in (data.train, data.test)]
     assert (counts[0] + counts[1]).tolist() == complete
     assert counts[0].tolist() == [int(np.floor(0.66 * n)) for n in complete]
-    x, y, client = data.train.x[0], data.train.y[0], data.train.client[0]
+    x = data.train.x[0]
+    y = data.train.y[0]
+    client = data.train.client[0]
     i = int(x[0]) - 30
     assert (client, data.client_names[0], y) == (0, "Cleveland", int(i % 5 > 0))
     levels = [i % 4 == 1, i % 4 == 2, i % 4 == 3, i % 3 == 1, i % 3 == 2]
-    np.testing.assert_allclose(x, [30 + i, i % 2, 120, 200 + i, 0, 150 - i, 0, i / 10, *levels], rtol=1e-6)
+    np.testing.assert_allclose(
+        x, [30 + i, i % 2, 120, 200 + i, 0, 150 - i, 0, i / 10, *levels], rtol=1e-6
+    )
     assert len(data.extra["features"]) == 13
 
 
 def test_the_published_split_is_that_of_scikit_learn():
     """For the hospitals' sizes, and for every small one with all shares of classes."""
     rng = np.random.default_rng(0)
-    sizes = [(train + test, share) for train, test in PUBLISHED.values() for share in (0.46, 0.64, 0.93)]
+    sizes = [
+        (train + test, share) for train, test in PUBLISHED.values() for share in (0.46, 0.64, 0.93)
+    ]
     for total, share in (*sizes, *((n, share) for n in range(2, 60) for share in (0.05, 0.4, 0.8))):
         labels = (rng.random(total) < share).astype(int)
         stratify = labels if np.bincount(labels, minlength=2).min() > 2 else None
         _, expected = train_test_split(
-            np.arange(total), test_size=1 - 0.66, train_size=0.66, random_state=43, stratify=stratify
+            np.arange(total),
+            test_size=1 - 0.66,
+            train_size=0.66,
+            random_state=43,
+            stratify=stratify,
         )
         assert np.sort(_test_rows(labels)).tolist() == np.sort(expected).tolist()
         if (total, share) in sizes:
@@ -70,7 +99,9 @@ def test_other_forms_are_read(folder, form):
         rewrite(folder, "hungarian", lambda lines: [",".join(COLUMNS), *lines])
     else:
         rewrite(folder, "hungarian", lambda lines: [one.replace(",", ";") for one in lines])
-    for found, expected in zip(as_arrays(load("fed_heart_disease", path=folder)), plain, strict=True):
+    for found, expected in zip(
+        as_arrays(load("fed_heart_disease", path=folder)), plain, strict=True
+    ):
         np.testing.assert_array_equal(found, expected)
 
 
@@ -86,9 +117,18 @@ def test_missing_files_are_named_and_where_to_get_them(folder):
     ("change", "said"),
     [
         (lambda lines: [",".join(["a", *COLUMNS[1:]]), *lines], "names the columns a, sex"),
-        (lambda lines: [lines[0], f"{lines[1]},5", *lines[2:]], "there are 14 columns, but line 2 has 15"),
-        (lambda lines: [lines[0], lines[1].replace("120", "12x"), *lines[2:]], "line 2: trestbps is '12x'"),
-        (lambda lines: [*lines[:-1], lines[-1].rpartition(",")[0] + ",9"], "num is '9'; needed: one of 0, 1, 2, 3, 4"),
+        (
+            lambda lines: [lines[0], f"{lines[1]},5", *lines[2:]],
+            "there are 14 columns, but line 2 has 15",
+        ),
+        (
+            lambda lines: [lines[0], lines[1].replace("120", "12x"), *lines[2:]],
+            "line 2: trestbps is '12x'",
+        ),
+        (
+            lambda lines: [*lines[:-1], lines[-1].rpartition(",")[0] + ",9"],
+            "num is '9'; needed: one of 0, 1, 2, 3, 4",
+        ),
         (lambda lines: lines[:1], "has 1 rows without a missing value; needed: at least 2"),
         (lambda lines: [], "has no rows"),
     ],

@@ -11,7 +11,8 @@ from fedjax_ssl.data import DatasetUnavailable, load
 
 CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC", "UNK")
 HEADER = ("image", *CLASSES, "target", "center", "fold", "fold2")
-GREEN, RED = (20, 200, 30), (220, 20, 20)
+GREEN = (20, 200, 30)
+RED = (220, 20, 20)
 
 
 def row(i, target, center, fold):
@@ -29,7 +30,9 @@ def write_table(folder, rows, header=HEADER):
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
-    """Green squares between red margins, lying and standing; image 0 is grey, image i has the red channel 10 i."""
+    """Green squares between red margins, lying and standing; image 0 is grey, image i has the
+    red channel 10 i.
+    """
     folder = tmp_path_factory.mktemp("flamby")
     images = folder / "ISIC_2019_Training_Input_preprocessed"
     images.mkdir()
@@ -79,7 +82,9 @@ def test_images_are_the_centre_squares(read):
     train = [i for i in range(12) if i not in (2, 5, 7)]
     for image, i in zip(data.train.x[1:], train[1:], strict=True):
         # up to the margins' colour, which JPEG's 8x8 blocks carry over the border
-        np.testing.assert_allclose(image[2:-2, 2:-2], np.broadcast_to((10 * i, *GREEN[1:]), (16, 16, 3)), atol=12)
+        np.testing.assert_allclose(
+            image[2:-2, 2:-2], np.broadcast_to((10 * i, *GREEN[1:]), (16, 16, 3)), atol=12
+        )
     assert data.test.x[0, 10, 10, 0] < data.test.x[1, 10, 10, 0] < data.test.x[2, 10, 10, 0]
 
 
@@ -88,14 +93,23 @@ def test_a_part_of_the_set_is_read_with_a_warning(read, folder, caplog):
     with caplog.at_level(logging.WARNING):
         data = read(size=4)
     assert data.test is None
-    assert "has (0, 0, 0, 0, 0, 0) test examples of the centres; published are (2483, 791, 672" in caplog.text
+    assert (
+        "has (0, 0, 0, 0, 0, 0) test examples of the centres; published are (2483, 791, 672"
+        in caplog.text
+    )
 
 
 def test_missing_folder_says_what_to_get_and_what_to_run_instead(tmp_path):
     with pytest.raises(DatasetUnavailable) as caught:
         load("fed_isic2019", root=tmp_path)
     table = str(tmp_path / "fed_isic2019" / "raw" / "train_test_split")
-    for part in (table, "github.com/owkin/FLamby", "download_isic.py --output-folder", "CC BY-NC 4.0", "digits"):
+    for part in (
+        table,
+        "github.com/owkin/FLamby",
+        "download_isic.py --output-folder",
+        "CC BY-NC 4.0",
+        "digits",
+    ):
         assert part in str(caught.value)
 
 
@@ -111,7 +125,8 @@ def test_damaged_image_is_named(read, folder, content):
     path = folder / "ISIC_2019_Training_Input_preprocessed" / "ISIC_0000003.jpg"
     path.write_bytes(path.read_bytes()[:300] if content is None else content)
     with pytest.raises(
-        DatasetUnavailable, match=r"1 of 12 images cannot be used: .* first ISIC_0000003\.jpg in .*delete what is"
+        DatasetUnavailable,
+        match=r"1 of 12 images cannot be used: .* first ISIC_0000003\.jpg in .*delete what is",
     ):
         read(size=8)
 

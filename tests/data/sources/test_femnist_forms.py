@@ -13,7 +13,8 @@ from fedjax_ssl.data.sources.femnist import CLASSES as FEMNIST_CLASSES
 from fedjax_ssl.data.sources.femnist import HDF5
 from fedjax_ssl.data.sources.femnist import HDF5_TAR as TAR
 
-ROW, COLUMN = 3, 5
+ROW = 3
+COLUMN = 5
 TRAIN, TEST = {"f1": [61, 0, 10], "f0": [7]}, {"f1": [3]}  # labels of the writers
 
 
@@ -32,7 +33,11 @@ def write_hdf5(path, writers, **changes):
     with h5py.File(path, "w") as file:
         for name, labels in writers.items():
             group = file.create_group(f"examples/{name}")
-            for key, value in {"pixels": stored(labels), "label": np.array(labels, np.int32), **changes}.items():
+            for key, value in {
+                "pixels": stored(labels),
+                "label": np.array(labels, np.int32),
+                **changes,
+            }.items():
                 if value is not None:
                     group[key] = value
     return path
@@ -40,8 +45,15 @@ def write_hdf5(path, writers, **changes):
 
 def write_leaf(folder, writers, file="all_data_0", **changes):
     folder.mkdir(exist_ok=True)
-    users = {name: {"x": stored(labels).reshape(-1, 784).tolist(), "y": labels} for name, labels in writers.items()}
-    content = {"users": list(users), "num_samples": [len(one["y"]) for one in users.values()], "user_data": users}
+    users = {
+        name: {"x": stored(labels).reshape(-1, 784).tolist(), "y": labels}
+        for name, labels in writers.items()
+    }
+    content = {
+        "users": list(users),
+        "num_samples": [len(one["y"]) for one in users.values()],
+        "user_data": users,
+    }
     (folder / f"{file}.json").write_text(json.dumps(content | changes))
     return folder
 
@@ -56,7 +68,9 @@ def assert_right(data):
 
 
 def test_hdf5_in_its_archive_or_unpacked(tmp_path, caplog):
-    paths = [write_hdf5(tmp_path / name, part) for name, part in zip(HDF5, (TRAIN, TEST), strict=True)]
+    paths = [
+        write_hdf5(tmp_path / name, part) for name, part in zip(HDF5, (TRAIN, TEST), strict=True)
+    ]
     assert_right(load("femnist", path=tmp_path, form="hdf5"))
     assert "femnist has 4 + 1 examples; the published set has 671585 + 77483" in caplog.text
     raw = tmp_path / "femnist" / "raw"
@@ -122,9 +136,18 @@ def test_leaf_in_several_files_is_read_once(tmp_path, monkeypatch):
     [
         ({"user_data": []}, "all_data_0.json is cut short, damaged or in another format"),
         ({"users": ["f2"]}, "users and user_data do not name the same writers"),
-        ({"users": ["f2"], "user_data": {"f2": {"x": [[1] * 783], "y": [1]}}}, "f2 has no x of rows of 784 numbers"),
-        ({"users": ["f2"], "user_data": {"f2": {"x": [[1e400] * 784], "y": [1]}}}, "pixels outside 0 to 1"),
-        ({"users": ["f2"], "user_data": {"f2": {"x": [[1] * 784], "y": [62]}}}, "labels outside 0 to 61"),
+        (
+            {"users": ["f2"], "user_data": {"f2": {"x": [[1] * 783], "y": [1]}}},
+            "f2 has no x of rows of 784 numbers",
+        ),
+        (
+            {"users": ["f2"], "user_data": {"f2": {"x": [[1e400] * 784], "y": [1]}}},
+            "pixels outside 0 to 1",
+        ),
+        (
+            {"users": ["f2"], "user_data": {"f2": {"x": [[1] * 784], "y": [62]}}},
+            "labels outside 0 to 61",
+        ),
     ],
 )
 def test_leaf_files_of_another_form(tmp_path, changes, message):

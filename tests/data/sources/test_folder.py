@@ -12,7 +12,8 @@ from PIL import Image
 from fedjax_ssl.data import BadData, DatasetUnavailable, check, load
 
 RNG = np.random.default_rng(0)
-ROW, COLUMN = 3, 5
+ROW = 3
+COLUMN = 5
 
 
 def save(path, label, mode="L", shape=(8, 9), **options):
@@ -59,15 +60,23 @@ def table(tmp_path, *lines, encoding="utf-8"):
     (tmp_path / "scans" / "about.csv").write_text("\n".join(lines), encoding=encoding)
 
 
-def test_sites_and_classes_by_folder_pixel_by_pixel_and_again_from_the_cache(tmp_path, read, monkeypatch):
+def test_sites_and_classes_by_folder_pixel_by_pixel_and_again_from_the_cache(
+    tmp_path, read, monkeypatch
+):
     images = hospital(tmp_path / "scans")
     save(tmp_path / "scans/north/unlabelled/7.png", 4)
     first = read()
     monkeypatch.setattr("fedjax_ssl.data.sources.folder.read_images", None)
     for data in (first, read()):
-        assert (data.class_names, data.client_names, data.test) == (("ill", "well"), ("north", "south"), None)
+        assert (data.class_names, data.client_names, data.test) == (
+            ("ill", "well"),
+            ("north", "south"),
+            None,
+        )
         names = sorted([*images, "north/unlabelled/7.png"])
-        assert [data.client_names[i] for i in data.train.client] == [name.split("/")[0] for name in names]
+        assert [data.client_names[i] for i in data.train.client] == [
+            name.split("/")[0] for name in names
+        ]
         assert sorted(data.train.y.tolist()) == [-1] + 6 * [0] + 6 * [1]
         np.testing.assert_array_equal(
             data.train.x[:, ROW, COLUMN, 0], np.where(data.train.y < 0, 240, 60 * data.train.y)
@@ -80,7 +89,8 @@ def test_a_changed_file_and_another_option_are_read_anew(tmp_path, read):
     assert read().input_shape == (8, 9, 1) and read(size=4, channels=3).input_shape == (4, 4, 3)
     save(tmp_path / "scans/north/ill/9.png", 0)
     assert (len(read().train), len(read(size=4, channels=3).train)) == (13, 13)
-    assert len(list((tmp_path / "root" / "folder").glob("*/converted-*"))) == 2  # what the change made useless is gone
+    # what the change made useless is gone
+    assert len(list((tmp_path / "root" / "folder").glob("*/converted-*"))) == 2
 
 
 def test_classes_alone_and_splits_above_them(tmp_path, read):
@@ -98,10 +108,18 @@ def test_splits_inside_sites_and_inside_classes(tmp_path, read):
     assert (data.client_names, data.class_names) == (("Art", "Real World"), ("ill", "well"))
     assert (len(data.train), len(data.test), (data.train.y < 0).sum()) == (9, 4, 1)
     assert data.test.names[0] == "Art/test/ill/0.png"
-    assert data.extra["notes"][0] == "the folders test, train, val inside the others are taken as splits"
+    assert (
+        data.extra["notes"][0]
+        == "the folders test, train, val inside the others are taken as splits"
+    )
     hospital(tmp_path / "more", sites=("ill", "well"), classes=("train", "test"))
     data = read("more")
-    assert (data.client_names, data.class_names, len(data.train), len(data.test)) == (None, ("ill", "well"), 6, 6)
+    assert (data.client_names, data.class_names, len(data.train), len(data.test)) == (
+        None,
+        ("ill", "well"),
+        6,
+        6,
+    )
 
 
 def test_sixteen_bits_in_colour_are_told(tmp_path, read):
@@ -109,9 +127,14 @@ def test_sixteen_bits_in_colour_are_told(tmp_path, read):
     rows = b"".join(b"\0" + bytes(9 * 6) for _ in range(8))  # Pillow cannot write them
     head = struct.pack(">IIBBBBB", 9, 8, 16, 2, 0, 0, 0)
     parts = [(b"IHDR", head), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
-    packed = [struct.pack(">I", len(d)) + t + d + struct.pack(">I", zlib.crc32(t + d)) for t, d in parts]
+    packed = [
+        struct.pack(">I", len(d)) + t + d + struct.pack(">I", zlib.crc32(t + d)) for t, d in parts
+    ]
     (tmp_path / "scans/north/ill/9.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(packed))
-    assert "images of several channels with 16 bits, of which the upper 8 are read: 1" in read().extra["notes"]
+    assert (
+        "images of several channels with 16 bits, of which the upper 8 are read: 1"
+        in read().extra["notes"]
+    )
 
 
 def test_images_directly_in_a_site_have_no_label(tmp_path, read):
@@ -121,7 +144,9 @@ def test_images_directly_in_a_site_have_no_label(tmp_path, read):
 
 
 @pytest.mark.parametrize(
-    ("encoding", "cut"), [("utf-8-sig", ","), ("utf-16", ";"), ("utf-8", "\t")], ids=["comma", "semicolon", "tab"]
+    ("encoding", "cut"),
+    [("utf-8-sig", ","), ("utf-16", ";"), ("utf-8", "\t")],
+    ids=["comma", "semicolon", "tab"],
 )
 def test_a_table_says_all(tmp_path, read, encoding, cut):
     for i in range(6):
@@ -134,7 +159,9 @@ def test_a_table_says_all(tmp_path, read, encoding, cut):
     ]
     rows += ["bilder/ä 4.jpg,0.0,Ulm,train,0,x,1"]
     table(tmp_path, *(row.replace(",", cut) for row in rows), encoding=encoding)
-    (tmp_path / "shares.csv").write_text("client,set,0,1,10\nKöln,0,1,0,0\nKöln,1,0,1,0\nUlm,0,.5,.5,0\n")
+    (tmp_path / "shares.csv").write_text(
+        "client,set,0,1,10\nKöln,0,1,0,0\nKöln,1,0,1,0\nUlm,0,.5,.5,0\n"
+    )
     for data in (read(), read("scans/about.csv", proportions=tmp_path / "shares.csv")):
         assert (data.class_names, data.client_names, data.coarse_names) == (
             ("0", "1", "10"),
@@ -162,7 +189,11 @@ def test_unusable_images_are_left_out_and_counted(tmp_path, read, caplog):
         assert len(read().train) == 12
     (note,) = [record.getMessage() for record in caplog.records]
     assert "4 of 16 images cannot be used" in note
-    for part in ("1 0 bytes, first north/ill/empty.png", "1 no image, whatever its name says, first", "1 cut short or"):
+    for part in (
+        "1 0 bytes, first north/ill/empty.png",
+        "1 no image, whatever its name says, first",
+        "1 cut short or",
+    ):
         assert part in note
     assert "1 has values that are not finite" in note
 
@@ -179,7 +210,9 @@ def test_grey_colour_palettes_and_sixteen_bits_in_one_folder(tmp_path, read):
     np.testing.assert_array_equal(data.train.x[0], colour)
     for row in (2, 3):
         np.testing.assert_array_equal(data.train.x[row], np.repeat(grey, 3, axis=2))
-    np.testing.assert_array_equal(data.train.x[1, ..., 2], np.rint(deep.astype(np.float32) * (255 / 4095)))
+    np.testing.assert_array_equal(
+        data.train.x[1, ..., 2], np.rint(deep.astype(np.float32) * (255 / 4095))
+    )
     notes = " ".join(data.extra["notes"])
     assert "in grey: 3, in colour: 1" in notes and "0 to 4,095 become 0 to 255" in notes
     (folder / "a/colour.png").unlink()
@@ -200,7 +233,10 @@ def test_other_sizes_are_cropped_stretched_or_padded(tmp_path, read):
     assert stretched.max() > 200 and stretched.min() > 99
     assert (padded[[0, 3]] == 0).all() and (padded[1:3] >= 100).all()
     save(tmp_path / "scans/b/1.png", 0)
-    assert read().input_shape == (64, 64, 1) and "images have 2 sizes, from 8x4 to 9x8" in read().extra["notes"][0]
+    assert (
+        read().input_shape == (64, 64, 1)
+        and "images have 2 sizes, from 8x4 to 9x8" in read().extra["notes"][0]
+    )
 
 
 def test_a_photograph_is_turned_as_it_says(tmp_path, read):
@@ -221,12 +257,18 @@ def test_a_photograph_is_turned_as_it_says(tmp_path, read):
             ["north/ill/0.png,ill,north", "north/ill/0.png,well,north"],
             "rows that differ, about.csv, line 2 and .*, line 3",
         ),
-        (["north/ill/0.png,ill,north", "north/ill/1.png,well,"], "1 example has no client .about.csv, line 3."),
+        (
+            ["north/ill/0.png,ill,north", "north/ill/1.png,well,"],
+            "1 example has no client .about.csv, line 3.",
+        ),
         (
             ["nrth/ill/0.png,ill,north", "x.png,well,south"],
             "2 of 2 rows name no image in .*nrth/ill/0.png .about.csv, line",
         ),
-        (["north/ill/0.png,ill,north"], "only one class .ill., but a classifier needs at least two"),
+        (
+            ["north/ill/0.png,ill,north"],
+            "only one class .ill., but a classifier needs at least two",
+        ),
         (["north/ill/0.png,,north"], "no labelled example, but a classifier needs"),
         (["north/ill/0.png,ill"], "the first line has 3 cells, but line 2 has 2"),
     ],
@@ -240,11 +282,21 @@ def test_tables_that_cannot_be_right(tmp_path, problem, rows, message):
 
 def test_all_problems_are_told_at_once_and_near_names_named(tmp_path, problem):
     hospital(tmp_path / "scans")
-    rows = [f"north/ill/{i}.png,{label},{split}" for i, (label, split) in enumerate([("il", "tain"), ("well", "test")])]
+    rows = [
+        f"north/ill/{i}.png,{label},{split}"
+        for i, (label, split) in enumerate([("il", "tain"), ("well", "test")])
+    ]
     table(tmp_path, "file,label,part", *rows)
     said = problem(split_column="part", classes=("ill", "well"))
-    assert "has 2 problems" in said and "'il' of 1 example (about.csv, line 2) is none of the classes" in said
-    assert "Did you mean 'ill'?" in said and "split is 'tain'" in said and "Did you mean 'train'?" in said
+    assert (
+        "has 2 problems" in said
+        and "'il' of 1 example (about.csv, line 2) is none of the classes" in said
+    )
+    assert (
+        "Did you mean 'ill'?" in said
+        and "split is 'tain'" in said
+        and "Did you mean 'train'?" in said
+    )
     assert "no column 'image'" in problem("scans/about.csv", file_column="image")
     assert "'sit', which data.client_column names" in problem(client_column="sit")
 
@@ -256,8 +308,13 @@ def test_repeated_rows_count_once_and_rows_without_an_image_are_left_out(tmp_pat
     data = read()
     assert data.train.y.tolist() == [0, 1]
     notes = "\n".join(data.extra["notes"])
-    assert "1 of 4 rows name no image" in notes and "gone.png (about.csv, line 5); they are left out" in notes
-    assert "1 row repeats an image, first north/ill/0.png (about.csv, line 4); it counts once" in notes
+    assert (
+        "1 of 4 rows name no image" in notes
+        and "gone.png (about.csv, line 5); they are left out" in notes
+    )
+    assert (
+        "1 row repeats an image, first north/ill/0.png (about.csv, line 4); it counts once" in notes
+    )
 
 
 @pytest.mark.parametrize(
@@ -289,12 +346,18 @@ def test_what_is_not_there_or_out_of_range(tmp_path, read):
     with pytest.raises(ValueError, match="needs path="):
         load("folder")
     hospital(tmp_path / "scans")
-    for options, message in (({"size": 0}, "size"), ({"channels": 2}, "channels is 2"), ({"fit": "cut"}, "fit")):
+    for options, message in (
+        ({"size": 0}, "size"),
+        ({"channels": 2}, "channels is 2"),
+        ({"fit": "cut"}, "fit"),
+    ):
         with pytest.raises(ValueError, match=message):
             read(**options)
 
 
-def test_images_that_do_not_fit_into_memory_are_refused_before_they_are_read(tmp_path, problem, monkeypatch):
+def test_images_that_do_not_fit_into_memory_are_refused_before_they_are_read(
+    tmp_path, problem, monkeypatch
+):
     hospital(tmp_path / "scans")
     monkeypatch.setattr("fedjax_ssl.data.reading.pictures._memory", lambda: 100.0)
     assert "more than this machine has; give a smaller size than 9" in problem()

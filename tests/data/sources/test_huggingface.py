@@ -9,7 +9,8 @@ from PIL import Image
 from fedjax_ssl.data import BadData, DatasetUnavailable, load, source_of
 
 RNG = np.random.default_rng(0)
-ROW, COLUMN = 3, 5
+ROW = 3
+COLUMN = 5
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,9 @@ def test_the_library_is_named_where_it_is_missing(tmp_path, monkeypatch):
     assert source_of(tmp_path / "toy") == "huggingface"
     with pytest.raises(DatasetUnavailable, match=r"pip install 'fedjax_ssl\[huggingface\]'"):
         read(tmp_path / "toy")
-    with pytest.raises(DatasetUnavailable, match=r"no folder that save_to_disk wrote.*load_dataset"):
+    with pytest.raises(
+        DatasetUnavailable, match=r"no folder that save_to_disk wrote.*load_dataset"
+    ):
         load("huggingface", path=tmp_path)
     with pytest.raises(DatasetUnavailable, match="not there"):
         load("huggingface", path=tmp_path / "none")
@@ -81,7 +84,11 @@ def test_images_of_several_splits_and_files_are_read_once(tmp_path, hf, monkeypa
 def test_other_splits_and_examples_without_a_label(tmp_path, hf):
     arrays = save_splits(hf, tmp_path / "toy", train=[0, 1], validation=[2, 0], rest=[1, -1])
     data = read(tmp_path / "toy", test_split="validation", unlabelled_split="rest", size=4)
-    assert (data.train.y.tolist(), data.test.y.tolist(), data.input_shape) == ([0, 1, -1, -1], [2, 0], (4, 4, 3))
+    assert (data.train.y.tolist(), data.test.y.tolist(), data.input_shape) == (
+        [0, 1, -1, -1],
+        [2, 0],
+        (4, 4, 3),
+    )
     whole = read(tmp_path / "toy", train_split="rest")
     assert (whole.train.y.tolist(), whole.test) == ([1, -1], None)
     np.testing.assert_array_equal(whole.train.x, arrays["rest"])
@@ -90,17 +97,27 @@ def test_other_splits_and_examples_without_a_label(tmp_path, hf):
 @pytest.mark.thorough
 def test_numbers_and_labels_as_text(tmp_path, hf):
     values = RNG.random((4, 6), np.float32)
-    hf.Dataset.from_dict({"v": values.tolist(), "label": ["u", None, "v", "u"]}).save_to_disk(str(tmp_path / "vectors"))
+    hf.Dataset.from_dict({"v": values.tolist(), "label": ["u", None, "v", "u"]}).save_to_disk(
+        str(tmp_path / "vectors")
+    )
     data = read(tmp_path / "vectors")
     np.testing.assert_array_equal(data.train.x, values)
-    assert (data.train.y.tolist(), data.class_names, data.input_max) == ([0, -1, 1, 0], ("u", "v"), 1.0)
+    assert (data.train.y.tolist(), data.class_names, data.input_max) == (
+        [0, -1, 1, 0],
+        ("u", "v"),
+        1.0,
+    )
     pixels = RNG.integers(0, 256, (4, 5, 3), np.uint8)
     features = hf.Features({"x": hf.Array2D((5, 3), "uint8"), "digit": hf.Value("int64")})
     part = hf.Dataset.from_dict({"x": pixels.tolist(), "digit": [1, 3, 3, 1]}, features=features)
     part.save_to_disk(str(tmp_path / "arrays"))
     data = read(tmp_path / "arrays", label_key="digit")
     np.testing.assert_array_equal(data.train.x, pixels[..., None])
-    assert (data.train.x.dtype, data.class_names, data.train.y.tolist()) == (np.uint8, ("1", "3"), [0, 1, 1, 0])
+    assert (data.train.x.dtype, data.class_names, data.train.y.tolist()) == (
+        np.uint8,
+        ("1", "3"),
+        [0, 1, 1, 0],
+    )
 
 
 @pytest.mark.thorough
@@ -109,9 +126,18 @@ def test_numbers_and_labels_as_text(tmp_path, hf):
     [
         ({"train_split": "tain"}, "no split 'tain'. Did you mean 'train'.* Splits: train, test"),
         ({"test_split": "train"}, "train, train are two of one split"),
-        ({"input_key": "imag"}, "no column 'imag'. Did you mean 'image'.* Columns: image, label, who"),
-        ({"input_key": "who"}, "column 'who' holds .*string.*; inputs are images or lists of numbers"),
-        ({"label_key": "image"}, "column 'image' holds Image.*; labels and clients are text or numbers"),
+        (
+            {"input_key": "imag"},
+            "no column 'imag'. Did you mean 'image'.* Columns: image, label, who",
+        ),
+        (
+            {"input_key": "who"},
+            "column 'who' holds .*string.*; inputs are images or lists of numbers",
+        ),
+        (
+            {"label_key": "image"},
+            "column 'image' holds Image.*; labels and clients are text or numbers",
+        ),
     ],
 )
 def test_options_that_do_not_fit(tmp_path, hf, options, message):
@@ -126,7 +152,10 @@ def test_options_that_do_not_fit(tmp_path, hf, options, message):
     [
         ({"a": [[1.0], [2.0]], "b": [[1.0], [2.0]], "label": [0, 1]}, "2 columns could be the in"),
         ({"a": [[1.0], [2.0]]}, "no columns could be the label; name one with data.label_key"),
-        ({"a": [[1.0], [2.0, 3.0]], "label": [0, 1]}, "holds text, gaps, or lists of several shapes"),
+        (
+            {"a": [[1.0], [2.0, 3.0]], "label": [0, 1]},
+            "holds text, gaps, or lists of several shapes",
+        ),
         ({"a": [[1.0], [None]], "label": [0, 1]}, "NaN or infinite"),
     ],
 )

@@ -12,8 +12,10 @@ from fedjax_ssl.data.reading.formats import FormatError
 from fedjax_ssl.data.reading.pickles import read_pickle
 from fedjax_ssl.data.sources.mini_imagenet import PICKLES
 
-ROW, COLUMN = 3, 5
-CLASSES = {"train": ("n2", "n0"), "validation": ("n3",), "test": ("n1",)}  # of the four, in their files
+ROW = 3
+COLUMN = 5
+# of the four, in their files
+CLASSES = {"train": ("n2", "n0"), "validation": ("n3",), "test": ("n1",)}
 EACH = 12
 
 
@@ -28,7 +30,10 @@ def write(folder, validation="validation", protocol=2, **changes):
     folder.mkdir(parents=True, exist_ok=True)
     for name, (part, classes) in zip(PICKLES, CLASSES.items(), strict=True):
         labels = [int(name[1]) for name in classes for _ in range(EACH)]
-        rows = {name: list(range(place * EACH, (place + 1) * EACH)) for place, name in enumerate(classes)}
+        rows = {
+            name: list(range(place * EACH, (place + 1) * EACH))
+            for place, name in enumerate(classes)
+        }
         content = {"image_data": images(labels), "class_dict": rows, **changes}
         part = validation if part == "validation" else part
         (folder / f"mini-imagenet-cache-{part}.pkl").write_bytes(pickle.dumps(content, protocol))
@@ -46,7 +51,8 @@ def test_pickles_are_put_together_and_cut_inside_each_class(tmp_path, validation
     together = np.concatenate([data.train.x[data.train.y == 2], data.test.x[data.test.y == 2]])
     order = np.argsort(together[:, 0, 0, 0])
     np.testing.assert_array_equal(together[order], images([2] * EACH + [0] * EACH)[:EACH])
-    again = load("mini_imagenet", path=tmp_path / "mini_imagenet" / "raw")  # the same ones, without the cache
+    # the same ones, without the cache
+    again = load("mini_imagenet", path=tmp_path / "mini_imagenet" / "raw")
     np.testing.assert_array_equal(again.test.x, data.test.x)
 
 
@@ -61,7 +67,10 @@ def test_folders_keep_their_division(tmp_path):
     data = load("mini_imagenet", root=tmp_path / "root", path=tmp_path, form="folders")
     assert (data.train.y.tolist(), data.test.y.tolist()) == ([0, 0, 0, 1, 1, 1], [0, 1])
     np.testing.assert_array_equal(data.train.x[3:], images([1, 1, 1], seed=1))
-    assert "1 of 9 images cannot be used" in data.extra["notes"][0] and "50,000 + 10,000" in data.extra["notes"][1]
+    assert (
+        "1 of 9 images cannot be used" in data.extra["notes"][0]
+        and "50,000 + 10,000" in data.extra["notes"][1]
+    )
     small = load("mini_imagenet", root=tmp_path / "root", path=tmp_path, form="folders", size=8)
     assert small.input_shape == (8, 8, 3)
 
@@ -69,7 +78,9 @@ def test_folders_keep_their_division(tmp_path):
 def test_what_is_missing_says_what_to_do(tmp_path):
     write(tmp_path / "mini_imagenet" / "raw")
     (tmp_path / "mini_imagenet" / "raw" / PICKLES[2]).unlink()
-    with pytest.raises(DatasetUnavailable, match=r"put mini-imagenet-cache-test.pkl in .*\n.*zenodo"):
+    with pytest.raises(
+        DatasetUnavailable, match=r"put mini-imagenet-cache-test.pkl in .*\n.*zenodo"
+    ):
         load("mini_imagenet", root=tmp_path, download=False)
     with pytest.raises(DatasetUnavailable, match=r"not here as folders(.|\n)*train/CLASS/NAME.jpg"):
         load("mini_imagenet", root=tmp_path, form="folders")
@@ -86,7 +97,10 @@ def test_what_is_missing_says_what_to_do(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"image_data": np.zeros((12, 84, 84), np.uint8)}, "image_data is uint8 .12, 84, 84.; expected is uint8"),
+        (
+            {"image_data": np.zeros((12, 84, 84), np.uint8)},
+            "image_data is uint8 .12, 84, 84.; expected is uint8",
+        ),
         ({"class_dict": {"n0": [99]}}, "rows of class 'n0' are no list of numbers below 24"),
         ({"class_dict": [1]}, "rows of class 'class_dict'"),
         ({"class_dict": {"n0": [1]}}, "has the class n0, which another file has too"),
@@ -99,7 +113,10 @@ def test_pickles_of_another_form(tmp_path, changes, message):
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_arrays_in_pickles_of_every_protocol(tmp_path, protocol):
-    arrays = {"a": np.arange(6, dtype=np.uint8).reshape(2, 3), "f": np.asfortranarray(np.ones((2, 3)))}
+    arrays = {
+        "a": np.arange(6, dtype=np.uint8).reshape(2, 3),
+        "f": np.asfortranarray(np.ones((2, 3))),
+    }
     file = tmp_path / "x"
     file.write_bytes(pickle.dumps({**arrays, "b": b"\xff", "s": np.int64(4), "t": "é"}, protocol))
     found = read_pickle(file)
@@ -126,7 +143,8 @@ class Calls:
         (np.array([object], object), "array of Python objects"),
         (Calls(np._core.multiarray._reconstruct, np.ndarray, (1 << 50,), b"b"), "starts an array"),
         (Calls(np.ndarray, (1 << 50,)), "cut short, damaged or no pickle"),
-        (Calls(np.ndarray, (1,), "O", bytes(8)), "cut short, damaged or no pickle"),  # objects of raw bytes
+        # objects of raw bytes
+        (Calls(np.ndarray, (1,), "O", bytes(8)), "cut short, damaged or no pickle"),
     ],
 )
 def test_pickles_that_would_do_more_than_hold_arrays(tmp_path, monkeypatch, content, message):

@@ -50,7 +50,12 @@ def test_test_split_clients_by_name_and_class_names(save):
 
 
 def test_keras_names(save):
-    data = load("npz", path=save(x_train=IMAGES, y_train=LABELS[:, None], x_test=IMAGES[:2], y_test=LABELS[:2, None]))
+    data = load(
+        "npz",
+        path=save(
+            x_train=IMAGES, y_train=LABELS[:, None], x_test=IMAGES[:2], y_test=LABELS[:2, None]
+        ),
+    )
     np.testing.assert_array_equal(data.train.x[..., 0], IMAGES)
     np.testing.assert_array_equal(data.test.y, LABELS[:2])
 
@@ -68,9 +73,13 @@ def test_medmnist_names_and_validation_examples_are_trained_on(save):
     assert (len(data.train), len(data.test), data.input_shape) == (15, 3, (5, 6, 1))
     np.testing.assert_array_equal(data.train.y, [*LABELS, *LABELS[:3]])
     assert data.train.names[12] == "validation, row 0"
-    said = "3 validation examples are trained on; a run draws its own, with data.validation_fraction"
+    said = (
+        "3 validation examples are trained on; a run draws its own, with data.validation_fraction"
+    )
     assert data.extra["notes"][0] == said
-    with pytest.raises(ValueError, match=r"validation inputs have shape \(3, 5, 5\), training inputs \(12, 5, 6\)"):
+    with pytest.raises(
+        ValueError, match=r"validation inputs have shape \(3, 5, 5\), training inputs \(12, 5, 6\)"
+    ):
         load("npz", path=save(**parts | {"val_images": IMAGES[:3, :, :5]}))
     with pytest.raises(ValueError, match=r"labels has shape \(12, 2\); expected \(12,\)"):
         load("npz", path=save(**parts | {"train_labels": np.stack([LABELS, LABELS], 1)}))
@@ -84,21 +93,35 @@ def test_features_stay_and_have_maximum_one(save):
 
 
 def test_number_of_classes_and_input_max_can_be_given(save):
-    data = load("npz", path=save(inputs=IMAGES, labels=np.full(12, -1)), num_classes=5, input_max=16.0)
+    data = load(
+        "npz", path=save(inputs=IMAGES, labels=np.full(12, -1)), num_classes=5, input_max=16.0
+    )
     assert (data.num_classes, data.input_max) == (5, 16.0)
 
 
 def test_coarse_labels_correspondence_and_sets(save):
-    coarse, sets = np.where(LABELS == 2, 1, 0), np.arange(12) % 4 - 1
+    coarse = np.where(LABELS == 2, 1, 0)
+    sets = np.arange(12) % 4 - 1
     matrix = np.array([[1, 0.75, 0], [0, 0.25, 1], [0, 0, 0]])
-    path = save(inputs=IMAGES, labels=LABELS, coarse=coarse, correspondence=matrix, set=sets, client=LABELS % 2)
+    path = save(
+        inputs=IMAGES,
+        labels=LABELS,
+        coarse=coarse,
+        correspondence=matrix,
+        set=sets,
+        client=LABELS % 2,
+    )
     data = load("npz", path=path)
     np.testing.assert_array_equal(data.train.coarse, coarse)
     np.testing.assert_array_equal(data.correspondence, matrix)
     np.testing.assert_array_equal(data.train.set, sets)
     assert data.coarse_names == ("0", "1", "2")
     unknown = load("npz", path=save(inputs=IMAGES, labels=LABELS, coarse=coarse))
-    assert (unknown.coarse_names, unknown.correspondence, unknown.train.set) == (("0", "1"), None, None)
+    assert (unknown.coarse_names, unknown.correspondence, unknown.train.set) == (
+        ("0", "1"),
+        None,
+        None,
+    )
 
 
 def with_nan():
@@ -130,8 +153,14 @@ def with_nan():
         ({"labels": LABELS.astype(object)}, "'labels' holds Python objects, which are refused"),
         ({"class_names": np.array([["x", "y", "z"]])}, r"class_names has shape \(1, 3\)"),
         ({"class_names": np.array(["x", "y", "x"])}, "class_names has 'x' more than once"),
-        ({"client": np.array([2**63 + 1] * 12, np.uint64)}, "client is 9223372036854775809 in row 0"),
-        ({"inputs": np.array([[0.0], [1e39]] * 6)}, r"inputs has a value beyond 3\.4e\+38 in row 1"),
+        (
+            {"client": np.array([2**63 + 1] * 12, np.uint64)},
+            "client is 9223372036854775809 in row 0",
+        ),
+        (
+            {"inputs": np.array([[0.0], [1e39]] * 6)},
+            r"inputs has a value beyond 3\.4e\+38 in row 1",
+        ),
     ],
 )
 def test_bad_content_is_named(save, arrays, message):
@@ -160,7 +189,9 @@ def test_damaged_files(save, tmp_path):
     with pytest.raises(DatasetUnavailable, match=r"array 'inputs' of .* is damaged"):
         load("npz", path=path)
     path.write_text("hello")
-    with pytest.raises(DatasetUnavailable, match=r"not a readable \.npz.* it is of another kind") as error:
+    with pytest.raises(
+        DatasetUnavailable, match=r"not a readable \.npz.* it is of another kind"
+    ) as error:
         load("npz", path=path)
     assert "pickle" not in str(error.value)
     np.save(tmp_path / "bare.npy", IMAGES)
@@ -183,12 +214,16 @@ def members(path, **contents):
 def header(shape, dtype="<f8") -> bytes:
     """The beginning of an array that is not there."""
     file = io.BytesIO()
-    np.lib.format.write_array_header_1_0(file, {"descr": dtype, "fortran_order": False, "shape": shape})
+    np.lib.format.write_array_header_1_0(
+        file, {"descr": dtype, "fortran_order": False, "shape": shape}
+    )
     return file.getvalue()
 
 
 def test_a_header_that_claims_terabytes_takes_no_memory(tmp_path):
-    path = members(tmp_path / "mine.npz", **{"inputs.npy": header((10**6, 10**6)), "labels.npy": LABELS})
+    path = members(
+        tmp_path / "mine.npz", **{"inputs.npy": header((10**6, 10**6)), "labels.npy": LABELS}
+    )
     with pytest.raises(DatasetUnavailable, match=r"array 'inputs' of .* is damaged"):
         load("npz", path=path)
 
@@ -216,7 +251,11 @@ def test_large_ids_of_two_types_stay_apart(save):
     client = np.array([2**53, 2**53 + 1] * 6, np.uint64)
     path = save(
         **{"inputs": IMAGES, "labels": LABELS, "client": client},
-        **{"test_inputs": IMAGES[:2], "test_labels": LABELS[:2], "test_client": client[:2].astype(np.int64)},
+        **{
+            "test_inputs": IMAGES[:2],
+            "test_labels": LABELS[:2],
+            "test_client": client[:2].astype(np.int64),
+        },
     )
     assert load("npz", path=path).client_names == (str(2**53), str(2**53 + 1))
 
@@ -225,7 +264,10 @@ def test_minus_one_and_large_offsets_are_told(tmp_path):
     inputs = 1.6e9 + np.arange(12.0).reshape(6, 2)
     np.savez(path := tmp_path / "a.npz", inputs=inputs, labels=np.array([-1, 0, 1, -1, 0, 1]))
     notes = load("npz", path=path).extra["notes"]
-    assert "2 features (first number 0): so far from 0" in notes[0] and "2 labels are -1, taken as no label" in notes[1]
+    assert (
+        "2 features (first number 0): so far from 0" in notes[0]
+        and "2 labels are -1, taken as no label" in notes[1]
+    )
     names = np.array(["-1", "0", "1"])
     np.savez(path, inputs=inputs - 1.6e9, labels=np.array([-1, 0, 1, -1, 0, 1]), class_names=names)
     data = load("npz", path=path)

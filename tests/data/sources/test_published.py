@@ -1,4 +1,6 @@
-"""Published datasets in their own formats, on small generated files; one pixel of each image carries the label."""
+"""Published datasets in their own formats, on small generated files; one pixel of each image
+carries the label.
+"""
 
 import gzip
 import io
@@ -20,7 +22,8 @@ from fedjax_ssl.data.sources.omniglot import read_omniglot
 from fedjax_ssl.data.sources.stl10 import read_stl10
 from fedjax_ssl.data.sources.svhn import read_svhn
 
-ROW, COLUMN = 3, 5
+ROW = 3
+COLUMN = 5
 ARCHIVES = {name: archive(name) for name, entry in ENTRIES.items() if entry.archive is not None}
 
 
@@ -38,7 +41,9 @@ def assert_marked(split, seed=0):
 
 def idx(array):
     array = array.astype(np.uint8)
-    return gzip.compress(struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes(), mtime=0)
+    return gzip.compress(
+        struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes(), mtime=0
+    )
 
 
 @pytest.mark.parametrize(("kind", "first"), [("byclass", 0), ("letters", 1)])
@@ -49,7 +54,9 @@ def test_emnist_is_turned_upright(tmp_path, kind, first):
         for split, seed in (("train", 0), ("test", 1)):
             images = noise(range(count), (28, 28, 1), seed)[..., 0].transpose(0, 2, 1)
             archive.writestr(f"gzip/emnist-{kind}-{split}-images-idx3-ubyte.gz", idx(images))
-            archive.writestr(f"gzip/emnist-{kind}-{split}-labels-idx1-ubyte.gz", idx(np.arange(count) + first))
+            archive.writestr(
+                f"gzip/emnist-{kind}-{split}-labels-idx1-ubyte.gz", idx(np.arange(count) + first)
+            )
     data = read_emnist({"gzip.zip": path}, kind)
     assert_marked(data.train)
     assert_marked(data.test, 1)
@@ -67,7 +74,11 @@ def write_svhn(folder, parts=("train", "test"), **changes):
     for seed, part in enumerate(parts):
         labels = (np.arange(12) + seed) % 10
         images = noise(labels, (32, 32, 3), seed).transpose(1, 2, 3, 0)
-        content = {"X": images, "y": np.where(labels == 0, 10, labels)[:, None].astype(np.uint8), **changes}
+        content = {
+            "X": images,
+            "y": np.where(labels == 0, 10, labels)[:, None].astype(np.uint8),
+            **changes,
+        }
         path = files[f"{part}_32x32.mat"] = folder / f"{part}_32x32.mat"
         savemat(path, {name: values for name, values in content.items() if values is not None})
     return files
@@ -95,7 +106,9 @@ def test_svhn_that_cannot_be_right(tmp_path, changes, message):
         read_svhn(write_svhn(tmp_path, **changes))
     (tmp_path / "train_32x32.mat").write_bytes(b"MATLAB 5.0" * 50)
     with pytest.raises(FormatError, match=r"train_32x32.mat is cut short, damaged"):
-        read_svhn({f"{part}_32x32.mat": tmp_path / f"{part}_32x32.mat" for part in ("train", "test")})
+        read_svhn(
+            {f"{part}_32x32.mat": tmp_path / f"{part}_32x32.mat" for part in ("train", "test")}
+        )
 
 
 def write_stl10(folder, changes=()):
@@ -160,18 +173,30 @@ def test_omniglot_by_drawer_of_an_alphabet(tmp_path):
     files = write_omniglot(tmp_path / "a.zip", {"Greek": 3, "Latin": 2})
     files |= write_omniglot(tmp_path / "b.zip", {"Tengwar": 2}, "images_evaluation")
     data = read_omniglot(files, size=105)
-    assert (len(data.train), data.num_classes, len(data.client_names), data.test) == (21, 7, 9, None)
+    assert (len(data.train), data.num_classes, len(data.client_names), data.test) == (
+        21,
+        7,
+        9,
+        None,
+    )
     for x, y, client in zip(data.train.x[..., 0], data.train.y, data.train.client, strict=True):
         alphabet, character = data.class_names[y].split()
         of_drawer, drawer = data.client_names[client].split()
         place = {"Greek": 0, "Latin": 10, "Tengwar": 0}[alphabet]
-        assert alphabet == of_drawer and x[place, 10 * int(character)] == x[100, int(drawer)] == 255 and x.sum() == 510
+        assert (
+            alphabet == of_drawer
+            and x[place, 10 * int(character)] == x[100, int(drawer)] == 255
+            and x.sum() == 510
+        )
     assert read_omniglot(files, size=28).input_shape == (28, 28, 1)
 
 
 def test_omniglot_that_cannot_be_right(tmp_path):
     path = tmp_path / "a.zip"
-    bad = {"0001_01.png is cut short, damaged": b"no image", "131,072 bytes, which is no": bytes(1 << 17)}
+    bad = {
+        "0001_01.png is cut short, damaged": b"no image",
+        "131,072 bytes, which is no": bytes(1 << 17),
+    }
     for message, content in bad.items():
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr("x/Greek/character01/0001_01.png", content)
@@ -196,6 +221,10 @@ def test_options_have_their_own_cache_and_bounds(tmp_path):
     folder.mkdir(parents=True)
     with pytest.raises(DatasetUnavailable, match="extra_32x32"):
         load("svhn", root=tmp_path, download=False, extra=True)
-    for name, options in (("stl10", {"size": 97}), ("omniglot", {"size": 0}), ("omniglot", {"size": 106})):
+    for name, options in (
+        ("stl10", {"size": 97}),
+        ("omniglot", {"size": 0}),
+        ("omniglot", {"size": 106}),
+    ):
         with pytest.raises(ValueError, match="size"):
             load(name, root=tmp_path, download=False, **options)

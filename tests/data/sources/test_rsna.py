@@ -20,15 +20,30 @@ def units(label):
     return found
 
 
-def write_slice(path, hounsfield, patient="P1", syntax="1.2.840.10008.1.2.1", slope=2, intercept=-1024, **changes):
+def write_slice(
+    path,
+    hounsfield,
+    patient="P1",
+    syntax="1.2.840.10008.1.2.1",
+    slope=2,
+    intercept=-1024,
+    **changes,
+):
     pydicom = pytest.importorskip("pydicom")
     stored = ((np.asarray(hounsfield) - intercept) / slope).astype("<i2")
     slice_ = pydicom.Dataset()
     slice_.file_meta = pydicom.dataset.FileMetaDataset()
     slice_.file_meta.TransferSyntaxUID = syntax
-    slice_.SOPClassUID, slice_.SOPInstanceUID = "1.2.840.10008.5.1.4.1.1.2", "1.2.3"
+    slice_.SOPClassUID = "1.2.840.10008.5.1.4.1.1.2"
+    slice_.SOPInstanceUID = "1.2.3"
     facts = {"PatientID": patient, "SamplesPerPixel": 1, "PhotometricInterpretation": "MONOCHROME2"}
-    facts |= {"Rows": ROWS, "Columns": COLUMNS, "BitsAllocated": 16, "BitsStored": 16, "HighBit": 15}
+    facts |= {
+        "Rows": ROWS,
+        "Columns": COLUMNS,
+        "BitsAllocated": 16,
+        "BitsStored": 16,
+        "HighBit": 15,
+    }
     facts |= {"PixelRepresentation": 1, "RescaleSlope": slope, "RescaleIntercept": intercept}
     for key, value in (facts | {"PixelData": stored.tobytes()} | changes).items():
         setattr(slice_, key, value)
@@ -68,7 +83,10 @@ def test_slices_with_one_kind_in_three_windows(folder, monkeypatch):
         assert (data.train.y.tolist(), data.class_names) == ([0, 1, 2, 3, 4], CLASSES)
         assert (data.train.client.tolist(), data.client_names) == ([0, 1, 0, 1, 0], ("P0", "P1"))
         value = 8 * data.train.y + 10
-        expected = np.stack([255 * (value - low) / width for low, width in ((0, 80), (-20, 200), (-150, 380))], axis=-1)
+        expected = np.stack(
+            [255 * (value - low) / width for low, width in ((0, 80), (-20, 200), (-150, 380))],
+            axis=-1,
+        )
         np.testing.assert_array_equal(data.train.x[:, AT[0], AT[1]], np.rint(expected))
         assert (data.train.x.reshape(5, -1, 3) > 0).sum(axis=1).tolist() == [[1, 1, 1]] * 5
 
@@ -123,7 +141,10 @@ def test_rows_that_repeat_or_contradict_others(folder):
     data = read(folder)
     assert data.train.y.tolist() == [0, 2, 3, 4]
     assert "7 rows of stage_2_train.csv said before" in data.extra["notes"][0]
-    assert "1 slice has rows of stage_2_train.csv that differ, first ID_000000001" in data.extra["notes"][1]
+    assert (
+        "1 slice has rows of stage_2_train.csv that differ, first ID_000000001"
+        in data.extra["notes"][1]
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,13 @@ import pytest
 from fedjax_ssl.data import BadData, DatasetUnavailable, check, federate, load, source_of
 from fedjax_ssl.data.reading.proportions import read_proportions
 
-ROWS = ["age,weight,label,client", "30,1.5,ill,north", "40,-2e1,well,south", "50,3,ill,south", "60,4,,north"]
+ROWS = [
+    "age,weight,label,client",
+    "30,1.5,ill,north",
+    "40,-2e1,well,south",
+    "50,3,ill,south",
+    "60,4,,north",
+]
 
 
 @pytest.fixture
@@ -40,7 +46,9 @@ def test_columns_become_features_labels_and_clients_and_are_kept(write, monkeypa
     first = read(path)
     monkeypatch.setattr("fedjax_ssl.data.sources.table.read_table", None)
     for data in (first, read(path)):
-        np.testing.assert_array_equal(data.train.x, np.float32([[30, 1.5], [40, -20], [50, 3], [60, 4]]))
+        np.testing.assert_array_equal(
+            data.train.x, np.float32([[30, 1.5], [40, -20], [50, 3], [60, 4]])
+        )
         assert (data.train.y.tolist(), data.train.client.tolist()) == ([0, 1, 0, -1], [0, 1, 1, 0])
         assert (data.class_names, data.client_names) == (("ill", "well"), ("north", "south"))
         assert (data.extra["features"], data.input_max) == (["age", "weight"], 1.0)
@@ -59,14 +67,24 @@ def test_chosen_columns_other_names_and_a_split(write):
     for chosen in ({"features": ("b", "höhe")}, {"ignore": ("id", "note")}):
         data = read(path, **options, **chosen)
         expected = np.float32([[1, 2], [5, 6], [7, 8]])
-        np.testing.assert_array_equal(data.train.x, expected[:, ::-1] if "features" in chosen else expected)
-        assert (data.train.y.tolist(), data.test.y.tolist(), data.train.client) == ([1, 1, 0], [0], None)
-    assert read(path, **options, ignore=("id", "note"), classes=("b", "c", "a")).train.y.tolist() == [0, 0, 2]
+        np.testing.assert_array_equal(
+            data.train.x, expected[:, ::-1] if "features" in chosen else expected
+        )
+        assert (data.train.y.tolist(), data.test.y.tolist(), data.train.client) == (
+            [1, 1, 0],
+            [0],
+            None,
+        )
+    assert read(
+        path, **options, ignore=("id", "note"), classes=("b", "c", "a")
+    ).train.y.tolist() == [0, 0, 2]
 
 
 def test_empty_cells_are_refused_or_their_rows_left_out(write):
     path = write(*ROWS, ",7,well,south", "70,inf,ill,north")
-    with pytest.raises(BadData, match=r"2 of 6 rows .* \(empty, inf\), first .*line 6; by column: age 1, weight 1;"):
+    with pytest.raises(
+        BadData, match=r"2 of 6 rows .* \(empty, inf\), first .*line 6; by column: age 1, weight 1;"
+    ):
         read(path)
     refused = check(path, root=path.parent / "root", missing="refuse")
     assert "fill them in" in refused.problems[0] and not refused.notes
@@ -78,15 +96,39 @@ def test_empty_cells_are_refused_or_their_rows_left_out(write):
 @pytest.mark.parametrize(
     ("lines", "options", "message"),
     [
-        (["a,lable", "1,x", "2,y"], {}, "no column 'label'. Did you mean 'lable'.*data.label_column"),
-        (["a,label", "m,x", "2,y"], {}, "column 'a' holds 'm' in patients.csv, line 2, which is no number; .*ignore=a"),
-        (["a;label", "1,234;x", "2;y"], {}, "write decimals with a point, and thousands without a comma"),
+        (
+            ["a,lable", "1,x", "2,y"],
+            {},
+            "no column 'label'. Did you mean 'lable'.*data.label_column",
+        ),
+        (
+            ["a,label", "m,x", "2,y"],
+            {},
+            "column 'a' holds 'm' in patients.csv, line 2, which is no number; .*ignore=a",
+        ),
+        (
+            ["a;label", "1,234;x", "2;y"],
+            {},
+            "write decimals with a point, and thousands without a comma",
+        ),
         (["a;label", "1,5;x", "2.5;y"], {}, "write decimals with a point"),
         (["a,label", "01/02/2020,x", "03/04/2020,y"], {}, "may be day/month or month/day"),
         (["a,label", "p,x", "q,y", "r,y"], {"max_levels": 2}, "3 different words, .*"),
-        (["a,b,label,split", "1,?,x,", "2,3,y,test", "2,,y,"], {"missing": "median"}, "'b' is missing in all training"),
-        (["a,label", "1,x", "2,y"], {"features": ("a", "label")}, "'label' is a feature and the label at once"),
-        (["a,label", "1,x", "2,y"], {"client_column": "site"}, "no column 'site', which data.client_column names"),
+        (
+            ["a,b,label,split", "1,?,x,", "2,3,y,test", "2,,y,"],
+            {"missing": "median"},
+            "'b' is missing in all training",
+        ),
+        (
+            ["a,label", "1,x", "2,y"],
+            {"features": ("a", "label")},
+            "'label' is a feature and the label at once",
+        ),
+        (
+            ["a,label", "1,x", "2,y"],
+            {"client_column": "site"},
+            "no column 'site', which data.client_column names",
+        ),
         (["a,a,label", "1,1,x", "2,2,y"], {}, "column 'a' is there 2 times"),
         (["a,label"], {}, "has no rows"),
         (["a,label", '1,"x', "2,y"], {}, "line 3 is no line of a table: unexpected end of data"),
@@ -97,7 +139,11 @@ def test_empty_cells_are_refused_or_their_rows_left_out(write):
             "set is '0.5' in patients.csv, line 2, patients.csv, line 3",
         ),
         (["a,label,split", "1,x,test", "2,y,test"], {}, "all examples are test examples"),
-        (["a,label", "1,x", "2,y"], {"classes": ("x", "x", "y")}, "data.classes=x,x,y; give at least two"),
+        (
+            ["a,label", "1,x", "2,y"],
+            {"classes": ("x", "x", "y")},
+            "data.classes=x,x,y; give at least two",
+        ),
     ],
 )
 def test_tables_that_cannot_be_right(write, lines, options, message):
@@ -136,15 +182,38 @@ COLUMNS = {"label_column": "diagnosis", "client_column": "hospital"}
 def test_marks_words_dates_and_large_offsets(write):
     data = read(write(*HEART), **COLUMNS, missing="median")
     known = {name: data.train.x[:, place] for place, name in enumerate(data.extra["features"])}
-    assert list(known) == ["age", "chest=none", "chest=other", "chest=typical", "chol", "seen", "stamp"]
-    assert known["age"].tolist() == [63, 56.5, 41, 56, 57] and known["chol"].tolist() == [233, 236, 236, 236, 354]
+    assert list(known) == [
+        "age",
+        "chest=none",
+        "chest=other",
+        "chest=typical",
+        "chol",
+        "seen",
+        "stamp",
+    ]
+    assert known["age"].tolist() == [63, 56.5, 41, 56, 57] and known["chol"].tolist() == [
+        233,
+        236,
+        236,
+        236,
+        354,
+    ]
     assert known["chest=none"].tolist() == [0, 1, 1, 0, 0]
-    days = np.array(["2020-01-05", "2020-01-06", "2020-02-05", "1970-01-01", "2021-01-05"], "M8[D]").astype(int)
-    np.testing.assert_array_equal(known["seen"], np.where(days, days, np.median(days[days > 0])).astype(np.float32))
+    days = np.array(
+        ["2020-01-05", "2020-01-06", "2020-02-05", "1970-01-01", "2021-01-05"], "M8[D]"
+    ).astype(int)
+    np.testing.assert_array_equal(
+        known["seen"], np.where(days, days, np.median(days[days > 0])).astype(np.float32)
+    )
     # In single precision 1600000001 and 1600000009 are one number.
     np.testing.assert_allclose(known["stamp"], np.array([1, 2, 3, 4, 9]) - 3.8, rtol=1e-6)
     notes = " ".join(data.extra["notes"])
-    for said in ("chest (3)", "seen (ISO8601)", "double precision: stamp", "by column: age 1, chol 2, seen 1"):
+    for said in (
+        "chest (3)",
+        "seen (ISO8601)",
+        "double precision: stamp",
+        "by column: age 1, chol 2, seen 1",
+    ):
         assert said in notes
 
 
@@ -153,29 +222,42 @@ def test_a_client_that_is_left_out_teaches_nothing(write):
     assert left_out.extra["features"][1:3] == ["chest=none", "chest=typical"]
     assert left_out.train.x[:, 3].tolist() == [233, 234.5, 234.5, 236, 354]
     assert left_out.train.x[4, 1:3].tolist() == [0, 0]
-    said = "column 'chest' holds 'other' in patients.csv, line 6, which is no word that training knew; its inputs are 0"
+    said = (
+        "column 'chest' holds 'other' in patients.csv, line 6, which is no word that training "
+        "knew; its inputs are 0"
+    )
     assert any(said in note for note in left_out.extra["notes"])
 
 
 def test_columns_are_what_the_training_rows_hold(write):
     north = [f"{i},2020-01-0{i},{i % 2},north" for i in range(1, 4)]
-    path = write("dose,seen,label,client", *north, *(f"low,1{i}.01.2020,{i % 2},south" for i in range(5)))
+    path = write(
+        "dose,seen,label,client", *north, *(f"low,1{i}.01.2020,{i % 2},south" for i in range(5))
+    )
     with pytest.raises(BadData) as raised:
         read(path, left_out_client="south")
-    assert "holds 'low' in patients.csv, line 5" in str(raised.value) and "no number" in str(raised.value)
+    assert "holds 'low' in patients.csv, line 5" in str(raised.value) and "no number" in str(
+        raised.value
+    )
     assert "no date like the others (ISO8601)" in str(raised.value)
 
 
 def test_a_word_of_its_own_in_every_cell_is_refused_although_some_are_empty(write):
     path = write("name,a,label", *(f"{f'n{i}' if i else ''},{i},{i % 2}" for i in range(40)))
-    with pytest.raises(BadData, match="holds 39 different words, such as 'n1', each of them once, too many"):
+    with pytest.raises(
+        BadData, match="holds 39 different words, such as 'n1', each of them once, too many"
+    ):
         read(path, missing="median")
 
 
 def test_codes_are_words_where_they_are_named_and_signs_are_no_marks(write):
     data = read(write("cp,rh,label", "1.0,+,a", "10,-,b", "2,-,a"), codes=("cp",))
     assert data.extra["features"] == ["cp=1", "cp=2", "cp=10", "rh=+", "rh=-"]
-    own = read(write("a,label", "1,a", "-9,b", "3,a", name="own.csv"), missing="median", missing_marks=(-9,))
+    own = read(
+        write("a,label", "1,a", "-9,b", "3,a", name="own.csv"),
+        missing="median",
+        missing_marks=(-9,),
+    )
     assert own.train.x.ravel().tolist() == [1, 2, 3]
 
 
@@ -187,14 +269,32 @@ def test_decimal_commas_and_lines_of_rows_with_breaks(write):
 
 
 def test_parquet_is_the_same(tmp_path):
-    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    columns = {"age": [30, 40, 50], "w": [1.5, -2.0, 3.0], "label": [1.0, None, 0.0], "client": ["n", "s", "s"]}
-    parquet.write_table(arrow.table({**columns, "__index_level_0__": [0, 1, 2]}), tmp_path / "p.parquet")
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    columns = {
+        "age": [30, 40, 50],
+        "w": [1.5, -2.0, 3.0],
+        "label": [1.0, None, 0.0],
+        "client": ["n", "s", "s"],
+    }
+    parquet.write_table(
+        arrow.table({**columns, "__index_level_0__": [0, 1, 2]}), tmp_path / "p.parquet"
+    )
     data = read(tmp_path / "p.parquet")
     np.testing.assert_array_equal(data.train.x, np.float32([[30, 1.5], [40, -2], [50, 3]]))
-    assert (data.train.y.tolist(), data.class_names, data.client_names) == ([1, -1, 0], ("0", "1"), ("n", "s"))
-    columns = {"w": ["x", None, "y"], "on": [True, False, None], "day": [datetime.date(2020, 1, 2)] * 3}
-    parquet.write_table(arrow.table({**columns, "label": [True, False, True]}), tmp_path / "w.parquet")
+    assert (data.train.y.tolist(), data.class_names, data.client_names) == (
+        [1, -1, 0],
+        ("0", "1"),
+        ("n", "s"),
+    )
+    columns = {
+        "w": ["x", None, "y"],
+        "on": [True, False, None],
+        "day": [datetime.date(2020, 1, 2)] * 3,
+    }
+    parquet.write_table(
+        arrow.table({**columns, "label": [True, False, True]}), tmp_path / "w.parquet"
+    )
     data = read(tmp_path / "w.parquet", missing="median")
     assert data.extra["features"] == ["w=x", "w=y", "on", "day"] and data.class_names == ("0", "1")
     assert data.train.x[1].tolist() == [1, 0, 0, 18263]
@@ -208,20 +308,27 @@ def test_check_knows_the_source_by_the_file(write, tmp_path):
     assert source_of(write("file,label", "a.png,x", name="about.tsv")) == "folder"
     np.savez(tmp_path / "a.npz", inputs=np.zeros((6, 2), np.float32), labels=np.arange(6) % 2)
     found = check(tmp_path / "a.npz")
-    assert found.source == "npz" and "2 features are the same for all: number 0, number 1" in found.notes
+    assert (
+        found.source == "npz"
+        and "2 features are the same for all: number 0, number 1" in found.notes
+    )
     with pytest.raises(BadData, match="is none of"):
         source_of(write("x", name="a.docx"))
     bad = check(write("a,label", "x,y", "1,z"), root=tmp_path / "root")
     assert bad.dataset is None and len(bad.problems) == 1
 
 
-def test_check_sees_test_examples_among_the_training_examples_and_labels_that_are_no_classes(write, tmp_path):
+def test_check_sees_test_examples_among_the_training_examples_and_labels_that_are_no_classes(
+    write, tmp_path
+):
     path = write("a,b,label,split", "1,2,x,", "2,3,y,", "1,2,x,test", "4,4,nan,test")
     notes = check(path, root=tmp_path / "root").notes
     assert "1 of 2 test examples are training examples too, to the bit" in notes
     assert any("1 label is nan, taken as no label" in note for note in notes)
     minus, *_ = check(write("a,label", "1,-1", "2,0", "3,1"), root=tmp_path / "root").notes
-    assert minus == "1 label is -1, taken as no label; if it is a class, name all classes: data.classes=-1,0,1"
+    assert minus == (
+        "1 label is -1, taken as no label; if it is a class, name all classes: data.classes=-1,0,1"
+    )
     named = read(tmp_path / "patients.csv", classes=(-1, 0, 1))
     assert (named.class_names, named.train.y.tolist()) == (("-1", "0", "1"), [0, 1, 2])
     many = write("a,label", *(f"{i},{i / 7}" for i in range(50)), name="many.csv")
@@ -229,7 +336,10 @@ def test_check_sees_test_examples_among_the_training_examples_and_labels_that_ar
 
 
 def test_columns_that_may_be_misspelt_are_said(write):
-    found = check(write("age,label,Client,sett", "1,x,0,1", "2,y,1,2"), root=write("x", name="y").parent / "root")
+    found = check(
+        write("age,label,Client,sett", "1,x,0,1", "2,y,1,2"),
+        root=write("x", name="y").parent / "root",
+    )
     assert found.dataset.extra["features"] == ["age", "Client", "sett"]
     assert [note for note in found.notes if "taken for" in note] == [
         "column 'Client' is not taken for 'client', which is not there; did you mean 'client'?"
@@ -239,7 +349,8 @@ def test_columns_that_may_be_misspelt_are_said(write):
 # Class shares of sets.
 
 
-CLASSES, CLIENTS = ("healthy", "ill"), ("north", "south", "unused")
+CLASSES = ("healthy", "ill")
+CLIENTS = ("north", "south", "unused")
 CLIENT = np.array([0, 0, 0, 1, 1, 1])
 SETS = np.array([0, 1, -1, 0, 0, 2])
 GOOD = """client,set,ill,healthy
@@ -312,8 +423,12 @@ def test_an_npz_file_with_sets_becomes_a_federation(tmp_path: Path) -> None:
     data = federate(jax.random.key(0), dataset, supervision="given")
     assert data.kinds() == ("sets",)
     np.testing.assert_allclose(data.weak.matrix[0, 1], [0.35, 0.65])
-    np.testing.assert_allclose(data.weak.prior, [(0.8 + 0.35 + 2 * 0.5 + 0.9) / 5, (0.2 + 0.65 + 2 * 0.5 + 0.1) / 5])
-    np.savez(tmp_path / "scans.npz", **{name: values for name, values in arrays.items() if name != "set"})
+    np.testing.assert_allclose(
+        data.weak.prior, [(0.8 + 0.35 + 2 * 0.5 + 0.9) / 5, (0.2 + 0.65 + 2 * 0.5 + 0.1) / 5]
+    )
+    np.savez(
+        tmp_path / "scans.npz", **{name: values for name, values in arrays.items() if name != "set"}
+    )
     with pytest.raises(ValueError, match="not the columns or arrays set and client"):
         load("npz", path=tmp_path / "scans.npz", proportions=tmp_path / "shares.csv")
 
@@ -324,7 +439,12 @@ def test_what_check_proposes(tmp_path):
     path.write_text("\n".join(["nr,patient,dose,outcome,age,site", *rows]))
     found = check(path, root=tmp_path)
     columns = {"label_column": "outcome", "client_column": "site"}
-    assert found.proposed == {**columns, "missing_marks": (".",), "missing": "median", "ignore": ("nr", "patient")}
+    assert found.proposed == {
+        **columns,
+        "missing_marks": (".",),
+        "missing": "median",
+        "ignore": ("nr", "patient"),
+    }
     assert found.dataset.extra["features"] == ["dose", "age"] and not found.problems
     assert any("'nr' differs in every example" in note for note in found.notes)
     own = check(path, root=tmp_path, missing="drop", ignore=("patient",), **columns)

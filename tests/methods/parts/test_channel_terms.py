@@ -29,7 +29,9 @@ def test_methods_are_built_where_the_clients_sizes_are_looked_at_before_training
     """As placement "auto" does on accelerators; what is confident is not known then."""
     data = toy.weak_federation("coarse")
     method = toy.executed(methods.build(name, toy.setup(data)), all_clients=all_clients(data))
-    jax.eval_shape(method.round, jax.random.key(0), jax.eval_shape(method.init, jax.random.key(0), data), data)
+    jax.eval_shape(
+        method.round, jax.random.key(0), jax.eval_shape(method.init, jax.random.key(0), data), data
+    )
 
 
 @pytest.mark.thorough
@@ -37,7 +39,8 @@ def test_with_prototypes_a_client_full_of_nan_is_dropped_alone_and_l1_shrinks_th
     data = toy.weak_federation("sets")
     options = {"pseudo_label_weight": 0.0, "prototype_weight": 0.3, "l1": 0.5}
     method = methods.build("mixed", toy.setup(data, model="linear", local_epochs=1), **options)
-    one_round, start = jax.jit(method.round), jax.jit(method.init)(KEY, data)
+    one_round = jax.jit(method.round)
+    start = jax.jit(method.init)(KEY, data)
     _, info = one_round(KEY, start, toy.with_broken_client(data, 0))
     assert info["dropped_clients"] == 1 and info["local_steps"] > 0
     plain, log = one_round(KEY, start, data)
@@ -50,16 +53,23 @@ def test_with_prototypes_a_client_full_of_nan_is_dropped_alone_and_l1_shrinks_th
 def test_the_servers_work_counts_and_a_server_that_diverges_is_seen() -> None:
     data = toy.weak_federation("server")
     method = methods.build(
-        "semifl", toy.setup(data, model="linear"), threshold=0.3, server_epochs=2, server_batch_size=5
+        "semifl",
+        toy.setup(data, model="linear"),
+        threshold=0.3,
+        server_epochs=2,
+        server_batch_size=5,
     )
-    one_round, start = jax.jit(method.round), jax.jit(method.init)(KEY, data)
+    one_round = jax.jit(method.round)
+    start = jax.jit(method.init)(KEY, data)
     state, info = one_round(KEY, start, data)
     assert info["server_dropped"] == 0 and np.isfinite(info["server_loss"])
     assert info["local_steps"] >= 4 and info["examples"] >= 2 * toy.NUM_SERVER
     rows = data.server_index
     broken = dataclasses.replace(data, inputs=data.inputs.at[rows].set(jnp.nan))
     after, log = one_round(KEY, start, broken)
-    assert log["server_dropped"] == 1 and np.isnan(log["server_loss"]) and log["dropped_clients"] == 0
+    assert (
+        log["server_dropped"] == 1 and np.isnan(log["server_loss"]) and log["dropped_clients"] == 0
+    )
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(after.params))
     assert int(state.round) == int(after.round) == 1
 
@@ -69,8 +79,12 @@ def test_an_unknown_correspondence_hides_nothing_about_other_clients() -> None:
     unknown = data.weak.matrix.at[0].set(0.0)
     unsure = dataclasses.replace(data, weak=dataclasses.replace(data.weak, matrix=unknown))
     assert check_channels(unsure) == [], "what an estimate will tell is not known"
-    wrong = dataclasses.replace(unsure, weak=dataclasses.replace(unsure.weak, matrix=unknown.at[4, :, 1].set(0.0)))
-    with pytest.raises(ValueError, match=r"Column 1 of the correspondence matrix.*client 4.* is all 0"):
+    wrong = dataclasses.replace(
+        unsure, weak=dataclasses.replace(unsure.weak, matrix=unknown.at[4, :, 1].set(0.0))
+    )
+    with pytest.raises(
+        ValueError, match=r"Column 1 of the correspondence matrix.*client 4.* is all 0"
+    ):
         check_channels(wrong)
     known = check_channels(data)
     assert len(known) == 1 and "as a whole does not identify" in known[0]

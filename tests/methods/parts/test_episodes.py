@@ -11,7 +11,8 @@ from fedjax_ssl.federated import Client
 from fedjax_ssl.methods.parts.episodes import episodes
 from tests import toy
 
-STEPS, CLASSES = 12, 4
+STEPS = 12
+CLASSES = 4
 LABELS = [0] * 6 + [1] * 2 + [2]  # of class 3 there is none
 
 
@@ -19,18 +20,32 @@ def client(labels=tuple(LABELS), unlabelled: int = 5, padding: int = 3) -> Clien
     size = len(labels) + unlabelled + padding
     observed = np.full(size, -1, np.int32)
     observed[: len(labels)] = labels
-    count, total = jnp.asarray(len(labels), jnp.int32), jnp.asarray(len(labels) + unlabelled, jnp.int32)
+    count = jnp.asarray(len(labels), jnp.int32)
+    total = jnp.asarray(len(labels) + unlabelled, jnp.int32)
     index = jnp.asarray(np.arange(size, dtype=np.int32))
-    return Client(jnp.asarray(0, jnp.int32), index, jnp.asarray(observed), count, total, sent={}, received=())
+    return Client(
+        jnp.asarray(0, jnp.int32), index, jnp.asarray(observed), count, total, sent={}, received=()
+    )
 
 
 @functools.partial(jax.jit, static_argnames=("bound", "num_unlabelled", "support"))
 def schedule_of(one: Client, key, first, bound: int, num_unlabelled: int, support: int):
-    return episodes(STEPS, CLASSES, support, 2, num_unlabelled, bound, lambda *_: first).schedule(key, one, toy.NOW)
+    return episodes(STEPS, CLASSES, support, 2, num_unlabelled, bound, lambda *_: first).schedule(
+        key, one, toy.NOW
+    )
 
 
-def draw(one: Client, seed: int = 0, bound: int = 12, num_unlabelled: int = 4, first: int = 2, support: int = 1):
-    schedule = schedule_of(one, jax.random.key(seed), np.int32(first), bound, num_unlabelled, support)
+def draw(
+    one: Client,
+    seed: int = 0,
+    bound: int = 12,
+    num_unlabelled: int = 4,
+    first: int = 2,
+    support: int = 1,
+):
+    schedule = schedule_of(
+        one, jax.random.key(seed), np.int32(first), bound, num_unlabelled, support
+    )
     return jax.tree.map(np.asarray, schedule)
 
 
@@ -57,12 +72,18 @@ def test_every_labelled_example_is_drawn_as_often() -> None:
     for seed in range(40):
         schedule = draw(client(), seed)
         for stream, width in (("support", 1), ("query", 2)):
-            np.add.at(counts, schedule.positions[stream].reshape(STEPS, CLASSES, width)[:, 0].reshape(-1), 1)
+            np.add.at(
+                counts,
+                schedule.positions[stream].reshape(STEPS, CLASSES, width)[:, 0].reshape(-1),
+                1,
+            )
     # 1440 draws of 6: standard deviation about 14 (without replacement); five of them
     np.testing.assert_allclose(counts, 240, atol=70)
 
 
-@pytest.mark.parametrize(("number", "support", "query"), [(1, 1, 0), (2, 1, 1), (3, 2, 1), (4, 3, 1), (9, 3, 2)])
+@pytest.mark.parametrize(
+    ("number", "support", "query"), [(1, 1, 0), (2, 1, 1), (3, 2, 1), (4, 3, 1), (9, 3, 2)]
+)
 def test_classes_with_fewer_labels_than_asked_for(number: int, support: int, query: int) -> None:
     schedule = draw(client(labels=(2,) * number), support=3)
     assert (schedule.masks["support"].sum(1) == support).all()
@@ -74,14 +95,19 @@ def test_unlabelled_queries_begin_at_their_step_and_do_not_repeat() -> None:
     assert schedule.masks["unlabelled"].sum(1).tolist() == [0, 0] + [4] * (STEPS - 2)
     for step in range(2, STEPS):
         places = schedule.positions["unlabelled"][step]
-        assert len(np.unique(places)) == 4 and places.min() >= len(LABELS) and places.max() < len(LABELS) + 5
+        assert (
+            len(np.unique(places)) == 4
+            and places.min() >= len(LABELS)
+            and places.max() < len(LABELS) + 5
+        )
     few = draw(client(unlabelled=3))
     assert few.masks["unlabelled"].sum(1).tolist() == [0, 0] + [3] * (STEPS - 2)
     assert "unlabelled" not in draw(client(), num_unlabelled=0).masks
 
 
 def test_padding_and_bounds_change_no_draw() -> None:
-    plain, padded = draw(client()), draw(client(padding=9), bound=17)
+    plain = draw(client())
+    padded = draw(client(padding=9), bound=17)
     for stream in ("support", "query", "unlabelled"):
         np.testing.assert_array_equal(plain.masks[stream], padded.masks[stream])
         mask = plain.masks[stream]
@@ -92,5 +118,7 @@ def test_padding_and_bounds_change_no_draw() -> None:
     ("labels", "unlabelled", "first", "steps"),
     [((), 5, 0, STEPS), ((), 5, STEPS, 0), ((), 0, 0, 0), ((1,), 0, STEPS, STEPS)],
 )
-def test_a_client_with_nothing_to_learn_from_takes_no_step(labels, unlabelled, first, steps) -> None:
+def test_a_client_with_nothing_to_learn_from_takes_no_step(
+    labels, unlabelled, first, steps
+) -> None:
     assert draw(client(labels=labels, unlabelled=unlabelled), first=first).num_steps == steps
