@@ -36,7 +36,7 @@ import pandas
 from tables import MISSING, facts, leave, markdown, parser_of, positive, spread, train_seeds
 
 from fedjax_ssl import config as configs
-from fedjax_ssl import methods, presets, runs
+from fedjax_ssl import folder, methods, presets
 from fedjax_ssl.command_line import use_compilation_cache
 from fedjax_ssl.runs.build import (
     build_method,
@@ -184,7 +184,8 @@ def main(arguments: list[str] | None = None) -> None:
     if options.labels != "server":
         labelled_steps = steps_of_a_round(presets.of_method(BASELINE, shared, alike))
     print(
-        f"{len(jobs)} methods, {len(seeds)} seeds each, on {runs.device_description()}", flush=True
+        f"{len(jobs)} methods, {len(seeds)} seeds each, on {folder.device_description()}",
+        flush=True,
     )
     for number, (label, name, given) in enumerate(jobs, start=1):
         try:
@@ -221,7 +222,9 @@ def main(arguments: list[str] | None = None) -> None:
         )
         plot(rows, options.output / "all_methods.png")
         curves = pandas.DataFrame(_curves(rows), columns=["method", "seed", "round", "accuracy"])
-        runs.write_atomically(options.output / "all_methods_curves.csv", curves.to_csv(index=False))
+        folder.write_atomically(
+            options.output / "all_methods_curves.csv", curves.to_csv(index=False)
+        )
     print(text)
 
 

@@ -25,7 +25,7 @@ import numpy as np
 from tables import MISSING, facts, leave, markdown, parser_of, positive, spread, train_seeds
 
 from fedjax_ssl import config as configs
-from fedjax_ssl import methods, runs
+from fedjax_ssl import folder, methods
 from fedjax_ssl.command_line import use_compilation_cache
 from fedjax_ssl.shipped import shipped_configs
 
@@ -58,7 +58,7 @@ def main(arguments: list[str] | None = None) -> None:
     begin = time.perf_counter()
     cells = []
     print(
-        f"{len(jobs)} experiments of {len(seeds)} seeds each on {runs.device_description()}",
+        f"{len(jobs)} experiments of {len(seeds)} seeds each on {folder.device_description()}",
         flush=True,
     )
     for number, (method, labels) in enumerate(jobs, start=1):

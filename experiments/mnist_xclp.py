@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ssl import data, graph, runs
+from fedjax_ssl import data, folder, graph
 from fedjax_ssl.command_line import use_compilation_cache
 from fedjax_ssl.keys import named_key
 
@@ -67,7 +67,7 @@ def main() -> None:
         spread = np.std(values, ddof=1) if len(values) > 1 else np.nan
         times = ", ".join(f"{value:.1f}" for value in seconds[name])
         print(f"| {name} | {100 * np.mean(values):.2f} ± {100 * spread:.2f} | {times} |")
-    print(f"\n{runs.device_description()}; {runs.versions()}; {arguments}")
+    print(f"\n{folder.device_description()}; {folder.versions()}; {arguments}")
 
 
 def _methods(arguments: argparse.Namespace, num_classes: int) -> dict:

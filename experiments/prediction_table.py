@@ -29,7 +29,7 @@ from tables import facts, leave, markdown, parser_of, spread
 from fedjax_ssl import config as configs
 from fedjax_ssl import data
 from fedjax_ssl.command_line import USER_ERRORS, use_compilation_cache
-from fedjax_ssl.runs import predict
+from fedjax_ssl.prediction import one_shot
 from fedjax_ssl.runs.build import build_method, device_mesh, federate, load_experiment
 from fedjax_ssl.runs.devices import choose_devices
 from fedjax_ssl.runs.rounds import run_rounds
@@ -123,7 +123,7 @@ def _run(
     key = jax.random.key(seed)
     federation = federate(experiment, key)
     data.validate(federation)
-    predict.check(experiment.config, federation)
+    one_shot.check(experiment.config, federation)
     method = build_method(experiment, federation)
     mesh = device_mesh(
         choose_devices(experiment.config, experiment.dataset), experiment.config.federated.reduce
@@ -134,8 +134,8 @@ def _run(
         state, _ = jax.jit(lambda state, data: run_rounds(method, key, state, data, rounds))(
             state, federation
         )
-    outcomes = predict.summary_of(
-        list(predict.predict(experiment.config, method, state, key, federation, mesh))
+    outcomes = one_shot.summary_of(
+        list(one_shot.predict(experiment.config, method, state, key, federation, mesh))
     )
     left_out = experiment.config.data.left_out_client
     what = (

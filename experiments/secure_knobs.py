@@ -15,7 +15,7 @@ import numpy as np
 
 from fedjax_ssl import presets, runs
 from fedjax_ssl.graph import IDEAL, Exchange, PropagationSettings
-from fedjax_ssl.runs import predictors
+from fedjax_ssl.prediction import graphs
 
 BITS = 1024
 KNOBS = [("bits", bits) for bits in (64, 128, 256, 512, 1024)]
@@ -69,18 +69,18 @@ def measure(federation, seed, knob, value):
     """(accuracy, cosine of attack 1)."""
     seen = {}
     bits = value if knob == "bits" else BITS
-    points = predictors.points_of(federation)
+    points = graphs.points_of(federation)
     settings = PropagationSettings(num_bits=bits, num_neighbors=5)
 
     def embed(inputs):
         return inputs.reshape(inputs.shape[0], -1).astype(jnp.result_type(float))
 
     exchange = exchange_of(knob, value, np.random.default_rng(seed), seen)
-    label = predictors.by_codes(
+    label = graphs.by_codes(
         jax.random.key(seed), federation, points, embed, [settings], exchange=exchange
     )
     graph_of = jnp.zeros(federation.num_clients + federation.num_new_clients, jnp.int32)
-    found = predictors.predict_with_graphs(federation, points, label, graph_of, 1)[0]
+    found = graphs.predict_with_graphs(federation, points, label, graph_of, 1)[0]
     mine = np.asarray(federation.test_client) >= 0
     truth = np.asarray(federation.labels)[np.asarray(federation.test_index)]
     accuracy = np.mean(np.asarray(found.labels)[mine] == truth[mine])

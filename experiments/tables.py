@@ -14,7 +14,7 @@ import ml_collections
 import numpy as np
 import pandas
 
-from fedjax_ssl import runs
+from fedjax_ssl import folder
 from fedjax_ssl.federated import to_numbers
 from fedjax_ssl.train import make_train, over_seeds
 
@@ -66,12 +66,12 @@ def facts(seconds: float, seeds: int, rounds: int | None = None) -> list[str]:
         seeds: runs per cell.
         rounds: in place of those of the configs.
     """
-    found = runs.versions()
+    found = folder.versions()
     commit = found.pop("git_commit", "not in a checkout")
     return [
         f"command: python experiments/{Path(sys.argv[0]).name} {' '.join(sys.argv[1:])}".rstrip(),
         f"{seeds} seeds, {'the rounds of the configs' if rounds is None else f'{rounds} rounds'}",
-        f"device: {runs.device_description()}; wall time {seconds:.0f} s",
+        f"device: {folder.device_description()}; wall time {seconds:.0f} s",
         "versions: " + ", ".join(f"{name} {version}" for name, version in found.items()),
         f"commit: {commit}",
     ]
@@ -108,8 +108,8 @@ def leave(
     options.output.mkdir(parents=True, exist_ok=True)
     text = "\n\n".join([*parts, "\n".join(f"- {note}" for note in notes)]) + "\n"
     files = [options.output / f"{name}.{kind}" for kind in ("md", "csv")]
-    runs.write_atomically(files[0], text)
-    runs.write_atomically(
+    folder.write_atomically(files[0], text)
+    folder.write_atomically(
         files[1], pandas.DataFrame(rows, columns=header, dtype=object).to_csv(index=False)
     )
     return "\n".join(["", text, *map(str, files)])

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from fedjax_ssl import data, own_code, processor, runs
+from fedjax_ssl import data, folder, own_code, processor, runs
 from fedjax_ssl.config import ConfigError, ConfigNote, check_field
 from fedjax_ssl.errors import INTERRUPTED, UserError, counted, note
 
@@ -19,9 +19,9 @@ USER_ERRORS = (
     UserError,
     ConfigError,
     data.DatasetUnavailable,
-    runs.CheckpointError,
-    runs.FolderLocked,
-    runs.RunFolderError,
+    folder.CheckpointError,
+    folder.FolderLocked,
+    folder.RunFolderError,
 )
 
 
@@ -154,7 +154,7 @@ def notes_instead_of_warnings(
             show_note(str(message))
 
     with warnings.catch_warnings():
-        for category in (ConfigNote, runs.CheckpointDamaged, runs.FolderMended):
+        for category in (ConfigNote, folder.CheckpointDamaged, folder.FolderMended):
             warnings.simplefilter("always", category)
         warnings.showwarning = show
         yield said

@@ -23,8 +23,8 @@ from jax.sharding import Mesh
 from fedjax_ssl import federated, methods
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import FederatedOptimizer, Method, ServerState
+from fedjax_ssl.folder.checkpoint import Checkpoints
 from fedjax_ssl.models import count_parameters
-from fedjax_ssl.runs.checkpoint import Checkpoints
 from tests import toy
 from tests.methods import cases
 

@@ -26,7 +26,7 @@ from jax.sharding import Mesh
 from fedjax_ssl import config as configs
 from fedjax_ssl import federated, runs
 from fedjax_ssl.config import ConfigError
-from fedjax_ssl.runs.checkpoint import Checkpoints
+from fedjax_ssl.folder.checkpoint import Checkpoints
 from fedjax_ssl.runs.loop import run
 from tests.distributed_worker import OWN, get_config
 from tests.saved import state_of

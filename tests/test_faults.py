@@ -20,7 +20,7 @@ import pytest
 
 from fedjax_ssl import config as configs
 from fedjax_ssl.config import ConfigError
-from fedjax_ssl.runs.checkpoint import Checkpoints
+from fedjax_ssl.folder.checkpoint import Checkpoints
 from fedjax_ssl.runs.loop import run
 from tests.test_resume import CHILD, experiment, results_of, rows_of
 

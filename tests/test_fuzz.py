@@ -25,12 +25,12 @@ from fedjax_ssl import config as configs
 from fedjax_ssl import methods
 from fedjax_ssl.config import ConfigError, fields
 from fedjax_ssl.data import BadData, DatasetUnavailable, load
+from fedjax_ssl.folder.checkpoint import CheckpointError
+from fedjax_ssl.folder.folder import RunFolderError
+from fedjax_ssl.folder.stored_run import read_run
 from fedjax_ssl.registry import Option
-from fedjax_ssl.runs.checkpoint import CheckpointError
-from fedjax_ssl.runs.folder import RunFolderError
 from fedjax_ssl.runs.loop import run
-from fedjax_ssl.runs.stored_run import read_run
-from tests.runs.test_full_disk import content_of, train
+from tests.folder.test_full_disk import content_of, train
 from tests.saved import state_of
 
 pytestmark = pytest.mark.thorough

@@ -9,7 +9,7 @@ import pytest
 from fedjax_ssl import processor
 from fedjax_ssl.command_line import map_large_buffers, use_processor
 from fedjax_ssl.config import ConfigError, ConfigNote
-from fedjax_ssl.runs.environment import device_description
+from fedjax_ssl.folder.environment import device_description
 
 
 @pytest.fixture

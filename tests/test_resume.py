@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedjax_ssl import presets
-from fedjax_ssl.runs.checkpoint import Checkpoints
+from fedjax_ssl.folder.checkpoint import Checkpoints
 from fedjax_ssl.runs.loop import run
 
 ROUNDS = 10

@@ -11,6 +11,8 @@ _PACKAGE = Path(__file__).resolve().parent.parent.parent / "fedjax_ssl"
 _MODULES = {
     "training": "train",
     "runs": "runs",
+    "folder": "folder",
+    "prediction": "prediction",
     "config": "config",
     "presets": "presets",
     "data": "data",

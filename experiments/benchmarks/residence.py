@@ -35,7 +35,7 @@ import jax
 import numpy as np
 
 from fedjax_ssl import config as configs
-from fedjax_ssl import data, runs
+from fedjax_ssl import data, folder, runs
 from fedjax_ssl.benchmarks.workloads import WORKLOADS
 from fedjax_ssl.command_line import map_large_buffers, use_processor
 from fedjax_ssl.runs.build import Experiment, federate
@@ -208,7 +208,7 @@ class Memory(threading.Thread):
         """The highest values in words."""
         self._over.set()
         self.join()
-        return {name: runs.bytes_in_words(value) for name, value in self.highest.items()}
+        return {name: folder.bytes_in_words(value) for name, value in self.highest.items()}
 
 
 def large(given: argparse.Namespace) -> None:
@@ -232,7 +232,7 @@ def large(given: argparse.Namespace) -> None:
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as workdir:
         summary = run(config, workdir, team)
-    size = runs.bytes_in_words(path.stat().st_size)
+    size = folder.bytes_in_words(path.stat().st_size)
     print(
         f"{team.name}: {given.images:,} images, {size}; highest {memory.stop()}\n"
         f"{time.perf_counter() - begin:,.0f} s, of which training {summary['train_seconds']:,.0f} s"
@@ -291,7 +291,7 @@ def main() -> None:
         rates(given.names, given.groups, given.blocks, given.rounds)
     else:
         large(given)
-    print(f"\n{runs.device_description()}, {runs.versions()}")
+    print(f"\n{folder.device_description()}, {folder.versions()}")
 
 
 if __name__ == "__main__":

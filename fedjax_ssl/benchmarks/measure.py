@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Key
 
 from fedjax_ssl import config as configs
-from fedjax_ssl import models, processor, runs
+from fedjax_ssl import folder, models, processor
 from fedjax_ssl.benchmarks.workloads import Workload
 from fedjax_ssl.command_line import map_large_buffers, use_processor
 from fedjax_ssl.data import FederatedData
@@ -92,14 +92,14 @@ def measure(name: str, workload: Workload, given: argparse.Namespace) -> dict[st
         "processor_seconds_per_round": statistics.median(processor_seconds) / rounds,
         "fastest_seconds_per_round": min(wall) / rounds,
         "compile_seconds": compile_seconds,
-        "peak_memory_bytes": runs.peak_memory_bytes(),
+        "peak_memory_bytes": folder.peak_memory_bytes(),
         "temporary_bytes": int(getattr(program.memory_analysis(), "temp_size_in_bytes", 0) or 0),
         "operations_per_example": per_example,
         "product_operations_per_second": peak,
         "fraction_of_peak": per_example * totals["examples"] / seconds / peak,
         "loss": float(np.mean(metrics["loss"])),
-        "device": runs.device_description(),
-        "versions": runs.versions(),
+        "device": folder.device_description(),
+        "versions": folder.versions(),
     }
 
 

@@ -11,6 +11,7 @@ from fedjax_ssl import config as configs
 from fedjax_ssl.cli import listing
 from fedjax_ssl.cli.listing import docstring, paragraph
 from fedjax_ssl.config import ConfigError
+from fedjax_ssl.folder.checkpoint import Checkpoints
 from fedjax_ssl.runs.compile import Shared
 from fedjax_ssl.runs.divergence import EXIT_CODE as DIVERGED
 from fedjax_ssl.runs.loop import run
@@ -80,7 +81,7 @@ def main(arguments: list[str]) -> int:
 
 def _what_follows(workdir: Path) -> str:
     """Return what the same command does after a stop."""
-    rounds = runs.Checkpoints(workdir).rounds()
+    rounds = Checkpoints(workdir).rounds()
     if not rounds:
         return "there is no checkpoint yet: the same command starts from the beginning"
     return f"the same command goes on after round {rounds[-1]}, of the last checkpoint"

@@ -35,10 +35,10 @@ from fedjax_ssl.federated import (
     SCORES,
     WEIGHTINGS,
 )
+from fedjax_ssl.folder.writers import WRITERS
 from fedjax_ssl.models import MODELS, PRECISIONS
 from fedjax_ssl.objectives import INVERSE, LOSSES
 from fedjax_ssl.registry import Option, Registry
-from fedjax_ssl.runs.writers import WRITERS
 
 DIRECTIONS = ("maximize", "minimize")
 _WORDS = {

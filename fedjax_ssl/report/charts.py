@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pandas
 
+from fedjax_ssl.folder.stored_run import StoredRun
 from fedjax_ssl.report.numbers import is_number, short
 from fedjax_ssl.report.runs import Group, table_of
-from fedjax_ssl.runs.stored_run import StoredRun
 
 # Axes of the curves, each the running sum of some columns.
 AXES = {

@@ -10,12 +10,12 @@ from rich.text import Text
 
 from fedjax_ssl.cli import PROGRAM, one_of, parser
 from fedjax_ssl.errors import counted
+from fedjax_ssl.folder.files import bytes_in_words, write_output
+from fedjax_ssl.folder.progress import Console
 from fedjax_ssl.report.exports import EXPORTS, lines
 from fedjax_ssl.report.numbers import LEVEL
 from fedjax_ssl.report.page import render
 from fedjax_ssl.report.runs import Report, read
-from fedjax_ssl.runs.files import bytes_in_words, write_output
-from fedjax_ssl.runs.progress import Console
 
 _SHOWN = 20  # groups in the terminal
 

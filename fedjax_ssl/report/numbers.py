@@ -9,8 +9,8 @@ import numpy as np
 import pandas
 from scipy import stats
 
-from fedjax_ssl.runs.files import bytes_in_words
-from fedjax_ssl.runs.stored_run import StoredRun
+from fedjax_ssl.folder.files import bytes_in_words
+from fedjax_ssl.folder.stored_run import StoredRun
 
 # Counts of a block of rounds and the time that it took: curves are drawn over them, and they are no
 # results.

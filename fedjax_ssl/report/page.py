@@ -19,6 +19,8 @@ from PIL import Image
 
 import fedjax_ssl
 from fedjax_ssl.errors import counted
+from fedjax_ssl.folder.folder import SEARCH_FILE, SWEEP_FILE
+from fedjax_ssl.folder.stored_run import StoredRun
 from fedjax_ssl.report.charts import AXES, curves_of, effects_of, profiles_of
 from fedjax_ssl.report.numbers import (
     METHOD,
@@ -33,8 +35,6 @@ from fedjax_ssl.report.numbers import (
 )
 from fedjax_ssl.report.runs import Group, Report, table_of, text_of
 from fedjax_ssl.report.scores import by_class, pictures_of, scored_groups
-from fedjax_ssl.runs.folder import SEARCH_FILE, SWEEP_FILE
-from fedjax_ssl.runs.stored_run import StoredRun
 
 _BEST = 7  # groups that charts start with: one colour each
 _NUMBERS = 160_000  # in all curves of a page, about six bytes each

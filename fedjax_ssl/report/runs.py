@@ -13,10 +13,10 @@ from typing import Any
 import pandas
 
 from fedjax_ssl.errors import UserError, counted
+from fedjax_ssl.folder.folder import COMPARED, WATCHING, flat_config
+from fedjax_ssl.folder.stored_run import StoredRun, find_runs, on_other_data, read_run
 from fedjax_ssl.registry import did_you_mean
 from fedjax_ssl.report.numbers import COSTS, Cell, Metric, compare, metrics_of, numbers_of
-from fedjax_ssl.runs.folder import COMPARED, WATCHING, flat_config
-from fedjax_ssl.runs.stored_run import StoredRun, find_runs, on_other_data, read_run
 
 _FIRST = (
     "method.name",

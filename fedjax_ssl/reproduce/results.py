@@ -14,10 +14,10 @@ import numpy as np
 import pandas
 
 from fedjax_ssl.errors import ConfigError, counted
+from fedjax_ssl.folder.files import encode_json, write_atomically
+from fedjax_ssl.folder.stored_run import StoredRun, read_run
 from fedjax_ssl.reproduce.table import Cell, Table, number_of
 from fedjax_ssl.runs.devices import forward_operations
-from fedjax_ssl.runs.files import encode_json, write_atomically
-from fedjax_ssl.runs.stored_run import StoredRun, read_run
 from fedjax_ssl.shipped import papers
 from fedjax_ssl.sweep import results
 

@@ -11,17 +11,17 @@ import jax
 
 from fedjax_ssl import data
 from fedjax_ssl.errors import counted
-from fedjax_ssl.reproduce import results, scales
-from fedjax_ssl.reproduce.scales import Run
-from fedjax_ssl.reproduce.table import Cell, Table
-from fedjax_ssl.runs.files import write_atomically
-from fedjax_ssl.runs.folder import (
+from fedjax_ssl.folder.files import write_atomically
+from fedjax_ssl.folder.folder import (
     WATCHING,
     FolderLock,
     RunFolderError,
     config_differences,
     read_stored,
 )
+from fedjax_ssl.reproduce import results, scales
+from fedjax_ssl.reproduce.scales import Run
+from fedjax_ssl.reproduce.table import Cell, Table
 from fedjax_ssl.sweep import plan as plans
 from fedjax_ssl.sweep import results as rows
 from fedjax_ssl.sweep import workers

@@ -18,11 +18,11 @@ from fedjax_ssl import config as configs
 from fedjax_ssl import data, models, processor
 from fedjax_ssl.config import ConfigError, naming
 from fedjax_ssl.errors import ConfigNote, check_known
+from fedjax_ssl.folder.files import bytes_in_words
 from fedjax_ssl.models.pretrained import EXPORT
 from fedjax_ssl.reproduce.table import Cell, Table
 from fedjax_ssl.runs.build import load_resolved
 from fedjax_ssl.runs.devices import forward_operations
-from fedjax_ssl.runs.files import bytes_in_words
 
 _SMOKE_ROUNDS = 2
 _SMOKE_COHORT = 2

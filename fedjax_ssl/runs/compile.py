@@ -42,7 +42,8 @@ from fedjax_ssl.federated import (
 )
 from fedjax_ssl.federated.memory import FittingProgram, bytes_of, bytes_to_come, is_out_of_memory
 from fedjax_ssl.federated.method import Metrics
-from fedjax_ssl.runs import predict
+from fedjax_ssl.folder.files import bytes_in_words, plain_value
+from fedjax_ssl.prediction import one_shot
 from fedjax_ssl.runs.build import (
     Experiment,
     Report,
@@ -52,7 +53,6 @@ from fedjax_ssl.runs.build import (
     load_resolved,
 )
 from fedjax_ssl.runs.devices import start_processor
-from fedjax_ssl.runs.files import bytes_in_words, plain_value
 from fedjax_ssl.runs.residence import on_host, why_not_on_host
 from fedjax_ssl.runs.rounds import run_block
 
@@ -192,7 +192,7 @@ def prepare(experiment: Experiment, federation: FederatedData) -> Prepared:
     """
     config = experiment.config
     dataset = experiment.dataset
-    predict.check(config, federation)
+    one_shot.check(config, federation)
     with naming("data, config.partition or config.supervision"):
         data.validate(federation, truth_required=not configs.predictors(config))
     execution = execution_of(experiment, federation, alone=True)

@@ -21,7 +21,15 @@ from fedjax_ssl import config as configs
 from fedjax_ssl import data, models
 from fedjax_ssl.errors import counted
 from fedjax_ssl.federated import BY_CLIENT, CLIENT_MODELS, tree_bytes
-from fedjax_ssl.runs import divergence, model_file, predict, profile
+from fedjax_ssl.folder.checkpoint import Checkpoints
+from fedjax_ssl.folder.environment import device_description
+from fedjax_ssl.folder.files import Closing, bytes_in_words, encode_json
+from fedjax_ssl.folder.progress import Progress
+from fedjax_ssl.folder.record import NoRecord, Record
+from fedjax_ssl.folder.resume import LENGTHS, UNCOMPARED
+from fedjax_ssl.folder.writers import WriterSettings, check_writers
+from fedjax_ssl.prediction import one_shot
+from fedjax_ssl.runs import divergence, model_file, profile
 from fedjax_ssl.runs.build import (
     check_cohorts,
     check_labels,
@@ -31,16 +39,10 @@ from fedjax_ssl.runs.build import (
     note_missing_labels,
     weights_in_words,
 )
-from fedjax_ssl.runs.checkpoint import Checkpoints
 from fedjax_ssl.runs.compile import Inputs, Prepared, Shared, described, with_examples
-from fedjax_ssl.runs.environment import device_description
-from fedjax_ssl.runs.files import Closing, bytes_in_words, encode_json
 from fedjax_ssl.runs.own_metrics import OwnMetrics
 from fedjax_ssl.runs.processes import Preempted, Team, share_out
-from fedjax_ssl.runs.progress import Progress
-from fedjax_ssl.runs.record import NoRecord, Record
 from fedjax_ssl.runs.residence import Feed
-from fedjax_ssl.runs.resume import LENGTHS, UNCOMPARED
 from fedjax_ssl.runs.scores import score_run
 from fedjax_ssl.runs.summary import (
     describe_placement,
@@ -50,7 +52,6 @@ from fedjax_ssl.runs.summary import (
     what_was_predicted,
     why_nobody_trained,
 )
-from fedjax_ssl.runs.writers import WriterSettings, check_writers
 
 Watch = Callable[[Mapping[str, Any]], bool]  # metric row -> whether the run is to stop here
 _LISTED = 10_000  # clients in partition.txt at most
@@ -433,19 +434,19 @@ class Run(Closing):
         _, key, federation = self.inputs
         method = self.prepared.method
         say = self._progress.note
-        for outcome in predict.predict(
+        for outcome in one_shot.predict(
             config, method, self.state, key, federation, self._mesh, say
         ):
             outcomes.append(outcome)
             for name, table in (
-                ("predictions.csv", predict.predictions_csv),
-                ("predictions_by_client.csv", predict.clients_csv),
+                ("predictions.csv", one_shot.predictions_csv),
+                ("predictions_by_client.csv", one_shot.clients_csv),
             ):
                 self.record.write(
                     self.record.path / name, table(dataset, self.federation, outcomes, natural)
                 )
             self._team.feed()
-        summary = summarize(config, rows, self._seconds, predict.summary_of(outcomes)) | diverged
+        summary = summarize(config, rows, self._seconds, one_shot.summary_of(outcomes)) | diverged
         # on one of its devices; the others wait for the summary
         if config.rounds and self._team.writes:
             scored = score_run(self.prepared, self.shared, round, chosen, self._names)
@@ -524,7 +525,7 @@ def run(
 
     Args:
         config: a config as a config file returns it.
-        workdir: the run folder; see `fedjax_ssl.runs.folder.RunFolder`. Of several processes, only
+        workdir: the run folder; see `fedjax_ssl.folder.folder.RunFolder`. Of several processes, only
             process 0 uses it.
         team: from `fedjax_ssl.runs.processes`, where several processes train one federation: all of
             them call this.

@@ -30,9 +30,9 @@ from fedjax_ssl.data import Dataset, FederatedData, Split, WeakLabels, client_na
 from fedjax_ssl.data.reading.cache import reading_from_json
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.federated import Method, ServerState
+from fedjax_ssl.folder.checkpoint import Checkpoints
+from fedjax_ssl.folder.stored_run import StoredRun, read_run
 from fedjax_ssl.runs.build import Experiment, build_method
-from fedjax_ssl.runs.checkpoint import Checkpoints
-from fedjax_ssl.runs.stored_run import StoredRun, read_run
 
 VERSION = 1
 CHECKPOINTS = ("auto", "best", "last")

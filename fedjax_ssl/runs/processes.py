@@ -24,8 +24,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_ssl import processor
 from fedjax_ssl.config import ConfigError, check_field
-from fedjax_ssl.runs.checkpoint import is_key, rebuild
-from fedjax_ssl.runs.files import decode_json, encode_json
+from fedjax_ssl.folder.checkpoint import is_key, rebuild
+from fedjax_ssl.folder.files import decode_json, encode_json
 
 PyTree = Any
 # Exit codes, beside 1 (exception), 2 (mistake of the user) and 130 (Ctrl-C).

@@ -34,8 +34,8 @@ from fedjax_ssl.data import (
 )
 from fedjax_ssl.errors import counted
 from fedjax_ssl.federated import Method, tree_bytes
+from fedjax_ssl.folder.files import bytes_in_words
 from fedjax_ssl.runs.build import Experiment
-from fedjax_ssl.runs.files import bytes_in_words
 from fedjax_ssl.runs.processes import Team, share_out
 
 SHARE = 0.5  # of a device's memory that examples may fill; the rest is for the round

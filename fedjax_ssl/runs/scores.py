@@ -32,8 +32,8 @@ from fedjax_ssl.data.federation.federated_data import real_rows
 from fedjax_ssl.errors import counted
 from fedjax_ssl.federated import ServerState
 from fedjax_ssl.federated.evaluation import ECE_BINS
+from fedjax_ssl.prediction.one_shot import as_csv, example_columns
 from fedjax_ssl.runs.compile import Prepared, Shared
-from fedjax_ssl.runs.predict import as_csv, example_columns
 
 BATCH = 512  # examples per forward pass, at most
 TOP = (2, 3, 5)

@@ -11,8 +11,8 @@ from typing import Any
 import ml_collections
 
 from fedjax_ssl import federated
-from fedjax_ssl.runs.environment import command, device_description, peak_memory_bytes, versions
-from fedjax_ssl.runs.files import bytes_in_words, decode_json
+from fedjax_ssl.folder.environment import command, device_description, peak_memory_bytes, versions
+from fedjax_ssl.folder.files import bytes_in_words, decode_json
 from fedjax_ssl.runs.rounds import TOTALS
 
 Row = Mapping[str, Any]
@@ -71,7 +71,7 @@ def summarize(
         config: resolved config of the run.
         rows: all metric rows.
         seconds: "compile_seconds" and "train_seconds", the latter without compiling.
-        predictions: from `fedjax_ssl.runs.predict.summary_of`.
+        predictions: from `fedjax_ssl.prediction.one_shot.summary_of`.
 
     Returns:
         The fields in the order of the file. `test_accuracy` is the last row's, `best_test_accuracy`

@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ssl import data, graph, presets, runs, secure
+from fedjax_ssl import data, folder, graph, presets, runs, secure
 from fedjax_ssl.command_line import USER_ERRORS, notes_instead_of_warnings, use_compilation_cache
-from fedjax_ssl.runs import predictors
+from fedjax_ssl.prediction import graphs
 from fedjax_ssl.secure import SERVER, Protocols, party_name
 
 _PHASES = ("keys", "seed", "hamming", "columns", "sums")
@@ -114,7 +114,7 @@ def _run(options: argparse.Namespace, drops: dict[int, str]) -> int:
     ideal = _predict(federation, key, options, secure.protocols("ideal", options.bits, **settings))
     _print_costs(chosen, counted, options.clients)
     versions = ", ".join(
-        map(" ".join, runs.versions(("cryptography", "PyNaCl", "gmpy2", "numpy")).items())
+        map(" ".join, folder.versions(("cryptography", "PyNaCl", "gmpy2", "numpy")).items())
     )
     print(f"\n{seconds:.1f} s in all at level {options.level!r}, {versions}")
     for party, error in getattr(chosen, "refused", []):
@@ -127,19 +127,17 @@ def _predict(
     key: jax.Array,
     options: argparse.Namespace,
     protocols: Protocols,
-) -> predictors.Predictions:
-    points = predictors.points_of(federation)
+) -> graphs.Predictions:
+    points = graphs.points_of(federation)
     settings = graph.PropagationSettings(num_bits=options.bits, num_neighbors=5)
 
     def embed(inputs: jax.Array) -> jax.Array:
         return inputs.reshape(inputs.shape[0], -1).astype(jnp.result_type(float))
 
-    label = predictors.by_codes(
-        key, federation, points, embed, [settings], exchange=protocols.exchange
-    )
+    label = graphs.by_codes(key, federation, points, embed, [settings], exchange=protocols.exchange)
     everybody = jnp.arange(federation.num_clients + federation.num_new_clients, dtype=jnp.int32)
     graph_of = jnp.where(everybody < options.clients, 0, -1)
-    return predictors.predict_with_graphs(federation, points, label, graph_of, 1)[0]
+    return graphs.predict_with_graphs(federation, points, label, graph_of, 1)[0]
 
 
 def _print_costs(chosen: Protocols, counted: Protocols, num_clients: int) -> None:
@@ -167,8 +165,8 @@ def _print_costs(chosen: Protocols, counted: Protocols, num_clients: int) -> Non
 
 def _print_labels(
     federation: data.FederatedData,
-    found: predictors.Predictions,
-    ideal: predictors.Predictions,
+    found: graphs.Predictions,
+    ideal: graphs.Predictions,
     options: argparse.Namespace,
 ) -> int:
     client = np.asarray(federation.test_client)

@@ -19,9 +19,9 @@ from fedjax_ssl.cli import Parser, one_of
 from fedjax_ssl.cli import parser as new_parser
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.errors import counted
+from fedjax_ssl.folder.folder import FolderLock, RunFolderError
+from fedjax_ssl.folder.stored_run import on_other_data
 from fedjax_ssl.runs.divergence import EXIT_CODE
-from fedjax_ssl.runs.folder import FolderLock, RunFolderError
-from fedjax_ssl.runs.stored_run import on_other_data
 from fedjax_ssl.sweep import axes, cluster, results, search, workers
 from fedjax_ssl.sweep import plan as plans
 from fedjax_ssl.sweep.plan import Plan, names_of

@@ -19,11 +19,8 @@ from fedjax_ssl import config as configs
 from fedjax_ssl import data, methods
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.errors import counted
-from fedjax_ssl.registry import did_you_mean
-from fedjax_ssl.runs.build import federate, load_resolved
-from fedjax_ssl.runs.compile import static_part
-from fedjax_ssl.runs.files import plain_value, write_atomically
-from fedjax_ssl.runs.folder import (
+from fedjax_ssl.folder.files import plain_value, write_atomically
+from fedjax_ssl.folder.folder import (
     COMPARED,
     WATCHING,
     RunFolderError,
@@ -31,7 +28,10 @@ from fedjax_ssl.runs.folder import (
     flat_config,
     read_stored,
 )
-from fedjax_ssl.runs.folder import SWEEP_FILE as FILE
+from fedjax_ssl.folder.folder import SWEEP_FILE as FILE
+from fedjax_ssl.registry import did_you_mean
+from fedjax_ssl.runs.build import federate, load_resolved
+from fedjax_ssl.runs.compile import static_part
 from fedjax_ssl.sweep.axes import Settings
 
 _SHORT = {

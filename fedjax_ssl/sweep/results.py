@@ -14,7 +14,7 @@ from typing import Any
 from filelock import FileLock
 
 from fedjax_ssl import command_line
-from fedjax_ssl.runs.files import decode_json, encode_json, write_atomically
+from fedjax_ssl.folder.files import decode_json, encode_json, write_atomically
 from fedjax_ssl.runs.summary import read_summary
 from fedjax_ssl.sweep.plan import Plan, PlannedRun
 

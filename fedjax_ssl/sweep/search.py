@@ -23,12 +23,12 @@ from fedjax_ssl import command_line
 from fedjax_ssl import config as configs
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.errors import counted
+from fedjax_ssl.folder.files import plain_value, write_atomically
+from fedjax_ssl.folder.folder import SEARCH_FILE as FILE
+from fedjax_ssl.folder.folder import FolderLock, RunFolderError, config_differences, read_stored
+from fedjax_ssl.folder.stored_run import read_run
 from fedjax_ssl.runs.compile import Shared, static_part
-from fedjax_ssl.runs.files import plain_value, write_atomically
-from fedjax_ssl.runs.folder import SEARCH_FILE as FILE
-from fedjax_ssl.runs.folder import FolderLock, RunFolderError, config_differences, read_stored
 from fedjax_ssl.runs.loop import Point
-from fedjax_ssl.runs.stored_run import read_run
 from fedjax_ssl.sweep import axes, results, workers
 from fedjax_ssl.sweep.axes import Axis, Range
 from fedjax_ssl.sweep.plan import Plan, PlannedRun, needed

@@ -11,7 +11,7 @@ import numpy as np
 import pandas
 
 from fedjax_ssl import cli, command_line
-from fedjax_ssl.runs.files import write_output
+from fedjax_ssl.folder.files import write_output
 from fedjax_ssl.runs.model_file import CHECKPOINTS
 from fedjax_ssl.trained.inputs import Examples, read_examples
 from fedjax_ssl.trained.model import TrainedModel, TrainedModelError, load_run

@@ -23,12 +23,12 @@ from fedjax_ssl.data.reading.features import TableReading
 from fedjax_ssl.data.reading.problems import Findings
 from fedjax_ssl.errors import note
 from fedjax_ssl.federated import Method
+from fedjax_ssl.folder.checkpoint import Checkpoints
+from fedjax_ssl.folder.files import write_atomically
+from fedjax_ssl.folder.stored_run import StoredRun
 from fedjax_ssl.registry import did_you_mean
 from fedjax_ssl.runs import model_file
-from fedjax_ssl.runs.checkpoint import Checkpoints
-from fedjax_ssl.runs.files import write_atomically
 from fedjax_ssl.runs.model_file import TrainedModelError
-from fedjax_ssl.runs.stored_run import StoredRun
 
 if TYPE_CHECKING:  # takes long to import
     import pandas

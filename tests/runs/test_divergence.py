@@ -10,8 +10,8 @@ from fedjax_ssl import cli
 from fedjax_ssl import config as configs
 from fedjax_ssl.cli import run as command
 from fedjax_ssl.federated import ServerState
+from fedjax_ssl.folder.stored_run import read_run
 from fedjax_ssl.runs import divergence, rounds
-from fedjax_ssl.runs.stored_run import read_run
 
 CONFIG = configs.resolve(
     configs.with_settings(configs.default(), [("optimizer.learning_rate", 1e30), ("rounds", 20)])

@@ -9,15 +9,15 @@ import pytest
 
 import fedjax_ssl
 from fedjax_ssl import config as configs
-from fedjax_ssl.runs import environment
-from fedjax_ssl.runs.environment import (
+from fedjax_ssl.folder import environment
+from fedjax_ssl.folder.environment import (
     command,
     device_description,
     git_commit,
     peak_memory_bytes,
     versions,
 )
-from fedjax_ssl.runs.files import encode_json
+from fedjax_ssl.folder.files import encode_json
 from fedjax_ssl.runs.rounds import TOTALS
 from fedjax_ssl.runs.summary import read_summary, summarize
 

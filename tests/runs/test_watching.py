@@ -12,9 +12,9 @@ import pytest
 from fedjax_ssl import config as configs
 from fedjax_ssl import load_run, presets
 from fedjax_ssl.data import report
+from fedjax_ssl.folder.record import Record
 from fedjax_ssl.runs import loop
 from fedjax_ssl.runs.loop import run
-from fedjax_ssl.runs.record import Record
 from tests import toy
 
 

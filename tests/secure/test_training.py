@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import methods
-from fedjax_ssl.runs.checkpoint import Checkpoints
+from fedjax_ssl.folder.checkpoint import Checkpoints
 from fedjax_ssl.runs.rounds import run_rounds
 from tests import toy
 from tests.secure.parties import record_keys

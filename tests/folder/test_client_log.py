@@ -2,8 +2,8 @@ import contextlib
 
 import pytest
 
-from fedjax_ssl.runs.folder import FolderMended
-from fedjax_ssl.runs.rows import ClientLog
+from fedjax_ssl.folder.folder import FolderMended
+from fedjax_ssl.folder.rows import ClientLog
 
 
 def test_a_column_per_client_that_has_test_examples(tmp_path):

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.runs import files
+from fedjax_ssl.folder import files
 
 
 def test_a_write_that_fails_leaves_the_old_content(tmp_path, monkeypatch):

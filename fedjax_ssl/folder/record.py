@@ -16,13 +16,13 @@ import ml_collections
 import numpy as np
 
 from fedjax_ssl.federated import tree_bytes
-from fedjax_ssl.runs.checkpoint import Checkpoints, to_arrays
-from fedjax_ssl.runs.curves import plot_curves
-from fedjax_ssl.runs.files import Closing, decode_json, encode_json, storing, write_atomically
-from fedjax_ssl.runs.folder import FolderMended, RunFolder, RunFolderError
-from fedjax_ssl.runs.resume import restorable, why_not_longer
-from fedjax_ssl.runs.rows import ClientLog, MetricLog
-from fedjax_ssl.runs.writers import Writers, WriterSettings, open_writers
+from fedjax_ssl.folder.checkpoint import Checkpoints, to_arrays
+from fedjax_ssl.folder.curves import plot_curves
+from fedjax_ssl.folder.files import Closing, decode_json, encode_json, storing, write_atomically
+from fedjax_ssl.folder.folder import FolderMended, RunFolder, RunFolderError
+from fedjax_ssl.folder.resume import restorable, why_not_longer
+from fedjax_ssl.folder.rows import ClientLog, MetricLog
+from fedjax_ssl.folder.writers import Writers, WriterSettings, open_writers
 
 
 class Record(Closing):
@@ -174,7 +174,7 @@ class Record(Closing):
         return {}
 
     def open_writers(self) -> None:
-        """Open the viewers' records; `fedjax_ssl.runs.writers.open_writers` says what is raised."""
+        """Open the viewers' records; `fedjax_ssl.folder.writers.open_writers` says what is raised."""
         settings = WriterSettings(**self._config["tracking"])
         self._writers = open_writers(
             settings, self.path, config=self._config, resume_round=self._round

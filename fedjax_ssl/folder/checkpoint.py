@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import serialization
 
-from fedjax_ssl.runs.files import decode_json, encode_json, write_atomically
+from fedjax_ssl.folder.files import decode_json, encode_json, write_atomically
 
 PyTree = Any
 _NAME = re.compile(r"round_(\d+)\.ckpt")

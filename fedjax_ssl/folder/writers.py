@@ -16,8 +16,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from fedjax_ssl.runs.files import Closing, plain_value, write_atomically
-from fedjax_ssl.runs.folder import flat_config
+from fedjax_ssl.folder.files import Closing, plain_value, write_atomically
+from fedjax_ssl.folder.folder import flat_config
 
 _MODULES = {"tensorboard": "tensorboardX", "wandb": "wandb", "mlflow": "mlflow"}
 WRITERS = tuple(_MODULES)

@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeVar
 
 import filelock
 
-from fedjax_ssl.runs.files import Closing, encode_json, write_atomically
+from fedjax_ssl.folder.files import Closing, encode_json, write_atomically
 
 # Fields, or groups of fields, of a config that decide how a run is watched and where it finds its
 # data, but not what comes out of it.

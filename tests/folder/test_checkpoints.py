@@ -9,8 +9,8 @@ import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from fedjax_ssl.runs import files
-from fedjax_ssl.runs.checkpoint import CheckpointDamaged, CheckpointError, Checkpoints, to_arrays
+from fedjax_ssl.folder import files
+from fedjax_ssl.folder.checkpoint import CheckpointDamaged, CheckpointError, Checkpoints, to_arrays
 
 
 class State(NamedTuple):

@@ -12,7 +12,7 @@ import pytest
 
 from fedjax_ssl import graph, methods
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.runs.predictors import (
+from fedjax_ssl.prediction.graphs import (
     by_codes,
     by_cosines,
     points_of,

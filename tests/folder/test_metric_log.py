@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.runs.folder import RunFolderError
-from fedjax_ssl.runs.rows import MetricLog
+from fedjax_ssl.folder.folder import RunFolderError
+from fedjax_ssl.folder.rows import MetricLog
 
 
 def read_csv(folder):

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import config as configs
-from fedjax_ssl.runs.folder import FolderMended, RunFolderError
+from fedjax_ssl.folder.folder import FolderMended, RunFolderError
+from fedjax_ssl.folder.stored_run import on_other_data
 from fedjax_ssl.runs.loop import run
-from fedjax_ssl.runs.stored_run import on_other_data
 
 
 def write(file, flip=0, examples=120):

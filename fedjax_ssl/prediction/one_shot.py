@@ -37,7 +37,7 @@ from fedjax_ssl.graph import (
     neighbor_recall,
 )
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.runs import predictors
+from fedjax_ssl.prediction import graphs
 
 # Of XCLP and per-client LP alike: the paper's text, and the authors' code.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -59,7 +59,7 @@ class Predicted(NamedTuple):
     """Labels and scores of one way of predicting."""
 
     job: Job
-    found: predictors.Predictions
+    found: graphs.Predictions
     scores: Scores
     seconds: float  # seconds of all jobs that share its graph, compiling included
     neighbor_recall: float | None  # measured, where neighbours were searched approximately
@@ -208,7 +208,7 @@ def _predict(
     federation: data.FederatedData,
     mesh: Mesh | None,
     report: Callable[[str], None],
-) -> Iterator[tuple[list[Job], list[predictors.Predictions], float | None, int | None]]:
+) -> Iterator[tuple[list[Job], list[graphs.Predictions], float | None, int | None]]:
     """Yield jobs that share a graph, their results, the recall of approximate searches, bytes of
     the protocols.
     """
@@ -237,7 +237,7 @@ def _predict(
         variants = [
             _variant(section, job.variant) for job in jobs if job.unlabelled == jobs[0].unlabelled
         ]
-        points = predictors.points_of(federation)
+        points = graphs.points_of(federation)
         protocols = None
         with naming("prediction"):
             embed = _embedding(section.features, method, state)
@@ -245,7 +245,7 @@ def _predict(
                 graph_of = jnp.arange(num_clients, dtype=jnp.int32)
                 num_graphs = num_clients
             else:
-                graph_of = predictors.random_groups(
+                graph_of = graphs.random_groups(
                     named_key(key, "groups"), num_clients, section.groups
                 )
                 num_graphs = section.groups
@@ -256,9 +256,9 @@ def _predict(
             if (
                 section.similarity or ("exact" if predictor == "per_client_lp" else "lsh")
             ) == "exact":
-                label = predictors.by_cosines(federation, points, embed, variants)
+                label = graphs.by_cosines(federation, points, embed, variants)
             else:
-                label = predictors.by_codes(
+                label = graphs.by_codes(
                     key,
                     federation,
                     points,
@@ -274,7 +274,7 @@ def _predict(
             before = protocols.traffic.total() if protocols else 0
             options = {"unlabelled": unlabelled, "new_batch_size": section.new_batch_size}
             with naming("prediction"):
-                found = predictors.predict_with_graphs(
+                found = graphs.predict_with_graphs(
                     federation, points, label, graph_of, num_graphs, **options
                 )
             counted = (
@@ -287,15 +287,13 @@ def _predict(
 
 def _by_network(
     method: Method, state: ServerState, federation: data.FederatedData
-) -> predictors.Predictions:
+) -> graphs.Predictions:
     log_probs = map_rows(
         lambda inputs: method.predict(state, inputs), federation.inputs, federation.test_index
     )
     certainty = graph.confidence(jnp.exp(log_probs))
     coarse = _in_own_spaces(log_probs, federation) if "coarse" in federation.kinds() else None
-    return predictors.Predictions(
-        jnp.argmax(log_probs, axis=1).astype(jnp.int32), certainty, coarse
-    )
+    return graphs.Predictions(jnp.argmax(log_probs, axis=1).astype(jnp.int32), certainty, coarse)
 
 
 def _in_own_spaces(log_probs: Array, federation: data.FederatedData) -> Array:

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from fedjax_ssl.runs.folder import RunFolderError
-from fedjax_ssl.runs.stored_run import find_runs, read_run
+from fedjax_ssl.folder.folder import RunFolderError
+from fedjax_ssl.folder.stored_run import find_runs, read_run
 
 CONFIG = {"seed": 3, "rounds": 60, "method": {"name": "fedavg"}}
 ROW = '{"round": %d, "loss": "NaN", "test_accuracy": 0.5}\n'

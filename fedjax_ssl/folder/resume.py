@@ -7,7 +7,7 @@ from typing import Any
 
 import ml_collections
 
-from fedjax_ssl.runs.folder import WATCHING
+from fedjax_ssl.folder.folder import WATCHING
 
 # Fields that change how a run is watched, where it finds its data or what is done with the trained
 # network, but not the network.

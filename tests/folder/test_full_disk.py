@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedjax_ssl.runs import files, rows
-from fedjax_ssl.runs.files import StorageError
-from fedjax_ssl.runs.folder import RunFolderError
-from fedjax_ssl.runs.record import Record
+from fedjax_ssl.folder import files, rows
+from fedjax_ssl.folder.files import StorageError
+from fedjax_ssl.folder.folder import RunFolderError
+from fedjax_ssl.folder.record import Record
 
 CONFIG = {"method": {"name": "fedavg"}, "seed": 0}
 ROUNDS = 6

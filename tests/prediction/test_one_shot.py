@@ -10,8 +10,8 @@ import pytest
 
 from fedjax_ssl import presets
 from fedjax_ssl.config import ConfigError
+from fedjax_ssl.prediction.one_shot import how_to_read, jobs_of
 from fedjax_ssl.runs.loop import run
-from fedjax_ssl.runs.predict import how_to_read, jobs_of
 
 
 def quick(variant="inputs"):

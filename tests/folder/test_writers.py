@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import pytest
 
-from fedjax_ssl.runs.writers import WriterFailed, WriterSettings, open_writers
+from fedjax_ssl.folder.writers import WriterFailed, WriterSettings, open_writers
 
 ROWS = [
     {

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedjax_ssl.runs.files import write_atomically
+from fedjax_ssl.folder.files import write_atomically
 
 
 class _Panel(NamedTuple):

@@ -14,7 +14,7 @@ import rich.console
 import rich.progress
 from rich.text import Text
 
-from fedjax_ssl.runs.files import Closing, bytes_in_words
+from fedjax_ssl.folder.files import Closing, bytes_in_words
 
 _SHOWN = (
     ("accuracy", "test_accuracy", "{:.1%}"),

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from fedjax_ssl.runs.folder import (
+from fedjax_ssl.folder.folder import (
     ConfigMismatch,
     FolderLocked,
     RunFolder,

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedjax_ssl.runs.files import decode_json, encode_json, plain_value, write_atomically
-from fedjax_ssl.runs.folder import FolderMended, RunFolderError
+from fedjax_ssl.folder.files import decode_json, encode_json, plain_value, write_atomically
+from fedjax_ssl.folder.folder import FolderMended, RunFolderError
 
 Value = bool | int | float | str | None
 

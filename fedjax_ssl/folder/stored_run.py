@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from fedjax_ssl.runs.files import decode_json
-from fedjax_ssl.runs.folder import WATCHING, RunFolderError, flat_config
+from fedjax_ssl.folder.files import decode_json
+from fedjax_ssl.folder.folder import WATCHING, RunFolderError, flat_config
 
 _MARKS = ("config.json", "metrics.jsonl", "summary.json")  # one of them makes a folder a candidate
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)")

@@ -3,7 +3,7 @@ import io
 import pytest
 from rich.text import Text
 
-from fedjax_ssl.runs.progress import Progress
+from fedjax_ssl.folder.progress import Progress
 
 START = {"data": "digits (11 clients)", "folder": "runs/[digits]"}
 ROW = {

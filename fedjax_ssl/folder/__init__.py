@@ -1,0 +1,25 @@
+# mypy: implicit-reexport
+"""What a run leaves: its folder with config, rows, checkpoints, summary and pictures, and what a
+person sees of it.
+
+Names are imported when they are first used, so that folders are read and reported without jax.
+"""
+
+from typing import TYPE_CHECKING
+
+from fedjax_ssl.lazy import attach
+
+if TYPE_CHECKING:
+    from fedjax_ssl.folder.checkpoint import CheckpointDamaged, CheckpointError, Checkpoints
+    from fedjax_ssl.folder.environment import (
+        command,
+        device_description,
+        peak_memory_bytes,
+        versions,
+    )
+    from fedjax_ssl.folder.files import bytes_in_words, write_atomically, write_output
+    from fedjax_ssl.folder.folder import FolderLocked, FolderMended, RunFolder, RunFolderError
+    from fedjax_ssl.folder.record import NoRecord, Record
+    from fedjax_ssl.folder.stored_run import StoredRun, find_runs, read_run
+
+__getattr__, __dir__ = attach(__name__)
