@@ -38,13 +38,8 @@ from tables import MISSING, facts, leave, markdown, parser_of, positive, spread,
 from fedjax_ssl import config as configs
 from fedjax_ssl import folder, methods, presets
 from fedjax_ssl.command_line import use_compilation_cache
-from fedjax_ssl.runs.build import (
-    build_method,
-    check_labels,
-    check_weighting,
-    federate,
-    load_experiment,
-)
+from fedjax_ssl.runs.advice import check_labels, check_weighting
+from fedjax_ssl.runs.build import build_method, federate, load_experiment
 
 BASELINE = "fedavg"
 BOUND = "fedavg, all labels"

@@ -30,7 +30,7 @@ from fedjax_ssl.folder.resume import LENGTHS, UNCOMPARED
 from fedjax_ssl.folder.writers import WriterSettings, check_writers
 from fedjax_ssl.prediction import one_shot
 from fedjax_ssl.runs import divergence, model_file, profile
-from fedjax_ssl.runs.build import (
+from fedjax_ssl.runs.advice import (
     check_cohorts,
     check_labels,
     check_weighting,

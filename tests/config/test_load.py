@@ -12,7 +12,8 @@ import pytest
 from fedjax_ssl import config as configs
 from fedjax_ssl import methods, presets
 from fedjax_ssl.config import ConfigError, ConfigNote, load
-from fedjax_ssl.runs.build import build_method, check_labels, federate, load_experiment
+from fedjax_ssl.runs.advice import check_labels
+from fedjax_ssl.runs.build import build_method, federate, load_experiment
 from fedjax_ssl.shipped import shipped_configs
 
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ from fedjax_ssl.federated import ServerState, Setup
 from fedjax_ssl.methods.fedmatch import FedMatch, consistency, helpers_due, regularizer
 from fedjax_ssl.models import Model, Outputs
 from fedjax_ssl.objectives import fixmatch_loss
-from fedjax_ssl.runs.build import check_labels
+from fedjax_ssl.runs.advice import check_labels
 from tests import toy
 
 KEY = jax.random.key(0)

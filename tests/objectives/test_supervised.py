@@ -11,7 +11,8 @@ import pytest
 from fedjax_ssl.config import ConfigNote, load, resolve
 from fedjax_ssl.objectives import cross_entropy, supervised_loss
 from fedjax_ssl.runs import federate, load_experiment
-from fedjax_ssl.runs.build import build_method, note_loss
+from fedjax_ssl.runs.advice import note_loss
+from fedjax_ssl.runs.build import build_method
 from tests.objectives.test_cross_entropy import LOGITS, TARGETS
 
 COUNTS = np.array([7, 0, 2, 11])

@@ -6,7 +6,7 @@ from fedjax_ssl import config as configs
 from fedjax_ssl import methods
 from fedjax_ssl.config import ConfigError, ConfigNote
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.runs.build import (
+from fedjax_ssl.runs.advice import (
     check_weighting,
     idle_clients,
     note_missing_labels,
