@@ -18,13 +18,13 @@ from fedjax_ssl.errors import note
 from fedjax_ssl.federated import Method
 from fedjax_ssl.methods.parts.channel_terms import check_channels
 from fedjax_ssl.objectives import cross_entropy, supervised_loss
-from fedjax_ssl.runs.build import Experiment, build_method, cohort_size
+from fedjax_ssl.runs.build import Experiment, build_method, cohort_size_of
 
 
 def check_cohorts(config: ml_collections.ConfigDict, federation: FederatedData) -> None:
     """Refuse a sampler of a user's own that draws clients which are not there."""
     if ":" in config.cohort.name:
-        size = cohort_size(config, federation.num_clients)
+        size = cohort_size_of(config, federation.num_clients)
         with naming("cohort"):
             sizes = federation.num_labelled, federation.num_examples
             federated.check_cohorts(

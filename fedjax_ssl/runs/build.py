@@ -193,7 +193,7 @@ def _setup(config: dict[str, Any], dataset: data.Dataset, federation: data.Feder
             **configs.options(config["model"]),
         )
         model = models.in_precision(model, config["precision"])
-    cohort_size = cohort_size(config, federation.num_clients)
+    cohort_size = cohort_size_of(config, federation.num_clients)
     with configs.naming("cohort"):
         draw_cohort = federated.cohort_sampler(
             config["cohort"]["name"], **configs.options(config["cohort"])
@@ -302,7 +302,7 @@ def _is_abstract(federation: data.FederatedData) -> bool:
     )
 
 
-def cohort_size(config: Any, number: int) -> int:
+def cohort_size_of(config: Any, number: int) -> int:
     """Return the slots of a cohort out of a number of clients that train."""
     given = config["federated"]["cohort_size"]
     held_out = config["data"]["test_clients"]
