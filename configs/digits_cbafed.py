@@ -10,6 +10,7 @@ experiment of the paper.
 """
 
 from fedjax_ssl import config as configs
+from fedjax_ssl import presets
 
 
 def get_config(labelled_writers=None):
@@ -17,16 +18,7 @@ def get_config(labelled_writers=None):
     if not count.isdigit() or int(count) < 1:
         raise configs.ConfigError(f"labelled writers are {count!r}; give a number of at least 1")
     config = configs.default("cbafed")
-    config.rounds = 51
     config.data.test_clients = 3
     config.supervision.name = "all"
     config.supervision.labelled_clients = int(count)
-    config.method.warmup_epochs = 51
-    config.optimizer.learning_rate = 0.03
-    config.optimizer.momentum = 0.9
-    config.optimizer.weight_decay = 5e-4
-    config.optimizer.clip_norm = 5.0
-    config.optimizer.keep_state = True
-    config.optimizer.local_epochs = 11
-    config.federated.weighting = "examples"  # of the warm-up
-    return config
+    return presets.recommend(config, "all")

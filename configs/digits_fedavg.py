@@ -15,5 +15,4 @@ from fedjax_ssl import presets
 
 
 def get_config(labels=None):
-    config = presets.digits_by_writer("fedavg", labels)
-    return config
+    return presets.digits_by_writer("fedavg", labels)

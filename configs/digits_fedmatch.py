@@ -15,6 +15,7 @@ docs/methods/fedmatch.md. Not an experiment of the paper.
 """
 
 from fedjax_ssl import config as configs
+from fedjax_ssl import presets
 
 
 def get_config(where="lc"):
@@ -23,15 +24,8 @@ def get_config(where="lc"):
             f"configs/digits_fedmatch.py:{where}: give lc (labels at clients) or ls (at the server)"
         )
     config = configs.default("fedmatch")
-    config.rounds = 60
     config.data.test_clients = 3
     config.data.validation_fraction = 0.1
-    config.supervision.name, config.supervision.labels = (
-        ("per_class", 5) if where == "lc" else ("server", 100)
-    )
-    config.method.l2_weight = 10 / 30
-    config.method.helper_interval = 2
-    config.method.unlabelled_batch_size = None if where == "lc" else 20
-    config.method.server_batch_size = 10
-    config.optimizer.learning_rate = 0.03
-    return config
+    place = "per_class" if where == "lc" else "server"
+    config.supervision.update(name=place, labels=5 if where == "lc" else 100)
+    return presets.recommend(config, place)

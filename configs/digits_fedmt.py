@@ -33,12 +33,8 @@ def get_config(variant="20,shape,known"):
             f"configs/digits_fedmt.py:{variant}: give {VARIANTS}, for example 20,shape,known"
         )
     labels, space, matrix = parts
-    transfer = matrix == "fedtrans"  # which uses no matrix
-    config = presets.digits_with_coarse_labels("fedtrans" if transfer else "fedmt", labels, space)
-    if transfer:
-        config.model.aux_head = True
-        # of each of its stages
-        config.method.coarse_rounds = config.optimizer.schedule_rounds = config.rounds // 2
-    else:
-        config.method.correspondence = matrix
+    if matrix == "fedtrans":  # which uses no matrix
+        return presets.digits_with_coarse_labels("fedtrans", labels, space)
+    config = presets.digits_with_coarse_labels("fedmt", labels, space)
+    config.method.correspondence = matrix
     return config

@@ -35,7 +35,4 @@ def get_config(variant="20,shape"):
             f"configs/digits_fedrep.py:{variant}: give LABELS,SPACE with SPACE in shape, parity, "
             "halves, or class"
         )
-    config = presets.digits_with_coarse_labels("fedrep", labels, space)
-    config.model.aux_head = True
-    config.method.head_epochs = 5
-    return config
+    return presets.digits_with_coarse_labels("fedrep", labels, space)

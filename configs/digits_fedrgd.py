@@ -19,24 +19,6 @@ from fedjax_ssl import presets
 
 
 def get_config(labels="100"):
-    at_clients = labels == "client"
-    config = (
-        presets.digits_by_writer("fedrgd")
-        if at_clients
-        else presets.digits_with_server("fedrgd", labels)
-    )
-    config.rounds = 80 if at_clients else 20
-    config.method.labels = "client" if at_clients else "server"
-    config.strong_augment.name = "shift"
-    config.strong_augment.pixels = 1
-    config.federated.name = "grouped"
-    config.optimizer.learning_rate = 0.03
-    config.optimizer.schedule = "constant"  # the method has its own
-    config.optimizer.momentum = 0.9
-    config.optimizer.nesterov = True
-    config.optimizer.weight_decay = 1e-4
-    config.optimizer.clip_norm = None
-    config.optimizer.keep_state = True
-    config.optimizer.keep_by = "slot"
-    config.optimizer.batch_size = 10
-    return config
+    if labels == "client":
+        return presets.digits_by_writer("fedrgd")
+    return presets.digits_with_server("fedrgd", labels)

@@ -14,6 +14,4 @@ from fedjax_ssl import presets
 
 
 def get_config(labels=None):
-    config = presets.digits_by_writer("fedsem", labels)
-    config.method.warmup_rounds = 40
-    return config
+    return presets.digits_by_writer("fedsem", labels)

@@ -14,6 +14,4 @@ from fedjax_ssl import presets
 
 
 def get_config(labels=None):
-    config = presets.digits_by_writer("fedsiam", labels)
-    config.model.aux_head = True
-    return config
+    return presets.digits_by_writer("fedsiam", labels)

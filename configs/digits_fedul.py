@@ -21,14 +21,7 @@ from fedjax_ssl import presets
 
 def get_config(argument=None):
     config = presets.unlabelled_sets(argument)
-    config.rounds = 60
     config.eval_every = 5
     config.data.test_fraction = 0.2
     config.model.hidden = (64,)
-    config.optimizer.learning_rate = 0.003
-    config.optimizer.batch_size = 32
-    config.optimizer.local_epochs = 2
-    if config.method.name == "fedpl":
-        config.method.warmup_rounds = 30
-        config.method.mix = "logits"  # mixed inputs ended in a few classes
-    return config
+    return presets.recommend(config, "sets")

@@ -15,6 +15,4 @@ from fedjax_ssl import presets
 
 
 def get_config(labels=None):
-    config = presets.digits_consistency("fixmatch", labels)
-    config.method.unlabelled_ratio = 2
-    return config
+    return presets.digits_consistency("fixmatch", labels)

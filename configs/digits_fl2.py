@@ -15,7 +15,4 @@ from fedjax_ssl import presets
 
 
 def get_config(server_labels=None):
-    config = presets.digits_with_server("fl2", server_labels)
-    # clients and server go on with the momentum of their last round
-    config.optimizer.keep_state = True
-    return config
+    return presets.digits_with_server("fl2", server_labels)

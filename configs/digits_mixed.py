@@ -21,15 +21,8 @@ from fedjax_ssl import presets
 
 def get_config(variant=None):
     config = presets.mixed_federation(variant or "mixed", labelled=2, coarse=4, sets=3)
-    config.rounds = 80
     config.data.test_clients = 3
     config.supervision.labels = 10
     config.supervision.correspondence = "shape"
     config.supervision.sets = 5
-    config.optimizer.learning_rate = 0.3
-    config.optimizer.local_epochs = 5
-    config.optimizer.batch_size = 32
-    if "num_neighbors" in config.method:
-        config.method.num_neighbors = 5
-        config.method.warmup_rounds = 40
-    return config
+    return presets.recommend(config, "mixed")

@@ -15,7 +15,4 @@ from fedjax_ssl import presets
 
 
 def get_config(labels=None):
-    config = presets.digits_by_writer("per_client_lp", labels)
-    config.method.warmup_rounds = 40
-    config.method.num_neighbors = 5
-    return config
+    return presets.digits_by_writer("per_client_lp", labels)

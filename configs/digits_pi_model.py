@@ -15,7 +15,4 @@ from fedjax_ssl import presets
 
 
 def get_config(labels=None):
-    config = presets.digits_consistency("pi_model", labels)
-    config.method.unlabelled_weight = 10.0
-    config.optimizer.local_epochs = 1
-    return config
+    return presets.digits_consistency("pi_model", labels)

@@ -27,10 +27,4 @@ def get_config(labels="3"):
     config = presets.digits_by_writer("protofssl")
     config.supervision.name = "per_class"
     config.supervision.labels = int(labels)
-    config.method.distance = "sq_euclidean"
-    config.optimizer.name = "rmsprop"
-    config.optimizer.learning_rate = 1e-3
-    config.optimizer.local_epochs = 10
-    # the code's accumulators run on from client to client, round to round
-    config.optimizer.average_state = True
-    return config
+    return presets.recommend(config, "per_class")

@@ -13,10 +13,4 @@ from fedjax_ssl import presets
 
 
 def get_config(labels=None):
-    config = presets.digits_by_writer("sage", labels)
-    config.optimizer.batch_size = 16
-    config.optimizer.learning_rate = 0.1
-    config.optimizer.local_epochs = 1  # ten steps: with fifty, clients believe their own mistakes
-    config.optimizer.momentum = 0.9
-    config.optimizer.weight_decay = 1e-4
-    return config
+    return presets.digits_by_writer("sage", labels)

@@ -15,6 +15,4 @@ from fedjax_ssl import presets
 
 
 def get_config(labels=None):
-    config = presets.digits_consistency("vat", labels)
-    config.method.radius = 1.0
-    return config
+    return presets.digits_consistency("vat", labels)

@@ -11,6 +11,8 @@ Example:
     {'warmup_rounds': 0}
 """
 
+import importlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fedjax_ssl.registry import Registry
@@ -78,3 +80,23 @@ def settings(name: str) -> dict[str, Any]:
         ValueError: for an unknown method, naming the nearest one.
     """
     return {setting: option.default for setting, option in METHODS.options(name).items()}
+
+
+def recommended(name: str) -> dict[str, Mapping[str, Any]]:
+    """Return the fields of a config that a method's file recommends for small images, by where
+    labels are, the usual place first.
+
+    A file of one's own has them in a table `RECOMMENDED` too: recipe -> place -> fields.
+
+    Raises:
+        ValueError: for an unknown method, naming the nearest one.
+
+    Example:
+        >>> fs.methods.recommended("fedsem")["per_client"]["method.warmup_rounds"]
+        40
+    """
+    from fedjax_ssl.methods.parts.recommended import AT_CLIENTS
+
+    recipe = METHODS.builder(name)
+    table = getattr(importlib.import_module(recipe.__module__), "RECOMMENDED", {})
+    return table.get(getattr(recipe, "__name__", name), {"per_client": AT_CLIENTS})

@@ -71,6 +71,22 @@ from fedjax_ssl.methods.parts.confident_pseudo_labels import (
 )
 from fedjax_ssl.methods.parts.settings import Count, CountOrZero, Decay, Share, Weight
 
+RECOMMENDED = {
+    "cbafed": {
+        "all": {  # all labels of a few clients
+            "rounds": 51,
+            "method.warmup_epochs": 51,
+            "optimizer.learning_rate": 0.03,
+            "optimizer.momentum": 0.9,
+            "optimizer.weight_decay": 5e-4,
+            "optimizer.clip_norm": 5.0,
+            "optimizer.keep_state": True,
+            "optimizer.local_epochs": 11,
+            "federated.weighting": "examples",  # of the warm-up
+        }
+    }
+}
+
 RESIDUAL = "global residual"  # of the state's terms: the model of the last global residual
 
 

@@ -72,6 +72,7 @@ from fedjax_ssl.methods.parts.consistency import (
     taught_term,
     teacher_network,
 )
+from fedjax_ssl.methods.parts.recommended import AT_CLIENTS, AT_SERVER, Fields
 from fedjax_ssl.methods.parts.settings import (
     BetaParameter,
     Count,
@@ -81,6 +82,31 @@ from fedjax_ssl.methods.parts.settings import (
     Share,
     Weight,
 )
+
+# A weak view is moved, a strong one turned.
+_VIEWS = {
+    "augment.name": "shift",
+    "augment.pixels": 1,
+    "augment.fill": "constant",
+    "strong_augment.name": "rotate",
+}
+_FIELDS: dict[str, Fields] = {
+    "fixmatch": {"method.unlabelled_ratio": 2},
+    "uda": {},
+    # five epochs, or the paper's weight of 75, did worse
+    "mixmatch": {"method.unlabelled_weight": 5.0, "optimizer.local_epochs": 1},
+    "mean_teacher": {"method.unlabelled_weight": 10.0},
+    "pi_model": {"method.unlabelled_weight": 10.0, "optimizer.local_epochs": 1},
+    "vat": {"method.radius": 1.0},  # over the 64 standardized pixels of the digits
+    "pseudo_label": {},
+}
+RECOMMENDED = {
+    name: {
+        "per_client": {**AT_CLIENTS, **_VIEWS, **fields},
+        "server": {**AT_SERVER, **_VIEWS, "method.server_batch_size": 10, **fields},
+    }
+    for name, fields in _FIELDS.items()
+}
 
 # the terms on unlabelled examples and of the moving average
 TERM = "consistency"

@@ -82,6 +82,21 @@ from fedjax_ssl.methods.parts.sparse_messages import merge, message_bytes, num_s
 from fedjax_ssl.models import count_parameters
 from fedjax_ssl.objectives import agreement_vote, cross_entropy, inter_client_kl, l1_norm
 
+# The learning rate times l2_weight is the paper's.
+_FIELDS = {
+    "rounds": 60,
+    "method.l2_weight": 10 / 30,
+    "method.helper_interval": 2,
+    "method.server_batch_size": 10,
+    "optimizer.learning_rate": 0.03,
+}
+RECOMMENDED = {
+    "fedmatch": {
+        "per_class": _FIELDS,
+        "server": {**_FIELDS, "method.unlabelled_batch_size": 20},
+    }
+}
+
 TERM = "fedmatch"
 SIGMA = "sigma"
 PSI = "psi"

@@ -59,8 +59,11 @@ from fedjax_ssl.methods.parts.confident_pseudo_labels import (
     has_confident,
     sent_to,
 )
+from fedjax_ssl.methods.parts.recommended import AT_SERVER
 from fedjax_ssl.methods.parts.settings import BetaParameter, Count, Share, Weight
 from fedjax_ssl.objectives import Channel
+
+RECOMMENDED = {"fedmt": {"coarse": AT_SERVER}}
 
 
 class Estimate(NamedTuple):

@@ -43,6 +43,7 @@ from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count
 from fedjax_ssl.methods.parts import second_head
 from fedjax_ssl.methods.parts.channel_terms import check_one_space
+from fedjax_ssl.methods.parts.recommended import AT_SERVER
 from fedjax_ssl.methods.parts.second_head import (
     BODY,
     HEAD,
@@ -54,6 +55,8 @@ from fedjax_ssl.methods.parts.second_head import (
 from fedjax_ssl.methods.parts.settings import Count
 from fedjax_ssl.models import count_parameters
 from fedjax_ssl.objectives import batch_cross_entropy
+
+RECOMMENDED = {"fedrep": {"coarse": {**AT_SERVER, "model.aux_head": True, "method.head_epochs": 5}}}
 
 
 @checked

@@ -65,7 +65,28 @@ from fedjax_ssl.federated.sampler import Steps, fixed_steps, paired_batches, pas
 from fedjax_ssl.federated.setup import Setup
 from fedjax_ssl.federated.terms import augmented_view, supervised_term
 from fedjax_ssl.methods.parts.consistency import judge_unlabelled, strong_view
+from fedjax_ssl.methods.parts.recommended import AT_CLIENTS
 from fedjax_ssl.objectives import fixmatch_loss
+
+_FIELDS = {
+    "strong_augment.name": "shift",
+    "strong_augment.pixels": 1,
+    "federated.name": "grouped",
+    "optimizer.learning_rate": 0.03,
+    "optimizer.schedule": "constant",  # the method has its own
+    "optimizer.momentum": 0.9,
+    "optimizer.nesterov": True,
+    "optimizer.weight_decay": 1e-4,
+    "optimizer.keep_state": True,
+    "optimizer.keep_by": "slot",
+    "optimizer.batch_size": 10,
+}
+RECOMMENDED = {
+    "fedrgd": {
+        "server": {"rounds": 20, "optimizer.local_epochs": 2, **_FIELDS},
+        "per_client": {**AT_CLIENTS, **_FIELDS, "method.labels": "client"},
+    }
+}
 
 # of an epoch in the code, whose runs are nominally 1024 epochs; "fast" ones end after 200
 NOMINAL_STEPS = 1024

@@ -20,6 +20,7 @@ from fedjax_ssl.federated.method import Step
 from fedjax_ssl.methods.parts import second_head
 from fedjax_ssl.methods.parts.alternating_training import server_training
 from fedjax_ssl.methods.parts.channel_terms import check_one_space
+from fedjax_ssl.methods.parts.recommended import AT_SERVER
 from fedjax_ssl.methods.parts.second_head import (
     BODY,
     HEAD,
@@ -30,6 +31,18 @@ from fedjax_ssl.methods.parts.second_head import (
 )
 from fedjax_ssl.methods.parts.settings import Count
 from fedjax_ssl.methods.parts.static_batch_norm import with_static_batch_norm
+
+RECOMMENDED = {
+    "fedtrans": {
+        "coarse": {
+            **AT_SERVER,
+            "model.aux_head": True,
+            # half of the rounds each, as the rate falls in each stage
+            "method.coarse_rounds": 15,
+            "optimizer.schedule_rounds": 15,
+        }
+    }
+}
 
 
 @checked

@@ -23,7 +23,10 @@ from fedjax_ssl.checks import checked
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import Method, Setup, federated_method
 from fedjax_ssl.methods.parts.channel_terms import channel_term, known_stage, own_channel
+from fedjax_ssl.methods.parts.recommended import IN_SETS
 from fedjax_ssl.methods.parts.settings import Weight
+
+RECOMMENDED = {"fedul": {"sets": IN_SETS}}
 
 
 @checked

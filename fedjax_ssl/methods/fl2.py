@@ -59,8 +59,12 @@ from fedjax_ssl.methods.parts.confident_pseudo_labels import (
     fix_term,
     sent_to,
 )
+from fedjax_ssl.methods.parts.recommended import AT_SERVER
 from fedjax_ssl.methods.parts.settings import Count, CountOrZero, Positive, Share, Weight
 from fedjax_ssl.objectives import batch_cross_entropy, divergence_from, sharpness_ascent
+
+# Clients and server go on with the momentum of their last round.
+RECOMMENDED = {"fl2": {"server": {**AT_SERVER, "optimizer.keep_state": True}}}
 
 SMALLEST_WEIGHT = 1e-12  # of a client in the average: where all are certain, they count the same
 

@@ -71,6 +71,23 @@ from fedjax_ssl.methods.parts.settings import Count, CountOrZero, Positive, Weig
 from fedjax_ssl.methods.parts.static_batch_norm import with_static_batch_norm
 from fedjax_ssl.models import count_parameters
 
+# The paper's, but for the distance: divided by the number of features it learns slowly with a small
+# network.
+RECOMMENDED = {
+    "protofssl": {
+        "per_class": {
+            "rounds": 80,
+            "method.distance": "sq_euclidean",
+            "optimizer.name": "rmsprop",
+            "optimizer.learning_rate": 1e-3,
+            "optimizer.batch_size": 5,
+            "optimizer.local_epochs": 10,
+            # the code's accumulators run on from client to client, round to round
+            "optimizer.average_state": True,
+        }
+    }
+}
+
 TERM = "protofssl"
 GIGA = 1e9
 MEGA = 1e6

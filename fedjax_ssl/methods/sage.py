@@ -45,6 +45,20 @@ from fedjax_ssl.methods.parts.consistency import UNLABELLED, Guess, guessing_ter
 from fedjax_ssl.methods.parts.settings import Count, Share, Weight
 from fedjax_ssl.objectives import batch_mean
 
+RECOMMENDED = {
+    "sage": {
+        "per_client": {
+            "rounds": 80,
+            "optimizer.learning_rate": 0.1,
+            "optimizer.batch_size": 16,
+            # ten steps: with fifty, clients believe their own mistakes
+            "optimizer.local_epochs": 1,
+            "optimizer.momentum": 0.9,
+            "optimizer.weight_decay": 1e-4,
+        }
+    }
+}
+
 HALVES_AT_05 = math.log(2) / 0.05  # the local share is 1/2 where confidences differ by 0.05
 _SMALLEST = 1e-6  # of a difference and of a share
 _EPSILON = 1e-10  # added to probabilities before logarithms

@@ -29,7 +29,10 @@ from fedjax_ssl.methods.parts.confident_pseudo_labels import (
     confident_losses,
     confident_term,
 )
+from fedjax_ssl.methods.parts.recommended import AT_SERVER
 from fedjax_ssl.methods.parts.settings import BetaParameter, Count, Share, Weight
+
+RECOMMENDED = {"semifl": {"server": AT_SERVER}, "single": {"server": AT_SERVER}}
 
 
 @checked

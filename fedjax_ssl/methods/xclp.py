@@ -46,8 +46,16 @@ from fedjax_ssl.methods.parts.graph_pseudo_labels import (
     propagate_over_cohort,
     to_pseudo_labels,
 )
+from fedjax_ssl.methods.parts.recommended import AT_CLIENTS, MIXED
 from fedjax_ssl.methods.parts.settings import CountOrZero, Decay
 from fedjax_ssl.methods.parts.two_stages import after_labelled_stage, mixed_stage
+
+# Fewer neighbours than the code's 10: the digits are 1,400 points, not 2,250.
+_GRAPH = {"method.warmup_rounds": 40, "method.num_neighbors": 5}
+RECOMMENDED = {
+    "xclp": {"per_client": {**AT_CLIENTS, **_GRAPH}, "mixed": {**MIXED, **_GRAPH}},
+    "per_client_lp": {"per_client": {**AT_CLIENTS, **_GRAPH}},
+}
 
 if TYPE_CHECKING:
     from fedjax_ssl.secure import Protocols

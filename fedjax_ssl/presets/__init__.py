@@ -13,6 +13,7 @@ from fedjax_ssl.presets.digits import (
     digits_consistency,
     digits_with_coarse_labels,
     digits_with_server,
+    recommend,
 )
 from fedjax_ssl.presets.federations import (
     FEDUL_METHODS,

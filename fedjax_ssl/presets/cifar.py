@@ -6,7 +6,7 @@ import ml_collections
 
 from fedjax_ssl.config import ConfigError, default
 from fedjax_ssl.data.federation.published_partitions import FEDMATCH_SHARES
-from fedjax_ssl.presets.digits import semifl_optimizers
+from fedjax_ssl.methods.parts.recommended import SEMIFL_OPTIMIZERS
 
 # (FL)^2's mean and deviation, pixels in [0, 1].
 FL2_MEAN = {"cifar10": (0.485, 0.456, 0.406), "cifar100": (129.3 / 255, 124.1 / 255, 112.4 / 255)}
@@ -80,7 +80,7 @@ def semifl_clients(config: ml_collections.ConfigDict, alpha: float | None) -> No
     if alpha is not None:
         config.partition.update(name="dirichlet", alpha=alpha, min_examples=10, skip_full=True)
     config.augment.name = "crop_flip"
-    semifl_optimizers(config)
+    config.update_from_flattened_dict(SEMIFL_OPTIMIZERS)
     config.federated.cohort_size = 10
 
 

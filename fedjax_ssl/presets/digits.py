@@ -1,8 +1,33 @@
-"""The embedded digits, with labels at the writers or at the server, or coarse ones."""
+"""The embedded digits, with labels at the writers or at the server, or coarse ones.
+
+What suits a method there stands beside its recipe, see `fedjax_ssl.methods.recommended`.
+"""
 
 import ml_collections
 
 from fedjax_ssl.config import ConfigError, default
+from fedjax_ssl.methods import recommended
+from fedjax_ssl.methods.parts.recommended import PLACES
+
+
+def recommend(config: ml_collections.ConfigDict, place: str) -> ml_collections.ConfigDict:
+    """Set what is recommended for the config's method and small images, and return the config.
+
+    Args:
+        config: the experiment. Settings that its method does not have are left out.
+        place: where labels are, as supervisions are named. What the method's file does not say is
+            as for other methods.
+    """
+    method = config.method
+    fields = recommended(method.name).get(place, PLACES.get(place, {}))
+    config.update_from_flattened_dict(
+        {
+            field: value
+            for field, value in fields.items()
+            if not field.startswith("method.") or field.removeprefix("method.") in method
+        }
+    )
+    return config
 
 
 def digits_by_writer(method: str, labels: str | None = None) -> ml_collections.ConfigDict:
@@ -20,26 +45,19 @@ def digits_by_writer(method: str, labels: str | None = None) -> ml_collections.C
         ConfigError: `labels` is not a number.
     """
     config = default(method)
-    config.rounds = 80
     config.data.test_clients = 3
-    config.optimizer.update(learning_rate=0.3, local_epochs=5)
+    config.supervision.name = "all"
     count = labels or "5"
-    if count == "all":
-        config.supervision.name = "all"
-        return config
-    config.supervision.update(
-        name="per_client", labels=_count("labels per writer", count, ', or "all"')
-    )
-    config.optimizer.batch_size = min(50, config.supervision.labels)
-    return config
+    if count != "all":
+        number = _count("labels per writer", count, ', or "all"')
+        config.supervision.update(name="per_client", labels=number)
+        config.optimizer.batch_size = min(50, number)
+    return recommend(config, "per_client")
 
 
 def digits_with_server(method: str, labels: str | None = None) -> ml_collections.ConfigDict:
     """Return the embedded digits with labels at the server: 11 writers train without any, 3 that
     were never seen are the test.
-
-    Clients and server train in turns, with SemiFL's optimizers; the learning rate and the epochs at
-    the server are larger, as there are fewer examples.
 
     Args:
         method: name of a method whose server trains.
@@ -49,24 +67,9 @@ def digits_with_server(method: str, labels: str | None = None) -> ml_collections
         ConfigError: `labels` is not a number.
     """
     config = default(method)
-    config.rounds = 30
     config.data.test_clients = 3
     config.supervision.update(name="server", labels=_count("labels at the server", labels or "20"))
-    if "server_epochs" in config.method:
-        config.method.server_epochs = 10
-    semifl_optimizers(config)
-    config.optimizer.update(learning_rate=0.1, local_epochs=2)
-    return config
-
-
-def semifl_optimizers(config: ml_collections.ConfigDict) -> None:
-    """Set the optimizers of SemiFL's code, of clients and of the server's average, but for rate
-    and epochs.
-    """
-    config.optimizer.update(
-        schedule="cosine", momentum=0.9, nesterov=True, weight_decay=5e-4, clip_norm=1.0
-    )
-    config.federated.name = "fedavgm"
+    return recommend(config, "server")
 
 
 def digits_with_coarse_labels(
@@ -79,17 +82,15 @@ def digits_with_coarse_labels(
         labels: class labels at the server, as there.
         space: space of the coarse labels, see `fedjax_ssl.data.correspondence`.
     """
-    config = digits_with_server(method, labels)
-    at_server = config.supervision.labels
-    config.supervision.update(
-        name="coarse", labels=None, server_labels=at_server, correspondence=space
-    )
-    return config
+    config = default(method)
+    config.data.test_clients = 3
+    at_server = _count("labels at the server", labels or "20")
+    config.supervision.update(name="coarse", server_labels=at_server, correspondence=space)
+    return recommend(config, "coarse")
 
 
 def digits_consistency(method: str, labels: str | None = None) -> ml_collections.ConfigDict:
-    """Return the embedded digits with labels at the writers or at the server; a weak view is moved,
-    a strong one turned.
+    """Return the embedded digits with labels at the writers or at the server.
 
     Args:
         method: name of a method of this family.
@@ -102,13 +103,8 @@ def digits_consistency(method: str, labels: str | None = None) -> ml_collections
     """
     place, _, number = (labels or "").partition(",")
     if place == "server":
-        config = digits_with_server(method, number or None)
-        config.method.server_batch_size = 10
-    else:
-        config = digits_by_writer(method, labels)
-    config.augment.update(name="shift", pixels=1, fill="constant")
-    config.strong_augment.name = "rotate"
-    return config
+        return digits_with_server(method, number or None)
+    return digits_by_writer(method, labels)
 
 
 def _count(what: str, text: str, otherwise: str = "") -> int:

@@ -2,33 +2,20 @@
 from.
 
 All methods get the same clients, labels, network and cohort. What is a method's own, its settings,
-its optimizers and a second head, is taken from its config on the digits,
-`configs/digits_METHOD.py`.
+its optimizers and a second head, is recommended beside its recipe, see
+`fedjax_ssl.methods.recommended`.
 """
 
 from typing import NamedTuple
 
 import ml_collections
 
-from fedjax_ssl.config import ConfigError, default, load, naming
+from fedjax_ssl.config import ConfigError, default, naming
 from fedjax_ssl.data import OWN
 from fedjax_ssl.errors import check_known
-from fedjax_ssl.methods import METHODS
-from fedjax_ssl.shipped import shipped_configs
+from fedjax_ssl.methods import recommended
+from fedjax_ssl.presets.digits import digits_by_writer, recommend
 
-CONSISTENCY = ("fixmatch", "uda", "mixmatch", "mean_teacher", "vat", "pi_model", "pseudo_label")
-# Configs of methods that have none of their own name, or one whose default argument is another
-# federation.
-_CONFIGS = {
-    "fedpl": "digits_fedul:10,iid,fedpl",
-    "fedllp": "digits_fedul:10,iid,fedllp",
-    "fedllp_vat": "digits_fedul:10,iid,fedllp_vat",
-    "fedtrans": "digits_fedmt:20,shape,fedtrans",
-}
-_ARGUMENTS = {
-    "per_client": {"fedrgd": "client"},
-    "server": {"fedmatch": "ls", **dict.fromkeys(CONSISTENCY, "server,20")},
-}
 # rounds of a first stage, which keeps its share of a run
 _STAGES = ("warmup_rounds", "coarse_rounds")
 # Where labels may be: names of supervisions.
@@ -192,7 +179,7 @@ def of_method(
 
     Args:
         method: a registered method, or "module:function", which gets the optimizer of
-            `digits_fedavg`.
+            `fedavg`.
         shared: from `federation`.
         shared_optimizer: the clients' optimizer is the shared one, unless the config's is another
             than SGD.
@@ -233,11 +220,14 @@ def _at_rate(config: ml_collections.ConfigDict, rate: float) -> None:
 
 
 def _own_config(method: str, labels: str) -> ml_collections.ConfigDict:
-    """Return the config of a method on the digits."""
+    """Return a method with what is recommended for it, with labels at this place where that is one
+    of its own, else at its usual one.
+    """
     with naming("method.name"):
-        METHODS.options(method)
-    name = _CONFIGS.get(method, f"digits_{method}")
-    if name.partition(":")[0] not in shipped_configs():
-        return load("digits_fedavg", {"method.name": method})
-    argument = _ARGUMENTS.get(labels, {}).get(method)
-    return load(name + (f":{argument}" if argument else ""))
+        places = recommended(method)
+    place = labels if labels in places else next(iter(places))
+    if place == "per_client":
+        return digits_by_writer(method)
+    config = default(method)
+    config.supervision.name = place
+    return recommend(config, place)

@@ -5,6 +5,7 @@ import jax
 import pytest
 
 from fedjax_ssl import methods
+from fedjax_ssl.methods.parts.recommended import PLACES
 from tests import toy
 
 EXPECTED = {"fedavg", "xclp", "per_client_lp", "network_pseudo_label", "fedsem", "fedsiam"}
@@ -49,6 +50,15 @@ def test_label_propagation_alone_and_across_clients_have_the_same_variant() -> N
         "class_weighting",
     ):
         assert alone[name] == across[name], name
+
+
+@pytest.mark.parametrize("name", [*methods.METHODS])
+def test_recommended_settings_are_settings_of_the_method(name: str) -> None:
+    """A shared one, such as the epochs at a server, may be no setting of a method."""
+    known = {f"method.{setting}" for setting in methods.settings(name)}
+    shared = {field for fields in PLACES.values() for field in fields}
+    for fields in methods.recommended(name).values():
+        assert {field for field in fields if field.startswith("method.")} <= known | shared
 
 
 @pytest.mark.parametrize(

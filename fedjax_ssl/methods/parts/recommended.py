@@ -1,0 +1,55 @@
+"""Settings that several methods recommend for small images.
+
+A method's file has a table `RECOMMENDED`: recipe -> where labels are, as supervisions are named,
+the usual place first -> fields of a config. `fedjax_ssl.methods.recommended` finds it; the configs
+`digits_METHOD` and `fedjax_ssl.presets` use it. What depends on the data is not in it.
+"""
+
+from typing import Any
+
+Fields = dict[str, Any]
+Recommended = dict[str, dict[str, Fields]]
+
+AT_CLIENTS: Fields = {
+    "rounds": 80,
+    "optimizer.learning_rate": 0.3,
+    "optimizer.local_epochs": 5,
+}
+# of SemiFL's code, of clients and of the server's average, but for rate and epochs
+SEMIFL_OPTIMIZERS: Fields = {
+    "optimizer.schedule": "cosine",
+    "optimizer.momentum": 0.9,
+    "optimizer.nesterov": True,
+    "optimizer.weight_decay": 5e-4,
+    "optimizer.clip_norm": 1.0,
+    "federated.name": "fedavgm",
+}
+# Rate and server's epochs are larger than in SemiFL's code, as there are fewer examples.
+AT_SERVER: Fields = {
+    **SEMIFL_OPTIMIZERS,
+    "rounds": 30,
+    "method.server_epochs": 10,
+    "optimizer.learning_rate": 0.1,
+    "optimizer.local_epochs": 2,
+}
+IN_SETS: Fields = {
+    "rounds": 60,
+    "optimizer.name": "adam",
+    "optimizer.learning_rate": 0.003,
+    "optimizer.batch_size": 32,
+    "optimizer.local_epochs": 2,
+}
+MIXED: Fields = {
+    "rounds": 80,
+    "optimizer.learning_rate": 0.3,
+    "optimizer.local_epochs": 5,
+    "optimizer.batch_size": 32,
+}
+# What a method has that says nothing of a place.
+PLACES: dict[str, Fields] = {
+    "per_client": AT_CLIENTS,
+    "server": AT_SERVER,
+    "coarse": AT_SERVER,
+    "sets": IN_SETS,
+    "mixed": MIXED,
+}
