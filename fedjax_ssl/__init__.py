@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fedjax_ssl.config.load import load as load_config
     from fedjax_ssl.data import Dataset, FederatedData, federate
     from fedjax_ssl.data import load as load_dataset
-    from fedjax_ssl.federated import Method, Sampler, Setup, Stage, Term, View, federated_method
+    from fedjax_ssl.federated import Method, Recipe, Sampler, Setup, Stage, Term, View, build
     from fedjax_ssl.graph import propagate_labels
     from fedjax_ssl.runs import run
     from fedjax_ssl.train import make_train, over_seeds
@@ -35,12 +35,13 @@ __all__ = [
     *("propagate_labels", "graph", "objectives"),  # labels without a training loop, and losses
     *(
         "Method",
+        "Recipe",
+        "build",
         "Setup",
         "Term",
         "View",
         "Stage",
         "Sampler",
-        "federated_method",
         "register",
         "methods",
         "models",

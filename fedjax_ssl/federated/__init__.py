@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         random_slots,
         sample_cohort,
     )
-    from fedjax_ssl.federated.engine import Pretraining, federated_method
+    from fedjax_ssl.federated.engine import build
     from fedjax_ssl.federated.evaluation import (
         BY_CLIENT,
         EVALUATION,
@@ -87,6 +87,7 @@ if TYPE_CHECKING:
         scaffold,
     )
     from fedjax_ssl.federated.placement import PLACEMENTS, REDUCTIONS, deal, map_clients
+    from fedjax_ssl.federated.recipe import Needs, ParameterGroups, Pretraining, Recipe
     from fedjax_ssl.federated.round import CLIENT_MODELS
     from fedjax_ssl.federated.sampler import (
         Steps,

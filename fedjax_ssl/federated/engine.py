@@ -1,10 +1,10 @@
-"""The engine: builds a `Method` from stages of terms. There is one training loop, and every
-method runs in it.
+"""The engine: makes a `Method` of a `Recipe`. There is one training loop, and every method runs in
+it.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,23 +21,21 @@ from fedjax_ssl.federated.execution import Execution
 from fedjax_ssl.federated.local_optimizer import over_layers
 from fedjax_ssl.federated.method import (
     AtServer,
-    Client,
     ClientKind,
-    ClientResult,
     Method,
     Metrics,
     Now,
     Params,
     RoundContext,
     ServerState,
-    ServerTraining,
     Stage,
     Term,
 )
 from fedjax_ssl.federated.packing import packing
+from fedjax_ssl.federated.recipe import Pretraining, Recipe
 from fedjax_ssl.federated.round import CLIENT_MODELS, draw_cohort, run_round, train_at_server
 from fedjax_ssl.federated.sampler import with_local_steps
-from fedjax_ssl.federated.setup import KEEP_BY, WEIGHTINGS, LearningRate, Setup
+from fedjax_ssl.federated.setup import KEEP_BY, WEIGHTINGS, Setup
 from fedjax_ssl.federated.traffic import Count
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.models import Outputs
@@ -46,58 +44,8 @@ PyTree = Any
 _UNLABELLED = {"mixed", "unlabelled"}  # streams that have examples without a class label
 
 
-class Pretraining(NamedTuple):
-    """Training at the server alone before round 0, on a schedule of its own."""
-
-    server: ServerTraining
-    rounds: int
-    learning_rate: LearningRate
-
-
-def federated_method(
-    setup: Setup,
-    stages: tuple[Stage, ...],
-    *,
-    groups: tuple[str, ...] = ("model",),
-    private: tuple[str, ...] = (),
-    split: Callable[[PyTree], Params] = lambda params: {"model": params},
-    combine: Callable[[Params], PyTree] = lambda params: params["model"],
-    network: Callable[[ServerState], tuple[PyTree, PyTree]] | None = None,
-    needs: tuple[str, ...] = ("labels",),
-    needs_all: bool = False,
-    class_scores: bool = True,
-    upload: Callable[[ClientResult], Params] | None = None,
-    receive: Callable[[Client, Params], Params] | None = None,
-    pretraining: Pretraining | None = None,
-    on_host: bool = False,
-) -> Method:
-    """Build a method out of terms.
-
-    Args:
-        setup: model, optimizers, sizes.
-        stages: run one after another; all but the last need `rounds`. The learning-rate schedule
-            starts anew in each.
-        groups: parameter groups in the order in which a local step updates them. Of several, one
-            that has no row of a batch in a step takes no step at all.
-        private: groups that every client keeps to itself and that are never averaged (FedRep's
-            heads). The server's own training uses the common ones.
-        split: a freshly initialized network's parameters -> parameters by group.
-        combine: parameters by group -> the network's parameters.
-        network: state -> (parameters, model state) of the network that predicts and embeds; the
-            global one by default.
-        needs: kinds of labels that it learns from, see `FederatedData.kinds`; any of these is
-            enough.
-        needs_all: all of these together are needed.
-        class_scores: losses or predictions read the network's class scores; False for methods that
-            replace `predict`.
-        upload: what the server sees of a trained client's parameters, by group, where this is not
-            all of them: the one place where uploads lose something (FedMatch's sparse differences).
-            By default they are sent as they are.
-        receive: the same on the way to a client: (client, with what terms sent to it; the
-            parameters sent, by shared group) -> those that it starts from. By default it starts
-            from what is sent.
-        pretraining: before round 0.
-        on_host: a round calls host functions: it looks at values, and cannot be traced.
+def build(recipe: Recipe) -> Method:
+    """Make a method of a recipe.
 
     Returns:
         A `Method`. Its `round` takes the run's key and folds the round number in itself, so rounds
@@ -113,91 +61,94 @@ def federated_method(
             has no class scores and the method reads them, the batches of a stage cannot go on from
             round to round (`local_steps`), or (from `init`) the server keeps its optimizer's state
             with different numbers of replicas.
-
-    Example:
-        >>> from fedjax_ssl.federated import labelled_epochs
-        >>> def plain(setup: fs.Setup) -> fs.Method:
-        ...     "Cross-entropy on the labelled examples."
-        ...     def inputs(key, streams):
-        ...         return setup.normalize(streams["labelled"].inputs)
-        ...     def loss(step):
-        ...         batch = step.streams["labelled"]
-        ...         return fs.objectives.batch_cross_entropy(step.outputs["plain"].logits, batch.observed, batch.mask)
-        ...     term = fs.Term("supervised", (fs.View("plain", "labelled", inputs),), loss)
-        ...     sampler = labelled_epochs(setup.batch_size, setup.local_epochs, setup.max_labelled)
-        ...     return fs.federated_method(setup, (fs.Stage((term,), sampler),))
-        >>> _ = fs.register("method", "plain", plain)
-        >>> config = fs.load_config("digits", {"method.name": "plain", "rounds": 2})
-        >>> fs.run(config, "runs/plain", quiet=True)["rounds"]
-        2
     """
-    _check(setup, stages, groups, private, class_scores)
+    _check(recipe)
+    setup = recipe.setup
+    groups = recipe.groups
+    stages = _with_options(recipe)
+    alone = setup.federated_optimizer.alone
+    private = groups.names if alone else groups.private
+    training = LocalTraining(
+        model=setup.model,
+        combine=groups.combine,
+        groups=groups.names,
+        private=private,
+        optimizer=over_layers(
+            setup.local_optimizer, lambda: groups.split(setup.model.init(jax.random.key(0))[0])
+        ),
+        keep_optimizer=setup.keep_optimizer,
+        keep_by_slot=setup.keep_by == "slot",
+        federated_optimizer=setup.federated_optimizer,
+        upload=recipe.upload,
+        receive=recipe.receive,
+        weighting=setup.weighting,
+        average_optimizer=setup.average_optimizer,
+    )
+    network_of = _network_of(training, recipe.network)
+
+    def outputs_of(params: PyTree, model_state: PyTree, inputs: Array) -> Outputs:
+        normalize = setup.normalize_test or setup.normalize
+        return setup.model.apply(params, model_state, normalize(inputs), train=False)[0]
+
+    def scores(params: PyTree, model_state: PyTree, inputs: Array) -> Array:
+        return jax.nn.log_softmax(outputs_of(params, model_state, inputs).logits)
+
+    def predict(state: ServerState, inputs: Array) -> Array:
+        if recipe.predict is None:
+            return scores(*network_of(state), inputs)
+        return recipe.predict(state, outputs_of(*network_of(state), inputs))
+
+    def predict_for(state: ServerState, client: Int[Array, ""], inputs: Array) -> Array:
+        return scores(*network_of(state, client), inputs)
+
+    def embed(state: ServerState, inputs: Array) -> Array:
+        return outputs_of(*network_of(state), inputs).features
+
+    scored_by_network = recipe.class_scores and recipe.predict is None
+    return Method(
+        _init_of(recipe, training, stages),
+        recipe.around_round(_round_of(recipe, training, stages)),
+        predict,
+        embed=None if alone else embed,
+        predict_for=predict_for if private and recipe.own_networks else None,
+        needs=recipe.needs.kinds,
+        needs_all=recipe.needs.every_one,
+        trains_unlabelled=any(_trains_unlabelled(stage) for stage in stages),
+        learns_unlabelled=any(
+            _trains_unlabelled(stage) or _UNLABELLED & _streams(stage) for stage in stages
+        ),
+        check=recipe.check,
+        alone=alone,
+        on_host=recipe.on_host,
+        network=network_of,
+        apply=scores if scored_by_network and recipe.own_networks else None,
+        cohort=None if recipe.looks_at_all else _cohort_of(setup, stages),
+        trains=partial(_trains, stages) if any(stage.trains_clients for stage in stages) else None,
+        own_weights=any(kind.weigh is not None for stage in stages for kind in _kinds(stage)),
+    )
+
+
+def _with_options(recipe: Recipe) -> tuple[Stage, ...]:
+    """Return the stages with what the run asks of every method: steps in place of epochs, scores
+    of clients' models.
+    """
+    setup = recipe.setup
+    stages = recipe.stages
     if setup.local_steps is not None:
         stages = tuple(with_local_steps(stage, setup.local_steps) for stage in stages)
     if setup.local_scores:
-        if not class_scores:
+        if not recipe.class_scores:
             raise ValueError(
                 "config.metrics names 'local', but predictions of this method are not its "
                 "network's scores"
             )
         from fedjax_ssl.federated.local_models import with_local_scores  # which few runs ask for
 
+        combine = recipe.groups.combine
         stages = tuple(with_local_scores(setup, stage, combine) for stage in stages)
-    alone = setup.federated_optimizer.alone
-    if alone:
-        _check_alone(stages, pretraining)
-        private = groups
-    training = LocalTraining(
-        model=setup.model,
-        combine=combine,
-        groups=groups,
-        private=private,
-        optimizer=over_layers(
-            setup.local_optimizer, lambda: split(setup.model.init(jax.random.key(0))[0])
-        ),
-        keep_optimizer=setup.keep_optimizer,
-        keep_by_slot=setup.keep_by == "slot",
-        federated_optimizer=setup.federated_optimizer,
-        upload=upload,
-        receive=receive,
-        weighting=setup.weighting,
-        average_optimizer=setup.average_optimizer,
-    )
-
-    network_of = _network_of(training, network)
-
-    def outputs_of(params: PyTree, model_state: PyTree, inputs: Array) -> Outputs:
-        normalize = setup.normalize_test or setup.normalize
-        return setup.model.apply(params, model_state, normalize(inputs), train=False)[0]
-
-    def outputs(state: ServerState, inputs: Array, client: Int[Array, ""] | None = None) -> Outputs:
-        return outputs_of(*network_of(state, client), inputs)
-
-    def predict_for(state: ServerState, client: Int[Array, ""], inputs: Array) -> Array:
-        return jax.nn.log_softmax(outputs(state, inputs, client).logits)
-
-    return Method(
-        _init_of(setup, training, stages, split, pretraining),
-        _round_of(setup, training, stages, on_host),
-        predict=lambda state, inputs: jax.nn.log_softmax(outputs(state, inputs).logits),
-        embed=None if alone else lambda state, inputs: outputs(state, inputs).features,
-        predict_for=predict_for if private else None,
-        needs=needs,
-        needs_all=needs_all,
-        trains_unlabelled=any(_trains_unlabelled(stage) for stage in stages),
-        learns_unlabelled=any(
-            _trains_unlabelled(stage) or _UNLABELLED & _streams(stage) for stage in stages
-        ),
-        alone=alone,
-        on_host=on_host,
-        network=network_of,
-        apply=(lambda *given: jax.nn.log_softmax(outputs_of(*given).logits))
-        if class_scores
-        else None,
-        cohort=_cohort_of(setup, stages),
-        trains=partial(_trains, stages) if any(stage.trains_clients for stage in stages) else None,
-        own_weights=any(kind.weigh is not None for stage in stages for kind in _kinds(stage)),
-    )
+    if setup.federated_optimizer.alone:
+        _check_alone(stages, recipe.pretraining)
+    return stages
 
 
 def _network_of(
@@ -228,13 +179,11 @@ def _network_of(
 
 
 def _init_of(
-    setup: Setup,
-    training: LocalTraining,
-    stages: tuple[Stage, ...],
-    split: Callable[[PyTree], Params],
-    pretraining: Pretraining | None,
+    recipe: Recipe, training: LocalTraining, stages: tuple[Stage, ...]
 ) -> Callable[[Array, FederatedData], ServerState]:
     """`Method.init`: the state before round 0."""
+    setup = recipe.setup
+    pretraining = recipe.pretraining
     terms = {
         term.name: term for stage in stages for term in (*_terms(stage), *_server_terms(stage))
     }
@@ -243,7 +192,7 @@ def _init_of(
 
     def init(key: Array, data: FederatedData) -> ServerState:
         network, model_state = setup.model.init(named_key(key, "model"))
-        params = split(network)
+        params = recipe.groups.split(network)
         clients = all_clients(data)
         packed = {group: packing(tree).pack(tree) for group, tree in params.items()}
         shared = {group: packed[group] for group in training.shared}
@@ -265,15 +214,15 @@ def _init_of(
                 group: training.optimizer.init({group: packed[group]}) for group in averaged
             },
         )
-        return (
-            state if pretraining is None else _pretrained(training, pretraining, key, state, data)
-        )
+        if pretraining is not None:
+            state = _pretrained(training, pretraining, key, state, data)
+        return recipe.init(state, data)
 
     return init
 
 
 def _round_of(
-    setup: Setup, training: LocalTraining, stages: tuple[Stage, ...], on_host: bool
+    recipe: Recipe, training: LocalTraining, stages: tuple[Stage, ...]
 ) -> Callable[..., tuple[ServerState, Metrics]]:
     """`Method.round`: a round of the stage that the state is in."""
     starts = _starts(stages)
@@ -285,30 +234,29 @@ def _round_of(
         def run(
             key: Array, state: ServerState, data: FederatedData, execution: Execution
         ) -> tuple[ServerState, Metrics]:
-            return run_round(setup, training, stage, start, key, state, data, execution)
+            return run_round(recipe.setup, training, stage, start, key, state, data, execution)
 
         return run
 
     rounds = [of_stage(place, *one) for place, one in enumerate(zip(stages, starts, strict=True))]
 
+    def of_its_stage(
+        key: Array, state: ServerState, data: FederatedData, execution: Execution
+    ) -> tuple[ServerState, Metrics]:
+        if len(rounds) == 1:
+            return rounds[0](key, state, data, execution)
+        if recipe.on_host:
+            place = sum(int(state.round) >= start for start in starts[1:])
+            return rounds[place](key, state, data, execution)
+        number = jnp.sum(state.round >= jnp.array(starts[1:], jnp.int32), dtype=jnp.int32)
+        branches = [lambda *given, run=run: run(*given, execution) for run in rounds]
+        return _switch(number, branches, key, state, data)
+
     def round(
         key: Array, state: ServerState, data: FederatedData, execution: Execution | None = None
     ) -> tuple[ServerState, Metrics]:
-        execution = execution or Execution()
-        if len(rounds) == 1:
-            return rounds[0](key, state, data, execution)
-        if on_host:
-            return rounds[sum(int(state.round) >= start for start in starts[1:])](
-                key, state, data, execution
-            )
-        number = jnp.sum(state.round >= jnp.array(starts[1:], jnp.int32), dtype=jnp.int32)
-        return _switch(
-            number,
-            [lambda *given, run=run: run(*given, execution) for run in rounds],
-            key,
-            state,
-            data,
-        )
+        after, info = of_its_stage(key, state, data, execution or Execution())
+        return recipe.after_average(state, after, data), info
 
     return round
 
@@ -509,14 +457,12 @@ def _check_alone(stages: tuple[Stage, ...], pretraining: Pretraining | None) -> 
             )
 
 
-def _check(
-    setup: Setup,
-    stages: tuple[Stage, ...],
-    groups: tuple[str, ...],
-    private: tuple[str, ...],
-    class_scores: bool,
-) -> None:
-    if class_scores and not setup.model.has_class_scores:
+def _check(recipe: Recipe) -> None:
+    """Raise ValueError where parts of a recipe do not fit each other, see `build`."""
+    setup = recipe.setup
+    groups = recipe.groups.names
+    private = recipe.groups.private
+    if recipe.class_scores and not setup.model.has_class_scores:
         raise ValueError(
             "the network has no class scores, which this method learns and predicts with; use a "
             "network with a head (for example 'resnet9' in place of 'resnet8'), or a method that "
@@ -534,13 +480,13 @@ def _check(
             "average_state out"
         )
     check_choices(KEEP_BY, keep_by=setup.keep_by)
-    if any(stage.rounds is None for stage in stages[:-1]):
+    if any(stage.rounds is None for stage in recipe.stages[:-1]):
         raise ValueError("every stage but the last needs a number of rounds")
     if not set(private) <= set(groups):
         raise ValueError(
             f"private groups are {', '.join(private)}; the method's groups are {', '.join(groups)}"
         )
-    for stage in stages:
+    for stage in recipe.stages:
         terms = (*_terms(stage), *_server_terms(stage))
         names = [term.name for term in terms]
         if len(set(names)) < len(names):

@@ -1,8 +1,7 @@
 """The contract every method meets, and the pieces recipes are composed of.
 
-A `Method` is a pair of pure functions and a predictor. Almost every method is built by
-`fedjax_ssl.federated.federated_method` from `Term`s: a term is what a paper adds to federated
-averaging. Shapes: C clients, p = cohort size, n = padded examples per client, b = examples of one
+A `Method` is a pair of pure functions and a predictor. The engine makes almost every method of a
+`Recipe` (recipe.py), which has stages of `Term`s: a term is what a paper adds to federated averaging. Shapes: C clients, p = cohort size, n = padded examples per client, b = examples of one
 stream in one local batch, K classes.
 """
 

@@ -32,7 +32,8 @@ class Setup(NamedTuple):
     Example:
         >>> def halved(setup: fs.Setup):
         ...     "FedAvg with half as many local epochs as the run says."
-        ...     return fs.methods.build("fedavg", setup._replace(local_epochs=max(setup.local_epochs // 2, 1)))
+        ...     epochs = max(setup.local_epochs // 2, 1)
+        ...     return fs.methods.recipe("fedavg", setup._replace(local_epochs=epochs))
         >>> _ = fs.register("method", "halved", halved)
         >>> fs.load_config("digits", {"method.name": "halved"}).method.name
         'halved'

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from fedjax_ssl.registry import Registry
 
 if TYPE_CHECKING:
-    from fedjax_ssl.federated import Method
+    from fedjax_ssl.federated import Method, Recipe, Setup
 
 # File -> the recipes in it.
 _RECIPES = {
@@ -50,7 +50,7 @@ _RECIPES = {
     "fedrgd": ("fedrgd",),
     "fedrep": ("fedrep",),
 }
-METHODS: "Registry[Method]" = Registry(
+METHODS: "Registry[Recipe | Method]" = Registry(
     "method",
     {
         name: f"fedjax_ssl.methods.{file}:{name}"
@@ -60,7 +60,6 @@ METHODS: "Registry[Method]" = Registry(
     leading=1,
 )
 available = METHODS.available  # () -> names of all methods with a line about each
-build = METHODS.build  # (name, setup, **settings) -> Method
 
 
 def __getattr__(name: str) -> Any:
@@ -70,6 +69,43 @@ def __getattr__(name: str) -> Any:
             "its settings"
         )
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def recipe(name: str, setup: "Setup", /, **settings: Any) -> "Recipe":
+    """Return a method as data, which can be composed and wrapped.
+
+    Raises:
+        ValueError: as `build`, or for a method that its builder returns closed.
+    """
+    from fedjax_ssl.federated import Recipe
+
+    made = METHODS.build(name, setup, **settings)
+    if not isinstance(made, Recipe):
+        raise ValueError(
+            f"{name} returned a {type(made).__name__}, to which nothing can be added; what is "
+            "composed or has something around it returns a fedjax_ssl.Recipe"
+        )
+    return made
+
+
+def build(name: str, setup: "Setup", /, **settings: Any) -> "Method":
+    """Build a method.
+
+    Raises:
+        ValueError: for an unknown method, a setting that it does not have or that is outside its
+            range, a setup that it cannot be used with, or a builder of your own that returns
+            neither a `Recipe` nor a `Method`.
+    """
+    from fedjax_ssl import federated
+
+    made = METHODS.build(name, setup, **settings)
+    if isinstance(made, federated.Method):
+        return made
+    if not isinstance(made, federated.Recipe):
+        raise ValueError(
+            f"{name} returned {type(made).__name__}; it has to return a fedjax_ssl.Recipe"
+        )
+    return federated.build(made)
 
 
 def settings(name: str) -> dict[str, Any]:

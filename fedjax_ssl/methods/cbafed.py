@@ -37,6 +37,7 @@ from jaxtyping import Array, Bool, Float, Int
 from fedjax_ssl.checks import checked, is_zero
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import (
+    Recipe,
     RoundContext,
     ServerState,
     Setup,
@@ -46,14 +47,11 @@ from fedjax_ssl.federated import (
     Traffic,
     labelled_epochs,
 )
-from fedjax_ssl.federated.engine import federated_method
 from fedjax_ssl.federated.method import (
     AtClient,
     Client,
     ClientKind,
     ClientResult,
-    Method,
-    Metrics,
     PyTree,
     RoundResult,
 )
@@ -114,7 +112,7 @@ def cbafed(
     unlabelled_epochs: Count = 1,
     unlabelled_rate: Weight = 2 / 3,
     labelled_weight: Weight = 1.0,
-) -> Method:
+) -> Recipe:
     """CBAFed: class-balanced adaptive thresholds, residual weights.
 
     Clients with a label train on their labels, `config.optimizer.local_epochs` a round; all others
@@ -177,8 +175,8 @@ def cbafed(
         ),
     )
     warm_up = Stage((labelled,), epochs(warmup_epochs), labelled_quota="only", rounds=warmup_rounds)
-    method = federated_method(setup, (warm_up, together) if warmup_rounds else (together,))
-    return with_global_residual(method, global_residual, residual_rounds, warmup_rounds)
+    recipe = Recipe(setup, (warm_up, together) if warmup_rounds else (together,))
+    return with_global_residual(recipe, global_residual, residual_rounds, warmup_rounds)
 
 
 def class_thresholds(
@@ -303,36 +301,34 @@ def _blend(due: Bool[Array, ""], share: float | Array, old: Any, new: Any) -> An
 
 
 def with_global_residual(
-    method: Method, share: float | Array, interval: int, first_round: int
-) -> Method:
+    recipe: Recipe, share: float | Array, interval: int, first_round: int
+) -> Recipe:
     """Return the same method, whose model W after every `interval` rounds becomes share W' + (1 -
     share) W, which is then W'.
 
     Args:
-        method: its state's batch statistics are part of the model.
+        recipe: of a method whose batch statistics are part of the model.
         share: share of W'; 0 leaves everything as it is.
         interval: rounds.
         first_round: the round in which counting begins; W' is at first the model before it.
     """
     if is_zero(share):
-        return method
+        return recipe
 
-    def init(key: Array, data: FederatedData) -> ServerState:
-        state = method.init(key, data)
+    def init(state: ServerState, data: FederatedData) -> ServerState:
+        state = recipe.init(state, data)
         return state._replace(
             terms={**state.terms, RESIDUAL: Snapshot(state.params, state.model_state)}
         )
 
-    def round(
-        key: Array, state: ServerState, data: FederatedData, **how: Any
-    ) -> tuple[ServerState, Metrics]:
-        after, info = method.round(key, state, data, **how)
-        number = state.round - first_round
+    def after_average(before: ServerState, after: ServerState, data: FederatedData) -> ServerState:
+        after = recipe.after_average(before, after, data)
+        number = before.round - first_round
         held = after.terms[RESIDUAL]
         due = (number > 0) & (number % interval == 0)
         now = _blend(due, share, held, Snapshot(after.params, after.model_state))
         held = jax.tree.map(lambda old, new: jnp.where(due | (number < 0), new, old), held, now)
         terms = {**after.terms, RESIDUAL: held}
-        return after._replace(params=now.params, model_state=now.model_state, terms=terms), info
+        return after._replace(params=now.params, model_state=now.model_state, terms=terms)
 
-    return method._replace(init=init, round=round)
+    return recipe._replace(init=init, after_average=after_average)

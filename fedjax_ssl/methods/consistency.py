@@ -55,7 +55,7 @@ from jaxtyping import Array, Bool, Int, Key
 
 from fedjax_ssl import objectives
 from fedjax_ssl.checks import check_whole_numbers, checked, is_zero
-from fedjax_ssl.federated import Method, ServerTraining, Setup, Stage, Step, Term, federated_method
+from fedjax_ssl.federated import Needs, Recipe, ServerTraining, Setup, Stage, Step, Term
 from fedjax_ssl.federated.method import AtServer, PyTree, RoundResult, ServerState, View, never
 from fedjax_ssl.federated.sampler import labelled_epochs, paired_batches, passes
 from fedjax_ssl.federated.terms import augmented_view, supervised_term
@@ -162,7 +162,7 @@ class FixMatch(Settings):
     augment_labelled: bool = True
 
 
-def fixmatch(setup: Setup, settings: FixMatch) -> Method:
+def fixmatch(setup: Setup, settings: FixMatch) -> Recipe:
     """FixMatch at the clients, or at clients without labels beside a server that has some.
 
     A confident prediction for a weak view of an example is the label of its strong view. Weak views
@@ -223,7 +223,7 @@ class UDA(Settings):
     tsa_rounds: CountOrZero = 0
 
 
-def uda(setup: Setup, settings: UDA) -> Method:
+def uda(setup: Setup, settings: UDA) -> Recipe:
     """UDA at the clients, or at clients without labels beside a server that has some and anneals as
     they would.
 
@@ -293,7 +293,7 @@ class MixMatch(Settings):
     ramp_rounds: Count = 16
 
 
-def mixmatch(setup: Setup, settings: MixMatch) -> Method:
+def mixmatch(setup: Setup, settings: MixMatch) -> Recipe:
     """MixMatch at the clients; a client without labels mixes unlabelled examples with each other.
 
     A local step on labelled examples X and unlabelled ones U:
@@ -400,7 +400,7 @@ class MeanTeacher(Settings):
     ramp_rounds: Count = 5
 
 
-def mean_teacher(setup: Setup, settings: MeanTeacher) -> Method:
+def mean_teacher(setup: Setup, settings: MeanTeacher) -> Recipe:
     """Mean teacher at the clients, or at clients without labels beside a server that has some.
 
     After step t, counted on from round to round, the teacher g becomes d g + (1 - d) f with the
@@ -454,7 +454,7 @@ class PiModel(Settings):
     ramp_rounds: Count = 80
 
 
-def pi_model(setup: Setup, settings: PiModel) -> Method:
+def pi_model(setup: Setup, settings: PiModel) -> Recipe:
     """Return the Pi-model at the clients, or at clients without labels beside a server that has
     some.
 
@@ -503,7 +503,7 @@ class VAT(Settings):
     entropy_weight: Weight = 0.0
 
 
-def vat(setup: Setup, settings: VAT) -> Method:
+def vat(setup: Setup, settings: VAT) -> Recipe:
     """Virtual adversarial training at the clients, or at clients without labels beside a server
     that has some.
 
@@ -549,7 +549,7 @@ class PseudoLabel(Settings):
     ramp_end: Count = 60
 
 
-def pseudo_label(setup: Setup, settings: PseudoLabel) -> Method:
+def pseudo_label(setup: Setup, settings: PseudoLabel) -> Recipe:
     """Pseudo-label at the clients, or at clients without labels beside a server that has some.
 
     In every step the network's most probable class is an unlabelled example's label. Unlike
@@ -584,7 +584,7 @@ def _method(
     unsupervised: Term,
     supervised: Term | None = None,
     network: Network | None = None,
-) -> Method:
+) -> Recipe:
     """Return a method with a supervised and an unsupervised term; one that nobody has examples for,
     or without weight, is out.
 
@@ -610,7 +610,7 @@ def _method_of_terms(
     terms: tuple[Term, ...],
     supervised: Term,
     network: Network | None = None,
-) -> Method:
+) -> Recipe:
     """Return a method of these terms at the clients, and of the supervised one at a server that has
     labelled examples.
     """
@@ -644,7 +644,7 @@ def _method_of_terms(
         setup.batch_size, size, steps, *bounds, labelled_too=settings.labelled_too
     )
     stage = Stage(terms, sampler if terms else None, server=server)
-    return federated_method(setup, (stage,), network=network, needs=("labels", "server"))
+    return Recipe(setup, (stage,), network=network, needs=Needs(("labels", "server")))
 
 
 def _moving_average_term(decay: float | Array) -> Term:

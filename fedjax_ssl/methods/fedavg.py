@@ -7,14 +7,14 @@ References:
     transductive and semi-supervised federated learning, TMLR 2023.
 """
 
-from fedjax_ssl.federated import Method, Setup, federated_method
+from fedjax_ssl.federated import Recipe, Setup
 from fedjax_ssl.methods.parts.two_stages import labelled_stage
 
 
-def fedavg(setup: Setup) -> Method:
+def fedavg(setup: Setup) -> Recipe:
     """FedAvg (or whatever federated optimizer the run names) on labelled examples of clients that
     have some.
 
     The loss, mean cross-entropy, is `supervised_term` of `fedjax_ssl/federated/terms.py`.
     """
-    return federated_method(setup, (labelled_stage(setup, rounds=None),))
+    return Recipe(setup, (labelled_stage(setup, rounds=None),))

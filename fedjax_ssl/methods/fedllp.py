@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from fedjax_ssl.checks import checked
 from fedjax_ssl.data import WeakLabels
-from fedjax_ssl.federated import Method, Setup, Stage, Term, federated_method
+from fedjax_ssl.federated import Needs, Recipe, Setup, Stage, Term
 from fedjax_ssl.federated.method import AtServer, Client, Now, Sampler, Schedule, Step
 from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.keys import named_key
@@ -34,7 +34,7 @@ RECOMMENDED = {"fedllp": {"sets": IN_SETS}, "fedllp_vat": {"sets": IN_SETS}}
 
 
 @checked
-def fedllp(setup: Setup, *, l1: Weight = 0.0, set_size: CountOrZero = 0) -> Method:
+def fedllp(setup: Setup, *, l1: Weight = 0.0, set_size: CountOrZero = 0) -> Recipe:
     """FedLLP: the cross-entropy between a set's class shares and its mean prediction, one set per
     local step.
 
@@ -48,9 +48,8 @@ def fedllp(setup: Setup, *, l1: Weight = 0.0, set_size: CountOrZero = 0) -> Meth
     Raises:
         ValueError: a negative weight, a size below 0, or a federation without sets.
     """
-    return federated_method(
-        setup, (_sets_stage(setup, (proportion_term(setup),), l1, set_size),), needs=("sets",)
-    )
+    stage = _sets_stage(setup, (proportion_term(setup),), l1, set_size)
+    return Recipe(setup, (stage,), needs=Needs(("sets",)))
 
 
 @checked
@@ -63,7 +62,7 @@ def fedllp_vat(
     rampup: Literal["run", "per_epoch"] = "run",
     l1: Weight = 0.0,
     set_size: CountOrZero = 0,
-) -> Method:
+) -> Recipe:
     """FedLLP with virtual adversarial training: predictions should not change within a small ball.
 
     Args:
@@ -90,7 +89,8 @@ def fedllp_vat(
         return consistency_ramp(epochs, vat_weight, ramp_epochs).astype(loss.dtype) * loss
 
     terms = (proportion_term(setup), Term("virtual_adversarial", (view,), consistency))
-    return federated_method(setup, (_sets_stage(setup, terms, l1, set_size),), needs=("sets",))
+    stage = _sets_stage(setup, terms, l1, set_size)
+    return Recipe(setup, (stage,), needs=Needs(("sets",)))
 
 
 def proportion_term(setup: Setup) -> Term:

@@ -38,7 +38,9 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 from fedjax_ssl.checks import In, Whole, checked, is_zero
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import (
-    Method,
+    Needs,
+    ParameterGroups,
+    Recipe,
     RoundContext,
     RoundResult,
     ServerTraining,
@@ -47,7 +49,6 @@ from fedjax_ssl.federated import (
     Term,
     Traffic,
 )
-from fedjax_ssl.federated.engine import federated_method
 from fedjax_ssl.federated.method import (
     AtClient,
     AtServer,
@@ -261,7 +262,7 @@ class FedMatch:
         return jax.tree.map(lambda a, b: jnp.abs(a - b) > self.delta_threshold, new, old)
 
 
-def fedmatch(setup: Setup, settings: FedMatch) -> Method:
+def fedmatch(setup: Setup, settings: FedMatch) -> Recipe:
     """FedMatch: labelled examples move one part of the weights, unlabelled ones and similar
     clients' models the other.
 
@@ -300,18 +301,6 @@ def fedmatch(setup: Setup, settings: FedMatch) -> Method:
     else:
         stage = stage._replace(terms=(supervised, *stage.terms))
 
-    method = federated_method(
-        setup,
-        (stage,),
-        groups=settings.parts,
-        split=settings.split,
-        combine=combine,
-        network=lambda state: (settings.network(state.params), state.model_state),
-        needs=("server",) if settings.at_server else ("labels",),
-        upload=partial(upload, settings),
-        receive=_receive if settings.s2c_lossy else None,
-    )
-
     def check(data: FederatedData) -> list[str]:
         each = {"client": setup.cohort_size / data.index.shape[0], "global": 1.0}.get(
             settings.lr_schedule, 0.0
@@ -320,7 +309,16 @@ def fedmatch(setup: Setup, settings: FedMatch) -> Method:
             int((setup.rounds or 0) * each), settings.patience, settings.lr_divisor
         )
 
-    return method._replace(check=check)
+    return Recipe(
+        setup,
+        (stage,),
+        ParameterGroups(settings.parts, split=settings.split, combine=combine),
+        Needs(("server",) if settings.at_server else ("labels",)),
+        network=lambda state: (settings.network(state.params), state.model_state),
+        upload=partial(upload, settings),
+        receive=_receive if settings.s2c_lossy else None,
+        check=check,
+    )
 
 
 def _check_pull(setup: Setup, settings: FedMatch) -> list[str]:

@@ -34,6 +34,7 @@ from fedjax_ssl.data import WeakLabels
 from fedjax_ssl.federated import (
     BYTES_PER_NUMBER,
     Client,
+    Recipe,
     RoundContext,
     RoundResult,
     Setup,
@@ -42,7 +43,7 @@ from fedjax_ssl.federated import (
     Term,
     Traffic,
 )
-from fedjax_ssl.federated.method import AtServer, Broadcast, Method, Metrics, PyTree, count, never
+from fedjax_ssl.federated.method import AtServer, Broadcast, Metrics, PyTree, count, never
 from fedjax_ssl.federated.terms import augmented_view, examples_mask
 from fedjax_ssl.methods.parts.alternating_training import alternating
 from fedjax_ssl.methods.parts.channel_terms import (
@@ -96,7 +97,7 @@ def fedmt(
     server_epochs: Count = 5,
     static_batch_norm: bool = True,
     separate_passes: bool = False,
-) -> Method:
+) -> Recipe:
     """FedMT: coarse labels at clients through a known or an estimated correspondence, class labels
     at the server.
 
@@ -176,14 +177,11 @@ def fedmt(
     sampler = confident_epochs(setup.batch_size, setup.local_epochs, from_all, ungated)
     clients = Stage(terms, sampler, separate_passes=separate_passes)
     needs = ("coarse", "server")
-    method = alternating(
+    recipe = alternating(
         setup, clients, server_batch_size, server_epochs, static_batch_norm, needs, int(warm_start)
     )
-    return (
-        method._replace(check=check_one_space)
-        if projects and estimate_scope == "pooled"
-        else method
-    )
+    pooled = projects and estimate_scope == "pooled"
+    return recipe._replace(check=check_one_space) if pooled else recipe
 
 
 def projection_term(

@@ -19,13 +19,13 @@ from fedjax_ssl.checks import checked
 from fedjax_ssl.data import WeakLabels
 from fedjax_ssl.federated import (
     AtClient,
-    Method,
+    Needs,
+    Recipe,
     Setup,
     Stage,
     Step,
     Stream,
     Term,
-    federated_method,
 )
 from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.keys import named_key
@@ -70,7 +70,7 @@ def fedpl(
     skip_empty: bool = False,
     l1: Weight = 0.0,
     drop_last: bool = False,
-) -> Method:
+) -> Recipe:
     """FedPL: pseudo-labels from the class shares of sets, then from the network itself.
 
     Examples with a class label keep it throughout and count as confident.
@@ -135,7 +135,7 @@ def fedpl(
     if warmup_rounds:
         first = stage(Term("set_labels", (view,), set_labels))
         stages = (first._replace(rounds=warmup_rounds), *stages)
-    return federated_method(setup, stages, needs=("sets", "labels"))
+    return Recipe(setup, stages, needs=Needs(("sets", "labels")))
 
 
 def majority_labels(batch: Stream, weak: WeakLabels | None) -> Int[Array, " n"]:

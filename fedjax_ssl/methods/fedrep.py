@@ -27,6 +27,8 @@ from jaxtyping import Array
 
 from fedjax_ssl.checks import checked
 from fedjax_ssl.federated import (
+    Needs,
+    Recipe,
     Sampler,
     ServerTraining,
     Setup,
@@ -34,10 +36,9 @@ from fedjax_ssl.federated import (
     Step,
     Term,
     epochs,
-    federated_method,
     in_turn,
 )
-from fedjax_ssl.federated.method import ForLog, Method, PyTree, RoundResult, ServerState, Traffic
+from fedjax_ssl.federated.method import ForLog, PyTree, RoundResult, ServerState, Traffic
 from fedjax_ssl.federated.packing import packing
 from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count
@@ -68,7 +69,7 @@ def fedrep(
     body_epochs: Count = 1,
     shared_head: bool = False,
     server_batch_size: Count = 10,
-) -> Method:
+) -> Recipe:
     """FedRep: a shared body, and heads that stay at the clients and at the server.
 
     With `labels="coarse"` the network needs a second head (model option `aux_head=True`), whose
@@ -119,17 +120,15 @@ def fedrep(
             server_terms, at_server, members=1, keep_optimizer=setup.keep_optimizer
         ),
     )
-    method = federated_method(
+    groups = second_head.by_head(SECOND_HEAD, HEAD, BODY)
+    return Recipe(
         setup,
         (stage,),
-        **second_head.by_head(SECOND_HEAD, HEAD, BODY),
-        private=() if shared_head else (SECOND_HEAD,),
-        needs=("coarse", "server"),
-        needs_all=True,
+        groups if shared_head else groups._replace(private=(SECOND_HEAD,)),
+        Needs(("coarse", "server"), every_one=True),
+        own_networks=False,  # a client's own head does not score classes
+        check=check_one_space if shared_head else None,
     )
-    method = method._replace(check=check_one_space) if shared_head else method
-    # a client's own head does not score classes
-    return method._replace(predict_for=None, apply=None)
 
 
 def class_term(setup: Setup, group: str, name: str) -> Term:
@@ -152,7 +151,7 @@ def class_term(setup: Setup, group: str, name: str) -> Term:
     return Term(name, (view,), loss, group=group)
 
 
-def _with_class_labels(setup: Setup, head_epochs: int, body_epochs: int) -> Method:
+def _with_class_labels(setup: Setup, head_epochs: int, body_epochs: int) -> Recipe:
     """FedRep with class labels at the clients."""
     if HEAD not in (found := jax.eval_shape(setup.model.init, jax.random.key(0))[0]):
         raise ValueError(
@@ -168,9 +167,8 @@ def _with_class_labels(setup: Setup, head_epochs: int, body_epochs: int) -> Meth
         return second_head.join_groups({**state.params, HEAD: head}), state.model_state
 
     stage = Stage(terms, sampler, labelled_quota="only")
-    return federated_method(
-        setup, (stage,), **second_head.by_head(HEAD, BODY), private=(HEAD,), network=mean_head
-    )
+    groups = second_head.by_head(HEAD, BODY)._replace(private=(HEAD,))
+    return Recipe(setup, (stage,), groups, network=mean_head)
 
 
 def _class_epochs(batch_size: int, head_epochs: int, body_epochs: int, most: int) -> Sampler:

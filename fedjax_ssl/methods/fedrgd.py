@@ -38,6 +38,9 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 from fedjax_ssl.checks import In, Whole, check_whole_numbers, checked
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import (
+    Needs,
+    ParameterGroups,
+    Recipe,
     RoundContext,
     RoundResult,
     Sampler,
@@ -46,15 +49,14 @@ from fedjax_ssl.federated import (
     ServerTraining,
     Stage,
     Step,
+    build,
 )
-from fedjax_ssl.federated.engine import federated_method
 from fedjax_ssl.federated.execution import Execution
 from fedjax_ssl.federated.method import (
     AtServer,
     Client,
     ClientState,
     ForLog,
-    Method,
     Metrics,
     Now,
     Params,
@@ -123,7 +125,7 @@ def fedrgd(
     squared: bool = True,
     include_server: bool = True,
     exclude_norm: bool = False,
-) -> Method:
+) -> Recipe:
     """FedRGD: consistency at the users, replicas of the server as members of the average, groups of
     users.
 
@@ -178,20 +180,20 @@ def fedrgd(
     steps = partial(steps_of, setup, local_steps, extra)
     unlabelled = unlabelled_term(setup, user_loss, consistency, threshold)
 
-    def method_of(
+    def recipe_of(
         stage: Stage, *streams: str, needs: tuple[str, ...] = ("labels",), needs_all: bool = False
-    ) -> Method:
-        method = federated_method(setup, (stage,), needs=needs, needs_all=needs_all)
+    ) -> Recipe:
+        recipe = Recipe(setup, (stage,), needs=Needs(needs, needs_all))
         if diversity == "updates":
-            return method
+            return recipe
         at_server = one_pass(setup, ("labelled",), setup.max_server)
         own = one_pass(setup, streams)
-        return with_gradient_pass(method, plain, stage, own, at_server, how, diversity_every)
+        return with_gradient_pass(recipe, plain, stage, own, at_server, how, diversity_every)
 
     if labels == "client":
         terms = (supervised_term(setup), *(() if user_loss == "supervised" else (unlabelled,)))
         both = ("labelled", "unlabelled") if user_loss != "supervised" else ("labelled",)
-        return method_of(Stage(terms, steps(both)), *both)
+        return recipe_of(Stage(terms, steps(both)), *both)
     at_server = supervised_term(setup)._replace(name="supervised at server")
     server = ServerTraining(
         (at_server,),
@@ -202,11 +204,11 @@ def fedrgd(
     )
     if user_loss == "supervised":
         stage = Stage((supervised_term(setup),), steps(("labelled",)), labelled_quota="only")
-        return method_of(
+        return recipe_of(
             stage._replace(server=server), "labelled", needs=("labels", "server"), needs_all=True
         )
     stage = Stage((unlabelled,), steps(("unlabelled",)), labelled_quota="any", server=server)
-    return method_of(stage, "unlabelled", needs=("server",))
+    return recipe_of(stage, "unlabelled", needs=("server",))
 
 
 def unlabelled_term(
@@ -467,14 +469,14 @@ def with_gradient_diversity(optimizer: FederatedOptimizer, how: Diversity) -> Fe
 
 
 def with_gradient_pass(
-    method: Method,
+    recipe: Recipe,
     setup: Setup,
     stage: Stage,
     clients: Sampler,
     server: Sampler,
     how: Diversity,
     every: int = 1,
-) -> Method:
+) -> Recipe:
     """Add the metric "full_gradient_diversity" to a method of one stage; training does not change.
 
     Its vectors are the sums of the members' gradients over a pass over their examples, at the model
@@ -484,7 +486,7 @@ def with_gradient_pass(
     and a sum of gradients per group.
 
     Args:
-        method: built by `federated_method`, with the parameter group "model" alone.
+        recipe: of one stage, with the parameter group "model" alone.
         setup: the run.
         stage: stage of the method.
         clients: batches of the pass.
@@ -516,7 +518,7 @@ def with_gradient_pass(
             structure, [w + zero for w, zero in zip(leaves, zeros, strict=True)]
         )
 
-    look = federated_method(
+    look = Recipe(
         setup._replace(
             federated_optimizer=_measuring(
                 setup.federated_optimizer, how, stage.server is not None
@@ -534,14 +536,18 @@ def with_gradient_pass(
                 weigh=lambda *_: jnp.ones(()),
             ),
         ),
-        groups=("model", "sum"),
-        combine=network_of,
+        ParameterGroups(("model", "sum"), combine=network_of),
     )
+    look_at = build(look).round
 
-    def round(
-        key: Array, state: ServerState, data: FederatedData, execution: Execution | None = None
+    def measured_round(
+        plain: Callable,
+        key: Array,
+        state: ServerState,
+        data: FederatedData,
+        execution: Execution | None = None,
     ) -> tuple[ServerState, Metrics]:
-        after, info = method.round(key, state, data, execution)
+        after, info = plain(key, state, data, execution)
 
         def measured() -> Float[Array, ""]:
             model = after.params["model"]
@@ -552,7 +558,7 @@ def with_gradient_pass(
                 clients=ClientState({}, {}, {}, ()), server={}, local_optimizer={}
             )
             silent = (execution or Execution())._replace(report=None)
-            return look.round(key, begin, data, silent)[1]["full_gradient_diversity"]
+            return look_at(key, begin, data, silent)[1]["full_gradient_diversity"]
 
         if every == 1:
             return after, {**info, "full_gradient_diversity": measured()}
@@ -561,7 +567,7 @@ def with_gradient_pass(
         value = jax.lax.cond(due, measured, lambda: jnp.full((), jnp.nan, dtype))
         return after, {**info, "full_gradient_diversity": value}
 
-    return method._replace(round=round)
+    return recipe._replace(around_round=lambda plain: partial(measured_round, plain))
 
 
 def _moving_sums(terms: tuple[Term, ...]) -> tuple[Term, ...]:

@@ -22,7 +22,7 @@ import jax
 from jaxtyping import Array
 
 from fedjax_ssl.checks import checked
-from fedjax_ssl.federated import Method, Setup, Step
+from fedjax_ssl.federated import Recipe, Setup, Step
 from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.methods.parts.consistency import Teacher, second_pass, taught_term, teacher_network
 from fedjax_ssl.methods.parts.recommended import AT_CLIENTS
@@ -46,7 +46,7 @@ def fedsiam(
     decay: Decay = 0.97,
     unlabelled_clients: bool = False,
     predict_with: Literal["student", "teacher"] = "student",
-) -> Method:
+) -> Recipe:
     """Mean teacher in every client. The network needs a second head (model option `aux_head=True`).
 
     Args:

@@ -15,7 +15,7 @@ import jax
 from jaxtyping import Array
 
 from fedjax_ssl.checks import checked
-from fedjax_ssl.federated import Method, Setup, Stage, Term, federated_method
+from fedjax_ssl.federated import Needs, Recipe, Setup, Stage, Term
 from fedjax_ssl.federated.method import Step
 from fedjax_ssl.methods.parts import second_head
 from fedjax_ssl.methods.parts.alternating_training import server_training
@@ -54,7 +54,7 @@ def fedtrans(
     server_batch_size: Count = 10,
     server_epochs: Count = 5,
     static_batch_norm: bool = True,
-) -> Method:
+) -> Recipe:
     """Transfer learning: coarse labels at clients, then a new head for the server's classes.
 
     The network needs a second head (model option `aux_head=True`), whose first outputs are for the
@@ -88,17 +88,20 @@ def fedtrans(
     )
     # What has no loss in a stage is in a group of its own and takes no step there, not even one of
     # weight decay.
-    method = federated_method(
-        setup, stages, **second_head.by_head(HEAD, BODY), needs=("coarse", "server"), needs_all=True
+    recipe = Recipe(
+        setup,
+        stages,
+        second_head.by_head(HEAD, BODY),
+        Needs(("coarse", "server"), every_one=True),
+        check=check_one_space,
     )
-    method = method._replace(check=check_one_space)
     if not static_batch_norm:
-        return method
+        return recipe
 
     def joined(state):
         return second_head.join_groups(state.params)
 
-    return with_static_batch_norm(method, setup.model, setup.normalize, joined)
+    return with_static_batch_norm(recipe, joined)
 
 
 def coarse_stage(setup: Setup, rounds: int) -> Stage:

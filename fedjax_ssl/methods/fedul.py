@@ -21,7 +21,7 @@ from typing import Literal
 
 from fedjax_ssl.checks import checked
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.federated import Method, Setup, federated_method
+from fedjax_ssl.federated import Needs, Recipe, Setup
 from fedjax_ssl.methods.parts.channel_terms import channel_term, known_stage, own_channel
 from fedjax_ssl.methods.parts.recommended import IN_SETS
 from fedjax_ssl.methods.parts.settings import Weight
@@ -37,7 +37,7 @@ def fedul(
     use_test_prior: bool = True,
     surrogate_loss: Literal["nll", "ce_on_probs"] = "nll",
     drop_last: bool = False,
-) -> Method:
+) -> Recipe:
     """FedUL with whatever federated optimizer the run names.
 
     Args:
@@ -55,8 +55,8 @@ def fedul(
     loss = channel_term(setup, channel=layer, surrogate_loss=surrogate_loss)
     # epochs over all examples in a set or with a label
     stage = known_stage(setup, (loss,), l1, drop_last)
-    method = federated_method(setup, (stage,), needs=("sets", "coarse", "labels"))
-    return method._replace(check=_check)
+    needs = Needs(("sets", "coarse", "labels"))
+    return Recipe(setup, (stage,), needs=needs, check=_check)
 
 
 def _check(data: FederatedData) -> list[str]:

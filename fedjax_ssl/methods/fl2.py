@@ -41,7 +41,7 @@ from fedjax_ssl.federated import (
     AtServer,
     Client,
     Losses,
-    Method,
+    Recipe,
     RoundResult,
     Setup,
     count,
@@ -85,7 +85,7 @@ def fl2(
     server_batch_size: Count = 10,
     server_epochs: Count = 5,
     static_batch_norm: bool = True,
-) -> Method:
+) -> Recipe:
     """(FL)^2: client-specific adaptive thresholds, sharpness-aware consistency, averages by
     uncertainty.
 

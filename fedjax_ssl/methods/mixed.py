@@ -27,12 +27,13 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_ssl.checks import checked, is_zero
 from fedjax_ssl.federated import (
+    Needs,
+    Recipe,
     Setup,
     Stage,
     Step,
     Term,
     Traffic,
-    federated_method,
     mixed_epochs,
     never,
 )
@@ -41,7 +42,6 @@ from fedjax_ssl.federated.method import (
     Broadcast,
     Client,
     ForLog,
-    Method,
     PyTree,
     RoundContext,
     RoundResult,
@@ -92,7 +92,7 @@ class Mixed(graphs.GraphSettings):
     l1: Weight = 0.0
 
 
-def mixed(setup: Setup, settings: Mixed) -> Method:
+def mixed(setup: Setup, settings: Mixed) -> Recipe:
     """Any mix of labels, coarse labels, sets and nothing: channels, propagated labels and
     prototypes in one objective.
 
@@ -123,7 +123,7 @@ def mixed(setup: Setup, settings: Mixed) -> Method:
     alone = channel_terms.known_stage(setup, (channel_terms.channel_term(setup),), settings.l1)
     alone = alone._replace(rounds=settings.warmup_rounds)
     stages = (alone, stage) if settings.warmup_rounds else (stage,)
-    return federated_method(setup, stages, needs=("labels", "coarse", "sets"))
+    return Recipe(setup, stages, needs=Needs(("labels", "coarse", "sets")))
 
 
 def propagated_term(setup: Setup, settings: Mixed) -> Term:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from fedjax_ssl.checks import checked
-from fedjax_ssl.federated import Client, Method, RoundContext, Setup
+from fedjax_ssl.federated import Client, Recipe, RoundContext, Setup
 from fedjax_ssl.federated.method import PyTree
 from fedjax_ssl.federated.terms import PseudoLabels, network_pseudo_labels, pseudo_label_term
 from fedjax_ssl.keys import named_key
@@ -31,7 +31,7 @@ RECOMMENDED = {"network_pseudo_label": _FIELDS, "fedsem": _FIELDS}
 @checked
 def network_pseudo_label(
     setup: Setup, *, warmup_rounds: CountOrZero = 0, augment_predictions: bool = False
-) -> Method:
+) -> Recipe:
     """FedAvg+network: target = the network's class, weight = 1 - entropy / log K of its softmax.
 
     Args:
@@ -50,7 +50,7 @@ def network_pseudo_label(
 
 
 @checked
-def fedsem(setup: Setup, *, warmup_rounds: CountOrZero = 0) -> Method:
+def fedsem(setup: Setup, *, warmup_rounds: CountOrZero = 0) -> Recipe:
     """FedSem+: labels every client's examples at the start of stage 2 and keeps these
     pseudo-labels.
 

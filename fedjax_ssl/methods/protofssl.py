@@ -32,6 +32,7 @@ from fedjax_ssl.checks import checked, is_zero
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import (
     Now,
+    Recipe,
     RoundContext,
     RoundResult,
     ServerState,
@@ -42,7 +43,6 @@ from fedjax_ssl.federated import (
     View,
     map_rows,
 )
-from fedjax_ssl.federated.engine import federated_method
 from fedjax_ssl.federated.method import (
     AtClient,
     AtServer,
@@ -50,7 +50,6 @@ from fedjax_ssl.federated.method import (
     Client,
     ClientResult,
     ForLog,
-    Method,
     Metrics,
 )
 from fedjax_ssl.federated.setup import WEIGHTINGS, Setup
@@ -69,7 +68,7 @@ from fedjax_ssl.methods.parts.episodes import (
 )
 from fedjax_ssl.methods.parts.settings import Count, CountOrZero, Positive, Weight
 from fedjax_ssl.methods.parts.static_batch_norm import with_static_batch_norm
-from fedjax_ssl.models import count_parameters
+from fedjax_ssl.models import Outputs, count_parameters
 
 # The paper's, but for the distance: divided by the number of features it learns slowly with a small
 # network.
@@ -173,7 +172,7 @@ class ProtoFSSL:
         return self.num_helpers if self.pseudo_labelled or self.global_source else 0
 
 
-def protofssl(setup: Setup, settings: ProtoFSSL) -> Method:
+def protofssl(setup: Setup, settings: ProtoFSSL) -> Recipe:
     """ProtoFSSL: classes are scored by prototypes; the helpers' prototypes of the round before give
     pseudo-labels.
 
@@ -209,12 +208,21 @@ def protofssl(setup: Setup, settings: ProtoFSSL) -> Method:
     )
     if settings.proto_refresh == "end":
         stage = stage._replace(weigh=partial(_weigh, setup))
-    method = _with_bank(setup, settings, federated_method(setup, (stage,), class_scores=False))
-    return (
-        with_static_batch_norm(method, setup.model, setup.normalize)
-        if settings.static_batch_norm
-        else method
+    recipe = Recipe(
+        setup,
+        (stage,),
+        init=partial(_with_bank, setup, settings),
+        predict=partial(_predict, settings),
+        class_scores=False,
+        check=partial(
+            check_episodes,
+            num_support=settings.num_support,
+            num_query=settings.num_query,
+            queries=settings.global_source,
+            absent=_absent(settings),
+        ),
     )
+    return with_static_batch_norm(recipe) if settings.static_batch_norm else recipe
 
 
 # One round: what is sent, learned, stored and logged
@@ -448,37 +456,30 @@ def _traffic(setup: Setup, settings: ProtoFSSL, outcome: RoundResult) -> Traffic
     return Traffic(count(down, size), count(jnp.sum(classes & round.valid[:, None]), size))
 
 
-def _with_bank(setup: Setup, settings: ProtoFSSL, method: Method) -> Method:
-    """Return the method with an empty bank at the start, and predictions by the prototypes in
-    it.
-    """
-    embed = method.embed
-    assert embed is not None
+def _with_bank(
+    setup: Setup, settings: ProtoFSSL, state: ServerState, data: FederatedData
+) -> ServerState:
+    """Return the state with an empty bank."""
+    key = jax.random.key(0)  # of draws whose shapes alone are read
 
-    def init(key: Key[Array, ""], data: FederatedData) -> ServerState:
-        state = method.init(key, data)
-        width = jax.eval_shape(lambda: embed(state, data.inputs[:1])).shape[-1]
-        bank = empty_bank(
-            settings.keep_proto_rounds + 1, setup.cohort_size, setup.num_classes, width
-        )
-        choice: Any = jax.eval_shape(
-            lambda: choose_helpers(key, bank, settings.keep_proto_rounds, settings.most_helpers)
-        )
-        nobody = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), choice)
-        return state._replace(terms={**state.terms, TERM: State(bank, nobody)})
+    def features() -> Array:
+        inputs = setup.normalize(data.inputs[:1])
+        network = state.params["model"], state.model_state
+        return setup.model.apply(*network, inputs, train=False)[0].features
 
-    def predict(state: ServerState, inputs: Array) -> Float[Array, "n K"]:
-        sets = newest_sets(state.terms[TERM].bank, *EVAL_ROUNDS[settings.eval_bank])
-        return mean_log_probs(embed(state, inputs), sets, settings.distance)
-
-    check = partial(
-        check_episodes,
-        num_support=settings.num_support,
-        num_query=settings.num_query,
-        queries=settings.global_source,
-        absent=_absent(settings),
+    width = jax.eval_shape(features).shape[-1]
+    bank = empty_bank(settings.keep_proto_rounds + 1, setup.cohort_size, setup.num_classes, width)
+    choice: Any = jax.eval_shape(
+        lambda: choose_helpers(key, bank, settings.keep_proto_rounds, settings.most_helpers)
     )
-    return method._replace(init=init, predict=predict, check=check)
+    nobody = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), choice)
+    return state._replace(terms={**state.terms, TERM: State(bank, nobody)})
+
+
+def _predict(settings: ProtoFSSL, state: ServerState, outputs: Outputs) -> Float[Array, "n K"]:
+    """Score classes by the prototypes of the bank."""
+    sets = newest_sets(state.terms[TERM].bank, *EVAL_ROUNDS[settings.eval_bank])
+    return mean_log_probs(outputs.features, sets, settings.distance)
 
 
 def _absent(settings: ProtoFSSL) -> str:

@@ -30,13 +30,12 @@ from jaxtyping import Array, Bool, Float
 from fedjax_ssl.checks import checked
 from fedjax_ssl.federated import (
     Client,
-    Method,
+    Recipe,
     Setup,
     Stage,
     Step,
     Steps,
     Term,
-    federated_method,
     paired_batches,
 )
 from fedjax_ssl.federated.method import PyTree
@@ -73,7 +72,7 @@ def sage(
     kappa: Weight = HALVES_AT_05,
     unlabelled_ratio: Count = 2,
     labelled_copies: Weight = 1.0,
-) -> Method:
+) -> Recipe:
     """SAGE: FixMatch at the clients, its pseudo-labels softly corrected by the received model.
 
     A local epoch has as many steps as whole batches of `config.optimizer.batch_size` fit into a
@@ -111,7 +110,7 @@ def sage(
     def weigh(client: Client, uploads: dict[str, PyTree]) -> Float[Array, ""]:
         return client_weight(client, labelled_copies)
 
-    return federated_method(setup, (Stage(terms, sampler, weigh=weigh),))
+    return Recipe(setup, (Stage(terms, sampler, weigh=weigh),))
 
 
 def client_weight(client: Client, labelled_copies: float | Array) -> Float[Array, ""]:

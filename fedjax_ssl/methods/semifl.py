@@ -21,7 +21,7 @@ References:
 """
 
 from fedjax_ssl.checks import checked
-from fedjax_ssl.federated import Method, Setup, Stage
+from fedjax_ssl.federated import Recipe, Setup, Stage
 from fedjax_ssl.methods.parts.alternating_training import alternating
 from fedjax_ssl.methods.parts.confident_pseudo_labels import (
     above,
@@ -46,7 +46,7 @@ def semifl(
     server_epochs: Count = 5,
     static_batch_norm: bool = True,
     separate_passes: bool = False,
-) -> Method:
+) -> Recipe:
     """SemiFL: confident pseudo-labels at the clients, then supervised training at the server, in
     every round.
 
@@ -86,7 +86,7 @@ def single(
     server_batch_size: Count = 10,
     server_epochs: Count = 5,
     static_batch_norm: bool = True,
-) -> Method:
+) -> Recipe:
     """Supervised training at the server alone; the clients do nothing: what their data have to
     improve on.
 

@@ -34,7 +34,7 @@ from jaxtyping import Array, Bool
 
 from fedjax_ssl import graph
 from fedjax_ssl.checks import checked, is_zero
-from fedjax_ssl.federated import Method, RoundContext, RoundResult, Setup, Traffic, count
+from fedjax_ssl.federated import Recipe, RoundContext, RoundResult, Setup, Traffic, count
 from fedjax_ssl.federated.method import Broadcast, Metrics, PyTree
 from fedjax_ssl.federated.terms import PseudoLabels, examples_mask, pseudo_label_term
 from fedjax_ssl.keys import named_key
@@ -93,7 +93,7 @@ class XCLP(GraphSettings):
     hamming: Literal["transfer", "paillier"] = "transfer"
 
 
-def xclp(setup: Setup, settings: XCLP) -> Method:
+def xclp(setup: Setup, settings: XCLP) -> Recipe:
     """FedAvg+XCLP. Defaults are those of the authors' code; the paper's text has power 1 and no
     norm, scale, weights.
 
@@ -206,7 +206,7 @@ class PerClientLP(GraphSettings):
     unlabelled_clients: bool = False
 
 
-def per_client_lp(setup: Setup, settings: PerClientLP) -> Method:
+def per_client_lp(setup: Setup, settings: PerClientLP) -> Recipe:
     """FedAvg with pseudo-labels that each client propagates from its own labels.
 
     Args:

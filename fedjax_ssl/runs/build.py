@@ -150,13 +150,7 @@ def build_method(
             setup = setup._replace(model=start_from(setup.model, config["start_from"]))
     name = config["method"].pop("name")
     with configs.naming("method"):
-        method = methods.build(name, setup, **config["method"])
-        if not isinstance(method, Method):
-            raise ValueError(
-                f"{name} returned {type(method).__name__}; a recipe returns a "
-                "fedjax_ssl.federated.Method"
-            )
-        return federated.execute(method, execution)
+        return federated.execute(methods.build(name, setup, **config["method"]), execution)
 
 
 def execution_of(

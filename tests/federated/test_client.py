@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import federated
-from fedjax_ssl.federated import Stage, federated_method
+from fedjax_ssl.federated import Recipe, Stage, build
 from fedjax_ssl.federated.terms import PseudoLabels, pseudo_label_term, supervised_term
 from tests import toy
 
@@ -90,7 +90,7 @@ def test_labelled_training_is_the_plain_loop(float64, weighting: str) -> None:
     stage = Stage(
         (supervised_term(run),), toy.in_order("labelled", BATCH, STEPS), labelled_quota="any"
     )
-    method = federated_method(run, (stage,))
+    method = build(Recipe(run, (stage,)))
     start = method.init(jax.random.key(0), data)
     state, infos = toy.run(jax.jit(method.round), jax.random.key(0), start, data, 2)
     shares = {
@@ -122,7 +122,7 @@ def test_weighted_pseudo_labels_are_not_renormalized(float64) -> None:
 
     term = pseudo_label_term(run, prepare)
     stage = Stage((term,), toy.in_order("mixed", BATCH, STEPS), labelled_quota="any")
-    method = federated_method(run, (stage,))
+    method = build(Recipe(run, (stage,)))
     start = method.init(jax.random.key(0), data)
     state, _ = toy.run(jax.jit(method.round), jax.random.key(0), start, data, 1)
     expected = by_hand(data, start.params["model"], targets, row_weights, np.ones(6), 1)

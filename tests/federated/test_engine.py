@@ -18,10 +18,12 @@ from fedjax_ssl.federated import (
     AtServer,
     Broadcast,
     ClientKind,
+    ParameterGroups,
+    Recipe,
     Stage,
     Term,
     View,
-    federated_method,
+    build,
 )
 from fedjax_ssl.methods.parts.two_stages import labelled_stage
 from fedjax_ssl.models import Model
@@ -52,7 +54,7 @@ def cross_entropy_term(name: str, *views: View, **fields: Any) -> Term:
 def one_stage(data, *terms: Term, model: Model | None = None, **options: Any):
     run = toy.setup(data, model=model or toy.linear_model(), **options)
     stage = Stage(terms, toy.in_order("labelled", BATCH, STEPS), labelled_quota="any")
-    return federated_method(run, (stage,))
+    return build(Recipe(run, (stage,)))
 
 
 def counting(model: Model) -> tuple[Model, list[tuple[int, bool]]]:
@@ -134,15 +136,19 @@ def test_parameter_groups_move_in_turn_and_only_by_their_own_losses(float64) -> 
         labelled_quota="any",
     )
     run = toy.setup(data, model=toy.linear_model(), learning_rate=rate)
-    method = federated_method(
-        run,
-        (stage,),
-        groups=("sigma", "psi"),
-        split=lambda params: {
-            "sigma": params,
-            "psi": jax.tree.map(lambda leaf: 0.2 * leaf, params),
-        },
-        combine=lambda groups: jax.tree.map(jnp.add, groups["sigma"], groups["psi"]),
+    method = build(
+        Recipe(
+            run,
+            (stage,),
+            ParameterGroups(
+                ("sigma", "psi"),
+                split=lambda params: {
+                    "sigma": params,
+                    "psi": jax.tree.map(lambda leaf: 0.2 * leaf, params),
+                },
+                combine=lambda groups: jax.tree.map(jnp.add, groups["sigma"], groups["psi"]),
+            ),
+        )
     )
     start = method.init(KEY, data)
     state, _ = toy.run(jax.jit(method.round), KEY, start, data, 1)
@@ -209,7 +215,7 @@ def test_a_round_is_the_weighted_mean_of_what_each_client_makes_alone(weighting:
     """Parameters and running batch statistics, of a network with batch normalization."""
     data = toy.federation()
     run = toy.setup(data, model_options={"norm": "bn"}, weighting=weighting)
-    method = federated_method(run, (labelled_stage(run, None),))
+    method = build(Recipe(run, (labelled_stage(run, None),)))
     one_round = jax.jit(method.round)
     start = jax.jit(method.init)(KEY, data)
     together, info = one_round(KEY, start, data)
@@ -310,7 +316,7 @@ def test_clients_of_a_kind_without_labels_train_unless_the_cohort_has_labels_onl
     stage = labelled_stage(run, None)
     kind = ClientKind(lambda clients: clients.num_labelled == 0, stage.terms, stage.sampler)
     for quota, trains in (("any", True), ("only", False)):
-        method = federated_method(run, (Stage((), None, labelled_quota=quota, kinds=(kind,)),))
+        method = build(Recipe(run, (Stage((), None, labelled_quota=quota, kinds=(kind,)),)))
         assert method.trains_unlabelled == trains
 
 
@@ -331,4 +337,4 @@ def test_bad_compositions_are_refused(change, message: str) -> None:
     changes = change(stage)
     stages = changes.pop("stages", (stage,))
     with pytest.raises(ValueError, match=message):
-        federated_method(run._replace(**changes), stages)
+        build(Recipe(run._replace(**changes), stages))

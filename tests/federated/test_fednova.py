@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import federated
-from fedjax_ssl.federated import Stage, federated_method
+from fedjax_ssl.federated import Recipe, Stage, build
 from fedjax_ssl.federated.optimizers import Local, step_norm
 from fedjax_ssl.federated.terms import supervised_term
 from tests import toy
@@ -108,7 +108,7 @@ def test_equally_many_steps_are_fedavg_or_fedprox(float64, mu: float) -> None:
         stage = Stage(
             (supervised_term(setup),), toy.in_order("labelled", 4, 3), labelled_quota="any"
         )
-        return toy.train(federated_method(setup, (stage,)), KEY, data, 2)
+        return toy.train(build(Recipe(setup, (stage,))), KEY, data, 2)
 
     ours, infos = trained(federated.fednova(momentum=0.5, mu=mu))
     plain, costs = trained(federated.fedprox(mu))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import federated, methods
-from fedjax_ssl.federated import AtServer, Broadcast, Stage, Term, View, federated_method
+from fedjax_ssl.federated import AtServer, Broadcast, Recipe, Stage, Term, View, build
 from fedjax_ssl.federated.terms import supervised_term
 from fedjax_ssl.models import Model, Outputs
 from tests import toy
@@ -43,7 +43,7 @@ def test_every_client_goes_on_with_its_own_model_and_batch_statistics() -> None:
         data, model=averaging_model(), learning_rate=1.0, federated_optimizer=federated.local()
     )
     stage = Stage((Term("own", (view,), loss),), toy.in_order("all", 4, 1), labelled_quota="any")
-    method = federated_method(setup, (stage,))
+    method = build(Recipe(setup, (stage,)))
     state, infos = toy.train(method, jax.random.key(0), data, 3)
     inputs = np.asarray(data.inputs)
     labels = np.asarray(data.labels)[np.asarray(data.test_index)]
@@ -77,4 +77,4 @@ def test_what_needs_a_server_is_refused() -> None:
         server=AtServer(prepare=lambda state, round: (Broadcast(), state))
     )
     with pytest.raises(ValueError, match="this method's 'supervised' needs one"):
-        federated_method(setup, (Stage((asks,), toy.in_order("labelled", 4, 1)),))
+        build(Recipe(setup, (Stage((asks,), toy.in_order("labelled", 4, 1)),)))

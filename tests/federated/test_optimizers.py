@@ -146,7 +146,7 @@ def plain_round():
 
 def with_optimizer(data, optimizer: FederatedOptimizer) -> federated.Method:
     setup = toy.setup(data, federated_optimizer=optimizer)
-    return federated.federated_method(setup, (labelled_stage(setup, None),))
+    return federated.build(federated.Recipe(setup, (labelled_stage(setup, None),)))
 
 
 @pytest.mark.thorough

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import federated
-from fedjax_ssl.federated import Stage, federated_method, sample_cohort
+from fedjax_ssl.federated import Recipe, Stage, build, sample_cohort
 from fedjax_ssl.federated.terms import supervised_term
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.two_stages import labelled_stage
@@ -27,7 +27,7 @@ def method_of(data, optimizer, **changes):
     steps.
     """
     setup = toy.setup(data, model=toy.linear_model(), federated_optimizer=optimizer, **changes)
-    return federated_method(setup, (labelled_stage(setup, None),))
+    return build(Recipe(setup, (labelled_stage(setup, None),)))
 
 
 def in_order_method(data, optimizer, **changes):
@@ -42,7 +42,7 @@ def in_order_method(data, optimizer, **changes):
     stage = Stage(
         (supervised_term(setup),), toy.in_order("labelled", BATCH, STEPS), labelled_quota="any"
     )
-    return federated_method(setup, (stage,))
+    return build(Recipe(setup, (stage,)))
 
 
 def cohort(data, number: int) -> list[int]:

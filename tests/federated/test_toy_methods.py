@@ -24,7 +24,9 @@ from fedjax_ssl.federated import (
     FederatedOptimizer,
     ForLog,
     Method,
+    ParameterGroups,
     Pretraining,
+    Recipe,
     Report,
     Sampler,
     Schedule,
@@ -33,7 +35,7 @@ from fedjax_ssl.federated import (
     Term,
     Traffic,
     View,
-    federated_method,
+    build,
     sample_cohort,
 )
 from fedjax_ssl.federated.terms import supervised_term
@@ -83,10 +85,9 @@ def method_of(
     is one number.
     """
     fields = {name: more.pop(name) for name in Stage._fields if name in more}
-    options = {
-        name: more.pop(name) for name in ("private", "upload", "pretraining") if name in more
-    }
+    options = {name: more.pop(name) for name in ("upload", "pretraining") if name in more}
     start = start or {"w": 0.0}
+    private = more.pop("private", ())
     setup = toy.setup(
         data, model=numbers_model(**start), learning_rate=more.pop("learning_rate", 0.5), **more
     )
@@ -95,13 +96,16 @@ def method_of(
         fields.pop("sampler", toy.in_order("all", 4, steps)),
         **{"labelled_quota": "any", **fields},
     )
-    if len(start) > 1:
-        options |= {
-            "groups": tuple(start),
-            "split": lambda params: {name: {name: value} for name, value in params.items()},
-            "combine": lambda groups: {name: groups[name][name] for name in start},
-        }
-    return federated_method(setup, (stage,), **options)
+    if len(start) == 1:
+        options["groups"] = ParameterGroups(private=private)
+    else:
+        options["groups"] = ParameterGroups(
+            tuple(start),
+            private,
+            split=lambda params: {name: {name: value} for name, value in params.items()},
+            combine=lambda groups: {name: groups[name][name] for name in start},
+        )
+    return build(Recipe(setup, (stage,), **options))
 
 
 def after(method: Method, data, rounds: int = 1):
@@ -264,20 +268,24 @@ def test_every_client_is_scored_on_its_own_examples_by_its_own_model() -> None:
     model = toy.linear_model()
     run = toy.setup(data, model=model)
     stage = Stage((supervised_term(run),), toy.in_order("labelled", 4, 3), labelled_quota="any")
-    method = federated_method(
-        run,
-        (
-            stage._replace(
-                terms=(
-                    stage.terms[0]._replace(group="w"),
-                    stage.terms[0]._replace(name="b", group="b"),
-                )
+    method = build(
+        Recipe(
+            run,
+            (
+                stage._replace(
+                    terms=(
+                        stage.terms[0]._replace(group="w"),
+                        stage.terms[0]._replace(name="b", group="b"),
+                    )
+                ),
             ),
-        ),
-        groups=("w", "b"),
-        private=("b",),
-        split=lambda params: {name: {name: value} for name, value in params.items()},
-        combine=lambda groups: {**groups["w"], **groups["b"]},
+            ParameterGroups(
+                ("w", "b"),
+                private=("b",),
+                split=lambda params: {name: {name: value} for name, value in params.items()},
+                combine=lambda groups: {**groups["w"], **groups["b"]},
+            ),
+        )
     )
     state, _ = after(method, data, 2)
     found = jax.jit(lambda state: federated.evaluate(method, state, data))(state)[
@@ -469,9 +477,7 @@ def test_a_view_may_draw_on_two_streams_and_say_which_rows_are_real() -> None:
         return wrong + real + 0.0 * jnp.sum(step.outputs["mix"].logits)
 
     run = toy.setup(data, model=Model(model.init, apply))
-    method = federated_method(
-        run, (Stage((Term("mix", (both,), loss),), Sampler(schedule), "any"),)
-    )
+    method = build(Recipe(run, (Stage((Term("mix", (both,), loss),), Sampler(schedule), "any"),)))
     _, infos = after(method, data)
     assert infos[0]["loss"] == pytest.approx(0.0, abs=1e-6) and masks[0].shape == (4,)
 
@@ -650,8 +656,8 @@ def test_a_method_of_two_stages_traces_each_once() -> None:
     logged = ForLog(diagnose=lambda outcome, truth, measured: {"second": jnp.zeros(())})
     first = Stage((Term("one", (looking(),), counted),), sampler, "any", rounds=1)
     second = Stage((Term("two", (looking(),), counted, log=logged),), sampler, "any")
-    after(federated_method(setup, (second,)), data, 2)
+    after(build(Recipe(setup, (second,))), data, 2)
     alone = len(traced)
-    _, infos = after(federated_method(setup, (first, second)), data, 2)
+    _, infos = after(build(Recipe(setup, (first, second))), data, 2)
     assert np.isnan(infos[0]["second"]) and infos[1]["second"] == 0.0
     assert len(traced) == 3 * alone

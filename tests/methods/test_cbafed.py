@@ -12,10 +12,11 @@ from fedjax_ssl import federated, methods
 from fedjax_ssl.federated import (
     AtClient,
     Client,
+    Recipe,
     Stage,
     Term,
     View,
-    federated_method,
+    build,
     labelled_epochs,
 )
 from fedjax_ssl.federated.optimizers import Local
@@ -166,7 +167,7 @@ def test_local_residual(float64, epochs: int, number: float, steps: float) -> No
     run = toy.setup(data, model=one_number(), learning_rate=1.0)
     term = up("labelled", with_local_residual(4, 0.8, 5), 0.5)
     stage = Stage((term,), labelled_epochs(4, epochs, 7, skip_single=True))
-    state, _ = toy.train(federated_method(run, (stage,)), key(), data, 1)
+    state, _ = toy.train(build(Recipe(run, (stage,))), key(), data, 1)
     found = float(state.params["model"]["w"]), float(state.model_state["steps"])
     assert found == pytest.approx((number, steps), rel=1e-12)
 
@@ -177,7 +178,7 @@ def test_global_residual(float64) -> None:
     run = toy.setup(data, model=one_number(), learning_rate=1.0)
     still = Stage((up("labelled", AtClient(), 0.0),), toy.in_order("labelled", 4, 1), rounds=1)
     stage = Stage((up("labelled", AtClient()),), toy.in_order("labelled", 4, 1))
-    plain = federated_method(run, (still, stage))
+    plain = build(Recipe(run, (still, stage)))
     method = with_global_residual(plain, 0.5, 5, first_round=1)
     state = jax.jit(method.init)(key(), data)
     one_round = jax.jit(method.round)
@@ -251,7 +252,7 @@ def test_clients_train_on_the_very_views_that_they_labelled() -> None:
     stage = Stage(
         (labels, term._replace(loss=difference)), confident_epochs(4, 2, with_partners=False)
     )
-    _, infos = toy.train(federated_method(run, (stage,)), key(), data, 1)
+    _, infos = toy.train(build(Recipe(run, (stage,))), key(), data, 1)
     assert infos[0]["loss"] < 1e-5 and infos[0]["examples"] == 2 * 11
 
 

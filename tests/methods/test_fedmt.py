@@ -253,7 +253,7 @@ def test_the_identity_alone_is_federated_averaging_with_a_server_that_trains():
         sampler,
         server=server_training(run, 10, 5),
     )
-    plain, expected = toy.train(federated.federated_method(run, (stage,)), key(), seen, 1)
+    plain, expected = toy.train(federated.build(federated.Recipe(run, (stage,))), key(), seen, 1)
     chex.assert_trees_all_close(mine.params, plain.params, rtol=1e-5, atol=1e-6)
     assert infos[0]["local_steps"] == expected[0]["local_steps"] == 12 + 5, "clients and server"
     assert (

@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import Mesh
 
 from fedjax_ssl import federated, methods
-from fedjax_ssl.federated import FederatedOptimizer, Setup, Stage, Term, federated_method
+from fedjax_ssl.federated import FederatedOptimizer, Recipe, Setup, Stage, Term, build
 from fedjax_ssl.federated.grouped import averaging, default_sizes, equal_sizes
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.fedrgd import (
@@ -182,8 +182,8 @@ def test_momentum_stays_with_the_slots(float64) -> None:
         momentum = federated.local_optimizer(momentum=0.9)
         run = run_of(data, federated.fedavg(), cohort_size=1, local_optimizer=momentum)
         run = run._replace(keep_optimizer=keep, keep_by=keep_by)
-        method = federated_method(
-            run, (Stage((term,), toy.in_order("all", 4, steps), labelled_quota="any"),)
+        method = build(
+            Recipe(run, (Stage((term,), toy.in_order("all", 4, steps), labelled_quota="any"),))
         )
         return float(toy.train(method, KEY, data, rounds)[0].params["model"]["b"][0])
 
@@ -327,7 +327,7 @@ def test_a_round_reports_the_diversity_within_its_groups(float64) -> None:
         run = toy.setup(data, model=toy.linear_model(scale=0.0), learning_rate=0.5)
         run = run._replace(federated_optimizer=with_gradient_diversity(optimizer, Diversity()))
         stage = Stage((pull,), toy.in_order("all", 4, 1), labelled_quota="any")
-        return toy.train(federated_method(run, (stage,)), KEY, data, 1)[1][0]["gradient_diversity"]
+        return toy.train(build(Recipe(run, (stage,))), KEY, data, 1)[1][0]["gradient_diversity"]
 
     assert reported(federated.fedavg()) == pytest.approx(
         np.mean(np.arange(6) ** 2) / 2.5**2, rel=1e-12
@@ -404,7 +404,7 @@ def test_full_gradients_within_groups_at_their_models_in_some_rounds(float64) ->
         run = run._replace(federated_optimizer=optimizer)
         sampler = toy.in_order("all", 4, 1)
         stage = Stage((pull,), sampler, labelled_quota="any")
-        method = federated_method(run, (stage,))
+        method = build(Recipe(run, (stage,)))
         method = with_gradient_pass(method, run, stage, sampler, sampler, Diversity(), every)
         _, infos = toy.train(method, KEY, data, 2)
         return [float(info["full_gradient_diversity"]) for info in infos]

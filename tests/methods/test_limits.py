@@ -13,7 +13,7 @@ import pytest
 
 from fedjax_ssl import methods
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.federated import ServerState, Stage, Term, federated_method, mixed_epochs
+from fedjax_ssl.federated import Recipe, ServerState, Stage, Term, build, mixed_epochs
 from fedjax_ssl.federated.terms import (
     PseudoLabels,
     augmented_view,
@@ -57,8 +57,8 @@ def test_true_pseudo_labels_with_weight_one_are_supervised_averaging_on_the_same
             step.outputs[view.name].logits, truth, step.streams["mixed"].mask
         ), step.local
 
-    oracle = federated_method(run, (stage_of(run, Term("supervised", (view,), supervised)),))
-    semi = federated_method(run, (stage_of(run, given_labels(run, data.labels)),))
+    oracle = build(Recipe(run, (stage_of(run, Term("supervised", (view,), supervised)),)))
+    semi = build(Recipe(run, (stage_of(run, given_labels(run, data.labels)),)))
     expected, expected_infos = toy.train(oracle, KEY, data, 3)
     state, infos = toy.train(semi, KEY, data, 3)
     chex.assert_trees_all_close(state.params, expected.params, rtol=1e-6, atol=1e-7)
@@ -79,7 +79,7 @@ def test_without_propagation_only_labels_are_left(name: str) -> None:
     if name == "per_client_lp":
         options["unlabelled_clients"] = True
     state, infos = toy.train(methods.build(name, run, **options), KEY, data, 2)
-    labels_only = federated_method(run, (stage_of(run, given_labels(run, data.observed)),))
+    labels_only = build(Recipe(run, (stage_of(run, given_labels(run, data.observed)),)))
     expected, _ = toy.train(labels_only, KEY, data, 2)
     chex.assert_trees_all_close(state.params, expected.params, rtol=1e-6, atol=1e-7)
     assert [info["pseudo_label_coverage"] for info in infos] == [0.0, 0.0]

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from fedjax_ssl import federated, methods
-from fedjax_ssl.federated import Client, Stage, federated_method
+from fedjax_ssl.federated import Client, Recipe, Stage, build
 from fedjax_ssl.federated.terms import supervised_term
 from fedjax_ssl.methods.sage import (
     Corrected,
@@ -184,7 +184,7 @@ def test_with_a_threshold_that_nothing_reaches_it_is_supervised_federated_averag
     stage = Stage(
         (supervised_term(run),), sampler, weigh=lambda client, _: client_weight(client, 1.0)
     )
-    plain, _ = toy.train(federated_method(run, (stage,)), key(), data, 1)
+    plain, _ = toy.train(build(Recipe(run, (stage,))), key(), data, 1)
     chex.assert_trees_all_close(mine.params, plain.params, rtol=1e-5, atol=1e-6)
 
 

@@ -346,7 +346,9 @@ def test_inputs_and_targets_are_mixed_in_the_same_share():
         return jnp.abs(loss - (share * ours + (1.0 - share) * theirs))
 
     terms = (confident_term(run, above(1.1)), term._replace(loss=difference))
-    method = federated.federated_method(run, (federated.Stage(terms, confident_epochs(4, 2)),))
+    method = federated.build(
+        federated.Recipe(run, (federated.Stage(terms, confident_epochs(4, 2)),))
+    )
     start = method.init(key(), data)
     third = {"w": jnp.zeros_like(start.params["model"]["w"]), "b": jnp.asarray([0.0, 0.0, 5.0])}
     _, info = jax.jit(method.round)(key(), start._replace(params={"model": third}), data)

@@ -7,7 +7,7 @@ method is made of terms, views and samplers: docs/extending.md of fedjax_ssl.
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.federated import Method, Setup, Stage, Step, Term, mixed_epochs
+from fedjax_ssl.federated import Recipe, Setup, Stage, Step, Term, mixed_epochs
 from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.methods.parts.two_stages import after_labelled_stage
 from fedjax_ssl.objectives import batch_cross_entropy
@@ -15,7 +15,7 @@ from fedjax_ssl.objectives import batch_cross_entropy
 
 def entropy_minimization(
     setup: Setup, *, warmup_rounds: int = 20, entropy_weight: float = 0.1
-) -> Method:
+) -> Recipe:
     """FedAvg with cross-entropy on labelled and entropy on unlabelled examples.
 
     Args:

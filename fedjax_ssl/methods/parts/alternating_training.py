@@ -5,12 +5,12 @@ from jaxtyping import Array, Float, Int
 
 from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.federated import (
-    Method,
+    Needs,
     Pretraining,
+    Recipe,
     ServerTraining,
     Setup,
     Stage,
-    federated_method,
     labelled_epochs,
 )
 from fedjax_ssl.federated.terms import supervised_term
@@ -27,7 +27,7 @@ def alternating(
     pretraining_rounds: int = 0,
     keep_optimizer: bool = False,
     norm_batch_sizes: tuple[int | None, int] = (None, 250),
-) -> Method:
+) -> Recipe:
     """Make the rounds in which the server trains after the clients, where it has examples.
 
     Args:
@@ -54,13 +54,11 @@ def alternating(
             return setup.learning_rate(jnp.zeros_like(number))
 
         first = Pretraining(server, pretraining_rounds, rate)
-    method = federated_method(setup, (stage,), needs=needs, pretraining=first)
+    recipe = Recipe(setup, (stage,), needs=Needs(needs), pretraining=first)
     if not static_batch_norm:
-        return method
+        return recipe
     of_server, of_clients = norm_batch_sizes
-    return with_static_batch_norm(
-        method, setup.model, setup.normalize, batch_size=of_clients, server_batch_size=of_server
-    )
+    return with_static_batch_norm(recipe, batch_size=of_clients, server_batch_size=of_server)
 
 
 def server_training(setup: Setup, batch_size: int, epochs: int) -> ServerTraining:

@@ -4,14 +4,21 @@ classes.
 What the baselines of FedMT have in common that use no correspondence: transfer learning and FedRep.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_ssl.data import WeakLabels
-from fedjax_ssl.federated import Client, Sampler, Schedule, Setup, Step, Term, epochs
+from fedjax_ssl.federated import (
+    Client,
+    ParameterGroups,
+    Sampler,
+    Schedule,
+    Setup,
+    Step,
+    Term,
+    epochs,
+)
 from fedjax_ssl.federated.method import AtServer, Broadcast, Now, Params, PyTree, RoundContext
 from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.methods.parts.channel_terms import learns
@@ -140,9 +147,8 @@ def _check_federation(setup: Setup, method: str, weak: WeakLabels | None) -> Non
         )
 
 
-def by_head(*groups: str) -> dict[str, Any]:
-    """Arguments of `federated_method` that put each head named here in a group of its own, and all
-    else in the body's.
+def by_head(*groups: str) -> ParameterGroups:
+    """Put each head named here in a group of its own, and all else in the body's.
 
     Args:
         *groups: parameter groups in the order of their steps; heads, and `BODY`.
@@ -152,7 +158,7 @@ def by_head(*groups: str) -> dict[str, Any]:
         heads = {group: {group: params[group]} for group in groups if group != BODY}
         return {**heads, BODY: {name: part for name, part in params.items() if name not in heads}}
 
-    return {"groups": groups, "split": split, "combine": join_groups}
+    return ParameterGroups(groups, split=split, combine=join_groups)
 
 
 def join_groups(groups: Params) -> PyTree:

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.federated.method import Method, Metrics, ServerState
+from fedjax_ssl.federated import Recipe
+from fedjax_ssl.federated.method import ServerState
 from fedjax_ssl.models import Model
 
 PyTree = Any
@@ -92,28 +93,25 @@ def batch_statistics(
 
 
 def with_static_batch_norm(
-    method: Method,
-    model: Model,
-    normalize: Callable[[Array], Array],
+    recipe: Recipe,
     network: Callable[[ServerState], PyTree] = lambda state: state.params["model"],
     batch_size: int = 250,
     server_batch_size: int | None = None,
-) -> Method:
+) -> Recipe:
     """Return the same method with statistics worked out anew at the start and after every round.
 
     The pass goes over the server's labelled examples, then over all clients' examples, client by
     client. A network without batch norm is left as it is, at no cost.
 
     Args:
-        method: whose state has the network's statistics as `model_state`.
-        model: its network.
-        normalize: raw inputs -> the network's.
+        recipe: of a method whose state has the network's statistics as `model_state`.
         network: state -> the network's parameters.
         batch_size: examples per batch.
         server_batch_size: the server's examples are in batches of their own of this size, in the
             order of their classes, as in (FL)^2; None: they are in front of the clients' in one
             sequence.
     """
+    setup = recipe.setup
 
     def parts(data: FederatedData) -> tuple[Part, ...]:
         server = (data.server_index[None], data.num_server[None])
@@ -131,22 +129,28 @@ def with_static_batch_norm(
         if not jax.tree.leaves(state.model_state):
             return state
         statistics = batch_statistics(
-            model, normalize, network(state), state.model_state, data.inputs, *parts(data)
+            setup.model,
+            setup.normalize,
+            network(state),
+            state.model_state,
+            data.inputs,
+            *parts(data),
         )
         return state._replace(model_state=statistics)
 
-    def init(key: Array, data: FederatedData) -> ServerState:
-        return refreshed(method.init(key, data), data)
+    def init(state: ServerState, data: FederatedData) -> ServerState:
+        return refreshed(recipe.init(state, data), data)
 
-    def round(
-        key: Array, state: ServerState, data: FederatedData, **how: Any
-    ) -> tuple[ServerState, Metrics]:
-        new, info = method.round(key, state, data, **how)
-        return refreshed(new, data), info
+    def after_average(before: ServerState, after: ServerState, data: FederatedData) -> ServerState:
+        return refreshed(recipe.after_average(before, after, data), data)
 
     # Without a norm layer nobody looks at all examples.
-    statistics = jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))[1])
-    return method._replace(init=init, round=round, cohort=None if statistics else method.cohort)
+    statistics = jax.tree.leaves(jax.eval_shape(setup.model.init, jax.random.key(0))[1])
+    return recipe._replace(
+        init=init,
+        after_average=after_average,
+        looks_at_all=bool(statistics) or recipe.looks_at_all,
+    )
 
 
 def _joined(batch_size: int, *tables: tuple[Int[Array, "p n"], Int[Array, " p"]]) -> Part:

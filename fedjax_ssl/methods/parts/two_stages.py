@@ -8,11 +8,10 @@ from collections.abc import Callable
 
 from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.federated import (
-    Method,
+    Recipe,
     Setup,
     Stage,
     Term,
-    federated_method,
     labelled_epochs,
     mixed_epochs,
 )
@@ -44,13 +43,12 @@ def after_labelled_stage(
     warmup_rounds: int,
     network: Callable[[ServerState], tuple[PyTree, PyTree]] | None = None,
     on_host: bool = False,
-) -> Method:
-    """`warmup_rounds` rounds of stage 1, none if 0, then a stage 2; `on_host` as in
-    `federated_method`.
+) -> Recipe:
+    """`warmup_rounds` rounds of stage 1, none if 0, then a stage 2; `on_host` as in `Recipe`.
 
     Raises:
         ValueError: if `warmup_rounds` is not a whole number of at least 0.
     """
     check_whole_numbers(0, warmup_rounds=warmup_rounds)
     stages = (labelled_stage(setup, warmup_rounds), stage) if warmup_rounds else (stage,)
-    return federated_method(setup, stages, network=network, on_host=on_host)
+    return Recipe(setup, stages, network=network, on_host=on_host)

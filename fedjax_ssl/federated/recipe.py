@@ -1,0 +1,106 @@
+"""What a method's file returns: a `Recipe`, of which the engine makes a `Method`."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from jaxtyping import Array
+
+from fedjax_ssl.data import FederatedData
+from fedjax_ssl.federated.method import (
+    Client,
+    ClientResult,
+    Params,
+    PyTree,
+    ServerState,
+    ServerTraining,
+    Stage,
+)
+from fedjax_ssl.federated.setup import LearningRate, Setup
+from fedjax_ssl.models import Outputs
+
+
+class Pretraining(NamedTuple):
+    """Training at the server alone before round 0, on a schedule of its own."""
+
+    server: ServerTraining
+    rounds: int
+    learning_rate: LearningRate
+
+
+class ParameterGroups(NamedTuple):
+    """Parameter groups of a network."""
+
+    names: tuple[str, ...] = ("model",)
+    # ^ in the order in which a local step updates them; of several, one that has no row of a batch
+    # in a step takes no step at all
+    private: tuple[str, ...] = ()
+    # ^ those that every client keeps to itself and that are never averaged (FedRep's heads); the
+    # server's own training uses the common ones
+    split: Callable[[PyTree], Params] = lambda params: {"model": params}
+    # ^ a freshly initialized network's parameters -> parameters by group
+    combine: Callable[[Params], PyTree] = lambda params: params["model"]
+    # ^ parameters by group -> the network's parameters
+
+
+class Needs(NamedTuple):
+    """What a method learns from, see `FederatedData.kinds`."""
+
+    kinds: tuple[str, ...] = ("labels",)
+    every_one: bool = False  # all of these together; False: any of them is enough
+
+
+class Recipe(NamedTuple):
+    """A method as data: what `fs.build` makes a `Method` of, and what wrappers change.
+
+    Example:
+        >>> from fedjax_ssl.federated import labelled_epochs
+        >>> def plain(setup: fs.Setup) -> fs.Recipe:
+        ...     "Cross-entropy on the labelled examples."
+        ...     def inputs(key, streams):
+        ...         return setup.normalize(streams["labelled"].inputs)
+        ...     def loss(step):
+        ...         batch = step.streams["labelled"]
+        ...         logits = step.outputs["plain"].logits
+        ...         return fs.objectives.batch_cross_entropy(logits, batch.observed, batch.mask)
+        ...     term = fs.Term("supervised", (fs.View("plain", "labelled", inputs),), loss)
+        ...     sampler = labelled_epochs(setup.batch_size, setup.local_epochs, setup.max_labelled)
+        ...     return fs.Recipe(setup, (fs.Stage((term,), sampler),))
+        >>> _ = fs.register("method", "plain", plain)
+        >>> config = fs.load_config("digits", {"method.name": "plain", "rounds": 2})
+        >>> fs.run(config, "runs/plain", quiet=True)["rounds"]
+        2
+    """
+
+    setup: Setup
+    stages: tuple[Stage, ...]
+    # ^ run one after another; all but the last need `rounds`. The learning-rate schedule starts
+    # anew in each
+    groups: ParameterGroups = ParameterGroups()
+    needs: Needs = Needs()
+    pretraining: Pretraining | None = None  # before round 0
+    init: Callable[[ServerState, FederatedData], ServerState] = lambda state, data: state
+    # ^ (state before round 0, federation) -> the same with what is the method's own
+    after_average: Callable[[ServerState, ServerState, FederatedData], ServerState] = (
+        lambda before, after, data: after
+    )
+    # ^ (state before a round, state at its end, federation) -> state that the next one begins with
+    around_round: Callable[[Callable], Callable] = lambda round: round
+    # ^ `Method.round` -> another one: for what looks at a round as a whole
+    network: Callable[[ServerState], tuple[PyTree, PyTree]] | None = None
+    # ^ state -> (parameters, batch statistics) of the network that predicts and embeds; None: the
+    # global one
+    predict: Callable[[ServerState, Outputs], Array] | None = None
+    # ^ (state, that network's outputs) -> log-probabilities [n, K]; None: of its class scores
+    own_networks: bool = True
+    # ^ networks of clients with private groups predict; False: the global one does for all
+    class_scores: bool = True  # losses or predictions read the network's class scores
+    upload: Callable[[ClientResult], Params] | None = None
+    # ^ what the server sees of a trained client's parameters, by group, where this is not all of
+    # them: the one place where uploads lose something (FedMatch's sparse differences)
+    receive: Callable[[Client, Params], Params] | None = None
+    # ^ the same on the way to a client: (client, with what terms sent to it; the parameters sent,
+    # by shared group) -> those that it starts from
+    check: Callable[[FederatedData], list[str]] | None = None  # as in `Method`
+    on_host: bool = False  # as in `Method`
+    looks_at_all: bool = False
+    # ^ a round looks at examples of clients that are not in its cohort
