@@ -61,6 +61,15 @@ def build(recipe: Recipe) -> Method:
             has no class scores and the method reads them, the batches of a stage cannot go on from
             round to round (`local_steps`), or (from `init`) the server keeps its optimizer's state
             with different numbers of replicas.
+
+    Example:
+        >>> def sharpened(setup: fs.Setup) -> fs.Method:
+        ...     "FedAvg that is surer of its predictions."
+        ...     method = fs.build(fs.methods.recipe("fedavg", setup))
+        ...     return method._replace(predict=lambda *given: 2 * method.predict(*given))
+        >>> _ = fs.register("method", "sharpened", sharpened)
+        >>> fs.load_config("digits", {"method.name": "sharpened"}).method.name
+        'sharpened'
     """
     _check(recipe)
     setup = recipe.setup
