@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from fedjax_ssl.data import load
 from fedjax_ssl.federated import Recipe, Stage, Term, labelled_epochs
-from fedjax_ssl.federated.terms import augmented_view
+from fedjax_ssl.methods.parts.terms import augmented_view
 
 
 def wrong_shapes(setup):

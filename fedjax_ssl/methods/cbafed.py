@@ -56,7 +56,6 @@ from fedjax_ssl.federated.method import (
     RoundResult,
 )
 from fedjax_ssl.federated.sampler import batches_per_epoch
-from fedjax_ssl.federated.terms import examples_mask, supervised_term
 from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count
 from fedjax_ssl.graph.weighting import class_counts
 from fedjax_ssl.methods.parts.confident_pseudo_labels import (
@@ -68,6 +67,7 @@ from fedjax_ssl.methods.parts.confident_pseudo_labels import (
     sent_to,
 )
 from fedjax_ssl.methods.parts.settings import Count, CountOrZero, Decay, Share, Weight
+from fedjax_ssl.methods.parts.terms import examples_mask, supervised_term
 
 RECOMMENDED = {
     "cbafed": {

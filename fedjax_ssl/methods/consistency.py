@@ -58,7 +58,6 @@ from fedjax_ssl.checks import check_whole_numbers, checked, is_zero
 from fedjax_ssl.federated import Needs, Recipe, ServerTraining, Setup, Stage, Step, Term
 from fedjax_ssl.federated.method import AtServer, PyTree, RoundResult, ServerState, View, never
 from fedjax_ssl.federated.sampler import labelled_epochs, paired_batches, passes
-from fedjax_ssl.federated.terms import augmented_view, supervised_term
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.consistency import (
     LABELLED,
@@ -82,6 +81,7 @@ from fedjax_ssl.methods.parts.settings import (
     Share,
     Weight,
 )
+from fedjax_ssl.methods.parts.terms import augmented_view, supervised_term
 
 # A weak view is moved, a strong one turned.
 _VIEWS = {

@@ -15,6 +15,6 @@ def fedavg(setup: Setup) -> Recipe:
     """FedAvg (or whatever federated optimizer the run names) on labelled examples of clients that
     have some.
 
-    The loss, mean cross-entropy, is `supervised_term` of `fedjax_ssl/federated/terms.py`.
+    The loss, mean cross-entropy, is `supervised_term` of `fedjax_ssl/methods/parts/terms.py`.
     """
     return Recipe(setup, (labelled_stage(setup, rounds=None),))

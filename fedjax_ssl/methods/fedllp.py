@@ -22,12 +22,12 @@ from fedjax_ssl.checks import checked
 from fedjax_ssl.data import WeakLabels
 from fedjax_ssl.federated import Needs, Recipe, Setup, Stage, Term
 from fedjax_ssl.federated.method import AtServer, Client, Now, Sampler, Schedule, Step
-from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.channel_terms import with_l1
 from fedjax_ssl.methods.parts.consistency import adversarial_loss
 from fedjax_ssl.methods.parts.recommended import IN_SETS
 from fedjax_ssl.methods.parts.settings import Count, CountOrZero, Positive, Weight
+from fedjax_ssl.methods.parts.terms import augmented_view
 from fedjax_ssl.objectives import consistency_ramp, proportion_loss
 
 RECOMMENDED = {"fedllp": {"sets": IN_SETS}, "fedllp_vat": {"sets": IN_SETS}}

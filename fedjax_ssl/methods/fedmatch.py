@@ -60,12 +60,6 @@ from fedjax_ssl.federated.method import (
     Params,
 )
 from fedjax_ssl.federated.setup import Setup
-from fedjax_ssl.federated.terms import (
-    PseudoLabels,
-    augmented_view,
-    diagnose_pseudo_labels,
-    supervised_term,
-)
 from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, Count, count
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts import settings as kinds
@@ -80,6 +74,12 @@ from fedjax_ssl.methods.parts.plateau import (
 )
 from fedjax_ssl.methods.parts.similar_clients import nearest_clients, noise_image
 from fedjax_ssl.methods.parts.sparse_messages import merge, message_bytes, num_sent
+from fedjax_ssl.methods.parts.terms import (
+    PseudoLabels,
+    augmented_view,
+    diagnose_pseudo_labels,
+    supervised_term,
+)
 from fedjax_ssl.models import count_parameters
 from fedjax_ssl.objectives import agreement_vote, cross_entropy, inter_client_kl, l1_norm
 

@@ -44,7 +44,6 @@ from fedjax_ssl.federated import (
     Traffic,
 )
 from fedjax_ssl.federated.method import AtServer, Broadcast, Metrics, PyTree, count, never
-from fedjax_ssl.federated.terms import augmented_view, examples_mask
 from fedjax_ssl.methods.parts.alternating_training import alternating
 from fedjax_ssl.methods.parts.channel_terms import (
     channel_losses,
@@ -62,6 +61,7 @@ from fedjax_ssl.methods.parts.confident_pseudo_labels import (
 )
 from fedjax_ssl.methods.parts.recommended import AT_SERVER
 from fedjax_ssl.methods.parts.settings import BetaParameter, Count, Share, Weight
+from fedjax_ssl.methods.parts.terms import augmented_view, examples_mask
 from fedjax_ssl.objectives import Channel
 
 RECOMMENDED = {"fedmt": {"coarse": AT_SERVER}}

@@ -40,7 +40,6 @@ from fedjax_ssl.federated import (
 )
 from fedjax_ssl.federated.method import ForLog, PyTree, RoundResult, ServerState, Traffic
 from fedjax_ssl.federated.packing import packing
-from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count
 from fedjax_ssl.methods.parts import second_head
 from fedjax_ssl.methods.parts.channel_terms import check_one_space
@@ -54,6 +53,7 @@ from fedjax_ssl.methods.parts.second_head import (
     count_coarse,
 )
 from fedjax_ssl.methods.parts.settings import Count
+from fedjax_ssl.methods.parts.terms import augmented_view
 from fedjax_ssl.models import count_parameters
 from fedjax_ssl.objectives import batch_cross_entropy
 

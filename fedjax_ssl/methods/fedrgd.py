@@ -65,9 +65,9 @@ from fedjax_ssl.federated.method import (
 from fedjax_ssl.federated.optimizers import FederatedOptimizer, Grouped, Local, Report
 from fedjax_ssl.federated.sampler import Steps, fixed_steps, paired_batches, passes
 from fedjax_ssl.federated.setup import Setup
-from fedjax_ssl.federated.terms import augmented_view, supervised_term
 from fedjax_ssl.methods.parts.consistency import judge_unlabelled, strong_view
 from fedjax_ssl.methods.parts.recommended import AT_CLIENTS
+from fedjax_ssl.methods.parts.terms import augmented_view, supervised_term
 from fedjax_ssl.objectives import fixmatch_loss
 
 _FIELDS = {

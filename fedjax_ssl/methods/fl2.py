@@ -48,7 +48,6 @@ from fedjax_ssl.federated import (
 )
 from fedjax_ssl.federated.method import PyTree, RoundContext, Stage, Step, Term, Traffic, never
 from fedjax_ssl.federated.packing import Packing
-from fedjax_ssl.federated.terms import examples_mask
 from fedjax_ssl.methods.parts.alternating_training import alternating
 from fedjax_ssl.methods.parts.confident_pseudo_labels import (
     CONFIDENT,
@@ -61,6 +60,7 @@ from fedjax_ssl.methods.parts.confident_pseudo_labels import (
 )
 from fedjax_ssl.methods.parts.recommended import AT_SERVER
 from fedjax_ssl.methods.parts.settings import Count, CountOrZero, Positive, Share, Weight
+from fedjax_ssl.methods.parts.terms import examples_mask
 from fedjax_ssl.objectives import batch_cross_entropy, divergence_from, sharpness_ascent
 
 # Clients and server go on with the momentum of their last round.

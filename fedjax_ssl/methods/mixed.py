@@ -46,7 +46,13 @@ from fedjax_ssl.federated.method import (
     RoundContext,
     RoundResult,
 )
-from fedjax_ssl.federated.terms import (
+from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count
+from fedjax_ssl.graph import Propagation, confidence
+from fedjax_ssl.methods.parts import channel_terms
+from fedjax_ssl.methods.parts import graph_pseudo_labels as graphs
+from fedjax_ssl.methods.parts.recommended import MIXED
+from fedjax_ssl.methods.parts.settings import CountOrZero, Positive, Share, Weight
+from fedjax_ssl.methods.parts.terms import (
     PseudoLabels,
     augmented_view,
     examples_mask,
@@ -54,12 +60,6 @@ from fedjax_ssl.federated.terms import (
     network_outputs,
     pseudo_label_term,
 )
-from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count
-from fedjax_ssl.graph import Propagation, confidence
-from fedjax_ssl.methods.parts import channel_terms
-from fedjax_ssl.methods.parts import graph_pseudo_labels as graphs
-from fedjax_ssl.methods.parts.recommended import MIXED
-from fedjax_ssl.methods.parts.settings import CountOrZero, Positive, Share, Weight
 from fedjax_ssl.objectives import batch_mean, class_prototypes, prototype_log_probs
 
 RECOMMENDED = {"mixed": {"mixed": {**MIXED, "method.warmup_rounds": 40, "method.num_neighbors": 5}}}

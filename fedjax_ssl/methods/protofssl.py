@@ -53,7 +53,6 @@ from fedjax_ssl.federated.method import (
     Metrics,
 )
 from fedjax_ssl.federated.setup import WEIGHTINGS, Setup
-from fedjax_ssl.federated.terms import augmented_view
 from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count
 from fedjax_ssl.graph.weighting import class_counts
 from fedjax_ssl.keys import named_key
@@ -68,6 +67,7 @@ from fedjax_ssl.methods.parts.episodes import (
 )
 from fedjax_ssl.methods.parts.settings import Count, CountOrZero, Positive, Weight
 from fedjax_ssl.methods.parts.static_batch_norm import with_static_batch_norm
+from fedjax_ssl.methods.parts.terms import augmented_view
 from fedjax_ssl.models import Outputs, count_parameters
 
 # The paper's, but for the distance: divided by the number of features it learns slowly with a small

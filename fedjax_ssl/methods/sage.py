@@ -39,9 +39,9 @@ from fedjax_ssl.federated import (
     paired_batches,
 )
 from fedjax_ssl.federated.method import PyTree
-from fedjax_ssl.federated.terms import augmented_view, supervised_term
 from fedjax_ssl.methods.parts.consistency import UNLABELLED, Guess, guessing_term, strong_view
 from fedjax_ssl.methods.parts.settings import Count, Share, Weight
+from fedjax_ssl.methods.parts.terms import augmented_view, supervised_term
 from fedjax_ssl.objectives import batch_mean
 
 RECOMMENDED = {

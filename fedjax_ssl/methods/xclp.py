@@ -36,7 +36,6 @@ from fedjax_ssl import graph
 from fedjax_ssl.checks import checked, is_zero
 from fedjax_ssl.federated import Recipe, RoundContext, RoundResult, Setup, Traffic, count
 from fedjax_ssl.federated.method import Broadcast, Metrics, PyTree
-from fedjax_ssl.federated.terms import PseudoLabels, examples_mask, pseudo_label_term
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.graph_pseudo_labels import (
     GraphSettings,
@@ -48,6 +47,7 @@ from fedjax_ssl.methods.parts.graph_pseudo_labels import (
 )
 from fedjax_ssl.methods.parts.recommended import AT_CLIENTS, MIXED
 from fedjax_ssl.methods.parts.settings import CountOrZero, Decay
+from fedjax_ssl.methods.parts.terms import PseudoLabels, examples_mask, pseudo_label_term
 from fedjax_ssl.methods.parts.two_stages import after_labelled_stage, mixed_stage
 
 # Fewer neighbours than the code's 10: the digits are 1,400 points, not 2,250.

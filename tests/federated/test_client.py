@@ -9,7 +9,7 @@ import pytest
 
 from fedjax_ssl import federated
 from fedjax_ssl.federated import Recipe, Stage, build
-from fedjax_ssl.federated.terms import PseudoLabels, pseudo_label_term, supervised_term
+from fedjax_ssl.methods.parts.terms import PseudoLabels, pseudo_label_term, supervised_term
 from tests import toy
 
 RATE = 0.2

@@ -11,7 +11,7 @@ import pytest
 from fedjax_ssl import federated
 from fedjax_ssl.federated import Recipe, Stage, build
 from fedjax_ssl.federated.optimizers import Local, step_norm
-from fedjax_ssl.federated.terms import supervised_term
+from fedjax_ssl.methods.parts.terms import supervised_term
 from tests import toy
 
 KEY = jax.random.key(5)

@@ -7,7 +7,7 @@ import pytest
 
 from fedjax_ssl import federated, methods
 from fedjax_ssl.federated import AtServer, Broadcast, Recipe, Stage, Term, View, build
-from fedjax_ssl.federated.terms import supervised_term
+from fedjax_ssl.methods.parts.terms import supervised_term
 from fedjax_ssl.models import Model, Outputs
 from tests import toy
 

@@ -8,8 +8,8 @@ import pytest
 
 from fedjax_ssl import federated
 from fedjax_ssl.federated import Recipe, Stage, build, sample_cohort
-from fedjax_ssl.federated.terms import supervised_term
 from fedjax_ssl.keys import named_key
+from fedjax_ssl.methods.parts.terms import supervised_term
 from fedjax_ssl.methods.parts.two_stages import labelled_stage
 from fedjax_ssl.models import count_parameters
 from tests import toy

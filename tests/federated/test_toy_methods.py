@@ -38,9 +38,9 @@ from fedjax_ssl.federated import (
     build,
     sample_cohort,
 )
-from fedjax_ssl.federated.terms import supervised_term
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.fl2 import perturbed_gradient
+from fedjax_ssl.methods.parts.terms import supervised_term
 from fedjax_ssl.models import Model, Outputs
 from tests import toy
 

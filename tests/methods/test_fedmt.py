@@ -11,11 +11,11 @@ import pytest
 from fedjax_ssl import federated, methods, models
 from fedjax_ssl.data import FederatedData, WeakLabels
 from fedjax_ssl.federated import Client, RoundContext, Snapshot, Step, Stream
-from fedjax_ssl.federated.terms import supervised_term
 from fedjax_ssl.methods.fedmt import Estimate, projection_term
 from fedjax_ssl.methods.fedmt import estimated as eager_estimated
 from fedjax_ssl.methods.parts.alternating_training import server_training
 from fedjax_ssl.methods.parts.confident_pseudo_labels import CONFIDENT, ConfidentLabels, fix_term
+from fedjax_ssl.methods.parts.terms import supervised_term
 from fedjax_ssl.objectives import channel_cross_entropy, mixup_cross_entropy, set_channel
 from tests import toy
 

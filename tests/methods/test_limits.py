@@ -14,7 +14,7 @@ import pytest
 from fedjax_ssl import methods
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import Recipe, ServerState, Stage, Term, build, mixed_epochs
-from fedjax_ssl.federated.terms import (
+from fedjax_ssl.methods.parts.terms import (
     PseudoLabels,
     augmented_view,
     examples_mask,

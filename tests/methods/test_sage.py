@@ -11,7 +11,7 @@ import pytest
 
 from fedjax_ssl import federated, methods
 from fedjax_ssl.federated import Client, Recipe, Stage, build
-from fedjax_ssl.federated.terms import supervised_term
+from fedjax_ssl.methods.parts.terms import supervised_term
 from fedjax_ssl.methods.sage import (
     Corrected,
     client_weight,

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.federated import Recipe, Setup, Stage, Step, Term, mixed_epochs
-from fedjax_ssl.federated.terms import augmented_view
+from fedjax_ssl.methods.parts.terms import augmented_view
 from fedjax_ssl.methods.parts.two_stages import after_labelled_stage
 from fedjax_ssl.objectives import batch_cross_entropy
 

@@ -13,8 +13,8 @@ from fedjax_ssl.federated import (
     Stage,
     labelled_epochs,
 )
-from fedjax_ssl.federated.terms import supervised_term
 from fedjax_ssl.methods.parts.static_batch_norm import with_static_batch_norm
+from fedjax_ssl.methods.parts.terms import supervised_term
 
 
 def alternating(

@@ -29,7 +29,7 @@ from fedjax_ssl.federated import (
     known_epochs,
     never,
 )
-from fedjax_ssl.federated.terms import augmented_view
+from fedjax_ssl.methods.parts.terms import augmented_view
 from fedjax_ssl.objectives import Channel, RowLoss, batch_mean, cross_entropy, l1_norm
 
 SURROGATE_LOSSES = {

@@ -32,9 +32,9 @@ from fedjax_ssl.federated.method import (
     PyTree,
     RoundContext,
 )
-from fedjax_ssl.federated.terms import PseudoLabels, diagnose_pseudo_labels, network_outputs
 from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count
 from fedjax_ssl.keys import named_key
+from fedjax_ssl.methods.parts.terms import PseudoLabels, diagnose_pseudo_labels, network_outputs
 from fedjax_ssl.models import Outputs
 from fedjax_ssl.objectives import divergence_from, teacher_decay, vat_direction
 

@@ -21,9 +21,9 @@ from fedjax_ssl.federated import (
     map_rows,
 )
 from fedjax_ssl.federated.method import Metrics
-from fedjax_ssl.federated.terms import PseudoLabels, examples_mask, network_features
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.settings import Count, Decay, Positive
+from fedjax_ssl.methods.parts.terms import PseudoLabels, examples_mask, network_features
 
 
 @checked

@@ -16,7 +16,7 @@ from fedjax_ssl.federated import (
     mixed_epochs,
 )
 from fedjax_ssl.federated.method import PyTree, ServerState
-from fedjax_ssl.federated.terms import supervised_term
+from fedjax_ssl.methods.parts.terms import supervised_term
 
 
 def labelled_stage(setup: Setup, rounds: int | None) -> Stage:

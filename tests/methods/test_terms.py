@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.federated import Client, RoundContext
-from fedjax_ssl.federated.terms import (
+from fedjax_ssl.methods.parts.terms import (
     PseudoLabels,
     diagnose_pseudo_labels,
     network_features,
