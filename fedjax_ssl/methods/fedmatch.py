@@ -48,6 +48,7 @@ from fedjax_ssl.federated import (
     Step,
     Term,
     Traffic,
+    map_rows,
 )
 from fedjax_ssl.federated.method import (
     AtClient,
@@ -58,6 +59,7 @@ from fedjax_ssl.federated.method import (
     ForLog,
     Metrics,
     Params,
+    Validation,
 )
 from fedjax_ssl.federated.setup import Setup
 from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, Count, count
@@ -65,14 +67,6 @@ from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts import settings as kinds
 from fedjax_ssl.methods.parts.consistency import strong_view
 from fedjax_ssl.methods.parts.matched_batches import Bounds, matched_batches
-from fedjax_ssl.methods.parts.plateau import (
-    Plateau,
-    first_plateau,
-    may_end_early,
-    next_plateau,
-    validate,
-)
-from fedjax_ssl.methods.parts.similar_clients import nearest_clients, noise_image
 from fedjax_ssl.methods.parts.sparse_messages import merge, message_bytes, num_sent
 from fedjax_ssl.methods.parts.terms import (
     PseudoLabels,
@@ -81,7 +75,13 @@ from fedjax_ssl.methods.parts.terms import (
     supervised_term,
 )
 from fedjax_ssl.models import count_parameters
-from fedjax_ssl.objectives import agreement_vote, cross_entropy, inter_client_kl, l1_norm
+from fedjax_ssl.objectives import (
+    agreement_vote,
+    batch_cross_entropy,
+    cross_entropy,
+    inter_client_kl,
+    l1_norm,
+)
 
 # The learning rate times l2_weight is the paper's.
 _FIELDS = {
@@ -771,3 +771,157 @@ def _server_training(setup: Setup, settings: FedMatch, supervised: Term) -> Serv
     return ServerTraining(
         (term,), sampler, when=("before",), rate=lambda client: client.sent[term.name]
     )
+
+
+# Helpers: clients whose models say nearly the same of an image of noise, by which nobody has to
+# show examples
+
+NOISE_MEAN = NOISE_STD = 125 / 255
+
+
+def nearest_clients(
+    clients: Int[Array, " p"],
+    embeddings: Float[Array, "C d"],
+    known: Bool[Array, " C"],
+    number: int,
+) -> tuple[Int[Array, "p H"], Bool[Array, "p H"]]:
+    """For each client the others nearest to it by Euclidean distance, nearest first, the lower id
+    of equal ones.
+
+    Args:
+        clients: who asks; for one that is not known itself there is nobody. Ids out of range are
+            nobody.
+        embeddings: one for each client.
+        known: clients whose embedding is there.
+        number: H.
+
+    Returns:
+        Ids, and whether there is one at this place: fewer than H where fewer are known.
+    """
+    ids = jnp.arange(embeddings.shape[0], dtype=jnp.int32)
+    own = embeddings.at[clients].get(mode="clip")
+    distance = jnp.sum(jnp.square(own[:, None] - embeddings), axis=-1)
+    possible = (
+        known
+        & (ids != clients[:, None])
+        & known.at[clients].get(mode="fill", fill_value=False)[:, None]
+    )
+    distance = jnp.where(possible, distance, jnp.inf)
+    order = jnp.argsort(distance, axis=1, stable=True)[:, :number].astype(jnp.int32)
+    there = jnp.take_along_axis(possible, order, axis=1)
+    missing = ((0, 0), (0, number - order.shape[1]))
+    return jnp.pad(jnp.where(there, order, 0), missing), jnp.pad(there, missing)
+
+
+def noise_image(
+    key: Key[Array, ""], shape: tuple[int, ...], kind: str = "truncated"
+) -> Float[Array, "*shape"]:
+    """Independent normal values of mean and deviation 125 / 255, as input of a network.
+
+    Args:
+        key: typed PRNG key.
+        shape: shape of the image.
+        kind: "normal", or "truncated" to [0, 1], as in the code, which gives them the mean 0.497
+            and the deviation 0.269.
+    """
+    dtype = jnp.result_type(float)
+    if kind == "normal":
+        return NOISE_MEAN + NOISE_STD * jax.random.normal(key, shape, dtype)
+    lowest = -NOISE_MEAN / NOISE_STD
+    highest = (1 - NOISE_MEAN) / NOISE_STD
+    return NOISE_MEAN + NOISE_STD * jax.random.truncated_normal(key, lowest, highest, shape, dtype)
+
+
+# A learning rate that falls where the loss on validation examples does not: Serra et al.,
+# Overcoming catastrophic forgetting with hard attention to the task, ICML 2018, without its early
+# end
+
+LOWEST = 1e-17  # factor of the learning rate; of 1e-3 it is the code's lowest rate
+
+
+class Plateau(NamedTuple):
+    """State of the schedule."""
+
+    factor: Float[Array, ""]  # factor of the learning rate
+    best: Float[Array, ""]  # lowest validation loss so far
+    patience: Int[Array, ""]  # evaluations without an improvement that are left
+
+
+def first_plateau(patience: int) -> Plateau:
+    """Before the first evaluation."""
+    dtype = jnp.result_type(float)
+    # Not inf: what clients keep has to be finite, or they count as dropped.
+    return Plateau(
+        jnp.ones((), dtype), jnp.full((), jnp.finfo(dtype).max), jnp.asarray(patience, jnp.int32)
+    )
+
+
+def next_plateau(
+    state: Plateau, loss: Float[Array, ""], divisor: float | Array, patience: int
+) -> Plateau:
+    """After an evaluation: the rate is divided where the loss was not below the best for `patience`
+    evaluations.
+
+    Args:
+        state: so far.
+        loss: on the validation examples.
+        divisor: number by which the rate is divided.
+        patience: evaluations, at least 1.
+    """
+    better = loss < state.best
+    left = jnp.where(better, patience, state.patience - 1)
+    over = left <= 0
+    factor = jnp.where(over, jnp.maximum(state.factor / divisor, LOWEST), state.factor)
+    best = jnp.where(better, loss, state.best).astype(state.best.dtype)
+    return Plateau(factor, best, jnp.where(over, patience, left).astype(jnp.int32))
+
+
+def may_end_early(looks: int, patience: int, divisor: float | Array) -> list[str]:
+    """Says that a schedule that looks more often than FedMatch's paper, 10 times with patience 5,
+    may end learning.
+
+    Args:
+        looks: evaluations in a run.
+        patience: of `next_plateau`.
+        divisor: likewise.
+    """
+    if isinstance(patience, jax.core.Tracer) or looks <= 4 * patience:
+        return []
+    return [
+        f"a learning rate is divided by {divisor:g} where {patience} looks at the validation loss "
+        f"bring nothing, and this run has {looks} of them (the paper's have 10): learning may end "
+        f"early. config.method.patience={looks // 2} waits as long as the paper's, "
+        "lr_schedule='none' never lowers the rate"
+    ]
+
+
+def validate(
+    setup: Setup, params: PyTree, model_state: PyTree, inputs: Array, validation: Validation
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Mean cross-entropy and accuracy of a network on the federation's validation examples.
+
+    Args:
+        setup: the run.
+        params: parameters of the network.
+        model_state: its running statistics.
+        inputs: raw inputs of all examples.
+        validation: which of them.
+
+    Raises:
+        ValueError: there are none.
+    """
+    if not validation.rows.shape[0]:
+        raise ValueError(
+            "lr_schedule lowers a learning rate when the loss on validation examples stops "
+            "falling, and there are none; hold some out with config.data.validation_fraction, or "
+            "set lr_schedule='none'"
+        )
+
+    def logits(raw: Array) -> Array:
+        return setup.model.apply(params, model_state, setup.normalize(raw), train=False)[0].logits
+
+    scores = map_rows(logits, inputs, validation.rows, setup.evaluation_batch_size)
+    real = jnp.arange(validation.rows.shape[0], dtype=jnp.int32) < validation.num_examples
+    right = (jnp.argmax(scores, axis=1).astype(jnp.int32) == validation.labels).astype(scores.dtype)
+    loss = batch_cross_entropy(scores, validation.labels, real)
+    return jax.lax.stop_gradient(loss), jnp.mean(right, where=real)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.federated import Client, Now
+from fedjax_ssl.methods.fedmatch import first_plateau, next_plateau
 from fedjax_ssl.methods.parts.matched_batches import Bounds, matched_batches, steps_per_epoch
-from fedjax_ssl.methods.parts.plateau import first_plateau, next_plateau
 
 
 @functools.cache

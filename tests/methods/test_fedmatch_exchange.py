@@ -16,10 +16,11 @@ from fedjax_ssl.methods.fedmatch import (
     FedMatch,
     Store,
     collect,
+    nearest_clients,
+    noise_image,
     to_cohort,
     upload,
 )
-from fedjax_ssl.methods.parts.similar_clients import nearest_clients, noise_image
 from fedjax_ssl.methods.parts.sparse_messages import message_bytes
 
 SERVER = {
