@@ -11,9 +11,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PLACES = (
     "data",
-    "runs/build.py",
+    "runs/advice.py",
     "objectives/channel_checks.py",
-    "methods/parts/episodes.py",
+    "methods/protofssl.py",
     "trained/inputs.py",
 )
 LISTS = ("notes", "found", "reasons")  # names of the lists that sentences are put into

@@ -14,8 +14,7 @@ import pytest
 
 from fedjax_ssl import federated, methods, models
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.methods.parts.episodes import episodes
-from fedjax_ssl.methods.protofssl import ProtoFSSL, query_loss
+from fedjax_ssl.methods.protofssl import ProtoFSSL, episodes, query_loss
 from fedjax_ssl.objectives import class_prototypes
 from tests import toy
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.federated import Client
-from fedjax_ssl.methods.parts.episodes import episodes
+from fedjax_ssl.methods.protofssl import episodes
 from tests import toy
 
 STEPS = 12
