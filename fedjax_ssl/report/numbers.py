@@ -9,31 +9,40 @@ import numpy as np
 import pandas
 from scipy import stats
 
+from fedjax_ssl.errors import counted
 from fedjax_ssl.folder.files import bytes_in_words
 from fedjax_ssl.folder.stored_run import StoredRun
 
 # Counts of a block of rounds and the time that it took: curves are drawn over them, and they are no
 # results.
 _COUNTS = (
-    *(
-        "round",
-        "clients",
-        "local_steps",
-        "examples",
-        "dropped_clients",
-        "bytes_up",
-        "bytes_down",
-        "seconds",
-    ),
-    *("client_updates_per_second", "optimizer_state_bytes", "labels_seen"),
+    "round",
+    "rounds",
+    "seed",
+    "clients",
+    "local_steps",
+    "examples",
+    "dropped_clients",
+    "bytes_up",
+    "bytes_down",
+    "seconds",
+    "client_updates_per_second",
+    "optimizer_state_bytes",
+    "labels_seen",
 )
 _FROM_SUMMARY = (
-    *("selected_test_accuracy", "best_test_accuracy", "compile_seconds", "train_seconds"),
-    *("client_updates_per_second", "examples_per_second", "peak_memory_bytes"),
+    "selected_test_accuracy",
+    "best_test_accuracy",
+    "compile_seconds",
+    "train_seconds",
+    "client_updates_per_second",
+    "examples_per_second",
+    "peak_memory_bytes",
 )
+_OF_A_PREDICTOR = ("accuracy", "balanced_accuracy", "coverage")
 _USUAL = ("test_accuracy", "test_client_accuracy", "validation_accuracy")
 _SHARES = ("accuracy", "coverage", "f1", "auroc", "ece", "recall", "precision", "tenth", "spread")
-_LESS_IS_BETTER = (
+_LESS_IS_BETTER = {
     "loss",
     "brier",
     "ece",
@@ -43,7 +52,7 @@ _LESS_IS_BETTER = (
     "error",
     "dropped",
     "spread",
-)
+}
 COSTS = {"sent, both ways": "bytes", "local steps": "", "training time": "s"}  # title -> unit
 LEVEL = 0.95
 METHOD = (
@@ -74,20 +83,14 @@ def metric(name: str) -> Metric:
     words = name.split("_")
     if name.startswith("confidence"):
         return Metric(name, "%", 0)
-    unit = (
-        "%"
-        if words[-1] in _SHARES
-        else "bytes"
-        if "bytes" in words
-        else "s"
-        if words[-1] == "seconds"
-        else ""
-    )
     if "per_second" in name:
         return Metric(name, "", 1)
-    if any(word in words for word in _LESS_IS_BETTER):
-        return Metric(name, unit, -1)
-    return Metric(name, unit, 1 if unit == "%" else 0)
+    better = -1 if _LESS_IS_BETTER.intersection(words) else 0
+    if words[-1] in _SHARES:
+        return Metric(name, "%", better or 1)
+    if "bytes" in words:
+        return Metric(name, "bytes", better)
+    return Metric(name, "s" if words[-1] == "seconds" else "", better)
 
 
 def metrics_of(frame: pandas.DataFrame) -> list[Metric]:
@@ -95,13 +98,12 @@ def metrics_of(frame: pandas.DataFrame) -> list[Metric]:
     is no fair result.
     """
     names = [name for name in frame if not name.startswith("cost ")]
-    ordered = sorted(
-        names, key=lambda name: (name.startswith("best_"), name.split("_")[-1] != "accuracy")
-    )
-    return [
-        metric(name)
-        for name in dict.fromkeys([*(name for name in _USUAL if name in names), *ordered])
-    ]
+
+    def rank(name: str) -> tuple[int, bool, bool]:
+        usual = _USUAL.index(name) if name in _USUAL else len(_USUAL)
+        return usual, name.startswith("best_"), not name.endswith("accuracy")
+
+    return [metric(name) for name in sorted(names, key=rank)]
 
 
 def numbers_of(run: StoredRun) -> dict[str, float]:
@@ -109,34 +111,31 @@ def numbers_of(run: StoredRun) -> dict[str, float]:
     not finite.
     """
     summary = run.summary or {}
-    found = {
-        name: value
-        for name, value in (run.rows[-1] if run.rows else {}).items()
-        if name not in _COUNTS
-    }
+    # Without rows nothing was trained, or another program wrote the summary.
+    last = run.rows[-1] if run.rows else summary
+    found = {name: value for name, value in last.items() if name not in _COUNTS}
     found |= {name: summary[name] for name in _FROM_SUMMARY if name in summary}
-    if not run.rows:  # nothing was trained, or another program wrote the summary
-        found |= {
-            name: value
-            for name, value in summary.items()
-            if name not in (*_COUNTS, "rounds", "seed")
-        }
     scores = summary.get("scores")
-    for name, value in scores.items() if isinstance(scores, dict) else ():
-        if name == "brier" or name.startswith("top_"):
-            found[f"test_{name}"] = value
-    given = summary.get("predictions")
-    for one in given if isinstance(given, list) else []:
+    if isinstance(scores, dict):
+        found |= {
+            f"test_{name}": value
+            for name, value in scores.items()
+            if name == "brier" or name.startswith("top_")
+        }
+    predictions = summary.get("predictions")
+    for one in predictions if isinstance(predictions, list) else []:
         if isinstance(one, dict) and "name" in one:
-            scores = ("accuracy", "balanced_accuracy", "coverage")
-            found |= {f"{one['name']}_{score}": one.get(score) for score in scores}
+            found |= {f"{one['name']}_{score}": one.get(score) for score in _OF_A_PREDICTOR}
     found |= {
         "cost sent, both ways": _total(run, "bytes_up", "bytes_down"),
         "cost local steps": _total(run, "local_steps"),
         "cost training time": found.get("train_seconds"),
     }
-    numbers = {name: float(value) for name, value in found.items() if is_number(value)}
-    return {name: value if math.isfinite(value) else math.inf for name, value in numbers.items()}
+    return {
+        name: float(value) if math.isfinite(value) else math.inf
+        for name, value in found.items()
+        if is_number(value)
+    }
 
 
 def _total(run: StoredRun, *names: str) -> float | None:
@@ -164,49 +163,41 @@ class Cell(NamedTuple):
     @property
     def sign(self) -> int:
         """1 or -1 where the interval does not hold zero, else 0."""
-        return (
-            1
-            if self.low is not None and self.low > 0
-            else -1
-            if self.high is not None and self.high < 0
-            else 0
-        )
+        if self.low is None or self.high is None:
+            return 0
+        return (self.low > 0) - (self.high < 0)
 
 
 def compare(values: pandas.Series, baseline: pandas.Series | None = None) -> Cell:
     """Sum up values, and their differences to those of the baseline.
 
-        compare(pandas.Series([0.85, 0.84], index=[0, 1]), pandas.Series([0.80, 0.83], index=[0, 1]))
+        compare(pandas.Series({0: 0.85, 1: 0.84}), pandas.Series({0: 0.80, 1: 0.83}))
 
     Args:
         values: by seed.
         baseline: by seed; None where the two cannot be compared.
     """
-    count = len(values)
-    if not np.isfinite(values).all():
-        cell = Cell(count, math.nan)
-    else:
-        cell = Cell(
-            count,
-            float(values.mean()) if count else None,
-            float(values.std()) if count > 1 else None,
-        )
-    common = values.index.intersection(baseline.index).sort_values() if baseline is not None else []
-    if (
-        baseline is None
-        or not len(common)
-        or not np.isfinite([values[common], baseline[common]]).all()
-    ):
+    cell = Cell(len(values), math.nan)
+    if np.isfinite(values).all():
+        cell = Cell(len(values), known(values.mean()), known(values.std()))
+    if baseline is None:
         return cell
-    mean = float((values[common] - baseline[common]).mean())
-    pairs = len(common)
-    if pairs == 1:
-        return cell._replace(pairs=1, difference=mean)
+    seeds = values.index.intersection(baseline.index).sort_values()
+    ours = values[seeds]
+    theirs = baseline[seeds]
+    if not len(seeds) or not np.isfinite([ours, theirs]).all():
+        return cell
     with warnings.catch_warnings():
-        # all differences are the same: the interval is a point
+        # A single pair has no interval; where all differences are the same, it is a point.
         warnings.simplefilter("ignore", RuntimeWarning)
-        ends = stats.ttest_rel(values[common], baseline[common]).confidence_interval(LEVEL)
-    return cell._replace(pairs=pairs, difference=mean, low=float(ends.low), high=float(ends.high))
+        low, high = stats.ttest_rel(ours, theirs).confidence_interval(LEVEL)
+    difference = float((ours - theirs).mean())
+    return cell._replace(pairs=len(seeds), difference=difference, low=known(low), high=known(high))
+
+
+def known(value: float) -> float | None:
+    """Make None of NaN."""
+    return None if math.isnan(value) else float(value)
 
 
 def mean_text(cell: Cell, unit: str) -> str:
@@ -219,30 +210,26 @@ def difference_text(cell: Cell, unit: str) -> str:
     """Write a difference: "+1.2 [+0.4, +2.0]", with the number of pairs where it is not that of
     the runs.
     """
-    if cell.difference is None:
-        return "-"
     text = written(cell.difference, unit, sign=True)
     if cell.low is not None:
         text += f" [{written(cell.low, unit, sign=True)}, {written(cell.high, unit, sign=True)}]"
-    return (
-        text
-        if cell.pairs == cell.runs
-        else f"{text} ({cell.pairs} {'pair' if cell.pairs == 1 else 'pairs'})"
-    )
+    if cell.difference is not None and cell.pairs != cell.runs:
+        text += f" ({counted(cell.pairs, 'pair')})"
+    return text
 
 
 def headings(metric: Metric, baseline: str) -> list[str]:
     """Titles of the columns of `lines`."""
-    unit = {"%": " (%)", "s": " (s)"}.get(metric.unit, "")
-    points = {"%": "points, "}.get(metric.unit, "")
+    unit = f" ({metric.unit})" if metric.unit in ("%", "s") else ""
+    points = "points, " if metric.unit == "%" else ""
     difference = f"difference to {baseline} ({points}{LEVEL:.0%} interval)"
-    costs = (f"{title} (s)" if unit == "s" else title for title, unit in COSTS.items())
+    costs = [f"{title} (s)" if unit == "s" else title for title, unit in COSTS.items()]
     return ["group", "runs", f"{metric.title}{unit}", difference, *costs]
 
 
 def cost_texts(costs: Sequence[float | None]) -> list[str]:
     """Write the costs of a group."""
-    return [written(cost, unit) for cost, unit in zip(costs, COSTS.values(), strict=True)]
+    return list(map(written, costs, COSTS.values()))
 
 
 def written(value: float | None, unit: str, *, sign: bool = False) -> str:
@@ -257,23 +244,22 @@ def written(value: float | None, unit: str, *, sign: bool = False) -> str:
         return "-"
     if not math.isfinite(value):
         return "not finite"
-    plus = "+" if sign and value > 0 else "-" if value < 0 else ""
     size = abs(value)
     if unit == "bytes":
-        return plus + bytes_in_words(round(size))
-    if unit == "%":
+        text = bytes_in_words(round(size))
+    elif unit == "%":
         text = f"{100 * size:.1f}"
     elif unit == "s":
-        text = f"{size:.0f}" if size >= 100 else f"{size:.1f}"
+        text = f"{size:.{1 if size < 100 else 0}f}"
+    elif size >= 1000:
+        text = f"{size:,.0f}"
+    elif 0.1 <= size < 100:
+        text = f"{size:.3f}"
     else:
-        text = (
-            f"{size:,.0f}"
-            if size >= 1000
-            else f"{size:.3g}"
-            if size < 0.1 or size >= 100
-            else f"{size:.3f}"
-        )
-    return text if not text.strip("0.") else plus + text  # neither +0.0 nor -0.0
+        text = f"{size:.3g}"
+    if not text.strip("0."):  # neither +0.0 nor -0.0
+        return text
+    return "-" * (value < 0) + "+" * (sign and value > 0) + text
 
 
 def short(value: float | None) -> float | None:

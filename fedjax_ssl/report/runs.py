@@ -16,7 +16,7 @@ from fedjax_ssl.errors import UserError, counted
 from fedjax_ssl.folder.folder import COMPARED, WATCHING, flat_config
 from fedjax_ssl.folder.stored_run import StoredRun, find_runs, on_other_data, read_run
 from fedjax_ssl.registry import did_you_mean
-from fedjax_ssl.report.numbers import COSTS, Cell, Metric, compare, metrics_of, numbers_of
+from fedjax_ssl.report.numbers import COSTS, Cell, Metric, compare, known, metrics_of, numbers_of
 
 _FIRST = (
     "method.name",
@@ -28,8 +28,13 @@ _FIRST = (
 )
 # Fields that decide which examples a seed is tested on.
 _TEST_DATA = (
-    *("data.name", "data.path", "data.pool_splits", "data.test_clients", "data.left_out_client"),
-    *("data.test_fraction", "data.client_test_fraction"),
+    "data.name",
+    "data.path",
+    "data.pool_splits",
+    "data.test_clients",
+    "data.left_out_client",
+    "data.test_fraction",
+    "data.client_test_fraction",
 )
 _NAMED = 4  # folders in a sentence about several
 
@@ -63,6 +68,17 @@ class Group:
         return [run for run in self.runs if run.finished]
 
     @property
+    def summaries(self) -> dict[int, dict[str, Any]]:
+        """Those of the finished runs, by seed."""
+        return {run.config["seed"]: run.summary or {} for run in self.finished}
+
+    @functools.cached_property
+    def numbers(self) -> pandas.DataFrame:
+        """The numbers of the finished runs, a row each, by seed; NaN: none was written."""
+        seeds = [run.config["seed"] for run in self.finished]
+        return pandas.DataFrame(map(numbers_of, self.finished), index=seeds)
+
+    @property
     def diverged(self) -> int:
         """How many of the finished runs diverged."""
         return sum(run.state != "finished" for run in self.finished)
@@ -70,9 +86,12 @@ class Group:
     @property
     def counts(self) -> str:
         """The finished runs in words: "3", "2 of 3", "3, 1 diverged"."""
-        done = len(self.finished)
-        lost = self.diverged
-        return f"{done}{f' of {len(self.runs)}' * (done < len(self.runs))}{f', {lost} diverged' * bool(lost)}"
+        text = str(len(self.finished))
+        if len(self.finished) < len(self.runs):
+            text += f" of {len(self.runs)}"
+        if self.diverged:
+            text += f", {self.diverged} diverged"
+        return text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,33 +119,34 @@ class Report:
 
     def cells(self, metric: Metric) -> list[Cell]:
         """Compare the groups in a metric, by finished runs alone."""
-        values = [self._values(place, metric.name).dropna() for place in range(len(self.groups))]
-        base = self.groups.index(self.baseline)
+        nothing = pandas.Series(dtype=float)
+
+        def values(group: Group) -> pandas.Series:
+            return group.numbers.get(metric.name, nothing).dropna()
+
+        base = values(self.baseline)
         return [
-            compare(values[place], None if place == base or self.apart(group) else values[base])
-            for place, group in enumerate(self.groups)
+            compare(values(one), None if one is self.baseline or self.apart(one) else base)
+            for one in self.groups
         ]
 
     def apart(self, group: Group) -> list[str]:
         """Says how a group's runs differ from the baseline's so that they are no pairs; an empty
         list: they are.
         """
-        ours, theirs = (
-            {run.config["seed"]: run.summary or {} for run in one.finished}
-            for one in (group, self.baseline)
-        )
-        pairs = [(ours[seed], theirs[seed]) for seed in ours.keys() & theirs.keys()]
-        others = any(
+        theirs = self.baseline.summaries
+        pairs = [(one, theirs[seed]) for seed, one in group.summaries.items() if seed in theirs]
+        other_settings = any(
             group.config.get(field) != self.baseline.config.get(field) for field in _TEST_DATA
         )
         found = []
-        for field, words in COMPARED.items():  # of which older runs do not tell: there settings do
-            differ = [
-                one[field] != other[field]
-                for one, other in pairs
-                if field in one and field in other
-            ]
-            if any(differ or [field == "test_fingerprint" and others]):
+        for field, words in COMPARED.items():
+            told = [pair for pair in pairs if all(field in summary for summary in pair)]
+            if told:
+                differ = any(one[field] != other[field] for one, other in told)
+            else:  # older runs do not tell: settings do
+                differ = field == "test_fingerprint" and other_settings
+            if differ:
                 found.append(words)
         return found
 
@@ -140,20 +160,9 @@ class Report:
         """Mean costs of each group's finished runs, in the order of `COSTS`; None where a run
         does not tell.
         """
-        columns = [
-            [self._values(place, f"cost {title}") for title in COSTS]
-            for place in range(len(self.groups))
-        ]
-        return [
-            [float(one.mean()) if len(one) and one.notna().all() else None for one in row]
-            for row in columns
-        ]
-
-    def _values(self, group: int, column: str) -> pandas.Series:
-        """Look the values of a group's finished runs up, by seed; NaN where a run has none."""
-        groups, counts = (self.frame.index.get_level_values(level) for level in ("group", "counts"))
-        rows = self.frame[(groups == group) & counts].droplevel(["group", "counts"])
-        return rows[column] if column in rows else pandas.Series(dtype=float)
+        names = [f"cost {title}" for title in COSTS]
+        means = [one.numbers.reindex(columns=names).mean(skipna=False) for one in self.groups]
+        return [list(map(known, row)) for row in means]
 
 
 def read(
@@ -186,9 +195,8 @@ def read(
             f"them.{reasons}"
         )
     started = [run for run in runs if run.rows or run.summary]
-    problems += _together(
-        "no result, left out", [run for run in runs if not (run.rows or run.summary)]
-    )
+    waiting = [run for run in runs if not (run.rows or run.summary)]
+    problems += _together("no result, left out", _described(waiting))
     if not started:
         raise ReportError(
             f"no run in {places} has a result yet: none of {counted(len(runs), 'run')} has a "
@@ -200,16 +208,16 @@ def read(
         for group in groups
         for run in group.doubled
     ]
-    problems += _together(
-        "not finished, not in the numbers", [run for run in started if not run.finished]
-    )
+    going = [run for run in started if not run.finished]
+    problems += _together("not finished, not in the numbers", _described(going))
     lost = [run for run in started if run.finished and run.state != "finished"]
-    problems += _together("diverged, the numbers are of what was left", lost)
+    problems += _together("diverged, the numbers are of what was left", _described(lost))
     changed = on_other_data((run, run.config, run.summary) for run in started)
     problems += _together(
-        "on other data than another run with the same settings of config.data", changed
+        "on other data than another run with the same settings of config.data", _described(changed)
     )
-    if len(groups) > 1 and (few := [group.name for group in groups if len(group.finished) == 2]):
+    few = [group for group in groups if len(group.finished) == 2]
+    if few and len(groups) > 1:
         problems.append(
             f"two seeds say little: the intervals of {len(few)} groups rest on two runs; run five "
             "or more"
@@ -228,60 +236,49 @@ def read(
     return report
 
 
-def _together(what: str, things: Sequence[StoredRun | str], between: str = ", ") -> list[str]:
+def _described(runs: Iterable[StoredRun]) -> list[str]:
+    return [f"{run.path} ({run.state})" if run.rows or run.ended else f"{run.path}" for run in runs]
+
+
+def _together(what: str, names: Sequence[str], between: str = ", ") -> list[str]:
     """Says one thing of several runs or groups."""
-    named = [
-        one
-        if isinstance(one, str)
-        else f"{one.path} ({one.state})"
-        if one.rows or one.ended
-        else str(one.path)
-        for one in things[:_NAMED]
-    ]
-    more = f" and {len(things) - _NAMED} more" if len(things) > _NAMED else ""
-    return [f"{what}: {between.join(named)}{more}"] if things else []
+    if not names:
+        return []
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return [f"{what}: {between.join(names[:_NAMED])}{more}"]
 
 
 def _frame(runs: Sequence[StoredRun], groups: Sequence[Group]) -> pandas.DataFrame:
-    counted = {id(run): number for number, group in enumerate(groups) for run in group.runs}
-    doubled = {id(run): number for number, group in enumerate(groups) for run in group.doubled}
-    keys = [
-        ((counted | doubled)[id(run)], run.config["seed"], run.finished and id(run) in counted)
-        for run in runs
-    ]
-    index = pandas.MultiIndex.from_tuples(keys, names=["group", "seed", "counts"])
+    keys = {}
+    for number, group in enumerate(groups):
+        for run in (*group.runs, *group.doubled):
+            counts = run.finished and run not in group.doubled
+            keys[id(run)] = number, run.config["seed"], counts
+    index = pandas.MultiIndex.from_tuples(
+        [keys[id(run)] for run in runs], names=["group", "seed", "counts"]
+    )
     return pandas.DataFrame([numbers_of(run) for run in runs], index=index)
 
 
 def group_runs(runs: Iterable[StoredRun]) -> list[Group]:
     """Sorts runs with a config into groups, in the order of their first runs."""
-    found: dict[str, tuple[dict[str, Any], list[StoredRun]]] = {}
+    configs: dict[str, dict[str, Any]] = {}
+    members: dict[str, dict[int, list[StoredRun]]] = {}
     for run in runs:
         fields = flat_config(run.config, ignore=("seed", *WATCHING))
-        fields["data.left_out_client"] = (run.summary or {}).get(
-            "left_out_client", fields.get("data.left_out_client")
-        )
+        summary = run.summary or {}
+        if "left_out_client" in summary:  # its name, where the config may have a number
+            fields["data.left_out_client"] = summary["left_out_client"]
         config = {name: value for name, value in fields.items() if value is not None}
-        found.setdefault(json.dumps(config, sort_keys=True), (config, []))[1].append(run)
+        text = json.dumps(config, sort_keys=True)
+        configs[text] = config
+        members.setdefault(text, {}).setdefault(run.config["seed"], []).append(run)
     groups = []
-    for parts, (config, members) in zip(
-        _names([config for config, _ in found.values()]), found.values(), strict=True
-    ):
-        kept: dict[int, StoredRun] = {}
-        for run in sorted(
-            members, key=lambda run: (run.summary is not None, len(run.rows)), reverse=True
-        ):
-            kept.setdefault(run.config["seed"], run)
-        doubled = [run for run in members if kept[run.config["seed"]] is not run]
-        groups.append(
-            Group(
-                ", ".join(parts.values()),
-                parts,
-                config,
-                [kept[seed] for seed in sorted(kept)],
-                doubled,
-            )
-        )
+    for parts, text in zip(_names(list(configs.values())), configs, strict=True):
+        by_seed = [some for _, some in sorted(members[text].items())]
+        kept = [max(some, key=lambda run: (run.finished, len(run.rows))) for some in by_seed]
+        doubled = [run for some in by_seed for run in some if run not in kept]
+        groups.append(Group(", ".join(parts.values()), parts, configs[text], kept, doubled))
     return groups
 
 
@@ -297,11 +294,8 @@ def table_of(configs: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
 
     def rank(field: str) -> tuple[int, bool, bool]:
         # `rounds` before `optimizer.schedule_rounds`, which follows it where it is not given.
-        return (
-            _FIRST.index(field) if field in _FIRST else len(_FIRST),
-            not field.endswith(".name"),
-            "." in field,
-        )
+        first = _FIRST.index(field) if field in _FIRST else len(_FIRST)
+        return first, not field.endswith(".name"), "." in field
 
     return texts[sorted(differing, key=rank)].fillna("null")
 
@@ -332,9 +326,7 @@ def _named(field: str, value: Any, used: set[str]) -> str:
         return str(value)
     section, _, own = field.rpartition(".")
     short = section if own == "name" else own
-    clash = any(
-        other != field and (other.rpartition(".")[2] == short or other == short) for other in used
-    )
+    clash = any(other.rpartition(".")[2] == short for other in used - {field})
     return f"{field if clash else short}={text_of(value)}"
 
 
@@ -342,7 +334,9 @@ def text_of(value: Any) -> str:
     """Write a setting as a person would."""
     if isinstance(value, list):
         return ",".join(map(text_of, value))
-    return f"{value:g}" if isinstance(value, float) else "-" if value is None else str(value)
+    if value is None:
+        return "-"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def choose_baseline(groups: Sequence[Group], given: str | None) -> Group:
@@ -361,12 +355,17 @@ def choose_baseline(groups: Sequence[Group], given: str | None) -> Group:
     for group in groups:
         if given == group.name or any(str(run.path) == given.rstrip("/") for run in group.runs):
             return group
-    words = set(re.split("[ ,=]+", given))
-    matching = [group for group in groups if words <= set(re.split("[ ,=]+", group.name))]
+
+    def words(text: str) -> set[str]:
+        return set(re.split("[ ,=]+", text))
+
+    matching = [group for group in groups if words(given) <= words(group.name)]
     if len(matching) == 1:
         return matching[0]
     names = [group.name for group in matching or groups]
-    listing = "".join(f"\n  {name}" for name in names[:20]) + ("\n  ..." if len(names) > 20 else "")
+    listing = "".join(f"\n  {name}" for name in names[:20])
+    if len(names) > 20:
+        listing += "\n  ..."
     if matching:
         raise ReportError(
             f"--baseline {given!r} fits {len(matching)} groups; name one of them:{listing}"
@@ -377,9 +376,10 @@ def choose_baseline(groups: Sequence[Group], given: str | None) -> Group:
 
 
 def _choose_metric(known: Sequence[Metric], given: str | None) -> Metric:
+    for one in known:
+        if given in (None, one.name):
+            return one
     names = [one.name for one in known]
-    if given is None or given in names:
-        return known[0 if given is None else names.index(given)]
     hint = did_you_mean(given, names)
     raise ReportError(
         f"--metric {given!r} is in none of these runs.{hint} They have: {', '.join(names)}"
