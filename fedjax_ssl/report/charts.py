@@ -48,19 +48,15 @@ def curves_of(group: Group, metrics: Sequence[str], points: int) -> dict[str, An
         rounds = [
             rounds[place] for place in np.linspace(0, len(rounds) - 1, points).round().astype(int)
         ]
-    # [rounds, columns, runs]
-    values = np.stack([table.loc[rounds].to_numpy(float) for table in tables], axis=-1)
-    means = values.mean(axis=-1)
-    columns = list(tables[0])
-    deviations = values.std(axis=-1, ddof=1) if len(tables) > 1 else None
     x = {}
     y = {}
-    for place, name in enumerate(columns):
-        mean = _plain(means[:, place])
-        if place < len(AXES):
-            x[name] = mean if None not in mean else None
-        elif np.isfinite(values[:, place]).any():
-            y[name] = mean, None if deviations is None else _plain(deviations[:, place])
+    for name in tables[0]:
+        values = np.stack([table.loc[rounds, name] for table in tables])  # [runs, rounds]
+        mean = _plain(values.mean(axis=0))
+        if name in AXES:
+            x[name] = None if None in mean else mean
+        elif np.isfinite(values).any():
+            y[name] = mean, _plain(values.std(axis=0, ddof=1)) if len(tables) > 1 else None
     return {"x": x, "y": y}
 
 
@@ -68,19 +64,15 @@ def _rows(run: StoredRun, metrics: Sequence[str]) -> pandas.DataFrame:
     """Tables a run's rows by round: a column per axis, then the metrics; NaN where there is no
     finite number.
     """
-    table = (
-        pandas.DataFrame(run.rows)
-        .set_index("round")
-        .apply(pandas.to_numeric, errors="coerce")
-        .astype(float)
-    )
+    table = pandas.DataFrame(run.rows).set_index("round")
+    table = table.apply(pandas.to_numeric, errors="coerce").astype(float)
     table = table.replace([math.inf, -math.inf], math.nan)
-    sums = {
+    found = {
         axis: table.reindex(columns=of).sum(axis=1, skipna=False).cumsum(skipna=False)
         for axis, of in AXES.items()
     }
-    axes = pandas.DataFrame({**sums, "round": table.index.to_series()})
-    return pandas.concat([axes[list(AXES)], table.reindex(columns=metrics)], axis=1)
+    found["round"] = table.index.to_series()
+    return pandas.concat([pandas.DataFrame(found), table.reindex(columns=metrics)], axis=1)
 
 
 def _plain(values: np.ndarray) -> list[float | None]:
@@ -98,20 +90,20 @@ def effects_of(groups: Sequence[Group]) -> list[dict[str, Any]]:
     table = table.loc[:, ~table.T.duplicated()]  # schedule_rounds is rounds where it is not given
     found: list[dict[str, Any]] = []
     for field in table:
-        values: set[Any] = {
-            group.config.get(field) for group in groups if is_number(group.config.get(field))
-        }
+        given = [group.config.get(field) for group in groups]
+        values = set(filter(is_number, given))
         if len(values) < 2:
             continue
         others = [one for one in table if one != field]
-        lines = _lines(groups, table, field, others)
-        joined = [line for line in lines if len(line["points"]) > 1]
-        if not joined:
-            lines = _lines(groups, table, field, [one for one in others if one.endswith(".name")])
-            if max(len({value for value, _ in line["points"]}) for line in lines) < _FEWEST_DOTS:
+        lines = [line for line in _lines(groups, table, field, others) if line["points"][1:]]
+        alone = bool(lines)
+        if not alone:
+            names = [one for one in others if one.endswith(".name")]
+            lines = _lines(groups, table, field, names)
+            if max(len(dict(line["points"])) for line in lines) < _FEWEST_DOTS:
                 continue
         log = min(values) > 0 and max(values) >= 10 * min(values)
-        found.append({"field": field, "log": log, "alone": bool(joined), "lines": joined or lines})
+        found.append({"field": field, "log": log, "alone": alone, "lines": lines})
     return found
 
 
@@ -140,13 +132,12 @@ def profile(runs: Sequence[Sequence[float]]) -> dict[str, Any]:
     """
     most = max(map(len, runs))
     places = np.linspace(0, 1, min(most, _MOST_CLIENTS))
+    worst = [np.mean(sorted(run)[: math.ceil(len(run) / 10)]) for run in runs]
     return {
         "clients": most,
-        "mean": float(np.mean([np.mean(run) for run in runs])),
-        "worst_tenth": float(
-            np.mean([np.mean(sorted(run)[: math.ceil(len(run) / 10)]) for run in runs])
-        ),
-        "lowest": float(np.mean([min(run) for run in runs])),
+        "mean": float(np.mean(list(map(np.mean, runs)))),
+        "worst_tenth": float(np.mean(worst)),
+        "lowest": float(np.mean(list(map(min, runs)))),
         "curve": _plain(np.mean([np.quantile(run, places) for run in runs], axis=0)),
     }
 
@@ -155,11 +146,14 @@ def profiles_of(groups: Sequence[Group]) -> dict[str, dict[int, dict[str, Any]]]
     """Make a profile by measure and by number of the group, where clients' accuracies were
     logged.
     """
-    found: dict[str, dict[int, Any]] = {}
+    found: dict[str, dict[int, list[list[float]]]] = {}
     for place, group in enumerate(groups):
-        for name in dict.fromkeys(name for run in group.runs for name in run.clients):
-            given = [
-                list(run.clients[name].values()) for run in group.runs if run.clients.get(name)
-            ]
-            found.setdefault(name, {})[place] = profile(given)
-    return found
+        for run in group.runs:
+            for name, accuracies in run.clients.items():
+                if accuracies:
+                    runs = found.setdefault(name, {}).setdefault(place, [])
+                    runs.append(list(accuracies.values()))
+    return {
+        name: {place: profile(runs) for place, runs in of_groups.items()}
+        for name, of_groups in found.items()
+    }

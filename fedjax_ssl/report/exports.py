@@ -4,7 +4,7 @@ import functools
 import io
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,6 @@ from fedjax_ssl.report.charts import curves_of
 from fedjax_ssl.report.numbers import (
     COSTS,
     METHOD,
-    Cell,
     cost_texts,
     difference_text,
     headings,
@@ -44,29 +43,33 @@ def markdown(report: Report) -> str:
     made below it.
     """
     table = lines(report)
-    rows = [list(table), ["---", *["---:"] * (table.shape[1] - 1)], *table.to_numpy().tolist()]
-    text = [f"| {' | '.join(map(_markdown, row))} |" for row in rows]
-    return "\n".join([*text, "", f"Mean ± standard deviation over seeds. {METHOD}"]) + "\n"
-
-
-def _markdown(cell: str) -> str:
-    return (
-        re.sub(r"([\\|`*_<>\[\]])", r"\\\1", " ".join(cell.split())) if cell.strip("-:") else cell
+    titles, *rows = (
+        [re.sub(r"([\\|`*_<>\[\]])", r"\\\1", " ".join(cell.split())) for cell in row]
+        for row in (table.columns, *table.to_numpy())
     )
+    text = markdown_table(titles, rows)
+    return f"{text}\n\nMean ± standard deviation over seeds. {METHOD}\n"
+
+
+def markdown_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Write a table in Markdown: texts left, in the first column, and numbers right."""
+    lines = [titles, ["---", *["---:"] * (len(titles) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def latex(report: Report) -> str:
     """Write a tabular that needs the package booktabs."""
-    table = (
-        lines(report)
-        .map(lambda cell: " ".join(cell.split()))
-        .rename(columns=lambda title: " ".join(title.split()))
-    )
+
+    def one_line(text: str) -> str:
+        return " ".join(text.split())
+
+    table = lines(report).map(one_line).rename(columns=one_line)
     text = table.to_latex(index=False, escape=True, column_format=f"l{'r' * (table.shape[1] - 1)}")
+    method = METHOD.replace("√", "sqrt ").replace("·", "*").replace("±", "+-")
     return (
         "% needs \\usepackage{booktabs}; mean and standard deviation over seeds.\n"
-        f"% {METHOD.replace('√', 'sqrt ').replace('·', '*').replace('±', '+-')}\n"
-    ) + text.replace("±", r"$\pm$")
+        f"% {method}\n" + text.replace("±", r"$\pm$")
+    )
 
 
 def comma_separated(report: Report) -> str:
@@ -85,14 +88,8 @@ def comma_separated(report: Report) -> str:
         }
         for group, cell, costs in report.rows
     ]
-    columns = dict.fromkeys(
-        ("group", *fields, "metric", *Cell._fields, "diverged", "baseline", *titles)
-    )
-    return (
-        pandas.DataFrame(rows, columns=columns, dtype=object)
-        .map(_harmless)
-        .to_csv(index=False, lineterminator="\n")
-    )
+    table = pandas.DataFrame(rows, dtype=object).map(_harmless)
+    return table.to_csv(index=False, lineterminator="\n")
 
 
 def _harmless(value: Any) -> Any:
@@ -103,9 +100,9 @@ def _harmless(value: Any) -> Any:
         value = ",".join(map(str, value))
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    return (
-        f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) else value
-    )
+    if isinstance(value, str) and value.startswith(("=", "+", "-", "@")):
+        return f"'{value}"
+    return value
 
 
 def figure(kind: str, report: Report) -> bytes:
@@ -130,12 +127,8 @@ def figure(kind: str, report: Report) -> bytes:
     for text in axes.legend(frameon=False, fontsize=7).get_texts():
         text.set_parse_math(False)  # a "$" in a name is one
     content = io.BytesIO()
-    drawing.savefig(
-        content,
-        format=kind,
-        bbox_inches="tight",
-        metadata={"Date": None} if kind == "svg" else None,
-    )
+    dated = {"Date": None} if kind == "svg" else None
+    drawing.savefig(content, format=kind, bbox_inches="tight", metadata=dated)
     return content.getvalue()
 
 

@@ -1,9 +1,10 @@
 """From a report to one page: everything that `assets/report.html` shows, worked out and put in."""
 
 import base64
+import contextlib
 import datetime
+import functools
 import io
-import json
 import math
 import os
 import re
@@ -19,7 +20,7 @@ from PIL import Image
 
 import fedjax_ssl
 from fedjax_ssl.errors import counted
-from fedjax_ssl.folder.folder import SEARCH_FILE, SWEEP_FILE
+from fedjax_ssl.folder.folder import SEARCH_FILE, SWEEP_FILE, RunFolderError, read_stored
 from fedjax_ssl.folder.stored_run import StoredRun
 from fedjax_ssl.report.charts import AXES, curves_of, effects_of, profiles_of
 from fedjax_ssl.report.numbers import (
@@ -40,7 +41,7 @@ _BEST = 7  # groups that charts start with: one colour each
 _NUMBERS = 160_000  # in all curves of a page, about six bytes each
 _MOST_CURVES = 300  # groups
 # sections of a config that decide who holds which data
-_DATA = ("data.", "partition.", "supervision.")
+_DATA = ("data", "partition", "supervision")
 # pixels and colours of a picture, lines of the table under it
 _WIDTH = 900
 _COLOURS = 48
@@ -116,19 +117,12 @@ def _curves(report: Report) -> list[dict[str, Any] | None]:
 
 def _packed(metric: Metric, report: Report) -> dict[str, Any]:
     """Packs a metric for template and script: in "cells" a list per group, texts first."""
-    cells = [
+    cells = []
+    for cell in report.cells(metric):
+        numbers = (cell.mean, cell.deviation, cell.difference, cell.low, cell.high)
+        texts = (mean_text(cell, metric.unit), difference_text(cell, metric.unit))
         # 1 where the interval says better than the baseline, -1 where it says worse
-        [
-            mean_text(cell, metric.unit),
-            difference_text(cell, metric.unit),
-            cell.sign * metric.better,
-        ]
-        + [
-            short(number)
-            for number in (cell.mean, cell.deviation, cell.difference, cell.low, cell.high)
-        ]
-        for cell in report.cells(metric)
-    ]
+        cells.append([*texts, cell.sign * metric.better, *map(short, numbers)])
     difference = headings(metric, report.baseline.name)[3]
     return {**metric._asdict(), "title": metric.title, "difference": difference, "cells": cells}
 
@@ -136,20 +130,21 @@ def _packed(metric: Metric, report: Report) -> dict[str, Any]:
 def _title(groups: Sequence[Group]) -> str:
     datasets = sorted({str(group.config.get("data.name", "?")) for group in groups})
     methods = sorted({str(group.config["method.name"]) for group in groups})
-    return (
-        f"{', '.join(methods) if len(methods) <= 4 else f'{len(methods)} methods'} on "
-        f"{', '.join(datasets)}"
-    )
+    named = ", ".join(methods) if len(methods) <= 4 else f"{len(methods)} methods"
+    return f"{named} on {', '.join(datasets)}"
 
 
 def _facts(groups: Sequence[Group]) -> list[str]:
     runs = [run for group in groups for run in group.runs]
     seeds = sorted({len(group.runs) for group in groups})
     states = Counter(re.split("[,:]", run.state)[0] for run in runs)
-    each = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-    facts = [counted(len(runs), "run"), counted(len(groups), "group")]
-    facts.append(f"{each} {'seed' if seeds == [1] else 'seeds'} each")
-    return facts + [f"{number} {state}" for state, number in states.items() if state != "finished"]
+    few = f"{seeds[0]} to " * (len(seeds) > 1)
+    return [
+        counted(len(runs), "run"),
+        counted(len(groups), "group"),
+        f"{few}{counted(seeds[-1], 'seed')} each",
+        *(f"{number} {state}" for state, number in states.items() if state != "finished"),
+    ]
 
 
 def _configs(configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -157,21 +152,15 @@ def _configs(configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     and all others.
     """
     table = table_of(configs)
-    belonging = [field for field in table if _belongs_to_a_name(field, configs, table)]
-    return {
-        "differing": {
-            field: [text_of(one.get(field)) for one in configs]
-            for field in table
-            if field not in belonging
-        },
-        "belonging": {
-            field: text_of(next(one[field] for one in configs if field in one))
-            for field in belonging
-        },
-        "common": {
-            field: text_of(value) for field, value in configs[0].items() if field not in table
-        },
-    }
+    differing = {}
+    belonging = {}
+    for field in table:
+        if _belongs_to_a_name(field, configs, table):
+            belonging[field] = text_of(next(one[field] for one in configs if field in one))
+        else:
+            differing[field] = [text_of(one.get(field)) for one in configs]
+    common = {field: text_of(value) for field, value in configs[0].items() if field not in table}
+    return {"differing": differing, "belonging": belonging, "common": common}
 
 
 def _belongs_to_a_name(field: str, configs: Sequence[Mapping[str, Any]], table: Any) -> bool:
@@ -192,50 +181,44 @@ def _runs(report: Report) -> list[tuple[Any, ...]]:
     top = os.path.commonpath([run.path.resolve().parent for run in report.runs])
     found = []
     for run, place in zip(report.runs, report.frame.index.get_level_values("group"), strict=True):
-        value = numbers_of(run).get(report.metric.name) if run.finished else None
         path = os.path.relpath(run.path.resolve(), top)
+        group = report.groups[place].name
+        value = numbers_of(run).get(report.metric.name) if run.finished else None
         text = written(value, report.metric.unit)
-        found.append(
-            (path, report.groups[place].name, run.state, run.config["seed"], short(value), text)
-        )
+        found.append((path, group, run.state, run.config["seed"], short(value), text))
     return found
 
 
 def _environments(runs: Sequence[StoredRun]) -> list[tuple[int, dict[str, str]]]:
     """List what the finished runs ran on, every combination once with its number of runs."""
-    found = []
-    for summary in (run.summary for run in runs if run.summary):
+    found = Counter[tuple[tuple[str, str], ...]]()
+    for run in runs:
+        summary = run.summary or {}
         versions = summary.get("versions")
-        named = {
-            **(versions if isinstance(versions, dict) else {}),
-            "device": summary.get("device"),
-        }
-        found.append(
-            tuple((str(name), str(value)) for name, value in named.items() if value is not None)
-        )
-    return [(number, dict(pairs)) for pairs, number in Counter(found).items() if pairs]
+        named = versions if isinstance(versions, dict) else {}
+        named = {**named, "device": summary.get("device")}
+        found[tuple((str(one), str(named[one])) for one in named if named[one] is not None)] += 1
+    return [(number, dict(pairs)) for pairs, number in found.items() if pairs]
 
 
 def _commands(runs: Sequence[StoredRun]) -> list[str]:
     """List what was typed: the command of the sweep that a run belongs to, or its own."""
-    sweeps = {
-        path: _sweep_command(path)
-        for path in dict.fromkeys(run.path.resolve().parent.parent for run in runs)
-    }
+    of_sweep = functools.cache(_sweep_command)
     own = [
-        sweeps[run.path.resolve().parent.parent] or (run.summary or {}).get("command")
+        of_sweep(run.path.resolve().parent.parent) or (run.summary or {}).get("command")
         for run in runs
     ]
     return list(dict.fromkeys(str(command) for command in own if command))
 
 
 def _sweep_command(folder: Path) -> str | None:
+    def build(content: Any) -> str:
+        return shlex.join(map(str, content["command"]))
+
     for name in (SWEEP_FILE, SEARCH_FILE):
-        try:
-            return shlex.join(map(str, json.loads((folder / name).read_text("utf-8"))["command"]))
-        # no sweep, or a damaged file: the runs' own commands
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
+        with contextlib.suppress(OSError, RunFolderError):  # then the runs' own commands are shown
+            if command := read_stored(folder / name, build):
+                return command
     return None
 
 
@@ -264,10 +247,14 @@ def _pictures(groups: Sequence[Group], problems: list[str]) -> list[dict[str, An
             image = ""
         left -= len(image)
         if image or text:
-            names = [group.name for group in members]
-            seed = source.config["seed"]
             found.append(
-                {"groups": names, "settings": settings, "seed": seed, "image": image, "text": text}
+                {
+                    "groups": [group.name for group in members],
+                    "settings": settings,
+                    "seed": source.config["seed"],
+                    "image": image,
+                    "text": text,
+                }
             )
     return found
 
@@ -302,22 +289,19 @@ def _share(value: float) -> str:
 def _settings(config: Mapping[str, Any]) -> str:
     """List the settings that decide how data lie with the clients, without those that are off."""
     chosen = [
-        name
-        for name, value in config.items()
-        if name.startswith(_DATA) and value is not False and value != 0
+        (_DATA.index(section), not name.endswith(".name"), place, f"{name}={text_of(value)}")
+        for place, (name, value) in enumerate(config.items())
+        if (section := name.partition(".")[0]) in _DATA and value != 0
     ]
-    ordered = sorted(
-        chosen, key=lambda name: (_DATA.index(name.split(".")[0] + "."), not name.endswith(".name"))
-    )
-    return ", ".join(f"{name}={text_of(config[name])}" for name in ordered)
+    return ", ".join(text for *_, text in sorted(chosen))
 
 
 def _image(path: Path, problems: list[str]) -> str:
     """Make a data address of a picture in a file. "": there is none."""
+    if not path.exists():
+        return ""
     try:
         return _address(path)
-    except FileNotFoundError:
-        return ""
     except (OSError, ValueError, Image.DecompressionBombError) as error:
         problems.append(f"{path.parent}: {path.name} cannot be shown: {error}")
         return ""

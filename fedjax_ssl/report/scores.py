@@ -11,7 +11,9 @@ import pandas
 
 from fedjax_ssl.report.runs import Group
 
-MOST_GROUPS, MOST_CLASSES = 7, 100  # in the table and with pictures
+# in the table and with pictures
+MOST_GROUPS = 7
+MOST_CLASSES = 100
 _BY_CLASS = ("recall", "precision", "f1", "support")
 _NUMBERED = 20  # classes up to which a confusion matrix has numbers in it
 
@@ -21,13 +23,10 @@ def scored_groups(groups: Sequence[Group]) -> dict[int, list[Mapping[str, Any]]]
     the same classes.
     """
     found: dict[int, list[Mapping[str, Any]]] = {}
+    needed = {*_BY_CLASS, "classes", "reliability"}
     for place, group in enumerate(groups):
-        given = [(run.summary or {}).get("scores") for run in group.finished]
-        scores = [
-            one
-            for one in given
-            if isinstance(one, dict) and {*_BY_CLASS, "classes", "reliability"} <= {*one}
-        ]
+        given = [summary.get("scores") for summary in group.summaries.values()]
+        scores = [one for one in given if isinstance(one, dict) and needed <= {*one}]
         if scores and len(scores[0]["classes"]) <= MOST_CLASSES and len(found) < MOST_GROUPS:
             found[place] = [one for one in scores if one["classes"] == scores[0]["classes"]]
     return found
@@ -72,19 +71,18 @@ def pictures_of(scores: Sequence[Mapping[str, Any]]) -> list[tuple[str, bytes]]:
                 )
         figure.colorbar(image, label="share of the true class")
         found.append(("Confusion matrix", _png(figure)))
-    bins = [pandas.DataFrame(one["reliability"], dtype=float).fillna(0.0) for one in scores]
-    examples = np.sum([one["examples"] for one in bins], axis=0)
-    filled = examples > 0
-    sure, right = (
-        np.sum([one[name] * one["examples"] for one in bins], axis=0)
-        for name in ("probability", "right")
-    )
+    tables = [pandas.DataFrame(one["reliability"], dtype=float) for one in scores]
+    # The means of a bin over the examples of all runs, of bins that have some.
+    sums = pandas.concat([one.mul(one.examples, axis=0) for one in tables]).groupby(level=0).sum()
+    examples = sum(one.examples for one in tables)
+    means = sums.div(examples, axis=0)[examples > 0]
     figure = Figure(figsize=(5.2, 4.6), layout="constrained")
     axes, below = figure.subplots(2, sharex=True, height_ratios=(3, 1))
     axes.plot([0, 1], [0, 1], color="grey", linewidth=1, linestyle="--")
-    axes.plot(sure[filled] / examples[filled], right[filled] / examples[filled], marker="o")
+    axes.plot(means.probability, means.right, marker="o")
     axes.set(ylabel="share that is right", xlim=(0, 1), ylim=(0, 1))
-    below.bar((np.arange(len(examples)) + 0.5) / len(examples), examples, width=0.9 / len(examples))
+    count = len(examples)
+    below.bar((np.arange(count) + 0.5) / count, examples, width=0.9 / count)
     below.set(xlabel="probability of the predicted class", ylabel="examples")
     found.append(("Reliability diagram", _png(figure)))
     return found
