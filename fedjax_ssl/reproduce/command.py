@@ -67,7 +67,7 @@ def main(arguments: list[str]) -> int:
         typed = command[:2] + [_without_folders(word) for word in arguments]
         result = running.carry_out(table, given.scale, runs, folder, typed, given.workers, notes)
     print(f"\n{results.markdown(table, result)}\n\n{folder / 'table.md'}")
-    empty = [cell for cell in result["cells"] if not cell["values"]]
+    empty = [cell for cell in result.cells if not cell.values]
     if given.store:
         left = f"; {counted(len(empty), 'cell')} without a number left out" * bool(empty)
         print(f"{results.store(table, result) or 'nothing is stored'}{left}")
@@ -143,13 +143,13 @@ def _list(tables: Mapping[str, Table]) -> list[str]:
         cells = table.make_cells("paper")
         missing = sum(bool(cell.missing) for cell in cells)
         have = [
-            f"{one['scale']} ({(one['commit'] or '-')[:7]}, {one['device']})"
+            f"{one.scale} ({(one.origin.commit or '-')[:7]}, {one.origin.device})"
             for one in results.stored(name)
         ]
+        lacks = f", {missing} missing" if missing else ""
         lines.append(
-            f"{name:{width}}  "
-            f"{counted(len(cells), 'cell'):>9}{f', {missing} missing' * bool(missing)}  "
-            f"{table.title}" + (f"; results: {', '.join(have)}" if have else "; no results yet")
+            f"{name:{width}}  {counted(len(cells), 'cell'):>9}{lacks}  {table.title}; "
+            + (f"results: {', '.join(have)}" if have else "no results yet")
         )
     return [*lines, f"{counted(len(tables), 'table')} and figures"]
 
@@ -162,7 +162,7 @@ def _check_store(table: Table, scale: str, runs: Sequence[Run]) -> None:
         raise ConfigError(
             "--store keeps no numbers of stand-in data, which mean nothing; leave it out"
         )
-    results.check_store(table, scale, Counter((run.cell.row, run.cell.column) for run in runs))
+    results.check_store(table, scale, Counter(run.cell.place for run in runs))
 
 
 def _pairs(option: str, texts: Sequence[str], form: str) -> dict[str, str]:

@@ -8,7 +8,7 @@ import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas
@@ -16,6 +16,7 @@ import pandas
 from fedjax_ssl.errors import ConfigError, counted
 from fedjax_ssl.folder.files import encode_json, write_atomically
 from fedjax_ssl.folder.stored_run import StoredRun, read_run
+from fedjax_ssl.report.exports import markdown_table
 from fedjax_ssl.reproduce.table import Cell, Table, number_of
 from fedjax_ssl.runs.devices import forward_operations
 from fedjax_ssl.shipped import papers
@@ -25,20 +26,49 @@ from fedjax_ssl.sweep import results
 HEAD = "| table | scale | source | pairs in the paper's order | why not |\n|---|---|---|---|---|"
 _BAR = r"\|"  # in a cell of Markdown
 _PAIRS = 5  # from this many on, a rank correlation says something
-Stored = dict[str, Any]  # a table at a scale, as its JSON file has it
-# of all cells but those that have a part "from"
-_ORIGIN = ("command", "minutes", "device", "commit")
 
 
-def measure(folder: Path, cell: Cell) -> float | None:
-    """Read the number of a cell from the folder of a run; None where the run is not done or has no
-    such number.
+class Origin(NamedTuple):
+    """Where numbers come from."""
+
+    device: str | None
+    commit: str | None
+    minutes: float  # of all its runs
+    command: str  # as typed
+
+
+class Measured(NamedTuple):
+    """Our numbers of a cell."""
+
+    row: str
+    column: str
+    values: Sequence[float]  # one per seed
+    rounds: int | None  # None: no run is done
+    minutes: float  # of its runs
+    origin: Origin
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Row and column."""
+        return self.row, self.column
+
+
+class Result(NamedTuple):
+    """Our numbers of a table at a scale."""
+
+    table: str  # name
+    scale: str
+    cells: Sequence[Measured]
+    origin: Origin  # of the newest cells
+
+
+def measure(run: StoredRun, cell: Cell) -> float | None:
+    """Read the number of a cell from a run; None where the run is not done or has no such number.
 
     Args:
-        folder: of the run.
+        run: as its folder has it.
         cell: says which metric, of which round.
     """
-    run = read_run(folder)
     if run.summary is None:
         return None
     kind, _, client = cell.metric.partition(":")
@@ -47,7 +77,7 @@ def measure(folder: Path, cell: Cell) -> float | None:
         accuracies = list(run.clients.get("model", {}).values())
         value = accuracies[int(client)] if int(client) < len(accuracies) else None
     elif kind == "forward_gflop":
-        model = json.loads((folder / "model.json").read_text(encoding="utf-8"))
+        model = json.loads((run.path / "model.json").read_text(encoding="utf-8"))
         shape = tuple(model["inputs"]["shape"])
         value = forward_operations(run.config["model"], len(model["class_names"]), shape) / 1e9
     elif kind == "seconds_per_round":
@@ -72,7 +102,7 @@ def _of_rows(run: StoredRun, name: str, value: str | tuple[str, int]) -> float |
 
 def collect(
     table: Table, scale: str, found: Sequence[tuple[Cell, list[Path]]], command: str
-) -> Stored:
+) -> Result:
     """Gather the numbers of a table.
 
     Args:
@@ -81,49 +111,60 @@ def collect(
         found: cells, each with the folders of its runs.
         command: as typed.
     """
-    summaries = {
-        folder: read_run(folder).summary or {} for _, folders in found for folder in folders
-    }
-    first: Mapping[str, Any] = next(filter(None, summaries.values()), {})
+    runs = {folder: read_run(folder) for _, folders in found for folder in folders}
 
-    def minutes(folders: Iterable[Path]) -> float:
-        done = [summaries[folder] for folder in folders if summaries[folder]]
-        return round(sum(one["train_seconds"] + one["compile_seconds"] for one in done) / 60, 2)
+    def done(folders: Iterable[Path]) -> list[dict[str, Any]]:
+        return [summary for folder in folders if (summary := runs[folder].summary)]
 
+    def minutes(summaries: Iterable[Mapping[str, Any]]) -> float:
+        seconds = sum(one["train_seconds"] + one["compile_seconds"] for one in summaries)
+        return round(seconds / 60, 2)
+
+    every = done(runs)
+    first = every[0] if every else {}
+    commit = first.get("versions", {}).get("git_commit")
+    origin = Origin(first.get("device"), commit, minutes(every), command)
     cells = []
     for cell, folders in found:
-        values = [value for folder in folders if (value := measure(folder, cell)) is not None]
-        rounds = next(
-            (summaries[folder]["rounds"] for folder in folders if summaries[folder]), None
-        )
-        cells.append(
-            dict(
-                row=cell.row,
-                column=cell.column,
-                values=values,
-                rounds=rounds,
-                minutes=minutes(folders),
-            )
-        )
-    return {
-        "table": table.name,
-        "scale": scale,
-        "device": first.get("device"),
-        "commit": first.get("versions", {}).get("git_commit"),
-        "minutes": minutes(summaries),
-        "command": command,
-        "cells": cells,
-    }
+        own = done(folders)
+        rounds = own[0]["rounds"] if own else None
+        numbers = [measure(runs[folder], cell) for folder in folders]
+        values = [number for number in numbers if number is not None]
+        cells.append(Measured(*cell.place, values, rounds, minutes(own), origin))
+    return Result(table.name, scale, cells, origin)
 
 
-def stored(table: str | None = None) -> list[Stored]:
+def stored(table: str | None = None) -> list[Result]:
     """Read the results that the package brings, of one table or all."""
-    files = sorted((papers() / "results").glob("*.json"))
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in files]
-    return [one for one in found if table in (None, one["table"])]
+    found = map(_read, sorted((papers() / "results").glob("*.json")))
+    return [one for one in found if table in (None, one.table)]
 
 
-def store(table: Table, result: Stored) -> Path | None:
+def _read(path: Path) -> Result:
+    """Read a file of results. A cell says what it is "from" where that is not what the newest cells
+    are from.
+    """
+    content = json.loads(path.read_text(encoding="utf-8"))
+    newest = Origin(*map(content.get, Origin._fields))
+    cells = []
+    for cell in content["cells"]:
+        other = cell.pop("from", None)
+        cells.append(Measured(**cell, origin=Origin(**other) if other else newest))
+    return Result(content["table"], content["scale"], cells, newest)
+
+
+def _as_plain(result: Result) -> dict[str, Any]:
+    cells = []
+    for cell in result.cells:
+        plain = cell._asdict()
+        origin = plain.pop("origin")
+        before = {} if origin == result.origin else {"from": origin._asdict()}
+        cells.append(before | plain)
+    origin = result.origin._asdict()
+    return {"table": result.table, "scale": result.scale, **origin, "cells": cells}
+
+
+def store(table: Table, result: Result) -> Path | None:
     """Keep results beside the papers' files, for `--list` and the page; stored cells that are not
     in them stay.
 
@@ -132,30 +173,23 @@ def store(table: Table, result: Stored) -> Path | None:
     Raises:
         ConfigError: as of `check_store`; the file stays as it is.
     """
-    new = {(cell["row"], cell["column"]): cell for cell in result["cells"] if cell["values"]}
-    path, old = check_store(
-        table, result["scale"], {place: len(cell["values"]) for place, cell in new.items()}
-    )
+    new = {cell.place: cell for cell in result.cells if cell.values}
+    seeds = {place: len(cell.values) for place, cell in new.items()}
+    path, old = check_store(table, result.scale, seeds)
     if not new:
         return None
+    cells = {cell.place: cell for cell in old} | new
+    places = [cell.place for cell in table.make_cells("paper")]
+    kept = result._replace(cells=[cells[place] for place in places if place in cells])
     path.parent.mkdir(exist_ok=True)
-    cells = {(cell["row"], cell["column"]): cell for cell in old["cells"]}
-    cells = {
-        place: {"from": {key: old[key] for key in _ORIGIN}} | cell for place, cell in cells.items()
-    } | new
-    places = [
-        place for cell in table.make_cells("paper") if (place := (cell.row, cell.column)) in cells
-    ]
-    write_atomically(
-        path, encode_json(result | {"cells": [cells[place] for place in places]}, indent=1) + "\n"
-    )
+    write_atomically(path, encode_json(_as_plain(kept), indent=1) + "\n")
     return path
 
 
 def check_store(
     table: Table, scale: str, seeds: Mapping[tuple[str, str], int]
-) -> tuple[Path, Stored]:
-    """Find the file of stored results, and what it has.
+) -> tuple[Path, Sequence[Measured]]:
+    """Find the file of stored results, and the cells that it has.
 
     Args:
         table: the table.
@@ -166,13 +200,13 @@ def check_store(
         ConfigError: a stored cell has more seeds than are to take their place.
     """
     path = papers() / "results" / f"{table.name}_{scale}.json"
-    old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"cells": []}
-    there = {(cell["row"], cell["column"]): len(cell["values"]) for cell in old["cells"]}
-    lost = {place: count for place, count in seeds.items() if count < there.get(place, 0)}
-    if lost:
-        fewer = [
-            f"{', '.join(place)} ({there[place]}, here {count})" for place, count in lost.items()
-        ]
+    old = _read(path).cells if path.exists() else []
+    fewer = [
+        f"{', '.join(cell.place)} ({len(cell.values)}, here {seeds[cell.place]})"
+        for cell in old
+        if seeds.get(cell.place, math.inf) < len(cell.values)
+    ]
+    if fewer:
         raise ConfigError(
             f"{path} has more seeds: {'; '.join(fewer)}. Run as many with --seeds, or remove the "
             "file"
@@ -180,7 +214,12 @@ def check_store(
     return path, old
 
 
-def rows_of(table: Table, result: Stored) -> pandas.DataFrame:
+def _named(table: Table, scale: str, cell: Measured) -> tuple[str, str]:
+    """Give row and column of a cell their names at the scale."""
+    return table.name_at(scale, "rows", cell.row), table.name_at(scale, "columns", cell.column)
+
+
+def rows_of(table: Table, result: Result) -> pandas.DataFrame:
     """List the cells with the paper's number, ours, and the difference; shares times 100 where the
     table has these.
 
@@ -188,31 +227,24 @@ def rows_of(table: Table, result: Stored) -> pandas.DataFrame:
     """
     factor = 100 if table.percent else 1
     rows = []
-    for cell in result["cells"]:
-        values = pandas.Series(cell["values"], dtype=float) * factor
-        numbers = table.paper.get(cell["row"])
-        printed = number_of(numbers[list(table.columns).index(cell["column"])]) if numbers else None
-        names = (
-            table.name_at(result["scale"], kind, cell[kind.removesuffix("s")])
-            for kind in ("rows", "columns")
+    for cell in result.cells:
+        row, column = _named(table, result.scale, cell)
+        paper, paper_spread = number_of(table.printed(*cell.place)) or (None, None)
+        values = pandas.Series(cell.values, dtype=float) * factor
+        rows.append(
+            {
+                "row": row,
+                "column": column,
+                "paper": paper,
+                "paper_spread": paper_spread,
+                "ours": values.mean(),
+                "spread": values.std(),
+                "seeds": len(values),
+                "rounds": cell.rounds,
+                "minutes": cell.minutes,
+            }
         )
-        paper = printed or (None, None)
-        own = (values.mean(), values.std(), len(values))
-        rows.append((*names, *paper, *own, cell["rounds"], cell["minutes"]))
-    columns = [
-        "row",
-        "column",
-        "paper",
-        "paper_spread",
-        "ours",
-        "spread",
-        "seeds",
-        "rounds",
-        "minutes",
-    ]
-    found = pandas.DataFrame(rows, columns=columns).astype(
-        dict.fromkeys(("paper", "paper_spread"), float)
-    )
+    found = pandas.DataFrame(rows).astype({"paper": float, "paper_spread": float})
     found.insert(6, "difference", found.ours - found.paper)
     return found
 
@@ -227,7 +259,7 @@ def number_in_words(mean: float, spread: float) -> str:
     return f"{mean:.{digits}f}" + ("" if math.isnan(spread) else f" ± {spread:.{digits}f}")
 
 
-def markdown(table: Table, result: Stored) -> str:
+def markdown(table: Table, result: Result) -> str:
     """Write a table in Markdown: title, ours, the paper's number in brackets, and where the
     numbers come from.
     """
@@ -235,73 +267,66 @@ def markdown(table: Table, result: Stored) -> str:
     ours = map(number_in_words, found.ours, found.spread)
     paper = map(number_in_words, found.paper, found.paper_spread)
     found["text"] = [
-        f"{own or '-'}{f' ({theirs})' * bool(theirs)}"
+        f"{own or '-'} ({theirs})" if theirs else own or "-"
         for own, theirs in zip(ours, paper, strict=True)
     ]
     grid = found.pivot(index="row", columns="column", values="text").fillna("")
     grid = grid.reindex(index=found.row.unique(), columns=found.column.unique())
-    lines = [
-        ["", *grid.columns],
-        ["---", *["---:"] * grid.shape[1]],
-        *([row, *grid.loc[row]] for row in grid.index),
-    ]
-    text = "\n".join(
-        f"| {' | '.join(cell.replace('|', _BAR) for cell in line)} |" for line in lines
+    titles, *rows = (
+        [cell.replace("|", _BAR) for cell in line]
+        for line in [("", *grid.columns), *grid.itertuples()]
     )
     others = ", ".join(other_data(result))
-    title = (
-        f"{table.title_at(result['scale'])}{f' (here {others})' * bool(others)}; {table.source}."
+    here = f" (here {others})" if others else ""
+    said = "\n".join(f"- {note}" for note in notes(table, result))
+    return (
+        f"{table.title_at(result.scale)}{here}; {table.source}.\n\n"
+        f"{markdown_table(titles, rows)}\n\n{said}"
     )
-    return f"{title}\n\n{text}\n\n" + "\n".join(f"- {note}" for note in notes(table, result))
 
 
-def notes(table: Table, result: Stored) -> list[str]:
+def notes(table: Table, result: Result) -> list[str]:
     """Say what the numbers of a table are, what was reduced or differs, and where they come
     from.
     """
-    counts = [len(cell["values"]) for cell in result["cells"] if cell["values"]]
+    counts = [len(cell.values) for cell in result.cells if cell.values]
     seeds = " or ".join(map(str, sorted(set(counts))))
-    count = (
-        "no results"
-        if not counts
-        else "one seed"
-        if seeds == "1"
-        else f"mean and sample deviation of {seeds} seeds"
-    )
+    count = f"mean and sample deviation of {seeds} seeds" if counts else "no results"
+    if seeds == "1":
+        count = "one seed"
     said = [f"ours, {count}; in brackets the paper's"]
-    done = [cell for cell in result["cells"] if not cell["values"] and cell["rounds"] is not None]
     said += [
-        f"runs of {cell['row']}, {cell['column']} are done and have no such number" for cell in done
+        f"runs of {', '.join(cell.place)} are done and have no such number"
+        for cell in result.cells
+        if not cell.values and cell.rounds is not None
     ]
     every = len(table.make_cells("paper"))
-    said += (
-        [f"results of {len(counts)} of the paper's {counted(every, 'cell')}"]
-        if len(counts) < every
-        else []
-    )
-    if result["scale"] == "small" and table.reduced:
+    if len(counts) < every:
+        said.append(f"results of {len(counts)} of the paper's {counted(every, 'cell')}")
+    if result.scale == "small" and table.reduced:
         said.append(f"reduced: {table.reduced}")
-    if result["scale"] == "smoke":
+    if result.scale == "smoke":
         said.append("two rounds on stand-in data: these numbers mean nothing")
     said += [f"differs: {text}" for text in table.differs]
-    said += [text] if result["scale"] != "smoke" and (text := order(table, result)) else []
-    origins: dict[tuple[Any, ...], list[str]] = {}
-    for cell, row, column in zip(
-        result["cells"], *map(rows_of(table, result).get, ("row", "column")), strict=True
-    ):
-        origin = tuple(map(cell.get("from", result).get, _ORIGIN))
-        origins.setdefault(origin, []).append(f"{row}, {column}")
+    if result.scale != "smoke":
+        said += filter(None, [order(table, result)])
     said += [f"data: {text}" for text in other_data(result)]
     said += [f"set in place of all above: {text}" for text in _given(result, "--set")]
-    for (command, minutes, device, commit), cells in origins.items():
-        which = f" ({'; '.join(cells)})" * (len(origins) > 1)
-        changed = " with uncommitted changes" * str(commit).endswith("-dirty")
-        version = f", commit {commit[:7]}{changed}" if commit else ""
-        said.append(f"`{command}`{which}: {minutes:g} minutes of runs on {device}{version}")
+    origins: dict[Origin, list[str]] = {}
+    for cell in result.cells:
+        origins.setdefault(cell.origin, []).append(", ".join(_named(table, result.scale, cell)))
+    for origin, cells in origins.items():
+        which = f" ({'; '.join(cells)})" if len(origins) > 1 else ""
+        version = ""
+        if origin.commit:
+            changed = " with uncommitted changes" * origin.commit.endswith("-dirty")
+            version = f", commit {origin.commit[:7]}{changed}"
+        took = f"{origin.minutes:g} minutes of runs on {origin.device}{version}"
+        said.append(f"`{origin.command}`{which}: {took}")
     return said
 
 
-def other_data(result: Stored) -> list[str]:
+def other_data(result: Result) -> list[str]:
     """Say which files or datasets were taken in place of those of a table."""
     pairs = (text.partition("=")[::2] for text in _given(result, "--data"))
     return [
@@ -311,20 +336,19 @@ def other_data(result: Stored) -> list[str]:
     ]
 
 
-def _given(result: Stored, option: str) -> list[str]:
+def _given(result: Result, option: str) -> list[str]:
     """Find the values of an option in the commands of a result."""
-    commands = dict.fromkeys(cell.get("from", result)["command"] for cell in result["cells"])
     found = []
-    for before, word in itertools.chain(
-        *(itertools.pairwise(shlex.split(command)) for command in commands)
-    ):
-        found += [word] * (before == option) + [word.removeprefix(f"{option}=")] * word.startswith(
-            f"{option}="
-        )
+    for command in dict.fromkeys(cell.origin.command for cell in result.cells):
+        for before, word in itertools.pairwise(shlex.split(command)):
+            if before == option:
+                found.append(word)
+            elif word.startswith(f"{option}="):
+                found.append(word.removeprefix(f"{option}="))
     return list(dict.fromkeys(found))
 
 
-def order(table: Table, result: Stored) -> str:
+def order(table: Table, result: Result) -> str:
     """Say how far the order of rows, or of the points of a single row, is the paper's; empty
     without two numbers.
     """
@@ -334,23 +358,24 @@ def order(table: Table, result: Stored) -> str:
     reverse = list[str]()
     for group, members in both.groupby(along, sort=False):
         for first, second in itertools.combinations(members.to_dict("records"), 2):
-            paper, ours = (first[whose] - second[whose] for whose in ("paper", "ours"))
-            pairs += paper != 0
-            reverse += [f"{first[across]} and {second[across]} ({group})"] * (
-                paper != 0 and paper * ours <= 0
-            )
+            paper = first["paper"] - second["paper"]
+            if paper == 0:
+                continue
+            pairs += 1
+            if paper * (first["ours"] - second["ours"]) <= 0:
+                reverse.append(f"{first[across]} and {second[across]} ({group})")
     if not pairs:
         return ""
     agreeing = pairs - len(reverse)
-    shown = "; ".join([*reverse[:4], *[f"and {len(reverse) - 4} more"] * (len(reverse) > 4)])
-    others = f"; other way round: {shown}" * bool(reverse)
-    tau = f" (Kendall {(agreeing - len(reverse)) / pairs:+.2f})" * (pairs >= _PAIRS)
-    return (
-        f"order: {agreeing} of {counted(pairs, 'pair')} of {across}s as in the paper{tau}{others}"
-    )
+    text = f"order: {agreeing} of {counted(pairs, 'pair')} of {across}s as in the paper"
+    if pairs >= _PAIRS:
+        text += f" (Kendall {(agreeing - len(reverse)) / pairs:+.2f})"
+    if len(reverse) > 4:
+        reverse[4:] = [f"and {len(reverse) - 4} more"]
+    return f"{text}; other way round: {'; '.join(reverse)}" if reverse else text
 
 
-def write(table: Table, result: Stored, folder: Path) -> Path:
+def write(table: Table, result: Result, folder: Path) -> Path:
     """Write `table.md`, `table.csv` and `table.png`; returns the first."""
     found = rows_of(table, result)
     write_atomically(folder / "table.csv", found.to_csv(index=False))
@@ -370,30 +395,23 @@ def draw(table: Table, found: pandas.DataFrame, path: Path) -> None:
     for place, row in enumerate(rows):
         own = found[found.row == row].set_index("column").reindex(columns)
         shift = 0 if table.x else 0.6 * (place / max(len(rows) - 1, 1) - 0.5)
-        for name, spread, filled in (("ours", "spread", True), ("paper", "paper_spread", False)):
-            line, face, label = ("-", f"C{place}", row) if filled else (":", "none", None)
-            style: dict[str, Any] = {
-                "fmt": "o" + line * bool(table.x),
-                "color": f"C{place}",
-                "mfc": face,
-                "capsize": 2,
-            }
-            axes.errorbar(
-                np.arange(len(columns)) + shift,
-                own[name],
-                own[spread].fillna(0.0),
-                label=label,
-                **style,
-            )
-    axes.set_xticks(
-        range(len(columns)),
-        columns,
-        rotation=0 if table.x else 30,
-        ha="center" if table.x else "right",
-    )
-    axes.set(
-        xlabel=table.x or "", ylabel=f"{table.metric.replace('_', ' ')}{', %' * table.percent}"
-    )
+        x = np.arange(len(columns)) + shift
+        line = {"color": f"C{place}", "capsize": 2}
+        axes.errorbar(
+            x, own.ours, own.spread.fillna(0), fmt="o-" if table.x else "o", label=row, **line
+        )
+        axes.errorbar(
+            x,
+            own.paper,
+            own.paper_spread.fillna(0),
+            fmt="o:" if table.x else "o",
+            mfc="none",
+            **line,
+        )
+    turned = {} if table.x else {"rotation": 30, "ha": "right"}
+    axes.set_xticks(range(len(columns)), columns, **turned)
+    metric = table.metric.replace("_", " ")
+    axes.set(xlabel=table.x or "", ylabel=f"{metric}, %" if table.percent else metric)
     axes.legend(fontsize="small", title="filled: ours, hollow: paper", title_fontsize="small")
     figure.savefig(path, dpi=120)
 
@@ -405,13 +423,13 @@ def page(tables: Mapping[str, Table]) -> str:
     lines = [(papers() / "page.md").read_text(encoding="utf-8") + HEAD]
     sections = []
     for result in stored():
-        if (table := tables.get(result["table"])) is None:
+        if (table := tables.get(result.table)) is None:
             continue  # of another paper
-        anchor = f"{table.name}-{result['scale']}"
+        anchor = f"{table.name}-{result.scale}"
         agreed = order(table, result).removeprefix("order: ").replace(" as in the paper", "")
         source = "; ".join((table.source, *other_data(result)))
-        why = table.why.get(result["scale"], "-")
-        row = [f"[{table.name}](#{anchor})", result["scale"], source, agreed or "-", why]
+        why = table.why.get(result.scale, "-")
+        row = [f"[{table.name}](#{anchor})", result.scale, source, agreed or "-", why]
         lines.append(f"| {' | '.join(row)} |")
         sections.append(f"## {anchor}\n\n{markdown(table, result)}\n")
     return "\n".join([*lines, "", *sections])

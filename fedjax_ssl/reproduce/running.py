@@ -77,18 +77,17 @@ def describe(
         if expected < 2
         else f"{expected:,.0f} hours"
     )
-    ran = len({(run.cell.row, run.cell.column) for run in runs})
+    ran = len({run.cell.place for run in runs})
     part = f" in {ran} of {counted(len(table.make_cells('paper')), 'cell')}"
     lines.append(f"  scale {scale}: {counted(len(runs), 'run')}{part}{reduced}")
     lines.append(
         f"  expected here: more than about {time}, which the products of the networks alone take"
     )
     for one in results.stored(table.name):
-        if one["scale"] == scale:
-            minutes = sum(cell["minutes"] for cell in one["cells"])
+        if one.scale == scale:
+            minutes = sum(cell.minutes for cell in one.cells)
             lines.append(
-                f"  measured: {minutes:.0f} minutes of runs for "
-                f"{counted(len(one['cells']), 'cell')}"
+                f"  measured: {minutes:.0f} minutes of runs for {counted(len(one.cells), 'cell')}"
             )
     return [*lines, f"  start it with: {shlex.join([*command, '--run'])}"]
 
@@ -101,7 +100,7 @@ def carry_out(
     command: Sequence[str],
     processes: int | None,
     notes: Iterable[str],
-) -> results.Stored:
+) -> results.Result:
     """Do the runs that the folder does not have, and write the table.
 
     Args:
@@ -148,9 +147,8 @@ def carry_out(
             found: dict[tuple[str, str], tuple[Cell, list[Path]]] = {}
             for run in runs:
                 name = by_config[plans.identity(plans.plain_value(run.config.to_dict()))].name
-                found.setdefault((run.cell.row, run.cell.column), (run.cell, []))[1].append(
-                    rows.folder_of(folder, name)
-                )
+                folders = found.setdefault(run.cell.place, (run.cell, []))[1]
+                folders.append(rows.folder_of(folder, name))
             result = results.collect(table, scale, list(found.values()), shlex.join(command))
             results.write(table, result, folder)
     return result

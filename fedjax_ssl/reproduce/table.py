@@ -1,6 +1,7 @@
 """A table or figure of a paper as data, and the files that hold them. Nothing here imports jax."""
 
 import dataclasses
+import itertools
 import re
 import runpy
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +29,11 @@ class Cell(NamedTuple):
     value: str | tuple[str, int]
     paper: str  # "84.1 ± 0.4"; empty where it prints none
     missing: str  # why no config can express it; empty where one does
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Row and column."""
+        return self.row, self.column
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,27 +114,22 @@ class Table:
             if bad := [text for text in numbers if text and number_of(text) is None]:
                 raise wrong(f"the number {bad[0]!r} of {row!r} is not of the form '84.1 ± 0.4'")
         for kind in ("rows", "columns"):
-            if len({self.name_at("small", kind, name) for name in getattr(self, kind)}) < len(
-                getattr(self, kind)
-            ):
+            names = getattr(self, kind)
+            if len({self.name_at("small", kind, name) for name in names}) < len(names):
                 raise wrong(f"two {kind} have one name at the scale small")
         if unknown := [scale for scale in self.why if scale not in SCALES]:
             raise wrong(f"why names the scale {unknown[0]!r}; there are {', '.join(SCALES)}")
         for kind, names in (self.small_cells or {}).items():
-            if kind not in ("rows", "columns") or (
-                unknown := [one for one in names if one not in getattr(self, kind)]
-            ):
-                raise wrong(
-                    f"small_cells names {unknown[0] if kind in ('rows', 'columns') else kind!r}"
-                )
+            if kind not in ("rows", "columns"):
+                raise wrong(f"small_cells names {kind!r}")
+            if unknown := [one for one in names if one not in getattr(self, kind)]:
+                raise wrong(f"small_cells names {unknown[0]!r}")
 
     def name_at(self, scale: str, kind: str, name: str) -> str:
         """Name a row or column, of the kind "rows" or "columns", as it is shown at a scale."""
-        return (
-            getattr(self, kind)[name].get("small", {}).get("name", name)
-            if scale == "small"
-            else name
-        )
+        if scale != "small":
+            return name
+        return getattr(self, kind)[name].get("small", {}).get("name", name)
 
     def title_at(self, scale: str) -> str:
         """Give the title at a scale."""
@@ -154,9 +155,9 @@ class Table:
             known = getattr(self, kind)
             here = {self.name_at(scale, kind, name): name for name in known}
             usual = (self.small_cells or {}).get(kind) if scale == "small" else None
-            wanted = known if (asked or usual) is None else asked or usual or ()
-            chosen[kind] = list(
-                dict.fromkeys(one if one in known else here.get(one, one) for one in wanted)
+            wanted = asked or usual or known
+            chosen[kind] = dict.fromkeys(
+                one if one in known else here.get(one, one) for one in wanted
             )
             if unknown := [one for one in chosen[kind] if one not in known]:
                 meant = did_you_mean(unknown[0], [*known, *here])
@@ -164,7 +165,7 @@ class Table:
                     f"{self.name} has no {kind.removesuffix('s')} {unknown[0]!r}.{meant} It has: "
                     f"{'; '.join(here)}"
                 )
-        places = [(row, column) for row in chosen["rows"] for column in chosen["columns"]]
+        places = list(itertools.product(chosen["rows"], chosen["columns"]))
         found = [
             self._cell(*place, scale) for place in places if self.cells.get(place, {}) is not None
         ]
@@ -177,27 +178,19 @@ class Table:
         parts = [self.settings, self.rows[row], self.columns[column], own]
         if scale == "small":
             parts += [self.small, *(part.get("small", {}) for part in parts)]
-        merged: dict[str, Any] = {
-            "config": self.config,
-            "metric": self.metric,
-            "value": self.value,
-            "missing": "",
-        }
+        own_words = {name: getattr(self, name) for name in ("config", "metric", "value")}
+        merged: dict[str, Any] = {**own_words, "missing": ""}
         for part in parts:
             merged |= part
         settings = {field: value for field, value in merged.items() if field not in _WORDS}
+        words = {field: value for field, value in merged.items() if field in Cell._fields}
+        printed = self.printed(row, column)
+        return Cell(row, column, settings=settings, paper=printed, **words)
+
+    def printed(self, row: str, column: str) -> str:
+        """Give the number that the paper prints in a cell; empty where it prints none."""
         numbers = self.paper.get(row)
-        printed = numbers[list(self.columns).index(column)] if numbers else ""
-        return Cell(
-            row,
-            column,
-            merged["config"],
-            settings,
-            merged["metric"],
-            merged["value"],
-            printed,
-            merged["missing"],
-        )
+        return numbers[list(self.columns).index(column)] if numbers else ""
 
 
 def number_of(text: str) -> tuple[float, float | None] | None:
@@ -209,9 +202,9 @@ def number_of(text: str) -> tuple[float, float | None] | None:
         ((84.1, 0.4), (3.0, None), None)
     """
     found = _NUMBER.fullmatch(text.strip())
-    return (
-        None if found is None else (float(found[1]), None if found[2] is None else float(found[2]))
-    )
+    if found is None:
+        return None
+    return float(found[1]), None if found[2] is None else float(found[2])
 
 
 def load_tables(paths: Sequence[Path] | None = None) -> dict[str, Table]:

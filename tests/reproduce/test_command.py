@@ -9,6 +9,7 @@ import pytest
 
 from fedjax_ssl import cli
 from fedjax_ssl.config import ConfigError
+from fedjax_ssl.folder.stored_run import read_run
 from fedjax_ssl.reproduce import Table, results
 from fedjax_ssl.reproduce.scales import runs_of
 from fedjax_ssl.reproduce.table import SCALES, Cell, load_tables
@@ -123,9 +124,9 @@ def test_numbers_of_a_run_whose_metrics_are_gone_are_no_others(tmp_path):
     )
     rows = '{"round": 1, "test_accuracy": 0.7}\n{"round": 2, "test_accuracy": 0.5}\n'
     (tmp_path / "metrics.jsonl").write_text(rows)
-    assert results.measure(tmp_path, cell) == 0.7
+    assert results.measure(read_run(tmp_path), cell) == 0.7
     (tmp_path / "metrics.jsonl").unlink()
-    assert results.measure(tmp_path, cell) is None
+    assert results.measure(read_run(tmp_path), cell) is None
 
 
 def test_a_description_says_cells_data_and_hours(paper, capsys):
@@ -163,15 +164,15 @@ def test_stored_cells_stay_with_what_they_come_from(tmp_path, monkeypatch):
         paper={"B": ("81.0",)},
     )
 
-    def result(row: str, command: str, *values: float) -> dict:
-        cell = {"row": row, "column": "2,000 labels", "values": values, "rounds": 1, "minutes": 0.5}
-        origin = {"command": command, "minutes": 0.5, "device": "CPU", "commit": "0123456789"}
-        return {"table": table.name, "scale": "small", **origin, "cells": [cell]}
+    def result(row: str, command: str, *values: float) -> results.Result:
+        origin = results.Origin("CPU", "0123456789", 0.5, command)
+        cell = results.Measured(row, "2,000 labels", values, 1, 0.5, origin)
+        return results.Result(table.name, "small", [cell], origin)
 
     results.store(table, result("B", "first --data mnist=a/mnist.npz", 0.5, 0.7))
     results.store(table, result("A", "second '--data=cifar10=my files/cifar10_jpeg.npz'", 0.4, 0.2))
     (found,) = results.stored("mine-table1")
-    assert [(cell["row"], cell["values"]) for cell in found["cells"]] == [
+    assert [(cell.row, cell.values) for cell in found.cells] == [
         ("A", [0.4, 0.2]),
         ("B", [0.5, 0.7]),
     ]
@@ -190,7 +191,7 @@ def test_stored_cells_stay_with_what_they_come_from(tmp_path, monkeypatch):
     results.store(table, result("A", "no number"))
     results.store(table, result("B", "fourth", 0.9, 0.9, 0.9))
     (found,) = results.stored("mine-table1")
-    assert [len(cell["values"]) for cell in found["cells"]] == [
+    assert [len(cell.values) for cell in found.cells] == [
         2,
         3,
     ] and "first" not in results.markdown(table, found)
