@@ -90,8 +90,8 @@ def effects_of(groups: Sequence[Group]) -> list[dict[str, Any]]:
     table = table.loc[:, ~table.T.duplicated()]  # schedule_rounds is rounds where it is not given
     found: list[dict[str, Any]] = []
     for field in table:
-        given = [group.config.get(field) for group in groups]
-        values = set(filter(is_number, given))
+        given: list[Any] = [group.config.get(field) for group in groups]
+        values = set[Any](filter(is_number, given))
         if len(values) < 2:
             continue
         others = [one for one in table if one != field]

@@ -396,7 +396,7 @@ def draw(table: Table, found: pandas.DataFrame, path: Path) -> None:
         own = found[found.row == row].set_index("column").reindex(columns)
         shift = 0 if table.x else 0.6 * (place / max(len(rows) - 1, 1) - 0.5)
         x = np.arange(len(columns)) + shift
-        line = {"color": f"C{place}", "capsize": 2}
+        line: dict[str, Any] = {"color": f"C{place}", "capsize": 2}
         axes.errorbar(
             x, own.ours, own.spread.fillna(0), fmt="o-" if table.x else "o", label=row, **line
         )
@@ -408,7 +408,7 @@ def draw(table: Table, found: pandas.DataFrame, path: Path) -> None:
             mfc="none",
             **line,
         )
-    turned = {} if table.x else {"rotation": 30, "ha": "right"}
+    turned: dict[str, Any] = {} if table.x else {"rotation": 30, "ha": "right"}
     axes.set_xticks(range(len(columns)), columns, **turned)
     metric = table.metric.replace("_", " ")
     axes.set(xlabel=table.x or "", ylabel=f"{metric}, %" if table.percent else metric)
