@@ -15,7 +15,7 @@ STAGE1 = {"rounds": 1500}
 BOTH = {"rounds": 3000, "method.warmup_rounds": 1500}
 METHODS = {
     "FedAvg (labeled only)": {"method.name": "fedavg", **STAGE1},
-    "FedAvg+perclientLP": {"method.name": "per_client_lp", **BOTH},
+    "FedAvg+perclientLP": {"method.name": "per_client_lp", "method.similarity": "lsh", **BOTH},
     "FedAvg+network": {
         "method.name": "network_pseudo_label",
         "method.augment_predictions": True,

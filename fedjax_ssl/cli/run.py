@@ -56,15 +56,18 @@ def main(arguments: list[str]) -> int:
             messages of it.
     """
     asked = parse(arguments)
-    if asked.help:
-        print(f"{HELP}\n" if asked.name is None else describe_config(asked.name, asked.settings))
-        return listing.main([]) if asked.name is None else 0
     if asked.name is None:
-        raise ConfigError(f"the config's name is missing\n{USAGE}")
-    config = configs.load(asked.name, asked.settings)
-    command_line.use_compilation_cache()
-    command_line.map_large_buffers()
+        if not asked.help:
+            raise ConfigError(f"the config's name is missing\n{USAGE}")
+        print(f"{HELP}\n")
+        return listing.main([])
     with command_line.notes_instead_of_warnings():
+        if asked.help:
+            print(describe_config(asked.name, asked.settings))
+            return 0
+        config = configs.load(asked.name, asked.settings)
+        command_line.use_compilation_cache()
+        command_line.map_large_buffers()
         # Both before anything is computed.
         alone = runs.settings(config.distributed) is None
         command_line.use_processor(

@@ -60,6 +60,7 @@ CHOICES: dict[str, Registry[Any]] = {  # by section, whose name is one of these
     "cohort": COHORTS,
     "federated": FEDERATED_OPTIMIZERS,
 }
+FILLED_IN = ("optimizer", "federated")  # sections with their choices' defaults once resolved
 REGISTRIES: dict[str, Registry[Any]] = {"method": methods.METHODS, **CHOICES}
 _SHARE = In("[0, 1)")
 _WEIGHT = In("[0, inf)")
@@ -456,18 +457,19 @@ def _stored(option: Option) -> Any:
     return config_dict.placeholder(option.type) if option.default is None else option.default
 
 
-def with_method(given: Mapping[str, Any]) -> ml_collections.ConfigDict:
+def method_section(name: str, given: Mapping[str, Any]) -> ml_collections.ConfigDict:
     """Make `config.method`: a method's name and settings, with their defaults where `given` has
     none.
 
     Args:
-        given: a name, and settings, of which those that the method does not have are left out.
+        name: a method's.
+        given: settings, of which those that the method does not have are left out.
 
     Raises:
         ValueError: nobody knows the method.
     """
-    section = {"name": given["name"]}
-    for setting, option in methods.METHODS.options(given["name"]).items():
+    section = {"name": name}
+    for setting, option in methods.METHODS.options(name).items():
         section[setting] = given.get(setting, _stored(option))
     return ml_collections.ConfigDict(section)
 
@@ -479,7 +481,7 @@ def default(method: str = "fedavg") -> ml_collections.ConfigDict:
     Args:
         method: name of a method, whose settings become `config.method`.
     """
-    fields: dict[str, Any] = {"method": with_method({"name": method})}
+    fields: dict[str, Any] = {"method": method_section(method, {})}
     for name, option in (_options_of_choices() | FIELDS).items():
         section, _, own = name.rpartition(".")
         place = fields.setdefault(section, {}) if section else fields

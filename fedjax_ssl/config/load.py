@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import ml_collections
 import numpy as np
 
-from fedjax_ssl.config.fields import default, options_of, with_method, words_of
+from fedjax_ssl.config.choose import choose
+from fedjax_ssl.config.fields import REGISTRIES, default, options_of, words_of
 from fedjax_ssl.errors import ConfigError, did_you_mean, naming
 from fedjax_ssl.own_code import blame, make_importable, said
 from fedjax_ssl.registry import Option
@@ -52,9 +53,10 @@ def load(name: str, settings: Settings = ()) -> ml_collections.ConfigDict:
         settings: values, or their texts, by dotted field, "config." in front or not; or pairs, in
             any order, but of two for one field the last one counts. Names go first, so that the
             options of what they name can be given. `method.name` is told to a config that takes any
-            method, which then brings what that method needs; in others it replaces the method, and
-            settings that both methods have keep their value. `rounds` is told to a config that fits
-            the lengths of its stages to them.
+            method, which then brings what that method needs; in others it replaces the method. What
+            the config sets in a section is carried to another choice there, and a note says what;
+            all else has the new choice's defaults. `rounds` is told to a config that fits the
+            lengths of its stages to them.
 
     Returns:
         A config, not resolved yet.
@@ -141,9 +143,10 @@ def with_settings(
         if field not in known:
             raise ConfigError(_no_field(copy, field, known))
         value = _value(field, given[field], known[field])
-        with copy.unlocked(), naming("method.name"):
-            if field == "method.name" and value != copy.method.name:
-                copy.method = with_method({**copy.method, "name": value})
+        section = field.removesuffix(".name")
+        with copy.unlocked(), naming(field if section == "method" else section):
+            if section in REGISTRIES and value != copy[section].name:
+                choose(copy, section, value, given=given)
             else:
                 copy.update_from_flattened_dict({field: value})
     return copy

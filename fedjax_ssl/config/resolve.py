@@ -10,14 +10,15 @@ from flax.traverse_util import flatten_dict
 
 from fedjax_ssl import methods
 from fedjax_ssl.checks import Several
+from fedjax_ssl.config.choose import choose
 from fedjax_ssl.config.fields import (
     CHOICES,
     FIELDS,
+    FILLED_IN,
     REGISTRIES,
     check_field,
     get,
     options_of,
-    with_method,
 )
 from fedjax_ssl.data import AUGMENTATIONS, is_own, rounds_of_a_part
 from fedjax_ssl.errors import ConfigError, did_you_mean, naming, note
@@ -88,8 +89,8 @@ _NEEDED = {
 def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     """Return a checked copy in which every None that has a common default is filled in.
 
-    If `config.method.name` was overridden, `config.method` is given the settings of that method:
-    those that both have keep their value.
+    If `config.method.name` was overridden, `config.method` is given the settings of that method.
+    What the config sets of the other method's is carried, and a note says what.
 
     Args:
         config: as a config file and the command line left it.
@@ -107,7 +108,7 @@ def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
         )
     resolved = ml_collections.ConfigDict(config.to_dict())
     _refuse_unknown(resolved)
-    resolved.method = with_method(resolved.method)
+    _take_over_method(resolved)
     resolved.optimizer.schedule = schedule_name(resolved.optimizer.schedule)
     for field, declared in options_of(resolved).items():
         check_field(field, get(resolved, field, None), declared)
@@ -122,7 +123,7 @@ def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
         resolved.federated.devices = jax.device_count()
     elif resolved.federated.devices is None and resolved.federated.reduce == "fast":
         resolved.federated.devices = 1  # their number decides the bits
-    for section in ("optimizer", "federated"):
+    for section in FILLED_IN:
         for option, what in CHOICES[section].options(resolved[section].name).items():
             if resolved[section].get(option) is None:  # a sweep replaces what is there
                 resolved[section][option] = what.default
@@ -135,6 +136,17 @@ def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     federated_optimizer(resolved, resolved.federated.cohort_size)
     _note_own_rate(resolved)
     return resolved.lock()
+
+
+def _take_over_method(config: ml_collections.ConfigDict) -> None:
+    """Give `config.method` the settings of the method that it names, where a file replaced the name
+    alone.
+    """
+    name = config.method.name
+    there = {*config.method} - {"name"}
+    if there != {*methods.METHODS.options(name)}:
+        alike = (one for one in methods.METHODS if there == {*methods.METHODS.options(one)})
+        choose(config, "method", name, before=next(alike, name))
 
 
 def options(section: Any) -> dict[str, Any]:

@@ -57,11 +57,24 @@ def test_sage_is_standardized_as_in_its_code_where_that_is_asked_for():
         get_config("0.1,codes")
 
 
-def test_another_method_takes_over_the_settings_that_both_have():
-    config = configs.default("xclp")
-    config.method.warmup_rounds = 7
-    config.method.name = "fedsem"
-    assert configs.resolve(config).method.to_dict() == {"name": "fedsem", "warmup_rounds": 7}
+@pytest.mark.parametrize(
+    ("before", "set_there", "name", "method"),
+    [
+        ("xclp", {"warmup_rounds": 7}, "fedsem", {"name": "fedsem", "warmup_rounds": 7}),
+        ("fixmatch", {"unlabelled_ratio": 3}, "uda", {"threshold": 0.8, "unlabelled_ratio": 3}),
+        ("fixmatch", {"threshold": 0.7}, "uda", {"threshold": 0.7}),
+    ],
+)
+def test_another_name_in_a_file_takes_over_what_was_set_and_says_so(
+    before: str, set_there: dict[str, object], name: str, method: dict[str, object]
+) -> None:
+    config = configs.default(before)
+    config.method.update(set_there)
+    config.method.name = name
+    with pytest.warns(configs.ConfigNote, match=f"^method.name={name}: carried from the config: "):
+        resolved = configs.resolve(config)
+    assert method.items() <= resolved.method.to_dict().items()
+    assert {*resolved.method} == {"name", *methods.settings(name)}
 
 
 def test_a_misspelt_field_is_refused_when_it_is_set_and_when_it_was_unlocked():
@@ -133,7 +146,10 @@ def test_parts_of_a_stream_that_do_not_come_are_noted(given: dict[str, int], sai
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"optimizer.name": "adam", "optimizer.momentum": 0.9}, ["momentum=0.9"]),
+        (
+            {"optimizer.name": "adam", "optimizer.momentum": 0.9, "optimizer.learning_rate": 0.01},
+            ["momentum=0.9"],
+        ),
         ({"optimizer.nesterov": True}, ["nesterov=True"]),
         ({"optimizer.schedule_rounds": 5}, ["schedule_rounds=5"]),
         ({"optimizer.keep_state": True}, ["keep_state=True"]),

@@ -77,17 +77,57 @@ def test_settings_in_any_order_by_value_or_by_text():
         assert configs.resolve(config).method.threshold == 0.8
 
 
-def test_another_method_keeps_settings_that_both_have_and_none_is_one():
-    config = load("digits_xclp", [("method.name", "fedsem")])
-    assert config.method.to_dict() == {"name": "fedsem", "warmup_rounds": 40}
+@pytest.mark.parametrize(
+    ("name", "setting", "carried", "defaults"),
+    [
+        ("digits_fixmatch", "method.name=uda", "unlabelled_ratio=2", {"method.threshold": 0.8}),
+        (
+            "digits_fixmatch",
+            "method.name=mean_teacher",
+            "unlabelled_ratio=2",
+            {"method.unlabelled_weight": 100.0},
+        ),
+        ("digits_xclp", "method.name=fedsem", "warmup_rounds=40", {}),
+        ("digits_xclp", "method.name=fedavg", None, {}),
+        ("digits_xclp", "supervision.name=server", "labels=5", {}),
+        (
+            "digits_xclp",
+            "optimizer.name=adam",
+            "learning_rate=0.3",
+            {"optimizer.momentum": None},
+        ),
+        ("cifar10_fl2:40,0.1", "model.name=resnet18", None, {"model.norm": None}),
+        ("cifar10_protofssl", "data.name=svhn", "pools=5400,300,300", {}),
+    ],
+)
+def test_another_choice_has_its_own_defaults_and_says_what_is_carried(
+    name: str, setting: str, carried: str | None, defaults: dict[str, object]
+) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        config = load(name, [setting.split("=")])
+    said = f"{setting}: carried from the config: {carried}; its own defaults for the rest"
+    assert [str(one.message) for one in caught] == ([said] if carried else [])
+    assert {field: configs.fields.get(config, field) for field in defaults} == defaults
+
+
+def test_what_is_given_beside_another_choice_is_not_said_to_be_carried() -> None:
+    given = {"method.name": "uda", "method.unlabelled_ratio": 3}
+    assert load("digits_fixmatch", given).method.unlabelled_ratio == 3
+
+
+def test_a_resolved_config_gives_another_choice_its_own_defaults() -> None:
+    config = configs.resolve(load("digits_semifl"))
+    assert config.federated.server_learning_rate == 1.0
+    other = configs.with_settings(config, {"federated.name": "fedadam"})
+    assert configs.resolve(other).federated.server_learning_rate == 0.01
+
+
+def test_none_is_a_value_of_a_setting_that_has_another_one() -> None:
     ours = load("digits_fedmatch", [("method.unlabelled_batch_size", "7")])
     assert ours.method.unlabelled_batch_size == 7
-    assert (
-        load(
-            "digits_fedmatch:ls", [("method.unlabelled_batch_size", "None")]
-        ).method.unlabelled_batch_size
-        is None
-    )
+    ours = load("digits_fedmatch:ls", [("method.unlabelled_batch_size", "None")])
+    assert ours.method.unlabelled_batch_size is None
 
 
 def test_none_as_the_name_of_a_choice_stays_a_name():
@@ -100,9 +140,8 @@ def test_none_as_the_name_of_a_choice_stays_a_name():
 
 def test_the_config_that_was_given_stays_as_it_is():
     config = presets.digits_by_writer("xclp")
-    other = configs.with_settings(
-        config, [("rounds", 3), ("method.name", "fedsem"), ("supervision.labels", 9)]
-    )
+    settings = [("rounds", 3), ("method.name", "fedsem"), ("supervision.labels", 9)]
+    other = configs.with_settings(config, settings)
     assert (config.rounds, config.method.name, config.supervision.labels) == (80, "xclp", 5)
     assert (other.rounds, other.method.name, other.supervision.labels) == (3, "fedsem", 9)
 

@@ -1,0 +1,65 @@
+"""Another choice in a section of a config, such as another method: what is carried to it."""
+
+from collections.abc import Collection
+
+import ml_collections
+
+from fedjax_ssl.config.describe import as_text
+from fedjax_ssl.config.fields import CHOICES, FIELDS, FILLED_IN, REGISTRIES, method_section
+from fedjax_ssl.errors import note
+
+# Settings of all choices whose value is good for one of them.
+_FITTED = {
+    "data": ("mean", "std", "test_mean", "test_std", "pools"),
+    "optimizer": ("learning_rate",),
+}
+
+
+def choose(
+    config: ml_collections.ConfigDict,
+    section: str,
+    name: str,
+    *,
+    before: str | None = None,
+    given: Collection[str] = (),
+) -> None:
+    """Give a section another name. What the config sets there is carried to the new choice, and a
+    note says what; the old choice's own defaults are not.
+
+    Args:
+        config: unlocked; it is changed.
+        section: for example "method".
+        name: the new choice.
+        before: the choice whose settings the section has; by default the one that it names.
+        given: dotted fields that are given with the new name, of which nothing needs to be said.
+
+    Raises:
+        ValueError: nobody knows the new choice, or the old one.
+    """
+    values = config[section]
+    old = REGISTRIES[section].options(before or values.name)
+    new = REGISTRIES[section].options(name)
+    kept = {field: values[field] for field in old if field in values}
+    if section in CHOICES:
+        kept = {field: value for field, value in kept.items() if value is not None}
+    # Where defaults are written into a config, what differs from them was set.
+    if section not in CHOICES or section in FILLED_IN:
+        kept = {field: value for field, value in kept.items() if value != old[field].default}
+    if section in CHOICES:
+        values.name = name
+        values.update({field: kept.get(field) for field in old})
+    else:
+        config[section] = values = method_section(name, kept)
+    # Only what the new choice would not have by itself is worth a word.
+    own = {field: new[field].default for field in kept if field in new}
+    own |= {field: FIELDS[f"{section}.{field}"].default for field in _FITTED.get(section, ())}
+    said = [
+        f"{field}={as_text(values[field])}"
+        for field, default in own.items()
+        if values[field] != default and f"{section}.{field}" not in given
+    ]
+    if said:
+        note(
+            f"{section}.name={name}: carried from the config: {', '.join(said)}; its own defaults "
+            "for the rest"
+        )
