@@ -16,7 +16,7 @@ from fedjax_ssl.lazy import attach
 if TYPE_CHECKING:
     from fedjax_ssl.graph.approximate import approximate_neighbors, neighbor_recall
     from fedjax_ssl.graph.codes import cosine_from_hamming, has_angle, lsh_codes
-    from fedjax_ssl.graph.exchange import IDEAL, Exchange
+    from fedjax_ssl.graph.exchange import IDEAL, Exchange, protocols
     from fedjax_ssl.graph.graph import Graph, build_graph, dense_matrix, multiply
     from fedjax_ssl.graph.labelling import (
         LABEL_GRAPH,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         propagate,
         solve,
     )
-    from fedjax_ssl.graph.settings import PropagationSettings
+    from fedjax_ssl.graph.settings import CODE, PAPER, GraphSettings
     from fedjax_ssl.graph.weighting import class_weights, confidence
 
 __getattr__, __dir__ = attach(__name__)

@@ -11,7 +11,7 @@ never inside a compiled one.
 import math
 from collections.abc import Callable
 from itertools import combinations_with_replacement
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,7 +20,10 @@ from jaxtyping import Array
 from fedjax_ssl.graph.graph import Graph
 from fedjax_ssl.graph.neighbors import Neighbors, neighbors_from_matrix
 from fedjax_ssl.graph.propagation import influence_columns
-from fedjax_ssl.graph.settings import PropagationSettings
+from fedjax_ssl.graph.settings import GraphSettings, Hamming, Level
+
+if TYPE_CHECKING:
+    from fedjax_ssl.secure import Protocols
 
 # With fewer bits behind the point, rounding would change labels.
 _LEAST_FRACTION_BITS = 8
@@ -75,6 +78,20 @@ def _add_up(shares: dict[int, np.ndarray], clients: np.ndarray) -> np.ndarray:
 IDEAL = Exchange(_count_differing_bits, _add_up)
 
 
+def protocols(level: Level, num_bits: int, hamming: Hamming, **settings: object) -> "Protocols":
+    """Return the protocols of `fedjax_ssl.secure`, whose `exchange` an `Exchange` is.
+
+    Args:
+        level: "ideal", "accounted" or "real", see `fedjax_ssl.secure.levels`.
+        num_bits: L.
+        hamming: protocol of the distances.
+        **settings: of `fedjax_ssl.secure.Protocols`.
+    """
+    from fedjax_ssl import secure  # only where a protocol is asked for
+
+    return secure.protocols(level, num_bits, hamming=hamming, **settings)
+
+
 def begin_exchange(exchange: Exchange, clients: Array, valid: Array, usable: Array) -> None:
     """Tells the protocols who takes part: clients [n] with valid rows, and how many of theirs
     are usable.
@@ -87,7 +104,7 @@ def begin_exchange(exchange: Exchange, clients: Array, valid: Array, usable: Arr
 
 
 def exchanged_neighbors(
-    exchange: Exchange, codes: Array, clients: Array, usable: Array, settings: PropagationSettings
+    exchange: Exchange, codes: Array, clients: Array, usable: Array, settings: GraphSettings
 ) -> Neighbors:
     """Take steps 4 to 6: the server gets all distances, 4 n^2 bytes, and keeps the nearest; not
     usable: sends nothing.
@@ -125,7 +142,7 @@ def exchanged_scores(
     label_matrix: Array,
     clients: Array,
     valid: Array,
-    settings: PropagationSettings,
+    settings: GraphSettings,
 ) -> Array:
     """Take steps 9 to 12: the scores Z = S Y, to which every client adds its part; rows that are not
     valid are nobody's.
@@ -165,7 +182,7 @@ def exchanged_scores(
     return jnp.asarray(scores)
 
 
-def fraction_bits(num_labelled: int, num_clients: int, settings: PropagationSettings) -> int:
+def fraction_bits(num_labelled: int, num_clients: int, settings: GraphSettings) -> int:
     """Bits f behind the point of row sums, the most with which the largest possible score stays
     below 2^32.
 
@@ -183,7 +200,7 @@ def fraction_bits(num_labelled: int, num_clients: int, settings: PropagationSett
     return bits
 
 
-def largest_score(num_labelled: int, settings: PropagationSettings) -> float:
+def largest_score(num_labelled: int, settings: GraphSettings) -> float:
     """Return what no score can exceed, known from public numbers.
 
     Eigenvalues of S are at most 1 / (1 - alpha), so scores are at most |y_c| / (1 - alpha). The

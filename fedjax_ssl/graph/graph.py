@@ -10,7 +10,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int32
 
 from fedjax_ssl.graph.neighbors import Neighbors
-from fedjax_ssl.graph.settings import check_power
+from fedjax_ssl.graph.settings import check_known
 
 _UNROLLED = 32
 
@@ -55,7 +55,7 @@ def build_graph(neighbors: Neighbors, similarity_power: float | Float[Array, ""]
     Raises:
         ValueError: if the power is known and not positive, or the lists do not have the same shape.
     """
-    check_power(similarity_power)
+    check_known("(0, inf)", similarity_power=similarity_power)
     index, similarity = neighbors
     if index.ndim != 2 or index.shape != similarity.shape:
         raise ValueError(

@@ -14,6 +14,7 @@ With an `exchange.Exchange`, steps 4 and 9 to 12 run as the clients and the serv
 them. Algorithm 2, training with these labels, is `fedjax_ssl.methods.xclp`.
 """
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -36,12 +37,11 @@ from fedjax_ssl.graph.graph import build_graph
 from fedjax_ssl.graph.neighbors import Neighbors, cosine_neighbors, nearest_neighbors
 from fedjax_ssl.graph.propagation import propagate
 from fedjax_ssl.graph.settings import (
-    PropagationSettings,
+    PAPER,
+    GraphSettings,
     check_codes,
-    check_features,
     check_labels,
     check_rows,
-    check_settings,
     is_known,
 )
 from fedjax_ssl.graph.weighting import class_counts, confidence, scale_confidence
@@ -65,19 +65,14 @@ def xclp(
     labels: Int[Array, " n"],
     num_classes: int,
     *,
-    num_bits: int = 4096,
-    num_neighbors: int = 10,
-    alpha: float | Float[Array, ""] = 0.99,
-    similarity_power: float | Float[Array, ""] = 1.0,
-    label_norm: str = "none",
-    confidence_scale: str = "none",
-    solver: str = "auto",
+    settings: GraphSettings = PAPER,
     valid: Bool[Array, " n"] | None = None,
     clients: Int[Array, " n"] | None = None,
     neighbor_search: Callable[..., Neighbors] = nearest_neighbors,
     exchange: Exchange | None = None,
+    **changes: Any,
 ) -> Propagation:
-    """Labels all points of all clients by propagation over one graph (XCLP, Algorithm 1).
+    """Label all points of all clients by propagation over one graph (XCLP, Algorithm 1).
 
     Labelled points keep their own label with confidence 1; `scores` still holds what was
     propagated. A point that no label reaches (isolated, in a component without labels, or more
@@ -90,14 +85,7 @@ def xclp(
         features: [n, d], the points of all clients, one after the other.
         labels: [n], 0..num_classes - 1, or -1 where there is none.
         num_classes: C.
-        num_bits: L, bits per code; all of the settings: see `PropagationSettings`, which has the
-            same defaults.
-        num_neighbors: k.
-        alpha: in [0, 1).
-        similarity_power: positive.
-        label_norm: "none" or "class".
-        confidence_scale: "none", "max" or "client_max".
-        solver: "auto", "cholesky" or "conjugate_gradient".
+        settings: settings of the propagation; the defaults are the paper's.
         valid: [n], False for padding rows. None: all are points.
         clients: [n], which client holds a point, any integers; needed by "client_max" and by an
             exchange only.
@@ -105,21 +93,20 @@ def xclp(
             num_neighbors, valid)`: `nearest_neighbors`, with a mesh by `functools.partial`, or
             `approximate_neighbors`.
         exchange: protocols in place of the kernels, on the host, see `Exchange`. None: the kernels.
+        **changes: fields of `settings` that differ, for example `num_bits=1024`.
 
     Raises:
         ValueError: on arguments out of range, shapes that do not fit, known features that are not
             finite, or an exchange under a trace.
     """
-    features, valid = _checked(features, valid)
-    settings = PropagationSettings(
-        num_bits, num_neighbors, alpha, similarity_power, label_norm, confidence_scale, solver
-    )
+    settings = dataclasses.replace(settings, **changes)
+    features = jnp.asarray(features)
     return xclp_from_codes(
-        lsh_codes(key, features, num_bits),  # steps 1 to 3
+        lsh_codes(key, features, settings.num_bits),  # steps 1 to 3
         labels,
         num_classes,
         settings,
-        valid=valid,
+        valid=_finite(features, valid),
         has_code=has_angle(features),
         clients=clients,
         neighbor_search=neighbor_search,
@@ -134,9 +121,9 @@ def propagate_labels(
     *,
     num_classes: int | None = None,
     seed: int = 0,
-    **settings: Any,
+    **options: Any,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Labels the points of all clients from the few labels that there are, without training (XCLP,
+    """Label the points of all clients from the few labels that there are, without training (XCLP,
     Algorithm 1).
 
     Args:
@@ -147,7 +134,7 @@ def propagate_labels(
             confidence_scale="client_max" alone.
         num_classes: number of classes; one more than the largest label by default.
         seed: decides the random projections.
-        **settings: as `xclp` takes them: num_bits, num_neighbors, alpha, confidence_scale, ...
+        **options: as `xclp` takes them: settings, num_bits, num_neighbors, alpha, ...
 
     Returns:
         Labels [n], -1 where no label reaches, and confidences [n] in [0, 1]; labelled points keep
@@ -168,7 +155,7 @@ def propagate_labels(
     holders = None if clients is None else jnp.asarray(clients)
     points = jnp.asarray(features, jnp.result_type(float))
     found = xclp(
-        jax.random.key(seed), points, jnp.asarray(known), count, clients=holders, **settings
+        jax.random.key(seed), points, jnp.asarray(known), count, clients=holders, **options
     )
     return np.asarray(found.labels), np.asarray(found.confidence)
 
@@ -177,7 +164,7 @@ def xclp_from_codes(
     codes: UInt32[Array, "n words"],
     labels: Int[Array, " n"],
     num_classes: int,
-    settings: PropagationSettings,
+    settings: GraphSettings,
     *,
     valid: Bool[Array, " n"] | None = None,
     has_code: Bool[Array, " n"] | None = None,
@@ -185,7 +172,7 @@ def xclp_from_codes(
     neighbor_search: Callable[..., Neighbors] = nearest_neighbors,
     exchange: Exchange | None = None,
 ) -> Propagation:
-    """Labels all points from their binary codes (XCLP, Algorithm 1 from step 4 on).
+    """Label all points from their binary codes (XCLP, Algorithm 1 from step 4 on).
 
     Args:
         codes: [n, ceil(num_bits / 32)] as `lsh_codes` returns them.
@@ -205,12 +192,17 @@ def xclp_from_codes(
     codes = jnp.asarray(codes)
     check_codes(codes, settings.num_bits)
     check_rows("has_code", has_code, codes.shape[0])
+    if clients is None and (exchange is not None or settings.confidence_scale == "client_max"):
+        raise ValueError(
+            "clients is None; an exchange and confidence_scale='client_max' need each point's "
+            "client."
+        )
 
     def find_neighbors(some_codes: Array, usable: Array) -> Neighbors:
         return neighbor_search(some_codes, settings.num_bits, settings.num_neighbors, usable)
 
     return _label(
-        codes, labels, num_classes, settings, valid, has_code, clients, find_neighbors, exchange
+        codes, labels, num_classes, settings, find_neighbors, valid, has_code, clients, exchange
     )
 
 
@@ -218,14 +210,14 @@ def label_propagation(
     features: Float[Array, "n d"],
     labels: Int[Array, " n"],
     num_classes: int,
-    settings: PropagationSettings,
+    settings: GraphSettings,
     *,
     similarity: str = "exact",
     key: Key[Array, ""] | None = None,
     valid: Bool[Array, " n"] | None = None,
     clients: Int[Array, " n"] | None = None,
 ) -> Propagation:
-    """Labels the points of one client from that client's labels alone (per-client LP, the baseline
+    """Label the points of one client from that client's labels alone (per-client LP, the baseline
     of the paper).
 
     Maps over clients: `jax.vmap` it over padded features, labels and `valid`.
@@ -234,34 +226,32 @@ def label_propagation(
         features: [n, d], one client's points.
         labels: [n], -1 where there is none.
         num_classes: C.
-        settings: settings of the propagation; without `clients` the scale "client_max" is the same
-            as "max" here.
+        settings: settings of the propagation.
         similarity: "exact" (cosine of the features) or "lsh" (codes, as the code of the paper
             does).
         key: typed key of the projections; needed by "lsh" only.
         valid: [n], False for padding rows. None: all are points.
         clients: [n], which client holds a point, where they are of several clients that show each
-            other their features.
+            other their features. None: all are one client's.
 
     Raises:
         ValueError: as `xclp`, or if "lsh" comes without a key.
     """
     check_choices(("exact", "lsh"), similarity=similarity)
-    if settings.confidence_scale == "client_max" and clients is None:
-        settings = settings._replace(confidence_scale="max")
-    features, valid = _checked(features, valid)
+    features = jnp.asarray(features)
+    if clients is None:
+        clients = jnp.zeros(features.shape[0], jnp.int32)
     if similarity == "lsh":
         if key is None:
             raise ValueError(
                 "key is None; similarity='lsh' needs a typed key, for example jax.random.key(0)."
             )
-        codes = lsh_codes(key, features, settings.num_bits, points_at_once=FEW_POINTS)
         return xclp_from_codes(
-            codes,
+            lsh_codes(key, features, settings.num_bits, points_at_once=FEW_POINTS),
             labels,
             num_classes,
             settings,
-            valid=valid,
+            valid=_finite(features, valid),
             has_code=has_angle(features),
             clients=clients,
         )
@@ -269,22 +259,19 @@ def label_propagation(
     def find_neighbors(points: Array, usable: Array) -> Neighbors:
         return cosine_neighbors(points, settings.num_neighbors, usable)
 
-    return _label(
-        features, labels, num_classes, settings, valid, has_angle(features), clients, find_neighbors
-    )
+    valid = _finite(features, valid)
+    return _label(features, labels, num_classes, settings, find_neighbors, valid, clients=clients)
 
 
-def _checked(features: Array, valid: Array | None) -> tuple[Array, Array | None]:
-    """Return the features, and the rows that are points; rows with NaN or infinity, seen only under
-    a trace, are none.
+def _finite(features: Array, valid: Array | None) -> Array | None:
+    """Return the rows that are points: those with NaN or infinity, which only come in under a
+    trace, are none.
     """
-    features = jnp.asarray(features)
-    check_features(features)
     check_rows("valid", valid, features.shape[0])
     if is_known(features):
-        return features, valid  # known features have been checked
-    finite = jnp.isfinite(features).all(axis=1)
-    return features, finite if valid is None else finite & valid
+        return valid
+    finite = jnp.isfinite(features.reshape(features.shape[0], -1)).all(axis=1)
+    return finite if valid is None else finite & valid
 
 
 @jax.named_scope(LABEL_GRAPH)
@@ -292,26 +279,22 @@ def _label(
     points: Array,
     labels: Array,
     num_classes: int,
-    settings: PropagationSettings,
-    valid: Array | None,
-    angled: Array | None,
-    clients: Array | None,
+    settings: GraphSettings,
     find_neighbors: Callable[[Array, Array], Neighbors],
+    valid: Array | None = None,
+    angled: Array | None = None,
+    clients: Array | None = None,
     exchange: Exchange | None = None,
 ) -> Propagation:
-    """Algorithm 1 from step 4 on, whatever the points are."""
+    """Run Algorithm 1 from step 4 on, whatever the points are."""
     labels = jnp.asarray(labels)
     num_points = points.shape[0]
     check_labels(labels, num_points, num_classes)
-    check_settings(settings)
     check_rows("valid", valid, num_points)
     check_rows("clients", clients, num_points)
-    if clients is None and (exchange is not None or settings.confidence_scale == "client_max"):
-        raise ValueError(
-            "clients is None; an exchange and confidence_scale='client_max' need each point's "
-            "client."
-        )
     labels = labels.astype(jnp.int32)
+    if clients is None:
+        clients = jnp.zeros(num_points, jnp.int32)
     order = None
     if valid is None:
         valid = jnp.ones(num_points, bool)
@@ -320,8 +303,9 @@ def _label(
             points, labels, valid, angled, clients
         )
     usable = valid if angled is None else valid & angled
-    distances, row_sums = (exchange or Exchange())[:2]
-    if exchange is not None and clients is not None:
+    if exchange is None:
+        exchange = Exchange()  # the kernels
+    else:
         if not all(map(is_known, (points, labels, usable, clients, settings.alpha))):
             raise ValueError(
                 "an exchange runs on the host, between rounds, and this call is traced: call it "
@@ -329,17 +313,16 @@ def _label(
             )
         begin_exchange(exchange, clients, valid, usable)
     # Steps 4 to 6: distances, similarities, the nearest neighbours.
-    if exchange is None or distances is None or clients is None:
+    if exchange.distances is None:
         neighbors = find_neighbors(points, usable)
     else:
         neighbors = exchanged_neighbors(exchange, points, clients, usable, settings)
     # Steps 7 and 8: the symmetric, normalized graph.
     graph = build_graph(neighbors, settings.similarity_power)
     # Steps 9 to 12: scores.
-    label_matrix = _label_matrix(labels, valid, num_classes, settings.label_norm == "class").astype(
-        graph.weight.dtype
-    )
-    if exchange is None or row_sums is None or clients is None:
+    label_matrix = _label_matrix(labels, valid, num_classes, settings.label_norm == "class")
+    label_matrix = label_matrix.astype(graph.weight.dtype)
+    if exchange.row_sums is None:
         scores = propagate(graph, label_matrix, settings.alpha, settings.solver)
     else:
         scores = exchanged_scores(exchange, graph, label_matrix, clients, valid, settings)
@@ -370,7 +353,7 @@ def _read_labels(
     scores: Array,
     labels: Array,
     valid: Array,
-    clients: Array | None,
+    clients: Array,
     order: Array | None,
     confidence_scale: str,
 ) -> Propagation:

@@ -4,7 +4,7 @@ to 12).
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, Int32
 
 from fedjax_ssl.checks import check_choices, check_whole_numbers
 from fedjax_ssl.graph.graph import Graph, dense_matrix, multiply
-from fedjax_ssl.graph.settings import SOLVERS, check_alpha
+from fedjax_ssl.graph.settings import Solver, check_known
 
 # Up to this many points the dense factorization took no longer than the iterations, at alpha 0.99.
 CHOLESKY_POINTS = 512
@@ -74,8 +74,8 @@ def solve(
         ValueError: if alpha is known and outside [0, 1), the solver is unknown or shapes do not
             fit.
     """
-    check_alpha(alpha)
-    check_choices(SOLVERS, solver=solver)
+    check_known("[0, 1)", alpha=alpha)
+    check_choices(get_args(Solver), solver=solver)
     check_whole_numbers(max_iterations=max_iterations)
     label_matrix = jnp.asarray(label_matrix)
     if label_matrix.ndim != 2 or label_matrix.shape[0] != graph.num_points:

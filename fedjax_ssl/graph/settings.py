@@ -5,35 +5,54 @@ Values are looked at with NumPy: a known value inside somebody's trace would bec
 operation.
 """
 
-from typing import NamedTuple
+import dataclasses
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
-from fedjax_ssl.checks import check_choices, check_whole_numbers
+from fedjax_ssl.checks import In, Whole, check_numbers, check_whole_numbers, checked
 
-SOLVERS = ("auto", "cholesky", "conjugate_gradient")
+LabelNorm = Literal["none", "class"]
+ConfidenceScale = Literal["none", "max", "client_max"]
+Solver = Literal["auto", "cholesky", "conjugate_gradient"]
+# Of the protocols that find distances and scores, see `exchange.protocols`; "none": the kernels.
+Level = Literal["none", "ideal", "accounted", "real"]
+Hamming = Literal["transfer", "paillier"]
 
 
-class PropagationSettings(NamedTuple):
-    """Settings of label propagation over a graph; the defaults are the paper's. Alpha and the
-    power may be traced.
+@checked
+@dataclasses.dataclass(frozen=True)
+class GraphSettings:
+    """Settings of label propagation over a graph. Alpha and the power may be traced.
+
+    Attributes:
+        num_bits: L, bits per code; graphs of exact cosines have none.
+        num_neighbors: k, neighbours per example.
+        alpha: how far labels travel.
+        similarity_power: exponent of the kept similarities.
+        label_norm: "none", or "class" to divide each label by the number of labels of its class, so
+            that the class with most labels does not win everywhere.
+        confidence_scale: "none", "max" (divide by the largest confidence of the graph) or
+            "client_max" (by the largest of each client).
+        solver: of the linear system, "cholesky" (dense), "conjugate_gradient" (sparse), or "auto":
+            the first up to 512 points.
     """
 
-    num_bits: int = 4096  # L, bits per code; graphs of exact cosines have none
-    num_neighbors: int = 10  # k
-    alpha: float | Float[Array, ""] = 0.99  # in [0, 1), how far labels travel
-    similarity_power: float | Float[Array, ""] = 1.0
-    # ^ exponent of kept similarities; 3 in the code of the paper
-    # "none", or "class" (the code): divide each label by the number of labels of its class, so that
-    # the class with most labels does not win everywhere.
-    label_norm: str = "none"
-    # "none", "max" (the code: divide by the largest over all points) or "client_max" (by the
-    # largest of each client).
-    confidence_scale: str = "none"
-    solver: str = "auto"  # "auto", "cholesky" or "conjugate_gradient", see `propagation.solve`
+    num_bits: Annotated[int, Whole(1, 2**20)] = 4096
+    num_neighbors: Annotated[int, Whole(1)] = 10
+    alpha: Annotated[float | Array, In("[0, 1)")] = 0.99
+    similarity_power: Annotated[float | Array, In("(0, inf)")] = 1.0
+    label_norm: LabelNorm = "none"
+    confidence_scale: ConfidenceScale = "none"
+    solver: Solver = "auto"
+
+
+# The text of the paper, and what the authors' code does.
+PAPER = GraphSettings()
+CODE = GraphSettings(similarity_power=3.0, label_norm="class", confidence_scale="max")
 
 
 def is_known(value: object) -> bool:
@@ -41,32 +60,12 @@ def is_known(value: object) -> bool:
     return not isinstance(value, jax.core.Tracer)
 
 
-def check_alpha(alpha: float | jax.Array) -> None:
-    """Raise ValueError unless a known alpha lies in [0, 1): at 1 the propagation has no
-    solution.
+def check_known(interval: str, /, **numbers: Any) -> None:
+    """Raise ValueError for a number that is known, as a scalar array too, and not in an
+    interval.
     """
-    if is_known(alpha) and not np.all((np.asarray(alpha) >= 0) & (np.asarray(alpha) < 1)):
-        raise ValueError(f"alpha is {alpha}; it must lie in [0, 1), for example 0.99.")
-
-
-def check_power(similarity_power: float | jax.Array) -> None:
-    """Raise ValueError unless a known similarity power is positive."""
-    if is_known(similarity_power) and not np.all(np.asarray(similarity_power) > 0):
-        raise ValueError(
-            f"similarity_power is {similarity_power}; it must be positive (1 in the paper, 3 in "
-            "its code)."
-        )
-
-
-def check_settings(settings: PropagationSettings) -> None:
-    """Raise ValueError for a known number out of range or an unknown word; searches check their
-    own settings.
-    """
-    check_alpha(settings.alpha)
-    check_power(settings.similarity_power)
-    check_choices(("none", "class"), label_norm=settings.label_norm)
-    check_choices(("none", "max", "client_max"), confidence_scale=settings.confidence_scale)
-    check_choices(SOLVERS, solver=settings.solver)
+    known = {name: value for name, value in numbers.items() if is_known(value)}
+    check_numbers(interval, **{name: np.asarray(value).item() for name, value in known.items()})
 
 
 def check_features(features: jax.Array) -> None:

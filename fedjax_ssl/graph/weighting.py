@@ -31,9 +31,9 @@ def confidence(scores: Float[Array, "n c"]) -> Float[Array, " n"]:
 
 
 def scale_confidence(
-    values: Float[Array, " n"], scale: str, clients: Int[Array, " n"] | None
+    values: Float[Array, " n"], scale: str, clients: Int[Array, " n"]
 ) -> Float[Array, " n"]:
-    """Divides confidences by their maximum over all rows ("max") or over each client's
+    """Divide confidences by their maximum over all rows ("max") or over each client's
     ("client_max"); not by 0.
     """
     if scale == "none" or values.shape[0] == 0:

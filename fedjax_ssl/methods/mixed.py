@@ -67,7 +67,7 @@ RECOMMENDED = {"mixed": {"mixed": {**MIXED, "method.warmup_rounds": 40, "method.
 
 @checked
 @dataclass(frozen=True)
-class Mixed(graphs.GraphSettings):
+class Mixed(graphs.GraphPseudoLabels):
     """Settings of mixed supervision.
 
     Attributes:

@@ -24,9 +24,7 @@ References:
 """
 
 import dataclasses
-from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -36,9 +34,10 @@ from fedjax_ssl import graph
 from fedjax_ssl.checks import checked, is_zero
 from fedjax_ssl.federated import Recipe, RoundContext, RoundResult, Setup, Traffic, count
 from fedjax_ssl.federated.method import Broadcast, Metrics, PyTree
+from fedjax_ssl.graph.settings import Hamming, Level
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.graph_pseudo_labels import (
-    GraphSettings,
+    GraphPseudoLabels,
     cohort_features,
     graph_operations,
     graph_traffic,
@@ -57,13 +56,9 @@ RECOMMENDED = {
     "per_client_lp": {"per_client": {**AT_CLIENTS, **_GRAPH}},
 }
 
-if TYPE_CHECKING:
-    from fedjax_ssl.secure import Protocols
-
-
 @checked
 @dataclasses.dataclass(frozen=True)
-class XCLP(GraphSettings):
+class XCLP(GraphPseudoLabels):
     """Settings of XCLP. Defaults are those of the authors' code; the paper's text has power 1, no
     norm, scale, weights.
 
@@ -89,8 +84,8 @@ class XCLP(GraphSettings):
     similarity: Literal["lsh", "exact"] = "lsh"
     lost_before: Decay = 0.0
     lost_after: Decay = 0.0
-    protocol: Literal["none", "ideal", "accounted", "real"] = "none"
-    hamming: Literal["transfer", "paillier"] = "transfer"
+    protocol: Level = "none"
+    hamming: Hamming = "transfer"
 
 
 def xclp(setup: Setup, settings: XCLP) -> Recipe:
@@ -115,14 +110,10 @@ def xclp(setup: Setup, settings: XCLP) -> Recipe:
         raise ValueError(
             f"lost_before + lost_after is {lost:g}; shares of all clients are at most 1 together"
         )
-    exchange = None
-    traffic: Callable[[RoundResult], Traffic] = partial(graph_traffic, setup, settings.num_bits)
+    protocols = None
     if settings.protocol != "none":
-        from fedjax_ssl import secure  # only where a protocol is asked for
-
-        chosen = secure.protocols(settings.protocol, settings.num_bits, hamming=settings.hamming)
-        exchange = chosen.exchange
-        traffic = traffic if chosen.level == "ideal" else _protocol_traffic(chosen)
+        protocols = graph.protocols(settings.protocol, settings.num_bits, settings.hamming)
+    exchange = protocols.exchange if protocols else None
 
     def prepare(state: PyTree, round: RoundContext) -> tuple[PseudoLabels, PyTree]:
         features = cohort_features(setup, round, settings.graph_features, settings.graph_augment)
@@ -135,10 +126,23 @@ def xclp(setup: Setup, settings: XCLP) -> Recipe:
                 observed=jnp.where(lost[:, None], -1, clients.observed),
             )
             real = real & ~lost[:, None]
-        hashed = settings.fixed_projections, exchange, settings.similarity
-        there = round._replace(clients=clients)
-        result = propagate_over_cohort(setup, there, features, clients.observed, settings, *hashed)
+        result = propagate_over_cohort(
+            setup,
+            round._replace(clients=clients),
+            features,
+            clients.observed,
+            settings,
+            settings.fixed_projections,
+            exchange,
+            settings.similarity,
+        )
         return to_pseudo_labels(result, real, setup.num_classes, settings), state
+
+    def traffic(outcome: RoundResult) -> Traffic:
+        if protocols is None or protocols.level == "ideal":
+            return graph_traffic(setup, settings.num_bits, outcome)
+        down, up = protocols.session_bytes()
+        return Traffic(count(1, down), count(1, up))
 
     def diagnose(outcome: RoundResult, truth: Array, measured: PyTree) -> Metrics:
         return term.log.diagnose(outcome, truth, measured) | graph_operations(
@@ -167,28 +171,9 @@ def _lost(settings: XCLP, round: RoundContext) -> tuple[Bool[Array, " p"], Bool[
     return drawn < settings.lost_before, drawn < settings.lost_before + settings.lost_after
 
 
-def _protocol_traffic(protocols: "Protocols") -> Callable[[RoundResult], Traffic]:
-    """Bytes that the cohort's clients were sent and sent in the protocols of a round, as the
-    server relays them.
-    """
-    from fedjax_ssl.secure import SERVER
-
-    before = {"down": 0, "up": 0}
-
-    def traffic(outcome: RoundResult) -> Traffic:
-        of_server = protocols.traffic.total(sender=SERVER), protocols.traffic.total(receiver=SERVER)
-        between = protocols.traffic.total() - sum(of_server)
-        total = {"down": of_server[0] + between, "up": of_server[1] + between}
-        sent = {name: total[name] - before[name] for name in total}
-        before.update(total)
-        return Traffic(count(1, sent["down"]), count(1, sent["up"]))
-
-    return traffic
-
-
 @checked
 @dataclasses.dataclass(frozen=True)
-class PerClientLP(GraphSettings):
+class PerClientLP(GraphPseudoLabels):
     """Settings of label propagation at every client alone; norms, scales and weights are over its
     own examples.
 
@@ -226,7 +211,7 @@ def per_client_lp(setup: Setup, settings: PerClientLP) -> Recipe:
                 rows,
                 observed,
                 setup.num_classes,
-                settings.propagation,
+                settings,
                 similarity=settings.similarity,
                 key=jax.random.fold_in(named_key(round.key, "projections"), identity),
                 valid=mask,

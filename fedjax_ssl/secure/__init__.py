@@ -8,8 +8,9 @@ docs/secure.md. Needs the extra `secure`. Importing this package loads no protoc
 `secure_hamming` and the others load when first used.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
+from fedjax_ssl.graph.settings import Hamming, Level
 from fedjax_ssl.lazy import attach
 from fedjax_ssl.secure.errors import (
     SERVER,
@@ -29,9 +30,8 @@ if TYPE_CHECKING:
     from fedjax_ssl.secure.network import Traffic
     from fedjax_ssl.secure.real import Secured, protocols, secure_hamming, secure_row_sums
 
-LEVELS = ("ideal", "accounted", "real")
-CHOICES = ("none", *LEVELS)  # of a config; "none": the kernels
-HAMMING = ("transfer", "paillier")
+LEVELS = get_args(Level)[1:]  # without "none", the kernels
+HAMMING = get_args(Hamming)
 DROPS = ("keys", "hamming", "mask", "sums", "result")  # phases in which a client can vanish
 
 __getattr__, __dir__ = attach(__name__)

@@ -187,6 +187,7 @@ class Protocols:
         self.gone: set[int] = set()
         self.session = 0
         self._pairs: Counter[int] = Counter()
+        self._bytes_before = 0, 0  # of this session
 
     @property
     def exchange(self) -> Exchange:
@@ -197,6 +198,7 @@ class Protocols:
 
     def begin(self, num_points: Mapping[int, int]) -> None:
         """Start a session. Args: the number of points of every client that is invited."""
+        self._bytes_before = self._bytes_of_clients()
         self.session += 1
         self._pairs = Counter()
         self.gone = self._leaving("keys", num_points)
@@ -204,6 +206,16 @@ class Protocols:
             client: count for client, count in sorted(num_points.items()) if client not in self.gone
         }
         self._begin(list(num_points))
+
+    def session_bytes(self) -> tuple[int, int]:
+        """Bytes that the clients were sent and sent in this session, as the server relays them."""
+        before = self._bytes_before
+        now = self._bytes_of_clients()
+        return now[0] - before[0], now[1] - before[1]
+
+    def _bytes_of_clients(self) -> tuple[int, int]:
+        total = self.traffic.total()
+        return total - self.traffic.total(receiver=SERVER), total - self.traffic.total(sender=SERVER)
 
     def distances(self, a: int, b: int, codes_a: np.ndarray, codes_b: np.ndarray) -> np.ndarray:
         """Distances of all points of a to all of b, int32; num_bits + 1 where one of them is

@@ -3,14 +3,14 @@ baseline, and `mixed`.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_ssl import graph
-from fedjax_ssl.checks import Whole, checked
+from fedjax_ssl.checks import checked
 from fedjax_ssl.federated import (
     BYTES_PER_NUMBER,
     RoundContext,
@@ -21,48 +21,29 @@ from fedjax_ssl.federated import (
     map_rows,
 )
 from fedjax_ssl.federated.method import Metrics
+from fedjax_ssl.graph.settings import CODE, ConfidenceScale, GraphSettings, LabelNorm
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.methods.parts.settings import Count, Decay, Positive
+from fedjax_ssl.methods.parts.settings import Positive
 from fedjax_ssl.methods.parts.terms import PseudoLabels, examples_mask, network_features
 
 
 @checked
 @dataclass(frozen=True)
-class GraphSettings:
-    """Settings of label propagation over a graph, and of the targets made of it.
+class GraphPseudoLabels(GraphSettings):
+    """Settings of label propagation over a graph, and of the targets made of it; defaults are those
+    of the authors' code.
 
     Attributes:
-        num_bits: bits of a code.
-        num_neighbors: neighbours per example.
-        alpha: how far labels travel.
-        similarity_power: exponent of the kept similarities.
-        label_norm: "none", or "class" to divide labels by the number of labelled examples of their
-            class.
-        confidence_scale: "none", "max" (by the largest confidence of the graph) or "client_max" (of
-            each client).
         class_weighting: "none" or "inverse_freq": weights balance the classes (kappa of section 2
             of the paper).
         graph_features: features that are hashed or compared: the "network"'s, or raw "inputs".
     """
 
-    num_bits: Annotated[int, Whole(1, 2**20)] = 4096
-    num_neighbors: Count = 10
-    alpha: Decay = 0.99
-    similarity_power: Positive = 3.0
-    label_norm: Literal["none", "class"] = "class"
-    confidence_scale: Literal["none", "max", "client_max"] = "max"
+    similarity_power: Positive = CODE.similarity_power
+    label_norm: LabelNorm = CODE.label_norm
+    confidence_scale: ConfidenceScale = CODE.confidence_scale
     class_weighting: Literal["none", "inverse_freq"] = "inverse_freq"
     graph_features: Literal["network", "inputs"] = "network"
-
-    @property
-    def propagation(self) -> graph.PropagationSettings:
-        """The settings of the graph itself."""
-        own = {
-            name: getattr(self, name)
-            for name in graph.PropagationSettings._fields
-            if hasattr(self, name)
-        }
-        return graph.PropagationSettings(**own)
 
 
 def cohort_features(
@@ -86,7 +67,7 @@ def propagate_over_cohort(
     round: RoundContext,
     features: Float[Array, "p n d"],
     labels: Int[Array, "p n"],
-    settings: GraphSettings,
+    settings: GraphPseudoLabels,
     fixed_projections: bool = False,
     exchange: graph.Exchange | None = None,
     similarity: str = "lsh",
@@ -100,26 +81,14 @@ def propagate_over_cohort(
     """
     real = examples_mask(round.clients)
     owner = jnp.broadcast_to(jnp.arange(real.shape[0])[:, None], real.shape)
+    points = features.reshape(real.size, -1)
+    known = labels.reshape(-1)
+    taking_part = {"valid": real.reshape(-1), "clients": owner.reshape(-1)}
     if similarity == "exact":
-        points = features.reshape(real.size, -1)
-        known = labels.reshape(-1)
-        return graph.label_propagation(
-            points,
-            known,
-            setup.num_classes,
-            settings.propagation,
-            valid=real.reshape(-1),
-            clients=owner.reshape(-1),
-        )
+        return graph.label_propagation(points, known, setup.num_classes, settings, **taking_part)
+    key = named_key(round.run_key if fixed_projections else round.key, "projections")
     return graph.xclp(
-        named_key(round.run_key if fixed_projections else round.key, "projections"),
-        features.reshape(real.size, -1),
-        labels.reshape(-1),
-        setup.num_classes,
-        valid=real.reshape(-1),
-        clients=owner.reshape(-1),
-        exchange=exchange,
-        **settings.propagation._asdict(),
+        key, points, known, setup.num_classes, settings=settings, exchange=exchange, **taking_part
     )
 
 
@@ -133,7 +102,7 @@ def graph_traffic(setup: Setup, num_bits: int, outcome: RoundResult) -> Traffic:
     )
 
 
-def graph_operations(setup: Setup, settings: GraphSettings, round: RoundContext) -> Metrics:
+def graph_operations(setup: Setup, settings: GraphPseudoLabels, round: RoundContext) -> Metrics:
     """Numeric operations of the steps of Algorithm 1, in millions, by the paper's orders of growth
     (section 3.3).
 
@@ -159,7 +128,7 @@ def graph_operations(setup: Setup, settings: GraphSettings, round: RoundContext)
 
 
 def to_pseudo_labels(
-    result: graph.Propagation, real: Bool[Array, "p n"], num_classes: int, settings: GraphSettings
+    result: graph.Propagation, real: Bool[Array, "p n"], num_classes: int, settings: GraphPseudoLabels
 ) -> PseudoLabels:
     """Targets and weights of local training; class weights count over all examples that took part
     in the graph.
