@@ -11,6 +11,7 @@ deviation over seeds. The paper does not have this experiment.
 
 import argparse
 import time
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -74,15 +75,14 @@ def _methods(arguments: argparse.Namespace, num_classes: int) -> dict:
     """Name -> (key, federation) -> predicted labels [C, n]; paper settings and those of the
     authors' code.
     """
-    common = {"num_classes": num_classes, "num_neighbors": arguments.neighbors}
-    code = {"similarity_power": 3.0, "label_norm": "class"}
+    changes = {"num_neighbors": arguments.neighbors, "num_bits": arguments.bits}
+    paper = replace(graph.PAPER, **changes)
+    code = replace(graph.CODE, **changes)
     return {
-        "per client, paper": partial(_per_client, **common),
-        "per client, code": partial(_per_client, **common, **code),
-        "all clients (XCLP), paper": partial(_all_clients, **common, num_bits=arguments.bits),
-        "all clients (XCLP), code": partial(
-            _all_clients, **common, **code, num_bits=arguments.bits
-        ),
+        "per client, paper": partial(_per_client, num_classes=num_classes, settings=paper),
+        "per client, code": partial(_per_client, num_classes=num_classes, settings=code),
+        "all clients (XCLP), paper": partial(_all_clients, num_classes=num_classes, settings=paper),
+        "all clients (XCLP), code": partial(_all_clients, num_classes=num_classes, settings=code),
     }
 
 
@@ -93,17 +93,20 @@ def _gather(federation: data.FederatedData) -> tuple[jax.Array, jax.Array, jax.A
     return pixels, jnp.where(real, federation.observed[federation.index], -1), real
 
 
-def _all_clients(key: jax.Array, federation: data.FederatedData, **settings) -> jax.Array:
+def _all_clients(
+    key: jax.Array, federation: data.FederatedData, num_classes: int, settings: graph.GraphSettings
+) -> jax.Array:
     pixels, observed, real = _gather(federation)
     rows = pixels.reshape(real.size, -1)
-    result = graph.xclp(key, rows, observed.reshape(-1), valid=real.reshape(-1), **settings)
+    result = graph.xclp(
+        key, rows, observed.reshape(-1), num_classes, settings=settings, valid=real.reshape(-1)
+    )
     return result.labels.reshape(real.shape)
 
 
 def _per_client(
-    key: jax.Array, federation: data.FederatedData, num_classes: int, **changes: float | str
+    key: jax.Array, federation: data.FederatedData, num_classes: int, settings: graph.GraphSettings
 ) -> jax.Array:
-    settings = graph.PropagationSettings(**changes)
 
     @jax.jit
     def one_client(client: tuple) -> jax.Array:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl import presets, runs
-from fedjax_ssl.graph import IDEAL, Exchange, PropagationSettings
+from fedjax_ssl.graph import IDEAL, Exchange, GraphSettings
 from fedjax_ssl.prediction import graphs
 
 BITS = 1024
@@ -70,7 +70,7 @@ def measure(federation, seed, knob, value):
     seen = {}
     bits = value if knob == "bits" else BITS
     points = graphs.points_of(federation)
-    settings = PropagationSettings(num_bits=bits, num_neighbors=5)
+    settings = GraphSettings(num_bits=bits, num_neighbors=5)
 
     def embed(inputs):
         return inputs.reshape(inputs.shape[0], -1).astype(jnp.result_type(float))

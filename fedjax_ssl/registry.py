@@ -173,9 +173,9 @@ class Registry(Generic[Built]):
                 parameter.annotation, type
             ):
                 fields = inspect.signature(parameter.annotation, eval_str=True).parameters.values()
-                found |= {field.name: _option(field) for field in fields}
+                found |= {field.name: option_of(field) for field in fields}
             elif parameter.name not in self._given:
-                found[parameter.name] = _option(parameter)
+                found[parameter.name] = option_of(parameter)
         return found
 
     def _parameters(self, builder: Callable[..., Any]) -> list[inspect.Parameter]:
@@ -311,7 +311,8 @@ def _first_words(builder: Callable[..., Any]) -> str:
     return " ".join((inspect.getdoc(builder) or "").split("\n\n")[0].split())
 
 
-def _option(parameter: inspect.Parameter) -> Option:
+def option_of(parameter: inspect.Parameter) -> Option:
+    """Read the option that a parameter is."""
     kind = _stored(parameter)
     allowed = declared(parameter.annotation) or _ANY_NUMBER.get(kind)
     return Option(kind, parameter.default, takes_none(parameter), allowed, takes_array(parameter))

@@ -6,14 +6,15 @@ stands for the choice's own default. `config.method` holds the settings of its m
 """
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import ml_collections
 from ml_collections import config_dict
 
-from fedjax_ssl import methods, secure
-from fedjax_ssl.checks import Declaration, Each, In, OneOf, Several, Whole
+from fedjax_ssl import methods
+from fedjax_ssl.checks import Declaration, Each, In, OneOf, Several, Whole, declared
 from fedjax_ssl.data import (
     AUGMENTATIONS,
     ORIGINS,
@@ -36,9 +37,10 @@ from fedjax_ssl.federated import (
     WEIGHTINGS,
 )
 from fedjax_ssl.folder.writers import WRITERS
+from fedjax_ssl.graph.settings import GraphSettings, Hamming, Level
 from fedjax_ssl.models import MODELS, PRECISIONS
 from fedjax_ssl.objectives import INVERSE, LOSSES
-from fedjax_ssl.registry import Option, Registry
+from fedjax_ssl.registry import Option, Registry, option_of
 
 DIRECTIONS = ("maximize", "minimize")
 _WORDS = {
@@ -77,6 +79,15 @@ def _field(default: Any, meaning: str, allowed: Declaration | None = None) -> Op
     if isinstance(default, type):
         return Option(default, None, True, allowed, meaning=meaning)
     return Option(type(default), default, False, allowed, meaning=meaning)
+
+
+def _graph_field(name: str, meaning: str, of_variant: bool = False) -> Option:
+    """Declare a setting of graphs as `GraphSettings` does; `of_variant`: None stands for that of
+    the variant.
+    """
+    option = option_of(inspect.signature(GraphSettings, eval_str=True).parameters[name])
+    option = option._replace(meaning=meaning, traceable=False)
+    return option._replace(default=None, optional=True) if of_variant else option
 
 
 # Seeds end where jax.random would take the last 32 bits of a larger one, which are those of
@@ -321,17 +332,19 @@ _SECTIONS: dict[str, dict[str, Option]] = {
             "cosines, or their estimate by codes; xclp: lsh, per_client_lp: exact by default",
             OneOf(("exact", "lsh")),
         ),
-        "num_bits": _field(4096, "bits of a code", _COUNT),
-        "num_neighbors": _field(10, "neighbours of a point in a graph", _COUNT),
-        "alpha": _field(0.99, "how far labels spread in a graph", _SHARE),
-        "similarity_power": _field(
-            float, "power of similarities; the variant's by default", _POSITIVE
+        "num_bits": _graph_field("num_bits", "bits of a code"),
+        "num_neighbors": _graph_field("num_neighbors", "neighbours of a point in a graph"),
+        "alpha": _graph_field("alpha", "how far labels spread in a graph"),
+        "similarity_power": _graph_field(
+            "similarity_power", "power of similarities; the variant's by default", of_variant=True
         ),
-        "label_norm": _field(
-            str, "what divides a label: nothing or its class's count", OneOf(("none", "class"))
+        "label_norm": _graph_field(
+            "label_norm", "what divides a label: nothing or its class's count", of_variant=True
         ),
-        "confidence_scale": _field(
-            str, "what divides confidences: nothing or the largest", OneOf(("none", "max"))
+        "confidence_scale": _graph_field(
+            "confidence_scale",
+            "what divides confidences: nothing, the largest, or the largest of a client",
+            of_variant=True,
         ),
         "groups": _field(
             1, "xclp: clients are cut at random into groups, with a graph each", _COUNT
@@ -345,9 +358,9 @@ _SECTIONS: dict[str, dict[str, Option]] = {
         "protocol": _field(
             "none",
             "xclp: protocol between the clients of a graph, docs/secure.md",
-            OneOf(secure.CHOICES),
+            declared(Level),
         ),
-        "hamming": _field("transfer", "how the protocol finds distances", OneOf(secure.HAMMING)),
+        "hamming": _field("transfer", "how the protocol finds distances", declared(Hamming)),
     },
     "distributed": {
         "coordinator": _field(

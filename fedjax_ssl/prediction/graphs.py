@@ -27,9 +27,9 @@ from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import map_rows
 from fedjax_ssl.graph import (
     Exchange,
+    GraphSettings,
     Neighbors,
     Propagation,
-    PropagationSettings,
     nearest_neighbors,
 )
 from fedjax_ssl.graph.codes import has_angle, lsh_codes
@@ -96,7 +96,7 @@ def by_codes(
     data: FederatedData,
     points: Points,
     embed: Embedding,
-    variants: Sequence[PropagationSettings],
+    variants: Sequence[GraphSettings],
     *,
     neighbor_search: Callable[..., Neighbors] = nearest_neighbors,
     exchange: Exchange | None = None,
@@ -118,7 +118,7 @@ def by_codes(
         ValueError: if variants differ in bits or neighbours.
     """
     num_bits = variants[0].num_bits
-    if any(settings[:2] != variants[0][:2] for settings in variants):
+    if len({(settings.num_bits, settings.num_neighbors) for settings in variants}) > 1:
         raise ValueError(
             f"variants are {variants}; they share neighbours: give num_bits and num_neighbors one "
             "value"
@@ -176,7 +176,7 @@ def by_cosines(
     data: FederatedData,
     points: Points,
     embed: Embedding,
-    variants: Sequence[PropagationSettings],
+    variants: Sequence[GraphSettings],
 ) -> Labeller:
     """Label graphs of the exact cosines of features, which clients would have to show. They are
     worked out here, once.
@@ -189,7 +189,12 @@ def by_cosines(
     def label(place: Array, observed: Array, real: Array) -> list[Propagation]:
         return [
             graph.label_propagation(
-                features[place], observed, data.num_classes, settings, valid=real
+                features[place],
+                observed,
+                data.num_classes,
+                settings,
+                valid=real,
+                clients=points.client[place],
             )
             for settings in variants
         ]

@@ -4,6 +4,7 @@ What a run's `config.prediction` asks for is done once, after the last round: ev
 all test examples that belong to a client, and is scored over all of them and at each client.
 """
 
+import dataclasses
 import hashlib
 import itertools
 import time
@@ -18,7 +19,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Key
 
 from fedjax_ssl import config as configs
-from fedjax_ssl import data, graph, secure
+from fedjax_ssl import data, graph
 from fedjax_ssl.config import ConfigError, naming
 from fedjax_ssl.data import Dataset, FederatedData, client_names
 from fedjax_ssl.federated import (
@@ -30,8 +31,10 @@ from fedjax_ssl.federated import (
     score_labels,
 )
 from fedjax_ssl.graph import (
+    CODE,
+    PAPER,
+    GraphSettings,
     Neighbors,
-    PropagationSettings,
     approximate_neighbors,
     nearest_neighbors,
     neighbor_recall,
@@ -40,10 +43,7 @@ from fedjax_ssl.keys import named_key
 from fedjax_ssl.prediction import graphs
 
 # Of XCLP and per-client LP alike: the paper's text, and the authors' code.
-VARIANTS: dict[str, dict[str, Any]] = {
-    "paper": {"similarity_power": 1.0, "label_norm": "none", "confidence_scale": "none"},
-    "code": {"similarity_power": 3.0, "label_norm": "class", "confidence_scale": "max"},
-}
+VARIANTS = {"paper": PAPER, "code": CODE}
 
 
 class Job(NamedTuple):
@@ -251,8 +251,9 @@ def _predict(
                 num_graphs = section.groups
                 if section.protocol != "none":
                     seed = hashlib.sha256(np.asarray(jax.random.key_data(key)).tobytes()).digest()
-                    options = {"hamming": section.hamming, "seed": seed}
-                    protocols = secure.protocols(section.protocol, section.num_bits, **options)
+                    protocols = graph.protocols(
+                        section.protocol, section.num_bits, section.hamming, seed=seed
+                    )
             if (
                 section.similarity or ("exact" if predictor == "per_client_lp" else "lsh")
             ) == "exact":
@@ -324,13 +325,11 @@ def _embedding(features: str, method: Method, state: ServerState) -> Callable[[A
     )
 
 
-def _variant(section: ml_collections.ConfigDict, variant: str | None) -> PropagationSettings:
+def _variant(section: ml_collections.ConfigDict, variant: str | None) -> GraphSettings:
     """Set one propagation up: as the variant says, but for the fields that were set."""
-    chosen = VARIANTS[variant or "paper"]
-    given = {name: section[name] for name in chosen if section[name] is not None}
-    return PropagationSettings(
-        section.num_bits, section.num_neighbors, section.alpha, **{**chosen, **given}
-    )
+    names = {field.name for field in dataclasses.fields(GraphSettings)} & set(section)
+    given = {name: section[name] for name in names if section[name] is not None}
+    return dataclasses.replace(VARIANTS[variant or "paper"], **given)
 
 
 def summary_of(outcomes: Sequence[Predicted]) -> list[dict[str, Any]]:

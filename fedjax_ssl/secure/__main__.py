@@ -129,7 +129,7 @@ def _predict(
     protocols: Protocols,
 ) -> graphs.Predictions:
     points = graphs.points_of(federation)
-    settings = graph.PropagationSettings(num_bits=options.bits, num_neighbors=5)
+    settings = graph.GraphSettings(num_bits=options.bits, num_neighbors=5)
 
     def embed(inputs: jax.Array) -> jax.Array:
         return inputs.reshape(inputs.shape[0], -1).astype(jnp.result_type(float))

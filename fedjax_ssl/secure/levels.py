@@ -215,7 +215,9 @@ class Protocols:
 
     def _bytes_of_clients(self) -> tuple[int, int]:
         total = self.traffic.total()
-        return total - self.traffic.total(receiver=SERVER), total - self.traffic.total(sender=SERVER)
+        return total - self.traffic.total(receiver=SERVER), total - self.traffic.total(
+            sender=SERVER
+        )
 
     def distances(self, a: int, b: int, codes_a: np.ndarray, codes_b: np.ndarray) -> np.ndarray:
         """Distances of all points of a to all of b, int32; num_bits + 1 where one of them is

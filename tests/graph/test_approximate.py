@@ -140,7 +140,7 @@ def test_labels_from_approximate_neighbors():
     codes, cluster = clustered_codes(0, 500, BITS, 5)
     labels = np.where(np.arange(500) % 10 == 0, cluster, -1).astype(np.int32)
     search = partial(graph.approximate_neighbors, **SMALL)
-    settings = graph.PropagationSettings(BITS, 6)
+    settings = graph.GraphSettings(BITS, 6)
     found = graph.xclp_from_codes(codes, labels, 5, settings, neighbor_search=search)
     assert np.mean(np.asarray(found.labels) == cluster) > 0.95
     # Few points: the same labels as without lists.

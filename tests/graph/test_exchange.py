@@ -2,13 +2,15 @@
 those of the kernels.
 """
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedjax_ssl import graph
-from fedjax_ssl.graph import PropagationSettings as Settings
+from fedjax_ssl.graph import GraphSettings as Settings
 from fedjax_ssl.graph.exchange import exchanged_neighbors, fraction_bits
 from tests.graph import reference
 from tests.graph.masked_exchange import MaskedExchange
@@ -19,7 +21,7 @@ CLASSES = 3
 BITS = 64
 SETTINGS = Settings(BITS, num_neighbors=4, alpha=0.9)
 PAPER = SETTINGS
-CODE = SETTINGS._replace(similarity_power=3.0, label_norm="class", confidence_scale="client_max")
+CODE = replace(SETTINGS, similarity_power=3.0, label_norm="class", confidence_scale="client_max")
 
 
 def federation(num_points=70):
@@ -57,7 +59,7 @@ def label(settings=SETTINGS, exchange=None, codes=CODES, labels=LABELS, **change
     [
         PAPER,
         CODE,
-        pytest.param(PAPER._replace(solver="conjugate_gradient"), marks=pytest.mark.thorough),
+        pytest.param(replace(PAPER, solver="conjugate_gradient"), marks=pytest.mark.thorough),
     ],
 )
 def test_a_protocol_gives_the_bits_of_the_ideal(settings):
@@ -177,7 +179,7 @@ def test_worked_example_in_fixed_point():
 
 
 @pytest.mark.parametrize(
-    "settings", [PAPER._replace(alpha=0.99), PAPER._replace(alpha=0.99, label_norm="class"), PAPER]
+    "settings", [replace(PAPER, alpha=0.99), replace(PAPER, alpha=0.99, label_norm="class"), PAPER]
 )
 @pytest.mark.parametrize("num_labelled", [1, 5000])
 def test_the_largest_possible_sum_fits(settings, num_labelled):
@@ -189,7 +191,7 @@ def test_the_largest_possible_sum_fits(settings, num_labelled):
 
 def test_scores_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match=r"alpha is 0\.99999999; with 9 labels .* Lower alpha"):
-        fraction_bits(9, 3, PAPER._replace(alpha=0.99999999))
+        fraction_bits(9, 3, replace(PAPER, alpha=0.99999999))
 
 
 def test_under_a_trace_an_exchange_is_refused():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import graph
-from fedjax_ssl.graph import PropagationSettings as Settings
+from fedjax_ssl.graph import GraphSettings as Settings
 from tests.graph import reference
 from tests.graph.test_propagation import clustered_codes
 

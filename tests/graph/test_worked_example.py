@@ -1,5 +1,7 @@
 """The worked example of the XCLP spec, section 9.1, to the printed digits."""
 
+from dataclasses import replace
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from tests.graph import reference
 CODES = reference.pack(reference.EXAMPLE_CODES)
 LABELS = reference.EXAMPLE_LABELS
 BITS = reference.EXAMPLE_BITS
-SETTINGS = graph.PropagationSettings(BITS, num_neighbors=2)
+SETTINGS = graph.GraphSettings(BITS, num_neighbors=2)
 PRINTED = dict(rtol=0, atol=0.51e-10)
 
 DISTANCES = [
@@ -164,7 +166,7 @@ def test_scores_and_confidence(alpha, solver):
 
 @pytest.mark.parametrize("alpha, raw", [(0.5, [0, 0, 1, 1, 0, 1]), (0.99, [1, 1, 1, 1, 1, 1])])
 def test_paper_variant(alpha, raw):
-    found = graph.xclp_from_codes(CODES, LABELS, 2, SETTINGS._replace(alpha=alpha))
+    found = graph.xclp_from_codes(CODES, LABELS, 2, replace(SETTINGS, alpha=alpha))
     np.testing.assert_array_equal(np.argmax(found.scores, axis=1), raw)
     labelled = LABELS >= 0
     np.testing.assert_array_equal(found.labels, np.where(labelled, LABELS, raw))
@@ -174,9 +176,7 @@ def test_paper_variant(alpha, raw):
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_reference_variant(solver):
-    settings = SETTINGS._replace(
-        similarity_power=3.0, label_norm="class", confidence_scale="max", solver=solver
-    )
+    settings = replace(graph.CODE, num_bits=BITS, num_neighbors=2, solver=solver)
     found = graph.xclp_from_codes(CODES, LABELS, 2, settings)
     np.testing.assert_allclose(np.asarray(found.scores).T, REFERENCE_SCORES, **PRINTED)
     np.testing.assert_array_equal(np.argmax(found.scores, axis=1), [0, 0, 1, 1, 0, 1])
@@ -188,8 +188,8 @@ def test_reference_variant(solver):
 
 
 def test_confidence_scaled_by_each_clients_maximum():
-    settings = SETTINGS._replace(
-        similarity_power=3.0, label_norm="class", confidence_scale="client_max"
+    settings = replace(
+        SETTINGS, similarity_power=3.0, label_norm="class", confidence_scale="client_max"
     )
     found = graph.xclp_from_codes(CODES, LABELS, 2, settings, clients=jnp.array([7, 7, 7, 2, 2, 2]))
     expected = [1, 0.0898309703 / 0.1293364055, 1, 1, 0.0679598821 / 0.1510357640, 1]
@@ -197,7 +197,7 @@ def test_confidence_scaled_by_each_clients_maximum():
 
 
 def test_class_norm_alone():
-    found = graph.xclp_from_codes(CODES, LABELS, 2, SETTINGS._replace(label_norm="class"))
+    found = graph.xclp_from_codes(CODES, LABELS, 2, replace(SETTINGS, label_norm="class"))
     np.testing.assert_array_equal(np.argmax(found.scores, axis=1), [0, 1, 1, 1, 1, 1])
 
 
@@ -210,7 +210,7 @@ def test_class_norm_alone():
 )
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_each_client_alone(alpha, first, second, solver):
-    settings = SETTINGS._replace(alpha=alpha, solver=solver)
+    settings = replace(SETTINGS, alpha=alpha, solver=solver)
     one = graph.xclp_from_codes(CODES[:3], LABELS[:3], 2, settings)
     np.testing.assert_allclose(one.scores[:, 0], first, **PRINTED)
     np.testing.assert_array_equal(one.labels, [0, 0, 0])
@@ -226,7 +226,7 @@ def test_dropout_of_the_second_client():
     columns = np.asarray(graph.influence_columns(example_graph(), 0.5, jnp.array([0])))
     np.testing.assert_allclose(columns[:, 0], SCORES[0.5][0], **PRINTED)
     found = graph.xclp_from_codes(
-        CODES, np.array([0] + 5 * [-1], np.int32), 2, SETTINGS._replace(alpha=0.5)
+        CODES, np.array([0] + 5 * [-1], np.int32), 2, replace(SETTINGS, alpha=0.5)
     )
     np.testing.assert_allclose(found.scores[:, 0], SCORES[0.5][0], **PRINTED)
     np.testing.assert_array_equal(found.scores[:, 1], np.zeros(6))

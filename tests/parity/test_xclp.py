@@ -25,7 +25,7 @@ from tests.parity.parity import (
 BITS = 4128
 NEIGHBOURS = 4
 ROUNDS = 2
-SETTINGS = graph.PropagationSettings(
+SETTINGS = graph.GraphSettings(
     BITS, NEIGHBOURS, 0.99, similarity_power=3.0, label_norm="class", confidence_scale="max"
 )
 

@@ -4,6 +4,7 @@
 
 import dataclasses
 import functools
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,7 @@ from tests import toy
 from tests.graph.masked_exchange import MaskedExchange
 
 KEY = jax.random.key(3)
-SETTINGS = graph.PropagationSettings(num_bits=64, num_neighbors=3)
+SETTINGS = graph.GraphSettings(num_bits=64, num_neighbors=3)
 NUM_CLIENTS = len(toy.SIZES) + 1  # the last one has new examples only
 ONE_GRAPH = jnp.zeros(NUM_CLIENTS, jnp.int32)
 OWN_GRAPHS = jnp.arange(NUM_CLIENTS, dtype=jnp.int32)
@@ -43,7 +44,7 @@ def federation():
 
 
 DATA = federation()
-xclp = jax.jit(graph.xclp, static_argnums=3, static_argnames=SETTINGS._fields)
+xclp = jax.jit(graph.xclp, static_argnums=3, static_argnames="settings")
 label_propagation = jax.jit(graph.label_propagation, static_argnums=(2, 3))
 OWNED = np.asarray(DATA.test_client) >= 0
 
@@ -92,7 +93,7 @@ def expected(clients, unlabelled=True, new=None, exact=False):
         result = label_propagation(features, observed, toy.NUM_CLASSES, SETTINGS, valid=valid)
     else:
         key = named_key(KEY, "projections")
-        result = xclp(key, features, observed, toy.NUM_CLASSES, **SETTINGS._asdict(), valid=valid)
+        result = xclp(key, features, observed, toy.NUM_CLASSES, settings=SETTINGS, valid=valid)
     chosen = slice(len(rows) - len(new), len(rows))
     return new, np.asarray(result.labels)[chosen], np.asarray(result.confidence)[chosen]
 
@@ -172,7 +173,7 @@ def test_random_groups():
     ("changes", "message"),
     [
         (
-            {"variants": (SETTINGS, SETTINGS._replace(num_neighbors=4))},
+            {"variants": (SETTINGS, replace(SETTINGS, num_neighbors=4))},
             "give num_bits and num_neighbors one value",
         ),
     ],
@@ -194,7 +195,7 @@ def test_a_protocol_predicts_between_rounds(num_graphs):
     alone = train(KEY, before, DATA)[0]
     graph_of = jnp.arange(NUM_CLIENTS, dtype=jnp.int32) % num_graphs
     protocol = MaskedExchange()
-    variants = (SETTINGS, SETTINGS._replace(label_norm="class", confidence_scale="client_max"))
+    variants = (SETTINGS, replace(SETTINGS, label_norm="class", confidence_scale="client_max"))
 
     def ask(**search):
         points = points_of(DATA)

@@ -128,7 +128,10 @@ def graph_operations(setup: Setup, settings: GraphPseudoLabels, round: RoundCont
 
 
 def to_pseudo_labels(
-    result: graph.Propagation, real: Bool[Array, "p n"], num_classes: int, settings: GraphPseudoLabels
+    result: graph.Propagation,
+    real: Bool[Array, "p n"],
+    num_classes: int,
+    settings: GraphPseudoLabels,
 ) -> PseudoLabels:
     """Targets and weights of local training; class weights count over all examples that took part
     in the graph.
