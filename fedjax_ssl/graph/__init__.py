@@ -26,7 +26,13 @@ if TYPE_CHECKING:
         xclp,
         xclp_from_codes,
     )
-    from fedjax_ssl.graph.neighbors import Neighbors, cosine_neighbors, nearest_neighbors
+    from fedjax_ssl.graph.neighbors import (
+        Neighbors,
+        cosine_neighbors,
+        hamming_matrix,
+        nearest_neighbors,
+        neighbors_from_matrix,
+    )
     from fedjax_ssl.graph.propagation import (
         Solution,
         influence_columns,

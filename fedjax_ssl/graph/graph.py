@@ -54,6 +54,13 @@ def build_graph(neighbors: Neighbors, similarity_power: float | Float[Array, ""]
 
     Raises:
         ValueError: if the power is known and not positive, or the lists do not have the same shape.
+
+    Example:
+        >>> codes = jnp.array([[0b000], [0b111], [0b101]], jnp.uint32)
+        >>> neighbors = fs.graph.nearest_neighbors(codes, num_bits=3, num_neighbors=1)
+        >>> built = fs.graph.build_graph(neighbors)
+        >>> neighbors.index[:, 0].tolist(), built.degree.tolist()
+        ([2, 2, 1], [0.0, 1.0, 1.0])
     """
     check_known("(0, inf)", similarity_power=similarity_power)
     index, similarity = neighbors

@@ -53,6 +53,29 @@ class Neighbors(NamedTuple):
     similarity: Float[Array, "n k"]  # cosine in [0, 1], exactly 0 from a right angle on
 
 
+@jax.jit
+def hamming_matrix(codes: UInt32[Array, "n words"]) -> Int32[Array, "n n"]:
+    """Count the bits in which every two codes differ (XCLP, Algorithm 1 step 4).
+
+    All pairs at once, in 4 n^2 bytes: what the server of the paper holds. `nearest_neighbors` finds
+    the same neighbours without it.
+
+    Args:
+        codes: [n, words] as `lsh_codes` returns them.
+
+    Returns:
+        [n, n], symmetric, 0 on the diagonal.
+
+    Example:
+        >>> codes = jnp.array([[0b000], [0b111], [0b101]], jnp.uint32)
+        >>> fs.graph.hamming_matrix(codes).tolist()
+        [[0, 3, 2], [3, 0, 1], [2, 1, 0]]
+    """
+    kernel = fastest_kernel(backend())
+    distances, columns = _distances(codes, slice(None), kernel, jnp.dtype(jnp.int32))
+    return distances(columns)
+
+
 def nearest_neighbors(
     codes: UInt32[Array, "n words"],
     num_bits: int,
@@ -186,21 +209,21 @@ def nearest_to_rows(
 
     Returns index and distance in bits; distances above `num_bits` where there is no neighbour.
     """
-    dtype = jnp.int16 if num_bits < 2**15 - 1 else jnp.int32
-    if kernel == "popcount":
-
-        def distances(some: Array) -> Array:
-            return popcount_distances(codes, some, dtype)
-
-        columns = codes[rows].T
-    else:
-        signs = signs_from_codes(codes)
-
-        def distances(some: Array) -> Array:
-            return matmul_distances(signs, some.T, dtype)
-
-        columns = signs[rows].T
+    dtype = jnp.dtype(jnp.int16 if num_bits < 2**15 - 1 else jnp.int32)
+    distances, columns = _distances(codes, rows, kernel, dtype)
     return _search(distances, columns, rows, valid, num_neighbors, bound=num_bits + 1)
+
+
+def _distances(
+    codes: Array, rows: Array | slice, kernel: str, dtype: jnp.dtype
+) -> tuple[Callable[[Array], Array], Array]:
+    """Return what `_search` takes: a function of columns that gives their distances from all codes,
+    and the columns of some rows.
+    """
+    if kernel == "popcount":
+        return partial(popcount_distances, codes, dtype=dtype), codes[rows].T
+    signs = signs_from_codes(codes)
+    return lambda some: matmul_distances(signs, some.T, dtype), signs[rows].T
 
 
 def neighbors_from_distances(
@@ -219,8 +242,17 @@ def neighbors_from_distances(
 def neighbors_from_matrix(
     distance: Int32[Array, "n n"], valid: Bool[Array, " n"], num_bits: int, num_neighbors: int
 ) -> Neighbors:
-    """Find the lists of `nearest_neighbors` in the distances of all pairs; those above
-    `num_bits` are no pairs.
+    """Find the lists of `nearest_neighbors` in the distances of all pairs (XCLP, Algorithm 1 steps
+    5 and 6).
+
+    Args:
+        distance: [n, n] from `hamming_matrix`, or a protocol; those above `num_bits` are no pairs.
+        valid: [n], False for rows that neither have nor are neighbours.
+        num_bits: bits per code.
+        num_neighbors: k.
+
+    Returns:
+        Neighbors, [n, k] each.
     """
     num_points = distance.shape[0]
     if num_points < 2:

@@ -37,7 +37,7 @@ def propagate(
     alpha: float | Float[Array, ""],
     solver: str = "auto",
 ) -> Float[Array, "n c"]:
-    """Spreads labels over the graph: Z = (I - alpha W)^(-1) Y (XCLP, Algorithm 1 steps 9 to 12).
+    """Spread labels over the graph: Z = (I - alpha W)^(-1) Y (XCLP, Algorithm 1 steps 9 to 12).
 
     Arguments and errors: as `solve`. Rows of Y are one-hot for labelled points and zero for the
     others.
@@ -54,7 +54,7 @@ def solve(
     tolerance: float | None = None,
     max_iterations: int = 1000,
 ) -> Solution:
-    """Solves (I - alpha W) Z = Y, and says how well that went.
+    """Solve (I - alpha W) Z = Y, and says how well that went.
 
     The matrix is symmetric positive definite with condition at most (1 + alpha) / (1 - alpha).
     Conjugate gradients run over all columns at once; a column stops moving when it has converged,
@@ -184,7 +184,20 @@ def influence_matrix(graph: Graph, alpha: float | Float[Array, ""]) -> Float[Arr
 
     Raises:
         ValueError: if alpha is known and outside [0, 1).
+
+    Example:
+        >>> neighbors = fs.graph.Neighbors(jnp.array([[1], [0]]), jnp.array([[1.0], [1.0]]))
+        >>> built = fs.graph.build_graph(neighbors)  # two points, each the other's neighbour
+        >>> influence = fs.graph.influence_matrix(built, alpha=0.5)
+        >>> bool(jnp.allclose(influence, jnp.array([[4.0, 2.0], [2.0, 4.0]]) / 3))
+        True
     """
+    check_known("[0, 1)", alpha=alpha)
+    return _influence_matrix(graph, jnp.asarray(alpha, graph.weight.dtype))
+
+
+@jax.jit
+def _influence_matrix(graph: Graph, alpha: Array) -> Array:
     inverse = influence_columns(graph, alpha, jnp.arange(graph.num_points), "cholesky")
     return (inverse + inverse.T) / 2
 

@@ -56,6 +56,7 @@ RECOMMENDED = {
     "per_client_lp": {"per_client": {**AT_CLIENTS, **_GRAPH}},
 }
 
+
 @checked
 @dataclasses.dataclass(frozen=True)
 class XCLP(GraphPseudoLabels):

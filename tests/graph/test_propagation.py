@@ -2,6 +2,8 @@
 the oracle.
 """
 
+import doctest
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 import scipy.sparse
 import scipy.sparse.linalg
 
+import fedjax_ssl as fs
 from fedjax_ssl import graph
 from fedjax_ssl.graph import propagation
 from fedjax_ssl.graph.neighbors import Neighbors
@@ -44,10 +47,13 @@ def labels_for(num_points: int, num_classes: int = 3) -> np.ndarray:
 @pytest.mark.parametrize(
     "power", [*(pytest.param(p, marks=pytest.mark.thorough) for p in (0.5, 1.0)), 3.0]
 )
-def test_graph_equals_the_dense_reference(power):
+def test_the_three_kernels_equal_the_dense_reference(power):
     codes, _ = clustered_codes(0, 250, 64, 5)
-    built = graph.build_graph(graph.nearest_neighbors(codes, 64, 4), power)
     distance = reference.hamming(codes)
+    matrix = graph.hamming_matrix(codes)
+    np.testing.assert_array_equal(matrix, distance)
+    neighbors = graph.neighbors_from_matrix(matrix, jnp.ones(250, bool), 64, 4)
+    built = graph.build_graph(neighbors, power)
     weight = reference.weights(
         reference.cosines(distance, 64), reference.nearest(distance, 4), power
     )
@@ -57,6 +63,18 @@ def test_graph_equals_the_dense_reference(power):
     np.testing.assert_allclose(
         graph.multiply(built, vectors), reference.normalize(weight) @ vectors, atol=1e-13
     )
+    expected = reference.influence(reference.normalize(weight), 0.99)
+    np.testing.assert_allclose(graph.influence_matrix(built, 0.99), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "kernel", [graph.hamming_matrix, graph.build_graph, graph.influence_matrix]
+)
+def test_the_example_of_a_kernel_runs(kernel):
+    names = {"fs": fs, "jnp": jnp}
+    example = doctest.DocTestParser().get_doctest(kernel.__doc__, names, "kernel", None, None)
+    assert example.examples
+    assert doctest.DocTestRunner().run(example).failed == 0
 
 
 @pytest.mark.thorough

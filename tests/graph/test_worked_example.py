@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import graph
-from fedjax_ssl.graph.codes import popcount_distances
 from tests.graph import reference
 
 CODES = reference.pack(reference.EXAMPLE_CODES)
@@ -108,7 +107,7 @@ def label_matrix() -> np.ndarray:
 
 
 def test_distances():
-    np.testing.assert_array_equal(popcount_distances(CODES, CODES.T, jnp.int32), DISTANCES)
+    np.testing.assert_array_equal(graph.hamming_matrix(jnp.asarray(CODES)), DISTANCES)
 
 
 def test_cosines():

@@ -3,7 +3,7 @@ baseline, and `mixed`.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -83,7 +83,7 @@ def propagate_over_cohort(
     owner = jnp.broadcast_to(jnp.arange(real.shape[0])[:, None], real.shape)
     points = features.reshape(real.size, -1)
     known = labels.reshape(-1)
-    taking_part = {"valid": real.reshape(-1), "clients": owner.reshape(-1)}
+    taking_part: dict[str, Any] = {"valid": real.reshape(-1), "clients": owner.reshape(-1)}
     if similarity == "exact":
         return graph.label_propagation(points, known, setup.num_classes, settings, **taking_part)
     key = named_key(round.run_key if fixed_projections else round.key, "projections")
@@ -133,8 +133,9 @@ def to_pseudo_labels(
     num_classes: int,
     settings: GraphPseudoLabels,
 ) -> PseudoLabels:
-    """Targets and weights of local training; class weights count over all examples that took part
-    in the graph.
+    """Make targets and weights of local training: the weight of an example is its confidence
+    omega_i times kappa_(y_i), the inverse frequency of its class among all that took part in the
+    graph.
 
     `real` says which examples are not padding.
     """
