@@ -21,7 +21,17 @@ if TYPE_CHECKING:
     from fedjax_ssl.config.load import load as load_config
     from fedjax_ssl.data import Dataset, FederatedData, federate
     from fedjax_ssl.data import load as load_dataset
-    from fedjax_ssl.federated import Method, Recipe, Sampler, Setup, Stage, Term, View, build
+    from fedjax_ssl.federated import (
+        Method,
+        Recipe,
+        Sampler,
+        Setup,
+        Stage,
+        Term,
+        View,
+        build,
+        compose,
+    )
     from fedjax_ssl.graph import propagate_labels
     from fedjax_ssl.runs import run
     from fedjax_ssl.train import make_train, over_seeds
@@ -37,6 +47,7 @@ __all__ = [
         "Method",
         "Recipe",
         "build",
+        "compose",
         "Setup",
         "Term",
         "View",

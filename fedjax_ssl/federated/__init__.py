@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         random_slots,
         sample_cohort,
     )
+    from fedjax_ssl.federated.compose import compose
     from fedjax_ssl.federated.engine import build
     from fedjax_ssl.federated.evaluation import (
         BY_CLIENT,

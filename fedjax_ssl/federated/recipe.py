@@ -104,3 +104,4 @@ class Recipe(NamedTuple):
     on_host: bool = False  # as in `Method`
     looks_at_all: bool = False
     # ^ a round looks at examples of clients that are not in its cohort
+    name: str = ""  # for messages and compositions; `fs.methods.recipe` gives the method's

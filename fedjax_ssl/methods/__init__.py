@@ -11,7 +11,7 @@ Example:
     {'warmup_rounds': 0}
 """
 
-import importlib
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +85,7 @@ def recipe(name: str, setup: "Setup", /, **settings: Any) -> "Recipe":
             f"{name} returned a {type(made).__name__}, to which nothing can be added; what is "
             "composed or has something around it returns a fedjax_ssl.Recipe"
         )
-    return made
+    return made._replace(name=name.rpartition(":")[2])
 
 
 def build(name: str, setup: "Setup", /, **settings: Any) -> "Method":
@@ -133,6 +133,7 @@ def recommended(name: str) -> dict[str, Mapping[str, Any]]:
     """
     from fedjax_ssl.methods.parts.recommended import AT_CLIENTS
 
-    recipe = METHODS.builder(name)
-    table = getattr(importlib.import_module(recipe.__module__), "RECOMMENDED", {})
-    return table.get(getattr(recipe, "__name__", name), {"per_client": AT_CLIENTS})
+    builder = METHODS.builder(name)
+    # not an import: what is defined where no file is has no module
+    table = getattr(sys.modules.get(builder.__module__), "RECOMMENDED", {})
+    return table.get(getattr(builder, "__name__", name), {"per_client": AT_CLIENTS})

@@ -1,0 +1,124 @@
+"""Several methods in one local step: names, batches, what is shared, what is refused."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import pytest
+
+from fedjax_ssl import federated, methods
+from fedjax_ssl.federated import Recipe, Stage, Term, build, compose
+from tests import toy
+from tests.methods import cases
+
+KEY = jax.random.key(1)
+DATA = toy.weak_federation("labels")
+SETUP = toy.setup(DATA, augment=toy.jitter)
+QUIET = ("fixmatch", "protofssl")
+
+
+def part(name: str, setup=SETUP, **settings) -> Recipe:
+    return methods.recipe(name, setup, **{**cases.of(name).settings, **settings})
+
+
+def entropy(step) -> jax.Array:
+    """Of the view that FixMatch has, under its name."""
+    log_probs = jax.nn.log_softmax(step.outputs["unlabelled/weak"].logits)
+    return -jnp.mean(jnp.sum(jnp.exp(log_probs) * log_probs, axis=1))
+
+
+def entropy_of_its_views(recipe: Recipe) -> Recipe:
+    """A part that has no batches of its own."""
+    views = (view for term in recipe.stages[0].terms for view in term.views)
+    view = next(view for view in views if view.name == "unlabelled/weak")
+    return Recipe(recipe.setup, (Stage((Term("entropy", (view,), entropy),), None),), name="own")
+
+
+def silent(recipe: Recipe) -> Recipe:
+    """The same method, with losses that weigh nothing."""
+    stages = tuple(
+        stage._replace(terms=tuple(term._replace(weight=0.0) for term in stage.terms))
+        for stage in recipe.stages
+    )
+    return recipe._replace(stages=stages)
+
+
+def test_a_single_part_stays_as_it_is() -> None:
+    recipe = part("fixmatch")
+    assert compose(recipe) is recipe
+
+
+@pytest.mark.parametrize(("second", "kind"), [("protofssl", "labels"), ("fedul", "sets")])
+def test_a_second_part_that_weighs_nothing_leaves_the_first_one_alone(second, kind) -> None:
+    """And its batches, targets and metrics are there, under its name."""
+    data = toy.weak_federation(kind)
+    setup = toy.setup(data, augment=toy.jitter)
+    first = part("fixmatch", setup)
+    alone, infos = toy.train(build(first), KEY, data, 2)
+    other = part(second, setup)
+    method = build(compose(first, silent(other)))
+    both, together = toy.train(method, KEY, data, 2)
+    chex.assert_trees_all_close(both.params, alone.params, rtol=1e-5, atol=1e-6)
+    assert both.terms.keys() - alone.terms.keys() == {
+        f"{second}/{term.name}" for term in other.stages[0].terms
+    }
+    added = {name for name in together[0] if name.startswith(f"{second}/")}
+    assert together[0].keys() - added == infos[0].keys()
+    assert infos[1]["examples"] < together[1]["examples"]
+
+
+def test_a_part_without_batches_shares_views_and_their_forward_pass() -> None:
+    rows = []
+    model = SETUP.model
+
+    def apply(params, state, inputs, **how):
+        rows.append(inputs.shape[0])
+        return model.apply(params, state, inputs, **how)
+
+    first = part("fixmatch", SETUP._replace(model=model._replace(apply=apply)), ema_decay=0.0)
+    seen = []
+    for recipe in (first, compose(first, entropy_of_its_views(first))):
+        rows.clear()
+        method = build(recipe)
+        state = jax.eval_shape(method.init, KEY, DATA)
+        jax.eval_shape(method.round, KEY, state, DATA)
+        seen.append(sorted(rows))
+    assert seen[0] == seen[1]
+
+
+def test_parts_of_one_method_have_names_and_states_of_their_own() -> None:
+    recipe = part("pi_model")
+    method = build(compose(recipe, recipe, recipe))
+    names = jax.eval_shape(method.init, KEY, DATA).terms.keys()
+    own = {term.name for term in recipe.stages[0].terms}
+    assert names == {f"{scope}{name}" for scope in ("", "pi_model/", "pi_model2/") for name in own}
+
+
+def test_the_first_part_predicts() -> None:
+    recipes = [part(name) for name in QUIET]
+    predicted = [build(compose(*pair)).apply is None for pair in (recipes, recipes[::-1])]
+    assert predicted == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        ("fixmatch", {"name": "xclp", "warmup_rounds": 1}, r"xclp .* fixmatch: .*\(1, None\)"),
+        ("fixmatch", {"name": "cbafed", "warmup_rounds": 0}, "several kinds of clients"),
+        ("fixmatch", {"name": "fedmatch"}, "their parameter groups differ"),
+        ("fl2", {"name": "fixmatch"}, "gradients or passes of its own"),
+        ("fixmatch", {"name": "fedrgd"}, "their setups differ in federated_optimizer"),
+        ("sage", {"name": "sage"}, "both weigh clients in the average"),
+    ],
+)
+def test_recipes_that_do_not_fit_are_refused(first, second, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        compose(part(first), part(**second))
+
+
+def test_a_closed_method_is_no_part(monkeypatch) -> None:
+    monkeypatch.setitem(
+        methods.METHODS._builders, "closed", lambda setup: methods.build("fedavg", setup)
+    )
+    assert isinstance(methods.build("closed", SETUP), federated.Method)
+    with pytest.raises(ValueError, match="closed returned a Method, to which nothing can be added"):
+        methods.recipe("closed", SETUP)
