@@ -5,6 +5,7 @@ federated optimizer) also has the options of all its choices, which their builde
 stands for the choice's own default. `config.method` holds the settings of its method only.
 """
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
@@ -23,6 +24,7 @@ from fedjax_ssl.data import (
     SOURCES,
     STANDARDIZATIONS,
     SUPERVISIONS,
+    HeldOut,
 )
 from fedjax_ssl.errors import ConfigError, check_known, naming
 from fedjax_ssl.federated import (
@@ -70,6 +72,7 @@ _POSITIVE = In("(0, inf)")
 _FINITE = In("(-inf, inf)")
 _COUNT = Whole(1)
 _COUNT_OR_NONE = Whole(0)
+_HELD_OUT = {"left_out_client": object, "pools": tuple}  # types of fields that are None by default
 
 
 def _field(default: Any, meaning: str, allowed: Declaration | None = None) -> Option:
@@ -178,31 +181,10 @@ _SECTIONS: dict[str, dict[str, Option]] = {
         "pool_splits": _field(
             False, "the dataset's own test examples are training examples too; hold others out"
         ),
-        "test_clients": _field(
-            0, "whole natural clients, drawn at random, that are the test set", _COUNT_OR_NONE
-        ),
-        "left_out_client": _field(
-            object,
-            "the natural client that is the test set, by name; by number where no name is one",
-        ),
-        "test_fraction": _field(
-            0.0, "share of the examples held out for testing where the dataset does not", _SHARE
-        ),
-        "client_test_fraction": _field(
-            0.0, "share of every client's examples held out as its test", _SHARE
-        ),
-        "validation_fraction": _field(
-            0.0, "share of the training examples held out for validation", _SHARE
-        ),
-        "balanced_test": _field(False, "clients draw test examples, equally many of every class"),
-        "pools": _field(
-            tuple,
-            "training, validation and test examples of a class, from both splits",
-            Each(_COUNT_OR_NONE),
-        ),
-        "shuffle_pools": _field(
-            False, "pools are drawn at random, not the training examples first"
-        ),
+        **{
+            one.name: _field(_HELD_OUT.get(one.name, one.default), **one.metadata)
+            for one in dataclasses.fields(HeldOut)
+        },
     },
     "partition": {
         "name": _field("natural", "how examples are dealt to clients"),

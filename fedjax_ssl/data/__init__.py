@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         validate,
         what_is_compared,
     )
+    from fedjax_ssl.data.federation.held_out import HeldOut
     from fedjax_ssl.data.federation.host_inputs import (
         RESIDENCES,
         Drawn,

@@ -3,6 +3,7 @@ sees the config.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 import jax
@@ -26,10 +27,6 @@ from fedjax_ssl.runs.processes import run_devices
 # Tables may be a quarter wider than a seed needs, so that another seed does not need another
 # program.
 _WIDEST = 1.25
-_FEDERATED = (  # fields of `config.data` that decide what is held out, and what a client keeps
-    *("test_clients", "left_out_client", "test_fraction", "client_test_fraction"),
-    *("validation_fraction", "balanced_test", "pools", "shuffle_pools"),
-)
 Report = Callable[[federated.Choice], None]
 
 
@@ -104,7 +101,7 @@ def federate(
             partition_options=partition_options,
             supervision=config.supervision.name,
             supervision_options=configs.options(config.supervision),
-            **{name: section[name] for name in _FEDERATED},
+            held_out=data.HeldOut(**{one.name: section[one.name] for one in fields(data.HeldOut)}),
             inputs=inputs if experiment.host is None else experiment.host,
             widest=_WIDEST,
         )

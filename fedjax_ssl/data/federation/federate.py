@@ -83,31 +83,22 @@ def federate(
     partition_options: Mapping[str, Any] | None = None,
     supervision: str = "per_client",
     supervision_options: Mapping[str, Any] | None = None,
-    test_clients: int = 0,
-    left_out_client: int | str | None = None,
-    test_fraction: float = 0.0,
-    client_test_fraction: float = 0.0,
-    validation_fraction: float = 0.0,
-    balanced_test: bool = False,
-    pools: tuple[int, int, int] | None = None,
-    shuffle_pools: bool = False,
     inputs: Array | HostInputs | None = None,
     widest: float = 1.0,
+    held_out: HeldOut | None = None,
+    **held: Any,
 ) -> FederatedData:
-    """Hold examples out, deals the others to clients and hides labels.
+    """Hold examples out, deal the others to clients and hide labels.
 
     Pure in `key`, and traceable: `jax.jit(jax.vmap(lambda k: federate(k, dataset, ...)))(keys)`
     draws one federation per key. With a concrete key the tables are as narrow as the data; under a
     trace they take the width that every key fits in, and the content is the same.
 
-    The test set is the dataset's own, unless one of `test_clients`, `left_out_client`,
-    `test_fraction` and `client_test_fraction` asks for another one, which is then taken from the
-    training examples instead. Validation examples and those of `test_fraction` always have a true
-    label and are stratified by class. Test examples are drawn first, then validation examples of
-    what is left, then the server's. Examples of one `Split.group` are all held out or none; those
-    of them that would be neither (of another client, without a label) are unused. `test_client`
-    says which client has a test example, as far as the partition tells: a natural client that only
-    has test examples is numbered after the training clients.
+    Test examples are drawn first, then validation examples of what is left, then the server's.
+    Examples of one `Split.group` are all held out or none; those of them that would be neither (of
+    another client, without a label) are unused. `test_client` says which client has a test example,
+    as far as the partition tells: a natural client that only has test examples is numbered after
+    the training clients.
 
     Args:
         key: typed PRNG key; decides held-out examples, partition and hidden labels, in independent
@@ -119,29 +110,14 @@ def federate(
         supervision: a name of `SUPERVISIONS`.
         supervision_options: options of the named supervision, and `labelled_clients`, `which` for
             all of them.
-        test_clients: number of natural clients, drawn by key, kept out of training; their examples
-            are the test set.
-        left_out_client: this natural client is kept out of training; all its examples, of both
-            splits, are the test set. Its name or, where no name is a number, its number, counted
-            from 0 in the order of the dataset's clients.
-        test_fraction: share of the labelled training examples that become the test set.
-        client_test_fraction: share of each client's examples, drawn blindly, that become the test
-            set.
-        validation_fraction: share of the then remaining labelled training examples that become the
-            validation set.
-        balanced_test: from the dataset's own test examples, each client draws its own, equally many
-            of every class.
-        pools: training, validation and test examples of every class, from the dataset's training
-            and test examples together; what is left is unused, and all examples without a label are
-            for training.
-        shuffle_pools: all of a class are shuffled before they are cut into pools; otherwise the
-            dataset's own training examples come first, so that the others are mostly test examples.
         inputs: those of an earlier federation with other randomness and the same arguments, so that
             both share them; they may be traced, so that they are no constant of a program.
             `HostInputs` of the dataset stay where they are; the device gets those for evaluation
             and the server. The key is then a concrete one.
-        widest: with a concrete key too, tables take the width that every key fits in where it is at
+        widest: with a concrete key too, tables take the width that every key fits in, if that is at
             most so many times what they need; keys then share their programs.
+        held_out: what is held out for test and validation; nothing by default.
+        **held: fields of `HeldOut` by name, in place of those of `held_out`.
 
     Returns:
         The federation.
@@ -151,38 +127,46 @@ def federate(
 
     Example:
         >>> digits = fs.load_dataset("digits")
-        >>> data = fs.federate(jax.random.key(0), digits, test_clients=3, supervision_options={"labels": 5})
+        >>> five = {"labels": 5}
+        >>> data = fs.federate(jax.random.key(0), digits, test_clients=3, supervision_options=five)
         >>> data.num_clients, data.num_labelled.tolist()
         (11, [5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5])
     """
-    left_out = _number_of(dataset, left_out_client)
-    shares = (test_fraction, client_test_fraction, validation_fraction)
-    held_out = HeldOut(test_clients, left_out, *shares, balanced_test, pools, shuffle_pools)
-    dealt = partition, num_clients, dict(partition_options or {})
-    shown = supervision, dict(supervision_options or {})
-    plan, dataset, natural = _make_plan(dataset, held_out, *dealt, *shown)
-    train = dataset.train
+    # Check what is asked for, and work out what holds for every key.
+    plan, dataset, natural = _make_plan(
+        dataset,
+        dataclasses.replace(held_out or HeldOut(), **held),
+        partition,
+        num_clients,
+        partition_options or {},
+        supervision,
+        supervision_options or {},
+    )
+    num_clients = plan.facts.num_clients
+    # Draw the use of every training example. Compiled as a whole, since operation by operation a
+    # first start takes much longer (docs/design-notes.md).
     labels = jnp.asarray(dataset.train.y, jnp.int32)
     own = OwnWeakLabels(
-        train.coarse,
+        dataset.train.coarse,
         len(dataset.coarse_names or ()),
         dataset.correspondence,
-        train.set,
+        dataset.train.set,
         dataset.set_shares,
     )
-    # Compiled as a whole, since operation by operation a first start takes much longer
-    # (docs/design-notes.md).
-    roles = jax.jit(partial(_draw_roles, plan=plan, own=own))(key, (labels, natural, train.group))
-    if (
-        not isinstance(key, jax.core.Tracer)
-        and (stray := int(roles.entries.client.max())) >= plan.facts.num_clients
-    ):
-        raise ValueError(
-            f"partition {partition!r} gives examples to client {stray}; there are clients 0 to "
-            f"{plan.facts.num_clients - 1}, and -1 for nobody ({where(plan.partition.assign)})"
-        )
+    draw = jax.jit(partial(_draw_roles, plan=plan, own=own))
+    roles = draw(key, (labels, natural, dataset.train.group))
+    # Only what a concrete key gives can be looked at.
+    if not isinstance(key, jax.core.Tracer):
+        stray = int(roles.entries.client.max())
+        if stray >= num_clients:
+            raise ValueError(
+                f"partition {partition!r} gives examples to client {stray}; there are clients 0 to "
+                f"{num_clients - 1}, and -1 for nobody ({where(plan.partition.assign)})"
+            )
+    # Write it down in tables, as rows of the training examples; the dataset's own test examples
+    # follow these.
     widths = _widths(plan, roles, widest)
-    tables = _tabulate(roles, labels, num_clients=plan.facts.num_clients, widths=widths)
+    tables = _tabulate(roles, labels, num_clients=num_clients, widths=widths)
     splits, truth, tables = _with_own_test(key, dataset, plan, roles, tables)
     if inputs is None:
         inputs = jnp.asarray(splits[0] if len(splits) == 1 else np.concatenate(splits))
@@ -203,10 +187,10 @@ def federate(
         coarse_names=next(named, dataset.coarse_names or ()),
         **tables,
     )
+    # Bring to the device what evaluation reads, where examples stay on the host.
     if isinstance(inputs, HostInputs):
-        return dataclasses.replace(
-            federation, inputs=cast(Array, load_examples(inputs, federation))
-        )
+        loaded = cast(Array, load_examples(inputs, federation))
+        federation = dataclasses.replace(federation, inputs=loaded)
     return federation
 
 
@@ -243,27 +227,31 @@ def _make_plan(
         (plan, dataset with its splits pooled if need be and groups 0..N-1, natural client of every
         training example: numbered without gaps, -1 where the dataset has none).
     """
+    number = _number_of(dataset, held_out.left_out_client)
+    held_out = dataclasses.replace(held_out, left_out_client=number)
     num_train = len(dataset.train)
     if held_out.pools is not None and dataset.test is not None:
         dataset = with_pooled_splits(dataset)
-    natural = np.full(len(dataset.train), -1, np.int32)
-    if dataset.train.client is not None:
-        natural = np.unique(dataset.train.client, return_inverse=True)[1].astype(np.int32)
+    # Number natural clients and groups without gaps.
+    train = dataset.train
+    natural = np.full(len(train), -1, np.int32)
+    if train.client is not None:
+        natural = np.unique(train.client, return_inverse=True)[1].astype(np.int32)
     sizes = np.sort(np.bincount(natural[natural >= 0]))
-    group = dataset.train.group
+    group = train.group
     if group is not None:  # what is in none is alone
         alone = group.max() + 1 + np.arange(len(group))
         group = np.unique(np.where(group < 0, alone, group), return_inverse=True)[1]
-        dataset = dataclasses.replace(
-            dataset, train=dataclasses.replace(dataset.train, group=group)
-        )
+        dataset = dataclasses.replace(dataset, train=dataclasses.replace(train, group=group))
+    # Build the rules, and refuse those that do not go together.
     held_out.check(dataset.name, len(sizes), group is not None)
-    if partition == "natural" and not sizes.size:
+    is_natural = partition == "natural"
+    if is_natural and not sizes.size:
         raise ValueError(
             f"dataset {dataset.name!r} has no natural clients; choose another partition, such as "
             "'iid'"
         )
-    if supervision == "given" and dataset.set_shares is not None and partition != "natural":
+    if supervision == "given" and dataset.set_shares is not None and not is_natural:
         raise ValueError(
             f"partition {partition!r} deals the examples anew, but supervision 'given' has class "
             "shares of the sets of the dataset's own clients; use partition 'natural'"
@@ -272,22 +260,17 @@ def _make_plan(
     count = _count_clients(partition, num_clients, len(sizes) - held_out.num_natural)
     shown = build_supervision(supervision, **supervision_options)
     if dealt.again is not None and (shown.weak or held_out.client_test_fraction):
-        beside = (
-            "coarse labels or sets"
-            if shown.weak
-            else "test examples of the clients (client_test_fraction)"
-        )
+        beside = "test examples of the clients (client_test_fraction)"
+        if shown.weak:
+            beside = "coarse labels or sets"
         raise ValueError(
             f"this partition deals some examples twice, which does not go with {beside}; deal "
             "them once"
         )
     counted = _count_examples(dataset, sizes, held_out, count, shown)
     off = 0 if group is None else len(group)
-    return (
-        _Plan(*counted, dealt, held_out, num_train, partition == "natural", off),
-        dataset,
-        natural,
-    )
+    plan = _Plan(*counted, dealt, held_out, num_train, is_natural, off)
+    return plan, dataset, natural
 
 
 def _count_clients(partition: str, num_clients: int | None, num_natural: int) -> int:
@@ -323,14 +306,15 @@ def _count_examples(
     labels = dataset.train.y
     num_classes = dataset.num_classes
     num_natural = held_out.num_natural
+    # What there is before anything is held out: `least` and `most` examples with a label.
     unlabelled = int((labels < 0).sum())
-    largest_group = 1
-    lost = 0
-    if (group := dataset.train.group) is not None:
-        largest_group = int(np.bincount(group).max())
-        # their group may be held out
-        lost = int(((labels < 0) & np.isin(group, group[labels >= 0])).sum())
     class_counts = np.bincount(labels[labels >= 0], minlength=num_classes).astype(np.float64)
+    largest_group = 1
+    lost = 0  # examples without a label whose group may be held out
+    group = dataset.train.group
+    if group is not None:
+        largest_group = int(np.bincount(group).max())
+        lost = int(((labels < 0) & np.isin(group, group[labels >= 0])).sum())
     max_test = int(by_size[by_size.size - num_natural :].sum())
     max_valid = 0
     most = min(class_counts.sum(), float(len(labels) - by_size[:num_natural].sum()))
@@ -348,6 +332,7 @@ def _count_examples(
         least = max(least * (1 - share) - 1 - off, 0.0)
         return held
 
+    # Test examples go first: in pools, as a share of all, or as a share of every client's.
     removed = 0
     kept = 1 - held_out.client_test_fraction
     if held_out.pools:
@@ -363,11 +348,14 @@ def _count_examples(
     if held_out.client_test_fraction:
         off = num_clients * (0.5 + largest_group // 2)
         max_test = int(held_out.client_test_fraction * (most + unlabelled) + off) + 1
+    # What is dealt where clients give test examples away: all, from which the others are taken.
     dealt = class_counts, int(least) + unlabelled, most, 0
+    # Then validation examples, and the server's.
     if held_out.validation_fraction:
         max_valid = hold_out(held_out.validation_fraction)
     supervision.check(num_clients, int(most * kept))
     at_server = supervision.server_labels_per_class(class_counts * kept) * num_classes
+    # What is left for the clients, with a label or without.
     most = int(most) - at_server
     least = max(int(least) - at_server, 0)
     if num_natural:  # whole clients are held out, whatever of theirs has a label
@@ -379,10 +367,9 @@ def _count_examples(
             f"num_clients={num_clients}, but as few as {least} training examples may be left to "
             "deal; lower num_clients or hold out less"
         )
-    removed = at_server + (
-        removed or max_valid + (max_test if held_out.test_fraction else 0) + lost
-    )
-    # all are dealt, and then the others are taken from what clients have
+    if not removed:
+        removed = max_valid + lost + (max_test if held_out.test_fraction else 0)
+    removed += at_server
     if held_out.client_test_fraction:
         class_counts, least, most, removed = dealt
     facts = Facts(
@@ -407,43 +394,43 @@ def _draw_roles(
     own: OwnWeakLabels,
 ) -> _Roles:
     """Decide the use of every training example, by labels, natural clients and groups."""
-    (labels, natural, group) = examples
+    labels, natural, group = examples
     facts = plan.facts
     held_out = plan.held_out
     held = test = valid = server = jnp.zeros(labels.shape, bool)
+
+    def draw(name: str, share: float) -> Bool[Array, " N"]:
+        return stratified(named_key(key, name), labels, ~held, facts.num_classes, share, group)
+
+    # Test examples: whole clients, which are numbered after those that train, pools, or a share.
     newcomer = jnp.full(labels.shape, -1, jnp.int32)
     if held_out.num_natural:
         unseen = held_out.unseen(named_key(key, "test"), facts.num_natural + held_out.num_natural)
         test = held = unseen[natural]
-        newcomer = jnp.where(
-            held, facts.num_clients + jnp.cumsum(unseen, dtype=jnp.int32)[natural] - 1, -1
-        )
+        place = jnp.cumsum(unseen, dtype=jnp.int32)[natural] - 1
+        newcomer = jnp.where(held, facts.num_clients + place, -1)
         natural = jnp.where(held, -1, (jnp.cumsum(~unseen, dtype=jnp.int32) - 1)[natural])
     if held_out.pools:
         held, valid, test = held_out.in_pools(named_key(key, "pools"), labels, plan.num_train)
     if held_out.test_fraction:
-        share = held_out.test_fraction
-        test = held = stratified(
-            named_key(key, "test"), labels, ~held, facts.num_classes, share, group
-        )
+        test = held = draw("test", held_out.test_fraction)
     held = with_their_groups(held, group)
     partition_key = named_key(key, "partition")
-    apart = plan.partition.labelled
     pool = Pool(labels, ~held, natural, facts)
-    # before validation and the server, so that these change nothing of it
+    # A share of every client's: dealt before validation and the server, so that these change
+    # nothing of it.
     if held_out.client_test_fraction:
         holder = plan.partition.assign(partition_key, pool)
         test = held_out.share_of_clients(named_key(key, "test"), holder, facts.num_clients, group)
         held = with_their_groups(test, group)
+    # Validation examples and the server's.
     if held_out.validation_fraction:
-        share = held_out.validation_fraction
-        valid = stratified(
-            named_key(key, "validation"), labels, ~held, facts.num_classes, share, group
-        )
+        valid = draw("validation", held_out.validation_fraction)
         held |= with_their_groups(valid, group)
     if plan.supervision.server_labels:
         each = plan.supervision.server_labels // facts.num_classes
         server = balanced_draw(named_key(key, "server"), labels, ~(held | valid), each)
+    # Deal what is left, some of it twice.
     if not held_out.client_test_fraction:
         pool = dataclasses.replace(pool, available=~(held | valid | server))
         holder = plan.partition.assign(partition_key, pool)
@@ -455,16 +442,18 @@ def _draw_roles(
         np.integer,
     )
     client = jnp.where(held | valid | server, -1, holder)
-    everyone = jnp.ones(facts.num_clients, bool)
-    known = None if apart is None else apart(partition_key, pool)
     row = jnp.arange(labels.shape[0], dtype=jnp.int32)
+    known = None
+    if plan.partition.labelled is not None:
+        known = plan.partition.labelled(partition_key, pool)
     if plan.partition.again is not None:
         again = plan.partition.again(partition_key, pool)
         client = jnp.concatenate([client, again.client])
         row = jnp.concatenate([row, again.row])
-        known = (
-            None if known is None else jnp.concatenate([known, jnp.zeros(again.row.shape, bool)])
-        )
+        if known is not None:
+            known = jnp.concatenate([known, jnp.zeros(again.row.shape, bool)])
+    # Hide labels, and give weak ones in their place.
+    everyone = jnp.ones(facts.num_clients, bool)
     holdings = Holdings(client, labels[row], everyone, facts.num_classes, own, known)
     supervision_key = named_key(key, "supervision")
     labelled = plan.supervision.label(supervision_key, holdings)

@@ -1,13 +1,14 @@
 """Hold examples out of training, for test and validation."""
 
-from typing import NamedTuple
+import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from fedjax_ssl.checks import check_numbers, check_whole_numbers
+from fedjax_ssl.checks import Declaration, Each, In, Whole, check_whole_numbers
 from fedjax_ssl.data.dataset import Dataset, distinct
 from fedjax_ssl.data.federation.dealing import (
     count_groups,
@@ -18,21 +19,64 @@ from fedjax_ssl.data.federation.dealing import (
 from fedjax_ssl.data.federation.pool import Bounds, check_class_counts
 from fedjax_ssl.keys import named_key
 
+_SHARE = In("[0, 1)")
 
-class HeldOut(NamedTuple):
-    """Examples to hold out; see `fedjax_ssl.data.federate`. At most one of the first four is
-    given.
+
+def _field(default: Any, meaning: str, allowed: Declaration | None = None) -> Any:
+    """Declare what a config shows of a field: its default, its meaning and what is allowed."""
+    return dataclasses.field(default=default, metadata={"meaning": meaning, "allowed": allowed})
+
+
+@dataclasses.dataclass(frozen=True)
+class HeldOut:
+    """Examples to hold out of training; the fields of `config.data` that say so are made of these.
+
+    The test set is the dataset's own, unless one of the first four fields asks for another one,
+    which is then taken from the training examples instead. Validation examples and those of
+    `test_fraction` always have a true label and are stratified by class.
+
+    Attributes:
+        test_clients: number of natural clients, drawn by key, kept out of training; their examples
+            are the test set.
+        left_out_client: this natural client is kept out of training; all its examples, of both
+            splits, are the test set. Its name or, where no name is a number, its number, counted
+            from 0 in the order of the dataset's clients.
+        test_fraction: share of the labelled training examples that become the test set.
+        client_test_fraction: share of each client's examples, drawn blindly, that become the test
+            set.
+        validation_fraction: share of the then remaining labelled training examples that become the
+            validation set.
+        balanced_test: from the dataset's own test examples, each client draws its own, equally many
+            of every class.
+        pools: training, validation and test examples of every class, from the dataset's training
+            and test examples together; what is left is unused, and all examples without a label are
+            for training.
+        shuffle_pools: all of a class are shuffled before they are cut into pools; otherwise the
+            dataset's own training examples come first, so that the others are mostly test examples.
     """
 
-    test_clients: int = 0
-    left_out_client: int | None = None
-    test_fraction: float = 0.0
-    client_test_fraction: float = 0.0
-    validation_fraction: float = 0.0
-    balanced_test: bool = False
-    pools: tuple[int, int, int] | None = None
-    # ^ training, validation and test examples of every class
-    shuffle_pools: bool = False
+    test_clients: int = _field(
+        0, "whole natural clients, drawn at random, that are the test set", Whole(0)
+    )
+    left_out_client: int | str | None = _field(
+        None, "the natural client that is the test set, by name; by number where no name is one"
+    )
+    test_fraction: float = _field(
+        0.0, "share of the examples held out for testing where the dataset does not", _SHARE
+    )
+    client_test_fraction: float = _field(
+        0.0, "share of every client's examples held out as its test", _SHARE
+    )
+    validation_fraction: float = _field(
+        0.0, "share of the training examples held out for validation", _SHARE
+    )
+    balanced_test: bool = _field(False, "clients draw test examples, equally many of every class")
+    pools: tuple[int, int, int] | None = _field(
+        None, "training, validation and test examples of a class, from both splits", Each(Whole(0))
+    )
+    shuffle_pools: bool = _field(
+        False, "pools are drawn at random, not the training examples first"
+    )
 
     @property
     def num_natural(self) -> int:
@@ -43,24 +87,20 @@ class HeldOut(NamedTuple):
         """Raise ValueError where that cannot be taken from the dataset `name` with
         `num_natural` clients.
         """
+        given = []
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value == field.default:
+                continue
+            if allowed := field.metadata["allowed"]:
+                allowed.check(field.name, value)
+            if field.name in _TEST_SETS:
+                given.append(f"{field.name}={value}")
         if self.pools and in_groups:
             raise ValueError(
                 f"pools={self.pools} would part groups (patients, copies); use test_fraction "
                 "instead"
             )
-        for argument in ("test_fraction", "client_test_fraction", "validation_fraction"):
-            check_numbers("[0, 1)", **{argument: getattr(self, argument)})
-        given = [
-            f"{argument}={getattr(self, argument)}"
-            for argument in (
-                "test_clients",
-                "left_out_client",
-                "test_fraction",
-                "client_test_fraction",
-                "pools",
-            )
-            if getattr(self, argument) != self._field_defaults[argument]
-        ]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)}: give only one of them")
         if self.balanced_test and given:
@@ -71,7 +111,7 @@ class HeldOut(NamedTuple):
         if self.pools is not None:
             self._check_pool_sizes()
         have = f"has {num_natural}" if num_natural else "has no natural clients"
-        if self.test_clients and not 0 < self.test_clients < num_natural:
+        if self.test_clients and self.test_clients >= num_natural:
             raise ValueError(
                 f"test_clients={self.test_clients}, but dataset {name!r} {have}; at least one "
                 "must train"
@@ -89,7 +129,6 @@ class HeldOut(NamedTuple):
                 f"pools is {sizes}; give training, validation and test examples of every class"
             )
         check_whole_numbers(1, **{"pools[0]": sizes[0], "pools[2]": sizes[2]})
-        check_whole_numbers(0, **{"pools[1]": sizes[1]})
         if self.validation_fraction:
             raise ValueError(
                 f"pools={sizes} and validation_fraction={self.validation_fraction}: give only one "
@@ -155,7 +194,7 @@ class HeldOut(NamedTuple):
         """Mark the natural clients that do not train, G of them counted."""
         if self.left_out_client is None:
             return rank_within(key, jnp.zeros(num_natural, jnp.int32)) < self.test_clients
-        return jnp.arange(num_natural, dtype=jnp.int32) == self.left_out_client
+        return jnp.arange(num_natural, dtype=jnp.int32) == jnp.int32(self.left_out_client)
 
     def share_of_clients(
         self,
@@ -185,6 +224,9 @@ class HeldOut(NamedTuple):
         )
         # One less and one more, because the traced rule rounds in float32.
         return Bounds(max(smallest - 1 - taken - off, 0), min(largest + 1 + off, sizes.largest))
+
+
+_TEST_SETS = ("test_clients", "left_out_client", "test_fraction", "client_test_fraction", "pools")
 
 
 def stratified(

@@ -11,6 +11,7 @@ import pytest
 from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.federation.federate import federate
 from fedjax_ssl.data.federation.federated_data import client_names, client_number
+from fedjax_ssl.data.federation.held_out import HeldOut
 from fedjax_ssl.data.federation.report import report
 from fedjax_ssl.data.standardization import standardized
 
@@ -86,6 +87,8 @@ def test_clients_held_out_at_random_are_new_clients():
     assert data.num_clients == 3 and data.num_new_clients == 2 and set(client.tolist()) == {3, 4}
     for number in (3, 4):
         assert len(set(DATASET.train.client[rows[client == number]].tolist())) == 1
+    whole = draw(held_out=HeldOut(test_clients=1), test_clients=2)  # names go before
+    np.testing.assert_array_equal(whole.test_index, data.test_index)
 
 
 @pytest.mark.thorough
@@ -166,6 +169,7 @@ def test_every_client_draws_balanced_test_examples_of_its_own():
             "left_out_client=0 and test_fraction=0.1: give only one",
         ),
         ({"client_test_fraction": 0.1, "test_clients": 1}, "give only one"),
+        ({"test_fraction": 1.0}, r"test_fraction is 1.0; it must be a number in \[0, 1\)"),
     ],
 )
 def test_what_cannot_be_held_out(options, message):
