@@ -7,8 +7,10 @@ import zlib
 import jax
 from jaxtyping import Array, Key
 
+PRNGKey = Key[Array, ""]  # a typed key, alone
 
-def named_key(key: Key[Array, ""], name: str) -> Key[Array, ""]:
+
+def named_key(key: PRNGKey, name: str) -> PRNGKey:
     """Derive the stream `name` from `key`.
 
     A chain of splits changes every later draw when one draw is added in front; folding in a name

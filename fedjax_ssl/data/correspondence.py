@@ -15,26 +15,36 @@ from jaxtyping import Float
 from fedjax_ssl.checks import check_numbers
 from fedjax_ssl.registry import check_known
 
-# fmt: off
-CIFAR100_SUPERCLASSES = (
-    "aquatic_mammals", (
-        "fish"
-    ), "flowers", "food_containers", "fruit_and_vegetables", "household_electrical_devices",
-    "household_furniture", "insects", "large_carnivores", "large_man-made_outdoor_things",
-    "large_natural_outdoor_scenes", (
-        "large_omnivores_and_herbivores"
-    ), "medium_mammals", "non-insect_invertebrates",
-    "people", "reptiles", "small_mammals", "trees", "vehicles_1", "vehicles_2",
-)
-# Superclass of the 100 classes in alphabetical order, which is that of their labels.
-CIFAR100_SUPERCLASS_OF = (
-    4, 1, 14, 8, 0, 6, 7, 7, 18, 3, 3, 14, 9, 18, 7, 11, 3, 9, 7, 11,
-    6, 11, 5, 10, 7, 6, 13, 15, 3, 15, 0, 11, 1, 10, 12, 14, 16, 9, 11, 5,
-    5, 19, 8, 8, 15, 13, 14, 17, 18, 10, 16, 4, 17, 4, 2, 0, 17, 4, 18, 17,
-    10, 3, 2, 12, 12, 16, 12, 1, 9, 19, 2, 10, 0, 1, 16, 12, 9, 13, 15, 13,
-    16, 19, 2, 4, 6, 19, 5, 5, 8, 19, 18, 1, 2, 15, 6, 0, 17, 8, 14, 13,
-)
-# fmt: on
+# CIFAR-100's superclasses and the classes of each; labels number both in alphabetical order.
+_CIFAR100 = """
+aquatic_mammals: beaver dolphin otter seal whale
+fish: aquarium_fish flatfish ray shark trout
+flowers: orchid poppy rose sunflower tulip
+food_containers: bottle bowl can cup plate
+fruit_and_vegetables: apple mushroom orange pear sweet_pepper
+household_electrical_devices: clock keyboard lamp telephone television
+household_furniture: bed chair couch table wardrobe
+insects: bee beetle butterfly caterpillar cockroach
+large_carnivores: bear leopard lion tiger wolf
+large_man-made_outdoor_things: bridge castle house road skyscraper
+large_natural_outdoor_scenes: cloud forest mountain plain sea
+large_omnivores_and_herbivores: camel cattle chimpanzee elephant kangaroo
+medium_mammals: fox porcupine possum raccoon skunk
+non-insect_invertebrates: crab lobster snail spider worm
+people: baby boy girl man woman
+reptiles: crocodile dinosaur lizard snake turtle
+small_mammals: hamster mouse rabbit shrew squirrel
+trees: maple_tree oak_tree palm_tree pine_tree willow_tree
+vehicles_1: bicycle bus motorcycle pickup_truck train
+vehicles_2: lawn_mower rocket streetcar tank tractor
+"""
+_MEMBERS = dict(line.split(": ") for line in _CIFAR100.strip().splitlines())
+_SUPERCLASS = {
+    name: number for number, names in enumerate(_MEMBERS.values()) for name in names.split()
+}
+CIFAR100_SUPERCLASSES = tuple(_MEMBERS)
+CIFAR100_CLASSES = tuple(sorted(_SUPERCLASS))
+CIFAR100_SUPERCLASS_OF = tuple(_SUPERCLASS[name] for name in CIFAR100_CLASSES)
 
 
 class Correspondence(NamedTuple):

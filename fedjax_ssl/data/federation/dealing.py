@@ -5,15 +5,27 @@ Shapes: N training examples, C clients, G groups.
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int
 
-from fedjax_ssl.keys import named_key
+from fedjax_ssl.keys import PRNGKey, named_key
+
+# Of every training example: a client, class, group or place, negative = none; whether it is chosen.
+Ids = Int[Array, " N"]
+Mask = Bool[Array, " N"]
+
+
+def int_range(length: int) -> Int[Array, " length"]:
+    """Return 0, 1, ..., length - 1 as int32, in 64-bit mode too."""
+    return jnp.arange(length, dtype=jnp.int32)
+
+
+def running_sum(values: Array, axis: int | None = None) -> Array:
+    """Sum whole numbers up to each place as int32, in 64-bit mode too."""
+    return jnp.cumsum(values, axis=axis, dtype=jnp.int32)
 
 
 @jax.jit
-def rank_within(
-    key: Key[Array, ""], group: Int[Array, " N"], order: Int[Array, " N"] | None = None
-) -> Int[Array, " N"]:
+def rank_within(key: PRNGKey, group: Ids, order: Ids | None = None) -> Ids:
     """Return the place of every example in a random order of its group.
 
     Random bits are drawn by position, so examples appended at the end, in no group, change nothing
@@ -33,14 +45,10 @@ def rank_within(
     )
     in_order = group[sequence]
     start = jnp.searchsorted(in_order, in_order).astype(jnp.int32)
-    return (
-        jnp.zeros(group.shape, jnp.int32)
-        .at[sequence]
-        .set(jnp.arange(group.shape[0], dtype=jnp.int32) - start)
-    )
+    return jnp.zeros(group.shape, jnp.int32).at[sequence].set(int_range(group.shape[0]) - start)
 
 
-def count_groups(group: Int[Array, " N"], num_groups: int) -> Int[Array, " G"]:
+def count_groups(group: Ids, num_groups: int) -> Int[Array, " G"]:
     """Return how many entries of `group` equal 0, 1, ..., num_groups-1 (int32); other values
     are not counted.
     """
@@ -49,11 +57,11 @@ def count_groups(group: Int[Array, " N"], num_groups: int) -> Int[Array, " G"]:
 
 
 def draw_within(
-    key: Key[Array, ""],
-    cell: Int[Array, " N"],
+    key: PRNGKey,
+    cell: Ids,
     quota: Int[Array, " C"],
-    group: Int[Array, " N"] | None = None,
-) -> Bool[Array, " N"]:
+    group: Ids | None = None,
+) -> Mask:
     """Draws so many examples of every cell; of groups as many as come nearest, and never all of a
     cell's.
 
@@ -70,7 +78,7 @@ def draw_within(
     if group is None:
         return (cell >= 0) & (rank_within(key, cell) < quota[cell])
     inside = cell >= 0
-    row = jnp.arange(cell.shape[0], dtype=jnp.int32)
+    row = int_range(cell.shape[0])
     group = jnp.where(inside, group, cell.shape[0])  # what is outside is dropped
     first = jnp.full(cell.shape, cell.shape[0], jnp.int32).at[group].min(row, mode="drop")[group]
     cell = jnp.where(inside, cell[first], -1)
@@ -83,16 +91,14 @@ def draw_within(
     return inside & (2 * start + size - 1 < 2 * quota[cell]) & ~last
 
 
-def with_their_groups(
-    chosen: Bool[Array, " N"], group: Int[Array, " N"] | None
-) -> Bool[Array, " N"]:
+def with_their_groups(chosen: Mask, group: Ids | None) -> Mask:
     """Add to the chosen examples all others of their groups 0..N-1; None: each is alone."""
     return chosen if group is None else jnp.zeros_like(chosen).at[group].max(chosen)[group]
 
 
 @jax.jit
 def largest_remainder(
-    shares: Float[Array, "*rows C"], totals: Int[Array, "*rows"], key: Key[Array, ""] | None = None
+    shares: Float[Array, "*rows C"], totals: Int[Array, "*rows"], key: PRNGKey | None = None
 ) -> Int[Array, "*rows C"]:
     """Whole numbers as close to `totals * shares` as possible that add up to `totals` (Hamilton's
     method).
@@ -112,9 +118,7 @@ def largest_remainder(
     floor = jnp.floor(quota)
     # Rounding in float32 must never hand out more than there is, so the running sum is cut at the
     # total.
-    running = jnp.minimum(
-        jnp.cumsum(floor.astype(jnp.int32), axis=-1, dtype=jnp.int32), totals[..., None]
-    )
+    running = jnp.minimum(running_sum(floor.astype(jnp.int32), axis=-1), totals[..., None])
     whole = jnp.diff(running, axis=-1, prepend=jnp.zeros_like(running[..., :1]))
     left = totals - running[..., -1]
     # Ties by index are the stable sort's own rule, so constant bits stand for "no key".
@@ -127,7 +131,7 @@ def largest_remainder(
     return whole + every[..., None] + (place < rest[..., None]).astype(jnp.int32)
 
 
-def equal_part(place: Int[Array, " N"], total: Int[Array, ""], parts: int) -> Int[Array, " N"]:
+def equal_part(place: Ids, total: Int[Array, ""], parts: int) -> Ids:
     """Find which of `parts` consecutive parts a place of 0..total-1 is in; the first ones have
     one more if need be.
     """
@@ -138,9 +142,7 @@ def equal_part(place: Int[Array, " N"], total: Int[Array, ""], parts: int) -> In
     return jnp.where(in_longer, place // (each + 1), jnp.minimum(later, parts - 1))
 
 
-def deal(
-    key: Key[Array, ""], group: Int[Array, " N"], counts: Int[Array, "C G"]
-) -> Int[Array, " N"]:
+def deal(key: PRNGKey, group: Ids, counts: Int[Array, "C G"]) -> Ids:
     """Deals the examples of every group to clients at random, so that client c gets counts[c, g] of
     group g.
 
@@ -157,17 +159,15 @@ def deal(
     inside = (group >= 0) & (group < num_groups)
     group = jnp.where(inside, group, -1)
     rank = rank_within(key, group)
-    bounds = jnp.cumsum(counts, axis=0, dtype=jnp.int32).T  # [G, C]
+    bounds = running_sum(counts, axis=0).T  # [G, C]
     # One search over all groups: shift group g's bounds and ranks by the examples dealt before it.
-    before = jnp.cumsum(bounds[:, -1], dtype=jnp.int32) - bounds[:, -1]
+    before = running_sum(bounds[:, -1]) - bounds[:, -1]
     flat = (before[:, None] + bounds).reshape(-1)
     slot = jnp.searchsorted(flat, before[group] + rank, side="right").astype(jnp.int32)
     return jnp.where(inside & (rank < bounds[group, -1]), slot % num_clients, -1)
 
 
-def deal_again(
-    key: Key[Array, ""], group: Int[Array, " N"], counts: Int[Array, "C G"]
-) -> tuple[Int[Array, " N"], Int[Array, " N"]]:
+def deal_again(key: PRNGKey, group: Ids, counts: Int[Array, "C G"]) -> tuple[Ids, Ids]:
     """Goes on with `deal` where a group has run out: its examples are dealt again, in the same
     order.
 
@@ -186,30 +186,30 @@ def deal_again(
     in_order = jnp.lexsort((rank_within(key, group), group)).astype(jnp.int32)
     # [G], [G, C]
     sizes = count_groups(group, num_groups)
-    bounds = jnp.cumsum(counts, axis=0, dtype=jnp.int32).T
+    bounds = running_sum(counts, axis=0).T
     more = jnp.where(sizes > 0, jnp.maximum(bounds[:, -1] - sizes, 0), 0)
-    ends = jnp.cumsum(more, dtype=jnp.int32)
-    slot = jnp.arange(group.shape[0], dtype=jnp.int32)
+    ends = running_sum(more)
+    slot = int_range(group.shape[0])
     own = jnp.minimum(jnp.searchsorted(ends, slot, side="right").astype(jnp.int32), num_groups - 1)
     place = sizes[own] + slot - (ends[own] - more[own])  # in the endless sequence of the group
-    before = jnp.cumsum(bounds[:, -1], dtype=jnp.int32) - bounds[:, -1]
+    before = running_sum(bounds[:, -1]) - bounds[:, -1]
     flat = (before[:, None] + bounds).reshape(-1)
     client = (
         jnp.searchsorted(flat, before[own] + place, side="right").astype(jnp.int32) % num_clients
     )
-    first = jnp.cumsum(sizes, dtype=jnp.int32) - sizes + jnp.sum(group < 0, dtype=jnp.int32)
+    first = running_sum(sizes) - sizes + jnp.sum(group < 0, dtype=jnp.int32)
     row = in_order[first[own] + place % jnp.maximum(sizes[own], 1)]
     there = slot < ends[-1]
     return jnp.where(there, client, -1), jnp.where(there, row, 0)
 
 
 def level(
-    key: Key[Array, ""],
-    client: Int[Array, " N"],
+    key: PRNGKey,
+    client: Ids,
     num_clients: int,
     smallest: Int[Array, ""] | int,
     largest: Int[Array, ""] | int,
-) -> Int[Array, " N"]:
+) -> Ids:
     """Move as few examples as possible so that every client has between `smallest` and `largest`
     of them.
 

@@ -10,11 +10,19 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int, Key
+from jaxtyping import Array, Int
 
 from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.data.dataset import Dataset, with_pooled_splits
-from fedjax_ssl.data.federation.dealing import count_groups, rank_within, with_their_groups
+from fedjax_ssl.data.federation.dealing import (
+    Ids,
+    Mask,
+    count_groups,
+    int_range,
+    rank_within,
+    running_sum,
+    with_their_groups,
+)
 from fedjax_ssl.data.federation.federated_data import (
     FederatedData,
     WeakLabels,
@@ -32,7 +40,7 @@ from fedjax_ssl.data.federation.partition import PARTITIONS
 from fedjax_ssl.data.federation.pool import Entries, Facts, Holdings, OwnWeakLabels, Partition, Pool
 from fedjax_ssl.data.federation.supervision import Supervision, balanced_draw, build_supervision
 from fedjax_ssl.data.federation.weak_labels import shares_of_sets
-from fedjax_ssl.keys import named_key
+from fedjax_ssl.keys import PRNGKey, named_key
 from fedjax_ssl.own_code import check_returned, where
 from fedjax_ssl.registry import did_you_mean
 
@@ -66,16 +74,16 @@ class _Widths(NamedTuple):
 class _Roles(NamedTuple):
     """The use of every training example."""
 
-    holder: Int[Array, " N"]  # client that has it, for training or as a test example; -1 = nobody
+    holder: Ids  # client that has it, for training or as a test example; -1 = nobody
     entries: Entries  # the examples as clients train on them
     weak: WeakLabels | None
-    test: Bool[Array, " N"]
-    valid: Bool[Array, " N"]
-    server: Bool[Array, " N"]
+    test: Mask
+    valid: Mask
+    server: Mask
 
 
 def federate(
-    key: Key[Array, ""],
+    key: PRNGKey,
     dataset: Dataset,
     *,
     partition: str = "natural",
@@ -387,7 +395,7 @@ def _count_examples(
 
 
 def _draw_roles(
-    key: Key[Array, ""],
+    key: PRNGKey,
     examples: tuple[Array, Array, Array | None],
     *,
     plan: _Plan,
@@ -399,7 +407,7 @@ def _draw_roles(
     held_out = plan.held_out
     held = test = valid = server = jnp.zeros(labels.shape, bool)
 
-    def draw(name: str, share: float) -> Bool[Array, " N"]:
+    def draw(name: str, share: float) -> Mask:
         return stratified(named_key(key, name), labels, ~held, facts.num_classes, share, group)
 
     # Test examples: whole clients, which are numbered after those that train, pools, or a share.
@@ -407,9 +415,9 @@ def _draw_roles(
     if held_out.num_natural:
         unseen = held_out.unseen(named_key(key, "test"), facts.num_natural + held_out.num_natural)
         test = held = unseen[natural]
-        place = jnp.cumsum(unseen, dtype=jnp.int32)[natural] - 1
+        place = running_sum(unseen)[natural] - 1
         newcomer = jnp.where(held, facts.num_clients + place, -1)
-        natural = jnp.where(held, -1, (jnp.cumsum(~unseen, dtype=jnp.int32) - 1)[natural])
+        natural = jnp.where(held, -1, (running_sum(~unseen) - 1)[natural])
     if held_out.pools:
         held, valid, test = held_out.in_pools(named_key(key, "pools"), labels, plan.num_train)
     if held_out.test_fraction:
@@ -442,7 +450,7 @@ def _draw_roles(
         np.integer,
     )
     client = jnp.where(held | valid | server, -1, holder)
-    row = jnp.arange(labels.shape[0], dtype=jnp.int32)
+    row = int_range(labels.shape[0])
     known = None
     if plan.partition.labelled is not None:
         known = plan.partition.labelled(partition_key, pool)
@@ -464,9 +472,7 @@ def _draw_roles(
     return _Roles(jnp.maximum(holder, newcomer), entries, weak, test, valid, server)
 
 
-def _in_parts(
-    key: Key[Array, ""], entries: Entries, labels: Int[Array, " N"], parts: int, facts: Facts
-) -> Entries:
+def _in_parts(key: PRNGKey, entries: Entries, labels: Ids, parts: int, facts: Facts) -> Entries:
     """Cut every client's unlabelled examples into parts with the same class counts, which then
     follow each other.
 
@@ -522,9 +528,7 @@ def _widths(plan: _Plan, roles: _Roles, widest: float) -> _Widths:
 
 
 @partial(jax.jit, static_argnames=("num_clients", "widths"))
-def _tabulate(
-    roles: _Roles, labels: Int[Array, " N"], *, num_clients: int, widths: _Widths
-) -> dict[str, Any]:
+def _tabulate(roles: _Roles, labels: Ids, *, num_clients: int, widths: _Widths) -> dict[str, Any]:
     """All index tables and counts of a federation, by the names of `FederatedData`."""
     entries = roles.entries
     labelled = roles.entries.labelled
@@ -538,8 +542,8 @@ def _tabulate(
     num_examples = count_groups(entries.client, num_clients)
     owner = jnp.where(entries.client >= 0, entries.client, num_clients)
     order = jnp.lexsort((~weakly, ~labelled, owner)).astype(jnp.int32)
-    start = jnp.cumsum(num_examples, dtype=jnp.int32) - num_examples
-    column = jnp.arange(max(widths.examples, 1), dtype=jnp.int32)
+    start = running_sum(num_examples) - num_examples
+    column = int_range(max(widths.examples, 1))
     place = order[jnp.minimum(start[:, None] + column, order.shape[0] - 1)]
     real = column < num_examples[:, None]
     tables: dict[str, Any] = {
@@ -563,13 +567,13 @@ def _tabulate(
     ):
         tables[f"{name}_index"] = jnp.nonzero(mask, size=width, fill_value=0)[0].astype(jnp.int32)
         tables[f"num_{name}"] = mask.sum(dtype=jnp.int32)
-    tested = jnp.arange(widths.test, dtype=jnp.int32) < tables["num_test"]
+    tested = int_range(widths.test) < tables["num_test"]
     tables["test_client"] = jnp.where(tested, roles.holder[tables["test_index"]], -1)
     return tables
 
 
 def _with_own_test(
-    key: Key[Array, ""], dataset: Dataset, plan: _Plan, roles: _Roles, tables: dict[str, Any]
+    key: PRNGKey, dataset: Dataset, plan: _Plan, roles: _Roles, tables: dict[str, Any]
 ) -> tuple[list[np.ndarray], Int[Array, " M"], dict[str, Any]]:
     """Add the dataset's own test examples to the tables, where it is tested on them.
 

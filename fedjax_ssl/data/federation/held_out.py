@@ -6,18 +6,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_ssl.checks import Declaration, Each, In, Whole, check_whole_numbers
 from fedjax_ssl.data.dataset import Dataset, distinct
 from fedjax_ssl.data.federation.dealing import (
+    Ids,
+    Mask,
     count_groups,
     draw_within,
+    int_range,
     largest_remainder,
     rank_within,
 )
 from fedjax_ssl.data.federation.pool import Bounds, check_class_counts
-from fedjax_ssl.keys import named_key
+from fedjax_ssl.keys import PRNGKey, named_key
 
 _SHARE = In("[0, 1)")
 
@@ -141,9 +144,7 @@ class HeldOut:
         who = f"pools={asked} ask, of training and test examples together, for"
         check_class_counts(class_counts, sum(asked), who, "lower them")
 
-    def in_pools(
-        self, key: Key[Array, ""], labels: Int[Array, " N"], num_train: int
-    ) -> tuple[Bool[Array, " N"], Bool[Array, " N"], Bool[Array, " N"]]:
+    def in_pools(self, key: PRNGKey, labels: Ids, num_train: int) -> tuple[Mask, Mask, Mask]:
         """Cuts every class into pools.
 
         Args:
@@ -157,7 +158,7 @@ class HeldOut:
         """
         train, valid, test = self.pools or (0, 0, 0)
         known = labels >= 0
-        late = (jnp.arange(labels.shape[0], dtype=jnp.int32) >= num_train).astype(jnp.int32)
+        late = (int_range(labels.shape[0]) >= num_train).astype(jnp.int32)
         place = rank_within(key, jnp.where(known, labels, -1), None if self.shuffle_pools else late)
         held = known & (place >= train)
         return (
@@ -190,19 +191,19 @@ class HeldOut:
             dataset.test.client == distinct(dataset.train.client)[self.left_out_client]
         )
 
-    def unseen(self, key: Key[Array, ""], num_natural: int) -> Bool[Array, " G"]:
+    def unseen(self, key: PRNGKey, num_natural: int) -> Bool[Array, " G"]:
         """Mark the natural clients that do not train, G of them counted."""
         if self.left_out_client is None:
             return rank_within(key, jnp.zeros(num_natural, jnp.int32)) < self.test_clients
-        return jnp.arange(num_natural, dtype=jnp.int32) == jnp.int32(self.left_out_client)
+        return int_range(num_natural) == jnp.int32(self.left_out_client)
 
     def share_of_clients(
         self,
-        key: Key[Array, ""],
-        client: Int[Array, " N"],
+        key: PRNGKey,
+        client: Ids,
         num_clients: int,
-        group: Int[Array, " N"] | None,
-    ) -> Bool[Array, " N"]:
+        group: Ids | None,
+    ) -> Mask:
         """Return the share of each client's examples that are its test examples; each keeps one at
         least.
         """
@@ -230,13 +231,13 @@ _TEST_SETS = ("test_clients", "left_out_client", "test_fraction", "client_test_f
 
 
 def stratified(
-    key: Key[Array, ""],
-    labels: Int[Array, " N"],
-    available: Bool[Array, " N"],
+    key: PRNGKey,
+    labels: Ids,
+    available: Mask,
     num_classes: int,
     share: float,
-    in_group: Int[Array, " N"] | None = None,
-) -> Bool[Array, " N"]:
+    in_group: Ids | None = None,
+) -> Mask:
     """Draws a random share of the available labelled examples, the same of every class up to
     rounding.
 
@@ -261,7 +262,7 @@ def stratified(
 
 
 def balanced_test_examples(
-    key: Key[Array, ""], labels: Int[np.ndarray, " t"], num_clients: int, num_classes: int
+    key: PRNGKey, labels: Int[np.ndarray, " t"], num_clients: int, num_classes: int
 ) -> tuple[Int[Array, " T"], Int[Array, " T"]]:
     """Test examples for each client: floor(t / C / K) of every class, drawn anew from all of them
     (FedUL's code).
@@ -291,12 +292,12 @@ def balanced_test_examples(
         drawn = rank_within(jax.random.fold_in(key, client), jnp.asarray(labels)) < each
         return jnp.nonzero(drawn & (labels >= 0), size=each * num_classes)[0].astype(jnp.int32)
 
-    clients = jnp.arange(num_clients, dtype=jnp.int32)
+    clients = int_range(num_clients)
     return jax.lax.map(draw, clients).reshape(-1), jnp.repeat(clients, each * num_classes)
 
 
 def clients_of_own_test(
-    dataset: Dataset, rows: Int[np.ndarray, " t"], holder: Int[Array, " N"], num_clients: int
+    dataset: Dataset, rows: Int[np.ndarray, " t"], holder: Ids, num_clients: int
 ) -> tuple[Int[Array, " t"], int]:
     """Return whose the dataset's own test examples are, where clients are natural.
 
@@ -316,7 +317,7 @@ def clients_of_own_test(
     known, natural = np.unique(dataset.train.client, return_inverse=True)
     strangers = np.setdiff1d(owner, known)
     of_known = jnp.full(len(known), -1, jnp.int32).at[natural].max(holder)
-    of_stranger = jnp.arange(num_clients, num_clients + len(strangers), dtype=jnp.int32)
+    of_stranger = num_clients + int_range(len(strangers))
     everyone = np.concatenate([known, strangers])
     order = np.argsort(everyone)
     place = order[np.searchsorted(everyone, owner, sorter=order)]

@@ -12,27 +12,34 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int
 
-from fedjax_ssl.checks import In, Whole
+from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.federation.dealing import (
+    Ids,
     count_groups,
     equal_part,
+    int_range,
     largest_remainder,
     level,
     rank_within,
+    running_sum,
 )
 from fedjax_ssl.data.federation.pool import (
     Bounds,
+    Count,
+    CountOrNone,
     Facts,
     Partition,
     Pool,
+    Positive,
     class_or_unlabelled,
     deal_classes,
     deal_unlabelled,
     equal_bounds,
 )
 from fedjax_ssl.data.federation.published_partitions import PUBLISHED
+from fedjax_ssl.keys import PRNGKey
 from fedjax_ssl.registry import Registry
 
 
@@ -41,12 +48,12 @@ def natural() -> Partition:
     data unused.
     """
 
-    def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
-        chosen = jnp.arange(pool.facts.num_natural, dtype=jnp.int32)
+    def assign(key: PRNGKey, pool: Pool) -> Ids:
+        chosen = int_range(pool.facts.num_natural)
         if pool.facts.num_clients < pool.facts.num_natural:
             chosen = _permutation(key, pool.facts.num_natural)
         kept = chosen < pool.facts.num_clients
-        number = jnp.where(kept, jnp.cumsum(kept, dtype=jnp.int32) - 1, -1)
+        number = jnp.where(kept, running_sum(kept) - 1, -1)
         return jnp.where(pool.available & (pool.natural >= 0), number[pool.natural], -1)
 
     return Partition(
@@ -62,7 +69,7 @@ def iid() -> Partition:
     between clients.
     """
 
-    def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
+    def assign(key: PRNGKey, pool: Pool) -> Ids:
         group = class_or_unlabelled(pool)
         order_key, seat_key = jax.random.split(key)
         place = rank_within(order_key, jnp.where(group >= 0, 0, -1), group)
@@ -77,7 +84,7 @@ def random() -> Partition:
     each is unused.
     """
 
-    def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
+    def assign(key: PRNGKey, pool: Pool) -> Ids:
         rank = rank_within(key, jnp.where(pool.available, 0, -1))
         size = pool.available.sum(dtype=jnp.int32) // pool.facts.num_clients
         client = rank // jnp.maximum(size, 1)
@@ -90,8 +97,8 @@ def random() -> Partition:
 
 
 def dirichlet(
-    alpha: Annotated[float, In("(0, inf)")],
-    min_examples: Annotated[int, Whole(0)] = 1,
+    alpha: Positive,
+    min_examples: CountOrNone = 1,
     max_examples: Annotated[int | None, Whole()] = None,
     skip_full: bool = False,
 ) -> Partition:
@@ -110,7 +117,7 @@ def dirichlet(
             of all examples or more gets nothing (SemiFL, FedMT).
     """
 
-    def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
+    def assign(key: PRNGKey, pool: Pool) -> Ids:
         facts = pool.facts
         share_key, deal_key, level_key = jax.random.split(key, 3)
         concentration = jnp.full(facts.num_clients, alpha, jnp.float32)
@@ -143,7 +150,7 @@ def dirichlet(
     return Partition(assign, bounds)
 
 
-def dirichlet_balanced(alpha: Annotated[float, In("(0, inf)")]) -> Partition:
+def dirichlet_balanced(alpha: Positive) -> Partition:
     """Clients of equal size whose class mixes are drawn from Dir(alpha * class frequencies) (Hsu et
     al., 2019).
 
@@ -155,7 +162,7 @@ def dirichlet_balanced(alpha: Annotated[float, In("(0, inf)")]) -> Partition:
         alpha: total concentration; small = uneven.
     """
 
-    def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
+    def assign(key: PRNGKey, pool: Pool) -> Ids:
         facts = pool.facts
         totals = count_groups(class_or_unlabelled(pool), facts.num_classes).astype(jnp.float32)
         prior = jnp.asarray(facts.class_counts, jnp.float32)
@@ -170,7 +177,7 @@ def dirichlet_balanced(alpha: Annotated[float, In("(0, inf)")]) -> Partition:
     return Partition(assign, equal_bounds)
 
 
-def shards(shards_per_client: Annotated[int, Whole()] = 2) -> Partition:
+def shards(shards_per_client: Count = 2) -> Partition:
     """Examples sorted by label and cut into equal shards; each client gets some at random (McMahan
     et al., 2017).
 
@@ -178,7 +185,7 @@ def shards(shards_per_client: Annotated[int, Whole()] = 2) -> Partition:
         shards_per_client: number of shards of a client; it sees about as many classes.
     """
 
-    def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
+    def assign(key: PRNGKey, pool: Pool) -> Ids:
         facts = pool.facts
         num_shards = facts.num_clients * shards_per_client
         labelled = pool.classes >= 0
@@ -202,7 +209,7 @@ def shards(shards_per_client: Annotated[int, Whole()] = 2) -> Partition:
     return Partition(assign, bounds)
 
 
-def classes_per_client(classes: Annotated[int, Whole()] = 2) -> Partition:
+def classes_per_client(classes: Count = 2) -> Partition:
     """Every client has exactly `classes` classes, every class goes to equally many clients (to
     within one).
 
@@ -226,7 +233,7 @@ def classes_per_client(classes: Annotated[int, Whole()] = 2) -> Partition:
             )
         return present
 
-    def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
+    def assign(key: PRNGKey, pool: Pool) -> Ids:
         facts = pool.facts
         present = jnp.asarray(present_in(facts), jnp.int32)
         choice_key, deal_key = jax.random.split(key)
@@ -255,7 +262,7 @@ PARTITIONS: Registry[Partition] = Registry(
 )
 
 
-def _permutation(key: Key[Array, ""], size: int) -> Int[Array, " size"]:
+def _permutation(key: PRNGKey, size: int) -> Int[Array, " size"]:
     return rank_within(key, jnp.zeros(size, jnp.int32))
 
 
@@ -292,7 +299,7 @@ def _fit_margins(mixes: Float[Array, "C K"], totals: Float[Array, " K"]) -> Floa
 
 
 def _balanced_choice(
-    key: Key[Array, ""], num_classes: int, num_clients: int, classes: int
+    key: PRNGKey, num_classes: int, num_clients: int, classes: int
 ) -> Int[Array, "C m"]:
     """`classes` different classes for every client, every class equally often to within one.
 
@@ -303,9 +310,9 @@ def _balanced_choice(
     cycles = -(-num_clients * classes // num_classes)
     keys = jax.vmap(lambda cycle: jax.random.fold_in(key, cycle))(jnp.arange(cycles))
     carried = jnp.asarray([cycle * num_classes % classes for cycle in range(cycles)], jnp.int32)
-    place = jnp.arange(num_classes, dtype=jnp.int32)
+    place = int_range(num_classes)
 
-    def lay(previous: Int[Array, " K"], step: tuple[Key[Array, ""], Int[Array, ""]]):
+    def lay(previous: Int[Array, " K"], step: tuple[PRNGKey, Int[Array, ""]]):
         key, carry = step
         taken = (
             jnp.zeros(num_classes, jnp.int32)

@@ -6,27 +6,34 @@ Shapes: N training examples, C clients, K classes, E entries dealt to clients.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int
 
-from fedjax_ssl.data.federation.dealing import count_groups, deal, largest_remainder
+from fedjax_ssl.checks import In, Whole
+from fedjax_ssl.data.federation.dealing import Ids, Mask, count_groups, deal, largest_remainder
+from fedjax_ssl.keys import PRNGKey
+
+# Options of partitions and supervisions.
+Count = Annotated[int, Whole()]  # at least 1
+CountOrNone = Annotated[int, Whole(0)]
+Positive = Annotated[float, In("(0, inf)")]
 
 
 @dataclasses.dataclass(frozen=True)
 class Pool:
     """The training examples to deal, and what is known about them before any key is drawn."""
 
-    labels: Int[Array, " N"]  # -1 = no label exists
-    available: Bool[Array, " N"]  # False where held out
-    natural: Int[Array, " N"]  # natural client 0..G-1, -1 = held out or none
+    labels: Ids  # -1 = no label exists
+    available: Mask  # False where held out
+    natural: Ids  # natural client 0..G-1, -1 = held out or none
     facts: "Facts"
 
     @property
-    def classes(self) -> Int[Array, " N"]:
+    def classes(self) -> Ids:
         """Class of every example of the pool that has one, -1 elsewhere."""
         return jnp.where(self.available & (self.labels >= 0), self.labels, -1)
 
@@ -65,15 +72,15 @@ class Again(NamedTuple):
 class Partition(NamedTuple):
     """`assign(key, pool)` -> client of every example, int32 [N]; `bounds(facts)` -> `Bounds`."""
 
-    assign: Callable[[Key[Array, ""], Pool], Int[Array, " N"]]
+    assign: Callable[[PRNGKey, Pool], Ids]
     bounds: Callable[[Facts], Bounds]
     parts: int = 1
     # ^ in which clients' unlabelled examples come, see `fedjax_ssl.data.federation.streaming`
     rounds_per_part: int | None = None  # None: rounds of the run // parts
-    labelled: Callable[[Key[Array, ""], Pool], Bool[Array, " N"]] | None = None
+    labelled: Callable[[PRNGKey, Pool], Mask] | None = None
     # ^ (the key of `assign`, pool) -> examples that were dealt as labelled ones, for the
     # supervision "dealt"
-    again: Callable[[Key[Array, ""], Pool], Again] | None = None
+    again: Callable[[PRNGKey, Pool], Again] | None = None
     # ^ (the key of `assign`, pool) -> examples that are dealt again; `bounds` counts them too
 
 
@@ -104,21 +111,21 @@ class Holdings(NamedTuple):
     the N others.
     """
 
-    client: Int[Array, " N"]  # -1 = nobody's
-    labels: Int[Array, " N"]  # -1 = no label exists
+    client: Ids  # -1 = nobody's
+    labels: Ids  # -1 = no label exists
     members: Bool[Array, " C"]  # clients that a rule is about
     num_classes: int
     own: OwnWeakLabels = OwnWeakLabels()
-    labelled: Bool[Array, " N"] | None = None
+    labelled: Mask | None = None
     # ^ dealt as labelled ones, by a partition that tells them apart
 
     @property
-    def eligible(self) -> Bool[Array, " N"]:
+    def eligible(self) -> Mask:
         """Examples of the members that have a label."""
         return (self.client >= 0) & (self.labels >= 0) & self.members[jnp.maximum(self.client, 0)]
 
     @property
-    def cell(self) -> Int[Array, " N"]:
+    def cell(self) -> Ids:
         """The (client, class) cell of every eligible example, -1 elsewhere."""
         return jnp.where(self.eligible, self.client * self.num_classes + self.labels, -1)
 
@@ -150,15 +157,13 @@ def check_class_counts(
             )
 
 
-def class_or_unlabelled(pool: Pool) -> Int[Array, " N"]:
+def class_or_unlabelled(pool: Pool) -> Ids:
     """Class of every example of the pool, K for those without a label, -1 outside the pool."""
     group = jnp.where(pool.labels >= 0, pool.labels, pool.facts.num_classes)
     return jnp.where(pool.available, group, -1)
 
 
-def deal_classes(
-    key: Key[Array, ""], pool: Pool, shares: Float[Array, "C K"], balanced: int = 0
-) -> Int[Array, " N"]:
+def deal_classes(key: PRNGKey, pool: Pool, shares: Float[Array, "C K"], balanced: int = 0) -> Ids:
     """Split every class by its column of `shares`, after `balanced` examples of it for every
     client.
     """
@@ -173,7 +178,7 @@ def deal_classes(
     return deal(deal_key, group, counts.at[:num_classes].add(rest).T)
 
 
-def deal_unlabelled(key: Key[Array, ""], pool: Pool, each: int | None = None) -> Int[Array, " N"]:
+def deal_unlabelled(key: PRNGKey, pool: Pool, each: int | None = None) -> Ids:
     """Deals examples without a label evenly, all of them or `each` to every client."""
     group = jnp.where(pool.available & (pool.labels < 0), 0, -1)
     if each is not None:

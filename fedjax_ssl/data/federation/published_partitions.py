@@ -11,30 +11,37 @@ from typing import Annotated, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Key, Shaped
+from jaxtyping import Array, Float, Int, Shaped
 
 from fedjax_ssl.checks import In, Whole
 from fedjax_ssl.data.federation.dealing import (
+    Ids,
+    Mask,
     count_groups,
     deal,
     deal_again,
     equal_part,
+    int_range,
     largest_remainder,
     rank_within,
+    running_sum,
 )
 from fedjax_ssl.data.federation.pool import (
     Again,
     Bounds,
+    Count,
+    CountOrNone,
     Facts,
     Partition,
     Pool,
+    Positive,
     check_class_counts,
     class_or_unlabelled,
     deal_classes,
     deal_unlabelled,
     equal_bounds,
 )
-from fedjax_ssl.keys import named_key
+from fedjax_ssl.keys import PRNGKey, named_key
 
 FEDMATCH_SHARES = (244, 73, 15, 15, 15, 10, 15, 15, 15, 73)
 FEDMATCH_MATRIX = np.stack(
@@ -44,7 +51,7 @@ FEDMATCH_MATRIX = np.stack(
 
 def circulant(
     shares: Annotated[Sequence[float], In()] = FEDMATCH_SHARES,
-    balanced: Annotated[int, Whole(0)] = 0,
+    balanced: CountOrNone = 0,
 ) -> Partition:
     """FedMatch's non-iid matrix: client c prefers class c mod K, with a share that depends on (k -
     c) mod K.
@@ -65,7 +72,7 @@ def circulant(
             f"shares must be K non-negative numbers, not all zero; got {tuple(shares)}"
         )
 
-    def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
+    def assign(key: PRNGKey, pool: Pool) -> Ids:
         return deal_classes(
             key, pool, jnp.asarray(_by_offset(pool.facts, "shares", weights), jnp.float32), balanced
         )
@@ -88,9 +95,9 @@ def circulant(
 
 def fedmatch(
     noniid: bool = False,
-    balanced: Annotated[int, Whole(0)] = 5,
+    balanced: CountOrNone = 5,
     matrix: Annotated[Sequence[Sequence[float]] | None, In()] = None,
-    parts: Annotated[int, Whole()] = 1,
+    parts: Count = 1,
     rounds_per_part: Annotated[int | None, Whole()] = None,
 ) -> Partition:
     """FedMatch's tasks: `balanced` examples of every class for each client, and a share of the
@@ -133,7 +140,7 @@ def fedmatch(
         what_to_do = "lower partition.balanced or use fewer clients"
         check_class_counts(facts.class_counts, balanced * facts.num_clients, who, what_to_do)
 
-    def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
+    def assign(key: PRNGKey, pool: Pool) -> Ids:
         facts = pool.facts
         check(facts)
         num_clients = facts.num_clients
@@ -147,7 +154,7 @@ def fedmatch(
             drawn = _class_draws(
                 draw_key, rows_of(facts), rest.sum(dtype=jnp.int32) // num_clients, facts.most
             )
-            taken_before = jnp.cumsum(drawn, axis=0, dtype=jnp.int32) - drawn
+            taken_before = running_sum(drawn, axis=0) - drawn
             counts = jnp.clip(rest - taken_before, 0, drawn)
         nobody_knows = largest_remainder(jnp.ones(num_clients, jnp.float32), totals[num_classes])
         return deal(
@@ -164,7 +171,7 @@ def fedmatch(
 
 def class_counts(
     counts: Annotated[Sequence[int], Whole(0)],
-    balanced: Annotated[int, Whole(0)] = 0,
+    balanced: CountOrNone = 0,
     unlabelled: Annotated[int | None, Whole(0)] = None,
     labelled_counts: Annotated[Sequence[int] | None, Whole(0)] = None,
     overlap: bool = False,
@@ -218,13 +225,13 @@ def class_counts(
             )
         return known.astype(np.int32), others.astype(np.int32)
 
-    def slots(key: Key[Array, ""], pool: Pool, table: Int[np.ndarray, "R K"]) -> Int[Array, " N"]:
+    def slots(key: PRNGKey, pool: Pool, table: Int[np.ndarray, "R K"]) -> Ids:
         return deal(jax.random.split(key)[0], pool.classes, jnp.asarray(table))
 
-    def labelled(key: Key[Array, ""], pool: Pool) -> Bool[Array, " N"]:
+    def labelled(key: PRNGKey, pool: Pool) -> Mask:
         return slots(key, pool, tables(pool.facts)[0]) >= 0
 
-    def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
+    def assign(key: PRNGKey, pool: Pool) -> Ids:
         known, others = tables(pool.facts)
         # Labelled ones come first in every class.
         table = known if overlap else others if apart is None else np.concatenate([known, others])
@@ -235,8 +242,8 @@ def class_counts(
             unknown, deal_unlabelled(jax.random.split(key)[1], pool, unlabelled), client
         )
 
-    def again(key: Key[Array, ""], pool: Pool) -> Again:
-        rows = jnp.arange(pool.labels.shape[0], dtype=jnp.int32)
+    def again(key: PRNGKey, pool: Pool) -> Again:
+        rows = int_range(pool.labels.shape[0])
         return Again(slots(key, pool, tables(pool.facts)[1]), rows)
 
     def bounds(facts: Facts) -> Bounds:
@@ -263,7 +270,7 @@ def _by_offset(
 
 
 def majority(
-    factor: Annotated[float, In("(0, inf)")] = 80.0,
+    factor: Positive = 80.0,
     max_examples: Annotated[int | None, Whole(1)] = None,
 ) -> Partition:
     """FedUL's non-iid split, as in its released code: client c has mostly examples of classes 2c
@@ -278,13 +285,13 @@ def majority(
         max_examples: of a client, where that is less than an equal part.
     """
 
-    def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
+    def assign(key: PRNGKey, pool: Pool) -> Ids:
         facts = pool.facts
         num_clients = facts.num_clients
         num_classes = facts.num_classes
         labelled = pool.classes >= 0
-        owner = jnp.arange(num_clients, dtype=jnp.int32)[:, None]
-        kind = jnp.arange(num_classes, dtype=jnp.int32)
+        owner = int_range(num_clients)[:, None]
+        kind = int_range(num_classes)
         preferred = (kind == 2 * owner % num_classes) | (kind == (2 * owner + 1) % num_classes)
         share_key, unlabelled_key = jax.random.split(key)
         shares = jax.random.uniform(share_key, (num_clients, num_classes), jnp.float32, 0.45, 0.55)
@@ -294,8 +301,8 @@ def majority(
         asked = jnp.floor(shares / shares.sum(axis=1, keepdims=True) * part + 1e-4).astype(
             jnp.int32
         )
-        ends = jnp.cumsum(asked, axis=0, dtype=jnp.int32)
-        in_order = jnp.arange(labelled.shape[0], dtype=jnp.int32)
+        ends = running_sum(asked, axis=0)
+        in_order = int_range(labelled.shape[0])
         # among those of its class, in the order of the file
         place = rank_within(key, pool.classes, in_order)
         client = jnp.sum(
@@ -307,9 +314,7 @@ def majority(
     return Partition(assign, lambda facts: Bounds(0, equal_bounds(facts).largest))
 
 
-def paired_dirichlet(
-    alpha: Annotated[float, In("(0, inf)")], labels_per_class: Annotated[int, Whole()]
-) -> Partition:
+def paired_dirichlet(alpha: Positive, labels_per_class: Count) -> Partition:
     """Equal clients in pairs with uneven class mixes, labelled and other examples dealt apart
     (SAGE).
 
@@ -321,11 +326,11 @@ def paired_dirichlet(
         labels_per_class: labelled examples of every class in the federation.
     """
 
-    def labelled(key: Key[Array, ""], pool: Pool) -> Bool[Array, " N"]:
+    def labelled(key: PRNGKey, pool: Pool) -> Mask:
         place = rank_within(named_key(key, "labelled"), pool.classes)
         return (pool.classes >= 0) & (place < labels_per_class)
 
-    def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
+    def assign(key: PRNGKey, pool: Pool) -> Ids:
         bounds(pool.facts)
         group = class_or_unlabelled(pool)
         known = labelled(key, pool)
@@ -353,7 +358,7 @@ def paired_dirichlet(
 
 
 def _class_draws(
-    key: Key[Array, ""], rows: Float[np.ndarray, "C K"], number: Int[Array, ""], most: int
+    key: PRNGKey, rows: Float[np.ndarray, "C K"], number: Int[Array, ""], most: int
 ) -> Int[Array, "C K"]:
     """How often each class comes up in `number` independent draws of every client from its row,
     at most `most / C`.
@@ -366,7 +371,7 @@ def _class_draws(
         drawn = jnp.searchsorted(ends, draws, side="right").astype(jnp.int32)
         return count_groups(jnp.where(place < number, drawn, -1), rows.shape[1])
 
-    return jax.vmap(of_client)(jnp.arange(len(rows), dtype=jnp.int32), ends)
+    return jax.vmap(of_client)(int_range(len(rows)), ends)
 
 
 def own_class(
@@ -415,7 +420,7 @@ def own_class(
         group = pool.classes
         totals = count_groups(group, facts.num_classes)
         number = jnp.sum(group >= 0, dtype=jnp.int32)
-        base = jnp.arange(bases, dtype=jnp.int32)
+        base = int_range(bases)
         size = number // bases + (base < number % bases).astype(jnp.int32)
         kind = base % facts.num_classes
         if reuse and facts.num_classes > 1:
@@ -434,12 +439,10 @@ def own_class(
             if reuse
             else jnp.clip(totals[kind] - before, 0, asked)
         )
-        counts = jnp.where(
-            kind[:, None] == jnp.arange(facts.num_classes, dtype=jnp.int32), own[:, None], 0
-        )
+        counts = jnp.where(kind[:, None] == int_range(facts.num_classes), own[:, None], 0)
         return parts, bases, size, own, counts.astype(jnp.int32)
 
-    def assign(key: Key[Array, ""], pool: Pool) -> Int[Array, " N"]:
+    def assign(key: PRNGKey, pool: Pool) -> Ids:
         own_key, rest_key, cut_key, unlabelled_key = jax.random.split(key, 4)
         parts, bases, size, own, counts = own_parts(pool)
         group = pool.classes
@@ -455,7 +458,7 @@ def own_class(
             dealt = dealt + bases * (rank_within(cut_key, dealt) % parts)
         return jnp.where(labelled, dealt, deal_unlabelled(unlabelled_key, pool))
 
-    def again(key: Key[Array, ""], pool: Pool) -> Again:
+    def again(key: PRNGKey, pool: Pool) -> Again:
         return Again(*deal_again(jax.random.split(key, 4)[0], pool.classes, own_parts(pool)[-1]))
 
     def bounds(facts: Facts) -> Bounds:
@@ -471,9 +474,7 @@ _DRAWS = 64  # of which the first even enough one is taken
 _SMALLER = 0.25  # share of a slice that its smaller client has at least
 
 
-def deal_to_pairs(
-    key: Key[Array, ""], group: Int[Array, " N"], num_groups: int, num_clients: int, alpha: float
-) -> Int[Array, " N"]:
+def deal_to_pairs(key: PRNGKey, group: Ids, num_groups: int, num_clients: int, alpha: float) -> Ids:
     """Deals examples to equal clients whose class mixes differ.
 
     All examples in random order are cut into equal slices, one per pair of clients. In a slice,
@@ -509,7 +510,7 @@ def deal_to_pairs(
     first = _even_enough(shares, counts).reshape(-1)
     client = 2 * place + (rank_within(side_key, cell) >= first[cell]).astype(jnp.int32)
     sizes = count_groups(jnp.where(dealt, client, -1), num_clients)
-    start = jnp.cumsum(sizes, dtype=jnp.int32) - sizes
+    start = running_sum(sizes) - sizes
     client = jnp.where(dealt, client, -1)
     line = start[client] + rank_within(order_key, client)
     return jnp.where(dealt, equal_part(line, total, num_clients), -1)

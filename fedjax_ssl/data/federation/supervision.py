@@ -13,15 +13,22 @@ from typing import Annotated, Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Float, Int
 
 from fedjax_ssl.checks import In, Whole, check_choices, check_whole_numbers
 from fedjax_ssl.data.federation import weak_labels
-from fedjax_ssl.data.federation.dealing import count_groups, rank_within
+from fedjax_ssl.data.federation.dealing import Ids, Mask, count_groups, int_range, rank_within
 from fedjax_ssl.data.federation.federated_data import WeakLabels
-from fedjax_ssl.data.federation.pool import Bounds, Entries, Holdings, check_class_counts
+from fedjax_ssl.data.federation.pool import (
+    Bounds,
+    Count,
+    CountOrNone,
+    Entries,
+    Holdings,
+    check_class_counts,
+)
 from fedjax_ssl.data.federation.weak_labels import Observed, Protocol, WeakRule, unlabelled_sets
-from fedjax_ssl.keys import named_key
+from fedjax_ssl.keys import PRNGKey, named_key
 from fedjax_ssl.own_code import check_returned
 from fedjax_ssl.registry import Registry
 
@@ -34,7 +41,7 @@ class Supervision(NamedTuple):
     """Policy that keeps labels."""
 
     # True where the client sees the label
-    keep: Callable[[Key[Array, ""], Holdings], Bool[Array, " N"]]
+    keep: Callable[[PRNGKey, Holdings], Mask]
     # (client sizes, clients that keep labels, K) -> bound of labels per client
     max_labelled: Callable[[Bounds, int, int], int]
     # (size, clients that keep labels) -> labels a client surely keeps, if all its examples have one
@@ -118,7 +125,7 @@ class Supervision(NamedTuple):
         widest = max([sizes.largest, *(rule.largest(sizes, num_classes) for rule, _ in self.weak)])
         return min(most, sizes.largest), widest - sure, widest
 
-    def label(self, key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
+    def label(self, key: PRNGKey, holdings: Holdings) -> Mask:
         """Return True where a client sees the label of its example."""
         num_clients = holdings.members.shape[0]
         limit = num_clients if self.labelled_clients is None else self.labelled_clients
@@ -129,14 +136,14 @@ class Supervision(NamedTuple):
         )
         return kept & holdings.eligible
 
-    def observe(self, key: Key[Array, ""], holdings: Holdings) -> tuple[Entries, WeakLabels | None]:
+    def observe(self, key: PRNGKey, holdings: Holdings) -> tuple[Entries, WeakLabels | None]:
         """Return the clients' entries, and what they know of those without a label.
 
         In the second result `labels` and `num_examples` are still empty: the tables are made of the
         entries.
         """
         num_clients = holdings.members.shape[0]
-        rows = jnp.arange(holdings.client.shape[0], dtype=jnp.int32)
+        rows = int_range(holdings.client.shape[0])
         plain = Entries(holdings.client, rows, jnp.full(rows.shape, -1, jnp.int32))
         if not self.weak:
             return plain, None
@@ -179,14 +186,14 @@ class Supervision(NamedTuple):
             counts = jnp.einsum("c,co,cok->k", sizes.astype(counts.dtype), weak.share, weak.matrix)
         return counts / jnp.maximum(counts.sum(), 1e-12)
 
-    def _place(self, key: Key[Array, ""], num_clients: int) -> Int[Array, " C"]:
+    def _place(self, key: PRNGKey, num_clients: int) -> Int[Array, " C"]:
         """In which order clients are given labels, coarse labels and sets."""
         if self.which == "random" and (self.labelled_clients is not None or self.weak):
             return rank_within(named_key(key, "clients"), jnp.zeros(num_clients, jnp.int32))
-        return jnp.arange(num_clients, dtype=jnp.int32)
+        return int_range(num_clients)
 
 
-def all_labels(server_labels: Annotated[int, Whole(0)] = 0) -> Supervision:
+def all_labels(server_labels: CountOrNone = 0) -> Supervision:
     """Every example keeps its label.
 
     Args:
@@ -209,7 +216,7 @@ def no_labels() -> Supervision:
     )
 
 
-def per_client(labels: Annotated[int, Whole()], class_balanced: bool = False) -> Supervision:
+def per_client(labels: Count, class_balanced: bool = False) -> Supervision:
     """Return the same number of labels at every client.
 
     Args:
@@ -224,7 +231,7 @@ def per_client(labels: Annotated[int, Whole()], class_balanced: bool = False) ->
     )
 
 
-def per_class(labels: Annotated[int, Whole()]) -> Supervision:
+def per_class(labels: Count) -> Supervision:
     """`labels` labels of every class at every client, as far as the client has that class.
 
     Args:
@@ -246,7 +253,7 @@ def circulant(label_counts: Annotated[Sequence[int], Whole(0)]) -> Supervision:
     """
     given = tuple(label_counts)
 
-    def keep(key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
+    def keep(key: PRNGKey, holdings: Holdings) -> Mask:
         if len(given) != holdings.num_classes:
             raise ValueError(
                 f"label_counts has {len(given)} entries, the data have {holdings.num_classes} "
@@ -271,7 +278,7 @@ def fraction(fraction: Annotated[float, In("(0, 1]")], class_balanced: bool = Fa
         class_balanced: as in `per_client`.
     """
 
-    def keep(key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
+    def keep(key: PRNGKey, holdings: Holdings) -> Mask:
         sizes = count_groups(holdings.client, holdings.members.shape[0]).astype(jnp.float32)
         quota = jnp.maximum(jnp.floor(fraction * sizes + 0.5), 1.0).astype(jnp.int32)
         return (
@@ -289,7 +296,7 @@ def fraction(fraction: Annotated[float, In("(0, 1]")], class_balanced: bool = Fa
     )
 
 
-def total(labels: Annotated[int, Whole()], class_balanced: bool = False) -> Supervision:
+def total(labels: Count, class_balanced: bool = False) -> Supervision:
     """`labels` labels in the whole federation, shared equally between the clients that keep labels.
 
     Clients take turns, so that the number is exact whenever these clients have enough examples, and
@@ -300,7 +307,7 @@ def total(labels: Annotated[int, Whole()], class_balanced: bool = False) -> Supe
         class_balanced: as in `per_client`, within each client.
     """
 
-    def keep(key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
+    def keep(key: PRNGKey, holdings: Holdings) -> Mask:
         turn = _rank_in_client(named_key(key, "client"), holdings, class_balanced)
         everyone = jnp.where(holdings.eligible, 0, -1)
         return rank_within(named_key(key, "turn"), everyone, turn) < labels
@@ -314,9 +321,7 @@ def total(labels: Annotated[int, Whole()], class_balanced: bool = False) -> Supe
     )
 
 
-def xclp_noniid(
-    labels: Annotated[int, Whole()], classes: Annotated[int, Whole()] = 5
-) -> Supervision:
+def xclp_noniid(labels: Count, classes: Count = 5) -> Supervision:
     """XCLP's non-iid labels: each client has labels of `classes` classes only, while its data may
     hold all.
 
@@ -330,7 +335,7 @@ def xclp_noniid(
         classes: classes with labels at a client, 1..K.
     """
 
-    def keep(key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
+    def keep(key: PRNGKey, holdings: Holdings) -> Mask:
         num_classes = holdings.num_classes
         num_clients = holdings.members.shape[0]
         if classes > num_classes:
@@ -338,7 +343,7 @@ def xclp_noniid(
                 f"classes={classes} labelled classes per client, the data have {num_classes}"
             )
         blocks = -(-num_clients // num_classes)
-        block_of = jnp.repeat(jnp.arange(blocks, dtype=jnp.int32), num_classes)
+        block_of = jnp.repeat(int_range(blocks), num_classes)
         drawn = (
             rank_within(named_key(key, "classes"), block_of).reshape(blocks, num_classes) < classes
         )
@@ -360,7 +365,7 @@ def class_pairs(labels: Annotated[int, Whole(2)]) -> Supervision:
         labels: labels of each client that keeps labels, at least 2; the odd one is of class 2c.
     """
 
-    def keep(key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
+    def keep(key: PRNGKey, holdings: Holdings) -> Mask:
         client = jnp.maximum(holdings.client, 0)
         place = (holdings.labels - 2 * client) % holdings.num_classes
         quota = jnp.where(place == 0, labels - labels // 2, labels // 2)
@@ -374,7 +379,7 @@ def dealt() -> Supervision:
     (`paired_dirichlet`, `class_counts`).
     """
 
-    def keep(key: Key[Array, ""], holdings: Holdings) -> Bool[Array, " N"]:
+    def keep(key: PRNGKey, holdings: Holdings) -> Mask:
         if holdings.labelled is None:
             raise ValueError(
                 "supervision 'dealt' needs a partition that deals labelled examples apart: "
@@ -387,7 +392,7 @@ def dealt() -> Supervision:
     )
 
 
-def server(labels: Annotated[int, Whole()], at_clients: bool = False) -> Supervision:
+def server(labels: Count, at_clients: bool = False) -> Supervision:
     """Return the server holds floor(labels / K) labelled examples of every class; they leave the
     clients, who see none.
 
@@ -401,7 +406,7 @@ def server(labels: Annotated[int, Whole()], at_clients: bool = False) -> Supervi
 def coarse(
     correspondence: str = "parity",
     overlap: Annotated[float, In("[0, 1)")] = 0.0,
-    server_labels: Annotated[int, Whole(0)] = 0,
+    server_labels: CountOrNone = 0,
 ) -> Supervision:
     """Every client sees labels of another space (FedMT); a few class labels may be at the server.
 
@@ -417,7 +422,7 @@ def coarse(
 
 
 def sets(
-    sets: Annotated[int, Whole()] = 10,
+    sets: Count = 10,
     set_counts: Annotated[tuple[int, ...] | None, Whole()] = None,
     protocol: Protocol = "dealt",
     shared_shares: bool = False,
@@ -455,11 +460,11 @@ def as_given(test_prior: Prior = "sets") -> Supervision:
 
 def mixed(
     labels: Annotated[int | None, Whole()] = None,
-    coarse_clients: Annotated[int, Whole(0)] = 0,
+    coarse_clients: CountOrNone = 0,
     correspondence: str = "parity",
     overlap: Annotated[float, In("[0, 1)")] = 0.0,
-    set_clients: Annotated[int, Whole(0)] = 0,
-    sets: Annotated[int, Whole()] = 10,
+    set_clients: CountOrNone = 0,
+    sets: Count = 10,
     protocol: Protocol = "dealt",
     test_prior: Prior = "train",
     noise: Annotated[float, In()] = 0.0,
@@ -488,9 +493,7 @@ def mixed(
     return base._replace(weak=rules, prior=test_prior, noise=(noise, noise_mode))
 
 
-def balanced_draw(
-    key: Key[Array, ""], labels: Int[Array, " N"], available: Bool[Array, " N"], each: int
-) -> Bool[Array, " N"]:
+def balanced_draw(key: PRNGKey, labels: Ids, available: Mask, each: int) -> Mask:
     """Return True for `each` of the available labelled examples of every class, fewer only where
     there are fewer.
     """
@@ -556,11 +559,11 @@ def build_supervision(
 
 
 def _rank_in_client(
-    key: Key[Array, ""],
+    key: PRNGKey,
     holdings: Holdings,
     class_balanced: bool,
-    among: Bool[Array, " N"] | None = None,
-) -> Int[Array, " N"]:
+    among: Mask | None = None,
+) -> Ids:
     """Random place within the client; `class_balanced`: classes take turns, in random order in
     every turn.
     """

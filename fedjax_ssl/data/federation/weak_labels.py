@@ -16,14 +16,21 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_ssl.data.correspondence import CORRESPONDENCES, overlapping
 from fedjax_ssl.data.correspondence import correspondence as correspondence_named
-from fedjax_ssl.data.federation.dealing import count_groups, rank_within
+from fedjax_ssl.data.federation.dealing import (
+    Ids,
+    Mask,
+    count_groups,
+    int_range,
+    rank_within,
+    running_sum,
+)
 from fedjax_ssl.data.federation.federated_data import WeakLabels
 from fedjax_ssl.data.federation.pool import Bounds, Entries, Holdings
-from fedjax_ssl.keys import named_key
+from fedjax_ssl.keys import PRNGKey, named_key
 from fedjax_ssl.registry import check_known
 
 # how sets are filled, see `unlabelled_sets`
@@ -46,7 +53,7 @@ class Observed(NamedTuple):
 class WeakRule(NamedTuple):
     """A rule by which some clients get weak labels."""
 
-    observe: Callable[[Key[Array, ""], Holdings], Observed]
+    observe: Callable[[PRNGKey, Holdings], Observed]
     largest: Callable[[Bounds, int], int]  # (client sizes, K) -> bound of entries per client
     coarse_names: Callable[[int], tuple[str, ...]] | None = None
     # ^ K -> of its coarse labels; None: the dataset's own
@@ -77,7 +84,7 @@ def coarse_labels(correspondence: str, overlap: float = 0.0) -> WeakRule:
             f"overlap is {overlap}; it must be 0 where the dataset's own labels are used"
         )
 
-    def observe(key: Key[Array, ""], holdings: Holdings) -> Observed:
+    def observe(key: PRNGKey, holdings: Holdings) -> Observed:
         if correspondence == "own":
             return _own_coarse_labels(holdings)
         spaces = [
@@ -88,7 +95,7 @@ def coarse_labels(correspondence: str, overlap: float = 0.0) -> WeakRule:
         matrices = np.stack(
             [np.pad(matrix, ((0, most - len(matrix)), (0, 0))) for matrix in spaces]
         )
-        space = (jnp.cumsum(holdings.members, dtype=jnp.int32) - 1) % len(names)  # of each client
+        space = (running_sum(holdings.members) - 1) % len(names)  # of each client
         with np.errstate(divide="ignore"):
             logits = jnp.asarray(np.log(matrices), jnp.float32).transpose(0, 2, 1)
         drawn = drawn_observations(
@@ -105,11 +112,9 @@ def coarse_labels(correspondence: str, overlap: float = 0.0) -> WeakRule:
     return WeakRule(observe, lambda sizes, num_classes: sizes.largest, named)
 
 
-def drawn_observations(key: Key[Array, ""], logits: Float[Array, "N O"]) -> Int[Array, " N"]:
+def drawn_observations(key: PRNGKey, logits: Float[Array, "N O"]) -> Ids:
     """One observation for every example; it depends on the key and the example's place alone."""
-    keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(
-        jnp.arange(logits.shape[0], dtype=jnp.int32)
-    )
+    keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(int_range(logits.shape[0]))
     return jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32)
 
 
@@ -131,7 +136,7 @@ def _own_coarse_labels(holdings: Holdings) -> Observed:
                 "train; one for each client goes with the natural partition and all of its "
                 "clients"
             )
-        space = jnp.arange(len(matrix), dtype=jnp.int32)
+        space = int_range(len(matrix))
     return _coarse(
         holdings, jnp.asarray(own.coarse), matrix if matrix.ndim == 3 else matrix[None], space
     )
@@ -158,15 +163,13 @@ def _coarse(
         num_coarse,
         jnp.zeros_like(members),
         jnp.where(members[:, None, None], jnp.asarray(matrices, jnp.float32)[space], 0.0),
-        (jnp.arange(most, dtype=jnp.int32) < num_coarse[:, None]).astype(jnp.float32),
+        (int_range(most) < num_coarse[:, None]).astype(jnp.float32),
     )
 
 
-def _entries(
-    holdings: Holdings, there: Bool[Array, " N"], observation: Int[Array, " N"]
-) -> Entries:
+def _entries(holdings: Holdings, there: Mask, observation: Ids) -> Entries:
     """One entry of its holder for every example that is `there`."""
-    rows = jnp.arange(there.shape[0], dtype=jnp.int32)
+    rows = int_range(there.shape[0])
     return Entries(jnp.where(there, holdings.client, -1), rows, jnp.where(there, observation, -1))
 
 
@@ -177,7 +180,7 @@ def given() -> WeakRule:
     Clients are the natural ones, all of them.
     """
 
-    def observe(key: Key[Array, ""], holdings: Holdings) -> Observed:
+    def observe(key: PRNGKey, holdings: Holdings) -> Observed:
         own = holdings.own
         members = holdings.members
         nothing = _coarse(
@@ -263,7 +266,7 @@ def shares_of_sets(
 
 
 def perturbed_shares(
-    key: Key[Array, ""], shares: Float[Array, "C O K"], noise: float, mode: str = "relative"
+    key: PRNGKey, shares: Float[Array, "C O K"], noise: float, mode: str = "relative"
 ) -> Float[Array, "C O K"]:
     """Class shares as somebody who counted badly would report them; the paper's formula is lost,
     this one is ours.
@@ -316,7 +319,7 @@ def unlabelled_sets(
         raise ValueError("set_counts is empty; give the number of sets of every client")
     most = max(counts)
 
-    def observe(key: Key[Array, ""], holdings: Holdings) -> Observed:
+    def observe(key: PRNGKey, holdings: Holdings) -> Observed:
         num_clients = holdings.members.shape[0]
         num_classes = holdings.num_classes
         if len(counts) not in (1, num_clients):
@@ -374,7 +377,7 @@ def unlabelled_sets(
 
 
 def realized_shares(
-    entries: Entries, labels: Int[Array, " N"], num_clients: int, num_sets: int, num_classes: int
+    entries: Entries, labels: Ids, num_clients: int, num_sets: int, num_classes: int
 ) -> tuple[Float[Array, "C O K"], Float[Array, "C O"]]:
     """Class shares of every set as it came out, and the share of every set in its client's
     examples.
@@ -391,7 +394,7 @@ def _spread(counts: tuple[int, ...], members: Bool[Array, " C"]) -> Int[Array, "
     """Return the number of sets of every client: `counts` in order of the members, 0 for all
     others.
     """
-    place = jnp.cumsum(members, dtype=jnp.int32) - 1
+    place = running_sum(members) - 1
     table = jnp.asarray(counts, jnp.int32)
     return jnp.where(members, table[jnp.clip(place, 0, len(counts) - 1)], 0)
 
@@ -422,17 +425,17 @@ def _dealt_quota(wanted: Array, pool: Array) -> Int[Array, "C O K"]:
     return jnp.diff(ends, axis=1, prepend=jnp.zeros_like(ends[:, :1]))
 
 
-def _draw_disjoint(key: Key[Array, ""], holdings: Holdings, quota: Int[Array, "C O K"]) -> Entries:
+def _draw_disjoint(key: PRNGKey, holdings: Holdings, quota: Int[Array, "C O K"]) -> Entries:
     cell = holdings.cell
     rank = rank_within(key, cell)
-    ends = jnp.cumsum(quota, axis=1, dtype=jnp.int32)  # [C, O, K]
+    ends = running_sum(quota, axis=1)  # [C, O, K]
     mine = ends[jnp.maximum(holdings.client, 0), :, jnp.maximum(holdings.labels, 0)]  # [N, O]
     observation = jnp.sum(rank[:, None] >= mine, axis=1, dtype=jnp.int32)
     return _entries(holdings, (cell >= 0) & (observation < quota.shape[1]), observation)
 
 
 def _draw_each(
-    key: Key[Array, ""],
+    key: PRNGKey,
     holdings: Holdings,
     num_sets: Int[Array, " C"],
     wanted: Float[Array, "C O K"],
@@ -451,18 +454,18 @@ def _draw_each(
 
 
 def _draw_overlapping(
-    key: Key[Array, ""], holdings: Holdings, quota: Int[Array, "C O K"], copies: int
+    key: PRNGKey, holdings: Holdings, quota: Int[Array, "C O K"], copies: int
 ) -> Entries:
     cell = holdings.cell
     size = cell.shape[0]
     num_sets = quota.shape[1]
 
-    def draw(number: Array) -> Bool[Array, " N"]:
+    def draw(number: Array) -> Mask:
         rank = rank_within(jax.random.fold_in(key, number), cell)
         most = quota[jnp.maximum(holdings.client, 0), number, jnp.maximum(holdings.labels, 0)]
         return (cell >= 0) & (rank < most)
 
-    drawn = jax.lax.map(draw, jnp.arange(num_sets, dtype=jnp.int32))  # [O, N]
+    drawn = jax.lax.map(draw, int_range(num_sets))  # [O, N]
     place = jnp.nonzero(drawn.reshape(-1), size=size * copies, fill_value=-1)[0].astype(jnp.int32)
     row = jnp.maximum(place, 0) % size
     return Entries(

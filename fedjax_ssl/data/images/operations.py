@@ -10,9 +10,10 @@ Source: Pillow (`ImageOps`, `ImageEnhance`, `Image.rotate`, `Image.transform`).
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 
 Images = Float[Array, "n C H W"]
+Stored = Shaped[Array, "n H W C"]  # as a dataset has them, uint8 or float
 
 LARGEST = 255.0
 _LEVELS = 256

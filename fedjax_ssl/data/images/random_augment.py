@@ -21,13 +21,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import sequential_vmap
-from jaxtyping import Array, Bool, Float, Int, Key, Shaped
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from fedjax_ssl.backend import backend
 from fedjax_ssl.data.images import operations
-from fedjax_ssl.data.images.operations import LARGEST, Images
+from fedjax_ssl.data.images.operations import LARGEST, Images, Stored
 from fedjax_ssl.data.images.policies import ENHANCERS, MOVEMENTS, Choice, Fill, Policy
-from fedjax_ssl.keys import named_key
+from fedjax_ssl.keys import PRNGKey, named_key
 
 GROUPS = 16
 
@@ -49,13 +49,13 @@ class Draws(NamedTuple):
 
 
 def random_augment(
-    key: Key[Array, ""],
-    images: Shaped[Array, "n H W C"],
+    key: PRNGKey,
+    images: Stored,
     policy: Policy,
     groups: int = GROUPS,
     input_max: float = 255.0,
     in_turn: bool | None = None,
-) -> Shaped[Array, "n H W C"]:
+) -> Stored:
     """Apply the random operations of a policy to every image.
 
     Args:
@@ -112,7 +112,7 @@ def random_augment(
     return jnp.swapaxes(results, 0, 1).reshape(rows * groups, height, width, channels)[:size]
 
 
-def draw(key: Key[Array, ""], policy: Policy, size: int, groups: int) -> Draws:
+def draw(key: PRNGKey, policy: Policy, size: int, groups: int) -> Draws:
     """Draws for a batch of `size` images in `groups` groups."""
     options = jnp.asarray(policy.levels, jnp.uint32)
     chosen = jax.random.bits(named_key(key, "levels"), (size,)) % jnp.uint32(len(policy.levels))
@@ -136,7 +136,7 @@ def draw(key: Key[Array, ""], policy: Policy, size: int, groups: int) -> Draws:
 
 
 def _final_draws(
-    key: Key[Array, ""], policy: Policy, size: int
+    key: PRNGKey, policy: Policy, size: int
 ) -> tuple[Int[Array, " n"], Float[Array, "n 2"]]:
     """Entry and spot of the cutout at the end."""
     count = 1 if policy.cutout is None else len(policy.cutout.amounts)
@@ -144,7 +144,7 @@ def _final_draws(
     return 2 * level.astype(jnp.int32), _spots(named_key(key, "cutout"), size)
 
 
-def _spots(key: Key[Array, ""], size: int) -> Float[Array, "n 2"]:
+def _spots(key: PRNGKey, size: int) -> Float[Array, "n 2"]:
     drawn = [jax.random.uniform(named_key(key, axis), (size,), jnp.float32) for axis in ("y", "x")]
     return jnp.stack(drawn, axis=-1)
 

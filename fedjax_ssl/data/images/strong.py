@@ -8,14 +8,12 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Annotated
 
-from jaxtyping import Array, Key, Shaped
-
 from fedjax_ssl.checks import In, Whole
 from fedjax_ssl.data.images import policies
-from fedjax_ssl.data.images.operations import LARGEST
+from fedjax_ssl.data.images.operations import LARGEST, Stored
 from fedjax_ssl.data.images.random_augment import GROUPS, random_augment
 from fedjax_ssl.data.images.weak import Augmentation, check_images, crop_flip, shift
-from fedjax_ssl.keys import named_key
+from fedjax_ssl.keys import PRNGKey, named_key
 
 Limited = Annotated[int, Whole(0, 1000)]
 
@@ -177,7 +175,7 @@ def fedrgd(before: Before, operations: Limited = 2, input_max: float = 255.0) ->
 def _strong(policy: policies.Policy, before: Before, input_max: float) -> Augmentation:
     moved = crop_flip(before.pixels) if before.flip else shift(before.pixels)
 
-    def augment(key: Key[Array, ""], images: Shaped[Array, "n H W C"]) -> Shaped[Array, "n H W C"]:
+    def augment(key: PRNGKey, images: Stored) -> Stored:
         check_images(images)
         if before.pixels or before.flip:
             images = moved(key, images)

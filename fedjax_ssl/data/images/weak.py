@@ -5,18 +5,19 @@ from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Key, Shaped
+from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_ssl.checks import In, Whole
-from fedjax_ssl.keys import named_key
+from fedjax_ssl.data.images.operations import Stored
+from fedjax_ssl.keys import PRNGKey, named_key
 
 # (key, images) -> images, as stored (uint8 or float), of the same shape and type; one key for the
 # whole batch. What an image becomes depends on the key and on its place only, so that padding rows
 # at the end of a batch change nothing.
-Augmentation = Callable[[Key[Array, ""], Shaped[Array, "n H W C"]], Shaped[Array, "n H W C"]]
+Augmentation = Callable[[PRNGKey, Stored], Stored]
 
 
-def check_images(images: Shaped[Array, "n H W C"]) -> None:
+def check_images(images: Stored) -> None:
     """Raise ValueError for what has not the shape of images."""
     if images.ndim != 4:
         raise ValueError(
@@ -64,7 +65,7 @@ def crop_flip(
 def flip() -> Augmentation:
     """Return a horizontal flip of every second image on average."""
 
-    def augment(key: Key[Array, ""], images: Shaped[Array, "n H W C"]) -> Shaped[Array, "n H W C"]:
+    def augment(key: PRNGKey, images: Stored) -> Stored:
         check_images(images)
         return jnp.where(_mirrored(key, images)[:, None, None, None], images[:, :, ::-1], images)
 
@@ -81,7 +82,7 @@ def rotate(degrees: Annotated[float, In("[0, 180]")] = 20.0) -> Augmentation:
         degrees: largest angle, in [0, 180].
     """
 
-    def augment(key: Key[Array, ""], images: Shaped[Array, "n H W C"]) -> Shaped[Array, "n H W C"]:
+    def augment(key: PRNGKey, images: Stored) -> Stored:
         check_images(images)
         drawn = jax.random.uniform(
             named_key(key, "angle"), images.shape[:1], jnp.float32, -1.0, 1.0
@@ -109,7 +110,7 @@ def translate(
         input_max: largest stored value.
     """
 
-    def augment(key: Key[Array, ""], images: Shaped[Array, "n H W C"]) -> Shaped[Array, "n H W C"]:
+    def augment(key: PRNGKey, images: Stored) -> Stored:
         check_images(images)
         size = images.shape[0]
         moved = images.astype(jnp.float32)
@@ -140,7 +141,7 @@ def resize_crop(size: Annotated[int, Whole(1, 10_000)] = 40, flip: bool = True) 
         flip: mirror every second image on average.
     """
 
-    def augment(key: Key[Array, ""], images: Shaped[Array, "n H W C"]) -> Shaped[Array, "n H W C"]:
+    def augment(key: PRNGKey, images: Stored) -> Stored:
         check_images(images)
         count, height, width, _ = images.shape
         if size < max(height, width):
@@ -181,7 +182,7 @@ def flamby(input_max: float = 255.0) -> Augmentation:
         input_max: largest stored value.
     """
 
-    def augment(key: Key[Array, ""], images: Shaped[Array, "n H W C"]) -> Shaped[Array, "n H W C"]:
+    def augment(key: PRNGKey, images: Stored) -> Stored:
         check_images(images)
         count, height, width, _ = images.shape
 
@@ -239,31 +240,29 @@ def _enlarging(side: int, size: int) -> Float[Array, "size side"]:
     return weight / jnp.sum(weight, axis=1, keepdims=True)
 
 
-def _places(
-    key: Key[Array, ""], name: str, count: int, size: int, side: int
-) -> Int[Array, "count side"]:
+def _places(key: PRNGKey, name: str, count: int, size: int, side: int) -> Int[Array, "count side"]:
     """For every image a window of `side` neighbouring places among `size`, each as likely."""
     first = (_bits(key, name, count) % jnp.uint32(size - side + 1)).astype(jnp.int32)
     return first[:, None] + jnp.arange(side, dtype=jnp.int32)
 
 
-def _mirrored(key: Key[Array, ""], images: Shaped[Array, "n H W C"]) -> Bool[Array, " n"]:
+def _mirrored(key: PRNGKey, images: Stored) -> Bool[Array, " n"]:
     """Draws every second image on average."""
     return (_bits(key, "flip", images.shape[0]) % 2).astype(bool)
 
 
-def _bits(key: Key[Array, ""], name: str, size: int) -> Int[Array, " size"]:
+def _bits(key: PRNGKey, name: str, size: int) -> Int[Array, " size"]:
     return jax.random.bits(named_key(key, name), (size,), jnp.uint32)
 
 
 def _crop(
-    key: Key[Array, ""],
-    images: Shaped[Array, "n H W C"],
+    key: PRNGKey,
+    images: Stored,
     pixels: int,
     fill: str,
     value: float,
     flip: Array | None,
-) -> Shaped[Array, "n H W C"]:
+) -> Stored:
     """Shifts every image and mirrors those with `flip`, by two gathers: rows, then columns."""
     check_images(images)
     size, height, width, _ = images.shape
@@ -294,10 +293,10 @@ def _reflect(position: Int[Array, "n s"], size: int) -> Int[Array, "n s"]:
 
 
 def turn(
-    images: Shaped[Array, "n H W C"],
+    images: Stored,
     angle: Float[Array, " n"],
     factor: float | Float[Array, " n"] = 1.0,
-) -> Shaped[Array, "n H W C"]:
+) -> Stored:
     """Images turned about their centre by an angle in radians, counter-clockwise, and enlarged by a
     factor.
 

@@ -21,7 +21,7 @@ from fedjax_ssl.data.reading.download import (
     file_sha256,
     recorded_sha256,
 )
-from fedjax_ssl.data.reading.problems import EMBEDDED, DatasetUnavailable, not_here
+from fedjax_ssl.data.reading.problems import EMBEDDED, DatasetUnavailable, Place, not_here
 from fedjax_ssl.data.reading.tfds import load_tfds, prepared_folders
 from fedjax_ssl.errors import counted
 
@@ -90,8 +90,8 @@ class Verified(NamedTuple):
 def load_archive(
     archive: Archive,
     *,
-    root: str | Path | None = None,
-    path: str | Path | None = None,
+    root: Place = None,
+    path: Place = None,
     download: bool = True,
     source: Source = "auto",
     timeout: Annotated[float, In("(0, inf)")] = 20.0,
@@ -161,7 +161,7 @@ def load_archive(
     return kept(converted, lambda: _read(archive, raw, looked))
 
 
-def verify_files(archive: Archive, root: str | Path | None = None) -> list[Verified]:
+def verify_files(archive: Archive, root: Place = None) -> list[Verified]:
     """Compare the original files of a dataset in `<root>/<name>/raw/` with those that are
     published.
     """
@@ -169,9 +169,7 @@ def verify_files(archive: Archive, root: str | Path | None = None) -> list[Verif
     return [_verified(file, raw / file.name) for file in archive.files]
 
 
-def placed_folder(
-    name: str, root: str | Path | None, path: str | Path | None, parts: tuple[str, str], steps: str
-) -> Path:
+def placed_folder(name: str, root: Place, path: Place, parts: tuple[str, str], steps: str) -> Path:
     """Choose the folder of a dataset which the user has to fetch.
 
     Args:
@@ -196,9 +194,7 @@ def placed_folder(
     return folder
 
 
-def _load_prepared(
-    archive: Archive, root: str | Path | None, path: str | Path | None, download: bool
-) -> Dataset:
+def _load_prepared(archive: Archive, root: Place, path: Place, download: bool) -> Dataset:
     """Load the dataset as TensorFlow Datasets has it: the same examples in another order."""
     prepared = archive.prepared
     if prepared is None:

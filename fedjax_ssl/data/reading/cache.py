@@ -19,6 +19,7 @@ from fedjax_ssl.data.dataset import Dataset, Reading, Split
 from fedjax_ssl.data.fingerprint import of_files
 from fedjax_ssl.data.reading.features import TableReading
 from fedjax_ssl.data.reading.pictures import ImageReading
+from fedjax_ssl.data.reading.problems import Place
 
 ROOT_VARIABLE = "FEDJAX_SSL_DATA"
 FACTS = ("name", "class_names", "client_names", "input_max", "mean", "std", "coarse_names", "extra")
@@ -31,7 +32,7 @@ READINGS = {"ImageReading": ImageReading, "TableReading": TableReading}
 logger = logging.getLogger(__name__)
 
 
-def data_root(root: str | Path | None = None) -> Path:
+def data_root(root: Place = None) -> Path:
     """Choose the folder that datasets are kept in: `root`, else $FEDJAX_SSL_DATA, else
     ~/.cache/fedjax_ssl.
     """
@@ -151,7 +152,7 @@ def _save(dataset: Dataset, folder: Path) -> None:
 
 
 def kept_for(
-    root: str | Path | None,
+    root: Place,
     source: str,
     place: Path,
     told: object,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset, Reading, Split
-from fedjax_ssl.data.reading.problems import SHOWN, BadData, Findings, some
+from fedjax_ssl.data.reading.problems import SHOWN, BadData, Findings, Place, some
 from fedjax_ssl.data.reading.proportions import read_proportions
 from fedjax_ssl.data.reading.tables import as_cells, whole
 from fedjax_ssl.errors import counted
@@ -52,7 +52,7 @@ class TableOptions:
     coarse_column: str = "coarse"
     group_column: str = "group"
     classes: tuple[str, ...] | None = None
-    proportions: Path | str | None = None
+    proportions: Place = None
 
     def columns(self) -> dict[str, str]:
         """Give the column of each role."""
@@ -87,7 +87,7 @@ class Columns(NamedTuple):
         name: str,
         place: Path | str,
         x: np.ndarray,
-        proportions: Path | str | None,
+        proportions: Place,
         notes: Sequence[str],
         reading: Reading | None = None,
         **extra: Any,

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.scipy.special import ndtr
-from jaxtyping import Array, Float, Int, Key, UInt8
+from jaxtyping import Array, Float, Int, UInt8
 
 from fedjax_ssl.data.dataset import Split
-from fedjax_ssl.keys import named_key
+from fedjax_ssl.keys import PRNGKey, named_key
 
 SIZE = 28
 BLOCK = 256
@@ -183,7 +183,7 @@ def _class_bounds() -> np.ndarray:
 
 @partial(jax.jit, static_argnums=(2, 3))
 def _texts(
-    key: Key[Array, ""], writers: Int[Array, "w"], examples: int, most: int
+    key: PRNGKey, writers: Int[Array, "w"], examples: int, most: int
 ) -> tuple[Int[Array, "w"], Int[Array, "w most"]]:
     """Draw how many characters each writer writes, and which."""
 
@@ -205,7 +205,7 @@ def _texts(
 
 @jax.jit
 def _render(
-    key: Key[Array, ""], writer: Int[Array, "b"], position: Int[Array, "b"], label: Int[Array, "b"]
+    key: PRNGKey, writer: Int[Array, "b"], position: Int[Array, "b"], label: Int[Array, "b"]
 ) -> UInt8[Array, "b 28 28"]:
     """Draws one image per row; a row's image depends on nothing but the key and its own three
     numbers.
@@ -235,7 +235,7 @@ def _render(
 
 
 def _written(
-    key: Key[Array, ""], writer: Int[Array, ""], position: Int[Array, ""], label: Int[Array, ""]
+    key: PRNGKey, writer: Int[Array, ""], position: Int[Array, ""], label: Int[Array, ""]
 ) -> tuple[Float[Array, "s 2 2"], Float[Array, ""], Float[Array, ""]]:
     """One character as this writer writes it this time: segments and pen radius in pixels, and how
     dark.
@@ -304,5 +304,5 @@ def _warp(
     return jnp.sin(jnp.einsum("...d,kd->...k", points, waves) + phases) @ amplitudes
 
 
-def _normal(key: Key[Array, ""], count: int) -> Float[Array, "count"]:
+def _normal(key: PRNGKey, count: int) -> Float[Array, "count"]:
     return jax.random.normal(key, (count,), jnp.float32)

@@ -10,6 +10,7 @@ import numpy as np
 from fedjax_ssl.errors import UserError
 
 EMBEDDED = 'load("digits") or load("glyphs")'  # datasets that need no download
+Place = Path | str | None  # of a file or folder; None: the usual one
 SHOWN = 5  # examples of one kind that a message names
 
 
@@ -45,7 +46,7 @@ def not_here(
     )
 
 
-def given_path(source: str, path: Path | str | None, what: str, kind: str = "file") -> Path:
+def given_path(source: str, path: Place, what: str, kind: str = "file") -> Path:
     """Take the path of a user's own data.
 
     Args:

@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from fedjax_ssl.data.reading.download import file_sha256
+from fedjax_ssl.data.reading.problems import Place
 from fedjax_ssl.data.reading.tables import as_text, read_table
 from fedjax_ssl.registry import did_you_mean
 
@@ -99,7 +100,7 @@ def read_proportions(
     return table
 
 
-def proportions_digest(file: Path | str | None) -> str | None:
+def proportions_digest(file: Place) -> str | None:
     """Compute the digest of such a file, for the name of data made with it; None where there is
     none.
     """

@@ -22,7 +22,7 @@ from fedjax_ssl.data.reading.cache import facts_of, kept_for
 from fedjax_ssl.data.reading.catalogues import Choice, choose_columns, choose_splits
 from fedjax_ssl.data.reading.columns import Columns
 from fedjax_ssl.data.reading.pictures import ImageReading, Side, shown
-from fedjax_ssl.data.reading.problems import BadData, DatasetUnavailable, not_here
+from fedjax_ssl.data.reading.problems import BadData, DatasetUnavailable, Place, not_here
 
 FOLDER_VARIABLE = "TFDS_DATA_DIR"
 NEEDED = ("tensorflow", "tensorflow_datasets", "importlib_resources")  # to prepare
@@ -35,8 +35,8 @@ TRANSPOSED = ("emnist",)
 def load_tfds(
     dataset: str,
     *,
-    root: str | Path | None = None,
-    path: str | Path | None = None,
+    root: Place = None,
+    path: Place = None,
     download: bool = True,
     choice: Choice,
     size: Side = None,
@@ -77,7 +77,7 @@ def load_tfds(
     )
 
 
-def prepared_folders(path: str | Path | None = None) -> Path:
+def prepared_folders(path: Place = None) -> Path:
     """Choose the folder of prepared datasets: `path`, else $TFDS_DATA_DIR, else
     ~/tensorflow_datasets.
     """

@@ -10,6 +10,7 @@ from typing import Any, get_args
 from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.reading.archives import Archive, Source, Verified, verify_files
 from fedjax_ssl.data.reading.copies import keep_copies_together
+from fedjax_ssl.data.reading.problems import Place
 from fedjax_ssl.data.reading.register import ENTRIES, PLACES, Kind
 from fedjax_ssl.registry import Registry, check_known
 
@@ -43,11 +44,11 @@ def is_own(name: str) -> bool:
 
 def load(
     name: str,
-    root: str | Path | None = None,
+    root: Place = None,
     source: Source = "auto",
     download: bool = True,
     *,
-    path: str | Path | None = None,
+    path: Place = None,
     left_out_client: int | str | None = None,
     **options: Any,
 ) -> Dataset:
@@ -142,7 +143,7 @@ def archive(name: str, **options: Any) -> Archive:
     return make(**options)
 
 
-def verify(name: str, *, root: str | Path | None = None, **options: Any) -> list[Verified]:
+def verify(name: str, *, root: Place = None, **options: Any) -> list[Verified]:
     """Compare the original files of a published dataset with those that are published.
 
     Args:

@@ -13,6 +13,7 @@ from typing import IO, Any
 import numpy as np
 
 from fedjax_ssl.data.correspondence import (
+    CIFAR100_CLASSES,
     CIFAR100_SUPERCLASS_OF,
     CIFAR100_SUPERCLASSES,
     correspondence,
@@ -23,53 +24,7 @@ from fedjax_ssl.data.reading.formats import FormatError, read_tar
 from fedjax_ssl.data.reading.register import published
 from fedjax_ssl.data.reading.tff import HOST, read_splits
 
-CIFAR10_CLASSES = (
-    "airplane",
-    "automobile",
-    "bird",
-    "cat",
-    "deer",
-    "dog",
-    "frog",
-    "horse",
-    "ship",
-    "truck",
-)
-# fmt: off
-CIFAR100_CLASSES = (
-    "apple", (
-        "aquarium_fish"
-    ), "baby", "bear", "beaver", "bed", "bee", "beetle", "bicycle", "bottle", "bowl", "boy",
-    "bridge", (
-        "bus"
-    ), (
-        "butterfly"
-    ), "camel", "can", "castle", "caterpillar", "cattle", "chair", "chimpanzee", "clock",
-    "cloud", (
-        "cockroach"
-    ), "couch", "crab", "crocodile", "cup", "dinosaur", "dolphin", "elephant", "flatfish",
-    "forest", (
-        "fox"
-    ), "girl", "hamster", "house", "kangaroo", "keyboard", "lamp", "lawn_mower", "leopard", "lion",
-    "lizard", (
-        "lobster"
-    ), "man", "maple_tree", "motorcycle", "mountain", "mouse", "mushroom", "oak_tree", "orange",
-    "orchid", (
-        "otter"
-    ), "palm_tree", "pear", "pickup_truck", "pine_tree", "plain", "plate", "poppy", "porcupine",
-    "possum", (
-        "rabbit"
-    ), "raccoon", "ray", "road", "rocket", "rose", "sea", "seal", "shark", "shrew", "skunk",
-    "skyscraper", (
-        "snail"
-    ), "snake", "spider", "squirrel", "streetcar", "sunflower", "sweet_pepper", "table", "tank",
-    "telephone", (
-        "television"
-    ), "tiger", "tractor", "train", "trout", "tulip", "turtle", "wardrobe", "whale",
-    "willow_tree", "wolf", "woman", "worm",
-)
-# fmt: on
-
+CIFAR10_CLASSES = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())
 HOME = "https://www.cs.toronto.edu/~kriz"
 TAR10 = "cifar-10-binary.tar.gz"
 TAR100 = "cifar-100-binary.tar.gz"

@@ -11,7 +11,7 @@ import numpy as np
 from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.reading.cache import data_root
 from fedjax_ssl.data.reading.columns import Columns
-from fedjax_ssl.data.reading.problems import BadData, Findings, not_here
+from fedjax_ssl.data.reading.problems import BadData, Findings, Place, not_here
 from fedjax_ssl.data.reading.register import dataset
 from fedjax_ssl.data.reading.tables import as_cells, as_numbers, read_table
 
@@ -43,9 +43,7 @@ TERMS = (
     terms=TERMS,
     kind="placed",
 )
-def load_fed_heart_disease(
-    *, root: str | Path | None = None, path: str | Path | None = None
-) -> Dataset:
+def load_fed_heart_disease(*, root: Place = None, path: Place = None) -> Dataset:
     """Read the processed files of UCI's Heart Disease as FLamby does.
 
     Rows in which one of the first ten columns is missing are left out, slope, ca and thal are not

@@ -18,7 +18,7 @@ from fedjax_ssl.data.reading.cache import kept_for
 from fedjax_ssl.data.reading.columns import Columns
 from fedjax_ssl.data.reading.download import file_sha256
 from fedjax_ssl.data.reading.pictures import read_images
-from fedjax_ssl.data.reading.problems import EMBEDDED, DatasetUnavailable, Findings
+from fedjax_ssl.data.reading.problems import EMBEDDED, DatasetUnavailable, Findings, Place
 from fedjax_ssl.data.reading.register import dataset
 from fedjax_ssl.data.reading.tables import as_text, read_table
 
@@ -67,8 +67,8 @@ STEPS = (
 )
 def load_fed_isic(
     *,
-    root: str | Path | None = None,
-    path: str | Path | None = None,
+    root: Place = None,
+    path: Place = None,
     size: Annotated[int, Whole(1)] = 64,
 ) -> Dataset:
     """Read Fed-ISIC2019 as FLamby prepares it: 23,247 images, 8 classes, 6 centres.

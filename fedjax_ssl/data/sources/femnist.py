@@ -29,7 +29,7 @@ from fedjax_ssl.data.reading import tff
 from fedjax_ssl.data.reading.archives import RemoteFile
 from fedjax_ssl.data.reading.cache import data_root, facts_of, kept_for
 from fedjax_ssl.data.reading.formats import DAMAGED, LARGEST, FormatError, damage, read_tar
-from fedjax_ssl.data.reading.problems import DatasetUnavailable, not_here
+from fedjax_ssl.data.reading.problems import DatasetUnavailable, Place, not_here
 from fedjax_ssl.data.reading.register import published
 
 CLASSES = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
@@ -79,9 +79,7 @@ class Part(NamedTuple):
 Writer = tuple[str, Any, int]  # name, {"pixels": [n, 28, 28] from 0 to 1, "label": [n]}, and n
 
 
-def load_leaf(
-    *, root: str | Path | None = None, path: str | Path | None = None, form: str = "leaf"
-) -> Dataset:
+def load_leaf(*, root: Place = None, path: Place = None, form: str = "leaf") -> Dataset:
     """Read LEAF's JSON files in `train/` and `test/` of a folder, once."""
     home = data_root(root) / "femnist"
     folder = home / "raw" if path is None else Path(path).expanduser()

@@ -23,7 +23,7 @@ from fedjax_ssl.data.reading.pictures import (
     read_images,
     spelling,
 )
-from fedjax_ssl.data.reading.problems import BadData, Findings, given_path, some
+from fedjax_ssl.data.reading.problems import BadData, Findings, Place, given_path, some
 from fedjax_ssl.data.reading.proportions import proportions_digest
 from fedjax_ssl.data.reading.register import dataset
 from fedjax_ssl.data.reading.tables import is_table, read_roles, read_table
@@ -51,8 +51,8 @@ logger = logging.getLogger(__name__)
 )
 def load_folder(
     *,
-    root: Path | str | None = None,
-    path: Path | str | None = None,
+    root: Place = None,
+    path: Place = None,
     layout: Literal["auto", "site/class", "class"] = "auto",
     size: Side = None,
     channels: Channels = None,

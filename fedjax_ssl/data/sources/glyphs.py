@@ -6,12 +6,12 @@ strokes by a random writer. It has FEMNIST's shapes, skew and look-alikes, not i
 report accuracies on it as FEMNIST's.**
 """
 
-from pathlib import Path
 from typing import Annotated
 
 from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.reading.cache import data_root, kept
+from fedjax_ssl.data.reading.problems import Place
 from fedjax_ssl.data.reading.register import dataset
 
 # Part of the cache's name: raise it whenever the same options give another dataset.
@@ -30,7 +30,7 @@ MIN_EXAMPLES = 40
 )
 def load_glyphs(
     *,
-    root: str | Path | None = None,
+    root: Place = None,
     writers: Annotated[int, Whole(1)] = 100,
     seed: Annotated[int, Whole(0)] = 0,
     examples: Annotated[int, Whole(MIN_EXAMPLES)] = MEAN_EXAMPLES,

@@ -15,7 +15,13 @@ from fedjax_ssl.data.reading.cache import facts_of, kept_for
 from fedjax_ssl.data.reading.catalogues import Choice, choose_columns, choose_splits
 from fedjax_ssl.data.reading.columns import read_columns
 from fedjax_ssl.data.reading.pictures import Channels, Side, read_images
-from fedjax_ssl.data.reading.problems import BadData, DatasetUnavailable, Findings, given_path
+from fedjax_ssl.data.reading.problems import (
+    BadData,
+    DatasetUnavailable,
+    Findings,
+    Place,
+    given_path,
+)
 from fedjax_ssl.data.reading.register import dataset
 from fedjax_ssl.data.reading.tables import as_text
 
@@ -41,8 +47,8 @@ def is_saved_dataset(folder: Path) -> bool:
 )
 def load_huggingface(
     *,
-    root: Path | str | None = None,
-    path: Path | str | None = None,
+    root: Place = None,
+    path: Place = None,
     choice: Choice,
     size: Side = None,
     channels: Channels = None,

@@ -18,7 +18,7 @@ from fedjax_ssl.data.reading.cache import ROOT_VARIABLE, data_root
 from fedjax_ssl.data.reading.columns import TableOptions
 from fedjax_ssl.data.reading.formats import FormatError
 from fedjax_ssl.data.reading.pickles import read_pickle
-from fedjax_ssl.data.reading.problems import not_here
+from fedjax_ssl.data.reading.problems import Place, not_here
 from fedjax_ssl.data.reading.register import published
 from fedjax_ssl.data.sources.folder import load_folder
 
@@ -48,8 +48,8 @@ def _files(form: str, size: int) -> tuple[RemoteFile, ...]:
 
 def load_folders(
     *,
-    root: str | Path | None = None,
-    path: str | Path | None = None,
+    root: Place = None,
+    path: Place = None,
     form: str = "folders",
     size: int = SIDE,
 ) -> Dataset:

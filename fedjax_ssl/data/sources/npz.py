@@ -1,6 +1,5 @@
 """`npz`: the user's own arrays."""
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from fedjax_ssl.data.reading.arrays import (
 )
 from fedjax_ssl.data.reading.columns import numbered, trained_on
 from fedjax_ssl.data.reading.features import FAR
-from fedjax_ssl.data.reading.problems import EMBEDDED, BadData, given_path
+from fedjax_ssl.data.reading.problems import EMBEDDED, BadData, Place, given_path
 from fedjax_ssl.data.reading.proportions import read_proportions
 from fedjax_ssl.data.reading.register import dataset
 from fedjax_ssl.errors import counted
@@ -43,10 +42,10 @@ NAMES = {
 )
 def load_npz(
     *,
-    path: Path | str | None = None,
+    path: Place = None,
     num_classes: Annotated[int | None, Whole(2)] = None,
     input_max: Annotated[float | None, In("(0, inf)")] = None,
-    proportions: Path | str | None = None,
+    proportions: Place = None,
 ) -> Dataset:
     """Load an `.npz` file of arrays (no pickled objects).
 

@@ -20,7 +20,7 @@ from fedjax_ssl.data.reading.cache import facts_of, kept_for
 from fedjax_ssl.data.reading.columns import Columns
 from fedjax_ssl.data.reading.formats import DAMAGED, FormatError
 from fedjax_ssl.data.reading.pictures import in_units, read_each, short, shown
-from fedjax_ssl.data.reading.problems import DatasetUnavailable, Findings
+from fedjax_ssl.data.reading.problems import DatasetUnavailable, Findings, Place
 from fedjax_ssl.data.reading.register import dataset
 from fedjax_ssl.errors import counted
 
@@ -52,8 +52,8 @@ logger = logging.getLogger(__name__)
 )
 def load_rsna(
     *,
-    root: str | Path | None = None,
-    path: str | Path | None = None,
+    root: Place = None,
+    path: Place = None,
     size: Annotated[int, Whole(1)] = 128,
     max_images: Annotated[int | None, Whole(1)] = None,
     healthy: Annotated[int, Whole(0)] = 0,

@@ -1,7 +1,6 @@
 """`table`: the user's own features, a row per example, as CSV or Parquet."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from fedjax_ssl.checks import Whole
@@ -17,7 +16,7 @@ from fedjax_ssl.data.reading.features import (
     fit,
     identifiers,
 )
-from fedjax_ssl.data.reading.problems import Findings, given_path
+from fedjax_ssl.data.reading.problems import Findings, Place, given_path
 from fedjax_ssl.data.reading.proportions import proportions_digest
 from fedjax_ssl.data.reading.register import dataset
 from fedjax_ssl.data.reading.tables import no_column, read_roles, read_table
@@ -34,8 +33,8 @@ if TYPE_CHECKING:  # takes long to import
 )
 def load_table(
     *,
-    root: Path | str | None = None,
-    path: Path | str | None = None,
+    root: Place = None,
+    path: Place = None,
     left_out_client: int | str | None = None,
     features: tuple[str, ...] | None = None,
     ignore: tuple[str, ...] = (),
