@@ -24,7 +24,11 @@ from fedjax_ssl.data.reading.formats import FormatError, read_tar
 from fedjax_ssl.data.reading.register import published
 from fedjax_ssl.data.reading.tff import HOST, read_splits
 
-CIFAR10_CLASSES = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())
+# fmt: off
+CIFAR10_CLASSES = (
+    "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
+)
+# fmt: on
 HOME = "https://www.cs.toronto.edu/~kriz"
 TAR10 = "cifar-10-binary.tar.gz"
 TAR100 = "cifar-100-binary.tar.gz"
