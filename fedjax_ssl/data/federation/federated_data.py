@@ -13,7 +13,6 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_ssl.data.dataset import distinct
-from fedjax_ssl.data.federation.dealing import Ids, int_range
 
 if TYPE_CHECKING:
     from fedjax_ssl.data.dataset import Dataset
@@ -67,8 +66,8 @@ class FederatedData:
 
     inputs: Array
     # ^ [N, ...] uint8 as stored, or float32; `LoadedInputs` where most examples stay on the host
-    labels: Ids  # ground truth, -1 = none; only for evaluation and diagnostics
-    observed: Ids  # what some client (or the server, for its rows) sees, -1 = nothing
+    labels: Int[Array, " N"]  # ground truth, -1 = none; only for evaluation and diagnostics
+    observed: Int[Array, " N"]  # what some client (or the server, for its rows) sees, -1 = nothing
     index: Int[Array, "C n"]
     # ^ rows of `inputs` per client: labelled ones, then those with a weak label; padding 0
     num_labelled: Int[Array, " C"]
@@ -114,7 +113,7 @@ class FederatedData:
         An example that several clients have, or one client twice, may have a label in one place and
         none in another.
         """
-        column = int_range(self.max_examples)
+        column = jnp.arange(self.max_examples, dtype=jnp.int32)
         return jnp.where(column < self.num_labelled[:, None], self.observed[self.index], -1)
 
     @property

@@ -17,7 +17,6 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Int
 
-from fedjax_ssl.data.federation.dealing import Ids, int_range
 from fedjax_ssl.data.federation.federated_data import FederatedData, real_rows
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ class LoadedInputs:
     """
 
     values: Array  # [M, ...]; with a mesh [devices, M, ...]
-    place: Ids
+    place: Int[Array, " N"]
     # ^ place of every row in `values`, 0 for rows that are not there; with a mesh [devices, N]
     drawn: Drawn | None = None
     # ^ cohorts whose examples are there, so that rounds do not draw others; None: none
@@ -90,7 +89,7 @@ class LoadedInputs:
         if self.mesh is None:
             return self.values[self.place[rows]]
         if isinstance(rows, slice):
-            rows = int_range(self.shape[0])[rows]
+            rows = jnp.arange(self.shape[0], dtype=jnp.int32)[rows]
         everywhere = PartitionSpec()
         fetch = jax.shard_map(
             _fetch,
