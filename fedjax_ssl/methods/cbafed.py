@@ -27,6 +27,7 @@ References:
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -96,31 +97,11 @@ class Thresholds(NamedTuple):
 
 
 @checked
-def cbafed(
-    setup: Setup,
-    *,
-    warmup_rounds: CountOrZero = 1,
-    warmup_epochs: Count = 501,
-    base_threshold: Share = 0.84,
-    largest_threshold: Share = 0.95,
-    tail_share: Share = 0.03,
-    tail_second: bool = True,
-    local_residual: Decay = 0.8,
-    residual_epochs: Count = 5,
-    global_residual: Decay = 0.5,
-    residual_rounds: Count = 5,
-    unlabelled_epochs: Count = 1,
-    unlabelled_rate: Weight = 2 / 3,
-    labelled_weight: Weight = 1.0,
-) -> Recipe:
-    """CBAFed: class-balanced adaptive thresholds, residual weights.
+@dataclass(frozen=True)
+class CBAFed:
+    """Settings of CBAFed.
 
-    Clients with a label train on their labels, `config.optimizer.local_epochs` a round; all others
-    have none. As in the code, momentum lives on with `config.optimizer.keep_state`, and all clients
-    take part.
-
-    Args:
-        setup: the run.
+    Attributes:
         warmup_rounds: rounds at the start in which clients with labels train alone; the average is
             as `config.federated.weighting` says, in the paper by "examples".
         warmup_epochs: local epochs of these.
@@ -135,6 +116,33 @@ def cbafed(
         unlabelled_epochs: local epochs at a client without labels.
         unlabelled_rate: its learning rate, as a factor of the run's; 0.02 to 0.03 in the code.
         labelled_weight: factor of the weight of clients with labels in the average.
+    """
+
+    warmup_rounds: CountOrZero = 1
+    warmup_epochs: Count = 501
+    base_threshold: Share = 0.84
+    largest_threshold: Share = 0.95
+    tail_share: Share = 0.03
+    tail_second: bool = True
+    local_residual: Decay = 0.8
+    residual_epochs: Count = 5
+    global_residual: Decay = 0.5
+    residual_rounds: Count = 5
+    unlabelled_epochs: Count = 1
+    unlabelled_rate: Weight = 2 / 3
+    labelled_weight: Weight = 1.0
+
+
+def cbafed(setup: Setup, settings: CBAFed) -> Recipe:
+    """CBAFed: class-balanced adaptive thresholds, residual weights.
+
+    Clients with a label train on their labels, `config.optimizer.local_epochs` a round; all others
+    have none. As in the code, momentum lives on with `config.optimizer.keep_state`, and all clients
+    take part.
+
+    Args:
+        setup: the run.
+        settings: the method's own.
 
     Raises:
         ValueError: for a setting outside these, or a single class.
@@ -144,23 +152,28 @@ def cbafed(
             "cbafed compares how many examples the classes have; it needs two classes at least"
         )
     labelled = supervised_term(setup)
-    if not is_zero(local_residual):
+    if not is_zero(settings.local_residual):
         labelled = labelled._replace(
-            client=with_local_residual(setup.batch_size, local_residual, residual_epochs)
+            client=with_local_residual(
+                setup.batch_size, settings.local_residual, settings.residual_epochs
+            )
         )
     thresholds = partial(
-        class_thresholds, base=base_threshold, most=largest_threshold, tail=tail_share
+        class_thresholds,
+        base=settings.base_threshold,
+        most=settings.largest_threshold,
+        tail=settings.tail_share,
     )
     unlabelled = ClientKind(
         members=lambda clients: clients.num_labelled == 0,
         terms=(
-            _labelling_term(setup, thresholds, tail_second),
+            _labelling_term(setup, thresholds, settings.tail_second),
             fix_term(setup, 1.0, as_labelled=True),
         ),
         sampler=confident_epochs(
-            setup.batch_size, unlabelled_epochs, with_partners=False, skip_single=True
+            setup.batch_size, settings.unlabelled_epochs, with_partners=False, skip_single=True
         ),
-        rate=lambda client: jnp.asarray(unlabelled_rate, jnp.result_type(float)),
+        rate=lambda client: jnp.asarray(settings.unlabelled_rate, jnp.result_type(float)),
         weigh=lambda client, uploads: jnp.sum(uploads[CONFIDENT]),
     )
     epochs = partial(
@@ -171,12 +184,19 @@ def cbafed(
         epochs(setup.local_epochs),
         kinds=(unlabelled,),
         weigh=lambda client, uploads: (
-            labelled_weight * client.num_labelled.astype(jnp.result_type(float))
+            settings.labelled_weight * client.num_labelled.astype(jnp.result_type(float))
         ),
     )
-    warm_up = Stage((labelled,), epochs(warmup_epochs), labelled_quota="only", rounds=warmup_rounds)
-    recipe = Recipe(setup, (warm_up, together) if warmup_rounds else (together,))
-    return with_global_residual(recipe, global_residual, residual_rounds, warmup_rounds)
+    warm_up = Stage(
+        (labelled,),
+        epochs(settings.warmup_epochs),
+        labelled_quota="only",
+        rounds=settings.warmup_rounds,
+    )
+    recipe = Recipe(setup, (warm_up, together) if settings.warmup_rounds else (together,))
+    return with_global_residual(
+        recipe, settings.global_residual, settings.residual_rounds, settings.warmup_rounds
+    )
 
 
 def class_thresholds(

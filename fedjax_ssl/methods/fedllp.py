@@ -12,6 +12,7 @@ References:
     adversarial training).
 """
 
+from dataclasses import dataclass
 from typing import Literal
 
 import jax
@@ -53,20 +54,11 @@ def fedllp(setup: Setup, *, l1: Weight = 0.0, set_size: CountOrZero = 0) -> Reci
 
 
 @checked
-def fedllp_vat(
-    setup: Setup,
-    *,
-    vat_weight: Weight = 5e-4,
-    vat_radius: Positive = 0.01,
-    ramp_epochs: Count = 20,
-    rampup: Literal["run", "per_epoch"] = "run",
-    l1: Weight = 0.0,
-    set_size: CountOrZero = 0,
-) -> Recipe:
-    """FedLLP with virtual adversarial training: predictions should not change within a small ball.
+@dataclass(frozen=True)
+class FedLLPVAT:
+    """Settings of FedLLP with virtual adversarial training.
 
-    Args:
-        setup: the run; its batch size has no say.
+    Attributes:
         vat_weight: largest weight of this loss.
         vat_radius: length of the perturbation of an input, as the network sees it.
         ramp_epochs: local epochs in which the weight rises.
@@ -74,6 +66,22 @@ def fedllp_vat(
             epoch, as in the released code, where the weight never gets above about a hundredth.
         l1: as in `fedllp`.
         set_size: as in `fedllp`.
+    """
+
+    vat_weight: Weight = 5e-4
+    vat_radius: Positive = 0.01
+    ramp_epochs: Count = 20
+    rampup: Literal["run", "per_epoch"] = "run"
+    l1: Weight = 0.0
+    set_size: CountOrZero = 0
+
+
+def fedllp_vat(setup: Setup, settings: FedLLPVAT) -> Recipe:
+    """FedLLP with virtual adversarial training: predictions should not change within a small ball.
+
+    Args:
+        setup: the run; its batch size has no say.
+        settings: the method's own.
 
     Raises:
         ValueError: a number outside what is allowed, an unknown ramp-up, or a federation without
@@ -83,13 +91,16 @@ def fedllp_vat(
 
     def consistency(step: Step) -> Array:
         loss, _ = adversarial_loss(
-            setup, step, step.inputs[view.name], step.streams["set"].mask, vat_radius
+            setup, step, step.inputs[view.name], step.streams["set"].mask, settings.vat_radius
         )
-        epochs = local_epochs_done(step, setup.local_epochs, rampup)
-        return consistency_ramp(epochs, vat_weight, ramp_epochs).astype(loss.dtype) * loss
+        epochs = local_epochs_done(step, setup.local_epochs, settings.rampup)
+        return (
+            consistency_ramp(epochs, settings.vat_weight, settings.ramp_epochs).astype(loss.dtype)
+            * loss
+        )
 
     terms = (proportion_term(setup), Term("virtual_adversarial", (view,), consistency))
-    stage = _sets_stage(setup, terms, l1, set_size)
+    stage = _sets_stage(setup, terms, settings.l1, settings.set_size)
     return Recipe(setup, (stage,), needs=Needs(("sets",)))
 
 

@@ -21,6 +21,7 @@ References:
     Federated learning with mixed-type labels, arXiv 2210.02042v4: equations 1 to 4 and algorithm 1.
 """
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -77,35 +78,11 @@ class Estimate(NamedTuple):
 
 
 @checked
-def fedmt(
-    setup: Setup,
-    *,
-    correspondence: Literal["known", "estimated"] = "known",
-    threshold: Share = 0.95,
-    strict: bool = True,
-    fix_weight: Weight = 1.0,
-    mix_weight: Weight = 1.0,
-    projection_weight: Weight = 1.0,
-    projection_examples: Literal["fix", "all"] = "fix",
-    gate: Literal["confident", "none"] = "confident",
-    fallback: Literal["prior", "uniform", "zero"] = "prior",
-    smoothing: Weight = 0.0,
-    estimate_scope: Literal["client", "pooled"] = "client",
-    mixup_alpha: BetaParameter = 0.75,
-    warm_start: bool = True,
-    server_batch_size: Count = 10,
-    server_epochs: Count = 5,
-    static_batch_norm: bool = True,
-    separate_passes: bool = False,
-) -> Recipe:
-    """FedMT: coarse labels at clients through a known or an estimated correspondence, class labels
-    at the server.
+@dataclass(frozen=True)
+class FedMT:
+    """Settings of FedMT.
 
-    A client with class labels learns through the identity, one with sets through their class
-    shares, so that all kinds of clients train together.
-
-    Args:
-        setup: the run.
+    Attributes:
         correspondence: "known": as the federation has it, estimated where it has none; "estimated":
             by every client in every round, from the model just received.
         threshold: a pseudo-label is confident above it.
@@ -130,14 +107,45 @@ def fedmt(
         server_epochs: epochs per round at the server.
         static_batch_norm: statistics of batch norm layers by a pass over the data.
         separate_passes: a forward pass per loss, see `fedjax_ssl.methods.semifl`.
+    """
+
+    correspondence: Literal["known", "estimated"] = "known"
+    threshold: Share = 0.95
+    strict: bool = True
+    fix_weight: Weight = 1.0
+    mix_weight: Weight = 1.0
+    projection_weight: Weight = 1.0
+    projection_examples: Literal["fix", "all"] = "fix"
+    gate: Literal["confident", "none"] = "confident"
+    fallback: Literal["prior", "uniform", "zero"] = "prior"
+    smoothing: Weight = 0.0
+    estimate_scope: Literal["client", "pooled"] = "client"
+    mixup_alpha: BetaParameter = 0.75
+    warm_start: bool = True
+    server_batch_size: Count = 10
+    server_epochs: Count = 5
+    static_batch_norm: bool = True
+    separate_passes: bool = False
+
+
+def fedmt(setup: Setup, settings: FedMT) -> Recipe:
+    """FedMT: coarse labels at clients through a known or an estimated correspondence, class labels
+    at the server.
+
+    A client with class labels learns through the identity, one with sets through their class
+    shares, so that all kinds of clients train together.
+
+    Args:
+        setup: the run.
+        settings: the method's own.
 
     Raises:
         ValueError: for a setting outside these, or settings that leave nothing to train on.
     """
-    losses = confident_losses(setup, fix_weight, mix_weight, mixup_alpha)
-    projects = not is_zero(projection_weight)
-    from_all = projection_examples == "all"
-    ungated = gate == "none"
+    losses = confident_losses(setup, settings.fix_weight, settings.mix_weight, settings.mixup_alpha)
+    projects = not is_zero(settings.projection_weight)
+    from_all = settings.projection_examples == "all"
+    ungated = settings.gate == "none"
     if ungated and not from_all:
         raise ValueError(
             "gate is 'none', so projection_examples must be 'all': a client may have no "
@@ -155,32 +163,43 @@ def fedmt(
         )
     if projects:
         estimate = partial(
-            estimated, fallback=fallback, smoothing=smoothing, pooled=estimate_scope == "pooled"
+            estimated,
+            fallback=settings.fallback,
+            smoothing=settings.smoothing,
+            pooled=settings.estimate_scope == "pooled",
         )
-        labels = confident_term(setup, above(threshold, strict), estimate, diagnose=_diagnose)
+        labels = confident_term(
+            setup, above(settings.threshold, settings.strict), estimate, diagnose=_diagnose
+        )
         if ungated:
             labels = labels._replace(
                 server=labels.server._replace(participates=_confident_or_labelled)
             )
-        if estimate_scope == "pooled":
+        if settings.estimate_scope == "pooled":
             labels = labels._replace(log=labels.log._replace(traffic=_counts_traffic))
         stream = "known" if from_all else "fix"
-        known = correspondence == "known"
-        remainder = fallback == "zero"
+        known = settings.correspondence == "known"
+        remainder = settings.fallback == "zero"
         terms = (
             labels,
             *losses,
-            projection_term(setup, projection_weight, stream, known, remainder),
+            projection_term(setup, settings.projection_weight, stream, known, remainder),
         )
     else:
-        terms = (confident_term(setup, above(threshold, strict)), *losses)
+        terms = (confident_term(setup, above(settings.threshold, settings.strict)), *losses)
     sampler = confident_epochs(setup.batch_size, setup.local_epochs, from_all, ungated)
-    clients = Stage(terms, sampler, separate_passes=separate_passes)
+    clients = Stage(terms, sampler, separate_passes=settings.separate_passes)
     needs = ("coarse", "server")
     recipe = alternating(
-        setup, clients, server_batch_size, server_epochs, static_batch_norm, needs, int(warm_start)
+        setup,
+        clients,
+        settings.server_batch_size,
+        settings.server_epochs,
+        settings.static_batch_norm,
+        needs,
+        int(settings.warm_start),
     )
-    pooled = projects and estimate_scope == "pooled"
+    pooled = projects and settings.estimate_scope == "pooled"
     return recipe._replace(check=check_one_space) if pooled else recipe
 
 

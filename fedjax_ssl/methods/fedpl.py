@@ -9,6 +9,7 @@ References:
     NeurIPS 2022, arXiv 2106.01432.
 """
 
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import jax
@@ -59,24 +60,11 @@ class Confidence(NamedTuple):
 
 
 @checked
-def fedpl(
-    setup: Setup,
-    *,
-    warmup_rounds: CountOrZero = 5,
-    threshold: Share = 0.4,
-    mix_weight: Weight = 0.3,
-    mix_alpha: BetaParameter = 0.75,
-    mix: Literal["inputs", "logits"] = "inputs",
-    skip_empty: bool = False,
-    l1: Weight = 0.0,
-    drop_last: bool = False,
-) -> Recipe:
-    """FedPL: pseudo-labels from the class shares of sets, then from the network itself.
+@dataclass(frozen=True)
+class FedPL:
+    """Settings of FedPL.
 
-    Examples with a class label keep it throughout and count as confident.
-
-    Args:
-        setup: the run.
+    Attributes:
         warmup_rounds: rounds on the pseudo-labels of the sets, the class that a set has most of;
             after them these are forgotten.
         threshold: largest class probability from which a prediction is confident.
@@ -88,6 +76,26 @@ def fedpl(
         skip_empty: no loss and no step for a batch without a pair, as in the released code.
         l1: weight of the sum of the parameters' absolute values.
         drop_last: leave the last partial batch of an epoch out.
+    """
+
+    warmup_rounds: CountOrZero = 5
+    threshold: Share = 0.4
+    mix_weight: Weight = 0.3
+    mix_alpha: BetaParameter = 0.75
+    mix: Literal["inputs", "logits"] = "inputs"
+    skip_empty: bool = False
+    l1: Weight = 0.0
+    drop_last: bool = False
+
+
+def fedpl(setup: Setup, settings: FedPL) -> Recipe:
+    """FedPL: pseudo-labels from the class shares of sets, then from the network itself.
+
+    Examples with a class label keep it throughout and count as confident.
+
+    Args:
+        setup: the run.
+        settings: the method's own.
 
     Raises:
         ValueError: a number outside what is allowed, or an unknown way to mix.
@@ -102,9 +110,9 @@ def fedpl(
     def own_predictions(step: Step) -> Array:
         batch = step.streams["labelled"]
         logits = step.outputs[view.name].logits
-        split = split_by_confidence(logits, batch, threshold)
-        share = mixup_share(named_key(step.key, "share"), mix_alpha)
-        if mix == "logits":
+        split = split_by_confidence(logits, batch, settings.threshold)
+        share = mixup_share(named_key(step.key, "share"), settings.mix_alpha)
+        if settings.mix == "logits":
             mixed = mixup(logits[split.first], logits[split.second], share)
         else:
             inputs = step.inputs[view.name]
@@ -118,23 +126,25 @@ def fedpl(
                 mask=split.paired,
             )
             mixed = outputs.logits
-        return split_loss(logits, mixed, split, share, mix_weight, skip_empty)
+        return split_loss(logits, mixed, split, share, settings.mix_weight, settings.skip_empty)
 
     def stage(term: Term) -> Stage:
-        return known_stage(setup, (term,), l1, drop_last)
+        return known_stage(setup, (term,), settings.l1, settings.drop_last)
 
     def has_pair(outputs: dict[str, Outputs], streams: dict[str, Stream]) -> Bool[Array, ""]:
         return jnp.any(
-            split_by_confidence(outputs[view.name].logits, streams["labelled"], threshold).paired
+            split_by_confidence(
+                outputs[view.name].logits, streams["labelled"], settings.threshold
+            ).paired
         )
 
-    client = AtClient(takes_step=has_pair if skip_empty else None)
+    client = AtClient(takes_step=has_pair if settings.skip_empty else None)
     stages: tuple[Stage, ...] = (
         stage(Term("own_predictions", (view,), own_predictions, client=client)),
     )
-    if warmup_rounds:
+    if settings.warmup_rounds:
         first = stage(Term("set_labels", (view,), set_labels))
-        stages = (first._replace(rounds=warmup_rounds), *stages)
+        stages = (first._replace(rounds=settings.warmup_rounds), *stages)
     return Recipe(setup, stages, needs=Needs(("sets", "labels")))
 
 

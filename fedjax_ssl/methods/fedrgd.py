@@ -27,15 +27,16 @@ References:
 
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
-from fedjax_ssl.checks import In, Whole, check_whole_numbers, checked
+from fedjax_ssl.checks import In, Whole, checked
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import (
     Needs,
@@ -61,11 +62,12 @@ from fedjax_ssl.federated.method import (
     Now,
     Params,
     Term,
+    View,
 )
 from fedjax_ssl.federated.optimizers import FederatedOptimizer, Grouped, Local, Report
 from fedjax_ssl.federated.sampler import Steps, fixed_steps, paired_batches, passes
 from fedjax_ssl.federated.setup import Setup
-from fedjax_ssl.methods.parts.consistency import judge_unlabelled, strong_view
+from fedjax_ssl.methods.parts.consistency import LABELLED, UNLABELLED, judge_unlabelled, strong_view
 from fedjax_ssl.methods.parts.recommended import AT_CLIENTS
 from fedjax_ssl.methods.parts.terms import augmented_view, supervised_term
 from fedjax_ssl.objectives import fixmatch_loss
@@ -94,47 +96,12 @@ RECOMMENDED = {
 NOMINAL_STEPS = 1024
 
 
-class Diversity(NamedTuple):
-    """Measure of gradient diversity: every group has a mean of its own, and all members count
-    alike.
-    """
-
-    norm_ord: int = 2  # order of the norm, 2 or 1
-    squared: bool = True  # norms are squared
-    include_server: bool = True  # replicas of the server count
-    exclude_norm: bool = False  # in a pass over gradients, parameters of norm layers do not count
-
-
 @checked
-def fedrgd(
-    setup: Setup,
-    *,
-    labels: Literal["server", "client"] = "server",
-    user_loss: Literal["crl", "self_training", "supervised"] = "crl",
-    consistency: Literal["cross_view", "self_view"] = "cross_view",
-    threshold: Annotated[float | Array, In("[0, inf)")] = 0.95,
-    local_steps: Annotated[int, Whole(1)] = 16,
-    lr_schedule: Literal["run", "plain", "reference_fast"] = "plain",
-    warmup_steps: Annotated[int, Whole(0)] = 0,
-    schedule_steps: Annotated[int | None, Whole(1)] = None,
-    first_period_extra_step: bool = False,
-    bn_stats: Literal["server", "average"] = "server",
-    diversity: Literal["updates", "gradients", "both"] = "updates",
-    diversity_every: Annotated[int, Whole(1)] = 1,
-    norm_ord: Annotated[int, Whole(1, 2)] = 2,
-    squared: bool = True,
-    include_server: bool = True,
-    exclude_norm: bool = False,
-) -> Recipe:
-    """FedRGD: consistency at the users, replicas of the server as members of the average, groups of
-    users.
+@dataclass(frozen=True)
+class FedRGD:
+    """Settings of FedRGD.
 
-    Grouped averaging is `config.federated.name = "grouped"`, group norm `config.model.norm = "gn"`.
-    With `config.optimizer.keep_state` and `keep_by = "slot"` momentum stays with the slots, as in
-    the code.
-
-    Args:
-        setup: the run; users and server have batches of `batch_size`.
+    Attributes:
         labels: who has some: the "server", which then is a member of the average, or every
             "client".
         user_loss: "crl"; "self_training": pseudo-labels by the network in evaluation mode, learned
@@ -159,88 +126,106 @@ def fedrgd(
         squared: whether their norms are squared.
         include_server: whether replicas count in them.
         exclude_norm: parameters of norm layers do not count in "full_gradient_diversity".
+    """
+
+    labels: Literal["server", "client"] = "server"
+    user_loss: Literal["crl", "self_training", "supervised"] = "crl"
+    consistency: Literal["cross_view", "self_view"] = "cross_view"
+    threshold: Annotated[float | Array, In("[0, inf)")] = 0.95
+    local_steps: Annotated[int, Whole(1)] = 16
+    lr_schedule: Literal["run", "plain", "reference_fast"] = "plain"
+    warmup_steps: Annotated[int, Whole(0)] = 0
+    schedule_steps: Annotated[int | None, Whole(1)] = None
+    first_period_extra_step: bool = False
+    bn_stats: Literal["server", "average"] = "server"
+    diversity: Literal["updates", "gradients", "both"] = "updates"
+    diversity_every: Annotated[int, Whole(1)] = 1
+    norm_ord: Annotated[int, Whole(1, 2)] = 2
+    squared: bool = True
+    include_server: bool = True
+    exclude_norm: bool = False
+
+
+def fedrgd(setup: Setup, settings: FedRGD) -> Recipe:
+    """FedRGD: consistency at the users, replicas of the server as members of the average, groups of
+    users.
+
+    Grouped averaging is `config.federated.name = "grouped"`, group norm `config.model.norm = "gn"`.
+    With `config.optimizer.keep_state` and `keep_by = "slot"` momentum stays with the slots, as in
+    the code.
+
+    Args:
+        setup: the run; users and server have batches of `batch_size`.
+        settings: the method's own.
 
     Raises:
         ValueError: for a setting outside these, a run of unknown length without `schedule_steps`,
             or gradients at an averaged model where clients train alone.
     """
-    how = Diversity(norm_ord, squared, include_server, exclude_norm)
-    if isinstance(threshold, (int, float)) and threshold > 1 and user_loss != "supervised":
+    learns = settings.user_loss != "supervised"
+    threshold = settings.threshold
+    if learns and isinstance(threshold, (int, float)) and threshold > 1:
         warnings.warn(
             f"threshold is {threshold}: no pseudo-label is so sure, users learn nothing",
             stacklevel=2,
         )
-    setup = with_step_schedule(setup, lr_schedule, local_steps, warmup_steps, schedule_steps)
-    plain = setup
-    if diversity != "gradients":
+    setup = with_step_schedule(setup, settings)
+    unmeasured = setup
+    if settings.diversity != "gradients":
         setup = setup._replace(
-            federated_optimizer=with_gradient_diversity(setup.federated_optimizer, how)
+            federated_optimizer=with_gradient_diversity(setup.federated_optimizer, settings)
         )
-    extra = max(NOMINAL_STEPS // local_steps, 1) if first_period_extra_step else 0
-    steps = partial(steps_of, setup, local_steps, extra)
-    unlabelled = unlabelled_term(setup, user_loss, consistency, threshold)
-
-    def recipe_of(
-        stage: Stage, *streams: str, needs: tuple[str, ...] = ("labels",), needs_all: bool = False
-    ) -> Recipe:
-        recipe = Recipe(setup, (stage,), needs=Needs(needs, needs_all))
-        if diversity == "updates":
-            return recipe
-        at_server = one_pass(setup, ("labelled",), setup.max_server)
-        own = one_pass(setup, streams)
-        return with_gradient_pass(recipe, plain, stage, own, at_server, how, diversity_every)
-
-    if labels == "client":
-        terms = (supervised_term(setup), *(() if user_loss == "supervised" else (unlabelled,)))
-        both = ("labelled", "unlabelled") if user_loss != "supervised" else ("labelled",)
-        return recipe_of(Stage(terms, steps(both)), *both)
-    at_server = supervised_term(setup)._replace(name="supervised at server")
-    server = ServerTraining(
-        (at_server,),
-        steps(("labelled",), setup.max_server),
-        members=setup.federated_optimizer.groups.replicas,
-        keep_optimizer=setup.keep_optimizer,
-        statistics=bn_stats == "server",
+    supervised = supervised_term(setup)
+    terms = {LABELLED: supervised, UNLABELLED: unlabelled_term(setup, settings)}
+    streams: tuple[str, ...] = (UNLABELLED,) if learns else (LABELLED,)
+    if learns and settings.labels == "client":
+        streams = (LABELLED, UNLABELLED)
+    stage = Stage(tuple(terms[name] for name in streams), steps_of(setup, settings, streams))
+    needs = Needs(("labels",))
+    if settings.labels == "server":
+        server = ServerTraining(
+            (supervised._replace(name="supervised at server"),),
+            steps_of(setup, settings, (LABELLED,), setup.max_server),
+            members=setup.federated_optimizer.groups.replicas,
+            keep_optimizer=setup.keep_optimizer,
+            statistics=settings.bn_stats == "server",
+        )
+        stage = stage._replace(labelled_quota="any" if learns else "only", server=server)
+        needs = Needs(("server",)) if learns else Needs(("labels", "server"), every_one=True)
+    recipe = Recipe(setup, (stage,), needs=needs)
+    if settings.diversity == "updates":
+        return recipe
+    at_server = one_pass(setup, (LABELLED,), setup.max_server)
+    return with_gradient_pass(
+        recipe, unmeasured, stage, one_pass(setup, streams), at_server, settings
     )
-    if user_loss == "supervised":
-        stage = Stage((supervised_term(setup),), steps(("labelled",)), labelled_quota="only")
-        return recipe_of(
-            stage._replace(server=server), "labelled", needs=("labels", "server"), needs_all=True
-        )
-    stage = Stage((unlabelled,), steps(("unlabelled",)), labelled_quota="any", server=server)
-    return recipe_of(stage, "unlabelled", needs=("server",))
 
 
-def unlabelled_term(
-    setup: Setup, user_loss: str, consistency: str, threshold: float | Array
-) -> Term:
+def unlabelled_term(setup: Setup, settings: FedRGD) -> Term:
     """Return the users' loss on stream "unlabelled": consistency of a weak and a strong view, or
     self-training on a weak one.
-
-    Args:
-        setup: the run.
-        user_loss: see `fedrgd`.
-        consistency: see `fedrgd`.
-        threshold: threshold of the largest probability, >= 0.
     """
-    weak = augmented_view(setup, "unlabelled")
+    threshold = settings.threshold
+    weak = augmented_view(setup, UNLABELLED)
     strong = strong_view(setup)
 
     def crl(step: Step) -> Array:
-        mask = step.streams["unlabelled"].mask
+        mask = step.streams[UNLABELLED].mask
         views = step.outputs[weak.name].logits, step.outputs[strong.name].logits
-        return consistency_loss(*views, mask, threshold, consistency == "self_view")
+        return consistency_loss(*views, mask, threshold, settings.consistency == "self_view")
 
     def self_training(step: Step) -> Array:
         quiet, _ = setup.model.apply(
             step.params, step.model_state, step.inputs[weak.name], train=False
         )
         logits = step.outputs[weak.name].logits
-        return fixmatch_loss(quiet.logits, logits, step.streams["unlabelled"].mask, threshold)
+        return fixmatch_loss(quiet.logits, logits, step.streams[UNLABELLED].mask, threshold)
 
-    views, loss = (
-        ((weak,), self_training) if user_loss == "self_training" else ((weak, strong), crl)
-    )
+    views: tuple[View, ...] = (weak, strong)
+    loss = crl
+    if settings.user_loss == "self_training":
+        views = (weak,)
+        loss = self_training
     participates = AtServer(
         participates=lambda sent, round: round.valid & (round.clients.num_examples > 0)
     )
@@ -253,7 +238,7 @@ def unlabelled_term(
             setup, outcome, truth, setup.batch_size, predict, lambda largest: largest >= threshold
         )
 
-    return Term("unlabelled", views, loss, server=participates, log=ForLog(diagnose=diagnose))
+    return Term(UNLABELLED, views, loss, server=participates, log=ForLog(diagnose=diagnose))
 
 
 def consistency_loss(
@@ -279,28 +264,26 @@ def consistency_loss(
 
 
 def steps_of(
-    setup: Setup,
-    number: int,
-    extra_every: int,
-    streams: tuple[str, ...],
-    max_labelled: int | None = None,
+    setup: Setup, settings: FedRGD, streams: tuple[str, ...], max_labelled: int | None = None
 ) -> Sampler:
     """T steps of these streams of `paired_batches`; "unlabelled" alone goes through labelled
     examples too.
 
     Args:
         setup: the run.
-        number: T.
-        extra_every: rounds, of which the first takes one step more; 0: none does.
+        settings: the method's own.
         streams: "labelled", "unlabelled" or both.
         max_labelled: static bound; None: of the clients.
     """
+    number = settings.local_steps
+    if not settings.first_period_extra_step:
+        return _streams_of(setup, fixed_steps(number), streams, max_labelled)
+    every = max(NOMINAL_STEPS // number, 1)
 
     def bound(now: Now) -> Int[Array, ""]:
-        return number + (now.number % extra_every == 0).astype(jnp.int32)
+        return number + (now.number % every == 0).astype(jnp.int32)
 
-    steps = fixed_steps(number + bool(extra_every))
-    return _streams_of(setup, steps, streams, max_labelled, bound if extra_every else None)
+    return _streams_of(setup, fixed_steps(number + 1), streams, max_labelled, bound)
 
 
 def one_pass(setup: Setup, streams: tuple[str, ...], max_labelled: int | None = None) -> Sampler:
@@ -316,10 +299,10 @@ def one_pass(setup: Setup, streams: tuple[str, ...], max_labelled: int | None = 
     size = setup.batch_size
     most = setup.max_labelled if max_labelled is None else max_labelled
     steps = passes(size, size, 1, most, setup.max_unlabelled)
-    if streams == ("unlabelled",):
+    if streams == (UNLABELLED,):
         most += setup.max_unlabelled
         steps = Steps(lambda client: -(-client.num_examples // size), max(-(-most // size), 1))
-    elif streams == ("labelled",):
+    elif streams == (LABELLED,):
         steps = Steps(lambda client: -(-client.num_labelled // size), max(-(-most // size), 1))
     return _streams_of(setup, steps, streams, max_labelled)
 
@@ -336,13 +319,13 @@ def _streams_of(
     """
     size = setup.batch_size
     most = setup.max_labelled if max_labelled is None else max_labelled
-    alone = streams == ("unlabelled",)
+    alone = streams == (UNLABELLED,)
     drawn_from = paired_batches(size, size, steps, most, setup.max_unlabelled, labelled_too=alone)
 
     def schedule(key: Key[Array, ""], client: Client, now: Now) -> Schedule:
         drawn = drawn_from.schedule(key, client, now)
         number = drawn.num_steps if bound is None else jnp.minimum(drawn.num_steps, bound(now))
-        if streams == ("labelled",):
+        if streams == (LABELLED,):
             number = jnp.where(client.num_labelled > 0, number, 0)
         positions, masks = (
             {name: table[name] for name in streams} for table in (drawn.positions, drawn.masks)
@@ -377,33 +360,28 @@ def cosine_factor(
     return jnp.where(step < warmup_steps, step / max(warmup_steps, 1), decayed)
 
 
-def with_step_schedule(
-    setup: Setup, name: str, local_steps: int, warmup_steps: int = 0, total_steps: int | None = None
-) -> Setup:
+def with_step_schedule(setup: Setup, settings: FedRGD) -> Setup:
     """Return the run with its learning rate times the factor at the first local step of each round.
 
     In a round that begins during warm-up it is the factor at the round's last step, or at the end
     of warm-up if that comes first: at the first step of round 0 the factor is 0.
 
-    Args:
-        setup: the run.
-        name: "run": as it is; "plain" or "reference_fast": see `cosine_factor`.
-        local_steps: steps of a round.
-        warmup_steps: local steps of linear warm-up.
-        total_steps: local steps over which the cosine runs; None: those of the run.
-
     Raises:
-        ValueError: a run of unknown length without a total.
+        ValueError: a run of unknown length without `schedule_steps`.
     """
-    if name == "run":
+    if settings.lr_schedule == "run":
         return setup
+    total_steps = settings.schedule_steps
     if total_steps is None:
         if setup.rounds is None:
             raise ValueError(
-                f"lr_schedule is {name!r} and the run's length is not known; give schedule_steps"
+                f"lr_schedule is {settings.lr_schedule!r} and the run's length is not known; give "
+                "schedule_steps"
             )
-        total_steps = max(setup.rounds * local_steps, 1)
-    check_whole_numbers(schedule_steps=total_steps)
+        total_steps = max(setup.rounds * settings.local_steps, 1)
+    fast = settings.lr_schedule == "reference_fast"
+    warmup_steps = settings.warmup_steps
+    local_steps = settings.local_steps
 
     def learning_rate(number: Array) -> Float[Array, ""]:
         rate = setup.learning_rate(number)
@@ -411,12 +389,12 @@ def with_step_schedule(
         first = jnp.where(
             first < warmup_steps, jnp.minimum(first + local_steps - 1, warmup_steps), first
         )
-        return rate * cosine_factor(first, warmup_steps, total_steps, name == "reference_fast")
+        return rate * cosine_factor(first, warmup_steps, total_steps, fast)
 
     return setup._replace(learning_rate=learning_rate)
 
 
-def with_gradient_diversity(optimizer: FederatedOptimizer, how: Diversity) -> FederatedOptimizer:
+def with_gradient_diversity(optimizer: FederatedOptimizer, how: FedRGD) -> FederatedOptimizer:
     """Add the metric "gradient_diversity" to a federated optimizer, at the cost of a sum of changes
     per group.
 
@@ -474,8 +452,7 @@ def with_gradient_pass(
     stage: Stage,
     clients: Sampler,
     server: Sampler,
-    how: Diversity,
-    every: int = 1,
+    how: FedRGD,
 ) -> Recipe:
     """Add the metric "full_gradient_diversity" to a method of one stage; training does not change.
 
@@ -491,8 +468,8 @@ def with_gradient_pass(
         stage: stage of the method.
         clients: batches of the pass.
         server: the server's, where it is a member of the average.
-        how: norms, and who counts.
-        every: rounds of which the last one has the metric; in the others it is NaN.
+        how: norms, who counts, and of how many rounds the last one has the metric; in the others it
+            is NaN.
 
     Raises:
         ValueError: clients train alone.
@@ -510,13 +487,16 @@ def with_gradient_pass(
     def network_of(params: Params) -> PyTree:
         leaves, structure = jax.tree.flatten(params["model"])
         sums = iter(params["sum"])
-        counts = _counted(params["model"], how.exclude_norm)
-        zeros = [
-            (one := next(sums)) - jax.lax.stop_gradient(one) if mine else 0.0 for mine in counts
-        ]
-        return jax.tree.unflatten(
-            structure, [w + zero for w, zero in zip(leaves, zeros, strict=True)]
-        )
+        moved = []
+        for weights, counts in zip(
+            leaves, _counted(params["model"], how.exclude_norm), strict=True
+        ):
+            if counts:
+                one = next(sums)
+                # zero, with the gradient of the weights
+                weights = weights + (one - jax.lax.stop_gradient(one))
+            moved.append(weights)
+        return jax.tree.unflatten(structure, moved)
 
     look = Recipe(
         setup._replace(
@@ -560,10 +540,10 @@ def with_gradient_pass(
             silent = (execution or Execution())._replace(report=None)
             return look_at(key, begin, data, silent)[1]["full_gradient_diversity"]
 
-        if every == 1:
+        if how.diversity_every == 1:
             return after, {**info, "full_gradient_diversity": measured()}
         dtype = jax.eval_shape(measured).dtype
-        due = (state.round + 1) % every == 0
+        due = (state.round + 1) % how.diversity_every == 0
         value = jax.lax.cond(due, measured, lambda: jnp.full((), jnp.nan, dtype))
         return after, {**info, "full_gradient_diversity": value}
 
@@ -574,9 +554,7 @@ def _moving_sums(terms: tuple[Term, ...]) -> tuple[Term, ...]:
     return tuple(term._replace(group="sum", log=ForLog()) for term in terms)
 
 
-def _measuring(
-    optimizer: FederatedOptimizer, how: Diversity, has_server: bool
-) -> FederatedOptimizer:
+def _measuring(optimizer: FederatedOptimizer, how: FedRGD, has_server: bool) -> FederatedOptimizer:
     """Start everybody from the model of its group, and report its share of the diversity in
     place of its change.
     """
@@ -624,7 +602,7 @@ def _counted(params: PyTree, exclude_norm: bool) -> list[bool]:
     ]
 
 
-def share_of(vector: PyTree, member: Float[Array, " G"], how: Diversity) -> dict[str, PyTree]:
+def share_of(vector: PyTree, member: Float[Array, " G"], how: FedRGD) -> dict[str, PyTree]:
     """Compute what a member adds to the sums of its group: 1, the norm of its vector, and the
     vector.
 
@@ -639,7 +617,7 @@ def share_of(vector: PyTree, member: Float[Array, " G"], how: Diversity) -> dict
     return {"size": member, "norm": member * norm, "change": change}
 
 
-def diversity_of(summed: dict[str, PyTree], how: Diversity) -> Float[Array, ""]:
+def diversity_of(summed: dict[str, PyTree], how: FedRGD) -> Float[Array, ""]:
     """Compute the diversity of every member within its group, mean over all members: ||v_i||^2 /
     ||mean v||^2.
 
@@ -664,7 +642,7 @@ def diversity_of(summed: dict[str, PyTree], how: Diversity) -> Float[Array, ""]:
     return jnp.where(total > 0, mean, jnp.nan)
 
 
-def _norm(vector: Float[Array, " d"], how: Diversity) -> Float[Array, ""]:
+def _norm(vector: Float[Array, " d"], how: FedRGD) -> Float[Array, ""]:
     """Compute the L1 or L2 norm, or its square."""
     if how.norm_ord == 1:
         norm = jnp.sum(jnp.abs(vector))

@@ -16,6 +16,7 @@ References:
     the form of Scott et al., TMLR 2023, arXiv 2210.06434.
 """
 
+from dataclasses import dataclass
 from typing import Literal
 
 import jax
@@ -36,21 +37,11 @@ TERM = "mean_teacher"
 
 
 @checked
-def fedsiam(
-    setup: Setup,
-    *,
-    warmup_rounds: CountOrZero = 0,
-    consistency_weight: Weight = 100.0,
-    ramp_rounds: Count = 5,
-    head_weight: Weight = 0.01,
-    decay: Decay = 0.97,
-    unlabelled_clients: bool = False,
-    predict_with: Literal["student", "teacher"] = "student",
-) -> Recipe:
-    """Mean teacher in every client. The network needs a second head (model option `aux_head=True`).
+@dataclass(frozen=True)
+class FedSiam:
+    """Settings of FedSiam.
 
-    Args:
-        setup: the run.
+    Attributes:
         warmup_rounds: rounds of labels-only training before.
         consistency_weight: largest weight of the consistency loss.
         ramp_rounds: rounds in which the weight rises.
@@ -58,6 +49,23 @@ def fedsiam(
         decay: largest decay of the teacher.
         unlabelled_clients: let clients without labels take part (the authors' code does not).
         predict_with: "student" or "teacher".
+    """
+
+    warmup_rounds: CountOrZero = 0
+    consistency_weight: Weight = 100.0
+    ramp_rounds: Count = 5
+    head_weight: Weight = 0.01
+    decay: Decay = 0.97
+    unlabelled_clients: bool = False
+    predict_with: Literal["student", "teacher"] = "student"
+
+
+def fedsiam(setup: Setup, settings: FedSiam) -> Recipe:
+    """Mean teacher in every client. The network needs a second head (model option `aux_head=True`).
+
+    Args:
+        setup: the run.
+        settings: the method's own.
 
     Raises:
         ValueError: for a setting outside its range, or a network without a second head.
@@ -77,16 +85,21 @@ def fedsiam(
             setup, step, *network, "mixed", ("teacher", "teacher dropout")
         )
         targets = jax.lax.stop_gradient(jax.nn.softmax(taught))
-        ramp = consistency_ramp(step.now.number + 1, consistency_weight, ramp_rounds)
+        ramp = consistency_ramp(
+            step.now.number + 1, settings.consistency_weight, settings.ramp_rounds
+        )
         value = (
             batch_cross_entropy(student.logits, batch.observed, batch.mask, loss=setup.loss)
-            + head_weight * consistency(student.logits, student.aux_logits, batch.mask)
+            + settings.head_weight * consistency(student.logits, student.aux_logits, batch.mask)
             + ramp * consistency(jax.nn.softmax(student.aux_logits), targets, batch.mask)
         )
         return value, teacher._replace(model_state=teacher_state)
 
-    term = taught_term(TERM, (view,), loss, decay)
-    stage = mixed_stage(setup, term, "proportional" if unlabelled_clients else "only")
+    term = taught_term(TERM, (view,), loss, settings.decay)
+    stage = mixed_stage(setup, term, "proportional" if settings.unlabelled_clients else "only")
     return after_labelled_stage(
-        setup, stage, warmup_rounds, teacher_network(TERM) if predict_with == "teacher" else None
+        setup,
+        stage,
+        settings.warmup_rounds,
+        teacher_network(TERM) if settings.predict_with == "teacher" else None,
     )

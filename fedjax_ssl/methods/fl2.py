@@ -27,6 +27,7 @@ References:
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -70,31 +71,11 @@ SMALLEST_WEIGHT = 1e-12  # of a client in the average: where all are certain, th
 
 
 @checked
-def fl2(
-    setup: Setup,
-    *,
-    threshold: Share = 0.95,
-    adaptive_thresholds: bool = True,
-    pseudo_label_weight: Weight = 1.0,
-    consistency_weight: Weight = 1.0,
-    perturb: Literal["asam", "sam"] = "asam",
-    rho: Positive = 0.1,
-    eta: Weight = 0.01,
-    uncertainty_weights: bool = True,
-    pretrain_calls: CountOrZero = 10,
-    server_batch_size: Count = 10,
-    server_epochs: Count = 5,
-    static_batch_norm: bool = True,
-) -> Recipe:
-    """(FL)^2: client-specific adaptive thresholds, sharpness-aware consistency, averages by
-    uncertainty.
+@dataclass(frozen=True)
+class FL2:
+    """Settings of (FL)^2.
 
-    The paper's global momentum is `config.federated.name = "fedavgm"`, its clipping
-    `config.optimizer.clip_norm = 1`. With `config.optimizer.keep_state`, clients and server go on
-    with the momentum of their last round, as in the code.
-
-    Args:
-        setup: the run.
+    Attributes:
         threshold: at which an example counts as sure.
         adaptive_thresholds: False: only sure examples are trained on, as in SemiFL.
         pseudo_label_weight: w_a, of the loss on all pseudo-labels that are trained on; 0 leaves it
@@ -111,46 +92,82 @@ def fl2(
         server_epochs: epochs per round at the server.
         static_batch_norm: statistics of batch norm layers by a pass over the data, with batches of
             10 at the server and of 2048 at the clients.
+    """
+
+    threshold: Share = 0.95
+    adaptive_thresholds: bool = True
+    pseudo_label_weight: Weight = 1.0
+    consistency_weight: Weight = 1.0
+    perturb: Literal["asam", "sam"] = "asam"
+    rho: Positive = 0.1
+    eta: Weight = 0.01
+    uncertainty_weights: bool = True
+    pretrain_calls: CountOrZero = 10
+    server_batch_size: Count = 10
+    server_epochs: Count = 5
+    static_batch_norm: bool = True
+
+
+def fl2(setup: Setup, settings: FL2) -> Recipe:
+    """(FL)^2: client-specific adaptive thresholds, sharpness-aware consistency, averages by
+    uncertainty.
+
+    The paper's global momentum is `config.federated.name = "fedavgm"`, its clipping
+    `config.optimizer.clip_norm = 1`. With `config.optimizer.keep_state`, clients and server go on
+    with the momentum of their last round, as in the code.
+
+    Args:
+        setup: the run.
+        settings: the method's own.
 
     Raises:
         ValueError: for a setting outside these.
     """
-    if is_zero(pseudo_label_weight) and is_zero(consistency_weight):
+    if is_zero(settings.pseudo_label_weight) and is_zero(settings.consistency_weight):
         raise ValueError(
             "pseudo_label_weight and consistency_weight are both 0; clients would have nothing "
             "to learn"
         )
     labels = confident_term(
-        setup, at_own_thresholds if adaptive_thresholds else above(threshold), certainty
+        setup,
+        at_own_thresholds if settings.adaptive_thresholds else above(settings.threshold),
+        certainty,
     )
-    if uncertainty_weights:
+    if settings.uncertainty_weights:
         labels = labels._replace(
             client=AtClient(collect=lambda trained: sent_to(trained.client).extra),
             log=labels.log._replace(traffic=_one_number_up),
         )
-    learned = fix_term(setup, pseudo_label_weight)
+    learned = fix_term(setup, settings.pseudo_label_weight)
     terms: tuple[Term, ...] = (labels, learned)
     gradient = None
-    if not is_zero(consistency_weight):
-        consistency = _consistency_term(learned, threshold, consistency_weight)
+    if not is_zero(settings.consistency_weight):
+        consistency = _consistency_term(learned, settings.threshold, settings.consistency_weight)
         terms = (*terms, consistency)
-        probe = Term("perturbation", learned.views, _sure_cross_entropy(learned, threshold))
-        ascent = partial(sharpness_ascent, radius=rho, adaptive=perturb == "asam", eta=eta)
+        probe = Term(
+            "perturbation", learned.views, _sure_cross_entropy(learned, settings.threshold)
+        )
+        ascent = partial(
+            sharpness_ascent,
+            radius=settings.rho,
+            adaptive=settings.perturb == "asam",
+            eta=settings.eta,
+        )
         gradient = perturbed_gradient(consistency, probe, ascent)
     clients = Stage(
         tuple(term for term in terms if not is_zero(term.weight)),
         confident_epochs(setup.batch_size, setup.local_epochs, with_partners=False),
-        weigh=by_uncertainty if uncertainty_weights else None,
+        weigh=by_uncertainty if settings.uncertainty_weights else None,
         gradient=gradient,
     )
     return alternating(
         setup,
         clients,
-        server_batch_size,
-        server_epochs,
-        static_batch_norm,
+        settings.server_batch_size,
+        settings.server_epochs,
+        settings.static_batch_norm,
         needs=("server",),
-        pretraining_rounds=pretrain_calls,
+        pretraining_rounds=settings.pretrain_calls,
         keep_optimizer=setup.keep_optimizer,
         norm_batch_sizes=(10, 2048),
     )

@@ -20,6 +20,8 @@ References:
     alternate training, NeurIPS 2022, arXiv 2106.01432: section 3 and algorithm 1.
 """
 
+from dataclasses import dataclass
+
 from fedjax_ssl.checks import checked
 from fedjax_ssl.federated import Recipe, Setup, Stage
 from fedjax_ssl.methods.parts.alternating_training import alternating
@@ -36,25 +38,11 @@ RECOMMENDED = {"semifl": {"server": AT_SERVER}, "single": {"server": AT_SERVER}}
 
 
 @checked
-def semifl(
-    setup: Setup,
-    *,
-    threshold: Share = 0.95,
-    mixup_alpha: BetaParameter = 0.75,
-    mix_weight: Weight = 1.0,
-    server_batch_size: Count = 10,
-    server_epochs: Count = 5,
-    static_batch_norm: bool = True,
-    separate_passes: bool = False,
-) -> Recipe:
-    """SemiFL: confident pseudo-labels at the clients, then supervised training at the server, in
-    every round.
+@dataclass(frozen=True)
+class SemiFL:
+    """Settings of SemiFL.
 
-    The paper's global momentum is `config.federated.name = "fedavgm"`, its clipping
-    `config.optimizer.clip_norm = 1`, its strong augmentation `config.strong_augment`.
-
-    Args:
-        setup: the run.
+    Attributes:
         threshold: tau.
         mixup_alpha: alpha of the Beta distribution, > 0.
         mix_weight: weight of the loss on mixtures; 0 leaves it out.
@@ -66,16 +54,46 @@ def semifl(
         separate_passes: A(x_fix) and x_s go through the network one by one, as in the paper, so
             that batch norm layers see the statistics of each alone; False: together, which is
             faster.
+    """
+
+    threshold: Share = 0.95
+    mixup_alpha: BetaParameter = 0.75
+    mix_weight: Weight = 1.0
+    server_batch_size: Count = 10
+    server_epochs: Count = 5
+    static_batch_norm: bool = True
+    separate_passes: bool = False
+
+
+def semifl(setup: Setup, settings: SemiFL) -> Recipe:
+    """SemiFL: confident pseudo-labels at the clients, then supervised training at the server, in
+    every round.
+
+    The paper's global momentum is `config.federated.name = "fedavgm"`, its clipping
+    `config.optimizer.clip_norm = 1`, its strong augmentation `config.strong_augment`.
+
+    Args:
+        setup: the run.
+        settings: the method's own.
 
     Raises:
         ValueError: for a setting outside these.
     """
-    labels = confident_term(setup, above(threshold))  # step 1, once per round; it has no loss
-    losses = confident_losses(setup, 1.0, mix_weight, mixup_alpha)  # one term each
+    labels = confident_term(
+        setup, above(settings.threshold)
+    )  # step 1, once per round; it has no loss
+    losses = confident_losses(
+        setup, 1.0, settings.mix_weight, settings.mixup_alpha
+    )  # one term each
     sampler = confident_epochs(setup.batch_size, setup.local_epochs)
-    clients = Stage((labels, *losses), sampler, separate_passes=separate_passes)
+    clients = Stage((labels, *losses), sampler, separate_passes=settings.separate_passes)
     return alternating(
-        setup, clients, server_batch_size, server_epochs, static_batch_norm, needs=("server",)
+        setup,
+        clients,
+        settings.server_batch_size,
+        settings.server_epochs,
+        settings.static_batch_norm,
+        needs=("server",),
     )
 
 

@@ -17,7 +17,7 @@ from fedjax_ssl.federated import FederatedOptimizer, Recipe, Setup, Stage, Term,
 from fedjax_ssl.federated.grouped import averaging, default_sizes, equal_sizes
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.fedrgd import (
-    Diversity,
+    FedRGD,
     consistency_loss,
     cosine_factor,
     diversity_of,
@@ -276,7 +276,11 @@ def test_the_supervised_reference_trains_on_the_labels_of_clients_and_server() -
 @pytest.mark.thorough
 def test_the_first_period_of_an_epoch_may_have_a_step_more() -> None:
     data = toy.federation()
-    sampler = steps_of(run_of(data, federated.fedavg()), 512, 2, ("unlabelled",))
+    sampler = steps_of(
+        run_of(data, federated.fedavg()),
+        FedRGD(local_steps=512, first_period_extra_step=True),
+        ("unlabelled",),
+    )
     client = jax.tree.map(lambda x: x[0], federated.all_clients(data))
     steps = [
         int(sampler.schedule(KEY, client, federated.Now(np.int32(n))).num_steps) for n in range(4)
@@ -291,7 +295,7 @@ def test_gradient_diversity_of_the_worked_examples(float64) -> None:
 
     @partial(jax.jit, static_argnames=("norm_ord", "squared"))
     def measure(vectors, norm_ord: int = 2, squared: bool = True):
-        how = Diversity(norm_ord, squared)
+        how = FedRGD(norm_ord=norm_ord, squared=squared)
         shares = jax.vmap(lambda vector: share_of([vector], jnp.ones(1), how))(vectors)
         return diversity_of(jax.tree.map(lambda x: jnp.sum(x, axis=0), shares), how)
 
@@ -308,7 +312,7 @@ def test_gradient_diversity_of_the_worked_examples(float64) -> None:
         measure(5 * jnp.eye(3))
     ) == pytest.approx(3)
     assert float(measure(jnp.asarray([[1.0], [-1]]))) == np.inf
-    assert np.isnan(diversity_of(share_of([three[0]], jnp.zeros(1), Diversity()), Diversity())), (
+    assert np.isnan(diversity_of(share_of([three[0]], jnp.zeros(1), FedRGD()), FedRGD())), (
         "no member"
     )
 
@@ -325,7 +329,7 @@ def test_a_round_reports_the_diversity_within_its_groups(float64) -> None:
 
     def reported(optimizer: FederatedOptimizer) -> float:
         run = toy.setup(data, model=toy.linear_model(scale=0.0), learning_rate=0.5)
-        run = run._replace(federated_optimizer=with_gradient_diversity(optimizer, Diversity()))
+        run = run._replace(federated_optimizer=with_gradient_diversity(optimizer, FedRGD()))
         stage = Stage((pull,), toy.in_order("all", 4, 1), labelled_quota="any")
         return toy.train(build(Recipe(run, (stage,))), KEY, data, 1)[1][0]["gradient_diversity"]
 
@@ -405,7 +409,9 @@ def test_full_gradients_within_groups_at_their_models_in_some_rounds(float64) ->
         sampler = toy.in_order("all", 4, 1)
         stage = Stage((pull,), sampler, labelled_quota="any")
         method = build(Recipe(run, (stage,)))
-        method = with_gradient_pass(method, run, stage, sampler, sampler, Diversity(), every)
+        method = with_gradient_pass(
+            method, run, stage, sampler, sampler, FedRGD(diversity_every=every)
+        )
         _, infos = toy.train(method, KEY, data, 2)
         return [float(info["full_gradient_diversity"]) for info in infos]
 
@@ -440,7 +446,8 @@ def test_schedules_of_the_worked_examples(float64) -> None:
         plain, [0, 0.5, 1, np.cos(7 * np.pi / 32), np.cos(7 * np.pi / 16)], rtol=1e-12
     )
     run = with_step_schedule(
-        toy.setup(toy.federation(), learning_rate=2.0, rounds=10), "plain", 16, 32
+        toy.setup(toy.federation(), learning_rate=2.0, rounds=10),
+        FedRGD(warmup_steps=32),
     )
     rates = [float(run.learning_rate(jnp.asarray(n))) for n in (0, 1, 2, 9)]
     np.testing.assert_allclose(
