@@ -45,7 +45,7 @@ from fedjax_ssl.federated import (
     Traffic,
 )
 from fedjax_ssl.federated.method import AtServer, Broadcast, Metrics, PyTree, count, never
-from fedjax_ssl.methods.parts.alternating_training import alternating
+from fedjax_ssl.methods.parts.alternating_training import ServerTurn, alternating
 from fedjax_ssl.methods.parts.channel_terms import (
     channel_losses,
     channel_of,
@@ -61,7 +61,7 @@ from fedjax_ssl.methods.parts.confident_pseudo_labels import (
     sent_to,
 )
 from fedjax_ssl.methods.parts.recommended import AT_SERVER
-from fedjax_ssl.methods.parts.settings import BetaParameter, Count, Share, Weight
+from fedjax_ssl.methods.parts.settings import BetaParameter, Share, Weight
 from fedjax_ssl.methods.parts.terms import augmented_view, examples_mask
 from fedjax_ssl.objectives import Channel
 
@@ -79,7 +79,7 @@ class Estimate(NamedTuple):
 
 @checked
 @dataclass(frozen=True)
-class FedMT:
+class FedMT(ServerTurn):
     """Settings of FedMT.
 
     Attributes:
@@ -103,9 +103,6 @@ class FedMT:
         mixup_alpha: alpha of the Beta distribution of the mixing share, > 0.
         warm_start: before round 0 the server trains alone, for its epochs of a round at the
             learning rate of round 0.
-        server_batch_size: labelled examples per step at the server.
-        server_epochs: epochs per round at the server.
-        static_batch_norm: statistics of batch norm layers by a pass over the data.
         separate_passes: a forward pass per loss, see `fedjax_ssl.methods.semifl`.
     """
 
@@ -122,9 +119,6 @@ class FedMT:
     estimate_scope: Literal["client", "pooled"] = "client"
     mixup_alpha: BetaParameter = 0.75
     warm_start: bool = True
-    server_batch_size: Count = 10
-    server_epochs: Count = 5
-    static_batch_norm: bool = True
     separate_passes: bool = False
 
 
@@ -193,9 +187,7 @@ def fedmt(setup: Setup, settings: FedMT) -> Recipe:
     recipe = alternating(
         setup,
         clients,
-        settings.server_batch_size,
-        settings.server_epochs,
-        settings.static_batch_norm,
+        settings,
         needs,
         int(settings.warm_start),
     )

@@ -196,9 +196,8 @@ def fedrgd(setup: Setup, settings: FedRGD) -> Recipe:
     if settings.diversity == "updates":
         return recipe
     at_server = one_pass(setup, (LABELLED,), setup.max_server)
-    return with_gradient_pass(
-        recipe, unmeasured, stage, one_pass(setup, streams), at_server, settings
-    )
+    clients = one_pass(setup, streams)
+    return with_gradient_pass(recipe, unmeasured, clients, at_server, settings)
 
 
 def unlabelled_term(setup: Setup, settings: FedRGD) -> Term:
@@ -449,7 +448,6 @@ def with_gradient_diversity(optimizer: FederatedOptimizer, how: FedRGD) -> Feder
 def with_gradient_pass(
     recipe: Recipe,
     setup: Setup,
-    stage: Stage,
     clients: Sampler,
     server: Sampler,
     how: FedRGD,
@@ -465,7 +463,6 @@ def with_gradient_pass(
     Args:
         recipe: of one stage, with the parameter group "model" alone.
         setup: the run.
-        stage: stage of the method.
         clients: batches of the pass.
         server: the server's, where it is a member of the average.
         how: norms, who counts, and of how many rounds the last one has the metric; in the others it
@@ -480,6 +477,7 @@ def with_gradient_pass(
             "clients train alone"
         )
     groups = setup.federated_optimizer.groups
+    (stage,) = recipe.stages
     own_server = None
     if stage.server is not None and how.include_server:
         own_server = ServerTraining(_moving_sums(stage.server.terms), server, members=groups.number)

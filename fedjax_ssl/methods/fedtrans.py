@@ -9,6 +9,7 @@ References:
     labels, arXiv 2210.02042v4. What exactly is done here is our own definition.
 """
 
+from dataclasses import dataclass
 from typing import Literal
 
 import jax
@@ -18,7 +19,7 @@ from fedjax_ssl.checks import checked
 from fedjax_ssl.federated import Needs, Recipe, Setup, Stage, Term
 from fedjax_ssl.federated.method import Step
 from fedjax_ssl.methods.parts import second_head
-from fedjax_ssl.methods.parts.alternating_training import server_training
+from fedjax_ssl.methods.parts.alternating_training import ServerTurn, server_training
 from fedjax_ssl.methods.parts.channel_terms import check_one_space
 from fedjax_ssl.methods.parts.recommended import AT_SERVER
 from fedjax_ssl.methods.parts.second_head import (
@@ -46,15 +47,21 @@ RECOMMENDED = {
 
 
 @checked
-def fedtrans(
-    setup: Setup,
-    *,
-    coarse_rounds: Count = 50,
-    finetune: Literal["all", "head"] = "all",
-    server_batch_size: Count = 10,
-    server_epochs: Count = 5,
-    static_batch_norm: bool = True,
-) -> Recipe:
+@dataclass(frozen=True)
+class FedTrans(ServerTurn):
+    """Settings of transfer learning.
+
+    Attributes:
+        coarse_rounds: rounds in which the clients train the network and the second head on their
+            coarse labels; after them only the server trains.
+        finetune: what the server trains: "all", or only the main "head".
+    """
+
+    coarse_rounds: Count = 50
+    finetune: Literal["all", "head"] = "all"
+
+
+def fedtrans(setup: Setup, settings: FedTrans) -> Recipe:
     """Transfer learning: coarse labels at clients, then a new head for the server's classes.
 
     The network needs a second head (model option `aux_head=True`), whose first outputs are for the
@@ -63,13 +70,7 @@ def fedtrans(
 
     Args:
         setup: the run.
-        coarse_rounds: rounds in which the clients train the network and the second head on their
-            coarse labels; after them only the server trains.
-        finetune: what the server trains: "all", or only the main "head".
-        server_batch_size: labelled examples per step at the server.
-        server_epochs: epochs per round at the server.
-        static_batch_norm: statistics of batch norm layers by a pass over the data, see
-            `fedjax_ssl.methods.parts.static_batch_norm`.
+        settings: the method's own.
 
     Raises:
         ValueError: for a setting outside these, or a network without a second head; when a round is
@@ -77,13 +78,13 @@ def fedtrans(
             more weak labels than outputs.
     """
     check_heads(setup, "fedtrans")
-    server = server_training(setup, server_batch_size, server_epochs)
+    server = server_training(setup, settings)
     (supervised,) = server.terms
     terms: tuple[Term, ...] = (supervised._replace(group=HEAD),)
-    if finetune == "all":
+    if settings.finetune == "all":
         terms = (*terms, _silent(supervised)._replace(name="supervised body", group=BODY))
     stages = (
-        coarse_stage(setup, coarse_rounds),
+        coarse_stage(setup, settings.coarse_rounds),
         Stage((), None, server=server._replace(terms=terms)),
     )
     # What has no loss in a stage is in a group of its own and takes no step there, not even one of
@@ -95,7 +96,7 @@ def fedtrans(
         Needs(("coarse", "server"), every_one=True),
         check=check_one_space,
     )
-    if not static_batch_norm:
+    if not settings.static_batch_norm:
         return recipe
 
     def joined(state):

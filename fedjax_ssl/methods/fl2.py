@@ -49,7 +49,7 @@ from fedjax_ssl.federated import (
 )
 from fedjax_ssl.federated.method import PyTree, RoundContext, Stage, Step, Term, Traffic, never
 from fedjax_ssl.federated.packing import Packing
-from fedjax_ssl.methods.parts.alternating_training import alternating
+from fedjax_ssl.methods.parts.alternating_training import ServerTurn, alternating
 from fedjax_ssl.methods.parts.confident_pseudo_labels import (
     CONFIDENT,
     Choice,
@@ -60,7 +60,7 @@ from fedjax_ssl.methods.parts.confident_pseudo_labels import (
     sent_to,
 )
 from fedjax_ssl.methods.parts.recommended import AT_SERVER
-from fedjax_ssl.methods.parts.settings import Count, CountOrZero, Positive, Share, Weight
+from fedjax_ssl.methods.parts.settings import CountOrZero, Positive, Share, Weight
 from fedjax_ssl.methods.parts.terms import examples_mask
 from fedjax_ssl.objectives import batch_cross_entropy, divergence_from, sharpness_ascent
 
@@ -72,7 +72,7 @@ SMALLEST_WEIGHT = 1e-12  # of a client in the average: where all are certain, th
 
 @checked
 @dataclass(frozen=True)
-class FL2:
+class FL2(ServerTurn):
     """Settings of (FL)^2.
 
     Attributes:
@@ -88,8 +88,6 @@ class FL2:
             `config.federated.weighting` says.
         pretrain_calls: how often the server trains before round 0, for `server_epochs` each time; 0
             leaves it out.
-        server_batch_size: labelled examples per step at the server.
-        server_epochs: epochs per round at the server.
         static_batch_norm: statistics of batch norm layers by a pass over the data, with batches of
             10 at the server and of 2048 at the clients.
     """
@@ -103,9 +101,6 @@ class FL2:
     eta: Weight = 0.01
     uncertainty_weights: bool = True
     pretrain_calls: CountOrZero = 10
-    server_batch_size: Count = 10
-    server_epochs: Count = 5
-    static_batch_norm: bool = True
 
 
 def fl2(setup: Setup, settings: FL2) -> Recipe:
@@ -163,10 +158,7 @@ def fl2(setup: Setup, settings: FL2) -> Recipe:
     return alternating(
         setup,
         clients,
-        settings.server_batch_size,
-        settings.server_epochs,
-        settings.static_batch_norm,
-        needs=("server",),
+        settings,
         pretraining_rounds=settings.pretrain_calls,
         keep_optimizer=setup.keep_optimizer,
         norm_batch_sizes=(10, 2048),

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from fedjax_ssl.checks import checked
 from fedjax_ssl.federated import Recipe, Setup, Stage
-from fedjax_ssl.methods.parts.alternating_training import alternating
+from fedjax_ssl.methods.parts.alternating_training import ServerTurn, alternating
 from fedjax_ssl.methods.parts.confident_pseudo_labels import (
     above,
     confident_epochs,
@@ -32,14 +32,14 @@ from fedjax_ssl.methods.parts.confident_pseudo_labels import (
     confident_term,
 )
 from fedjax_ssl.methods.parts.recommended import AT_SERVER
-from fedjax_ssl.methods.parts.settings import BetaParameter, Count, Share, Weight
+from fedjax_ssl.methods.parts.settings import BetaParameter, Share, Weight
 
 RECOMMENDED = {"semifl": {"server": AT_SERVER}, "single": {"server": AT_SERVER}}
 
 
 @checked
 @dataclass(frozen=True)
-class SemiFL:
+class SemiFL(ServerTurn):
     """Settings of SemiFL.
 
     Attributes:
@@ -48,9 +48,6 @@ class SemiFL:
         mix_weight: weight of the loss on mixtures; 0 leaves it out.
         server_batch_size: labelled examples per step at the server; the paper has 250 with more
             than 1000 labels.
-        server_epochs: epochs per round at the server.
-        static_batch_norm: statistics of batch norm layers by a pass over the data, see
-            `fedjax_ssl.methods.parts.static_batch_norm`.
         separate_passes: A(x_fix) and x_s go through the network one by one, as in the paper, so
             that batch norm layers see the statistics of each alone; False: together, which is
             faster.
@@ -59,9 +56,6 @@ class SemiFL:
     threshold: Share = 0.95
     mixup_alpha: BetaParameter = 0.75
     mix_weight: Weight = 1.0
-    server_batch_size: Count = 10
-    server_epochs: Count = 5
-    static_batch_norm: bool = True
     separate_passes: bool = False
 
 
@@ -79,46 +73,20 @@ def semifl(setup: Setup, settings: SemiFL) -> Recipe:
     Raises:
         ValueError: for a setting outside these.
     """
-    labels = confident_term(
-        setup, above(settings.threshold)
-    )  # step 1, once per round; it has no loss
-    losses = confident_losses(
-        setup, 1.0, settings.mix_weight, settings.mixup_alpha
-    )  # one term each
+    # step 1, once per round; it has no loss
+    labels = confident_term(setup, above(settings.threshold))
+    losses = confident_losses(setup, 1.0, settings.mix_weight, settings.mixup_alpha)
     sampler = confident_epochs(setup.batch_size, setup.local_epochs)
     clients = Stage((labels, *losses), sampler, separate_passes=settings.separate_passes)
-    return alternating(
-        setup,
-        clients,
-        settings.server_batch_size,
-        settings.server_epochs,
-        settings.static_batch_norm,
-        needs=("server",),
-    )
+    return alternating(setup, clients, settings)
 
 
-@checked
-def single(
-    setup: Setup,
-    *,
-    server_batch_size: Count = 10,
-    server_epochs: Count = 5,
-    static_batch_norm: bool = True,
-) -> Recipe:
+def single(setup: Setup, settings: ServerTurn) -> Recipe:
     """Supervised training at the server alone; the clients do nothing: what their data have to
     improve on.
 
     Args:
         setup: the run.
-        server_batch_size: labelled examples per step.
-        server_epochs: epochs per round.
-        static_batch_norm: statistics of batch norm layers by a pass over the data, see
-            `fedjax_ssl.methods.parts.static_batch_norm`.
-
-    Raises:
-        ValueError: a number below 1.
+        settings: the method's own.
     """
-    nobody = Stage((), None)
-    return alternating(
-        setup, nobody, server_batch_size, server_epochs, static_batch_norm, needs=("server",)
-    )
+    return alternating(setup, Stage((), None), settings)

@@ -178,8 +178,8 @@ def test_global_residual(float64) -> None:
     run = toy.setup(data, model=one_number(), learning_rate=1.0)
     still = Stage((up("labelled", AtClient(), 0.0),), toy.in_order("labelled", 4, 1), rounds=1)
     stage = Stage((up("labelled", AtClient()),), toy.in_order("labelled", 4, 1))
-    plain = build(Recipe(run, (still, stage)))
-    method = with_global_residual(plain, 0.5, 5, first_round=1)
+    plain = Recipe(run, (still, stage))
+    method = build(with_global_residual(plain, 0.5, 5, first_round=1))
     state = jax.jit(method.init)(key(), data)
     one_round = jax.jit(method.round)
     seen = []

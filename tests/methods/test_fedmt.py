@@ -13,7 +13,7 @@ from fedjax_ssl.data import FederatedData, WeakLabels
 from fedjax_ssl.federated import Client, RoundContext, Snapshot, Step, Stream
 from fedjax_ssl.methods.fedmt import Estimate, projection_term
 from fedjax_ssl.methods.fedmt import estimated as eager_estimated
-from fedjax_ssl.methods.parts.alternating_training import server_training
+from fedjax_ssl.methods.parts.alternating_training import ServerTurn, server_training
 from fedjax_ssl.methods.parts.confident_pseudo_labels import CONFIDENT, ConfidentLabels, fix_term
 from fedjax_ssl.methods.parts.terms import supervised_term
 from fedjax_ssl.objectives import channel_cross_entropy, mixup_cross_entropy, set_channel
@@ -251,7 +251,7 @@ def test_the_identity_alone_is_federated_averaging_with_a_server_that_trains():
     stage = federated.Stage(
         (supervised_term(run)._replace(name="clients"),),
         sampler,
-        server=server_training(run, 10, 5),
+        server=server_training(run, ServerTurn()),
     )
     plain, expected = toy.train(federated.build(federated.Recipe(run, (stage,))), key(), seen, 1)
     chex.assert_trees_all_close(mine.params, plain.params, rtol=1e-5, atol=1e-6)

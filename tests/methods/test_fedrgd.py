@@ -408,11 +408,9 @@ def test_full_gradients_within_groups_at_their_models_in_some_rounds(float64) ->
         run = run._replace(federated_optimizer=optimizer)
         sampler = toy.in_order("all", 4, 1)
         stage = Stage((pull,), sampler, labelled_quota="any")
-        method = build(Recipe(run, (stage,)))
-        method = with_gradient_pass(
-            method, run, stage, sampler, sampler, FedRGD(diversity_every=every)
-        )
-        _, infos = toy.train(method, KEY, data, 2)
+        recipe = Recipe(run, (stage,))
+        recipe = with_gradient_pass(recipe, run, sampler, sampler, FedRGD(diversity_every=every))
+        _, infos = toy.train(build(recipe), KEY, data, 2)
         return [float(info["full_gradient_diversity"]) for info in infos]
 
     ids = np.arange(6)

@@ -12,7 +12,7 @@ import pytest
 
 from fedjax_ssl import federated, methods, models
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.federated import Client, Method, ServerState
+from fedjax_ssl.federated import Client, Recipe, ServerState, build
 from fedjax_ssl.federated.method import Metrics
 from fedjax_ssl.federated.optimizers import Local
 from fedjax_ssl.methods.parts.confident_pseudo_labels import (
@@ -238,11 +238,9 @@ def test_the_servers_batches_are_in_the_order_of_classes():
     model = one_channel()
     params, start = model.init(key())
     state = ServerState((), {"model": params}, start, (), {}, (), ())
-    method = Method(lambda key, data: state, lambda *_: (state, {}), lambda *_: jnp.zeros(()))
-    found = with_static_batch_norm(
-        method, model, lambda x: x[:, :1], batch_size=100, server_batch_size=3
-    )
-    mean = found.init(key(), data).model_state["mean"]
+    setup = toy.setup(data, model=model)._replace(normalize=lambda x: x[:, :1])
+    found = with_static_batch_norm(Recipe(setup, ()), batch_size=100, server_batch_size=3)
+    mean = found.init(state, data).model_state["mean"]
     first = np.asarray(data.inputs)[:, 0]
     server = np.asarray(data.server_index)
     by_class = server[np.argsort(np.asarray(data.labels)[server], kind="stable")]
@@ -252,9 +250,9 @@ def test_the_servers_batches_are_in_the_order_of_classes():
 
 def test_without_batch_norm_static_statistics_cost_nothing():
     data = toy.weak_federation("server")
-    method = methods.build("single", toy.setup(data))
-    wrapped = with_static_batch_norm(method, toy.setup(data).model, lambda x: x)
-    chex.assert_trees_all_equal(wrapped.init(key(), data), method.init(key(), data))
+    recipe = methods.recipe("single", toy.setup(data))
+    wrapped = with_static_batch_norm(recipe)
+    chex.assert_trees_all_equal(build(wrapped).init(key(), data), build(recipe).init(key(), data))
 
 
 def client_with(confident: list[bool], size: int = 9) -> Client:
