@@ -39,7 +39,7 @@ from fedjax_ssl import config as configs
 from fedjax_ssl import folder, methods, presets
 from fedjax_ssl.command_line import use_compilation_cache
 from fedjax_ssl.runs.advice import check_labels, check_weighting
-from fedjax_ssl.runs.build import build_method, federate, load_experiment
+from fedjax_ssl.runs.build import build, federate, load_experiment
 
 BASELINE = "fedavg"
 BOUND = "fedavg, all labels"
@@ -85,7 +85,7 @@ def steps_of_a_round(config: ml_collections.ConfigDict) -> float:
     try:
         experiment = load_experiment(config)
         federation = federate(experiment, key)
-        method = build_method(experiment, federation)
+        method = build(experiment, federation).method
         check_labels(config.supervision.name, config.method.name, method, federation)
         check_weighting(config.federated.weighting, method, federation)
     except configs.ConfigError as error:

@@ -30,7 +30,7 @@ from fedjax_ssl import config as configs
 from fedjax_ssl import data
 from fedjax_ssl.command_line import USER_ERRORS, use_compilation_cache
 from fedjax_ssl.prediction import one_shot
-from fedjax_ssl.runs.build import build_method, device_mesh, federate, load_experiment
+from fedjax_ssl.runs.build import build, device_mesh, federate, load_experiment
 from fedjax_ssl.runs.devices import choose_devices
 from fedjax_ssl.runs.rounds import run_rounds
 
@@ -124,7 +124,7 @@ def _run(
     federation = federate(experiment, key)
     data.validate(federation)
     one_shot.check(experiment.config, federation)
-    method = build_method(experiment, federation)
+    method = build(experiment, federation).method
     mesh = device_mesh(
         choose_devices(experiment.config, experiment.dataset), experiment.config.federated.reduce
     )

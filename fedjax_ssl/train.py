@@ -20,11 +20,12 @@ from fedjax_ssl.config import ConfigError
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import ServerState
 from fedjax_ssl.federated.method import Metrics
-from fedjax_ssl.runs.build import Experiment, build_method, federate, load_experiment
-from fedjax_ssl.runs.compile import Inputs, Shared, prepare, with_examples
+from fedjax_ssl.runs.build import Experiment, build, federate, load_experiment
+from fedjax_ssl.runs.compile import Program, with_examples
 from fedjax_ssl.runs.processes import share_out
 from fedjax_ssl.runs.residence import Feed, on_host
 from fedjax_ssl.runs.rounds import run_block
+from fedjax_ssl.runs.start import start_of
 
 PyTree = Any
 
@@ -66,7 +67,7 @@ class Train:
         """
         return (
             self._experiment.host is not None
-            or build_method(self._experiment, self._of_one_key).on_host
+            or build(self._experiment, self._of_one_key).method.on_host
         )
 
     def __call__(
@@ -99,7 +100,8 @@ class Train:
                 "around it"
             )
         federation = federate(experiment, key, inputs)
-        method = build_method(experiment, federation, hyperparameters, start=True)
+        start = start_of(experiment.config)
+        method = build(experiment, federation, hyperparameters, start).method
         state = method.init(key, federation)
 
         every = experiment.config.eval_every
@@ -126,29 +128,21 @@ class Train:
     ) -> tuple[ServerState, Metrics]:
         """Train where the host takes part: it brings examples, or computes some of a round."""
         experiment = self._experiment
-        shared = Shared()
         rows = []
         config = experiment.config
-        federation = federate(experiment, key)
-        run = prepare(experiment, federation)
-        run = run._replace(
-            method=build_method(experiment, federation, hyperparameters, execution=run.execution)
-        )
-        numbers = run.inputs.numbers | {
-            name: jnp.asarray(value) for name, value in hyperparameters.items()
-        }
-        run = run._replace(inputs=Inputs(numbers, key, federation))
-        mesh = run.execution.mesh
-        state, inputs = share_out((shared.init(run), run.inputs), mesh)
+        built = build(experiment, federate(experiment, key), hyperparameters)
+        program = Program(built, key=key, numbers=hyperparameters)
+        mesh = built.execution.mesh
+        state, inputs = share_out((program.init(), program.inputs), mesh)
         with contextlib.ExitStack() as stack:
             feed = None
             if experiment.host is not None:
-                feed = stack.enter_context(Feed(experiment, federation, run.method, mesh, key))
+                feed = stack.enter_context(Feed(built, key))
             for start in range(0, config.rounds, config.eval_every):
                 rounds = min(config.eval_every, config.rounds - start)
                 if feed is not None:
                     inputs = with_examples(inputs, feed.block(start, rounds))
-                (row,), (state,), *_ = shared.advance(run, [state], [inputs], rounds)
+                (row,), (state,), *_ = program.advance([state], [inputs], rounds)
                 rows.append(
                     {
                         name: row[name]

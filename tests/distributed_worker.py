@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_ssl import main, presets
 from fedjax_ssl.data import Dataset, Split
-from fedjax_ssl.runs.loop import Run
+from fedjax_ssl.runs.active import Run
 
 OWN = "own examples"  # asks `get_config` for the data of `own_examples`
 
@@ -74,11 +74,11 @@ def harm_after(round: int, harm: str) -> None:
     """Lets the harm happen when this round is computed and not yet recorded."""
     take = Run.take
 
-    def suffer_and_take(active, row, *more):
-        if row["round"] == round:
+    def suffer_and_take(active, advanced, place):
+        if advanced.rows[place]["round"] == round:
             print(f"comes to harm: {harm}", flush=True)
             HARMS[harm]()
-        take(active, row, *more)
+        take(active, advanced, place)
 
     Run.take = suffer_and_take
 

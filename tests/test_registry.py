@@ -18,7 +18,7 @@ from fedjax_ssl import cli, data
 from fedjax_ssl import config as configs
 from fedjax_ssl.config.fields import CHOICES
 from fedjax_ssl.registry import Option, Registry
-from fedjax_ssl.runs.build import build_method, federate, load_experiment
+from fedjax_ssl.runs.build import build, federate, load_experiment
 
 
 def square(
@@ -145,7 +145,7 @@ def test_a_config_can_name_things_of_the_users_own_in_every_section(
     assert experiment.config.federated.strength == 0.2
     federation = federate(experiment, jax.random.key(0))
     assert (federation.num_clients, federation.summary()["labelled_examples"]) == (3, 24)
-    method = build_method(experiment, federation, {"federated.strength": jnp.asarray(0.3)})
+    method = build(experiment, federation, {"federated.strength": jnp.asarray(0.3)}).method
     state, info = jax.jit(method.round)(
         jax.random.key(0), method.init(jax.random.key(0), federation), federation
     )

@@ -9,8 +9,9 @@ import pytest
 
 from fedjax_ssl import config as configs
 from fedjax_ssl import presets
-from fedjax_ssl.runs.compile import Shared
+from fedjax_ssl.runs.compile import Program
 from fedjax_ssl.runs.loop import run
+from fedjax_ssl.runs.shared import Shared
 
 
 def program(**fields):
@@ -19,13 +20,13 @@ def program(**fields):
     config.optimizer.local_epochs = 1
     config.update_from_flattened_dict(fields)
     shared = Shared()
-    ready = shared.prepare(configs.resolve(config))
+    ready = shared.program(configs.resolve(config))
 
     def advance(state, rounds):
-        (row,), (state,), *_ = shared.advance(ready, [state], [ready.inputs], rounds)
+        (row,), (state,), *_ = ready.advance([state], [ready.inputs], rounds)
         return row, state
 
-    return advance, shared.init(ready)
+    return advance, ready.init()
 
 
 def test_after_the_first_block_nothing_is_compiled_and_nothing_is_copied_unasked():
@@ -61,7 +62,7 @@ def test_too_little_memory_names_the_settings_to_change(monkeypatch):
             "RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes.\nmore"
         )
 
-    monkeypatch.setattr(Shared, "compile", lambda *given: (exhausted, ()))
+    monkeypatch.setattr(Program, "compile", lambda *given: (exhausted, ()))
     with pytest.raises(
         configs.ConfigError,
         match=r"chunk_size.*batch_size.*Out of memory allocating 123 bytes\.\)$",

@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 
 from fedjax_ssl import config as configs
 from fedjax_ssl import federated, presets
-from fedjax_ssl.runs.build import build_method, federate, load_experiment
+from fedjax_ssl.runs.build import build, federate, load_experiment
 from fedjax_ssl.runs.summary import describe_placement
 from fedjax_ssl.train import make_train, over_seeds
 
@@ -83,7 +83,9 @@ def test_clients_at_once_are_chosen_unless_they_are_given():
         found = []
         experiment = load_experiment(config(**{"federated.placement": "chunked", **fields}))
         federation = federate(experiment, key)
-        method = build_method(experiment, federation, report=found.append)
+        built = build(experiment, federation)
+        execution = built.execution._replace(report=found.append)
+        method = federated.execute(built.method, execution)
         jax.eval_shape(method.round, key, jax.eval_shape(method.init, key, federation), federation)
         return found[0]
 

@@ -41,7 +41,7 @@ def federation(what: str, size: int) -> tuple[float, float]:
     from fedjax_ssl import config as configs
     from fedjax_ssl.data import Dataset, Split
     from fedjax_ssl.federated import VECTORIZED_RUNS
-    from fedjax_ssl.runs.build import Experiment, build_method, federate
+    from fedjax_ssl.runs.build import Experiment, build, federate
     from fedjax_ssl.runs.rounds import run_rounds
 
     begin = time.perf_counter()
@@ -58,7 +58,7 @@ def federation(what: str, size: int) -> tuple[float, float]:
     config.update_from_flattened_dict({"federated.cohort_size": cohort, "rounds": rounds, **model})
     experiment = Experiment(configs.resolve(config), data)
     drawn = federate(experiment, jax.random.key(0))
-    method = build_method(experiment, drawn)
+    method = build(experiment, drawn).method
     keys = jax.vmap(jax.random.key)(np.arange(seeds))
 
     def block(keys: Any, states: Any, data: Any) -> Any:

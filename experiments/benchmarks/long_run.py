@@ -14,16 +14,16 @@ import argparse
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from fedjax_ssl.benchmarks.workloads import WORKLOADS
 from fedjax_ssl.command_line import use_compilation_cache
-from fedjax_ssl.runs.compile import Shared
+from fedjax_ssl.runs.callbacks import Block
 from fedjax_ssl.runs.loop import Point, run_batch
+from fedjax_ssl.runs.shared import Shared
 
 PARTS = 10
 
@@ -68,20 +68,22 @@ def train(folder: Path, rounds: int, eval_every: int) -> list[Part]:
     seen = []
     parts = []
 
-    def watch(row: Mapping[str, Any]) -> bool:
+    def watch(block: Block) -> None:
+        row = block.row
+        if block.last:
+            return
         seen.append(Seen(row["round"], time.process_time(), _resident()))
         if row["round"] % (rounds // PARTS) == 0:
             parts.append(_part(seen, folder / "run"))
             print(_line(parts[-1]), flush=True)
             seen[:-1] = []
-        return False
 
     print(
         "| until round | ms of processor time per round | memory, MB | newest checkpoint, kB | "
         "all files, MB |"
     )
     print("|---:|---:|---:|---:|---:|")
-    (result,) = run_batch([Point(config, folder / "run", watch)], Shared())
+    (result,) = run_batch([Point(config, folder / "run", [watch])], Shared())
     if isinstance(result, Exception):
         raise result
     return parts

@@ -265,13 +265,13 @@ def one_round_of_ours() -> tuple[Plan, dict[str, np.ndarray], dict[str, np.ndarr
     """(plan, parameters before, parameters after, mean loss) of one round of W2."""
     import jax
 
-    from fedjax_ssl.runs.build import Experiment, build_method, federate
+    from fedjax_ssl.runs.build import Experiment, build, federate
 
     (workload,) = WORKLOADS["W2"]
     experiment = Experiment(workload.config(), workload.dataset())
     key = jax.random.key(experiment.config.seed)
     federation = federate(experiment, key)
-    method = build_method(experiment, federation)
+    method = build(experiment, federation).method
     state = jax.jit(method.init)(key, federation)
     after, info = jax.jit(method.round)(key, state, federation)
 

@@ -38,8 +38,8 @@ from fedjax_ssl import config as configs
 from fedjax_ssl import data, folder, runs
 from fedjax_ssl.benchmarks.workloads import WORKLOADS
 from fedjax_ssl.command_line import map_large_buffers, use_processor
-from fedjax_ssl.runs.build import Experiment, federate
-from fedjax_ssl.runs.compile import Shared, prepare
+from fedjax_ssl.runs.build import Experiment, build, federate
+from fedjax_ssl.runs.compile import Program
 from fedjax_ssl.runs.loop import run
 from fedjax_ssl.runs.residence import Feed
 
@@ -52,13 +52,13 @@ AT_ONCE = 100_000  # images that are drawn at a time
 class ClientResult:
     """A workload with its examples in one place."""
 
-    def __init__(self, name: str, where: str, shared: Shared, blocks: int, rounds: int):
+    def __init__(self, name: str, where: str, compiled: dict[Any, Any], blocks: int, rounds: int):
         """Compiles its program.
 
         Args:
             name: of the workload.
             where: "device" or "host".
-            shared: shared by both.
+            compiled: programs of both.
             blocks: of a group.
             rounds: of a block.
         """
@@ -69,8 +69,7 @@ class ClientResult:
             experiment = experiment._replace(host=data.HostInputs(experiment.dataset))
         key = jax.random.key(experiment.config.seed)
         federation = federate(experiment, key)
-        self._run = prepare(experiment, federation)
-        self._shared = shared
+        self._program = Program(build(experiment, federation), compiled)
         self._blocks = blocks
         self._rounds = rounds
         self.group(1)
@@ -79,31 +78,24 @@ class ClientResult:
         """Trains a group of blocks: examples per second by the clock and of processor time,
         digest of the result.
         """
-        state = self._shared.init(self._run)
+        state = self._program.init()
         done = 0
         jax.block_until_ready(state)
         begin = time.perf_counter()
         processor = time.process_time()
         with contextlib.ExitStack() as stack:
-            run = self._run
+            program = self._program
             feed = None
-            if run.experiment.host is not None:
-                parts = (
-                    run.experiment,
-                    run.inputs.federation,
-                    run.method,
-                    run.execution.mesh,
-                    run.inputs.key,
-                )
-                feed = stack.enter_context(Feed(*parts))
+            if program.built.experiment.host is not None:
+                feed = stack.enter_context(Feed(program.built, program.inputs.key))
             for block in range(blocks or self._blocks):
-                inputs = run.inputs
+                inputs = program.inputs
                 if feed is not None:
                     examples = feed.block(block * self._rounds, self._rounds)
                     inputs = inputs._replace(
                         federation=dataclasses.replace(inputs.federation, inputs=examples)
                     )
-                rows, (state,), *_ = self._shared.advance(run, [state], [inputs], self._rounds)
+                rows, (state,), *_ = program.advance([state], [inputs], self._rounds)
                 done += rows[0]["examples"]
         elapsed = time.perf_counter() - begin
         worked = time.process_time() - processor
@@ -122,9 +114,9 @@ def rates(names: list[str], groups: int, blocks: int, rounds: int | None) -> Non
     print("|---|---:|---:|---:|---:|---|")
     for name in names:
         each = rounds or WORKLOADS[name][0].rounds
-        shared = Shared()
+        compiled: dict[Any, Any] = {}
         both = {
-            where: ClientResult(name, where, shared, blocks, each) for where in ("device", "host")
+            where: ClientResult(name, where, compiled, blocks, each) for where in ("device", "host")
         }
         found: dict[str, list[tuple[float, float, str]]] = {where: [] for where in both}
         for number in range(groups):

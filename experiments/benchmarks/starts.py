@@ -30,8 +30,8 @@ from fedjax_ssl.data.correspondence import (
     CIFAR100_SUPERCLASSES,
     correspondence,
 )
-from fedjax_ssl.runs.build import Experiment, federate, load_experiment
-from fedjax_ssl.runs.compile import Shared, prepare
+from fedjax_ssl.runs.build import Experiment, build, federate, load_experiment
+from fedjax_ssl.runs.compile import Program
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -121,14 +121,12 @@ def compile_seconds(name: str) -> tuple[float, float]:
     experiment = experiment_of(name, config)
     key = jax.random.key(experiment.config.seed)
     federation = federate(experiment, key)
-    run = prepare(experiment, federation)
-    shared = Shared()
-    state = shared.template(run)
+    program = Program(build(experiment, federation))
+    state = program.template()
     begin = time.perf_counter()
     of_processor = time.process_time()
-    shared.compile(
-        run, [state], [run.inputs], min(experiment.config.eval_every, experiment.config.rounds)
-    )
+    rounds = min(experiment.config.eval_every, experiment.config.rounds)
+    program.compile([state], [program.inputs], rounds)
     return time.perf_counter() - begin, time.process_time() - of_processor
 
 

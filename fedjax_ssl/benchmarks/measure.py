@@ -19,9 +19,9 @@ from fedjax_ssl import folder, models, processor
 from fedjax_ssl.benchmarks.workloads import Workload
 from fedjax_ssl.command_line import map_large_buffers, use_processor
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.federated import VECTORIZED_RUNS, Choice, ServerState
+from fedjax_ssl.federated import VECTORIZED_RUNS, Choice, ServerState, execute
 from fedjax_ssl.federated.method import Metrics
-from fedjax_ssl.runs.build import Experiment, build_method, execution_of, federate
+from fedjax_ssl.runs.build import Experiment, build, federate
 from fedjax_ssl.runs.compile import compiled_program
 from fedjax_ssl.runs.devices import choose_devices, start_processor
 from fedjax_ssl.runs.processes import share_out
@@ -117,8 +117,9 @@ def compile_block(
         (the compiled program, a function that runs it and gives its metrics on the host, seconds of
         compiling with tracing).
     """
-    execution = execution_of(experiment, federation, alone=True)
-    method = build_method(experiment, federation, report=report, execution=execution)
+    built = build(experiment, federation)
+    execution = built.execution._replace(report=report)
+    method = execute(built.method, execution)
     seeds = jax.vmap(jax.random.key)(experiment.config.seed + jnp.arange(workload.seeds))
     keys, shared = share_out((seeds, federation), execution.mesh)
 

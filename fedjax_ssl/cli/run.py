@@ -12,9 +12,9 @@ from fedjax_ssl.cli import listing
 from fedjax_ssl.cli.listing import docstring, paragraph
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.folder.checkpoint import Checkpoints
-from fedjax_ssl.runs.compile import Shared
 from fedjax_ssl.runs.divergence import EXIT_CODE as DIVERGED
 from fedjax_ssl.runs.loop import run
+from fedjax_ssl.runs.shared import Shared
 from fedjax_ssl.shipped import docs
 
 _COLUMN = 38  # where the text about a field begins

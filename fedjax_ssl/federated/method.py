@@ -28,10 +28,10 @@ class Method(NamedTuple):
 
     Example:
         >>> config = fs.load_config("digits_fedavg")
-        >>> from fedjax_ssl.runs import build_method, federate, load_experiment
+        >>> from fedjax_ssl.runs import build, federate, load_experiment
         >>> experiment = load_experiment(config)
         >>> data = federate(experiment, jax.random.key(0))
-        >>> method = build_method(experiment, data)
+        >>> method = build(experiment, data).method
         >>> state = method.init(jax.random.key(0), data)
         >>> state, metrics = jax.jit(method.round)(jax.random.key(0), state, data)
         >>> method.predict(state, data.inputs[:3]).shape

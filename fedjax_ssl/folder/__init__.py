@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     )
     from fedjax_ssl.folder.files import bytes_in_words, write_atomically, write_output
     from fedjax_ssl.folder.folder import FolderLocked, FolderMended, RunFolder, RunFolderError
-    from fedjax_ssl.folder.record import NoRecord, Record
+    from fedjax_ssl.folder.record import Record
     from fedjax_ssl.folder.stored_run import StoredRun, find_runs, read_run
 
 __getattr__, __dir__ = attach(__name__)

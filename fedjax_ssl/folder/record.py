@@ -1,8 +1,4 @@
-"""All that a run reads from its folder, writes there and tells a person.
-
-Of several processes that train one federation, one has a `Record`. The others have a `NoRecord` and
-run the same code.
-"""
+"""All that a run reads from its folder and writes there."""
 
 import contextlib
 import json
@@ -22,7 +18,6 @@ from fedjax_ssl.folder.files import Closing, decode_json, encode_json, storing, 
 from fedjax_ssl.folder.folder import FolderMended, RunFolder, RunFolderError
 from fedjax_ssl.folder.resume import restorable, why_not_longer
 from fedjax_ssl.folder.rows import ClientLog, MetricLog
-from fedjax_ssl.folder.writers import Writers, WriterSettings, open_writers
 
 
 class Record(Closing):
@@ -30,7 +25,6 @@ class Record(Closing):
 
     Attributes:
         path: path of the folder.
-        stream: stream for the report to the person; None: standard output.
         folder: its files, its config and its lock.
     """
 
@@ -38,8 +32,6 @@ class Record(Closing):
         self,
         workdir: str | os.PathLike,
         config: Mapping[str, Any],
-        *,
-        quiet: bool = False,
         **compared: Collection[str],
     ):
         """Open the folder.
@@ -47,7 +39,6 @@ class Record(Closing):
         Args:
             workdir: as for `RunFolder`, which says what is raised.
             config: as for `RunFolder`.
-            quiet: tell the person nothing.
             **compared: how `RunFolder` compares configs.
         """
         with storing(Path(workdir), lambda: "Nothing was started."):
@@ -58,11 +49,9 @@ class Record(Closing):
         self._best = Checkpoints(self.path, folder="best")
         self._log: MetricLog | None = None
         self._clients: ClientLog | None = None
-        self._writers = Writers({})
         self._round = 0  # restored
         # the best model, not yet written
         self._held: tuple[int, dict[str, np.ndarray], dict[str, str]] | None = None
-        self.stream = open(os.devnull, "w", encoding="utf-8") if quiet else None  # noqa: SIM115
 
     def settle(self, config: ml_collections.ConfigDict) -> None:
         """Let a run that was complete get longer; raise ConfigMismatch where it cannot.
@@ -173,13 +162,6 @@ class Record(Closing):
             return found if isinstance(found, dict) else {}
         return {}
 
-    def open_writers(self) -> None:
-        """Open the viewers' records; `fedjax_ssl.folder.writers.open_writers` says what is raised."""
-        settings = WriterSettings(**self._config["tracking"])
-        self._writers = open_writers(
-            settings, self.path, config=self._config, resume_round=self._round
-        )
-
     def save(self, round: int, state: Any, extra: Mapping[str, Any]) -> None:
         """Save a checkpoint, see `Checkpoints.save`."""
         if self._held is not None:  # first: a run that goes on from here must find it
@@ -216,14 +198,14 @@ class Record(Closing):
                     self._clients = ClientLog(self.path, after_round=self._round)
                 self._clients.append(row["round"], clients)
             self._open_log().append(row)
-        self._writers.write(row)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return all metric rows of the run so far."""
         return self._open_log().rows()
 
-    def write(self, path: Path, content: str) -> None:
+    def write(self, name: str, content: str) -> None:
         """Write a file of the folder, whole or not at all."""
+        path = self.path / name
         with self._storing(path, len(content)):
             write_atomically(path, content)
 
@@ -267,8 +249,7 @@ class Record(Closing):
         if rows:
             with self._storing(self.path / "curves.png"):
                 plot_curves(rows, self.path / "curves.png", title=title)
-        self.write(self.folder.summary_file, encode_json(summary, indent=2) + "\n")
-        self._writers.finish(summary)
+        self.write("summary.json", encode_json(summary, indent=2) + "\n")
 
     def _storing(
         self, path: Path, size: int | None = None
@@ -295,32 +276,4 @@ class Record(Closing):
 
     def close(self) -> None:
         """Give the folder back; a second call does nothing."""
-        self._writers.close()
         self.folder.close()
-        if self.stream is not None:
-            self.stream.close()
-
-
-class NoRecord(Closing):
-    """Stands in for a `Record` in a process that must not write: it finds nothing and keeps
-    nothing.
-
-    Attributes:
-        path: the folder in which another process keeps the record; it need not exist on this
-            machine.
-        stream: takes a report that nobody sees.
-    """
-
-    def __init__(self, workdir: str | os.PathLike):
-        self.path = Path(workdir)
-        self.stream = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        """Do nothing, and find nothing, in place of every other method of `Record`."""
-        if not hasattr(Record, name):
-            raise AttributeError(name)
-        return lambda *arguments, **more: None
-
-    def close(self) -> None:
-        """Close the report; a second call does nothing."""
-        self.stream.close()

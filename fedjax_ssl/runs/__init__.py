@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from fedjax_ssl.lazy import attach
 
 if TYPE_CHECKING:
-    from fedjax_ssl.runs.build import Experiment, build_method, federate, load_experiment
-    from fedjax_ssl.runs.compile import Shared
+    from fedjax_ssl.runs.build import Built, Experiment, build, federate, load_experiment
+    from fedjax_ssl.runs.callbacks import Block, Callback
+    from fedjax_ssl.runs.compile import Program
     from fedjax_ssl.runs.loop import Point, run, run_batch
     from fedjax_ssl.runs.processes import (
         PREEMPTED,
@@ -22,5 +23,6 @@ if TYPE_CHECKING:
         share_out,
         start,
     )
+    from fedjax_ssl.runs.shared import Shared
 
 __getattr__, __dir__ = attach(__name__)

@@ -3,6 +3,7 @@ that have no effect.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import jax
 import ml_collections
@@ -10,15 +11,17 @@ import numpy as np
 from jaxtyping import Array
 
 from fedjax_ssl import config as configs
-from fedjax_ssl import federated
+from fedjax_ssl import federated, models
 from fedjax_ssl.config import ConfigError, naming
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.data.reading.problems import some
-from fedjax_ssl.errors import note
-from fedjax_ssl.federated import Method
+from fedjax_ssl.errors import counted, note
+from fedjax_ssl.federated import Method, ServerState, tree_bytes
+from fedjax_ssl.folder.environment import device_description
+from fedjax_ssl.folder.files import bytes_in_words
 from fedjax_ssl.methods.parts.channel_terms import check_channels
 from fedjax_ssl.objectives import cross_entropy, supervised_loss
-from fedjax_ssl.runs.build import Experiment, build_method, cohort_size_of
+from fedjax_ssl.runs.build import Built, build_method, cohort_size_of
 
 
 def check_cohorts(config: ml_collections.ConfigDict, federation: FederatedData) -> None:
@@ -32,18 +35,97 @@ def check_cohorts(config: ml_collections.ConfigDict, federation: FederatedData) 
             )
 
 
-def note_loss(experiment: Experiment, federation: FederatedData) -> None:
+def check(built: Built) -> None:
+    """Refuse a method that does not fit the data, and warn of what has no effect.
+
+    Raises:
+        ConfigError: a setting cannot be used with these data.
+    """
+    config = built.experiment.config
+    federation = built.federation
+    method = built.method
+    if not config.rounds:  # without training, predictors need labels
+        method = method._replace(
+            needs=("labels",), needs_all=False, trains_unlabelled=False, check=None
+        )
+    check_labels(config.supervision.name, config.method.name, method, federation)
+    note_missing_labels(config.supervision.name, config.supervision.labels, federation)
+    check_weighting(config.federated.weighting, method, federation)
+    check_cohorts(config, federation)
+    if config.rounds:
+        note_loss(built)
+    of_clients = (
+        config.data.standardize == "client"
+        or method.predict_for is not None
+        or method.apply is None
+    )
+    if configs.saved_round(config) and of_clients:
+        raise ConfigError(
+            f"config.save_clients is {config.save_clients!r}, but clients have models or "
+            "inputs of their own, or a network that does not score classes alone; leave it "
+            "out"
+        )
+
+
+def describe_start(built: Built, template: ServerState, round: int, path: Path) -> dict[str, str]:
+    """Say what is about to run, a line for each name.
+
+    Args:
+        built: the run.
+        template: shapes of its state.
+        round: rounds that are done already.
+        path: its folder.
+    """
+    config = built.experiment.config
+    method = built.method
+    mesh = built.execution.mesh
+    counts = [
+        f"{count:,} {name.replace('_', ' ')}"
+        for name, count in built.federation.summary().items()
+        if count
+    ]
+    alone = " (no federation: scores are means over the clients' models)" * method.alone
+    resumed = f", resumed after round {round}" * bool(round)
+    weights = weights_in_words(config.federated.weighting, method)
+    parameters = models.count_parameters(template.params)
+    return {
+        "device": device_description(1 if mesh is None else mesh.size),
+        "data": f"{config.data.name} ({', '.join(counts)})",
+        "method": config.method.name + alone,
+        "model": f"{config.model.name} ({parameters:,} parameters)",
+        "rounds": f"{config.rounds}{resumed}",
+        "weights": weights if config.rounds else "no training",
+        "folder": str(path),
+    }
+
+
+def saved_clients(number: int, count: int, template: ServerState, folder: Path) -> str:
+    """Say what the models of a round's clients will take.
+
+    Args:
+        number: the round.
+        count: clients of a cohort.
+        template: shapes of the run's state.
+        folder: where they go.
+    """
+    size = bytes_in_words(count * tree_bytes((template.params, template.model_state)))
+    models = f"models of up to {counted(count, 'client')} are kept of round {number}"
+    return f"{models}: {size}, in memory and in {folder}"
+
+
+def note_loss(built: Built) -> None:
     """Warn where a loss of labelled examples is named that the method never takes."""
-    section = experiment.config.loss
+    experiment = built.experiment
+    federation = built.federation
     calls = list[None]()
-    if experiment.host is not None or supervised_loss(**section) is cross_entropy:
+    if experiment.host is not None or supervised_loss(**experiment.config.loss) is cross_entropy:
         return
 
     def heard(logits: Array, targets: Array) -> Array:
         calls.append(None)
         return cross_entropy(logits, targets)
 
-    method = build_method(experiment, federation, loss=heard)
+    method = build_method(experiment, federation, built.execution, loss=heard)
     key = jax.random.key(0)
     if not method.on_host:
         jax.eval_shape(lambda: method.round(key, method.init(key, federation), federation))

@@ -1,6 +1,4 @@
-"""From a resolved config to what a run is made of: dataset, federation, method. Nothing below
-sees the config.
-"""
+"""From a resolved config to what a run is made of: dataset, federation, method and execution."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -16,6 +14,7 @@ from jaxtyping import Array, Key
 from fedjax_ssl import config as configs
 from fedjax_ssl import data, federated, methods, models
 from fedjax_ssl.backend import backend
+from fedjax_ssl.data import FederatedData
 from fedjax_ssl.data.fingerprint import fingerprint
 from fedjax_ssl.errors import counted
 from fedjax_ssl.federated import Execution, Method, Setup
@@ -27,7 +26,7 @@ from fedjax_ssl.runs.processes import run_devices
 # Tables may be a quarter wider than a seed needs, so that another seed does not need another
 # program.
 _WIDEST = 1.25
-Report = Callable[[federated.Choice], None]
+Start = Callable[[models.Model], models.Model]  # gives a network other weights to start from
 
 
 class Experiment(NamedTuple):
@@ -39,6 +38,22 @@ class Experiment(NamedTuple):
     host: data.HostInputs | None = None
     # ^ where its inputs stay; None: all of them are on the device
     known_by: Mapping[str, int | str] = {}  # fingerprint of the data, as they were read
+
+
+class Built(NamedTuple):
+    """What a run is made of, before anything is compiled.
+
+    Attributes:
+        experiment: config and dataset.
+        federation: drawn from the dataset.
+        method: for this federation.
+        execution: how its clients are placed on devices.
+    """
+
+    experiment: Experiment
+    federation: FederatedData
+    method: Method
+    execution: Execution
 
 
 def load_experiment(config: ml_collections.ConfigDict) -> Experiment:
@@ -79,7 +94,7 @@ def load_resolved(config: ml_collections.ConfigDict) -> Experiment:
 
 def federate(
     experiment: Experiment, key: Key[Array, ""], inputs: Array | None = None
-) -> data.FederatedData:
+) -> FederatedData:
     """Draw the federation that the config describes, with everything random in it drawn from `key`.
 
     Args:
@@ -107,71 +122,68 @@ def federate(
         )
 
 
-def build_method(
+def build(
     experiment: Experiment,
-    federation: data.FederatedData,
-    hyperparameters: Mapping[str, Array] | None = None,
-    report: Report | None = None,
-    execution: Execution | None = None,
-    loss: RowLoss | None = None,
-    start: bool = False,
-) -> Method:
-    """Build the method that the config names, for this federation.
+    federation: FederatedData,
+    numbers: Mapping[str, Array] | None = None,
+    start: Start | None = None,
+) -> Built:
+    """Build what a run is made of.
 
     Args:
         experiment: config and dataset.
-        federation: gives sizes; of its contents, only the clients' sizes are read, and only where
-            they decide the placement.
-        hyperparameters: values that replace fields of the config, by dotted name; they may be
-            traced.
-        report: is told whenever a round is traced how its clients are placed.
-        execution: in place of what the config says; for numbers and federations that are traced in
-            a program whose placement was decided before.
-        loss: in place of the one that the config names.
-        start: its `init` starts from the weights that the config names; they are read here.
-    """
-    config = configs.replace_numbers(experiment.config, hyperparameters or {})
-    if execution is None:
-        # What is traced may be vectorized, over any number of runs.
-        execution = execution_of(
-            experiment, federation, alone=not hyperparameters and not _is_abstract(federation)
-        )
-    if report is not None:
-        execution = execution._replace(report=report)
-    setup = _setup(config, experiment.dataset, federation)
-    setup = setup if loss is None else setup._replace(loss=loss)
-    if start and config["start_from"]:
-        from fedjax_ssl.runs.start import start_from  # it builds methods, too
-
-        with configs.naming("start_from"):
-            setup = setup._replace(model=start_from(setup.model, config["start_from"]))
-    name = config["method"].pop("name")
-    with configs.naming("method"):
-        return federated.execute(methods.build(name, setup, **config["method"]), execution)
-
-
-def execution_of(
-    experiment: Experiment, federation: data.FederatedData, *, alone: bool
-) -> Execution:
-    """Gather the settings that change the time of a run and not its results, but for rounding.
-
-    Args:
-        experiment: config and dataset.
-        federation: its clients' sizes may decide the placement.
-        alone: no other run shares the device, unless they are vectorized by name, and the
-            federation is not traced.
+        federation: with its arrays, as shapes, or traced.
+        numbers: values that replace fields of the config, by dotted name; they may be traced.
+        start: gives the network its first weights, in place of random ones.
     """
     section = experiment.config.federated
-    return Execution(
+    # What is traced may be vectorized, over any number of runs.
+    alone = not any(
+        isinstance(leaf, jax.core.Tracer | jax.ShapeDtypeStruct)
+        for leaf in jax.tree.leaves((federation, numbers))
+    )
+    execution = Execution(
         placement=section.placement,
         chunk_size=section.chunk_size,
         mesh=device_mesh(choose_devices(experiment.config, experiment.dataset), section.reduce),
         reduce=section.reduce,
         all_clients=_clients_of_known_size(federation) if alone else None,
     )
+    method = build_method(experiment, federation, execution, numbers, start=start)
+    return Built(experiment, federation, method, execution)
 
 
-def _setup(config: dict[str, Any], dataset: data.Dataset, federation: data.FederatedData) -> Setup:
+def build_method(
+    experiment: Experiment,
+    federation: FederatedData,
+    execution: Execution,
+    numbers: Mapping[str, Array] | None = None,
+    *,
+    start: Start | None = None,
+    loss: RowLoss | None = None,
+) -> Method:
+    """Build the method that the config names, for this federation.
+
+    Args:
+        experiment: config and dataset.
+        federation: gives sizes.
+        execution: how its rounds are executed.
+        numbers: as for `build`.
+        start: as for `build`.
+        loss: in place of the one that the config names.
+    """
+    config = configs.replace_numbers(experiment.config, numbers or {})
+    setup = _setup(config, experiment.dataset, federation)
+    if loss is not None:
+        setup = setup._replace(loss=loss)
+    if start is not None:
+        setup = setup._replace(model=start(setup.model))
+    name = config["method"].pop("name")
+    with configs.naming("method"):
+        return federated.execute(methods.build(name, setup, **config["method"]), execution)
+
+
+def _setup(config: dict[str, Any], dataset: data.Dataset, federation: FederatedData) -> Setup:
     """Gather model, inputs, optimizers and sizes."""
     local = config["optimizer"]
     server = config["federated"]
@@ -230,7 +242,7 @@ def _setup(config: dict[str, Any], dataset: data.Dataset, federation: data.Feder
         )
 
 
-def _loss_of(section: dict[str, Any], federation: data.FederatedData) -> RowLoss:
+def _loss_of(section: dict[str, Any], federation: FederatedData) -> RowLoss:
     """Build the loss of labelled examples, from the labels that clients and the server see."""
     weights = section["class_weights"]
     counts = None
@@ -277,20 +289,12 @@ def _augmentation(
         return data.augmentation(name, **stored, **configs.options(config[kind]))
 
 
-def _clients_of_known_size(federation: data.FederatedData) -> federated.Client | None:
+def _clients_of_known_size(federation: FederatedData) -> federated.Client | None:
     """All clients, where their sizes decide the placement and how long loops of local steps are."""
     if backend() == "cpu":
         return None
     clients: federated.Client = jax.device_get(federated.all_clients(federation))
     return clients
-
-
-def _is_abstract(federation: data.FederatedData) -> bool:
-    """Tell whether its arrays have no values: they are traced, or shapes alone."""
-    return any(
-        isinstance(leaf, jax.core.Tracer | jax.ShapeDtypeStruct)
-        for leaf in jax.tree.leaves(federation)
-    )
 
 
 def cohort_size_of(config: Any, number: int) -> int:

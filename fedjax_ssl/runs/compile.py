@@ -13,28 +13,23 @@ import json
 import os
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Key
 
 from fedjax_ssl import config as configs
-from fedjax_ssl import data, federated, processor
+from fedjax_ssl import federated, processor
 from fedjax_ssl.backend import backend
 from fedjax_ssl.config import ConfigError, naming
 from fedjax_ssl.data import FederatedData, LoadedInputs
-from fedjax_ssl.data.federation.federated_data import of_one_shape
 from fedjax_ssl.errors import note
 from fedjax_ssl.federated import (
     VECTORIZED_RUNS,
     Choice,
-    Execution,
     Method,
     ServerState,
     device_memory,
@@ -43,18 +38,9 @@ from fedjax_ssl.federated import (
 from fedjax_ssl.federated.memory import FittingProgram, bytes_of, bytes_to_come, is_out_of_memory
 from fedjax_ssl.federated.method import Metrics
 from fedjax_ssl.folder.files import bytes_in_words, plain_value
-from fedjax_ssl.prediction import one_shot
-from fedjax_ssl.runs.build import (
-    Experiment,
-    Report,
-    build_method,
-    execution_of,
-    federate,
-    load_resolved,
-)
-from fedjax_ssl.runs.devices import start_processor
-from fedjax_ssl.runs.residence import on_host, why_not_on_host
+from fedjax_ssl.runs.build import Built, build_method
 from fedjax_ssl.runs.rounds import run_block
+from fedjax_ssl.runs.start import start_of
 
 PyTree = Any
 # Passes of XLA's that rewrite loops, a bit in each of up to 16 turns of all passes. On CPUs nothing
@@ -99,113 +85,22 @@ class Inputs(NamedTuple):
     federation: FederatedData
 
 
-class Prepared(NamedTuple):
-    """A run that is ready to be compiled: data drawn, method built.
+class Advanced(NamedTuple):
+    """What a block of rounds has brought.
 
     Attributes:
-        experiment: config and dataset.
-        execution: how clients are placed on devices.
-        method: built with the numbers of the config; in programs these are arguments.
-        inputs: arguments of its programs.
-        code: digest; runs with the same one have the same programs, but for shapes.
-        memory: bytes of the device that clients at once are to fill; None where their number is
-            given.
+        rows: metrics of each run. A metric by client is an array.
+        states: new state of each run.
+        models: the models of the clients of the saved round, if any.
+        compiling: seconds of compiling.
+        training: seconds of the rounds and the evaluation.
     """
 
-    experiment: Experiment
-    execution: Execution
-    method: Method
-    inputs: Inputs
-    code: str
-    memory: int | None
-
-    def method_of(
-        self,
-        numbers: Mapping[str, Array],
-        federation: FederatedData,
-        report: Report | None = None,
-        clients_at_once: int | None = None,
-    ) -> Method:
-        """Build the method inside a program, of traced numbers; one that calls the host stays as
-        it is.
-        """
-        if self.method.on_host:
-            return self.method
-        how = self.execution
-        how = how if clients_at_once is None else how._replace(chunk_size=clients_at_once)
-        return build_method(self.experiment, federation, numbers, report, how)
-
-    def init(
-        self,
-        numbers: Mapping[str, Array],
-        key: Key[Array, ""],
-        federation: FederatedData,
-        *,
-        start: bool = False,
-    ) -> ServerState:
-        """Make the state before the first round; to be compiled."""
-        method = self.method_of(numbers, federation)
-        if start:
-            method = build_method(
-                self.experiment, federation, numbers, None, self.execution, start=True
-            )
-        return method.init(key, federation)
-
-    def block(
-        self,
-        rounds: int,
-        report: Report | None = None,
-        clients_at_once: int | None = None,
-        saved: int | None = None,
-    ) -> Callable[..., tuple[ServerState, Metrics]]:
-        """Give the function of (state, numbers, key, federation) that runs a block, see
-        `run_block`.
-        """
-
-        def block(
-            state: ServerState,
-            numbers: Mapping[str, Array],
-            key: Key[Array, ""],
-            federation: FederatedData,
-        ) -> tuple[ServerState, Metrics]:
-            method = self.method_of(numbers, federation, report, clients_at_once)
-            if saved:
-                at_once = self.execution.chunk_size if clients_at_once is None else clients_at_once
-                how = self.execution._replace(chunk_size=at_once, report=report, keep_models=True)
-                method = federated.execute(method, how)
-            return run_block(
-                method, state, key, federation, rounds, self.experiment.config.metrics, saved
-            )
-
-        return block
-
-
-def prepare(experiment: Experiment, federation: FederatedData) -> Prepared:
-    """Build the method of an experiment and gather the arguments of its programs.
-
-    Args:
-        experiment: config and dataset.
-        federation: drawn from the seed of the config; not traced.
-
-    Raises:
-        ConfigError: a setting cannot be used.
-    """
-    config = experiment.config
-    dataset = experiment.dataset
-    one_shot.check(config, federation)
-    with naming("data, config.partition or config.supervision"):
-        data.validate(federation, truth_required=not configs.predictors(config))
-    execution = execution_of(experiment, federation, alone=True)
-    method = build_method(experiment, federation, execution=execution)
-    parts = [static_part(config), dataset.input_max, dataset.mean, dataset.std]
-    digest = hashlib.sha256(repr(parts).encode())
-    for leaf in jax.tree.leaves(execution.all_clients):  # their sizes decide the placement
-        digest.update(np.ascontiguousarray(leaf).tobytes())
-    numbers = {name: jnp.asarray(value) for name, value in configs.traced_numbers(config).items()}
-    several = execution.placement in ("auto", "chunked", "lanes") and execution.chunk_size is None
-    memory = device_memory() if several and backend() != "cpu" else None
-    inputs = Inputs(numbers, jax.random.key(config.seed), federation)
-    return Prepared(experiment, execution, method, inputs, digest.hexdigest(), memory)
+    rows: list[dict[str, Any]]
+    states: list[ServerState]
+    models: Any
+    compiling: float
+    training: float
 
 
 def static_part(config: Any) -> str:
@@ -217,171 +112,112 @@ def static_part(config: Any) -> str:
     return json.dumps(plain_value(fields), sort_keys=True)
 
 
-class Shared:
-    """Loads, draws and compiles once what the runs of a process have in common.
+class Program:
+    """The compiled functions of a run: `init`, `advance` and `predict`.
 
-    The dataset of the last run is kept, with the federations that were drawn from it: these share
-    its examples.
+    Each is compiled when it is first called, once for all runs of the process with the same code
+    and shapes.
 
-    Example:
-        >>> from fedjax_ssl.runs import Shared, run
-        >>> shared = Shared()
-        >>> for seed in range(3):  # compiles once
-        ...     config.seed = seed
-        ...     run(config, f"runs/{seed}", shared=shared)  # doctest: +SKIP
+    Attributes:
+        built: what the run is made of.
+        inputs: arguments of its functions beside the state.
+        code: digest; runs with the same one have the same functions, but for shapes.
     """
 
-    def __init__(self, own_process: bool = False) -> None:
-        """Begin with nothing.
+    def __init__(
+        self,
+        built: Built,
+        compiled: dict[tuple[Hashable, ...], Any] | None = None,
+        key: Key[Array, ""] | None = None,
+        numbers: Mapping[str, Array] | None = None,
+    ):
+        """Compile nothing yet.
 
         Args:
-            own_process: nothing but runs of one program is computed in this process, which is set
-                up for them.
+            built: nothing of it is traced.
+            compiled: what runs of the process have compiled; nothing by default.
+            key: key of the run; by default that of the config's seed.
+            numbers: values that replace fields of the config, by dotted name.
         """
-        self._own_process = own_process
-        self._dataset: tuple[str, Experiment] | None = None
-        self._federations: dict[str, FederatedData] = {}
-        self._pictures: dict[str, bytes] = {}
-        self._templates: dict[tuple[Hashable, ...], ServerState] = {}
-        self._programs: dict[tuple[Any, ...], tuple[Callable[..., Any], list[Choice]]] = {}
-        self._predictions: dict[tuple[Any, ...], Callable[..., Any]] = {}
-
-    def experiment(self, config: ml_collections.ConfigDict) -> Experiment:
-        """Load the dataset of a resolved config, with its inputs where they belong; raises as
-        `prepare`.
-        """
-        away = on_host(self._load(config))
-        return away if away.host is None else self.prepare(config).experiment
-
-    def _load(self, config: ml_collections.ConfigDict) -> Experiment:
-        name = _text(config.data)
-        if self._dataset is None or self._dataset[0] != name:
-            self._dataset = name, load_resolved(config)
-            if self._own_process:
-                start_processor(config, self._dataset[1].dataset)
-            self._federations = {}
-            self._pictures = {}
-        return self._dataset[1]._replace(config=config)
-
-    def prepare(self, config: ml_collections.ConfigDict) -> Prepared:
-        """Load, draw and build a run, with its inputs where they belong.
-
-        Args:
-            config: resolved.
-
-        Raises:
-            ConfigError: a setting cannot be used, or inputs are to stay on the host and this run
-                cannot train so.
-            DatasetUnavailable: the dataset is not on disk and could not be downloaded.
-        """
-        experiment = self._load(config)
-        away = on_host(experiment)
-        if away.host is not None:
-            reason = why_not_on_host(config)
-            if not reason:
-                found = prepare(away, self.federation(away))
-                reason = why_not_on_host(config, found.method, found.inputs.federation)
-                if not reason:
-                    return found
-            if config.data.residence == "host":
-                raise ConfigError(f"config.data.residence is 'host', but {reason}")
-        return prepare(experiment, self.federation(experiment))
-
-    def federation(self, experiment: Experiment) -> FederatedData:
-        """Draw the federation of an experiment with the seed of its config, once."""
-        name = self._name(experiment)
-        if name not in self._federations:
-            whole = (
-                one.inputs
-                for one in self._federations.values()
-                if not isinstance(one.inputs, LoadedInputs)
-            )
-            key = jax.random.key(experiment.config.seed)
-            self._federations[name] = federate(experiment, key, next(whole, None))
-        return self._federations[name]
-
-    def draw(self, experiment: Experiment, path: Path) -> None:
-        """Draw the picture of a partition into a file; each one is drawn once."""
-        name = self._name(experiment)
-        if name not in self._pictures:
-            federation = self.federation(experiment)
-            dataset = experiment.dataset
-            names = data.client_names(
-                dataset, federation, experiment.config.partition.name == "natural"
-            )
-            data.plot_partition(
-                federation, path, dataset.class_names, names[: federation.num_clients]
-            )
-            self._pictures[name] = path.read_bytes()
-        else:
-            path.write_bytes(self._pictures[name])
-
-    def align(self, configs: Sequence[ml_collections.ConfigDict]) -> None:
-        """Give the federations of runs tables of equal width, where that leaves the shapes of their
-        states alone.
-
-        Clients of other seeds may be larger, as with Dirichlet partitions; without this, each would
-        need programs of its own. States whose shapes follow the tables are left alone, so that a
-        run can go on without the others.
-
-        Args:
-            configs: resolved, of one program but for shapes.
-        """
-        experiments = [self.experiment(config) for config in configs]
-        found = {self._name(one): self.federation(one) for one in experiments}
-        if len({described(one) for one in found.values()}) == 1:
-            return
-        widened = dict(zip(found, of_one_shape(list(found.values())), strict=True))
-        first = experiments[0]
-        name = self._name(experiments[0])
-        before, after = (
-            jax.eval_shape(build_method(first, one).init, jax.random.key(0), one)
-            for one in (found[name], widened[name])
+        config = built.experiment.config
+        dataset = built.experiment.dataset
+        execution = built.execution
+        self.built = built
+        self._compiled = {} if compiled is None else compiled
+        values = configs.traced_numbers(config) | dict(numbers or {})
+        self.inputs = Inputs(
+            {name: jnp.asarray(value) for name, value in values.items()},
+            jax.random.key(config.seed) if key is None else key,
+            built.federation,
         )
-        if described(before) == described(after):
-            self._federations.update(widened)
+        parts = [static_part(config), dataset.input_max, dataset.mean, dataset.std]
+        digest = hashlib.sha256(repr(parts).encode())
+        for leaf in jax.tree.leaves(execution.all_clients):  # their sizes decide the placement
+            digest.update(np.ascontiguousarray(leaf).tobytes())
+        self.code = digest.hexdigest()
+        several = execution.placement in ("auto", "chunked", "lanes")
+        fits = several and execution.chunk_size is None and backend() != "cpu"
+        # bytes of the device that clients at once are to fill; None where their number is given
+        self._memory = device_memory() if fits else None
 
-    @staticmethod
-    def _name(experiment: Experiment) -> str:
-        config = experiment.config
-        where = "device" if experiment.host is None else "host"
-        return f"{_text(config.partition)} {_text(config.supervision)} {config.seed} {where}"
+    def _once(self, make: Callable[[], Any], kind: str, *shapes: Hashable) -> Any:
+        key = (kind, self.code, *shapes)
+        if key not in self._compiled:
+            self._compiled[key] = make()
+        return self._compiled[key]
 
-    def choices(self, run: Prepared) -> list[Choice]:
-        """List how clients were placed in the programs of a run's code."""
-        return [
-            choice
-            for (code, *_), (_, choices) in self._programs.items()
-            if code == run.code
-            for choice in choices
-        ]
+    def _method(
+        self, numbers: Mapping[str, Array], federation: FederatedData, **more: Any
+    ) -> Method:
+        """Build the method inside a program, of traced numbers; one that calls the host stays as
+        it is.
 
-    def template(self, run: Prepared) -> ServerState:
-        """Give shapes and types of a run's state."""
-        key = (run.code, *described(run.inputs))
-        if key not in self._templates:
+        Args:
+            numbers: settings by dotted names of fields.
+            federation: traced as well.
+            **more: `start`, or fields of the execution that replace those of the run.
+        """
+        start = more.pop("start", None)
+        execution = self.built.execution._replace(**more)
+        if self.built.method.on_host and start is None:
+            return federated.execute(self.built.method, execution) if more else self.built.method
+        return build_method(self.built.experiment, federation, execution, numbers, start=start)
+
+    def template(self) -> ServerState:
+        """Give shapes and types of the run's state."""
+
+        def init(numbers: Any, key: Key[Array, ""], federation: FederatedData) -> ServerState:
+            return self._method(numbers, federation).init(key, federation)
+
+        def trace() -> ServerState:
             with naming("method"), _explaining_memory():
-                self._templates[key] = jax.eval_shape(run.init, *_shapes(run.inputs))
-            _check_bytes(tree_bytes(self._templates[key]), "the state of a run")
-        return self._templates[key]
+                state: ServerState = jax.eval_shape(init, *_shapes(self.inputs))
+            _check_bytes(tree_bytes(state), "the state of a run")
+            return state
 
-    def init(self, run: Prepared) -> ServerState:
-        """Make the state before the first round."""
-        start = run.experiment.config.start_from
-        key = (run.code, 0, start, *described(run.inputs))
-        if key not in self._programs:
-            init = partial(run.init, start=bool(start))
-            self._programs[key] = jax.jit(init).lower(*_shapes(run.inputs)).compile(), []
-        found: ServerState = self._programs[key][0](*run.inputs)
+        found: ServerState = self._once(trace, "template", *described(self.inputs))
         return found
 
-    def predict(
-        self, run: Prepared, state: ServerState, client: int | None, inputs: np.ndarray
-    ) -> np.ndarray:
+    def init(self) -> ServerState:
+        """Make the state before the first round, with the weights that the config starts from."""
+        config = self.built.experiment.config
+
+        def init(numbers: Any, key: Key[Array, ""], federation: FederatedData) -> ServerState:
+            return self._method(numbers, federation, start=start_of(config)).init(key, federation)
+
+        compiled = self._once(
+            lambda: jax.jit(init).lower(*_shapes(self.inputs)).compile(),
+            "init",
+            config.start_from,
+            *described(self.inputs),
+        )
+        found: ServerState = compiled(*self.inputs)
+        return found
+
+    def predict(self, state: ServerState, client: int | None, inputs: np.ndarray) -> np.ndarray:
         """Predict raw inputs by the global model, or by that of a client.
 
         Args:
-            run: the run.
             state: on one device.
             client: its number; None: the global model.
             inputs: [n, ...]; every other n takes a program of its own.
@@ -389,39 +225,58 @@ class Shared:
         Returns:
             Log-probabilities [n, K].
         """
-        arguments = state, run.inputs.numbers, jnp.int32(client or 0), inputs
-        own = client is not None
-        key = (run.code, own, *described((arguments, run.inputs)))
-        if key not in self._predictions:
-            federation = _shapes(run.inputs)[2]
+        arguments = state, self.inputs.numbers, jnp.int32(client or 0), inputs
+        federation = _shapes(self.inputs)[2]
 
-            def predict(
-                state: ServerState, numbers: Mapping[str, Array], client: Array, inputs: Array
-            ) -> Array:
-                method = run.method_of(numbers, federation)
-                by_client = method.predict_for if own else None
-                return (
-                    method.predict(state, inputs)
-                    if by_client is None
-                    else by_client(state, client, inputs)
-                )
+        def predict(
+            state: ServerState, numbers: Mapping[str, Array], client_id: Array, inputs: Array
+        ) -> Array:
+            method = self._method(numbers, federation)
+            if client is None or method.predict_for is None:
+                return method.predict(state, inputs)
+            return method.predict_for(state, client_id, inputs)
 
-            self._predictions[key] = compiled_program(jax.jit(predict).lower(*_shapes(arguments)))
-        return np.asarray(self._predictions[key](*arguments))
+        compiled = self._once(
+            lambda: compiled_program(jax.jit(predict).lower(*_shapes(arguments))),
+            "predict",
+            client is not None,
+            *described((arguments, self.inputs)),
+        )
+        return np.asarray(compiled(*arguments))
+
+    def block(
+        self, rounds: int, saved: int | None = None, **execution: Any
+    ) -> Callable[..., tuple[ServerState, Metrics]]:
+        """Give the function of (state, numbers, key, federation) that runs a block, see
+        `run_block`.
+        """
+        if saved:
+            execution["keep_models"] = True
+
+        def block(
+            state: ServerState,
+            numbers: Mapping[str, Array],
+            key: Key[Array, ""],
+            federation: FederatedData,
+        ) -> tuple[ServerState, Metrics]:
+            method = self._method(numbers, federation, **execution)
+            metrics = self.built.experiment.config.metrics
+            return run_block(method, state, key, federation, rounds, metrics, saved)
+
+        return block
 
     def compile(
         self,
-        run: Prepared,
         states: Sequence[ServerState],
         inputs: Sequence[Inputs],
         rounds: int,
         compiling: Callable[[], None] = lambda: None,
         saved: int | None = None,
     ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Compile a block of rounds of one run or of several; of the states only shapes are used.
+        """Compile a block of rounds of this run, or of several with the same code; of the states
+        only shapes are used.
 
         Args:
-            run: any of the runs, which have the same code.
             states: state of each run.
             inputs: inputs of each run, of the same shapes.
             rounds: length of the block.
@@ -436,87 +291,87 @@ class Shared:
             ConfigError: a setting that a method checks only when it is traced, or not enough
                 memory.
         """
-        if run.method.on_host:
+        if self.built.method.on_host:
             (one,) = inputs
-            return run.block(rounds, saved=saved), (states[0], *one)
+            return self.block(rounds, saved), (states[0], *one)
         arguments = (states[0], *inputs[0]) if len(states) == 1 else _together(states, inputs)
-        key = (run.code, rounds, saved, len(states), *described(arguments))
-        if key not in self._programs:
+
+        def compile_for(clients_at_once: int | None) -> tuple[Callable[..., Any], list[Choice]]:
+            choices: list[Choice] = []
+            execution: dict[str, Any] = {"report": choices.append}
+            if clients_at_once is not None:
+                execution["chunk_size"] = clients_at_once
+            block = self.block(rounds, saved, **execution)
+            whole = block if len(states) == 1 else _vectorized(block)
+            return _compile(whole, arguments, self.built.execution.mesh), choices
+
+        def compile_block() -> tuple[Callable[..., Any], list[Choice]]:
             compiling()
-
-            def compile_for(clients_at_once: int | None) -> tuple[Callable[..., Any], list[Choice]]:
-                choices: list[Choice] = []
-                block = run.block(rounds, choices.append, clients_at_once, saved)
-                return _compile(
-                    block if len(states) == 1 else _vectorized(block), arguments, run
-                ), choices
-
             with _explaining_memory():
-                if run.memory is None:
-                    self._programs[key] = compile_for(None)
-                else:
-                    to_come = sum(bytes_to_come(one.federation.inputs) for one in inputs)
-                    cohort = (
-                        run.experiment.config.federated.cohort_size
-                        or inputs[0].federation.num_clients
-                    )
-                    fitting = FittingProgram(compile_for, run.memory - to_come, note, cohort)
-                    self._programs[key] = fitting, fitting.choices
-        return self._programs[key][0], arguments
+                if self._memory is None:
+                    return compile_for(None)
+                to_come = sum(bytes_to_come(one.federation.inputs) for one in inputs)
+                cohort = self.built.experiment.config.federated.cohort_size
+                fitting = FittingProgram(
+                    compile_for,
+                    self._memory - to_come,
+                    note,
+                    cohort or self.built.federation.num_clients,
+                )
+                return fitting, fitting.choices
+
+        shapes = (rounds, saved, len(states), *described(arguments))
+        return self._once(compile_block, "block", *shapes)[0], arguments
+
+    @property
+    def choices(self) -> list[Choice]:
+        """How clients are placed in the blocks of rounds that are compiled so far."""
+        return [
+            choice
+            for (kind, code, *_), found in self._compiled.items()
+            if kind == "block" and code == self.code
+            for choice in found[1]
+        ]
 
     def advance(
         self,
-        run: Prepared,
         states: Sequence[ServerState],
         inputs: Sequence[Inputs],
         rounds: int,
         compiling: Callable[[], None] = lambda: None,
         running: Callable[[Any], contextlib.AbstractContextManager] = contextlib.nullcontext,
         saved: int | None = None,
-    ) -> tuple[list[dict[str, Any]], list[ServerState], float, float]:
+    ) -> Advanced:
         """Run a block of rounds and its evaluation, of one run or of several that are at the same
         round.
 
         Args:
-            run: as for `compile`, which says what is raised.
             states: state of each run; the new ones take their memory.
-            inputs: as for `compile`.
+            inputs: as for `compile`, which says what is raised.
             rounds: length of the block.
             compiling: called before something is compiled.
             running: is given the program, and gives a context in which the block runs.
             saved: as for `compile`.
-
-        Returns:
-            (a row of metrics and the new state of each run, seconds of compiling, seconds of
-            running). A metric by client is an array, `CLIENT_MODELS` a tree of arrays for each of
-            the saved rounds.
         """
         begin = time.perf_counter()
-        program, arguments = self.compile(run, states, inputs, rounds, compiling, saved)
+        program, arguments = self.compile(states, inputs, rounds, compiling, saved)
         compiled = time.perf_counter()
         with running(program), _explaining_memory():
             after, metrics = program(*arguments)
             models = jax.device_get(metrics.pop(federated.CLIENT_MODELS, None))
-            found = {
-                name: np.asarray(value)
-                for name, value in federated.to_numbers(jax.device_get(metrics)).items()
-            }
+            numbers = federated.to_numbers(jax.device_get(metrics))
             elapsed = time.perf_counter() - compiled
-            count = len(states)
+        count = len(states)
+        found = {name: np.asarray(value) for name, value in numbers.items()}
         rows = [
             {name: _plain(one if count == 1 else one[at]) for name, one in found.items()}
             for at in range(count)
         ]
-        if saved:
-            rows[0][federated.CLIENT_MODELS] = models
         for row in rows:
             row["seconds"] = elapsed / count
             row["client_updates_per_second"] = row["clients"] / row["seconds"]
-        return rows, list(after) if count > 1 else [after], compiled - begin, elapsed
-
-
-def _text(section: Any) -> str:
-    return json.dumps(plain_value(section.to_dict()), sort_keys=True)
+        new = list(after) if count > 1 else [after]
+        return Advanced(rows, new, models, compiled - begin, elapsed)
 
 
 def _plain(value: np.ndarray) -> Any:
@@ -570,10 +425,10 @@ def with_examples(inputs: Inputs, examples: Any) -> Inputs:
 
 
 def _compile(
-    function: Callable[..., Any], arguments: tuple[Any, ...], run: Prepared
+    function: Callable[..., Any], arguments: tuple[Any, ...], mesh: Mesh | None
 ) -> Callable[..., Any]:
     placed: dict[str, Any] = {}
-    if (mesh := run.execution.mesh) is not None:
+    if mesh is not None:
         # Whole on every device: otherwise a process could not read what lies on those of another
         # one.
         whole = NamedSharding(mesh, PartitionSpec())

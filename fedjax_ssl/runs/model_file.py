@@ -32,7 +32,7 @@ from fedjax_ssl.errors import UserError
 from fedjax_ssl.federated import Method, ServerState
 from fedjax_ssl.folder.checkpoint import Checkpoints
 from fedjax_ssl.folder.stored_run import StoredRun, read_run
-from fedjax_ssl.runs.build import Experiment, build_method
+from fedjax_ssl.runs.build import Experiment, build
 
 VERSION = 1
 CHECKPOINTS = ("auto", "best", "last")
@@ -117,7 +117,7 @@ def rebuild(
         model["dataset"], blank, None, tuple(model["class_names"]), mean=mean, std=std, **known
     )
     federation = _of_shapes(FederatedData, model["federation"])
-    method = build_method(Experiment(_for_prediction(resolved, model_options), dataset), federation)
+    method = build(Experiment(_for_prediction(resolved, model_options), dataset), federation).method
     state = jax.eval_shape(method.init, jax.random.key(0), federation)
     return resolved, Rebuilt(
         method, state, dataset, tuple(model["client_names"]), federation.num_clients

@@ -3,35 +3,38 @@ host after a block.
 """
 
 import math
-from typing import Any
 
-import ml_collections
 import numpy as np
 from jaxtyping import Float
 
 from fedjax_ssl.config import ConfigError, own_metrics
-from fedjax_ssl.data import FederatedData
 from fedjax_ssl.data.federation.federated_data import real_rows
 from fedjax_ssl.errors import naming
 from fedjax_ssl.own_code import number_from
+from fedjax_ssl.runs.build import Built
+from fedjax_ssl.runs.callbacks import Block
+from fedjax_ssl.runs.processes import Team
 
 
 class OwnMetrics:
-    """The functions that `config.metrics` names, for the examples of one federation.
+    """The functions that `config.metrics` names, as a callback that adds their columns."""
 
-    Args:
-        config: resolved.
-        federation: its test and validation examples that have a label are scored; not traced.
-        alone: whether clients train alone.
+    def __init__(self, built: Built, team: Team):
+        """Try the functions, before anything is compiled.
 
-    Raises:
-        ConfigError: a function raises, or returns no number, for random probabilities; or there is
-            no global model.
-    """
+        Args:
+            built: the run; test and validation examples that have a label are scored.
+            team: all processes; the numbers are those of the first one.
 
-    def __init__(self, config: ml_collections.ConfigDict, federation: FederatedData, alone: bool):
+        Raises:
+            ConfigError: a function raises, or returns no number, for random probabilities; or
+                there is no global model.
+        """
+        config = built.experiment.config
+        federation = built.federation
+        self._team = team
         self._functions = own_metrics(config)
-        if self._functions and alone:
+        if self._functions and built.method.alone:
             raise ConfigError(
                 "config.metrics names "
                 f"{', '.join(name for name in config.metrics if ':' in name)}, but with "
@@ -45,17 +48,16 @@ class OwnMetrics:
             kind: np.asarray(federation.labels)[real_rows(*table)] for kind, table in tables.items()
         }
         draw = np.random.default_rng(0).dirichlet
-        for kind, labels in self._labels.items():  # before anything is compiled
+        for kind, labels in self._labels.items():
             self._score(kind, draw(np.ones(federation.num_classes), len(labels)).astype(np.float32))
 
-    def take(self, row: dict[str, Any]) -> dict[str, float]:
-        """Take the log-probabilities out of a block's metrics and score them, by name of the
-        column.
-        """
+    def __call__(self, block: Block) -> None:
+        """Take the log-probabilities out of a block's metrics and score them."""
         found: dict[str, float] = {}
         for kind in self._labels:
-            found |= self._score(kind, np.exp(row.pop(f"{kind}_log_probs")))
-        return found
+            found |= self._score(kind, np.exp(block.row.pop(f"{kind}_log_probs")))
+        if self._functions:
+            block.row.update(self._team.values_from_first(found))
 
     def _score(self, kind: str, probabilities: Float[np.ndarray, "n K"]) -> dict[str, float]:
         labels = self._labels[kind]

@@ -12,13 +12,11 @@ trains where.
 import dataclasses
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
-from jax.sharding import Mesh
 from jaxtyping import Array, Int, Key
 
 from fedjax_ssl import config as configs
@@ -35,7 +33,7 @@ from fedjax_ssl.data import (
 from fedjax_ssl.errors import counted
 from fedjax_ssl.federated import Method, tree_bytes
 from fedjax_ssl.folder.files import bytes_in_words
-from fedjax_ssl.runs.build import Experiment
+from fedjax_ssl.runs.build import Built, Experiment
 from fedjax_ssl.runs.processes import Team, share_out
 
 SHARE = 0.5  # of a device's memory that examples may fill; the rest is for the round
@@ -57,17 +55,12 @@ def _too_large(size: int) -> bool:
     return Team().any(memory is not None and size > SHARE * memory)
 
 
-def why_not_on_host(
-    config: ml_collections.ConfigDict,
-    method: Method | None = None,
-    federation: FederatedData | None = None,
-) -> str:
+def why_not_on_host(config: ml_collections.ConfigDict, built: Built | None = None) -> str:
     """Say why a run cannot train with its inputs on the host, and what to do; empty where it can.
 
     Args:
         config: resolved.
-        method: method of the run, to be asked as well.
-        federation: federation with its inputs on the host.
+        built: the run with its inputs on the host, to be asked as well.
     """
     graphs = [name for name in configs.predictors(config) if name != "network"]
     if graphs:
@@ -75,7 +68,7 @@ def why_not_on_host(
             f"config.prediction.predictors names {', '.join(graphs)}, whose graph has all "
             "clients' examples. Use --config.data.residence=device, or leave the prediction out"
         )
-    if method is not None and (method.cohort is None or _looks_at_all(method, federation)):
+    if built is not None and (built.method.cohort is None or _looks_at_all(built)):
         return (
             f"{config.method.name} looks at the examples of all clients in a round, and only the "
             "cohort's would be on the device. Use --config.data.residence=device, or a method "
@@ -84,15 +77,15 @@ def why_not_on_host(
     return ""
 
 
-def _looks_at_all(method: Method, federation: Any) -> bool:
+def _looks_at_all(built: Built) -> bool:
     """Tell whether a round reads the rows of all clients; one of host functions says so when it
     runs.
     """
     key = jax.random.key(0)
     try:
-        state = jax.eval_shape(method.init, key, federation)
-        if not method.on_host:
-            jax.eval_shape(method.round, key, state, federation)
+        state = jax.eval_shape(built.method.init, key, built.federation)
+        if not built.method.on_host:
+            jax.eval_shape(built.method.round, key, state, built.federation)
     except NotOnDevice:
         return True
     return False
@@ -106,23 +99,17 @@ class Feed:
             first block; empty where all devices have the same.
     """
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        federation: FederatedData,
-        method: Method,
-        mesh: Mesh | None,
-        key: Array,
-    ):
+    def __init__(self, built: Built, key: Key[Array, ""]):
         """Keep what is the same for all blocks.
 
         Args:
-            experiment: experiment with `host`.
-            federation: federation of the run, in this process.
-            method: method of the run, with `cohort`.
-            mesh: devices that share the cohorts.
+            built: the run; its experiment has `host`, its method `cohort`.
             key: key of the run.
         """
+        experiment = built.experiment
+        federation = built.federation
+        method = built.method
+        mesh = built.execution.mesh
         assert experiment.host is not None
         self._host = experiment.host
         self._federation = federation

@@ -33,7 +33,7 @@ from fedjax_ssl.errors import counted
 from fedjax_ssl.federated import ServerState
 from fedjax_ssl.federated.evaluation import ECE_BINS
 from fedjax_ssl.prediction.one_shot import as_csv, example_columns
-from fedjax_ssl.runs.compile import Prepared, Shared
+from fedjax_ssl.runs.compile import Program
 
 BATCH = 512  # examples per forward pass, at most
 TOP = (2, 3, 5)
@@ -67,28 +67,25 @@ class Scored(NamedTuple):
     notes: list[str]
 
 
-def score_run(
-    run: Prepared, shared: Shared, round: int, state: ServerState, names: Sequence[str]
-) -> Scored:
+def score_run(program: Program, round: int, state: ServerState, names: Sequence[str]) -> Scored:
     """Predict the test examples and score them.
 
     A client's test examples are predicted by its own model where clients have some, all others by
     the global model.
 
     Args:
-        run: the run.
-        shared: keeps the compiled prediction.
+        program: the run's.
         round: rounds after which the model is as it is here.
         state: of that round, on one device.
         names: of the clients.
     """
-    federation = run.inputs.federation
-    (config, dataset, *_) = run.experiment
-    method = run.method
+    federation = program.built.federation
+    (config, dataset, *_) = program.built.experiment
+    method = program.built.method
     rows = np.asarray(federation.test_index)[: int(federation.num_test)]
     client = np.asarray(federation.test_client)[: len(rows)]
     owned = (client >= 0) & (client < federation.num_clients) & (method.predict_for is not None)
-    log_probs, seconds = _predict(run, shared, state, rows, np.where(owned, client, -1))
+    log_probs, seconds = _predict(program, state, rows, np.where(owned, client, -1))
     plain = log_probs
     labels = np.asarray(federation.labels)
     classes = dataset.class_names
@@ -100,7 +97,7 @@ def score_run(
     value = None
     examples = counted(len(held_out), "validation example")
     if len(held_out) >= FEWEST and not method.alone:
-        of_held_out, _ = _predict(run, shared, state, held_out, np.full(held_out.shape, -1))
+        of_held_out, _ = _predict(program, state, held_out, np.full(held_out.shape, -1))
         value = fit_temperature(of_held_out, labels[held_out])
     if value is not None:
         temperature = {"value": value, "round": round, "examples": len(held_out)}
@@ -169,8 +166,7 @@ def score_run(
 
 
 def _predict(
-    run: Prepared,
-    shared: Shared,
+    program: Program,
     state: ServerState,
     rows: Int[np.ndarray, " m"],
     model: Int[np.ndarray, " m"],
@@ -181,8 +177,8 @@ def _predict(
     Beside them, the seconds of all forward passes without compiling, by the median of all but the
     first.
     """
-    host = HostInputs(run.experiment.dataset)
-    found = np.full((len(rows), run.inputs.federation.num_classes), np.nan, np.float32)
+    host = HostInputs(program.built.experiment.dataset)
+    found = np.full((len(rows), program.built.federation.num_classes), np.nan, np.float32)
     # a client's model is fetched once, and inputs are read from front to back
     order = np.lexsort((rows, model))
     groups = [
@@ -192,14 +188,14 @@ def _predict(
     calls = [
         (None if client < 0 else client, batch)
         for client, group in ((int(model[group[0]]), group) for group in groups)
-        if client >= 0 or not run.method.alone
+        if client >= 0 or not program.built.method.alone
         for batch in np.split(group, range(size, len(group), size))
     ]
     taken = list[float]()
     for own, batch in calls + calls[-1:]:  # once more, so that one of them compiles nothing
         inputs = host.read(rows[batch], size)
         begin = time.perf_counter()
-        found[batch] = shared.predict(run, state, own, inputs)[: len(batch)]
+        found[batch] = program.predict(state, own, inputs)[: len(batch)]
         taken.append(time.perf_counter() - begin)
     return found, statistics.median(taken[1:]) * len(calls) if calls else 0.0
 

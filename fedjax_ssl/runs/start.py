@@ -1,15 +1,29 @@
 """Where a run starts from: the trained network of another run, in place of random weights."""
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import jax
+import ml_collections
 import numpy as np
 from flax.traverse_util import flatten_dict
 
+from fedjax_ssl.config import naming
 from fedjax_ssl.models import Model, started
 from fedjax_ssl.runs import model_file
+
+
+def start_of(config: ml_collections.ConfigDict) -> Callable[[Model], Model] | None:
+    """Give the function that puts in the weights which a resolved config names; None: it names
+    none.
+    """
+
+    def start(model: Model) -> Model:
+        with naming("start_from"):
+            return start_from(model, config.start_from)
+
+    return start if config.start_from else None
 
 
 def start_from(model: Model, place: str) -> Model:

@@ -11,7 +11,7 @@ import dataclasses
 import importlib
 import json
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,10 @@ from fedjax_ssl.folder.files import plain_value, write_atomically
 from fedjax_ssl.folder.folder import SEARCH_FILE as FILE
 from fedjax_ssl.folder.folder import FolderLock, RunFolderError, config_differences, read_stored
 from fedjax_ssl.folder.stored_run import read_run
-from fedjax_ssl.runs.compile import Shared, static_part
+from fedjax_ssl.runs.callbacks import Block, Callback
+from fedjax_ssl.runs.compile import static_part
 from fedjax_ssl.runs.loop import Point
+from fedjax_ssl.runs.shared import Shared
 from fedjax_ssl.sweep import axes, results, workers
 from fedjax_ssl.sweep.axes import Axis, Range
 from fedjax_ssl.sweep.plan import Plan, PlannedRun, needed
@@ -358,7 +360,7 @@ def _outcomes(
             Point(
                 search.config_of(trial.params, seed),
                 path,
-                _watch(trial, path) if place == 0 else None,
+                [_watch(trial, path)] if place == 0 else (),
             )
             for trial, path in zip(going, folders, strict=True)
         ]
@@ -376,14 +378,16 @@ def _outcomes(
     yield from ((trial, float(np.mean(accuracies[name_of(trial)]))) for trial in going)
 
 
-def _watch(trial: Any, folder: Path) -> Callable[[Mapping[str, Any]], bool]:
+def _watch(trial: Any, folder: Path) -> Callback:
     """Report the rows of a run to the pruner, first those from before the trial was taken up
     again.
     """
 
-    def report(row: Mapping[str, Any]) -> bool:
-        trial.report(float(row[METRIC]), row["round"])
-        return trial.should_prune()
+    def report(block: Block) -> bool:
+        if block.last:  # nothing is left to be saved
+            return False
+        trial.report(float(block.row[METRIC]), block.row["round"])
+        return bool(trial.should_prune())
 
     for row in read_run(folder).rows:
         trial.report(float(row[METRIC]), row["round"])

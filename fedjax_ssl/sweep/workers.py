@@ -23,8 +23,9 @@ from fedjax_ssl import command_line, processor
 from fedjax_ssl import config as configs
 from fedjax_ssl.errors import counted, note
 from fedjax_ssl.folder.folder import FolderLocked
-from fedjax_ssl.runs.compile import OutOfMemory, Shared
+from fedjax_ssl.runs.compile import OutOfMemory
 from fedjax_ssl.runs.loop import Point, run_batch
+from fedjax_ssl.runs.shared import Shared
 from fedjax_ssl.sweep import plan as plans
 from fedjax_ssl.sweep import results
 from fedjax_ssl.sweep.plan import Plan, PlannedRun

@@ -8,7 +8,7 @@ import pytest
 
 from fedjax_ssl import config as configs
 from fedjax_ssl import presets
-from fedjax_ssl.runs.build import build_method, federate, load_experiment
+from fedjax_ssl.runs.build import build, federate, load_experiment
 
 
 def config_with(**fields):
@@ -88,7 +88,7 @@ def test_a_traced_momentum_is_refused_where_there_must_be_none(federation) -> No
         configs.ConfigError, match="control variates are mean gradients of plain SGD"
     ):
         jax.eval_shape(
-            lambda momentum: build_method(experiment, federation, {"optimizer.momentum": momentum}),
+            lambda momentum: build(experiment, federation, {"optimizer.momentum": momentum}).method,
             jnp.zeros(()),
         )
 
@@ -102,7 +102,7 @@ def test_a_run_carries_the_state_of_its_optimizer(federation, name: str) -> None
     )
 
     def one_round(key, value):
-        method = build_method(experiment, federation, {traced: value})
+        method = build(experiment, federation, {traced: value}).method
         return method.round(key, method.init(key, federation), federation)
 
     state, _ = jax.eval_shape(one_round, jax.random.key(0), jnp.zeros(()))

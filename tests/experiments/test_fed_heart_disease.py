@@ -10,7 +10,7 @@ import numpy as np
 import fedjax_ssl as fs
 from fedjax_ssl.federated import ClientState, Now, all_clients, labelled_epochs
 from fedjax_ssl.federated.sampler import LOCAL_STEPS
-from fedjax_ssl.runs.build import build_method, federate, load_experiment
+from fedjax_ssl.runs.build import build, federate, load_experiment
 from tests.data.sources.test_fed_heart_disease import folder  # noqa: F401
 
 KEY = jax.random.key(5)
@@ -31,7 +31,7 @@ def test_fedavg_with_local_steps_is_a_plain_loop(folder):  # noqa: F811
 
     loaded = load_experiment(config)
     data = federate(loaded, KEY)
-    start = build_method(loaded, data).init(KEY, data).params["model"]
+    start = build(loaded, data).method.init(KEY, data).params["model"]
     weights = np.append(np.asarray(start["kernel"], np.float64)[:, 0], start["bias"])
     inputs = np.column_stack([np.asarray(data.inputs, np.float64), np.ones(len(data.inputs))])
     draw = jax.jit(labelled_epochs(BATCH, 1, data.max_labelled).going_on(STEPS).schedule)

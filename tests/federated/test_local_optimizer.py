@@ -322,7 +322,7 @@ def test_the_rate_of_a_run_is_a_column_and_a_function_of_ones_own_says_it(mine, 
 def test_a_sweep_over_rates_and_decays_of_adamw_is_one_program(tmp_path) -> None:
     shared = runs.Shared()
     codes = {
-        shared.prepare(
+        shared.program(
             resolve(
                 settings_of(
                     optimizer__name="adamw",

@@ -74,12 +74,12 @@ class _Opened:
 
 def train(folder: Path) -> None:
     """A run whose round multiplies a state, from the last checkpoint on."""
-    with Record(folder, CONFIG, quiet=True) as record:
+    with Record(folder, CONFIG) as record:
         state = {"w": np.arange(50, dtype=np.float32), "round": np.int32(0)}
         found = record.restore(state)
         start, state, _ = found or (0, state, {})
-        record.write(folder / "partition.txt", "clients\n" * 20)
-        record.write(folder / "model.json", '{"inputs": [8, 8, 1]}')
+        record.write("partition.txt", "clients\n" * 20)
+        record.write("model.json", '{"inputs": [8, 8, 1]}')
         for number in range(start + 1, ROUNDS + 1):
             state = {"w": state["w"] * np.float32(1.1) + number, "round": np.int32(number)}
             loss = float(state["w"].sum())
@@ -138,7 +138,7 @@ def test_the_message_names_file_size_and_what_is_safe(tmp_path, monkeypatch) -> 
     disk = Disk(10**9)
     on(disk, monkeypatch)
     folder = tmp_path / "run"
-    with Record(folder, CONFIG, quiet=True) as record:
+    with Record(folder, CONFIG) as record:
         state = {"w": np.zeros(50, np.float32)}
         record.restore(state)
         record.append({"round": 1})
@@ -162,7 +162,7 @@ def test_a_read_only_folder_is_one_message(tmp_path, monkeypatch) -> None:
     with pytest.raises(
         StorageError, match=r"cannot be written: Read-only file system .*Nothing was started"
     ):
-        Record(tmp_path / "run", CONFIG, quiet=True)
+        Record(tmp_path / "run", CONFIG)
 
 
 def test_a_run_goes_on_without_its_side_files(tmp_path) -> None:
@@ -262,7 +262,7 @@ def test_an_older_checkpoint_under_a_newer_name_is_passed_over(tmp_path) -> None
 
 
 def test_the_best_model_waits_for_a_checkpoint_as_it_was(tmp_path) -> None:
-    with Record(tmp_path / "run", CONFIG, quiet=True) as record:
+    with Record(tmp_path / "run", CONFIG) as record:
         state = {"w": np.zeros(3)}
         record.restore(state)
         record.keep_best(1, state)

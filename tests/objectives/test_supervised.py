@@ -9,10 +9,11 @@ import optax
 import pytest
 
 from fedjax_ssl.config import ConfigNote, load, resolve
+from fedjax_ssl.federated import Execution
 from fedjax_ssl.objectives import cross_entropy, supervised_loss
 from fedjax_ssl.runs import federate, load_experiment
 from fedjax_ssl.runs.advice import note_loss
-from fedjax_ssl.runs.build import build_method
+from fedjax_ssl.runs.build import build, build_method
 from tests.objectives.test_cross_entropy import LOGITS, TARGETS
 
 COUNTS = np.array([7, 0, 2, 11])
@@ -88,7 +89,7 @@ def test_a_run_counts_the_labels_of_clients_and_server() -> None:
     expected = supervised_loss(counts=jnp.asarray(counts), class_weights=("inverse",))
 
     def after_a_round(**changes):
-        method = build_method(experiment, data, **changes)
+        method = build_method(experiment, data, Execution(), **changes)
         key = jax.random.key(1)
         return jax.jit(method.round)(key, method.init(key, data), data)[0].params
 
@@ -105,7 +106,7 @@ def test_a_method_that_takes_no_such_loss_says_so(method: str, uses: bool) -> No
     experiment = experiment_with(method, name="focal")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        note_loss(experiment, federate(experiment, jax.random.key(0)))
+        note_loss(build(experiment, federate(experiment, jax.random.key(0))))
     said = [
         one
         for one in caught
@@ -119,7 +120,7 @@ def test_bad_weights_are_a_line() -> None:
         ValueError, match=r"config.loss: class_weights has 2 numbers; the data have 10 classes"
     ):
         experiment = experiment_with("fedavg", class_weights=(1.0, 2.0))
-        build_method(experiment, federate(experiment, jax.random.key(0)))
+        build(experiment, federate(experiment, jax.random.key(0)))
     with pytest.raises(
         ValueError, match=r"config.loss.class_weights\[0\] is 'rare'; it must be a number"
     ):

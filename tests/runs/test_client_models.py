@@ -10,8 +10,8 @@ import pytest
 
 from fedjax_ssl import cli, presets
 from fedjax_ssl.config import ConfigError, resolve
-from fedjax_ssl.runs.compile import Shared
 from fedjax_ssl.runs.loop import run
+from fedjax_ssl.runs.shared import Shared
 from fedjax_ssl.trained.model import TrainedModelError, load_run
 from tests.saved import state_of
 

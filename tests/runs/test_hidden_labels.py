@@ -11,7 +11,7 @@ import pytest
 
 from fedjax_ssl import presets
 from fedjax_ssl.data import SUPERVISIONS
-from fedjax_ssl.runs.build import build_method, federate, load_experiment
+from fedjax_ssl.runs.build import build, federate, load_experiment
 from fedjax_ssl.runs.rounds import run_rounds
 from tests import toy
 from tests.data.sources import (
@@ -114,7 +114,7 @@ def assert_hidden_labels_do_not_matter(config):
     federation = federate(experiment, jax.random.key(0))
     scrambled = toy.with_hidden_labels_scrambled(federation)
     assert (np.asarray(federation.labels) != np.asarray(scrambled.labels)).any()
-    method = build_method(experiment, federation)
+    method = build(experiment, federation).method
     key = jax.random.key(1)
     start = method.init(key, federation)
     train = jax.jit(lambda data: run_rounds(method, key, start, data, 2)[0])

@@ -13,8 +13,8 @@ import fedjax_ssl as fs
 from fedjax_ssl import cli
 from fedjax_ssl.command_line import message_of
 from fedjax_ssl.config import ConfigError, resolve
-from fedjax_ssl.runs.compile import Shared
 from fedjax_ssl.runs.loop import Point, run, run_batch
+from fedjax_ssl.runs.shared import Shared
 from tests.runs.test_scores import experiment, table_of
 
 SOURCE = """

@@ -14,12 +14,12 @@ from fedjax_ssl import config as configs
 from fedjax_ssl import data, methods, runs
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.data import Dataset, HostInputs, Split
-from fedjax_ssl.runs import compile
 from fedjax_ssl.runs import residence as residence_module
+from fedjax_ssl.runs import shared as shared_module
 from fedjax_ssl.runs.build import Experiment
-from fedjax_ssl.runs.compile import Shared
 from fedjax_ssl.runs.loop import run
 from fedjax_ssl.runs.residence import Feed, cohorts_of
+from fedjax_ssl.runs.shared import Shared
 from fedjax_ssl.train import make_train
 from tests import toy
 from tests.saved import state_of
@@ -95,21 +95,21 @@ def prepared(monkeypatch, large=None, residence="host", **fields):
     whole = toy.federation()
     config = configs.resolve(experiment(residence=residence, **fields))
     monkeypatch.setattr(
-        compile, "load_resolved", lambda config: Experiment(config, toy_dataset(whole))
+        shared_module, "load_resolved", lambda config: Experiment(config, toy_dataset(whole))
     )
     monkeypatch.setattr(
-        compile, "federate", lambda one, *_: toy_host(whole)[1] if one.host else whole
+        shared_module, "federate", lambda one, *_: toy_host(whole)[1] if one.host else whole
     )
     if large is not None:
         monkeypatch.setattr(residence_module, "_too_large", lambda size: large)
-    return shared.prepare(config)
+    return shared.program(config)
 
 
 def test_the_next_block_is_brought_while_one_computes(monkeypatch):
     run = prepared(monkeypatch)
     asked = []
     monkeypatch.setattr(Feed, "_bring", lambda fed, drawn: asked.append(drawn) or int(drawn.first))
-    with Feed(run.experiment, run.inputs.federation, run.method, None, run.inputs.key) as feed:
+    with Feed(run.built, run.inputs.key) as feed:
         assert [feed.block(*block) for block in ((0, 2), (2, 2), (4, 1))] == [0, 2, 4]
         # Each once, and nothing after the last round.
         assert [(int(drawn.first), len(drawn.ids)) for drawn in asked] == [(0, 2), (2, 2), (4, 1)]
@@ -142,19 +142,22 @@ def test_what_needs_all_examples_is_refused_and_left_on_the_device_by_auto(
         ConfigError, match=f"config.data.residence is 'host', but .*{message}.*residence=device"
     ):
         prepared(monkeypatch, **settings)
-    monkeypatch.setattr(compile.predict, "check", lambda *given: None)
-    assert prepared(monkeypatch, large=True, residence="auto", **settings).experiment.host is None
+    monkeypatch.setattr(shared_module.one_shot, "check", lambda *given: None)
+    assert (
+        prepared(monkeypatch, large=True, residence="auto", **settings).built.experiment.host
+        is None
+    )
 
 
 def test_auto_goes_by_size(monkeypatch):
-    assert prepared(monkeypatch, residence="auto").experiment.host is None
+    assert prepared(monkeypatch, residence="auto").built.experiment.host is None
     # too large for another process: then all leave them on the host
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(runs.Team, "any", lambda team, here: not here)
-        assert prepared(monkeypatch, residence="auto").experiment.host is not None
+        assert prepared(monkeypatch, residence="auto").built.experiment.host is not None
     # the examples have 1,776 bytes
     monkeypatch.setattr(residence_module.processor, "memory", lambda: 3000)
-    assert prepared(monkeypatch, residence="auto").experiment.host is not None
+    assert prepared(monkeypatch, residence="auto").built.experiment.host is not None
 
 
 @pytest.mark.thorough
@@ -206,7 +209,9 @@ def test_a_device_has_room_for_its_share_in_all_rounds(monkeypatch):
     for cohort, width in ((None, 17), (3, 26)):
         run = prepared(monkeypatch, **{"federated.cohort_size": cohort, "federated.devices": 3})
         federation = runs.share_out(run.inputs.federation, mesh)
-        with Feed(run.experiment, federation, run.method, mesh, run.inputs.key) as feed:
+        execution = run.built.execution._replace(mesh=mesh)
+        built = run.built._replace(federation=federation, execution=execution)
+        with Feed(built, run.inputs.key) as feed:
             there = [feed.block(*block) for block in ((0, 2), (2, 2))]
         assert {one.values.shape[:2] for one in there} == {(3, 61 + width)}
         assert (there[0].values is there[1].values) == (cohort is None)  # nothing is read twice

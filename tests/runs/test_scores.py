@@ -9,9 +9,9 @@ from sklearn import metrics as sklearn
 from sklearn.calibration import calibration_curve
 
 from fedjax_ssl import cli, data, load_config, load_run, presets
-from fedjax_ssl.runs.compile import Shared
 from fedjax_ssl.runs.loop import run
 from fedjax_ssl.runs.scores import fit_temperature, scaled, scores
+from fedjax_ssl.runs.shared import Shared
 
 
 def experiment(**fields):

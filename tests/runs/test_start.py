@@ -12,8 +12,9 @@ from flax.traverse_util import flatten_dict
 
 import fedjax_ssl as fs
 from fedjax_ssl import cli
-from fedjax_ssl.runs.compile import Shared, static_part
+from fedjax_ssl.runs.compile import static_part
 from fedjax_ssl.runs.loop import run
+from fedjax_ssl.runs.shared import Shared
 
 NETWORK = {"model.name": "mlp", "model.hidden": (8,), "model.norm": "bn"}
 NNX = """
@@ -51,8 +52,8 @@ def source(tmp_path_factory, shared):
 
 
 def network_at_start(config):
-    prepared = (shared := Shared()).prepare(fs.config.resolve(config))
-    return prepared.method.network(shared.init(prepared))
+    program = Shared().program(fs.config.resolve(config))
+    return program.built.method.network(program.init())
 
 
 def by_name(params, state):

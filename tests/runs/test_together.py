@@ -9,8 +9,8 @@ import pytest
 from fedjax_ssl import config as configs
 from fedjax_ssl import presets
 from fedjax_ssl.data.federation.federated_data import of_one_shape
-from fedjax_ssl.runs.compile import Shared
 from fedjax_ssl.runs.loop import Point, run, run_batch
+from fedjax_ssl.runs.shared import Shared
 from tests.test_resume import rows_of
 
 ROUNDS = 4
@@ -42,7 +42,7 @@ def alone(tmp_path_factory):
 
 def test_another_seed_or_learning_rate_needs_no_other_program(alone):
     folder, shared = alone
-    assert sum(rounds > 0 for _, rounds, *_ in shared._programs) == 1
+    assert sum(kind == "block" for kind, *_ in shared.compiled) == 1
     one, other = (rows_of(folder / f"{seed}-{rate}")[-1]["test_loss"] for seed, rate in RUNS)
     assert one != other
 
@@ -57,7 +57,7 @@ def test_runs_together_are_the_same_runs_and_a_mistake_stops_nobody(alone, tmp_p
         for seed, rate in ((0, 0.3), (0, 0.1), (1, 0.1), (0, 0.2))
     ]
     points[3].config.data.test_clients = 100
-    stopped = points[1]._replace(watch=lambda row: True)
+    stopped = points[1]._replace(callbacks=[lambda block: True])
     shared = Shared()
     first, second, third, wrong = run_batch([points[0], stopped, *points[2:]], shared)
     assert isinstance(wrong, configs.ConfigError) and "test_clients" in str(wrong)

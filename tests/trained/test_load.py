@@ -16,15 +16,14 @@ import pytest
 
 from fedjax_ssl import cli, load_run, presets
 from fedjax_ssl.config import resolve
-from fedjax_ssl.runs import build
-from fedjax_ssl.runs.build import federate
+from fedjax_ssl.runs.build import federate, load_experiment, load_resolved
 from fedjax_ssl.runs.loop import run
 from fedjax_ssl.trained import TrainedModelError
 from tests.trained.conftest import experiment
 
 
 def test_it_predicts_what_the_run_was_scored_by(model, digits):
-    federation = federate(build.load_experiment(experiment()), jax.random.key(0))
+    federation = federate(load_experiment(experiment()), jax.random.key(0))
     rows = np.asarray(federation.test_index)[: int(federation.num_test)]
     images = np.asarray(federation.inputs)[rows]
     labels = np.asarray(federation.labels)[rows]
@@ -239,7 +238,7 @@ def test_every_method_predicts_what_its_run_was_scored_by(tmp_path, capsys, name
         config.method.warmup_rounds = 1
     run(config, tmp_path)
     model = load_run(tmp_path, "last")
-    federation = federate(build.load_resolved(resolve(config)), jax.random.key(config.seed))
+    federation = federate(load_resolved(resolve(config)), jax.random.key(config.seed))
     rows = np.asarray(federation.test_index)[: int(federation.num_test)]
     images = np.asarray(federation.inputs)[rows]
     labels = np.asarray(federation.labels)[rows]

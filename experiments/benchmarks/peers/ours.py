@@ -10,7 +10,7 @@ from common import Clock, load
 from fedjax_ssl import bench
 from fedjax_ssl.benchmarks import WORKLOADS
 from fedjax_ssl.command_line import map_large_buffers, use_processor
-from fedjax_ssl.runs.build import Experiment, build_method, execution_of, federate
+from fedjax_ssl.runs.build import Experiment, build, federate
 from fedjax_ssl.runs.compile import compiled_program
 from fedjax_ssl.runs.devices import start_processor
 from fedjax_ssl.runs.processes import share_out
@@ -31,9 +31,9 @@ def main() -> None:
     experiment = Experiment(config, workload.dataset())
     start_processor(config, experiment.dataset)  # as a run does
     federation = federate(experiment, jax.random.key(config.seed))
-    execution = execution_of(experiment, federation, alone=True)
-    method = build_method(experiment, federation, execution=execution)
-    key, data = share_out((jax.random.key(config.seed), federation), execution.mesh)
+    built = build(experiment, federation)
+    method = built.method
+    key, data = share_out((jax.random.key(config.seed), federation), built.execution.mesh)
     state = jax.jit(method.init)(key, data)
 
     def predicted(state, images):

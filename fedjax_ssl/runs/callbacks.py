@@ -1,0 +1,292 @@
+"""What happens between the compiled blocks of rounds of a run, each of it a callback: a function of
+a `Block`, which may stop the run.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import ml_collections
+
+from fedjax_ssl.errors import counted
+from fedjax_ssl.federated import ServerState, tree_bytes
+from fedjax_ssl.folder.files import bytes_in_words
+from fedjax_ssl.folder.progress import Progress
+from fedjax_ssl.folder.record import Record
+from fedjax_ssl.runs import divergence, profile
+from fedjax_ssl.runs.compile import Program
+from fedjax_ssl.runs.processes import Preempted, Team
+from fedjax_ssl.runs.summary import out_of_patience, selected, why_nobody_trained
+
+_LONG = 5.0  # seconds of a checkpoint that are worth a line
+# Columns by which a run decides how it goes on; the others are on the disk.
+_DECISIVE = ("round", "validation_accuracy", "loss", "local_steps", divergence.DIVERGED_ROUNDS)
+
+
+class Block(NamedTuple):
+    """Rounds up to an evaluation, after which callbacks are called.
+
+    Attributes:
+        row: metrics of the evaluation by column of `metrics.csv`; a callback may add columns, which
+            hold a number each.
+        state: the server's state after it. The next block takes its memory: `jax.device_get(...)`
+            of what is to be kept.
+        clients: test accuracy by name of the client, where test examples belong to clients.
+        models: models of the clients of the round that `config.save_clients` names, with a leading
+            axis, where it is one of these rounds; else None.
+        program: the run's functions and what it is made of: `program.built.federation`,
+            `program.predict(state, None, inputs)`.
+        rounds: number of rounds of the block.
+        last: no block follows; True as well where a callback before this one has stopped the run.
+    """
+
+    row: dict[str, Any]
+    state: ServerState
+    clients: Mapping[str, float]
+    models: Any
+    program: Program
+    rounds: int
+    last: bool
+
+
+Callback = Callable[[Block], object]  # True: stop the run after this block
+
+
+class History:
+    """Knows the rows of a run as far as later decisions need them.
+
+    Attributes:
+        rows: all rows, of which a few columns are kept.
+    """
+
+    def __init__(self, config: ml_collections.ConfigDict, rows: list[dict[str, Any]]):
+        self._config = config
+        self._columns = (*_DECISIVE, config.early_stopping.metric)
+        self.rows = [self._part(row) for row in rows]
+
+    def _part(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: row[name] for name in self._columns if name in row}
+
+    def __call__(self, block: Block) -> None:
+        """Remember the row."""
+        self.rows.append(self._part(block.row))
+
+    @property
+    def last_is_best(self) -> bool:
+        """Whether the last row is that of the model which is chosen so far."""
+        return bool(self.rows) and selected(self._config, self.rows) is self.rows[-1]
+
+
+class Divergence:
+    """Counts the rounds without any finite update, over the blocks."""
+
+    def __init__(self, history: History):
+        self._history = history
+
+    def __call__(self, block: Block) -> None:
+        """Add the column where the count is not 0."""
+        divergence.carry(block.row, self._history.rows, block.rounds)
+
+
+class Rows:
+    """Writes the row, and the accuracies of clients, to the folder."""
+
+    def __init__(self, record: Record):
+        self._record = record
+
+    def __call__(self, block: Block) -> None:
+        """Put the row on the disk."""
+        self._record.append(block.row, block.clients)
+
+
+class Best:
+    """Keeps the best model by validation."""
+
+    def __init__(self, record: Record, history: History):
+        self._record = record
+        self._history = history
+
+    def __call__(self, block: Block) -> None:
+        """Keep the model in memory, where it is the best; the next checkpoint writes it."""
+        if self._history.last_is_best:
+            self._record.keep_best(block.row["round"], block.state)
+
+
+class ClientModels:
+    """Saves the models of the clients of one round."""
+
+    def __init__(self, record: Record, number: int, say: Callable[[str], None]):
+        self._record = record
+        self._number = number
+        self._say = say
+
+    def __call__(self, block: Block) -> None:
+        """Save them, where the round is one of this block."""
+        round = block.row["round"]
+        if not round - block.rounds < self._number <= round:
+            return
+        if block.models is None:
+            self._say(f"config.save_clients names round {self._number}, in which no client trained")
+        else:
+            self._record.save_clients(self._number, block.models)
+
+
+class Report:
+    """Tells a person of the evaluation, and of what went wrong."""
+
+    def __init__(self, progress: Progress, config: ml_collections.ConfigDict, history: History):
+        self._progress = progress
+        self._config = config
+        self._history = history
+
+    def __call__(self, block: Block) -> None:
+        """Print a line, and what there is to say."""
+        row = block.row
+        before = self._history.rows[:-1]
+        self._progress.update(row["round"], row)
+        said = divergence.note(row, before, block.rounds, self._config)
+        if said:
+            self._progress.note(said)
+        if not row["local_steps"] and not row.get(divergence.DIVERGED_ROUNDS):
+            rounds = counted(block.rounds, "round")
+            why = why_nobody_trained(row)
+            self._progress.note(f"nobody trained in the last {rounds}: {why}")
+
+
+class EarlyStopping:
+    """Stops where waiting for a better model is over."""
+
+    def __init__(self, config: ml_collections.ConfigDict, history: History):
+        self._config = config
+        self._history = history
+
+    def __call__(self, block: Block) -> bool:
+        """Tell whether `config.early_stopping.patience` is over."""
+        return out_of_patience(self._config, self._history.rows)
+
+
+class Checkpoint:
+    """Saves checkpoints: when one is due, after the last block, and before all processes end
+    because one of them was asked to.
+    """
+
+    def __init__(
+        self,
+        record: Record | None,
+        team: Team,
+        config: ml_collections.ConfigDict,
+        seconds: dict[str, float],
+        say: Callable[[str], None],
+    ):
+        """Begin to count.
+
+        Args:
+            record: the folder, in the process that writes.
+            team: all processes.
+            config: resolved.
+            seconds: of compiling and training so far, which go on with a checkpoint.
+            say: prints a line.
+        """
+        self._record = record
+        self._team = team
+        self._config = config
+        self._seconds = seconds
+        self._trained = seconds["train_seconds"]  # up to the last checkpoint
+        self._say = say
+        self._said = False
+
+    def __call__(self, block: Block) -> None:
+        """Save the state, if it is time.
+
+        Raises:
+            Preempted: a process of several was asked to end.
+        """
+        config = self._config
+        round = block.row["round"]
+        preempted = not block.last and self._team.preempted(-(-round // config.eval_every))
+        every = config.checkpoint_every * config.eval_every
+        due = every and round % every == 0
+        if self._record is not None and (block.last or preempted or due):
+            begin = time.perf_counter()
+            self._record.save(round, block.state, self._seconds)
+            if every and round + every < config.rounds:
+                self._note_slow_files(block.state, time.perf_counter() - begin)
+        if preempted:
+            raise Preempted
+
+    def _note_slow_files(self, state: ServerState, seconds: float) -> None:
+        """Say once that a checkpoint took longer than the rounds since the last one."""
+        trained = self._seconds["train_seconds"] - self._trained
+        self._trained = self._seconds["train_seconds"]
+        if seconds > max(trained, _LONG) and not self._said:
+            self._said = True
+            size = bytes_in_words(tree_bytes(state))
+            self._say(
+                f"checkpoints, of {size} or twice that, take longer than the rounds between them; "
+                "a larger config.checkpoint_every writes fewer"
+            )
+
+
+class Profile:
+    """Traces one block, the last one or the first that may be it, and says where the time went."""
+
+    def __init__(self, folder: Path, config: ml_collections.ConfigDict):
+        """Trace nothing yet.
+
+        Args:
+            folder: for the trace.
+            config: resolved.
+        """
+        self._folder = folder
+        self._config = config
+        self._shares: dict[str, float] = {}
+        self._traced = ""
+        self._tracing = 0.0
+        # a program of the cache may name the scopes of another version
+        jax.config.update("jax_compilation_cache_include_metadata_in_key", True)
+
+    @contextlib.contextmanager
+    def around(self, program: Any, start: int, end: int) -> Iterator[None]:
+        """Trace a block of rounds that runs meanwhile, if it is the one.
+
+        Args:
+            program: compiled.
+            start: rounds before it.
+            end: rounds after it.
+        """
+        config = self._config
+        may_be_last = end == config.rounds or config.early_stopping.patience is not None
+        if self._traced or not may_be_last:
+            yield
+            return
+        options = jax.profiler.ProfileOptions()
+        options.python_tracer_level = 0
+        begin = time.perf_counter()
+        with jax.profiler.trace(str(self._folder), profiler_options=options):
+            yield
+            ran = time.perf_counter() - begin
+            begin = time.perf_counter()
+        text = program.as_text() if hasattr(program, "as_text") else ""
+        self._shares = profile.device_shares(text, self._folder)
+        self._traced = (
+            f"rounds {start + 1} to {end} and an evaluation, traced in {ran:,.1f} s: {self._folder}"
+        )
+        self._tracing = time.perf_counter() - begin
+
+    def lines(self, compiling: float, training: float, waited: float, whole: float) -> list[str]:
+        """Write the table; nothing where no block was traced.
+
+        Args:
+            compiling: seconds of compiling.
+            training: seconds of rounds and evaluations.
+            waited: seconds in which a block waited for examples that the host brings.
+            whole: seconds of the run.
+        """
+        if not self._traced:
+            return []
+        whole -= self._tracing
+        seconds = profile.run_seconds(self._shares, compiling, training, waited, whole)
+        return profile.table(seconds, self._config, self._traced)
