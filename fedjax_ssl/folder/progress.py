@@ -243,10 +243,9 @@ def _summary_lines(summary: Mapping[str, Any]) -> dict[str, str]:
         )
         shown["interval"] = f"{low:.2%} to {high:.2%} (95 %), {whose}"
     if summary.get("stopped_early"):
-        shown["stopped early"] = (
-            f"after round {summary['rounds']}; best by validation: round "
-            f"{summary['selected_round']}"
-        )
+        best = summary.get("selected_round")
+        by_validation = "" if best is None else f"; best by validation: round {best}"
+        shown["stopped early"] = f"after round {summary['rounds']}{by_validation}"
     if summary.get("rounds"):
         chosen = summary.get("selected_round")
         by = summary.get("validation_examples")

@@ -21,8 +21,9 @@ from fedjax_ssl import config as configs
 from fedjax_ssl.cli import main
 from fedjax_ssl.folder.folder import RunFolder, RunFolderError
 from fedjax_ssl.runs import divergence
-from fedjax_ssl.runs.compile import OutOfMemory, Shared
+from fedjax_ssl.runs.compile import OutOfMemory
 from fedjax_ssl.runs.loop import run
+from fedjax_ssl.runs.shared import Shared
 from fedjax_ssl.sweep import cluster, results, search, workers
 from fedjax_ssl.sweep import command as sweep_command
 from fedjax_ssl.sweep import plan as plans
