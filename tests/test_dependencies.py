@@ -44,7 +44,7 @@ def test_a_start_imports_nothing_that_it_does_not_need():
         "wandb",
     }
     code = (
-        f"import sys, fedjax_ssl.train, fedjax_ssl.folder.record; print([*{heavy} & "
+        f"import sys, fedjax_ssl.train, fedjax_ssl.folder.run_folder; print([*{heavy} & "
         f"{{*sys.modules}}])"
     )
     done = subprocess.run(

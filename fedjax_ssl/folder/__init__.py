@@ -18,8 +18,8 @@ if TYPE_CHECKING:
         versions,
     )
     from fedjax_ssl.folder.files import bytes_in_words, write_atomically, write_output
-    from fedjax_ssl.folder.folder import FolderLocked, FolderMended, RunFolder, RunFolderError
-    from fedjax_ssl.folder.record import Record
+    from fedjax_ssl.folder.folder import FolderLocked, FolderMended, RunFolderError
+    from fedjax_ssl.folder.run_folder import RunFolder
     from fedjax_ssl.folder.stored_run import StoredRun, find_runs, read_run
 
 __getattr__, __dir__ = attach(__name__)

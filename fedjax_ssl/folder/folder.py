@@ -1,20 +1,18 @@
-"""The folder of one run: its place for every file, its config, and its lock."""
+"""What folders of runs have in common: names of files, comparing configs, and the lock."""
 
 import contextlib
-import itertools
 import json
 import os
-import shutil
 import socket
 import time
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import filelock
 
-from fedjax_ssl.folder.files import Closing, encode_json, write_atomically
+from fedjax_ssl.folder.files import Closing
 
 # Fields, or groups of fields, of a config that decide how a run is watched and where it finds its
 # data, but not what comes out of it.
@@ -53,7 +51,7 @@ COMPARED = {
 SWEEP_FILE = "sweep.json"
 SEARCH_FILE = "search.json"
 
-Built = TypeVar("Built")
+Built = TypeVar("Built")  # what is built of a stored file
 
 
 class RunFolderError(ValueError):
@@ -68,179 +66,6 @@ class FolderMended(UserWarning):
     """Something in a run folder was missing, damaged or in the way; the message says what became
     of it.
     """
-
-
-class RunFolder(Closing):
-    """`--workdir`: created or opened again, locked for this process, its config stored or compared.
-
-    Use it as a context manager, or call `close` at the end.
-
-    Attributes:
-        path: the folder.
-        is_new: True unless an earlier start stored its config and results here.
-        changes: undecided fields that differ: stored value and the one now, by dotted name.
-        config_file, metrics_jsonl, summary_file: files of the run that others of its files are
-            judged by.
-        checkpoint_folder: where `Checkpoints` keeps its files.
-    """
-
-    def __init__(
-        self,
-        path: str | os.PathLike,
-        config: Mapping[str, Any],
-        *,
-        ignore: Collection[str] = (),
-        undecided: Collection[str] = (),
-    ):
-        """Open the folder; when an error is raised, nothing is written.
-
-        Args:
-            path: created with its parents if need be.
-            config: nested mapping of numbers, strings, None and lists of these.
-            ignore: dotted names of fields, or groups of fields, that do not change the result of a
-                run ("progress", "checkpoint.every"): they are not compared, and the last ones are
-                stored.
-            undecided: dotted names of fields whose change somebody else judges: `changes` has those
-                that differ, and nothing is stored before `accept` or `refuse`.
-
-        Raises:
-            FolderLocked: another process works here.
-            ConfigMismatch: the stored config differs; the message lists every field.
-            RunFolderError: no folder can be here, the stored config cannot be read, or results lie
-                here without one.
-        """
-        self.path = Path(path)
-        self.config_file = self.path / "config.json"
-        self.metrics_jsonl = self.path / "metrics.jsonl"
-        self.summary_file = self.path / "summary.json"
-        self.checkpoint_folder = self.path / "checkpoints"
-        self.changes: dict[str, tuple[Any, Any]] = {}
-        self._text = text = _config_text(config)
-        self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = FolderLock(self.path)
-        except OSError as error:
-            there = next(
-                (one for one in (self.path, *self.path.parents) if one.exists()), self.path
-            )
-            what = f"{there} is a file, no folder" if there.is_file() else error.strerror
-            raise RunFolderError(
-                f"{self.path} cannot be used as run folder: {what}. Give another --workdir."
-            ) from error
-        try:
-            self._set_aside()
-            results = self._results()
-            self.is_new = not (self.config_file.exists() and results)
-            if self.is_new:
-                self._refuse_orphans(results)
-                write_atomically(self.config_file, text)
-            else:
-                self._compare(json.loads(text), ignore, undecided)
-        except BaseException:
-            self._lock.close()
-            self._remove_what_was_made()
-            raise
-        self._open = True
-
-    def _set_aside(self) -> None:
-        """Rename folders where files of the run go, and files where its folders go."""
-        in_the_way = [path for path in (self.path / name for name in FILES) if path.is_dir()]
-        in_the_way += [
-            path for path in (self.checkpoint_folder, self.path / "best") if path.is_file()
-        ]
-        for path in in_the_way:
-            numbers = (
-                path.with_name(f"{path.name}.aside{number}") for number in itertools.count(1)
-            )
-            aside = next(one for one in numbers if not one.exists())
-            path.rename(aside)
-            kind = "a folder" if aside.is_dir() else "a file"
-            warnings.warn(
-                f"{path} was {kind}, in the way of the run: it is {aside.name} now", FolderMended, 5
-            )
-
-    def _results(self) -> list[str]:
-        """List results of an earlier start; one that failed before its first row leaves none."""
-        kept = (self.metrics_jsonl, self.checkpoint_folder, self.summary_file)
-        return [item.name for item in kept if item.exists()]
-
-    def _refuse_orphans(self, results: list[str]) -> None:
-        for name, kind in ((SWEEP_FILE, "sweep"), (SEARCH_FILE, "search")):
-            if (self.path / name).exists():
-                raise RunFolderError(
-                    f"{self.path} is the folder of a {kind}; give another --workdir."
-                )
-        if results:
-            raise RunFolderError(
-                f"{self.path} holds {' and '.join(results)} but no config.json to tell which run "
-                "they belong to. Give another --workdir, or delete this folder."
-            )
-
-    def _compare(self, config: dict, ignore: Collection[str], undecided: Collection[str]) -> None:
-        stored = read_stored(self.config_file, _an_object) or {}
-        if differences := config_differences(stored, config, ignore=(*ignore, *undecided)):
-            raise self._mismatch(differences)
-        old = flat_config(stored)
-        new = flat_config(config)
-        self.changes = {
-            name: (old[name], new[name])
-            for name in undecided
-            if name in old and name in new and json.dumps(old[name]) != json.dumps(new[name])
-        }
-        if stored != config and not self.changes:
-            write_atomically(self.config_file, self._text)
-
-    def accept(self) -> None:
-        """Store the config with its `changes`: the run goes on under it."""
-        write_atomically(self.config_file, self._text)
-        self.changes = {}
-
-    def refuse(self, reason: str) -> NoReturn:
-        """Raise ConfigMismatch for the `changes`.
-
-        Args:
-            reason: one or more sentences.
-        """
-        lines = [
-            f"{name}: {json.dumps(old)} -> {json.dumps(new)}"
-            for name, (old, new) in sorted(self.changes.items())
-        ]
-        raise self._mismatch(lines, f"{reason}\n")
-
-    def _mismatch(self, differences: list[str], reason: str = "") -> ConfigMismatch:
-        return ConfigMismatch(
-            f"{self.path} holds a run with another config (stored -> now):\n"
-            + "".join(f"  {line}\n" for line in differences)
-            + reason
-            + "Give another --workdir, set these fields back, or delete the folder to start again."
-        )
-
-    def close(self) -> None:
-        """Give the lock back; a second call does nothing. A start that came to nothing leaves
-        nothing.
-        """
-        if self._open and not self._results():
-            if self.path in self._made:  # so that all in it is of this start
-                shutil.rmtree(self.path, ignore_errors=True)
-            for left in (
-                "config.json",
-                "metrics.csv",
-                "model.json",
-                "partition.txt",
-                ".lock",
-                ".owner",
-            ):
-                (self.path / left).unlink(missing_ok=True)
-            self._remove_what_was_made()
-        self._open = False
-        self._lock.close()
-
-    def _remove_what_was_made(self) -> None:
-        """Take the folders away that this start made, as far as they are empty."""
-        for folder in self._made:
-            with contextlib.suppress(OSError):
-                folder.rmdir()
 
 
 def read_stored(path: Path, build: Callable[[Any], Built]) -> Built | None:
@@ -264,7 +89,8 @@ def read_stored(path: Path, build: Callable[[Any], Built]) -> Built | None:
         ) from error
 
 
-def _an_object(content: Any) -> dict[str, Any]:
+def an_object(content: Any) -> dict[str, Any]:
+    """Refuse what is no JSON object."""
     if not isinstance(content, dict):
         raise TypeError(f"it holds {type(content).__name__}, no object")
     return content
@@ -295,13 +121,6 @@ def config_differences(
         if before != after:
             lines.append(f"{name}: {before} -> {after}")
     return lines
-
-
-def _config_text(config: Mapping[str, Any]) -> str:
-    try:
-        return encode_json(config, indent=2) + "\n"
-    except TypeError as error:
-        raise RunFolderError(f"the config cannot be stored as JSON: {error}") from error
 
 
 def flat_config(

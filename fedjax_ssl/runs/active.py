@@ -20,8 +20,8 @@ from fedjax_ssl.federated import BY_CLIENT
 from fedjax_ssl.folder.checkpoint import Checkpoints
 from fedjax_ssl.folder.files import encode_json
 from fedjax_ssl.folder.progress import Progress
-from fedjax_ssl.folder.record import Record
 from fedjax_ssl.folder.resume import LENGTHS, UNCOMPARED
+from fedjax_ssl.folder.run_folder import RunFolder
 from fedjax_ssl.folder.writers import Writers, WriterSettings, check_writers, open_writers
 from fedjax_ssl.prediction import one_shot
 from fedjax_ssl.runs import advice, divergence, model_file
@@ -79,16 +79,18 @@ def opened(
     # Sums that are not exact depend on the number of devices.
     exact = ("federated.devices",) if config.federated.reduce != "fast" else ()
     with contextlib.ExitStack() as stack:
-        record = None
+        folder = None
         if team.writes:
-            record = stack.enter_context(
-                Record(workdir, config.to_dict(), ignore=(*UNCOMPARED, *exact), undecided=LENGTHS)
+            folder = stack.enter_context(
+                RunFolder(
+                    workdir, config.to_dict(), ignore=(*UNCOMPARED, *exact), undecided=LENGTHS
+                )
             )
         stream = None
-        if quiet or record is None:
+        if quiet or folder is None:
             stream = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
         program = shared.program(config)
-        run = Run(Path(workdir), record, program, shared, team, callbacks, begin)
+        run = Run(Path(workdir), folder, program, shared, team, callbacks, begin)
         run.open(stack, stream)
         yield run
 
@@ -110,7 +112,7 @@ class Run:
     def __init__(
         self,
         path: Path,
-        record: Record | None,
+        folder: RunFolder | None,
         program: Program,
         shared: Shared,
         team: Team,
@@ -121,7 +123,7 @@ class Run:
 
         Args:
             path: the folder.
-            record: its files, in the process that writes.
+            folder: its files, in the process that writes.
             program: the run's.
             shared: datasets and programs that it shares with the other runs of the process.
             team: the processes that train it.
@@ -139,7 +141,7 @@ class Run:
         self.stopped = False
         built = program.built
         self._config = config = built.experiment.config
-        self._record = record
+        self._folder = folder
         self._shared = shared
         self._team = team
         self._own = tuple(callbacks)
@@ -152,16 +154,16 @@ class Run:
         )
         advice.check(built)
         self._own_metrics = OwnMetrics(built, team)
-        if record is not None:
-            record.compare_data(built.experiment.known_by)
-            record.settle(config)
+        if folder is not None:
+            folder.compare_data(built.experiment.known_by)
+            folder.settle(config)
         self._template = program.template()
         found = None
         rows: list[dict[str, Any]] = []
-        if record is not None:
-            self._describe(record.temperature())
-            found = record.restore(self._template)
-            rows = record.rows()
+        if folder is not None:
+            self._describe(folder.temperature())
+            found = folder.restore(self._template)
+            rows = folder.rows()
         nothing = {"compile_seconds": 0.0, "train_seconds": 0.0}
         self.round, self.state, self._seconds = team.from_first(
             found or (0, program.init(), nothing)
@@ -178,7 +180,7 @@ class Run:
         team.connect(self._mesh)
         self.state, self.inputs = share_out((self.state, program.inputs), self._mesh)
         self._profile = None
-        if config.profile and record is not None:
+        if config.profile and folder is not None:
             self._profile = Profile(path / "profile", config)
         self._feed: Feed | None = None
 
@@ -191,7 +193,7 @@ class Run:
         """
         config = self._config
         built = self.program.built
-        record = self._record
+        folder = self._folder
         if built.experiment.host is not None:
             self._feed = stack.enter_context(Feed(built, self.program.inputs.key))
         self._progress = stack.enter_context(
@@ -201,7 +203,7 @@ class Run:
         self._progress.start(advice.describe_start(built, self._template, self.round, self.path))
         for line in self._notes():
             say(line)
-        if self.round == 0 and record is not None:
+        if self.round == 0 and folder is not None:
             count = built.federation.num_clients
             table = data.report(
                 built.federation,
@@ -209,11 +211,11 @@ class Run:
                 self._names[:count],
                 max_rows=_LISTED,
             )
-            record.write("partition.txt", table + "\n")
+            folder.write("partition.txt", table + "\n")
         self._writers = Writers({})
         if self._take_summary():
             return
-        if record is not None:
+        if folder is not None:
             with configs.naming("tracking"):
                 self._writers = open_writers(
                     WriterSettings(**config.tracking),
@@ -241,7 +243,7 @@ class Run:
 
     def _take_summary(self) -> bool:
         """Take the summary of a run that is complete already, and say so; tell whether it is."""
-        found = None if self._record is None else self._record.summary()
+        found = None if self._folder is None else self._folder.summary()
         summary = self._team.values_from_first(found)
         if summary is None or summary.get("prediction", {}) != what_was_predicted(self._config):
             return False
@@ -261,19 +263,19 @@ class Run:
         say = self._progress.note
         history = self._history
         found: list[Callback] = [self._own_metrics, Divergence(history), *self._own]
-        if self._record is not None:
+        if self._folder is not None:
             number = configs.saved_round(config)
-            found += [ClientModels(self._record, number, say)] if number else []
-            found += [Rows(self._record), lambda block: self._writers.write(block.row)]
+            found += [ClientModels(self._folder, number, say)] if number else []
+            found += [Rows(self._folder), lambda block: self._writers.write(block.row)]
         found.append(history)
-        if self._record is not None:
-            found.append(Best(self._record, history))
+        if self._folder is not None:
+            found.append(Best(self._folder, history))
         return [
             *found,
             Report(self._progress, config, history),
             EarlyStopping(config, history),
             lambda block: self._team.feed(),
-            Checkpoint(self._record, self._team, config, self._seconds, say),
+            Checkpoint(self._folder, self._team, config, self._seconds, say),
             lambda block: self._draw_data(),  # not before the first numbers, which it would delay
         ]
 
@@ -393,8 +395,8 @@ class Run:
         built = self.program.built
         model = model_file.describe(built.experiment, built.federation)
         content = encode_json(model | {"temperature": temperature}, indent=1)
-        if self._record is not None:
-            self._record.write("model.json", content + "\n")
+        if self._folder is not None:
+            self._folder.write("model.json", content + "\n")
 
     def finish(self) -> None:
         """Make the predictions that are asked for, score the model and write the summary."""
@@ -404,19 +406,19 @@ class Run:
         dataset = built.experiment.dataset
         last = self.state
         round, chosen = self._chosen()
-        rows = [] if self._record is None else self._record.rows()
+        rows = [] if self._folder is None else self._folder.rows()
         outcomes = self._predict()
         summary = summarize(config, rows, self._seconds, one_shot.summary_of(outcomes))
         summary |= divergence.ended(last, rows, config)
         files = self._files
         # on one of its devices; the others wait for the summary
-        if config.rounds and self._record is not None:
+        if config.rounds and self._folder is not None:
             scored = score_run(self.program, round, chosen, self._names)
             for line in scored.notes:
                 self._progress.note(line)
             for name, content in scored.files.items():
                 files[name.removesuffix(".csv").replace("_", " ")] = self.path / name
-                self._record.write(name, content)
+                self._folder.write(name, content)
             self._describe(scored.temperature)
             evaluating = min(scored.seconds * len(rows), summary["train_seconds"])
             summary |= {**scored.fields, "evaluate_seconds": evaluating}
@@ -429,12 +431,12 @@ class Run:
             "data": dict(built.experiment.known_by),
             **data.what_is_compared(dataset, built.federation),
         }
-        if self._record is not None:
+        if self._folder is not None:
             title = f"{config.method.name} on {config.data.name}"
-            self._record.finish(rows, summary, title=title)
+            self._folder.finish(rows, summary, title=title)
         self._writers.finish(summary)
         # The others get the summary when the files are there: nobody is at the end before the
-        # record is whole.
+        # folder is whole.
         self.summary = self._team.values_from_first(summary)
         self._tell_end(files)
 
@@ -443,7 +445,7 @@ class Run:
         are made by the last one unless `config.early_stopping` asks for the best.
         """
         here = jax.tree.map(lambda leaf: leaf.addressable_data(0), self.state)
-        best = None if self._record is None else self._record.restore_best(self._template)
+        best = None if self._folder is None else self._folder.restore_best(self._template)
         round, chosen, _ = best or (self.round, here, {})
         if self._config.early_stopping.patience is not None:
             self.state = share_out(self._team.from_first(chosen), self._mesh)
@@ -465,10 +467,10 @@ class Run:
             self._progress.note,
         ):
             outcomes.append(outcome)
-            if self._record is not None:
+            if self._folder is not None:
                 known = (built.experiment.dataset, built.federation, outcomes, natural)
-                self._record.write("predictions.csv", one_shot.predictions_csv(*known))
-                self._record.write("predictions_by_client.csv", one_shot.clients_csv(*known))
+                self._folder.write("predictions.csv", one_shot.predictions_csv(*known))
+                self._folder.write("predictions_by_client.csv", one_shot.clients_csv(*known))
             self._team.feed()
         return outcomes
 
@@ -494,9 +496,9 @@ class Run:
                 self._progress.note(line)
 
     def _draw_data(self) -> None:
-        if self._record is not None:
+        if self._folder is not None:
             experiment = self.program.built.experiment
-            self._record.draw_data(partial(self._shared.draw, experiment))
+            self._folder.draw_data(partial(self._shared.draw, experiment))
 
     def _say_once(self, line: str, by_all: bool = False) -> None:
         if line not in self._said:

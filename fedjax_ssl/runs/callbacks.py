@@ -15,7 +15,7 @@ from fedjax_ssl.errors import counted
 from fedjax_ssl.federated import ServerState, tree_bytes
 from fedjax_ssl.folder.files import bytes_in_words
 from fedjax_ssl.folder.progress import Progress
-from fedjax_ssl.folder.record import Record
+from fedjax_ssl.folder.run_folder import RunFolder
 from fedjax_ssl.runs import divergence, profile
 from fedjax_ssl.runs.compile import Program
 from fedjax_ssl.runs.processes import Preempted, Team
@@ -94,32 +94,32 @@ class Divergence:
 class Rows:
     """Writes the row, and the accuracies of clients, to the folder."""
 
-    def __init__(self, record: Record):
-        self._record = record
+    def __init__(self, folder: RunFolder):
+        self._folder = folder
 
     def __call__(self, block: Block) -> None:
         """Put the row on the disk."""
-        self._record.append(block.row, block.clients)
+        self._folder.append(block.row, block.clients)
 
 
 class Best:
     """Keeps the best model by validation."""
 
-    def __init__(self, record: Record, history: History):
-        self._record = record
+    def __init__(self, folder: RunFolder, history: History):
+        self._folder = folder
         self._history = history
 
     def __call__(self, block: Block) -> None:
         """Keep the model in memory, where it is the best; the next checkpoint writes it."""
         if self._history.last_is_best:
-            self._record.keep_best(block.row["round"], block.state)
+            self._folder.keep_best(block.row["round"], block.state)
 
 
 class ClientModels:
     """Saves the models of the clients of one round."""
 
-    def __init__(self, record: Record, number: int, say: Callable[[str], None]):
-        self._record = record
+    def __init__(self, folder: RunFolder, number: int, say: Callable[[str], None]):
+        self._folder = folder
         self._number = number
         self._say = say
 
@@ -131,7 +131,7 @@ class ClientModels:
         if block.models is None:
             self._say(f"config.save_clients names round {self._number}, in which no client trained")
         else:
-            self._record.save_clients(self._number, block.models)
+            self._folder.save_clients(self._number, block.models)
 
 
 class Report:
@@ -175,7 +175,7 @@ class Checkpoint:
 
     def __init__(
         self,
-        record: Record | None,
+        folder: RunFolder | None,
         team: Team,
         config: ml_collections.ConfigDict,
         seconds: dict[str, float],
@@ -184,13 +184,13 @@ class Checkpoint:
         """Begin to count.
 
         Args:
-            record: the folder, in the process that writes.
+            folder: the folder, in the process that writes.
             team: all processes.
             config: resolved.
             seconds: of compiling and training so far, which go on with a checkpoint.
             say: prints a line.
         """
-        self._record = record
+        self._folder = folder
         self._team = team
         self._config = config
         self._seconds = seconds
@@ -209,9 +209,9 @@ class Checkpoint:
         preempted = not block.last and self._team.preempted(-(-round // config.eval_every))
         every = config.checkpoint_every * config.eval_every
         due = every and round % every == 0
-        if self._record is not None and (block.last or preempted or due):
+        if self._folder is not None and (block.last or preempted or due):
             begin = time.perf_counter()
-            self._record.save(round, block.state, self._seconds)
+            self._folder.save(round, block.state, self._seconds)
             if every and round + every < config.rounds:
                 self._note_slow_files(block.state, time.perf_counter() - begin)
         if preempted:

@@ -77,7 +77,7 @@ def run(
 
     Args:
         config: a config as a config file returns it.
-        workdir: the run folder; see `fedjax_ssl.folder.folder.RunFolder`. Of several processes, only
+        workdir: the run folder; see `fedjax_ssl.folder.run_folder.RunFolder`. Of several processes, only
             process 0 uses it.
         team: from `fedjax_ssl.runs.processes`, where several processes train one federation: all of
             them call this.

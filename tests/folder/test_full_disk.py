@@ -13,7 +13,7 @@ import pytest
 from fedjax_ssl.folder import files, rows
 from fedjax_ssl.folder.files import StorageError
 from fedjax_ssl.folder.folder import RunFolderError
-from fedjax_ssl.folder.record import Record
+from fedjax_ssl.folder.run_folder import RunFolder
 
 CONFIG = {"method": {"name": "fedavg"}, "seed": 0}
 ROUNDS = 6
@@ -74,7 +74,7 @@ class _Opened:
 
 def train(folder: Path) -> None:
     """A run whose round multiplies a state, from the last checkpoint on."""
-    with Record(folder, CONFIG) as record:
+    with RunFolder(folder, CONFIG) as record:
         state = {"w": np.arange(50, dtype=np.float32), "round": np.int32(0)}
         found = record.restore(state)
         start, state, _ = found or (0, state, {})
@@ -138,7 +138,7 @@ def test_the_message_names_file_size_and_what_is_safe(tmp_path, monkeypatch) -> 
     disk = Disk(10**9)
     on(disk, monkeypatch)
     folder = tmp_path / "run"
-    with Record(folder, CONFIG) as record:
+    with RunFolder(folder, CONFIG) as record:
         state = {"w": np.zeros(50, np.float32)}
         record.restore(state)
         record.append({"round": 1})
@@ -162,7 +162,7 @@ def test_a_read_only_folder_is_one_message(tmp_path, monkeypatch) -> None:
     with pytest.raises(
         StorageError, match=r"cannot be written: Read-only file system .*Nothing was started"
     ):
-        Record(tmp_path / "run", CONFIG)
+        RunFolder(tmp_path / "run", CONFIG)
 
 
 def test_a_run_goes_on_without_its_side_files(tmp_path) -> None:
@@ -262,7 +262,7 @@ def test_an_older_checkpoint_under_a_newer_name_is_passed_over(tmp_path) -> None
 
 
 def test_the_best_model_waits_for_a_checkpoint_as_it_was(tmp_path) -> None:
-    with Record(tmp_path / "run", CONFIG) as record:
+    with RunFolder(tmp_path / "run", CONFIG) as record:
         state = {"w": np.zeros(3)}
         record.restore(state)
         record.keep_best(1, state)

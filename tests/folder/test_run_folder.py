@@ -5,10 +5,10 @@ import pytest
 from fedjax_ssl.folder.folder import (
     ConfigMismatch,
     FolderLocked,
-    RunFolder,
     RunFolderError,
     config_differences,
 )
+from fedjax_ssl.folder.run_folder import RunFolder
 
 CONFIG = {
     "rounds": 5,

@@ -12,7 +12,7 @@ import pytest
 from fedjax_ssl import config as configs
 from fedjax_ssl import load_run, presets
 from fedjax_ssl.data import report
-from fedjax_ssl.folder.record import Record
+from fedjax_ssl.folder.run_folder import RunFolder
 from fedjax_ssl.runs import callbacks
 from fedjax_ssl.runs.loop import run
 from tests import toy
@@ -39,9 +39,9 @@ def stopping(**fields):
 def test_checkpoints_that_take_longer_than_the_rounds_are_said(
     tmp_path, capsys, monkeypatch, every, said
 ):
-    save = Record.save
+    save = RunFolder.save
     monkeypatch.setattr(callbacks, "_LONG", 0.0)
-    monkeypatch.setattr(Record, "save", lambda *given: (time.sleep(1.0), save(*given)))
+    monkeypatch.setattr(RunFolder, "save", lambda *given: (time.sleep(1.0), save(*given)))
     run(stopping(rounds=3, checkpoint_every=every, **{"early_stopping.patience": None}), tmp_path)
     assert ("a larger config.checkpoint_every writes fewer" in capsys.readouterr().out) == said
 

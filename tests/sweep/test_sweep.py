@@ -19,7 +19,8 @@ import pytest
 
 from fedjax_ssl import config as configs
 from fedjax_ssl.cli import main
-from fedjax_ssl.folder.folder import RunFolder, RunFolderError
+from fedjax_ssl.folder.folder import RunFolderError
+from fedjax_ssl.folder.run_folder import RunFolder
 from fedjax_ssl.runs import divergence
 from fedjax_ssl.runs.compile import OutOfMemory
 from fedjax_ssl.runs.loop import run

@@ -1,8 +1,10 @@
-"""All that a run reads from its folder and writes there."""
+"""The folder of one run: its config and lock, and all that the run reads and writes there."""
 
 import contextlib
+import itertools
 import json
 import os
+import shutil
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -15,35 +17,67 @@ from fedjax_ssl.federated import tree_bytes
 from fedjax_ssl.folder.checkpoint import Checkpoints, to_arrays
 from fedjax_ssl.folder.curves import plot_curves
 from fedjax_ssl.folder.files import Closing, decode_json, encode_json, storing, write_atomically
-from fedjax_ssl.folder.folder import FolderMended, RunFolder, RunFolderError
+from fedjax_ssl.folder.folder import (
+    FILES,
+    SEARCH_FILE,
+    SWEEP_FILE,
+    ConfigMismatch,
+    FolderLock,
+    FolderMended,
+    RunFolderError,
+    an_object,
+    config_differences,
+    flat_config,
+    read_stored,
+)
 from fedjax_ssl.folder.resume import restorable, why_not_longer
 from fedjax_ssl.folder.rows import ClientLog, MetricLog
 
 
-class Record(Closing):
-    """The record of a run in its folder. Use it as a context manager, or call `close` at the end.
+class RunFolder(Closing):
+    """`--workdir`: created or opened again, locked for this process, its config stored or compared.
+
+    Use it as a context manager, or call `close` at the end.
 
     Attributes:
-        path: path of the folder.
-        folder: its files, its config and its lock.
+        path: the folder.
+        is_new: True unless an earlier start stored its config and results here.
+        changes: undecided fields that differ: stored value and the one now, by dotted name.
+        config_file, metrics_jsonl, summary_file, checkpoint_folder: what others of its files are
+            judged by.
     """
 
     def __init__(
         self,
-        workdir: str | os.PathLike,
+        path: str | os.PathLike,
         config: Mapping[str, Any],
-        **compared: Collection[str],
+        *,
+        ignore: Collection[str] = (),
+        undecided: Collection[str] = (),
     ):
-        """Open the folder.
+        """Open the folder; when an error is raised, nothing is written.
 
         Args:
-            workdir: as for `RunFolder`, which says what is raised.
-            config: as for `RunFolder`.
-            **compared: how `RunFolder` compares configs.
+            path: created with its parents if need be.
+            config: nested mapping of numbers, strings, None and lists of these.
+            ignore: dotted names of fields, or groups of fields, that do not change the result of a
+                run ("progress", "checkpoint.every"): they are not compared, and the last ones are
+                stored.
+            undecided: dotted names of fields whose change `settle` judges; before, nothing is
+                stored where they differ.
+
+        Raises:
+            FolderLocked: another process works here.
+            ConfigMismatch: the stored config differs; the message lists every field.
+            RunFolderError: no folder can be here, the stored config cannot be read, or results lie
+                here without one.
         """
-        with storing(Path(workdir), lambda: "Nothing was started."):
-            self.folder = RunFolder(workdir, config, **compared)
-        self.path = self.folder.path
+        self.path = Path(path)
+        self.config_file = self.path / "config.json"
+        self.metrics_jsonl = self.path / "metrics.jsonl"
+        self.summary_file = self.path / "summary.json"
+        self.checkpoint_folder = self.path / "checkpoints"
+        self.changes: dict[str, tuple[Any, Any]] = {}
         self._config = config
         self._checkpoints = Checkpoints(self.path)
         self._best = Checkpoints(self.path, folder="best")
@@ -52,24 +86,123 @@ class Record(Closing):
         self._round = 0  # restored
         # the best model, not yet written
         self._held: tuple[int, dict[str, np.ndarray], dict[str, str]] | None = None
+        try:
+            self._text = encode_json(config, indent=2) + "\n"
+        except TypeError as error:
+            raise RunFolderError(f"the config cannot be stored as JSON: {error}") from error
+        with storing(self.path, lambda: "Nothing was started."):
+            self._begin(ignore, undecided)
+
+    def _begin(self, ignore: Collection[str], undecided: Collection[str]) -> None:
+        """Make and lock the folder, and store or compare the config."""
+        self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = FolderLock(self.path)
+        except OSError as error:
+            above = (self.path, *self.path.parents)
+            there = next((one for one in above if one.exists()), self.path)
+            what = f"{there} is a file, no folder" if there.is_file() else error.strerror
+            raise RunFolderError(
+                f"{self.path} cannot be used as run folder: {what}. Give another --workdir."
+            ) from error
+        try:
+            self._set_aside()
+            results = self._results()
+            self.is_new = not (self.config_file.exists() and results)
+            if self.is_new:
+                self._refuse_orphans(results)
+                write_atomically(self.config_file, self._text)
+            else:
+                self._compare(json.loads(self._text), ignore, undecided)
+        except BaseException:
+            self._lock.close()
+            self._remove_what_was_made()
+            raise
+        self._open = True
+
+    def _set_aside(self) -> None:
+        """Rename folders where files of the run go, and files where its folders go."""
+        in_the_way = [path for path in (self.path / name for name in FILES) if path.is_dir()]
+        in_the_way += [
+            path for path in (self.checkpoint_folder, self.path / "best") if path.is_file()
+        ]
+        for path in in_the_way:
+            numbers = (
+                path.with_name(f"{path.name}.aside{number}") for number in itertools.count(1)
+            )
+            aside = next(one for one in numbers if not one.exists())
+            path.rename(aside)
+            kind = "a folder" if aside.is_dir() else "a file"
+            warnings.warn(
+                f"{path} was {kind}, in the way of the run: it is {aside.name} now", FolderMended, 5
+            )
+
+    def _results(self) -> list[str]:
+        """List results of an earlier start; one that failed before its first row leaves none."""
+        kept = (self.metrics_jsonl, self.checkpoint_folder, self.summary_file)
+        return [item.name for item in kept if item.exists()]
+
+    def _refuse_orphans(self, results: list[str]) -> None:
+        for name, kind in ((SWEEP_FILE, "sweep"), (SEARCH_FILE, "search")):
+            if (self.path / name).exists():
+                raise RunFolderError(
+                    f"{self.path} is the folder of a {kind}; give another --workdir."
+                )
+        if results:
+            raise RunFolderError(
+                f"{self.path} holds {' and '.join(results)} but no config.json to tell which run "
+                "they belong to. Give another --workdir, or delete this folder."
+            )
+
+    def _compare(self, config: dict, ignore: Collection[str], undecided: Collection[str]) -> None:
+        stored = read_stored(self.config_file, an_object) or {}
+        differences = config_differences(stored, config, ignore=(*ignore, *undecided))
+        if differences:
+            raise self._mismatch(differences)
+        old = flat_config(stored)
+        new = flat_config(config)
+        self.changes = {
+            name: (old[name], new[name])
+            for name in undecided
+            if name in old and name in new and json.dumps(old[name]) != json.dumps(new[name])
+        }
+        if stored != config and not self.changes:
+            write_atomically(self.config_file, self._text)
+
+    def _mismatch(self, differences: list[str], reason: str = "") -> ConfigMismatch:
+        return ConfigMismatch(
+            f"{self.path} holds a run with another config (stored -> now):\n"
+            + "".join(f"  {line}\n" for line in differences)
+            + reason
+            + "Give another --workdir, set these fields back, or delete the folder to start again."
+        )
 
     def settle(self, config: ml_collections.ConfigDict) -> None:
-        """Let a run that was complete get longer; raise ConfigMismatch where it cannot.
+        """Let a run that was complete get longer, where undecided fields differ.
 
         Its summary and its checkpoints of other rounds than those of a longer run are removed.
 
         Args:
             config: resolved, as it is now.
+
+        Raises:
+            ConfigMismatch: it cannot get longer.
         """
-        if not self.folder.changes:
+        if not self.changes:
             return
         rounds = self._checkpoints.rounds()
-        if reason := why_not_longer(config, self.folder.changes, rounds):
-            self.folder.refuse(reason)
-        with self._storing(self.folder.config_file):
-            self.folder.summary_file.unlink(missing_ok=True)
+        reason = why_not_longer(config, self.changes, rounds)
+        if reason:
+            lines = [
+                f"{name}: {json.dumps(old)} -> {json.dumps(new)}"
+                for name, (old, new) in sorted(self.changes.items())
+            ]
+            raise self._mismatch(lines, f"{reason}\n")
+        with self._storing(self.config_file):
+            self.summary_file.unlink(missing_ok=True)
             self._checkpoints.forget(restorable(rounds, config.eval_every))
-            self.folder.accept()
+            write_atomically(self.config_file, self._text)
 
     def compare_data(self, known_by: Mapping[str, int | str]) -> None:
         """Raise RunFolderError where the run began on other data; a note where nobody can tell.
@@ -77,7 +210,7 @@ class Record(Closing):
         Args:
             known_by: fingerprint of the data, see `fedjax_ssl.data.fingerprint`.
         """
-        if self.folder.is_new:
+        if self.is_new:
             return
         stored = self._facts().get("data")
         if not isinstance(stored, dict):
@@ -114,7 +247,7 @@ class Record(Closing):
         found = None if self._checkpoints.latest() is None else self._checkpoints.restore(template)
         self._round = round = found[0] if found else 0
         digest = found[2].pop("rows", None) if found else None
-        file = self.folder.metrics_jsonl
+        file = self.metrics_jsonl
         with self._storing(file):
             try:
                 self._log = MetricLog(self.path)
@@ -168,7 +301,7 @@ class Record(Closing):
             with self._storing(self.path / "best", tree_bytes(state)):
                 self._best.write(*self._held)
             self._held = None
-        with self._storing(self.folder.checkpoint_folder, tree_bytes(state)):
+        with self._storing(self.checkpoint_folder, tree_bytes(state)):
             self._checkpoints.save(round, state, {**extra, "rows": self._open_log().digest})
 
     def keep_best(self, round: int, state: Any) -> None:
@@ -192,7 +325,7 @@ class Record(Closing):
             row: numbers by column.
             clients: accuracies by name of the client, where they are known.
         """
-        with self._storing(self.folder.metrics_jsonl):
+        with self._storing(self.metrics_jsonl):
             if clients:
                 if self._clients is None:
                     self._clients = ClientLog(self.path, after_round=self._round)
@@ -222,7 +355,7 @@ class Record(Closing):
         """Return the summary of a run that was completed before; None if there is none, or none
         of this run.
         """
-        file = self.folder.summary_file
+        file = self.summary_file
         if not file.exists():
             return None
         try:
@@ -275,5 +408,27 @@ class Record(Closing):
         return self._log
 
     def close(self) -> None:
-        """Give the folder back; a second call does nothing."""
-        self.folder.close()
+        """Give the lock back; a second call does nothing. A start that came to nothing leaves
+        nothing.
+        """
+        if self._open and not self._results():
+            if self.path in self._made:  # so that all in it is of this start
+                shutil.rmtree(self.path, ignore_errors=True)
+            for left in (
+                "config.json",
+                "metrics.csv",
+                "model.json",
+                "partition.txt",
+                ".lock",
+                ".owner",
+            ):
+                (self.path / left).unlink(missing_ok=True)
+            self._remove_what_was_made()
+        self._open = False
+        self._lock.close()
+
+    def _remove_what_was_made(self) -> None:
+        """Take the folders away that this start made, as far as they are empty."""
+        for folder in self._made:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
