@@ -6,16 +6,12 @@ it.
 from fedjax_ssl.config.describe import Described, as_text, describe
 from fedjax_ssl.config.fields import CHOICES, FIELDS, REGISTRIES, check_field, default, register
 from fedjax_ssl.config.load import Source, find, load, load_several, with_settings
-from fedjax_ssl.config.resolve import (
+from fedjax_ssl.config.optimizers import (
     federated_optimizer,
     local_training,
-    options,
-    own_metrics,
-    predictors,
     replace_numbers,
-    resolve,
-    saved_round,
     traced_numbers,
-    validates,
 )
+from fedjax_ssl.config.resolve import options, resolve
+from fedjax_ssl.config.rules import own_metrics, predictors, saved_round, validates
 from fedjax_ssl.errors import ConfigError, ConfigNote, naming

@@ -141,7 +141,8 @@ def test_none_as_the_name_of_a_choice_stays_a_name():
 def test_the_config_that_was_given_stays_as_it_is():
     config = presets.digits_by_writer("xclp")
     settings = [("rounds", 3), ("method.name", "fedsem"), ("supervision.labels", 9)]
-    other = configs.with_settings(config, settings)
+    with pytest.warns(ConfigNote, match="carried from the config: warmup_rounds=40"):
+        other = configs.with_settings(config, settings)
     assert (config.rounds, config.method.name, config.supervision.labels) == (80, "xclp", 5)
     assert (other.rounds, other.method.name, other.supervision.labels) == (3, "fedsem", 9)
 

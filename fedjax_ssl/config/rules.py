@@ -1,0 +1,324 @@
+"""Rules between the fields of a config: which do nothing beside the others, and which exclude each
+other.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import ml_collections
+
+from fedjax_ssl.checks import Several
+from fedjax_ssl.config.fields import FIELDS, get
+from fedjax_ssl.config.optimizers import local_training
+from fedjax_ssl.data import AUGMENTATIONS, rounds_of_a_part
+from fedjax_ssl.errors import ConfigError, did_you_mean, naming, note
+from fedjax_ssl.own_code import import_named
+
+PREDICTORS = ("network", "xclp", "per_client_lp")
+# Columns of validation data, and the name in `config.metrics` that brings them, if any.
+_COLUMNS = {
+    "accuracy": None,
+    "balanced_accuracy": None,
+    "loss": None,
+    "macro_f1": "f1",
+    "ece": "ece",
+    "auroc": "auroc",
+}
+_OTHER_COLUMNS = (
+    "coarse_accuracy",
+    "log_probs",
+    "client_accuracy",
+    "client_accuracy_worst_tenth",
+    "client_accuracy_spread",
+)
+# Values by which a field asks for nothing.
+_NOTHING = (None, False, 0, (), "", "none", "constant")
+
+
+class Rule(NamedTuple):
+    """Fields that do nothing unless something holds."""
+
+    fields: tuple[str, ...]
+    holds: Callable[[ml_collections.ConfigDict], object]
+    needs: str  # what has to hold, in words
+
+
+def validates(config: ml_collections.ConfigDict) -> bool:
+    """Return whether a resolved config holds validation data out."""
+    pools = config.data.pools
+    return bool(config.data.validation_fraction or (pools and len(pools) > 1 and pools[1]))
+
+
+def predictors(config: ml_collections.ConfigDict) -> tuple[str, ...]:
+    """Return the names in `config.prediction.predictors`."""
+    return tuple(name.strip() for name in config.prediction.predictors.split(",") if name.strip())
+
+
+def _needs_one_of(needed: tuple[str, ...], *fields: str) -> Rule:
+    """Make the rule of fields that do nothing unless one of some others has a value."""
+
+    def holds(config: ml_collections.ConfigDict) -> bool:
+        return any(get(config, one, None) not in _NOTHING for one in needed)
+
+    return Rule(fields, holds, " or ".join(f"config.{one}" for one in needed))
+
+
+def _needs_name(field: str, names: tuple[str, ...], *fields: str) -> Rule:
+    """Make the rule of fields that do nothing unless another one has, or is, one of some names."""
+
+    def holds(config: ml_collections.ConfigDict) -> bool:
+        value = get(config, field)
+        return not {*names}.isdisjoint([value] if isinstance(value, str) else value)
+
+    return Rule(fields, holds, " or ".join(f"config.{field}={name}" for name in names))
+
+
+_RULES = (
+    Rule(
+        ("select_from", "early_stopping.metric"),
+        validates,
+        "validation data, such as config.data.validation_fraction",
+    ),
+    _needs_one_of(("data.pools",), "data.shuffle_pools"),
+    _needs_one_of(("partition.parts",), "partition.rounds_per_part"),
+    _needs_one_of(
+        (
+            "supervision.labelled_clients",
+            "supervision.coarse_clients",
+            "supervision.set_clients",
+        ),
+        "supervision.which",
+    ),
+    _needs_one_of(("supervision.noise",), "supervision.noise_mode"),
+    Rule(
+        ("optimizer.nesterov", "optimizer.keep_state", "optimizer.average_state"),
+        lambda config: config.optimizer.momentum or config.optimizer.name != "sgd",
+        "config.optimizer.momentum or another optimizer",
+    ),
+    _needs_one_of(("optimizer.schedule",), "optimizer.schedule_rounds"),
+    _needs_name("optimizer.schedule", ("exponential", "piecewise"), "optimizer.schedule_factor"),
+    _needs_name("optimizer.schedule", ("exponential",), "optimizer.schedule_staircase"),
+    _needs_name("optimizer.schedule", ("piecewise",), "optimizer.schedule_boundaries"),
+    _needs_name("optimizer.schedule", ("warmup", "warmup_cosine"), "optimizer.schedule_warmup"),
+    _needs_name("optimizer.schedule", ("linear", "warmup_cosine"), "optimizer.schedule_end"),
+    _needs_one_of(("optimizer.keep_state",), "optimizer.keep_by"),
+    _needs_name("loss.name", ("focal",), "loss.gamma"),
+    _needs_name("tracking.writers", ("mlflow",), "tracking.uri"),
+    _needs_name("tracking.writers", ("mlflow", "wandb"), "tracking.project", "tracking.offline"),
+    _needs_one_of(
+        ("prediction.predictors",), *(field for field in FIELDS if field.startswith("prediction."))
+    ),
+    Rule(
+        ("prediction.groups", "prediction.neighbor_search", "prediction.protocol"),
+        lambda config: "xclp" in predictors(config),
+        "config.prediction.predictors=xclp",
+    ),
+    _needs_one_of(("prediction.protocol",), "prediction.hamming"),
+)
+
+
+def note_without_effect(config: ml_collections.ConfigDict) -> None:
+    """Name every setting that was given and does nothing beside the others."""
+    for rule in _RULES:
+        if rule.holds(config):
+            continue
+        for field in rule.fields:
+            value = get(config, field, None)
+            usual = FIELDS[field].default if field in FIELDS else None
+            if field == "optimizer.schedule_rounds":  # of a config that is resolved
+                usual = max(config.rounds, 1)
+            if value not in (None, False, usual):
+                note(f"config.{field}={value} has no effect without {rule.needs}")
+
+
+def note_lengths(config: ml_collections.ConfigDict) -> None:
+    """Say which stages, selections, parts and epochs a run of this length does not come to."""
+    rounds = config.rounds
+    stage = "coarse_rounds" if "coarse_rounds" in config.method else "warmup_rounds"
+    first = config.method.get(stage, 0)
+    if isinstance(first, int) and 0 < rounds <= first:
+        note(
+            f"config.rounds is {rounds}, stage 1 alone takes {first} (config.method.{stage}): no "
+            "stage 2 here"
+        )
+    if validates(config) and 0 < rounds < config.select_from:
+        note(
+            f"config.select_from={config.select_from} comes after the last of {rounds} rounds, "
+            "whose model is then the selected one"
+        )
+    parts = config.partition.get("parts")
+    each = config.partition.get("rounds_per_part")
+    if rounds and parts is not None and parts > 1:
+        reached = -(-rounds // rounds_of_a_part(parts, each, rounds))
+        why = f" (config.partition.rounds_per_part is {each})" if each else ""
+        if reached < parts:
+            note(
+                f"{rounds} rounds come to {reached} of the {parts} parts of the unlabelled "
+                f"examples{why}"
+            )
+    local = config.optimizer
+    if local.local_steps and local.local_epochs != 1:
+        note(
+            f"config.optimizer.local_epochs={local.local_epochs} has no effect at the clients: "
+            f"config.optimizer.local_steps={local.local_steps}"
+        )
+
+
+def note_own_rate(config: ml_collections.ConfigDict) -> None:
+    """Say where the learning rate of the config is not used."""
+    local = config.optimizer
+    given = f"config.optimizer.learning_rate={local.learning_rate} has no effect"
+    if getattr(local_training(config)[0], "own_rate", False):
+        note(
+            f"{given}: optimizer {local.name!r} has its own; one that is to follow a schedule "
+            "takes learning_rate"
+        )
+    elif ":" in local.schedule:
+        note(f"{given}: config.optimizer.schedule={local.schedule} says the rate of every round")
+
+
+def own_metrics(config: ml_collections.ConfigDict) -> dict[str, Callable[..., Any]]:
+    """Return the functions of a user's own in `config.metrics`, by the end of their columns:
+    "my:f2" is "f2".
+    """
+    named = [name for name in config.metrics if ":" in name]
+    with naming("metrics"):
+        return {name.rpartition(":")[2]: import_named("metric", name) for name in named}
+
+
+def check_metrics(config: ml_collections.ConfigDict) -> None:
+    """Refuse metrics of one column, and a choice of models by what is no column; fill in the
+    direction.
+    """
+    own = own_metrics(config)
+    if len(own) < sum(":" in name for name in config.metrics):
+        raise ConfigError(
+            f"config.metrics is {tuple(config.metrics)}, where two functions have one name, and so "
+            "one column"
+        )
+    for name in own:
+        if name in (*_COLUMNS, *_OTHER_COLUMNS):
+            raise ConfigError(
+                f"config.metrics names a function {name!r}, whose column is there already; call it "
+                "otherwise"
+            )
+    there = [name for name, needed in _COLUMNS.items() if needed in (None, *config.metrics)]
+    columns = [f"validation_{name}" for name in (*there, *own)]
+    chosen = config.early_stopping.metric
+    if chosen not in columns:
+        raise ConfigError(
+            f"config.early_stopping.metric is {chosen!r}.{did_you_mean(chosen, columns)} Allowed "
+            f"with these config.metrics: {', '.join(columns)}"
+        )
+    if config.early_stopping.direction is not None:
+        return
+    if chosen.removeprefix("validation_") in own:
+        raise ConfigError(
+            f"config.early_stopping.metric is {chosen!r}, a function of your own: give "
+            "config.early_stopping.direction, maximize or minimize"
+        )
+    less = chosen in ("validation_loss", "validation_ece")
+    config.early_stopping.direction = "minimize" if less else "maximize"
+
+
+def check_validation(config: ml_collections.ConfigDict) -> None:
+    """Refuse an early stop without validation data, and with them a first stage whose model would
+    not be evaluated.
+    """
+    warmup = config.method.get("warmup_rounds", 0)
+    every = config.eval_every
+    patience = config.early_stopping.patience
+    if patience is not None and not validates(config):
+        raise ConfigError(
+            f"config.early_stopping.patience is {patience}, but there are no validation data to "
+            "judge by (test data must not end a run). Hold some out: "
+            "--config.data.validation_fraction=0.1"
+        )
+    if validates(config) and isinstance(warmup, int) and warmup % every:
+        fits = max(n for n in range(1, every) if warmup % n == 0)
+        near = max(round(warmup / every), 1) * every
+        raise ConfigError(
+            f"config.method.warmup_rounds of {config.method.name!r} is {warmup}; with validation "
+            f"data it must be a multiple of config.eval_every ({every}), so that the model of "
+            f"stage 1 is evaluated: use config.eval_every={fits} or "
+            f"config.method.warmup_rounds={near}"
+        )
+
+
+def check_client_standardization(config: ml_collections.ConfigDict) -> None:
+    """Refuse what needs inputs as they are stored, or clients that are not the dataset's own."""
+    if config.data.standardize != "client":
+        return
+    views = [config[section].name for section in ("augment", "strong_augment")]
+    partition = config.partition.name
+    if partition != "natural":
+        wrong = f"config.partition.name is {partition!r}, whose clients are not the dataset's"
+    elif any(AUGMENTATIONS.takes(name, "input_max") for name in views):
+        wrong = f"augmentation {' and '.join(views)} works on stored values"
+    elif config.data.test_mean or config.data.test_std:
+        wrong = "config.data.test_mean or test_std is given"
+    else:
+        return
+    raise ConfigError(
+        f"config.data.standardize is 'client', but {wrong}; change it, or use standardize='train'"
+    )
+
+
+def check_prediction(config: ml_collections.ConfigDict) -> None:
+    """Refuse predictions by what is not trained, and searches or protocols that do not go
+    together.
+    """
+    section = config.prediction
+    names = predictors(config)
+    with naming():
+        Several(PREDICTORS).check("config.prediction.predictors", names)
+    if not config.rounds and not names:
+        raise ConfigError(
+            "config.rounds is 0 and config.prediction.predictors names nothing, so there is "
+            "nothing to do; train at least one round, or name predictors"
+        )
+    untrained = not config.rounds and not config.start_from
+    if untrained and "network" in names:
+        raise ConfigError(
+            "config.prediction.predictors names 'network', whose classifier config.rounds=0 leaves "
+            "untrained; train it, give config.start_from, or leave it out"
+        )
+    of_features = {"xclp", "per_client_lp"} & {*names} and section.features == "network"
+    if untrained and of_features and not config.model.weights:
+        raise ConfigError(
+            "config.prediction.features is 'network', whose weights config.rounds=0 leaves random; "
+            "train it, give config.model.weights (efficientnet_b0, resnet18), or use "
+            "--config.prediction.features=inputs"
+        )
+    approximate = section.neighbor_search == "approximate"
+    of_codes = section.protocol != "none" or approximate
+    if "xclp" in names and section.similarity == "exact" and of_codes:
+        raise ConfigError(
+            "config.prediction.similarity is 'exact', but protocols and the approximate search of "
+            "predictor 'xclp' compare codes; leave it out"
+        )
+    for field, exact_only in (("protocol", "none"), ("groups", 1)):
+        if approximate and section[field] != exact_only:
+            raise ConfigError(
+                f"config.prediction.{field} is {section[field]!r} and neighbor_search is "
+                "'approximate', which is for one graph of all clients without protocols; use one "
+                "of them"
+            )
+
+
+def saved_round(config: ml_collections.ConfigDict) -> int | None:
+    """Return the round whose clients' models `config.save_clients` keeps; None: of no round.
+
+    Raises:
+        ConfigError: the run does not have this round.
+    """
+    given = config.save_clients
+    if given in (None, ""):
+        return None
+    if given == "last":
+        return config.rounds or None
+    if given not in range(1, config.rounds + 1):
+        raise ConfigError(
+            f"config.save_clients is {given!r}; allowed: last, or a round from 1 to {config.rounds}"
+        )
+    return int(given)
