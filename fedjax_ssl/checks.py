@@ -13,7 +13,7 @@ import functools
 import inspect
 import types
 import typing
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
@@ -124,7 +124,7 @@ class OneOf(Declaration):
 class Several(Declaration):
     """A tuple of different names out of some. With `own`, "module:function" too."""
 
-    names: Collection[str]
+    names: Iterable[str]
     own: bool = False
 
     def check(self, name: str, value: Any) -> None:
@@ -134,7 +134,7 @@ class Several(Declaration):
         for one in value:
             if one not in self.names and not (self.own and ":" in str(one)):
                 raise ValueError(
-                    f"{name} names {one!r}.{did_you_mean(one, self.names)} Allowed: {allowed}"
+                    f"{name} names {one!r}.{did_you_mean(one, [*self.names])} Allowed: {allowed}"
                 )
         if len(set(value)) < len(value):
             raise ValueError(f"{name} is {tuple(value)!r}, which names one of them twice")

@@ -40,6 +40,7 @@ from fedjax_ssl.federated import (
 )
 from fedjax_ssl.folder.writers import WRITERS
 from fedjax_ssl.graph.settings import GraphSettings, Hamming, Level
+from fedjax_ssl.methods.around import AROUND
 from fedjax_ssl.models import MODELS, PRECISIONS
 from fedjax_ssl.objectives import INVERSE, LOSSES
 from fedjax_ssl.registry import Option, Registry, option_of
@@ -124,6 +125,11 @@ _SECTIONS: dict[str, dict[str, Option]] = {
             "scores beside accuracy: by client, macro F1, calibration error, (slow) ROC area, "
             "local models, your own",
             Several(SCORES, own=True),
+        ),
+        "around": _field(
+            (),
+            "wrappers of the method, the first one inside, for example slow_clients or your own",
+            Several(AROUND, own=True),
         ),
         "test_predictions": _field(
             "auto",
@@ -381,7 +387,7 @@ def register(kind: str, name: str | None = None, builder: Callable[..., Any] | N
 
     Args:
         kind: a section of a config ("method", "model", "data", "partition", "supervision",
-            "augment", "cohort", "federated").
+            "augment", "cohort", "federated"), or "around".
         name: as configs write it; the builder's own by default.
         builder: a function as docs/extending.md describes it; its keyword arguments become options.
             Without it, `register` is a decorator.
@@ -400,10 +406,11 @@ def register(kind: str, name: str | None = None, builder: Callable[..., Any] | N
         >>> fs.load_config("digits", {"method.name": "short_sighted"}).method.weight
         1.0
     """
-    check_known("kind", kind, REGISTRIES)
+    registries = {**REGISTRIES, "around": AROUND}
+    check_known("kind", kind, registries)
     if builder is None:
         return functools.partial(register, kind, name)
-    REGISTRIES[kind].register(name or builder.__name__, builder)
+    registries[kind].register(name or builder.__name__, builder)
     return builder
 
 

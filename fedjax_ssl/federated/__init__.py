@@ -102,7 +102,7 @@ if TYPE_CHECKING:
         passes,
     )
     from fedjax_ssl.federated.schedules import SCHEDULES, learning_rate_schedule, schedule_name
-    from fedjax_ssl.federated.setup import KEEP_BY, WEIGHTINGS, LearningRate, Setup
+    from fedjax_ssl.federated.setup import KEEP_BY, WEIGHTINGS, Facts, LearningRate, Setup
     from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, Count, count, to_numbers
 
 __getattr__, __dir__ = attach(__name__)

@@ -23,6 +23,14 @@ WEIGHTINGS: dict[str, Callable[[Client], Float[Array, ""]]] = {
 KEEP_BY = ("client", "slot")
 
 
+class Facts(NamedTuple):
+    """Sizes of a run, for builders of what stands around a method."""
+
+    num_clients: int
+    cohort_size: int
+    rounds: int | None  # None: not known
+
+
 class Setup(NamedTuple):
     """Choices of a run that every method needs; a recipe takes them together with its own settings.
 

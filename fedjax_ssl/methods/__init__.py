@@ -12,13 +12,13 @@ Example:
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedjax_ssl.registry import Registry
 
 if TYPE_CHECKING:
-    from fedjax_ssl.federated import Method, Recipe, Setup
+    from fedjax_ssl.federated import Facts, Method, Recipe, Setup
 
 # File -> the recipes in it.
 _RECIPES = {
@@ -88,8 +88,22 @@ def recipe(name: str, setup: "Setup", /, **settings: Any) -> "Recipe":
     return made._replace(name=name.rpartition(":")[2])
 
 
-def build(name: str, setup: "Setup", /, **settings: Any) -> "Method":
+def build(
+    name: str,
+    setup: "Setup",
+    /,
+    around: Sequence[str] = (),
+    facts: "Facts | None" = None,
+    **settings: Any,
+) -> "Method":
     """Build a method.
+
+    Args:
+        name: one of `available()`, or "module:function".
+        setup: the run.
+        around: names of wrappers, the first one inside.
+        facts: sizes of the run, for wrappers.
+        **settings: the method's own.
 
     Raises:
         ValueError: for an unknown method, a setting that it does not have or that is outside its
@@ -97,7 +111,10 @@ def build(name: str, setup: "Setup", /, **settings: Any) -> "Method":
             neither a `Recipe` nor a `Method`.
     """
     from fedjax_ssl import federated
+    from fedjax_ssl.methods.around import wrapped
 
+    if around:
+        return federated.build(wrapped(recipe(name, setup, **settings), around, facts))
     made = METHODS.build(name, setup, **settings)
     if isinstance(made, federated.Method):
         return made

@@ -17,7 +17,7 @@ from fedjax_ssl.backend import backend
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.data.fingerprint import fingerprint
 from fedjax_ssl.errors import counted
-from fedjax_ssl.federated import Execution, Method, Setup
+from fedjax_ssl.federated import Execution, Facts, Method, Setup
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.objectives import INVERSE, RowLoss, supervised_loss
 from fedjax_ssl.runs.devices import choose_devices
@@ -178,9 +178,11 @@ def build_method(
         setup = setup._replace(loss=loss)
     if start is not None:
         setup = setup._replace(model=start(setup.model))
-    name = config["method"].pop("name")
+    settings = config["method"]
+    settings |= {"around": config["around"]}
+    settings |= {"facts": Facts(federation.num_clients, setup.cohort_size, setup.rounds)}
     with configs.naming("method"):
-        return federated.execute(methods.build(name, setup, **config["method"]), execution)
+        return federated.execute(methods.build(settings.pop("name"), setup, **settings), execution)
 
 
 def _setup(config: dict[str, Any], dataset: data.Dataset, federation: FederatedData) -> Setup:

@@ -1,0 +1,44 @@
+"""Wrappers: functions that take the recipe of any method and return another one.
+
+`config.around` names them, `fs.register("around", name, wrapper)` adds one, and "module:function"
+is one of your own.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from fedjax_ssl.registry import Registry
+
+if TYPE_CHECKING:
+    from fedjax_ssl.federated import Facts, Recipe
+
+AROUND: "Registry[Recipe]" = Registry(
+    "wrapper",
+    {"slow_clients": "fedjax_ssl.methods.around.slow_clients:slow_clients"},
+    leading=1,
+    given=("facts",),
+)
+
+
+def wrapped(recipe: "Recipe", names: Sequence[str], facts: "Facts | None" = None) -> "Recipe":
+    """Put wrappers around a recipe, the first one inside.
+
+    Args:
+        recipe: of any method.
+        names: of wrappers.
+        facts: sizes of the run, for those that have a parameter of this name.
+
+    Raises:
+        ValueError: nobody knows a name, or a wrapper returned no recipe.
+    """
+    from fedjax_ssl.federated import Recipe
+
+    for name in names:
+        given = {"facts": facts} if AROUND.takes(name, "facts") else {}
+        made = AROUND.build(name, recipe, **given)
+        if not isinstance(made, Recipe):
+            raise ValueError(
+                f"{name} returned {type(made).__name__}; a wrapper returns a fedjax_ssl.Recipe"
+            )
+        recipe = made
+    return recipe

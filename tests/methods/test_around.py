@@ -1,0 +1,73 @@
+"""Wrappers of recipes, which a config names in `around`."""
+
+import chex
+import jax
+import pytest
+
+import fedjax_ssl as fs
+from fedjax_ssl import methods
+from fedjax_ssl.federated import Facts, Recipe, build
+from fedjax_ssl.methods.around import AROUND, wrapped
+from fedjax_ssl.methods.around.slow_clients import slow_clients
+from fedjax_ssl.runs import build_method, federate, load_experiment
+from tests import toy
+from tests.methods import cases
+
+KEY = jax.random.key(1)
+
+
+def recipe_of(name: str, data) -> Recipe:
+    return methods.recipe(name, cases.setup(name, data), **cases.of(name).settings)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("fedavg", "cbafed") else pytest.param(name, marks=pytest.mark.thorough)
+        for name in sorted(methods.available())
+    ],
+)
+def test_slow_clients_take_the_first_of_their_steps_in_every_method(name: str) -> None:
+    kind = build(recipe_of(name, toy.weak_federation("labels"))).needs[0]
+    data = toy.weak_federation(kind)
+    recipe = recipe_of(name, data)
+    usual, slowed = (
+        toy.train(build(slow_clients(recipe, slow=slow, least_work=0.5)), KEY, data, 2)[1][1]
+        for slow in (0.0, 1.0)
+    )
+    assert slowed["clients"] == usual["clients"]
+    if name != "single":
+        assert usual["local_steps"] / 2 <= slowed["local_steps"] < usual["local_steps"]
+
+
+def test_nobody_slow_changes_no_bit() -> None:
+    data = toy.federation()
+    recipe = recipe_of("fedavg", data)
+    one, _ = toy.train(build(recipe), KEY, data, 1)
+    other, _ = toy.train(build(slow_clients(recipe, slow=0.0)), KEY, data, 1)
+    chex.assert_trees_all_equal(one, other)
+
+
+def test_a_config_names_wrappers_with_facts_of_the_run(monkeypatch) -> None:
+    monkeypatch.setattr(AROUND, "_builders", dict(AROUND._builders))
+    told = []
+
+    @fs.register("around")
+    def telling(recipe: Recipe, facts: Facts) -> Recipe:
+        told.append(facts)
+        return recipe
+
+    names = ("slow_clients", "telling")
+    config = fs.load_config("digits_fedavg", {"around": names, "rounds": 3})
+    experiment = load_experiment(config)
+    federation = federate(experiment, KEY)
+    build_method(experiment, federation)
+    assert told == [Facts(federation.num_clients, federation.num_clients, 3)]
+
+
+def test_what_is_no_wrapper_is_refused() -> None:
+    recipe = recipe_of("fedavg", toy.federation())
+    with pytest.raises(ValueError, match="Did you mean 'slow_clients'"):
+        wrapped(recipe, ["slow_client"])
+    with pytest.raises(ValueError, match="load_config returned ConfigDict; a wrapper returns a"):
+        wrapped("digits", ["fedjax_ssl:load_config"])
