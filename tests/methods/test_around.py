@@ -5,11 +5,10 @@ import jax
 import pytest
 
 import fedjax_ssl as fs
-from fedjax_ssl import methods
+from fedjax_ssl import methods, runs
 from fedjax_ssl.federated import Facts, Recipe, build
 from fedjax_ssl.methods.around import AROUND, wrapped
 from fedjax_ssl.methods.around.slow_clients import slow_clients
-from fedjax_ssl.runs import build_method, federate, load_experiment
 from tests import toy
 from tests.methods import cases
 
@@ -59,9 +58,9 @@ def test_a_config_names_wrappers_with_facts_of_the_run(monkeypatch) -> None:
 
     names = ("slow_clients", "telling")
     config = fs.load_config("digits_fedavg", {"around": names, "rounds": 3})
-    experiment = load_experiment(config)
-    federation = federate(experiment, KEY)
-    build_method(experiment, federation)
+    experiment = runs.load_experiment(config)
+    federation = runs.federate(experiment, KEY)
+    runs.build(experiment, federation)
     assert told == [Facts(federation.num_clients, federation.num_clients, 3)]
 
 
