@@ -138,6 +138,12 @@ def context(num_clients: int) -> federated.RoundContext:
     return federated.RoundContext(key, key, ids[0], clients, ids >= 0, clients, {}, {}, {}, ids)
 
 
+def local(anchor: Any, params: Any, *rest: Any, **named: Any) -> federated.Local:
+    """A client that trained from the anchor to the parameters."""
+    change = jax.tree.map(jnp.subtract, params, anchor)
+    return federated.Local(anchor, params, change, *rest, **named)
+
+
 def jitter(key: jax.Array, inputs: jax.Array) -> jax.Array:
     """An augmentation: small noise that depends on the key and on the row's place only."""
     return inputs + 0.1 * jax.random.normal(key, inputs.shape, inputs.dtype)

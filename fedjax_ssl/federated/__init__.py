@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from fedjax_ssl.federated.grouped import grouped
     from fedjax_ssl.federated.local_optimizer import OPTIMIZERS, LocalOptimizer, local_optimizer
     from fedjax_ssl.federated.memory import USABLE, device_memory, how_many_fit, own_memory
+    from fedjax_ssl.federated.messages import ClientLog, Download, Sums, Upload
     from fedjax_ssl.federated.method import (
         AtClient,
         AtServer,
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
         FederatedOptimizer,
         Groups,
         Local,
+        Moved,
         Numbers,
         Report,
         adaptive,

@@ -19,25 +19,32 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from fedjax_ssl.federated.forward import forward_views, labelling_key
 from fedjax_ssl.federated.local_optimizer import LocalOptimizer, descend
+from fedjax_ssl.federated.messages import (
+    Arrivals,
+    ClientLog,
+    Download,
+    Sums,
+    Upload,
+    Work,
+)
 from fedjax_ssl.federated.method import (
     Client,
     ClientKind,
     ClientResult,
     ClientState,
     Losses,
-    Now,
     Params,
     Snapshot,
     Step,
     Stream,
     Streams,
     Term,
-    Validation,
     View,
 )
-from fedjax_ssl.federated.optimizers import FederatedOptimizer, Grouped, Local
+from fedjax_ssl.federated.optimizers import FederatedOptimizer, Grouped, Local, Report
 from fedjax_ssl.federated.packing import Packed, Packing, apart, cut, packing
 from fedjax_ssl.federated.setup import WEIGHTINGS
+from fedjax_ssl.federated.uploads.transform import UploadTransform, is_finite
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.models import Model, Outputs
 
@@ -59,8 +66,7 @@ class LocalTraining(NamedTuple):
     keep_optimizer: bool  # its state lives on, at the client
     keep_by_slot: bool  # ... or in the slot of the cohort that a client fills
     federated_optimizer: FederatedOptimizer
-    upload: Callable[[ClientResult], Params] | None
-    # ^ what the server sees of trained parameters; None: all of them
+    uploads: UploadTransform  # between what clients send and the sum of it
     receive: Callable[[Client, Params], Params] | None = None
     # ^ what a client has of what is sent; None: all of it
     weighting: str = "uniform"
@@ -73,23 +79,6 @@ class LocalTraining(NamedTuple):
     def shared(self) -> tuple[str, ...]:
         """Groups that are sent and averaged."""
         return tuple(group for group in self.groups if group not in self.private)
-
-
-class Download(NamedTuple):
-    """Message to every client of the cohort, and its round."""
-
-    key: Key[Array, ""]
-    now: Now
-    learning_rate: Float[Array, ""]
-    params: Params
-    model_state: PyTree
-    optimizer: PyTree  # state of the federated optimizer, from which clients may start differently
-    local_optimizer: dict[str, PyTree]
-    # ^ state of the local one by group, where clients start from a common one
-    terms: dict[str, PyTree]  # server state of the terms, from which local states start
-    inputs: Array
-    validation: Validation
-    test: Validation | None = None  # for the log alone
 
 
 class ClientProgress(NamedTuple):
@@ -428,82 +417,36 @@ class ClientUpdate:
         return Losses(values, local, ravel_pytree(new_state)[0], outputs)
 
     @jax.named_scope(AVERAGE)
-    def finish(
-        self, client: Client, plan: Plan, end: ClientProgress
-    ) -> tuple[dict[str, PyTree], dict[str, PyTree]]:
-        """Work out what a trained client sends and keeps: (summed over the cohort, stacked over
-        it).
+    def finish(self, client: Client, plan: Plan, end: ClientProgress) -> tuple[Sums, Arrivals]:
+        """Make a trained client's upload, what it keeps and what the log sees of it: (what is added
+        up over the cohort, what is stacked).
 
-        An update with a value that is not finite is dropped: it weighs nothing, and is counted in
-        "dropped".
+        An upload with a value that is not finite is dropped: it weighs nothing, nothing of it is
+        kept, and it is counted in `Work.dropped`.
         """
         begin = self.start(client)
-        num_steps = plan.num_steps
-        finite = jnp.isfinite(end.loss)
-        for values in jax.tree.leaves((end.params, end.model_state)):
-            finite = finite & jnp.all(jnp.isfinite(values))
-        finite = apart(finite)
-        trained = finite & (num_steps > 0)
         loss = end.loss
+        # Who diverged has trained nothing: it goes back to where it began.
+        finite = apart(is_finite((end.loss, end.params, end.model_state)))
+        trained = finite & (plan.num_steps > 0)
         end = jax.tree.map(lambda new, old: jnp.where(trained, new, old), end, begin)
-        groups = self.to_params(end.params)
-        received = self.to_params(begin.params)
-        model_state = self.unravel_state(end.model_state)
-        result = ClientResult(
-            client=client,
-            params=self.training.combine(groups),
-            groups=groups,
-            uploaded=groups,
-            received=received,
-            model_state=model_state,
-            local=end.local,
-            num_steps=num_steps,
-            inputs=self.broadcast.inputs,
-            validation=self.broadcast.validation,
-            key=self.key_of(client),
-            now=self.broadcast.now,
-            test=self.broadcast.test,
-        )
-        sent_up = {group: end.params[group] for group in self.shared}
-        if self.training.upload is not None:
-            result = result._replace(uploaded={**groups, **self.training.upload(result)})
-            sent_up = {
-                group: self.packings[group].pack(result.uploaded[group]) for group in self.shared
-            }
-        uploads = {term.name: term.client.collect(result) for term in self.kind.terms}
-        weigh = self.kind.weigh
-        wanted = (
-            WEIGHTINGS[self.training.weighting](client) if weigh is None else weigh(client, uploads)
-        )
+        result = self.result_of(client, plan, begin, end)
         remembered = {
             term.name: term.client.remember(result)
             for term in self.kind.terms
             if term.client.remember
         }
-        sound = jnp.isfinite(wanted)
-        averaged = {
-            group: end.optimizer[group] for group in self.shared if self.training.average_optimizer
-        }
-        for values in jax.tree.leaves((remembered, averaged)):
-            sound = sound & jnp.all(jnp.isfinite(values))
+        upload = self.upload_of(client, end, result)
+        # What is lost, or says or leaves something that is not finite, is lost as a whole.
+        sound = is_finite((upload.weight, remembered, upload.optimizer)) & upload.arrived
         finite, trained = apart((finite & (sound | ~trained), trained & sound))
-        averaged = jax.tree.map(lambda x: jnp.where(trained, x, jnp.zeros_like(x)), averaged)
-        weight = jnp.where(trained, wanted, 0.0)
-        weights = {
-            group: weight if group in self.phases else jnp.zeros_like(weight)
-            for group in self.shared
-        }
-        report = self.training.federated_optimizer.report(
-            Local(
-                anchor=self.sent_to(client),
-                params=sent_up,
-                weights=weights,
-                num_steps=num_steps,
-                learning_rate=self.rate_of(client),
-                received=client.received,
-                kept=() if client.kept is None else client.kept.federated,
-            )
+        work = Work(
+            loss=jnp.where(finite, loss, 0.0),
+            steps=jnp.where(finite, plan.num_steps, 0),
+            examples=jnp.where(finite, plan.examples, 0),
+            dropped=(~finite).astype(jnp.int32),
         )
+        report, summed = self.weighed(client, plan, end, upload, trained, work)
         alone = self.training.federated_optimizer.alone
         kept = ClientState(
             params={group: end.params[group] for group in self.training.private},
@@ -512,29 +455,121 @@ class ClientUpdate:
             federated=report.kept,
             model_state=end.model_state if alone else (),
         )
-        summed = {
-            "optimizer": report.summed,
-            "weight": weight,
-            "model_state": (0.0 if alone else weight.astype(self.flat_state.dtype))
-            * (end.model_state - self.flat_state),
-            "local": _times(weight, end.local),
-            "local_optimizer": {
-                g: (weights[g], _times(weights[g], state)) for g, state in averaged.items()
+        log = ClientLog(
+            measured={term.name: term.log.measure(result) for term in self.kind.terms},
+            model=Snapshot(result.params, result.model_state)
+            if self.training.keep_models
+            else None,
+        )
+        return summed, Arrivals(upload.terms, trained, kept, log)
+
+    def result_of(
+        self, client: Client, plan: Plan, begin: ClientProgress, end: ClientProgress
+    ) -> ClientResult:
+        """Return a client after local training as its terms see it."""
+        groups = self.to_params(end.params)
+        received = self.to_params(begin.params)
+        sent = received
+        if self.training.receive is not None:  # something was lost on the way down
+            sent = self.to_params({**begin.params, **self.sent_to(client)})
+        return ClientResult(
+            client=client,
+            params=self.training.combine(groups),
+            groups=groups,
+            sent=sent,
+            received=received,
+            model_state=self.unravel_state(end.model_state),
+            local=end.local,
+            num_steps=plan.num_steps,
+            inputs=self.broadcast.inputs,
+            validation=self.broadcast.validation,
+            key=self.key_of(client),
+            now=self.broadcast.now,
+            test=self.broadcast.test,
+        )
+
+    def upload_of(self, client: Client, end: ClientProgress, result: ClientResult) -> Upload:
+        """Return what a trained client sends, as it arrives: changed by the upload transforms."""
+        terms = {term.name: term.client.collect(result) for term in self.kind.terms}
+        averages = {term.name: term.client.average(result) for term in self.kind.terms}
+        weigh = self.kind.weigh
+        wanted = (
+            WEIGHTINGS[self.training.weighting](client) if weigh is None else weigh(client, terms)
+        )
+        statistics = end.model_state - self.flat_state
+        upload = Upload(
+            update=_difference(
+                {group: end.params[group] for group in self.shared}, self.sent_to(client)
+            ),
+            statistics=jnp.zeros_like(statistics)
+            if self.training.federated_optimizer.alone
+            else statistics,
+            optimizer={
+                group: end.optimizer[group]
+                for group in self.shared
+                if self.training.average_optimizer
             },
-            "loss": jnp.where(finite, loss, 0.0),
-            "steps": jnp.where(finite, num_steps, 0),
-            "examples": jnp.where(finite, plan.examples, 0),
-            "dropped": (~finite).astype(jnp.int32),
+            terms=terms,
+            averages=averages,
+            weight=wanted,
+            arrived=jnp.ones((), bool),
+        )
+        change = self.training.uploads.at_client
+        if change is not None:
+            key = named_key(result.key, "uploads")
+            upload = change(key, upload, result, self.broadcast.uploads)
+        return upload
+
+    def weighed(
+        self,
+        client: Client,
+        plan: Plan,
+        end: ClientProgress,
+        upload: Upload,
+        trained: Bool[Array, ""],
+        work: Work,
+    ) -> tuple[Report, Sums]:
+        """Return what the federated optimizer makes of an upload, and the upload times its weight,
+        as it is added up; 0 where the client does not count.
+        """
+        weight = jnp.where(trained, upload.weight, 0.0)
+        weights = {
+            group: weight if group in self.phases else jnp.zeros_like(weight)
+            for group in self.shared
         }
-        stacked = {
-            "kept": kept,
-            "uploads": uploads,
-            "measured": {term.name: term.log.measure(result) for term in self.kind.terms},
-            "counts": trained,
-        }
-        if self.training.keep_models:
-            stacked["model"] = {"params": result.params, "model_state": result.model_state}
-        return summed, stacked
+        states = jax.tree.map(lambda x: jnp.where(trained, x, jnp.zeros_like(x)), upload.optimizer)
+        anchor = self.sent_to(client)
+        arrived = {group: end.params[group] for group in self.shared}
+        if self.training.uploads.at_client is not None:
+            arrived = jax.tree.map(jnp.add, anchor, upload.update)
+        report = self.training.federated_optimizer.report(
+            Local(
+                anchor=anchor,
+                params=arrived,
+                change=upload.update,
+                weights=weights,
+                num_steps=plan.num_steps,
+                learning_rate=self.rate_of(client),
+                received=client.received,
+                kept=() if client.kept is None else client.kept.federated,
+            )
+        )
+        summed = Sums(
+            update=report.summed,
+            statistics=weight.astype(self.flat_state.dtype) * upload.statistics,
+            optimizer={
+                group: (weights[group], _times(weights[group], state))
+                for group, state in states.items()
+            },
+            averages=_times(weight, upload.averages),
+            weight=weight,
+            work=work,
+        )
+        return report, summed
+
+
+def _difference(new: PyTree, old: PyTree) -> PyTree:
+    return jax.tree.map(jnp.subtract, new, old)
 
 
 def _times(weight: Float[Array, ""], tree: PyTree) -> PyTree:

@@ -37,6 +37,7 @@ from fedjax_ssl.federated.round import CLIENT_MODELS, draw_cohort, run_round, tr
 from fedjax_ssl.federated.sampler import with_local_steps
 from fedjax_ssl.federated.setup import KEEP_BY, WEIGHTINGS, Setup
 from fedjax_ssl.federated.traffic import Count
+from fedjax_ssl.federated.uploads.transform import chain
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.models import Outputs
 
@@ -88,7 +89,7 @@ def build(recipe: Recipe) -> Method:
         keep_optimizer=setup.keep_optimizer,
         keep_by_slot=setup.keep_by == "slot",
         federated_optimizer=setup.federated_optimizer,
-        upload=recipe.upload,
+        uploads=chain(*recipe.uploads, *setup.uploads),
         receive=recipe.receive,
         weighting=setup.weighting,
         average_optimizer=setup.average_optimizer,
@@ -222,6 +223,7 @@ def _init_of(
             local_optimizer={
                 group: training.optimizer.init({group: packed[group]}) for group in averaged
             },
+            uploads=training.uploads.init(shared),
         )
         if pretraining is not None:
             state = _pretrained(training, pretraining, key, state, data)

@@ -13,7 +13,8 @@ from jaxtyping import Array, Bool
 
 from fedjax_ssl.backend import backend
 from fedjax_ssl.data import FederatedData, LoadedInputs
-from fedjax_ssl.federated.client import ClientUpdate, Download
+from fedjax_ssl.federated.client import ClientUpdate
+from fedjax_ssl.federated.messages import Arrivals, Download, Sums
 from fedjax_ssl.federated.method import Client, Method, Now, Sampler, ServerState
 from fedjax_ssl.federated.placement import train_cohort, without_examples
 
@@ -67,7 +68,7 @@ def place_clients(
     broadcast: Download,
     clients: Client,
     valid: Bool[Array, " p"],
-) -> tuple[PyTree, PyTree]:
+) -> tuple[Sums, Arrivals]:
     """Train a cohort as the execution says."""
     mesh = execution.mesh
     share = -(-valid.shape[0] // (1 if mesh is None else mesh.size))

@@ -20,6 +20,7 @@ from fedjax_ssl.federated.optimizers import (
     Grouped,
     Groups,
     Local,
+    Moved,
     Report,
     fedavg,
     mean_scale,
@@ -166,20 +167,20 @@ def grouped(
             group: jax.tree.map(lambda w, own=shares[group]: _outer(own, w), params)
             for group, params in local.params.items()
         }
-        return Report({"weight": shares, "total": totals})
+        return Report(Moved(shares, totals))
 
     def apply(
-        state: PyTree, anchor: Grouped, summed: PyTree, round: RoundContext
+        state: PyTree, anchor: Grouped, summed: Moved, round: RoundContext
     ) -> tuple[Grouped, PyTree]:
         means = {}
         moved = {}
-        for group, weight in summed["weight"].items():
+        for group, weight in summed.weight.items():
             scale = mean_scale(weight)
             means[group] = jax.tree.map(
                 lambda total, old, scale=scale, weight=weight: jnp.where(
                     _along(weight > 0, total), _along(scale, total) * total, old
                 ),
-                summed["total"][group],
+                summed.change[group],
                 state[group],
             )
             some = jnp.any(weight > 0)

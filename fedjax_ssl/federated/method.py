@@ -99,6 +99,7 @@ class ServerState(NamedTuple):
     # ^ state of the local optimizer at the server, where it lives on; leading axis: replicas
     local_optimizer: dict[str, PyTree] = {}  # noqa: RUF012
     # ^ its mean over the clients by group, if they start from it
+    uploads: PyTree = ()  # state of the upload transforms
 
 
 class Client(NamedTuple):
@@ -263,7 +264,7 @@ class ClientResult(NamedTuple):
     client: Client
     params: PyTree  # params of the network, as trained
     groups: Params  # the same by parameter group
-    uploaded: Params  # by parameter group, as the server will see them
+    sent: Params  # by parameter group, as the server sent them
     received: Params  # by parameter group, as the client started
     model_state: PyTree
     local: dict[str, PyTree]  # local states of all terms
@@ -282,9 +283,20 @@ class RoundResult(NamedTuple):
     sent: Broadcast  # by this term
     uploads: PyTree  # what this term collected, leading axis p
     counts: Bool[Array, " p"]  # True for clients that trained and were kept
-    local: PyTree  # this term's local state, mean over the clients
+    averages: PyTree  # what `client.average` sent, times the clients' weights, summed
+    weight: Float[Array, ""]  # sum of these weights
     before: ServerState
     after: ServerState  # averaged; the states of terms are those after `prepare`
+
+    def mean_or(self, before: PyTree) -> PyTree:
+        """Return the weighted mean of what `client.average` sent; `before` where nobody counts."""
+        some = self.weight > 0
+        scale = jnp.where(some, 1.0 / jnp.where(some, self.weight, 1.0), 0.0)
+
+        def mean(total: Array, old: Array) -> Array:
+            return jnp.where(some, scale * total, old.astype(total.dtype)).astype(old.dtype)
+
+        return jax.tree.map(mean, self.averages, before)
 
 
 class Traffic(NamedTuple):
@@ -357,7 +369,10 @@ class AtClient(NamedTuple):
     takes_step: Callable[[dict[str, Outputs], Streams], Bool[Array, ""]] | None = None
     # ^ (outputs by view, streams) -> False: the term's parameter group and its optimizer stay in
     # this step; None: never
-    collect: Callable[[ClientResult], PyTree] = lambda trained: ()  # -> upload
+    collect: Callable[[ClientResult], PyTree] = lambda trained: ()
+    # ^ -> what is uploaded, for the server to see by itself
+    average: Callable[[ClientResult], PyTree] = lambda trained: ()
+    # ^ -> what is uploaded, for the server to see the weighted mean of
     remember: Callable[[ClientResult], PyTree] | None = None
     # ^ -> what is kept from now on; None: it stays as it is
 

@@ -28,10 +28,18 @@ PyTree = Any
 Grouped = dict[str, PyTree]  # parameter group -> arrays
 
 
+class Moved(NamedTuple):
+    """How far clients moved; added over the cohort in client order."""
+
+    weight: dict[str, Array]  # by group
+    change: Grouped  # times the weight
+    more: PyTree = ()  # what else a federated optimizer needs in sum
+
+
 class Report(NamedTuple):
     """Contribution of one client to the server's step."""
 
-    summed: PyTree  # added over the cohort in client order
+    summed: Moved
     kept: PyTree = ()  # what the client keeps from now on, like `FederatedOptimizer.keep`
 
 
@@ -40,6 +48,7 @@ class Local(NamedTuple):
 
     anchor: Grouped  # parameters as received
     params: Grouped  # parameters after local training, as uploaded
+    change: Grouped  # how far these are from the anchor
     weights: dict[str, Float[Array, ""]]
     # ^ by group; 0 if the client trained nothing of it or its update was dropped
     num_steps: Int[Array, ""]
@@ -77,7 +86,7 @@ class FederatedOptimizer(NamedTuple):
 
     # At the server.
     init: Callable[[Grouped], PyTree]  # parameters -> state
-    apply: Callable[[PyTree, Grouped, PyTree, RoundContext], tuple[Grouped, PyTree]]
+    apply: Callable[[PyTree, Grouped, Moved, RoundContext], tuple[Grouped, PyTree]]
     # ^ (state, global parameters, what clients reported in sum, round) -> (global parameters,
     # state)
     send: Callable[[PyTree, PyTree, RoundContext], PyTree] = lambda state, kept, round: ()
@@ -97,7 +106,7 @@ class FederatedOptimizer(NamedTuple):
     # ^ no federation: every client goes on with its own model, and nothing is averaged
     groups: Groups = Groups()
     # For the log and the count of bytes.
-    log: Callable[[PyTree, RoundContext], dict[str, Array]] = lambda summed, round: {}
+    log: Callable[[Moved, RoundContext], dict[str, Array]] = lambda summed, round: {}
     # ^ (sum, round) -> metrics
     sends: Callable[[Grouped], Numbers] = lambda params: Numbers(0, 0)
 
@@ -105,12 +114,10 @@ class FederatedOptimizer(NamedTuple):
 def weighted_change(local: Local) -> Report:
     """Return the client's weights, and its change times them."""
     change = {
-        group: jax.tree.map(
-            lambda w, w0, own=local.weights[group]: own * (w - w0), local.params[group], anchor
-        )
-        for group, anchor in local.anchor.items()
+        group: jax.tree.map(lambda moved, own=local.weights[group]: own * moved, change)
+        for group, change in local.change.items()
     }
-    return Report({"weight": local.weights, "change": change})
+    return Report(Moved(local.weights, change))
 
 
 def weighted_mean(totals: Grouped, weights: dict[str, Float[Array, ""]]) -> Grouped:
@@ -181,16 +188,16 @@ def fedopt(server_optimizer: optax.GradientTransformation | None) -> FederatedOp
         return () if server_optimizer is None else server_optimizer.init(params)
 
     def apply(
-        state: PyTree, anchor: Grouped, summed: PyTree, round: RoundContext
+        state: PyTree, anchor: Grouped, summed: Moved, round: RoundContext
     ) -> tuple[Grouped, PyTree]:
-        change = weighted_mean(summed["change"], summed["weight"])
+        change = weighted_mean(summed.change, summed.weight)
         if server_optimizer is None:
             return jax.tree.map(jnp.add, anchor, change), state
         updates, new_state = standard_promotion(server_optimizer).update(
             jax.tree.map(jnp.negative, change), state, anchor
         )
         moved = optax.apply_updates(anchor, updates)
-        trained = jnp.any(jnp.stack(list(summed["weight"].values())) > 0)
+        trained = jnp.any(jnp.stack(list(summed.weight.values())) > 0)
         return jax.tree.map(
             lambda new, old: jnp.where(trained, new, old), (moved, new_state), (anchor, state)
         )
@@ -279,20 +286,14 @@ def fednova(
             for g, w in local.weights.items()
         }
         summed = weighted_change(local._replace(weights=shares)).summed
-        return Report(
-            {
-                **summed,
-                "weight": local.weights,
-                "norm": {g: w * norm for g, w in local.weights.items()},
-            }
-        )
+        norms = {g: w * norm for g, w in local.weights.items()}
+        return Report(Moved(local.weights, summed.change, norms))
 
     def apply(
-        state: PyTree, anchor: Grouped, summed: PyTree, round: RoundContext
+        state: PyTree, anchor: Grouped, summed: Moved, round: RoundContext
     ) -> tuple[Grouped, PyTree]:
-        norm, change = (
-            weighted_mean(summed[name], summed["weight"]) for name in ("norm", "change")
-        )
+        norm = weighted_mean(summed.more, summed.weight)
+        change = weighted_mean(summed.change, summed.weight)
         moved = {
             g: jax.tree.map(lambda w, d, n=norm[g]: w + n * d, anchor[g], change[g]) for g in anchor
         }
@@ -331,6 +332,14 @@ def step_norm(
         return distance + (gradient + momentum * velocity if nesterov else velocity), velocity
 
     return jax.lax.fori_loop(0, num_steps, step, (jnp.zeros(()), jnp.zeros(())))[0]
+
+
+class _MeanSteps(NamedTuple):
+    """Mean local steps of SCAFFOLD's clients, in sum."""
+
+    update: Grouped
+    clients: Float[Array, ""]  # how many moved
+    weight: Any = ()  # their weights, where variates have any
 
 
 def scaffold(
@@ -374,39 +383,32 @@ def scaffold(
         moved = trained & (distance > 0)  # a rate of 0 says nothing about the gradient
         scale = jnp.where(moved, 1.0 / jnp.where(moved, distance, 1.0), 0.0)
         # mean of a local step
-        update = jax.tree.map(lambda w, w0: scale * (w0 - w), local.params, local.anchor)
-        summed = {
-            **weighted_change(local).summed,
-            "update": update,
-            "moved": moved.astype(scale.dtype),
-        }
+        update = jax.tree.map(lambda change: -(scale * change), local.change)
+        steps = _MeanSteps(update, moved.astype(scale.dtype))
         if weighted_variates:
             own = jnp.where(moved, jnp.max(jnp.stack(list(local.weights.values()))), 0.0)
-            summed |= {"update": jax.tree.map(lambda u: own * u, update), "moved_weight": own}
+            steps = _MeanSteps(jax.tree.map(lambda u: own * u, update), steps.clients, own)
         variate = jax.tree.map(
             lambda u, difference, old: jnp.where(moved, u - difference, old),
             update,
             local.received,
             local.kept,
         )
-        return Report(summed, variate)
+        return Report(weighted_change(local).summed._replace(more=steps), variate)
 
     def apply(
-        state: PyTree, anchor: Grouped, summed: PyTree, round: RoundContext
+        state: PyTree, anchor: Grouped, summed: Moved, round: RoundContext
     ) -> tuple[Grouped, PyTree]:
-        change = weighted_mean(summed["change"], summed["weight"])
+        change = weighted_mean(summed.change, summed.weight)
         params = jax.tree.map(lambda w, d: w + server_learning_rate * d, anchor, change)
+        steps: _MeanSteps = summed.more
+        update = steps.update
         if weighted_variates:
-            scale = summed["moved"] * mean_scale(summed["moved_weight"])
-            summed = {
-                **summed,
-                "update": jax.tree.map(lambda update: scale * update, summed["update"]),
-            }
+            scale = steps.clients * mean_scale(steps.weight)
+            update = jax.tree.map(lambda total: scale * total, update)
         # c_i+ - c_i is the mean update less c.
         variate = jax.tree.map(
-            lambda c, update: c + (update - summed["moved"] * c) / round.num_clients,
-            state,
-            summed["update"],
+            lambda c, total: c + (total - steps.clients * c) / round.num_clients, state, update
         )
         return params, variate
 

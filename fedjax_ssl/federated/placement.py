@@ -29,11 +29,11 @@ from fedjax_ssl.federated.client import (
     LOCAL_STEP,
     ClientProgress,
     ClientUpdate,
-    Download,
     Plan,
     batch_of,
     train_client,
 )
+from fedjax_ssl.federated.messages import Arrivals, Download, Sums
 from fedjax_ssl.federated.method import Client
 
 PyTree = Any
@@ -58,7 +58,7 @@ def train_cohort(
     reduce: str = "ordered",
     loop: str = "own",
     order: Int[Array, " q"] | None = None,
-) -> tuple[PyTree, PyTree]:
+) -> tuple[Sums, Arrivals]:
     """Trains a cohort's clients.
 
     Args:

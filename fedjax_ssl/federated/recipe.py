@@ -8,7 +8,6 @@ from jaxtyping import Array
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated.method import (
     Client,
-    ClientResult,
     Params,
     PyTree,
     ServerState,
@@ -16,6 +15,7 @@ from fedjax_ssl.federated.method import (
     Stage,
 )
 from fedjax_ssl.federated.setup import LearningRate, Setup
+from fedjax_ssl.federated.uploads.transform import UploadTransform
 from fedjax_ssl.models import Outputs
 
 
@@ -94,12 +94,12 @@ class Recipe(NamedTuple):
     own_networks: bool = True
     # ^ networks of clients with private groups predict; False: the global one does for all
     class_scores: bool = True  # losses or predictions read the network's class scores
-    upload: Callable[[ClientResult], Params] | None = None
-    # ^ what the server sees of a trained client's parameters, by group, where this is not all of
-    # them: the one place where uploads lose something (FedMatch's sparse differences)
+    uploads: tuple[UploadTransform, ...] = ()
+    # ^ what becomes of uploads on their way (FedMatch's sparse differences), before the run's own
+    # transforms
     receive: Callable[[Client, Params], Params] | None = None
-    # ^ the same on the way to a client: (client, with what terms sent to it; the parameters sent,
-    # by shared group) -> those that it starts from
+    # ^ where something is lost on the way to a client: (client, with what terms sent to it; the
+    # parameters sent, by shared group) -> those that it starts from
     check: Callable[[FederatedData], list[str]] | None = None  # as in `Method`
     on_host: bool = False  # as in `Method`
     looks_at_all: bool = False

@@ -12,7 +12,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from fedjax_ssl.data import FederatedData, LoadedInputs, NotLoaded
-from fedjax_ssl.federated.client import AVERAGE, ClientUpdate, Download, LocalTraining
+from fedjax_ssl.federated.client import AVERAGE, ClientUpdate, LocalTraining
 from fedjax_ssl.federated.client_states import (
     all_clients,
     clients_of,
@@ -24,6 +24,7 @@ from fedjax_ssl.federated.client_states import (
 )
 from fedjax_ssl.federated.cohort import Cohort, random_slots
 from fedjax_ssl.federated.execution import Execution, place_clients
+from fedjax_ssl.federated.messages import Arrivals, ClientLog, Download, Sums, Work
 from fedjax_ssl.federated.method import (
     Broadcast,
     Client,
@@ -44,6 +45,7 @@ from fedjax_ssl.federated.packing import cut, packing
 from fedjax_ssl.federated.placement import train_cohort, without_examples
 from fedjax_ssl.federated.setup import Setup
 from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count
+from fedjax_ssl.federated.uploads.transform import identity
 from fedjax_ssl.keys import named_key
 
 PyTree = Any
@@ -51,20 +53,20 @@ PyTree = Any
 CLIENT_MODELS = "client_models"
 
 
-class _Work(NamedTuple):
+class _Task(NamedTuple):
     """Clients of one kind, what they do, and where."""
 
     kind: ClientKind
     members: Bool[Array, " p"]
-    place: Callable[..., tuple[PyTree, PyTree]]
+    place: Callable[..., tuple[Sums, Arrivals]]
     # ^ (update of, broadcast, clients, valid) -> (summed, stacked)
 
 
 class _Results(NamedTuple):
     """Results of the clients, or of one kind of them."""
 
-    summed: dict[str, Any]
-    stacked: dict[str, Any]
+    summed: Sums
+    stacked: Arrivals
 
 
 def run_round(
@@ -192,8 +194,8 @@ def train_at_server(
         key=named_key(context.key, key_name), clients=clients, valid=always, slots=None
     )
     alone = _at_server(training, server)._replace(federated_optimizer=fedavg(), private=())
-    work = _Work(_server_kind(server), always, train_cohort)
-    trained, info, _ = _train(alone, [work], None, here, own, data, learning_rate)
+    task = _Task(_server_kind(server), always, train_cohort)
+    trained, info, _ = _train(alone, [task], None, here, own, data, learning_rate)
     after = trained.clients.optimizer if server.keep_optimizer else state.server
     untouched = {
         "optimizer": state.optimizer,
@@ -216,16 +218,16 @@ def _train_clients(
     average.
     """
     rest = jnp.ones_like(context.valid)
-    works = []
+    tasks = []
     for kind in stage.kinds:
         members = rest & kind.members(context.clients)
         rest = rest & ~members
-        works.append((kind, members))
+        tasks.append((kind, members))
     if (own := stage.own_kind) is not None:
-        works.insert(0, (own, rest))
+        tasks.insert(0, (own, rest))
     placed = [
-        _Work(kind, members, partial(place_clients, execution, kind.sampler, state, data))
-        for kind, members in works
+        _Task(kind, members, partial(place_clients, execution, kind.sampler, state, data))
+        for kind, members in tasks
     ]
     replicas = stage.server if stage.server is not None and stage.server.members else None
     state, info, log = _train(training, placed, replicas, context, state, data, learning_rate)
@@ -234,7 +236,7 @@ def _train_clients(
 
 def _train(
     training: LocalTraining,
-    works: list[_Work],
+    tasks: list[_Task],
     replicas: ServerTraining | None,
     context: RoundContext,
     state: ServerState,
@@ -246,7 +248,7 @@ def _train(
 
     Args:
         training: parts of local training that stay the same over the rounds.
-        works: the clients by kind.
+        tasks: the clients by kind.
         replicas: replicas of the server, which train beside them.
         context: the round before anything was sent.
         state: before the round.
@@ -257,29 +259,29 @@ def _train(
         (state, metrics, metrics of the server's replicas if there are any).
     """
     context = context._replace(members=0 if replicas is None else replicas.members)
-    broadcast, context, sent, beside = _send(training, works, context, state, data, learning_rate)
+    broadcast, context, sent, beside = _send(training, tasks, context, state, data, learning_rate)
     results = []
-    for work in works:
-        asked = [term.server.participates(sent[term.name], context) for term in work.kind.terms]
-        active = without_examples(context.clients, jnp.stack(asked).any(0) & work.members)
-        update_of = partial(ClientUpdate, training, work.kind)
-        results.append(_Results(*work.place(update_of, broadcast, active, context.valid)))
+    for task in tasks:
+        asked = [term.server.participates(sent[term.name], context) for term in task.kind.terms]
+        active = without_examples(context.clients, jnp.stack(asked).any(0) & task.members)
+        update_of = partial(ClientUpdate, training, task.kind)
+        results.append(_Results(*task.place(update_of, broadcast, active, context.valid)))
     of_replicas = None
     log = None
     if replicas is not None:
         of_replicas, server = _train_replicas(training, replicas, broadcast, state, data, beside)
         state = state._replace(server=server)
-        log = _work_done(of_replicas.summed)
+        log = _work_done(of_replicas.summed.work)
     statistics = replicas is not None and replicas.statistics
     after, info = _absorb(
-        training, works, results, of_replicas, statistics, broadcast, context, sent, state, data
+        training, tasks, results, of_replicas, statistics, broadcast, context, sent, state, data
     )
     return after, info, log
 
 
 def _send(
     training: LocalTraining,
-    works: list[_Work],
+    tasks: list[_Task],
     context: RoundContext,
     state: ServerState,
     data: FederatedData,
@@ -293,7 +295,7 @@ def _send(
     """
     states = dict(state.terms)
     sent = {}
-    for term in (term for work in works for term in work.kind.terms):
+    for term in (term for task in tasks for term in task.kind.terms):
         sent[term.name], states[term.name] = term.server.prepare(states[term.name], context)
     size = context.valid.shape[0]
     kept = context.clients.kept
@@ -320,6 +322,7 @@ def _send(
         inputs=data.inputs,
         validation=_validation(data),
         test=_test(data),
+        uploads=state.uploads,
     )
     return (
         broadcast,
@@ -332,7 +335,7 @@ def _send(
 @jax.named_scope(AVERAGE)
 def _absorb(
     training: LocalTraining,
-    works: list[_Work],
+    tasks: list[_Task],
     results: list[_Results],
     replicas: _Results | None,
     statistics_of_replicas: bool,
@@ -348,18 +351,26 @@ def _absorb(
     optimizer = training.federated_optimizer
     kept = context.clients.kept
     assert kept is not None
-    together = _join(results, works, kept)
-    counts = together.stacked["counts"] & context.valid
-    summed = statistics = together.summed
+    together = _join(results, tasks, kept)
+    counts = together.stacked.counts & context.valid
+    summed = together.summed
+    uploads = state.uploads
+    if (change := training.uploads.at_server) is not None:
+        summed, uploads = change(named_key(context.key, "uploads"), summed, context, uploads)
+    statistics = summed
     if replicas is not None:
-        for name in ("optimizer", "weight", "model_state"):
-            summed = {**summed, name: jax.tree.map(jnp.add, summed[name], replicas.summed[name])}
+        members = ("update", "weight", "statistics")
+        both = {
+            name: jax.tree.map(jnp.add, getattr(summed, name), getattr(replicas.summed, name))
+            for name in members
+        }
+        summed = summed._replace(**both)
         statistics = replicas.summed if statistics_of_replicas else summed
     before = {
         group: packing(state.params[group]).pack(state.params[group]) for group in training.shared
     }
-    moved, optimizer_state = optimizer.apply(state.optimizer, before, summed["optimizer"], context)
-    scale = mean_scale(statistics["weight"])
+    moved, optimizer_state = optimizer.apply(state.optimizer, before, summed.update, context)
+    scale = mean_scale(statistics.weight)
     flat_state, unravel_state = ravel_pytree(state.model_state)
     after = state._replace(
         params={
@@ -367,87 +378,69 @@ def _absorb(
             for g, tree in state.params.items()
         },
         model_state=cut(
-            unravel_state, flat_state + scale.astype(flat_state.dtype) * statistics["model_state"]
+            unravel_state, flat_state + scale.astype(flat_state.dtype) * statistics.statistics
         ),
         optimizer=optimizer_state,
         terms=broadcast.terms,
         clients=write_states(
             state.clients,
-            together.stacked["kept"],
+            together.stacked.kept,
             context.clients.id,
             counts,
             context.slots if training.keep_by_slot else None,
         ),
-        local_optimizer=_mean_optimizer(state.local_optimizer, summed["local_optimizer"]),
+        local_optimizer=_mean_optimizer(state.local_optimizer, summed.optimizer),
+        uploads=uploads,
     )
     outcomes: dict[str, RoundResult] = {}
-    seen = RoundResult(context, Broadcast(), (), counts, (), state, after)
-    for work, result in zip(works, results, strict=True):
-        outcomes |= _outcomes(training, work, result, seen, sent)
-    terms = [term for work in works for term in work.kind.terms]
+    seen = RoundResult(context, Broadcast(), (), counts, (), summed.weight, state, after)
+    for task, result in zip(tasks, results, strict=True):
+        outcomes |= _outcomes(task, result, seen, sent)
+    terms = [term for task in tasks for term in task.kind.terms]
     absorbed = {
         term.name: term.server.server_update(after.terms[term.name], outcomes[term.name])
         for term in terms
     }
-    info = _work_done(summed) | {"clients": jnp.sum(context.valid, dtype=jnp.int32)}
+    info = _work_done(summed.work) | {"clients": jnp.sum(context.valid, dtype=jnp.int32)}
     info |= _bytes_sent(
-        works, outcomes, optimizer, before, 0 if optimizer.alone else flat_state.size
+        tasks, outcomes, optimizer, before, 0 if optimizer.alone else flat_state.size
     )
     if training.average_optimizer:
         # Beside the bytes above and not among them: ProtoFSSL, whose clients share one optimizer,
         # does not count it.
         size = sum(jnp.size(values) for values in jax.tree.leaves(state.local_optimizer))
         info["optimizer_state_bytes"] = count(info["clients"], 2 * BYTES_PER_NUMBER * size)
-    info |= optimizer.log(summed["optimizer"], context)
+    info |= optimizer.log(summed.update, context)
     truth = data.labels[context.clients.rows]
-    if training.keep_models:
+    log = together.stacked.log
+    if log.model is not None:
         info[CLIENT_MODELS] = {
-            **together.stacked["model"],
+            "params": log.model.params,
+            "model_state": log.model.model_state,
             "client": context.clients.id,
             "trained": counts,
         }
     for term in terms:
-        info |= term.log.diagnose(
-            outcomes[term.name], truth, together.stacked["measured"][term.name]
-        )
+        info |= term.log.diagnose(outcomes[term.name], truth, log.measured[term.name])
     return after._replace(terms={**after.terms, **absorbed}), info
 
 
 def _outcomes(
-    training: LocalTraining,
-    work: _Work,
-    result: _Results,
-    seen: RoundResult,
-    sent: dict[str, Broadcast],
+    task: _Task, result: _Results, seen: RoundResult, sent: dict[str, Broadcast]
 ) -> dict[str, RoundResult]:
     """Return what the server sees for each term of one kind of clients; others of the cohort do
     not count.
     """
-    state = seen.before
-    context = seen.round
-    network = training.combine(state.params)
-    kept = context.clients.kept
-    weight = result.summed["weight"]
-    scale = mean_scale(weight)
-    outcomes = {}
-    for term in work.kind.terms:
-        # Where nobody trained, a local state is what it was at the start.
-        own = () if kept is None else jax.tree.map(lambda x: x[0], kept.terms.get(term.name, ()))
-        fresh = term.client.start(seen.after.terms[term.name], network, state.model_state, own)
-        mean = jax.tree.map(
-            lambda total, old: jnp.where(weight > 0, scale * total, old.astype(total.dtype)).astype(
-                old.dtype
-            ),
-            result.summed["local"][term.name],
-            fresh,
-        )
-        outcomes[term.name] = seen._replace(
+    return {
+        term.name: seen._replace(
             sent=sent[term.name],
-            uploads=result.stacked["uploads"][term.name],
-            counts=result.stacked["counts"] & context.valid & work.members,
-            local=mean,
+            uploads=result.stacked.terms[term.name],
+            counts=result.stacked.counts & seen.round.valid & task.members,
+            averages=result.summed.averages[term.name],
+            weight=result.summed.weight,
         )
-    return outcomes
+        for term in task.kind.terms
+    }
 
 
 def _mean_optimizer(
@@ -469,41 +462,30 @@ def _mean_optimizer(
     }
 
 
-def _join(results: list[_Results], works: list[_Work], before: ClientState) -> _Results:
+def _join(results: list[_Results], tasks: list[_Task], before: ClientState) -> _Results:
     """Return the results of all kinds of clients together; what a term sent or averaged stays with
     its kind's results.
     """
     if len(results) == 1:
         return results[0]
-    summed: dict[str, Any] = {}
-    for name in (
-        "optimizer",
-        "weight",
-        "model_state",
-        "loss",
-        "steps",
-        "examples",
-        "dropped",
-        "local_optimizer",
-    ):
-        summed[name] = reduce(
-            partial(jax.tree.map, jnp.add), [result.summed[name] for result in results]
-        )
-    stacked: dict[str, Any] = {
-        "counts": jnp.stack([result.stacked["counts"] for result in results]).any(0),
-        "kept": merge_states(
-            [(r.stacked["kept"], w.members) for r, w in zip(results, works, strict=True)], before
+    # What terms had averaged is their kind's alone.
+    sums = [result.summed._replace(averages={}) for result in results]
+    kept = [
+        (result.stacked.kept, task.members) for result, task in zip(results, tasks, strict=True)
+    ]
+    model = results[0].stacked.log.model
+    for result, task in zip(results[1:], tasks[1:], strict=True):
+        mine = partial(_where_slots, task.members)
+        model = jax.tree.map(mine, result.stacked.log.model, model)
+    stacked = Arrivals(
+        terms={},
+        counts=jnp.stack([result.stacked.counts for result in results]).any(0),
+        kept=merge_states(kept, before),
+        log=ClientLog(
+            {name: value for r in results for name, value in r.stacked.log.measured.items()}, model
         ),
-    }
-    stacked["measured"] = {
-        name: value for r in results for name, value in r.stacked["measured"].items()
-    }
-    if "model" in results[0].stacked:
-        stacked["model"] = results[0].stacked["model"]
-        for result, work in zip(results[1:], works[1:], strict=True):
-            mine = partial(_where_slots, work.members)
-            stacked["model"] = jax.tree.map(mine, result.stacked["model"], stacked["model"])
-    return _Results(summed, stacked)
+    )
+    return _Results(reduce(partial(jax.tree.map, jnp.add), sums), stacked)
 
 
 def _where_slots(members: Bool[Array, " p"], new: Array, old: Array) -> Array:
@@ -531,8 +513,8 @@ def _train_replicas(
     result = _Results(
         *train_cohort(update_of, broadcast, clients, jnp.ones((server.members,), bool))
     )
-    own_only = result.stacked["kept"]._replace(params={}, federated=())
-    new = write_states(kept, own_only, replicas, result.stacked["counts"])
+    own_only = result.stacked.kept._replace(params={}, federated=())
+    new = write_states(kept, own_only, replicas, result.stacked.counts)
     return result, new.optimizer if server.keep_optimizer else state.server
 
 
@@ -544,7 +526,7 @@ def _at_server(training: LocalTraining, server: ServerTraining) -> LocalTraining
         keep_optimizer=server.keep_optimizer,
         keep_by_slot=False,
         keep_models=False,
-        upload=None,
+        uploads=identity(),
         receive=None,
         weighting="uniform",
         average_optimizer=False,
@@ -573,19 +555,18 @@ def _test(data: FederatedData) -> Validation | None:
     return Validation(data.test_index, data.labels[data.test_index], data.num_test)
 
 
-def _work_done(summed: dict[str, Any]) -> Metrics:
-    steps = summed["steps"]
-    dtype = summed["loss"].dtype
+def _work_done(work: Work) -> Metrics:
+    dtype = work.loss.dtype
     return {
-        "loss": summed["loss"] / jnp.maximum(steps.astype(dtype), 1.0),
-        "local_steps": steps,
-        "examples": summed["examples"],
-        "dropped_clients": summed["dropped"],
+        "loss": work.loss / jnp.maximum(work.steps.astype(dtype), 1.0),
+        "local_steps": work.steps,
+        "examples": work.examples,
+        "dropped_clients": work.dropped,
     }
 
 
 def _bytes_sent(
-    works: list[_Work],
+    tasks: list[_Task],
     outcomes: dict[str, RoundResult],
     optimizer: FederatedOptimizer,
     params: Grouped,
@@ -597,10 +578,10 @@ def _bytes_sent(
     beside = optimizer.sends(params)
     model = sum(values.size for values in jax.tree.leaves(params)) + state_size
     down = up = count(0)
-    for work in works:
-        seen = [outcomes[term.name] for term in work.kind.terms]
-        clients = jnp.sum(seen[0].round.valid & work.members, dtype=jnp.int32)
-        traffic = [term.log.traffic(one) for term, one in zip(work.kind.terms, seen, strict=True)]
+    for task in tasks:
+        seen = [outcomes[term.name] for term in task.kind.terms]
+        clients = jnp.sum(seen[0].round.valid & task.members, dtype=jnp.int32)
+        traffic = [term.log.traffic(one) for term, one in zip(task.kind.terms, seen, strict=True)]
         down += count(
             clients, BYTES_PER_NUMBER * (model * all(t.model_down for t in traffic) + beside.down)
         )

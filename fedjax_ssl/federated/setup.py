@@ -1,7 +1,7 @@
 """Setup of a run that recipes receive."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -12,6 +12,9 @@ from fedjax_ssl.federated.method import Client
 from fedjax_ssl.federated.optimizers import FederatedOptimizer
 from fedjax_ssl.models import Model
 from fedjax_ssl.objectives import RowLoss, cross_entropy
+
+if TYPE_CHECKING:
+    from fedjax_ssl.federated.uploads.transform import UploadTransform
 
 LearningRate = Callable[[Int[Array, ""]], Float[Array, ""]]  # of the round
 WEIGHTINGS: dict[str, Callable[[Client], Float[Array, ""]]] = {
@@ -83,3 +86,4 @@ class Setup(NamedTuple):
     normalize_test: Callable[[Array], Array] | None = None
     # ^ as `normalize`, of what is predicted; None: the same
     local_scores: bool = False  # rounds log how well the cohort's own models do
+    uploads: tuple["UploadTransform", ...] = ()  # between what clients send and the sum of it

@@ -50,6 +50,7 @@ from fedjax_ssl.federated import (
     Traffic,
     map_rows,
 )
+from fedjax_ssl.federated.messages import Upload
 from fedjax_ssl.federated.method import (
     AtClient,
     AtServer,
@@ -61,8 +62,10 @@ from fedjax_ssl.federated.method import (
     Params,
     Validation,
 )
+from fedjax_ssl.federated.packing import packing
 from fedjax_ssl.federated.setup import Setup
 from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, Count, count
+from fedjax_ssl.federated.uploads import EVERYTHING, UploadTransform
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts import settings as kinds
 from fedjax_ssl.methods.parts.consistency import strong_view
@@ -315,7 +318,7 @@ def fedmatch(setup: Setup, settings: FedMatch) -> Recipe:
         ParameterGroups(settings.parts, split=settings.split, combine=combine),
         Needs(("server",) if settings.at_server else ("labels",)),
         network=lambda state: (settings.network(state.params), state.model_state),
-        upload=partial(upload, settings),
+        uploads=(sparse_messages(settings),),
         receive=_receive if settings.s2c_lossy else None,
         check=check,
     )
@@ -509,7 +512,7 @@ def _unsupervised(setup: Setup, settings: FedMatch) -> Term:
             metrics["client_validation_accuracy"] = jnp.mean(accuracy, where=outcome.counts)
         return metrics
 
-    client = AtClient(start=start, collect=partial(collect, settings))
+    client = AtClient(start=start)
     if own_rate or keeps:
         client = client._replace(keep=keep, remember=remember)
     server = AtServer(init, prepare, server_update=partial(_stored, setup, settings))
@@ -594,7 +597,7 @@ class ToClient(NamedTuple):
     rate: Any = None  # factor of the learning rate, where it is the same for all
 
 
-class Upload(NamedTuple):
+class FromClient(NamedTuple):
     """Message from a client to the server."""
 
     parts: Params  # the model as the server has it
@@ -647,28 +650,40 @@ def _receive(client: Client, parts: Params) -> Params:
     return merge(masks, parts, held)
 
 
-def upload(settings: FedMatch, trained: ClientResult) -> Params:
-    """Return the parts that a client trained, as the server has them: its own entries where too
-    little changed.
+def sparse_messages(settings: FedMatch) -> UploadTransform:
+    """Return what makes a trained client's upload sparse (C2S); the term's own upload is the model
+    as the server then has it.
     """
-    masks, new = _changes_up(settings, trained)
-    if settings.c2s_send_sparsified:
-        new = settings.visible(new)
-    return {
-        part: merge(masks[part], new[part], trained.received[part]) for part in settings.uploaded
-    }
+
+    def at_client(
+        key: Key[Array, ""], upload: Upload, trained: ClientResult, state: PyTree
+    ) -> Upload:
+        sent = from_client(settings, trained)
+
+        def moved(part: str) -> PyTree:
+            packed = packing(sent.parts[part])
+            return jax.tree.map(
+                jnp.subtract, packed.pack(sent.parts[part]), packed.pack(trained.sent[part])
+            )
+
+        update = {**upload.update, **{part: moved(part) for part in settings.uploaded}}
+        return upload._replace(update=update, terms={**upload.terms, TERM: sent})
+
+    return UploadTransform("sparse messages", at_client=at_client, covers=EVERYTHING)
 
 
-def collect(settings: FedMatch, trained: ClientResult) -> Upload:
-    """Return the same with the count of what was sent (C2S)."""
-    masks, _ = _changes_up(settings, trained)
-    return Upload(trained.uploaded, {part: num_sent(masks[part]) for part in settings.uploaded})
-
-
-def _changes_up(settings: FedMatch, trained: ClientResult) -> tuple[Params, Params]:
+def from_client(settings: FedMatch, trained: ClientResult) -> FromClient:
+    """Return the model as the server has it: the client's entries where these changed enough, those
+    that it began with elsewhere.
+    """
     new = {part: trained.groups[part] for part in settings.uploaded}
     old = {part: trained.received[part] for part in settings.uploaded}
-    return settings.changed(settings.visible(new), old), new
+    masks = settings.changed(settings.visible(new), old)
+    if settings.c2s_send_sparsified:
+        new = settings.visible(new)
+    parts = {part: merge(masks[part], new[part], old[part]) for part in settings.uploaded}
+    entries = {part: num_sent(masks[part]) for part in settings.uploaded}
+    return FromClient({**trained.groups, **parts}, entries)
 
 
 def _stored(setup: Setup, settings: FedMatch, state: State, outcome: RoundResult) -> State:

@@ -64,7 +64,7 @@ from fedjax_ssl.federated.method import (
     Term,
     View,
 )
-from fedjax_ssl.federated.optimizers import FederatedOptimizer, Grouped, Local, Report
+from fedjax_ssl.federated.optimizers import FederatedOptimizer, Grouped, Local, Moved, Report
 from fedjax_ssl.federated.sampler import Steps, fixed_steps, paired_batches, passes
 from fedjax_ssl.federated.setup import Setup
 from fedjax_ssl.methods.parts.consistency import LABELLED, UNLABELLED, judge_unlabelled, strong_view
@@ -423,20 +423,20 @@ def with_gradient_diversity(optimizer: FederatedOptimizer, how: FedRGD) -> Feder
 
     def report(local: Local) -> Report:
         inner = optimizer.report(local._replace(received=local.received["optimizer"]))
-        change = jax.tree.map(jnp.subtract, local.params, local.anchor)
         trained = jnp.any(jnp.stack(list(local.weights.values())) > 0)
         mine = jnp.where(trained & local.received["counts"], membership(local.received), 0.0)
-        return Report({"optimizer": inner.summed, **share_of(change, mine, how)}, inner.kept)
+        more = Measured(inner.summed.more, share_of(local.change, mine, how))
+        return Report(inner.summed._replace(more=more), inner.kept)
 
     def apply(
-        state: PyTree, anchor: Grouped, summed: PyTree, round: RoundContext
+        state: PyTree, anchor: Grouped, summed: Moved, round: RoundContext
     ) -> tuple[Grouped, PyTree]:
-        return optimizer.apply(state, anchor, summed["optimizer"], round)
+        return optimizer.apply(state, anchor, summed._replace(more=summed.more.optimizer), round)
 
-    def log(summed: PyTree, round: RoundContext) -> dict[str, Array]:
+    def log(summed: Moved, round: RoundContext) -> dict[str, Array]:
         return {
-            **optimizer.log(summed["optimizer"], round),
-            "gradient_diversity": diversity_of(summed, how),
+            **optimizer.log(summed._replace(more=summed.more.optimizer), round),
+            "gradient_diversity": diversity_of(summed.more.shares, how),
         }
 
     measured = optimizer._replace(
@@ -573,11 +573,8 @@ def _measuring(optimizer: FederatedOptimizer, how: FedRGD, has_server: bool) -> 
 
     def report(local: Local) -> Report:
         mine = jnp.where(local.weights["sum"] > 0, groups.membership(local.received), 0.0)
-        return Report(
-            share_of(
-                jax.tree.map(jnp.subtract, local.params["sum"], local.anchor["sum"]), mine, how
-            )
-        )
+        shares = share_of(local.change["sum"], mine, how)
+        return Report(Moved(local.weights, {}, shares))
 
     return FederatedOptimizer(
         init=lambda params: (),
@@ -585,7 +582,7 @@ def _measuring(optimizer: FederatedOptimizer, how: FedRGD, has_server: bool) -> 
         send=send,
         start=start,
         report=report,
-        log=lambda summed, round: {"full_gradient_diversity": diversity_of(summed, how)},
+        log=lambda summed, round: {"full_gradient_diversity": diversity_of(summed.more, how)},
         groups=groups,
     )
 
@@ -600,7 +597,22 @@ def _counted(params: PyTree, exclude_norm: bool) -> list[bool]:
     ]
 
 
-def share_of(vector: PyTree, member: Float[Array, " G"], how: FedRGD) -> dict[str, PyTree]:
+class Shares(NamedTuple):
+    """What members of groups add to the measure of diversity, leading axis G."""
+
+    size: Float[Array, " G"]  # members
+    norm: Float[Array, " G"]  # of their vectors
+    change: list[Float[Array, "G ..."]]  # their vectors
+
+
+class Measured(NamedTuple):
+    """What the federated optimizer needs in sum, and the measure of diversity beside it."""
+
+    optimizer: PyTree
+    shares: Shares
+
+
+def share_of(vector: PyTree, member: Float[Array, " G"], how: FedRGD) -> Shares:
     """Compute what a member adds to the sums of its group: 1, the norm of its vector, and the
     vector.
 
@@ -612,10 +624,10 @@ def share_of(vector: PyTree, member: Float[Array, " G"], how: FedRGD) -> dict[st
     leaves = jax.tree.leaves(vector)
     norm = _norm(jnp.concatenate([jnp.ravel(x) for x in leaves]), how)
     change = [member.reshape(-1, *[1] * x.ndim).astype(x.dtype) * x for x in leaves]
-    return {"size": member, "norm": member * norm, "change": change}
+    return Shares(member, member * norm, change)
 
 
-def diversity_of(summed: dict[str, PyTree], how: FedRGD) -> Float[Array, ""]:
+def diversity_of(summed: Shares, how: FedRGD) -> Float[Array, ""]:
     """Compute the diversity of every member within its group, mean over all members: ||v_i||^2 /
     ||mean v||^2.
 
@@ -627,13 +639,13 @@ def diversity_of(summed: dict[str, PyTree], how: FedRGD) -> Float[Array, ""]:
         inf where the mean of a group with members is 0; NaN without any member. For the squared L2
         norm it is at least 1, and 1 only where all members of a group are equal.
     """
-    size = summed["size"]
-    sums = jnp.concatenate([x.reshape(size.shape[0], -1) for x in summed["change"]], axis=1)
+    size = summed.size
+    sums = jnp.concatenate([x.reshape(size.shape[0], -1) for x in summed.change], axis=1)
     means = sums / jnp.maximum(size, 1.0)[:, None]
     norms = jax.vmap(lambda mean: _norm(mean, how))(means)
     nothing = size == 0
     standstill = norms == 0
-    ratios = summed["norm"] / jnp.where(standstill, jnp.ones_like(norms), norms)
+    ratios = summed.norm / jnp.where(standstill, jnp.ones_like(norms), norms)
     ratios = jnp.where(standstill, jnp.inf, ratios)
     total = jnp.sum(size)
     mean = jnp.sum(jnp.where(nothing, 0.0, ratios)) / jnp.maximum(total, 1.0)

@@ -47,6 +47,7 @@ from fedjax_ssl.federated import (
     View,
     map_rows,
 )
+from fedjax_ssl.federated.messages import Upload
 from fedjax_ssl.federated.method import (
     AtClient,
     AtServer,
@@ -57,8 +58,9 @@ from fedjax_ssl.federated.method import (
     Metrics,
 )
 from fedjax_ssl.federated.sampler import masked_permutation
-from fedjax_ssl.federated.setup import WEIGHTINGS, Setup
+from fedjax_ssl.federated.setup import Setup
 from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count
+from fedjax_ssl.federated.uploads import EVERYTHING, UploadTransform
 from fedjax_ssl.graph.weighting import class_counts
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.consistency import judge_unlabelled
@@ -204,14 +206,13 @@ def protofssl(setup: Setup, settings: ProtoFSSL) -> Recipe:
         sampler,
         labelled_quota="any" if settings.global_source else "only",
     )
-    if settings.proto_refresh == "end":
-        stage = stage._replace(weigh=partial(_weigh, setup))
     recipe = Recipe(
         setup,
         (stage,),
         init=partial(_with_bank, setup, settings),
         predict=partial(_predict, settings),
         class_scores=False,
+        uploads=(_as_shared(settings),) if settings.proto_refresh == "end" else (),
         check=partial(
             check_episodes,
             num_support=settings.num_support,
@@ -293,13 +294,29 @@ def _term(setup: Setup, settings: ProtoFSSL) -> Term:
     )
 
 
-def _weigh(setup: Setup, client: Client, uploads: dict[str, PyTree]) -> Float[Array, ""]:
-    """Return the run's weight; NaN, which drops the client, where the prototypes that it uploads
-    are not finite.
+def _as_shared(settings: ProtoFSSL) -> UploadTransform:
+    """Add noise to the prototypes that a client uploads; an upload whose prototypes are not finite
+    is lost.
     """
-    return jnp.where(
-        jnp.all(finite_sets(uploads[TERM])), WEIGHTINGS[setup.weighting](client), jnp.nan
-    )
+
+    def at_client(
+        key: Key[Array, ""], upload: Upload, trained: ClientResult, state: PyTree
+    ) -> Upload:
+        sets = _with_noise(settings, upload.terms[TERM], trained.key)
+        return upload._replace(
+            terms={**upload.terms, TERM: sets},
+            arrived=upload.arrived & jnp.all(finite_sets(sets)),
+        )
+
+    return UploadTransform("shared prototypes", at_client=at_client, covers=EVERYTHING)
+
+
+def _with_noise(settings: ProtoFSSL, sets: PrototypeSets, key: Key[Array, ""]) -> PrototypeSets:
+    if is_zero(settings.proto_noise_std):
+        return sets
+    centers = sets.centers
+    noise = jax.random.normal(named_key(key, "prototype noise"), centers.shape, centers.dtype)
+    return sets._replace(centers=centers + settings.proto_noise_std * noise)
 
 
 def _first_unlabelled_step(
@@ -312,35 +329,33 @@ def _shared_classes(setup: Setup, settings: ProtoFSSL, client: Client) -> Bool[A
     return class_counts(client.observed, setup.num_classes) >= settings.min_proto_count
 
 
-def _share(
+def _own_prototypes(
     setup: Setup,
     settings: ProtoFSSL,
     network: tuple[PyTree, PyTree],
     client: Client,
     inputs: Array,
-    key: Array,
 ) -> PrototypeSets:
-    """Return the prototypes of one client's labelled examples as it shares them."""
+    """Return the prototypes of one client's labelled examples."""
     centers = labelled_prototypes(setup, *network, client, inputs)
-    if not is_zero(settings.proto_noise_std):
-        noise = jax.random.normal(named_key(key, "prototype noise"), centers.shape, centers.dtype)
-        centers = centers + settings.proto_noise_std * noise
     return PrototypeSets(centers, _shared_classes(setup, settings, client))
 
 
 def _prototypes_after(setup: Setup, settings: ProtoFSSL, trained: ClientResult) -> PrototypeSets:
     """At the end of local training, for the next round."""
     network = trained.params, trained.model_state
-    return _share(setup, settings, network, trained.client, trained.inputs, trained.key)
+    return _own_prototypes(setup, settings, network, trained.client, trained.inputs)
 
 
 def _prototypes_before(setup: Setup, settings: ProtoFSSL, round: RoundContext) -> PrototypeSets:
     """At the beginning, with the model just received, for the same round; leading axis p."""
     begin = named_key(round.key, "begin")
     keys = jax.vmap(lambda client: jax.random.fold_in(begin, client))(round.clients.id)
+    network = round.params, round.model_state
 
     def share(client: Client, key: Key[Array, ""]) -> PrototypeSets:
-        return _share(setup, settings, (round.params, round.model_state), client, round.inputs, key)
+        sets = _own_prototypes(setup, settings, network, client, round.inputs)
+        return _with_noise(settings, sets, key)
 
     return jax.vmap(share)(round.clients, keys)
 

@@ -259,7 +259,10 @@ def messages_term() -> Term:
 
     def server_update(state, outcome):
         means = jnp.where(outcome.round.valid[:, None], outcome.uploads["mean"], -1.0)
-        return {"mean": state["mean"].at[outcome.uploads["id"]].set(means), "steps": outcome.local}
+        return {
+            "mean": state["mean"].at[outcome.uploads["id"]].set(means),
+            "steps": outcome.mean_or(state["steps"]),
+        }
 
     return Term(
         "messages",
@@ -274,7 +277,9 @@ def messages_term() -> Term:
             server_update=server_update,
         ),
         client=AtClient(
-            start=lambda state, params, model_state, kept: jnp.zeros(()), collect=collect
+            start=lambda state, params, model_state, kept: jnp.zeros(()),
+            collect=collect,
+            average=lambda trained: trained.local["messages"],
         ),
     )
 

@@ -10,7 +10,7 @@ import pytest
 
 from fedjax_ssl import federated
 from fedjax_ssl.federated import Recipe, Stage, build
-from fedjax_ssl.federated.optimizers import Local, step_norm
+from fedjax_ssl.federated.optimizers import step_norm
 from fedjax_ssl.methods.parts.terms import supervised_term
 from tests import toy
 
@@ -67,7 +67,7 @@ def test_a_server_step_by_hand(float64) -> None:
     optimizer = federated.fednova(momentum=0.9)
     reports = [
         optimizer.report(
-            Local(
+            toy.local(
                 {"model": jnp.asarray(anchor)},
                 {"model": jnp.asarray(result)},
                 {"model": jnp.asarray(weight)},

@@ -5,7 +5,7 @@ import optax
 import pytest
 
 from fedjax_ssl import federated
-from fedjax_ssl.federated.optimizers import FederatedOptimizer, Grouped, Local
+from fedjax_ssl.federated.optimizers import FederatedOptimizer, Grouped
 from fedjax_ssl.methods.parts.two_stages import labelled_stage
 from tests import toy
 
@@ -28,7 +28,7 @@ def step(optimizer: FederatedOptimizer, state, anchor: Grouped, weights: list[fl
     round = toy.context(len(CLIENTS))
     reports = [
         optimizer.report(
-            Local(
+            toy.local(
                 anchor=anchor,
                 params=flat(client),
                 weights={group: jnp.asarray(weight, jnp.result_type(float)) for group in anchor},
@@ -110,7 +110,7 @@ def server_step(optimizer: FederatedOptimizer, state, weights: list[float], *cli
     """From the global weights and the models of equally weighted clients."""
     anchor = {"model": jnp.asarray(weights)}
     change = sum(jnp.asarray(client) - anchor["model"] for client in clients)
-    summed = {"weight": {"model": jnp.asarray(float(len(clients)))}, "change": {"model": change}}
+    summed = federated.Moved({"model": jnp.asarray(float(len(clients)))}, {"model": change})
     new, state = optimizer.apply(state, anchor, summed, toy.context(3))
     return np.asarray(new["model"]), state
 

@@ -170,7 +170,7 @@ def test_weighted_variates_are_the_means_by_the_models_weights(float64) -> None:
         anchor = {"model": jnp.zeros(1)}
         reports = [
             optimizer.report(
-                federated.Local(
+                toy.local(
                     anchor=anchor,
                     params={"model": jnp.full(1, moved)},
                     weights={"model": jnp.float64(weight)},

@@ -24,6 +24,7 @@ from fedjax_ssl.federated import (
     FederatedOptimizer,
     ForLog,
     Method,
+    Moved,
     ParameterGroups,
     Pretraining,
     Recipe,
@@ -38,6 +39,7 @@ from fedjax_ssl.federated import (
     build,
     sample_cohort,
 )
+from fedjax_ssl.federated.uploads import EVERYTHING, UploadTransform
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.fl2 import perturbed_gradient
 from fedjax_ssl.methods.parts.terms import supervised_term
@@ -85,7 +87,7 @@ def method_of(
     is one number.
     """
     fields = {name: more.pop(name) for name in Stage._fields if name in more}
-    options = {name: more.pop(name) for name in ("upload", "pretraining") if name in more}
+    options = {name: more.pop(name) for name in ("pretraining",) if name in more}
     start = start or {"w": 0.0}
     private = more.pop("private", ())
     setup = toy.setup(
@@ -207,11 +209,11 @@ def grouped(num_groups: int) -> FederatedOptimizer:
     def report(local):
         mine = jax.nn.one_hot(local.received["group"], num_groups)
         totals = jax.tree.map(lambda w: mine.reshape(-1, *[1] * w.ndim) * w, local.params)
-        return Report({"weight": local.weights, "total": totals, "count": mine})
+        return Report(Moved(local.weights, totals, mine))
 
     def apply(state, anchor, summed, turn):
         means = jax.tree.map(
-            lambda t: t / summed["count"].reshape(-1, *[1] * (t.ndim - 1)), summed["total"]
+            lambda t: t / summed.more.reshape(-1, *[1] * (t.ndim - 1)), summed.change
         )
         return jax.tree.map(lambda x: x.mean(0), means), means
 
@@ -349,12 +351,9 @@ def test_uploads_may_lose_something_and_bytes_are_those_of_what_was_sent(float64
     data = toy.federation(sizes=(4, 4, 4), labelled=(4, 4, 4))
     targets = jnp.asarray([1.0, 4.0, 10.0])
 
-    def upload(trained):
-        return jax.tree.map(
-            lambda new, old: jnp.where(jnp.abs(new - old) > 1.0, new, old),
-            trained.groups,
-            trained.received,
-        )
+    def at_client(key, upload, trained, state):
+        update = jax.tree.map(lambda moved: jnp.where(abs(moved) > 1.0, moved, 0.0), upload.update)
+        return upload._replace(update=update, terms={"pull": update["model"][0] != 0})
 
     def traffic(outcome):
         return Traffic(
@@ -362,13 +361,9 @@ def test_uploads_may_lose_something_and_bytes_are_those_of_what_was_sent(float64
         )
 
     term = pull("pull", lambda step: targets[step.client.id])
-    term = term._replace(
-        client=AtClient(
-            collect=lambda trained: trained.uploaded["model"]["w"] != trained.received["model"]["w"]
-        ),
-        log=ForLog(traffic=traffic),
-    )
-    state, infos = after(method_of(data, term, upload=upload), data)
+    term = term._replace(log=ForLog(traffic=traffic))
+    uploads = (UploadTransform("large", at_client=at_client, covers=EVERYTHING),)
+    state, infos = after(method_of(data, term, uploads=uploads), data)
     assert number(state) == pytest.approx((0.0 + 2.0 + 5.0) / 3)
     assert infos[0]["bytes_up"] == 2 * 8 and infos[0]["bytes_down"] == 3 * 4
 
@@ -537,10 +532,13 @@ def test_two_kinds_of_clients_have_their_own_terms_steps_and_rates(float64) -> N
     )
     mean = AtServer(
         init=lambda *_: jnp.zeros(2),
-        server_update=lambda _, seen: jnp.stack([seen.local, jnp.sum(seen.counts).astype(float)]),
+        server_update=lambda _, seen: jnp.stack(
+            [seen.mean_or(jnp.ones(())), jnp.sum(seen.counts).astype(float)]
+        ),
     )
     ones = AtClient(
         start=lambda *_: jnp.ones(()),
+        average=lambda trained: trained.local["labelled"],
         remember=lambda trained: jnp.ones(()),
         keep=lambda *_: jnp.zeros(()),
     )

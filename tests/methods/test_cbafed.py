@@ -19,7 +19,6 @@ from fedjax_ssl.federated import (
     build,
     labelled_epochs,
 )
-from fedjax_ssl.federated.optimizers import Local
 from fedjax_ssl.federated.sampler import batches_per_epoch
 from fedjax_ssl.methods.cbafed import (
     RESIDUAL,
@@ -200,7 +199,7 @@ def test_average_and_first_step(float64) -> None:
     anchor = jnp.asarray([0.0])
     reports = []
     for weight, value in ((100.0, 1.0), (30.0, 2.0), (0.0, 9.0), (20.0, -1.0)):
-        own = Local(
+        own = toy.local(
             {"model": anchor},
             {"model": jnp.asarray([value])},
             {"model": jnp.asarray(weight)},

@@ -15,11 +15,10 @@ from fedjax_ssl.federated import to_numbers
 from fedjax_ssl.methods.fedmatch import (
     FedMatch,
     Store,
-    collect,
+    from_client,
     nearest_clients,
     noise_image,
     to_cohort,
-    upload,
 )
 from fedjax_ssl.methods.parts.sparse_messages import message_bytes
 
@@ -73,13 +72,10 @@ def exchanged():
         )
         sent = down_to(exchange, server, client, helpers, number, seen)
         after = SimpleNamespace(groups=trained, received=server)
-        merged = upload(exchange, after)
-        counted = collect(
-            exchange, SimpleNamespace(groups=trained, received=server, uploaded=merged)
-        )
-        sparse = upload(dataclasses.replace(exchange, c2s_send_sparsified=True), after)
+        merged, entries = from_client(exchange, after)
+        sparse, _ = from_client(dataclasses.replace(exchange, c2s_send_sparsified=True), after)
         received = {p: jnp.where(sent.lossy[0][p], server[p], sent.lossy[1][p]) for p in server}
-        return sent, received, merged, sparse, counted.entries
+        return sent, received, merged, sparse, entries
 
     compiled = jax.jit(both)
 

@@ -14,7 +14,6 @@ import pytest
 from fedjax_ssl import federated, methods, models
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import Client, RoundContext, ServerState
-from fedjax_ssl.federated.optimizers import Local
 from fedjax_ssl.methods.fl2 import at_own_thresholds, by_uncertainty, client_thresholds
 from fedjax_ssl.methods.parts.confident_pseudo_labels import CONFIDENT, Choice
 from fedjax_ssl.objectives import batch_cross_entropy, divergence_from, sharpness_ascent
@@ -75,7 +74,7 @@ def returned(
     for tau, params in clients:
         weight = by_uncertainty(None, {CONFIDENT: jnp.asarray(tau)})
         one = jnp.ones(())
-        own = Local(
+        own = toy.local(
             {"model": anchor}, {"model": jnp.asarray(params)}, {"model": weight}, one, one, (), ()
         )
         reports.append(optimizer.report(own).summed)

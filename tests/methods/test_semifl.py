@@ -14,7 +14,6 @@ from fedjax_ssl import federated, methods, models
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import Client, Recipe, ServerState, build
 from fedjax_ssl.federated.method import Metrics
-from fedjax_ssl.federated.optimizers import Local
 from fedjax_ssl.methods.parts.confident_pseudo_labels import (
     CONFIDENT,
     ConfidentLabels,
@@ -83,7 +82,7 @@ def returned(optimizer, state, anchor, *clients):
         weight = jnp.asarray(0.0 if client is None else 1.0)
         reports.append(
             optimizer.report(
-                Local(
+                toy.local(
                     {"model": anchor},
                     {"model": params},
                     {"model": weight},

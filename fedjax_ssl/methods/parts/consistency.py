@@ -267,9 +267,13 @@ def taught_term(
     server = AtServer(
         init=lambda key, params, model_state, clients: Teacher(params, model_state, jnp.zeros(())),
         prepare=from_student,
-        server_update=lambda teacher, outcome: outcome.local,
+        server_update=lambda teacher, outcome: outcome.mean_or(teacher),
     )
-    client = AtClient(start=lambda teacher, params, model_state, kept: teacher, after_step=follow)
+    client = AtClient(
+        start=lambda teacher, params, model_state, kept: teacher,
+        after_step=follow,
+        average=lambda trained: trained.local[name],
+    )
     return Term(name, views, loss, server=server, client=client, log=ForLog(traffic=traffic))
 
 

@@ -1,0 +1,80 @@
+"""What goes down to a client, what comes up from it, what it keeps, and what the log sees of it.
+
+`Upload` is all that leaves a client. The server sees `terms` client by client and everything else
+only in sum (`Sums`), added in client order.
+"""
+
+from typing import Any, NamedTuple
+
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from fedjax_ssl.federated.method import ClientState, Now, Params, Snapshot, Validation
+from fedjax_ssl.federated.optimizers import Grouped
+
+PyTree = Any
+
+
+class Download(NamedTuple):
+    """Message to every client of the cohort, and its round."""
+
+    key: Key[Array, ""]
+    now: Now
+    learning_rate: Float[Array, ""]
+    params: Params
+    model_state: PyTree
+    optimizer: PyTree  # state of the federated optimizer, from which clients may start differently
+    local_optimizer: dict[str, PyTree]
+    # ^ state of the local one by group, where clients start from a common one
+    terms: dict[str, PyTree]  # server state of the terms, from which local states start
+    inputs: Array
+    validation: Validation
+    test: Validation | None = None  # for the log alone
+    uploads: PyTree = ()  # state of the upload transforms
+
+
+class Upload(NamedTuple):
+    """All that leaves a client. Upload transforms change it; nothing travels beside it."""
+
+    update: Grouped  # how far its parameters moved from those that were sent, by shared group
+    statistics: Float[Array, " s"]  # how far its batch statistics moved, in one vector
+    optimizer: dict[str, PyTree]  # state of its local optimizer by group, where clients share one
+    terms: dict[str, PyTree]  # what each term sends, for the server to see by itself
+    averages: dict[str, PyTree]  # what each term sends, for the server to see the mean of
+    weight: Float[Array, ""]  # its weight in the average
+    arrived: Bool[Array, ""]  # False: lost on its way, all of it, and the client keeps nothing new
+
+
+class Work(NamedTuple):
+    """Local work; 0 for a client that was dropped."""
+
+    loss: Float[Array, ""]  # sum over its steps
+    steps: Int[Array, ""]
+    examples: Int[Array, ""]  # rows that entered a loss
+    dropped: Int[Array, ""]  # 1 for a client that was dropped
+
+
+class ClientLog(NamedTuple):
+    """What the simulation alone sees of a client; never part of an upload."""
+
+    measured: dict[str, PyTree]  # by term, for its metrics
+    model: Snapshot | None  # its own, where a run keeps the clients' models
+
+
+class Sums(NamedTuple):
+    """Uploads added up over a cohort in client order, and the work that is logged."""
+
+    update: PyTree  # what the federated optimizer reports of each client: `Moved`
+    statistics: Float[Array, " s"]  # times the weight
+    optimizer: dict[str, tuple[Array, PyTree]]  # by group: weight, and states times it
+    averages: dict[str, PyTree]  # by term: values times the weight
+    weight: Float[Array, ""]
+    work: Work
+
+
+class Arrivals(NamedTuple):
+    """What is not added up, client by client, leading axis p."""
+
+    terms: dict[str, PyTree]  # of the uploads
+    counts: Bool[Array, " p"]  # True for clients that trained and whose upload arrived
+    kept: ClientState
+    log: ClientLog

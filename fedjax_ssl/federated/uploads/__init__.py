@@ -1,0 +1,18 @@
+# mypy: implicit-reexport
+"""What happens to an upload between a client and the sum: upload transforms, and chains of them."""
+
+from typing import TYPE_CHECKING
+
+from fedjax_ssl.lazy import attach
+
+if TYPE_CHECKING:
+    from fedjax_ssl.federated.uploads.non_finite import drop_non_finite
+    from fedjax_ssl.federated.uploads.transform import (
+        EVERYTHING,
+        UploadTransform,
+        chain,
+        check_covers,
+        identity,
+    )
+
+__getattr__, __dir__ = attach(__name__)
