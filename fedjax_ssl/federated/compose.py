@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from fedjax_ssl.data import FederatedData
+from fedjax_ssl.federated.messages import Upload
 from fedjax_ssl.federated.method import (
     Client,
     ClientResult,
@@ -26,6 +27,7 @@ from fedjax_ssl.federated.method import (
     View,
 )
 from fedjax_ssl.federated.recipe import Needs, Recipe
+from fedjax_ssl.federated.uploads.transform import UploadTransform
 from fedjax_ssl.keys import named_key
 
 # What the engine hands to functions of a method -> its fields that go by names of terms, views or
@@ -98,6 +100,7 @@ def _both(first: Recipe, other: Recipe) -> Recipe:
         init=init,
         after_average=after_average,
         class_scores=first.class_scores or other.class_scores,
+        uploads=(*first.uploads, *map(scope.of_uploads, other.uploads)),
         check=check if checks else None,
         looks_at_all=first.looks_at_all or other.looks_at_all,
     )
@@ -128,7 +131,7 @@ def _check_fit(first: Recipe, other: Recipe) -> None:
             other.around_round is not Recipe._field_defaults["around_round"],
             "the second looks at a round as a whole; put it first",
         ),
-        (other.upload or other.receive, "the second loses something on the way; put it first"),
+        (other.receive, "the second loses something on the way down; put it first"),
         (first.pretraining and other.pretraining, "both train before round 0"),
         (any(a.weigh and b.weigh for a, b in pairs), "both weigh clients in the average"),
         (any(a.rate and b.rate for a, b in pairs), "both set a client's learning rate"),
@@ -209,6 +212,21 @@ class _Scope(NamedTuple):
             if function is not plain[name]  # the engine knows those that do nothing
         }
         return functions._replace(**changed)
+
+    def of_uploads(self, transform: UploadTransform) -> UploadTransform:
+        """Give a transform what the part's terms upload under their own names."""
+        at_client = transform.at_client
+        if at_client is None:
+            return transform
+
+        def own(key: Array, upload: Upload, trained: ClientResult, state: Any) -> Upload:
+            seen = upload._replace(terms=self.named(upload.terms))
+            after = at_client(key, seen, self.seen(trained), state)
+            mine = [name for name in upload.terms if name.startswith(self.prefix)]
+            changed = {name: after.terms[name.removeprefix(self.prefix)] for name in mine}
+            return after._replace(terms={**upload.terms, **changed})
+
+        return transform._replace(at_client=own)
 
     def of_term(self, term: Term, there: dict[str, View] | None) -> Term:
         """Put a term under the part's names; `there`: views that it shares, with their streams."""
