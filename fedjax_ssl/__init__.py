@@ -1,4 +1,3 @@
-# mypy: implicit-reexport
 """Federated learning with few, coarse or no labels, on one functional training step.
 
     import fedjax_ssl as fs
@@ -9,6 +8,9 @@
 Names are imported when they are first used: `import fedjax_ssl` brings neither jax nor flax. If JAX
 has not computed yet, its processor becomes a device for each core (`fedjax_ssl.processor.start`).
 """
+
+# For users who run mypy --strict.
+# mypy: implicit-reexport
 
 from typing import TYPE_CHECKING
 

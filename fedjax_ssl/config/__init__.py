@@ -1,7 +1,9 @@
-# mypy: implicit-reexport
 """Settings of a run: fields with defaults and checks, reading a config, resolving and describing
 it.
 """
+
+# For users who run mypy --strict.
+# mypy: implicit-reexport
 
 from fedjax_ssl.config.describe import Described, as_text, describe
 from fedjax_ssl.config.fields import CHOICES, FIELDS, REGISTRIES, check_field, default, register

@@ -1,7 +1,9 @@
-# mypy: implicit-reexport
 """Data: sources, partitions, supervision, augmentation; everything ends as `FederatedData` on
 the device.
 """
+
+# For users who run mypy --strict.
+# mypy: implicit-reexport
 
 from typing import TYPE_CHECKING
 

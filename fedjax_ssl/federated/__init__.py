@@ -1,7 +1,9 @@
-# mypy: implicit-reexport
 """The engine: the method contract, cohorts, local training, placement, federated optimizers,
 evaluation.
 """
+
+# For users who run mypy --strict.
+# mypy: implicit-reexport
 
 from typing import TYPE_CHECKING
 

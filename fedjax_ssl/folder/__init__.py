@@ -1,9 +1,11 @@
-# mypy: implicit-reexport
 """What a run leaves: its folder with config, rows, checkpoints, summary and pictures, and what a
 person sees of it.
 
 Names are imported when they are first used, so that folders are read and reported without jax.
 """
+
+# For users who run mypy --strict.
+# mypy: implicit-reexport
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,3 @@
-# mypy: implicit-reexport
 """Graphs of nearest neighbours and label propagation on them: the kernels of XCLP.
 
 Example:
@@ -8,6 +7,9 @@ Example:
     >>> neighbors.index.shape
     (100, 5)
 """
+
+# For users who run mypy --strict.
+# mypy: implicit-reexport
 
 from typing import TYPE_CHECKING
 

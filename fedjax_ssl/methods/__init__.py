@@ -1,4 +1,3 @@
-# mypy: implicit-reexport
 """Published methods by the name used in `config.method.name`, imported when they are asked for.
 
 A recipe of your own is named "module:function", for example
@@ -10,6 +9,9 @@ Example:
     >>> fs.methods.settings("fedsem")
     {'warmup_rounds': 0}
 """
+
+# For users who run mypy --strict.
+# mypy: implicit-reexport
 
 import sys
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,3 @@
-# mypy: implicit-reexport
 """Networks as pure functions that return class scores and features, and the convolution they share.
 
 Example:
@@ -8,6 +7,9 @@ Example:
     >>> outputs.logits.shape, outputs.features.shape
     ((3, 10), (3, 64))
 """
+
+# For users who run mypy --strict.
+# mypy: implicit-reexport
 
 from typing import TYPE_CHECKING
 

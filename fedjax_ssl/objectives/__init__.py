@@ -1,4 +1,3 @@
-# mypy: implicit-reexport
 """Pure losses and label channels: no model, no client loop, no I/O.
 
 Example:
@@ -7,6 +6,9 @@ Example:
     >>> round(float(fs.objectives.batch_cross_entropy(logits, jnp.array([0, -1]), mask)), 4)  # -1: no label
     0.0635
 """
+
+# For users who run mypy --strict.
+# mypy: implicit-reexport
 
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,9 @@
-# mypy: implicit-reexport
 """One-shot prediction at the end of a run (XCLP, section 4): labels for new examples by the network,
 or by propagation over graphs.
 """
+
+# For users who run mypy --strict.
+# mypy: implicit-reexport
 
 from typing import TYPE_CHECKING
 

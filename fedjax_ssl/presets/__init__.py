@@ -1,5 +1,7 @@
-# mypy: implicit-reexport
 """Experiments that several config files start from; each is a function that returns a config."""
+
+# For users who run mypy --strict.
+# mypy: implicit-reexport
 
 from fedjax_ssl.presets.cifar import (
     cbafed_on_cifar,

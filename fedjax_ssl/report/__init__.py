@@ -1,4 +1,3 @@
-# mypy: implicit-reexport
 """A page that compares runs: `fedjax-ssl report runs/...`, and its parts as functions.
 
 Example:
@@ -10,6 +9,9 @@ Example:
     ([2], 'test_accuracy')
     >>> page = fs.report.render(report, command="fedjax-ssl report runs")
 """
+
+# For users who run mypy --strict.
+# mypy: implicit-reexport
 
 from fedjax_ssl.report.page import render
 from fedjax_ssl.report.runs import Report, ReportError, read

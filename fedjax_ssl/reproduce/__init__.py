@@ -1,4 +1,3 @@
-# mypy: implicit-reexport
 """Tables and figures of papers, from one command; see docs/reproductions.md.
 
 1. `table.py` holds a table as data: rows, columns, the config of every cell, the paper's numbers. A
@@ -7,6 +6,9 @@
 3. `command.py` reads the command line, `running.py` has the sweep's workers do the runs.
 4. `results.py` reads the paper's numbers and ours side by side, and writes them.
 """
+
+# For users who run mypy --strict.
+# mypy: implicit-reexport
 
 from typing import TYPE_CHECKING
 

@@ -1,8 +1,10 @@
-# mypy: implicit-reexport
 """One run from its config to its results, in the order of reading: build, compile, loop.
 
 Names are imported when they are first used.
 """
+
+# For users who run mypy --strict.
+# mypy: implicit-reexport
 
 from typing import TYPE_CHECKING
 

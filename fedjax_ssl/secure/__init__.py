@@ -1,4 +1,3 @@
-# mypy: implicit-reexport
 """XCLP's cryptographic protocols: distances and sums of which the parties learn no more than they
 have to.
 
@@ -7,6 +6,9 @@ and the server works together with no client; what XCLP shows by design, which i
 docs/secure.md. Needs the extra `secure`. Importing this package loads no protocol: `protocols`,
 `secure_hamming` and the others load when first used.
 """
+
+# For users who run mypy --strict.
+# mypy: implicit-reexport
 
 from typing import TYPE_CHECKING, get_args
 

@@ -1,4 +1,6 @@
-# mypy: implicit-reexport
 """Trained models: a run folder as something that predicts, and how it goes elsewhere."""
+
+# For users who run mypy --strict.
+# mypy: implicit-reexport
 
 from fedjax_ssl.trained.model import TrainedModel, TrainedModelError, load_run

@@ -1,5 +1,7 @@
-# mypy: implicit-reexport
 """What happens to an upload between a client and the sum: upload transforms, and chains of them."""
+
+# For users who run mypy --strict.
+# mypy: implicit-reexport
 
 from typing import TYPE_CHECKING
 
