@@ -41,52 +41,48 @@ class Layer(NamedTuple):
     pool: int = 1  # side of the windows
     dropout: str = ""  # name of the dropout; "": there is none
     rate: float = 1.0  # factor on the network's rate of dropout
+    whole_channels: bool = False  # whether dropout takes a channel of an image as a whole
 
 
 def run_layers(
+    network: Network,
     table: tuple[Layer, ...],
     x: Float[Array, "n ..."],
     train: bool,
     mask: Mask,
-    *,
-    norm: str = "none",
     activation: Callable[[Array], Array] = nn.relu,
-    dropout_rate: float = 0.0,
-    whole_channels: bool = False,
-    lowering: str = "auto",
-    width: Callable[[int], int] = lambda channels: channels,
     **weights: Any,
 ) -> Float[Array, "n ..."]:
     """Run the layers of a table one after another; called by a network's `__call__`, whose layers
     they become.
 
     Args:
+        network: has the kind of the norm layers, the rate of the dropouts before their factors, how
+            convolutions are computed, and what widths of the table become, where it has any.
         table: the layers.
         x: examples; images for a convolution.
         train: see `Model.apply`.
         mask: see `Model.apply`.
-        norm: kind of the norm layers.
         activation: follows every norm layer, or the layer without one.
-        dropout_rate: rate of the dropouts, before their factors.
-        whole_channels: whether dropout takes a channel of an image as a whole.
-        lowering: how convolutions are computed.
-        width: widths of the table -> those of the network.
         **weights: fields of all `Conv` and `Dense`: `initializer`, `use_bias`, `weight_norm`.
     """
+    norm = getattr(network, "norm", "none")
+    dropout_rate = getattr(network, "dropout_rate", 0.0)
     for layer in table:
+        width = network.width(layer.width)
         if layer.size:
             conv = Conv(
-                width(layer.width),
+                width,
                 layer.size,
                 1,
                 layer.padding,
-                lowering=lowering,
+                lowering=network.lowering,
                 name=layer.name,
                 **weights,
             )
             x = conv(x)
         else:
-            x = Dense(width(layer.width), name=layer.name, **weights)(x.reshape(x.shape[0], -1))
+            x = Dense(width, name=layer.name, **weights)(x.reshape(x.shape[0], -1))
         if layer.norm:
             x = Norm(norm, name=layer.norm)(x, train, mask)
         if layer.pool > 1 and activation is nn.relu:
@@ -95,7 +91,8 @@ def run_layers(
             x = activation(x)
             x = max_pool(x, layer.pool) if layer.pool > 1 else x
         if layer.dropout:
-            x = Dropout(layer.rate * dropout_rate, whole_channels, name=layer.dropout)(x, train)
+            rate = layer.rate * dropout_rate
+            x = Dropout(rate, layer.whole_channels, name=layer.dropout)(x, train)
     return x
 
 
@@ -172,10 +169,8 @@ class MLP(Network):
             for i, width in enumerate(self.hidden, 1)
         )
         activation = nn.relu if self.activation == "relu" else lambda x: x
-        run = partial(
-            run_layers, norm=self.norm, dropout_rate=self.dropout_rate, initializer=lecun_normal
-        )
-        return self.scores(run(table, inputs, train, mask, activation=activation), lecun_normal)
+        x = run_layers(self, table, inputs, train, mask, activation, initializer=lecun_normal)
+        return self.scores(x, lecun_normal)
 
 
 _CNN = (
@@ -201,37 +196,27 @@ class CNN(ConvNetwork):
     norm: NormName = "none"
 
     @property
-    def needs_key(self) -> bool:
-        return self.dropout
+    def dropout_rate(self) -> float:
+        """Whether there is dropout, before the factors of the table."""
+        return float(self.dropout)
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Outputs:
         check_images("cnn", inputs, 6)
-        run = partial(
-            run_layers,
-            norm=self.norm,
-            dropout_rate=float(self.dropout),
-            lowering=self.lowering,
-            width=self.width,
-        )
-        return self.scores(run(_CNN, inputs, train, mask, initializer=lecun_normal), lecun_normal)
+        x = run_layers(self, _CNN, inputs, train, mask, initializer=lecun_normal)
+        return self.scores(x, lecun_normal)
 
 
-_CNN13 = tuple(
-    Layer(
-        f"conv{stage}_{i}",
-        filters,
-        size,
-        padding,
-        f"norm{stage}_{i}",
-        pool,
-        f"dropout{stage}" if pool > 1 else "",
-    )
-    for stage, i, filters, size, padding, pool in (
-        *((1, 1, 128, 3, 1, 1), (1, 2, 128, 3, 1, 1), (1, 3, 128, 3, 1, 2)),
-        *((2, 1, 256, 3, 1, 1), (2, 2, 256, 3, 1, 1), (2, 3, 256, 3, 1, 2)),
-        *((3, 1, 512, 3, 0, 1), (3, 2, 256, 1, 0, 1), (3, 3, 128, 1, 0, 1)),
-    )
+_CNN13 = (
+    Layer("conv1_1", 128, 3, 1, "norm1_1"),
+    Layer("conv1_2", 128, 3, 1, "norm1_2"),
+    Layer("conv1_3", 128, 3, 1, "norm1_3", 2, "dropout1"),
+    Layer("conv2_1", 256, 3, 1, "norm2_1"),
+    Layer("conv2_2", 256, 3, 1, "norm2_2"),
+    Layer("conv2_3", 256, 3, 1, "norm2_3", 2, "dropout2"),
+    Layer("conv3_1", 512, 3, 0, "norm3_1"),
+    Layer("conv3_2", 256, 1, 0, "norm3_2"),
+    Layer("conv3_3", 128, 1, 0, "norm3_3"),
 )
 
 
@@ -257,21 +242,8 @@ class CNN13(ConvNetwork):
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Outputs:
-        run = partial(
-            run_layers,
-            norm=self.norm,
-            dropout_rate=self.dropout_rate,
-            lowering=self.lowering,
-            width=self.width,
-        )
-        x = run(
-            _CNN13,
-            inputs,
-            train,
-            mask,
-            activation=lambda x: nn.leaky_relu(x, 0.1),
-            weight_norm=True,
-        )
+        activation = partial(nn.leaky_relu, negative_slope=0.1)
+        x = run_layers(self, _CNN13, inputs, train, mask, activation, weight_norm=True)
         return self.scores(jnp.mean(x, (1, 2)), weight_norm=True)
 
 
@@ -307,19 +279,12 @@ class MnistCNN(ConvNetwork):
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Outputs:
         check_images("mnist_cnn", inputs, 4)
         x = jnp.broadcast_to(inputs, (*inputs.shape[:-1], 3)) if inputs.shape[-1] == 1 else inputs
-        run = partial(
-            run_layers,
-            norm=self.norm,
-            dropout_rate=self.dropout_rate,
-            lowering=self.lowering,
-            width=self.width,
-        )
-        return self.scores(run(_MNIST_CNN, x, train, mask))
+        return self.scores(run_layers(self, _MNIST_CNN, x, train, mask))
 
 
 _EMNIST_CNN = (
     Layer("conv1", 32, 3),
-    Layer("conv2", 64, 3, pool=2, dropout="dropout"),
+    Layer("conv2", 64, 3, pool=2, dropout="dropout", whole_channels=True),
     Layer("dense", 128),
 )
 
@@ -343,14 +308,7 @@ class EmnistCNN(ConvNetwork):
     @nn.compact
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Outputs:
         check_images("emnist_cnn", inputs, 6)
-        run = partial(
-            run_layers,
-            dropout_rate=self.dropout_rate,
-            whole_channels=True,
-            lowering=self.lowering,
-            width=self.width,
-        )
-        return self.scores(run(_EMNIST_CNN, inputs, train, mask))
+        return self.scores(run_layers(self, _EMNIST_CNN, inputs, train, mask))
 
 
 def bordered(
@@ -387,12 +345,11 @@ class FedMatchNetwork(ConvNetwork):
 
 
 _ALEXNET = (
-    *(
-        Layer("conv1", 64, 4, pool=2),
-        Layer("conv2", 128, 3, pool=2),
-        Layer("conv3", 256, 2, pool=2),
-    ),
-    *(Layer("dense1", 2048), Layer("dense2", 2048)),
+    Layer("conv1", 64, 4, pool=2),
+    Layer("conv2", 128, 3, pool=2),
+    Layer("conv3", 256, 2, pool=2),
+    Layer("dense1", 2048),
+    Layer("dense2", 2048),
 )
 
 
@@ -408,12 +365,5 @@ class FedMatchAlexNet(FedMatchNetwork):
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Outputs:
         x = bordered(inputs, self.pad, self.colours)
         check_images("fedmatch_alexnet", x, 19, "; use pad")
-        run = partial(
-            run_layers,
-            lowering=self.lowering,
-            width=self.width,
-            initializer=lecun_normal,
-            use_bias=False,
-        )
-        x = run(_ALEXNET, x, train, mask)
+        x = run_layers(self, _ALEXNET, x, train, mask, initializer=lecun_normal, use_bias=False)
         return self.scores(x, lecun_normal, use_bias=False)

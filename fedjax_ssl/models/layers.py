@@ -199,6 +199,10 @@ class Network(nn.Module):
         """Returns whether training draws random bits: where there is dropout."""
         return getattr(self, "dropout_rate", 0.0) > 0
 
+    def width(self, channels: int) -> int:
+        """Return how many channels or units a layer of so many has here."""
+        return channels
+
     def scores(
         self,
         features: Float[Array, "n d"],

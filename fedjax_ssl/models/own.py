@@ -11,7 +11,7 @@ import copy
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from typing import Any
@@ -40,7 +40,6 @@ _GIVEN = {*_TRAIN, *_EVALUATE, "mask", "key", "rng", "rngs"}
 _LAYERS = (nn.BatchNorm, nn.Conv, nn.Dense, Dense, nnx.BatchNorm, nnx.Conv, nnx.Linear)
 _NOTES = ("operations", "batch_weights", "dense")  # collections of linen that are no state
 _ROWS = 3  # examples that a network is tried with
-_TRIED: set[Hashable] = set()  # networks whose numbers were looked at
 Shape = tuple[int, ...]
 Kind = tuple[
     Callable[[PRNGKeyArray], tuple[PyTree, PyTree]], Callable[..., tuple[Any, Array | None, PyTree]]
@@ -63,9 +62,8 @@ def own_network(
     num_classes: int,
     input_shape: Shape,
     place: str,
-    identity: Hashable,
 ) -> Model:
-    """Brings a network of a user's own to the form of `Model`.
+    """Bring a network of a user's own to the form of `Model`.
 
     Args:
         make: builds it, given the arguments `drawn`.
@@ -73,7 +71,6 @@ def own_network(
         num_classes: number of class scores K.
         input_shape: shape of one example.
         place: file and line of the builder, for messages.
-        identity: of equal ones, only the first network is tried with numbers.
 
     Returns:
         The model. Parameters and state are nested dicts of arrays by the names that the network has
@@ -97,17 +94,16 @@ def own_network(
         model = _as_model(_kind(made, build if drawn else lambda _: made, input_shape), input_shape)
         if isinstance(made, Model):
             model = made._replace(init=model.init, apply=model.apply)
-        _check(model, num_classes, input_shape, numbers=identity not in _TRIED)
+        _check(model, num_classes, input_shape)
     except ValueError as error:
         raise (
             error if error.__cause__ or place in str(error) else ValueError(f"{error} ({place})")
         ) from None
     draws = hasattr(made, "init") or (isinstance(made, tuple) and all(map(callable, made)))
-    if not (drawn or draws or identity in _TRIED):
+    if not (drawn or draws):
         note(
             f"every seed starts from the same weights: {place} takes neither of {', '.join(RANDOM)}"
         )
-    _TRIED.add(identity)
     return model
 
 
@@ -517,8 +513,8 @@ def _called(train: bool) -> Iterator[None]:
         raise ValueError(f"the network cannot be called {when}: {said}") from error
 
 
-def _check(model: Model, num_classes: int, input_shape: Shape, numbers: bool) -> None:
-    """Try a network with a few examples; with `numbers` it is also computed, in evaluation."""
+def _check(model: Model, num_classes: int, input_shape: Shape) -> None:
+    """Try a network with a few examples, in evaluation with numbers too."""
 
     def outputs(key: PRNGKeyArray, train: bool) -> tuple[Any, Any, Any]:
         params, state = model.init(key)
@@ -551,8 +547,6 @@ def _check(model: Model, num_classes: int, input_shape: Shape, numbers: bool) ->
                 f"features) of shape {came}; {wanted} has to come, and [{_ROWS}, any number] for "
                 "features"
             )
-    if not numbers:
-        return
     with jax.ensure_compile_time_eval():
         (logits, _), alone, broken = jax.device_get(
             jax.jit(outputs, static_argnums=1)(jax.random.key(0), False)

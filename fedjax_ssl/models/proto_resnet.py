@@ -17,8 +17,12 @@ from fedjax_ssl.models.pooling import max_pool
 
 FEATURES = 512
 LARGE_SIDE = 96  # from here on the pools are those of 96x96 images
-POOLS, LARGE_POOLS = (2, 2, 2), (3, 2, 4)  # one after another; the last pool takes what is left
-EPSILON, MOMENTUM = 1e-3, 0.01  # Keras' defaults; the momentum is the weight of the batch
+# One after another; the last pool takes what is left.
+POOLS = (2, 2, 2)
+LARGE_POOLS = (3, 2, 4)
+# Keras' defaults; the momentum is the weight of the batch.
+EPSILON = 1e-3
+MOMENTUM = 0.01
 
 
 ProtoNorm = Literal["none", "bn", "gn", "sbn"]

@@ -146,10 +146,8 @@ def build(name: str, *, num_classes: int, input_shape: tuple[int, ...], **given:
         )
         shown: Any = builder.func if isinstance(builder, functools.partial) else builder
         place = where(type(builder.args[0]) if shown is _itself else shown)  # type: ignore[union-attr]
-        identity = (place, builder, num_classes, input_shape, tuple(sorted(hashable.items())))
-        return own_network(
-            make, tuple(filter(takes, RANDOM)), num_classes, input_shape, place, identity
-        )
+        drawn = tuple(filter(takes, RANDOM))
+        return own_network(make, drawn, num_classes, input_shape, place)
     module = MODELS.build(name, num_classes=num_classes, **hashable)
     model = from_linen(module, input_shape, getattr(module, "needs_key", False))
     # A shape or value that does not fit is an error here, not later; nothing is computed.

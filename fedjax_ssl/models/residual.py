@@ -54,15 +54,23 @@ class ConvNorm(nn.Module):
         return Norm(self.norm, name="norm")(x, train, mask)
 
 
-class BasicBlock(nn.Module):
-    """Two 3x3 convolutions around an identity, which a 1x1 convolution replaces where the shape
-    changes.
-    """
+class Block(nn.Module):
+    """What a residual block is made of; around it goes the input, where the shape stays."""
 
     filters: int
     stride: int
     norm: str
     lowering: str
+
+    def keeps_shape(self, inputs: Array) -> bool:
+        """Return whether what comes out can be added to what comes in."""
+        return self.stride == 1 and inputs.shape[-1] == self.filters
+
+
+class BasicBlock(Block):
+    """Two 3x3 convolutions around an identity, which a 1x1 convolution replaces where the shape
+    changes.
+    """
 
     @nn.compact
     def __call__(
@@ -75,8 +83,9 @@ class BasicBlock(nn.Module):
 
         x = nn.relu(layer(inputs, 3, self.stride, "layer1"))
         x = layer(x, 3, 1, "layer2")
-        changed = self.stride > 1 or inputs.shape[-1] != self.filters
-        return nn.relu(x + (layer(inputs, 1, self.stride, "shortcut") if changed else inputs))
+        if not self.keeps_shape(inputs):
+            inputs = layer(inputs, 1, self.stride, "shortcut")
+        return nn.relu(x + inputs)
 
 
 class ResNet18(ConvNetwork):
@@ -163,17 +172,12 @@ class ThreeStageResNet8(ConvNetwork):
 _BLOCKS_PER_GROUP = 4  # (28 - 4) / 6
 
 
-class PreActivationBlock(nn.Module):
+class PreActivationBlock(Block):
     """Twice norm, ReLU and 3x3 convolution around the raw input.
 
     Where the width changes, a 1x1 convolution of what the first ReLU gave takes the place of the
     input.
     """
-
-    filters: int
-    stride: int
-    norm: str
-    lowering: str
 
     @nn.compact
     def __call__(
@@ -182,8 +186,9 @@ class PreActivationBlock(nn.Module):
         active = nn.relu(Norm(self.norm, name="norm1")(inputs, train, mask))
         x = self._conv(active, 3, self.stride, "conv1")
         x = self._conv(nn.relu(Norm(self.norm, name="norm2")(x, train, mask)), 3, 1, "conv2")
-        changed = self.stride > 1 or inputs.shape[-1] != self.filters
-        return x + (self._conv(active, 1, self.stride, "shortcut") if changed else inputs)
+        return x + (
+            inputs if self.keeps_shape(inputs) else self._conv(active, 1, self.stride, "shortcut")
+        )
 
     def _conv(self, inputs: Array, size: int, stride: int, name: str) -> Array:
         return residual_conv(self.filters, size, stride, self.norm, self.lowering, name)(inputs)
