@@ -20,15 +20,9 @@ from jaxtyping import Array, Bool, Float, Int32, UInt32
 
 from fedjax_ssl.backend import backend
 from fedjax_ssl.checks import check_numbers, check_whole_numbers
-from fedjax_ssl.graph.codes import (
-    matmul_distances,
-    paired_distances,
-    popcount_distances,
-    signs_from_codes,
-)
+from fedjax_ssl.graph.codes import fastest_kernel, hamming_distances, signs_from_codes
 from fedjax_ssl.graph.neighbors import (
     Neighbors,
-    fastest_kernel,
     largest_value,
     nearest_neighbors,
     nearest_to_rows,
@@ -166,16 +160,6 @@ def _by_blocks(function: Callable[[Array, Array], _Found], columns: Array) -> _F
     return lax.scan(step, columns[0], numbers)[1]
 
 
-def _distances(codes: Array, columns: Array) -> Array:
-    """[n, m] in bits, between codes [n, words] and columns [words, m], the fast way on each
-    platform.
-    """
-    dtype = jnp.int16 if 32 * codes.shape[1] < 2**15 - 1 else jnp.int32
-    if fastest_kernel(backend()) == "popcount":
-        return popcount_distances(codes, columns, dtype)
-    return matmul_distances(signs_from_codes(codes), signs_from_codes(columns.T), dtype)
-
-
 def _learn_centres(codes: Array, valid: Array, count: int) -> Array:
     """Codes with about equally many points around each, [count, words], by k-majority on a sample.
 
@@ -215,7 +199,7 @@ def _nearest_centres(codes: Array, centres: Array) -> _Centres:
 
     def nearest(_: Array, columns: Array) -> tuple[Array, Array]:
         # Distance and number in one integer: all differ.
-        packed = _distances(centres, columns).astype(jnp.int32) * num_centres + number
+        packed = hamming_distances(centres, columns).astype(jnp.int32) * num_centres + number
         first = jnp.min(packed, axis=0)
         return first, jnp.min(jnp.where(packed == first, 2**31 - 1, packed), axis=0)
 
@@ -263,7 +247,7 @@ def _vote(lists: _Lists, block: Array, columns: Array, centres: Array, num_bits:
     farther than the nearest one.
     """
     num_lists = centres.shape[0]
-    farther = _distances(centres, columns).astype(jnp.int32) - lists.to_centre[block]
+    farther = hamming_distances(centres, columns).astype(jnp.int32) - lists.to_centre[block]
     halving = max(round(math.log2(math.sqrt(num_bits) / 4)), 0)
     votes = (_VOTE >> jnp.minimum(farther >> halving, 31)).astype(jnp.float32)
     # A product is a fast sum along the vector axis, and exact for integers of 24 bits.
@@ -353,7 +337,7 @@ def _search_block(
 
     def compare(tile: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
         codes, index, kept_distance, kept_index = state
-        distance = _distances(codes, columns)
+        distance = hamming_distances(codes, columns)
         nothing = jnp.asarray(largest_value(distance.dtype))
         distance = lax.optimization_barrier(
             jnp.where((index < num_points)[:, None], distance, nothing)
@@ -457,9 +441,14 @@ def _neighbor_recall(index: Array, codes: Array, valid: Array, num_bits: int, sa
     count = index.shape[1]
     _, exact = nearest_to_rows(codes, valid, rows, num_bits, count, kernel)
     listed = index[rows]
-    distance = paired_distances(
-        lambda word: (codes[listed, word], codes[rows, word, None]), codes.shape[1]
-    )
+
+    def distances(pair: tuple[Array, Array]) -> Array:
+        own, others = pair
+        bits = lax.population_count(codes[others] ^ codes[own])
+        return jnp.sum(bits, axis=1, dtype=jnp.int32)
+
+    # Row by row: the words of all pairs may not fit into memory.
+    distance = lax.map(distances, (rows, listed), batch_size=_BLOCK)
     earlier = jnp.tril(jnp.ones((count, count), bool), -1)
     repeated = jnp.any((listed[:, :, None] == listed[:, None, :]) & earlier, axis=2)
     exact = jnp.minimum(exact.astype(jnp.int32), num_bits + 1)

@@ -2,7 +2,6 @@
 (XCLP, steps 1 to 5).
 """
 
-from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -150,31 +149,6 @@ def _sum_of_popcounts(codes: Array, words: Array) -> Array:
     return total
 
 
-def paired_distances(
-    words_of_pair: Callable[[int | Array], tuple[UInt32[Array, "..."], UInt32[Array, "..."]]],
-    num_words: int,
-) -> Int32[Array, "..."]:
-    """Distances in bits of chosen pairs of codes, which are read word by word and never held side
-    by side.
-
-    `words_of_pair` maps the number of a word to that word of the first and of the second codes;
-    shapes broadcast.
-    """
-
-    def differing(word: int | Array) -> Array:
-        first, second = words_of_pair(word)
-        return lax.population_count(first ^ second).astype(jnp.int32)
-
-    total = differing(0)
-    if num_words > _MOST_WORDS_AT_ONCE:
-        return lax.fori_loop(
-            1, num_words, lambda word, sum_so_far: sum_so_far + differing(word), total
-        )
-    for word in range(1, num_words):
-        total = total + differing(word)
-    return total
-
-
 def signs_from_codes(codes: UInt32[Array, "n words"]) -> Int[Array, "n bits"]:
     """Unpacks codes to +1 and -1 in int8, one byte per bit, 32 for each word."""
     shifts = jnp.arange(32, dtype=jnp.uint32)
@@ -193,6 +167,43 @@ def matmul_distances(
     contract_bits = (((1,), (1,)), ((), ()))
     agreement = lax.dot_general(signs_a, signs_b, contract_bits, preferred_element_type=jnp.int32)
     return ((signs_a.shape[1] - agreement) // 2).astype(dtype)
+
+
+def fastest_kernel(platform: str) -> str:
+    """Return how distances are found fastest on "cpu", "gpu" or "tpu"."""
+    return "popcount" if platform == "cpu" else "matmul"
+
+
+def hamming_distances(
+    codes: UInt32[Array, "n words"], words: UInt32[Array, "words m"]
+) -> Int[Array, "n m"]:
+    """Distances in bits between codes and others, transposed, the fast way on each platform."""
+    dtype = jnp.dtype(jnp.int16 if 32 * codes.shape[1] < 2**15 - 1 else jnp.int32)
+    if fastest_kernel(backend()) == "popcount":
+        return popcount_distances(codes, words, dtype)
+    return matmul_distances(signs_from_codes(codes), signs_from_codes(words.T), dtype)
+
+
+@jax.jit
+def hamming_matrix(codes: UInt32[Array, "n words"]) -> Int32[Array, "n n"]:
+    """Count the bits in which every two codes differ (XCLP, Algorithm 1 step 4).
+
+    All pairs at once, in 4 n^2 bytes: what the server of the paper holds. `nearest_neighbors` finds
+    the same neighbours without it.
+
+    Args:
+        codes: [n, words] as `lsh_codes` returns them.
+
+    Returns:
+        [n, n], symmetric, 0 on the diagonal.
+
+    Example:
+        >>> codes = jnp.array([[0b000], [0b111], [0b101]], jnp.uint32)
+        >>> fs.graph.hamming_matrix(codes).tolist()
+        [[0, 3, 2], [3, 0, 1], [2, 1, 0]]
+    """
+    codes = jnp.asarray(codes)
+    return hamming_distances(codes, codes.T).astype(jnp.int32)
 
 
 def cosine_from_hamming(distance: Int[Array, "..."], num_bits: int) -> Float[Array, "..."]:

@@ -47,7 +47,7 @@ class Exchange(NamedTuple):
     confidences and scores those of `IDEAL`, bit for bit; rounding once for each client with labels,
     they are not those of the kernels, but within 2^-(f + 1) for each, see `fraction_bits`.
 
-    Where given, `begin(num_points)` is called ahead of these with every client and the number of
+    `begin(num_points)` is called ahead of these with every client and the number of
     its points that have a code; `columns(columns)` sends every client the columns [n, labelled] of
     S of its labelled points and returns them as they arrive; `without_distances()` says who dropped
     out of the distances: no point of theirs stays in the graph.
@@ -58,9 +58,9 @@ class Exchange(NamedTuple):
 
     distances: Callable[[int, int, np.ndarray, np.ndarray], np.ndarray] | None = None
     row_sums: Callable[[dict[int, np.ndarray], np.ndarray], np.ndarray] | None = None
-    begin: Callable[[dict[int, int]], None] | None = None
-    columns: Callable[[dict[int, np.ndarray]], dict[int, np.ndarray]] | None = None
-    without_distances: Callable[[], set[int]] | None = None
+    begin: Callable[[dict[int, int]], None] = lambda num_points: None
+    columns: Callable[[dict[int, np.ndarray]], dict[int, np.ndarray]] = lambda columns: columns
+    without_distances: Callable[[], set[int]] = set
 
 
 def _count_differing_bits(a: int, b: int, codes_a: np.ndarray, codes_b: np.ndarray) -> np.ndarray:
@@ -93,14 +93,13 @@ def protocols(level: Level, num_bits: int, hamming: Hamming, **settings: object)
 
 
 def begin_exchange(exchange: Exchange, clients: Array, valid: Array, usable: Array) -> None:
-    """Tells the protocols who takes part: clients [n] with valid rows, and how many of theirs
+    """Tell the protocols who takes part: clients [n] with valid rows, and how many of theirs
     are usable.
     """
-    if exchange.begin is not None:
-        owner = np.asarray(clients)
-        there = np.asarray(usable)
-        everybody = np.unique(owner[np.asarray(valid)]).tolist()
-        exchange.begin({client: int((owner[there] == client).sum()) for client in everybody})
+    owner = np.asarray(clients)
+    there = np.asarray(usable)
+    everybody = np.unique(owner[np.asarray(valid)]).tolist()
+    exchange.begin({client: int((owner[there] == client).sum()) for client in everybody})
 
 
 def exchanged_neighbors(
@@ -128,7 +127,7 @@ def exchanged_neighbors(
             )
         matrix[np.ix_(rows[a], rows[b])] = block
         matrix[np.ix_(rows[b], rows[a])] = block.T
-    for client in exchange.without_distances() if exchange.without_distances is not None else ():
+    for client in exchange.without_distances():
         matrix[owner == client] = unknown
         matrix[:, owner == client] = unknown
     return neighbors_from_matrix(
@@ -163,8 +162,7 @@ def exchanged_scores(
         client: np.ascontiguousarray(all_columns[:, owner[labelled] == client])
         for client in everybody
     }
-    if exchange.columns is not None:
-        columns = exchange.columns(columns)
+    columns = exchange.columns(columns)
     largest = largest_score(labelled.size, settings)
     bits = fraction_bits(labelled.size, len(everybody), settings)
     shares = {}
@@ -218,38 +216,34 @@ def _check(name: str, found: np.ndarray, shape: tuple[int, ...], dtype: type) ->
         )
 
 
-def spare_bits(largest_sum: float, num_terms: int, modulus_bits: int = 32) -> int:
-    """Bits f behind the point, the most with which no sum reaches 2^modulus_bits.
+def spare_bits(largest_sum: float, num_terms: int) -> int:
+    """Bits f behind the point, the most with which no sum reaches 2^32.
 
     The sum of numbers that add up to at most `largest_sum`, each rounded, is at most 2^f
     largest_sum + num_terms / 2. After `from_fixed_point` it is off by at most num_terms 2^-(f + 1).
     """
-    return math.floor(math.log2((2**modulus_bits - num_terms) / largest_sum))
+    return math.floor(math.log2((2**32 - num_terms) / largest_sum))
 
 
-def to_fixed_point(
-    values: np.ndarray, fraction_bits: int, largest: float, dtype: type = np.uint32
-) -> np.ndarray:
+def to_fixed_point(values: np.ndarray, fraction_bits: int, largest: float) -> np.ndarray:
     """Round numbers of 0..largest to multiples of 2^-fraction_bits.
 
     Args:
         values: float64, what one party adds to the sum.
         fraction_bits: f, from `spare_bits`.
         largest: bound of the sum, and so of each of its terms.
-        dtype: np.uint32 or np.uint64.
 
     Returns:
-        `dtype`, as many; nothing saturates and nothing wraps around.
+        uint32, as many; nothing saturates and nothing wraps around.
 
     Raises:
         ValueError: NaN, infinity, a negative or a subnormal number, one above `largest`, or a bound
             that does not fit.
     """
-    bits = 8 * np.dtype(dtype).itemsize
-    if not largest * 2.0**fraction_bits < 2.0**bits:
+    if not largest * 2.0**fraction_bits < 2.0**32:
         raise ValueError(
-            f"numbers up to {largest:.3g} with {fraction_bits} bits behind the point do not fit "
-            f"{bits} bits"
+            f"numbers up to {largest:.3g} with {fraction_bits} bits behind the point do not fit 32 "
+            "bits"
         )
     allowed = (values == 0) | ((values >= np.finfo(float).tiny) & (values <= largest))
     if not allowed.all():
@@ -257,7 +251,7 @@ def to_fixed_point(
             f"{int((~allowed).sum())} numbers cannot be put into fixed point: they are NaN, "
             f"infinite, negative, subnormal, or above the bound {largest:.6g}"
         )
-    return np.rint(np.ldexp(values, fraction_bits)).astype(dtype)
+    return np.rint(np.ldexp(values, fraction_bits)).astype(np.uint32)
 
 
 def from_fixed_point(values: np.ndarray, fraction_bits: int) -> np.ndarray:

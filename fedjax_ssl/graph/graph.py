@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int32
+from jaxtyping import Array, Bool, Float, Int32
 
 from fedjax_ssl.graph.neighbors import Neighbors
 from fedjax_ssl.graph.settings import check_known
@@ -78,13 +78,11 @@ def _build_graph(neighbors: Neighbors, similarity_power: Array) -> Graph:
     num_points, width = index.shape
     positive = similarity > 0
     kept = jnp.where(positive, jnp.where(positive, similarity, 1) ** similarity_power, 0)
-    reverse = _reverse_lists(index, positive)
-    edge = reverse.pop("edge")
-    has_edge = reverse.pop("has_edge")
-    reverse_index = edge // width
-    reverse_kept = jnp.where(has_edge, kept.reshape(-1)[edge], 0)
+    lists = _reverse_lists(index, positive)
+    reverse_index = lists.edge // width
+    reverse_kept = jnp.where(lists.has_edge, kept.reshape(-1)[lists.edge], 0)
     degree = jnp.zeros(num_points, kept.dtype)
-    graph = Graph(index, kept, reverse_index, reverse_kept, **reverse, degree=degree)
+    graph = Graph(index, kept, reverse_index, reverse_kept, *lists[2:], degree=degree)
     if num_points == 0:
         return graph
     degree = multiply(graph, jnp.ones((num_points, 1), kept.dtype))[:, 0]
@@ -97,7 +95,17 @@ def _build_graph(neighbors: Neighbors, similarity_power: Array) -> Graph:
     )
 
 
-def _reverse_lists(index: Array, is_edge: Array) -> dict[str, Array]:
+class _Reverse(NamedTuple):
+    """A^T in chunks: the last three are fields of `Graph`."""
+
+    edge: Int32[Array, "chunks k"]  # number of an edge: row * k + place
+    has_edge: Bool[Array, "chunks k"]
+    chunk_row: Int32[Array, " chunks"]
+    first_chunk: Int32[Array, " n"]
+    num_chunks: Int32[Array, " n"]
+
+
+def _reverse_lists(index: Array, is_edge: Array) -> _Reverse:
     """Return the edges sorted by the row they point to, in chunks."""
     num_points, width = index.shape
     num_edges = num_points * width
@@ -117,13 +125,7 @@ def _reverse_lists(index: Array, is_edge: Array) -> dict[str, Array]:
     place = place[:, None] + jnp.arange(width, dtype=jnp.int32)
     has_edge = (chunk_row < num_points)[:, None] & (place < start[row + 1][:, None])
     edge = jnp.where(has_edge, edges[jnp.clip(place, 0, max(num_edges - 1, 0))], 0)
-    return {
-        "edge": edge,
-        "has_edge": has_edge,
-        "chunk_row": chunk_row,
-        "first_chunk": first_chunk,
-        "num_chunks": num_chunks,
-    }
+    return _Reverse(edge, has_edge, chunk_row, first_chunk, num_chunks)
 
 
 def multiply(graph: Graph, vectors: Float[Array, "n c"]) -> Float[Array, "n c"]:

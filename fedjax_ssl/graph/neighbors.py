@@ -19,6 +19,7 @@ from fedjax_ssl.backend import backend
 from fedjax_ssl.checks import check_choices, check_whole_numbers
 from fedjax_ssl.graph.codes import (
     cosine_from_hamming,
+    fastest_kernel,
     has_angle,
     matmul_distances,
     popcount_distances,
@@ -51,29 +52,6 @@ class Neighbors(NamedTuple):
     index: Int32[Array, "n k"]  # type: ignore[assignment]
     # ^ # by falling similarity, equal ones by rising index
     similarity: Float[Array, "n k"]  # cosine in [0, 1], exactly 0 from a right angle on
-
-
-@jax.jit
-def hamming_matrix(codes: UInt32[Array, "n words"]) -> Int32[Array, "n n"]:
-    """Count the bits in which every two codes differ (XCLP, Algorithm 1 step 4).
-
-    All pairs at once, in 4 n^2 bytes: what the server of the paper holds. `nearest_neighbors` finds
-    the same neighbours without it.
-
-    Args:
-        codes: [n, words] as `lsh_codes` returns them.
-
-    Returns:
-        [n, n], symmetric, 0 on the diagonal.
-
-    Example:
-        >>> codes = jnp.array([[0b000], [0b111], [0b101]], jnp.uint32)
-        >>> fs.graph.hamming_matrix(codes).tolist()
-        [[0, 3, 2], [3, 0, 1], [2, 1, 0]]
-    """
-    kernel = fastest_kernel(backend())
-    distances, columns = _distances(codes, slice(None), kernel, jnp.dtype(jnp.int32))
-    return distances(columns)
 
 
 def nearest_neighbors(
@@ -191,11 +169,6 @@ def _nearest_codes(
     return neighbors_from_distances(index, distance, num_bits)
 
 
-def fastest_kernel(platform: str) -> str:
-    """Return how neighbours are found fastest on "cpu", "gpu" or "tpu"."""
-    return "popcount" if platform == "cpu" else "matmul"
-
-
 def nearest_to_rows(
     codes: UInt32[Array, "n words"],
     valid: Bool[Array, " n"],
@@ -210,20 +183,19 @@ def nearest_to_rows(
     Returns index and distance in bits; distances above `num_bits` where there is no neighbour.
     """
     dtype = jnp.dtype(jnp.int16 if num_bits < 2**15 - 1 else jnp.int32)
-    distances, columns = _distances(codes, rows, kernel, dtype)
-    return _search(distances, columns, rows, valid, num_neighbors, bound=num_bits + 1)
-
-
-def _distances(
-    codes: Array, rows: Array | slice, kernel: str, dtype: jnp.dtype
-) -> tuple[Callable[[Array], Array], Array]:
-    """Return what `_search` takes: a function of columns that gives their distances from all codes,
-    and the columns of some rows.
-    """
+    distances: Callable[[Array], Array]
     if kernel == "popcount":
-        return partial(popcount_distances, codes, dtype=dtype), codes[rows].T
-    signs = signs_from_codes(codes)
-    return lambda some: matmul_distances(signs, some.T, dtype), signs[rows].T
+        distances = partial(popcount_distances, codes, dtype=dtype)
+        columns = codes[rows].T
+    else:
+        # Unpacked here, once, and not again for every tile.
+        signs = signs_from_codes(codes)
+        columns = signs[rows].T
+
+        def distances(some: Array) -> Array:
+            return matmul_distances(signs, some.T, dtype)
+
+    return _search(distances, columns, rows, valid, num_neighbors, bound=num_bits + 1)
 
 
 def neighbors_from_distances(

@@ -137,7 +137,7 @@ def by_codes(
         # out.
         protocols = exchange and exchange._replace(
             distances=exchange.distances and _once(exchange.distances, 2),
-            begin=exchange.begin and _once(exchange.begin, 0),
+            begin=_once(exchange.begin, 0),
         )
         return [
             graph.xclp_from_codes(
