@@ -51,7 +51,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from fedjax_ssl import objectives
 from fedjax_ssl.checks import check_whole_numbers, checked, is_zero
@@ -188,8 +188,7 @@ def fixmatch(setup: Setup, settings: FixMatch) -> Recipe:
         learns = step.outputs[strong.name].logits
         mask = step.streams[UNLABELLED].mask
         value = objectives.fixmatch_loss(seen, learns, mask, settings.threshold, settings.mask_mean)
-        confident = jnp.max(jax.nn.softmax(seen), axis=1) >= settings.threshold
-        return value, Guess(jnp.argmax(seen, axis=1), confident)
+        return value, _likeliest(seen, settings.threshold)
 
     def as_stored(step: Step) -> Array:
         batch = step.streams[LABELLED]
@@ -354,12 +353,9 @@ def mixmatch(setup: Setup, settings: MixMatch) -> Recipe:
         unsupervised = objectives.consistency(
             jax.nn.softmax(logits[first:]), targets[first:], real[first:]
         )
-        ramp = objectives.linear_ramp(step.now.number + 1, 0, settings.ramp_rounds).astype(
-            unsupervised.dtype
-        )
-        value = (
-            settings.labelled_weight * supervised + settings.unlabelled_weight * ramp * unsupervised
-        )
+        ramp = objectives.linear_ramp(step.now.number + 1, 0, settings.ramp_rounds)
+        weight = settings.unlabelled_weight * ramp.astype(unsupervised.dtype)
+        value = settings.labelled_weight * supervised + weight * unsupervised
         return value, Guess(jnp.argmax(guess, axis=1), step.streams[UNLABELLED].mask)
 
     term = guessing_term(TERM, (*known, *guessed), setup.num_classes, loss)
@@ -424,10 +420,9 @@ def mean_teacher(setup: Setup, settings: MeanTeacher) -> Recipe:
         value = objectives.consistency(
             jax.nn.softmax(step.outputs[weak.name].logits), targets, step.streams[UNLABELLED].mask
         )
-        ramp = objectives.consistency_ramp(step.now.number + 1, 1.0, settings.ramp_rounds).astype(
-            value.dtype
+        return _ramped(step, value, settings.ramp_rounds), teacher._replace(
+            model_state=teacher_state
         )
-        return ramp * value, teacher._replace(model_state=teacher_state)
 
     network = teacher_network(TERM) if settings.predict_with == "teacher" else None
     return _method(
@@ -473,12 +468,7 @@ def pi_model(setup: Setup, settings: PiModel) -> Recipe:
         if settings.stop_gradient:
             other = jax.lax.stop_gradient(other)
         value = objectives.consistency(one, other, step.streams[UNLABELLED].mask)
-        return (
-            objectives.consistency_ramp(step.now.number + 1, 1.0, settings.ramp_rounds).astype(
-                value.dtype
-            )
-            * value
-        )
+        return _ramped(step, value, settings.ramp_rounds)
 
     return _method(setup, settings, Term(TERM, (weak,), loss))
 
@@ -572,10 +562,21 @@ def pseudo_label(setup: Setup, settings: PseudoLabel) -> Recipe:
             logits, logits, step.streams[UNLABELLED].mask, settings.threshold
         )
         ramp = objectives.linear_ramp(step.now.number + 1, settings.ramp_start, settings.ramp_end)
-        confident = jnp.max(jax.nn.softmax(logits), axis=1) >= settings.threshold
-        return ramp.astype(value.dtype) * value, Guess(jnp.argmax(logits, axis=1), confident)
+        return ramp.astype(value.dtype) * value, _likeliest(logits, settings.threshold)
 
     return _method(setup, settings, guessing_term(TERM, (weak,), setup.num_classes, loss))
+
+
+def _likeliest(logits: Float[Array, "b K"], threshold: float | Array) -> Guess:
+    """Guess the likeliest class, where its probability reaches the threshold."""
+    confident = jnp.max(jax.nn.softmax(logits), axis=1) >= threshold
+    return Guess(jnp.argmax(logits, axis=1), confident)
+
+
+def _ramped(step: Step, value: Array, rounds: int) -> Array:
+    """Return g(r) times a loss."""
+    ramp = objectives.consistency_ramp(step.now.number + 1, 1.0, rounds)
+    return ramp.astype(value.dtype) * value
 
 
 def _method(
@@ -660,13 +661,11 @@ def _moving_average_term(decay: float | Array) -> Term:
         keep = objectives.teacher_decay(average.step, decay)
         new = (outcome.after.params["model"], outcome.after.model_state)
         old = (average.params, average.model_state)
-        params, model_state = jax.tree.map(
-            lambda one, other: (
-                keep.astype(one.dtype) * one + (1.0 - keep).astype(one.dtype) * other
-            ),
-            old,
-            new,
-        )
+
+        def mean(one: Array, other: Array) -> Array:
+            return keep.astype(one.dtype) * one + (1.0 - keep).astype(one.dtype) * other
+
+        params, model_state = jax.tree.map(mean, old, new)
         return Teacher(params, model_state, average.step + 1.0)
 
     server = AtServer(

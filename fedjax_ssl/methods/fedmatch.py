@@ -393,15 +393,11 @@ def regularizer(
     """lambda_L2 ||sigma - psi||^2 + lambda_L1 ||psi||_1, sums over all weights; a part that is
     missing is 0.
     """
-    sigma = parts.get(SIGMA)
-    psi = parts.get(PSI)
-    difference = (
-        psi if sigma is None else sigma if psi is None else jax.tree.map(jnp.subtract, sigma, psi)
-    )
+    difference = reduce(partial(jax.tree.map, jnp.subtract), parts.values())
     squares = sum(
         (jnp.sum(jnp.square(w)) for w in jax.tree.leaves(difference)), start=jnp.zeros(())
     )
-    return l2_weight * squares + (l1_weight * l1_norm(psi) if psi is not None else 0.0)
+    return l2_weight * squares + (l1_weight * l1_norm(parts[PSI]) if PSI in parts else 0.0)
 
 
 class State(NamedTuple):

@@ -87,7 +87,10 @@ RECOMMENDED = {
 }
 
 TERM = "protofssl"
-SUPPORT, QUERY, UNLABELLED = "support", "query", "unlabelled"  # streams
+# streams
+SUPPORT = "support"
+QUERY = "query"
+UNLABELLED = "unlabelled"
 GIGA = 1e9
 MEGA = 1e6
 # Rounds whose prototypes predict, and rounds that fill what these lack.

@@ -38,7 +38,9 @@ from fedjax_ssl.methods.parts.terms import PseudoLabels, diagnose_pseudo_labels,
 from fedjax_ssl.models import Outputs
 from fedjax_ssl.objectives import divergence_from, teacher_decay, vat_direction
 
-LABELLED, UNLABELLED = "labelled", "unlabelled"  # streams
+# streams
+LABELLED = "labelled"
+UNLABELLED = "unlabelled"
 
 
 def strong_view(setup: Setup, stream: str = UNLABELLED) -> View:

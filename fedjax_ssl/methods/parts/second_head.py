@@ -25,7 +25,9 @@ from fedjax_ssl.methods.parts.terms import augmented_view
 from fedjax_ssl.objectives import batch_cross_entropy
 
 COARSE = "coarse"  # the stream of examples with a coarse label
-HEAD, SECOND_HEAD = "head", "aux_head"  # names of the two heads in the network's parameters
+# names of the two heads in the network's parameters
+HEAD = "head"
+SECOND_HEAD = "aux_head"
 BODY = "body"  # the parameter group of everything else; streams that train a group have its name
 
 
