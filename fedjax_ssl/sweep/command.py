@@ -24,12 +24,12 @@ from fedjax_ssl.folder.stored_run import on_other_data
 from fedjax_ssl.runs.divergence import EXIT_CODE
 from fedjax_ssl.sweep import axes, cluster, results, search, workers
 from fedjax_ssl.sweep import plan as plans
-from fedjax_ssl.sweep.plan import Plan, names_of
+from fedjax_ssl.sweep.plan import Plan, PlannedRun, names_of
 
 _EXAMPLES = """\
 examples:
   fedjax-ssl sweep digits_xclp --seeds 5
-  fedjax-ssl sweep digits_xclp --seeds 5 --set method.name=fedavg,xclp --set optimizer.learning_rate=0.03,0.1,0.3
+  fedjax-ssl sweep digits_xclp --seeds 5 --set method.name=fedavg,xclp --set rounds=20,50
   fedjax-ssl sweep digits_xclp --set method.alpha=0.9,0.99 --set method.num_neighbors=5,10 --zip
   fedjax-ssl sweep digits_xclp --random 20 --set optimizer.learning_rate=0.001..1
   fedjax-ssl sweep my_study.py            # a file with get_sweep(), which yields configs
@@ -167,10 +167,10 @@ def _field_of(option: str) -> str:
 def _about_fields(word: str) -> str:
     """Says how fields are given, where a word of the command line looks like one."""
     field = _field_of(word.partition("=")[0])
+    if not field:
+        return ""
     return (
         f" Fields of the config are given as --{field}=VALUE, or --set {field}=VALUES for several."
-        if field
-        else ""
     )
 
 
@@ -249,10 +249,11 @@ def _folder_of(given: argparse.Namespace) -> Path:
         raise ConfigError("--workdir is empty; give a folder, or leave it out")
     if given.workdir:
         return Path(given.workdir)
-    path = given.config if plans.is_sweep_file(given.config) else None
-    return (
-        Path("runs") / f"sweep_{Path(path).stem if path else configs.find(given.config).run_name}"
-    )
+    if plans.is_sweep_file(given.config):
+        name = Path(given.config).stem
+    else:
+        name = configs.find(given.config).run_name
+    return Path("runs") / f"sweep_{name}"
 
 
 def check_folder(folder: Path, others: str, kind: str) -> None:
@@ -282,16 +283,12 @@ def describe(title: str, plan: Plan, folder: Path, processes: int) -> list[str]:
         f"{counted(len(plan.programs), 'compiled program')}"
     ]
     for field in plan.fields:
-        values = list(
-            dict.fromkeys(str(run.point[field]) for run in plan.runs if field in run.point)
-        )
-        shown = ", ".join(values[:8]) + (f", ... ({len(values)} values)" if len(values) > 8 else "")
-        lines.append(f"  {field}: {shown}")
-    lines.append(
-        f"  workers: {counted(min(processes, missing) or processes, 'process', 'processes')} at a "
-        "time"
-    )
-    return [*lines, f"  folder: {folder}"]
+        given = [str(run.point[field]) for run in plan.runs if field in run.point]
+        values = list(dict.fromkeys(given))
+        more = f", ... ({len(values)} values)" if len(values) > 8 else ""
+        lines.append(f"  {field}: {', '.join(values[:8])}{more}")
+    at_once = counted(min(processes, missing) or processes, "process", "processes")
+    return [*lines, f"  workers: {at_once} at a time", f"  folder: {folder}"]
 
 
 def check_workers(given: int | None) -> None:
@@ -312,24 +309,25 @@ def default_workers() -> int:
 
 
 def _say_end(folder: Path, plan: Plan) -> int:
-    ends = [(run, *results.status_of(results.folder_of(folder, run.name))) for run in plan.runs]
-    done = [run for run, status, *_ in ends if status == results.DONE]
-    print(f"\n{counted(len(done), 'run')} of {len(plan.runs)} done: {folder / 'results.csv'}")
+    ends = [(run, results.end_of(results.folder_of(folder, run.name))) for run in plan.runs]
+
+    def with_status(wanted: str) -> list[PlannedRun]:
+        return [run for run, end in ends if end.status == wanted]
+
+    done = counted(len(with_status(results.DONE)), "run")
+    print(f"\n{done} of {len(plan.runs)} done: {folder / 'results.csv'}")
     code = 0
     for wanted, what, its_code in (
         (results.DIVERGED, "The table says what to lower.", EXIT_CODE),
         (results.FAILED, "The table says why; the same command tries them again.", 1),
         (results.MISSING, "Another process works on them.", 1),
     ):
-        if runs := [run for run, status, *_ in ends if status == wanted]:
-            print(
-                f"{counted(len(runs), 'run')} {wanted}: {names_of(runs)}. {what}", file=sys.stderr
-            )
+        if runs := with_status(wanted):
+            said = f"{counted(len(runs), 'run')} {wanted}: {names_of(runs)}. {what}"
+            print(said, file=sys.stderr)
             code = its_code
-    if changed := on_other_data((run, run.config, summary) for run, _, _, summary in ends):
-        print(
-            f"on other data than the first run, which have changed: {names_of(changed)}",
-            file=sys.stderr,
-        )
+    if changed := on_other_data((run, run.config, end.summary) for run, end in ends):
+        said = f"on other data than the first run, which have changed: {names_of(changed)}"
+        print(said, file=sys.stderr)
     print(f"compare them: {shlex.join(['fedjax-ssl', 'report', str(folder)])}")
     return code

@@ -9,12 +9,13 @@ import re
 import traceback
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from filelock import FileLock
 
 from fedjax_ssl import command_line
 from fedjax_ssl.folder.files import decode_json, encode_json, write_atomically
+from fedjax_ssl.folder.folder import FolderLocked
 from fedjax_ssl.runs.summary import read_summary
 from fedjax_ssl.sweep.plan import Plan, PlannedRun
 
@@ -34,23 +35,53 @@ def folder_of(sweep: Path, name: str) -> Path:
     return sweep / "runs" / name
 
 
-def status_of(folder: Path) -> tuple[str, str, dict[str, Any]]:
-    """Read where a run stands, why it ended early, and its summary, which is empty without one."""
+class End(NamedTuple):
+    """Where a run stands."""
+
+    status: str
+    message: str = ""  # why it ended early
+    summary: dict[str, Any] | None = None
+
+
+def end_of(folder: Path) -> End:
+    """Read where a run stands from its folder."""
     if (folder / "summary.json").exists():
         summary = read_summary(folder / "summary.json")
-        return DIVERGED if "diverged" in summary else DONE, summary.get("diverged", ""), summary
+        return End(_status(summary), summary.get("diverged", ""), summary)
     if (folder / _ENDED).exists():
-        ended = decode_json((folder / _ENDED).read_text(encoding="utf-8"))
-        return ended["status"], ended["message"], {}
-    return MISSING, "", {}
+        return End(**decode_json((folder / _ENDED).read_text(encoding="utf-8")))
+    return End(MISSING)
 
 
-def mark(folder: Path, status: str, message: str = "") -> None:
+def _status(summary: Mapping[str, Any]) -> str:
+    return DIVERGED if "diverged" in summary else DONE
+
+
+def note_end(folder: Path, result: dict[str, Any] | Exception | None) -> End:
+    """Note how a run ended that left no summary.
+
+    Args:
+        folder: the run's.
+        result: what `run_batch` gave: its summary, an error, None where a pruner stopped it.
+
+    Returns:
+        Where it stands, with a result in words as message.
+    """
+    if isinstance(result, FolderLocked):  # another process does it
+        return End(MISSING, str(result))
+    if isinstance(result, dict):
+        return End(_status(result), brief(result))
+    if result is None:
+        return mark(folder, STOPPED, "stopped by the pruner")
+    return mark(folder, FAILED, message_of(result))
+
+
+def mark(folder: Path, status: str, message: str) -> End:
     """Note that a run ended without a summary; a later start forgets it."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(
-        folder / _ENDED, encode_json({"status": status, "message": message}, indent=1) + "\n"
-    )
+    ended = {"status": status, "message": message}
+    write_atomically(folder / _ENDED, encode_json(ended, indent=1) + "\n")
+    return End(status, message)
 
 
 def unmark(folder: Path) -> None:
@@ -69,15 +100,15 @@ def message_of(error: BaseException) -> str:
 
 def unfinished(sweep: Path, runs: Sequence[PlannedRun]) -> list[PlannedRun]:
     """List the runs that have no summary and were not stopped."""
-    return [run for run in runs if status_of(folder_of(sweep, run.name))[0] in (MISSING, FAILED)]
+    return [run for run in runs if end_of(folder_of(sweep, run.name)).status in (MISSING, FAILED)]
 
 
 def brief(summary: Mapping[str, Any]) -> str:
     """Says a run's result in a few words."""
     accuracy = summary.get("test_accuracy")
-    said = (
-        [] if accuracy is None or not math.isfinite(accuracy) else [f"test accuracy {accuracy:.1%}"]
-    )
+    said = []
+    if accuracy is not None and math.isfinite(accuracy):
+        said.append(f"test accuracy {accuracy:.1%}")
     if "selected_test_accuracy" in summary:
         said.append(f"selected {summary['selected_test_accuracy']:.1%}")
     return ", ".join(said) or "done"
@@ -92,10 +123,10 @@ def table(sweep: Path, plan: Plan) -> list[dict[str, Any]]:
     """
     rows = []
     for run in plan.runs:
-        status, message, summary = status_of(folder_of(sweep, run.name))
+        end = end_of(folder_of(sweep, run.name))
         swept = {field: run.point.get(field) for field in plan.fields}
-        row = {"run": run.name, "status": status, **swept, "message": message}
-        rows.append(row | scalars(summary, {*row, "diverged"}))
+        row = {"run": run.name, "status": end.status, **swept, "message": end.message}
+        rows.append(row | scalars(end.summary or {}, {*row, "diverged"}))
     return rows
 
 
@@ -111,11 +142,8 @@ def scalars(summary: Mapping[str, Any], taken: Collection[str] = ()) -> dict[str
         and not any(part in name for part in _MEASURED)
     }
     for one in summary.get("predictions", ()):
-        found |= {
-            f"{one['name']}_{name}": one[name]
-            for name in ("accuracy", "balanced_accuracy")
-            if name in one
-        }
+        scores = [name for name in ("accuracy", "balanced_accuracy") if name in one]
+        found |= {f"{one['name']}_{name}": one[name] for name in scores}
     return found
 
 
@@ -125,13 +153,10 @@ def write(sweep: Path, plan: Plan) -> list[dict[str, Any]]:
     """
     with FileLock(sweep / ".results.lock"):  # jobs of a cluster write when they end
         rows = table(sweep, plan)
-        columns = [
-            name
-            for name in dict.fromkeys(name for row in rows for name in row)
-            if name != "message"
-        ]
+        columns = dict.fromkeys(name for row in rows for name in row)
+        columns["message"] = columns.pop("message", None)  # last
         text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, [*columns, "message"], lineterminator="\n")
+        writer = csv.DictWriter(text, columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
         write_atomically(sweep / "results.csv", text.getvalue())

@@ -233,11 +233,9 @@ def open_study(search: Search, folder: Path, worker: int = 0) -> Any:
     storages = importlib.import_module("optuna.storages.journal")
     place = search.storage or folder / "study.log"
     try:
-        storage = search.storage or optuna.storages.JournalStorage(
-            storages.JournalFileBackend(str(place))
-        )
+        journal = None if search.storage else storages.JournalFileBackend(str(place))
         study = optuna.create_study(
-            storage=storage,
+            storage=search.storage or optuna.storages.JournalStorage(journal),
             study_name=search.study,
             direction="maximize",
             load_if_exists=True,
@@ -248,9 +246,8 @@ def open_study(search: Search, folder: Path, worker: int = 0) -> Any:
             f"the study {search.study!r} in {place} cannot be opened: {error}"
         ) from error
     turn = 1000 * len(study.get_trials(deepcopy=False)) + worker
-    study.sampler = getattr(optuna.samplers, SAMPLERS[search.sampler])(
-        seed=search.random_seed + turn
-    )
+    sampler = getattr(optuna.samplers, SAMPLERS[search.sampler])
+    study.sampler = sampler(seed=search.random_seed + turn)
     return study
 
 
@@ -356,25 +353,18 @@ def _outcomes(
     going = list(trials)
     for place, seed in enumerate(search.seeds or (None,)):
         folders = [results.folder_of(folder, search.run_names(trial)[place]) for trial in going]
-        points = [
-            Point(
-                search.config_of(trial.params, seed),
-                path,
-                [_watch(trial, path)] if place == 0 else (),
-            )
-            for trial, path in zip(going, folders, strict=True)
-        ]
+        points = []
+        for trial, path in zip(going, folders, strict=True):
+            callbacks = [_watch(trial, path)] if place == 0 else ()
+            points.append(Point(search.config_of(trial.params, seed), path, callbacks))
         ended = workers.in_batches(points, shared, len(points))
         for trial, path, (result, _) in list(zip(going, folders, ended, strict=True)):
+            results.note_end(path, result)
             if isinstance(result, dict):
                 accuracies[name_of(trial)].append(result[f"selected_{METRIC}"])
-                continue
-            going = [one for one in going if one is not trial]
-            stopped = (results.STOPPED, "stopped by the pruner")
-            results.mark(
-                path, *(stopped if result is None else (results.FAILED, results.message_of(result)))
-            )
-            yield trial, result
+            else:
+                going = [one for one in going if one is not trial]
+                yield trial, result
     yield from ((trial, float(np.mean(accuracies[name_of(trial)]))) for trial in going)
 
 
@@ -419,16 +409,10 @@ def write_table(study: Any, search: Search, folder: Path) -> list[dict[str, Any]
         state = {"trial": trial.number, "state": trial.state.name.lower(), "score": trial.value}
         point = {**state, **plain_value(trial.params)}
         for seed, name in zip(search.seeds or (None,), search.run_names(trial), strict=True):
-            runs.append(
-                PlannedRun(name, "", point if seed is None else {**point, "seed": seed}, {})
-            )
-    fields = [
-        "trial",
-        "state",
-        "score",
-        *(axis.field for axis in search.axes),
-        *(["seed"] if search.seeds else []),
-    ]
+            runs.append(PlannedRun(name, "", {**point, "seed": seed}, {}))
+    fields = ["trial", "state", "score", *(axis.field for axis in search.axes)]
+    if search.seeds:
+        fields.append("seed")
     return results.write(folder, Plan(tuple(fields), tuple(runs)))
 
 
@@ -442,10 +426,8 @@ def _say_end(study: Any, folder: Path) -> int:
     if done:
         best = study.best_trial
         print(f"best: {name_of(best)}, validation accuracy {best.value:.1%}")
-        print(
-            "its settings: "
-            f"{' '.join(f'--{field}={value}' for field, value in best.params.items())}"
-        )
+        settings = (f"--{field}={value}" for field, value in best.params.items())
+        print("its settings:", *settings)
     return 1 if failed or not done else 0
 
 
@@ -457,4 +439,4 @@ def _describe(search: Search, folder: Path, processes: int, there: bool) -> list
         lines.append(f"  seeds of every trial: {', '.join(map(str, search.seeds))}")
     lines.append(f"  storage: {search.storage or folder / 'study.log'}, study {search.study!r}")
     lines.append(f"  workers: {processes}, which share the study")
-    return [*lines, f"  folder: {folder}" + (", which goes on" if there else "")]
+    return [*lines, f"  folder: {folder}{', which goes on' if there else ''}"]

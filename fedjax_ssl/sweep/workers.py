@@ -22,7 +22,6 @@ import jax
 from fedjax_ssl import command_line, processor
 from fedjax_ssl import config as configs
 from fedjax_ssl.errors import counted, note
-from fedjax_ssl.folder.folder import FolderLocked
 from fedjax_ssl.runs.compile import OutOfMemory
 from fedjax_ssl.runs.loop import Point, run_batch
 from fedjax_ssl.runs.shared import Shared
@@ -31,7 +30,24 @@ from fedjax_ssl.sweep import results
 from fedjax_ssl.sweep.plan import Plan, PlannedRun
 
 _SPAWN = multiprocessing.get_context("spawn")
-Tell = Callable[[dict[str, Any]], None]  # takes an event: a run that starts or ended, or a note
+
+
+class Started(NamedTuple):
+    """Runs start in a worker."""
+
+    runs: Sequence[str]
+
+
+class Ended(NamedTuple):
+    """A run ended in a worker, or with it."""
+
+    run: str
+    end: results.End
+    seconds: float = 0.0
+
+
+Event = Started | Ended | str  # a text is a note
+Tell = Callable[[Event], None]
 
 
 class Task(NamedTuple):
@@ -45,7 +61,7 @@ class Task(NamedTuple):
 def do_tasks(
     tasks: Iterable[Task],
     processes: int,
-    take: Tell = lambda event: None,
+    take: Callable[[Any], None] = lambda event: None,
     ended: Callable[[Task, int], list[Task]] = lambda task, code: [],
     notes: Iterable[str] = (),
 ) -> None:
@@ -79,11 +95,11 @@ def do_tasks(
                     process.join()
                     waiting = [*ended(task, process.exitcode or 0), *waiting]
                 else:
-                    if event["event"] != "note":
+                    if not isinstance(event, str):
                         take(event)
-                    elif event["text"] not in shown:
-                        shown.add(event["text"])
-                        command_line.print_note(event["text"])
+                    elif event not in shown:
+                        shown.add(event)
+                        command_line.print_note(event)
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt("the same command goes on with what is missing") from stop
     finally:
@@ -124,9 +140,7 @@ def _work(sender: Connection, threads: int | None, task: Task) -> None:
     if threads is not None:
         processor.start(threads)
     set_up()
-    with command_line.notes_instead_of_warnings(
-        lambda text: sender.send({"event": "note", "text": text})
-    ):
+    with command_line.notes_instead_of_warnings(sender.send):
         task.work(sender.send, *task.arguments)
 
 
@@ -178,14 +192,13 @@ def do_runs(tell: Tell, sweep: Path, names: Collection[str], at_once: int | None
     """
     plan = plans.load(sweep)
     assert plan is not None, "it was written before"
-    programs = [
-        some for runs in plan.programs if (some := [run for run in runs if run.name in names])
-    ]
+    chosen = ([run for run in runs if run.name in names] for runs in plan.programs)
+    programs = list(filter(None, chosen))
     first = programs[0][0].config
     command_line.use_processor(first["threads"], first["federated"]["devices"])
 
     def start(batch: Sequence[Point]) -> None:
-        tell({"event": "start", "runs": [Path(point.workdir).name for point in batch]})
+        tell(Started([Path(point.workdir).name for point in batch]))
 
     for runs in programs:
         points = [Point(plans.config_of(run), results.folder_of(sweep, run.name)) for run in runs]
@@ -194,30 +207,9 @@ def do_runs(tell: Tell, sweep: Path, names: Collection[str], at_once: int | None
             # Runs of the program that others do are given the same shapes.
             program = [run for run in plan.runs if run.program == runs[0].program]
             shared.align([configs.resolve(plans.config_of(run)) for run in program])
-        for run, (result, seconds) in zip(
-            runs, in_batches(points, shared, at_once, start), strict=True
-        ):
-            status = results.DONE
-            message = ""
-            if isinstance(result, FolderLocked):  # another process does it
-                status = results.MISSING
-                message = str(result)
-            elif isinstance(result, Exception):
-                status = results.FAILED
-                message = results.message_of(result)
-                results.mark(results.folder_of(sweep, run.name), status, message)
-            elif result is not None:  # no pruner stops these
-                status = results.DIVERGED if "diverged" in result else results.DONE
-                message = results.brief(result)
-            tell(
-                {
-                    "event": "end",
-                    "run": run.name,
-                    "status": status,
-                    "message": message,
-                    "seconds": seconds,
-                }
-            )
+        batches = in_batches(points, shared, at_once, start)
+        for run, point, (result, seconds) in zip(runs, points, batches, strict=True):
+            tell(Ended(run.name, results.note_end(Path(point.workdir), result), seconds))
 
 
 def in_batches(
@@ -285,14 +277,15 @@ def tasks(sweep: Path, plan: Plan, workers: int, together: bool = False) -> list
         runs = [run for program in programs for run in program]
         # neighbours, which share a program, go to one worker
         size = max(math.ceil(len(runs) / workers), 1)
-        return [task_of(sweep, runs[start : start + size]) for start in range(0, len(runs), size)]
-    # the longest first, so that workers end together
-    waiting = sorted(filter(None, programs), key=len, reverse=True)
-    last = len(waiting) % workers
-    whole = waiting[: len(waiting) - last]
-    cut = waiting[len(waiting) - last :]
-    parts = math.ceil(workers / max(last, 1))
-    dealt = [*whole, *filter(None, (runs[place::parts] for runs in cut for place in range(parts)))]
+        dealt = [runs[start : start + size] for start in range(0, len(runs), size)]
+    else:
+        # the longest first, so that workers end together
+        waiting = sorted(filter(None, programs), key=len, reverse=True)
+        last = len(waiting) % workers
+        whole = len(waiting) - last
+        parts = math.ceil(workers / max(last, 1))
+        cut = (runs[place::parts] for runs in waiting[whole:] for place in range(parts))
+        dealt = [*waiting[:whole], *filter(None, cut)]
     return [task_of(sweep, runs) for runs in dealt]
 
 
@@ -313,51 +306,41 @@ def execute(
         notes: shown before; those of all workers are shown once.
         together: see `tasks`.
     """
-    waiting = tasks(sweep, plan, workers, together)
-    methods = {run.name: run.config["method"]["name"] for task in waiting for run in task.runs}
-    total = len(methods)
+    todo = tasks(sweep, plan, workers, together)
+    methods = {run.name: run.config["method"]["name"] for task in todo for run in task.runs}
     spent = collections.defaultdict[str, list[float]](list)
     started = set[str]()
     over = set[str]()
 
-    def take(event: dict[str, Any]) -> None:
-        if event["event"] == "start":
-            started.update(event["runs"])
+    def take(event: Started | Ended) -> None:
+        if isinstance(event, Started):
+            started.update(event.runs)
             return
-        over.add(event["run"])
-        if event["status"] != results.FAILED:
-            spent[methods[event["run"]]].append(event["seconds"])
-        failed = "" if event["status"] == results.DONE else f"{event['status']}: "
-        left = time_left(
-            [method for name, method in methods.items() if name not in over], spent, workers
-        )
-        line = f"[{len(over)}/{total}] {event['run']}: {failed}{event['message']}"
-        print(f"{line} ({event['seconds']:.1f} s{left})", flush=True)
+        run, end, seconds = event
+        over.add(run)
+        if end.status != results.FAILED:
+            spent[methods[run]].append(seconds)
+        failed = "" if end.status == results.DONE else f"{end.status}: "
+        waiting = [method for name, method in methods.items() if name not in over]
+        left = time_left(waiting, spent, workers)
+        line = f"[{len(over)}/{len(methods)}] {run}: {failed}{end.message}"
+        print(f"{line} ({seconds:.1f} s{left})", flush=True)
 
     def ended(task: Task, code: int) -> list[Task]:
         left = [run for run in task.runs if run.name not in over] if code else []
         dead = [run for run in left if run.name in started] or left
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-        message = f"its process ended {how}" + "; was the memory enough?" * (
-            code == -signal.SIGKILL
-        )
+        memory = "; was the memory enough?" if code == -signal.SIGKILL else ""
         for run in dead:
-            results.mark(results.folder_of(sweep, run.name), results.FAILED, message)
-            take(
-                {
-                    "event": "end",
-                    "run": run.name,
-                    "status": results.FAILED,
-                    "message": message,
-                    "seconds": 0.0,
-                }
-            )
+            folder = results.folder_of(sweep, run.name)
+            end = results.mark(folder, results.FAILED, f"its process ended {how}{memory}")
+            take(Ended(run.name, end))
         results.write(sweep, plan)
         rest = [run for run in left if run not in dead]
         return [task_of(sweep, rest)] if rest else []
 
     results.write(sweep, plan)
     try:
-        do_tasks(waiting, workers, take, ended, notes)
+        do_tasks(todo, workers, take, ended, notes)
     finally:
         results.write(sweep, plan)

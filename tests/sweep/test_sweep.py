@@ -64,7 +64,7 @@ def test_runs_are_those_of_run_a_failure_stops_nobody_and_what_is_done_is_not_do
     told = []
     plans.save(tmp_path, plans.Plan(plan.fields, tuple(runs)), [])
     workers.do_runs(told.append, tmp_path, [one.name for one in runs])
-    ended = {one["run"]: one["status"] for one in told if one["event"] == "end"}
+    ended = {one.run: one.end.status for one in told if isinstance(one, workers.Ended)}
     assert ended == {"broken": "failed", "seed=0": "done"}
     alone = configs.load("digits_fedavg", [text.split("=") for text in SMALL])
     run(alone, tmp_path / "alone")
@@ -116,7 +116,7 @@ def test_tasks_are_programs_and_those_that_would_leave_workers_idle_are_cut_into
     assert [len({one.program for one in task.runs}) for task in parts] == [1, 1, 1, 1]
     assert [len(task.runs) for task in workers.tasks(tmp_path, plan, 3)] == [2, 2, 2, 2]
     for one in plan.runs[:5]:
-        results.mark(results.folder_of(tmp_path, one.name), results.STOPPED)
+        results.mark(results.folder_of(tmp_path, one.name), results.STOPPED, "")
     assert [[one.name for one in task.runs] for task in workers.tasks(tmp_path, plan, 1)] == [
         [one.name for one in plan.runs[5:]]
     ]
