@@ -25,7 +25,10 @@ USER_ERRORS = (
 )
 
 
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # from glibc's malloc.h
+# from glibc's malloc.h
+_M_TRIM_THRESHOLD = -1
+_M_TOP_PAD = -2
+_M_MMAP_THRESHOLD = -3
 
 
 def use_compilation_cache() -> None:
@@ -54,9 +57,9 @@ def map_large_buffers() -> bool:
     Returns:
         Whether the C library could be told so; only glibc can.
     """
-    mallopt = (
-        getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None
-    )
+    if not sys.platform.startswith("linux"):
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
     settings = {_M_MMAP_THRESHOLD: 2**24, _M_TRIM_THRESHOLD: 2**26, _M_TOP_PAD: 2**24}
@@ -75,11 +78,10 @@ def use_processor(threads: int | None, devices: int | None = None) -> None:
     """
     check_field("threads", threads)
     cores = processor.cores()
-    (pool, variable) = processor.allowed()
+    pool, variable = processor.allowed()
     # A config is checked later; what makes no sense here is refused there.
-    devices = (
-        devices if isinstance(devices, int) and 0 < devices <= processor.MOST_DEVICES else None
-    )
+    if not isinstance(devices, int) or not 0 < devices <= processor.MOST_DEVICES:
+        devices = None
     if devices and devices > cores:
         note(
             f"config.federated.devices is {devices} on {counted(cores, 'core')}: more devices do "

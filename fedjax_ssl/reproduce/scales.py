@@ -99,7 +99,8 @@ def runs_of(
             continue
         try:
             config = configs.load(cell.config, {**cell.settings, **(settings or {})})
-            named.add(dataset := config.data.name)
+            dataset = config.data.name
+            named.add(dataset)
             with config.unlocked():
                 if scale == "smoke":
                     make_tiny(config)
@@ -145,11 +146,7 @@ def _use(config: ml_collections.ConfigDict, name: str) -> None:
     config.data.update(name=name, path=None, source="auto")
     taken = data.SOURCES.options(name)
     for option in data.SOURCES.fields():
-        if (
-            option not in taken
-            and option not in configs.FIELDS
-            and f"data.{option}" not in configs.FIELDS
-        ):
+        if option not in taken and not {option, f"data.{option}"} & configs.FIELDS.keys():
             config.data[option] = None
 
 
@@ -173,12 +170,8 @@ def make_tiny(config: ml_collections.ConfigDict) -> None:
     for part in (config.optimizer, config.method, config.partition, config.prediction):
         for field, value in part.items():
             if isinstance(value, int | float) and value:
-                most = (
-                    1
-                    if field.endswith(("_rounds", "_epochs", "rounds_per_part"))
-                    else _SMOKE_MOST.get(field, value)
-                )
-                part[field] = min(value, most)
+                once = field.endswith(("_rounds", "_epochs", "rounds_per_part"))
+                part[field] = min(value, 1 if once else _SMOKE_MOST.get(field, value))
     if (config.federated.cohort_size or config.partition.num_clients or math.inf) > _SMOKE_COHORT:
         config.federated.cohort_size = _SMOKE_COHORT
     config.model.name = _SHALLOW.get(config.model.name, config.model.name)
@@ -217,14 +210,12 @@ def _leave_few(config: ml_collections.ConfigDict) -> None:
     clients = min(there, _SMOKE_CLIENTS)
     if clients < there:
         partition.num_clients = clients
-    for field in (
-        "labelled_clients",
-        "server_labels",
-        *["labels"] * (supervision.name in ("total", "server")),
-    ):
-        supervision[field] = supervision[field] and -(
-            -supervision[field] * clients // max(there, 100)
-        )
+    shared = ["labelled_clients", "server_labels"]
+    if supervision.name in ("total", "server"):
+        shared.append("labels")
+    for field in shared:
+        if supervision[field]:
+            supervision[field] = math.ceil(supervision[field] * clients / max(there, 100))
     if section.pools:
         section.pools = (section.pools[0] * clients // there, _SMOKE_CLASS, _SMOKE_CLASS)
         section.examples = 2 * sum(section.pools) * classes  # half of them may have no label
@@ -237,9 +228,8 @@ def _leave_few(config: ml_collections.ConfigDict) -> None:
         supervision.labels = supervision.labels and min(supervision.labels, _SMOKE_CLASS)
     else:
         parts = _SMOKE_PART * (partition.parts or 1) + classes * (partition.balanced or 0)
-        own = max(
-            _SMOKE_OWN, parts, _SMOKE_SET * max(supervision.set_counts or [supervision.sets or 0])
-        )
+        sets = max(supervision.set_counts or [supervision.sets or 0])
+        own = max(_SMOKE_OWN, parts, _SMOKE_SET * sets)
         if partition.max_examples:  # of more than the clients have
             clients = 8 * _SMOKE_CLIENTS
             partition.max_examples = 10 * own
@@ -314,19 +304,15 @@ def _operations(config: ml_collections.ConfigDict, dataset: str) -> float:
     local = config.optimizer
     clients = config.partition.num_clients or len(like.client_names or ()) or 1
     cohort = min(config.federated.cohort_size or clients, clients)
-    own = (
-        local.local_steps * local.batch_size
-        if local.local_steps
-        else local.local_epochs * published / clients
-    )
+    if local.local_steps:
+        own = local.local_steps * local.batch_size
+    else:
+        own = local.local_epochs * published / clients
     at_server = config.supervision.get("server_labels") or 0
-    at_server += (config.supervision.get("labels") or 0) * (config.supervision.name == "server")
-    return (
-        _TRAINING
-        * each
-        * config.rounds
-        * (cohort * own + at_server * config.method.get("server_epochs", 0))
-    )
+    if config.supervision.name == "server":
+        at_server += config.supervision.get("labels") or 0
+    examples = cohort * own + at_server * config.method.get("server_epochs", 0)
+    return _TRAINING * each * config.rounds * examples
 
 
 @functools.cache
@@ -335,8 +321,5 @@ def _rate(size: int = 512) -> float:
     product: Callable[[jax.Array], jax.Array] = jax.jit(lambda x: x @ x / size)
     x = jax.block_until_ready(product(jnp.ones((size, size))))
     # The best of many: other programs may use the machine.
-    return (
-        2
-        * size**3
-        / min(timeit.repeat(lambda: jax.block_until_ready(product(x)), number=1, repeat=50))
-    )
+    seconds = timeit.repeat(lambda: jax.block_until_ready(product(x)), number=1, repeat=50)
+    return 2 * size**3 / min(seconds)
