@@ -145,13 +145,12 @@ def source_of(path: Path, file_column: str = "file") -> str:
 def remarks(dataset: Dataset) -> list[str]:
     """Find oddities in a dataset that can be trained on, a sentence each."""
     train = dataset.train
-    test = dataset.test
     found = _about_classes(dataset)
     for what, names, field in (
         ("class", dataset.class_names, "y"),
         ("client", dataset.client_names or (), "client"),
     ):
-        parts = [getattr(split, field) for split in (train, test) if split is not None]
+        parts = [getattr(split, field) for split in dataset.splits().values()]
         numbers = np.concatenate([part for part in parts if part is not None] or [np.empty(0, int)])
         found += _spelt_alike(what, names, np.bincount(numbers[numbers >= 0], minlength=len(names)))
     if train.x.ndim == 2:

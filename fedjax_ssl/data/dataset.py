@@ -136,12 +136,13 @@ class Split:
         x = _as_inputs(self.x)
         check_finite("Split.x", x)
         object.__setattr__(self, "x", x)
-        object.__setattr__(self, "y", _as_ids("Split.y", self.y, len(x)))
-        for name in ("client", "coarse", "set", "group"):
-            if (values := getattr(self, name)) is not None:
+        for name in ("y", "client", "coarse", "set", "group"):
+            values = getattr(self, name)
+            if values is not None or name == "y":
                 object.__setattr__(self, name, _as_ids(f"Split.{name}", values, len(x)))
         if self.names is not None:
-            object.__setattr__(self, "names", names := np.asarray(self.names))
+            names = np.asarray(self.names)
+            object.__setattr__(self, "names", names)
             if names.shape != (len(x),) or names.dtype.kind not in "UO":
                 raise ValueError(
                     f"Split.names has shape {names.shape} and dtype {names.dtype}; give "
@@ -167,7 +168,8 @@ class Dataset:
     Example:
         >>> from fedjax_ssl.data import Split
         >>> x, y = np.eye(4, dtype=np.float32), np.array([0, 1, -1, -1])  # -1: no label
-        >>> mine = fs.Dataset("mine", Split(x, y, client=np.array([0, 0, 1, 1])), None, ("cat", "dog"))
+        >>> train = Split(x, y, client=np.array([0, 0, 1, 1]))
+        >>> mine = fs.Dataset("mine", train, None, ("cat", "dog"))
         >>> mine.num_classes
         2
     """
@@ -206,40 +208,19 @@ class Dataset:
             raise ValueError(f"{where} class_names is empty; it needs one name per class.")
         if self.test is not None and len(self.test) == 0:
             raise ValueError(f"{where} test has no examples; use test=None for no test split.")
-        shapes = [
-            f"{split.x.dtype} {split.x.shape[1:]}"
-            for split in (self.train, self.test)
-            if split is not None
-        ]
+        shapes = [f"{split.x.dtype} {split.x.shape[1:]}" for split in self.splits().values()]
         if len(set(shapes)) > 1:
             raise ValueError(
                 f"{where} test inputs are {shapes[1]}, train inputs are {shapes[0]}; they must be "
                 "alike."
             )
-        for name, split in (("train", self.train), ("test", self.test)):
-            if split is not None:
-                self._check_split(f"{where} {name}", split)
+        for name, split in self.splits().items():
+            self._check_split(f"{where} {name}", split)
+        clients = 0 if self.train.client is None else len(distinct(self.train.client))
         if self.correspondence is not None:
-            one_each = np.ndim(self.correspondence) == 3
-            clients = self.train.client
-            if one_each and (clients is None or len(self.correspondence) != len(distinct(clients))):
-                found = 0 if clients is None else len(distinct(clients))
-                raise ValueError(
-                    f"{where} correspondence is of {len(self.correspondence)} clients, there are "
-                    f"{found} natural ones."
-                )
-            each = self.correspondence if one_each else [self.correspondence]
-            for client, matrix in enumerate(each):
-                check_correspondence(
-                    matrix, num_classes=self.num_classes, client=client if one_each else None
-                )
-            rows = len(each[0])
-            if self.coarse_names is None or rows != len(self.coarse_names):
-                raise ValueError(
-                    f"{where} correspondence has {rows} rows; coarse_names must name each."
-                )
+            self._check_matrices(f"{where} correspondence", self.correspondence, clients)
         if self.set_shares is not None:
-            self._check_set_shares(f"{where} set_shares", self.set_shares)
+            self._check_set_shares(f"{where} set_shares", self.set_shares, clients)
         if not self.input_max > 0:
             raise ValueError(f"{where} input_max is {self.input_max}; it must be positive.")
         channels = self.input_shape[-1]
@@ -261,15 +242,28 @@ class Dataset:
                 raise ValueError(f"{name}.coarse is there but coarse_names is not.")
             check_labels(f"{name}.coarse", split.coarse, len(self.coarse_names))
         if split.client is not None:
-            bound = (
-                len(self.client_names) if self.client_names is not None else np.iinfo(np.int32).max
-            )
+            bound = np.iinfo(np.int32).max
+            if self.client_names is not None:
+                bound = len(self.client_names)
             _check_range(f"{name}.client", split.client, 0, bound, f"0 to {bound - 1}")
 
-    def _check_set_shares(self, name: str, shares: np.ndarray) -> None:
-        if self.train.set is None or self.train.client is None:
+    def _check_matrices(self, name: str, given: np.ndarray, num_clients: int) -> None:
+        one_each = np.ndim(given) == 3
+        if one_each and len(given) != num_clients:
+            raise ValueError(
+                f"{name} is of {len(given)} clients, there are {num_clients} natural ones."
+            )
+        each = given if one_each else [given]
+        for client, matrix in enumerate(each):
+            number = client if one_each else None
+            check_correspondence(matrix, num_classes=self.num_classes, client=number)
+        rows = len(each[0])
+        if self.coarse_names is None or rows != len(self.coarse_names):
+            raise ValueError(f"{name} has {rows} rows; coarse_names must name each.")
+
+    def _check_set_shares(self, name: str, shares: np.ndarray, num_clients: int) -> None:
+        if self.train.set is None or not num_clients:
             raise ValueError(f"{name} is there but train.set or train.client is not.")
-        num_clients = len(distinct(self.train.client))
         if shares.ndim != 3 or shares.shape[::2] != (num_clients, self.num_classes):
             raise ValueError(
                 f"{name} has shape {shares.shape}; it must be [clients, sets, classes] with "
@@ -281,6 +275,10 @@ class Dataset:
             raise ValueError(
                 f"{name}: the shares of every set must be at least 0 and sum to 1 (or all be 0)."
             )
+
+    def splits(self) -> dict[str, Split]:
+        """Give the splits that there are, "train" and "test"."""
+        return {"train": self.train} | ({} if self.test is None else {"test": self.test})
 
     @property
     def num_classes(self) -> int:
@@ -312,16 +310,11 @@ def with_pooled_splits(dataset: Dataset) -> Dataset:
             f"the sets of dataset {dataset.name!r} are of its training examples, so that its test "
             "examples cannot be pooled with them; leave pool_splits and pools out"
         )
-
     if train.group is not None and test.group is None:
         test = replace(test, group=np.full(len(test), -1, np.int32))
-    pairs = {
-        field.name: (getattr(train, field.name), getattr(test, field.name))
-        for field in fields(Split)
-    }
-    joined = {
-        name: np.concatenate(pair)
-        for name, pair in pairs.items()
-        if all(part is not None for part in pair)
-    }
+    joined = {}
+    for name in (one.name for one in fields(Split)):
+        pair = getattr(train, name), getattr(test, name)
+        if all(part is not None for part in pair):
+            joined[name] = np.concatenate(pair)
     return replace(dataset, train=Split(**joined), test=None)

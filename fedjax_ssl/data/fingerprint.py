@@ -31,7 +31,7 @@ def fingerprint(dataset: Dataset) -> dict[str, int | str]:
         >>> fingerprint(fs.load_dataset("digits"))["training_examples"]
         1797
     """
-    splits = [dataset.train, *[dataset.test] * (dataset.test is not None)]
+    splits = dataset.splits().values()
     rest = [field.name for field in fields(Split) if field.name not in (*_NAMED.values(), "names")]
     names = np.array([*dataset.class_names, "", *(dataset.client_names or ())], str)
     others = [getattr(split, field) for split in splits for field in rest]
@@ -49,9 +49,7 @@ def fingerprint(dataset: Dataset) -> dict[str, int | str]:
 def of_files(files: Iterable[Path]) -> str:
     """Compute a digest of the content of files, in this order; folders among them are left out."""
     there = [file for file in files if file.is_file()]
-    mapped = (
-        np.asarray(np.memmap(file, mode="r")) if file.stat().st_size else None for file in there
-    )
+    mapped = (np.memmap(file, mode="r") if file.stat().st_size else None for file in there)
     return _digest(mapped, MOST // max(len(there), 1))
 
 
@@ -70,11 +68,8 @@ def _digest(arrays: Iterable[np.ndarray | None], most: int = MOST) -> str:
         size = min(max(most // _BLOCKS, _LEAST) // bytes_each + 1, len(values))
         starts: Iterable[int] = range(0, len(values), size)
         if values.nbytes > most:
-            starts = (
-                np.linspace(0, len(values) - size, max(most // (size * bytes_each), 2))
-                .astype(int)
-                .tolist()
-            )
+            blocks = max(most // (size * bytes_each), 2)
+            starts = np.linspace(0, len(values) - size, blocks).astype(int).tolist()
         for start in starts:
             found.update(np.ascontiguousarray(values[start : start + size]).data)
     return found.hexdigest()

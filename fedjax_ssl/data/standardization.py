@@ -186,7 +186,7 @@ def _by_client(dataset: Dataset) -> tuple[Dataset, str]:
     columns = dataset.extra.get("features") or [
         f"feature {number}" for number in range(dataset.input_shape[-1])
     ]
-    splits = [split for split in (train, test) if split is not None]
+    splits = list(dataset.splits().values())
     arrays = [np.zeros(split.x.shape, np.float32) for split in splits]
     statistics = {}
     notes = []

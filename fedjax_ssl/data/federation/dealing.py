@@ -40,9 +40,8 @@ def rank_within(key: PRNGKey, group: Ids, order: Ids | None = None) -> Ids:
         int32 [N], 0 for the first of each group; meaningless for examples in no group.
     """
     bits = jax.random.bits(key, group.shape, jnp.uint32)
-    sequence = jnp.lexsort((bits, group) if order is None else (bits, order, group)).astype(
-        jnp.int32
-    )
+    keys = (bits, group) if order is None else (bits, order, group)
+    sequence = jnp.lexsort(keys).astype(jnp.int32)
     in_order = group[sequence]
     start = jnp.searchsorted(in_order, in_order).astype(jnp.int32)
     return jnp.zeros(group.shape, jnp.int32).at[sequence].set(int_range(group.shape[0]) - start)

@@ -50,7 +50,8 @@ class _Plan(NamedTuple):
 
     facts: Facts
     supervision: Supervision
-    max_test: int  # bounds for every key, of what is held out of the training examples
+    # Bounds for every key, of what is held out of the training examples.
+    max_test: int
     max_valid: int
     partition: Partition
     held_out: HeldOut
@@ -482,13 +483,10 @@ def _in_parts(key: PRNGKey, entries: Entries, labels: Ids, parts: int, facts: Fa
     """
     assert entries.labelled is not None
     streamed = (entries.client >= 0) & ~entries.labelled
-    kind = labels[entries.row]
-    kind = jnp.where(kind >= 0, kind, facts.num_classes)
-    cell = jnp.where(streamed, entries.client * (facts.num_classes + 1) + kind, -1)
-    each = (
-        count_groups(cell, facts.num_clients * (facts.num_classes + 1))[jnp.maximum(cell, 0)]
-        // parts
-    )
+    kinds = facts.num_classes + 1
+    kind = labels[entries.row] % kinds  # the last one: of unknown class
+    cell = jnp.where(streamed, entries.client * kinds + kind, -1)
+    each = count_groups(cell, facts.num_clients * kinds)[cell] // parts
     part = rank_within(key, cell) // jnp.maximum(each, 1)
     part = jnp.where((each == 0) | (part >= parts), -1, part)
     entries = entries._replace(client=jnp.where(streamed & (part < 0), -1, entries.client))
@@ -506,7 +504,8 @@ def _widths(plan: _Plan, roles: _Roles, widest: float) -> _Widths:
     bounds = plan.supervision.bounds(
         sizes, facts.num_clients, facts.num_classes, facts.num_unlabelled == 0
     )
-    fitting = _Widths(*bounds, plan.max_test, plan.max_valid, plan.supervision.server_labels)
+    held_out = plan.max_test, plan.max_valid, plan.supervision.server_labels
+    fitting = _Widths(*bounds, *held_out)
     # Asked of the result, not of the key: a fixed key inside somebody's jit also gives traced
     # roles.
     if isinstance(roles.entries.client, jax.core.Tracer):
@@ -518,26 +517,25 @@ def _widths(plan: _Plan, roles: _Roles, widest: float) -> _Widths:
     fewest = int(with_label[with_label > 0].min()) if with_label.any() else 1
     needed = int(with_label.max()), int((counts - with_label).max()), int(counts.max())
     # These three belong together: none may be wider than the other two allow.
-    close = all(bound <= widest * least for least, bound in zip(needed, fitting[:3], strict=True))
+    if all(bound <= widest * least for least, bound in zip(needed, bounds, strict=True)):
+        needed = bounds
     others = [int(np.asarray(mask).sum()) for mask in (roles.test, roles.valid, roles.server)]
     test, valid, server = (
         bound if bound <= widest * least else least
-        for least, bound in zip(others, fitting[3:6], strict=True)
+        for least, bound in zip(others, held_out, strict=True)
     )
-    return _Widths(*(fitting[:3] if close else needed), test, valid, server, fewest)
+    return _Widths(*needed, test, valid, server, fewest)
 
 
 @partial(jax.jit, static_argnames=("num_clients", "widths"))
 def _tabulate(roles: _Roles, labels: Ids, *, num_clients: int, widths: _Widths) -> dict[str, Any]:
     """All index tables and counts of a federation, by the names of `FederatedData`."""
     entries = roles.entries
-    labelled = roles.entries.labelled
+    labelled = entries.labelled
+    weak = roles.weak
     assert labelled is not None
     # An example that is dealt again may have its label at one client and none at another.
-    seen = (
-        jnp.zeros(labels.shape, bool).at[entries.row].max(labelled & (entries.client >= 0))
-        | roles.server
-    )
+    seen = roles.server.at[entries.row].max(labelled & (entries.client >= 0))
     weakly = ~labelled & (entries.observation >= 0)
     num_examples = count_groups(entries.client, num_clients)
     owner = jnp.where(entries.client >= 0, entries.client, num_clients)
@@ -551,14 +549,14 @@ def _tabulate(roles: _Roles, labels: Ids, *, num_clients: int, widths: _Widths) 
         "index": jnp.where(real, entries.row[place], 0),
         "num_labelled": count_groups(jnp.where(labelled, entries.client, -1), num_clients),
         "num_examples": num_examples,
-        "weak": roles.weak,
+        "weak": weak,
     }
-    if roles.weak is not None:
+    if weak is not None:
         tables["weak"] = dataclasses.replace(
-            roles.weak,
+            weak,
             labels=jnp.where(real & weakly[place], entries.observation[place], -1),
             num_examples=count_groups(jnp.where(weakly, entries.client, -1), num_clients),
-            share=shares_of_sets(roles.weak, entries, weakly),
+            share=shares_of_sets(weak, entries, weakly),
         )
     for name, mask, width in (
         ("test", roles.test, widths.test),
@@ -592,24 +590,22 @@ def _with_own_test(
         row = jnp.asarray(rows, jnp.int32)
         client = jnp.full(rows.size, -1, jnp.int32)
         if held_out.balanced_test:
-            draw_key = named_key(key, "test")
             owned = True
             row, client = balanced_test_examples(
-                draw_key, dataset.test.y, facts.num_clients, facts.num_classes
+                named_key(key, "test"), dataset.test.y, facts.num_clients, facts.num_classes
             )
         elif plan.natural or held_out.left_out_client is not None:
             taken = facts.num_clients + held_out.num_natural
             client, strangers = clients_of_own_test(dataset, rows, roles.holder, taken)
             owned |= plan.natural and dataset.test.client is not None
+        unseen = jnp.full(len(dataset.test), -1, jnp.int32)
         tables = tables | {
             "test_index": jnp.concatenate([len(truth) + row, tables["test_index"]]),
             "test_client": jnp.concatenate([client, tables["test_client"]]),
             "num_test": tables["num_test"] + row.size,  # all of these are real
-            "observed": jnp.concatenate(
-                [tables["observed"], jnp.full(len(dataset.test), -1, jnp.int32)]
-            ),
+            "observed": jnp.concatenate([tables["observed"], unseen]),
         }
-        splits = [*splits, dataset.test.x]
+        splits.append(dataset.test.x)
         truth = np.concatenate([truth, dataset.test.y])
     tables |= {"num_new_clients": held_out.num_natural + strangers, "owned_test": owned}
     return splits, jnp.asarray(truth, jnp.int32), tables

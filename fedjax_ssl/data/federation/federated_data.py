@@ -57,7 +57,8 @@ class FederatedData:
     largest client.
 
     Example:
-        >>> data = fs.federate(jax.random.key(0), fs.load_dataset("digits"), supervision_options={"labels": 5})
+        >>> digits = fs.load_dataset("digits")
+        >>> data = fs.federate(jax.random.key(0), digits, supervision_options={"labels": 5})
         >>> data.index.shape[0], bool((data.num_examples >= data.num_labelled).all())
         (14, True)
         >>> data.summary()["labelled_examples"]

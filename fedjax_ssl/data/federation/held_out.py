@@ -1,6 +1,7 @@
 """Hold examples out of training, for test and validation."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -112,7 +113,7 @@ class HeldOut:
                 f"{given[0]} out"
             )
         if self.pools is not None:
-            self._check_pool_sizes()
+            self._check_pool_sizes(tuple(self.pools))
         have = f"has {num_natural}" if num_natural else "has no natural clients"
         if self.test_clients and self.test_clients >= num_natural:
             raise ValueError(
@@ -125,8 +126,7 @@ class HeldOut:
                 "train"
             )
 
-    def _check_pool_sizes(self) -> None:
-        sizes = tuple(self.pools or ())
+    def _check_pool_sizes(self, sizes: Sequence[int]) -> None:
         if len(sizes) != 3:
             raise ValueError(
                 f"pools is {sizes}; give training, validation and test examples of every class"
@@ -140,8 +140,8 @@ class HeldOut:
 
     def check_pools(self, class_counts: Float[np.ndarray, " K"]) -> None:
         """Raise ValueError where some class has fewer examples than the pools ask for."""
-        asked = tuple(self.pools or ())
-        who = f"pools={asked} ask, of training and test examples together, for"
+        asked = self.pools or ()
+        who = f"pools={tuple(asked)} ask, of training and test examples together, for"
         check_class_counts(class_counts, sum(asked), who, "lower them")
 
     def in_pools(self, key: PRNGKey, labels: Ids, num_train: int) -> tuple[Mask, Mask, Mask]:
@@ -158,38 +158,32 @@ class HeldOut:
         """
         train, valid, test = self.pools or (0, 0, 0)
         known = labels >= 0
-        late = (int_range(labels.shape[0]) >= num_train).astype(jnp.int32)
-        place = rank_within(key, jnp.where(known, labels, -1), None if self.shuffle_pools else late)
+        late = None
+        if not self.shuffle_pools:
+            late = (int_range(labels.shape[0]) >= num_train).astype(jnp.int32)
+        place = rank_within(key, jnp.where(known, labels, -1), late)
         held = known & (place >= train)
-        return (
-            held,
-            held & (place < train + valid),
-            held & (place >= train + valid) & (place < train + valid + test),
-        )
+        is_valid = place < train + valid
+        return held, held & is_valid, held & ~is_valid & (place < train + valid + test)
 
     def own_test_examples(self, dataset: Dataset) -> Int[np.ndarray, " t"]:
         """Rows of the dataset's own test split that are test examples: all, or those of the
         client left out.
         """
-        if dataset.test is None and self.balanced_test:
+        test = dataset.test
+        if test is None and self.balanced_test:
             raise ValueError(
                 f"balanced_test draws from the dataset's own test examples; {dataset.name!r} has "
                 "none"
             )
-        if (
-            dataset.test is None
-            or self.test_clients
-            or self.test_fraction
-            or self.client_test_fraction
-        ):
-            return np.zeros(0, np.int64)
+        none = np.zeros(0, np.int64)
+        if test is None or self.test_clients or self.test_fraction or self.client_test_fraction:
+            return none
         if self.left_out_client is None:
-            return np.arange(len(dataset.test))
-        if dataset.train.client is None or dataset.test.client is None:
-            return np.zeros(0, np.int64)
-        return np.flatnonzero(
-            dataset.test.client == distinct(dataset.train.client)[self.left_out_client]
-        )
+            return np.arange(len(test))
+        if dataset.train.client is None or test.client is None:
+            return none
+        return np.flatnonzero(test.client == distinct(dataset.train.client)[self.left_out_client])
 
     def unseen(self, key: PRNGKey, num_natural: int) -> Bool[Array, " G"]:
         """Mark the natural clients that do not train, G of them counted."""
@@ -208,10 +202,7 @@ class HeldOut:
         least.
         """
         size = count_groups(client, num_clients)
-        quota = jnp.floor(self.client_test_fraction * size.astype(jnp.float32) + 0.5).astype(
-            jnp.int32
-        )
-        quota = jnp.minimum(quota, size - 1)
+        quota = jnp.minimum(_share_of(size, self.client_test_fraction), size - 1)
         return draw_within(key, client, quota, group)
 
     def sizes_left(self, sizes: Bounds, taken: int, off: int) -> Bounds:
@@ -228,6 +219,11 @@ class HeldOut:
 
 
 _TEST_SETS = ("test_clients", "left_out_client", "test_fraction", "client_test_fraction", "pools")
+
+
+def _share_of(count: Array, share: float) -> Array:
+    """Take a share of a number, rounded to the nearest one."""
+    return jnp.floor(share * count.astype(jnp.float32) + 0.5).astype(jnp.int32)
 
 
 def stratified(
@@ -254,9 +250,7 @@ def stratified(
     """
     group = jnp.where(available, labels, -1)
     counts = count_groups(group, num_classes)
-    total = jnp.floor(share * counts.sum(dtype=jnp.int32).astype(jnp.float32) + 0.5).astype(
-        jnp.int32
-    )
+    total = _share_of(counts.sum(dtype=jnp.int32), share)
     quota = largest_remainder(counts.astype(jnp.float32), total, named_key(key, "ties"))
     return draw_within(named_key(key, "rank"), group, quota, in_group)
 
@@ -316,6 +310,7 @@ def clients_of_own_test(
     owner = dataset.test.client[rows]
     known, natural = np.unique(dataset.train.client, return_inverse=True)
     strangers = np.setdiff1d(owner, known)
+    # The numbers that clients have here, and where each is among all of them.
     of_known = jnp.full(len(known), -1, jnp.int32).at[natural].max(holder)
     of_stranger = num_clients + int_range(len(strangers))
     everyone = np.concatenate([known, strangers])

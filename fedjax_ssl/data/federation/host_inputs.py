@@ -160,9 +160,8 @@ class HostInputs:
     """
 
     def __init__(self, dataset: "Dataset"):
-        splits = [dataset.train] if dataset.test is None else [dataset.train, dataset.test]
         # Reading rows of an array in another order would copy all of it every time.
-        self._parts = [np.require(split.x, requirements="C") for split in splits]
+        self._parts = [np.require(split.x, requirements="C") for split in dataset.splits().values()]
         self._starts = np.cumsum([0, *map(len, self._parts)])
         self.shape = (int(self._starts[-1]), *dataset.input_shape)
         self.dtype = self._parts[0].dtype

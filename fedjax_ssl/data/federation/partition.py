@@ -56,12 +56,11 @@ def natural() -> Partition:
         number = jnp.where(kept, running_sum(kept) - 1, -1)
         return jnp.where(pool.available & (pool.natural >= 0), number[pool.natural], -1)
 
-    return Partition(
-        assign,
-        lambda facts: Bounds(
-            max(0, min(facts.natural_sizes) - facts.removed), max(facts.natural_sizes)
-        ),
-    )
+    def bounds(facts: Facts) -> Bounds:
+        sizes = facts.natural_sizes
+        return Bounds(max(min(sizes) - facts.removed, 0), max(sizes))
+
+    return Partition(assign, bounds)
 
 
 def iid() -> Partition:
@@ -123,27 +122,28 @@ def dirichlet(
         concentration = jnp.full(facts.num_clients, alpha, jnp.float32)
         shares = jax.random.dirichlet(share_key, concentration, (facts.num_classes,), jnp.float32)
         if skip_full:
-            shares = _skip_full(shares, count_groups(class_or_unlabelled(pool), facts.num_classes))
+            shares = _skip_full(shares, count_groups(pool.classes, facts.num_classes))
         client = deal_classes(deal_key, pool, shares.T)
         return level(level_key, client, facts.num_clients, min_examples, bounds(facts).largest)
 
     def bounds(facts: Facts) -> Bounds:
-        if min_examples * facts.num_clients > facts.least:
+        needed = min_examples * facts.num_clients
+        if needed > facts.least:
             raise ValueError(
-                f"min_examples={min_examples} for {facts.num_clients} clients needs "
-                f"{min_examples * facts.num_clients} training examples, there are {facts.least}; "
-                "lower min_examples or num_clients"
+                f"min_examples={min_examples} for {facts.num_clients} clients needs {needed} "
+                f"training examples, there are {facts.least}; lower min_examples or num_clients"
             )
         if max_examples is None:
             largest = facts.most - (facts.num_clients - 1) * min_examples
             if skip_full:  # below an equal part, and then all of one class
                 largest = min(largest, 2 * equal_bounds(facts).largest + max(facts.class_counts))
             return Bounds(min_examples, largest)
-        if max_examples * facts.num_clients < facts.most or max_examples < min_examples:
+        needed = max(min_examples, equal_bounds(facts).largest)
+        if max_examples < needed:
             raise ValueError(
                 f"max_examples={max_examples} for {facts.num_clients} clients holds "
                 f"{max_examples * facts.num_clients} of up to {facts.most} training examples; "
-                f"raise it to at least {max(min_examples, -(-facts.most // facts.num_clients))}"
+                f"raise it to at least {needed}"
             )
         return Bounds(min_examples, max_examples)
 
@@ -164,7 +164,7 @@ def dirichlet_balanced(alpha: Positive) -> Partition:
 
     def assign(key: PRNGKey, pool: Pool) -> Ids:
         facts = pool.facts
-        totals = count_groups(class_or_unlabelled(pool), facts.num_classes).astype(jnp.float32)
+        totals = count_groups(pool.classes, facts.num_classes).astype(jnp.float32)
         prior = jnp.asarray(facts.class_counts, jnp.float32)
         concentration = jnp.maximum(alpha * prior / prior.sum(), 1e-6)
         mix_key, deal_key, level_key = jax.random.split(key, 3)
@@ -193,17 +193,14 @@ def shards(shards_per_client: Count = 2) -> Partition:
         sorted_place = rank_within(order_key, jnp.where(labelled, 0, -1), pool.labels)
         shard = equal_part(sorted_place, labelled.sum(dtype=jnp.int32), num_shards)
         owner = _permutation(owner_key, num_shards) // shards_per_client
-        client = jnp.where(labelled, owner[jnp.clip(shard, 0, num_shards - 1)], -1)
-        return jnp.where(labelled, client, deal_unlabelled(unlabelled_key, pool))
+        return jnp.where(labelled, owner[shard], deal_unlabelled(unlabelled_key, pool))
 
     def bounds(facts: Facts) -> Bounds:
         num_shards = facts.num_clients * shards_per_client
-        most = sum(facts.class_counts)
-        least = max(facts.least - facts.num_unlabelled, 0)
-        unlabelled = -(-facts.num_unlabelled // facts.num_clients)
+        smallest = max(facts.least - facts.num_unlabelled, 0) // num_shards
+        largest = -(-sum(facts.class_counts) // num_shards)
         return Bounds(
-            least // num_shards * shards_per_client,
-            -(-most // num_shards) * shards_per_client + unlabelled,
+            smallest * shards_per_client, largest * shards_per_client + facts.most_unlabelled
         )
 
     return Partition(assign, bounds)
@@ -246,9 +243,7 @@ def classes_per_client(classes: Count = 2) -> Partition:
         present = present_in(facts)
         fewest_users = facts.num_clients * classes // present.size
         parts = np.sort(-(-np.asarray(facts.class_counts)[present] // fewest_users))
-        return Bounds(
-            0, int(parts[-classes:].sum()) + -(-facts.num_unlabelled // facts.num_clients)
-        )
+        return Bounds(0, int(parts[-classes:].sum()) + facts.most_unlabelled)
 
     return Partition(assign, bounds)
 

@@ -52,6 +52,11 @@ class Facts(NamedTuple):
     most: int  # and at most
     removed: int  # examples taken out of the natural clients that remain, at most
 
+    @property
+    def most_unlabelled(self) -> int:
+        """Examples without a label of a client, at most, where they are dealt evenly."""
+        return -(-self.num_unlabelled // self.num_clients)
+
 
 class Bounds(NamedTuple):
     """Client sizes that hold for every key."""
@@ -122,7 +127,7 @@ class Holdings(NamedTuple):
     @property
     def eligible(self) -> Mask:
         """Examples of the members that have a label."""
-        return (self.client >= 0) & (self.labels >= 0) & self.members[jnp.maximum(self.client, 0)]
+        return (self.client >= 0) & (self.labels >= 0) & self.members[self.client]
 
     @property
     def cell(self) -> Ids:
@@ -170,6 +175,7 @@ def deal_classes(key: PRNGKey, pool: Pool, shares: Float[Array, "C K"], balanced
     num_clients, num_classes = shares.shape
     group = class_or_unlabelled(pool)
     totals = count_groups(group, num_classes + 1)
+    # All examples without a label are dealt evenly.
     even = jnp.minimum(totals, balanced * num_clients).at[num_classes].set(totals[num_classes])
     equal = jnp.ones((num_classes + 1, num_clients), jnp.float32)
     tie_key, deal_key = jax.random.split(key)

@@ -73,9 +73,8 @@ def circulant(
         )
 
     def assign(key: PRNGKey, pool: Pool) -> Ids:
-        return deal_classes(
-            key, pool, jnp.asarray(_by_offset(pool.facts, "shares", weights), jnp.float32), balanced
-        )
+        table = jnp.asarray(_by_offset(pool.facts, "shares", weights), jnp.float32)
+        return deal_classes(key, pool, table, balanced)
 
     def bounds(facts: Facts) -> Bounds:
         table = _by_offset(facts, "shares", weights)
@@ -83,11 +82,8 @@ def circulant(
         table = np.where(mass > 0, table / np.where(mass > 0, mass, 1.0), 1.0 / facts.num_clients)
         # One more per class than the exact quota covers the rounding; the evenly dealt part is at
         # most `balanced`.
-        sizes = (
-            np.ceil(table * np.asarray(facts.class_counts)).sum(axis=1)
-            + facts.num_classes * balanced
-        )
-        largest = int(sizes.max()) + -(-facts.num_unlabelled // facts.num_clients)
+        sizes = np.ceil(table * np.asarray(facts.class_counts)).sum(axis=1)
+        largest = int(sizes.max()) + facts.num_classes * balanced + facts.most_unlabelled
         return Bounds(0, min(largest, facts.most))
 
     return Partition(assign, bounds)
@@ -124,10 +120,10 @@ def fedmatch(
     def rows_of(facts: Facts) -> Float[np.ndarray, "C K"]:
         rows = FEDMATCH_MATRIX if matrix is None else np.asarray(matrix, np.float64)
         if rows.ndim != 2 or rows.shape[1] != facts.num_classes:
+            whose = "the matrix of FedMatch" if matrix is None else "matrix"
             raise ValueError(
-                f"{'the matrix of FedMatch' if matrix is None else 'matrix'} has shape "
-                f"{rows.shape}, the data have {facts.num_classes} classes; give a matrix with a "
-                "column for each of them"
+                f"{whose} has shape {rows.shape}, the data have {facts.num_classes} classes; give "
+                "a matrix with a column for each of them"
             )
         if not np.allclose(rows.sum(axis=1), 1.0, rtol=0, atol=1e-6):
             raise ValueError(
@@ -151,15 +147,13 @@ def fedmatch(
         draw_key, deal_key = jax.random.split(key)
         counts = jnp.broadcast_to(rest // num_clients, (num_clients, num_classes))
         if noniid:
-            drawn = _class_draws(
-                draw_key, rows_of(facts), rest.sum(dtype=jnp.int32) // num_clients, facts.most
-            )
+            number = rest.sum(dtype=jnp.int32) // num_clients
+            drawn = _class_draws(draw_key, rows_of(facts), number, facts.most)
             taken_before = running_sum(drawn, axis=0) - drawn
             counts = jnp.clip(rest - taken_before, 0, drawn)
         nobody_knows = largest_remainder(jnp.ones(num_clients, jnp.float32), totals[num_classes])
-        return deal(
-            deal_key, group, jnp.concatenate([counts + balanced, nobody_knows[:, None]], axis=1)
-        )
+        counts = jnp.concatenate([counts + balanced, nobody_knows[:, None]], axis=1)
+        return deal(deal_key, group, counts)
 
     def bounds(facts: Facts) -> Bounds:
         check(facts)
@@ -211,11 +205,9 @@ def class_counts(
         if apart is not None:
             known = _by_offset(facts, "labelled_counts", apart)
         others = _by_offset(facts, "counts", given) + balanced
-        asked = (
-            np.maximum(known.sum(axis=0), others.sum(axis=0))
-            if overlap
-            else (known + others).sum(axis=0)
-        )
+        asked = (known + others).sum(axis=0)
+        if overlap:
+            asked = np.maximum(known.sum(axis=0), others.sum(axis=0))
         who = f"{facts.num_clients} clients are to get"
         check_class_counts(facts.class_counts, asked, who, "lower counts or num_clients")
         if unlabelled is not None and unlabelled * facts.num_clients > facts.num_unlabelled:
@@ -233,26 +225,28 @@ def class_counts(
 
     def assign(key: PRNGKey, pool: Pool) -> Ids:
         known, others = tables(pool.facts)
-        # Labelled ones come first in every class.
-        table = known if overlap else others if apart is None else np.concatenate([known, others])
+        # Labelled ones come first in every class; without any, these rows deal nothing.
+        table = known if overlap else np.concatenate([known, others])
         place = slots(key, pool, table)
         client = jnp.where(place < 0, -1, place % pool.facts.num_clients)
-        unknown = pool.labels < 0
-        return jnp.where(
-            unknown, deal_unlabelled(jax.random.split(key)[1], pool, unlabelled), client
-        )
+        rest = deal_unlabelled(jax.random.split(key)[1], pool, unlabelled)
+        return jnp.where(pool.labels < 0, rest, client)
 
     def again(key: PRNGKey, pool: Pool) -> Again:
         rows = int_range(pool.labels.shape[0])
         return Again(slots(key, pool, tables(pool.facts)[1]), rows)
 
     def bounds(facts: Facts) -> Bounds:
-        most = -(-facts.num_unlabelled // facts.num_clients) if unlabelled is None else unlabelled
+        most = facts.most_unlabelled if unlabelled is None else unlabelled
         known, others = tables(facts)
         return Bounds(0, int((known + others).sum(axis=1).max()) + most)
 
-    apart_rule = None if apart is None else labelled
-    return Partition(assign, bounds, labelled=apart_rule, again=again if overlap else None)
+    return Partition(
+        assign,
+        bounds,
+        labelled=None if apart is None else labelled,
+        again=again if overlap else None,
+    )
 
 
 def _by_offset(
@@ -297,17 +291,13 @@ def majority(
         shares = jax.random.uniform(share_key, (num_clients, num_classes), jnp.float32, 0.45, 0.55)
         shares = jnp.where(preferred, factor * shares, shares)
         part = (labelled.sum(dtype=jnp.int32) // num_clients).astype(shares.dtype)
-        part = part if max_examples is None else jnp.minimum(part, max_examples)
-        asked = jnp.floor(shares / shares.sum(axis=1, keepdims=True) * part + 1e-4).astype(
-            jnp.int32
-        )
-        ends = running_sum(asked, axis=0)
-        in_order = int_range(labelled.shape[0])
+        if max_examples is not None:
+            part = jnp.minimum(part, max_examples)
+        asked = jnp.floor(shares / shares.sum(axis=1, keepdims=True) * part + 1e-4)
+        ends = running_sum(asked.astype(jnp.int32), axis=0)
         # among those of its class, in the order of the file
-        place = rank_within(key, pool.classes, in_order)
-        client = jnp.sum(
-            place[:, None] >= ends[:, jnp.maximum(pool.labels, 0)].T, axis=1, dtype=jnp.int32
-        )
+        place = rank_within(key, pool.classes, int_range(labelled.shape[0]))
+        client = jnp.sum(place[:, None] >= ends[:, pool.labels].T, axis=1, dtype=jnp.int32)
         client = jnp.where(labelled & (client < num_clients), client, -1)
         return jnp.where(labelled, client, deal_unlabelled(unlabelled_key, pool))
 
@@ -331,10 +321,10 @@ def paired_dirichlet(alpha: Positive, labels_per_class: Count) -> Partition:
         return (pool.classes >= 0) & (place < labels_per_class)
 
     def assign(key: PRNGKey, pool: Pool) -> Ids:
-        bounds(pool.facts)
+        facts = pool.facts
+        bounds(facts)
         group = class_or_unlabelled(pool)
         known = labelled(key, pool)
-        facts = pool.facts
         sizes = facts.num_classes + 1, facts.num_clients, alpha
         client = deal_to_pairs(named_key(key, "known"), jnp.where(known, group, -1), *sizes)
         others = deal_to_pairs(named_key(key, "others"), jnp.where(known, -1, group), *sizes)
@@ -346,13 +336,11 @@ def paired_dirichlet(alpha: Positive, labels_per_class: Count) -> Partition:
                 "paired_dirichlet deals to pairs of clients, but num_clients is "
                 f"{facts.num_clients}"
             )
-        check_class_counts(
-            facts.class_counts, labels_per_class, "labels_per_class asks for", "lower it"
-        )
+        asks = "labels_per_class asks for"
+        check_class_counts(facts.class_counts, labels_per_class, asks, "lower it")
         # Two equal cuts, each within one.
-        return Bounds(
-            max(facts.least // facts.num_clients - 1, 0), facts.most // facts.num_clients + 2
-        )
+        smallest = facts.least // facts.num_clients - 1
+        return Bounds(max(smallest, 0), facts.most // facts.num_clients + 2)
 
     return Partition(assign, bounds, labelled=labelled)
 
@@ -410,50 +398,47 @@ def own_class(
         """Return what is dealt first: clients of a base, bases, their sizes, their own examples,
         the same by class.
         """
-        facts = pool.facts
-        parts = (
-            facts.num_clients // facts.num_classes
-            if cut and facts.num_clients % facts.num_classes == 0
-            else 1
-        )
-        bases = facts.num_clients // parts
+        num_clients = pool.facts.num_clients
+        num_classes = pool.facts.num_classes
+        parts = 1
+        if cut and num_clients % num_classes == 0:
+            parts = num_clients // num_classes
+        bases = num_clients // parts
         group = pool.classes
-        totals = count_groups(group, facts.num_classes)
         number = jnp.sum(group >= 0, dtype=jnp.int32)
         base = int_range(bases)
         size = number // bases + (base < number % bases).astype(jnp.int32)
-        kind = base % facts.num_classes
-        if reuse and facts.num_classes > 1:
-            later = 1 + (base - facts.num_classes) % (facts.num_classes - 1)
-            kind = jnp.where(base < facts.num_classes, base, later)
-        of_kind = jnp.sum(kind == kind[:, None], axis=1, dtype=jnp.int32)
-        asked = skew * (size if own_part == "size" else totals[kind] / of_kind).astype(jnp.float32)
+        # The class of every base, and how many examples of it are there for how many bases.
+        kind = base % num_classes
+        if reuse and num_classes > 1:
+            later = 1 + (base - num_classes) % (num_classes - 1)
+            kind = jnp.where(base < num_classes, base, later)
+        there = count_groups(group, num_classes)[kind]
+        same = kind == kind[:, None]
+        of_kind = jnp.sum(same, axis=1, dtype=jnp.int32)
+        asked = skew * (size if own_part == "size" else there / of_kind).astype(jnp.float32)
         asked = jnp.floor(asked + 1e-4).astype(jnp.int32)
-        before = jnp.sum(
-            jnp.where((kind == kind[:, None]) & (base < base[:, None]), asked, 0),
-            axis=1,
-            dtype=jnp.int32,
-        )
-        own = (
-            jnp.where(totals[kind] > 0, asked, 0)
-            if reuse
-            else jnp.clip(totals[kind] - before, 0, asked)
-        )
-        counts = jnp.where(kind[:, None] == int_range(facts.num_classes), own[:, None], 0)
+        # Bases take their part one after another, as long as there is any.
+        taken = jnp.where(same & (base < base[:, None]), asked, 0)
+        own = jnp.clip(there - jnp.sum(taken, axis=1, dtype=jnp.int32), 0, asked)
+        if reuse:
+            own = jnp.where(there > 0, asked, 0)
+        counts = jnp.where(kind[:, None] == int_range(num_classes), own[:, None], 0)
         return parts, bases, size, own, counts.astype(jnp.int32)
 
     def assign(key: PRNGKey, pool: Pool) -> Ids:
         own_key, rest_key, cut_key, unlabelled_key = jax.random.split(key, 4)
         parts, bases, size, own, counts = own_parts(pool)
         group = pool.classes
-        labelled = pool.classes >= 0
+        labelled = group >= 0
         dealt = deal(own_key, group, counts)
-        rest = labelled & (dealt < 0)
+        left = labelled & (dealt < 0)
+        rest = jnp.where(left, 0, -1)
         if own_part == "size":
-            others = deal(rest_key, jnp.where(rest, 0, -1), (size - own)[:, None].astype(jnp.int32))
+            others = deal(rest_key, rest, (size - own)[:, None].astype(jnp.int32))
         else:
-            others = rank_within(rest_key, jnp.where(rest, 0, -1), group) % bases
-        dealt = jnp.where(rest, others, dealt)
+            others = rank_within(rest_key, rest, group) % bases
+        dealt = jnp.where(left, others, dealt)
         if parts > 1:
             dealt = dealt + bases * (rank_within(cut_key, dealt) % parts)
         return jnp.where(labelled, dealt, deal_unlabelled(unlabelled_key, pool))
@@ -499,19 +484,18 @@ def deal_to_pairs(key: PRNGKey, group: Ids, num_groups: int, num_clients: int, a
     slices = num_clients // 2
     dealt = group >= 0
     slice_key, share_key, side_key, order_key = jax.random.split(key, 4)
-    everyone = jnp.where(dealt, 0, -1)
     total = dealt.sum(dtype=jnp.int32)
-    place = equal_part(rank_within(slice_key, everyone), total, slices)
+    place = equal_part(rank_within(slice_key, jnp.where(dealt, 0, -1)), total, slices)
     cell = jnp.where(dealt, place * num_groups + group, -1)
     counts = count_groups(cell, slices * num_groups).reshape(slices, num_groups)
     shares = jax.random.dirichlet(
         share_key, jnp.full(2, alpha, jnp.float32), (slices, _DRAWS, num_groups), jnp.float32
     )
     first = _even_enough(shares, counts).reshape(-1)
-    client = 2 * place + (rank_within(side_key, cell) >= first[cell]).astype(jnp.int32)
-    sizes = count_groups(jnp.where(dealt, client, -1), num_clients)
+    side = (rank_within(side_key, cell) >= first[cell]).astype(jnp.int32)
+    client = jnp.where(dealt, 2 * place + side, -1)
+    sizes = count_groups(client, num_clients)
     start = running_sum(sizes) - sizes
-    client = jnp.where(dealt, client, -1)
     line = start[client] + rank_within(order_key, client)
     return jnp.where(dealt, equal_part(line, total, num_clients), -1)
 

@@ -111,39 +111,28 @@ def report(
         return "  ".join([cells[0].ljust(widths[0]), *numbers, *cells[len(header) :]]).rstrip()
 
     summary = data.summary()
-    text = [
+    known = {words: columns[name].sum() for name, words in _WEAK.items() if name in columns}
+    weak = "".join(f", {count} {words}" for words, count in known.items())
+    text = (
         f"{summary['clients']} clients ({summary['labelled_clients']} with labels), "
         f"{summary['train_examples']} training examples, {summary['labelled_examples']} labelled"
-        f"{''.join(f', {columns[name].sum()} {words}' for name, words in _WEAK.items() if name in columns)}; "
-        f"server {summary['server_examples']}, validation {summary['validation_examples']}, test "
-        f"{summary['test_examples']}"
-        + (
-            f" ({summary['labelled_test_examples']} with a label)"
-            if "labelled_test_examples" in summary
-            else ""
-        )
-        + (
-            f"; {summary['unused_examples']} examples are in none of these"
-            if summary["unused_examples"]
-            else ""
-        )
-        + (
-            f"; {summary['examples_dealt_twice']} are dealt twice"
-            if "examples_dealt_twice" in summary
-            else ""
-        )
-        + (
-            f"; unlabelled ones come in {data.num_parts} parts, one in a round"
-            if data.num_parts > 1
-            else ""
-        ),
-        "",
-        line((*header, f"histogram over {data.num_classes} classes: {_abbreviated(class_names)}")),
-        *map(line, rows),
-    ]
+        f"{weak}; server {summary['server_examples']}, validation "
+        f"{summary['validation_examples']}, test {summary['test_examples']}"
+    )
+    if "labelled_test_examples" in summary:
+        text += f" ({summary['labelled_test_examples']} with a label)"
+    if summary["unused_examples"]:
+        text += f"; {summary['unused_examples']} examples are in none of these"
+    if "examples_dealt_twice" in summary:
+        text += f"; {summary['examples_dealt_twice']} are dealt twice"
+    if data.num_parts > 1:
+        text += f"; unlabelled ones come in {data.num_parts} parts, one in a round"
+    legend = f"histogram over {data.num_classes} classes: {_abbreviated(class_names)}"
+    lines = [text, "", line((*header, legend)), *map(line, rows)]
     if shown < data.num_clients:
-        text.append(f"... {data.num_clients - shown} more clients")
-    return "\n".join([*text, "-" * (sum(widths) + 2 * (len(widths) - 1)), *map(line, footer)])
+        lines.append(f"... {data.num_clients - shown} more clients")
+    rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
+    return "\n".join([*lines, rule, *map(line, footer)])
 
 
 def _weak_columns(data: FederatedData) -> dict[str, Int[np.ndarray, " C"]]:

@@ -43,9 +43,11 @@ class Supervision(NamedTuple):
     # True where the client sees the label
     keep: Callable[[PRNGKey, Holdings], Mask]
     # (client sizes, clients that keep labels, K) -> bound of labels per client
-    max_labelled: Callable[[Bounds, int, int], int]
+    max_labelled: Callable[[Bounds, int, int], int] = lambda sizes, keeping, num_classes: (
+        sizes.largest
+    )
     # (size, clients that keep labels) -> labels a client surely keeps, if all its examples have one
-    sure_labelled: Callable[[int, int], int]
+    sure_labelled: Callable[[int, int], int] = lambda size, keeping: 0
     server_labels: int = 0
     # ^ examples that leave the clients for the server, equally many of every class
     total_labels: int = 0  # labels the whole federation must have, for checks
@@ -62,10 +64,10 @@ class Supervision(NamedTuple):
         """Raise ValueError where more labels or more clients of a kind are asked for than
         exist.
         """
-        if self.labelled_clients is not None and self.labelled_clients > num_clients:
+        with_labels = self.labelled_clients or 0
+        if with_labels > num_clients:
             raise ValueError(
-                f"labelled_clients={self.labelled_clients}, but there are {num_clients} clients; "
-                "lower it"
+                f"labelled_clients={with_labels}, but there are {num_clients} clients; lower it"
             )
         asked = max(self.server_labels, self.total_labels)
         if asked > num_with_label:
@@ -73,12 +75,11 @@ class Supervision(NamedTuple):
                 f"labels={asked}, but only {num_with_label} training examples have a label; lower "
                 "it"
             )
-        kinds = [count for _, count in self.weak if count is not None]
-        if kinds and sum(kinds) + (self.labelled_clients or 0) > num_clients:
+        with_weak = sum(count or 0 for _, count in self.weak)
+        if with_weak + with_labels > num_clients:
             raise ValueError(
-                f"{self.labelled_clients or 0} clients with labels and {sum(kinds)} with coarse "
-                f"labels or sets are asked for, but there are {num_clients} clients; lower these "
-                "numbers"
+                f"{with_labels} clients with labels and {with_weak} with coarse labels or sets are "
+                f"asked for, but there are {num_clients} clients; lower these numbers"
             )
 
     def server_labels_per_class(
@@ -97,13 +98,8 @@ class Supervision(NamedTuple):
                 f"of every class; for {len(class_counts)} classes ask for {len(class_counts)} at "
                 "least"
             )
-        what_to_do = "ask for fewer labels at the server"
-        check_class_counts(
-            class_counts,
-            each,
-            "the server, which has equally many of every class, needs",
-            what_to_do,
-        )
+        who = "the server, which has equally many of every class, needs"
+        check_class_counts(class_counts, each, who, "ask for fewer labels at the server")
         return each
 
     def bounds(
@@ -114,13 +110,11 @@ class Supervision(NamedTuple):
 
         `every_example_labelled` says that no ground-truth label is missing.
         """
-        keeping = num_clients if self.labelled_clients is None else self.labelled_clients
+        keeping = self._keeping(num_clients)
+        sure = 0
+        if every_example_labelled and keeping == num_clients:
+            sure = self.sure_labelled(sizes.largest, keeping)
         trusted = sizes if every_example_labelled else Bounds(0, sizes.largest)
-        sure = (
-            self.sure_labelled(sizes.largest, keeping)
-            if every_example_labelled and keeping == num_clients
-            else 0
-        )
         most = self.max_labelled(trusted, keeping, num_classes)
         widest = max([sizes.largest, *(rule.largest(sizes, num_classes) for rule, _ in self.weak)])
         return min(most, sizes.largest), widest - sure, widest
@@ -128,8 +122,8 @@ class Supervision(NamedTuple):
     def label(self, key: PRNGKey, holdings: Holdings) -> Mask:
         """Return True where a client sees the label of its example."""
         num_clients = holdings.members.shape[0]
-        limit = num_clients if self.labelled_clients is None else self.labelled_clients
-        holdings = holdings._replace(members=self._place(key, num_clients) < limit)
+        members = self._place(key, num_clients) < self._keeping(num_clients)
+        holdings = holdings._replace(members=members)
         kept = self.keep(named_key(key, "labels"), holdings)
         check_returned(
             "labels that the supervision keeps", self.keep, kept, holdings.labels.shape, np.bool_
@@ -147,6 +141,7 @@ class Supervision(NamedTuple):
         plain = Entries(holdings.client, rows, jnp.full(rows.shape, -1, jnp.int32))
         if not self.weak:
             return plain, None
+        # Every rule has the next clients in order; those that are left know nothing more.
         place = self._place(key, num_clients)
         first = self.labelled_clients or 0
         observed = []
@@ -155,24 +150,24 @@ class Supervision(NamedTuple):
             members = jnp.ones(num_clients, bool)
             if count is not None:
                 members = (place >= first) & (place < first + count)
-                first = first + count
-            others = others & ~members
+                first += count
+            others &= ~members
             weak_key = jax.random.fold_in(named_key(key, "weak"), number)
             observed.append(rule.observe(weak_key, holdings._replace(members=members)))
-        kept = (plain.client >= 0) & others[jnp.maximum(plain.client, 0)]
-        plain = plain._replace(client=jnp.where(kept, plain.client, -1))
+        plain = plain._replace(client=jnp.where(others[plain.client], plain.client, -1))
         weak = weak_labels.together(observed)
         entries = jax.tree.map(lambda *parts: jnp.concatenate(parts), plain, weak.entries)
         if self.noise[0]:
             shown = weak_labels.perturbed_shares(named_key(key, "noise"), weak.matrix, *self.noise)
-            weak = weak._replace(
-                matrix=jnp.where(weak.from_sets[:, None, None], shown, weak.matrix)
-            )
+            matrix = jnp.where(weak.from_sets[:, None, None], shown, weak.matrix)
+            weak = weak._replace(matrix=matrix)
+        facts = weak._asdict()
+        del facts["entries"]
         return entries, WeakLabels(
             labels=jnp.zeros((num_clients, 0), jnp.int32),
             num_examples=jnp.zeros(num_clients, jnp.int32),
             prior=self._prior(holdings, weak),
-            **{name: values for name, values in weak._asdict().items() if name != "entries"},
+            **facts,
         )
 
     def _prior(self, holdings: Holdings, weak: Observed) -> Float[Array, " K"]:
@@ -185,6 +180,10 @@ class Supervision(NamedTuple):
             sizes = jnp.where(weak.from_sets, count_groups(observed, holdings.members.shape[0]), 0)
             counts = jnp.einsum("c,co,cok->k", sizes.astype(counts.dtype), weak.share, weak.matrix)
         return counts / jnp.maximum(counts.sum(), 1e-12)
+
+    def _keeping(self, num_clients: int) -> int:
+        """Count the clients that keep labels."""
+        return num_clients if self.labelled_clients is None else self.labelled_clients
 
     def _place(self, key: PRNGKey, num_clients: int) -> Int[Array, " C"]:
         """In which order clients are given labels, coarse labels and sets."""
@@ -201,8 +200,7 @@ def all_labels(server_labels: CountOrNone = 0) -> Supervision:
     """
     return Supervision(
         lambda key, holdings: holdings.eligible,
-        lambda sizes, keeping, num_classes: sizes.largest,
-        lambda size, keeping: size,
+        sure_labelled=lambda size, keeping: size,
         server_labels=server_labels,
     )
 
@@ -212,7 +210,6 @@ def no_labels() -> Supervision:
     return Supervision(
         lambda key, holdings: jnp.zeros_like(holdings.eligible),
         lambda sizes, keeping, num_classes: 0,
-        lambda size, keeping: 0,
     )
 
 
@@ -259,14 +256,10 @@ def circulant(label_counts: Annotated[Sequence[int], Whole(0)]) -> Supervision:
                 f"label_counts has {len(given)} entries, the data have {holdings.num_classes} "
                 "classes"
             )
-        offset = (
-            jnp.maximum(holdings.labels, 0) - jnp.maximum(holdings.client, 0)
-        ) % holdings.num_classes
+        offset = (holdings.labels - holdings.client) % holdings.num_classes
         return rank_within(key, holdings.cell) < jnp.asarray(given, jnp.int32)[offset]
 
-    return Supervision(
-        keep, lambda sizes, keeping, num_classes: sum(given), lambda size, keeping: 0
-    )
+    return Supervision(keep, lambda sizes, keeping, num_classes: sum(given))
 
 
 def fraction(fraction: Annotated[float, In("(0, 1]")], class_balanced: bool = False) -> Supervision:
@@ -281,9 +274,7 @@ def fraction(fraction: Annotated[float, In("(0, 1]")], class_balanced: bool = Fa
     def keep(key: PRNGKey, holdings: Holdings) -> Mask:
         sizes = count_groups(holdings.client, holdings.members.shape[0]).astype(jnp.float32)
         quota = jnp.maximum(jnp.floor(fraction * sizes + 0.5), 1.0).astype(jnp.int32)
-        return (
-            _rank_in_client(key, holdings, class_balanced) < quota[jnp.maximum(holdings.client, 0)]
-        )
+        return _rank_in_client(key, holdings, class_balanced) < quota[holdings.client]
 
     def nearest(size: int) -> int:
         return max(1, int(np.floor(fraction * size + 0.5)))
@@ -348,11 +339,10 @@ def xclp_noniid(labels: Count, classes: Count = 5) -> Supervision:
             rank_within(named_key(key, "classes"), block_of).reshape(blocks, num_classes) < classes
         )
         client = jnp.maximum(holdings.client, 0)
-        label = jnp.maximum(holdings.labels, 0)
-        in_set = drawn[client // num_classes, (label - client % num_classes) % num_classes]
+        in_set = drawn[client // num_classes, (holdings.labels - client) % num_classes]
         return in_set & (_rank_in_client(named_key(key, "rank"), holdings, True, in_set) < labels)
 
-    return Supervision(keep, lambda sizes, keeping, num_classes: labels, lambda size, keeping: 0)
+    return Supervision(keep, lambda sizes, keeping, num_classes: labels)
 
 
 def class_pairs(labels: Annotated[int, Whole(2)]) -> Supervision:
@@ -366,12 +356,11 @@ def class_pairs(labels: Annotated[int, Whole(2)]) -> Supervision:
     """
 
     def keep(key: PRNGKey, holdings: Holdings) -> Mask:
-        client = jnp.maximum(holdings.client, 0)
-        place = (holdings.labels - 2 * client) % holdings.num_classes
+        place = (holdings.labels - 2 * holdings.client) % holdings.num_classes
         quota = jnp.where(place == 0, labels - labels // 2, labels // 2)
-        return holdings.eligible & (place < 2) & (rank_within(key, holdings.cell) < quota)
+        return (place < 2) & (rank_within(key, holdings.cell) < quota)
 
-    return Supervision(keep, lambda sizes, keeping, num_classes: labels, lambda size, keeping: 0)
+    return Supervision(keep, lambda sizes, keeping, num_classes: labels)
 
 
 def dealt() -> Supervision:
@@ -387,9 +376,7 @@ def dealt() -> Supervision:
             )
         return holdings.labelled
 
-    return Supervision(
-        keep, lambda sizes, keeping, num_classes: sizes.largest, lambda size, keeping: 0
-    )
+    return Supervision(keep)
 
 
 def server(labels: Count, at_clients: bool = False) -> Supervision:
@@ -497,29 +484,18 @@ def balanced_draw(key: PRNGKey, labels: Ids, available: Mask, each: int) -> Mask
     """Return True for `each` of the available labelled examples of every class, fewer only where
     there are fewer.
     """
-    in_class = rank_within(
-        named_key(key, "class"), jnp.where(available & (labels >= 0), labels, -1)
-    )
-    return available & (labels >= 0) & (in_class < each)
+    known = available & (labels >= 0)
+    in_class = rank_within(named_key(key, "class"), jnp.where(known, labels, -1))
+    return known & (in_class < each)
 
 
-_LABELS = (
-    per_client,
-    per_class,
-    circulant,
-    fraction,
-    total,
-    xclp_noniid,
-    class_pairs,
-    dealt,
-    server,
-)
+_BY_NAME = (per_client, per_class, circulant, fraction, total, xclp_noniid, class_pairs, dealt)
 SUPERVISIONS: Registry[Supervision] = Registry(
     "supervision",
     {
         "all": all_labels,
         "none": no_labels,
-        **{rule.__name__: rule for rule in (*_LABELS, coarse, sets)},
+        **{rule.__name__: rule for rule in (*_BY_NAME, server, coarse, sets)},
         "given": as_given,
         "mixed": mixed,
     },
@@ -567,7 +543,9 @@ def _rank_in_client(
     """Random place within the client; `class_balanced`: classes take turns, in random order in
     every turn.
     """
-    eligible = holdings.eligible if among is None else holdings.eligible & among
+    eligible = holdings.eligible
+    if among is not None:
+        eligible &= among
     client = jnp.where(eligible, holdings.client, -1)
     turn = rank_within(named_key(key, "class"), holdings.cell) if class_balanced else None
     return rank_within(named_key(key, "client"), client, turn)

@@ -8,6 +8,7 @@ client's), K classes, N training examples, E entries dealt to clients.
 """
 
 import functools
+import math
 import operator
 from collections.abc import Callable
 from itertools import zip_longest
@@ -54,7 +55,8 @@ class WeakRule(NamedTuple):
     """A rule by which some clients get weak labels."""
 
     observe: Callable[[PRNGKey, Holdings], Observed]
-    largest: Callable[[Bounds, int], int]  # (client sizes, K) -> bound of entries per client
+    # (client sizes, K) -> bound of entries per client
+    largest: Callable[[Bounds, int], int] = lambda sizes, num_classes: sizes.largest
     coarse_names: Callable[[int], tuple[str, ...]] | None = None
     # ^ K -> of its coarse labels; None: the dataset's own
 
@@ -73,34 +75,28 @@ def coarse_labels(correspondence: str, overlap: float = 0.0) -> WeakRule:
         ValueError: an unknown correspondence, or an overlap of the dataset's own labels.
     """
     names = [name.strip() for name in correspondence.split(",")]
+    known = (*CORRESPONDENCES, "own") if len(names) == 1 else CORRESPONDENCES
     for name in names:
-        check_known(
-            "correspondence",
-            name,
-            (*CORRESPONDENCES, "own") if len(names) == 1 else CORRESPONDENCES,
-        )
-    if overlap and correspondence == "own":
+        check_known("correspondence", name, known)
+    own = correspondence == "own"
+    if overlap and own:
         raise ValueError(
             f"overlap is {overlap}; it must be 0 where the dataset's own labels are used"
         )
 
     def observe(key: PRNGKey, holdings: Holdings) -> Observed:
-        if correspondence == "own":
+        if own:
             return _own_coarse_labels(holdings)
         spaces = [
             overlapping(correspondence_named(name, holdings.num_classes).matrix, overlap)
             for name in names
         ]
         most = max(map(len, spaces))
-        matrices = np.stack(
-            [np.pad(matrix, ((0, most - len(matrix)), (0, 0))) for matrix in spaces]
-        )
+        matrices = np.stack([np.pad(one, ((0, most - len(one)), (0, 0))) for one in spaces])
         space = (running_sum(holdings.members) - 1) % len(names)  # of each client
         with np.errstate(divide="ignore"):
             logits = jnp.asarray(np.log(matrices), jnp.float32).transpose(0, 2, 1)
-        drawn = drawn_observations(
-            key, logits[space[jnp.maximum(holdings.client, 0)], jnp.maximum(holdings.labels, 0)]
-        )
+        drawn = drawn_observations(key, logits[space[holdings.client], holdings.labels])
         return _coarse(holdings, jnp.where(holdings.labels >= 0, drawn, -1), matrices, space)
 
     def coarse_names(num_classes: int) -> tuple[str, ...]:
@@ -108,8 +104,7 @@ def coarse_labels(correspondence: str, overlap: float = 0.0) -> WeakRule:
         each = zip_longest(*(correspondence_named(name, num_classes).names for name in names))
         return tuple(" / ".join(name for name in label if name) for label in each)
 
-    named = None if correspondence == "own" else coarse_names
-    return WeakRule(observe, lambda sizes, num_classes: sizes.largest, named)
+    return WeakRule(observe, coarse_names=None if own else coarse_names)
 
 
 def drawn_observations(key: PRNGKey, logits: Float[Array, "N O"]) -> Ids:
@@ -124,22 +119,19 @@ def _own_coarse_labels(holdings: Holdings) -> Observed:
         raise ValueError(
             "the dataset has no coarse labels of its own; name a correspondence, such as 'parity'"
         )
+    labels = jnp.asarray(own.coarse)
     matrix = own.correspondence
-    members = holdings.members
-    space = None
     if matrix is None:
         matrix = np.zeros((own.num_coarse, holdings.num_classes))  # nobody knows it
-    if matrix.ndim == 3:
-        if len(matrix) != members.shape[0]:
-            raise ValueError(
-                f"correspondences are given for {len(matrix)} clients, but {members.shape[0]} "
-                "train; one for each client goes with the natural partition and all of its "
-                "clients"
-            )
-        space = int_range(len(matrix))
-    return _coarse(
-        holdings, jnp.asarray(own.coarse), matrix if matrix.ndim == 3 else matrix[None], space
-    )
+    if matrix.ndim == 2:
+        return _coarse(holdings, labels, matrix[None])
+    num_clients = holdings.members.shape[0]
+    if len(matrix) != num_clients:
+        raise ValueError(
+            f"correspondences are given for {len(matrix)} clients, but {num_clients} train; one "
+            "for each client goes with the natural partition and all of its clients"
+        )
+    return _coarse(holdings, labels, matrix, int_range(num_clients))
 
 
 def _coarse(
@@ -153,13 +145,14 @@ def _coarse(
     """
     members = holdings.members
     client = holdings.client
-    (_, most, _) = matrices.shape
-    space = jnp.zeros_like(members, jnp.int32) if space is None else space
+    most = matrices.shape[1]
+    if space is None:
+        space = jnp.zeros_like(members, jnp.int32)
     last = np.max(np.any(matrices > 0, axis=2) * np.arange(1, most + 1), axis=1)
     last = np.where(last > 0, last, most)  # all, where nobody knows
     num_coarse = jnp.where(members, jnp.asarray(last, jnp.int32)[space], 0)
     return Observed(
-        _entries(holdings, (client >= 0) & members[jnp.maximum(client, 0)], observation),
+        _entries(holdings, (client >= 0) & members[client], observation),
         num_coarse,
         jnp.zeros_like(members),
         jnp.where(members[:, None, None], jnp.asarray(matrices, jnp.float32)[space], 0.0),
@@ -182,50 +175,47 @@ def given() -> WeakRule:
 
     def observe(key: PRNGKey, holdings: Holdings) -> Observed:
         own = holdings.own
-        members = holdings.members
-        nothing = _coarse(
-            holdings, jnp.full_like(holdings.client, -1), np.zeros((1, 1, holdings.num_classes))
-        )
-        coarse = nothing if own.coarse is None else _own_coarse_labels(holdings)
-        if own.sets is None or own.set_shares is None:
-            if own.sets is not None:
-                raise ValueError(
-                    "the dataset has a column of sets but not their class shares; give "
-                    "config.data.proportions, a CSV file (docs/data.md)"
-                )
+        num_clients = holdings.members.shape[0]
+        if own.coarse is None:
+            none = jnp.full_like(holdings.client, -1)
+            coarse = _coarse(holdings, none, np.zeros((1, 1, holdings.num_classes)))
+        else:
+            coarse = _own_coarse_labels(holdings)
+        if own.sets is None:
             return coarse
-        if own.set_shares.shape[0] != members.shape[0]:
+        if own.set_shares is None:
             raise ValueError(
-                f"class shares are given for {own.set_shares.shape[0]} clients, but "
-                f"{members.shape[0]} train; supervision 'given' goes with the natural partition "
-                "and all of its clients"
+                "the dataset has a column of sets but not their class shares; give "
+                "config.data.proportions, a CSV file (docs/data.md)"
+            )
+        given_for, num_sets, _ = own.set_shares.shape
+        if given_for != num_clients:
+            raise ValueError(
+                f"class shares are given for {given_for} clients, but {num_clients} train; "
+                "supervision 'given' goes with the natural partition and all of its clients"
             )
         filled = own.set_shares.sum(axis=2) > 0  # [C, O]
         has_sets = jnp.asarray(filled.any(axis=1))
-        most = max(own.set_shares.shape[1], coarse.matrix.shape[1])
-        owner = coarse.entries.client
+        most = max(num_sets, coarse.matrix.shape[1])
+        # Sets take the place of coarse labels at the clients that have them.
+        entries = coarse.entries
         by_sets = has_sets[jnp.maximum(holdings.client, 0)]
-        observation = jnp.where(by_sets, jnp.asarray(own.sets), coarse.entries.observation)
-        counted = by_sets & (observation >= 0) & (owner >= 0)
-        sizes = count_groups(
-            jnp.where(counted, owner * most + observation, -1), members.shape[0] * most
-        )
-        shares = np.pad(own.set_shares, ((0, 0), (0, most - own.set_shares.shape[1]), (0, 0)))
-        last = jnp.asarray((filled * np.arange(1, filled.shape[1] + 1)).max(axis=1), jnp.int32)
+        observation = jnp.where(by_sets, jnp.asarray(own.sets), entries.observation)
+        counted = by_sets & (observation >= 0) & (entries.client >= 0)
+        cell = jnp.where(counted, entries.client * most + observation, -1)
+        sizes = count_groups(cell, num_clients * most).reshape(-1, most).astype(jnp.float32)
+        shares = np.pad(own.set_shares, ((0, 0), (0, most - num_sets), (0, 0)))
+        last = jnp.asarray((filled * np.arange(1, num_sets + 1)).max(axis=1), jnp.int32)
         padded = _padded(coarse, most)
         return Observed(
-            coarse.entries._replace(observation=observation),
+            entries._replace(observation=observation),
             jnp.where(has_sets, last, padded.num_observations),
             has_sets,
             jnp.where(has_sets[:, None, None], jnp.asarray(shares, jnp.float32), padded.matrix),
-            jnp.where(
-                has_sets[:, None],
-                normalized(sizes.reshape(-1, most).astype(jnp.float32)),
-                padded.share,
-            ),
+            jnp.where(has_sets[:, None], normalized(sizes), padded.share),
         )
 
-    return WeakRule(observe, lambda sizes, num_classes: sizes.largest)
+    return WeakRule(observe)
 
 
 def together(observed: list[Observed]) -> Observed:
@@ -293,6 +283,11 @@ def normalized(values: Float[Array, "*rows n"]) -> Float[Array, "*rows n"]:
     return jnp.where(total > 0, values / jnp.where(total > 0, total, 1.0), 0.0)
 
 
+def _shares(values: Array, axis: int) -> Array:
+    """Return values divided by their sums along an axis; zeros stay."""
+    return values / jnp.maximum(values.sum(axis=axis, keepdims=True), 1e-12)
+
+
 def unlabelled_sets(
     counts: tuple[int, ...], protocol: Protocol = "dealt", shared: bool = False
 ) -> WeakRule:
@@ -330,23 +325,18 @@ def unlabelled_sets(
         num_sets = _spread(counts, holdings.members)
         wanted = _wanted(named_key(key, "shares"), num_sets, num_classes, most)
         pool = count_groups(holdings.cell, num_clients * num_classes).reshape(num_clients, -1)
+        draw_key = named_key(key, "sets")
         if protocol == "drawn":
-            return _draw_each(named_key(key, "sets"), holdings, num_sets, wanted, pool)
+            return _draw_each(draw_key, holdings, num_sets, wanted, pool)
         size = pool.sum(axis=1, dtype=jnp.int32) // jnp.maximum(num_sets, 1)  # of a set
+        size = size[:, None, None].astype(wanted.dtype)
         if protocol == "reference":
-            quota = jnp.floor(size[:, None, None].astype(wanted.dtype) * wanted + 1e-4).astype(
-                jnp.int32
-            )
-            entries = _draw_overlapping(
-                named_key(key, "sets"), holdings, quota, _copies(num_classes)
-            )
+            quota = jnp.floor(size * wanted + 1e-4).astype(jnp.int32)
+            entries = _draw_overlapping(draw_key, holdings, quota, _copies(num_classes))
+        elif protocol == "clean":
+            entries = _draw_disjoint(draw_key, holdings, _clean_quota(wanted, pool, size))
         else:
-            quota = (
-                _clean_quota(wanted, pool, size)
-                if protocol == "clean"
-                else _dealt_quota(wanted, pool)
-            )
-            entries = _draw_disjoint(named_key(key, "sets"), holdings, quota)
+            entries = _draw_disjoint(draw_key, holdings, _dealt_quota(wanted, pool))
         matrix, share = realized_shares(entries, holdings.labels, num_clients, most, num_classes)
         return Observed(entries, num_sets, holdings.members, matrix, share)
 
@@ -356,22 +346,18 @@ def unlabelled_sets(
         dominant = np.arange(rows)[:, None] % num_classes == np.arange(num_classes)
         drawn = jnp.where(dominant, _DOMINANCE, 1.0) * drawn
         real = (np.arange(rows, dtype=np.int32) < num_sets[:, None])[:, :, None]
-        drawn = jnp.where(real, drawn, 0.0)
-        rows_sum = drawn / jnp.maximum(drawn.sum(axis=2, keepdims=True), 1e-12)
+        own = _shares(jnp.where(real, drawn, 0.0), axis=2)
         if not shared:
-            return rows_sum
-        together = rows_sum.sum(axis=0, keepdims=True)
-        over = 1 if protocol == "reference" else 2
-        return jnp.where(
-            real, together / jnp.maximum(together.sum(axis=over, keepdims=True), 1e-12), 0.0
-        )
+            return own
+        together = own.sum(axis=0, keepdims=True)
+        return jnp.where(real, _shares(together, axis=1 if protocol == "reference" else 2), 0.0)
 
     def _copies(num_classes: int) -> int:
         # Shares normalized over the sets ask for K / M times as many examples as the client has.
         return -(-num_classes // min(counts)) if shared else 1
 
     def largest(sizes: Bounds, num_classes: int) -> int:
-        return sizes.largest * (max(_copies(num_classes), 1) if protocol == "reference" else 1)
+        return sizes.largest * (_copies(num_classes) if protocol == "reference" else 1)
 
     return WeakRule(observe, largest)
 
@@ -384,9 +370,10 @@ def realized_shares(
     """
     truth = labels[entries.row]
     real = (entries.client >= 0) & (entries.observation >= 0) & (truth >= 0)
+    shape = num_clients, num_sets, num_classes
     cell = (entries.client * num_sets + entries.observation) * num_classes + truth
-    counts = count_groups(jnp.where(real, cell, -1), num_clients * num_sets * num_classes)
-    counts = counts.reshape(num_clients, num_sets, num_classes).astype(jnp.float32)
+    counts = count_groups(jnp.where(real, cell, -1), math.prod(shape))
+    counts = counts.reshape(shape).astype(jnp.float32)
     return normalized(counts), normalized(counts.sum(axis=2))
 
 
@@ -406,21 +393,18 @@ def _clean_quota(wanted: Array, pool: Array, size: Array) -> Int[Array, "C O K"]
     """
     num_sets = jnp.sum(jnp.any(wanted > 0, axis=2), axis=1, dtype=jnp.int32)
     enough = pool >= jnp.maximum(num_sets, 1)[:, None]
-    wanted = normalized(jnp.where(enough[:, None, :], wanted, 0.0)) * size[:, None, None].astype(
-        jnp.float32
-    )
+    wanted = normalized(jnp.where(enough[:, None, :], wanted, 0.0)) * size
     needed = wanted.sum(axis=1)
-    lasting = jnp.where(
-        needed > 0, pool.astype(needed.dtype) / jnp.where(needed > 0, needed, 1.0), jnp.inf
-    )
-    factor = jnp.minimum(jnp.min(lasting, axis=1), 1.0)
+    some = needed > 0
+    lasting = pool.astype(needed.dtype) / jnp.where(some, needed, 1.0)
+    factor = jnp.minimum(jnp.min(jnp.where(some, lasting, jnp.inf), axis=1), 1.0)
     return jnp.floor(wanted * factor[:, None, None] + 1e-4).astype(jnp.int32)
 
 
 def _dealt_quota(wanted: Array, pool: Array) -> Int[Array, "C O K"]:
     """Examples per set and class: all of the pool, cut where the running shares say so."""
     running = jnp.cumsum(wanted, axis=1)
-    running = running / jnp.maximum(running[:, -1:], 1e-12)
+    running /= jnp.maximum(running[:, -1:], 1e-12)
     ends = jnp.floor(running * pool[:, None, :].astype(running.dtype) + 0.5).astype(jnp.int32)
     return jnp.diff(ends, axis=1, prepend=jnp.zeros_like(ends[:, :1]))
 
@@ -429,7 +413,7 @@ def _draw_disjoint(key: PRNGKey, holdings: Holdings, quota: Int[Array, "C O K"])
     cell = holdings.cell
     rank = rank_within(key, cell)
     ends = running_sum(quota, axis=1)  # [C, O, K]
-    mine = ends[jnp.maximum(holdings.client, 0), :, jnp.maximum(holdings.labels, 0)]  # [N, O]
+    mine = ends[holdings.client, :, holdings.labels]  # [N, O]
     observation = jnp.sum(rank[:, None] >= mine, axis=1, dtype=jnp.int32)
     return _entries(holdings, (cell >= 0) & (observation < quota.shape[1]), observation)
 
@@ -444,8 +428,8 @@ def _draw_each(
     """Every example falls into a set by chance; class shares and sizes of the sets are those to
     be expected.
     """
-    chances = wanted / jnp.maximum(wanted.sum(axis=1, keepdims=True), 1e-12)  # P(set | class)
-    mine = chances[jnp.maximum(holdings.client, 0), :, jnp.maximum(holdings.labels, 0)]  # [N, O]
+    chances = _shares(wanted, axis=1)  # P(set | class)
+    mine = chances[holdings.client, :, holdings.labels]  # [N, O]
     entries = _entries(holdings, holdings.eligible, drawn_observations(key, jnp.log(mine)))
     expected = chances * pool[:, None, :].astype(chances.dtype)
     return Observed(
@@ -462,14 +446,13 @@ def _draw_overlapping(
 
     def draw(number: Array) -> Mask:
         rank = rank_within(jax.random.fold_in(key, number), cell)
-        most = quota[jnp.maximum(holdings.client, 0), number, jnp.maximum(holdings.labels, 0)]
+        most = quota[holdings.client, number, holdings.labels]
         return (cell >= 0) & (rank < most)
 
     drawn = jax.lax.map(draw, int_range(num_sets))  # [O, N]
     place = jnp.nonzero(drawn.reshape(-1), size=size * copies, fill_value=-1)[0].astype(jnp.int32)
+    real = place >= 0
     row = jnp.maximum(place, 0) % size
     return Entries(
-        jnp.where(place >= 0, holdings.client[row], -1),
-        row,
-        jnp.where(place >= 0, place // size, -1),
+        jnp.where(real, holdings.client[row], -1), row, jnp.where(real, place // size, -1)
     )

@@ -47,22 +47,15 @@ def equalize(images: Images) -> Images:
     # Within the table even where a value is NaN.
     values = jnp.clip(images.reshape(rows, height * width).astype(jnp.int32), 0, 255)
     places = (values + _LEVELS * jnp.arange(rows, dtype=jnp.int32)[:, None]).reshape(-1)
-    histogram = (
-        jnp.zeros(rows * _LEVELS, jnp.int32)
-        .at[places]
-        .add(1, mode="promise_in_bounds")
-        .reshape(rows, _LEVELS)
-    )
+    histogram = jnp.zeros(rows * _LEVELS, jnp.int32).at[places].add(1, mode="promise_in_bounds")
+    histogram = histogram.reshape(rows, _LEVELS)
     below = (jnp.cumsum(histogram, axis=1) - histogram).astype(jnp.float32)
     step = jnp.floor(jnp.max(jnp.where(histogram > 0, below, 0.0), axis=1, keepdims=True) / LARGEST)
     # Adding one half keeps a quotient of whole numbers on its side of the next one, as above.
-    table = jnp.minimum(
-        jnp.floor((jnp.floor(step / 2.0) + below + 0.5) / jnp.maximum(step, 1.0)), LARGEST
-    )
-    table = jnp.where(step > 0, table, jnp.arange(_LEVELS, dtype=jnp.float32))
-    return jnp.take_along_axis(table, values, axis=1, mode="promise_in_bounds").reshape(
-        images.shape
-    )
+    table = jnp.floor((jnp.floor(step / 2.0) + below + 0.5) / jnp.maximum(step, 1.0))
+    kept = jnp.arange(_LEVELS, dtype=jnp.float32)
+    table = jnp.where(step > 0, jnp.minimum(table, LARGEST), kept)
+    return _fetched(table, values, images.shape)
 
 
 def posterize(images: Images, step: Float[Array, " n"]) -> Images:
@@ -107,10 +100,7 @@ def sharpness(images: Images, factor: Float[Array, " n"]) -> Images:
         images[:, :, i : height - 2 + i, j : width - 2 + j] for i in range(3) for j in range(3)
     )
     smooth = jnp.floor((around + 4.0 * images[:, :, 1:-1, 1:-1]) / 13.0 + 0.5)
-    inner = np.pad(np.ones((height - 2, width - 2), bool), 1)
-    return _blend(
-        jnp.where(inner, jnp.pad(smooth, ((0, 0), (0, 0), (1, 1), (1, 1))), images), images, factor
-    )
+    return _blend(jnp.asarray(images).at[:, :, 1:-1, 1:-1].set(smooth), images, factor)
 
 
 def move(images: Images, coefficients: Int[Array, "n 6"], fill: Float[np.ndarray, " C"]) -> Images:
@@ -130,9 +120,7 @@ def move(images: Images, coefficients: Int[Array, "n 6"], fill: Float[np.ndarray
     inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
     place = jnp.where(inside, row * width + column, 0).reshape(count, 1, height * width)
     flat = images.reshape(count, channels, height * width)
-    fetched = jnp.take_along_axis(flat, place, axis=2, mode="promise_in_bounds").reshape(
-        images.shape
-    )
+    fetched = _fetched(flat, place, images.shape)
     return jnp.where(inside[:, None], fetched, fill[:, None, None])
 
 
@@ -189,12 +177,8 @@ def shear_smoothly(
     # slices.
     def fetched(step: int) -> Images:
         near = jnp.clip(along + step, 0, length - 1)
-        place = (near * width + columns if axis == 0 else rows * width + near).reshape(
-            count, 1, height * width
-        )
-        return jnp.take_along_axis(flat, place, axis=2, mode="promise_in_bounds").reshape(
-            images.shape
-        )
+        place = near * width + columns if axis == 0 else rows * width + near
+        return _fetched(flat, place.reshape(count, 1, height * width), images.shape)
 
     before, left, right, after = map(fetched, (-1, 0, 1, 2))
     # Weights of the differences to one neighbour: what is constant stays so, whatever the rounding.
@@ -234,15 +218,19 @@ def cutout(
     hidden = jnp.ones((), bool)
     for axis, length in enumerate(images.shape[2:]):
         middle = spot[:, axis] * length
-        start = (
-            jnp.floor(jnp.maximum(middle - side / 2, 0.0))
-            if full
-            else jnp.floor(middle) - jnp.floor(side / 2)
-        )
-        along = jnp.arange(length, dtype=jnp.float32)
-        covered = (along >= start[:, None]) & (along < start[:, None] + jnp.floor(side)[:, None])
+        start = jnp.floor(middle) - jnp.floor(side / 2)
+        if full:
+            start = jnp.floor(jnp.maximum(middle - side / 2, 0.0))
+        along = jnp.arange(length, dtype=jnp.float32) - start[:, None]
+        covered = (along >= 0) & (along < jnp.floor(side)[:, None])
         hidden = hidden & (covered[:, None, :, None] if axis == 0 else covered[:, None, None, :])
     return jnp.where(hidden, fill[:, None, None], images)
+
+
+def _fetched(table: Array, place: Array, shape: tuple[int, ...]) -> Array:
+    """Fetch entries along the last axis, from places that are all within it."""
+    found = jnp.take_along_axis(table, place, axis=-1, mode="promise_in_bounds")
+    return found.reshape(shape)
 
 
 def _luminance(images: Images) -> Float[Array, "n 1 H W"]:
@@ -266,9 +254,8 @@ def _fixed_point(*coefficients: Float[np.ndarray, " L"]) -> Int[np.ndarray, "L 6
     """Coefficients in fixed point; those of the constant include the middle of the pixel."""
     x_x, x_y, x_1, y_x, y_y, y_1 = coefficients
     terms = x_x, x_y, x_1 + x_x * 0.5 + x_y * 0.5, y_x, y_y, y_1 + y_x * 0.5 + y_y * 0.5
-    return np.stack([np.floor(term * 2.0**_POINT + 0.5) for term in terms], axis=-1).astype(
-        np.int32
-    )
+    fixed = [np.floor(term * 2.0**_POINT + 0.5) for term in terms]
+    return np.stack(fixed, axis=-1).astype(np.int32)
 
 
 def _each(values: Float[Array, " n"]) -> Float[Array, "n 1 1 1"]:

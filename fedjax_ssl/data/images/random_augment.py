@@ -32,7 +32,7 @@ from fedjax_ssl.keys import PRNGKey, named_key
 GROUPS = 16
 
 _PLAIN = ("identity", "invert", "autocontrast", "equalize")
-_GRADED = ("brightness", "color", "contrast", "sharpness", "posterize", "solarize")
+_GRADED = (*ENHANCERS, "posterize", "solarize")
 OPERATIONS = (*_PLAIN, *_GRADED, *MOVEMENTS, "cutout")
 
 # (images, entry of the strengths [n], spots of cutouts [n, 2]) -> images
@@ -94,9 +94,7 @@ def random_augment(
         return jnp.moveaxis(_from_levels(planes, input_max, stored.dtype), 1, -1)
 
     def split(values: Shaped[Array, "n ..."]) -> Shaped[Array, "G rows ..."]:
-        padded = (
-            jnp.concatenate([values, values[: rows * groups - size]]) if size % groups else values
-        )
+        padded = jnp.concatenate([values, values[: rows * groups - size]])
         return jnp.swapaxes(padded.reshape(rows, groups, *values.shape[1:]), 0, 1)
 
     def split_draws(values: Shaped[Array, "N n ..."]) -> Shaped[Array, "G N rows ..."]:
@@ -120,17 +118,15 @@ def draw(key: PRNGKey, policy: Policy, size: int, groups: int) -> Draws:
 
     def one(number: Int[Array, ""]) -> Draws:
         own = jax.random.fold_in(key, number)
-        operation = jax.random.bits(named_key(own, "operation"), (groups,)) % jnp.uint32(
-            len(policy.choices)
-        )
+        number_drawn = jax.random.bits(named_key(own, "operation"), (groups,))
+        operation = number_drawn % jnp.uint32(len(policy.choices))
         level = jax.random.bits(named_key(own, "level"), (size,)) % levels
         negative = ~jax.random.bernoulli(named_key(own, "sign"), shape=(size,))
         applied = jax.random.uniform(named_key(own, "chance"), (size,), jnp.float32) < policy.chance
         # Entries of signed strengths come in pairs.
         entry = 2 * level.astype(jnp.int32) + negative.astype(jnp.int32)
-        return Draws(
-            operation.astype(jnp.int32), entry, applied, _spots(named_key(own, "cutout"), size)
-        )
+        spots = _spots(named_key(own, "cutout"), size)
+        return Draws(operation.astype(jnp.int32), entry, applied, spots)
 
     return jax.vmap(one)(jnp.arange(policy.number, dtype=jnp.uint32))
 
@@ -179,11 +175,9 @@ def _strengths(choice: Choice, height: int, width: int) -> Shaped[np.ndarray, "L
     if choice.signed:
         amounts[1::2] *= -1.0
         amounts = amounts + 1.0 if name in ENHANCERS else amounts
-    if name in ("translate_x", "translate_y", "cutout") and not choice.pixels:
-        amounts = (
-            amounts
-            * {"translate_x": width, "translate_y": height, "cutout": min(height, width)}[name]
-        )
+    sides = {"translate_x": width, "translate_y": height, "cutout": min(height, width)}
+    if name in sides and not choice.pixels:
+        amounts *= sides[name]
     if name == "posterize":
         return (2.0 ** (8.0 - amounts)).astype(np.float32)
     if name == "solarize":
@@ -192,10 +186,10 @@ def _strengths(choice: Choice, height: int, width: int) -> Shaped[np.ndarray, "L
         return operations.rotation(amounts, height, width)
     if choice.smooth:
         return operations.shear_offsets(amounts, height if name == "shear_x" else width)
-    if name in MOVEMENTS:
-        return (operations.shear if name.startswith("shear") else operations.translation)(
-            amounts, _axis(name)
-        )
+    if name.startswith("shear"):
+        return operations.shear(amounts, _axis(name))
+    if name.startswith("translate"):
+        return operations.translation(amounts, _axis(name))
     return amounts.astype(np.float32)
 
 

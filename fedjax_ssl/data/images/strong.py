@@ -12,7 +12,14 @@ from fedjax_ssl.checks import In, Whole
 from fedjax_ssl.data.images import policies
 from fedjax_ssl.data.images.operations import LARGEST, Stored
 from fedjax_ssl.data.images.random_augment import GROUPS, random_augment
-from fedjax_ssl.data.images.weak import Augmentation, check_images, crop_flip, shift
+from fedjax_ssl.data.images.weak import (
+    Augmentation,
+    FartherShift,
+    Shift,
+    check_images,
+    crop_flip,
+    shift,
+)
 from fedjax_ssl.keys import PRNGKey, named_key
 
 Limited = Annotated[int, Whole(0, 1000)]
@@ -128,11 +135,9 @@ def uda(
         input_mean: of the dataset per channel, as shares of `input_max`: what comes in at the
             border and in cutouts. None: CIFAR-10's.
     """
-    fill = (
-        policies.CIFAR_MEAN
-        if input_mean is None
-        else tuple(LARGEST * float(mean) for mean in input_mean)
-    )
+    fill: policies.Fill = policies.CIFAR_MEAN
+    if input_mean is not None:
+        fill = tuple(LARGEST * float(mean) for mean in input_mean)
     return _strong(policies.uda(operations, fill), before, input_max)
 
 
@@ -173,7 +178,7 @@ def fedrgd(before: Before, operations: Limited = 2, input_max: float = 255.0) ->
 
 
 def _strong(policy: policies.Policy, before: Before, input_max: float) -> Augmentation:
-    moved = crop_flip(before.pixels) if before.flip else shift(before.pixels)
+    moved = crop_flip(FartherShift(before.pixels)) if before.flip else shift(Shift(before.pixels))
 
     def augment(key: PRNGKey, images: Stored) -> Stored:
         check_images(images)

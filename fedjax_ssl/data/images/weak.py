@@ -1,7 +1,8 @@
 """Weak augmentation by name: flips, shifts, rotation, enlargement."""
 
+import dataclasses
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -31,35 +32,45 @@ def no_augmentation() -> Augmentation:
     return lambda key, images: images
 
 
-def shift(
-    pixels: Annotated[int, Whole(0, 1000)] = 2,
-    fill: Literal["reflect", "constant"] = "reflect",
-    value: Annotated[float, In("(-inf, inf)")] = 0.0,
-) -> Augmentation:
-    """Return the translation by whole pixels, uniform in [-pixels, pixels] in each direction.
+@dataclasses.dataclass(frozen=True)
+class Shift:
+    """Translation by whole pixels, uniform in [-pixels, pixels] in each direction.
 
-    Args:
+    Attributes:
         pixels: largest shift, >= 0 and smaller than the images.
         fill: what comes in at the border: the image mirrored about its edge pixels, or `value`.
         value: stored value for `fill="constant"`.
     """
-    return lambda key, images: _crop(key, images, pixels, fill, value, None)
+
+    pixels: Annotated[int, Whole(0, 1000)] = 2
+    fill: Literal["reflect", "constant"] = "reflect"
+    value: Annotated[float, In("(-inf, inf)")] = 0.0
 
 
-def crop_flip(
-    pixels: Annotated[int, Whole(0, 1000)] = 4,
-    fill: Literal["reflect", "constant"] = "reflect",
-    value: Annotated[float, In("(-inf, inf)")] = 0.0,
-) -> Augmentation:
+@dataclasses.dataclass(frozen=True)
+class FartherShift(Shift):
+    """The same, by up to 4 pixels."""
+
+    pixels: Annotated[int, Whole(0, 1000)] = 4
+
+
+def shift(by: Shift) -> Augmentation:
+    """Return the translation by whole pixels, uniform in [-pixels, pixels] in each direction.
+
+    Args:
+        by: how far, and what comes in.
+    """
+    return lambda key, images: _crop(key, images, by)
+
+
+def crop_flip(by: FartherShift) -> Augmentation:
     """`shift`, then a horizontal flip of every second image on average: the CIFAR augmentation of
     FedAvg+XCLP.
 
     Args:
-        pixels: largest shift, >= 0 and smaller than the images.
-        fill: what comes in at the border: the image mirrored about its edge pixels, or `value`.
-        value: stored value for `fill="constant"`.
+        by: how far, and what comes in.
     """
-    return lambda key, images: _crop(key, images, pixels, fill, value, _mirrored(key, images))
+    return lambda key, images: _crop(key, images, by, _mirrored(key, images))
 
 
 def flip() -> Augmentation:
@@ -67,7 +78,7 @@ def flip() -> Augmentation:
 
     def augment(key: PRNGKey, images: Stored) -> Stored:
         check_images(images)
-        return jnp.where(_mirrored(key, images)[:, None, None, None], images[:, :, ::-1], images)
+        return _flipped(key, images)
 
     return augment
 
@@ -84,10 +95,7 @@ def rotate(degrees: Annotated[float, In("[0, 180]")] = 20.0) -> Augmentation:
 
     def augment(key: PRNGKey, images: Stored) -> Stored:
         check_images(images)
-        drawn = jax.random.uniform(
-            named_key(key, "angle"), images.shape[:1], jnp.float32, -1.0, 1.0
-        )
-        return turn(images, jnp.deg2rad(degrees) * drawn)
+        return turn(images, jnp.deg2rad(degrees) * _uniform(key, "angle", len(images)))
 
     return augment
 
@@ -112,19 +120,13 @@ def translate(
 
     def augment(key: PRNGKey, images: Stored) -> Stored:
         check_images(images)
-        size = images.shape[0]
         moved = images.astype(jnp.float32)
         if flip:
-            moved = jnp.where(_mirrored(key, images)[:, None, None, None], moved[:, :, ::-1], moved)
+            moved = _flipped(key, moved)
         for axis, name in ((1, "down"), (2, "right")):
-            side = images.shape[axis]
-            offset = jax.random.uniform(
-                named_key(key, name), (size,), jnp.float32, -share * side, share * side
-            )
+            offset = _uniform(key, name, len(images), share * images.shape[axis])
             moved = slide(moved, offset, axis, value * input_max)
-        if not jnp.issubdtype(images.dtype, jnp.floating):
-            moved = jnp.round(moved)
-        return moved.astype(images.dtype)
+        return rounded(moved, images.dtype)
 
     return augment
 
@@ -151,10 +153,10 @@ def resize_crop(size: Annotated[int, Whole(1, 10_000)] = 40, flip: bool = True) 
         whole = not jnp.issubdtype(images.dtype, jnp.floating)
         enlarged = images.astype(jnp.float32)
         for axis, side in ((2, width), (1, height)):
-            enlarged = jnp.moveaxis(
-                jnp.tensordot(enlarged, _enlarging(side, size), ((axis,), (1,))), -1, axis
-            )
-            enlarged = jnp.floor(enlarged + 0.5) if whole else enlarged
+            enlarged = jnp.tensordot(enlarged, _enlarging(side, size), ((axis,), (1,)))
+            enlarged = jnp.moveaxis(enlarged, -1, axis)
+            if whole:
+                enlarged = jnp.floor(enlarged + 0.5)
         rows = _places(key, "down", count, size, height)
         columns = _places(key, "right", count, size, width)
         if flip:
@@ -188,14 +190,12 @@ def flamby(input_max: float = 255.0) -> Augmentation:
 
         def drawn(name: str, part: str) -> Float[Array, "n 1 1 1"]:
             """Draws from [-1, 1] where the part changes the image, else 0."""
-            value = jax.random.uniform(named_key(key, name), (count,), jnp.float32, -1.0, 1.0)
-            return jnp.where(_bits(key, part, count) % 2 == 0, value, 0.0)[:, None, None, None]
+            value = jnp.where(_bits(key, part, count) % 2 == 0, _uniform(key, name, count), 0.0)
+            return value[:, None, None, None]
 
         def covered(corner: Float[Array, "n h"], length: int) -> Bool[Array, "n h length"]:
-            along = (
-                jnp.arange(length, dtype=jnp.float32)
-                - jnp.floor(corner * (max(length - 16, 0) + 1))[..., None]
-            )
+            start = jnp.floor(corner * (max(length - 16, 0) + 1))[..., None]
+            along = jnp.arange(length, dtype=jnp.float32) - start
             return (along >= 0) & (along < 16)
 
         changed = turn(
@@ -203,28 +203,18 @@ def flamby(input_max: float = 255.0) -> Augmentation:
             jnp.deg2rad(50.0) * drawn("angle", "turned").ravel(),
             1.0 + 0.07 * drawn("zoom", "zoomed").ravel(),
         ).astype(jnp.float32)
-        changed = changed * (1.0 + 0.1 * drawn("contrast", "light")) + 0.15 * input_max * drawn(
-            "brightness", "light"
-        )
-        changed = jnp.clip(changed, 0.0, input_max)
-        if not jnp.issubdtype(images.dtype, jnp.floating):
-            changed = jnp.round(changed)
+        light = 0.15 * input_max * drawn("brightness", "light")
+        changed = changed * (1.0 + 0.1 * drawn("contrast", "light")) + light
+        changed = rounded(jnp.clip(changed, 0.0, input_max), images.dtype)
         way = (_bits(key, "flip", count) % 6)[:, None, None, None]  # 0 to 2: none
         changed = jnp.where((way == 3) | (way == 5), changed[:, ::-1], changed)
         changed = jnp.where(way >= 4, changed[:, :, ::-1], changed)
-        changed = _crop(
-            key, changed.astype(images.dtype), min(height, width) * 12 // 224, "reflect", 0.0, None
-        )
-        squares = jnp.where(
-            _bits(key, "hidden", count) % 2 == 0,
-            1 + _bits(key, "squares", count) % 8,
-            jnp.uint32(0),
-        )
+        changed = _crop(key, changed, Shift(min(height, width) * 12 // 224))
+        number = 1 + _bits(key, "squares", count) % 8
+        squares = jnp.where(_bits(key, "hidden", count) % 2 == 0, number, jnp.uint32(0))
         corner = jax.random.uniform(named_key(key, "corner"), (count, 2, 8), jnp.float32)
-        there = (
-            covered(corner[:, 0], height)
-            & (jnp.arange(8, dtype=jnp.uint32) < squares[:, None])[..., None]
-        )
+        drawn_ones = (jnp.arange(8, dtype=jnp.uint32) < squares[:, None])[..., None]
+        there = covered(corner[:, 0], height) & drawn_ones
         hidden = jnp.any(there[..., None] & covered(corner[:, 1], width)[:, :, None], axis=1)
         return jnp.where(hidden[..., None], jnp.zeros((), images.dtype), changed)
 
@@ -246,6 +236,10 @@ def _places(key: PRNGKey, name: str, count: int, size: int, side: int) -> Int[Ar
     return first[:, None] + jnp.arange(side, dtype=jnp.int32)
 
 
+def _flipped(key: PRNGKey, images: Stored) -> Stored:
+    return jnp.where(_mirrored(key, images)[:, None, None, None], images[:, :, ::-1], images)
+
+
 def _mirrored(key: PRNGKey, images: Stored) -> Bool[Array, " n"]:
     """Draws every second image on average."""
     return (_bits(key, "flip", images.shape[0]) % 2).astype(bool)
@@ -255,36 +249,41 @@ def _bits(key: PRNGKey, name: str, size: int) -> Int[Array, " size"]:
     return jax.random.bits(named_key(key, name), (size,), jnp.uint32)
 
 
-def _crop(
-    key: PRNGKey,
-    images: Stored,
-    pixels: int,
-    fill: str,
-    value: float,
-    flip: Array | None,
-) -> Stored:
+def _uniform(key: PRNGKey, name: str, size: int, most: float = 1.0) -> Float[Array, " size"]:
+    return jax.random.uniform(named_key(key, name), (size,), jnp.float32, -most, most)
+
+
+def rounded(values: Array, dtype: Any) -> Array:
+    """Return values in the type that they are stored in: whole where that is one of integers."""
+    whole = not jnp.issubdtype(dtype, jnp.floating)
+    return (jnp.round(values) if whole else values).astype(dtype)
+
+
+def _crop(key: PRNGKey, images: Stored, by: Shift, flip: Array | None = None) -> Stored:
     """Shifts every image and mirrors those with `flip`, by two gathers: rows, then columns."""
     check_images(images)
-    size, height, width, _ = images.shape
-    if pixels >= min(height, width):
+    _, height, width, _ = images.shape
+    if by.pixels >= min(height, width):
         raise ValueError(
-            f"pixels={pixels} must be smaller than the images, which are {height} x {width}"
+            f"pixels={by.pixels} must be smaller than the images, which are {height} x {width}"
         )
-    steps = jnp.uint32(2 * pixels + 1)
-    down = (_bits(key, "down", size) % steps).astype(jnp.int32) - pixels
-    right = (_bits(key, "right", size) % steps).astype(jnp.int32) - pixels
-    rows = jnp.arange(height, dtype=jnp.int32) - down[:, None]
-    columns = jnp.arange(width, dtype=jnp.int32) - right[:, None]
+
+    def places(name: str, side: int) -> Int[Array, "n side"]:
+        drawn = _bits(key, name, len(images)) % jnp.uint32(2 * by.pixels + 1)
+        offset = drawn.astype(jnp.int32) - by.pixels
+        return jnp.arange(side, dtype=jnp.int32) - offset[:, None]
+
+    rows = places("down", height)
+    columns = places("right", width)
     if flip is not None:
         columns = jnp.where(flip[:, None], columns[:, ::-1], columns)
     moved = jnp.take_along_axis(images, _reflect(rows, height)[:, :, None, None], axis=1)
     moved = jnp.take_along_axis(moved, _reflect(columns, width)[:, None, :, None], axis=2)
-    if fill == "reflect":
+    if by.fill == "reflect":
         return moved
-    inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[
-        :, None, :
-    ]
-    return jnp.where(inside[..., None], moved, jnp.asarray(value, images.dtype))
+    inside_rows = (rows >= 0) & (rows < height)
+    inside = inside_rows[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
+    return jnp.where(inside[..., None], moved, jnp.asarray(by.value, images.dtype))
 
 
 def _reflect(position: Int[Array, "n s"], size: int) -> Int[Array, "n s"]:

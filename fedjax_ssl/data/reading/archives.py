@@ -12,7 +12,7 @@ import numpy as np
 
 from fedjax_ssl.checks import In
 from fedjax_ssl.data.dataset import Dataset
-from fedjax_ssl.data.reading.cache import ROOT_VARIABLE, data_root, kept, load_converted
+from fedjax_ssl.data.reading.cache import ROOT_VARIABLE, data_root, kept, load_converted, raw_folder
 from fedjax_ssl.data.reading.catalogues import Choice
 from fedjax_ssl.data.reading.download import (
     DIGEST_SUFFIX,
@@ -132,7 +132,8 @@ def load_archive(
         return cached
     looked = [converted, raw]
     if source == "auto" and archive.prepared is not None:
-        looked.append(place := prepared_folders() / archive.prepared.name)
+        place = prepared_folders() / archive.prepared.name
+        looked.append(place)
         if any(place.glob("*/dataset_info.json")) and _missing(archive, raw):
             try:
                 found = _counted(archive, _load_prepared(archive, root, None, download=False))
@@ -165,7 +166,7 @@ def verify_files(archive: Archive, root: Place = None) -> list[Verified]:
     """Compare the original files of a dataset in `<root>/<name>/raw/` with those that are
     published.
     """
-    raw = data_root(root) / archive.name / "raw"
+    raw = raw_folder(archive.name, root, None)
     return [_verified(file, raw / file.name) for file in archive.files]
 
 
@@ -182,7 +183,7 @@ def placed_folder(name: str, root: Place, path: Place, parts: tuple[str, str], s
     Raises:
         DatasetUnavailable: one of them is not there; says what to do.
     """
-    folder = data_root(root) / name / "raw" if path is None else Path(path).expanduser()
+    folder = raw_folder(name, root, path)
     images, table = (folder / part for part in parts)
     if not (images.is_dir() and table.is_file()):
         put = (

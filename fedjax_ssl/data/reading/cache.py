@@ -24,7 +24,7 @@ from fedjax_ssl.data.reading.problems import Place
 ROOT_VARIABLE = "FEDJAX_SSL_DATA"
 FACTS = ("name", "class_names", "client_names", "input_max", "mean", "std", "coarse_names", "extra")
 ARRAYS = ("correspondence", "set_shares")
-COLUMNS = tuple(field.name for field in dataclasses.fields(Split))
+COLUMNS = tuple(field.name for field in dataclasses.fields(Split)[1:])  # beside the inputs
 FORM = 2  # version of what is kept of a user's own data; what has another one is read anew
 # by `Reading.as_json`'s kind
 READINGS = {"ImageReading": ImageReading, "TableReading": TableReading}
@@ -41,6 +41,11 @@ def data_root(root: Place = None) -> Path:
     ).expanduser()
 
 
+def raw_folder(name: str, root: Place, path: Place) -> Path:
+    """Choose the folder of a dataset's original files: `path`, else `<root>/NAME/raw`."""
+    return data_root(root) / name / "raw" if path is None else Path(path).expanduser()
+
+
 def load_converted(folder: Path) -> Dataset | None:
     """Open a dataset that `kept` wrote, with inputs memory-mapped.
 
@@ -53,21 +58,17 @@ def load_converted(folder: Path) -> Dataset | None:
     if not folder.is_dir():
         return None
     try:
-        facts = json.loads((folder / "dataset.json").read_text())
-        facts = {
+        stored = json.loads((folder / "dataset.json").read_text())
+        facts: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value
-            for name, value in facts.items()
+            for name, value in stored.items()
         }
         facts |= {name: _array(folder / f"{name}.npy") for name in ARRAYS}
-        facts["reading"] = reading_from_json(facts.get("reading"))
-        splits = {
-            split: Split(
-                np.load(folder / f"{split}_x.npy", mmap_mode="r"),
-                *(_array(folder / (f"{split}_{column}.npy")) for column in COLUMNS[1:]),  # type: ignore[arg-type]
-            )
-            for split in facts.pop("splits")
-        }
-        return Dataset(train=splits["train"], test=splits.get("test"), **facts)
+        facts["reading"] = reading_from_json(stored.get("reading"))
+        for split in facts.pop("splits"):
+            columns: Any = {name: _array(folder / f"{split}_{name}.npy") for name in COLUMNS}
+            facts[split] = Split(np.load(folder / f"{split}_x.npy", mmap_mode="r"), **columns)
+        return Dataset(**{"test": None, **facts})
     except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
         logger.warning(
             "the converted data in %s is damaged and will be made again: %s", folder, error
@@ -130,24 +131,16 @@ def kept(folder: Path, make: Callable[[], Dataset], replaces: str | None = None)
 
 
 def _save(dataset: Dataset, folder: Path) -> None:
-    splits = {
-        name: split
-        for name, split in (("train", dataset.train), ("test", dataset.test))
-        if split is not None
-    }
+    splits = dataset.splits()
     arrays = {name: getattr(dataset, name) for name in ARRAYS}
-    arrays |= {
-        f"{name}_{column}": getattr(split, column)
-        for name, split in splits.items()
-        for column in COLUMNS
-    }
+    for name, split in splits.items():
+        arrays |= {f"{name}_{column}": getattr(split, column) for column in ("x", *COLUMNS)}
     for name, values in arrays.items():
         if values is not None:
-            np.save(
-                folder / f"{name}.npy", values.astype(str) if values.dtype == object else values
-            )
+            plain = values.astype(str) if values.dtype == object else values
+            np.save(folder / f"{name}.npy", plain)
     facts = {name: getattr(dataset, name) for name in FACTS} | {"splits": list(splits)}
-    facts["reading"] = None if dataset.reading is None else dataset.reading.as_json()
+    facts["reading"] = dataset.reading and dataset.reading.as_json()
     (folder / "dataset.json").write_text(json.dumps(facts))
 
 
@@ -180,8 +173,9 @@ def facts_of(files: Iterable[Path]) -> list[Any]:
     another's time.
     """
     there = sorted(files)
+    facts = [(file, file.stat()) for file in there]
     return [
-        *((str(file), (status := file.stat()).st_size, status.st_mtime_ns) for file in there),
+        *((str(file), status.st_size, status.st_mtime_ns) for file, status in facts),
         of_files(there),
     ]
 

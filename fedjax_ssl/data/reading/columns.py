@@ -75,12 +75,9 @@ class Columns(NamedTuple):
 
     def rows(self, kept: np.ndarray) -> "Columns":
         """Choose some of the examples, by a mask or by number."""
-        arrays = {
-            name: values[kept]
-            for name, values in self._asdict().items()
-            if isinstance(values, np.ndarray)
-        }
-        return self._replace(**arrays)
+        fields = self._asdict().items()
+        chosen = {name: one[kept] for name, one in fields if isinstance(one, np.ndarray)}
+        return self._replace(**chosen)
 
     def dataset(
         self,
@@ -107,7 +104,8 @@ class Columns(NamedTuple):
             BadData: class shares or inputs that do not fit.
         """
         try:
-            train, test = (self._split(x, chosen) for chosen in (~self.is_test, self.is_test))
+            train = self._split(x, ~self.is_test)
+            test = self._split(x, self.is_test)
             shares = None
             if proportions is not None:
                 shares = read_proportions(
@@ -163,15 +161,11 @@ def read_columns(
     places = texts.index
     told = cells.get("label", [""] * len(texts))
     labels = _plain(as_cells(told, marks), "-1" in map(str, classes or ()))
-    for text, count in Counter(
-        text for text, label in zip(told, labels, strict=True) if text and not label
-    ).items():
+    pairs = zip(told, labels, strict=True)
+    for text, count in Counter(text for text, label in pairs if text and not label).items():
         known = ",".join(("-1", *numbered(labels)[1][:SHOWN]))
-        hint = (
-            f"; if it is a class, name all classes: data.classes={known}"
-            if text.startswith("-1")
-            else ""
-        )
+        named = f"; if it is a class, name all classes: data.classes={known}"
+        hint = named if text.startswith("-1") else ""
         findings.notes.append(
             f"{counted(count, 'label is', 'labels are')} {text}, taken as no label{hint}"
         )
@@ -188,9 +182,9 @@ def read_columns(
         findings.problems.append(
             "there are sets but no clients, which they belong to; add a column for the client"
         )
-    coarse, coarse_names = (
-        (None, None) if "coarse" not in cells else numbered(_plain(cells["coarse"]))
-    )
+    coarse = coarse_names = None
+    if "coarse" in cells:
+        coarse, coarse_names = numbered(_plain(cells["coarse"]))
     if coarse_names is not None and len(coarse_names) < 2:
         found = counted(len(coarse_names), "coarse class is", "coarse classes are")
         findings.problems.append(f"{found} there; at least two are needed")
@@ -237,7 +231,7 @@ def _classes(
         )
     number = {"": -1} | {name: place for place, name in enumerate(names)}
     for label in dict.fromkeys(label for label in labels if label not in number):
-        rows = [row for row, other in enumerate(labels) if other == label]
+        rows = _rows_of(label, labels)
         findings.problems.append(
             f"label {label!r} of {counted(len(rows), 'example')} ({some(rows, places)}) is none "
             f"of the classes.{did_you_mean(label, names)} Classes: {', '.join(names)}"
@@ -245,11 +239,15 @@ def _classes(
     return np.array([number.get(label, -1) for label in labels], np.int32), names
 
 
+def _rows_of(text: str, texts: Sequence[str]) -> list[int]:
+    return [row for row, other in enumerate(texts) if other == text]
+
+
 def _split(texts: Sequence[str], places: Sequence[str], findings: Findings) -> np.ndarray:
     words = [word.lower() for word in texts]
     allowed = (*TRAIN[1:], *TEST, *VALIDATION)
     for word in sorted(set(words) - {"", *allowed}):
-        rows = [row for row, other in enumerate(words) if other == word]
+        rows = _rows_of(word, words)
         findings.problems.append(
             f"split is {texts[rows[0]]!r} in {some(rows, places)}.{did_you_mean(word, allowed)} "
             "Allowed: train, test, or nothing for train"
@@ -272,14 +270,9 @@ def _sets(texts: Sequence[str], places: Sequence[str], findings: Findings) -> np
     cells = _plain(texts)
     # A number of a set is a place in an array: none needs one that is larger than the number of
     # examples.
-    numbers = [
-        -1
-        if not cell
-        else int(cell)
-        if cell.isascii() and cell.isdigit() and len(cell) < 10
-        else len(cells)
-        for cell in cells
-    ]
+    fits = r"-1|\d{1,9}"
+    found = [re.fullmatch(fits, cell or "-1", re.ASCII) for cell in cells]
+    numbers = [int(one[0]) if one else len(cells) for one in found]
     if wrong := [row for row, number in enumerate(numbers) if number >= len(cells)]:
         findings.problems.append(
             f"set is {cells[wrong[0]]!r} in {some(wrong, places)}; sets are numbered from 0 on "

@@ -22,7 +22,7 @@ def keep_copies_together(dataset: Dataset) -> Dataset:
     """
     train = dataset.train
     test = dataset.test
-    group = dataset.train.group
+    group = train.group
     notes = list(dataset.extra.get("notes", ()))
     if group is not None:
         known = distinct(group[group >= 0])
@@ -32,14 +32,15 @@ def keep_copies_together(dataset: Dataset) -> Dataset:
             "side of every split"
             + (f"; but {both:,} groups have test examples of their own, too" if both else "")
         )
-    splits = [train] if test is None else [train, test]
-    if (size := sum(split.x.nbytes for split in splits)) > MOST:
+    inputs = [split.x for split in dataset.splits().values()]
+    size = sum(array.nbytes for array in inputs)
+    if size > MOST:
         notes.append(
             f"inputs of {size / 1e9:,.1f} GB: above {MOST / 1e9:,.1f} GB nobody looks for copies "
             "of examples"
         )
         return replace(dataset, extra={**dataset.extra, "notes": notes})
-    first = _first_copies([split.x for split in splits])
+    first = _first_copies(inputs)
     # in the order in which they appear
     number = (np.cumsum(first == np.arange(len(first))) - 1)[first]
     copies = np.flatnonzero(first[: len(train)] != np.arange(len(train)))
@@ -51,15 +52,13 @@ def keep_copies_together(dataset: Dataset) -> Dataset:
         )
         differ = int((train.y[copies] != train.y[original]).sum())
         apart = 0 if group is None else int((group[copies] != group[original]).sum())
+        what = "rows" if train.x.ndim == 2 else "images"
+        labels = f", and {differ:,} of them have another label" if differ else ""
+        parted = f"{apart:,} are in another group, so that splits may part them"
+        together = parted if apart else "they stay together"
         notes.append(
-            f"{len(copies):,} of {len(train):,} {'rows' if train.x.ndim == 2 else 'images'} are "
-            f"copies of others, first {copy} (of "
-            f"{of}){f', and {differ:,} of them have another label' if differ else ''}; "
-            + (
-                f"{apart:,} are in another group, so that splits may part them"
-                if apart
-                else "they stay together"
-            )
+            f"{len(copies):,} of {len(train):,} {what} are copies of others, first {copy} (of "
+            f"{of}){labels}; {together}"
         )
         if group is None:
             train = replace(train, group=number[: len(train)])

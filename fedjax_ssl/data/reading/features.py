@@ -49,12 +49,10 @@ class Feature:
         """
         if self.kind == "number":
             return as_numbers(cells)
+        if self.kind == "date":
+            return _days(cells, self.form)
         places = {level: place for place, level in enumerate(self.levels)}
-        return (
-            np.array([places.get(whole(cell), np.nan) for cell in cells])
-            if places
-            else _days(cells, self.form)
-        )
+        return np.array([places.get(whole(cell), np.nan) for cell in cells])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,10 +67,8 @@ class TableReading(Reading):
     features: tuple[Feature, ...] = ()  # columns that are inputs, in their order
 
     def __post_init__(self) -> None:
-        read = [
-            feature if isinstance(feature, Feature) else Feature(**feature)
-            for feature in self.features
-        ]
+        # What JSON kept of a feature is a dictionary.
+        read = (one if isinstance(one, Feature) else Feature(**one) for one in self.features)
         object.__setattr__(self, "features", tuple(read))
 
     @property
@@ -107,13 +103,13 @@ class TableReading(Reading):
                 self._tell(feature, cells[wrong[0]], some(wrong, table.index), findings)
             elif feature.kind == "number" and any("," in cell for cell in cells):
                 findings.notes.append(f"a comma is taken as the decimal point in {feature.name}")
-            gaps |= {feature.name: gap} if gap.any() else {}
+            if gap.any():
+                gaps[feature.name] = gap
             values = np.where(gap, feature.fill, values)[:, None]
-            blocks.append(
-                values == np.arange(len(feature.levels))
-                if feature.levels
-                else values - feature.center
-            )
+            if feature.levels:
+                blocks.append(values == np.arange(len(feature.levels)))
+            else:
+                blocks.append(values - feature.center)
         return np.concatenate(blocks, axis=1).astype(np.float32), self._used(gaps, table, findings)
 
     def _tell(self, feature: Feature, cell: str, rows: str, findings: Findings) -> None:
@@ -147,7 +143,7 @@ class TableReading(Reading):
             f"({', '.join(sorted(marks)[:SHOWN])}), first {table.index[full.argmin()]}; by "
             f"column: {', '.join(f'{name} {gap.sum():,}' for name, gap in gaps.items())}"
         )
-        if self.missing == "refuse" or (self.missing == "drop" and not full.any()):
+        if self.missing == "refuse" or not (self.missing == "median" or full.any()):
             findings.problems.append(
                 f"{told}; fill them in, or train with data.missing=median, which takes the median "
                 "of the training examples (of words the most frequent one), or with "
@@ -186,23 +182,22 @@ def fit(
     features = []
     for name in names:
         cells = as_cells(as_text(table[name]), reading.marks)
-        feature = kind_of(
-            name, [cell for cell, row in zip(cells, train, strict=True) if row], reading, findings
-        )
-        known = (values := feature.values(cells))[train & np.isfinite(values)]
+        feature = kind_of(name, np.array(cells, object)[train].tolist(), reading, findings)
+        values = feature.values(cells)
+        known = values[train & np.isfinite(values)]
         if not len(known):
-            told = (
+            findings.problems.append(
                 f"column {name!r} is missing in all training examples; leave it out with "
                 f"data.ignore={name}"
             )
-            findings.problems.append(told)
-            continue
-        mean = float(known.mean())
-        fill = float(np.median(known))
-        if feature.levels:
+        elif feature.levels:
             fill = float(np.bincount(known.astype(int)).argmax())
-        far = not feature.levels and 0 < known.std() * FAR < abs(mean)
-        features.append(dataclasses.replace(feature, fill=fill, center=mean if far else 0.0))
+            features.append(dataclasses.replace(feature, fill=fill))
+        else:
+            mean = float(known.mean())
+            center = mean if 0 < known.std() * FAR < abs(mean) else 0.0
+            fill = float(np.median(known))
+            features.append(dataclasses.replace(feature, fill=fill, center=center))
     kinds = {
         "columns of words, one-hot encoded": [
             f"{one.name} ({len(one.levels)})" for one in features if one.levels
@@ -236,12 +231,9 @@ def kind_of(name: str, cells: Sequence[str], reading: TableReading, findings: Fi
         if forms:
             return Feature(name, "date", forms[0])
     _, levels = numbered([whole(cell) for cell in present])
-    if len(levels) > reading.max_levels or len(levels) == len(present) >= FEW:
-        most = (
-            "each of them once"
-            if len(levels) == len(present)
-            else f"more than data.max_levels={reading.max_levels}"
-        )
+    once = len(levels) == len(present)
+    if len(levels) > reading.max_levels or (once and len(present) >= FEW):
+        most = "each of them once" if once else f"more than data.max_levels={reading.max_levels}"
         findings.problems.append(
             f"column {name!r} holds {len(levels):,} different words, such as {present[0]!r}, "
             f"{most}, too many for a one-hot encoding; leave it out with data.ignore={name}"
@@ -257,11 +249,8 @@ def identifiers(
     """
     found = []
     for name, values in zip(names, x.T, strict=True):
-        if (
-            len(values) < FEW
-            or len(set(values[:FEW].tolist())) < FEW
-            or len(np.unique(values)) < len(values)
-        ):
+        # Most inputs repeat a value among the first ones already.
+        if len(np.unique(values[:FEW])) < FEW or len(np.unique(values)) < len(values):
             continue
         steps = np.diff(values)
         classes = len(np.unique(labels))

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import importlib
 import io
+import math
 import os
 import unicodedata
 from collections import Counter
@@ -254,13 +255,13 @@ def _decoded(
     findings: Findings,
 ) -> Pictures:
     """Decode the files whose heads could be read."""
-    shape = height, width, channels = reading.height, reading.width, reading.channels
-    needed = len(files) * height * width * channels
+    shape = reading.height, reading.width, reading.channels
+    needed = len(files) * math.prod(shape)
     if needed > _memory():
         findings.problems.append(
-            f"{counted(len(files), 'image')} of {width}x{height}x{channels} take "
-            f"{needed / 1e9:,.0f} GB, more than this machine has; give a smaller size than "
-            f"{max(height, width)}"
+            f"{counted(len(files), 'image')} of {reading.width}x{reading.height}x"
+            f"{reading.channels} take {needed / 1e9:,.0f} GB, more than this machine has; give a "
+            f"smaller size than {max(shape[:2])}"
         )
         return Pictures(np.empty((0, *shape), np.uint8), np.empty(0, int), reading)
 

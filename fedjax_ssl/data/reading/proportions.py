@@ -58,19 +58,16 @@ def read_proportions(
     needs = f"The first line must hold: {','.join(wanted)}; classes are named as in the dataset"
     for name in shares:
         if name not in wanted:
-            raise ValueError(
-                f"{path}: unknown column {name!r}.{did_you_mean(name, wanted)} {needs}"
-            )
+            hint = did_you_mean(name, wanted)
+            raise ValueError(f"{path}: unknown column {name!r}.{hint} {needs}")
     for name in wanted:
         if name not in shares:
             raise ValueError(f"{path}: column {name!r} is missing. {needs}")
     there = np.unique(client)
     places = {str(client_names[number]): place for place, number in enumerate(there)}
     table = np.zeros((len(there), int(sets.max(initial=0)) + 1, len(class_names)))
-    cells = {name: as_text(shares[name]) for name in wanted}
-    for row, where in enumerate(shares.index):
-        name = cells["client"][row]
-        number = cells["set"][row]
+    cells = zip(*(as_text(shares[name]) for name in wanted), strict=True)
+    for where, (name, number, *given) in zip(shares.index, cells, strict=True):
         if name not in places:
             raise ValueError(
                 f"{where}: unknown client {name!r}.{did_you_mean(name, places)} Clients with "
@@ -80,18 +77,17 @@ def read_proportions(
             raise ValueError(
                 f"{where}: set is {number!r}; it must be a whole number, as in the array `set`"
             )
-        place = places[name]
-        slot = int(number)
-        if not np.any((client == there[place]) & (sets == slot)):
+        place = places[name], int(number)
+        if not np.any((client == there[place[0]]) & (sets == place[1])):
             raise ValueError(
                 f"{where}: client {name!r} has no training example in set {number}; remove the line"
             )
-        if table[place, slot].any():
+        if table[place].any():
             raise ValueError(f"{where}: client {name!r}, set {number} has a line already")
-        table[place, slot] = _shares(where, [cells[label][row] for label in class_names])
-    for place, number in enumerate(there):
+        table[place] = _shares(where, given)
+    for row, number in enumerate(there):
         for missing in np.unique(sets[(client == number) & (sets >= 0)]):
-            if not table[place, missing].any():
+            if not table[row, missing].any():
                 raise ValueError(
                     f"{path} has no line for client {client_names[number]!r}, set {missing}, "
                     "which has training examples; add its class shares, or give these examples "

@@ -67,17 +67,14 @@ def read_table(
         raise DatasetUnavailable(
             f"{path} is not {'a file' if path.exists() else 'there'}; give a CSV or Parquet file."
         )
-    frame = (
-        _read_parquet(path)
-        if path.suffix.lower() in PARQUET
-        else _read_text(path, findings or Findings(), columns)
-    )
+    if path.suffix.lower() in PARQUET:
+        frame = _read_parquet(path)
+    else:
+        frame = _read_text(path, findings or Findings(), columns)
     names = [name for name in frame.columns if name and not name.startswith("__index")]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise BadData(
-            path,
-            f"column {twice[0]!r} is there {names.count(twice[0])} times; name each column once",
-        )
+        times = names.count(twice[0])
+        raise BadData(path, f"column {twice[0]!r} is there {times} times; name each column once")
     if frame.empty:
         raise BadData(
             path, "has no rows; the first line names the columns, every other one is an example"
@@ -97,19 +94,14 @@ def as_text(column: "pandas.Series") -> list[str]:
     """Take a column as text: whole numbers without a point, truth values as 0 and 1, nothing as
     "".
     """
-    if column.dtype.kind not in "iuf":
-        if len(present := column.dropna()) and all(isinstance(value, bool) for value in present):
-            column = column.map({True: "1", False: "0"})
-        return [
-            "" if gap else str(value).strip()
-            for value, gap in zip(column, column.isna(), strict=True)
-        ]
-    known = column[np.isfinite(column)]
-    no_fraction = bool((known == np.rint(known)).all())
-    return [
-        "" if np.isnan(value) else str(int(value) if no_fraction and np.isfinite(value) else value)
-        for value in column.tolist()
-    ]
+    gaps = column.isna()
+    if column.dtype.kind in "iuf":
+        known = np.isfinite(column)
+        is_whole = bool((column[known] == np.rint(column[known])).all())
+        column = [int(one) if is_whole and np.isfinite(one) else one for one in column.tolist()]
+    elif not gaps.all() and all(isinstance(value, bool) for value in column[~gaps]):
+        column = column.map({True: "1", False: "0"})
+    return ["" if gap else str(value).strip() for value, gap in zip(column, gaps, strict=True)]
 
 
 def whole(cell: str) -> str:
@@ -135,9 +127,8 @@ def as_numbers(cells: Sequence[str]) -> np.ndarray:
     thousands.
     """
     commas = [cell for cell in cells if "," in cell]
-    decimal = all(re.fullmatch(COMMA, cell) for cell in commas) and not any(
-        "." in cell for cell in cells
-    )
+    has_point = any("." in cell for cell in cells)
+    decimal = not has_point and all(re.fullmatch(COMMA, cell) for cell in commas)
     if decimal and not all(re.fullmatch(THOUSANDS, cell) for cell in commas):
         cells = [cell.replace(",", ".") for cell in cells]
 
@@ -177,13 +168,13 @@ def read_roles(
             asked = "" if name == role else f", which data.{role}_column names"
             told = no_column(name, table, asked)
             findings.problems.append(f"{where}{told}; give the right one as data.{role}_column")
+    missing = [name for name in roles.values() if name not in table]
     for column in table:
-        # Of short names one letter is too much: "site" is no "set".
-        missing = [name for name in roles.values() if name not in table]
+        plain = column.casefold()
         for name in missing if column not in roles.values() else ():
-            plain = column.casefold()
-            close = difflib.get_close_matches(column.casefold(), [name], 1, SIMILAR)
-            if (close and len(name) > 3) or plain in (name.casefold(), f"{name}s".casefold()):
+            # Of short names one letter is too much: "site" is no "set".
+            close = len(name) > 3 and difflib.get_close_matches(plain, [name], 1, SIMILAR)
+            if close or plain in (name.casefold(), f"{name}s".casefold()):
                 findings.notes.append(
                     f"column {column!r} is not taken for {name!r}, which is not there; did you "
                     f"mean {name!r}?"
@@ -197,7 +188,8 @@ def _decoded(path: Path, findings: Findings) -> str:
     """Read a file as text."""
     content = path.read_bytes()
     try:
-        content = gzip.decompress(content) if path.suffix.lower() == ".gz" else content
+        if path.suffix.lower() == ".gz":
+            content = gzip.decompress(content)
         if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             return content.decode("utf-16")
         if b"\0" in content:
@@ -234,22 +226,22 @@ def _read_text(path: Path, findings: Findings, columns: Sequence[str] | None) ->
     except csv.Error as error:
         raise BadData(path, f"line {reader.line_num} is no line of a table: {error}") from error
     if columns and not (rows and rows[0][0].strip("'").isidentifier()):
-        rows = [list(columns), *rows]
-        lines = [0, *lines]
-    header = rows[0] if rows else []
-    wrong = [place for place, cells in enumerate(rows) if len(cells) != len(header)]
+        header: list[str] = list(columns)
+    else:
+        header = rows.pop(0) if rows else []
+        lines = lines[1:]
+    pairs = zip(lines, rows, strict=True)
+    wrong = [f"line {at} has {len(cells)}" for at, cells in pairs if len(cells) != len(header)]
     if wrong:
-        named = ", ".join(f"line {lines[place]} has {len(rows[place])}" for place in wrong[:SHOWN])
+        named = ", ".join(wrong[:SHOWN])
         more = f", and {len(wrong) - SHOWN:,} more lines are off" if len(wrong) > SHOWN else ""
         quoted = f"put text that holds a {delimiter!r} in quotation marks"
-        first = (
-            f"there are {len(header)} columns"
-            if columns
-            else f"the first line has {len(header)} cells"
-        )
-        raise BadData(path, f"{first}, but {named}{more}; {quoted}")
-    places = [f"{path.name}, line {line}" for line in lines[1:]]
-    return pandas.DataFrame(rows[1:], index=places, columns=header, dtype=object)
+        there = f"the first line has {len(header)} cells"
+        if columns:
+            there = f"there are {len(header)} columns"
+        raise BadData(path, f"{there}, but {named}{more}; {quoted}")
+    places = [f"{path.name}, line {line}" for line in lines]
+    return pandas.DataFrame(rows, index=places, columns=header, dtype=object)
 
 
 def _read_parquet(path: Path) -> "pandas.DataFrame":

@@ -20,7 +20,10 @@ from fedjax_ssl.data.reading.formats import LARGEST, FormatError, damage
 HOST = "https://storage.googleapis.com/tff-datasets-public"
 CHUNK_BYTES = 1 << 24
 COLUMNS = {"split_name", "client_id", "serialized_example_proto"}
-WORD, FIXED64, DELIMITED, FIXED32 = 0, 1, 2, 5  # wire types of protocol buffers
+# Wire types of protocol buffers: a number, content with its length, and numbers of so many bytes.
+WORD = 0
+DELIMITED = 2
+FIXED = {1: 8, 5: 4}
 
 
 class Rows(NamedTuple):
@@ -154,8 +157,8 @@ def _fields(data: bytes) -> Iterator[tuple[int, bytes]]:
             place = start + length
         elif wire == WORD:
             _, place = _varint(data, place)
-        elif wire in (FIXED32, FIXED64):
-            place += 4 if wire == FIXED32 else 8
+        elif wire in FIXED:
+            place += FIXED[wire]
         else:
             raise ValueError(f"a field of the wire type {wire}")
         if place > len(data):

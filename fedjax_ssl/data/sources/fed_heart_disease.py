@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset
-from fedjax_ssl.data.reading.cache import data_root
+from fedjax_ssl.data.reading.cache import raw_folder
 from fedjax_ssl.data.reading.columns import Columns
 from fedjax_ssl.data.reading.problems import BadData, Findings, Place, not_here
 from fedjax_ssl.data.reading.register import dataset
@@ -66,7 +66,7 @@ def load_fed_heart_disease(*, root: Place = None, path: Place = None) -> Dataset
         DatasetUnavailable: a file is not there; says which, and where to get it.
         BadData: a file is in another form; has everything that is wrong.
     """
-    folder = data_root(root) / NAME / "raw" if path is None else Path(path).expanduser()
+    folder = raw_folder(NAME, root, path)
     places = {
         name: (folder / f"processed.{name}.data", folder / f"{name}.data") for name in HOSPITALS
     }

@@ -27,7 +27,7 @@ import numpy as np
 from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.reading import tff
 from fedjax_ssl.data.reading.archives import RemoteFile
-from fedjax_ssl.data.reading.cache import data_root, facts_of, kept_for
+from fedjax_ssl.data.reading.cache import facts_of, kept_for, raw_folder
 from fedjax_ssl.data.reading.formats import DAMAGED, LARGEST, FormatError, damage, read_tar
 from fedjax_ssl.data.reading.problems import DatasetUnavailable, Place, not_here
 from fedjax_ssl.data.reading.register import published
@@ -81,14 +81,14 @@ Writer = tuple[str, Any, int]  # name, {"pixels": [n, 28, 28] from 0 to 1, "labe
 
 def load_leaf(*, root: Place = None, path: Place = None, form: str = "leaf") -> Dataset:
     """Read LEAF's JSON files in `train/` and `test/` of a folder, once."""
-    home = data_root(root) / "femnist"
-    folder = home / "raw" if path is None else Path(path).expanduser()
+    folder = raw_folder("femnist", root, path)
     files = {split: sorted((folder / split).glob("*.json")) for split in SPLITS}
     if not files["train"]:
         remedies = [
             "get LEAF (https://github.com/TalwalkarLab/leaf), run data/femnist/preprocess.sh "
             "with the options of your paper and Pillow 9,\n    and give path= the folder "
-            f"data/femnist/data, which has train/ and test/, or copy both into {home / 'raw'}",
+            "data/femnist/data, which has train/ and test/, or copy both into "
+            f"{raw_folder('femnist', root, None)}",
             "leave form='leaf' out: the default form is downloaded, with 3,400 writers",
         ]
         looked = [f"{folder / 'train'}/*.json"]

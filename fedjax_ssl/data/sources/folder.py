@@ -190,7 +190,9 @@ def find_table(given: Path, listing: Listing, column: str) -> tuple[Path | None,
             given,
             f"has {len(found)} tables with a column {column!r}: {named}; give one of them as path",
         )
-    return (found[0], column) if found else others[0] if others else (None, column)
+    if found:
+        return found[0], column
+    return others[0] if others else (None, column)
 
 
 def _by_folders(
@@ -216,13 +218,8 @@ def _by_folders(
                 f"the folders {', '.join(sorted(set(split)))} inside the others are taken as splits"
             )
     elif first & set(TRAIN) and first & set(TEST):
-        others = sorted(
-            {
-                parts[0] if parts else "."
-                for parts in folders
-                if not parts or parts[0].lower() not in words
-            }
-        )
+        tops = {parts[0] if parts else "." for parts in folders}
+        others = sorted(name for name in tops if name.lower() not in words)
         findings.problems.append(
             "it has folders for training and for testing, and images elsewhere too "
             f"({', '.join(others[:3])}); put unlabelled ones into train/unlabelled/, take others "

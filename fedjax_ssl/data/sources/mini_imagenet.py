@@ -14,7 +14,7 @@ import numpy as np
 from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.reading.archives import RemoteFile
-from fedjax_ssl.data.reading.cache import ROOT_VARIABLE, data_root
+from fedjax_ssl.data.reading.cache import ROOT_VARIABLE, raw_folder
 from fedjax_ssl.data.reading.columns import TableOptions
 from fedjax_ssl.data.reading.formats import FormatError
 from fedjax_ssl.data.reading.pickles import read_pickle
@@ -54,8 +54,7 @@ def load_folders(
     size: int = SIDE,
 ) -> Dataset:
     """Read the folders `train/CLASS/` and `test/CLASS/`, whose division is kept."""
-    home = data_root(root) / NAME
-    folder = home / "raw" if path is None else Path(path).expanduser()
+    folder = raw_folder(NAME, root, path)
     if not all((folder / split).is_dir() for split in SPLITS):
         remedies = [
             "unpack train.tar.gz and test.tar.gz there, so that images are train/CLASS/NAME.jpg "
@@ -73,13 +72,12 @@ def load_folders(
     found = load_folder(
         root=root, path=folder, layout="class", size=size, channels=3, options=TableOptions()
     )
+    notes = list(found.extra["notes"])
     count = (len(found.train), len(found.test or ()))
-    notes = [
-        *found.extra["notes"],
-        "{:,} + {:,} images; the published set has {:,} + {:,}".format(*count, *EXAMPLES),
-    ]
-    extra = {"terms": TERMS, "notes": notes if count != EXAMPLES else notes[:-1]}
-    return dataclasses.replace(found, name=NAME, extra=extra)
+    if count != EXAMPLES:
+        said = "{:,} + {:,} images; the published set has {:,} + {:,}"
+        notes.append(said.format(*count, *EXAMPLES))
+    return dataclasses.replace(found, name=NAME, extra={"terms": TERMS, "notes": notes})
 
 
 @published(
@@ -140,16 +138,10 @@ def _classes(path: Path) -> dict[str, np.ndarray]:
         raise FormatError(f"{path} has no image_data and class_dict.")
     images = content["image_data"]
     classes = content["class_dict"]
-    if (
-        not isinstance(images, np.ndarray)
-        or images.dtype != np.uint8
-        or images.shape[1:] != (SIDE, SIDE, 3)
-    ):
-        found = (
-            f"{images.dtype} {images.shape}"
-            if isinstance(images, np.ndarray)
-            else type(images).__name__
-        )
+    found = type(images).__name__
+    if isinstance(images, np.ndarray):
+        found = f"{images.dtype} {images.shape}"
+    if not found.startswith("uint8") or images.shape[1:] != (SIDE, SIDE, 3):
         raise FormatError(
             f"{path}: image_data is {found}; expected is uint8 (n, {SIDE}, {SIDE}, 3)."
         )

@@ -130,9 +130,7 @@ def load_npz(
             test=None if test_x is None or test_y is None else Split(test_x, test_y, test_client),
             class_names=classes,
             client_names=client_names,
-            input_max=input_max
-            if input_max is not None
-            else (255.0 if x.dtype == np.uint8 else 1.0),
+            input_max=input_max or (255.0 if x.dtype == np.uint8 else 1.0),
             coarse_names=coarse_names,
             correspondence=matrix,
             set_shares=shares,

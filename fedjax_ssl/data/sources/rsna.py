@@ -31,7 +31,8 @@ ANY = "any"
 CLASSES = ("epidural", "intraparenchymal", "intraventricular", "subarachnoid", "subdural")
 # centre and width in Hounsfield units: brain, subdural, soft tissue
 WINDOWS = ((40, 80), (80, 200), (40, 380))
-LARGEST_FILE, LARGEST_SIDE = 1 << 24, 4096  # bytes and pixels; the originals have 0.5 MB and 512
+LARGEST_FILE = 1 << 24  # bytes; the originals have 0.5 MB
+LARGEST_SIDE = 4096  # pixels; the originals have 512
 UNPACKED = ("1.2.840.10008.1.2", "1.2.840.10008.1.2.1", "1.2.840.10008.1.2.2")  # transfer syntaxes
 STEPS = (
     "      1. accept the rules at "
