@@ -22,7 +22,7 @@ from fedjax_ssl.folder.files import encode_json
 from fedjax_ssl.folder.progress import Progress
 from fedjax_ssl.folder.resume import LENGTHS, UNCOMPARED
 from fedjax_ssl.folder.run_folder import RunFolder
-from fedjax_ssl.folder.writers import Writers, WriterSettings, check_writers, open_writers
+from fedjax_ssl.folder.writers import WriterSettings, check_writers, open_writers
 from fedjax_ssl.prediction import one_shot
 from fedjax_ssl.runs import advice, divergence, model_file
 from fedjax_ssl.runs.callbacks import (
@@ -37,6 +37,7 @@ from fedjax_ssl.runs.callbacks import (
     Profile,
     Report,
     Rows,
+    Viewers,
 )
 from fedjax_ssl.runs.compile import Advanced, Inputs, Program, described, with_examples
 from fedjax_ssl.runs.own_metrics import OwnMetrics
@@ -212,18 +213,14 @@ class Run:
                 max_rows=_LISTED,
             )
             folder.write("partition.txt", table + "\n")
-        self._writers = Writers({})
         if self._take_summary():
             return
-        if folder is not None:
-            with configs.naming("tracking"):
-                self._writers = open_writers(
-                    WriterSettings(**config.tracking),
-                    self.path,
-                    config=config.to_dict(),
-                    resume_round=self.round,
-                )
-            stack.enter_context(self._writers)
+        viewers = WriterSettings(**config.tracking) if folder is not None else WriterSettings()
+        with configs.naming("tracking"):
+            self._writers = open_writers(
+                viewers, self.path, config=config.to_dict(), resume_round=self.round
+            )
+        stack.enter_context(self._writers)
         self._callbacks = self._all_callbacks()
 
     def _notes(self) -> Iterator[str]:
@@ -266,7 +263,7 @@ class Run:
         if self._folder is not None:
             number = configs.saved_round(config)
             found += [ClientModels(self._folder, number, say)] if number else []
-            found += [Rows(self._folder), lambda block: self._writers.write(block.row)]
+            found += [Rows(self._folder), Viewers(self._writers)]
         found.append(history)
         if self._folder is not None:
             found.append(Best(self._folder, history))

@@ -5,6 +5,7 @@ a `Block`, which may stop the run.
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from fedjax_ssl.federated import ServerState, tree_bytes
 from fedjax_ssl.folder.files import bytes_in_words
 from fedjax_ssl.folder.progress import Progress
 from fedjax_ssl.folder.run_folder import RunFolder
+from fedjax_ssl.folder.writers import Writers
 from fedjax_ssl.runs import divergence, profile
 from fedjax_ssl.runs.compile import Program
 from fedjax_ssl.runs.processes import Preempted, Team
@@ -80,92 +82,101 @@ class History:
         return bool(self.rows) and selected(self._config, self.rows) is self.rows[-1]
 
 
+@dataclass(frozen=True)
 class Divergence:
     """Counts the rounds without any finite update, over the blocks."""
 
-    def __init__(self, history: History):
-        self._history = history
+    history: History
 
     def __call__(self, block: Block) -> None:
         """Add the column where the count is not 0."""
-        divergence.carry(block.row, self._history.rows, block.rounds)
+        divergence.carry(block.row, self.history.rows, block.rounds)
 
 
+@dataclass(frozen=True)
 class Rows:
     """Writes the row, and the accuracies of clients, to the folder."""
 
-    def __init__(self, folder: RunFolder):
-        self._folder = folder
+    folder: RunFolder
 
     def __call__(self, block: Block) -> None:
         """Put the row on the disk."""
-        self._folder.append(block.row, block.clients)
+        self.folder.append(block.row, block.clients)
 
 
+@dataclass(frozen=True)
+class Viewers:
+    """Shows the row in TensorBoard, Weights & Biases or MLflow."""
+
+    writers: Writers
+
+    def __call__(self, block: Block) -> None:
+        """Send the row."""
+        self.writers.write(block.row)
+
+
+@dataclass(frozen=True)
 class Best:
     """Keeps the best model by validation."""
 
-    def __init__(self, folder: RunFolder, history: History):
-        self._folder = folder
-        self._history = history
+    folder: RunFolder
+    history: History
 
     def __call__(self, block: Block) -> None:
         """Keep the model in memory, where it is the best; the next checkpoint writes it."""
-        if self._history.last_is_best:
-            self._folder.keep_best(block.row["round"], block.state)
+        if self.history.last_is_best:
+            self.folder.keep_best(block.row["round"], block.state)
 
 
+@dataclass(frozen=True)
 class ClientModels:
     """Saves the models of the clients of one round."""
 
-    def __init__(self, folder: RunFolder, number: int, say: Callable[[str], None]):
-        self._folder = folder
-        self._number = number
-        self._say = say
+    folder: RunFolder
+    number: int
+    say: Callable[[str], None]
 
     def __call__(self, block: Block) -> None:
         """Save them, where the round is one of this block."""
-        round = block.row["round"]
-        if not round - block.rounds < self._number <= round:
+        if not 0 <= block.row["round"] - self.number < block.rounds:
             return
         if block.models is None:
-            self._say(f"config.save_clients names round {self._number}, in which no client trained")
+            self.say(f"config.save_clients names round {self.number}, in which no client trained")
         else:
-            self._folder.save_clients(self._number, block.models)
+            self.folder.save_clients(self.number, block.models)
 
 
+@dataclass(frozen=True)
 class Report:
     """Tells a person of the evaluation, and of what went wrong."""
 
-    def __init__(self, progress: Progress, config: ml_collections.ConfigDict, history: History):
-        self._progress = progress
-        self._config = config
-        self._history = history
+    progress: Progress
+    config: ml_collections.ConfigDict
+    history: History
 
     def __call__(self, block: Block) -> None:
         """Print a line, and what there is to say."""
         row = block.row
-        before = self._history.rows[:-1]
-        self._progress.update(row["round"], row)
-        said = divergence.note(row, before, block.rounds, self._config)
+        self.progress.update(row["round"], row)
+        said = divergence.note(row, self.history.rows[:-1], block.rounds, self.config)
         if said:
-            self._progress.note(said)
+            self.progress.note(said)
         if not row["local_steps"] and not row.get(divergence.DIVERGED_ROUNDS):
             rounds = counted(block.rounds, "round")
             why = why_nobody_trained(row)
-            self._progress.note(f"nobody trained in the last {rounds}: {why}")
+            self.progress.note(f"nobody trained in the last {rounds}: {why}")
 
 
+@dataclass(frozen=True)
 class EarlyStopping:
     """Stops where waiting for a better model is over."""
 
-    def __init__(self, config: ml_collections.ConfigDict, history: History):
-        self._config = config
-        self._history = history
+    config: ml_collections.ConfigDict
+    history: History
 
     def __call__(self, block: Block) -> bool:
         """Tell whether `config.early_stopping.patience` is over."""
-        return out_of_patience(self._config, self._history.rows)
+        return out_of_patience(self.config, self.history.rows)
 
 
 class Checkpoint:
