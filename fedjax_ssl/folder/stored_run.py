@@ -95,6 +95,15 @@ def read_run(folder: str | os.PathLike) -> StoredRun:
     return StoredRun(path, config or {}, rows, summary, clients, said, tuple(problems))
 
 
+def read_object(path: Path) -> dict[str, Any] | None:
+    """Read a JSON file of a run folder, such as `summary.json`; None where there is none.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    return _object(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
 def on_other_data(
     runs: Iterable[tuple[Named, Mapping[str, Any], Mapping[str, Any] | None]],
 ) -> list[Named]:

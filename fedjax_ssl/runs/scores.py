@@ -25,7 +25,7 @@ import numpy as np
 import scipy.optimize
 import scipy.special
 import scipy.stats
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from fedjax_ssl.data import HostInputs
 from fedjax_ssl.data.federation.federated_data import real_rows
@@ -33,6 +33,7 @@ from fedjax_ssl.errors import counted
 from fedjax_ssl.federated import ServerState
 from fedjax_ssl.federated.evaluation import ECE_BINS
 from fedjax_ssl.prediction.one_shot import as_csv, example_columns
+from fedjax_ssl.runs.build import Built
 from fedjax_ssl.runs.compile import Program
 
 BATCH = 512  # examples per forward pass, at most
@@ -79,90 +80,100 @@ def score_run(program: Program, round: int, state: ServerState, names: Sequence[
         state: of that round, on one device.
         names: of the clients.
     """
-    federation = program.built.federation
-    (config, dataset, *_) = program.built.experiment
-    method = program.built.method
+    built = program.built
+    federation = built.federation
+    alone = built.method.alone
+    labels = np.asarray(federation.labels)
     rows = np.asarray(federation.test_index)[: int(federation.num_test)]
     client = np.asarray(federation.test_client)[: len(rows)]
-    owned = (client >= 0) & (client < federation.num_clients) & (method.predict_for is not None)
-    log_probs, seconds = _predict(program, state, rows, np.where(owned, client, -1))
-    plain = log_probs
-    labels = np.asarray(federation.labels)
-    classes = dataset.class_names
-    notes = list[str]()
-    temperature = None
+    has_own = built.method.predict_for is not None
+    owned = (client >= 0) & (client < federation.num_clients) & has_own
+    plain, seconds = _predict(program, state, rows, np.where(owned, client, -1))
     held_out = real_rows(federation.valid_index, federation.num_valid)
     seconds *= 1 + len(held_out) / max(len(rows), 1)
-    held_out = held_out[labels[held_out] >= 0]
-    value = None
-    examples = counted(len(held_out), "validation example")
-    if len(held_out) >= FEWEST and not method.alone:
-        of_held_out, _ = _predict(program, state, held_out, np.full(held_out.shape, -1))
-        value = fit_temperature(of_held_out, labels[held_out])
-    if value is not None:
-        temperature = {"value": value, "round": round, "examples": len(held_out)}
-        log_probs = np.where(owned[:, None], plain, scaled(plain, value))
-        where = (
-            "the probabilities of predict and of the detailed scores (predict --uncalibrated: "
-            "without it)"
-        )
-        notes.append(f"temperature {value:.3g}, fitted on {examples}, scales {where}")
-    elif len(held_out) and not method.alone:
-        notes.append(
-            f"no temperature is fitted on {examples}; it takes {FEWEST}, and mistakes among them"
-        )
+    value, notes = _temperature(program, state, held_out[labels[held_out] >= 0])
+    log_probs = plain if value is None else np.where(owned[:, None], plain, scaled(plain, value))
+
     there = ~np.isnan(log_probs).any(axis=1)
-    if lost := int((~there).sum()):
-        why = (
-            "no client's own, where clients trained alone"
-            if method.alone
-            else "predicted as no number"
-        )
+    lost = int((~there).sum())
+    if lost:
+        own = "no client's own, where clients trained alone"
+        why = own if alone else "predicted as no number"
         notes.append(f"not in the detailed scores: {counted(lost, 'test example')}, {why}")
     known = there & (labels[rows] >= 0)
     fields = dict[str, Any]()
-    files = dict[str, str]()
+    temperature = None
     if known.any():
         fields = {
             "round": round,
             "model": "clients' own" if owned.any() else "global",
-            "classes": list(classes),
+            "classes": list(built.experiment.dataset.class_names),
+            **scores(log_probs[known], labels[rows[known]]),
         }
-        fields |= scores(log_probs[known], labels[rows[known]])
-        if temperature is not None:
+    if value is not None:
+        examples = int((labels[held_out] >= 0).sum())
+        temperature = {"value": value, "round": round, "examples": examples}
+        if known.any():
             before = scores(plain[known], labels[rows[known]])
-            fields |= {
-                "temperature": temperature["value"],
-                **{f"uncalibrated_{one}": before[one] for one in _SCALED},
-            }
+            uncalibrated = {f"uncalibrated_{one}": before[one] for one in _SCALED}
+            fields |= {"temperature": value, **uncalibrated}
+    files, note = _test_predictions(built, log_probs, there)
+    notes += note
+    whose = np.where(known, client, -1)
+    each = {
+        names[c]: scores(log_probs[whose == c], labels[rows[whose == c]])
+        for c in np.unique(whose[whose >= 0])
+    }
+    if each:
+        classes = built.experiment.dataset.class_names
+        few = len(each) * len(classes) * len(BY_CLASS) <= MOST_NUMBERS
+        lines = [_in_columns(*one, classes if few else ()) for one in each.items()]
+        files["test_scores_by_client.csv"] = as_csv(lines, "%.6f")
+    return Scored({"scores": fields} if fields else {}, seconds, files, temperature, notes)
+
+
+def _temperature(
+    program: Program, state: ServerState, rows: Int[np.ndarray, " v"]
+) -> tuple[float | None, list[str]]:
+    """Fit the temperature of the global model on validation examples, and say so."""
+    if not len(rows) or program.built.method.alone:
+        return None, []
+    examples = counted(len(rows), "validation example")
+    value = None
+    if len(rows) >= FEWEST:
+        log_probs, _ = _predict(program, state, rows, np.full(rows.shape, -1))
+        value = fit_temperature(log_probs, np.asarray(program.built.federation.labels)[rows])
+    if value is None:
+        needs = f"it takes {FEWEST}, and mistakes among them"
+        return None, [f"no temperature is fitted on {examples}; {needs}"]
+    where = (
+        "the probabilities of predict and of the detailed scores (predict --uncalibrated: "
+        "without it)"
+    )
+    return value, [f"temperature {value:.3g}, fitted on {examples}, scales {where}"]
+
+
+def _test_predictions(
+    built: Built, log_probs: Float[np.ndarray, "m K"], there: Bool[np.ndarray, " m"]
+) -> tuple[dict[str, str], list[str]]:
+    """Write a line per test example that is predicted, unless there are too many, which is said."""
+    classes = built.experiment.dataset.class_names
     numbers = int(there.sum()) * len(classes)
-    asked = config.test_predictions
-    if numbers and asked == "auto" and numbers > MOST_NUMBERS:
-        notes.append(
+    asked = built.experiment.config.test_predictions
+    if not numbers or asked == "none":
+        return {}, []
+    if asked == "auto" and numbers > MOST_NUMBERS:
+        return {}, [
             f"no test_predictions.csv: {numbers:,} probabilities (config.test_predictions=all "
             "writes them)"
-        )
-    elif numbers and asked != "none":
-        columns = example_columns(
-            dataset, federation, np.flatnonzero(there), config.partition.name == "natural"
-        )
-        columns["prediction"] = np.array(classes, object)[log_probs[there].argmax(axis=1)]
-        columns |= {
-            f"probability_{name}": p
-            for name, p in zip(classes, np.exp(log_probs[there]).T, strict=True)
-        }
-        files["test_predictions.csv"] = as_csv(columns, "%.6f")
-    whose = np.where(known, client, -1)
-    if (whose >= 0).any():
-        each = {
-            names[c]: scores(log_probs[whose == c], labels[rows[whose == c]])
-            for c in np.unique(whose[whose >= 0])
-        }
-        shown = classes if len(each) * len(classes) * len(BY_CLASS) <= MOST_NUMBERS else ()
-        files["test_scores_by_client.csv"] = as_csv(
-            [_in_columns(*one, shown) for one in each.items()], "%.6f"
-        )
-    return Scored({"scores": fields} if fields else {}, seconds, files, temperature, notes)
+        ]
+    natural = built.experiment.config.partition.name == "natural"
+    dataset = built.experiment.dataset
+    columns = example_columns(dataset, built.federation, np.flatnonzero(there), natural)
+    columns["prediction"] = np.array(classes, object)[log_probs[there].argmax(axis=1)]
+    for name, probability in zip(classes, np.exp(log_probs[there]).T, strict=True):
+        columns[f"probability_{name}"] = probability
+    return {"test_predictions.csv": as_csv(columns, "%.6f")}, []
 
 
 def _predict(

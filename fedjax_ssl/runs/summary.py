@@ -3,16 +3,14 @@ is chosen.
 """
 
 import math
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import ml_collections
 
 from fedjax_ssl import federated
 from fedjax_ssl.folder.environment import command, device_description, peak_memory_bytes, versions
-from fedjax_ssl.folder.files import bytes_in_words, decode_json
+from fedjax_ssl.folder.files import bytes_in_words
 from fedjax_ssl.runs.rounds import TOTALS
 
 Row = Mapping[str, Any]
@@ -113,11 +111,6 @@ def summarize(
         )
         fields |= {f"selected_{name}": chosen[name] for name in shown if name in chosen}
     return fields
-
-
-def read_summary(path: str | os.PathLike) -> dict[str, Any]:
-    """Read the fields of a `summary.json`."""
-    return decode_json(Path(path).read_text(encoding="utf-8"))
 
 
 def selected(config: ml_collections.ConfigDict, rows: Sequence[Row]) -> Row | None:

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from filelock import FileLock
 
 from fedjax_ssl import command_line
-from fedjax_ssl.folder.files import decode_json, encode_json, write_atomically
+from fedjax_ssl.folder.files import encode_json, write_atomically
 from fedjax_ssl.folder.folder import FolderLocked
-from fedjax_ssl.runs.summary import read_summary
+from fedjax_ssl.folder.stored_run import read_object
 from fedjax_ssl.sweep.plan import Plan, PlannedRun
 
 DONE = "done"
@@ -45,12 +45,10 @@ class End(NamedTuple):
 
 def end_of(folder: Path) -> End:
     """Read where a run stands from its folder."""
-    if (folder / "summary.json").exists():
-        summary = read_summary(folder / "summary.json")
+    summary = read_object(folder / "summary.json")
+    if summary is not None:
         return End(_status(summary), summary.get("diverged", ""), summary)
-    if (folder / _ENDED).exists():
-        return End(**decode_json((folder / _ENDED).read_text(encoding="utf-8")))
-    return End(MISSING)
+    return End(**(read_object(folder / _ENDED) or {"status": MISSING}))
 
 
 def _status(summary: Mapping[str, Any]) -> str:

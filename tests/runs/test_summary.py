@@ -18,8 +18,9 @@ from fedjax_ssl.folder.environment import (
     versions,
 )
 from fedjax_ssl.folder.files import encode_json
+from fedjax_ssl.folder.stored_run import read_object
 from fedjax_ssl.runs.rounds import TOTALS
-from fedjax_ssl.runs.summary import read_summary, summarize
+from fedjax_ssl.runs.summary import summarize
 
 PACKAGE = Path(fedjax_ssl.__file__).parent
 FIELDS = """method dataset seed rounds test_accuracy best_test_accuracy compile_seconds train_seconds
@@ -54,7 +55,7 @@ def test_the_summary_has_the_documented_fields_and_survives_the_file(tmp_path):
     assert summary["bytes_up"] == 5_000_000_000_000
     (tmp_path / "summary.json").write_text(encode_json(summary, indent=2))
     json.loads((tmp_path / "summary.json").read_text(), parse_constant=pytest.fail)
-    back = read_summary(tmp_path / "summary.json")
+    back = read_object(tmp_path / "summary.json")
     assert back["pseudo_label_accuracy"] == 0.1 and math.isnan(back["test_loss"])
     assert {name: back[name] for name in FIELDS.split()} == {
         name: summary[name] for name in FIELDS.split()
