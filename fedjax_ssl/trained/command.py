@@ -102,15 +102,13 @@ def _predict(given: argparse.Namespace) -> None:
             print(f"note: {note}", file=sys.stderr)
         known = examples.labels >= 0
         if known.any():
-            right = probabilities.argmax(axis=1)[known] == examples.labels[known]
+            predicted = probabilities.argmax(axis=1)
+            right = predicted[known] == examples.labels[known]
             of = "all" if known.all() else f"{known.sum():,} of {known.size:,}"
             facts["accuracy"] = f"{right.mean():.2%} ({of} have a label)"
-            matrix = _confusion(
-                model.class_names, examples.labels[known], probabilities.argmax(axis=1)[known]
-            )
-        text = _table(model, examples, probabilities, given.all).to_csv(
-            index=False, lineterminator="\n"
-        )
+            matrix = _confusion(model.class_names, examples.labels[known], predicted[known])
+        table = _table(model, examples, probabilities, given.all)
+        text = table.to_csv(index=False, lineterminator="\n")
         if given.output is None:
             sys.stdout.write(text)
         else:
@@ -118,12 +116,10 @@ def _predict(given: argparse.Namespace) -> None:
             facts["labels"] = str(given.output)
     if given.export is not None:
         given.export.mkdir(parents=True, exist_ok=True)
-        facts["parameters"] = str(
-            model.save_parameters(given.export / "parameters.safetensors", **chosen)
-        )
-        facts["prediction"] = str(
-            model.save_prediction(given.export / "prediction.stablehlo", **chosen)
-        )
+        parameters = given.export / "parameters.safetensors"
+        facts["parameters"] = str(model.save_parameters(parameters, **chosen))
+        prediction = given.export / "prediction.stablehlo"
+        facts["prediction"] = str(model.save_prediction(prediction, **chosen))
     for name, value in facts.items():
         print(f"{name:<11} {value}", file=sys.stderr)
     print(matrix, end="", file=sys.stderr)
@@ -135,13 +131,10 @@ def _confusion(names: Sequence[str], true: np.ndarray, predicted: np.ndarray) ->
     """
     if len(names) > MANY:
         return ""
-    counts = pandas.crosstab(true, predicted).reindex(
-        index=range(len(names)), columns=range(len(names)), fill_value=0
-    )
-    return (
-        "\ntrue class (rows), predicted "
-        f"(columns)\n{counts.set_axis(names).set_axis(names, axis=1).to_string()}\n"
-    )
+    counts = np.zeros((len(names), len(names)), int)
+    np.add.at(counts, (true, predicted), 1)
+    table = pandas.DataFrame(counts, names, names)
+    return f"\ntrue class (rows), predicted (columns)\n{table.to_string()}\n"
 
 
 def _table(

@@ -87,9 +87,8 @@ def read_examples(paths: Sequence[Path], model: TrainedModel, resize: bool = Fal
             return _read_npz(paths[0], model)
         if is_table(paths[0]) and not isinstance(model.reading, ImageReading):
             return _read_table(paths[0], model)
-        return _read_images(
-            dict(pair for path in paths for pair in _labelled(path, model)), model, resize
-        )
+        labels = dict(pair for path in paths for pair in _labelled(path, model))
+        return _read_images(labels, model, resize)
     except TrainedModelError:
         raise
     except (ValueError, DatasetUnavailable) as error:
@@ -107,11 +106,11 @@ def _read_npz(path: Path, model: TrainedModel) -> Examples:
     inputs = arrays[name]
     label_name = _ARRAYS.get(name, "labels")
     labels = np.full(len(inputs), -1)
-    if (given := arrays.get(label_name)) is not None:
+    if label_name in names:
+        given = arrays[label_name]
         labels = _labels(given, len(inputs), f"array {label_name!r}", model.class_names)
-    return Examples(
-        inputs, [str(row) for row in range(len(inputs))], labels, f"{path}, array {name!r}"
-    )
+    rows = list(map(str, range(len(inputs))))
+    return Examples(inputs, rows, labels, f"{path}, array {name!r}")
 
 
 def _read_table(path: Path, model: TrainedModel) -> Examples:
@@ -146,11 +145,8 @@ def _labels(given: np.ndarray, length: int, name: str, classes: Sequence[str]) -
     given = one_each(name, given, length)
     if given.dtype.kind in "SU":
         findings = Findings()
-        found = read_columns(
-            pandas.DataFrame({"label": given.astype(str)}).rename("row {}".format),
-            classes,
-            findings,
-        )
+        table = pandas.DataFrame({"label": given.astype(str)}).rename("row {}".format)
+        found = read_columns(table, classes, findings)
         findings.stop(name)
         return found.y
     if given.dtype.kind not in "iu":
@@ -181,15 +177,10 @@ def _labelled(path: Path, model: TrainedModel) -> list[tuple[Path, str]]:
             raise TrainedModelError(f"{table}: {no_column(column, cells, ', of files')}")
         texts = as_text(cells[of_labels]) if of_labels in cells else [""] * len(cells)
         there = by_cell(listing.images)
-        said = {
-            there.get(spelling(cell), ""): text
-            for cell, text in zip(cells[column], texts, strict=True)
-        }
-        found = [
-            (folder / name, said.get(name, ""))
-            for name in listing.images
-            if path.is_dir() or name in said
-        ]
+        names = [there.get(spelling(cell), "") for cell in cells[column]]
+        said = dict(zip(names, texts, strict=True))
+        listed = [name for name in listing.images if path.is_dir() or name in said]
+        found = [(folder / name, said.get(name, "")) for name in listed]
     if not found:
         raise TrainedModelError(f"{path} has no images; {IMAGES} are looked for, at any depth")
     return found
@@ -211,7 +202,7 @@ def _read_images(labels: Mapping[Path, str], model: TrainedModel, resize: bool) 
     if findings.problems:
         raise TrainedModelError("; ".join(findings.problems))
     names = [names[row] for row in read.rows]
-    (height, width, _) = model.input_shape
+    height, width, _ = model.input_shape
     for name, facts in zip(names, read.facts, strict=True):
         if facts.size != (width, height) and not (stored or resize):
             raise TrainedModelError(
@@ -219,12 +210,12 @@ def _read_images(labels: Mapping[Path, str], model: TrainedModel, resize: bool) 
                 f"{width}x{height}; --resize brings all images to that size"
             )
     values = read.x * (model.input_max / 255.0)
-    inputs = (np.rint(values) if model.input_dtype == np.uint8 else values).astype(
-        model.input_dtype
-    )
+    if model.input_dtype == np.uint8:
+        values = np.rint(values)
     texts = pandas.DataFrame({"label": [labels[files[row]] for row in read.rows]}, index=names)
     texts[texts.isin(UNLABELLED)] = ""
     told = Findings()
     known = read_columns(texts, model.class_names, told).y
     notes = (*findings.notes, *(told.problems if (known >= 0).any() else ()))
+    inputs = values.astype(model.input_dtype)
     return Examples(inputs, names, known, counted(len(names), "image"), notes)

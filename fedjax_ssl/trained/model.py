@@ -159,10 +159,13 @@ class TrainedModel:
         """Return what divides the logits of `predict`: `temperature`, but None for models of
         clients' own.
         """
-        tells_inputs = self._method.predict_for is None and bool(
-            self._description["inputs"].get("clients")
-        )
+        tells_inputs = self._method.predict_for is None and self._own_inputs
         return self.temperature if client is None or tells_inputs else None
+
+    @property
+    def _own_inputs(self) -> dict[str, Any]:
+        """By client, how its inputs are standardized; empty where all are alike."""
+        return self._description["inputs"].get("clients") or {}
 
     def embed(
         self,
@@ -187,7 +190,7 @@ class TrainedModel:
         """
         embed = self._method.embed
         prepare = self._preparation(client)
-        if client is not None and not self._description["inputs"].get("clients"):
+        if client is not None and not self._own_inputs:
             raise TrainedModelError(
                 f"client is {client!r}, but features are the global model's; leave client out"
             )
@@ -226,24 +229,19 @@ class TrainedModel:
         parameters, statistics = model or self._method.network(
             self._state, self._client_number(client)
         )
+        network = self.config.model.to_dict()
         facts = {
             "method": self.config.method.name,
-            "model": {
-                name: value
-                for name, value in self.config.model.to_dict().items()
-                if value is not None
-            },
+            "model": {name: value for name, value in network.items() if value is not None},
             "inputs": self._description["inputs"],
             "class_names": list(self.class_names),
             "round": self.round,
             "temperature": self.temperature_for(client),  # divides the logits
         }
-        trees = flatten_dict(
-            jax.device_get({"params": parameters, "batch_stats": statistics}), sep="."
-        )
+        trees = jax.device_get({"params": parameters, "batch_stats": statistics})
         arrays = {
             name: np.ascontiguousarray(array)
-            for name, array in trees.items()
+            for name, array in flatten_dict(trees, sep=".").items()
             if hasattr(array, "shape")
         }
         with _needing("safetensors"):
@@ -291,18 +289,19 @@ class TrainedModel:
         """Make the map of one client's inputs that stands before the model: where each client
         has its own.
         """
-        known = self._description["inputs"].get("clients")
+        known = list(self._own_inputs)
         if not known:
             return lambda inputs: inputs
-        number = None if client is None else client_number(list(known), client)
+        number = None if client is None else client_number(known, client)
         if number is None:
             raise TrainedModelError(
                 f"client is {client!r}, but this run standardizes inputs by client; name the one "
                 f"whose inputs these are: {_some(known)}"
             )
-        own = known[list(known)[number]]
-        center, width = (np.asarray(own[name], np.float32) for name in ("mean", "std"))
-        return lambda inputs: (inputs - center * np.float32(self.input_max)) / width
+        own = self._own_inputs[known[number]]
+        center = np.asarray(own["mean"], np.float32) * np.float32(self.input_max)
+        width = np.asarray(own["std"], np.float32)
+        return lambda inputs: (inputs - center) / width
 
     def _model_before_average(self, client: int | str | None) -> tuple[Any, Any] | None:
         """Read a client's parameters and batch statistics of the round that was kept; None:
@@ -321,10 +320,10 @@ class TrainedModel:
             )
         place = there.index(number)
         assert self._method.network is not None, "whatever trains clients has a network"
-        shapes = jax.eval_shape(self._method.network, self._state)
+        params, model_state = jax.eval_shape(self._method.network, self._state)
         model = jax.tree_util.tree_map_with_path(
             lambda path, _: jnp.asarray(arrays[jax.tree_util.keystr(path)][place]),
-            dict(zip(("params", "model_state"), shapes, strict=True)),
+            {"params": params, "model_state": model_state},
         )
         return model["params"], model["model_state"]
 
@@ -342,19 +341,17 @@ class TrainedModel:
         temperature = self.temperature_for(client) if calibrated else None
         predict = method.predict
         predict_for = method.predict_for
+        state = self._state
         if number is not None and predict_for is not None:
-            return (
-                "client",
-                lambda *given: jnp.exp(predict_for(*given)),
-                (self._state, jnp.int32(number)),
-            )
-        if temperature is not None:
-            return (
-                "calibrated",
-                lambda *given: jax.nn.softmax(predict(*given) / temperature),
-                (self._state,),
-            )
-        return "global", lambda *given: jnp.exp(predict(*given)), (self._state,)
+            model = (state, jnp.int32(number))
+            return "client", lambda *given: jnp.exp(predict_for(*given)), model
+        if temperature is None:
+            return "global", lambda *given: jnp.exp(predict(*given)), (state,)
+
+        def calibrated_one(*given: Any) -> jax.Array:
+            return jax.nn.softmax(predict(*given) / temperature)
+
+        return "calibrated", calibrated_one, (state,)
 
     def _number_of(self, client: int | str) -> int:
         known = self.client_names[: self._num_clients]
@@ -365,24 +362,23 @@ class TrainedModel:
         return number
 
     def _client_number(self, client: int | str | None) -> int | None:
-        own = self._method.predict_for is not None
-        known = self.client_names[: self._num_clients]
         if client is None:
             if self._method.alone:
+                known = self.client_names[: self._num_clients]
                 raise TrainedModelError(
                     "the clients of this run trained alone, so that there is no global model; "
                     f"name the client whose model is to be used: {_some(known)}"
                 )
             return None
-        if not own and self._description["inputs"].get("clients"):
+        if self._method.predict_for is not None:
+            return self._number_of(client)
+        if self._own_inputs:
             return None
-        if not own:
-            raise TrainedModelError(
-                f"client is {client!r}, but with method {self.config.method.name!r} all clients "
-                "have the global model; leave client out. A run with --save_clients=last keeps "
-                "the models that its clients had before the last average"
-            )
-        return self._number_of(client)
+        raise TrainedModelError(
+            f"client is {client!r}, but with method {self.config.method.name!r} all clients "
+            "have the global model; leave client out. A run with --save_clients=last keeps "
+            "the models that its clients had before the last average"
+        )
 
     def _in_batches(
         self, function: Callable[..., jax.Array], inputs: Any, batch_size: int
@@ -426,18 +422,14 @@ class TrainedModel:
         values = np.asarray(inputs)
         shape = self.input_shape
         # Flat rows of images, and grey ones without a channel axis.
-        if len(shape) > 1 and values.shape[1:] in (
-            (math.prod(shape),),
-            shape[:-1] if shape[-1] == 1 else shape,
-        ):
+        grey = shape[:-1] if shape[-1] == 1 else shape
+        if len(shape) > 1 and values.shape[1:] in ((math.prod(shape),), grey):
             values = values.reshape(-1, *shape)
         if values.shape[1:] != shape or values.ndim != len(shape) + 1:
             wanted = f"[n, {', '.join(map(str, shape))}]"
-            hint = (
-                " This looks like a single example: give inputs[None]"
-                if values.shape in (shape, shape[:-1])
-                else ""
-            )
+            hint = ""
+            if values.shape in (shape, shape[:-1]):
+                hint = " This looks like a single example: give inputs[None]"
             raise TrainedModelError(
                 f"inputs have shape {list(values.shape)}; this model takes {wanted}.{hint}"
             )
@@ -483,10 +475,10 @@ def as_program(
         dtype: the inputs' type.
         platforms: for which it is lowered.
     """
-    inputs = jax.ShapeDtypeStruct(
-        (*jax.export.symbolic_shape("batch"), *input_shape), jnp.dtype(dtype)
-    )
-    return bytes(jax.export.export(jax.jit(predict), platforms=list(platforms))(inputs).serialize())
+    shape = (*jax.export.symbolic_shape("batch"), *input_shape)
+    inputs = jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
+    exported = jax.export.export(jax.jit(predict), platforms=list(platforms))(inputs)
+    return bytes(exported.serialize())
 
 
 @contextlib.contextmanager
@@ -500,6 +492,5 @@ def _needing(package: str) -> Iterator[None]:
 
 
 def _some(names: Collection[str]) -> str:
-    return (
-        f"{', '.join(list(names)[:10])}{f', ... ({len(names)} clients)' if len(names) > 10 else ''}"
-    )
+    more = f", ... ({len(names)} clients)" if len(names) > 10 else ""
+    return ", ".join(list(names)[:10]) + more
