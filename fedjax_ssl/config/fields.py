@@ -38,6 +38,7 @@ from fedjax_ssl.federated import (
     SCORES,
     WEIGHTINGS,
 )
+from fedjax_ssl.federated.uploads import UPLOADS
 from fedjax_ssl.folder.writers import WRITERS
 from fedjax_ssl.graph.settings import GraphSettings, Hamming, Level
 from fedjax_ssl.methods.around import AROUND
@@ -130,6 +131,11 @@ _SECTIONS: dict[str, dict[str, Option]] = {
             (),
             "wrappers of the method, the first one inside, for example slow_clients or your own",
             Several(AROUND, own=True),
+        ),
+        "uploads": _field(
+            (),
+            "what becomes of what clients send, in this order, for example your own my:clip",
+            Several(UPLOADS, own=True),
         ),
         "test_predictions": _field(
             "auto",
@@ -387,7 +393,7 @@ def register(kind: str, name: str | None = None, builder: Callable[..., Any] | N
 
     Args:
         kind: a section of a config ("method", "model", "data", "partition", "supervision",
-            "augment", "cohort", "federated"), or "around".
+            "augment", "cohort", "federated"), "around" or "upload".
         name: as configs write it; the builder's own by default.
         builder: a function as docs/extending.md describes it; its keyword arguments become options.
             Without it, `register` is a decorator.
@@ -406,7 +412,7 @@ def register(kind: str, name: str | None = None, builder: Callable[..., Any] | N
         >>> fs.load_config("digits", {"method.name": "short_sighted"}).method.weight
         1.0
     """
-    registries = {**REGISTRIES, "around": AROUND}
+    registries = {**REGISTRIES, "around": AROUND, "upload": UPLOADS}
     check_known("kind", kind, registries)
     if builder is None:
         return functools.partial(register, kind, name)

@@ -439,6 +439,9 @@ class ClientUpdate:
         upload = self.upload_of(client, end, result)
         # What is lost, or says or leaves something that is not finite, is lost as a whole.
         sound = is_finite((upload.weight, remembered, upload.optimizer)) & upload.arrived
+        if self.training.uploads.at_client is not None:
+            # Nothing of it is left, whatever the numbers are.
+            upload = jax.tree.map(lambda x: jnp.where(sound, x, jnp.zeros_like(x)), upload)
         finite, trained = apart((finite & (sound | ~trained), trained & sound))
         work = Work(
             loss=jnp.where(finite, loss, 0.0),

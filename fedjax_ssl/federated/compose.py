@@ -100,6 +100,7 @@ def _both(first: Recipe, other: Recipe) -> Recipe:
         init=init,
         after_average=after_average,
         class_scores=first.class_scores or other.class_scores,
+        sends=tuple(dict.fromkeys((*first.sends, *other.sends))),
         uploads=(*first.uploads, *map(scope.of_uploads, other.uploads)),
         check=check if checks else None,
         looks_at_all=first.looks_at_all or other.looks_at_all,

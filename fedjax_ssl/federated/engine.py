@@ -20,6 +20,7 @@ from fedjax_ssl.federated.cohort import Cohort
 from fedjax_ssl.federated.execution import Execution
 from fedjax_ssl.federated.local_optimizer import over_layers
 from fedjax_ssl.federated.method import (
+    AtClient,
     AtServer,
     ClientKind,
     Method,
@@ -37,7 +38,7 @@ from fedjax_ssl.federated.round import CLIENT_MODELS, draw_cohort, run_round, tr
 from fedjax_ssl.federated.sampler import with_local_steps
 from fedjax_ssl.federated.setup import KEEP_BY, WEIGHTINGS, Setup
 from fedjax_ssl.federated.traffic import Count
-from fedjax_ssl.federated.uploads.transform import chain
+from fedjax_ssl.federated.uploads.transform import chain, check_covers
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.models import Outputs
 
@@ -76,6 +77,8 @@ def build(recipe: Recipe) -> Method:
     setup = recipe.setup
     groups = recipe.groups
     stages = _with_options(recipe)
+    if setup.uploads:
+        check_covers(setup.uploads, _what_leaves(recipe))
     alone = setup.federated_optimizer.alone
     private = groups.names if alone else groups.private
     training = LocalTraining(
@@ -136,6 +139,34 @@ def build(recipe: Recipe) -> Method:
         trains=partial(_trains, stages) if any(stage.trains_clients for stage in stages) else None,
         own_weights=any(kind.weigh is not None for stage in stages for kind in _kinds(stage)),
     )
+
+
+def _what_leaves(recipe: Recipe) -> dict[str, list[str]]:
+    """Return what leaves clients, as `check_covers` takes it."""
+    setup = recipe.setup
+    if setup.federated_optimizer.alone:
+        return {}
+    _, model_state = jax.eval_shape(setup.model.init, jax.random.key(0))
+    kinds = [kind for stage in recipe.stages for kind in _kinds(stage)]
+    plain = AtClient()
+    # A method's own transforms may put something in the place of any term's upload.
+    terms = {
+        term.name
+        for kind in kinds
+        for term in kind.terms
+        if recipe.uploads
+        or term.client.collect is not plain.collect
+        or term.client.average is not plain.average
+    }
+    weighed = setup.weighting != "uniform" or any(kind.weigh is not None for kind in kinds)
+    return {
+        "update": ["updates"],
+        "statistics": ["batch statistics"] * bool(jax.tree.leaves(model_state)),
+        "optimizer": ["states of optimizers"] * setup.average_optimizer,
+        "weight": ["their weights in the average"] * weighed,
+        "terms": [f"what the term {name!r} uploads" for name in sorted(terms)],
+        "beside": list(recipe.sends),
+    }
 
 
 def _with_options(recipe: Recipe) -> tuple[Stage, ...]:

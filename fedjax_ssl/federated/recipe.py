@@ -97,6 +97,8 @@ class Recipe(NamedTuple):
     uploads: tuple[UploadTransform, ...] = ()
     # ^ what becomes of uploads on their way (FedMatch's sparse differences), before the run's own
     # transforms
+    sends: tuple[str, ...] = ()
+    # ^ what clients send beside their uploads, before local training or after the average, in words
     receive: Callable[[Client, Params], Params] | None = None
     # ^ where something is lost on the way to a client: (client, with what terms sent to it; the
     # parameters sent, by shared group) -> those that it starts from

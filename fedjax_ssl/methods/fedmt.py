@@ -192,7 +192,9 @@ def fedmt(setup: Setup, settings: FedMT) -> Recipe:
         int(settings.warm_start),
     )
     pooled = projects and settings.estimate_scope == "pooled"
-    return recipe._replace(check=check_one_space) if pooled else recipe
+    if not pooled:
+        return recipe
+    return recipe._replace(check=check_one_space, sends=("counts of their labels",))
 
 
 def projection_term(

@@ -123,7 +123,13 @@ def mixed(setup: Setup, settings: Mixed) -> Recipe:
     alone = channel_terms.known_stage(setup, (channel_terms.channel_term(setup),), settings.l1)
     alone = alone._replace(rounds=settings.warmup_rounds)
     stages = (alone, stage) if settings.warmup_rounds else (stage,)
-    return Recipe(setup, stages, needs=Needs(("labels", "coarse", "sets")))
+    sends = {"codes": settings.pseudo_label_weight, "prototypes": settings.prototype_weight}
+    return Recipe(
+        setup,
+        stages,
+        needs=Needs(("labels", "coarse", "sets")),
+        sends=tuple(name for name, weight in sends.items() if not is_zero(weight)),
+    )
 
 
 def propagated_term(setup: Setup, settings: Mixed) -> Term:

@@ -216,6 +216,7 @@ def protofssl(setup: Setup, settings: ProtoFSSL) -> Recipe:
         predict=partial(_predict, settings),
         class_scores=False,
         uploads=(_as_shared(settings),) if settings.proto_refresh == "end" else (),
+        sends=("prototypes before they train",) if settings.proto_refresh == "begin" else (),
         check=partial(
             check_episodes,
             num_support=settings.num_support,

@@ -158,9 +158,10 @@ def xclp(setup: Setup, settings: XCLP) -> Recipe:
     if loses:
         whole = whole._replace(server=term.server._replace(participates=stays))
     on_host = exchange is not None
-    return after_labelled_stage(
+    recipe = after_labelled_stage(
         setup, mixed_stage(setup, whole), settings.warmup_rounds, on_host=on_host
     )
+    return recipe._replace(sends=("codes of their examples",))
 
 
 def _lost(settings: XCLP, round: RoundContext) -> tuple[Bool[Array, " p"], Bool[Array, " p"]]:

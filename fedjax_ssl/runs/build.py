@@ -18,6 +18,7 @@ from fedjax_ssl.data import FederatedData
 from fedjax_ssl.data.fingerprint import fingerprint
 from fedjax_ssl.errors import counted
 from fedjax_ssl.federated import Execution, Facts, Method, Setup
+from fedjax_ssl.federated.uploads import upload_transforms
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.objectives import INVERSE, RowLoss, supervised_loss
 from fedjax_ssl.runs.devices import choose_devices
@@ -180,7 +181,10 @@ def build_method(
         setup = setup._replace(model=start(setup.model))
     settings = config["method"]
     settings |= {"around": config["around"]}
-    settings |= {"facts": Facts(federation.num_clients, setup.cohort_size, setup.rounds)}
+    facts = Facts(federation.num_clients, setup.cohort_size, setup.rounds)
+    with configs.naming("uploads"):
+        setup = setup._replace(uploads=upload_transforms(config["uploads"], facts))
+    settings |= {"facts": facts}
     with configs.naming("method"):
         return federated.execute(methods.build(settings.pop("name"), setup, **settings), execution)
 

@@ -5,7 +5,7 @@ Clipping, noise, sparse messages and lost uploads are transforms. Transforms see
 that nothing leaves beside them; a run is refused where a method sends more than one of them covers.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,9 +17,9 @@ from fedjax_ssl.federated.method import ClientResult, RoundContext
 from fedjax_ssl.federated.optimizers import Grouped
 
 PyTree = Any
-# What an upload may hold beside what terms send, which have the terms' names; "terms" is all of it.
-PARTS = ("update", "statistics", "optimizer", "weight")
-EVERYTHING = frozenset((*PARTS, "terms"))
+# What may leave a client: the parts of an upload, and what is sent beside it, before local training
+# or after the average (XCLP's codes), which no transform sees.
+EVERYTHING = frozenset(("update", "statistics", "optimizer", "terms", "weight", "beside"))
 
 
 class UploadTransform(NamedTuple):
@@ -43,7 +43,7 @@ class UploadTransform(NamedTuple):
     ) = None
     # ^ (key of the round, sums over the cohort, round, state) -> (sums, state); None: as they are
     covers: frozenset[str] = frozenset()
-    # ^ of `EVERYTHING` and names of terms: what it knows how to treat
+    # ^ of `EVERYTHING`: what it treats, or may leave as it is
 
 
 def identity() -> UploadTransform:
@@ -85,24 +85,20 @@ def chain(*transforms: UploadTransform) -> UploadTransform:
     )
 
 
-def check_covers(transforms: Iterable[UploadTransform], sent: Iterable[str]) -> None:
-    """Raise ValueError where a method sends more than a transform covers.
+def check_covers(transforms: Iterable[UploadTransform], sent: Mapping[str, Sequence[str]]) -> None:
+    """Raise ValueError where clients send more than a transform covers.
 
     Args:
         transforms: the run's own; those of a method know what it sends.
-        sent: names of `PARTS` and of terms: what leaves clients.
+        sent: what leaves clients, of `EVERYTHING` -> names of it.
     """
     for one in transforms:
-        left = [
-            name
-            for name in sent
-            if name not in one.covers and (name in PARTS or "terms" not in one.covers)
-        ]
+        left = [name for part, names in sent.items() if part not in one.covers for name in names]
         if left:
             raise ValueError(
                 f"upload transform {one.name!r} covers {', '.join(sorted(one.covers)) or 'nothing'}; "
-                f"this method's clients also send {', '.join(left)}, which would leave them "
-                "unchanged. Use another method or transform"
+                f"clients of this method also send {', '.join(left)}, which would stay as it is. "
+                "Use another method, or a transform that covers it"
             )
 
 

@@ -149,6 +149,7 @@ def with_static_batch_norm(
     return recipe._replace(
         init=init,
         after_average=after_average,
+        sends=(*recipe.sends, *["batch statistics of a pass"] * bool(statistics)),
         looks_at_all=bool(statistics) or recipe.looks_at_all,
     )
 

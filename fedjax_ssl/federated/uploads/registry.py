@@ -1,0 +1,47 @@
+"""Upload transforms by name.
+
+`config.uploads` names them in their order, `fs.register("upload", name, builder)` adds one, and
+"module:function" is one of your own.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from fedjax_ssl.registry import Registry
+
+if TYPE_CHECKING:
+    from fedjax_ssl.federated.setup import Facts
+    from fedjax_ssl.federated.uploads.transform import UploadTransform
+
+UPLOADS: "Registry[UploadTransform]" = Registry(
+    "upload transform",
+    {"drop_non_finite": "fedjax_ssl.federated.uploads.non_finite:drop_non_finite"},
+    given=("facts",),
+)
+
+
+def upload_transforms(
+    names: Sequence[str], facts: "Facts | None" = None
+) -> "tuple[UploadTransform, ...]":
+    """Build upload transforms.
+
+    Args:
+        names: of `UPLOADS`, or "module:function".
+        facts: sizes of the run, for those that have a parameter of this name.
+
+    Raises:
+        ValueError: nobody knows a name, or a builder returned no transform.
+    """
+    from fedjax_ssl.federated.uploads.transform import UploadTransform
+
+    made = []
+    for name in names:
+        given = {"facts": facts} if UPLOADS.takes(name, "facts") else {}
+        one = UPLOADS.build(name, **given)
+        if not isinstance(one, UploadTransform):
+            raise ValueError(
+                f"{name} returned {type(one).__name__}; it has to return an "
+                "fs.federated.uploads.UploadTransform"
+            )
+        made.append(one)
+    return tuple(made)
