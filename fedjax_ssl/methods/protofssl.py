@@ -195,15 +195,7 @@ def protofssl(setup: Setup, settings: ProtoFSSL) -> Recipe:
             "local steps (config.optimizer.local_epochs) none would use unlabelled examples"
         )
     # A step is an episode; unlabelled examples are drawn from the first step that learns from them.
-    sampler = episodes(
-        setup.local_epochs,
-        setup.num_classes,
-        settings.num_support,
-        settings.num_query,
-        settings.num_unlabelled if settings.pseudo_labelled else 0,
-        setup.max_labelled,
-        partial(_first_unlabelled_step, setup, settings),
-    )
+    sampler = episodes(setup, settings, partial(_first_unlabelled_step, setup, settings))
     stage = Stage(
         (_term(setup, settings),),
         sampler,
@@ -217,13 +209,7 @@ def protofssl(setup: Setup, settings: ProtoFSSL) -> Recipe:
         class_scores=False,
         uploads=(_as_shared(settings),) if settings.proto_refresh == "end" else (),
         sends=("prototypes before they train",) if settings.proto_refresh == "begin" else (),
-        check=partial(
-            check_episodes,
-            num_support=settings.num_support,
-            num_query=settings.num_query,
-            queries=settings.global_source,
-            absent=_absent(settings),
-        ),
+        check=partial(check_episodes, settings),
     )
     return with_static_batch_norm(recipe) if settings.static_batch_norm else recipe
 
@@ -430,7 +416,7 @@ def _rows_used(
     client = trained.client
     steps = trained.num_steps
     counts = class_counts(client.observed, setup.num_classes).astype(jnp.int32)
-    support, query = support_and_query(counts, settings.num_support, settings.num_query)
+    support, query = support_and_query(counts, settings)
     rows = steps * jnp.sum(support + query, dtype=jnp.int32)
     if settings.pseudo_labelled:
         without = jnp.minimum(_first_unlabelled_step(setup, settings, client, trained.now), steps)
@@ -497,18 +483,6 @@ def _predict(settings: ProtoFSSL, state: ServerState, outputs: Outputs) -> Float
     """Score classes by the prototypes of the bank."""
     sets = newest_sets(state.terms[TERM].bank, *EVAL_ROUNDS[settings.eval_bank])
     return mean_log_probs(outputs.features, sets, settings.distance)
-
-
-def _absent(settings: ProtoFSSL) -> str:
-    """Says what becomes of a class without labels at a client."""
-    if not settings.pseudo_labelled or settings.stop_gradient_pseudo_label:
-        return "probability 0 there"
-    if settings.absent_classes == "stop":
-        return (
-            "probability 0 there; absent_classes='stop' holds pseudo-labels fixed at such "
-            "clients, unlike the code"
-        )
-    return "probability 0 there; absent_classes='flow' drives embeddings off them, as in the code"
 
 
 # What a client computes and sends in a round, by the formulas of Table 1 and as it is run
@@ -779,12 +753,8 @@ def choose_helpers(
 
 
 def episodes(
-    num_steps: int,
-    num_classes: int,
-    num_support: int,
-    num_query: int,
-    num_unlabelled: int,
-    max_labelled: int,
+    setup: Setup,
+    settings: ProtoFSSL,
     first_unlabelled_step: Callable[[Client, Now], Int[Array, ""]],
 ) -> Sampler:
     """Every step draws anew: `num_support` and `num_query` examples of each class, and unlabelled
@@ -796,19 +766,17 @@ def episodes(
     With fewer unlabelled examples than asked for, all are drawn.
 
     Args:
-        num_steps: local steps of a client that has something to learn from; others take none.
-        num_classes: K.
-        num_support: support examples of every class, at least 1.
-        num_query: labelled queries of every class, at least 1.
-        num_unlabelled: unlabelled queries; 0: there is no stream for them.
-        max_labelled: static bound of labelled examples per client.
+        setup: the run. A client that has something to learn from takes `local_epochs` steps, others
+            none.
+        settings: the method's own. There is no stream "unlabelled" where nothing is learned from it.
         first_unlabelled_step: (client, round) -> the step from which unlabelled queries are drawn;
-            `num_steps`: none are. It may read what terms sent.
+            `local_epochs`: none are. It may read what terms sent.
     """
+    num_steps = setup.local_epochs
 
     def schedule(key: Key[Array, ""], client: Client, now: Now) -> Schedule:
         size = client.rows.shape[0]
-        bound = min(max(max_labelled, 1), size)
+        bound = min(max(setup.max_labelled, 1), size)
         known = jnp.arange(bound, dtype=jnp.int32) < client.num_labelled
         classes = jnp.where(known, client.observed[:bound], -1)
         first = first_unlabelled_step(client, now)
@@ -816,12 +784,11 @@ def episodes(
 
         def one_step(step: Int[Array, ""]) -> tuple[dict[str, Array], dict[str, Array]]:
             step_key = jax.random.fold_in(key, step)
-            places, masks = _by_class(
-                named_key(step_key, "labelled"), classes, num_classes, num_support, num_query
-            )
-            if num_unlabelled:
+            labelled_key = named_key(step_key, "labelled")
+            places, masks = _by_class(labelled_key, classes, setup.num_classes, settings)
+            if settings.pseudo_labelled:
                 order = masked_permutation(named_key(step_key, "unlabelled"), number, size)
-                taken = min(num_unlabelled, size)
+                taken = min(settings.num_unlabelled, size)
                 slot = jnp.arange(taken, dtype=jnp.int32)
                 places[UNLABELLED] = jnp.minimum(client.num_labelled + order[:taken], size - 1)
                 masks[UNLABELLED] = (slot < number) & (step >= first)
@@ -834,22 +801,9 @@ def episodes(
     return Sampler(schedule, reads_sent=True, equal_steps=True)
 
 
-def check_episodes(
-    data: FederatedData,
-    num_support: int,
-    num_query: int,
-    queries: bool = False,
-    absent: str = "probability 0 there",
-) -> list[str]:
+def check_episodes(settings: ProtoFSSL, data: FederatedData) -> list[str]:
     """Compare the labels that clients have with those that an episode asks for; on the host,
     before training.
-
-    Args:
-        data: the federation.
-        num_support: support examples of every class.
-        num_query: query examples of every class.
-        queries: whether support examples are queries too.
-        absent: what becomes of a class without labels at a client.
 
     Returns:
         What somebody should know, a sentence each.
@@ -862,47 +816,58 @@ def check_episodes(
     classes = np.where(
         np.arange(index.shape[1]) < known[:, None], np.asarray(data.observed)[index], -1
     )
+    asked = settings.num_support + settings.num_query
     counts = np.stack([(classes == kind).sum(axis=1) for kind in range(data.num_classes)], axis=1)
-    if counts.max() < 2 and not queries:
+    if counts.max() < 2 and not settings.global_source:
         raise ValueError(
             "no client has two labels of one class, one for the support of an episode and one "
-            f"for a query; give every client {num_support + num_query} labels per class, or 2 at "
+            f"for a query; give every client {asked} labels per class, or 2 at "
             "least"
         )
     notes = []
-    if (without := int((known == 0).sum())) and not queries:
+    if (without := int((known == 0).sum())) and not settings.global_source:
         notes.append(
             f"{without} of {known.size} clients have no class labels: they have no prototypes and "
             "never train"
         )
     held = counts[known > 0]
-    asked = num_support + num_query
     if fewer := int((held < asked).sum()):
         notes.append(
-            f"an episode asks for {asked} labels of every class ({num_support} support, "
-            f"{num_query} queries); of {held.size} classes at clients with labels, {fewer} have "
-            f"fewer, of which {(held == 0).sum()} have none ({absent}) and {(held == 1).sum()} a "
+            f"an episode asks for {asked} labels of every class ({settings.num_support} support, "
+            f"{settings.num_query} queries); of {held.size} classes at clients with labels, {fewer} have "
+            f"fewer, of which {(held == 0).sum()} have none ({_absent(settings)}) and {(held == 1).sum()} a "
             "single one (support, never a query)"
         )
     return notes
 
 
+def _absent(settings: ProtoFSSL) -> str:
+    """Says what becomes of a class without labels at a client."""
+    if not settings.pseudo_labelled or settings.stop_gradient_pseudo_label:
+        return "probability 0 there"
+    if settings.absent_classes == "stop":
+        return (
+            "probability 0 there; absent_classes='stop' holds pseudo-labels fixed at such "
+            "clients, unlike the code"
+        )
+    return "probability 0 there; absent_classes='flow' drives embeddings off them, as in the code"
+
+
 def support_and_query(
-    counts: Int[Array, "*n"], num_support: int, num_query: int
+    counts: Int[Array, "*n"], settings: ProtoFSSL
 ) -> tuple[Int[Array, "*n"], Int[Array, "*n"]]:
     """How many examples of a class are support and query in a step, given its number of labels;
     see `episodes`.
     """
-    support = jnp.where(counts > 1, jnp.minimum(num_support, counts - 1), counts)
-    return support, jnp.minimum(num_query, counts - support)
+    support = jnp.where(counts > 1, jnp.minimum(settings.num_support, counts - 1), counts)
+    return support, jnp.minimum(settings.num_query, counts - support)
 
 
 def _by_class(
     key: Key[Array, ""],
     classes: Int[Array, " n"],
     num_classes: int,
-    num_support: int,
-    num_query: int,
+    settings: ProtoFSSL,
 ) -> tuple[dict[str, Int[Array, " b"]], dict[str, Bool[Array, " b"]]]:
     """Draws support and queries of every class from examples of these classes, -1 = none."""
     group = jnp.where(classes >= 0, classes, num_classes)
@@ -912,7 +877,7 @@ def _by_class(
         group[None] == jnp.arange(num_classes, dtype=group.dtype)[:, None], axis=1, dtype=jnp.int32
     )
     starts = jnp.cumsum(counts) - counts
-    support, query = support_and_query(counts, num_support, num_query)
+    support, query = support_and_query(counts, settings)
 
     def slots(begin: Int[Array, " K"], taken: Int[Array, " K"], width: int) -> tuple[Array, Array]:
         column = jnp.arange(width, dtype=jnp.int32)
@@ -921,9 +886,8 @@ def _by_class(
         return jnp.where(mask, places, 0).reshape(-1), mask.reshape(-1)
 
     drawn = {
-        SUPPORT: slots(starts, support, num_support),
-        QUERY: slots(starts + support, query, num_query),
+        SUPPORT: slots(starts, support, settings.num_support),
+        QUERY: slots(starts + support, query, settings.num_query),
     }
-    return {name: places for name, (places, _) in drawn.items()}, {
-        name: mask for name, (_, mask) in drawn.items()
-    }
+    places = {name: places for name, (places, _) in drawn.items()}
+    return places, {name: mask for name, (_, mask) in drawn.items()}

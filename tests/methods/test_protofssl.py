@@ -116,9 +116,9 @@ class Oracle:
         one = jax.tree.map(lambda x: x[client], everyone)
         helpers = self.bank[-1] if self.bank else []
         first = 0 if number > 0 and helpers and self.weight else 3
-        sampler = episodes(
-            3, toy.NUM_CLASSES, 1, 2, 4, data.max_labelled, lambda *_: jnp.asarray(first, jnp.int32)
-        )
+        run = toy.setup(data, local_epochs=3)
+        settings = ProtoFSSL(num_unlabelled=4)
+        sampler = episodes(run, settings, lambda *_: jnp.asarray(first, jnp.int32))
         key = jax.random.fold_in(
             named_key(jax.random.fold_in(named_key(KEY, "round"), number), "client"), client
         )

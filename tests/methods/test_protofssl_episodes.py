@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.federated import Client
-from fedjax_ssl.methods.protofssl import episodes
+from fedjax_ssl.methods.protofssl import ProtoFSSL, episodes
 from tests import toy
 
 STEPS = 12
@@ -30,9 +30,14 @@ def client(labels=tuple(LABELS), unlabelled: int = 5, padding: int = 3) -> Clien
 
 @functools.partial(jax.jit, static_argnames=("bound", "num_unlabelled", "support"))
 def schedule_of(one: Client, key, first, bound: int, num_unlabelled: int, support: int):
-    return episodes(STEPS, CLASSES, support, 2, num_unlabelled, bound, lambda *_: first).schedule(
-        key, one, toy.NOW
+    run = toy.setup(toy.federation(), local_epochs=STEPS)
+    run = run._replace(num_classes=CLASSES, max_labelled=bound)
+    settings = ProtoFSSL(
+        num_support=support,
+        num_unlabelled=max(num_unlabelled, 1),
+        unlabelled_weight=float(num_unlabelled > 0),
     )
+    return episodes(run, settings, lambda *_: first).schedule(key, one, toy.NOW)
 
 
 def draw(
