@@ -60,7 +60,6 @@ from fedjax_ssl.federated.method import (
     ForLog,
     Metrics,
     Params,
-    Validation,
 )
 from fedjax_ssl.federated.packing import packing
 from fedjax_ssl.federated.setup import Setup
@@ -251,10 +250,9 @@ class FedMatch:
         def sparse(w: Array) -> Array:
             return jnp.where(jnp.abs(w) > self.l1_threshold, w, jnp.zeros_like(w))
 
-        return {
-            part: jax.tree.map(sparse, tree) if part == PSI else tree
-            for part, tree in parts.items()
-        }
+        if PSI not in parts:
+            return parts
+        return {**parts, PSI: jax.tree.map(sparse, parts[PSI])}
 
     def network(self, parts: Params) -> PyTree:
         """Return the network of a model as it is evaluated."""
@@ -293,9 +291,9 @@ def fedmatch(setup: Setup, settings: FedMatch) -> Recipe:
         "client": lambda one: _remembered(one).plateau.factor,
         "global": lambda one: one.sent[TERM].rate,
     }
-    unsupervised = _unsupervised(setup, settings)
+    terms = (_unsupervised(setup, settings),)
     rate = rates.get(settings.lr_schedule)
-    stage = Stage((unsupervised,), sampler, labelled_quota="any", rate=rate)
+    stage = Stage(terms, sampler, labelled_quota="any", rate=rate)
     supervised = supervised_term(setup)._replace(
         weight=settings.supervised_weight, group=settings.parts[0]
     )
@@ -305,12 +303,9 @@ def fedmatch(setup: Setup, settings: FedMatch) -> Recipe:
         stage = stage._replace(terms=(supervised, *stage.terms))
 
     def check(data: FederatedData) -> list[str]:
-        each = {"client": setup.cohort_size / data.index.shape[0], "global": 1.0}.get(
-            settings.lr_schedule, 0.0
-        )
-        return notes + may_end_early(
-            int((setup.rounds or 0) * each), settings.patience, settings.lr_divisor
-        )
+        often = {"client": setup.cohort_size / data.index.shape[0], "global": 1.0}
+        looks = int((setup.rounds or 0) * often.get(settings.lr_schedule, 0.0))
+        return notes + _may_end_early(settings, looks)
 
     return Recipe(
         setup,
@@ -461,38 +456,31 @@ def _unsupervised(setup: Setup, settings: FedMatch) -> Term:
         sent = to_cohort(settings, state.store, round)
         plateau = state.plateau
         if same_rate:
-            assert round.validation is not None
-            network = settings.network(round.groups), round.model_state
-            loss, _ = validate(setup, *network, round.inputs, round.validation)
-            after = next_plateau(plateau, loss, settings.lr_divisor, settings.patience)
+            loss, _ = validate(setup, settings, round)
+            after = next_plateau(plateau, loss, settings)
             plateau = jax.tree.map(
                 lambda new, old: jnp.where(round.number > 0, new, old), after, plateau
             )
             sent = sent._replace(rate=jnp.broadcast_to(plateau.factor, round.valid.shape))
-        with_helpers = (
-            round.number + 1 >= settings.helper_interval
-            if keeps
-            else helpers_due(settings, round.number)
-        )
+        with_helpers = helpers_due(settings, round.number)
+        if keeps:
+            with_helpers = round.number + 1 >= settings.helper_interval
         return Broadcast(sent, with_helpers), State(state.store, plateau)
 
     def keep(network: PyTree, model_state: PyTree, client: Client) -> Remembered:
         many = (settings.num_helpers,)
-        nobody = (
-            jax.tree.map(lambda w: jnp.zeros(many + w.shape, w.dtype), network),
-            jnp.zeros(many, bool),
+        nobody = jax.tree.map(lambda w: jnp.zeros(many + w.shape, w.dtype), network)
+        return Remembered(
+            first_plateau(settings.patience) if own_rate else None,
+            jnp.zeros(()) if own_rate else None,
+            (nobody, jnp.zeros(many, bool)) if keeps else None,
         )
-        plateau, accuracy = (
-            (first_plateau(settings.patience), jnp.zeros(())) if own_rate else (None, None)
-        )
-        return Remembered(plateau, accuracy, nobody if keeps else None)
 
     def remember(trained: ClientResult) -> Remembered:
         kept = _remembered(trained.client)
         if own_rate:
-            network = settings.network(trained.groups), trained.model_state
-            loss, accuracy = validate(setup, *network, trained.inputs, trained.validation)
-            after = next_plateau(kept.plateau, loss, settings.lr_divisor, settings.patience)
+            loss, accuracy = validate(setup, settings, trained)
+            after = next_plateau(kept.plateau, loss, settings)
             kept = kept._replace(plateau=after, accuracy=accuracy)
         return kept._replace(helpers=_latest(trained.client.sent[TERM], kept)) if keeps else kept
 
@@ -616,9 +604,8 @@ def to_cohort(settings: FedMatch, store: Store, round: RoundContext) -> ToClient
         held: Params, fresh: Bool[Array, ""], helpers: PyTree, there: Bool[Array, " H"]
     ) -> ToClient:
         has = settings.visible(held)
-        masks = jax.tree.map(
-            lambda mask: mask | fresh, settings.changed(settings.visible(round.groups), has)
-        )
+        differs = settings.changed(settings.visible(round.groups), has)
+        masks = jax.tree.map(lambda mask: mask | fresh, differs)
 
         def helper(raw: PyTree) -> tuple[Int[Array, ""], PyTree]:
             seen = settings.visible({part: raw})[part]
@@ -712,10 +699,8 @@ def _traffic(settings: FedMatch, outcome: RoundResult) -> Traffic:
     """Bytes each way, in place of the model's."""
     valid = outcome.round.valid
     size = count_parameters(next(iter(outcome.before.params.values())))
-    statistics = count(
-        jnp.sum(valid, dtype=jnp.int32),
-        BYTES_PER_NUMBER * count_parameters(outcome.before.model_state),
-    )
+    numbers = count_parameters(outcome.before.model_state)
+    statistics = count(jnp.sum(valid, dtype=jnp.int32), BYTES_PER_NUMBER * numbers)
     to_clients: ToClient = outcome.sent.own
 
     def total(entries: dict[str, Array], there: dict[str, Array]) -> Count:
@@ -737,19 +722,16 @@ def costs(outcome: RoundResult) -> Metrics:
     2.
     """
     size = count_parameters(next(iter(outcome.before.params.values())))
-    metrics = {}
-    sent = {"s2c": outcome.sent.own.entries, "c2s": outcome.uploads.entries}
-    for way, entries in sent.items():
-        shares = {
-            name: jnp.mean(
-                values.reshape(values.shape[0], -1).sum(1) / size, where=outcome.round.valid
-            )
-            for name, values in entries.items()
-        }
+    valid = outcome.round.valid
+    to_clients: ToClient = outcome.sent.own
+    there = to_clients.available.sum(1).astype(jnp.result_type(float))
+    metrics = {"helpers": jnp.mean(there, where=valid)}
+    for way, entries in (("s2c", to_clients.entries), ("c2s", outcome.uploads.entries)):
+        numbers = {name: x.reshape(x.shape[0], -1).sum(1) for name, x in entries.items()}
+        shares = {name: jnp.mean(x / size, where=valid) for name, x in numbers.items()}
         metrics[way] = sum(shares.values())
         metrics |= {f"{way}_{name}": share for name, share in shares.items()}
-    there = outcome.sent.own.available.sum(1).astype(jnp.result_type(float))
-    return {**metrics, "helpers": jnp.mean(there, where=outcome.round.valid)}
+    return metrics
 
 
 def _server_training(setup: Setup, settings: FedMatch, supervised: Term) -> ServerTraining:
@@ -763,12 +745,8 @@ def _server_training(setup: Setup, settings: FedMatch, supervised: Term) -> Serv
     if settings.lr_schedule == "none":
         return ServerTraining((supervised,), sampler, when=("before",))
 
-    def loss_after(trained: ClientResult) -> Float[Array, ""]:
-        network = settings.network(trained.groups), trained.model_state
-        return validate(setup, *network, trained.inputs, trained.validation)[0]
-
     def server_update(state: Plateau, outcome: RoundResult) -> Plateau:
-        after = next_plateau(state, outcome.uploads[0], settings.lr_divisor, settings.patience)
+        after = next_plateau(state, outcome.uploads[0], settings)
         return jax.tree.map(lambda new, old: jnp.where(outcome.counts[0], new, old), after, state)
 
     term = supervised._replace(
@@ -777,7 +755,7 @@ def _server_training(setup: Setup, settings: FedMatch, supervised: Term) -> Serv
             prepare=lambda state, round: (Broadcast(state.factor[None]), state),
             server_update=server_update,
         ),
-        client=AtClient(collect=loss_after),
+        client=AtClient(collect=lambda trained: validate(setup, settings, trained)[0]),
     )
     return ServerTraining(
         (term,), sampler, when=("before",), rate=lambda client: client.sent[term.name]
@@ -812,11 +790,8 @@ def nearest_clients(
     ids = jnp.arange(embeddings.shape[0], dtype=jnp.int32)
     own = embeddings.at[clients].get(mode="clip")
     distance = jnp.sum(jnp.square(own[:, None] - embeddings), axis=-1)
-    possible = (
-        known
-        & (ids != clients[:, None])
-        & known.at[clients].get(mode="fill", fill_value=False)[:, None]
-    )
+    asks = known.at[clients].get(mode="fill", fill_value=False)
+    possible = known & (ids != clients[:, None]) & asks[:, None]
     distance = jnp.where(possible, distance, jnp.inf)
     order = jnp.argsort(distance, axis=1, stable=True)[:, :number].astype(jnp.int32)
     there = jnp.take_along_axis(possible, order, axis=1)
@@ -867,39 +842,28 @@ def first_plateau(patience: int) -> Plateau:
     )
 
 
-def next_plateau(
-    state: Plateau, loss: Float[Array, ""], divisor: float | Array, patience: int
-) -> Plateau:
+def next_plateau(state: Plateau, loss: Float[Array, ""], settings: FedMatch) -> Plateau:
     """After an evaluation: the rate is divided where the loss was not below the best for `patience`
     evaluations.
-
-    Args:
-        state: so far.
-        loss: on the validation examples.
-        divisor: number by which the rate is divided.
-        patience: evaluations, at least 1.
     """
+    patience = settings.patience
     better = loss < state.best
     left = jnp.where(better, patience, state.patience - 1)
     over = left <= 0
-    factor = jnp.where(over, jnp.maximum(state.factor / divisor, LOWEST), state.factor)
+    factor = jnp.where(over, jnp.maximum(state.factor / settings.lr_divisor, LOWEST), state.factor)
     best = jnp.where(better, loss, state.best).astype(state.best.dtype)
     return Plateau(factor, best, jnp.where(over, patience, left).astype(jnp.int32))
 
 
-def may_end_early(looks: int, patience: int, divisor: float | Array) -> list[str]:
-    """Says that a schedule that looks more often than FedMatch's paper, 10 times with patience 5,
-    may end learning.
-
-    Args:
-        looks: evaluations in a run.
-        patience: of `next_plateau`.
-        divisor: likewise.
+def _may_end_early(settings: FedMatch, looks: int) -> list[str]:
+    """Say that a schedule with more evaluations than the paper's, 10 with patience 5, may end
+    learning.
     """
+    patience = settings.patience
     if isinstance(patience, jax.core.Tracer) or looks <= 4 * patience:
         return []
     return [
-        f"a learning rate is divided by {divisor:g} where {patience} looks at the validation loss "
+        f"a learning rate is divided by {settings.lr_divisor:g} where {patience} looks at the validation loss "
         f"bring nothing, and this run has {looks} of them (the paper's have 10): learning may end "
         f"early. config.method.patience={looks // 2} waits as long as the paper's, "
         "lr_schedule='none' never lowers the rate"
@@ -907,20 +871,16 @@ def may_end_early(looks: int, patience: int, divisor: float | Array) -> list[str
 
 
 def validate(
-    setup: Setup, params: PyTree, model_state: PyTree, inputs: Array, validation: Validation
+    setup: Setup, settings: FedMatch, seen: RoundContext | ClientResult
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Mean cross-entropy and accuracy of a network on the federation's validation examples.
-
-    Args:
-        setup: the run.
-        params: parameters of the network.
-        model_state: its running statistics.
-        inputs: raw inputs of all examples.
-        validation: which of them.
+    """Mean cross-entropy and accuracy on the federation's validation examples, of a round's model or
+    a trained one.
 
     Raises:
         ValueError: there are none.
     """
+    validation = seen.validation
+    assert validation is not None
     if not validation.rows.shape[0]:
         raise ValueError(
             "lr_schedule lowers a learning rate when the loss on validation examples stops "
@@ -929,9 +889,11 @@ def validate(
         )
 
     def logits(raw: Array) -> Array:
-        return setup.model.apply(params, model_state, setup.normalize(raw), train=False)[0].logits
+        inputs = setup.normalize(raw)
+        return setup.model.apply(params, seen.model_state, inputs, train=False)[0].logits
 
-    scores = map_rows(logits, inputs, validation.rows, setup.evaluation_batch_size)
+    params = settings.network(seen.groups)
+    scores = map_rows(logits, seen.inputs, validation.rows, setup.evaluation_batch_size)
     real = jnp.arange(validation.rows.shape[0], dtype=jnp.int32) < validation.num_examples
     right = (jnp.argmax(scores, axis=1).astype(jnp.int32) == validation.labels).astype(scores.dtype)
     loss = batch_cross_entropy(scores, validation.labels, real)
