@@ -725,11 +725,11 @@ def costs(outcome: RoundResult) -> Metrics:
     valid = outcome.round.valid
     to_clients: ToClient = outcome.sent.own
     there = to_clients.available.sum(1).astype(jnp.result_type(float))
-    metrics = {"helpers": jnp.mean(there, where=valid)}
+    metrics: Metrics = {"helpers": jnp.mean(there, where=valid)}
     for way, entries in (("s2c", to_clients.entries), ("c2s", outcome.uploads.entries)):
         numbers = {name: x.reshape(x.shape[0], -1).sum(1) for name, x in entries.items()}
         shares = {name: jnp.mean(x / size, where=valid) for name, x in numbers.items()}
-        metrics[way] = sum(shares.values())
+        metrics[way] = reduce(jnp.add, shares.values())
         metrics |= {f"{way}_{name}": share for name, share in shares.items()}
     return metrics
 
@@ -863,10 +863,10 @@ def _may_end_early(settings: FedMatch, looks: int) -> list[str]:
     if isinstance(patience, jax.core.Tracer) or looks <= 4 * patience:
         return []
     return [
-        f"a learning rate is divided by {settings.lr_divisor:g} where {patience} looks at the validation loss "
-        f"bring nothing, and this run has {looks} of them (the paper's have 10): learning may end "
-        f"early. config.method.patience={looks // 2} waits as long as the paper's, "
-        "lr_schedule='none' never lowers the rate"
+        f"a learning rate is divided by {settings.lr_divisor:g} where {patience} looks at the "
+        f"validation loss bring nothing, and this run has {looks} of them (the paper's have 10): "
+        f"learning may end early. config.method.patience={looks // 2} waits as long as the "
+        "paper's, lr_schedule='none' never lowers the rate"
     ]
 
 

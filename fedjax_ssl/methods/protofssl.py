@@ -834,9 +834,9 @@ def check_episodes(settings: ProtoFSSL, data: FederatedData) -> list[str]:
     if fewer := int((held < asked).sum()):
         notes.append(
             f"an episode asks for {asked} labels of every class ({settings.num_support} support, "
-            f"{settings.num_query} queries); of {held.size} classes at clients with labels, {fewer} have "
-            f"fewer, of which {(held == 0).sum()} have none ({_absent(settings)}) and {(held == 1).sum()} a "
-            "single one (support, never a query)"
+            f"{settings.num_query} queries); of {held.size} classes at clients with labels, "
+            f"{fewer} have fewer, of which {(held == 0).sum()} have none ({_absent(settings)}) and "
+            f"{(held == 1).sum()} a single one (support, never a query)"
         )
     return notes
 
