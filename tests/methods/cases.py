@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from fedjax_ssl import config as configs
 from fedjax_ssl import methods
 from fedjax_ssl.federated import Method, Setup
+from fedjax_ssl.testing.promises import ROUNDS, Special
 from tests import toy
 
 
@@ -147,6 +148,18 @@ def of(name: str) -> Case:
     first_stage = {"warmup_rounds": 1} if "warmup_rounds" in methods.settings(name) else {}
     return case._replace(
         settings={**first_stage, **case.settings}, config=case.config or f"digits_{name}.py"
+    )
+
+
+def special(name: str) -> Special:
+    """What a method does otherwise than most, as the contract suite has to know it."""
+    case = of(name)
+    return Special(
+        labels_first="warmup_rounds" in case.settings,
+        clients_train=ROUNDS if case.clients_train is None else case.clients_train,
+        first_targets=case.first_targets,
+        never_sent=case.never_sent,
+        learns_without_labels=bool(case.learns_without_labels),
     )
 
 
