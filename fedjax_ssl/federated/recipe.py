@@ -8,8 +8,11 @@ from jaxtyping import Array
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated.method import (
     Client,
+    Now,
     Params,
     PyTree,
+    Sampler,
+    Schedule,
     ServerState,
     ServerTraining,
     Stage,
@@ -107,3 +110,28 @@ class Recipe(NamedTuple):
     looks_at_all: bool = False
     # ^ a round looks at examples of clients that are not in its cohort
     name: str = ""  # for messages and compositions; `fs.methods.recipe` gives the method's
+
+    def with_schedules(self, change: Callable[[Array, Client, Schedule], Schedule]) -> "Recipe":
+        """Return a recipe whose clients' batches of a round are changed once they are drawn.
+
+        Args:
+            change: (the client's key in this round, client, batches) -> batches.
+        """
+
+        def changed(sampler: Sampler) -> Sampler:
+            def schedule(key: Array, client: Client, now: Now) -> Schedule:
+                return change(key, client, sampler.schedule(key, client, now))
+
+            go_on = sampler.going_on
+            return sampler._replace(
+                schedule=schedule,
+                equal_steps=False,
+                going_on=None if go_on is None else lambda steps: changed(go_on(steps)),
+            )
+
+        def of_stage(stage: Stage) -> Stage:
+            kinds = tuple(kind._replace(sampler=changed(kind.sampler)) for kind in stage.kinds)
+            own = None if stage.sampler is None else changed(stage.sampler)
+            return stage._replace(kinds=kinds, sampler=own)
+
+        return self._replace(stages=tuple(map(of_stage, self.stages)))

@@ -1,5 +1,8 @@
 """Wrappers of recipes, which a config names in `around`."""
 
+import runpy
+from pathlib import Path
+
 import chex
 import jax
 import pytest
@@ -37,6 +40,20 @@ def test_slow_clients_take_the_first_of_their_steps_in_every_method(name: str) -
     assert slowed["clients"] == usual["clients"]
     if name != "single":
         assert usual["local_steps"] / 2 <= slowed["local_steps"] < usual["local_steps"]
+
+
+def test_the_page_on_composition_and_wrappers_runs(tmp_path, monkeypatch) -> None:
+    page = Path(__file__).parents[2] / "docs" / "extending.md"
+    mark = "<!-- tests/methods/test_around.py runs this block. -->\n```python\n"
+    block = page.read_text(encoding="utf-8").partition(mark)[2].partition("```")[0]
+    (tmp_path / "my_parts.py").write_text(block, encoding="utf-8")
+    runpy.run_path(str(tmp_path / "my_parts.py"), run_name="__main__")
+    monkeypatch.syspath_prepend(tmp_path)
+    config = fs.load_config(
+        "digits_fedul",
+        {"method.name": "my_parts:both", "around": ("slow_clients", "my_parts:tired"), "rounds": 2},
+    )
+    assert fs.run(config, tmp_path / "run", quiet=True)["rounds"] == 2
 
 
 def test_nobody_slow_changes_no_bit() -> None:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from fedjax_ssl.checks import checked
-from fedjax_ssl.federated import Client, Now, Recipe, Sampler, Schedule, Stage
+from fedjax_ssl.federated import Client, Recipe, Schedule
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.settings import Share
 
@@ -25,26 +25,11 @@ def slow_clients(recipe: Recipe, *, slow: Share = 0.5, least_work: Share = 0.5) 
             between this and 1, and a client that has steps takes one of them.
     """
 
-    def slowed(sampler: Sampler) -> Sampler:
-        def schedule(key: Array, client: Client, now: Now) -> Schedule:
-            drawn = sampler.schedule(key, client, now)
-            # The key is the client's in this round, so that nothing depends on its place.
-            is_slow = jax.random.bernoulli(named_key(key, "slow"), slow)
-            share = jax.random.uniform(named_key(key, "share"), minval=least_work)
-            steps = jnp.ceil(share * drawn.num_steps.astype(share.dtype)).astype(jnp.int32)
-            steps = jnp.maximum(steps, jnp.minimum(drawn.num_steps, 1))
-            return drawn._replace(num_steps=jnp.where(is_slow, steps, drawn.num_steps))
+    def slowed(key: Array, client: Client, drawn: Schedule) -> Schedule:
+        is_slow = jax.random.bernoulli(named_key(key, "slow"), slow)
+        share = jax.random.uniform(named_key(key, "share"), minval=least_work)
+        steps = jnp.ceil(share * drawn.num_steps.astype(share.dtype)).astype(jnp.int32)
+        steps = jnp.maximum(steps, jnp.minimum(drawn.num_steps, 1))
+        return drawn._replace(num_steps=jnp.where(is_slow, steps, drawn.num_steps))
 
-        go_on = sampler.going_on
-        return sampler._replace(
-            schedule=schedule,
-            equal_steps=False,
-            going_on=None if go_on is None else lambda steps: slowed(go_on(steps)),
-        )
-
-    def of_stage(stage: Stage) -> Stage:
-        kinds = tuple(kind._replace(sampler=slowed(kind.sampler)) for kind in stage.kinds)
-        own = None if stage.sampler is None else slowed(stage.sampler)
-        return stage._replace(kinds=kinds, sampler=own)
-
-    return recipe._replace(stages=tuple(map(of_stage, recipe.stages)))
+    return recipe.with_schedules(slowed)
