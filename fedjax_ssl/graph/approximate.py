@@ -68,7 +68,7 @@ class _Lists(NamedTuple):
     columns: UInt32[Array, "b words 128"]  # the same, transposed
     to_centre: Int32[Array, "b 128"]  # bits that differ between a point and the centre of its list
     index: Int32[Array, "b 128"]  # type: ignore[assignment]
-    # ^ # number of the point; n at empty places
+    # ^ number of the point; n at empty places
     first_block: Int32[Array, " lists"]
     num_blocks: Int32[Array, " lists"]
     place: Int32[Array, " n"]

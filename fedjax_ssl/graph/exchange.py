@@ -143,8 +143,8 @@ def exchanged_scores(
     valid: Array,
     settings: GraphSettings,
 ) -> Array:
-    """Take steps 9 to 12: the scores Z = S Y, to which every client adds its part; rows that are not
-    valid are nobody's.
+    """Take steps 9 to 12: the scores Z = S Y, to which every client adds its part; rows that are
+    not valid are nobody's.
     """
     rows = np.flatnonzero(np.asarray(valid))
     owner = np.asarray(clients)

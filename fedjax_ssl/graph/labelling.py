@@ -5,7 +5,7 @@ The steps of Algorithm 1, and where they are:
 | steps | what | where |
 |---|---|---|
 | 1 to 3 | a shared seed, random hyperplanes, codes | `codes.lsh_codes` |
-| 4 to 6 | Hamming distances, cosines, the k nearest of every point | `neighbors.nearest_neighbors` |
+| 4 to 6 | Hamming distances, cosines, the k nearest points | `neighbors.nearest_neighbors` |
 | 7, 8 | W = A + A^T, normalized by the degrees | `graph.build_graph` |
 | 9 to 12 | Z = (I - alpha W)^(-1) Y | `propagation.propagate` |
 | 13 | labels and confidences | `_read_labels`, `weighting.confidence` |
@@ -146,7 +146,8 @@ def propagate_labels(
     Example:
         >>> digits = fs.load_dataset("digits").train
         >>> known = np.where(np.arange(len(digits.y)) % 20 == 0, digits.y, -1)
-        >>> labels, confidence = fs.propagate_labels(digits.x.reshape(len(known), -1), known, digits.client)
+        >>> pixels = digits.x.reshape(len(known), -1)
+        >>> labels, confidence = fs.propagate_labels(pixels, known, digits.client)
         >>> bool((labels == digits.y).mean() > 0.8)
         True
     """

@@ -50,7 +50,7 @@ class Neighbors(NamedTuple):
     """
 
     index: Int32[Array, "n k"]  # type: ignore[assignment]
-    # ^ # by falling similarity, equal ones by rising index
+    # ^ by falling similarity, equal ones by rising index
     similarity: Float[Array, "n k"]  # cosine in [0, 1], exactly 0 from a right angle on
 
 
@@ -94,8 +94,8 @@ def nearest_neighbors(
     check_choices(("auto", "popcount", "matmul"), kernel=kernel)
     if mesh is not None and (not isinstance(mesh, Mesh) or mesh.empty):
         raise ValueError(
-            f"mesh is {mesh!r}; it must be a jax.sharding.Mesh with at least one device, for example "
-            'jax.make_mesh((jax.device_count(),), ("device",)), or None for one device.'
+            f"mesh is {mesh!r}; it must be a jax.sharding.Mesh with at least one device, for "
+            'example jax.make_mesh((jax.device_count(),), ("device",)), or None for one device.'
         )
     if kernel == "auto":
         kernel = fastest_kernel(backend() if mesh is None else mesh.devices.flat[0].platform)

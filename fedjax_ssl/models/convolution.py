@@ -49,7 +49,7 @@ def conv2d(
     | "lax" | `lax.conv_general_dilated`, the oracle | any |
     | "slices" | kh*kw shifted slices side by side, one product | any |
     | "rows" | kw shifted slices side by side, kh products | any |
-    | "winograd" | a transform of tiles, (7 - kh)(7 - kw) outputs for 36 products, see `winograd` | any |
+    | "winograd" | transforms of tiles, (7 - kh)(7 - kw) outputs for 36 products | any |
     | "xla" | "lax", or "slices" where `vmap` gives every client a kernel | reverse mode |
 
     "auto" takes on a CPU "winograd" from 16 input channels on and else "slices" (rates:

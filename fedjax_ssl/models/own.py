@@ -186,7 +186,8 @@ def _as_model(kind: Kind, input_shape: Shape) -> Model:
                 "counts"
             )
         with jax.ensure_compile_time_eval():
-            params, state = init(key := jax.random.key(0))
+            key = jax.random.key(0)
+            params, state = init(key)
             run = functools.partial(
                 apply, params, inputs=jnp.zeros((_ROWS, *input_shape)), train=True, key=key
             )

@@ -145,7 +145,9 @@ def build(name: str, *, num_classes: int, input_shape: tuple[int, ...], **given:
             MODELS.build, name, **hashable, **{one: fixed[one] for one in filter(takes, fixed)}
         )
         shown: Any = builder.func if isinstance(builder, functools.partial) else builder
-        place = where(type(builder.args[0]) if shown is _itself else shown)  # type: ignore[union-attr]
+        if shown is _itself:
+            shown = type(builder.args[0])  # type: ignore[union-attr]
+        place = where(shown)
         drawn = tuple(filter(takes, RANDOM))
         return own_network(make, drawn, num_classes, input_shape, place)
     module = MODELS.build(name, num_classes=num_classes, **hashable)

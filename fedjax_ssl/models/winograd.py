@@ -148,8 +148,8 @@ def _padded(inputs: Array, pads: lowerings.Pads, *axes: _Tiles | None) -> Array:
 
 
 def _to_points(inputs: Array, tiles: _Tiles) -> Array:
-    """Cut [a, size, b] to [6, a, tiles, b]: every tile's values at the points; tiles overlap and begin
-    `step` apart.
+    """Cut [a, size, b] to [6, a, tiles, b]: every tile's values at the points; tiles overlap and
+    begin `step` apart.
 
     At a point p the coefficients are those of the product of (x - q) over the other points q. What
     they have in common at p and -p, the even ones, is added up once.

@@ -3,7 +3,8 @@
 Example:
     >>> logits = jnp.array([[2.0, 0.0], [0.0, 1.0]])
     >>> mask = jnp.array([True, True])
-    >>> round(float(fs.objectives.batch_cross_entropy(logits, jnp.array([0, -1]), mask)), 4)  # -1: no label
+    >>> targets = jnp.array([0, -1])  # -1: no label
+    >>> round(float(fs.objectives.batch_cross_entropy(logits, targets, mask)), 4)
     0.0635
 """
 

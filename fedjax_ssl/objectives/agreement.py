@@ -142,12 +142,9 @@ def consistency(
     """Squared distance averaged over rows and classes: 1/(BK) sum_i ||p_i - q_i||^2, B = rows in
     the mask.
     """
-    squares = jnp.where(
-        mask[:, None], (probabilities - targets) ** 2, jnp.zeros_like(probabilities)
-    )
-    return jnp.sum(squares) / (
-        jnp.maximum(jnp.sum(mask, dtype=squares.dtype), 1.0) * squares.shape[1]
-    )
+    squares = jnp.where(mask[:, None], (probabilities - targets) ** 2, 0)
+    rows = jnp.maximum(jnp.sum(mask, dtype=squares.dtype), 1.0)
+    return jnp.sum(squares) / (rows * squares.shape[1])
 
 
 def consistency_ramp(
@@ -220,5 +217,5 @@ def inter_client_kl(
     divergence = jnp.sum(
         xlogy(helper_probs, helper_probs) - helper_probs * local_log_probs, axis=-1
     )
-    total = jnp.sum(jnp.where(there[:, None], divergence, jnp.zeros_like(divergence)), axis=0)
+    total = jnp.sum(jnp.where(there[:, None], divergence, 0), axis=0)
     return total / jnp.maximum(jnp.sum(there, dtype=total.dtype), 1.0)

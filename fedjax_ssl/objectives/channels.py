@@ -177,7 +177,7 @@ def _observed_loss(
     log_probs: Float[Array, "n O"], observed: Int[Array, " n"], channel: Channel
 ) -> Float[Array, " n"]:
     chosen = at_target(log_probs, observed)
-    return jnp.where(is_observable(observed, channel), -chosen, jnp.zeros_like(chosen))
+    return jnp.where(is_observable(observed, channel), -chosen, 0)
 
 
 def _channel_of_weights(weights: Float[Array, "O K"]) -> Channel:
@@ -189,7 +189,7 @@ def _channel_of_weights(weights: Float[Array, "O K"]) -> Channel:
 
 def _safe_log(values: Float[Array, "..."]) -> Float[Array, "..."]:
     """Logarithm of positive values, 0 elsewhere; the gradient has no 0/0."""
-    return jnp.log(jnp.where(values > 0, values, jnp.ones_like(values)))
+    return jnp.log(jnp.where(values > 0, values, 1))
 
 
 def correspondence_counts(
@@ -258,7 +258,5 @@ def normalize_counts(
     prior = jnp.where(total > 0, label_counts / jnp.maximum(total, 1.0), uniform)
     empty = {"prior": prior, "uniform": uniform, "zero": jnp.zeros_like(prior)}[fallback]
     support = jnp.sum(counts, axis=0) + smoothing
-    columns = (counts + smoothing * prior[:, None]) / jnp.where(
-        support > 0, support, jnp.ones_like(support)
-    )
+    columns = (counts + smoothing * prior[:, None]) / jnp.where(support > 0, support, 1)
     return jax.lax.stop_gradient(jnp.where(support > 0, columns, empty[:, None]))

@@ -28,7 +28,7 @@ def cross_entropy(logits: Float[Array, "n K"], targets: Int[Array, " n"]) -> Flo
         targets: class of every row, -1 = none.
     """
     chosen = at_target(jax.nn.log_softmax(logits), targets)
-    return jnp.where(targets >= 0, -chosen, jnp.zeros_like(chosen))
+    return jnp.where(targets >= 0, -chosen, 0)
 
 
 def batch_mean(
@@ -44,7 +44,7 @@ def batch_mean(
     """
     size = jnp.maximum(jnp.sum(mask, dtype=losses.dtype), 1.0)
     added = mask if counted is None else mask & counted
-    return jnp.sum(jnp.where(added, losses, jnp.zeros_like(losses))) / size
+    return jnp.sum(jnp.where(added, losses, 0)) / size
 
 
 def at_target(values: Float[Array, "n K"], targets: Int[Array, " n"]) -> Float[Array, " n"]:
@@ -60,7 +60,7 @@ def at_target(values: Float[Array, "n K"], targets: Int[Array, " n"]) -> Float[A
         targets: class of every row, -1 = none.
     """
     is_target = targets[:, None] == jnp.arange(values.shape[1], dtype=targets.dtype)
-    return jnp.sum(jnp.where(is_target, values, jnp.zeros_like(values)), axis=1)
+    return jnp.sum(jnp.where(is_target, values, 0), axis=1)
 
 
 def batch_cross_entropy(
@@ -198,12 +198,12 @@ def proportion_loss(
     """
     logits = at_least_float32(logits)
     # Padding may be anything, NaN too, and must not come back through the gradient.
-    log_probs = jax.nn.log_softmax(jnp.where(mask[:, None], logits, jnp.zeros_like(logits)))
+    log_probs = jax.nn.log_softmax(jnp.where(mask[:, None], logits, 0))
     size = jnp.sum(mask, dtype=log_probs.dtype)
     totals = jax.nn.logsumexp(jnp.where(mask[:, None], log_probs, most_negative(log_probs)), axis=0)
     wanted = jnp.clip(proportions.astype(logits.dtype), CLIP, 1.0 - CLIP)
     loss = -jnp.sum(wanted * (totals - jnp.log(jnp.maximum(size, 1.0))))
-    return jnp.where(size > 0, loss, jnp.zeros_like(loss))
+    return jnp.where(size > 0, loss, 0)
 
 
 def l1_norm(params: Any) -> Float[Array, ""]:

@@ -29,7 +29,7 @@ def class_prototypes(
     """
     embeddings = at_least_float32(embeddings)
     one_hot = jax.nn.one_hot(labels, num_classes, dtype=embeddings.dtype)
-    used = jnp.where((labels >= 0)[:, None], embeddings, jnp.zeros_like(embeddings))
+    used = jnp.where((labels >= 0)[:, None], embeddings, 0)
     counts = jnp.sum(one_hot, axis=0)
     sums = jnp.matmul(one_hot.T, used, precision=jax.lax.Precision.HIGHEST)
     return sums / jnp.maximum(counts, 1.0)[:, None], counts > 0
@@ -63,9 +63,7 @@ def prototype_log_probs(
     check_choices(DISTANCES, distance=distance)
     check_numbers("(0, inf)", temperature=temperature)
     embeddings = at_least_float32(embeddings)
-    centers = jnp.where(present[:, None], prototypes, jnp.zeros_like(prototypes)).astype(
-        embeddings.dtype
-    )
+    centers = jnp.where(present[:, None], prototypes, 0).astype(embeddings.dtype)
     if distance == "euclidean":
         squares = jnp.sum((embeddings[:, None, :] - centers) ** 2, axis=-1)
         scores = -jnp.sqrt(squares + ROOT_FLOOR)
@@ -87,7 +85,7 @@ def mean_prototypes(
     """Mean of every class over the sets that have it, and which classes occur (ProtoFSSL,
     algorithm 2).
     """
-    held = jnp.where(present[:, :, None], prototypes, jnp.zeros_like(prototypes))
+    held = jnp.where(present[:, :, None], prototypes, 0)
     counts = jnp.sum(present, axis=0, dtype=prototypes.dtype)
     return jnp.sum(held, axis=0) / jnp.maximum(counts, 1.0)[:, None], counts > 0
 
@@ -122,7 +120,7 @@ def sharpen(
     """
     check_numbers("(0, inf)", temperature=temperature)
     positive = probs > 0
-    log_probs = jnp.log(jnp.where(positive, probs, jnp.ones_like(probs)))
+    log_probs = jnp.log(jnp.where(positive, probs, 1))
     return jax.nn.softmax(jnp.where(positive, log_probs / temperature, most_negative(probs)))
 
 
@@ -169,4 +167,4 @@ def helper_pseudo_labels(
     # overflow. Without any helper all classes stay, so that there is no 0/0.
     kept = known | ~jnp.any(known)
     probs = jax.nn.softmax(jnp.where(kept, totals, 0.0) / sharpening, where=kept)
-    return jnp.where(jnp.any(counted), probs, jnp.zeros_like(probs))
+    return jnp.where(jnp.any(counted), probs, 0)

@@ -76,6 +76,6 @@ def supervised_loss(
             inverse = total / (logits.shape[1] * found)
             weights = inverse if tuple(class_weights) == INVERSE else jnp.asarray(class_weights)
             losses = losses * weights.astype(losses.dtype)[targets]
-        return jnp.where(targets >= 0, losses, jnp.zeros_like(losses))
+        return jnp.where(targets >= 0, losses, 0)
 
     return loss

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_ssl.secure.errors import SERVER, InconsistentView, MalformedMessage
-from fedjax_ssl.secure.messages import DistanceShare, OwnDistances
+from fedjax_ssl.secure.messages import DistanceShare, OwnDistances, check_array
 from fedjax_ssl.secure.network import Endpoint, Machine, Outgoing, not_due
 
 
@@ -122,10 +122,8 @@ class OwnServer(Machine):
     def receive(self, data: bytes) -> list[Outgoing]:
         """Check and keep them."""
         found = self.take(data, self._client, OwnDistances, self.distances is None).distances
-        if found.shape != (self._num_points, self._num_points) or found.dtype != ring(
-            self._num_bits
-        ):
-            raise MalformedMessage(f"{found.dtype} distances of shape {found.shape}", self._client)
+        shape = (self._num_points, self._num_points)
+        check_array("distances", found, shape, ring(self._num_bits), self._client)
         if found.size and int(found.max()) > self._num_bits:
             raise MalformedMessage(f"a distance above {self._num_bits} bits", self._client)
         self.distances = found.astype(np.int32)

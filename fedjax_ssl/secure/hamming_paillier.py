@@ -28,7 +28,7 @@ import numpy as np
 
 from fedjax_ssl.secure.distances import PairServer, bits_of
 from fedjax_ssl.secure.errors import SERVER, MalformedMessage
-from fedjax_ssl.secure.messages import EncryptedBits, EncryptedDistances, PackedShare
+from fedjax_ssl.secure.messages import EncryptedBits, EncryptedDistances, PackedShare, check_array
 from fedjax_ssl.secure.network import Endpoint, Machine, Outgoing
 
 _ROUNDS = 32  # of Miller and Rabin's test; a composite passes with probability below 2^-64
@@ -89,13 +89,7 @@ class PublicKey:
         """Return a ciphertext of the number plus another one, re-randomized: nobody can tell what
         it was made of.
         """
-        return (
-            ciphertext
-            * (1 + number % self.modulus * self.modulus)
-            % self.squared
-            * self.blind()
-            % self.squared
-        )
+        return ciphertext * self.encrypt(number) % self.squared
 
     def is_ciphertext(self, value: int) -> bool:
         """Return whether a number can be a ciphertext: below N^2, and prime to N."""
@@ -262,21 +256,14 @@ class PaillierOwner(Machine):
         public = self._packed.key.public
         *_, blocks = packing(self._packed.num_points, self._packed.num_bits, self._packed.key_bits)
         shape = (self._num_other, blocks, 2 * public.num_bytes)
-        if message.ciphertexts.shape != shape:
-            raise MalformedMessage(
-                f"ciphertexts of shape {message.ciphertexts.shape}; due: {shape}", self._peer
-            )
-        ciphertexts = _checked(message.ciphertexts, public, self._peer)
+        ciphertexts = _checked(message.ciphertexts, shape, public, self._peer)
         self._done = True
         plain = _to_bytes(
             [self._packed.key.decrypt(some) for some in ciphertexts], public.num_bytes
         )
         values = plain.reshape(self._num_other, blocks, public.num_bytes)
-        return [
-            self.endpoint.pack(
-                SERVER, PackedShare(self._peer, self._packed.message.modulus, values)
-            )
-        ]
+        share = PackedShare(self._peer, self._packed.message.modulus, values)
+        return [self.endpoint.pack(SERVER, share)]
 
 
 class PaillierEvaluator(Machine):
@@ -315,18 +302,17 @@ class PaillierEvaluator(Machine):
         width, slots, blocks = packing(self._num_packed, num_bits, self._key_bits)
         modulus = int.from_bytes(message.modulus.tobytes(), "little")
         shape = (num_bits, blocks, 2 * size)
-        if message.ciphertexts.shape != shape or message.num_points != self._num_packed:
+        if message.num_points != self._num_packed:
             raise MalformedMessage(
-                f"ciphertexts of shape {message.ciphertexts.shape}; due: {shape}", self._peer
+                f"bits of {message.num_points} points; due: {self._num_packed}", self._peer
             )
         if modulus.bit_length() != self._key_bits or not modulus % 2:
             raise MalformedMessage(
                 f"a modulus that is no odd number of {self._key_bits} bits", self._peer
             )
         public = PublicKey(modulus)
-        columns = np.array(_checked(message.ciphertexts, public, self._peer), object).reshape(
-            num_bits, blocks
-        )
+        ciphertexts = _checked(message.ciphertexts, shape, public, self._peer)
+        columns = np.array(ciphertexts, object).reshape(num_bits, blocks)
         self._done = True
         ones = [
             _pack(np.ones(min(slots, self._num_packed - start), np.uint8), width)
@@ -373,9 +359,9 @@ class PaillierServer(PairServer):
         self._size = key_bits // 8
 
     def _check(self, message: PackedShare, sender: int) -> None:
-        due = (self._shape[1], self._blocks, self._size)
-        if message.values.shape != due or message.modulus.shape != (self._size,):
-            raise MalformedMessage(f"numbers of shape {message.values.shape}", sender)
+        shape = (self._shape[1], self._blocks, self._size)
+        check_array("numbers", message.values, shape, np.uint8, sender)
+        check_array("a modulus", message.modulus, shape[2:], np.uint8, sender)
         if any(
             not np.array_equal(message.modulus, other.modulus) for other in self._shares.values()
         ):
@@ -410,8 +396,11 @@ def _from_bytes(values: np.ndarray) -> list[int]:
     return [int.from_bytes(row.tobytes(), "little") for row in values.reshape(-1, values.shape[-1])]
 
 
-def _checked(values: np.ndarray, public: PublicKey, sender: int) -> list[int]:
-    """Ciphertexts. Raises MalformedMessage for a number that is none."""
+def _checked(
+    values: np.ndarray, shape: tuple[int, ...], public: PublicKey, sender: int
+) -> list[int]:
+    """Ciphertexts. Raises MalformedMessage for a number that is none, or another shape."""
+    check_array("ciphertexts", values, shape, np.uint8, sender)
     numbers = _from_bytes(values)
     if not all(map(public.is_ciphertext, numbers)):
         raise MalformedMessage("a number that is no ciphertext of this key", sender)

@@ -52,16 +52,19 @@ class BaseSender:
         Raises:
             BadKey: a choice is not an element of the group.
         """
-        if choices.shape != (WIDTH, len(self.point)):
-            raise MalformedMessage(f"base choices of shape {choices.shape}", self._peer)
+        due = (WIDTH, len(self.point))
+        messages.check_array("base choices", choices, due, np.uint8, self._peer)
         pairs = []
         for number, row in enumerate(choices):
             choice = row.tobytes()
             self._group.check(choice, self._peer)
             shifted = self._group.subtract(choice, self.point)
-            pair = (self._group.multiply(self._secret, some) for some in (choice, shifted))
             zero, one = (
-                _seed(self._context, number, self.point, choice, shared) for shared in pair
+                _seed(self._context, number, self.point, choice, shared)
+                for shared in (
+                    self._group.multiply(self._secret, choice),
+                    self._group.multiply(self._secret, shifted),
+                )
             )
             pairs.append((zero, one))
         return pairs
@@ -267,28 +270,20 @@ class TransferReceiver(Machine):
         if not points:
             self._waiting = None
             return [self.endpoint.pack(SERVER, DistanceShare(self._peer, self._share))]
-        choices = np.zeros(transfers, np.uint8)
-        choices[: points * self._num_bits] = self._bits[self._done : self._done + points].reshape(
-            -1
-        )
+        own = self._bits[self._done : self._done + points].reshape(-1)
+        # Transfers come by bytes: the last ones may be of nobody.
+        choices = np.pad(own, (0, transfers - len(own)))
         first, columns, rows = self._extension.extend(choices)
-        self._waiting = (
-            points,
-            first,
-            choices[: points * self._num_bits],
-            rows[: points * self._num_bits],
-        )
+        self._waiting = points, first, own, rows[: len(own)]
         return [self.endpoint.pack(self._peer, OtColumns(first, columns))]
 
     def _take(self, message: Corrections) -> None:
         assert self._waiting is not None and self._extension is not None
         points, first, choices, rows = self._waiting
-        values = message.values
         shape = (len(choices), self._num_offered)
-        if message.first != first or values.shape != shape or values.dtype != self._dtype:
-            raise MalformedMessage(
-                f"corrections {values.shape} of {values.dtype}; due: {shape}", self._peer
-            )
+        messages.check_array("corrections", message.values, shape, self._dtype, self._peer)
+        if message.first != first:
+            raise MalformedMessage(f"corrections from {message.first} on; due: {first}", self._peer)
         pads = self._extension.pads(rows, first, _blocks(self._num_offered, self._dtype))
         values = _as_numbers(pads, self._num_offered, self._dtype)
         values += message.values * choices.astype(self._dtype)[:, None]
@@ -339,10 +334,8 @@ class TransferSender(Machine):
     def _answer(self, message: OtColumns) -> list[Outgoing]:
         assert self._extension is not None
         points, transfers = self._plan[0]
-        if message.columns.shape != (WIDTH, transfers // 8):
-            raise MalformedMessage(
-                f"columns of shape {message.columns.shape} for {transfers} transfers", self._peer
-            )
+        shape = (WIDTH, transfers // 8)
+        messages.check_array("columns", message.columns, shape, np.uint8, self._peer)
         rows = self._extension.extend(message.first, message.columns, self._peer)[
             : points * self._num_bits
         ]
@@ -373,11 +366,8 @@ class TransferServer(PairServer):
     """The server: takes the sender's half from the receiver's."""
 
     def _check(self, message: DistanceShare, sender: int) -> None:
-        values = message.values
-        if values.shape != self._shape or values.dtype != ring(self._num_bits):
-            raise MalformedMessage(
-                f"{values.dtype} of shape {values.shape} for {self._shape}", sender
-            )
+        dtype = ring(self._num_bits)
+        messages.check_array("distances", message.values, self._shape, dtype, sender)
 
     def _put_together(self, first: DistanceShare, second: DistanceShare) -> np.ndarray:
         return first.values - second.values

@@ -238,9 +238,20 @@ class Recovery(NamedTuple):
 
 
 _SIGNED = (SessionKey, Roster)  # in clear; the others are sealed
-_TRANSFER = (OwnDistances, BasePoint, BaseChoices, OtColumns, Corrections, DistanceShare)
-_PAILLIER = (EncryptedBits, EncryptedDistances, PackedShare)
-_ROW_SUMS = (
+# A message's kind on the wire is its place, from 1 on.
+MESSAGES: tuple[type, ...] = (
+    SessionKey,
+    Roster,
+    Seed,
+    OwnDistances,
+    BasePoint,
+    BaseChoices,
+    OtColumns,
+    Corrections,
+    DistanceShare,
+    EncryptedBits,
+    EncryptedDistances,
+    PackedShare,
     Columns,
     SumStart,
     MaskKey,
@@ -251,8 +262,6 @@ _ROW_SUMS = (
     RecoveryRequest,
     Recovery,
 )
-# A message's kind on the wire is its place, from 1 on.
-MESSAGES: tuple[type, ...] = (*_SIGNED, Seed, *_TRANSFER, *_PAILLIER, *_ROW_SUMS)
 _LAYOUTS = {
     message: tuple(
         hint.__metadata__[0] for hint in get_type_hints(message, include_extras=True).values()
@@ -385,6 +394,17 @@ def decode(kind: int, body: bytes | memoryview, sender: int) -> Any:
             f"{len(view) - place} bytes too many behind {message.__name__}", sender
         )
     return message(*values)
+
+
+def check_array(
+    what: str, values: np.ndarray, shape: tuple[int, ...], dtype: Any, sender: int
+) -> None:
+    """Raise MalformedMessage for an array of another shape or type than is due."""
+    if values.shape != shape or values.dtype != dtype:
+        raise MalformedMessage(
+            f"{what} of shape {values.shape}, {values.dtype}; due: {shape}, {np.dtype(dtype)}",
+            sender,
+        )
 
 
 def wire_bytes(message: type, *shapes: tuple[int, tuple[int, ...]] | int) -> int:

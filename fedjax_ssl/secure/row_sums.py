@@ -28,7 +28,6 @@ from fedjax_ssl.secure.errors import (
     SERVER,
     BadKey,
     InconsistentView,
-    MalformedMessage,
     StaleMessage,
     TooFewClients,
 )
@@ -193,31 +192,19 @@ class RowSumClient(_Party):
                 raise StaleMessage("the start of an attempt that was there before", header.sender)
             attempt = header.attempt
         sender, message = self.endpoint.unpack(data, attempt)
-        if sender == SERVER and isinstance(message, SumStart):
-            return self._begin(message, attempt)
-        if (
-            sender == SERVER
-            and isinstance(message, MaskKeys)
-            and self._key is not None
-            and self._keys is None
-        ):
-            return self._mask(message)
-        if (
-            isinstance(message, KeyShare)
-            and self._threshold is not None
-            and sender not in self._received
-        ):
-            self._received[sender] = message.share
-            return self._upload()
-        if (
-            sender == SERVER
-            and isinstance(message, RecoveryRequest)
-            and self._sent
-            and self._gone is None
-        ):
-            return self._recover(message)
-        if sender == SERVER and isinstance(message, RowTotals) and self._sent:
-            return self._read(message)
+        if isinstance(message, KeyShare):
+            if self._threshold is not None and sender not in self._received:
+                self._received[sender] = message.share
+                return self._upload()
+        elif sender == SERVER:
+            if isinstance(message, SumStart):
+                return self._begin(message, attempt)
+            if isinstance(message, MaskKeys) and self._key is not None and self._keys is None:
+                return self._mask(message)
+            if isinstance(message, RecoveryRequest) and self._sent and self._gone is None:
+                return self._recover(message)
+            if isinstance(message, RowTotals) and self._sent:
+                return self._read(message)
         raise not_due(sender)
 
     def _forget(self) -> None:
@@ -301,10 +288,9 @@ class RowSumClient(_Party):
         me = self.endpoint.party
         masks = self._masks(self._keys)
         assert self._key is not None
-        total = np.zeros((len(self._rows.owner), self._num_classes), self._dtype)
-        np.concatenate(
-            [self._shares[client] for client in self._rows.clients],
-            out=total[: -len(self._rows.clients)],
+        check_rows = np.zeros((len(self._rows.clients), self._num_classes), self._dtype)
+        total = np.concatenate(
+            [*(self._shares[client] for client in self._rows.clients), check_rows]
         )
         for other, public in self._publics.items():
             if other != me:
@@ -333,11 +319,9 @@ class RowSumClient(_Party):
             raise InconsistentView(
                 "a request for recovery that does not name every client once", SERVER
             )
-        if len(uploaded) < max(self._min_clients, threshold):
-            raise TooFewClients(
-                f"{len(uploaded)} clients are left; recovery needs "
-                f"{max(self._min_clients, threshold)}"
-            )
+        needed = max(self._min_clients, threshold)
+        if len(uploaded) < needed:
+            raise TooFewClients(f"{len(uploaded)} clients are left; recovery needs {needed}")
         self._gone = gone
         assert self._own_rows is not None and self._keys is not None and self._key is not None
         # Its own rows go without the masks that it shares with those who are gone.
@@ -355,10 +339,7 @@ class RowSumClient(_Party):
 
     def _read(self, totals: RowTotals) -> list[Outgoing]:
         assert self._own_rows is not None
-        if totals.rows.shape != self._own_rows.shape or totals.rows.dtype != self._dtype:
-            raise MalformedMessage(
-                f"totals of shape {totals.rows.shape}; due: {self._own_rows.shape}", SERVER
-            )
+        messages.check_array("totals", totals.rows, self._own_rows.shape, self._dtype, SERVER)
         found = totals.rows + self._own_rows
         if found[-1].any():
             raise InconsistentView(
@@ -417,37 +398,30 @@ class RowSumServer(_Party):
     def receive(self, data: bytes) -> list[Outgoing]:
         """Keys, masked rows, recoveries."""
         sender, message = self.endpoint.unpack(data, self.endpoint.last_attempt)
-        if (
-            isinstance(message, MaskKey)
-            and self._phase == "keys"
-            and sender in set(self.live) - set(self._keys)
-        ):
+        kind, waited_for = self._due()
+        if type(message) is not kind or sender not in waited_for:
+            raise not_due(sender)
+        if isinstance(message, MaskKey):
             self._verify(sender, message)
             self._keys[sender] = message
-            return self._pass_on() if len(self._keys) == len(self.live) else []
-        if (
-            isinstance(message, MaskedRows)
-            and self._phase == "rows"
-            and sender in set(self._keys) - set(self._uploads)
-        ):
+            return self._pass_on() if len(waited_for) == 1 else []
+        if isinstance(message, MaskedRows):
             shape = (len(self._rows.owner) - self._rows.own_count(sender), self._num_classes)
-            if message.rows.shape != shape or message.rows.dtype != self._dtype:
-                raise MalformedMessage(
-                    f"{message.rows.dtype} rows of shape {message.rows.shape}; due: {shape}", sender
-                )
+            messages.check_array("rows", message.rows, shape, self._dtype, sender)
             self._uploads[sender] = message.rows
-            return self._finish() if len(self._uploads) == len(self._keys) else []
-        if (
-            isinstance(message, Recovery)
-            and self._phase == "recovery"
-            and sender not in self._recoveries
-        ):
-            shapes = (len(self._uploads), KEY_BYTES), (len(self._gone()), SHARE_BYTES)
-            if (message.seeds.shape, message.shares.shape) != shapes:
-                raise MalformedMessage(f"a recovery of another shape than {shapes}", sender)
-            self._recoveries[sender] = message
-            return self._unmask() if len(self._recoveries) == len(self._uploads) else []
-        raise not_due(sender)
+            return self._finish() if len(waited_for) == 1 else []
+        check_table(message.seeds, len(self._uploads), KEY_BYTES, sender)
+        check_table(message.shares, len(self._gone()), SHARE_BYTES, sender)
+        self._recoveries[sender] = message
+        return self._unmask() if len(waited_for) == 1 else []
+
+    def _due(self) -> tuple[Any, set[int]]:
+        """Say what comes next, and from whom it has not come yet."""
+        if self._phase == "keys":
+            return MaskKey, set(self.live) - set(self._keys)
+        if self._phase == "rows":
+            return MaskedRows, set(self._keys) - set(self._uploads)
+        return Recovery, set(self._uploads) - set(self._recoveries)
 
     def expire(self) -> list[Outgoing] | None:
         """Goes on without those who did not answer."""

@@ -15,7 +15,6 @@ from fedjax_ssl.secure.errors import (
     SERVER,
     BadKey,
     InconsistentView,
-    MalformedMessage,
     NotAuthentic,
 )
 from fedjax_ssl.secure.messages import Columns, Roster, SessionKey
@@ -27,11 +26,7 @@ _PURPOSE = b"session key"
 
 def first_rows(counts: np.ndarray) -> np.ndarray:
     """Return where every client's rows begin, uint64: rows stand client after client."""
-    return (
-        np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.uint64)
-        if len(counts)
-        else np.zeros(0, np.uint64)
-    )
+    return (np.cumsum(counts) - counts).astype(np.uint64)
 
 
 def table(keys: list[bytes], width: int) -> np.ndarray:
@@ -43,10 +38,7 @@ def check_table(values: np.ndarray, rows: int, width: int, sender: int) -> list[
     """Return the rows of a table of this size, as bytes. Raises MalformedMessage for another
     size.
     """
-    if values.shape != (rows, width):
-        raise MalformedMessage(
-            f"a table of shape {values.shape}; it must be {(rows, width)}", sender
-        )
+    messages.check_array("a table", values, (rows, width), np.uint8, sender)
     return [row.tobytes() for row in values]
 
 
@@ -108,28 +100,18 @@ class SessionClient(Machine):
     def _keys(self, roster: Roster) -> dict[int, SessionKey]:
         check_partition(roster.clients, roster.num_points, roster.first)
         rows = len(roster.clients) + 1
-        tables = (
-            (roster.identities, KEY_BYTES),
-            (roster.publics, KEY_BYTES),
-            (roster.signatures, SIGNATURE_BYTES),
-        )
-        identities, publics, signatures = (
-            check_table(values, rows, width, SERVER) for values, width in tables
-        )
+        identities = check_table(roster.identities, rows, KEY_BYTES, SERVER)
+        publics = check_table(roster.publics, rows, KEY_BYTES, SERVER)
+        signatures = check_table(roster.signatures, rows, SIGNATURE_BYTES, SERVER)
         parties = [*roster.clients.tolist(), SERVER]
         counts = [*roster.num_points.tolist(), 0]
         entries = zip(identities, publics, counts, signatures, strict=True)
         keys = {party: SessionKey(*entry) for party, entry in zip(parties, entries, strict=True)}
         own = keys.get(self.endpoint.party)
-        if own is None or (own.public, own.num_points) != (
-            self.endpoint.key.public,
-            self.num_points,
-        ):
+        due = self.endpoint.key.public, self.num_points
+        if own is None or (own.public, own.num_points) != due:
             raise InconsistentView("the roster has no or another entry for its reader", SERVER)
-        if (
-            len({key.public for key in keys.values()}) < rows
-            or len({key.identity for key in keys.values()}) < rows
-        ):
+        if min(len(set(publics)), len(set(identities))) < rows:
             raise BadKey("a key is there twice", SERVER)
         for party, key in keys.items():
             _check(self.endpoint, party, key)
@@ -250,13 +232,13 @@ class SeedClient(Machine):
         self.seed = seed
 
     def start(self) -> list[Outgoing]:
-        """Return the first client sends the seed."""
+        """Send the seed, as the first client."""
         if self.seed is None:
             return []
         others = [client for client in self._clients if client != self.endpoint.party]
         return [self.endpoint.pack(client, messages.Seed(self.seed)) for client in others]
 
     def receive(self, data: bytes) -> list[Outgoing]:
-        """Return the others take it."""
+        """Take it, as all others."""
         self.seed = self.take(data, self._clients[0], messages.Seed, self.seed is None).seed
         return []
