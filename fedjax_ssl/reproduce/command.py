@@ -49,8 +49,8 @@ def main(arguments: list[str]) -> int:
     check_workers(given.workers)
     table = find_table(given.table, tables)
     command = ["fedjax-ssl", "reproduce", *arguments]
-    data = _pairs("--data", given.data, "NAME=PATH")
-    settings = _pairs("--set", given.set, "FIELD=VALUE")
+    data = axes.pairs("--data", given.data, "NAME=PATH")
+    settings = axes.pairs("--set", given.set, "FIELD=VALUE")
     with command_line.notes_instead_of_warnings() as notes:
         cells = table.make_cells(given.scale, given.rows, given.columns)
         runs = scales.runs_of(
@@ -163,18 +163,6 @@ def _check_store(table: Table, scale: str, runs: Sequence[Run]) -> None:
             "--store keeps no numbers of stand-in data, which mean nothing; leave it out"
         )
     results.check_store(table, scale, Counter(run.cell.place for run in runs))
-
-
-def _pairs(option: str, texts: Sequence[str], form: str) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for text in texts:
-        name, _, value = text.partition("=")
-        if not name or not value:
-            raise ConfigError(f"{option} {text!r} is not of the form {form}")
-        if name in found:
-            raise ConfigError(f"{option} names {name} twice")
-        found[name] = value
-    return found
 
 
 def _without_folders(word: str) -> str:

@@ -70,6 +70,23 @@ def parse_axis(text: str) -> Axis:
     return Axis(field, given)
 
 
+def pairs(option: str, texts: Sequence[str], form: str) -> dict[str, str]:
+    """Read an option that is given as NAME=VALUE, any number of times.
+
+    Raises:
+        ConfigError: a text is not of this form, or a name is there twice.
+    """
+    found: dict[str, str] = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if not name or not value:
+            raise ConfigError(f"{option} {text!r} is not of the form {form}")
+        if name in found:
+            raise ConfigError(f"{option} names {name} twice")
+        found[name] = value
+    return found
+
+
 MOST_SEEDS = 10_000  # larger numbers are taken for a single seed
 
 

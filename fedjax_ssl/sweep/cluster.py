@@ -8,6 +8,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from fedjax_ssl import command_line
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.errors import counted
 from fedjax_ssl.folder.folder import FolderLock
+from fedjax_ssl.sweep import axes, results, workers
 from fedjax_ssl.sweep import plan as plans
-from fedjax_ssl.sweep import results, workers
 from fedjax_ssl.sweep.plan import Plan, names_of, needed
 from fedjax_ssl.sweep.workers import Task
 
@@ -35,18 +36,13 @@ class Job:
         """Do the missing runs and writes the tables; returns the number of runs by status."""
         plan = plans.load(self.sweep)
         assert plan is not None, "it was written before the job was handed in"
-        missing = results.unfinished(
-            self.sweep, [run for run in plan.runs if run.name in self.names]
-        )
+        own = [run for run in plan.runs if run.name in self.names]
+        missing = [run.name for run in results.unfinished(self.sweep, own)]
         try:
             if missing:
                 workers.set_up()
                 with command_line.notes_instead_of_warnings():
-                    workers.do_runs(
-                        lambda told: print(told, flush=True),
-                        self.sweep,
-                        [run.name for run in missing],
-                    )
+                    workers.do_runs(partial(print, flush=True), self.sweep, missing)
         finally:
             rows = results.write(self.sweep, plan)
         return dict(Counter(row["status"] for row in rows if row["run"] in self.names))
@@ -126,19 +122,14 @@ def hand_in(
         executor = library.AutoExecutor(
             folder / "jobs", cluster=cluster, slurm_max_num_timeout=_STARTS
         )
-        named = (
-            {f"slurm_{name}": value for name, value in options.items()}
-            if cluster == "slurm"
-            else {}
-        )
-        executor.update_parameters(
-            timeout_min=max(round(60 * hours), 1), name=f"sweep_{folder.name}", **named
-        )
+        named = {}
+        if cluster == "slurm":
+            named = {f"slurm_{name}": value for name, value in options.items()}
+        minutes = max(round(60 * hours), 1)
+        executor.update_parameters(timeout_min=minutes, name=f"sweep_{folder.name}", **named)
+        names = (tuple(run.name for run in task.runs) for task in waiting)
         with executor.batch():
-            return [
-                executor.submit(Job(folder.resolve(), tuple(run.name for run in task.runs)))
-                for task in waiting
-            ]
+            return [executor.submit(Job(folder.resolve(), some)) for some in names]
     except Exception as error:
         raise ConfigError(f"nothing was handed in to {cluster}: {error}") from error
 
@@ -147,14 +138,10 @@ def options_of(texts: Sequence[str]) -> dict[str, Any]:
     """Read `--slurm NAME=VALUE`.
 
     Raises:
-        ConfigError: it is no such text.
+        ConfigError: it is no such text, or a name is there twice.
     """
-    found: dict[str, Any] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name or not value:
-            raise ConfigError(
-                f"--slurm {text!r} is not of the form NAME=VALUE, for example gpus_per_node=1"
-            )
-        found[name.replace("-", "_")] = int(value) if value.isdecimal() else value
-    return found
+    given = axes.pairs("--slurm", texts, "NAME=VALUE, for example gpus_per_node=1")
+    return {
+        name.replace("-", "_"): int(value) if value.isdecimal() else value
+        for name, value in given.items()
+    }

@@ -5,6 +5,7 @@ the workers.
 import dataclasses
 import hashlib
 import importlib
+import itertools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -164,18 +165,18 @@ def _of_their_methods(points: Sequence[Settings]) -> list[Settings]:
         }
     if len(known) > 1:
         every = set().union(*known.values())
-        if unknown := [
-            field for field in points[0] if field.startswith("method.") and field not in every
-        ]:
-            raise ConfigError(
-                f"none of the methods {', '.join(known)} has the setting {unknown[0]!r}."
-                f"{did_you_mean(unknown[0], every)}"
-            )
+        for field in points[0]:
+            if field.startswith("method.") and field not in every:
+                raise ConfigError(
+                    f"none of the methods {', '.join(known)} has the setting {field!r}."
+                    f"{did_you_mean(field, every)}"
+                )
+        others = {name: every - own for name, own in known.items()}
         points = [
             {
-                field: point[field]
-                for field in point
-                if field in known[point["method.name"]] or field not in every
+                field: value
+                for field, value in point.items()
+                if field not in others[point["method.name"]]
             }
             for point in points
         ]
@@ -196,10 +197,9 @@ def from_file(path: str | Path, seeds: Sequence[int] | None = None) -> Plan:
 
     given = configs.load_several(Path(path), "get_sweep")
     if seeds is not None:
+        pairs = itertools.product(given, seeds)
         given = [
-            ml_collections.ConfigDict({**config.to_dict(), "seed": seed})
-            for config in given
-            for seed in seeds
+            ml_collections.ConfigDict({**config.to_dict(), "seed": seed}) for config, seed in pairs
         ]
     resolved = [configs.resolve(config) for config in given]
     flat = [flat_config(plain_value(config.to_dict())) for config in resolved]
@@ -222,10 +222,8 @@ def apart(plan: Plan) -> list[str]:
     """
     runs: dict[str, PlannedRun] = {}
     for run in plan.runs:
-        runs.setdefault(
-            json.dumps([run.config[section] for section in ("data", "partition", "supervision")]),
-            run,
-        )
+        sections = [run.config[section] for section in ("data", "partition", "supervision")]
+        runs.setdefault(json.dumps(sections), run)
     first, *others = list(runs.values())[:_DRAWN]
 
     def drawn(run: PlannedRun) -> Mapping[str, Any]:
@@ -247,10 +245,8 @@ def apart(plan: Plan) -> list[str]:
     )
     for field, words in COMPARED.items():
         if differ := [run for run in others if found[run.name][field] != found[first.name][field]]:
-            lines.append(
-                f"  {words} than {first.name}, so that a report pairs none of them: "
-                f"{names_of(differ)}"
-            )
+            what = f"{words} than {first.name}, so that a report pairs none of them"
+            lines.append(f"  {what}: {names_of(differ)}")
     return lines
 
 
