@@ -245,7 +245,8 @@ class Registry(Generic[Built]):
         Args:
             name: one of `available()`, or "module:function".
             *leading: what the package puts in front.
-            **options: options of the choice, and arguments that the package gives by name.
+            **options: options of the choice, and arguments that the package gives by name to
+                builders that have them.
 
         Raises:
             ValueError: as `check`, a value that its declaration does not allow, or what the builder
@@ -258,7 +259,11 @@ class Registry(Generic[Built]):
             if option in known and value is not None and (allowed := known[option].allowed):
                 allowed.check(option, value)
         builder = self.builder(name)
-        for one in self._parameters(builder):
+        parameters = self._parameters(builder)
+        if not any(one.kind is one.VAR_KEYWORD for one in parameters):
+            taken = {*options} - {*self._given} | {one.name for one in parameters}
+            options = {option: value for option, value in options.items() if option in taken}
+        for one in parameters:
             if dataclasses.is_dataclass(one.annotation) and isinstance(one.annotation, type):
                 fields = {field.name for field in dataclasses.fields(one.annotation)} & set(options)
                 options[one.name] = one.annotation(

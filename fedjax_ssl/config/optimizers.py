@@ -12,6 +12,7 @@ from fedjax_ssl.errors import ConfigError, naming
 from fedjax_ssl.federated import (
     FEDERATED_OPTIMIZERS,
     OPTIMIZERS,
+    Facts,
     LearningRate,
     LocalOptimizer,
     LocalSettings,
@@ -23,35 +24,30 @@ from fedjax_ssl.registry import takes_array
 _TRACEABLE = ("optimizer.", "federated.", "method.")
 
 
-def federated_optimizer(config: Any, cohort_size: int | None = None) -> Any:
+def federated_optimizer(config: Any, facts: Facts | None = None) -> Any:
     """Return the federated optimizer that a config names.
 
     Args:
         config: resolved, or a dictionary like one, in which numbers may be traced.
-        cohort_size: clients per round, once it is known.
+        facts: sizes of the run, for an optimizer that asks for them.
 
     Raises:
         ConfigError: a value that it does not take, also one of local training.
     """
     server = config["federated"]
     local = config["optimizer"]
-    taken = FEDERATED_OPTIMIZERS.options(server["name"])
-    given = (
-        {"cohort_size": cohort_size}
-        if FEDERATED_OPTIMIZERS.takes(server["name"], "cohort_size")
-        else {}
-    )
     settings = {name: local.get(name) for name in LocalSettings._fields}
     for name in ("momentum", "nesterov"):
         # those of others are no momentum of plain SGD
         if local["name"] != "sgd" or settings[name] is None:
             settings[name] = OPTIMIZERS.options("sgd")[name].default
     with naming("federated"):
+        taken = FEDERATED_OPTIMIZERS.options(server["name"])
         return FEDERATED_OPTIMIZERS.build(
             server["name"],
-            LocalSettings(**settings),
+            local=LocalSettings(**settings),
+            facts=facts,
             **{option: server[option] for option in taken},
-            **given,
         )
 
 

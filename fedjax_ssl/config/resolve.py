@@ -13,7 +13,7 @@ from fedjax_ssl.config.fields import CHOICES, FILLED_IN, check_field, get, optio
 from fedjax_ssl.config.optimizers import federated_optimizer
 from fedjax_ssl.data import is_own
 from fedjax_ssl.errors import ConfigError, did_you_mean, naming, note
-from fedjax_ssl.federated import schedule_name
+from fedjax_ssl.federated import FEDERATED_OPTIMIZERS, Facts, schedule_name
 
 # Overriding one of these by another choice leaves options behind that the new one need not take.
 _DROPS_OPTIONS = (
@@ -67,8 +67,10 @@ def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     rules.check_client_standardization(resolved)
     rules.check_prediction(resolved)
     rules.saved_round(resolved)
-    # Optimizers are built to see whether they can be.
-    federated_optimizer(resolved, resolved.federated.cohort_size)
+    # Optimizers are built to see whether they can be, unless sizes are needed that come with data.
+    facts = _facts(resolved)
+    if facts or not FEDERATED_OPTIMIZERS.takes(resolved.federated.name, "facts"):
+        federated_optimizer(resolved, facts)
     rules.note_own_rate(resolved)
     return resolved.lock()
 
@@ -76,6 +78,13 @@ def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
 def options(section: Any) -> dict[str, Any]:
     """Return the options of a section that were set: everything but `name` that is not None."""
     return {key: value for key, value in section.items() if key != "name" and value is not None}
+
+
+def _facts(config: ml_collections.ConfigDict) -> Facts | None:
+    """Return the sizes of the run, where the config says them."""
+    clients = config.partition.num_clients
+    cohort_size = config.federated.cohort_size or clients
+    return Facts(clients, cohort_size, config.rounds) if clients else None
 
 
 def _refuse_unknown(config: ml_collections.ConfigDict) -> None:

@@ -75,11 +75,12 @@ if TYPE_CHECKING:
         never,
         no_traffic,
     )
-    from fedjax_ssl.federated.optimizer_registry import FEDERATED_OPTIMIZERS, LocalSettings
+    from fedjax_ssl.federated.optimizer_registry import FEDERATED_OPTIMIZERS
     from fedjax_ssl.federated.optimizers import (
         FederatedOptimizer,
         Groups,
         Local,
+        LocalSettings,
         Moved,
         Numbers,
         Report,

@@ -115,6 +115,7 @@ COHORTS: Registry[CohortSampler] = Registry(
     },
     makes=Callable,
     called_with=("key", "num_labelled", "num_examples", "size", "labelled_quota"),
+    given=("facts",),
 )
 
 
@@ -123,7 +124,7 @@ def cohort_sampler(name: str, **options: Any) -> CohortSampler:
 
     Args:
         name: name of `COHORTS`, or "module:function".
-        **options: of the choice.
+        **options: of the choice; and `facts`, sizes of the run, for one that asks for them.
 
     Raises:
         ValueError: an unknown name or option; from the sampler: a cohort of another shape.

@@ -6,14 +6,14 @@ diversity of models" (FedRGD; Zhang et al., IEEE Big Data 2021, arXiv 2008.11364
 clients, m replicas of the server, S groups.
 """
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from fedjax_ssl.checks import check_whole_numbers
+from fedjax_ssl.checks import Whole, checked
 from fedjax_ssl.federated.method import RoundContext
 from fedjax_ssl.federated.optimizers import (
     FederatedOptimizer,
@@ -25,6 +25,7 @@ from fedjax_ssl.federated.optimizers import (
     fedavg,
     mean_scale,
 )
+from fedjax_ssl.federated.setup import Facts
 
 PyTree = Any
 CODE_SIZES = {47: (10, 10, 10, 10, 7)}  # of the authors' EMNIST runs
@@ -95,9 +96,8 @@ def equal_sizes(cohort_size: int, num_groups: int) -> tuple[int, ...]:
     """Sizes that differ by one at most, the smaller ones first.
 
     Raises:
-        ValueError: more groups than clients, or less than one group.
+        ValueError: more groups than clients.
     """
-    check_whole_numbers(groups=num_groups)
     if num_groups > cohort_size:
         raise ValueError(
             f"{num_groups} groups of {cohort_size} clients per round: a group would be empty"
@@ -105,7 +105,27 @@ def equal_sizes(cohort_size: int, num_groups: int) -> tuple[int, ...]:
     return tuple((cohort_size + group) // num_groups for group in range(num_groups))
 
 
-def check_sizes(sizes: tuple[int, ...], cohort_size: int) -> None:
+def _sizes(
+    group_sizes: tuple[int, ...] | None, groups: int | None, cohort_size: int | None
+) -> tuple[int, ...]:
+    """Find the client slots of each group from what was given."""
+    if group_sizes is not None:
+        if groups is not None:
+            raise ValueError(
+                f"groups={groups} and group_sizes={tuple(group_sizes)} are both given; give one of "
+                "them"
+            )
+        if not group_sizes:
+            raise ValueError("group_sizes is empty; give the sizes of one group or more")
+        if cohort_size is not None:
+            _check_sizes(group_sizes, cohort_size)
+        return tuple(group_sizes)
+    if cohort_size is None:
+        raise ValueError("the size of the cohort is not known here; give group_sizes")
+    return default_sizes(cohort_size) if groups is None else equal_sizes(cohort_size, groups)
+
+
+def _check_sizes(sizes: tuple[int, ...], cohort_size: int) -> None:
     """Raise ValueError where the groups do not make up a cohort."""
     if sum(sizes) != cohort_size:
         raise ValueError(
@@ -114,10 +134,16 @@ def check_sizes(sizes: tuple[int, ...], cohort_size: int) -> None:
         )
 
 
+@checked
 def grouped(
-    sizes: tuple[int, ...], broadcast_global: bool = False, replica_same_batches: bool = False
+    group_sizes: Annotated[tuple[int, ...] | None, Whole(1)] = None,
+    groups: Annotated[int | None, Whole(1)] = None,
+    broadcast_global: bool = False,
+    replica_same_batches: bool = False,
+    *,
+    facts: Facts | None = None,
 ) -> FederatedOptimizer:
-    """Return grouped averaging; with one group, FedAvg.
+    """Return FedRGD's grouped averaging; with one group, FedAvg.
 
     Every round the clients fill the slots in random order. The next model of a group is the mean of
     its members, weighed as in FedAvg; a group of which nobody trained keeps its model. Clients
@@ -125,24 +151,24 @@ def grouped(
     global model outside of the average reach what starts from it.
 
     Args:
-        sizes: client slots of each group; together the clients of a round.
+        group_sizes: clients of each group, together those of a round, in place of `groups`.
+        groups: how many, of about equal size; by default of about ten clients each, at least two.
         broadcast_global: everybody starts from the global model.
-        replica_same_batches: one replica of the server is a member of every group, which is the
-            same as replicas that draw the same batches.
+        replica_same_batches: the groups' replicas of the server see the same batches: one replica
+            is a member of every group.
+        facts: sizes of the run, which `groups` divides.
 
     Raises:
         ValueError: no group, or one without a slot; when a round is traced, sizes that are not
             those of the cohort, or replicas that do not fit, see `averaging`.
     """
-    if not sizes:
-        raise ValueError("group_sizes is empty; give the sizes of one group or more")
-    check_whole_numbers(**{f"group_sizes[{place}]": size for place, size in enumerate(sizes)})
+    sizes = _sizes(group_sizes, groups, None if facts is None else facts.cohort_size)
     if len(sizes) == 1:
         return fedavg()
     num_groups = len(sizes)
 
     def send(state: PyTree, kept: PyTree, round: RoundContext) -> PyTree:
-        check_sizes(sizes, round.valid.shape[0])
+        _check_sizes(sizes, round.valid.shape[0])
         assert round.slots is not None
         plan = averaging(sizes, round.members, broadcast_global)
         slots = jnp.concatenate(
@@ -191,7 +217,7 @@ def grouped(
             )
         return moved, means
 
-    groups = Groups(
+    members = Groups(
         number=num_groups,
         replicas=1 if replica_same_batches else num_groups,
         membership=lambda received: (received["share"] > 0).astype(received["share"].dtype),
@@ -201,7 +227,7 @@ def grouped(
     def many(params):
         return jax.tree.map(lambda w: jnp.stack([w] * num_groups), params)
 
-    return FederatedOptimizer(many, apply, send=send, start=start, report=report, groups=groups)
+    return FederatedOptimizer(many, apply, send=send, start=start, report=report, groups=members)
 
 
 def _outer(shares: Float[Array, " S"], values: Array) -> Array:

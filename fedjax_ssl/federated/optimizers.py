@@ -13,19 +13,29 @@ References:
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
-from fedjax_ssl.checks import check_choices, check_numbers
+from fedjax_ssl.checks import In, checked
 from fedjax_ssl.federated.local_optimizer import standard_promotion
 from fedjax_ssl.federated.method import RoundContext
 
 PyTree = Any
 Grouped = dict[str, PyTree]  # parameter group -> arrays
+
+
+class LocalSettings(NamedTuple):
+    """The clients' optimizer, as far as a federated one has to know it; numbers may be traced."""
+
+    name: str = "sgd"
+    learning_rate: float | Array = 0.1
+    momentum: float | Array = 0.0
+    nesterov: bool = False
+    clip_norm: float | Array | None = None
 
 
 class Moved(NamedTuple):
@@ -152,16 +162,16 @@ def local() -> FederatedOptimizer:
     return fedavg()._replace(alone=True)
 
 
-def fedprox(mu: float | Array) -> FederatedOptimizer:
+@checked
+def fedprox(mu: Annotated[float | Array, In("[0, inf)")] = 0.01) -> FederatedOptimizer:
     """FedProx: FedAvg whose local objective has mu/2 ||w - w_global||^2 added; mu = 0 is FedAvg.
 
     Args:
-        mu: strength of the proximal term, >= 0.
+        mu: pull towards the global model.
 
     Raises:
         ValueError: if mu is negative.
     """
-    check_numbers(mu=mu)
     return fedavg()._replace(correct=proximal(mu))
 
 
@@ -227,13 +237,7 @@ def adaptive(
         beta1: in [0, 1).
         beta2: in [0, 1); not of "adagrad".
         tau: above 0.
-
-    Raises:
-        ValueError: an unknown rule, or a number outside its range.
     """
-    check_choices(_SECOND_MOMENTS, rule=rule)
-    check_numbers("[0, 1)", beta1=beta1, beta2=beta2)
-    check_numbers("(0, inf)", tau=tau)
 
     def init(params: PyTree) -> PyTree:
         return jax.tree.map(jnp.zeros_like, (params, params))
@@ -251,12 +255,9 @@ def adaptive(
     return optax.GradientTransformation(init, update)
 
 
+@checked
 def fednova(
-    momentum: float | Array = 0.0,
-    mu: float | Array = 0.0,
-    *,
-    nesterov: bool = False,
-    adaptive: bool = False,
+    mu: Annotated[float | Array, In("[0, inf)")] = 0.0, *, local: LocalSettings = LocalSettings()
 ) -> FederatedOptimizer:
     """FedNova: w <- w + tau_eff sum_i p_i (w_i - w) / ||a_i||_1 with tau_eff = sum_i p_i ||a_i||_1.
 
@@ -264,30 +265,36 @@ def fednova(
     this is FedAvg (FedProx with mu), up to rounding.
 
     Args:
-        momentum: momentum of the local SGD; has to be the local optimizer's.
-        mu: strength of the proximal term mu/2 ||w - w_global||^2, which is added to the local
-            objective.
-        nesterov: whether that momentum is Nesterov's.
-        adaptive: the local optimizer is no SGD (Adam, RMSProp): ||a_i||_1 is taken to be tau_i.
+        mu: pull towards the global model: mu/2 ||w - w_global||^2 is added to the local objective.
+        local: the clients' optimizer. ||a_i||_1 follows from SGD's momentum; of others (Adam,
+            RMSProp) it is taken to be tau_i.
 
     Raises:
-        ValueError: if mu is negative or momentum outside [0, 1).
+        ValueError: if mu is negative, or its product with the rate is not below 1.
     """
-    check_numbers(mu=mu)
-    check_numbers("[0, 1)", momentum=momentum)
+    shrinkage = mu * local.learning_rate
+    if isinstance(shrinkage, float) and shrinkage >= 1:
+        raise ValueError(
+            f"mu is {mu} and config.optimizer.learning_rate {local.learning_rate}; with fednova "
+            "their product must be below 1"
+        )
 
-    def report(local: Local) -> Report:
-        steps = local.num_steps
-        norm = steps.astype(local.learning_rate.dtype)
-        if not adaptive:
-            norm = step_norm(steps, momentum, mu * local.learning_rate, nesterov=nesterov)
+    def report(client: Local) -> Report:
+        norm = client.num_steps.astype(client.learning_rate.dtype)
+        if local.name == "sgd":
+            norm = step_norm(
+                client.num_steps,
+                local.momentum,
+                mu * client.learning_rate,
+                nesterov=local.nesterov,
+            )
         shares = {
             g: jnp.where(norm > 0, w / jnp.where(norm > 0, norm, 1.0), 0.0)
-            for g, w in local.weights.items()
+            for g, w in client.weights.items()
         }
-        summed = weighted_change(local._replace(weights=shares)).summed
-        norms = {g: w * norm for g, w in local.weights.items()}
-        return Report(Moved(local.weights, summed.change, norms))
+        summed = weighted_change(client._replace(weights=shares)).summed
+        norms = {g: w * norm for g, w in client.weights.items()}
+        return Report(Moved(client.weights, summed.change, norms))
 
     def apply(
         state: PyTree, anchor: Grouped, summed: Moved, round: RoundContext
@@ -342,8 +349,12 @@ class _MeanSteps(NamedTuple):
     weight: Any = ()  # their weights, where variates have any
 
 
+@checked
 def scaffold(
-    server_learning_rate: float | Array = 1.0, weighted_variates: bool = False
+    server_learning_rate: Annotated[float | Array, In("[0, inf)")] = 1.0,
+    weighted_variates: bool = False,
+    *,
+    local: LocalSettings = LocalSettings(),
 ) -> FederatedOptimizer:
     """SCAFFOLD, for local SGD without momentum.
 
@@ -354,19 +365,26 @@ def scaffold(
     client keeps one vector of the model's size, the server another.
 
     Local optimizers that do more than subtract rate times gradient (momentum, Adam, clipping) would
-    make (w_global - w_i) / (steps * rate) something else than a mean gradient; a config with one is
-    refused.
+    make (w_global - w_i) / (steps * rate) something else than a mean gradient; they are refused.
 
     Args:
-        server_learning_rate: 1 adopts the mean model, as FedAvg does.
-        weighted_variates: the mean change of the variates has the weights of the models' (FLamby);
-            by default all clients count alike, and a federation whose models are weighted is drawn
-            to the unweighted mean gradient.
+        server_learning_rate: length of the server's step along the mean change; 1 adopts the mean
+            model, as FedAvg does.
+        weighted_variates: the mean of the variates has the weights of the models', as in FLamby;
+            otherwise, as in the paper, all clients count alike, and a federation whose models are
+            weighted is drawn to the unweighted mean gradient.
+        local: the clients' optimizer.
 
     Raises:
-        ValueError: if the rate is negative.
+        ValueError: if the rate is negative, or the clients' optimizer is another.
     """
-    check_numbers(server_learning_rate=server_learning_rate)
+    plain = isinstance(local.momentum, (int, float)) and local.momentum == 0
+    if local.name != "sgd" or not plain or local.clip_norm is not None:
+        raise ValueError(
+            "scaffold's control variates are mean gradients of plain SGD, but config.optimizer "
+            f"has name={local.name!r}, momentum={local.momentum}, clip_norm={local.clip_norm}; use "
+            "name='sgd', momentum=0.0 and clip_norm=None, or another federated optimizer"
+        )
 
     def send(state: PyTree, kept: PyTree, round: RoundContext) -> PyTree:
         """c - c_i: in both places where the variates are used, it is their difference that

@@ -28,11 +28,11 @@ def check_cohorts(config: ml_collections.ConfigDict, federation: FederatedData) 
     """Refuse a sampler of a user's own that draws clients which are not there."""
     if ":" in config.cohort.name:
         size = cohort_size_of(config, federation.num_clients)
+        options = configs.options(config.cohort)
+        options["facts"] = federated.Facts(federation.num_clients, size, config.rounds)
         with naming("cohort"):
             sizes = federation.num_labelled, federation.num_examples
-            federated.check_cohorts(
-                config.cohort.name, configs.options(config.cohort), *sizes, size
-            )
+            federated.check_cohorts(config.cohort.name, options, *sizes, size)
 
 
 def check(built: Built) -> None:

@@ -203,11 +203,12 @@ def _setup(config: dict[str, Any], dataset: data.Dataset, federation: FederatedD
         )
         model = models.in_precision(model, config["precision"])
     cohort_size = cohort_size_of(config, federation.num_clients)
+    facts = Facts(federation.num_clients, cohort_size, config["rounds"])
     with configs.naming("cohort"):
         draw_cohort = federated.cohort_sampler(
-            config["cohort"]["name"], **configs.options(config["cohort"])
+            config["cohort"]["name"], **configs.options(config["cohort"]), facts=facts
         )
-    federated_optimizer = configs.federated_optimizer(config, cohort_size)
+    federated_optimizer = configs.federated_optimizer(config, facts)
     local_optimizer, learning_rate = configs.local_training(config)
     with configs.naming("loss"):
         loss = _loss_of(config["loss"], federation)

@@ -64,7 +64,7 @@ def test_a_server_step_by_hand(float64) -> None:
     weights = [1.0, 3.0, 0.0]
     steps = [2, 6, 4]
     rate = 0.1
-    optimizer = federated.fednova(momentum=0.9)
+    optimizer = federated.fednova(local=federated.LocalSettings(momentum=0.9))
     reports = [
         optimizer.report(
             toy.local(
@@ -110,7 +110,7 @@ def test_equally_many_steps_are_fedavg_or_fedprox(float64, mu: float) -> None:
         )
         return toy.train(build(Recipe(setup, (stage,))), KEY, data, 2)
 
-    ours, infos = trained(federated.fednova(momentum=0.5, mu=mu))
+    ours, infos = trained(federated.fednova(mu, local=federated.LocalSettings(momentum=0.5)))
     plain, costs = trained(federated.fedprox(mu))
     chex.assert_trees_all_close(ours.params, plain.params, rtol=1e-12, atol=1e-14)
     assert infos[0]["bytes_up"] == costs[0]["bytes_up"] + 4 * infos[0]["clients"]
@@ -118,8 +118,8 @@ def test_equally_many_steps_are_fedavg_or_fedprox(float64, mu: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"), [({"mu": -0.1}, "mu is -0.1"), ({"momentum": 1.0}, "momentum is 1.0")]
+    ("mu", "message"), [(-0.1, "mu is -0.1"), (10.0, "their product must be below 1")]
 )
-def test_bad_settings_are_refused(options, message: str) -> None:
+def test_bad_settings_are_refused(mu: float, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        federated.fednova(**options)
+        federated.fednova(mu)

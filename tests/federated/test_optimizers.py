@@ -59,7 +59,7 @@ def test_fedavg_is_the_weighted_mean_of_the_models(float64) -> None:
     [
         federated.fedavg(),
         federated.fedprox(0.5),
-        federated.fednova(0.9),
+        federated.fednova(local=federated.LocalSettings(momentum=0.9)),
         federated.scaffold(),
         federated.fedopt(optax.sgd(1.0, 0.5)),
         federated.fedopt(optax.adam(0.1)),
@@ -129,9 +129,7 @@ def test_adaptive_servers_without_bias_correction_are_flambys(
     """Changes of 2 and -1: m = 0.2, 0.08; steps of 0.01 m / (sqrt(v) + 1e-8), worked by hand."""
     given = {"server_learning_rate": 0.01, "beta1": 0.9, "tau": 1e-8}
     given |= {} if name == "fedadagrad" else {"beta2": 0.999, "bias_correction": False}
-    optimizer = federated.FEDERATED_OPTIMIZERS.build(
-        name, federated.LocalSettings("sgd", 0.1, 0.0, False, None), **given
-    )
+    optimizer = federated.FEDERATED_OPTIMIZERS.build(name, **given)
     state = optimizer.init({"model": jnp.zeros(1)})
     first, state = server_step(optimizer, state, [0.0], [1.0], [3.0])
     second, _ = server_step(optimizer, state, first.tolist(), [first[0]], [first[0] - 2.0])

@@ -34,8 +34,7 @@ def wrapped(recipe: "Recipe", names: Sequence[str], facts: "Facts | None" = None
     from fedjax_ssl.federated import Recipe
 
     for name in names:
-        given = {"facts": facts} if AROUND.takes(name, "facts") else {}
-        made = AROUND.build(name, recipe, **given)
+        made = AROUND.build(name, recipe, facts=facts)
         if not isinstance(made, Recipe):
             raise ValueError(
                 f"{name} returned {type(made).__name__}; a wrapper returns a fedjax_ssl.Recipe"
