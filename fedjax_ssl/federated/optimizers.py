@@ -38,6 +38,9 @@ class LocalSettings(NamedTuple):
     clip_norm: float | Array | None = None
 
 
+PLAIN_SGD = LocalSettings()
+
+
 class Moved(NamedTuple):
     """How far clients moved; added over the cohort in client order."""
 
@@ -257,7 +260,7 @@ def adaptive(
 
 @checked
 def fednova(
-    mu: Annotated[float | Array, In("[0, inf)")] = 0.0, *, local: LocalSettings = LocalSettings()
+    mu: Annotated[float | Array, In("[0, inf)")] = 0.0, *, local: LocalSettings = PLAIN_SGD
 ) -> FederatedOptimizer:
     """FedNova: w <- w + tau_eff sum_i p_i (w_i - w) / ||a_i||_1 with tau_eff = sum_i p_i ||a_i||_1.
 
@@ -354,7 +357,7 @@ def scaffold(
     server_learning_rate: Annotated[float | Array, In("[0, inf)")] = 1.0,
     weighted_variates: bool = False,
     *,
-    local: LocalSettings = LocalSettings(),
+    local: LocalSettings = PLAIN_SGD,
 ) -> FederatedOptimizer:
     """SCAFFOLD, for local SGD without momentum.
 
