@@ -73,7 +73,6 @@ if TYPE_CHECKING:
         View,
         always,
         never,
-        no_traffic,
     )
     from fedjax_ssl.federated.optimizer_registry import FEDERATED_OPTIMIZERS
     from fedjax_ssl.federated.optimizers import (

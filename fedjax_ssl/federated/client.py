@@ -295,7 +295,7 @@ class ClientUpdate:
                 client, progress, number, group, terms, streams, named_key(batch.key, group)
             )
             views = _views(terms)
-            if views and (len(self.phases) > 1 or self.kind.sampler.empty_steps):
+            if views and (len(self.phases) > 1):
                 # A group without a row in this step takes no step at all: no weight decay, no
                 # momentum.
                 rows = jnp.any(jnp.concatenate([view.real(streams) for view in views]))
@@ -438,7 +438,8 @@ class ClientUpdate:
         }
         upload = self.upload_of(client, end, result)
         # What is lost, or says or leaves something that is not finite, is lost as a whole.
-        sound = is_finite((upload.weight, remembered, upload.optimizer)) & upload.arrived
+        arrived = upload.arrived
+        sound = is_finite((upload.weight, remembered, upload.optimizer)) & arrived
         if self.training.uploads.at_client is not None:
             # Nothing of it is left, whatever the numbers are.
             upload = jax.tree.map(lambda x: jnp.where(sound, x, jnp.zeros_like(x)), upload)
@@ -464,7 +465,7 @@ class ClientUpdate:
             if self.training.keep_models
             else None,
         )
-        return summed, Arrivals(upload.terms, trained, kept, log)
+        return summed, Arrivals(upload.terms, trained, arrived, kept, log)
 
     def result_of(
         self, client: Client, plan: Plan, begin: ClientProgress, end: ClientProgress

@@ -307,7 +307,6 @@ class _Scope(NamedTuple):
         return Sampler(
             schedule,
             reads_sent=any(one.reads_sent for one in both),
-            empty_steps=any(one.empty_steps for one in both),
             equal_steps=own.equal_steps and first is None,
             going_on=going_on if all(one.going_on for one in both) else None,
         )

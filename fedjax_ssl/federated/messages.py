@@ -76,5 +76,6 @@ class Arrivals(NamedTuple):
 
     terms: dict[str, PyTree]  # of the uploads
     counts: Bool[Array, " p"]  # True for clients that trained and whose upload arrived
+    arrived: Bool[Array, " p"]  # False where an upload was lost on its way
     kept: ClientState
     log: ClientLog

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from fedjax_ssl.data import FederatedData, WeakLabels
 from fedjax_ssl.federated.cohort import Cohort
-from fedjax_ssl.federated.traffic import Count, count
+from fedjax_ssl.federated.traffic import Count
 from fedjax_ssl.models import Outputs
 
 PyTree = Any
@@ -159,6 +159,7 @@ class RoundContext(NamedTuple):
     # ^ replicas of the server that are members of the average, which follow the p clients
     slots: Int[Array, " p"] | None = None
     # ^ the clients' places in a random order, see `random_slots`
+    round: Int[Array, ""] | None = None  # rounds since the run began; None before it
 
     @property
     def num_clients(self) -> int:
@@ -181,6 +182,7 @@ class Now(NamedTuple):
     # ^ what each term sent to all clients alike; never changed
     run_key: Key[Array, ""] | None = None
     # ^ for what stays the same over the rounds; None: only steps are counted
+    round: Int[Array, ""] | None = None  # rounds since the run began; None as above, or before it
 
 
 class Stream(NamedTuple):
@@ -329,11 +331,6 @@ def never(sent: Broadcast, round: RoundContext) -> Bool[Array, " p"]:
     return jnp.zeros_like(round.valid)
 
 
-def no_traffic(outcome: RoundResult) -> Traffic:
-    """Return the model goes both ways, and nothing else."""
-    return Traffic(count(0), count(0))
-
-
 class AtServer(NamedTuple):
     """Functions of a term at the server: once at the start, before local training and after it."""
 
@@ -349,6 +346,8 @@ class AtServer(NamedTuple):
     # takes no step
     server_update: Callable[[PyTree, RoundResult], PyTree] = lambda state, outcome: state
     # ^ (state, outcome) -> state
+    at_clients: bool = False
+    # ^ clients work out themselves what `prepare` gives, from what else they are sent: no bytes
 
 
 class AtClient(NamedTuple):
@@ -384,7 +383,9 @@ class ForLog(NamedTuple):
     # ^ at a client -> for `diagnose` alone
     diagnose: Callable[[RoundResult, Array, PyTree], Metrics] = lambda outcome, truth, measured: {}
     # ^ (outcome, true labels [p, n], measured with leading axis p) -> metrics
-    traffic: Callable[[RoundResult], Traffic] = no_traffic
+    traffic: Callable[[RoundResult], Traffic] | None = None
+    # ^ None: the model goes both ways, and a number for every entry of what the term hands out and
+    # collects
 
 
 class Term(NamedTuple):
@@ -533,8 +534,6 @@ class Sampler(NamedTuple):
     schedule: Callable[[Key[Array, ""], Client, Now], Schedule]
     reads_sent: bool = False
     # ^ the schedule depends on what terms sent, so that nothing is known of it before a round
-    empty_steps: bool = False
-    # ^ a step may have no row; the parameters then stay, with several groups in any case
     equal_steps: bool = False
     # ^ every client that trains takes all S steps of its schedule: the loop relies on it
     going_on: Callable[[int], "Sampler"] | None = None

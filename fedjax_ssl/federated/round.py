@@ -37,6 +37,8 @@ from fedjax_ssl.federated.method import (
     ServerState,
     ServerTraining,
     Stage,
+    Term,
+    Traffic,
     Validation,
     all_members,
 )
@@ -111,6 +113,7 @@ def run_round(
             key=key,
             run_key=run_key,
             number=state.round - start,
+            round=state.round,
             clients=clients._replace(kept=kept),
             valid=cohort.valid,
             all_clients=federation._replace(kept=state.clients),
@@ -312,7 +315,7 @@ def _send(
     shared = {name: message.shared for name, message in sent.items()}
     broadcast = Download(
         key=context.key,
-        now=Now(context.number, shared, context.run_key),
+        now=Now(context.number, shared, context.run_key, context.round),
         learning_rate=learning_rate,
         params=state.params,
         model_state=state.model_state,
@@ -402,14 +405,13 @@ def _absorb(
         for term in terms
     }
     info = _work_done(summed.work) | {"clients": jnp.sum(context.valid, dtype=jnp.int32)}
-    info |= _bytes_sent(
-        tasks, outcomes, optimizer, before, 0 if optimizer.alone else flat_state.size
-    )
+    state_size = 0 if optimizer.alone else flat_state.size
+    info |= _bytes_sent(tasks, results, outcomes, optimizer, before, state_size)
     if training.average_optimizer:
         # Beside the bytes above and not among them: ProtoFSSL, whose clients share one optimizer,
         # does not count it.
-        size = sum(jnp.size(values) for values in jax.tree.leaves(state.local_optimizer))
-        info["optimizer_state_bytes"] = count(info["clients"], 2 * BYTES_PER_NUMBER * size)
+        size = 2 * BYTES_PER_NUMBER * _entries(state.local_optimizer)
+        info["optimizer_state_bytes"] = count(info["clients"], size)
     info |= optimizer.log(summed.update, context)
     truth = data.labels[context.clients.rows]
     log = together.stacked.log
@@ -480,6 +482,7 @@ def _join(results: list[_Results], tasks: list[_Task], before: ClientState) -> _
     stacked = Arrivals(
         terms={},
         counts=jnp.stack([result.stacked.counts for result in results]).any(0),
+        arrived=jnp.stack([result.stacked.arrived for result in results]).all(0),
         kept=merge_states(kept, before),
         log=ClientLog(
             {name: value for r in results for name, value in r.stacked.log.measured.items()}, model
@@ -567,31 +570,55 @@ def _work_done(work: Work) -> Metrics:
 
 def _bytes_sent(
     tasks: list[_Task],
+    results: list[_Results],
     outcomes: dict[str, RoundResult],
     optimizer: FederatedOptimizer,
     params: Grouped,
     state_size: int,
 ) -> Metrics:
-    """Bytes of the models, unless a term of the client's kind sends something in their place,
-    and of all else.
+    """Count the bytes of what travels, by its shapes: the model, unless a term of the client's kind
+    sends something in its place, and all else. Up go the parameter groups that a client trained.
     """
     beside = optimizer.sends(params)
-    model = sum(values.size for values in jax.tree.leaves(params)) + state_size
+    sizes = {group: _entries(arrays) for group, arrays in params.items()}
     down = up = count(0)
-    for task in tasks:
-        seen = [outcomes[term.name] for term in task.kind.terms]
-        clients = jnp.sum(seen[0].round.valid & task.members, dtype=jnp.int32)
-        traffic = [term.log.traffic(one) for term, one in zip(task.kind.terms, seen, strict=True)]
-        down += count(
-            clients, BYTES_PER_NUMBER * (model * all(t.model_down for t in traffic) + beside.down)
-        )
-        up += count(
-            clients, BYTES_PER_NUMBER * (model * all(t.model_up for t in traffic) + beside.up)
-        )
+    for task, result in zip(tasks, results, strict=True):
+        terms = task.kind.terms
+        present = outcomes[terms[0].name].round.valid & task.members
+        clients = jnp.sum(present, dtype=jnp.int32)
+        arrived = jnp.sum(present & result.stacked.arrived, dtype=jnp.int32)
+        trained = {term.group for term in terms} & sizes.keys()
+        traffic = [_traffic(term, outcomes[term.name], clients, arrived) for term in terms]
+        model = sum(sizes.values()) + state_size
+        numbers = model * all(one.model_down for one in traffic) + beside.down
+        down += count(clients, BYTES_PER_NUMBER * numbers)
+        model = sum(sizes[group] for group in trained) + state_size
+        numbers = model * all(one.model_up for one in traffic) + beside.up
+        up += count(arrived, BYTES_PER_NUMBER * numbers)
         for one in traffic:
             down = down + one.down
             up = up + one.up
     return {"bytes_down": down, "bytes_up": up}
+
+
+def _traffic(
+    term: Term, outcome: RoundResult, clients: Int[Array, ""], arrived: Int[Array, ""]
+) -> Traffic:
+    """Return the bytes that a term sends: what it says, or a number for each entry of what it
+    hands out and collects.
+    """
+    if term.log.traffic is not None:
+        return term.log.traffic(outcome)
+    slots = outcome.round.valid.shape[0]
+    down = 0
+    if not term.server.at_clients:
+        down = _entries(outcome.sent.own) // slots + _entries(outcome.sent.shared)
+    up = _entries(outcome.uploads) // slots + _entries(outcome.averages)
+    return Traffic(count(clients, BYTES_PER_NUMBER * down), count(arrived, BYTES_PER_NUMBER * up))
+
+
+def _entries(tree: PyTree) -> int:
+    return sum(values.size for values in jax.tree.leaves(tree))
 
 
 def _with_server(info: Metrics, log: Metrics) -> Metrics:

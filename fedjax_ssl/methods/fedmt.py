@@ -44,7 +44,8 @@ from fedjax_ssl.federated import (
     Term,
     Traffic,
 )
-from fedjax_ssl.federated.method import AtServer, Broadcast, Metrics, PyTree, count, never
+from fedjax_ssl.federated.method import AtServer, Broadcast, Metrics, PyTree, never
+from fedjax_ssl.federated.traffic import count
 from fedjax_ssl.methods.parts.alternating_training import ServerTurn, alternating
 from fedjax_ssl.methods.parts.channel_terms import (
     channel_losses,

@@ -37,17 +37,14 @@ from jaxtyping import Array, Bool, Float
 
 from fedjax_ssl.checks import checked, is_zero
 from fedjax_ssl.federated import (
-    BYTES_PER_NUMBER,
     AtClient,
     AtServer,
     Client,
     Losses,
     Recipe,
-    RoundResult,
     Setup,
-    count,
 )
-from fedjax_ssl.federated.method import PyTree, RoundContext, Stage, Step, Term, Traffic, never
+from fedjax_ssl.federated.method import PyTree, RoundContext, Stage, Step, Term, never
 from fedjax_ssl.federated.packing import Packing
 from fedjax_ssl.methods.parts.alternating_training import ServerTurn, alternating
 from fedjax_ssl.methods.parts.confident_pseudo_labels import (
@@ -131,7 +128,6 @@ def fl2(setup: Setup, settings: FL2) -> Recipe:
     if settings.uncertainty_weights:
         labels = labels._replace(
             client=AtClient(collect=lambda trained: sent_to(trained.client).extra),
-            log=labels.log._replace(traffic=_one_number_up),
         )
     learned = fix_term(setup, settings.pseudo_label_weight)
     terms: tuple[Term, ...] = (labels, learned)
@@ -283,7 +279,3 @@ def _consistency_term(learned: Term, threshold: float | Array, weight: float | A
         return divergence_from(before, after, step.streams["fix"].mask, _sure_rows(step, threshold))
 
     return Term("consistency", (view,), loss, weight, server=AtServer(participates=never))
-
-
-def _one_number_up(outcome: RoundResult) -> Traffic:
-    return Traffic(count(0), count(jnp.sum(outcome.round.valid, dtype=jnp.int32), BYTES_PER_NUMBER))

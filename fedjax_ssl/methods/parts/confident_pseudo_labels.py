@@ -140,7 +140,7 @@ def confident_term(
             **diagnose(outcome),
         }
 
-    server = AtServer(prepare=prepare, participates=has_confident)
+    server = AtServer(prepare=prepare, at_clients=True, participates=has_confident)
     return Term(CONFIDENT, (), lambda step: jnp.zeros(()), server=server, log=ForLog(diagnose=log))
 
 

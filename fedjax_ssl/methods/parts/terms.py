@@ -24,7 +24,6 @@ from fedjax_ssl.federated.method import (
     Traffic,
     View,
     no_state,
-    no_traffic,
 )
 from fedjax_ssl.federated.setup import Setup
 from fedjax_ssl.models import Outputs
@@ -66,7 +65,7 @@ def supervised_term(setup: Setup) -> Term:
 def pseudo_label_term(
     setup: Setup,
     prepare: Callable[[PyTree, RoundContext], tuple[PseudoLabels, PyTree]],
-    traffic: Callable[[RoundResult], Traffic] = no_traffic,
+    traffic: Callable[[RoundResult], Traffic] | None = None,
     init: Callable[..., PyTree] = no_state,
 ) -> Term:
     """Weighted cross-entropy on stream "mixed" against labels and pseudo-labels: 1/|B| sum_i w_i
@@ -77,7 +76,7 @@ def pseudo_label_term(
     Args:
         setup: the run.
         prepare: (term state, round) -> (`PseudoLabels` of the cohort, term state).
-        traffic: bytes sent for the pseudo-labels.
+        traffic: bytes sent for the pseudo-labels; None: clients make them themselves.
         init: (key, params, model_state, clients) -> term state.
     """
     view = augmented_view(setup, "mixed")
@@ -104,7 +103,7 @@ def pseudo_label_term(
         "pseudo_labels",
         (view,),
         loss,
-        server=AtServer(init, send, participates),
+        server=AtServer(init, send, participates, at_clients=traffic is None),
         log=ForLog(
             diagnose=lambda outcome, truth, _: diagnose_pseudo_labels(
                 outcome.sent.own, truth, outcome.round.clients
