@@ -61,6 +61,12 @@ def test_nothing_up_to_config_knows_of_runs_not_even_later() -> None:
     assert not [one for one in arrows(lazy=True) if one[0] in below and one[1] in above]
 
 
+def test_protocols_are_loaded_by_the_exchange_of_the_graph_alone() -> None:
+    assert {file for _, room, file in arrows(lazy=True) if room == "secure"} == {
+        "graph/exchange.py"
+    }
+
+
 def test_a_method_is_built_from_a_config_at_three_places() -> None:
     calls = [
         str(path)

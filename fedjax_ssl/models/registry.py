@@ -73,9 +73,6 @@ _NETWORKS = {
 }
 
 
-_ITSELF: dict[int, Callable[..., Any]] = {}  # one builder for each network that is given as it is
-
-
 class _Networks(Registry[Any]):
     def builder(self, name: str) -> Callable[..., Any]:
         found = super().builder(name)
@@ -85,7 +82,7 @@ class _Networks(Registry[Any]):
             or isinstance(found, functools.partial)
         ):
             return found
-        return _ITSELF.setdefault(id(found), functools.partial(_itself, found))
+        return functools.partial(_itself, found)
 
 
 def _itself(network: Any) -> Any:
