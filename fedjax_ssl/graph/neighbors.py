@@ -155,15 +155,12 @@ def _nearest_codes(
             return lax.all_gather(found, mesh.axis_names, tiled=True)
 
         everywhere = PartitionSpec()
-        index, distance = jax.shard_map(
-            search_share,
-            mesh=mesh,
-            in_specs=(everywhere, everywhere),
-            out_specs=everywhere,
-            # The loops of the search start from constants, which are not marked as differing
-            # between devices.
-            check_vma=False,
-        )(codes, valid)
+        # Unchecked: the loops of the search start from constants, which are not marked as differing
+        # between devices.
+        search = jax.shard_map(
+            search_share, mesh=mesh, in_specs=everywhere, out_specs=everywhere, check_vma=False
+        )
+        index, distance = search(codes, valid)
         index = index[:num_points]
         distance = distance[:num_points]
     return neighbors_from_distances(index, distance, num_bits)

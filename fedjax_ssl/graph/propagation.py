@@ -89,14 +89,8 @@ def solve(
     if tolerance is None:
         tolerance = 1e-12 if dtype == jnp.float64 else 1e-6
     alpha = jnp.asarray(alpha, dtype)
-    return _solve(
-        graph,
-        label_matrix.astype(dtype),
-        alpha,
-        jnp.asarray(tolerance, dtype),
-        solver,
-        max_iterations,
-    )
+    goal = jnp.asarray(tolerance, dtype)
+    return _solve(graph, label_matrix.astype(dtype), alpha, goal, solver, max_iterations)
 
 
 @partial(jax.jit, static_argnames=("solver", "max_iterations"))

@@ -106,10 +106,10 @@ def xclp(setup: Setup, settings: XCLP) -> Recipe:
             f"protocol is {settings.protocol!r}, which compares codes of clients that stay; use "
             "protocol='none' with similarity='exact', lost_before or lost_after"
         )
-    lost = settings.lost_before + settings.lost_after
-    if isinstance(lost, (int, float)) and lost > 1:  # a traced one is not known
+    leaving = settings.lost_before + settings.lost_after
+    if isinstance(leaving, (int, float)) and leaving > 1:  # a traced one is not known
         raise ValueError(
-            f"lost_before + lost_after is {lost:g}; shares of all clients are at most 1 together"
+            f"lost_before + lost_after is {leaving:g}; shares of all clients are at most 1 together"
         )
     protocols = None
     if settings.protocol != "none":
@@ -121,6 +121,7 @@ def xclp(setup: Setup, settings: XCLP) -> Recipe:
         clients = round.clients
         real = examples_mask(round.clients)
         if loses:
+            # Gone before the codes: no example in the graph. Gone after them: examples, no labels.
             before, lost = _lost(settings, round)
             clients = clients._replace(
                 num_examples=jnp.where(before, 0, clients.num_examples),

@@ -71,16 +71,8 @@ def run_layers(
     for layer in table:
         width = network.width(layer.width)
         if layer.size:
-            conv = Conv(
-                width,
-                layer.size,
-                1,
-                layer.padding,
-                lowering=network.lowering,
-                name=layer.name,
-                **weights,
-            )
-            x = conv(x)
+            kernel = {"size": layer.size, "padding": layer.padding, "lowering": network.lowering}
+            x = Conv(width, **kernel, name=layer.name, **weights)(x)
         else:
             x = Dense(width, name=layer.name, **weights)(x.reshape(x.shape[0], -1))
         if layer.norm:

@@ -169,15 +169,7 @@ def depthwise_conv2d(
     pads = resolve_padding(inputs.shape[1:3], kernel.shape[:2], stride, padding)
     if lowering != "lax" and (backend() == "cpu" or lowering not in ("auto", "xla")):
         return _depthwise_slices(inputs, kernel, stride, pads)
-    layout = ("NHWC", "HWIO", "NHWC")
-    return lax.conv_general_dilated(
-        inputs,
-        kernel,
-        (stride, stride),
-        pads,
-        dimension_numbers=layout,
-        feature_group_count=inputs.shape[3],
-    )
+    return lowerings.plain(inputs, kernel, stride, pads, groups=inputs.shape[3])
 
 
 def _depthwise_slices(inputs: Array, kernel: Array, stride: int, pads: Pads) -> Array:

@@ -120,14 +120,8 @@ class Dense(nn.Module):
     @nn.compact
     def __call__(self, inputs: Float[Array, "n d"]) -> Float[Array, "n f"]:
         shape = (inputs.shape[-1], self.features)
-        kernel = Kernel(
-            shape,
-            self.initializer,
-            self.use_bias,
-            self.weight_norm,
-            outputs_first=True,
-            name="weights",
-        )
+        how = self.initializer, self.use_bias, self.weight_norm
+        kernel = Kernel(shape, *how, outputs_first=True, name="weights")
         nn.share_scope(self, kernel)
         weight, bias = kernel()
         outputs = lax.dot_general(inputs, weight, (((inputs.ndim - 1,), (1,)), ((), ())))

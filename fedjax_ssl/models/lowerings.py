@@ -58,10 +58,15 @@ def resolve_padding(
     return pads
 
 
-def plain(inputs: Array, kernel: Array, stride: int, pads: Pads) -> Array:
+def plain(inputs: Array, kernel: Array, stride: int, pads: Pads, groups: int = 1) -> Array:
     """Call XLA's own convolution, with which all others have to agree."""
     return lax.conv_general_dilated(
-        inputs, kernel, (stride, stride), pads, dimension_numbers=("NHWC", "HWIO", "NHWC")
+        inputs,
+        kernel,
+        (stride, stride),
+        pads,
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        feature_group_count=groups,
     )
 
 

@@ -3,6 +3,7 @@ without a dense head.
 """
 
 import math
+from functools import partial
 from typing import ClassVar, Literal, NamedTuple
 
 import flax.linen as nn
@@ -74,14 +75,8 @@ class ConvBlock(nn.Module):
     def __call__(
         self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask
     ) -> Float[Array, "n h2 w2 f"]:
-        conv = Conv(
-            self.filters,
-            initializer=lecun_normal,
-            use_bias=self.use_bias,
-            lowering=self.lowering,
-            name="conv",
-        )
-        x = conv(inputs)
+        conv = partial(Conv, self.filters, initializer=lecun_normal, use_bias=self.use_bias)
+        x = conv(lowering=self.lowering, name="conv")(inputs)
         kind, momentum = ("bn", 1.0) if self.norm == "sbn" else (self.norm, MOMENTUM)
         x = Norm(kind, momentum=momentum, epsilon=EPSILON, name="norm")(x, train, mask)
         if self.pool > 1:
@@ -121,15 +116,8 @@ class Trunk(nn.Module):
             for _ in range(part.blocks):
                 number += 1
                 pool = next(pools) if part.pool else 1
-                block = ConvBlock(
-                    part.filters,
-                    self.norm,
-                    pool,
-                    self.lowering,
-                    self.use_bias,
-                    name=f"block{number}",
-                )
-                x = block(x, train, mask)
+                how = self.norm, pool, self.lowering, self.use_bias
+                x = ConvBlock(part.filters, *how, name=f"block{number}")(x, train, mask)
             if part.residual:
                 x = before + x
                 count_operations(self, math.prod(x.shape[1:]))
