@@ -23,8 +23,7 @@ from fedjax_ssl.folder.progress import Progress
 from fedjax_ssl.folder.resume import LENGTHS, UNCOMPARED
 from fedjax_ssl.folder.run_folder import RunFolder
 from fedjax_ssl.folder.writers import WriterSettings, check_writers, open_writers
-from fedjax_ssl.prediction import one_shot
-from fedjax_ssl.runs import advice, divergence, model_file
+from fedjax_ssl.runs import advice, model_file
 from fedjax_ssl.runs.callbacks import (
     Best,
     Block,
@@ -43,12 +42,10 @@ from fedjax_ssl.runs.compile import Advanced, Inputs, Program, described, with_e
 from fedjax_ssl.runs.own_metrics import OwnMetrics
 from fedjax_ssl.runs.processes import Team, share_out
 from fedjax_ssl.runs.residence import Feed
-from fedjax_ssl.runs.scores import score_run
 from fedjax_ssl.runs.shared import Shared
 from fedjax_ssl.runs.summary import (
     describe_placement,
     out_of_patience,
-    summarize,
     what_was_predicted,
 )
 
@@ -100,6 +97,18 @@ class Run:
     """A run on its way.
 
     Attributes:
+        config: resolved.
+        path: its folder.
+        folder: the files there, in the process that writes; None in others.
+        team: the processes that train it.
+        mesh: devices that share it; None: one.
+        names: of the clients.
+        progress: the report to a person.
+        writers: viewers.
+        profile: where the time goes, if that is asked for.
+        seconds: of compiling and training, of earlier starts too; `before` has those of these.
+        template: shapes and types of the state.
+        of_clients: accuracies of clients after the last evaluation.
         round: rounds done.
         state: state after these.
         inputs: arguments of its programs, on all devices that share it; examples may come block by
@@ -141,13 +150,13 @@ class Run:
         self.summary: dict[str, Any] | None = None
         self.stopped = False
         built = program.built
-        self._config = config = built.experiment.config
-        self._folder = folder
+        self.config = config = built.experiment.config
+        self.folder = folder
         self._shared = shared
-        self._team = team
+        self.team = team
         self._own = tuple(callbacks)
-        self._begin = begin
-        self._mesh = built.execution.mesh
+        self.begin = begin
+        self.mesh = built.execution.mesh
         team.check_same(
             "data",
             built.federation,
@@ -158,31 +167,31 @@ class Run:
         if folder is not None:
             folder.compare_data(built.experiment.known_by)
             folder.settle(config)
-        self._template = program.template()
+        self.template = program.template()
         found = None
         rows: list[dict[str, Any]] = []
         if folder is not None:
-            self._describe(folder.temperature())
-            found = folder.restore(self._template)
+            self.describe(folder.temperature())
+            found = folder.restore(self.template)
             rows = folder.rows()
         nothing = {"compile_seconds": 0.0, "train_seconds": 0.0}
-        self.round, self.state, self._seconds = team.from_first(
+        self.round, self.state, self.seconds = team.from_first(
             found or (0, program.init(), nothing)
         )
-        self._before = dict(self._seconds)  # seconds of earlier starts
+        self.before = dict(self.seconds)  # seconds of earlier starts
         self._history = History(config, team.values_from_first(rows))
         self.over = self.round == config.rounds or out_of_patience(config, self._history.rows)
-        self._names = data.client_names(
+        self.names = data.client_names(
             built.experiment.dataset, built.federation, config.partition.name == "natural"
         )
-        self._of_clients: dict[str, float] = {}
+        self.of_clients: dict[str, float] = {}
         self._said = set[str]()
-        self._waited = 0.0
-        team.connect(self._mesh)
-        self.state, self.inputs = share_out((self.state, program.inputs), self._mesh)
-        self._profile = None
+        self.waited = 0.0
+        team.connect(self.mesh)
+        self.state, self.inputs = share_out((self.state, program.inputs), self.mesh)
+        self.profile = None
         if config.profile and folder is not None:
-            self._profile = Profile(path / "profile", config)
+            self.profile = Profile(path / "profile", config)
         self._feed: Feed | None = None
 
     def open(self, stack: contextlib.ExitStack, stream: Any) -> None:
@@ -192,16 +201,16 @@ class Run:
             stack: closes what is opened here.
             stream: for the report to the person; None: standard output.
         """
-        config = self._config
+        config = self.config
         built = self.program.built
-        folder = self._folder
+        folder = self.folder
         if built.experiment.host is not None:
             self._feed = stack.enter_context(Feed(built, self.program.inputs.key))
-        self._progress = stack.enter_context(
+        self.progress = stack.enter_context(
             Progress(config.rounds, start_round=self.round, stream=stream)
         )
-        say = self._progress.note
-        self._progress.start(advice.describe_start(built, self._template, self.round, self.path))
+        say = self.progress.note
+        self.progress.start(advice.describe_start(built, self.template, self.round, self.path))
         for line in self._notes():
             say(line)
         if self.round == 0 and folder is not None:
@@ -209,7 +218,7 @@ class Run:
             table = data.report(
                 built.federation,
                 built.experiment.dataset.class_names,
-                self._names[:count],
+                self.names[:count],
                 max_rows=_LISTED,
             )
             folder.write("partition.txt", table + "\n")
@@ -217,15 +226,15 @@ class Run:
             return
         viewers = WriterSettings(**config.tracking) if folder is not None else WriterSettings()
         with configs.naming("tracking"):
-            self._writers = open_writers(
+            self.writers = open_writers(
                 viewers, self.path, config=config.to_dict(), resume_round=self.round
             )
-        stack.enter_context(self._writers)
+        stack.enter_context(self.writers)
         self._callbacks = self._all_callbacks()
 
     def _notes(self) -> Iterator[str]:
         """List what a person is told before the first block."""
-        config = self._config
+        config = self.config
         built = self.program.built
         yield built.experiment.standardization
         number = configs.saved_round(config)
@@ -233,56 +242,56 @@ class Run:
             yield from self._notes_of_saved_clients(number)
         if config.rounds:
             yield from advice.idle_clients(
-                built.method, built.federation, self._names, config.optimizer.batch_size
+                built.method, built.federation, self.names, config.optimizer.batch_size
             )
         if self._feed is not None:
             yield self._feed.describe()
 
     def _take_summary(self) -> bool:
         """Take the summary of a run that is complete already, and say so; tell whether it is."""
-        found = None if self._folder is None else self._folder.summary()
-        summary = self._team.values_from_first(found)
-        if summary is None or summary.get("prediction", {}) != what_was_predicted(self._config):
+        found = None if self.folder is None else self.folder.summary()
+        summary = self.team.values_from_first(found)
+        if summary is None or summary.get("prediction", {}) != what_was_predicted(self.config):
             return False
         # a callback may have stopped it
         if not (self.over or summary.get("stopped_early")):
             return False
-        self._progress.note("this run is complete already")
-        if self._config.profile:
-            self._progress.note("nothing to profile: the run is finished")
-        self._progress.finish(summary, self._files)
+        self.progress.note("this run is complete already")
+        if self.config.profile:
+            self.progress.note("nothing to profile: the run is finished")
+        self.progress.finish(summary, self.files)
         self.summary = summary
         return True
 
     def _all_callbacks(self) -> list[Callback]:
         """List what is called after a block, in this order."""
-        config = self._config
-        say = self._progress.note
+        config = self.config
+        say = self.progress.note
         history = self._history
         found: list[Callback] = [self._own_metrics, Divergence(history), *self._own]
-        if self._folder is not None:
+        if self.folder is not None:
             number = configs.saved_round(config)
-            found += [ClientModels(self._folder, number, say)] if number else []
-            found += [Rows(self._folder), Viewers(self._writers)]
+            found += [ClientModels(self.folder, number, say)] if number else []
+            found += [Rows(self.folder), Viewers(self.writers)]
         found.append(history)
-        if self._folder is not None:
-            found.append(Best(self._folder, history))
+        if self.folder is not None:
+            found.append(Best(self.folder, history))
         return [
             *found,
-            Report(self._progress, config, history),
+            Report(self.progress, config, history),
             EarlyStopping(config, history),
-            lambda block: self._team.feed(),
-            Checkpoint(self._folder, self._team, config, self._seconds, say),
-            lambda block: self._draw_data(),  # not before the first numbers, which it would delay
+            lambda block: self.team.feed(),
+            Checkpoint(self.folder, self.team, config, self.seconds, say),
+            lambda block: self.draw_data(),  # not before the first numbers, which it would delay
         ]
 
     @property
-    def _files(self) -> dict[str, Path]:
+    def files(self) -> dict[str, Path]:
         """The files of the folder that a person is told of in the end."""
         names = {"summary": "summary.json"}
-        if self._config.rounds:
+        if self.config.rounds:
             names |= {"metrics": "metrics.csv", "curves": "curves.png"}
-        if configs.predictors(self._config):
+        if configs.predictors(self.config):
             names |= {"predictions": "predictions.csv", "by client": "predictions_by_client.csv"}
         return {what: self.path / name for what, name in names.items()}
 
@@ -292,7 +301,7 @@ class Run:
         built = self.program.built
         apart = (
             built.method.on_host
-            or self._mesh is not None
+            or self.mesh is not None
             or self._feed is not None
             or self.saved is not None
         )
@@ -303,13 +312,13 @@ class Run:
     @property
     def rounds(self) -> int:
         """Rounds of the next block."""
-        every = self._config.eval_every
-        return min(every - self.round % every, self._config.rounds - self.round)
+        every = self.config.eval_every
+        return min(every - self.round % every, self.config.rounds - self.round)
 
     @property
     def saved(self) -> int | None:
         """Round of the next block whose clients' models are kept, if there is one."""
-        number = configs.saved_round(self._config)
+        number = configs.saved_round(self.config)
         return number if number and self.round < number <= self.round + self.rounds else None
 
     def block_inputs(self) -> Inputs:
@@ -320,19 +329,19 @@ class Run:
             return self.inputs
         begin = time.perf_counter()
         inputs = with_examples(self.inputs, self._feed.block(self.round, self.rounds))
-        self._waited += time.perf_counter() - begin
+        self.waited += time.perf_counter() - begin
         return inputs
 
     def compiling(self) -> None:
         """Say that its program is compiled now."""
-        self._progress.compiling()
+        self.progress.compiling()
 
     def running(self, program: Any) -> contextlib.AbstractContextManager[None]:
         """Say that its next block runs now, by this program; it may be profiled."""
-        self._progress.training()
-        if self._profile is None:
+        self.progress.training()
+        if self.profile is None:
             return contextlib.nullcontext()
-        return self._profile.around(program, self.round, self.round + self.rounds)
+        return self.profile.around(program, self.round, self.round + self.rounds)
 
     def take(self, advanced: Advanced, place: int) -> None:
         """Take the results of a block, and call all callbacks.
@@ -345,33 +354,33 @@ class Run:
             Preempted: a process of several was asked to end; the checkpoint is saved.
         """
         count = len(advanced.rows)
-        self._seconds["compile_seconds"] += advanced.compiling / count
-        self._seconds["train_seconds"] += advanced.training / count
+        self.seconds["compile_seconds"] += advanced.compiling / count
+        self.seconds["train_seconds"] += advanced.training / count
         for choice in self.program.choices:
             self._say_once(describe_placement(choice, jax.default_backend()))
-        if self._feed is not None and self._feed.held and self._team.count > 1:
+        if self._feed is not None and self._feed.held and self.team.count > 1:
             self._say_once(self._feed.held, by_all=True)
         row = advanced.rows[place]
         by_client = row.pop(BY_CLIENT, None)
         if by_client is not None:
-            named = zip(self._names, by_client.tolist(), strict=True)
-            self._of_clients = {name: value for name, value in named if not math.isnan(value)}
+            named = zip(self.names, by_client.tolist(), strict=True)
+            self.of_clients = {name: value for name, value in named if not math.isnan(value)}
         rounds = self.rounds
         self.round = row["round"]
         self.state = advanced.states[place]
         block = Block(
             row,
             self.state,
-            self._of_clients,
+            self.of_clients,
             _of_trained(advanced.models),
             self.program,
             rounds,
-            last=self.round == self._config.rounds,
+            last=self.round == self.config.rounds,
         )
         for callback in self._callbacks:
             stop = bool(callback(block))
             if callback in self._own:
-                stop = self._team.any(stop)  # processes might not agree
+                stop = self.team.any(stop)  # processes might not agree
                 self.stopped |= stop and not block.last
             if stop:
                 block = block._replace(last=True)
@@ -380,129 +389,32 @@ class Run:
     def _notes_of_saved_clients(self, number: int) -> Iterator[str]:
         """Say what the models of clients will take, or why they cannot be had any more."""
         if number > self.round:
-            count = self._config.federated.cohort_size or self.program.built.federation.num_clients
-            yield advice.saved_clients(number, count, self._template, self.path / "clients")
+            count = self.config.federated.cohort_size or self.program.built.federation.num_clients
+            yield advice.saved_clients(number, count, self.template, self.path / "clients")
         elif Checkpoints(self.path, folder="clients").latest() != number:
             yield (
                 f"config.save_clients names round {number}, which this folder is past without "
                 "them: give another --workdir"
             )
 
-    def _describe(self, temperature: dict[str, Any] | None) -> None:
+    def describe(self, temperature: dict[str, Any] | None) -> None:
         built = self.program.built
         model = model_file.describe(built.experiment, built.federation)
         content = encode_json(model | {"temperature": temperature}, indent=1)
-        if self._folder is not None:
-            self._folder.write("model.json", content + "\n")
+        if self.folder is not None:
+            self.folder.write("model.json", content + "\n")
 
-    def finish(self) -> None:
-        """Make the predictions that are asked for, score the model and write the summary."""
-        self._draw_data()
-        config = self._config
-        built = self.program.built
-        dataset = built.experiment.dataset
-        last = self.state
-        round, chosen = self._chosen()
-        rows = [] if self._folder is None else self._folder.rows()
-        outcomes = self._predict()
-        summary = summarize(config, rows, self._seconds, one_shot.summary_of(outcomes))
-        summary |= divergence.ended(last, rows, config)
-        files = self._files
-        # on one of its devices; the others wait for the summary
-        if config.rounds and self._folder is not None:
-            scored = score_run(self.program, round, chosen, self._names)
-            for line in scored.notes:
-                self._progress.note(line)
-            for name, content in scored.files.items():
-                files[name.removesuffix(".csv").replace("_", " ")] = self.path / name
-                self._folder.write(name, content)
-            self._describe(scored.temperature)
-            evaluating = min(scored.seconds * len(rows), summary["train_seconds"])
-            summary |= {**scored.fields, "evaluate_seconds": evaluating}
-        if "selected_round" in summary:
-            examples = built.federation.summary()["validation_examples"]
-            summary["validation_examples"] = examples
-        if config.data.left_out_client is not None:
-            summary["left_out_client"] = self._names[built.federation.num_clients]
-        summary |= {
-            "data": dict(built.experiment.known_by),
-            **data.what_is_compared(dataset, built.federation),
-        }
-        if self._folder is not None:
-            title = f"{config.method.name} on {config.data.name}"
-            self._folder.finish(rows, summary, title=title)
-        self._writers.finish(summary)
-        # The others get the summary when the files are there: nobody is at the end before the
-        # folder is whole.
-        self.summary = self._team.values_from_first(summary)
-        self._tell_end(files)
-
-    def _chosen(self) -> tuple[int, Any]:
-        """Give the round and the state, on one device, of the model that is chosen; predictions
-        are made by the last one unless `config.early_stopping` asks for the best.
-        """
-        here = jax.tree.map(lambda leaf: leaf.addressable_data(0), self.state)
-        best = None if self._folder is None else self._folder.restore_best(self._template)
-        round, chosen, _ = best or (self.round, here, {})
-        if self._config.early_stopping.patience is not None:
-            self.state = share_out(self._team.from_first(chosen), self._mesh)
-        return round, chosen
-
-    def _predict(self) -> list[one_shot.Predicted]:
-        """Predict in every way that is asked for, and write the tables after each."""
-        built = self.program.built
-        natural = self._config.partition.name == "natural"
-        _, key, federation = self.inputs
-        outcomes: list[one_shot.Predicted] = []
-        for outcome in one_shot.predict(
-            self._config,
-            built.method,
-            self.state,
-            key,
-            federation,
-            self._mesh,
-            self._progress.note,
-        ):
-            outcomes.append(outcome)
-            if self._folder is not None:
-                known = (built.experiment.dataset, built.federation, outcomes, natural)
-                self._folder.write("predictions.csv", one_shot.predictions_csv(*known))
-                self._folder.write("predictions_by_client.csv", one_shot.clients_csv(*known))
-            self._team.feed()
-        return outcomes
-
-    def _tell_end(self, files: dict[str, Path]) -> None:
-        """Tell the result, and where the time went."""
-        assert self.summary is not None
-        self._progress.finish(self.summary, files)
-        if self._of_clients:
-            self._progress.clients(self._of_clients, self.path / "client_accuracy.csv")
-        number = configs.saved_round(self._config)
-        if number and number > self.round:
-            self._progress.note(
-                f"no clients' models are kept: the run stopped after round {self.round}, "
-                f"save_clients={self._config.save_clients} names round {number}"
-            )
-        if self._profile is not None:
-            compiling, training = (
-                self._seconds[name] - self._before[name]
-                for name in ("compile_seconds", "train_seconds")
-            )
-            whole = time.perf_counter() - self._begin
-            for line in self._profile.lines(compiling, training, self._waited, whole):
-                self._progress.note(line)
-
-    def _draw_data(self) -> None:
-        if self._folder is not None:
+    def draw_data(self) -> None:
+        if self.folder is not None:
             experiment = self.program.built.experiment
-            self._folder.draw_data(partial(self._shared.draw, experiment))
+            self.folder.draw_data(partial(self._shared.draw, experiment))
 
     def _say_once(self, line: str, by_all: bool = False) -> None:
         if line not in self._said:
             self._said.add(line)
-            self._progress.note(line)
+            self.progress.note(line)
             if by_all:
-                self._team.say(line)
+                self.team.say(line)
 
 
 def _of_trained(cohort: Any) -> Any:

@@ -2,7 +2,7 @@
 the blocks.
 
 run -> opened (active.py) -> loop: [rounds and evaluation (compile.py), callbacks (callbacks.py)] ...
--> finish: predictions, scores, summary
+-> finish (ending.py): predictions, scores, summary
 """
 
 import contextlib
@@ -16,6 +16,7 @@ import ml_collections
 from fedjax_ssl import config as configs
 from fedjax_ssl.runs.active import Run, opened
 from fedjax_ssl.runs.callbacks import Callback
+from fedjax_ssl.runs.ending import finish
 from fedjax_ssl.runs.processes import Team
 from fedjax_ssl.runs.shared import Shared
 
@@ -30,7 +31,7 @@ def loop(runs: Sequence[Run]) -> None:
     while waiting := [one for one in runs if not _ended(one)]:
         complete = [one for one in waiting if one.over]
         if complete:
-            complete[0].finish()
+            finish(complete[0])
             continue
         first = min(waiting, key=lambda one: one.round)
         together = [one for one in waiting if one.kind == first.kind]
@@ -120,7 +121,7 @@ def run(
     ):
         loop([active])
         if active.stopped:
-            active.finish()
+            finish(active)
         assert active.summary is not None
         return active.summary
 

@@ -1,0 +1,116 @@
+"""The end of a run: predictions, scores and the summary."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from fedjax_ssl import config as configs
+from fedjax_ssl import data
+from fedjax_ssl.prediction import one_shot
+from fedjax_ssl.runs import divergence
+from fedjax_ssl.runs.active import Run
+from fedjax_ssl.runs.processes import share_out
+from fedjax_ssl.runs.scores import score_run
+from fedjax_ssl.runs.summary import summarize
+
+
+def finish(run: Run) -> None:
+    """Make the predictions that are asked for, score the model and write the summary."""
+    run.draw_data()
+    config = run.config
+    built = run.program.built
+    dataset = built.experiment.dataset
+    last = run.state
+    round, chosen = _chosen(run)
+    rows = [] if run.folder is None else run.folder.rows()
+    outcomes = _predict(run)
+    summary = summarize(config, rows, run.seconds, one_shot.summary_of(outcomes))
+    summary |= divergence.ended(last, rows, config)
+    files = run.files
+    # on one of its devices; the others wait for the summary
+    if config.rounds and run.folder is not None:
+        scored = score_run(run.program, round, chosen, run.names)
+        for line in scored.notes:
+            run.progress.note(line)
+        for name, content in scored.files.items():
+            files[name.removesuffix(".csv").replace("_", " ")] = run.path / name
+            run.folder.write(name, content)
+        run.describe(scored.temperature)
+        evaluating = min(scored.seconds * len(rows), summary["train_seconds"])
+        summary |= {**scored.fields, "evaluate_seconds": evaluating}
+    if "selected_round" in summary:
+        examples = built.federation.summary()["validation_examples"]
+        summary["validation_examples"] = examples
+    if config.data.left_out_client is not None:
+        summary["left_out_client"] = run.names[built.federation.num_clients]
+    summary |= {
+        "data": dict(built.experiment.known_by),
+        **data.what_is_compared(dataset, built.federation),
+    }
+    if run.folder is not None:
+        title = f"{config.method.name} on {config.data.name}"
+        run.folder.finish(rows, summary, title=title)
+    run.writers.finish(summary)
+    # The others get the summary when the files are there: nobody is at the end before the
+    # folder is whole.
+    run.summary = run.team.values_from_first(summary)
+    _tell_end(run, files)
+
+
+def _chosen(run: Run) -> tuple[int, Any]:
+    """Give the round and the state, on one device, of the model that is chosen; predictions
+    are made by the last one unless `config.early_stopping` asks for the best.
+    """
+    here = jax.tree.map(lambda leaf: leaf.addressable_data(0), run.state)
+    best = None if run.folder is None else run.folder.restore_best(run.template)
+    round, chosen, _ = best or (run.round, here, {})
+    if run.config.early_stopping.patience is not None:
+        run.state = share_out(run.team.from_first(chosen), run.mesh)
+    return round, chosen
+
+
+def _predict(run: Run) -> list[one_shot.Predicted]:
+    """Predict in every way that is asked for, and write the tables after each."""
+    built = run.program.built
+    natural = run.config.partition.name == "natural"
+    _, key, federation = run.inputs
+    outcomes: list[one_shot.Predicted] = []
+    for outcome in one_shot.predict(
+        run.config,
+        built.method,
+        run.state,
+        key,
+        federation,
+        run.mesh,
+        run.progress.note,
+    ):
+        outcomes.append(outcome)
+        if run.folder is not None:
+            known = (built.experiment.dataset, built.federation, outcomes, natural)
+            run.folder.write("predictions.csv", one_shot.predictions_csv(*known))
+            run.folder.write("predictions_by_client.csv", one_shot.clients_csv(*known))
+        run.team.feed()
+    return outcomes
+
+
+def _tell_end(run: Run, files: dict[str, Path]) -> None:
+    """Tell the result, and where the time went."""
+    assert run.summary is not None
+    run.progress.finish(run.summary, files)
+    if run.of_clients:
+        run.progress.clients(run.of_clients, run.path / "client_accuracy.csv")
+    number = configs.saved_round(run.config)
+    if number and number > run.round:
+        run.progress.note(
+            f"no clients' models are kept: the run stopped after round {run.round}, "
+            f"save_clients={run.config.save_clients} names round {number}"
+        )
+    if run.profile is not None:
+        compiling, training = (
+            run.seconds[name] - run.before[name] for name in ("compile_seconds", "train_seconds")
+        )
+        whole = time.perf_counter() - run.begin
+        for line in run.profile.lines(compiling, training, run.waited, whole):
+            run.progress.note(line)
