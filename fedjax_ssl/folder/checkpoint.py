@@ -1,7 +1,8 @@
 """Checkpoints of a run: the last few rounds, one file each, proved by a digest.
 
     checkpoints/round_00000010.ckpt
-        {"round": 10, "extra": JSON, "arrays": {name: array}, "keys": {name: generator}}      as MessagePack of flax
+        as MessagePack of flax:
+        {"round": 10, "extra": JSON, "arrays": {name: array}, "keys": {name: generator}}
         the SHA-256 of that, 32 bytes
 
 A file gets its name when all of it is on the disk. A killed process leaves behind a file of another

@@ -1,5 +1,5 @@
-"""One-shot prediction at the end of a run (XCLP, section 4): labels for new examples by the network,
-or by propagation over graphs.
+"""One-shot prediction at the end of a run (XCLP, section 4): labels for new examples by the
+network, or by propagation over graphs.
 """
 
 # For users who run mypy --strict.

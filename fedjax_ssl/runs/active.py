@@ -1,5 +1,5 @@
-"""A run on its way in its folder: opened where the last start left it, taken forward block by block,
-and ended with predictions, scores and a summary.
+"""A run on its way in its folder: opened where the last start left it, and taken forward block by
+block.
 """
 
 import contextlib

@@ -38,7 +38,7 @@ from fedjax_ssl.federated import (
 from fedjax_ssl.federated.memory import FittingProgram, bytes_of, bytes_to_come, is_out_of_memory
 from fedjax_ssl.federated.method import Metrics
 from fedjax_ssl.folder.files import bytes_in_words, plain_value
-from fedjax_ssl.runs.build import Built, build_method
+from fedjax_ssl.runs.build import Built, Start, build_method
 from fedjax_ssl.runs.rounds import run_block
 from fedjax_ssl.runs.start import start_of
 
@@ -167,7 +167,11 @@ class Program:
         return self._compiled[key]
 
     def _method(
-        self, numbers: Mapping[str, Array], federation: FederatedData, **more: Any
+        self,
+        numbers: Mapping[str, Array],
+        federation: FederatedData,
+        start: Start | None = None,
+        **more: Any,
     ) -> Method:
         """Build the method inside a program, of traced numbers; one that calls the host stays as
         it is.
@@ -175,23 +179,26 @@ class Program:
         Args:
             numbers: settings by dotted names of fields.
             federation: traced as well.
-            **more: `start`, or fields of the execution that replace those of the run.
+            start: as for `build`.
+            **more: fields of the execution that replace those of the run.
         """
-        start = more.pop("start", None)
         execution = self.built.execution._replace(**more)
         if self.built.method.on_host and start is None:
             return federated.execute(self.built.method, execution) if more else self.built.method
         return build_method(self.built.experiment, federation, execution, numbers, start=start)
 
+    def _init(self, start: Start | None) -> Callable[..., ServerState]:
+        def init(numbers: Any, key: Key[Array, ""], federation: FederatedData) -> ServerState:
+            return self._method(numbers, federation, start=start).init(key, federation)
+
+        return init
+
     def template(self) -> ServerState:
         """Give shapes and types of the run's state."""
 
-        def init(numbers: Any, key: Key[Array, ""], federation: FederatedData) -> ServerState:
-            return self._method(numbers, federation).init(key, federation)
-
         def trace() -> ServerState:
             with naming("method"), _explaining_memory():
-                state: ServerState = jax.eval_shape(init, *_shapes(self.inputs))
+                state: ServerState = jax.eval_shape(self._init(None), *_shapes(self.inputs))
             _check_bytes(tree_bytes(state), "the state of a run")
             return state
 
@@ -201,12 +208,8 @@ class Program:
     def init(self) -> ServerState:
         """Make the state before the first round, with the weights that the config starts from."""
         config = self.built.experiment.config
-
-        def init(numbers: Any, key: Key[Array, ""], federation: FederatedData) -> ServerState:
-            return self._method(numbers, federation, start=start_of(config)).init(key, federation)
-
         compiled = self._once(
-            lambda: jax.jit(init).lower(*_shapes(self.inputs)).compile(),
+            lambda: jax.jit(self._init(start_of(config))).lower(*_shapes(self.inputs)).compile(),
             "init",
             config.start_from,
             *described(self.inputs),

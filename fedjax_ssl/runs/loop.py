@@ -1,7 +1,8 @@
 """One run, or several at once, from a config to the summary: block by block, with callbacks between
 the blocks.
 
-run -> opened (active.py) -> loop: [rounds and evaluation (compile.py), callbacks (callbacks.py)] ...
+run -> opened (active.py)
+-> loop: [rounds and evaluation (compile.py), callbacks (callbacks.py)] ...
 -> finish (ending.py): predictions, scores, summary
 """
 
@@ -78,7 +79,7 @@ def run(
 
     Args:
         config: a config as a config file returns it.
-        workdir: the run folder; see `fedjax_ssl.folder.run_folder.RunFolder`. Of several processes, only
+        workdir: the run folder; see `fedjax_ssl.folder.RunFolder`. Of several processes, only
             process 0 uses it.
         team: from `fedjax_ssl.runs.processes`, where several processes train one federation: all of
             them call this.

@@ -1,17 +1,18 @@
 """model.json: facts that a trained model needs beside its config and a checkpoint to work without
 the data.
 
-version                 of this file
-dataset                 name of the dataset
-data                    fingerprint of what was read
-inputs                  shape and type of an example as stored, and how it is standardized to be
-predicted reading                 says how files become inputs, None where nobody knows it
-class_names             K names client_names            of all clients, those that train first
-temperature             value, by which logits are divided, the round whose model it is for, and how
-many validation
-                        examples it was fitted on; null: none was
-federation              `FederatedData` without its contents: shapes, types and bounds decide those
-of a state
+    version         of this file
+    dataset         name of the dataset
+    data            fingerprint of what was read
+    inputs          shape and type of an example as stored, and how it is standardized to be
+                    predicted
+    reading         says how files become inputs, None where nobody knows it
+    class_names     K names
+    client_names    of all clients, those that train first
+    temperature     value, by which logits are divided, the round whose model it is for, and how
+                    many validation examples it was fitted on; null: none was
+    federation      `FederatedData` without its contents: shapes, types and bounds decide those of
+                    a state
 """
 
 import dataclasses
