@@ -36,13 +36,22 @@ if TYPE_CHECKING:
     )
     from fedjax_ssl.graph import propagate_labels
     from fedjax_ssl.runs import run
-    from fedjax_ssl.train import make_train, over_seeds
+    from fedjax_ssl.train import make_train, over_seeds, train
     from fedjax_ssl.trained import load_run
 
 __version__ = "0.1.0"
 
 __all__ = [
-    *("__version__", "load_config", "run", "load_run", "report", "make_train", "over_seeds"),
+    *(
+        "__version__",
+        "load_config",
+        "run",
+        "load_run",
+        "report",
+        "make_train",
+        "over_seeds",
+        "train",
+    ),
     *("load_dataset", "federate", "Dataset", "FederatedData"),
     *("propagate_labels", "graph", "objectives"),  # labels without a training loop, and losses
     *(

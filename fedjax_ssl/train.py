@@ -1,5 +1,5 @@
-"""A whole experiment as one function: `make_train(config) -> train(key)`, and `over_seeds` for
-many of them.
+"""Training without a run folder: a whole experiment as one function, `make_train(config) ->
+train(key)`, `over_seeds` for many of them, and `train` on arrays, without a config.
 """
 
 import contextlib
@@ -18,10 +18,11 @@ from fedjax_ssl import federated
 from fedjax_ssl.backend import backend
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.federated import ServerState
+from fedjax_ssl.federated import Method, Recipe, ServerState
 from fedjax_ssl.federated.method import Metrics
 from fedjax_ssl.runs.build import Experiment, build, federate, load_experiment
-from fedjax_ssl.runs.compile import Program, with_examples
+from fedjax_ssl.runs.callbacks import Block, Callback
+from fedjax_ssl.runs.compile import Program, plain, with_examples
 from fedjax_ssl.runs.processes import share_out
 from fedjax_ssl.runs.residence import Feed, on_host
 from fedjax_ssl.runs.rounds import run_block
@@ -216,6 +217,55 @@ def make_train(config: ml_collections.ConfigDict) -> Train:
     if experiment.config.data.residence == "host":
         experiment = on_host(experiment)
     return Train(experiment)
+
+
+def train(
+    recipe: Recipe | Method,
+    data: FederatedData,
+    *,
+    rounds: int,
+    key: Key[Array, ""],
+    eval_every: int = 1,
+    each: Callback | None = None,
+) -> tuple[ServerState, list[dict[str, Any]]]:
+    """Train a method on arrays, without a config and a folder.
+
+    Args:
+        recipe: the method.
+        data: the federation.
+        rounds: their number.
+        key: of everything random but the data.
+        eval_every: rounds between evaluations.
+        each: called with a `fedjax_ssl.runs.Block` after every evaluation; True ends the training.
+
+    Returns:
+        (state, a row of metrics for every evaluation).
+
+    Example:
+        >>> from fedjax_ssl.testing import toy
+        >>> data = toy.federation()
+        >>> recipe = fs.methods.recipe("fedavg", toy.setup(data))
+        >>> def good(block):
+        ...     return block.row["test_accuracy"] > 0.6
+        >>> _, rows = fs.train(recipe, data, rounds=50, key=jax.random.key(0), each=good)
+        >>> len(rows) < 50 and rows[-1]["test_accuracy"] > 0.6
+        True
+    """
+    method = recipe if isinstance(recipe, Method) else federated.build(recipe)
+    state = jax.jit(method.init)(key, data)
+    block: Callable[..., tuple[ServerState, Metrics]] = functools.partial(run_block, method)
+    if not method.on_host:
+        block = jax.jit(block, static_argnums=3, donate_argnums=0)
+    rows = list[dict[str, Any]]()
+    for start in range(0, rounds, eval_every):
+        count = min(eval_every, rounds - start)
+        state, metrics = block(state, key, data, count)
+        found = federated.to_numbers(jax.device_get(metrics))
+        rows.append({name: plain(np.asarray(value)) for name, value in found.items()})
+        last = start + count == rounds
+        if each is not None and each(Block(rows[-1], state, {}, None, None, count, last)):
+            break
+    return state, rows
 
 
 def over_seeds(train: Callable[..., PyTree], mesh: Mesh | None = None) -> Callable[..., PyTree]:

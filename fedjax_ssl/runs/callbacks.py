@@ -40,7 +40,7 @@ class Block(NamedTuple):
         models: models of the clients of the round that `config.save_clients` names, with a leading
             axis, where it is one of these rounds; else None.
         program: the run's functions and what it is made of: `program.built.federation`,
-            `program.predict(state, None, inputs)`.
+            `program.predict(state, None, inputs)`. None in `fs.train`.
         rounds: number of rounds of the block.
         last: no block follows; True as well where a callback before this one has stopped the run.
     """
@@ -49,7 +49,7 @@ class Block(NamedTuple):
     state: ServerState
     clients: Mapping[str, float]
     models: Any
-    program: Program
+    program: Program | None
     rounds: int
     last: bool
 

@@ -367,7 +367,7 @@ class Program:
         count = len(states)
         found = {name: np.asarray(value) for name, value in numbers.items()}
         rows = [
-            {name: _plain(one if count == 1 else one[at]) for name, one in found.items()}
+            {name: plain(one if count == 1 else one[at]) for name, one in found.items()}
             for at in range(count)
         ]
         for row in rows:
@@ -377,7 +377,8 @@ class Program:
         return Advanced(rows, new, models, compiled - begin, elapsed)
 
 
-def _plain(value: np.ndarray) -> Any:
+def plain(value: np.ndarray) -> Any:
+    """Give a number as Python's own; an array stays one."""
     return value.item() if value.ndim == 0 else value
 
 
