@@ -139,6 +139,7 @@ def fedmt(setup: Setup, settings: FedMT) -> Recipe:
     """
     losses = confident_losses(setup, settings.fix_weight, settings.mix_weight, settings.mixup_alpha)
     projects = not is_zero(settings.projection_weight)
+    pooled = projects and settings.estimate_scope == "pooled"
     from_all = settings.projection_examples == "all"
     ungated = settings.gate == "none"
     if ungated and not from_all:
@@ -156,110 +157,75 @@ def fedmt(setup: Setup, settings: FedMT) -> Recipe:
             "fix_weight, mix_weight and projection_weight are all 0; clients would have nothing "
             "to learn"
         )
+    choose = above(settings.threshold, settings.strict)
+    labels = confident_term(setup, choose)
+    terms = losses
     if projects:
-        estimate = partial(
-            estimated,
-            fallback=settings.fallback,
-            smoothing=settings.smoothing,
-            pooled=settings.estimate_scope == "pooled",
-        )
-        labels = confident_term(
-            setup, above(settings.threshold, settings.strict), estimate, diagnose=_diagnose
-        )
-        if ungated:
-            labels = labels._replace(
-                server=labels.server._replace(participates=_confident_or_labelled)
-            )
-        if settings.estimate_scope == "pooled":
-            labels = labels._replace(log=labels.log._replace(traffic=_counts_traffic))
-        stream = "known" if from_all else "fix"
-        known = settings.correspondence == "known"
-        remainder = settings.fallback == "zero"
-        terms = (
-            labels,
-            *losses,
-            projection_term(setup, settings.projection_weight, stream, known, remainder),
-        )
-    else:
-        terms = (confident_term(setup, above(settings.threshold, settings.strict)), *losses)
+        labels = confident_term(setup, choose, partial(estimated, settings), diagnose=_diagnose)
+        terms = (*losses, projection_term(setup, settings))
+    if ungated:
+        labels = labels._replace(server=labels.server._replace(participates=_confident_or_labelled))
+    if pooled:
+        labels = labels._replace(log=labels.log._replace(traffic=_counts_traffic))
     sampler = confident_epochs(setup.batch_size, setup.local_epochs, from_all, ungated)
-    clients = Stage(terms, sampler, separate_passes=settings.separate_passes)
-    needs = ("coarse", "server")
+    clients = Stage((labels, *terms), sampler, separate_passes=settings.separate_passes)
     recipe = alternating(
-        setup,
-        clients,
-        settings,
-        needs,
-        int(settings.warm_start),
+        setup, clients, settings, ("coarse", "server"), pretraining_rounds=int(settings.warm_start)
     )
-    pooled = projects and settings.estimate_scope == "pooled"
     if not pooled:
         return recipe
     return recipe._replace(check=check_one_space, sends=("counts of their labels",))
 
 
-def projection_term(
-    setup: Setup, weight: float | Array, stream: str, known: bool, remainder: bool
-) -> Term:
+def projection_term(setup: Setup, settings: FedMT) -> Term:
     """Return the projection loss: cross-entropy of what was observed through each client's channel
     (equation 3).
 
     It is averaged over the rows that have a label which the channel does not exclude.
-
-    Args:
-        setup: the run.
-        weight: weight of the loss.
-        stream: whose rows, weakly augmented.
-        known: use the federation's correspondence where it has one; else the estimate.
-        remainder: the columns of an estimate may sum to less than 1.
     """
+    stream = "known" if settings.projection_examples == "all" else "fix"
     view = augmented_view(setup, stream)
 
     def loss(step: Step) -> Array:
         batch = step.streams[stream]
-        channel = (
-            None
-            if step.client.weak is None
-            else _channel(step.client, step.client.weak, known, remainder)
-        )
+        weak = step.client.weak
+        channel = None if weak is None else _channel(settings, step.client, weak)
         losses = channel_losses(step.outputs[view.name].logits, batch, channel, loss=setup.loss)
         told = batch.observed >= 0
         if channel is not None and batch.weak is not None:
             told = told | objectives.is_observable(batch.weak, channel)
         return objectives.batch_mean(losses, told & batch.mask)
 
+    weight = settings.projection_weight
     return Term("projection", (view,), loss, weight, server=AtServer(participates=never))
 
 
-def _channel(client: Client, weak: WeakLabels, known: bool, remainder: bool) -> Channel:
+def _channel(settings: FedMT, client: Client, weak: WeakLabels) -> Channel:
     estimate: Estimate = sent_to(client).extra
     matrix = estimate.matrix.astype(weak.matrix.dtype)
-    if known:
+    if settings.correspondence == "known":
         matrix = jnp.where(jnp.any(weak.matrix > 0), weak.matrix, matrix)
-    coarse = objectives.correspondence_channel(matrix, remainder=remainder)
+    # the columns of an estimate may sum to less than 1
+    coarse = objectives.correspondence_channel(matrix, remainder=settings.fallback == "zero")
     sets = objectives.pad_channel(channel_of(weak), coarse.valid.shape[0])
     return jax.tree.map(partial(jnp.where, weak.from_sets), sets, coarse)
 
 
 def estimated(
+    settings: FedMT,
     round: RoundContext,
     probabilities: Float[Array, "p n K"],
     confident: Bool[Array, "p n"],
-    *,
-    fallback: str,
-    smoothing: float | Array,
-    pooled: bool,
 ) -> PyTree:
     """Return the correspondence of every client, from its confident pseudo-labels (equation 4).
 
+    A pooled estimate is for all clients of the round, but for those with values that are not finite.
+
     Args:
+        settings: the method's own.
         round: gives the cohort and its weak labels.
         probabilities: probabilities of the classes, by the model just received.
         confident: examples that count.
-        fallback: see `fedmt`.
-        smoothing: see `fedmt`.
-        pooled: one estimate for all clients of the round, but for those with values that are not
-            finite.
 
     Returns:
         `Estimate` with leading axis p; () where nobody has weak labels.
@@ -279,14 +245,16 @@ def estimated(
 
     counts, label_counts = jax.vmap(count)(probabilities, weak.labels, confident, real)
     num_observations = weak.num_observations
-    if pooled:
+    if settings.estimate_scope == "pooled":
         counts, label_counts = (
             jnp.broadcast_to(x.sum(axis=0, keepdims=True), x.shape) for x in (counts, label_counts)
         )
         num_observations = jnp.broadcast_to(
             jnp.max(jnp.where(sound, num_observations, 0)), num_observations.shape
         )
-    normalize = partial(objectives.normalize_counts, fallback=fallback, smoothing=smoothing)
+    normalize = partial(
+        objectives.normalize_counts, fallback=settings.fallback, smoothing=settings.smoothing
+    )
     columns = jax.vmap(normalize)(counts, label_counts)
     # A fallback spreads over padding rows too, which no label of this client's space has.
     columns = jnp.where(

@@ -11,7 +11,7 @@ import pytest
 from fedjax_ssl import federated, methods, models
 from fedjax_ssl.data import FederatedData, WeakLabels
 from fedjax_ssl.federated import Client, RoundContext, Snapshot, Step, Stream
-from fedjax_ssl.methods.fedmt import Estimate, projection_term
+from fedjax_ssl.methods.fedmt import Estimate, FedMT, projection_term
 from fedjax_ssl.methods.fedmt import estimated as eager_estimated
 from fedjax_ssl.methods.parts.alternating_training import ServerTurn, server_training
 from fedjax_ssl.methods.parts.confident_pseudo_labels import CONFIDENT, ConfidentLabels, fix_term
@@ -38,7 +38,7 @@ PROBABILITIES = np.array(
 COARSE = (0, 0, 0, 1, 1, 1, 0, 2, 2, 1)
 
 
-estimated = jax.jit(eager_estimated, static_argnames=("fallback", "pooled"))
+estimated = jax.jit(eager_estimated, static_argnums=0)
 
 
 def key() -> jax.Array:
@@ -94,20 +94,16 @@ def test_estimate_with_an_empty_class_and_padding(fallback, last):
     probabilities[:, :10] = PROBABILITIES
     round = cohort(weak_labels(labels, [3, 5], np.zeros((2, 5, 4))), [10, 10])
     given = jnp.asarray(probabilities, jnp.float32)
-    above = estimated(
-        round, given, given.max(2) > 0.95, fallback=fallback, smoothing=0.0, pooled=False
-    )
+    settings = FedMT(fallback=fallback)
+    above = estimated(settings, round, given, given.max(2) > 0.95)
     columns = np.array([[1, 0, 0], [1 / 3, 2 / 3, 0], [0, 0, 1], last]).T
     np.testing.assert_allclose(above.matrix[0, :3], columns, atol=1e-6)
     np.testing.assert_array_equal(above.matrix[0, 3:], 0.0)
     np.testing.assert_array_equal(above.support[0], [2, 3, 1, 0])
-    at = estimated(
-        round, given, given.max(2) >= 0.95, fallback=fallback, smoothing=0.0, pooled=False
-    )
+    at = estimated(settings, round, given, given.max(2) >= 0.95)
     np.testing.assert_allclose(at.matrix[0, :3, 1], [0.5, 0.5, 0.0], atol=1e-6)
-    smooth = estimated(
-        round, given, given.max(2) > 0.95, fallback=fallback, smoothing=1.0, pooled=False
-    )
+    settings = FedMT(fallback=fallback, smoothing=1.0)
+    smooth = estimated(settings, round, given, given.max(2) > 0.95)
     expected = [[0.8, 0.35, 0.2, 0.4], [2 / 15, 0.6, 0.2, 0.4], [1 / 15, 0.05, 0.6, 0.2]]
     np.testing.assert_allclose(smooth.matrix[0, :3], expected, atol=1e-6)
 
@@ -119,9 +115,8 @@ def test_pooled_estimate_adds_counts_and_leaves_a_broken_client_out():
     given = jnp.asarray(probabilities, jnp.float32)
     confident = ~(given.max(2) <= 0.95)
     weak = weak_labels(labels, [3] * 3, np.zeros((3, 3, 4)))
-    result = estimated(
-        cohort(weak, [10, 10, 5]), given, confident, fallback="prior", smoothing=0.0, pooled=True
-    )
+    settings = FedMT(estimate_scope="pooled")
+    result = estimated(settings, cohort(weak, [10, 10, 5]), given, confident)
     # Client 0 gives all of its examples, client 2 its first five, which hold one more of each of
     # the counted kinds.
     np.testing.assert_array_equal(result.support, [[4, 6, 1, 0]] * 3)
@@ -171,7 +166,7 @@ def test_total_loss(known):
     weak = weak_labels([[0, 1]], [2], matrix if known else 0 * matrix)
     nowhere = Estimate(jnp.asarray(0 * matrix[0] if known else matrix[0], jnp.float32), jnp.ones(3))
     # an unknown matrix is estimated
-    term = projection_term(some_setup(), 1.0, "fix", known=True, remainder=False)
+    term = projection_term(some_setup(), FedMT())
     weakly = [[1.0, 0.5, -0.2], [-0.3, 0.1, 0.9]]
     projection = jax.jit(term.loss)(step_of(weakly, weak, nowhere, [0, 2], "fix/weak", "fix"))
     strongly = [[0.8, 0.2, 0.0], [0.0, 0.4, 0.5]]
@@ -195,7 +190,9 @@ def test_a_client_with_sets_projects_through_its_class_shares():
     channel = set_channel(shares[0], jnp.asarray([0.4, 0.6]), jnp.ones(3) / 3)
     expected = jnp.mean(channel_cross_entropy(logits, jnp.asarray([0, 1, 1]), channel))
     for remainder in (False, True):
-        term = projection_term(some_setup(), 1.0, "fix", known=False, remainder=remainder)
+        fallback = "zero" if remainder else "prior"
+        settings = FedMT(correspondence="estimated", fallback=fallback)
+        term = projection_term(some_setup(), settings)
         value = jax.jit(term.loss)(step_of(logits, weak, ignored, [0, 0, 0], "fix/weak", "fix"))
         np.testing.assert_allclose(value, expected, rtol=1e-6)
 
