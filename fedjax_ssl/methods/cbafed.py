@@ -26,7 +26,6 @@ References:
     CVPR 2023.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -153,21 +152,11 @@ def cbafed(setup: Setup, settings: CBAFed) -> Recipe:
         )
     labelled = supervised_term(setup)
     if not is_zero(settings.local_residual):
-        labelled = labelled._replace(
-            client=with_local_residual(
-                setup.batch_size, settings.local_residual, settings.residual_epochs
-            )
-        )
-    thresholds = partial(
-        class_thresholds,
-        base=settings.base_threshold,
-        most=settings.largest_threshold,
-        tail=settings.tail_share,
-    )
+        labelled = labelled._replace(client=with_local_residual(setup.batch_size, settings))
     unlabelled = ClientKind(
         members=lambda clients: clients.num_labelled == 0,
         terms=(
-            _labelling_term(setup, thresholds, settings.tail_second),
+            _labelling_term(setup, settings),
             fix_term(setup, 1.0, as_labelled=True),
         ),
         sampler=confident_epochs(
@@ -194,27 +183,21 @@ def cbafed(setup: Setup, settings: CBAFed) -> Recipe:
         rounds=settings.warmup_rounds,
     )
     recipe = Recipe(setup, (warm_up, together) if settings.warmup_rounds else (together,))
-    return with_global_residual(
-        recipe, settings.global_residual, settings.residual_rounds, settings.warmup_rounds
-    )
+    return with_global_residual(recipe, settings)
 
 
-def class_thresholds(
-    counts: Float[Array, " K"], base: float | Array, most: float | Array, tail: float | Array
-) -> Thresholds:
+def class_thresholds(counts: Float[Array, " K"], settings: CBAFed) -> Thresholds:
     """Step 4.
 
     Args:
         counts: a, examples of every class; without any, all classes count the same and are tail
             classes.
-        base: T_c of a class with as many examples as the standard deviation.
-        most: bound of T_c.
-        tail: share of examples below which a class is a tail class.
+        settings: the method's own.
     """
     num_classes = counts.shape[0]
     share = counts / jnp.maximum(jnp.sum(counts), 1.0) * (num_classes / 10)
-    lowest = share + base - jnp.std(share, ddof=1)
-    return Thresholds(jnp.minimum(lowest, most), share < tail)
+    lowest = share + settings.base_threshold - jnp.std(share, ddof=1)
+    return Thresholds(jnp.minimum(lowest, settings.largest_threshold), share < settings.tail_share)
 
 
 def choose_by_class(
@@ -233,9 +216,7 @@ def choose_by_class(
     return jnp.where(sure, first, second), sure | thresholds.tail[second]
 
 
-def _labelling_term(
-    setup: Setup, thresholds: Callable[[Array], Thresholds], tail_second: bool
-) -> Term:
+def _labelling_term(setup: Setup, settings: CBAFed) -> Term:
     """Labels the examples of clients without labels; its state is what they kept of every class,
     b.
     """
@@ -243,8 +224,8 @@ def _labelling_term(
     def choose(
         kept: Float[Array, " K"], round: RoundContext, probabilities: Float[Array, "p n K"]
     ) -> Choice:
-        own = thresholds(_labelled_counts(setup, round) + kept)
-        labels, confident = choose_by_class(probabilities, own, tail_second)
+        thresholds = class_thresholds(_labelled_counts(setup, round) + kept, settings)
+        labels, confident = choose_by_class(probabilities, thresholds, settings.tail_second)
         return Choice(labels, confident & (round.clients.num_labelled == 0)[:, None])
 
     def kept_of(trained: ClientResult) -> Float[Array, " K"]:
@@ -279,23 +260,16 @@ def _labelled_counts(setup: Setup, round: RoundContext) -> Float[Array, " K"]:
     not count.
     """
     clients = round.all_clients
-    sound = jnp.all(jnp.isfinite(round.inputs), axis=tuple(range(1, round.inputs.ndim)))[
-        clients.rows
-    ]
-    labels = jnp.where(sound & examples_mask(clients), clients.observed, -1)
+    sound = jnp.all(jnp.isfinite(round.inputs), axis=tuple(range(1, round.inputs.ndim)))
+    labels = jnp.where(sound[clients.rows] & examples_mask(clients), clients.observed, -1)
     return class_counts(labels.reshape(-1), setup.num_classes)
 
 
-def with_local_residual(batch_size: int, share: float | Array, interval: int) -> AtClient:
-    """Weights and batch statistics W after every `interval` epochs become share R + (1 - share) W,
-    which is then R.
+def with_local_residual(batch_size: int, settings: CBAFed) -> AtClient:
+    """Step 1: weights and batch statistics W after every `residual_epochs` epochs become a share of
+    R and the rest of W, which is then R.
 
     R is at first what there is after epoch 0. Momentum stays as it is.
-
-    Args:
-        batch_size: labelled examples per step, see `labelled_epochs`.
-        share: share of R.
-        interval: epochs.
     """
 
     def start(state: PyTree, params: PyTree, model_state: PyTree, kept: PyTree) -> Snapshot:
@@ -306,8 +280,8 @@ def with_local_residual(batch_size: int, share: float | Array, interval: int) ->
     ) -> tuple[Snapshot, Snapshot]:
         steps = jnp.maximum(batches_per_epoch(client.num_labelled, batch_size, skip_single=True), 1)
         epoch = number // steps
-        ends = ((number + 1) % steps == 0) & (epoch % interval == 0)
-        now = _blend(ends & (epoch > 0), share, held, now)
+        ends = ((number + 1) % steps == 0) & (epoch % settings.residual_epochs == 0)
+        now = _blend(ends & (epoch > 0), settings.local_residual, held, now)
         return jax.tree.map(lambda old, new: jnp.where(ends, new, old), held, now), now
 
     return AtClient(start=start, after_step=after_step)
@@ -320,19 +294,14 @@ def _blend(due: Bool[Array, ""], share: float | Array, old: Any, new: Any) -> An
     return jax.tree.map(lambda x, y: jnp.where(due, share * x + (1.0 - share) * y, y), old, new)
 
 
-def with_global_residual(
-    recipe: Recipe, share: float | Array, interval: int, first_round: int
-) -> Recipe:
-    """Return the same method, whose model W after every `interval` rounds becomes share W' + (1 -
-    share) W, which is then W'.
+def with_global_residual(recipe: Recipe, settings: CBAFed) -> Recipe:
+    """Return the same method with step 3: the model W, its batch statistics among it, after every
+    `residual_rounds` rounds becomes a share of W' and the rest of W, which is then W'.
 
-    Args:
-        recipe: of a method whose batch statistics are part of the model.
-        share: share of W'; 0 leaves everything as it is.
-        interval: rounds.
-        first_round: the round in which counting begins; W' is at first the model before it.
+    Counting begins after the warm-up; W' is at first the model before that. A share of 0 leaves
+    everything as it is.
     """
-    if is_zero(share):
+    if is_zero(settings.global_residual):
         return recipe
 
     def init(state: ServerState, data: FederatedData) -> ServerState:
@@ -343,10 +312,10 @@ def with_global_residual(
 
     def after_average(before: ServerState, after: ServerState, data: FederatedData) -> ServerState:
         after = recipe.after_average(before, after, data)
-        number = before.round - first_round
+        number = before.round - settings.warmup_rounds
         held = after.terms[RESIDUAL]
-        due = (number > 0) & (number % interval == 0)
-        now = _blend(due, share, held, Snapshot(after.params, after.model_state))
+        due = (number > 0) & (number % settings.residual_rounds == 0)
+        now = _blend(due, settings.global_residual, held, Snapshot(after.params, after.model_state))
         held = jax.tree.map(lambda old, new: jnp.where(due | (number < 0), new, old), held, now)
         terms = {**after.terms, RESIDUAL: held}
         return after._replace(params=now.params, model_state=now.model_state, terms=terms)

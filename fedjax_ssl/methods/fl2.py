@@ -133,11 +133,9 @@ def fl2(setup: Setup, settings: FL2) -> Recipe:
     terms: tuple[Term, ...] = (labels, learned)
     gradient = None
     if not is_zero(settings.consistency_weight):
-        consistency = _consistency_term(learned, settings.threshold, settings.consistency_weight)
+        consistency = _consistency_term(learned, settings)
         terms = (*terms, consistency)
-        probe = Term(
-            "perturbation", learned.views, _sure_cross_entropy(learned, settings.threshold)
-        )
+        probe = Term("perturbation", learned.views, _sure_cross_entropy(learned, settings))
         ascent = partial(
             sharpness_ascent,
             radius=settings.rho,
@@ -248,12 +246,12 @@ def perturbed_gradient(
     return compute
 
 
-def _sure_rows(step: Step, threshold: float | Array) -> Bool[Array, " b"]:
+def _sure_rows(step: Step, settings: FL2) -> Bool[Array, " b"]:
     batch = step.streams["fix"]
-    return batch.mask & (sent_to(step.client).confidence[batch.position] >= threshold)
+    return batch.mask & (sent_to(step.client).confidence[batch.position] >= settings.threshold)
 
 
-def _sure_cross_entropy(learned: Term, threshold: float | Array) -> Callable[[Step], Array]:
+def _sure_cross_entropy(learned: Term, settings: FL2) -> Callable[[Step], Array]:
     """L_p, whose gradient says where to perturb the weights to: the mean over the sure rows, 0
     without any.
     """
@@ -261,14 +259,13 @@ def _sure_cross_entropy(learned: Term, threshold: float | Array) -> Callable[[St
 
     def loss(step: Step) -> Float[Array, ""]:
         targets = sent_to(step.client).labels[step.streams["fix"].position]
-        return batch_cross_entropy(
-            step.outputs[view.name].logits, targets, _sure_rows(step, threshold)
-        )
+        sure = _sure_rows(step, settings)
+        return batch_cross_entropy(step.outputs[view.name].logits, targets, sure)
 
     return loss
 
 
-def _consistency_term(learned: Term, threshold: float | Array, weight: float | Array) -> Term:
+def _consistency_term(learned: Term, settings: FL2) -> Term:
     """L_cs: the sure rows' predictions at the perturbed weights, against those before."""
     (view,) = learned.views
 
@@ -276,6 +273,8 @@ def _consistency_term(learned: Term, threshold: float | Array, weight: float | A
         assert step.earlier is not None, "its gradient is taken in a second pass"
         before = step.earlier[view.name].logits
         after = step.outputs[view.name].logits
-        return divergence_from(before, after, step.streams["fix"].mask, _sure_rows(step, threshold))
+        sure = _sure_rows(step, settings)
+        return divergence_from(before, after, step.streams["fix"].mask, sure)
 
+    weight = settings.consistency_weight
     return Term("consistency", (view,), loss, weight, server=AtServer(participates=never))

@@ -22,6 +22,7 @@ from fedjax_ssl.federated import (
 from fedjax_ssl.federated.sampler import batches_per_epoch
 from fedjax_ssl.methods.cbafed import (
     RESIDUAL,
+    CBAFed,
     Thresholds,
     choose_by_class,
     class_thresholds,
@@ -50,7 +51,7 @@ KEPT = np.array([100, 900, 1500, 300, 200, 1800, 1700, 1600, 1200, 700])
 
 @partial(jax.jit, static_argnums=(1,))
 def thresholds_of(counts: jax.Array, largest: float) -> Thresholds:
-    return class_thresholds(counts, 0.84, largest, 0.03)
+    return class_thresholds(counts, CBAFed(largest_threshold=largest))
 
 
 def test_thresholds_of_the_stored_split(float64) -> None:
@@ -164,7 +165,7 @@ def test_local_residual(float64, epochs: int, number: float, steps: float) -> No
     """
     data = toy.federation(sizes=(7,), labelled=(7,))
     run = toy.setup(data, model=one_number(), learning_rate=1.0)
-    term = up("labelled", with_local_residual(4, 0.8, 5), 0.5)
+    term = up("labelled", with_local_residual(4, CBAFed()), 0.5)
     stage = Stage((term,), labelled_epochs(4, epochs, 7, skip_single=True))
     state, _ = toy.train(build(Recipe(run, (stage,))), key(), data, 1)
     found = float(state.params["model"]["w"]), float(state.model_state["steps"])
@@ -178,7 +179,7 @@ def test_global_residual(float64) -> None:
     still = Stage((up("labelled", AtClient(), 0.0),), toy.in_order("labelled", 4, 1), rounds=1)
     stage = Stage((up("labelled", AtClient()),), toy.in_order("labelled", 4, 1))
     plain = Recipe(run, (still, stage))
-    method = build(with_global_residual(plain, 0.5, 5, first_round=1))
+    method = build(with_global_residual(plain, CBAFed()))
     state = jax.jit(method.init)(key(), data)
     one_round = jax.jit(method.round)
     seen = []
@@ -190,7 +191,7 @@ def test_global_residual(float64) -> None:
     assert float(state.model_state["steps"]) == pytest.approx((((1 + 7) / 2 + 5) + 4) / 2), (
         "statistics as the weights"
     )
-    assert with_global_residual(plain, 0.0, 5, 1) is plain
+    assert with_global_residual(plain, CBAFed(global_residual=0.0)) is plain
 
 
 def test_average_and_first_step(float64) -> None:
