@@ -10,12 +10,17 @@ unlabelled examples u. With the scores z, the prediction q = softmax(z) for a we
 prediction p that learns, and K classes:
 
     fixmatch       [max q >= tau] CE(argmax q, p(strong view))
-    uda            [max q > beta] CE(softmax(z / T), p(strong view));  L_s with training signal annealing
+    uda            [max q > beta] CE(softmax(z / T), p(strong view));
+                   L_s with training signal annealing
     pseudo_label   a(r) [max q >= tau] CE(argmax q, q),  a(r) = clip((r - T1) / (T2 - T1), 0, 1)
-    pi_model       g(r) 1/K ||q - q'||^2, q' of a second pass with its own augmentation and dropout
-    mean_teacher   g(r) 1/K ||q - q'||^2, q' of a teacher, the moving average of the network over local steps
-    vat            KL(p(u) || p(u + r)) + w_e H(p(u)), r the perturbation of length epsilon that changes p most
-    mixmatch       see `mixmatch`: guessed labels of all unlabelled examples, mixed with the labelled ones
+    pi_model       g(r) 1/K ||q - q'||^2,
+                   q' of a second pass with its own augmentation and dropout
+    mean_teacher   g(r) 1/K ||q - q'||^2,
+                   q' of a teacher, the moving average of the network over local steps
+    vat            KL(p(u) || p(u + r)) + w_e H(p(u)),
+                   r the perturbation of length epsilon that changes p most
+    mixmatch       see `mixmatch`: guessed labels of all unlabelled examples, mixed with the
+                   labelled ones
 
 in round r = 1, 2, .., with g(r) = exp(-5 (1 - min(r, R) / R)^2). Targets are constants; only the
 paper's Pi-model lets the gradient flow through both passes. Where the server has labelled examples

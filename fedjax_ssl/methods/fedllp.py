@@ -94,10 +94,8 @@ def fedllp_vat(setup: Setup, settings: FedLLPVAT) -> Recipe:
             setup, step, step.inputs[view.name], step.streams["set"].mask, settings.vat_radius
         )
         epochs = local_epochs_done(step, setup.local_epochs, settings.rampup)
-        return (
-            consistency_ramp(epochs, settings.vat_weight, settings.ramp_epochs).astype(loss.dtype)
-            * loss
-        )
+        weight = consistency_ramp(epochs, settings.vat_weight, settings.ramp_epochs)
+        return weight.astype(loss.dtype) * loss
 
     terms = (proportion_term(setup), Term("virtual_adversarial", (view,), consistency))
     stage = _sets_stage(setup, terms, settings.l1, settings.set_size)
@@ -181,9 +179,8 @@ def local_epochs_done(step: Step, local_epochs: int, rampup: str) -> Float[Array
     per_epoch = jnp.maximum(jnp.sum(weak.share > 0, dtype=jnp.int32), 1)
     if rampup == "per_epoch":
         return (step.number % per_epoch).astype(dtype) / per_epoch.astype(dtype)
-    return (step.now.number * local_epochs).astype(dtype) + step.number.astype(
-        dtype
-    ) / per_epoch.astype(dtype)
+    before = (step.now.number * local_epochs).astype(dtype)
+    return before + step.number.astype(dtype) / per_epoch.astype(dtype)
 
 
 def _sets_stage(setup: Setup, terms: tuple[Term, ...], l1: float | Array, set_size: int) -> Stage:

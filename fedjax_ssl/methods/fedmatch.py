@@ -873,8 +873,8 @@ def _may_end_early(settings: FedMatch, looks: int) -> list[str]:
 def validate(
     setup: Setup, settings: FedMatch, seen: RoundContext | ClientResult
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Mean cross-entropy and accuracy on the federation's validation examples, of a round's model or
-    a trained one.
+    """Mean cross-entropy and accuracy on the federation's validation examples, of a round's model
+    or a trained one.
 
     Raises:
         ValueError: there are none.

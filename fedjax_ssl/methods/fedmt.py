@@ -219,7 +219,8 @@ def estimated(
 ) -> PyTree:
     """Return the correspondence of every client, from its confident pseudo-labels (equation 4).
 
-    A pooled estimate is for all clients of the round, but for those with values that are not finite.
+    A pooled estimate is of all clients of the round, but for those with values that are not
+    finite.
 
     Args:
         settings: the method's own.

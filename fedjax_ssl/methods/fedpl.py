@@ -132,11 +132,8 @@ def fedpl(setup: Setup, settings: FedPL) -> Recipe:
         return known_stage(setup, (term,), settings.l1, settings.drop_last)
 
     def has_pair(outputs: dict[str, Outputs], streams: dict[str, Stream]) -> Bool[Array, ""]:
-        return jnp.any(
-            split_by_confidence(
-                outputs[view.name].logits, streams["labelled"], settings.threshold
-            ).paired
-        )
+        logits = outputs[view.name].logits
+        return jnp.any(split_by_confidence(logits, streams["labelled"], settings.threshold).paired)
 
     client = AtClient(takes_step=has_pair if settings.skip_empty else None)
     stages: tuple[Stage, ...] = (

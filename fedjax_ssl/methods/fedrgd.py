@@ -485,10 +485,9 @@ def with_gradient_pass(
     def network_of(params: Params) -> PyTree:
         leaves, structure = jax.tree.flatten(params["model"])
         sums = iter(params["sum"])
+        counted = _counted(params["model"], how.exclude_norm)
         moved = []
-        for weights, counts in zip(
-            leaves, _counted(params["model"], how.exclude_norm), strict=True
-        ):
+        for weights, counts in zip(leaves, counted, strict=True):
             if counts:
                 one = next(sums)
                 # zero, with the gradient of the weights
@@ -496,27 +495,21 @@ def with_gradient_pass(
             moved.append(weights)
         return jax.tree.unflatten(structure, moved)
 
-    look = Recipe(
-        setup._replace(
-            federated_optimizer=_measuring(
-                setup.federated_optimizer, how, stage.server is not None
-            ),
-            local_optimizer=optax.identity(),
-            learning_rate=lambda number: jnp.ones(()),
-            keep_optimizer=False,
-            average_optimizer=False,
-        ),
-        (
-            stage._replace(
-                terms=_moving_sums(stage.terms),
-                sampler=clients,
-                server=own_server,
-                weigh=lambda *_: jnp.ones(()),
-            ),
-        ),
-        ParameterGroups(("model", "sum"), combine=network_of),
+    plain_steps = setup._replace(
+        federated_optimizer=_measuring(setup.federated_optimizer, how, stage.server is not None),
+        local_optimizer=optax.identity(),
+        learning_rate=lambda number: jnp.ones(()),
+        keep_optimizer=False,
+        average_optimizer=False,
     )
-    look_at = build(look).round
+    whole_pass = stage._replace(
+        terms=_moving_sums(stage.terms),
+        sampler=clients,
+        server=own_server,
+        weigh=lambda *_: jnp.ones(()),
+    )
+    groups_moved = ParameterGroups(("model", "sum"), combine=network_of)
+    look_at = build(Recipe(plain_steps, (whole_pass,), groups_moved)).round
 
     def measured_round(
         plain: Callable,

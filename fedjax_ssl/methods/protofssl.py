@@ -768,7 +768,8 @@ def episodes(
     Args:
         setup: the run. A client that has something to learn from takes `local_epochs` steps, others
             none.
-        settings: the method's own. There is no stream "unlabelled" where nothing is learned from it.
+        settings: the method's own. There is no stream "unlabelled" where nothing is learned from
+            it.
         first_unlabelled_step: (client, round) -> the step from which unlabelled queries are drawn;
             `local_epochs`: none are. It may read what terms sent.
     """

@@ -178,8 +178,8 @@ def with_l1(terms: tuple[Term, ...], weight: float | Array) -> tuple[Term, ...]:
 def known_stage(
     setup: Setup, terms: tuple[Term, ...], l1: float | Array = 0.0, drop_last: bool = False
 ) -> Stage:
-    """Make the rounds of epochs over the examples with a class label or a weak label, by clients that have
-    some.
+    """Make the rounds of epochs over the examples with a class label or a weak label, by clients
+    that have some.
 
     Raises:
         ValueError: if the weight of the L1 norm is negative.

@@ -20,8 +20,8 @@ from fedjax_ssl.methods.parts.terms import supervised_term
 
 
 def labelled_stage(setup: Setup, rounds: int | None) -> Stage:
-    """Make the rounds of supervised training: epochs over the labelled examples, cohort of clients with
-    labels.
+    """Make the rounds of supervised training: epochs over the labelled examples, cohort of clients
+    with labels.
     """
     sampler = labelled_epochs(setup.batch_size, setup.local_epochs, setup.max_labelled)
     return Stage((supervised_term(setup),), sampler, labelled_quota="only", rounds=rounds)
