@@ -2,7 +2,7 @@
 of them.
 
     @checked
-    def spread(labels, alpha: Annotated[float | Array, In("[0, 1)")] = 0.99, bits: Annotated[int, Whole(1)] = 4096): ...
+    def spread(labels, alpha: Annotated[float | Array, In("[0, 1)")] = 0.99): ...
 
 The registry reads the same annotations where a config is resolved and for help. In a tuple, a
 declaration is that of every number in it. A `Literal` is the declaration of names.

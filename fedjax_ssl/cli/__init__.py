@@ -5,6 +5,7 @@ that help is quick.
 import argparse
 import contextlib
 import importlib
+import operator
 import os
 import signal
 import sys
@@ -27,6 +28,8 @@ class Command(NamedTuple):
     # ^ "module:function", which takes the arguments behind the subcommand and returns an exit code
     line: str  # what it is for
     example: str
+    names: str = ""
+    # ^ "module:function", for completion: returns the words that can stand behind the subcommand
 
 
 COMMANDS = {
@@ -42,6 +45,7 @@ COMMANDS = {
         "fedjax_ssl.reproduce.command:main",
         "tables and figures of papers, beside their numbers",
         "reproduce fedul-table1 --run",
+        "fedjax_ssl.reproduce.table:load_tables",
     ),
     "report": Command("fedjax_ssl.report.command:main", "compare runs on one page", "report runs"),
     "predict": Command(
@@ -57,7 +61,12 @@ COMMANDS = {
     "bench": Command(
         "fedjax_ssl.bench:command", "measure the speed of federated rounds", "bench --workloads W2"
     ),
-    "list": Command("fedjax_ssl.cli.listing:main", "what a config can name", "list methods"),
+    "list": Command(
+        "fedjax_ssl.cli.listing:main",
+        "what a config can name",
+        "list methods",
+        "fedjax_ssl.cli.listing:KINDS.copy",
+    ),
     "new": Command(
         "fedjax_ssl.cli.new:main", "write a folder to start a study from", "new my_study"
     ),
@@ -83,7 +92,7 @@ def main(arguments: list[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     if "_ARGCOMPLETE" in os.environ:
-        _function("fedjax_ssl.cli.completion:complete")()
+        load("fedjax_ssl.cli.completion:complete")()
     if not arguments or arguments[0] in ("-h", "--help"):
         print(usage())
         return 0 if arguments else 2
@@ -101,7 +110,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     make_importable(Path.cwd())
     try:
-        code: int = _function(COMMANDS[name].function)(rest)
+        code: int = load(COMMANDS[name].function)(rest)
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # whoever reads, `head` for example, has read enough
@@ -239,10 +248,11 @@ def versions() -> str:
     )
 
 
-def _function(place: str) -> Callable[..., Any]:
+def load(place: str) -> Callable[..., Any]:
+    """Import a function, named by "module:function"."""
     module, _, name = place.partition(":")
     with _ending_at_ctrl_c():
-        return getattr(importlib.import_module(module), name)
+        return operator.attrgetter(name)(importlib.import_module(module))
 
 
 @contextlib.contextmanager

@@ -5,10 +5,12 @@ work.
 import argparse
 import os
 import re
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import argcomplete
 
-from fedjax_ssl.cli import COMMANDS, PROGRAM, one_of, parser
+from fedjax_ssl.cli import COMMANDS, PROGRAM, load, one_of, parser
 from fedjax_ssl.shipped import shipped_configs
 
 HOW = {
@@ -39,61 +41,54 @@ def complete() -> None:
     them behind `--set`. For these jax is imported, which takes a second or two; not for anything
     else.
     """
-    from fedjax_ssl.cli.listing import KINDS
-
     own = argparse.ArgumentParser(prog=PROGRAM, add_help=False)
     own.add_argument("--version", action="store_true")
     own.add_argument("--help", action="store_true")
     commands = own.add_subparsers()
-    configs = [*shipped_configs()]
-    data = ["list", "info", "check", "download", "verify"]
-    places = {
-        "run": configs,
-        "sweep": configs,
-        "data": data,
-        "list": [*KINDS],
-        "completion": [*HOW],
-    }
-    places["reproduce"] = _tables() if "reproduce" in os.environ["COMP_LINE"] else []
-    files = argcomplete.FilesCompleter()
-    for name, command in COMMANDS.items():
-        place = commands.add_parser(
-            name, help=command.line, add_help=False, allow_abbrev=False
-        ).add_argument("place", nargs="*")
-        words = places.get(name, [])
-        place.completer = lambda prefix, words=words, **others: [  # type: ignore[attr-defined]
-            *(word for word in words if word.startswith(prefix)),
-            *files(prefix, **others),
-        ]
     before, _, asked = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])].rpartition(" ")
     typed = before.split()[1:]
+    places = {
+        "run": shipped_configs(),
+        "sweep": shipped_configs(),
+        "data": ("list", "info", "check", "download", "verify"),
+        "completion": HOW,
+    }
+    files = argcomplete.FilesCompleter()
+    for name, command in COMMANDS.items():
+        own_options = commands.add_parser(
+            name, help=command.line, add_help=False, allow_abbrev=False
+        )
+        words = load(command.names)() if command.names and name in typed else places.get(name, ())
+
+        def complete_place(prefix: str, words: Iterable[str] = words, **others: Any) -> list[str]:
+            named = [word for word in words if word.startswith(prefix)]
+            return [*named, *files(prefix, **others)]
+
+        _complete(own_options.add_argument("place", nargs="*"), complete_place)
     if typed[:1] in (["run"], ["sweep"]):
         own_options = commands.choices[typed[0]]
         behind_set = own_options.add_argument("--set", action="append")
-        behind_set.completer = lambda prefix, **others: _settings(typed, prefix)  # type: ignore[attr-defined]
+        _complete(behind_set, lambda prefix, **others: _settings(typed, prefix))
         for option in ("--workdir", *(_options(typed) if asked.startswith("--") else ())):
             values = own_options.add_argument(option)
-            if "=" in asked and asked.startswith(f"{option}="):
-                choices = dict.fromkeys(
-                    (one.partition("=")[2] for one in _settings(typed, asked[2:])), ""
-                )
-                values.completer = argcomplete.ChoicesCompleter(choices)  # type: ignore[attr-defined]
+            if asked.startswith(f"{option}="):
+                named = [one.partition("=")[2] for one in _settings(typed, asked[2:])]
+                _complete(values, argcomplete.ChoicesCompleter(dict.fromkeys(named, "")))
     argcomplete.autocomplete(own, always_complete_options=False)
 
 
-def _tables() -> list[str]:
-    from fedjax_ssl.reproduce.table import load_tables
-
-    return [*load_tables()]
+def _complete(argument: argparse.Action, completer: Callable[..., Any]) -> None:
+    """Tell argcomplete what completes an argument."""
+    argument.completer = completer  # type: ignore[attr-defined]
 
 
 def _options(words: list[str]) -> list[str]:
     """Options of `run` or `sweep` beside `--set` and `--workdir`."""
     if words[0] == "run":
         return [f"--{field.rstrip('=')}" for field in _settings(words, "")]
-    from fedjax_ssl.sweep.command import parser as sweep_parser
-
-    return [option for option in sweep_parser().options() if option not in ("--set", "--workdir")]
+    module = COMMANDS[words[0]].function.partition(":")[0]
+    known = load(f"{module}:parser")().options()
+    return [option for option in known if option not in ("--set", "--workdir")]
 
 
 def _settings(words: list[str], typed: str) -> list[str]:

@@ -22,9 +22,10 @@ COMMANDS = ("list", "info", "check", "download", "verify")
 HELP = """Which datasets there are, and what is in one.
 
   data list                          names, a line each
-  data info NAME                     counts of one that is here, how to get one that is not, and its terms
-  data check PATH [--data.X=VALUE]   your own folder of images, table or .npz: what is there, and what is wrong
-  data download NAME                 fetches a published dataset, or what is missing of it, and makes it ready
+  data info NAME                     counts of one that is here, how to get one that is not, terms
+  data check PATH [--data.X=VALUE]   your own folder of images, table or .npz: what is there, and
+                                     what is wrong
+  data download NAME                 fetches what is missing of a published dataset, makes it ready
   data verify NAME                   whether its original files are those that were published"""
 MANY = 20  # classes and clients that are named one by one
 

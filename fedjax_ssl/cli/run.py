@@ -23,14 +23,17 @@ HELP = f"""{USAGE}
 
 Trains one experiment. The same command again goes on where the last one stopped.
 
-  NAME                of a shipped config (`fedjax-ssl list configs`), or a file of your own: my_study/config.py
+  NAME                of a shipped config (`fedjax-ssl list configs`), or a file of your own:
+                      my_study/config.py
   ARGUMENT            of the config: its help says what it takes
   --workdir FOLDER    where everything is written; runs/NAME by default
-  --FIELD=VALUE       a setting, for example --optimizer.learning_rate=0.1; also --config.FIELD=VALUE and
-                      --set FIELD=VALUE. None gives a field back to its default where it has one of its own
+  --FIELD=VALUE       a setting, for example --optimizer.learning_rate=0.1; also
+                      --config.FIELD=VALUE and --set FIELD=VALUE. None gives a field back to its
+                      default where it has one of its own
   --profile           say in the end where the time went, and what would help
   --quiet             print nothing but notes and errors
-  --help              behind NAME: every field of the config, its value, what is allowed and what it means
+  --help              behind NAME: every field of the config, its value, what is allowed and what
+                      it means
 
 `python -m fedjax_ssl.main --config NAME ...` is the same."""
 
