@@ -76,9 +76,13 @@ def build(recipe: Recipe) -> Method:
     _check(recipe)
     setup = recipe.setup
     groups = recipe.groups
+
+    # What the run asks of every method: more terms, other batches, transforms of uploads.
     stages = _with_options(recipe)
     if setup.uploads:
         check_covers(setup.uploads, _what_leaves(recipe))
+
+    # How a client trains. One that trains alone keeps all groups to itself.
     alone = setup.federated_optimizer.alone
     private = groups.names if alone else groups.private
     training = LocalTraining(
@@ -97,6 +101,9 @@ def build(recipe: Recipe) -> Method:
         weighting=setup.weighting,
         average_optimizer=setup.average_optimizer,
     )
+
+    # What predicts: a network, the method's own or the global one, whose scores a method may
+    # replace.
     network_of = _network_of(training, recipe.network)
 
     def outputs_of(params: PyTree, model_state: PyTree, inputs: Array) -> Outputs:
@@ -118,6 +125,11 @@ def build(recipe: Recipe) -> Method:
         return outputs_of(*network_of(state), inputs).features
 
     scored_by_network = recipe.class_scores and recipe.predict is None
+
+    # What runs and their checks ask of a method, read off its stages.
+    kinds = [kind for stage in stages for kind in _kinds(stage)]
+    unlabelled = [_trains_unlabelled(stage) for stage in stages]
+    streams_unlabelled = any(_UNLABELLED & _streams(stage) for stage in stages)
     return Method(
         _init_of(recipe, training, stages),
         recipe.around_round(_round_of(recipe, training, stages)),
@@ -126,10 +138,8 @@ def build(recipe: Recipe) -> Method:
         predict_for=predict_for if private and recipe.own_networks else None,
         needs=recipe.needs.kinds,
         needs_all=recipe.needs.every_one,
-        trains_unlabelled=any(_trains_unlabelled(stage) for stage in stages),
-        learns_unlabelled=any(
-            _trains_unlabelled(stage) or _UNLABELLED & _streams(stage) for stage in stages
-        ),
+        trains_unlabelled=any(unlabelled),
+        learns_unlabelled=any(unlabelled) or streams_unlabelled,
         check=recipe.check,
         alone=alone,
         on_host=recipe.on_host,
@@ -137,7 +147,7 @@ def build(recipe: Recipe) -> Method:
         apply=scores if scored_by_network and recipe.own_networks else None,
         cohort=None if recipe.looks_at_all else _cohort_of(setup, stages),
         trains=partial(_trains, stages) if any(stage.trains_clients for stage in stages) else None,
-        own_weights=any(kind.weigh is not None for stage in stages for kind in _kinds(stage)),
+        own_weights=any(kind.weigh is not None for kind in kinds),
     )
 
 
@@ -178,7 +188,7 @@ def _with_options(recipe: Recipe) -> tuple[Stage, ...]:
     if setup.local_steps is not None:
         stages = tuple(with_local_steps(stage, setup.local_steps) for stage in stages)
     if setup.local_scores:
-        if not recipe.class_scores:
+        if recipe.predict is not None:
             raise ValueError(
                 "config.metrics names 'local', but predictions of this method are not its "
                 "network's scores"
@@ -202,15 +212,14 @@ def _network_of(
     def network_of(
         state: ServerState, client: Int[Array, ""] | None = None
     ) -> tuple[PyTree, PyTree]:
+        if client is None and network is not None:
+            return network(state)
         if client is None:
-            return (
-                network(state) if network else (training.combine(state.params), state.model_state)
-            )
+            return training.combine(state.params), state.model_state
+        # The client's row of what it keeps, in place of the common groups.
         own = jax.tree.map(lambda table: table[client], state.clients.params)
-        groups = {
-            g: packing(tree).unpack(own[g]) if g in own else tree
-            for g, tree in state.params.items()
-        }
+        kept = {g: packing(state.params[g]).unpack(arrays) for g, arrays in own.items()}
+        groups = {**state.params, **kept}
         statistics = state.model_state
         if training.federated_optimizer.alone:
             statistics = ravel_pytree(statistics)[1](state.clients.model_state[client])
@@ -235,6 +244,7 @@ def _init_of(
         network, model_state = setup.model.init(named_key(key, "model"))
         params = recipe.groups.split(network)
         clients = all_clients(data)
+        # Optimizers see a group as few long arrays.
         packed = {group: packing(tree).pack(tree) for group, tree in params.items()}
         shared = {group: packed[group] for group in training.shared}
         averaged = training.shared if training.average_optimizer else ()
@@ -287,12 +297,11 @@ def _round_of(
     ) -> tuple[ServerState, Metrics]:
         if len(rounds) == 1:
             return rounds[0](key, state, data, execution)
+        place = _place_of(stages, state.round)
         if recipe.on_host:
-            place = sum(int(state.round) >= start for start in starts[1:])
-            return rounds[place](key, state, data, execution)
-        number = jnp.sum(state.round >= jnp.array(starts[1:], jnp.int32), dtype=jnp.int32)
+            return rounds[int(place)](key, state, data, execution)
         branches = [lambda *given, run=run: run(*given, execution) for run in rounds]
-        return _switch(number, branches, key, state, data)
+        return _switch(place, branches, key, state, data)
 
     def round(
         key: Array, state: ServerState, data: FederatedData, execution: Execution | None = None
@@ -316,8 +325,8 @@ def _cohort_of(setup: Setup, stages: tuple[Stage, ...]) -> Callable[..., Cohort]
                 jnp.pad(ids, empty, constant_values=data.num_clients), jnp.pad(valid, empty)
             )
 
-        place = jnp.sum(number >= jnp.array(_starts(stages)[1:], jnp.int32), dtype=jnp.int32)
-        return jax.lax.switch(place, [partial(of_stage, stage) for stage in stages])
+        choices = [partial(of_stage, stage) for stage in stages]
+        return jax.lax.switch(_place_of(stages, number), choices)
 
     return cohort
 
@@ -325,6 +334,12 @@ def _cohort_of(setup: Setup, stages: tuple[Stage, ...]) -> Callable[..., Cohort]
 def _starts(stages: tuple[Stage, ...]) -> list[int]:
     """Count the rounds before each stage."""
     return [sum(stage.rounds or 0 for stage in stages[:place]) for place in range(len(stages))]
+
+
+def _place_of(stages: tuple[Stage, ...], number: Int[Array, ""]) -> Int[Array, ""]:
+    """Return which stage a round of the run is in."""
+    later = jnp.array(_starts(stages)[1:], jnp.int32)
+    return jnp.sum(number >= later, dtype=jnp.int32)
 
 
 def _switch(
@@ -337,17 +352,18 @@ def _switch(
 
     Each branch is traced once; what metrics there are is read off the traces.
     """
-    flat, _ = jax.tree.flatten(arguments)
+    flat = jax.tree.leaves(arguments)
     traces = [jax.make_jaxpr(branch, return_shape=True)(*arguments) for branch in branches]
     infos = [shape[1] for _, shape in traces]
     missing = jnp.full((), jnp.nan, jnp.result_type(float))
-    parts: dict[str, int] = {}  # parts of the longest count of bytes
+    # Counts of bytes have a part per size of message; all get as many parts as the longest.
+    parts: dict[str, int] = {}
     for info in infos:
-        parts |= {
-            n: max(parts.get(n, 0), len(v.times)) for n, v in info.items() if isinstance(v, Count)
-        }
+        counts = {name: one for name, one in info.items() if isinstance(one, Count)}
+        parts |= {name: max(parts.get(name, 0), len(one.times)) for name, one in counts.items()}
+    # Models of clients are arrays of a stage's shapes; zeros where a stage trains no client.
     models = next((info[CLIENT_MODELS] for info in infos if CLIENT_MODELS in info), None)
-    nobody = {} if models is None else {CLIENT_MODELS: models}  # where a stage trains no client
+    nobody = {} if models is None else {CLIENT_MODELS: models}
     names = sorted(set().union(*infos))
     common = set.intersection(*map(set, infos)) | set(nobody)
 

@@ -1,6 +1,31 @@
 """Federated averaging on the labelled examples only; stage 1 and lower baseline of the
 semi-supervised methods.
 
+This is Algorithm 1 of the paper, with the place in `fedjax_ssl/` of every line. All methods run the
+same lines with other losses, batches and messages.
+
+| Server executes: | |
+|---|---|
+| initialize w_0 | `federated/engine.py` `_init_of` |
+| for each round t = 1, 2, ... do | `runs/rounds.py` `run_rounds` |
+| - one round | `federated/round.py` `run_round` |
+| - S_t = random set of m clients | `federated/cohort.py` `sample_cohort` |
+| - for each client k in S_t in parallel do | `federated/placement.py` `train_cohort` |
+| -- w_t+1^k = ClientUpdate(k, w_t) | `federated/client.py` `train_client` |
+| - n_k, the weight of a client | `federated/setup.py` `WEIGHTINGS` |
+| - sum over k of n_k (w_t+1^k - w_t), in client order | `federated/placement.py` `add_in_order` |
+| - w_t+1 = w_t + that sum / n | `federated/optimizers.py` `fedavg` |
+
+| ClientUpdate(k, w): | |
+|---|---|
+| B = split the examples P_k into batches of size B | `federated/sampler.py` `labelled_epochs` |
+| for each local epoch, for each batch b in B do | `federated/client.py` `train_client` |
+| - the examples of b | `federated/client.py` `_gather_streams` |
+| - loss l(w; b) | `methods/parts/terms.py` `supervised_term` |
+| - its gradient | `federated/client.py` `plain_gradient` |
+| - w = w - eta times the gradient | `federated/local_optimizer.py` `descend` |
+| return w to the server | `federated/client.py` `ClientUpdate.finish` |
+
 References:
     McMahan et al., Communication-efficient learning of deep networks from decentralized data,
     AISTATS 2017. As "FedAvg (labeled only)": Scott et al., Cross-client label propagation for
@@ -14,7 +39,5 @@ from fedjax_ssl.methods.parts.two_stages import labelled_stage
 def fedavg(setup: Setup) -> Recipe:
     """FedAvg (or whatever federated optimizer the run names) on labelled examples of clients that
     have some.
-
-    The loss, mean cross-entropy, is `supervised_term` of `fedjax_ssl/methods/parts/terms.py`.
     """
     return Recipe(setup, (labelled_stage(setup, rounds=None),))
