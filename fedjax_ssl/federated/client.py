@@ -165,19 +165,19 @@ class ClientUpdate:
     Args:
         training: parts that are the same for every round.
         kind: terms, batches, rate and weight of these clients.
-        broadcast: the message to all clients.
+        download: the message to all clients.
     """
 
-    def __init__(self, training: LocalTraining, kind: ClientKind, broadcast: Download):
+    def __init__(self, training: LocalTraining, kind: ClientKind, download: Download):
         self.training = training
         self.kind = kind
-        self.broadcast = broadcast
-        self.packings = {group: packing(broadcast.params[group]) for group in training.groups}
+        self.download = download
+        self.packings = {group: packing(download.params[group]) for group in training.groups}
         self.common = {
-            group: self.packings[group].pack(broadcast.params[group]) for group in training.groups
+            group: self.packings[group].pack(download.params[group]) for group in training.groups
         }
         self.shared = training.shared
-        self.flat_state, unravel = ravel_pytree(broadcast.model_state)
+        self.flat_state, unravel = ravel_pytree(download.model_state)
         self.unravel_state = partial(cut, unravel)
         phases = {
             group: tuple(term for term in kind.terms if term.group == group)
@@ -193,11 +193,11 @@ class ClientUpdate:
 
     def key_of(self, client: Client) -> Key[Array, ""]:
         """Return the client's key of this round, by its id."""
-        return jax.random.fold_in(named_key(self.broadcast.key, "client"), client.id)
+        return jax.random.fold_in(named_key(self.download.key, "client"), client.id)
 
     def rate_of(self, client: Client) -> Float[Array, ""]:
         """Return the learning rate of the client's local steps."""
-        rate = self.broadcast.learning_rate
+        rate = self.download.learning_rate
         return rate if self.kind.rate is None else rate * self.kind.rate(client)
 
     def kept_by(self, client: Client, term: Term) -> PyTree:
@@ -210,7 +210,7 @@ class ClientUpdate:
         """
         given = {group: self.common[group] for group in self.shared}
         return self.training.federated_optimizer.start(
-            self.broadcast.optimizer, client.received, given
+            self.download.optimizer, client.received, given
         )
 
     def anchor_of(self, client: Client) -> Grouped:
@@ -244,7 +244,7 @@ class ClientUpdate:
     def plan(self, client: Client) -> Plan:
         """Draws the client's batches of this round, and a key for each of its steps."""
         key = self.key_of(client)
-        schedule = self.kind.sampler.schedule(named_key(key, "batches"), client, self.broadcast.now)
+        schedule = self.kind.sampler.schedule(named_key(key, "batches"), client, self.download.now)
         masks = list(schedule.masks.values())
         numbers = jnp.arange(masks[0].shape[0], dtype=jnp.int32)
         # Together and not in every step, where they would be operations of their own.
@@ -265,7 +265,7 @@ class ClientUpdate:
             group: self.training.optimizer.init({group: anchor[group]})
             for group in self.training.groups
         }
-        optimizer = {**optimizer, **self.broadcast.local_optimizer}
+        optimizer = {**optimizer, **self.download.local_optimizer}
         if client.kept is not None:
             optimizer = {**optimizer, **client.kept.optimizer}
         return ClientProgress(
@@ -274,7 +274,7 @@ class ClientUpdate:
             optimizer=optimizer,
             local={
                 term.name: term.client.start(
-                    self.broadcast.terms[term.name],
+                    self.download.terms[term.name],
                     network.params,
                     network.model_state,
                     self.kept_by(client, term),
@@ -288,8 +288,8 @@ class ClientUpdate:
         self, client: Client, number: Int[Array, ""], batch: Batch, progress: ClientProgress
     ) -> ClientProgress:
         """Take one local step: a phase for each parameter group that a term moves, in order."""
-        own_key = jax.random.fold_in(labelling_key(self.broadcast.key), client.id)
-        streams = _gather_streams(batch, client, self.broadcast.inputs, own_key)
+        own_key = jax.random.fold_in(labelling_key(self.download.key), client.id)
+        streams = _gather_streams(batch, client, self.download.inputs, own_key)
         for group, terms in self.phases.items():
             after = self.one_phase(
                 client, progress, number, group, terms, streams, named_key(batch.key, group)
@@ -327,9 +327,9 @@ class ClientUpdate:
             inputs={},
             streams=streams,
             client=client,
-            received=self.network_of(client, start),
+            start_network=self.network_of(client, start),
             key=phase_key,
-            now=self.broadcast.now,
+            now=self.download.now,
             number=number,
             **nothing,
         )
@@ -403,7 +403,7 @@ class ClientUpdate:
             result = term.loss(
                 seen._replace(
                     sent=seen.client.sent.get(term.name, ()),
-                    shared=self.broadcast.now.shared.get(term.name, ()),
+                    shared=self.download.now.shared.get(term.name, ()),
                     local=progress.local.get(term.name, ()),
                     key=named_key(seen.key, term.name),
                 )
@@ -472,24 +472,24 @@ class ClientUpdate:
     ) -> ClientResult:
         """Return a client after local training as its terms see it."""
         groups = self.to_params(end.params)
-        received = self.to_params(begin.params)
-        sent = received
+        start = self.to_params(begin.params)
+        sent = start
         if self.training.receive is not None:  # something was lost on the way down
             sent = self.to_params({**begin.params, **self.sent_to(client)})
         return ClientResult(
             client=client,
             params=self.training.combine(groups),
             groups=groups,
-            sent=sent,
-            received=received,
+            sent_params=sent,
+            start_params=start,
             model_state=self.unravel_state(end.model_state),
             local=end.local,
             num_steps=plan.num_steps,
-            inputs=self.broadcast.inputs,
-            validation=self.broadcast.validation,
+            inputs=self.download.inputs,
+            validation=self.download.validation,
             key=self.key_of(client),
-            now=self.broadcast.now,
-            test=self.broadcast.test,
+            now=self.download.now,
+            test=self.download.test,
         )
 
     def upload_of(self, client: Client, end: ClientProgress, result: ClientResult) -> Upload:
@@ -521,7 +521,7 @@ class ClientUpdate:
         change = self.training.uploads.at_client
         if change is not None:
             key = named_key(result.key, "uploads")
-            upload = change(key, upload, result, self.broadcast.uploads)
+            upload = change(key, upload, result, self.download.uploads)
         return upload
 
     def weighed(

@@ -65,7 +65,7 @@ def place_clients(
     state: ServerState,
     data: FederatedData,
     update_of: Callable[[Download], ClientUpdate],
-    broadcast: Download,
+    download: Download,
     clients: Client,
     valid: Bool[Array, " p"],
 ) -> tuple[Sums, Arrivals]:
@@ -86,7 +86,7 @@ def place_clients(
     how = choice.placement, choice.clients_at_once, mesh, execution.reduce, loop
     drawn = data.inputs.drawn if isinstance(data.inputs, LoadedInputs) else None
     order = None if drawn is None or drawn.order is None else drawn.order[state.round - drawn.first]
-    return train_cohort(update_of, broadcast, clients, valid, *how, order)
+    return train_cohort(update_of, download, clients, valid, *how, order)
 
 
 def choose(

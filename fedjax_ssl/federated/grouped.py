@@ -167,12 +167,12 @@ def grouped(
         return fedavg()
     num_groups = len(sizes)
 
-    def send(state: PyTree, kept: PyTree, round: RoundContext) -> PyTree:
-        _check_sizes(sizes, round.valid.shape[0])
-        assert round.slots is not None
-        plan = averaging(sizes, round.members, broadcast_global)
+    def send(state: PyTree, kept: PyTree, context: RoundContext) -> PyTree:
+        _check_sizes(sizes, context.valid.shape[0])
+        assert context.slots is not None
+        plan = averaging(sizes, context.members, broadcast_global)
         slots = jnp.concatenate(
-            [round.slots, round.valid.shape[0] + jnp.arange(round.members, dtype=jnp.int32)]
+            [context.slots, context.valid.shape[0] + jnp.arange(context.members, dtype=jnp.int32)]
         )
         return {
             "share": jnp.asarray(plan.weights.T, jnp.result_type(float))[slots],
@@ -196,7 +196,7 @@ def grouped(
         return Report(Moved(shares, totals))
 
     def apply(
-        state: PyTree, anchor: Grouped, summed: Moved, round: RoundContext
+        state: PyTree, anchor: Grouped, summed: Moved, context: RoundContext
     ) -> tuple[Grouped, PyTree]:
         means = {}
         moved = {}

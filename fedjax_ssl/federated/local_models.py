@@ -73,7 +73,7 @@ def with_local_scores(setup: Setup, stage: Stage, combine: Callable[[Params], Py
             known = jnp.arange(own[0].shape[0]) < client.num_labelled
             found["local_labelled_accuracy"] = accuracy(trained.params, trained, *own, known)
             found["received_labelled_accuracy"] = accuracy(
-                combine(trained.received), trained, *own, known
+                combine(trained.start_params), trained, *own, known
             )
         return found
 

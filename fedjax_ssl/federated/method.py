@@ -252,7 +252,7 @@ class Step(NamedTuple):
     params: PyTree  # network parameters of this step, differentiable
     groups: Params  # the same by parameter group, for losses on one group (FedMatch's norms)
     model_state: PyTree
-    received: Snapshot  # the network that the client started from, frozen
+    start_network: Snapshot  # that the client started from, frozen
     key: Key[Array, ""]
     now: Now
     number: Int[Array, ""]  # local steps before this one
@@ -266,8 +266,8 @@ class ClientResult(NamedTuple):
     client: Client
     params: PyTree  # params of the network, as trained
     groups: Params  # the same by parameter group
-    sent: Params  # by parameter group, as the server sent them
-    received: Params  # by parameter group, as the client started
+    sent_params: Params  # by parameter group, as the server sent them
+    start_params: Params  # by parameter group, as the client started
     model_state: PyTree
     local: dict[str, PyTree]  # local states of all terms
     num_steps: Int[Array, ""]
@@ -281,7 +281,7 @@ class ClientResult(NamedTuple):
 class RoundResult(NamedTuple):
     """A round after local training and averaging, as the server sees it for one term."""
 
-    round: RoundContext  # with everything that was sent to the clients
+    context: RoundContext  # with everything that was sent to the clients
     sent: Broadcast  # by this term
     uploads: PyTree  # what this term collected, leading axis p
     counts: Bool[Array, " p"]  # True for clients that trained and were kept
@@ -316,9 +316,9 @@ def no_state(key: Key[Array, ""], params: PyTree, model_state: PyTree, clients: 
     return ()
 
 
-def always(sent: Broadcast, round: RoundContext) -> Bool[Array, " p"]:
+def always(sent: Broadcast, context: RoundContext) -> Bool[Array, " p"]:
     """All clients of the cohort have something to train on."""
-    return round.valid
+    return context.valid
 
 
 def all_members(clients: Client) -> Bool[Array, " p"]:
@@ -326,9 +326,9 @@ def all_members(clients: Client) -> Bool[Array, " p"]:
     return jnp.ones(clients.id.shape, bool)
 
 
-def never(sent: Broadcast, round: RoundContext) -> Bool[Array, " p"]:
+def never(sent: Broadcast, context: RoundContext) -> Bool[Array, " p"]:
     """Nobody trains because of this term: it goes along with others."""
-    return jnp.zeros_like(round.valid)
+    return jnp.zeros_like(context.valid)
 
 
 class AtServer(NamedTuple):
@@ -336,13 +336,13 @@ class AtServer(NamedTuple):
 
     init: Callable[[Key[Array, ""], PyTree, PyTree, Client], PyTree] = no_state
     # ^ (key, network parameters, model state, all clients) -> state
-    prepare: Callable[[PyTree, RoundContext], tuple[Broadcast, PyTree]] = lambda state, round: (
+    prepare: Callable[[PyTree, RoundContext], tuple[Broadcast, PyTree]] = lambda state, context: (
         Broadcast(),
         state,
     )
-    # ^ (state, round) -> (sent, state)
+    # ^ (state, context) -> (sent, state)
     participates: Callable[[Broadcast, RoundContext], Array] = always
-    # ^ (sent, round) -> bool [p]: the client has something to train on; if no term says so, it
+    # ^ (sent, context) -> bool [p]: the client has something to train on; if no term says so, it
     # takes no step
     server_update: Callable[[PyTree, RoundResult], PyTree] = lambda state, outcome: state
     # ^ (state, outcome) -> state

@@ -102,7 +102,7 @@ class FederatedOptimizer(NamedTuple):
     apply: Callable[[PyTree, Grouped, Moved, RoundContext], tuple[Grouped, PyTree]]
     # ^ (state, global parameters, what clients reported in sum, round) -> (global parameters,
     # state)
-    send: Callable[[PyTree, PyTree, RoundContext], PyTree] = lambda state, kept, round: ()
+    send: Callable[[PyTree, PyTree, RoundContext], PyTree] = lambda state, kept, context: ()
     # ^ (state, what the cohort's clients keep, round) -> received, leading axis p + members
     keep: Callable[[Grouped], PyTree] = lambda params: ()
     # ^ parameters -> what a client keeps before its first round
@@ -119,7 +119,7 @@ class FederatedOptimizer(NamedTuple):
     # ^ no federation: every client goes on with its own model, and nothing is averaged
     groups: Groups = Groups()
     # For the log and the count of bytes.
-    log: Callable[[Moved, RoundContext], dict[str, Array]] = lambda summed, round: {}
+    log: Callable[[Moved, RoundContext], dict[str, Array]] = lambda summed, context: {}
     # ^ (sum, round) -> metrics
     sends: Callable[[Grouped], Numbers] = lambda params: Numbers(0, 0)
 
@@ -201,7 +201,7 @@ def fedopt(server_optimizer: optax.GradientTransformation | None) -> FederatedOp
         return () if server_optimizer is None else server_optimizer.init(params)
 
     def apply(
-        state: PyTree, anchor: Grouped, summed: Moved, round: RoundContext
+        state: PyTree, anchor: Grouped, summed: Moved, context: RoundContext
     ) -> tuple[Grouped, PyTree]:
         change = weighted_mean(summed.change, summed.weight)
         if server_optimizer is None:
@@ -300,7 +300,7 @@ def fednova(
         return Report(Moved(client.weights, summed.change, norms))
 
     def apply(
-        state: PyTree, anchor: Grouped, summed: Moved, round: RoundContext
+        state: PyTree, anchor: Grouped, summed: Moved, context: RoundContext
     ) -> tuple[Grouped, PyTree]:
         norm = weighted_mean(summed.more, summed.weight)
         change = weighted_mean(summed.change, summed.weight)
@@ -389,7 +389,7 @@ def scaffold(
             "name='sgd', momentum=0.0 and clip_norm=None, or another federated optimizer"
         )
 
-    def send(state: PyTree, kept: PyTree, round: RoundContext) -> PyTree:
+    def send(state: PyTree, kept: PyTree, context: RoundContext) -> PyTree:
         """c - c_i: in both places where the variates are used, it is their difference that
         counts.
         """
@@ -418,7 +418,7 @@ def scaffold(
         return Report(weighted_change(local).summed._replace(more=steps), variate)
 
     def apply(
-        state: PyTree, anchor: Grouped, summed: Moved, round: RoundContext
+        state: PyTree, anchor: Grouped, summed: Moved, context: RoundContext
     ) -> tuple[Grouped, PyTree]:
         change = weighted_mean(summed.change, summed.weight)
         params = jax.tree.map(lambda w, d: w + server_learning_rate * d, anchor, change)
@@ -429,7 +429,7 @@ def scaffold(
             update = jax.tree.map(lambda total: scale * total, update)
         # c_i+ - c_i is the mean update less c.
         variate = jax.tree.map(
-            lambda c, total: c + (total - steps.clients * c) / round.num_clients, state, update
+            lambda c, total: c + (total - steps.clients * c) / context.num_clients, state, update
         )
         return params, variate
 

@@ -49,7 +49,7 @@ _BITS = 30
 
 def train_cohort(
     update_of: Callable[[Download], ClientUpdate],
-    broadcast: Download,
+    download: Download,
     clients: Client,
     valid: Bool[Array, " p"],
     placement: str = "sequential",
@@ -62,8 +62,8 @@ def train_cohort(
     """Trains a cohort's clients.
 
     Args:
-        update_of: broadcast -> local training, a `ClientUpdate`.
-        broadcast: what all clients receive; every device of a mesh is given it.
+        update_of: download -> local training, a `ClientUpdate`.
+        download: what all clients receive; every device of a mesh is given it.
         clients: leading axis p.
         valid: False on slots without a client.
         placement: on each device as in `map_clients`, or "lanes": `chunk_size` clients at once,
@@ -90,7 +90,7 @@ def train_cohort(
     """
     check_choices(REDUCTIONS, reduce=reduce)
     if mesh is None:
-        update = update_of(broadcast)
+        update = update_of(download)
         return _train_on_one_device(
             update, update.finish, clients, valid, placement, chunk_size, loop
         )
@@ -99,19 +99,19 @@ def train_cohort(
     clients, valid = _fill_up(clients, valid, -size % mesh.size)
     clients = without_examples(clients, valid)
     if order is None:
-        num_steps = jax.vmap(lambda client: update_of(broadcast).plan(client).num_steps)(clients)
+        num_steps = jax.vmap(lambda client: update_of(download).plan(client).num_steps)(clients)
         order = deal(jnp.where(valid, num_steps, 0), mesh.size)
     slots = jnp.argsort(order)  # where each client went
     clients, valid = jax.tree.map(lambda x: x[order], (clients, valid))
 
     def train_share(
-        broadcast: Download, clients: Client, valid: Array, slots: Array
+        download: Download, clients: Client, valid: Array, slots: Array
     ) -> tuple[PyTree, PyTree]:
-        if _apart(broadcast.inputs):
-            broadcast = broadcast._replace(inputs=cast(Array, broadcast.inputs.of_this_device()))
+        if _apart(download.inputs):
+            download = download._replace(inputs=cast(Array, download.inputs.of_this_device()))
         # Nothing is added on the devices: every client's own values are needed to add them in
         # client order.
-        update = update_of(broadcast)
+        update = update_of(download)
 
         def stacking(*done):
             return ((), update.finish(*done))
@@ -125,13 +125,13 @@ def train_cohort(
 
     if set(axes) <= set(jax.sharding.get_abstract_mesh().manual_axes):
         mine, present = _take_share((clients, valid), mesh)
-        summed, stacked = train_share(broadcast, mine, present, slots)
+        summed, stacked = train_share(download, mine, present, slots)
     else:
         share = PartitionSpec(axes)
         everywhere = PartitionSpec()
         sent: Any = Download._make([everywhere] * len(Download._fields))
-        if _apart(broadcast.inputs):
-            sent = sent._replace(inputs=broadcast.inputs.specs())
+        if _apart(download.inputs):
+            sent = sent._replace(inputs=download.inputs.specs())
         summed, stacked = jax.shard_map(
             train_share,
             mesh=mesh,
@@ -140,7 +140,7 @@ def train_cohort(
             # Local training starts from the same values everywhere, which are not marked as
             # differing between devices.
             check_vma=False,
-        )(broadcast, clients, valid, slots)
+        )(download, clients, valid, slots)
     return summed, jax.tree.map(lambda x: x[slots[:size]], stacked)
 
 

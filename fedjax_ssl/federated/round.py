@@ -61,7 +61,7 @@ class _Task(NamedTuple):
     kind: ClientKind
     members: Bool[Array, " p"]
     place: Callable[..., tuple[Sums, Arrivals]]
-    # ^ (update of, broadcast, clients, valid) -> (summed, stacked)
+    # ^ (update of, download, clients, valid) -> (summed, stacked)
 
 
 class _Results(NamedTuple):
@@ -262,22 +262,22 @@ def _train(
         (state, metrics, metrics of the server's replicas if there are any).
     """
     context = context._replace(members=0 if replicas is None else replicas.members)
-    broadcast, context, sent, beside = _send(training, tasks, context, state, data, learning_rate)
+    download, context, sent, beside = _send(training, tasks, context, state, data, learning_rate)
     results = []
     for task in tasks:
         asked = [term.server.participates(sent[term.name], context) for term in task.kind.terms]
         active = without_examples(context.clients, jnp.stack(asked).any(0) & task.members)
         update_of = partial(ClientUpdate, training, task.kind)
-        results.append(_Results(*task.place(update_of, broadcast, active, context.valid)))
+        results.append(_Results(*task.place(update_of, download, active, context.valid)))
     of_replicas = None
     log = None
     if replicas is not None:
-        of_replicas, server = _train_replicas(training, replicas, broadcast, state, data, beside)
+        of_replicas, server = _train_replicas(training, replicas, download, state, data, beside)
         state = state._replace(server=server)
         log = _work_done(of_replicas.summed.work)
     statistics = replicas is not None and replicas.statistics
     after, info = _absorb(
-        training, tasks, results, of_replicas, statistics, broadcast, context, sent, state, data
+        training, tasks, results, of_replicas, statistics, download, context, sent, state, data
     )
     return after, info, log
 
@@ -313,7 +313,7 @@ def _send(
         received=jax.tree.map(lambda x: x[:size], received),
     )
     shared = {name: message.shared for name, message in sent.items()}
-    broadcast = Download(
+    download = Download(
         key=context.key,
         now=Now(context.number, shared, context.run_key, context.round),
         learning_rate=learning_rate,
@@ -328,7 +328,7 @@ def _send(
         uploads=state.uploads,
     )
     return (
-        broadcast,
+        download,
         context._replace(clients=clients),
         sent,
         jax.tree.map(lambda x: x[size:], received),
@@ -342,7 +342,7 @@ def _absorb(
     results: list[_Results],
     replicas: _Results | None,
     statistics_of_replicas: bool,
-    broadcast: Download,
+    download: Download,
     context: RoundContext,
     sent: dict[str, Broadcast],
     state: ServerState,
@@ -384,7 +384,7 @@ def _absorb(
             unravel_state, flat_state + scale.astype(flat_state.dtype) * statistics.statistics
         ),
         optimizer=optimizer_state,
-        terms=broadcast.terms,
+        terms=download.terms,
         clients=write_states(
             state.clients,
             together.stacked.kept,
@@ -437,7 +437,7 @@ def _outcomes(
         term.name: seen._replace(
             sent=sent[term.name],
             uploads=result.stacked.terms[term.name],
-            counts=result.stacked.counts & seen.round.valid & task.members,
+            counts=result.stacked.counts & seen.context.valid & task.members,
             averages=result.summed.averages[term.name],
             weight=result.summed.weight,
         )
@@ -498,7 +498,7 @@ def _where_slots(members: Bool[Array, " p"], new: Array, old: Array) -> Array:
 def _train_replicas(
     training: LocalTraining,
     server: ServerTraining,
-    broadcast: Download,
+    download: Download,
     state: ServerState,
     data: FederatedData,
     received: PyTree,
@@ -511,10 +511,10 @@ def _train_replicas(
     own_kept = kept._replace(federated=_nothing_kept(server.members, state))
     clients = clients._replace(id=replicas, received=received, kept=own_kept)
     own = _at_server(training, server)
-    broadcast = broadcast._replace(key=named_key(broadcast.key, "server"), local_optimizer={})
+    download = download._replace(key=named_key(download.key, "server"), local_optimizer={})
     update_of = partial(ClientUpdate, own, _server_kind(server)._replace(rate=None))
     result = _Results(
-        *train_cohort(update_of, broadcast, clients, jnp.ones((server.members,), bool))
+        *train_cohort(update_of, download, clients, jnp.ones((server.members,), bool))
     )
     own_only = result.stacked.kept._replace(params={}, federated=())
     new = write_states(kept, own_only, replicas, result.stacked.counts)
@@ -584,7 +584,7 @@ def _bytes_sent(
     down = up = count(0)
     for task, result in zip(tasks, results, strict=True):
         terms = task.kind.terms
-        present = outcomes[terms[0].name].round.valid & task.members
+        present = outcomes[terms[0].name].context.valid & task.members
         clients = jnp.sum(present, dtype=jnp.int32)
         arrived = jnp.sum(present & result.stacked.arrived, dtype=jnp.int32)
         trained = {term.group for term in terms} & sizes.keys()
@@ -609,7 +609,7 @@ def _traffic(
     """
     if term.log.traffic is not None:
         return term.log.traffic(outcome)
-    slots = outcome.round.valid.shape[0]
+    slots = outcome.context.valid.shape[0]
     down = 0
     if not term.server.at_clients:
         down = _entries(outcome.sent.own) // slots + _entries(outcome.sent.shared)

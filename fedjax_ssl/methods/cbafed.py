@@ -222,11 +222,11 @@ def _labelling_term(setup: Setup, settings: CBAFed) -> Term:
     """
 
     def choose(
-        kept: Float[Array, " K"], round: RoundContext, probabilities: Float[Array, "p n K"]
+        kept: Float[Array, " K"], context: RoundContext, probabilities: Float[Array, "p n K"]
     ) -> Choice:
-        thresholds = class_thresholds(_labelled_counts(setup, round) + kept, settings)
+        thresholds = class_thresholds(_labelled_counts(setup, context) + kept, settings)
         labels, confident = choose_by_class(probabilities, thresholds, settings.tail_second)
-        return Choice(labels, confident & (round.clients.num_labelled == 0)[:, None])
+        return Choice(labels, confident & (context.clients.num_labelled == 0)[:, None])
 
     def kept_of(trained: ClientResult) -> Float[Array, " K"]:
         sent = sent_to(trained.client)
@@ -238,7 +238,7 @@ def _labelling_term(setup: Setup, settings: CBAFed) -> Term:
     def traffic(outcome: RoundResult) -> Traffic:
         """Thresholds and a bit per class down, kept examples of every class up."""
         clients = jnp.sum(
-            outcome.round.valid & (outcome.round.clients.num_labelled == 0), dtype=jnp.int32
+            outcome.context.valid & (outcome.context.clients.num_labelled == 0), dtype=jnp.int32
         )
         numbers = BYTES_PER_NUMBER * setup.num_classes
         return Traffic(
@@ -255,12 +255,12 @@ def _labelling_term(setup: Setup, settings: CBAFed) -> Term:
     )
 
 
-def _labelled_counts(setup: Setup, round: RoundContext) -> Float[Array, " K"]:
+def _labelled_counts(setup: Setup, context: RoundContext) -> Float[Array, " K"]:
     """Labelled examples of every class at all clients; those with a value that is not finite do
     not count.
     """
-    clients = round.all_clients
-    sound = jnp.all(jnp.isfinite(round.inputs), axis=tuple(range(1, round.inputs.ndim)))
+    clients = context.all_clients
+    sound = jnp.all(jnp.isfinite(context.inputs), axis=tuple(range(1, context.inputs.ndim)))
     labels = jnp.where(sound[clients.rows] & examples_mask(clients), clients.observed, -1)
     return class_counts(labels.reshape(-1), setup.num_classes)
 

@@ -114,7 +114,7 @@ def proportion_term(setup: Setup) -> Term:
         return proportion_loss(step.outputs[view.name].logits, shares, batch.mask)
 
     participates = AtServer(
-        participates=lambda sent, round: round.valid & (_count_members(round.clients) > 0)
+        participates=lambda sent, context: context.valid & (_count_members(context.clients) > 0)
     )
     return Term("proportions", (view,), loss, server=participates)
 

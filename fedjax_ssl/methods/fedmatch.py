@@ -452,19 +452,19 @@ def _unsupervised(setup: Setup, settings: FedMatch) -> Term:
         store = Store(uploads, jnp.zeros(many, bool), embeddings)
         return State(store, first_plateau(settings.patience) if same_rate else None)
 
-    def prepare(state: State, round: RoundContext) -> tuple[Broadcast, State]:
-        sent = to_cohort(settings, state.store, round)
+    def prepare(state: State, context: RoundContext) -> tuple[Broadcast, State]:
+        sent = to_cohort(settings, state.store, context)
         plateau = state.plateau
         if same_rate:
-            loss, _ = validate(setup, settings, round)
+            loss, _ = validate(setup, settings, context)
             after = next_plateau(plateau, loss, settings)
             plateau = jax.tree.map(
-                lambda new, old: jnp.where(round.number > 0, new, old), after, plateau
+                lambda new, old: jnp.where(context.number > 0, new, old), after, plateau
             )
-            sent = sent._replace(rate=jnp.broadcast_to(plateau.factor, round.valid.shape))
-        with_helpers = helpers_due(settings, round.number)
+            sent = sent._replace(rate=jnp.broadcast_to(plateau.factor, context.valid.shape))
+        with_helpers = helpers_due(settings, context.number)
         if keeps:
-            with_helpers = round.number + 1 >= settings.helper_interval
+            with_helpers = context.number + 1 >= settings.helper_interval
         return Broadcast(sent, with_helpers), State(state.store, plateau)
 
     def keep(network: PyTree, model_state: PyTree, client: Client) -> Remembered:
@@ -489,7 +489,7 @@ def _unsupervised(setup: Setup, settings: FedMatch) -> Term:
         return PseudoLabels(jnp.full(width, -1, jnp.int32), jnp.zeros(width), jnp.zeros(width))
 
     def diagnose(outcome: RoundResult, truth: Int[Array, "p n"], measured: PseudoLabels) -> Metrics:
-        clients = outcome.round.clients
+        clients = outcome.context.clients
         metrics = {**diagnose_pseudo_labels(measured, truth, clients), **costs(outcome)}
         if own_rate:
             accuracy = outcome.after.clients.terms[TERM].accuracy.at[clients.id].get(mode="clip")
@@ -532,8 +532,8 @@ def _ask_helpers(
         helpers, available = _latest(sent, _remembered(step.client))
 
     def predict(helper: PyTree) -> Float[Array, "n K"]:
-        params = combine({**step.received.groups, settings.parts[-1]: helper})
-        outputs, _ = setup.model.apply(params, step.received.model_state, inputs, train=False)
+        params = combine({**step.start_network.groups, settings.parts[-1]: helper})
+        outputs, _ = setup.model.apply(params, step.start_network.model_state, inputs, train=False)
         return jax.nn.softmax(outputs.logits)
 
     shape = jax.eval_shape(jax.vmap(predict), helpers)
@@ -588,23 +588,23 @@ class FromClient(NamedTuple):
     entries: dict[str, Int[Array, ""]]  # numbers that were sent, by part
 
 
-def to_cohort(settings: FedMatch, store: Store, round: RoundContext) -> ToClient:
+def to_cohort(settings: FedMatch, store: Store, context: RoundContext) -> ToClient:
     """Return what every client of the cohort is sent (S2C)."""
-    ids = round.clients.id
+    ids = context.clients.id
     part = settings.parts[-1]
-    fresh = jnp.full(ids.shape, round.number == 0)
+    fresh = jnp.full(ids.shape, context.number == 0)
     if settings.first_contact == "dense":
         fresh = fresh | ~store.seen.at[ids].get(mode="clip")
     held = jax.tree.map(lambda table: table.at[ids].get(mode="clip"), store.uploads)
     chosen, there = nearest_clients(ids, store.embeddings, store.seen, settings.num_helpers)
-    there = there & helpers_due(settings, round.number)
+    there = there & helpers_due(settings, context.number)
     helpers = jax.tree.map(lambda table: table[chosen], store.uploads[part])
 
     def to_one(
         held: Params, fresh: Bool[Array, ""], helpers: PyTree, there: Bool[Array, " H"]
     ) -> ToClient:
         has = settings.visible(held)
-        differs = settings.changed(settings.visible(round.groups), has)
+        differs = settings.changed(settings.visible(context.groups), has)
         masks = jax.tree.map(lambda mask: mask | fresh, differs)
 
         def helper(raw: PyTree) -> tuple[Int[Array, ""], PyTree]:
@@ -646,7 +646,7 @@ def sparse_messages(settings: FedMatch) -> UploadTransform:
         def moved(part: str) -> PyTree:
             packed = packing(sent.parts[part])
             return jax.tree.map(
-                jnp.subtract, packed.pack(sent.parts[part]), packed.pack(trained.sent[part])
+                jnp.subtract, packed.pack(sent.parts[part]), packed.pack(trained.sent_params[part])
             )
 
         update = {**upload.update, **{part: moved(part) for part in settings.uploaded}}
@@ -660,7 +660,7 @@ def from_client(settings: FedMatch, trained: ClientResult) -> FromClient:
     that it began with elsewhere.
     """
     new = {part: trained.groups[part] for part in settings.uploaded}
-    old = {part: trained.received[part] for part in settings.uploaded}
+    old = {part: trained.start_params[part] for part in settings.uploaded}
     masks = settings.changed(settings.visible(new), old)
     if settings.c2s_send_sparsified:
         new = settings.visible(new)
@@ -673,10 +673,10 @@ def _stored(setup: Setup, settings: FedMatch, state: State, outcome: RoundResult
     """Keep the uploads, and what each says of the noise image; one that says nothing finite is
     no upload.
     """
-    round = outcome.round
+    context = outcome.context
     store = state.store
-    shape = jax.eval_shape(setup.normalize, round.inputs[:1]).shape[1:]
-    noise = noise_image(named_key(round.run_key, "noise image"), shape, settings.noise)[None]
+    shape = jax.eval_shape(setup.normalize, context.inputs[:1]).shape[1:]
+    noise = noise_image(named_key(context.run_key, "noise image"), shape, settings.noise)[None]
 
     def embed(parts: Params) -> Float[Array, " K"]:
         outputs, _ = setup.model.apply(
@@ -686,7 +686,7 @@ def _stored(setup: Setup, settings: FedMatch, state: State, outcome: RoundResult
 
     embeddings = jax.lax.map(embed, outcome.uploads.parts)
     sound = outcome.counts & jnp.all(jnp.isfinite(embeddings), axis=1)
-    place = jnp.where(sound, round.clients.id, store.seen.shape[0])
+    place = jnp.where(sound, context.clients.id, store.seen.shape[0])
 
     def put(table: Array, rows: Array) -> Array:
         return table.at[place].set(rows.astype(table.dtype), mode="drop")
@@ -697,7 +697,7 @@ def _stored(setup: Setup, settings: FedMatch, state: State, outcome: RoundResult
 
 def _traffic(settings: FedMatch, outcome: RoundResult) -> Traffic:
     """Bytes each way, in place of the model's."""
-    valid = outcome.round.valid
+    valid = outcome.context.valid
     size = count_parameters(next(iter(outcome.before.params.values())))
     numbers = count_parameters(outcome.before.model_state)
     statistics = count(jnp.sum(valid, dtype=jnp.int32), BYTES_PER_NUMBER * numbers)
@@ -722,7 +722,7 @@ def costs(outcome: RoundResult) -> Metrics:
     2.
     """
     size = count_parameters(next(iter(outcome.before.params.values())))
-    valid = outcome.round.valid
+    valid = outcome.context.valid
     to_clients: ToClient = outcome.sent.own
     there = to_clients.available.sum(1).astype(jnp.result_type(float))
     metrics: Metrics = {"helpers": jnp.mean(there, where=valid)}
@@ -752,7 +752,7 @@ def _server_training(setup: Setup, settings: FedMatch, supervised: Term) -> Serv
     term = supervised._replace(
         server=AtServer(
             init=lambda *_: first_plateau(settings.patience),
-            prepare=lambda state, round: (Broadcast(state.factor[None]), state),
+            prepare=lambda state, context: (Broadcast(state.factor[None]), state),
             server_update=server_update,
         ),
         client=AtClient(collect=lambda trained: validate(setup, settings, trained)[0]),

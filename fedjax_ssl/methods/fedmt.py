@@ -213,7 +213,7 @@ def _channel(settings: FedMT, client: Client, weak: WeakLabels) -> Channel:
 
 def estimated(
     settings: FedMT,
-    round: RoundContext,
+    context: RoundContext,
     probabilities: Float[Array, "p n K"],
     confident: Bool[Array, "p n"],
 ) -> PyTree:
@@ -224,18 +224,18 @@ def estimated(
 
     Args:
         settings: the method's own.
-        round: gives the cohort and its weak labels.
+        context: gives the cohort and its weak labels.
         probabilities: probabilities of the classes, by the model just received.
         confident: examples that count.
 
     Returns:
         `Estimate` with leading axis p; () where nobody has weak labels.
     """
-    weak = round.clients.weak
+    weak = context.clients.weak
     if weak is None:
         return ()
     num_rows = weak.matrix.shape[1]
-    real = examples_mask(round.clients)
+    real = examples_mask(context.clients)
     # Pooled counts must not suffer from one client's broken values.
     sound = jnp.all(jnp.isfinite(probabilities).all(axis=2) | ~real, axis=1) & ~weak.from_sets
     real = real & sound[:, None]
@@ -265,16 +265,16 @@ def estimated(
     return Estimate(columns / jnp.where(totals > 0, totals, 1.0), counts.sum(axis=1))
 
 
-def _confident_or_labelled(sent: Broadcast, round: RoundContext) -> Bool[Array, " p"]:
-    labelled = learns(round.clients) & (round.clients.num_known > 0)
-    return has_confident(sent, round) | (round.valid & labelled)
+def _confident_or_labelled(sent: Broadcast, context: RoundContext) -> Bool[Array, " p"]:
+    labelled = learns(context.clients) & (context.clients.num_known > 0)
+    return has_confident(sent, context) | (context.valid & labelled)
 
 
 def _counts_traffic(outcome: RoundResult) -> Traffic:
     """Count go up, the estimate comes down."""
-    weak = outcome.round.clients.weak
+    weak = outcome.context.clients.weak
     numbers = 0 if weak is None else weak.matrix[0].size
-    both_ways = count(jnp.sum(outcome.round.valid), BYTES_PER_NUMBER * numbers)
+    both_ways = count(jnp.sum(outcome.context.valid), BYTES_PER_NUMBER * numbers)
     return Traffic(both_ways, both_ways)
 
 
@@ -286,13 +286,13 @@ def _diagnose(outcome: RoundResult) -> Metrics:
     known; "classes_without_support" the mean number of classes of which a client has no confident
     example.
     """
-    round = outcome.round
-    weak = outcome.round.clients.weak
+    context = outcome.context
+    weak = outcome.context.clients.weak
     if weak is None:
         return {}
     estimate: Estimate = outcome.sent.own.extra
-    coarse = round.valid & weak.has_coarse
-    comparable = round.valid & weak.has_known_correspondence
+    coarse = context.valid & weak.has_coarse
+    comparable = context.valid & weak.has_known_correspondence
     difference = jnp.max(
         jnp.abs(estimate.matrix - weak.matrix.astype(estimate.matrix.dtype)), axis=(1, 2)
     )

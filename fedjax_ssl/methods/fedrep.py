@@ -190,5 +190,5 @@ def _without_server_head(sent: tuple[str, ...], outcome: RoundResult) -> Traffic
     numbers = count_parameters([before.params[group] for group in sent]) + count_parameters(
         before.model_state
     )
-    both_ways = count(jnp.sum(outcome.round.valid), BYTES_PER_NUMBER * numbers)
+    both_ways = count(jnp.sum(outcome.context.valid), BYTES_PER_NUMBER * numbers)
     return Traffic(both_ways, both_ways, model_down=False, model_up=False)

@@ -226,7 +226,7 @@ def unlabelled_term(setup: Setup, settings: FedRGD) -> Term:
         views = (weak,)
         loss = self_training
     participates = AtServer(
-        participates=lambda sent, round: round.valid & (round.clients.num_examples > 0)
+        participates=lambda sent, context: context.valid & (context.clients.num_examples > 0)
     )
 
     def diagnose(outcome: RoundResult, truth: Int[Array, "p n"], measured: PyTree) -> Metrics:
@@ -406,12 +406,13 @@ def with_gradient_diversity(optimizer: FederatedOptimizer, how: FedRGD) -> Feder
     def membership(received: PyTree) -> Float[Array, " G"]:
         return groups.membership(received["optimizer"])
 
-    def send(state: PyTree, kept: PyTree, round: RoundContext) -> PyTree:
+    def send(state: PyTree, kept: PyTree, context: RoundContext) -> PyTree:
         is_client = (
-            jnp.arange(round.valid.shape[0] + round.members, dtype=jnp.int32) < round.valid.shape[0]
+            jnp.arange(context.valid.shape[0] + context.members, dtype=jnp.int32)
+            < context.valid.shape[0]
         )
         return {
-            "optimizer": optimizer.send(state, kept, round),
+            "optimizer": optimizer.send(state, kept, context),
             "counts": is_client | how.include_server,
         }
 
@@ -429,13 +430,13 @@ def with_gradient_diversity(optimizer: FederatedOptimizer, how: FedRGD) -> Feder
         return Report(inner.summed._replace(more=more), inner.kept)
 
     def apply(
-        state: PyTree, anchor: Grouped, summed: Moved, round: RoundContext
+        state: PyTree, anchor: Grouped, summed: Moved, context: RoundContext
     ) -> tuple[Grouped, PyTree]:
-        return optimizer.apply(state, anchor, summed._replace(more=summed.more.optimizer), round)
+        return optimizer.apply(state, anchor, summed._replace(more=summed.more.optimizer), context)
 
-    def log(summed: Moved, round: RoundContext) -> dict[str, Array]:
+    def log(summed: Moved, context: RoundContext) -> dict[str, Array]:
         return {
-            **optimizer.log(summed._replace(more=summed.more.optimizer), round),
+            **optimizer.log(summed._replace(more=summed.more.optimizer), context),
             "gradient_diversity": diversity_of(summed.more.shares, how),
         }
 
@@ -551,13 +552,13 @@ def _measuring(optimizer: FederatedOptimizer, how: FedRGD, has_server: bool) -> 
     """
     groups = optimizer.groups
 
-    def send(state: PyTree, kept: PyTree, round: RoundContext) -> PyTree:
+    def send(state: PyTree, kept: PyTree, context: RoundContext) -> PyTree:
         if groups.number == 1:
             return ()
         received = optimizer.send(
-            state, kept, round._replace(members=groups.number if has_server else 0)
+            state, kept, context._replace(members=groups.number if has_server else 0)
         )
-        return jax.tree.map(lambda x: x[: round.valid.shape[0] + round.members], received)
+        return jax.tree.map(lambda x: x[: context.valid.shape[0] + context.members], received)
 
     def start(state: PyTree, received: PyTree, common: Grouped) -> Grouped:
         models = groups.models(state, common)["model"]
@@ -571,11 +572,11 @@ def _measuring(optimizer: FederatedOptimizer, how: FedRGD, has_server: bool) -> 
 
     return FederatedOptimizer(
         init=lambda params: (),
-        apply=lambda state, anchor, summed, round: (anchor, state),
+        apply=lambda state, anchor, summed, context: (anchor, state),
         send=send,
         start=start,
         report=report,
-        log=lambda summed, round: {"full_gradient_diversity": diversity_of(summed.more, how)},
+        log=lambda summed, context: {"full_gradient_diversity": diversity_of(summed.more, how)},
         groups=groups,
     )
 

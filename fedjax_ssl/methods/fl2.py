@@ -179,22 +179,22 @@ def client_thresholds(
 
 
 def at_own_thresholds(
-    state: PyTree, round: RoundContext, probabilities: Float[Array, "p n K"]
+    state: PyTree, context: RoundContext, probabilities: Float[Array, "p n K"]
 ) -> Choice:
     """Return the set A of every client; all of its examples where one is not finite, so that the
     client is dropped.
     """
-    _, thresholds = client_thresholds(probabilities, examples_mask(round.clients))
+    _, thresholds = client_thresholds(probabilities, examples_mask(context.clients))
     labels = jnp.argmax(probabilities, axis=2).astype(jnp.int32)
     unsure = jnp.max(probabilities, axis=2) < jnp.take_along_axis(thresholds, labels, axis=1)
     return Choice(labels, ~unsure)
 
 
 def certainty(
-    round: RoundContext, probabilities: Float[Array, "p n K"], confident: Bool[Array, "p n"]
+    context: RoundContext, probabilities: Float[Array, "p n K"], confident: Bool[Array, "p n"]
 ) -> Float[Array, " p"]:
     """tau_k, which a client uploads."""
-    return client_thresholds(probabilities, examples_mask(round.clients))[0]
+    return client_thresholds(probabilities, examples_mask(context.clients))[0]
 
 
 def by_uncertainty(client: Client, uploads: dict[str, PyTree]) -> Float[Array, ""]:

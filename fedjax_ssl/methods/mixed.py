@@ -135,18 +135,18 @@ def mixed(setup: Setup, settings: Mixed) -> Recipe:
 def propagated_term(setup: Setup, settings: Mixed) -> Term:
     """Pseudo-labels by propagation over one graph, which never contradict what the client knows."""
 
-    def prepare(state: PyTree, round: RoundContext) -> tuple[PseudoLabels, PyTree]:
-        outputs = network_outputs(setup, round, round.clients)
+    def prepare(state: PyTree, context: RoundContext) -> tuple[PseudoLabels, PyTree]:
+        outputs = network_outputs(setup, context, context.clients)
         features = outputs.features
         if settings.graph_features == "inputs":
-            features = graphs.cohort_features(setup, round, "inputs", False)
-        own = round.clients.observed
-        likelihood = observation_likelihood(round.clients, setup.num_classes)
-        anchors = _anchors(outputs.logits, likelihood, round.clients, settings.anchor_confidence)
-        result = graphs.propagate_over_cohort(setup, round, features, anchors, settings)
+            features = graphs.cohort_features(setup, context, "inputs", False)
+        own = context.clients.observed
+        likelihood = observation_likelihood(context.clients, setup.num_classes)
+        anchors = _anchors(outputs.logits, likelihood, context.clients, settings.anchor_confidence)
+        result = graphs.propagate_over_cohort(setup, context, features, anchors, settings)
         result = _refined(result, likelihood, own)
         targets = graphs.to_pseudo_labels(
-            result, examples_mask(round.clients), setup.num_classes, settings
+            result, examples_mask(context.clients), setup.num_classes, settings
         )
         # Class labels count in the channel term already.
         return targets._replace(weights=jnp.where(own >= 0, 0.0, targets.weights)), state
@@ -199,11 +199,11 @@ def prototype_term(setup: Setup, temperature: float | Array) -> Term:
     """
     view = augmented_view(setup, "mixed")
 
-    def prepare(state: PyTree, round: RoundContext) -> tuple[Broadcast, PyTree]:
-        features = network_features(setup, round)
+    def prepare(state: PyTree, context: RoundContext) -> tuple[Broadcast, PyTree]:
+        features = network_features(setup, context)
         # one client's NaN would be in every prototype
         finite = jnp.all(jnp.isfinite(features), axis=2)
-        labels = jnp.where(examples_mask(round.clients) & finite, round.clients.observed, -1)
+        labels = jnp.where(examples_mask(context.clients) & finite, context.clients.observed, -1)
         centers, present = class_prototypes(
             features.reshape(-1, features.shape[-1]), labels.reshape(-1), setup.num_classes
         )
@@ -228,7 +228,7 @@ def prototype_term(setup: Setup, temperature: float | Array) -> Term:
     def traffic(outcome: RoundResult) -> Traffic:
         width = outcome.sent.shared.centers.shape[-1]
         both_ways = count(
-            jnp.sum(outcome.round.valid), BYTES_PER_NUMBER * setup.num_classes * (width + 1)
+            jnp.sum(outcome.context.valid), BYTES_PER_NUMBER * setup.num_classes * (width + 1)
         )
         return Traffic(both_ways, both_ways)
 

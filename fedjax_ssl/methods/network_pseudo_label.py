@@ -40,9 +40,9 @@ def network_pseudo_label(
         augment_predictions: predict on weakly augmented examples, as the authors' code does.
     """
 
-    def prepare(state: PyTree, round: RoundContext) -> tuple[PseudoLabels, PyTree]:
-        key = named_key(round.key, "predictions") if augment_predictions else None
-        return network_pseudo_labels(setup, round, round.clients, key), state
+    def prepare(state: PyTree, context: RoundContext) -> tuple[PseudoLabels, PyTree]:
+        key = named_key(context.key, "predictions") if augment_predictions else None
+        return network_pseudo_labels(setup, context, context.clients, key), state
 
     return after_labelled_stage(
         setup, mixed_stage(setup, pseudo_label_term(setup, prepare)), warmup_rounds
@@ -72,13 +72,13 @@ def fedsem(setup: Setup, *, warmup_rounds: CountOrZero = 0) -> Recipe:
         nothing = jnp.zeros(clients.rows.shape, jnp.result_type(float))
         return PseudoLabels(jnp.full(clients.rows.shape, -1, jnp.int32), nothing, nothing)
 
-    def prepare(state: PseudoLabels, round: RoundContext) -> tuple[PseudoLabels, PseudoLabels]:
+    def prepare(state: PseudoLabels, context: RoundContext) -> tuple[PseudoLabels, PseudoLabels]:
         state = jax.lax.cond(
-            round.number == 0,
-            lambda: network_pseudo_labels(setup, round, round.all_clients),
+            context.number == 0,
+            lambda: network_pseudo_labels(setup, context, context.all_clients),
             lambda: state,
         )
-        return jax.tree.map(lambda table: table[round.clients.id], state), state
+        return jax.tree.map(lambda table: table[context.clients.id], state), state
 
     return after_labelled_stage(
         setup, mixed_stage(setup, pseudo_label_term(setup, prepare, init=init)), warmup_rounds

@@ -252,8 +252,8 @@ def _term(setup: Setup, settings: ProtoFSSL) -> Term:
     streams = (SUPPORT, QUERY, UNLABELLED) if settings.pseudo_labelled else (SUPPORT, QUERY)
     views = {stream: augmented_view(setup, stream) for stream in streams}
 
-    def participates(sent: Broadcast, round: RoundContext) -> Bool[Array, " p"]:
-        clients = round.clients
+    def participates(sent: Broadcast, context: RoundContext) -> Bool[Array, " p"]:
+        clients = context.clients
         helpers = sent.shared
         labelled = clients.num_labelled > 0
         towards_helpers = helpers.active & (clients.num_examples > clients.num_labelled)
@@ -261,7 +261,7 @@ def _term(setup: Setup, settings: ProtoFSSL) -> Term:
 
     def store(state: State, outcome: RoundResult) -> State:
         return state._replace(
-            bank=push(state.bank, outcome.uploads, outcome.round.clients.id, outcome.counts)
+            bank=push(state.bank, outcome.uploads, outcome.context.clients.id, outcome.counts)
         )
 
     server = AtServer(prepare=partial(_prepare, setup, settings), participates=participates)
@@ -337,34 +337,38 @@ def _prototypes_after(setup: Setup, settings: ProtoFSSL, trained: ClientResult) 
     return _own_prototypes(setup, settings, network, trained.client, trained.inputs)
 
 
-def _prototypes_before(setup: Setup, settings: ProtoFSSL, round: RoundContext) -> PrototypeSets:
+def _prototypes_before(setup: Setup, settings: ProtoFSSL, context: RoundContext) -> PrototypeSets:
     """At the beginning, with the model just received, for the same round; leading axis p."""
-    begin = named_key(round.key, "begin")
-    keys = jax.vmap(lambda client: jax.random.fold_in(begin, client))(round.clients.id)
-    network = round.params, round.model_state
+    begin = named_key(context.key, "begin")
+    keys = jax.vmap(lambda client: jax.random.fold_in(begin, client))(context.clients.id)
+    network = context.params, context.model_state
 
     def share(client: Client, key: Key[Array, ""]) -> PrototypeSets:
-        sets = _own_prototypes(setup, settings, network, client, round.inputs)
+        sets = _own_prototypes(setup, settings, network, client, context.inputs)
         return _with_noise(settings, sets, key)
 
-    return jax.vmap(share)(round.clients, keys)
+    return jax.vmap(share)(context.clients, keys)
 
 
 def _prepare(
-    setup: Setup, settings: ProtoFSSL, state: State, round: RoundContext
+    setup: Setup, settings: ProtoFSSL, state: State, context: RoundContext
 ) -> tuple[Broadcast, State]:
     """Chooses the helpers whose prototypes everybody receives."""
     bank = state.bank
     if settings.proto_refresh == "begin":
-        bank = push(bank, _prototypes_before(setup, settings, round), round.clients.id, round.valid)
-    key = named_key(round.key, "helpers")
+        bank = push(
+            bank, _prototypes_before(setup, settings, context), context.clients.id, context.valid
+        )
+    key = named_key(context.key, "helpers")
     helpers = choose_helpers(key, bank, settings.keep_proto_rounds, settings.most_helpers)
     if settings.helper_interval > 1:
-        due = ((round.number - 1) % settings.helper_interval == 0) | ~jnp.any(state.helpers.present)
+        due = ((context.number - 1) % settings.helper_interval == 0) | ~jnp.any(
+            state.helpers.present
+        )
         helpers = jax.tree.map(lambda new, old: jnp.where(due, new, old), helpers, state.helpers)
     active = (
         jnp.any(helpers.present)
-        & (round.number > settings.unlabel_round)
+        & (context.number > settings.unlabel_round)
         & settings.pseudo_labelled
     )
     needed = helpers.present if settings.global_source else helpers.present & active
@@ -451,12 +455,12 @@ def _diagnose(
 
 def _traffic(setup: Setup, settings: ProtoFSSL, outcome: RoundResult) -> Traffic:
     """Helpers' prototypes to every client, every client's own back."""
-    round = outcome.round
+    context = outcome.context
     sets = outcome.sent.shared.sets
-    down = jnp.sum(sets.present) * jnp.sum(round.valid)
-    classes = jax.vmap(partial(_shared_classes, setup, settings))(round.clients)
+    down = jnp.sum(sets.present) * jnp.sum(context.valid)
+    classes = jax.vmap(partial(_shared_classes, setup, settings))(context.clients)
     size = BYTES_PER_NUMBER * sets.centers.shape[-1]
-    return Traffic(count(down, size), count(jnp.sum(classes & round.valid[:, None]), size))
+    return Traffic(count(down, size), count(jnp.sum(classes & context.valid[:, None]), size))
 
 
 def _with_bank(
@@ -537,8 +541,8 @@ def _costs(
     if setup.model.forward_operations is None:
         return {}
     operations = float(setup.model.forward_operations())
-    valid = outcome.round.valid
-    clients = outcome.round.clients
+    valid = outcome.context.valid
+    clients = outcome.context.clients
 
     def mean(values: Array) -> Float[Array, ""]:
         total = jnp.sum(values, where=valid).astype(jnp.result_type(float))
@@ -546,7 +550,7 @@ def _costs(
 
     labelled = mean(clients.num_labelled)
     unlabelled: Number = mean(clients.num_examples) - labelled if settings.pseudo_labelled else 0
-    size = float(BYTES_PER_NUMBER * count_parameters(outcome.round.params))
+    size = float(BYTES_PER_NUMBER * count_parameters(outcome.context.params))
     width = outcome.sent.shared.sets.centers.shape[-1]
     asked = analytic_cost(
         labelled, unlabelled, operations, size, settings.most_helpers, setup.num_classes, width

@@ -131,7 +131,7 @@ def _correction_term(
     strong = strong_view(setup)
 
     def loss(step: Step) -> tuple[Float[Array, ""], Guess]:
-        frozen = step.received
+        frozen = step.start_network
         seen = step.inputs[weak.name]
         theirs, _ = setup.model.apply(frozen.params, frozen.model_state, seen, train=False)
         ours = step.outputs[weak.name]

@@ -116,13 +116,13 @@ def xclp(setup: Setup, settings: XCLP) -> Recipe:
         protocols = graph.protocols(settings.protocol, settings.num_bits, settings.hamming)
     exchange = protocols.exchange if protocols else None
 
-    def prepare(state: PyTree, round: RoundContext) -> tuple[PseudoLabels, PyTree]:
-        features = cohort_features(setup, round, settings.graph_features, settings.graph_augment)
-        clients = round.clients
-        real = examples_mask(round.clients)
+    def prepare(state: PyTree, context: RoundContext) -> tuple[PseudoLabels, PyTree]:
+        features = cohort_features(setup, context, settings.graph_features, settings.graph_augment)
+        clients = context.clients
+        real = examples_mask(context.clients)
         if loses:
             # Gone before the codes: no example in the graph. Gone after them: examples, no labels.
-            before, lost = _lost(settings, round)
+            before, lost = _lost(settings, context)
             clients = clients._replace(
                 num_examples=jnp.where(before, 0, clients.num_examples),
                 observed=jnp.where(lost[:, None], -1, clients.observed),
@@ -130,7 +130,7 @@ def xclp(setup: Setup, settings: XCLP) -> Recipe:
             real = real & ~lost[:, None]
         result = propagate_over_cohort(
             setup,
-            round._replace(clients=clients),
+            context._replace(clients=clients),
             features,
             clients.observed,
             settings,
@@ -148,11 +148,11 @@ def xclp(setup: Setup, settings: XCLP) -> Recipe:
 
     def diagnose(outcome: RoundResult, truth: Array, measured: PyTree) -> Metrics:
         return term.log.diagnose(outcome, truth, measured) | graph_operations(
-            setup, settings, outcome.round
+            setup, settings, outcome.context
         )
 
-    def stays(sent: Broadcast, round: RoundContext) -> Bool[Array, " p"]:
-        return term.server.participates(sent, round) & ~_lost(settings, round)[1]
+    def stays(sent: Broadcast, context: RoundContext) -> Bool[Array, " p"]:
+        return term.server.participates(sent, context) & ~_lost(settings, context)[1]
 
     term = pseudo_label_term(setup, prepare, traffic)
     whole = term._replace(log=term.log._replace(diagnose=diagnose))
@@ -165,11 +165,11 @@ def xclp(setup: Setup, settings: XCLP) -> Recipe:
     return recipe._replace(sends=("codes of their examples",))
 
 
-def _lost(settings: XCLP, round: RoundContext) -> tuple[Bool[Array, " p"], Bool[Array, " p"]]:
+def _lost(settings: XCLP, context: RoundContext) -> tuple[Bool[Array, " p"], Bool[Array, " p"]]:
     """Draws which clients of the cohort drop out: before their codes are compared, and at all."""
-    key = named_key(round.key, "lost")
+    key = named_key(context.key, "lost")
     drawn = jax.vmap(lambda client: jax.random.uniform(jax.random.fold_in(key, client)))(
-        round.clients.id
+        context.clients.id
     )
     return drawn < settings.lost_before, drawn < settings.lost_before + settings.lost_after
 
@@ -205,9 +205,9 @@ def per_client_lp(setup: Setup, settings: PerClientLP) -> Recipe:
         ValueError: for a setting outside its range.
     """
 
-    def prepare(state: PyTree, round: RoundContext) -> tuple[PseudoLabels, PyTree]:
-        features = cohort_features(setup, round, settings.graph_features, settings.graph_augment)
-        real = examples_mask(round.clients)
+    def prepare(state: PyTree, context: RoundContext) -> tuple[PseudoLabels, PyTree]:
+        features = cohort_features(setup, context, settings.graph_features, settings.graph_augment)
+        real = examples_mask(context.clients)
 
         def one_client(identity: Array, rows: Array, observed: Array, mask: Array) -> PseudoLabels:
             result = graph.label_propagation(
@@ -216,12 +216,14 @@ def per_client_lp(setup: Setup, settings: PerClientLP) -> Recipe:
                 setup.num_classes,
                 settings,
                 similarity=settings.similarity,
-                key=jax.random.fold_in(named_key(round.key, "projections"), identity),
+                key=jax.random.fold_in(named_key(context.key, "projections"), identity),
                 valid=mask,
             )
             return to_pseudo_labels(result, mask, setup.num_classes, settings)
 
-        return jax.vmap(one_client)(round.clients.id, features, round.clients.observed, real), state
+        return jax.vmap(one_client)(
+            context.clients.id, features, context.clients.observed, real
+        ), state
 
     quota = "proportional" if settings.unlabelled_clients else "only"
     stage = mixed_stage(setup, pseudo_label_term(setup, prepare), quota)

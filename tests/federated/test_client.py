@@ -114,8 +114,8 @@ def test_weighted_pseudo_labels_are_not_renormalized(float64) -> None:
     targets = rng.integers(-1, toy.NUM_CLASSES, data.labels.shape[0]).astype(np.int32)
     row_weights = rng.uniform(0, 3, data.labels.shape[0])
 
-    def prepare(state, round):
-        rows = round.clients.rows
+    def prepare(state, context):
+        rows = context.clients.rows
         return PseudoLabels(
             jnp.asarray(targets)[rows], jnp.asarray(row_weights)[rows], jnp.zeros(rows.shape)
         ), state

@@ -242,8 +242,8 @@ def messages_term() -> Term:
     of all of them.
     """
 
-    def prepare(state, round):
-        return Broadcast(own={"id": round.clients.id}, shared={"of": round.number}), state
+    def prepare(state, context):
+        return Broadcast(own={"id": context.clients.id}, shared={"of": context.number}), state
 
     def loss(step):
         wrong = (step.sent["id"] != step.client.id) | (step.shared["of"] != step.now.number)
@@ -258,7 +258,7 @@ def messages_term() -> Term:
         return {"id": trained.client.id, "mean": jnp.mean(rows, axis=0, where=real[:, None])}
 
     def server_update(state, outcome):
-        means = jnp.where(outcome.round.valid[:, None], outcome.uploads["mean"], -1.0)
+        means = jnp.where(outcome.context.valid[:, None], outcome.uploads["mean"], -1.0)
         return {
             "mean": state["mean"].at[outcome.uploads["id"]].set(means),
             "steps": outcome.mean_or(state["steps"]),

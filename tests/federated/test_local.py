@@ -74,7 +74,7 @@ def test_what_needs_a_server_is_refused() -> None:
     ):
         methods.build("semifl", setup, threshold=0.5)
     asks = supervised_term(setup)._replace(
-        server=AtServer(prepare=lambda state, round: (Broadcast(), state))
+        server=AtServer(prepare=lambda state, context: (Broadcast(), state))
     )
     with pytest.raises(ValueError, match="this method's 'supervised' needs one"):
         build(Recipe(setup, (Stage((asks,), toy.in_order("labelled", 4, 1)),)))

@@ -171,7 +171,7 @@ def test_terms_remember_what_a_client_had_and_dropped_clients_forget_nothing() -
         lambda step: jnp.sum(step.inputs["all"]) * 0.0 + 0.0 * step.params["w"],
         server=AtServer(
             init=lambda *_: jnp.zeros(6),
-            server_update=lambda state, outcome: outcome.round.clients.kept.terms["counting"],
+            server_update=lambda state, outcome: outcome.context.clients.kept.terms["counting"],
         ),
         client=AtClient(
             keep=lambda params, model_state, client: jnp.zeros(()),
@@ -378,7 +378,7 @@ def test_gradient_diversity_is_measured_and_reaches_nothing(float64) -> None:
     data = toy.federation()
 
     def measure(trained):
-        return (trained.groups["model"]["w"] - trained.received["model"]["w"]) ** 2
+        return (trained.groups["model"]["w"] - trained.start_params["model"]["w"]) ** 2
 
     def diagnose(outcome, truth, measured):
         mean = outcome.after.params["model"]["w"] - outcome.before.params["model"]["w"]
@@ -511,7 +511,7 @@ def test_a_step_sees_the_model_that_was_received(float64) -> None:
     data = toy.federation()
 
     def target(step):
-        return step.received.params["w"] + step.number + 1.0
+        return step.start_network.params["w"] + step.number + 1.0
 
     state, _ = after(method_of(data, pull("away", target), steps=3, learning_rate=1.0), data, 2)
     assert number(state) == 6.0
@@ -606,9 +606,9 @@ def test_an_epoch_goes_over_what_a_round_chose() -> None:
     """A term chooses examples before the round; the sampler walks through these alone."""
     data = toy.federation(sizes=(6, 4), labelled=(6, 4))
 
-    def prepare(state, round):
-        chosen = jnp.arange(round.clients.rows.shape[1]) % 2 == 0
-        return Broadcast(own=jnp.broadcast_to(chosen, round.clients.rows.shape)), state
+    def prepare(state, context):
+        chosen = jnp.arange(context.clients.rows.shape[1]) % 2 == 0
+        return Broadcast(own=jnp.broadcast_to(chosen, context.clients.rows.shape)), state
 
     def schedule(key, client, now):
         place = jnp.arange(client.rows.shape[0], dtype=jnp.int32)

@@ -239,7 +239,7 @@ def test_clients_train_on_the_very_views_that_they_labelled() -> None:
     run = toy.setup(data, model=toy.linear_model(), augment=toy.jitter, learning_rate=0.0)
 
     labels = confident_term(
-        run, above(0.0), extra=lambda round, probabilities, confident: probabilities
+        run, above(0.0), extra=lambda context, probabilities, confident: probabilities
     )
     term = fix_term(run, 1.0, as_labelled=True)
 

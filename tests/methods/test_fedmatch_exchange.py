@@ -71,7 +71,7 @@ def exchanged():
             l1_threshold=epsilon, delta_threshold=delta, s2c_lossy=True, first_contact="init"
         )
         sent = down_to(exchange, server, client, helpers, number, seen)
-        after = SimpleNamespace(groups=trained, received=server)
+        after = SimpleNamespace(groups=trained, start_params=server)
         merged, entries = from_client(exchange, after)
         sparse, _ = from_client(dataclasses.replace(exchange, c2s_send_sparsified=True), after)
         received = {p: jnp.where(sent.lossy[0][p], server[p], sent.lossy[1][p]) for p in server}

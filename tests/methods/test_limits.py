@@ -36,8 +36,8 @@ def stage_of(run, term: Term, quota: str = "proportional") -> Stage:
 def given_labels(run, table) -> Term:
     """Targets from a table over all examples, -1 = none."""
 
-    def prepare(state, round):
-        labels = jnp.where(examples_mask(round.clients), table[round.clients.rows], -1)
+    def prepare(state, context):
+        labels = jnp.where(examples_mask(context.clients), table[context.clients.rows], -1)
         ones = (labels >= 0).astype(jnp.float32)
         return PseudoLabels(labels, ones, ones), state
 

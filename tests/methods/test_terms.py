@@ -42,12 +42,12 @@ def setup(data, **changes):
     return toy.setup(data, model=toy.linear_model(), evaluation_batch_size=7, **changes)
 
 
-def features(run, round: RoundContext, key: jax.Array | None = None) -> np.ndarray:
+def features(run, context: RoundContext, key: jax.Array | None = None) -> np.ndarray:
     """`network_features` in one program."""
     return np.asarray(
-        jax.jit(lambda round, key: network_features(run, round, *(() if key is None else (key,))))(
-            round, key
-        )
+        jax.jit(
+            lambda context, key: network_features(run, context, *(() if key is None else (key,)))
+        )(context, key)
     )
 
 
@@ -99,8 +99,8 @@ def test_augmented_features_do_not_depend_on_cohort_and_padding() -> None:
 
 def test_diagnostics_count_unlabelled_examples_only() -> None:
     data = toy.federation()
-    round = a_round(data, [0, 2])
-    truth = np.asarray(data.labels)[np.asarray(round.clients.rows)]
+    context = a_round(data, [0, 2])
+    truth = np.asarray(data.labels)[np.asarray(context.clients.rows)]
     labels = np.full(truth.shape, -1, np.int32)
     confidence = np.random.default_rng(0).uniform(size=truth.shape).astype(np.float32)
     # rows 0..3 of client 0 are labelled and do not count; 4..7 are right
@@ -111,7 +111,7 @@ def test_diagnostics_count_unlabelled_examples_only() -> None:
     found = diagnose_pseudo_labels(
         PseudoLabels(jnp.asarray(labels), jnp.asarray(confidence), jnp.asarray(confidence)),
         jnp.asarray(truth),
-        round.clients,
+        context.clients,
     )
     wrong = np.concatenate([confidence[0, 8:10], confidence[1, :7]])
     assert float(found["pseudo_label_accuracy"]) == pytest.approx(4 / 13)
@@ -122,20 +122,20 @@ def test_diagnostics_count_unlabelled_examples_only() -> None:
 
 def test_diagnostics_without_anything_to_average_are_nan() -> None:
     data = toy.federation()
-    round = a_round(data, [3, 4])  # labelled examples only
-    truth = data.labels[round.clients.rows]
+    context = a_round(data, [3, 4])  # labelled examples only
+    truth = data.labels[context.clients.rows]
     nothing = jnp.zeros(truth.shape)
-    found = diagnose_pseudo_labels(PseudoLabels(truth, nothing, nothing), truth, round.clients)
+    found = diagnose_pseudo_labels(PseudoLabels(truth, nothing, nothing), truth, context.clients)
     assert all(np.isnan(value) for value in found.values())
 
 
 def test_diagnostics_ignore_examples_whose_truth_is_unknown() -> None:
     data = toy.federation()
-    round = a_round(data, [2])
-    labels = data.labels[round.clients.rows]
+    context = a_round(data, [2])
+    labels = data.labels[context.clients.rows]
     ones = jnp.ones(labels.shape)
     found = diagnose_pseudo_labels(
-        PseudoLabels(labels, ones, ones), jnp.full_like(labels, -1), round.clients
+        PseudoLabels(labels, ones, ones), jnp.full_like(labels, -1), context.clients
     )
     assert np.isnan(found["pseudo_label_accuracy"])
     assert float(found["pseudo_label_coverage"]) == 1.0

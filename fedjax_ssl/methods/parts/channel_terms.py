@@ -116,7 +116,9 @@ def channel_term(
         )
         return batch_mean(losses, batch.mask)
 
-    participates = AtServer(participates=lambda sent, round: round.valid & learns(round.clients))
+    participates = AtServer(
+        participates=lambda sent, context: context.valid & learns(context.clients)
+    )
     return Term("channel", (seen,), loss, server=participates)
 
 

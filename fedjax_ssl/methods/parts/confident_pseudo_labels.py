@@ -83,7 +83,9 @@ def above(threshold: float | Array, strict: bool = False) -> Choose:
         strict: confident above the threshold, not at it.
     """
 
-    def choose(state: PyTree, round: RoundContext, probabilities: Float[Array, "p n K"]) -> Choice:
+    def choose(
+        state: PyTree, context: RoundContext, probabilities: Float[Array, "p n K"]
+    ) -> Choice:
         largest = jnp.max(probabilities, axis=-1)
         unsure = (largest <= threshold) if strict else (largest < threshold)
         return Choice(jnp.argmax(probabilities, axis=-1).astype(jnp.int32), ~unsure)
@@ -91,7 +93,7 @@ def above(threshold: float | Array, strict: bool = False) -> Choose:
     return choose
 
 
-def has_confident(sent: Broadcast, round: RoundContext) -> Bool[Array, " p"]:
+def has_confident(sent: Broadcast, context: RoundContext) -> Bool[Array, " p"]:
     """Clients with a confident example."""
     return jnp.any(sent.own.confident, axis=1)
 
@@ -99,7 +101,7 @@ def has_confident(sent: Broadcast, round: RoundContext) -> Bool[Array, " p"]:
 def confident_term(
     setup: Setup,
     choose: Choose,
-    extra: Extra = lambda round, probabilities, confident: (),
+    extra: Extra = lambda context, probabilities, confident: (),
     diagnose: Callable[[RoundResult], Metrics] = lambda outcome: {},
 ) -> Term:
     """Labels the cohort's examples before local training; a term without a loss, sent to clients
@@ -114,20 +116,20 @@ def confident_term(
         diagnose: more for the log than the quality of the pseudo-labels.
     """
 
-    def prepare(state: PyTree, round: RoundContext) -> tuple[Broadcast, PyTree]:
-        logits = network_outputs(setup, round, round.clients, labelling_key(round.key)).logits
+    def prepare(state: PyTree, context: RoundContext) -> tuple[Broadcast, PyTree]:
+        logits = network_outputs(setup, context, context.clients, labelling_key(context.key)).logits
         probabilities = jax.nn.softmax(at_least_float32(logits))
-        labelled = round.clients.observed >= 0
-        real = examples_mask(round.clients)
+        labelled = context.clients.observed >= 0
+        real = examples_mask(context.clients)
         largest = jnp.max(probabilities, axis=-1)
-        choice = choose(state, round, probabilities)
-        predicted = jnp.where(labelled, round.clients.observed, choice.labels)
+        choice = choose(state, context, probabilities)
+        predicted = jnp.where(labelled, context.clients.observed, choice.labels)
         confident = real & (labelled | choice.confident)
         labels = ConfidentLabels(
             jnp.where(real, predicted, -1),
             confident,
             jnp.where(labelled, jnp.ones_like(largest), largest),
-            extra(round, probabilities, confident),
+            extra(context, probabilities, confident),
         )
         return Broadcast(labels), state
 
@@ -136,7 +138,7 @@ def confident_term(
         given = jnp.where(sent.confident & jnp.isfinite(sent.confidence), sent.labels, -1)
         pseudo_labels = PseudoLabels(given, sent.confidence, sent.confidence)
         return {
-            **diagnose_pseudo_labels(pseudo_labels, truth, outcome.round.clients),
+            **diagnose_pseudo_labels(pseudo_labels, truth, outcome.context.clients),
             **diagnose(outcome),
         }
 

@@ -161,7 +161,7 @@ def guessing_term(
         labels = jnp.where(outcome.counts[:, None], notes % codes - 1, -1)
         unused = jnp.zeros(labels.shape)
         metrics = diagnose_pseudo_labels(
-            PseudoLabels(labels, unused, unused), truth, outcome.round.clients
+            PseudoLabels(labels, unused, unused), truth, outcome.context.clients
         )
         return {name: metrics[name] for name in ("pseudo_label_accuracy", "pseudo_label_coverage")}
 
@@ -198,8 +198,8 @@ def judge_unlabelled(
         predict: outputs of the network -> class probabilities.
         given: largest probabilities -> which examples get a pseudo-label.
     """
-    round = outcome.round
-    clients = outcome.round.clients
+    round = outcome.context
+    clients = outcome.context.clients
     size = clients.rows.shape[1]
     place = clients.num_labelled[:, None] + jnp.arange(min(number, size), dtype=jnp.int32)
     within = jnp.minimum(place, size - 1)
@@ -244,10 +244,10 @@ def taught_term(
         decay: largest decay.
     """
 
-    def from_student(teacher: Teacher, round: RoundContext) -> tuple[Broadcast, Teacher]:
-        fresh = Teacher(round.params, round.model_state, jnp.zeros(()))
+    def from_student(teacher: Teacher, context: RoundContext) -> tuple[Broadcast, Teacher]:
+        fresh = Teacher(context.params, context.model_state, jnp.zeros(()))
         return Broadcast(), jax.tree.map(
-            lambda new, old: jnp.where(round.number == 0, new, old), fresh, teacher
+            lambda new, old: jnp.where(context.number == 0, new, old), fresh, teacher
         )
 
     def follow(
@@ -261,9 +261,9 @@ def taught_term(
         return Teacher(averaged, teacher.model_state, step), student
 
     def traffic(outcome: RoundResult) -> Traffic:
-        round = outcome.round
-        teacher = sum(leaf.size for leaf in jax.tree.leaves((round.params, round.model_state)))
-        both_ways = count(jnp.sum(round.valid), BYTES_PER_NUMBER * teacher)
+        context = outcome.context
+        teacher = sum(leaf.size for leaf in jax.tree.leaves((context.params, context.model_state)))
+        both_ways = count(jnp.sum(context.valid), BYTES_PER_NUMBER * teacher)
         return Traffic(both_ways, both_ways)
 
     server = AtServer(

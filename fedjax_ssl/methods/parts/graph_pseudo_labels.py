@@ -47,7 +47,7 @@ class GraphPseudoLabels(GraphSettings):
 
 
 def cohort_features(
-    setup: Setup, round: RoundContext, graph_features: str, augment: bool
+    setup: Setup, context: RoundContext, graph_features: str, augment: bool
 ) -> Float[Array, "p n d"]:
     """Return what is hashed or compared: network features or raw inputs of every example of the
     cohort.
@@ -55,16 +55,18 @@ def cohort_features(
     `augment` embeds weakly augmented examples (graph_features "network" only).
     """
     if graph_features == "network":
-        return network_features(setup, round, named_key(round.key, "graph") if augment else None)
-    index = round.clients.rows
+        return network_features(
+            setup, context, named_key(context.key, "graph") if augment else None
+        )
+    index = context.clients.rows
     return map_rows(
-        lambda inputs: setup.normalize(inputs).reshape(inputs.shape[0], -1), round.inputs, index
+        lambda inputs: setup.normalize(inputs).reshape(inputs.shape[0], -1), context.inputs, index
     )
 
 
 def propagate_over_cohort(
     setup: Setup,
-    round: RoundContext,
+    context: RoundContext,
     features: Float[Array, "p n d"],
     labels: Int[Array, "p n"],
     settings: GraphPseudoLabels,
@@ -79,14 +81,14 @@ def propagate_over_cohort(
     compares features by their cosines in place of codes, which clients would have to show each
     other. The result holds the p * n examples in a row, client after client.
     """
-    real = examples_mask(round.clients)
+    real = examples_mask(context.clients)
     owner = jnp.broadcast_to(jnp.arange(real.shape[0])[:, None], real.shape)
     points = features.reshape(real.size, -1)
     known = labels.reshape(-1)
     taking_part: dict[str, Any] = {"valid": real.reshape(-1), "clients": owner.reshape(-1)}
     if similarity == "exact":
         return graph.label_propagation(points, known, setup.num_classes, settings, **taking_part)
-    key = named_key(round.run_key if fixed_projections else round.key, "projections")
+    key = named_key(context.run_key if fixed_projections else context.key, "projections")
     return graph.xclp(
         key, points, known, setup.num_classes, settings=settings, exchange=exchange, **taking_part
     )
@@ -94,7 +96,7 @@ def propagate_over_cohort(
 
 def graph_traffic(setup: Setup, num_bits: int, outcome: RoundResult) -> Traffic:
     """Bytes of the plaintext path: codes go up, every client's rows of the scores come down."""
-    examples = jnp.sum(outcome.round.clients.num_examples)
+    examples = jnp.sum(outcome.context.clients.num_examples)
     words = -(-num_bits // 32)
     return Traffic(
         count(examples, BYTES_PER_NUMBER * setup.num_classes),
@@ -102,16 +104,18 @@ def graph_traffic(setup: Setup, num_bits: int, outcome: RoundResult) -> Traffic:
     )
 
 
-def graph_operations(setup: Setup, settings: GraphPseudoLabels, round: RoundContext) -> Metrics:
+def graph_operations(setup: Setup, settings: GraphPseudoLabels, context: RoundContext) -> Metrics:
     """Numeric operations of the steps of Algorithm 1, in millions, by the paper's orders of growth
     (section 3.3).
 
     The mean client's codes, distances and row sums; the server's inverse. The kernels here do less:
     no inverse.
     """
-    clients = round.clients
-    real = round.valid
-    features = jax.eval_shape(lambda: cohort_features(setup, round, settings.graph_features, False))
+    clients = context.clients
+    real = context.valid
+    features = jax.eval_shape(
+        lambda: cohort_features(setup, context, settings.graph_features, False)
+    )
     examples, labels = (
         n.astype(jnp.result_type(float)) for n in (clients.num_examples, clients.num_labelled)
     )

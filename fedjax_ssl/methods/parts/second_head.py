@@ -53,8 +53,8 @@ def coarse_term(setup: Setup, method: str, group: str, stream: str = COARSE) -> 
     """
     view = augmented_view(setup, stream)
 
-    def prepare(state: PyTree, round: RoundContext) -> tuple[Broadcast, PyTree]:
-        _check_federation(setup, method, round.clients.weak)
+    def prepare(state: PyTree, context: RoundContext) -> tuple[Broadcast, PyTree]:
+        _check_federation(setup, method, context.clients.weak)
         return Broadcast(), state
 
     def loss(step: Step) -> Array:

@@ -75,14 +75,14 @@ def pseudo_label_term(
 
     Args:
         setup: the run.
-        prepare: (term state, round) -> (`PseudoLabels` of the cohort, term state).
+        prepare: (term state, context) -> (`PseudoLabels` of the cohort, term state).
         traffic: bytes sent for the pseudo-labels; None: clients make them themselves.
         init: (key, params, model_state, clients) -> term state.
     """
     view = augmented_view(setup, "mixed")
 
-    def send(state: PyTree, round: RoundContext) -> tuple[Broadcast, PyTree]:
-        pseudo_labels, state = prepare(state, round)
+    def send(state: PyTree, context: RoundContext) -> tuple[Broadcast, PyTree]:
+        pseudo_labels, state = prepare(state, context)
         return Broadcast(pseudo_labels), state
 
     def loss(step: Step) -> Array:
@@ -94,10 +94,10 @@ def pseudo_label_term(
             logits, labels, batch.mask, targets.weights[batch.position], setup.loss
         )
 
-    def participates(sent: Broadcast, round: RoundContext) -> Bool[Array, " p"]:
+    def participates(sent: Broadcast, context: RoundContext) -> Bool[Array, " p"]:
         # Who has labels takes part whatever came of them, so that a client whose values are NaN is
         # counted as dropped.
-        return jnp.any((sent.own.labels >= 0) | (round.clients.observed >= 0), axis=1)
+        return jnp.any((sent.own.labels >= 0) | (context.clients.observed >= 0), axis=1)
 
     return Term(
         "pseudo_labels",
@@ -106,7 +106,7 @@ def pseudo_label_term(
         server=AtServer(init, send, participates, at_clients=traffic is None),
         log=ForLog(
             diagnose=lambda outcome, truth, _: diagnose_pseudo_labels(
-                outcome.sent.own, truth, outcome.round.clients
+                outcome.sent.own, truth, outcome.context.clients
             ),
             traffic=traffic,
         ),
@@ -137,14 +137,14 @@ def diagnose_pseudo_labels(
 
 
 def network_pseudo_labels(
-    setup: Setup, round: RoundContext, clients: Client, key: Array | None = None
+    setup: Setup, context: RoundContext, clients: Client, key: Array | None = None
 ) -> PseudoLabels:
     """Return the global network's own predictions as pseudo-labels, weighted by 1 - entropy / log K
     (XCLP section 5.4).
 
     Args:
         setup: the run.
-        round: gives parameters and inputs.
+        context: gives parameters and inputs.
         clients: the clients with the examples to label, leading axis p.
         key: if given, the network sees weakly augmented examples.
 
@@ -153,7 +153,7 @@ def network_pseudo_labels(
     """
     from fedjax_ssl.graph import confidence  # most methods have no graph
 
-    probabilities = jax.nn.softmax(network_outputs(setup, round, clients, key).logits)
+    probabilities = jax.nn.softmax(network_outputs(setup, context, clients, key).logits)
     predicted = jnp.argmax(probabilities, axis=-1).astype(jnp.int32)
     certainty = confidence(probabilities.reshape(-1, setup.num_classes)).reshape(predicted.shape)
     labelled = clients.observed >= 0
@@ -166,16 +166,16 @@ def network_pseudo_labels(
 
 
 def network_features(
-    setup: Setup, round: RoundContext, key: Array | None = None
+    setup: Setup, context: RoundContext, key: Array | None = None
 ) -> Float[Array, "p n d"]:
     """Return what the network's head sees for every example of the cohort, in evaluation mode.
 
     Args:
         setup: the run.
-        round: gives the cohort, the parameters and the inputs.
+        context: gives the cohort, the parameters and the inputs.
         key: if given, the network sees weakly augmented examples.
     """
-    return network_outputs(setup, round, round.clients, key).features
+    return network_outputs(setup, context, context.clients, key).features
 
 
 def examples_mask(clients: Client) -> Bool[Array, "p n"]:
@@ -184,7 +184,7 @@ def examples_mask(clients: Client) -> Bool[Array, "p n"]:
 
 
 def network_outputs(
-    setup: Setup, round: RoundContext, clients: Client, key: Array | None = None
+    setup: Setup, context: RoundContext, clients: Client, key: Array | None = None
 ) -> Outputs:
     """Return the network's outputs for every example of the clients, [p, n, ...]; weakly augmented
     if a key is given.
@@ -198,7 +198,7 @@ def network_outputs(
             )
             inputs = jax.vmap(lambda k, x: setup.augment(k, x[None])[0])(keys, inputs)
         outputs, _ = setup.model.apply(
-            round.params, round.model_state, setup.normalize(inputs), train=False
+            context.params, context.model_state, setup.normalize(inputs), train=False
         )
         return outputs
 
@@ -206,5 +206,5 @@ def network_outputs(
     owner = jnp.broadcast_to(clients.id[:, None], shape)
     position = jnp.broadcast_to(jnp.arange(shape[1], dtype=jnp.int32), shape)
     return map_rows(
-        evaluate, round.inputs, clients.rows, setup.evaluation_batch_size, (owner, position)
+        evaluate, context.inputs, clients.rows, setup.evaluation_batch_size, (owner, position)
     )
