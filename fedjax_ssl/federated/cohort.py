@@ -289,7 +289,9 @@ def _permuted(keys: UInt32[Array, " r"], place: Int[Array, " n"], bits: int) -> 
         width = low if number % 2 else bits - low
         mixed = (right ^ key) * jnp.uint32(0x85EBCA6B)  # the finalizer of MurmurHash3
         mixed = (mixed ^ (mixed >> 13)) * jnp.uint32(0xC2B2AE35)
-        left, right = right, left ^ ((mixed ^ (mixed >> 16)) >> (32 - width))
+        before = left
+        left = right
+        right = before ^ ((mixed ^ (mixed >> 16)) >> (32 - width))
     return ((left << low) | right).astype(jnp.int32)
 
 

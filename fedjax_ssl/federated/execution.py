@@ -107,10 +107,11 @@ def choose(
     if placement == "auto":
         # Lanes are for clients that wait: where all train at once, nobody does.
         unequal = spread is not None and spread > _UNEQUAL and at_once < num_clients
-        placement = "sequential" if backend == "cpu" else "lanes" if unequal else "chunked"
-    return Choice(
-        placement, {"sequential": 1, "vmap": num_clients}.get(placement, at_once), num_clients
-    )
+        placement = "lanes" if unequal else "chunked"
+        if backend == "cpu":
+            placement = "sequential"
+    clients_at_once = {"sequential": 1, "vmap": num_clients}.get(placement, at_once)
+    return Choice(placement, clients_at_once, num_clients)
 
 
 class StepCounts(NamedTuple):

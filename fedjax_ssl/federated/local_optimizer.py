@@ -225,7 +225,8 @@ def local_optimizer(
         >>> from fedjax_ssl.federated import local_optimizer
         >>> adamw = local_optimizer("adamw", weight_decay=0.01)
         >>> weights = {"w": jnp.ones(2)}
-        >>> added, _ = adamw.update({"w": jnp.ones(2)}, adamw.init(weights), weights, jnp.float32(0.1))
+        >>> state = adamw.init(weights)
+        >>> added, _ = adamw.update({"w": jnp.ones(2)}, state, weights, jnp.float32(0.1))
         >>> [round(float(one), 4) for one in added["w"]]
         [-0.101, -0.101]
     """

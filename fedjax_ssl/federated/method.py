@@ -1,7 +1,8 @@
 """The contract every method meets, and the pieces recipes are composed of.
 
 A `Method` is a pair of pure functions and a predictor. The engine makes almost every method of a
-`Recipe` (recipe.py), which has stages of `Term`s: a term is what a paper adds to federated averaging. Shapes: C clients, p = cohort size, n = padded examples per client, b = examples of one
+`Recipe` (recipe.py), which has stages of `Term`s: a term is what a paper adds to federated
+averaging. Shapes: C clients, p = cohort size, n = padded examples per client, b = examples of one
 stream in one local batch, K classes.
 """
 
@@ -214,7 +215,9 @@ class View(NamedTuple):
     forward pass.
 
     Example:
-        >>> view = fs.View("plain", "labelled", lambda key, streams: streams["labelled"].inputs / 16)
+        >>> def build(key, streams):
+        ...     return streams["labelled"].inputs / 16
+        >>> view = fs.View("plain", "labelled", build)
         >>> view.name, view.stream
         ('plain', 'labelled')
     """
@@ -396,10 +399,13 @@ class Term(NamedTuple):
     the end `server.server_update` and, for the log only, `log.diagnose` and `log.traffic`.
 
     Example:
-        >>> view = fs.View("plain", "labelled", lambda key, streams: streams["labelled"].inputs / 16)
+        >>> def build(key, streams):
+        ...     return streams["labelled"].inputs / 16
+        >>> view = fs.View("plain", "labelled", build)
         >>> def loss(step):
         ...     batch = step.streams["labelled"]
-        ...     return fs.objectives.batch_cross_entropy(step.outputs["plain"].logits, batch.observed, batch.mask)
+        ...     logits = step.outputs["plain"].logits
+        ...     return fs.objectives.batch_cross_entropy(logits, batch.observed, batch.mask)
         >>> fs.Term("supervised", (view,), loss, weight=0.5).name
         'supervised'
     """
@@ -526,7 +532,8 @@ class Sampler(NamedTuple):
 
     Example:
         >>> from fedjax_ssl.federated import labelled_epochs, mixed_epochs
-        >>> sampler = mixed_epochs(batch_size=10, local_epochs=5, max_labelled=5, max_unlabelled=125)
+        >>> most = {"max_labelled": 5, "max_unlabelled": 125}
+        >>> sampler = mixed_epochs(batch_size=10, local_epochs=5, **most)
         >>> isinstance(sampler, fs.Sampler)
         True
     """

@@ -1,7 +1,8 @@
 """A method of the study's own: cross-entropy on labelled examples, entropy on the others.
 
-Entropy minimization (Grandvalet and Bengio, NeurIPS 2004) wants the network to be sure of unlabelled examples. How a
-method is made of terms, views and samplers: docs/extending.md of fedjax_ssl.
+Entropy minimization (Grandvalet and Bengio, NeurIPS 2004) wants the network to be sure of
+unlabelled examples. How a method is made of terms, views and samplers: docs/extending.md of
+fedjax_ssl.
 """
 
 import jax

@@ -1,8 +1,9 @@
 """Upload transforms: pure functions between what a client sends and the sum over the clients.
 
-In the manner of optax: a transform has a state and two functions, and `chain` puts several together.
-Clipping, noise, sparse messages and lost uploads are transforms. Transforms see the whole upload, so
-that nothing leaves beside them; a run is refused where a method sends more than one of them covers.
+In the manner of optax: a transform has a state and two functions, and `chain` puts several
+together. Clipping, noise, sparse messages and lost uploads are transforms. Transforms see the whole
+upload, so that nothing leaves beside them; a run is refused where a method sends more than one of
+them covers.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,7 +38,8 @@ class UploadTransform(NamedTuple):
     init: Callable[[Grouped], PyTree] = lambda params: ()
     # ^ shared parameters -> state at the server, which every client is sent
     at_client: Callable[[Key[Array, ""], Upload, ClientResult, PyTree], Upload] | None = None
-    # ^ (key of client and round, upload, the client after training, state) -> upload; None: as it is
+    # ^ (key of client and round, upload, the client after training, state) -> upload; None: it stays
+    # as it is
     at_server: (
         Callable[[Key[Array, ""], Sums, RoundContext, PyTree], tuple[Sums, PyTree]] | None
     ) = None
@@ -95,8 +97,9 @@ def check_covers(transforms: Iterable[UploadTransform], sent: Mapping[str, Seque
     for one in transforms:
         left = [name for part, names in sent.items() if part not in one.covers for name in names]
         if left:
+            covered = ", ".join(sorted(one.covers)) or "nothing"
             raise ValueError(
-                f"upload transform {one.name!r} covers {', '.join(sorted(one.covers)) or 'nothing'}; "
+                f"upload transform {one.name!r} covers {covered}; "
                 f"clients of this method also send {', '.join(left)}, which would stay as it is. "
                 "Use another method, or a transform that covers it"
             )
