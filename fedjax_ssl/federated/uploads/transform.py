@@ -38,8 +38,8 @@ class UploadTransform(NamedTuple):
     init: Callable[[Grouped], PyTree] = lambda params: ()
     # ^ shared parameters -> state at the server, which every client is sent
     at_client: Callable[[Key[Array, ""], Upload, ClientResult, PyTree], Upload] | None = None
-    # ^ (key of client and round, upload, the client after training, state) -> upload; None: it stays
-    # as it is
+    # ^ (key of client and round, upload, the client after training, state) -> upload; None: it
+    # stays as it is
     at_server: (
         Callable[[Key[Array, ""], Sums, RoundContext, PyTree], tuple[Sums, PyTree]] | None
     ) = None
