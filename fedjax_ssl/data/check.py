@@ -5,24 +5,29 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fedjax_ssl.data.dataset import Dataset
-from fedjax_ssl.data.proposals import by_content
-from fedjax_ssl.data.reading.features import identifiers
+from fedjax_ssl.data.dataset import Dataset, Names
+from fedjax_ssl.data.reading.columns import ROLES, numbered
+from fedjax_ssl.data.reading.features import MARKS, MOST_LEVELS, TableReading, identifiers, kind_of
 from fedjax_ssl.data.reading.pictures import list_images
 from fedjax_ssl.data.reading.problems import SHOWN, BadData, DatasetUnavailable, Findings
-from fedjax_ssl.data.reading.tables import is_table, read_table
+from fedjax_ssl.data.reading.tables import as_cells, as_numbers, as_text, is_table, read_table
 from fedjax_ssl.data.sources import SOURCES, read
 from fedjax_ssl.data.sources.folder import find_table
 from fedjax_ssl.data.sources.huggingface import is_saved_dataset
 from fedjax_ssl.errors import counted
 
+if TYPE_CHECKING:  # takes long to import
+    import pandas
+
 # ratio of two names, as difflib has it: one letter more, less or swapped in a name of five
 SIMILAR = 0.8
 SMALL = 0.1  # a misspelt name has at most this share of the examples of the right one
+CLASSES = 20  # more different values are no classes, where no name tells
+STRAYS = 3  # words among numbers that may all mean a missing one
 
 # First words of the names of columns that mostly have a role.
 USUAL = {
@@ -58,8 +63,8 @@ class Checked(NamedTuple):
 
     source: str  # a name of `fedjax_ssl.data.SOURCES`
     dataset: Dataset | None  # None where there are problems
-    problems: tuple[str, ...]  # faults that keep it from being used
-    notes: tuple[str, ...]  # skipped parts, and oddities
+    problems: Names  # faults that keep it from being used
+    notes: Names  # skipped parts, and oddities
     proposed: Mapping[str, Any] = MappingProxyType({})  # options that were used beside those given
 
 
@@ -78,11 +83,12 @@ def check(path: Path | str, source: str | None = None, **options: Any) -> Checke
         DatasetUnavailable: `path` is not there.
         ValueError: an unknown source or option.
     """
-    name = source or source_of(Path(path).expanduser(), options.get("file_column") or "file")
+    given = Path(path).expanduser()
+    name = source or source_of(given, options.get("file_column") or "file")
     places = {"path": path, "root": options.pop("root", None)}
-    taken = {place: given for place, given in places.items() if SOURCES.takes(name, place)}
+    taken = {place: value for place, value in places.items() if SOURCES.takes(name, place)}
     findings = Findings()
-    proposed = _proposed(name, Path(path).expanduser(), options, findings)
+    proposed = _proposed(name, given, options, findings)
     try:
         dataset = read(name, **taken, **{**options, **proposed})
     except BadData as error:
@@ -98,28 +104,90 @@ def _proposed(
     more than numbers.
     """
     found: dict[str, Any] = {}
+    file: Path | None = path
     if source == "folder" and path.is_dir() and given.get("layout", "auto") == "auto":
         column = given.get("file_column") or "file"
-        table, paths_column = find_table(path, list_images(path), column)
-        if table is None:
-            return {}
-        path = table
-        found = {} if paths_column == column else {"file_column": paths_column}
-    if source not in ("folder", "table") or not path.is_file():
+        file, paths_column = find_table(path, list_images(path), column)
+        if paths_column != column:
+            found["file_column"] = paths_column
+    if source not in ("folder", "table") or file is None or not file.is_file():
         return {}
-    table = read_table(path)
+    table = read_table(file)
+    first = {column: re.split(r"[\W_]+", column.casefold())[0] for column in table}
     for role, words in USUAL.items():
         option = f"{role}_column"
-        named = [column for column in table if re.split(r"[\W_]+", column.casefold())[0] in words]
-        usual = given.get(option) or role
-        if (
-            option in SOURCES.options(source)
-            and usual == role
-            and role not in table
-            and len(named) == 1
-        ):
+        named = [column for column in table if first[column] in words]
+        if role not in table and given.get(option, role) in (None, role) and len(named) == 1:
             found[option] = named[0]
-    return by_content(table, given, found, findings) if source == "table" else found
+    return _by_content(table, given, found, findings) if source == "table" else found
+
+
+def _by_content(
+    table: "pandas.DataFrame",
+    given: Mapping[str, Any],
+    named: Mapping[str, str],
+    findings: Findings,
+) -> dict[str, Any]:
+    """Propose options of the source `table`.
+
+    Args:
+        table: as `read_table` gives it.
+        given: the user's options, which are kept.
+        named: those that follow from the names of columns.
+        findings: for notes that say why.
+
+    Returns:
+        Options: those named whose column repeats values, and label_column, missing_marks, missing
+        and ignore where needed.
+    """
+    texts = {name: as_text(table[name]) for name in table}
+    found: dict[str, Any] = {
+        option: name for option, name in named.items() if len(set(texts[name])) < len(table)
+    }
+    roles = {role: str({**given, **found}.get(f"{role}_column") or role) for role in ROLES}
+    ignored = [str(name) for name in given.get("ignore") or ()]
+    taken = (*roles.values(), *ignored)
+    rest = [name for name in given.get("features") or texts if name in texts and name not in taken]
+    if roles["label"] not in table and "label_column" not in given:
+        # The last column, or the first one, where its values repeat.
+        counts = {name: len(set(texts[name]) - {""}) for name in (*rest[-1:], *rest[:1])}
+        most = min(CLASSES, len(table) // 2)
+        label = next((name for name, count in counts.items() if 1 < count <= most), None)
+        if label is not None:
+            found["label_column"] = roles["label"] = label
+            rest.remove(label)
+            findings.notes.append(
+                f"column {label!r} is taken as the label: it holds {counts[label]} different values"
+            )
+    marks = tuple(map(str, given.get("missing_marks") or MARKS))
+    read = [name for name in (*rest, roles["label"]) if name in texts]
+    cells = {name: as_cells(texts[name], marks) for name in read}
+    for name in rest:
+        present = [cell for cell in cells[name] if cell]
+        strays = [present[row] for row in np.flatnonzero(np.isnan(as_numbers(present)))]
+        if len(set(strays)) <= STRAYS and 2 * len(strays) < len(present):
+            cells[name] = ["" if cell in strays else cell for cell in cells[name]]
+    # A text that stands for nothing does so in its whole column.
+    seen = {text for name in read for text in set(texts[name]).difference(cells[name], {""})}
+    if seen and "missing_marks" not in given:
+        found["missing_marks"] = tuple(sorted(seen))
+    if "missing" not in given and any("" in cells[name] for name in rest):
+        found["missing"] = "median"
+    labels, _ = numbered(cells.get(roles["label"], [""] * len(table)))
+    reading = TableReading(
+        roles, codes=given.get("codes") or (), max_levels=given.get("max_levels") or MOST_LEVELS
+    )
+    useless: dict[str, list[str]] = {}  # identifiers and free text
+    for name in rest:
+        told = Findings()
+        if kind_of(name, cells[name], reading, told).kind == "number":
+            told.problems += identifiers([name], as_numbers(cells[name])[:, None], labels)
+        if told.problems:
+            useless[name] = told.problems
+    if 0 < len(useless) < len(rest):
+        found["ignore"] = (*ignored, *useless)
+        findings.notes += [reason for reasons in useless.values() for reason in reasons]
+    return found
 
 
 def source_of(path: Path, file_column: str = "file") -> str:
@@ -171,22 +239,15 @@ def _about_classes(dataset: Dataset) -> list[str]:
     counts = np.bincount(labels, minlength=dataset.num_classes)
     found = []
     for few, text in ((0, "no labelled training example"), (1, "one labelled training example")):
-        chosen = [
-            name for name, count in zip(dataset.class_names, counts, strict=True) if count == few
-        ]
+        chosen = [dataset.class_names[number] for number in np.flatnonzero(counts == few)]
         if len(labels) and chosen:
-            found.append(
-                f"{'class' if len(chosen) == 1 else f'{len(chosen)} classes:'} {_listed(chosen)}: "
-                f"{text}"
-            )
+            what = "class" if len(chosen) == 1 else f"{len(chosen)} classes:"
+            found.append(f"{what} {_listed(chosen)}: {text}")
     if dataset.num_classes > 20 and len(labels) < 3 * dataset.num_classes:
         labelled = counted(len(labels), "labelled training example")
         found.append(f"{dataset.num_classes:,} classes for {labelled}: are these classes?")
-    blank = [
-        name
-        for name in dataset.class_names
-        if name.lower() in ("nan", "na", "n/a", "none", "null", "?")
-    ]
+    blanks = ("nan", "na", "n/a", "none", "null", "?")
+    blank = [name for name in dataset.class_names if name.lower() in blanks]
     if blank:
         found.append(
             f"{_listed(blank)} counts as a class; leave the label empty where there is none"
@@ -201,10 +262,9 @@ def _spelt_alike(what: str, names: Sequence[str], times: np.ndarray) -> list[str
     order = sorted(range(len(names)), key=lambda number: (times[number], -number))
     for place, small in enumerate(order):
         for large in sorted(order[place + 1 :]):
+            pair = plain[small], plain[large]
             rare = 0 < times[small] <= max(SMALL * times[large], 1) < times[large]
-            if plain[small] == plain[large] or (
-                rare and _one_letter_off(plain[small], plain[large])
-            ):
+            if pair[0] == pair[1] or (rare and _one_letter_off(*pair)):
                 found.append(
                     f"{what} {names[small]!r} ({counted(int(times[small]), 'example')}) is spelt "
                     f"almost like {names[large]!r} ({times[large]:,}); if they are one, give them "

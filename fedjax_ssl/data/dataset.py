@@ -8,6 +8,8 @@ import numpy as np
 
 from fedjax_ssl.objectives.channel_checks import check_correspondence
 
+Names = tuple[str, ...]
+
 
 def distinct(values: np.ndarray) -> np.ndarray:
     """List the different values, sorted: `np.unique` of NumPy 2.4 takes a hundred times as long
@@ -178,8 +180,8 @@ class Dataset:
     train: Split  # at least one example
     test: Split | None
     # ^ examples of the same shape, or None where the source has no split of its own
-    class_names: tuple[str, ...]  # K names; class k is labelled k
-    client_names: tuple[str, ...] | None = None
+    class_names: Names  # K names; class k is labelled k
+    client_names: Names | None = None
     # ^ names of natural clients; client i of both splits is client_names[i]
     input_max: float = 255.0  # the stored value that maps to 1.0
     # Per channel of images or feature of vectors (or one for all), on the scale where input_max is
@@ -187,7 +189,7 @@ class Dataset:
     # convention.
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None  # positive
-    coarse_names: tuple[str, ...] | None = None
+    coarse_names: Names | None = None
     # ^ names of the J labels of `Split.coarse`, where there are such labels
     # [J, K], P(coarse label | class), columns sum to 1, or [G, J, K], a matrix for each of the
     # natural clients below; None: nobody knows it.

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 
 Images = Float[Array, "n C H W"]
+Strengths = Float[Array, " n"]  # of each image
 Stored = Shaped[Array, "n H W C"]  # as a dataset has them, uint8 or float
 
 LARGEST = 255.0
@@ -58,28 +59,28 @@ def equalize(images: Images) -> Images:
     return _fetched(table, values, images.shape)
 
 
-def posterize(images: Images, step: Float[Array, " n"]) -> Images:
+def posterize(images: Images, step: Strengths) -> Images:
     """Round down to multiples of a step: 2^(8 - bits) keeps the highest bits."""
     step = _each(step)
     return jnp.floor(images / step) * step
 
 
-def solarize(images: Images, threshold: Float[Array, " n"]) -> Images:
+def solarize(images: Images, threshold: Strengths) -> Images:
     """Inverts values from a threshold on."""
     return jnp.where(images < _each(threshold), images, LARGEST - images)
 
 
-def brightness(images: Images, factor: Float[Array, " n"]) -> Images:
+def brightness(images: Images, factor: Strengths) -> Images:
     """Move from black (factor 0) to the image (1) and beyond."""
     return _blend(jnp.zeros_like(images), images, factor)
 
 
-def color(images: Images, factor: Float[Array, " n"]) -> Images:
+def color(images: Images, factor: Strengths) -> Images:
     """Move from the image without colour to the image and beyond."""
     return images if images.shape[1] == 1 else _blend(_luminance(images), images, factor)
 
 
-def contrast(images: Images, factor: Float[Array, " n"]) -> Images:
+def contrast(images: Images, factor: Strengths) -> Images:
     """Move from the mean luminance, a whole number, to the image and beyond."""
     luminance = _luminance(images).astype(jnp.int32)
     pixels = luminance.shape[2] * luminance.shape[3]
@@ -87,7 +88,7 @@ def contrast(images: Images, factor: Float[Array, " n"]) -> Images:
     return _blend(mean.astype(jnp.float32), images, factor)
 
 
-def sharpness(images: Images, factor: Float[Array, " n"]) -> Images:
+def sharpness(images: Images, factor: Strengths) -> Images:
     """Move from the smoothed image to the image and beyond.
 
     Smoothed is the mean of the 3 x 3 neighbourhood, in which the pixel itself counts five times;
@@ -200,7 +201,7 @@ def shear_offsets(amount: Float[np.ndarray, " L"], rows: int) -> Float[np.ndarra
 
 def cutout(
     images: Images,
-    side: Float[Array, " n"],
+    side: Strengths,
     spot: Float[Array, "n 2"],
     fill: Float[np.ndarray, " C"],
     full: bool = True,
@@ -242,7 +243,7 @@ def _luminance(images: Images) -> Float[Array, "n 1 H W"]:
     return jnp.floor((19595.0 * red + 38470.0 * green + 7471.0 * blue + 32768.0) / 65536.0)
 
 
-def _blend(other: Array, images: Images, factor: Float[Array, " n"]) -> Images:
+def _blend(other: Array, images: Images, factor: Strengths) -> Images:
     # Pillow rounds the product and the sum each. A compiler would round once by a fused
     # multiply-add, and values next to a whole number would come out a level off; the maximum
     # between the two, which changes nothing, prevents it.
@@ -258,5 +259,5 @@ def _fixed_point(*coefficients: Float[np.ndarray, " L"]) -> Int[np.ndarray, "L 6
     return np.stack(fixed, axis=-1).astype(np.int32)
 
 
-def _each(values: Float[Array, " n"]) -> Float[Array, "n 1 1 1"]:
+def _each(values: Strengths) -> Float[Array, "n 1 1 1"]:
     return values[:, None, None, None]

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 
 from fedjax_ssl.checks import In
-from fedjax_ssl.data.dataset import Dataset
+from fedjax_ssl.data.dataset import Dataset, Names
 from fedjax_ssl.data.reading.cache import ROOT_VARIABLE, data_root, kept, load_converted, raw_folder
 from fedjax_ssl.data.reading.catalogues import Choice
 from fedjax_ssl.data.reading.download import (
@@ -28,6 +28,7 @@ from fedjax_ssl.errors import counted
 # Origins of a published dataset: any, its original files, or a folder that TensorFlow Datasets
 # prepared.
 Source = Literal["auto", "original", "tfds"]
+Files = Mapping[str, Path]  # file name -> where it is
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ class RemoteFile(NamedTuple):
     size: int | None = None  # length in bytes, None where nobody states it
     sha256: str | None = None
     # ^ digest; None where nobody states it: that of the first download is then kept
-    mirrors: tuple[str, ...] = ()  # other addresses, in the order in which they are tried
+    mirrors: Names = ()  # other addresses, in the order in which they are tried
 
     @property
     def name(self) -> str:
@@ -63,7 +64,7 @@ class Archive:
 
     name: str  # it is loaded by
     files: tuple[RemoteFile, ...]  # files that must be at hand
-    read: Callable[[Mapping[str, Path]], Dataset]
+    read: Callable[[Files], Dataset]
     # ^ {file name: path} -> dataset; `FormatError` for damage
     terms: str  # licence and whom to cite
     substitute: str = f"run on data that needs no download: {EMBEDDED}"
@@ -74,7 +75,7 @@ class Archive:
     prepared: Prepared | None = None  # None: TensorFlow Datasets does not have it, or has less
     # File names that do in place of those of `files`, such as the content of an archive; nobody
     # knows their digests.
-    alternatives: tuple[tuple[str, ...], ...] = ()
+    alternatives: tuple[Names, ...] = ()
     examples: tuple[int, int] | None = None
     # ^ training and test examples as published; others are warned about
 

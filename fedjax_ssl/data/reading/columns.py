@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fedjax_ssl.data.dataset import Dataset, Reading, Split
+from fedjax_ssl.data.dataset import Dataset, Names, Reading, Split
 from fedjax_ssl.data.reading.problems import SHOWN, BadData, Findings, Place, some
 from fedjax_ssl.data.reading.proportions import read_proportions
 from fedjax_ssl.data.reading.tables import as_cells, whole
@@ -51,7 +51,7 @@ class TableOptions:
     set_column: str = "set"
     coarse_column: str = "coarse"
     group_column: str = "group"
-    classes: tuple[str, ...] | None = None
+    classes: Names | None = None
     proportions: Place = None
 
     def columns(self) -> dict[str, str]:
@@ -63,13 +63,13 @@ class Columns(NamedTuple):
     """Labels, clients, splits and sets of examples, by number."""
 
     y: np.ndarray  # int32 [n], -1 = no label
-    class_names: tuple[str, ...]
+    class_names: Names
     client: np.ndarray | None  # int32 [n]
-    client_names: tuple[str, ...] | None
+    client_names: Names | None
     is_test: np.ndarray  # bool [n]
     set: np.ndarray | None = None  # int32 [n], -1 = in none
     coarse: np.ndarray | None = None  # int32 [n], -1 = none
-    coarse_names: tuple[str, ...] | None = None
+    coarse_names: Names | None = None
     names: np.ndarray | None = None  # object [n], file or line of each example
     group: np.ndarray | None = None  # int32 [n], -1 = in none
 
@@ -203,7 +203,7 @@ def _plain(labels: Sequence[str], minus_one: bool = False) -> Sequence[str]:
     return labels
 
 
-def numbered(texts: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
+def numbered(texts: Sequence[str]) -> tuple[np.ndarray, Names]:
     """Return the number the texts [n], "" = -1, and name what the numbers stand for."""
     known = {text for text in texts if text}
     are_numbers = all(re.fullmatch(r"-?\d+", text) for text in known)
@@ -214,7 +214,7 @@ def numbered(texts: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
 
 def _classes(
     labels: Sequence[str], places: Sequence[str], classes: Sequence[str] | None, findings: Findings
-) -> tuple[np.ndarray, tuple[str, ...]]:
+) -> tuple[np.ndarray, Names]:
     if classes is None:
         y, names = numbered(labels)
         if len(names) < 2:

@@ -57,6 +57,7 @@ def _read_forms() -> dict[str, tuple[str, ...]]:
     }
 
 
+Number = Int[Array, ""]
 FORMS = _read_forms()
 CHARACTERS = tuple(FORMS)
 
@@ -187,7 +188,7 @@ def _texts(
 ) -> tuple[Int[Array, "w"], Int[Array, "w most"]]:
     """Draw how many characters each writer writes, and which."""
 
-    def text(writer: Int[Array, ""]) -> tuple[Int[Array, ""], Int[Array, "most"]]:
+    def text(writer: Number) -> tuple[Number, Int[Array, "most"]]:
         stream = named_key(jax.random.fold_in(key, writer), "text")
         deviation = jnp.clip(
             _normal(named_key(stream, "count"), 1)[0], -MAX_DEVIATIONS, MAX_DEVIATIONS
@@ -235,7 +236,7 @@ def _render(
 
 
 def _written(
-    key: PRNGKey, writer: Int[Array, ""], position: Int[Array, ""], label: Int[Array, ""]
+    key: PRNGKey, writer: Number, position: Number, label: Number
 ) -> tuple[Float[Array, "s 2 2"], Float[Array, ""], Float[Array, ""]]:
     """One character as this writer writes it this time: segments and pen radius in pixels, and how
     dark.

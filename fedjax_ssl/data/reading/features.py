@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from jaxtyping import Float, Int
 
-from fedjax_ssl.data.dataset import Reading
+from fedjax_ssl.data.dataset import Names, Reading
 from fedjax_ssl.data.reading.columns import numbered
 from fedjax_ssl.data.reading.problems import SHOWN, Findings, some
 from fedjax_ssl.data.reading.tables import COMMA, as_cells, as_numbers, as_text, no_column, whole
@@ -35,7 +35,7 @@ class Feature:
     kind: Literal["number", "date", "words"] = "number"
     # ^ what its cells hold; a date is days since 1970
     form: str = ""  # how a date is written, as `pandas.to_datetime` takes it
-    levels: tuple[str, ...] = ()
+    levels: Names = ()
     # ^ words that training knew; each is an input, 1 where the cell holds it
     center: float = 0.0
     # ^ subtracted in double precision, before single precision would round differences away
@@ -61,8 +61,8 @@ class TableReading(Reading):
 
     roles: dict[str, str]  # role -> name of the column that says it
     missing: Missing = "refuse"  # what becomes of rows with missing cells
-    marks: tuple[str, ...] = MARKS  # stand for missing cells, beside empty ones
-    codes: tuple[str, ...] = ()  # columns of numbers that are one-hot encoded as words are
+    marks: Names = MARKS  # stand for missing cells, beside empty ones
+    codes: Names = ()  # columns of numbers that are one-hot encoded as words are
     max_levels: int = MOST_LEVELS  # words that a column may hold
     features: tuple[Feature, ...] = ()  # columns that are inputs, in their order
 

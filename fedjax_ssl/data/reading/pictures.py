@@ -30,6 +30,7 @@ Fit = Literal["crop", "stretch", "pad"]
 Kind = Literal["grey", "colour", "deep"]
 Side = Annotated[int | None, Whole(1)]  # side of square images in pixels
 Channels = Literal[1, 3] | None  # grey or colour
+Levels = tuple[float, float] | None  # values that become 0 and 255
 SIZE = 64  # side of the images where they differ in size
 GREY = ("1", "L", "LA", "La")
 DEEP = ("I;16", "I;16B", "I;16L", "I;16N", "I", "F")
@@ -56,7 +57,7 @@ class ImageReading(Reading):
     width: int
     channels: int  # 1 or 3
     fit: str = "crop"  # a name of `FITS`: how an image of another shape becomes one of this
-    levels: tuple[float, float] | None = None
+    levels: Levels = None
     # ^ values of "deep" images that become 0 and 255; None: there were none
     kinds: tuple[Kind, ...] = ("grey", "colour")  # the images that were seen
 
@@ -475,7 +476,7 @@ def _levels(
     chosen: Sequence[Facts],
     given: tuple[float | None, float | None],
     findings: Findings,
-) -> tuple[float, float] | None:
+) -> Levels:
     """Choose the values that become 0 and 255 by the "deep" images among the chosen: all keep
     one scale.
     """
@@ -524,7 +525,7 @@ def shown(
     image: Image.Image,
     shape: tuple[int, int, int],
     fit: str = "crop",
-    levels: tuple[float, float] | None = None,
+    levels: Levels = None,
 ) -> np.ndarray:
     """Show an image as uint8 [H, W, C]; `fit` and `levels` as for `read_images`."""
     height, width, channels = shape

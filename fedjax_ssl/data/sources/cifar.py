@@ -19,7 +19,7 @@ from fedjax_ssl.data.correspondence import (
     correspondence,
 )
 from fedjax_ssl.data.dataset import Dataset, Split
-from fedjax_ssl.data.reading.archives import Prepared, RemoteFile
+from fedjax_ssl.data.reading.archives import Files, Prepared, RemoteFile
 from fedjax_ssl.data.reading.formats import FormatError, read_tar
 from fedjax_ssl.data.reading.register import published
 from fedjax_ssl.data.reading.tff import HOST, read_splits
@@ -62,7 +62,7 @@ FACTS100: dict[str, Any] = {
     examples=(50_000, 10_000),
     prepared=Prepared("cifar10", FACTS10),
 )
-def read_cifar10(files: Mapping[str, Path]) -> Dataset:
+def read_cifar10(files: Files) -> Dataset:
     """Read CIFAR-10 from its binary archive: rows of one label byte and 3,072 bytes, planes red,
     green, blue.
     """
@@ -86,7 +86,7 @@ def read_cifar10(files: Mapping[str, Path]) -> Dataset:
     examples=(50_000, 10_000),
     prepared=Prepared("cifar100", FACTS100, {"coarse_key": "coarse_label"}),
 )
-def read_cifar100(files: Mapping[str, Path]) -> Dataset:
+def read_cifar100(files: Files) -> Dataset:
     """Read CIFAR-100 from its binary archive: rows of superclass, class and 3,072 bytes."""
     path = files[TAR100]
     splits: list[Split] = []
@@ -119,7 +119,7 @@ def read_cifar100(files: Mapping[str, Path]) -> Dataset:
     ),
     examples=(50_000, 10_000),
 )
-def read_cifar100_federated(files: Mapping[str, Path]) -> Dataset:
+def read_cifar100_federated(files: Files) -> Dataset:
     """Read federated CIFAR-100; clients of the two splits are different ones, whatever their
     numbers.
     """

@@ -7,14 +7,13 @@ Source: Cohen, Afshar, Tapson and van Schaik, EMNIST: Extending MNIST to handwri
 
 import string
 import zipfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset, Split
-from fedjax_ssl.data.reading.archives import Prepared, RemoteFile
+from fedjax_ssl.data.reading.archives import Files, Prepared, RemoteFile
 from fedjax_ssl.data.reading.formats import FormatError, damage
 from fedjax_ssl.data.reading.register import published
 from fedjax_ssl.data.sources.mnist import read_idx
@@ -61,7 +60,7 @@ PARTS = {
         first_label=PARTS[kind].first_label,
     ),
 )
-def read_emnist(files: Mapping[str, Path], kind: Kind = "byclass") -> Dataset:
+def read_emnist(files: Files, kind: Kind = "byclass") -> Dataset:
     """Read EMNIST from the zip file of gzipped IDX files; images come out upright, with high ink.
 
     Args:

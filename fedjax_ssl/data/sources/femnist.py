@@ -17,7 +17,7 @@ import sqlite3
 import string
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
@@ -26,7 +26,7 @@ import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.reading import tff
-from fedjax_ssl.data.reading.archives import RemoteFile
+from fedjax_ssl.data.reading.archives import Files, RemoteFile
 from fedjax_ssl.data.reading.cache import facts_of, kept_for, raw_folder
 from fedjax_ssl.data.reading.formats import DAMAGED, LARGEST, FormatError, damage, read_tar
 from fedjax_ssl.data.reading.problems import DatasetUnavailable, Place, not_here
@@ -125,7 +125,7 @@ def load_leaf(*, root: Place = None, path: Place = None, form: str = "leaf") -> 
     substitute=SUBSTITUTE,
     version=2,
 )
-def read_femnist(files: Mapping[str, Path], form: Form = "fedjax") -> Dataset:
+def read_femnist(files: Files, form: Form = "fedjax") -> Dataset:
     """Read federated EMNIST, by writer.
 
     Args:
@@ -227,7 +227,7 @@ def _sqlite_writers(path: Path) -> Iterator[Writer]:
 
 
 @contextlib.contextmanager
-def _unpacked(files: Mapping[str, Path]) -> Iterator[Mapping[str, Path]]:
+def _unpacked(files: Files) -> Iterator[Files]:
     """Give the two HDF5 files; those of an archive in a temporary folder beside it."""
     if HDF5_TAR not in files:
         yield files

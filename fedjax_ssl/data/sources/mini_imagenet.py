@@ -5,7 +5,6 @@ ICLR 2017.
 """
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,7 +12,7 @@ import numpy as np
 
 from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.dataset import Dataset, Split
-from fedjax_ssl.data.reading.archives import RemoteFile
+from fedjax_ssl.data.reading.archives import Files, RemoteFile
 from fedjax_ssl.data.reading.cache import ROOT_VARIABLE, raw_folder
 from fedjax_ssl.data.reading.columns import TableOptions
 from fedjax_ssl.data.reading.formats import FormatError
@@ -90,7 +89,7 @@ def load_folders(
     folders={"folders": load_folders},
 )
 def read_pickles(
-    files: Mapping[str, Path], form: Form = "pickles", size: Annotated[int, Whole(1)] = SIDE
+    files: Files, form: Form = "pickles", size: Annotated[int, Whole(1)] = SIDE
 ) -> Dataset:
     """Read Mini-ImageNet with all 100 classes in training and test examples.
 

@@ -9,13 +9,12 @@ import math
 import string
 import struct
 from collections.abc import Mapping
-from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset, Split
-from fedjax_ssl.data.reading.archives import Prepared, RemoteFile
+from fedjax_ssl.data.reading.archives import Files, Prepared, RemoteFile
 from fedjax_ssl.data.reading.formats import LARGEST, FormatError, damage
 from fedjax_ssl.data.reading.register import published
 
@@ -66,7 +65,7 @@ def _files(host: str, mirrors: tuple[str, ...], *facts: tuple[int, str]) -> tupl
     examples=(60_000, 10_000),
     prepared=Prepared("mnist", MNIST_FACTS),
 )
-def read_mnist(files: Mapping[str, Path]) -> Dataset:
+def read_mnist(files: Files) -> Dataset:
     """Read MNIST from its four IDX files."""
     return _read("mnist", files, MNIST_FACTS)
 
@@ -89,12 +88,12 @@ def read_mnist(files: Mapping[str, Path]) -> Dataset:
     examples=(60_000, 10_000),
     prepared=Prepared("fashion_mnist", FASHION_FACTS),
 )
-def read_fashion_mnist(files: Mapping[str, Path]) -> Dataset:
+def read_fashion_mnist(files: Files) -> Dataset:
     """Read Fashion-MNIST from files of MNIST's names and form."""
     return _read("fashion_mnist", files, FASHION_FACTS)
 
 
-def _read(name: str, files: Mapping[str, Path], facts: Mapping[str, Any]) -> Dataset:
+def _read(name: str, files: Files, facts: Mapping[str, Any]) -> Dataset:
     arrays = []
     for file in NAMES:
         path = files[f"{file}-ubyte.gz"]

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from fedjax_ssl.checks import In, Whole
-from fedjax_ssl.data.dataset import Dataset, Split, check_finite, check_labels, distinct
+from fedjax_ssl.data.dataset import Dataset, Names, Split, check_finite, check_labels, distinct
 from fedjax_ssl.data.reading.arrays import (
     TEST_ARRAYS,
     TRAIN_ARRAYS,
@@ -20,6 +20,7 @@ from fedjax_ssl.data.reading.proportions import read_proportions
 from fedjax_ssl.data.reading.register import dataset
 from fedjax_ssl.errors import counted
 
+Arrays = dict[str, np.ndarray]
 NEEDED = ("inputs", "labels")
 OPTIONAL = (
     *("client", "test_inputs", "test_labels", "test_client"),
@@ -140,7 +141,7 @@ def load_npz(
         raise BadData(path, str(error)) from error
 
 
-def _named(found: dict[str, np.ndarray], names: tuple[str, ...]) -> dict[str, np.ndarray]:
+def _named(found: Arrays, names: Names) -> Arrays:
     """Give the arrays by the names of this source."""
     arrays = {NAMES.get(name, name): values for name, values in found.items()}
     there = ", ".join(f"`{name}`" for name in names) or "nothing"
@@ -159,7 +160,7 @@ def _named(found: dict[str, np.ndarray], names: tuple[str, ...]) -> dict[str, np
     return arrays
 
 
-def _join_validation(arrays: dict[str, np.ndarray]) -> tuple[list[str], Any]:
+def _join_validation(arrays: Arrays) -> tuple[list[str], Any]:
     """Put validation examples after the training examples; says how many, and where each example
     of both stands.
     """
@@ -183,7 +184,7 @@ def _join_validation(arrays: dict[str, np.ndarray]) -> tuple[list[str], Any]:
     return [trained_on(len(more))], places
 
 
-def _inputs(arrays: dict[str, np.ndarray], name: str) -> Any:
+def _inputs(arrays: Arrays, name: str) -> Any:
     """Take images or features; None: they are not there."""
     if (values := arrays.get(name)) is None:
         return None
@@ -209,7 +210,7 @@ def _inputs(arrays: dict[str, np.ndarray], name: str) -> Any:
 
 
 def _whole(
-    arrays: dict[str, np.ndarray],
+    arrays: Arrays,
     name: str,
     inputs: Any,
     lowest: int | None = None,
@@ -245,7 +246,7 @@ def _whole(
 
 def _class_names(
     values: np.ndarray | None, num_classes: int | None, labels: list[np.ndarray]
-) -> tuple[str, ...]:
+) -> Names:
     """Take the names of the classes, or their numbers."""
     if values is not None:
         if values.ndim != 1 or values.dtype.kind not in "SUiu":
@@ -282,9 +283,7 @@ def _class_names(
     return tuple(str(k) for k in range(num_classes))
 
 
-def _coarse(
-    arrays: dict[str, np.ndarray], inputs: np.ndarray
-) -> tuple[Any, Any, tuple[str, ...] | None]:
+def _coarse(arrays: Arrays, inputs: np.ndarray) -> tuple[Any, Any, Names | None]:
     """Take labels in the coarse space, correspondence and names of the coarse classes."""
     labels = _whole(arrays, "coarse", inputs)
     matrix = arrays.get("correspondence")
@@ -307,9 +306,7 @@ def _coarse(
     )
 
 
-def _clients(
-    arrays: dict[str, np.ndarray], x: np.ndarray, test_x: Any
-) -> tuple[Any, Any, tuple[str, ...] | None]:
+def _clients(arrays: Arrays, x: np.ndarray, test_x: Any) -> tuple[Any, Any, Names | None]:
     """Take clients of training and test examples by number, and their names."""
     client = _whole(arrays, "client", x, lowest=0, text=True)
     test_client = _whole(arrays, "test_client", test_x, lowest=0, text=True)

@@ -7,8 +7,6 @@ program induction, Science 350 (2015).
 import io
 import re
 import zipfile
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
@@ -16,7 +14,7 @@ from PIL import Image
 
 from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.dataset import Dataset, Split
-from fedjax_ssl.data.reading.archives import RemoteFile
+from fedjax_ssl.data.reading.archives import Files, RemoteFile
 from fedjax_ssl.data.reading.formats import FormatError, damage
 from fedjax_ssl.data.reading.register import published
 
@@ -59,7 +57,7 @@ EXAMPLES = {
     examples=lambda subset, size: (EXAMPLES[subset], 0),
 )
 def read_omniglot(
-    files: Mapping[str, Path], subset: Subset = "all", size: Annotated[int, Whole(1, SIDE)] = 28
+    files: Files, subset: Subset = "all", size: Annotated[int, Whole(1, SIDE)] = 28
 ) -> Dataset:
     """Read Omniglot; a client is a drawer of one alphabet, whose number means somebody else in
     another alphabet.

@@ -5,8 +5,6 @@ AISTATS 2011.
 """
 
 import math
-from collections.abc import Mapping
-from pathlib import Path
 from typing import IO, Annotated
 
 import numpy as np
@@ -14,7 +12,7 @@ from PIL import Image
 
 from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.dataset import Dataset, Split
-from fedjax_ssl.data.reading.archives import Prepared, RemoteFile
+from fedjax_ssl.data.reading.archives import Files, Prepared, RemoteFile
 from fedjax_ssl.data.reading.formats import FormatError, read_tar
 from fedjax_ssl.data.reading.register import published
 
@@ -49,7 +47,7 @@ def _prepared(unlabelled: bool, size: int) -> Prepared | None:
     prepared=_prepared,
 )
 def read_stl10(
-    files: Mapping[str, Path],
+    files: Files,
     unlabelled: bool = True,
     size: Annotated[int, Whole(1, SHAPE[1])] = 96,
 ) -> Dataset:

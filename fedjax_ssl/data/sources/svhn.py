@@ -5,13 +5,12 @@ workshop 2011.
 """
 
 import string
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset, Split
-from fedjax_ssl.data.reading.archives import Prepared, RemoteFile
+from fedjax_ssl.data.reading.archives import Files, Prepared, RemoteFile
 from fedjax_ssl.data.reading.formats import FormatError, damage
 from fedjax_ssl.data.reading.register import published
 
@@ -39,7 +38,7 @@ FILES = {
         None if extra else Prepared("svhn_cropped", {"class_names": tuple(string.digits)})
     ),
 )
-def read_svhn(files: Mapping[str, Path], extra: bool = False) -> Dataset:
+def read_svhn(files: Files, extra: bool = False) -> Dataset:
     """Read SVHN's cropped digits from MATLAB files with `X` [32, 32, 3, n] and `y` [n, 1], where 10
     is the digit 0.
 

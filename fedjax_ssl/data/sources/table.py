@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from fedjax_ssl.checks import Whole
-from fedjax_ssl.data.dataset import Dataset
+from fedjax_ssl.data.dataset import Dataset, Names
 from fedjax_ssl.data.federation.federated_data import client_number
 from fedjax_ssl.data.reading.cache import facts_of, kept_for
 from fedjax_ssl.data.reading.columns import TableOptions, read_columns
@@ -36,12 +36,12 @@ def load_table(
     root: Place = None,
     path: Place = None,
     left_out_client: int | str | None = None,
-    features: tuple[str, ...] | None = None,
-    ignore: tuple[str, ...] = (),
-    codes: tuple[str, ...] = (),
+    features: Names | None = None,
+    ignore: Names = (),
+    codes: Names = (),
     max_levels: Annotated[int, Whole(2)] = MOST_LEVELS,
     missing: Missing = "refuse",
-    missing_marks: tuple[str, ...] = MARKS,
+    missing_marks: Names = MARKS,
     options: TableOptions,
 ) -> Dataset:
     """Read a table of numbers, dates and words, once; the arrays are kept in `<root>/table/` until
