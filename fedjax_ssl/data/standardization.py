@@ -4,6 +4,7 @@ applies them.
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -74,17 +75,13 @@ def standardized(
     if by == "train" or (by == "auto" and not known):
         rows, but = _counted(dataset, left_out)
         center, width = _statistics(dataset.train.x, dataset.input_max, rows)
-        dataset = dataclasses.replace(
-            dataset, mean=tuple(center.tolist()), std=tuple(np.where(width, width, 1.0).tolist())
-        )
+        width = np.where(width, width, 1.0)
+        dataset = _replaced(dataset, center.tolist(), width.tolist())
         count = counted(len(dataset.train) if rows is None else len(rows), "example")
         whose = f"of the {count} of all clients{but}"
     else:
-        whose = (
-            f"that belong to dataset {dataset.name!r}"
-            if mean is None and std is None
-            else "as given"
-        )
+        own = f"that belong to dataset {dataset.name!r}"
+        whose = own if mean is None and std is None else "as given"
     if (dataset.mean or (0.0,), dataset.std or (1.0,)) == ((0.0,), (1.0,)):
         return dataset, f"inputs are divided by {dataset.input_max:g} and not standardized"
     return dataset, f"inputs are standardized by {_in_words(dataset)} {whose}"
@@ -120,20 +117,23 @@ def _replaced(
     dataset: Dataset, mean: Sequence[float] | None, std: Sequence[float] | None
 ) -> Dataset:
     """Put given statistics in place of the dataset's."""
-    given = {
-        name: tuple(values) for name, values in (("mean", mean), ("std", std)) if values is not None
-    }
-    return dataclasses.replace(dataset, **given)  # type: ignore[arg-type]
+    return dataclasses.replace(
+        dataset,
+        mean=dataset.mean if mean is None else tuple(mean),
+        std=dataset.std if std is None else tuple(std),
+    )
 
 
 def _counted(
     dataset: Dataset, left_out: int | str | None
 ) -> tuple[Int[np.ndarray, " m"] | None, str]:
     """Choose the rows that count in statistics, None: all; and name the client left out."""
-    names = [] if left_out is None else natural_names(dataset)
-    number = None if left_out is None else client_number(names, left_out)
+    if left_out is None or dataset.train.client is None:
+        return None, ""
+    names = natural_names(dataset)
+    number = client_number(names, left_out)
     # A client that is not there is refused where the federation is made.
-    if number is None or len(names) < 2 or dataset.train.client is None:
+    if number is None or len(names) < 2:
         return None, ""
     rows = np.flatnonzero(dataset.train.client != distinct(dataset.train.client)[number])
     return rows, f" but {names[number]!r}"
@@ -154,10 +154,8 @@ def _statistics(
     mean = sum(inputs[rows].sum(axes, np.float64) for rows in blocks) / count
     std = np.sqrt(sum(np.square(inputs[rows] - mean).sum(axes) for rows in blocks) / count)
     # Not a deviation of 0: the mean of equal values may be off by a rounding error.
-    lowest, highest = (
-        np.stack([of(inputs[rows], axes) for rows in blocks]) for of in (np.min, np.max)
-    )
-    constant = lowest.min(axis=0) == highest.max(axis=0)
+    lowest = np.min([inputs[rows].min(axes) for rows in blocks], axis=0)
+    constant = lowest == np.max([inputs[rows].max(axes) for rows in blocks], axis=0)
     return mean / input_max, np.where(constant, 0.0, std / input_max)
 
 
@@ -167,25 +165,21 @@ def _by_client(dataset: Dataset) -> tuple[Dataset, str]:
     """
     train = dataset.train
     test = dataset.test
-    whose = None if train.client is None else distinct(train.client)
-    others = (
-        ()
-        if whose is None or test is None or test.client is None
-        else np.setdiff1d(test.client, whose)
-    )
-    if whose is None or (test is not None and test.client is None) or len(others):
-        lacks = (
-            "has no clients of its own"
-            if whose is None
-            else "has test examples of no client that trains"
-        )
+    lacks = ""
+    whose = np.zeros(0)
+    if train.client is None:
+        lacks = "has no clients of its own"
+    else:
+        whose = distinct(train.client)
+        if test is not None and (test.client is None or len(np.setdiff1d(test.client, whose))):
+            lacks = "has test examples of no client that trains"
+    if lacks:
         raise ValueError(
             f"standardize is 'client', but dataset {dataset.name!r} {lacks}; use "
             "standardize='train'"
         )
-    columns = dataset.extra.get("features") or [
-        f"feature {number}" for number in range(dataset.input_shape[-1])
-    ]
+    numbers = range(dataset.input_shape[-1])
+    columns = dataset.extra.get("features") or [f"feature {number}" for number in numbers]
     splits = list(dataset.splits().values())
     arrays = [np.zeros(split.x.shape, np.float32) for split in splits]
     statistics = {}
@@ -196,22 +190,20 @@ def _by_client(dataset: Dataset) -> tuple[Dataset, str]:
         count = len(rows) * (train.x[0].size // train.x.shape[-1])
         if not std.all():
             constant = ", ".join(columns[at] for at in np.flatnonzero(std == 0)[:5])
-            notes.append(f"{name!r} ({'one example' if count == 1 else f'constant: {constant}'})")
+            why = "one example" if count == 1 else f"constant: {constant}"
+            notes.append(f"{name!r} ({why})")
         std = np.where(std, std * np.sqrt(count / max(count - 1, 1)), 1.0)
         statistics[name] = {"mean": mean.tolist(), "std": std.tolist()}
         for array, split in zip(arrays, splits, strict=True):
             own = np.flatnonzero(split.client == number)
             array[own] = (split.x[own] - mean * dataset.input_max) / std
-    made = [
-        dataclasses.replace(split, x=array) for split, array in zip(splits, arrays, strict=True)
-    ]
+    pairs = zip(dataset.splits().items(), arrays, strict=True)
+    made: Any = {name: dataclasses.replace(split, x=array) for (name, split), array in pairs}
     said = "inputs are standardized by mean and deviation of each client's own training examples"
     if notes:
         said += f"; where these do not vary, the deviation is 1: {', '.join(notes)}"
     extra = {**dataset.extra, "client_statistics": statistics}
-    return dataclasses.replace(
-        dataset, train=made[0], test=test and made[1], mean=(0.0,), std=(1.0,), extra=extra
-    ), said
+    return dataclasses.replace(dataset, **made, mean=(0.0,), std=(1.0,), extra=extra), said
 
 
 def _in_words(dataset: Dataset) -> str:

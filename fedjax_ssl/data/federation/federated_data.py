@@ -135,11 +135,9 @@ class FederatedData:
         labelled = np.asarray(self.num_labelled)
         dealt = real_rows(self.index, self.num_examples)
         tested = real_rows(self.test_index, self.num_test)
-        held_out = [
-            real_rows(self.valid_index, self.num_valid),
-            real_rows(self.server_index, self.num_server),
-        ]
-        used = np.concatenate([dealt, tested, *held_out])
+        valid = real_rows(self.valid_index, self.num_valid)
+        server = real_rows(self.server_index, self.num_server)
+        used = np.concatenate([dealt, tested, valid, server])
         # Test examples with a true label are scored; examples that a client has twice may be due to
         # sets that overlap.
         scored = int((np.asarray(self.labels)[tested] >= 0).sum())
@@ -153,10 +151,10 @@ class FederatedData:
             **self._weak_summary(),
             "smallest_client": int(sizes.min(initial=sizes.max(initial=0))),
             "largest_client": int(sizes.max(initial=0)),
-            "server_examples": int(self.num_server),
-            "validation_examples": int(self.num_valid),
-            "test_examples": int(self.num_test),
-            **({} if scored == int(self.num_test) else {"labelled_test_examples": scored}),
+            "server_examples": len(server),
+            "validation_examples": len(valid),
+            "test_examples": len(tested),
+            **({} if scored == len(tested) else {"labelled_test_examples": scored}),
             "unused_examples": int((np.bincount(used, minlength=self.inputs.shape[0]) == 0).sum()),
             **({"examples_dealt_twice": twice} if twice else {}),
             "new_clients": self.num_new_clients,
@@ -166,14 +164,12 @@ class FederatedData:
         """Kinds of labels: clients' class "labels", the "server"'s, "coarse" labels, "sets"; not
         in jit.
         """
+        weak = self._weak_summary()
         counts = {
             "labels": np.asarray(self.num_labelled).sum(),
             "server": np.asarray(self.num_server),
-        }
-        weak = self._weak_summary()
-        counts |= {
-            "coarse": weak.get("clients_with_coarse_labels", 0),
-            "sets": weak.get("clients_with_sets", 0),
+            "coarse": weak.get("clients_with_coarse_labels"),
+            "sets": weak.get("clients_with_sets"),
         }
         return tuple(kind for kind, count in counts.items() if count)
 
@@ -183,7 +179,7 @@ class FederatedData:
         known = np.asarray(self.weak.num_examples) > 0
         sets = np.asarray(self.weak.from_sets)
         return {
-            "clients_with_coarse_labels": int(np.asarray(self.weak.has_coarse).sum()),
+            "clients_with_coarse_labels": int((known & ~sets).sum()),
             "clients_with_sets": int((known & sets).sum()),
         }
 
@@ -228,11 +224,11 @@ def of_one_shape(federations: Sequence[FederatedData]) -> list[FederatedData]:
     Args:
         federations: federations of equally many clients, and with the same further static fields.
     """
-    bounds = {
-        name: max(getattr(one, name) for one in federations)
-        for name in ("max_labelled", "max_unlabelled")
+    bounds: Any = {
+        "max_labelled": max(one.max_labelled for one in federations),
+        "max_unlabelled": max(one.max_unlabelled for one in federations),
+        "min_labelled": min(one.min_labelled for one in federations),
     }
-    bounds["min_labelled"] = min(one.min_labelled for one in federations)
     alike = [dataclasses.replace(one, **bounds) for one in federations]
     widths = jax.tree.map(lambda *tables: max(table.shape[-1:] for table in tables), *alike)
 
@@ -275,14 +271,14 @@ def validate(data: FederatedData, truth_required: bool = True) -> None:
             "test_fraction or client_test_fraction; a larger share where groups stay together), "
             "or give them in the dataset"
         )
-    if data.num_parts > 1 and not (sizes > np.asarray(data.num_labelled)).any():
+    unlabelled = sizes - np.asarray(data.num_labelled)
+    if data.num_parts > 1 and not unlabelled.any():
         raise ValueError(
             f"unlabelled examples come in {data.num_parts} parts, but no client has that many of "
             "any class: every part is empty; lower config.partition.parts"
         )
     if data.num_parts > 1 and data.weak is not None:
         known = np.asarray(data.weak.num_examples)
-        unlabelled = sizes - np.asarray(data.num_labelled)
         partly = np.flatnonzero((known > 0) & (known < unlabelled))
         if partly.size:
             raise ValueError(
@@ -327,12 +323,10 @@ def client_number(names: Sequence[str], client: int | str) -> int | None:
         Its place in `names`; None: there is no such client.
     """
     client = unicodedata.normalize("NFC", str(client))
-    numbers = (
-        []
-        if any(name.isdecimal() for name in names)
-        else [str(place) for place in range(len(names))]
-    )
-    return next((known.index(client) for known in (list(names), numbers) if client in known), None)
+    known = list(names)
+    if client not in known and not any(name.isdecimal() for name in known):
+        known = [str(place) for place in range(len(known))]
+    return known.index(client) if client in known else None
 
 
 def client_names(dataset: "Dataset", federation: FederatedData, natural: bool = True) -> list[str]:
@@ -352,14 +346,9 @@ def client_names(dataset: "Dataset", federation: FederatedData, natural: bool = 
     count = federation.num_clients + federation.num_new_clients
     if not natural or dataset.train.client is None:
         return [str(client) for client in range(count)]
-    owner = dataset.train.client
-    if dataset.test is not None:
-        of_test = (
-            dataset.test.client
-            if dataset.test.client is not None
-            else np.full(len(dataset.test), -1, np.int32)
-        )
-        owner = np.concatenate([owner, of_test])
+    nobody = np.full(0 if dataset.test is None else len(dataset.test), -1, np.int32)
+    of_test = nobody if dataset.test is None else dataset.test.client
+    owner = np.concatenate([dataset.train.client, nobody if of_test is None else of_test])
     # A client's first test example, or else its first training example, tells whose it is.
     row = np.full(count, -1)
     trained = np.flatnonzero(np.asarray(federation.num_examples))

@@ -224,15 +224,10 @@ def together(observed: list[Observed]) -> Observed:
     """
     most = max(each.matrix.shape[1] for each in observed)
     padded = [_padded(each, most) for each in observed]
-    # a client has facts of one rule, and zeros of the others
     entries, *facts = zip(*padded, strict=True)
-    return Observed(
-        jax.tree.map(lambda *parts: jnp.concatenate(parts), *entries),
-        *(
-            functools.reduce(operator.or_ if one[0].dtype == bool else operator.add, one)
-            for one in facts
-        ),
-    )
+    # A client has facts of one rule, and zeros of the others; of truth values + is "or".
+    summed = (functools.reduce(operator.add, one) for one in facts)
+    return Observed(jax.tree.map(lambda *parts: jnp.concatenate(parts), *entries), *summed)
 
 
 def _padded(observed: Observed, num_rows: int) -> Observed:

@@ -70,11 +70,10 @@ def fedmatch(number: int) -> Policy:
             Choice("contrast", table(0.5), signed=True),
             Choice("brightness", table(0.3), signed=True),
             Choice("sharpness", table(0.9), signed=True),
-            *(
-                Choice(name, table(0.3), signed=True, smooth=True)
-                for name in ("shear_x", "shear_y")
-            ),
-            *(Choice(name, table(0.2), signed=True) for name in ("translate_x", "translate_y")),
+            Choice("shear_x", table(0.3), signed=True, smooth=True),
+            Choice("shear_y", table(0.3), signed=True, smooth=True),
+            Choice("translate_x", table(0.2), signed=True),
+            Choice("translate_y", table(0.2), signed=True),
         ),
         number,
         levels=(2, 3, 4, 5),

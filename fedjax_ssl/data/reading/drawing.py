@@ -37,10 +37,12 @@ MAX_DEVIATIONS = 2.3
 # About three pixels at the usual size: chords this long leave a curve by a fraction of a pixel.
 CHORD = 2.2
 # How often the letters a to z come in English text, in percent.
+# fmt: off
 LETTER_PERCENT = (
-    *(8.2, 1.5, 2.8, 4.3, 12.7, 2.2, 2.0, 6.1, 7.0, 0.15, 0.8, 4.0, 2.4),
-    *(6.7, 7.5, 1.9, 0.1, 6.0, 6.3, 9.1, 2.8, 1.0, 2.4, 0.15, 2.0, 0.1),
+    8.2, 1.5, 2.8, 4.3, 12.7, 2.2, 2.0, 6.1, 7.0, 0.15, 0.8, 4.0, 2.4,
+    6.7, 7.5, 1.9, 0.1, 6.0, 6.3, 9.1, 2.8, 1.0, 2.4, 0.15, 2.0, 0.1,
 )
+# fmt: on
 
 
 def _read_forms() -> dict[str, tuple[str, ...]]:

@@ -19,17 +19,24 @@ T = TypeVar("T")
 LARGEST = 1 << 33  # bytes that an array in a file may take: more than any dataset here
 # Errors that libraries raise for broken bytes, for compressions that nobody meant, and for sizes.
 DAMAGED = (
-    *(
-        OSError,
-        EOFError,
-        zlib.error,
-        lzma.LZMAError,
-        tarfile.TarError,
-        zipfile.BadZipFile,
-        sqlite3.Error,
-    ),
-    *(ValueError, TypeError, LookupError, AttributeError, SyntaxError, ImportError, struct.error),
-    *(Image.DecompressionBombError, RuntimeError, OverflowError, MemoryError),
+    OSError,
+    EOFError,
+    zlib.error,
+    lzma.LZMAError,
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    sqlite3.Error,
+    struct.error,
+    Image.DecompressionBombError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    SyntaxError,
+    ImportError,
+    RuntimeError,
+    OverflowError,
+    MemoryError,
 )
 
 

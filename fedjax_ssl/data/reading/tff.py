@@ -72,9 +72,7 @@ def read_splits(
             (split,),
         )
         for row, (client, record) in enumerate(rows):
-            clients.append(
-                client.decode("ascii", "replace") if isinstance(client, bytes) else str(client)
-            )
+            clients.append(as_name(client))
             where = f"{path}: example {row} of {split}, client {clients[-1]}, has"
             example = parse_example(record)
             image = example.get(key)
@@ -118,6 +116,11 @@ def read_splits(
                     "examples(split_name, client_id, serialized_example_proto)."
                 )
             return {split: read(database, split) for split in splits}
+
+
+def as_name(client: bytes | str) -> str:
+    """Take a name in a database as text."""
+    return client.decode("ascii", "replace") if isinstance(client, bytes) else str(client)
 
 
 def parse_example(record: bytes) -> dict[str, list[bytes] | np.ndarray]:

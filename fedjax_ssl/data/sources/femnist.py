@@ -209,11 +209,7 @@ def _sqlite_writers(path: Path) -> Iterator[Writer]:
         for client_id, data, count in database.execute(
             "SELECT client_id, data, num_examples FROM federated_data"
         ):
-            name = (
-                client_id.decode("ascii", "replace")
-                if isinstance(client_id, bytes)
-                else str(client_id)
-            )
+            name = tff.as_name(client_id)
             with damage(path, f" (client {name})"):
                 unpacker = zlib.decompressobj()
                 # Twice what the examples take.

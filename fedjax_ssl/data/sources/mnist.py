@@ -23,22 +23,14 @@ MNIST_FACTS: dict[str, Any] = {
     "mean": (0.1307,),
     "std": (0.3081,),
 }
+# fmt: off
 FASHION_FACTS: dict[str, Any] = {
     "class_names": (
-        *(
-            "T-shirt/top",
-            "Trouser",
-            "Pullover",
-            "Dress",
-            "Coat",
-            "Sandal",
-            "Shirt",
-            "Sneaker",
-            "Bag",
-            "Ankle boot",
-        ),
-    )
+        "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",
+        "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+    ),
 }
+# fmt: on
 NAMES = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
 
 

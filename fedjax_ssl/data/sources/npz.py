@@ -22,10 +22,12 @@ from fedjax_ssl.errors import counted
 
 Arrays = dict[str, np.ndarray]
 NEEDED = ("inputs", "labels")
+# fmt: off
 OPTIONAL = (
-    *("client", "test_inputs", "test_labels", "test_client"),
-    *("class_names", "coarse", "correspondence", "set", "group"),
+    "client", "test_inputs", "test_labels", "test_client", "class_names", "coarse",
+    "correspondence", "set", "group",
 )
+# fmt: on
 # Name in a file -> name here, of inputs and labels: those of Keras and of MedMNIST are known.
 NAMES = {
     name: f"{split}{what}"

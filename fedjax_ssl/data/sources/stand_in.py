@@ -68,17 +68,11 @@ def load_stand_in(
         test = min(test, max(examples // 5, 1)) if test else 0
         unlabelled = min(unlabelled, train // 2)
     clients = _number(said, r"(\d[\d,]*) (?:writers|centres|hospitals|drawers|training)")
-    parts = [
-        _split(n, shape, facts, clients, lost, n) if n else None
-        for n, lost in ((train, unlabelled), (test, 0))
-    ]
-    names = tuple(f"client {c}" for c in range(clients)) if clients else None
-    assert parts[0] is not None, "every dataset has training examples"
     return Dataset(
         "stand_in",
-        parts[0],
-        parts[1],
-        client_names=names,
+        _split(train, shape, facts, clients, unlabelled),
+        _split(test, shape, facts, clients, 0) if test else None,
+        client_names=tuple(f"client {c}" for c in range(clients)) or None,
         extra={"like": like, "published": published},
         **facts,
     )
@@ -103,18 +97,14 @@ def _counts(said: str) -> tuple[int, int]:
     return total - test, test
 
 
-def _split(
-    n: int, shape: tuple[int, ...], facts: dict[str, Any], clients: int, lost: int, seed: int
-) -> Split:
-    rng = np.random.default_rng(seed)
+def _split(n: int, shape: tuple[int, ...], facts: dict[str, Any], clients: int, lost: int) -> Split:
+    rng = np.random.default_rng(n)
     each = math.prod(shape)
-    images = len(shape) > 1
     count = each + _STEP * n
-    pool = (
-        rng.integers(0, 256, count, np.uint8)
-        if images
-        else rng.normal(size=count).astype(np.float32)
-    )
+    if len(shape) > 1:
+        pool = rng.integers(0, 256, count, np.uint8)
+    else:
+        pool = rng.normal(size=count).astype(np.float32)
     strides = (_STEP, *(math.prod(shape[axis + 1 :]) for axis in range(len(shape))))
     x = np.lib.stride_tricks.as_strided(
         pool, (n, *shape), [step * pool.itemsize for step in strides], writeable=False
@@ -122,10 +112,7 @@ def _split(
     known = rng.permutation(n - lost) % len(facts["class_names"])  # equally many of every class
     labels = np.concatenate([known, np.full(lost, -1)])
     client = rng.permutation(n) % clients if clients else None
-    matrix = facts.get("correspondence")
-    return Split(
-        x,
-        labels,
-        client,
-        None if matrix is None else np.where(labels < 0, -1, matrix.argmax(0)[labels]),
-    )
+    coarse = None
+    if "correspondence" in facts:
+        coarse = np.where(labels < 0, -1, facts["correspondence"].argmax(0)[labels])
+    return Split(x, labels, client, coarse)
