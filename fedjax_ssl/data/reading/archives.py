@@ -248,13 +248,10 @@ def _verified(file: RemoteFile, path: Path) -> Verified:
 
 def _files(archive: Archive, folder: Path) -> Sequence[RemoteFile]:
     """Choose the published files, or those that are here in their place."""
-    others = (tuple(map(RemoteFile, names)) for names in archive.alternatives)
-    there = (
-        files
-        for files in (archive.files, *others)
-        if all((folder / file.name).is_file() for file in files)
-    )
-    return next(there, archive.files)
+    for files in (archive.files, *(tuple(map(RemoteFile, one)) for one in archive.alternatives)):
+        if all((folder / file.name).is_file() for file in files):
+            return files
+    return archive.files
 
 
 def _missing(archive: Archive, folder: Path) -> list[RemoteFile]:

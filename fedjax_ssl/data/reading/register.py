@@ -90,18 +90,14 @@ def published(
                     "files to compare with"
                 )
             by_options = {"files": files, "examples": examples, "prepared": prepared, **fields}
-            return Archive(
-                name=name,
-                read=partial(read, **chosen),
-                terms=terms,
-                variant="".join(
-                    f"-{o.name}={chosen[o.name]}" for o in options if chosen[o.name] != o.default
-                ),
-                **{
-                    field: value(**chosen) if callable(value) else value
-                    for field, value in by_options.items()
-                },
-            )
+            told = {
+                field: value(**chosen) if callable(value) else value
+                for field, value in by_options.items()
+            }
+            others = [o.name for o in options if chosen[o.name] != o.default]
+            variant = "".join(f"-{option}={chosen[option]}" for option in others)
+            read_chosen = partial(read, **chosen)
+            return Archive(name=name, read=read_chosen, terms=terms, variant=variant, **told)
 
         def load(**given: Any) -> Dataset:
             places = {place: given.pop(place) for place in (*PLACES, "timeout") if place in given}

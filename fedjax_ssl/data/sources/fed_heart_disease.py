@@ -67,14 +67,14 @@ def load_fed_heart_disease(*, root: Place = None, path: Place = None) -> Dataset
         BadData: a file is in another form; has everything that is wrong.
     """
     folder = raw_folder(NAME, root, path)
-    places = {
-        name: (folder / f"processed.{name}.data", folder / f"{name}.data") for name in HOSPITALS
-    }
-    found = {
-        name: next((file for file in files if file.is_file()), None)
-        for name, files in places.items()
-    }
-    if missing := [files[0].name for name, files in places.items() if found[name] is None]:
+    missing = []
+    found = []
+    for name in HOSPITALS:
+        files = [folder / f"processed.{name}.data", folder / f"{name}.data"]
+        there = [file for file in files if file.is_file()]
+        found += there[:1]
+        missing += [] if there else [files[0].name]
+    if missing:
         how = (
             f"get {ADDRESS}, unpack it, and give path= (config.data.path) the folder of the four "
             "processed.*.data"
@@ -82,9 +82,9 @@ def load_fed_heart_disease(*, root: Place = None, path: Place = None) -> Dataset
         raise not_here(f"{NAME}: {' and '.join(missing)}", (f"{folder}/",), [how])
     findings = Findings()
     parts = []
-    for client, (file, hospital) in enumerate(zip(found.values(), HOSPITALS.values(), strict=True)):
-        assert file is not None, "asked above"
-        if (read := _read(file, findings)) is None or findings.problems:
+    for client, (file, hospital) in enumerate(zip(found, HOSPITALS.values(), strict=True)):
+        read = _read(file, findings)
+        if read is None or findings.problems:
             continue
         tested = np.isin(np.arange(len(read[1])), _test_rows(read[1]))
         parts.append((*read, np.full(len(tested), client), tested))
@@ -121,14 +121,15 @@ def _read(path: Path, findings: Findings) -> tuple[np.ndarray, np.ndarray, np.nd
     for name, column in table.set_axis(COLUMNS, axis=1).items():
         cells = [cell.strip("' ") for cell in column]
         known[name] = as_numbers(as_cells(cells, ("?",)))
-        allowed = {**LEVELS, "num": range(5)}.get(str(name))
-        strange = (
-            np.isnan(known[name]) if allowed is None else ~np.isin(known[name], tuple(allowed))
-        )
-        for bad in [row for row in np.flatnonzero(strange) if cells[row] not in ("", "?")][:1]:
-            what = f"one of {', '.join(map(str, allowed))}" if allowed else "a number"
+        what = "a number"
+        strange = np.isnan(known[name])
+        if allowed := {**LEVELS, "num": range(5)}.get(str(name)):
+            what = f"one of {', '.join(map(str, allowed))}"
+            strange = ~np.isin(known[name], tuple(allowed))
+        bad = [row for row in np.flatnonzero(strange) if cells[row] not in ("", "?")]
+        if bad:
             findings.problems.append(
-                f"{table.index[bad]}: {name} is {cells[bad]!r}; needed: {what}"
+                f"{table.index[bad[0]]}: {name} is {cells[bad[0]]!r}; needed: {what}"
             )
     used = np.isfinite([known[name] for name in (*USED, "num")]).all(axis=0)
     if used.sum() < 2 and not findings.problems:

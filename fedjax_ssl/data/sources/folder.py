@@ -111,12 +111,8 @@ def load_folder(
                 "folders alone",
             )
         table = None
-    pictures: dict[str, Any] = {
-        "size": size,
-        "channels": channels,
-        "fit": fit,
-        "levels": (black, white),
-    }
+    levels = (black, white)
+    pictures: Any = {"size": size, "channels": channels, "fit": fit, "levels": levels}
 
     def make() -> Dataset:
         findings = Findings()
@@ -147,7 +143,8 @@ def load_folder(
         findings.stop(given)
         return numbered.dataset("folder", given, found.x, options.proportions, notes, found.reading)
 
-    read = of_files([*([table] if table else []), *(folder / name for name in listing.images)])
+    files_read = [folder / name for name in listing.images]
+    read = of_files([table, *files_read] if table else files_read)
     content = [listing.digest, read, proportions_digest(options.proportions), str(table)]
     return kept_for(root, "folder", folder, [layout, file_column, options, pictures], content, make)
 
@@ -170,13 +167,11 @@ def find_table(given: Path, listing: Listing, column: str) -> tuple[Path | None,
     for path in sorted(given.iterdir()):
         if is_table(path) and path.is_file() and not path.name.startswith("."):
             try:
-                if column in (cells := read_table(path)):
+                cells = read_table(path)
+                if column in cells:
                     found.append(path)
-                for name in cells:
-                    if (
-                        there
-                        and cells[name].map(lambda cell: spelling(str(cell)) in there).mean() > 0.5
-                    ):
+                for name in cells if there else ():
+                    if cells[name].map(lambda cell: spelling(str(cell)) in there).mean() > 0.5:
                         others.append((path, name))
             except BadData as error:
                 # A broken table is said to be one only where its name promises to be the one.

@@ -90,24 +90,24 @@ def load_npz(
         notes, places = _join_validation(arrays)
         x = _inputs(arrays, "inputs")
         test_x = _inputs(arrays, "test_inputs")
-        if x.ndim == 2 and len(
-            lost := np.flatnonzero(np.ptp(x - x.astype(np.float32), axis=0) > x.std(axis=0) / FAR)
-        ):
-            columns = f"{counted(len(lost), 'feature')} (first number {lost[0]})"
-            notes.append(
-                f"{columns}: so far from 0 that single precision loses differences; subtract the "
-                "mean before"
-            )
+        if x.ndim == 2:
+            rounding = np.ptp(x - x.astype(np.float32), axis=0)
+            lost = np.flatnonzero(rounding > x.std(axis=0) / FAR)
+            if len(lost):
+                notes.append(
+                    f"{counted(len(lost), 'feature')} (first number {lost[0]}): so far from 0 that "
+                    "single precision loses differences; subtract the mean before"
+                )
         y = _whole(arrays, "labels", x)
         test_y = _whole(arrays, "test_labels", test_x)
         if test_x is not None and test_y is None:
             test_y = np.full(len(test_x), -1)
-        classes = _class_names(
-            arrays.get("class_names"), num_classes, [y, *[test_y] * (test_y is not None)]
-        )
+        both = [y] if test_y is None else [y, test_y]
+        classes = _class_names(arrays.get("class_names"), num_classes, both)
         if classes[0] == "-1":  # a class like the others
             y = y + 1
-            test_y = test_y + 1 if "test_labels" in arrays else test_y
+            if "test_labels" in arrays:
+                test_y = test_y + 1
         without = int((y == -1).sum())
         if without:
             notes.append(
@@ -120,17 +120,17 @@ def load_npz(
         client, test_client, client_names = _clients(arrays, x, test_x)
         coarse, matrix, coarse_names = _coarse(arrays, x)
         sets = _whole(arrays, "set", x, lowest=-1)
+        group = _whole(arrays, "group", x, text=True)
+        if group is not None:
+            names_of = group.astype(str).tolist()
+            group, _ = numbered(["" if name == "-1" else name for name in names_of])
         shares = None
-        if (group := _whole(arrays, "group", x, text=True)) is not None:
-            group, _ = numbered(
-                ["" if name == "-1" else name for name in group.astype(str).tolist()]
-            )
         if proportions is not None:
             shares = read_proportions(proportions, classes, client_names, client, sets)
         return Dataset(
             name="npz",
             train=Split(x, y, client, coarse, sets, places, group),
-            test=None if test_x is None or test_y is None else Split(test_x, test_y, test_client),
+            test=None if test_x is None else Split(test_x, test_y, test_client),
             class_names=classes,
             client_names=client_names,
             input_max=input_max or (255.0 if x.dtype == np.uint8 else 1.0),
@@ -172,17 +172,13 @@ def _join_validation(arrays: Arrays) -> tuple[list[str], Any]:
         raise ValueError(
             f"validation inputs have shape {more.shape}, training inputs {arrays['inputs'].shape}"
         )
-    labels = arrays.pop("val_labels", np.full(len(more), -1))
-    known = (
-        one_each("labels", arrays["labels"], len(arrays["inputs"])),
-        one_each("val_labels", labels, len(more)),
-    )
-    arrays |= {"inputs": np.concatenate([arrays["inputs"], more]), "labels": np.concatenate(known)}
-    places = [
-        f"{name}, row {row}"
-        for name, part in zip(("training", "validation"), known, strict=True)
-        for row in range(len(part))
-    ]
+    labels = one_each("labels", arrays["labels"], len(arrays["inputs"]))
+    more_labels = arrays.pop("val_labels", np.full(len(more), -1))
+    more_labels = one_each("val_labels", more_labels, len(more))
+    arrays["inputs"] = np.concatenate([arrays["inputs"], more])
+    arrays["labels"] = np.concatenate([labels, more_labels])
+    places = [f"training, row {row}" for row in range(len(labels))]
+    places += [f"validation, row {row}" for row in range(len(more))]
     return [trained_on(len(more))], places
 
 
@@ -222,20 +218,18 @@ def _whole(
     if (values := arrays.get(name)) is None:
         return None
     if values.dtype.kind not in ("iuSU" if text else "iu"):
-        kinds = (
-            f"{name}s are integers or strings" if text else "labels must be integers, -1 = no label"
-        )
+        kinds = "labels must be integers, -1 = no label"
+        if text:
+            kinds = f"{name}s are integers or strings"
         raise ValueError(f"{name} has dtype {values.dtype}; {kinds}")
     values = one_each(name, values, 0 if inputs is None else len(inputs))
-    if (
-        lowest is not None
-        and values.dtype.kind == "i"
-        and len(below := np.flatnonzero(values < lowest))
-    ):
-        none = ", -1 = in none" if lowest < 0 else ""
-        raise ValueError(
-            f"{name} is {values[below[0]]} in row {below[0]}; they are numbered from 0 on{none}"
-        )
+    if lowest is not None and values.dtype.kind == "i":
+        below = np.flatnonzero(values < lowest)
+        if len(below):
+            none = ", -1 = in none" if lowest < 0 else ""
+            raise ValueError(
+                f"{name} is {values[below[0]]} in row {below[0]}; they are numbered from 0 on{none}"
+            )
     if values.dtype.kind == "u":  # beside signed numbers they would become floating point
         if len(beyond := np.flatnonzero(values > np.iinfo(np.int64).max)):
             raise ValueError(
@@ -282,7 +276,7 @@ def _class_names(
                 f"Renumber the classes 0 to {len(present) - 1}, or pass num_classes={num_classes} "
                 "if the gaps are meant"
             )
-    return tuple(str(k) for k in range(num_classes))
+    return tuple(map(str, range(num_classes)))
 
 
 def _coarse(arrays: Arrays, inputs: np.ndarray) -> tuple[Any, Any, Names | None]:
@@ -300,12 +294,11 @@ def _coarse(arrays: Arrays, inputs: np.ndarray) -> tuple[Any, Any, Names | None]
         )
     if matrix is not None and matrix.dtype.kind not in "iuf":
         raise ValueError(f"correspondence has dtype {matrix.dtype}; it must hold numbers")
-    count = labels.max() + 1 if matrix is None else len(matrix[0] if matrix.ndim == 3 else matrix)
-    return (
-        labels,
-        None if matrix is None else matrix.astype(np.float64),
-        tuple(str(label) for label in range(count)),
-    )
+    count = labels.max() + 1
+    if matrix is not None:
+        count = len(matrix[0] if matrix.ndim == 3 else matrix)
+        matrix = matrix.astype(np.float64)
+    return labels, matrix, tuple(map(str, range(count)))
 
 
 def _clients(arrays: Arrays, x: np.ndarray, test_x: Any) -> tuple[Any, Any, Names | None]:
@@ -322,8 +315,5 @@ def _clients(arrays: Arrays, x: np.ndarray, test_x: Any) -> tuple[Any, Any, Name
     if len({values.dtype.kind in "SU" for values in both}) > 1:
         raise ValueError("client and test_client must both be integers or both be strings")
     names, ids = np.unique(np.concatenate(both), return_inverse=True)
-    return (
-        ids[: len(x)],
-        None if test_client is None else ids[len(x) :],
-        tuple(str(name) for name in names),
-    )
+    of_test = None if test_client is None else ids[len(x) :]
+    return ids[: len(x)], of_test, tuple(map(str, names))

@@ -97,9 +97,8 @@ def read_omniglot(
     order = sorted(found)
     classes = sorted({key[:2] for key in order})
     drawers = sorted({(alphabet, drawer) for alphabet, _, drawer in order})
-    class_of, client_of = (
-        {key: place for place, key in enumerate(keys)} for keys in (classes, drawers)
-    )
+    class_of = {key: place for place, key in enumerate(classes)}
+    client_of = {key: place for place, key in enumerate(drawers)}
     y = np.array([class_of[key[:2]] for key in order], np.int32)
     client = np.array([client_of[key[0], key[2]] for key in order], np.int32)
     return Dataset(
@@ -120,6 +119,6 @@ def _image(content: bytes, size: int, name: str) -> np.ndarray:
                 f"{name} has {image.size[0]}x{image.size[1]} pixels; expected are {SIDE}x{SIDE}."
             )
         grey = image.convert("L")
-        return 255 - np.asarray(
-            grey.resize((size, size), Image.Resampling.BOX) if size != SIDE else grey
-        )
+        if size != SIDE:
+            grey = grey.resize((size, size), Image.Resampling.BOX)
+        return 255 - np.asarray(grey)
