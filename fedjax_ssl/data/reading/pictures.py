@@ -116,19 +116,12 @@ def list_images(folder: Path) -> Listing:
         seen.add((status.st_dev, status.st_ino))
         folders[:] = [name for name in folders if not name.startswith(".") and name != "__MACOSX"]
         for name in files:
-            if (
-                not name.startswith(".")
-                and name != "Thumbs.db"
-                and os.path.isfile(file := os.path.join(here, name))
-            ):
-                facts = os.stat(file)
-                found.append(
-                    (
-                        os.path.relpath(file, folder).replace(os.sep, "/"),
-                        facts.st_size,
-                        facts.st_mtime_ns,
-                    )
-                )
+            file = os.path.join(here, name)
+            if name.startswith(".") or name == "Thumbs.db" or not os.path.isfile(file):
+                continue
+            facts = os.stat(file)
+            path = os.path.relpath(file, folder).replace(os.sep, "/")
+            found.append((path, facts.st_size, facts.st_mtime_ns))
     images = []
     others = Counter[str]()
     digest = hashlib.sha256()
@@ -204,15 +197,12 @@ def read_images(
     facts = _heads(files)
     known = [one for one in facts if isinstance(one, Facts)]
     height, width, depth = _shape(known, size, channels, findings)
-    chosen = [
-        one
-        for row, one in enumerate(facts)
-        if isinstance(one, Facts) and (fitted is None or fitted[row])
-    ]
+    chosen = known
+    if fitted is not None:
+        chosen = [one for row, one in enumerate(facts) if isinstance(one, Facts) and fitted[row]]
     kinds = tuple(sorted({one.kind for one in chosen or known}))
-    reading = ImageReading(
-        height, width, depth, fit, _levels(known, chosen, levels, findings), kinds
-    )
+    scale = _levels(known, chosen, levels, findings)
+    reading = ImageReading(height, width, depth, fit, scale, kinds)
     return _decoded(files, names, facts, reading, findings)
 
 
@@ -286,11 +276,9 @@ def _decoded(
             f"images of several channels with 16 bits, of which the upper 8 are read: {cut:,}"
         )
     black, white = reading.levels or (0, 0)
-    if beyond := [
-        one
-        for one in used
-        if one.kind == "deep" and not black <= one.lowest <= one.highest <= white
-    ]:
+    deep = (one for one in used if one.kind == "deep")
+    beyond = [one for one in deep if not black <= one.lowest <= one.highest <= white]
+    if beyond:
         lowest, highest = _extremes(beyond)
         findings.notes.append(
             f"images with values below {black:,g} or above {white:,g}, which are shown as black "
@@ -335,11 +323,9 @@ def read_each(
     reasons = in_threads(fill, range(len(names)))
     rows = np.array([row for row, reason in enumerate(reasons) if reason is None], int)
     kinds = [None if reason is None else reason.partition(" (")[0] for reason in reasons]
-    first = {
-        kind: name for kind, name in zip(kinds[::-1], names[::-1], strict=True) if kind is not None
-    }
-    if first:
-        times = Counter(kind for kind in kinds if kind is not None)
+    times = Counter(kind for kind in kinds if kind is not None)
+    if times:
+        first = dict(zip(kinds[::-1], names[::-1], strict=True))
         listed = "; ".join(
             f"{count:,} {kind}, first {first[kind]}" for kind, count in times.most_common()
         )
@@ -404,15 +390,8 @@ def _facts(file: Path | bytes) -> Facts | str:
             if size[0] != size[1] and image.getexif().get(ExifTags.Base.Orientation) in TURNED:
                 size = ImageOps.exif_transpose(image).size
             if mode not in DEEP:
-                return Facts(
-                    size,
-                    mode,
-                    "grey" if mode in GREY or _is_grey(image) else "colour",
-                    pages,
-                    0,
-                    255,
-                    cut,
-                )
+                kind: Kind = "grey" if mode in GREY or _is_grey(image) else "colour"
+                return Facts(size, mode, kind, pages, 0, 255, cut)
             values = np.asarray(image)
             if not np.isfinite(values).all():
                 return "has values that are not finite"
@@ -497,11 +476,11 @@ def _levels(
     if white <= black:
         raise ValueError(f"white is {white:,g} and black {black:,g}; white must be greater")
     others = len(known) - len(deep)
+    kept = f"; the values of {counted(others, 'other')} are taken as they are" if others else ""
     findings.notes.append(
         f"images with more than 8 bits, signed or floating-point values: {len(deep):,}, from "
         f"{lowest:,g} to {highest:,g}; {black:,g} to {white:,g} become 0 to 255, or data.black to "
-        "data.white"
-        + (f"; the values of {counted(others, 'other')} are taken as they are" if others else "")
+        f"data.white{kept}"
     )
     return black, white
 

@@ -11,6 +11,7 @@ import os
 import socket
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +71,8 @@ def load_tfds(
     if folder is None:
         raise _not_here(dataset, folders)
     name = dataset.partition("/")[0]
-    place = folder
-    content = facts_of(folder.iterdir())
-    return kept_for(
-        root, "tfds", folder, [choice, size], content, lambda: _read(name, place, choice, size)
-    )
+    read = partial(_read, name, folder, choice, size)
+    return kept_for(root, "tfds", folder, [choice, size], facts_of(folder.iterdir()), read)
 
 
 def prepared_folders(path: Place = None) -> Path:
@@ -90,18 +88,14 @@ def _read(dataset: str, folder: Path, choice: Choice, size: int | None) -> Datas
     name = f"tfds:{dataset}"
     library, builder = _opened(name, folder)
     features = dict(builder.info.features.items())
-    supervised = builder.info.supervised_keys
     kinds = {"input": library.features.Image, "label": library.features.ClassLabel}
     fitting = {
         role: [key for key, one in features.items() if isinstance(one, kind)]
         for role, kind in kinds.items()
     }
-    if supervised is not None:
-        fitting |= {
-            role: [key]
-            for role, key in zip(kinds, supervised, strict=False)
-            if isinstance(key, str)
-        }
+    for role, key in zip(kinds, builder.info.supervised_keys or (), strict=False):
+        if isinstance(key, str):
+            fitting[role] = [key]
     chosen = choose_columns(name, choice, features, fitting)
     wanted, test = choose_splits(name, choice, list(builder.info.splits))
     rows: dict[str, list] = {role: [] for role in (*chosen, "split")}
@@ -109,15 +103,15 @@ def _read(dataset: str, folder: Path, choice: Choice, size: int | None) -> Datas
         for split in wanted:
             for example in _examples(builder, split):
                 for role, key in chosen.items():
-                    rows[role].append(
-                        _input(example[key], size, dataset) if role == "input" else example[key]
-                    )
+                    value = example[key]
+                    rows[role].append(_input(value, size, dataset) if role == "input" else value)
                 rows["split"].append(split)
             if split not in rows["split"]:
                 raise ValueError(f"split {split} is empty")
     except Exception as error:  # whatever the library raises, a user needs the same message
         raise _damaged(name, folder, error) from error
-    if len(shapes := list(dict.fromkeys(one.shape for one in rows["input"]))) > 1:
+    shapes = list(dict.fromkeys(one.shape for one in rows["input"]))
+    if len(shapes) > 1:
         raise BadData(
             name, f"has images of several shapes, {shapes[0]} and {shapes[1]}; give data.size"
         )
@@ -128,11 +122,10 @@ def _read(dataset: str, folder: Path, choice: Choice, size: int | None) -> Datas
         for client in rows.get("client", ())
     ]
     clients, client = np.unique(texts, return_inverse=True) if texts else (None, None)
+    class_names = getattr(features[chosen["label"]], "names", None)
     columns = Columns(
         y,
-        tuple(
-            getattr(features[chosen["label"]], "names", None) or map(str, range(int(y.max()) + 1))
-        ),
+        tuple(class_names or map(str, range(int(y.max()) + 1))),
         client,
         None if clients is None else tuple(clients.tolist()),
         named == (test or ""),
@@ -209,11 +202,9 @@ def read_tfrecord(path: Path) -> Iterator[bytes]:
     with open(path, "rb") as file:
         while head := file.read(12):
             length = int.from_bytes(head[:8], "little")
-            if (
-                len(head) < 12
-                or length > LARGEST_RECORD
-                or len(content := file.read(length + 4)) < length + 4
-            ):
+            fits = len(head) == 12 and length <= LARGEST_RECORD
+            content = file.read(length + 4) if fits else b""
+            if len(content) < length + 4:
                 raise ValueError(
                     f"{path.name} is no TFRecord file, or cut short: a record of {length:,} bytes"
                 )

@@ -84,13 +84,10 @@ def read_splits(
             x[row] = (np.rint(255.0 * (1.0 - image)) if highest == 1 else image).reshape(shape)
             for name, limit in limits.items():
                 value = example.get(name)
-                if (
-                    not isinstance(value, np.ndarray)
-                    or value.size != 1
-                    or not 0 <= value[0] < limit
-                ):
+                number = value[0] if isinstance(value, np.ndarray) and value.size == 1 else -1
+                if not 0 <= number < limit:
                     raise FormatError(f"{where} no {name} of 0 to {limit - 1}.")
-                labels[name][row] = value[0]
+                labels[name][row] = number
         return Rows(x, labels, np.array(clients))
 
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:

@@ -10,6 +10,7 @@ Source: Caldas et al., LEAF: A Benchmark for Federated Settings, 2018; Cohen et 
 
 import contextlib
 import importlib
+import itertools
 import json
 import math
 import shutil
@@ -98,11 +99,11 @@ def load_leaf(*, root: Place = None, path: Place = None, form: str = "leaf") -> 
 
     def make() -> Dataset:
         try:
-            parts = [
-                _joined(paths[0].parent, (one for path in paths for one in _leaf_writers(path)))
-                for paths in files.values()
-                if paths
-            ]
+            parts = []
+            for paths in files.values():
+                if paths:
+                    writers = itertools.chain.from_iterable(map(_leaf_writers, paths))
+                    parts.append(_joined(paths[0].parent, writers))
             return replace(_dataset(parts), extra={"terms": TERMS})
         except (FormatError, OSError) as error:
             raise DatasetUnavailable(
@@ -145,32 +146,25 @@ def read_femnist(files: Files, form: Form = "fedjax") -> Dataset:
         splits = tff.read_splits(
             files[LZMA], ("all_train", "all_test"), "pixels", (*SHAPE, 1), {"label": len(CLASSES)}
         )
-        return _dataset(
-            [
-                Part(part.x, part.labels["label"], *_numbered(part.client))
-                for part in splits.values()
-            ]
-        )
+        return _dataset([_of_rows(rows) for rows in splits.values()])
     if form == "hdf5":
         with _unpacked(files) as paths:
             return _dataset([_read_hdf5(paths[name]) for name in HDF5])
     return _dataset([read_sqlite(files[name]) for name in SQLITE])
 
 
-def _numbered(writers: np.ndarray) -> tuple[np.ndarray, Sequence[str]]:
-    names, client = np.unique(writers, return_inverse=True)
-    return client, names.tolist()
+def _of_rows(rows: tff.Rows) -> Part:
+    names, client = np.unique(rows.client, return_inverse=True)
+    return Part(rows.x, rows.labels["label"], client, names.tolist())
 
 
 def _dataset(parts: Sequence[Part]) -> Dataset:
     writers = sorted({name for part in parts for name in part.names})
     number = {name: place for place, name in enumerate(writers)}
-    splits = [
-        Split(
-            part.x, part.y, np.array([number[name] for name in part.names], np.int32)[part.client]
-        )
-        for part in parts
-    ]
+    splits = []
+    for part in parts:
+        client = np.array([number[name] for name in part.names], np.int32)[part.client]
+        splits.append(Split(part.x, part.y, client))
     return Dataset(
         "femnist",
         splits[0],
@@ -213,9 +207,8 @@ def _sqlite_writers(path: Path) -> Iterator[Writer]:
             with damage(path, f" (client {name})"):
                 unpacker = zlib.decompressobj()
                 # Twice what the examples take.
-                content = unpacker.decompress(
-                    data, 4096 + 8 * min(count, LARGEST // VALUES) * (VALUES + 1)
-                )
+                most = 4096 + 8 * min(count, LARGEST // VALUES) * (VALUES + 1)
+                content = unpacker.decompress(data, most)
                 if not unpacker.eof:
                     raise ValueError(f"incomplete, or more than {count} examples")
                 example = serialization.msgpack_restore(content)
@@ -260,13 +253,12 @@ def _read_hdf5(path: Path) -> Part:
                 f"{path} has no {group.name.rstrip('/')}/{name}, or it points to another place."
             )
         found: Any = group[name]
-        if not isinstance(found, kind) or (
-            kind is h5py.Dataset and (found.external or found.is_virtual)
-        ):
+        values = kind is h5py.Dataset
+        if not isinstance(found, kind) or (values and (found.external or found.is_virtual)):
             raise FormatError(
                 f"{path}: {found.name} is no {kind.__name__.lower()} with content of its own."
             )
-        if kind is h5py.Dataset and found.size > LARGEST // VALUES:
+        if values and found.size > LARGEST // VALUES:
             raise FormatError(
                 f"{path}: {found.name} states {found.size:,} values, which are not read."
             )
@@ -337,14 +329,11 @@ def _joined(path: Path, writers: Iterator[Writer]) -> Part:
             raise FormatError(
                 f"{path} has more than {LARGEST // VALUES:,} examples, which are not read."
             )
-        found[name] = (
-            np.rint(255.0 * (1.0 - pixels)).astype(np.uint8)[..., None],
-            labels.astype(np.int32),
-        )
+        ink = np.rint(255.0 * (1.0 - pixels)).astype(np.uint8)
+        found[name] = ink[..., None], labels.astype(np.int32)
     if not total:
         raise FormatError(f"{path} holds no examples.")
     names = sorted(found)
-    x, y = (np.concatenate([found[name][place] for name in names]) for place in (0, 1))
-    return Part(
-        x, y, np.repeat(np.arange(len(names)), [len(found[name][1]) for name in names]), names
-    )
+    images, labels = zip(*(found[name] for name in names), strict=True)
+    client = np.repeat(np.arange(len(names)), [len(one) for one in labels])
+    return Part(np.concatenate(images), np.concatenate(labels), client, names)

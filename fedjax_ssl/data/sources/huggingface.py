@@ -215,10 +215,8 @@ def _inputs(
     elif (x := alone.with_format("numpy")[:][name]).dtype.kind not in "iufb":
         problem = "holds text, gaps, or lists of several shapes; inputs are numbers of one"
     else:
-        while (
-            inner := feature[0] if isinstance(feature, list) else getattr(feature, "feature", None)
-        ) is not None:
-            feature = inner
+        while isinstance(feature, list) or hasattr(feature, "feature"):
+            feature = feature[0] if isinstance(feature, list) else feature.feature
         x = x[..., None] if x.ndim == 3 else x  # images in grey
         is_image = x.ndim == 4 and x.dtype.kind == "i" and feature.dtype == "uint8"
         return x.astype(np.uint8 if is_image else np.float32), np.arange(len(x)), None

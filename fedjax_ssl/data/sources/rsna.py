@@ -188,9 +188,8 @@ def _read_table(path: Path, findings: Findings, healthy: int) -> dict[str, int]:
     found = dict(zip(one.index, one.to_numpy().argmax(axis=1).tolist(), strict=True))
     if not healthy:
         return found
-    without = np.random.default_rng(0).permutation(
-        shown.index[shown.sum(axis=1) == 0].to_numpy(str)
-    )[:healthy]
+    names = shown.index[shown.sum(axis=1) == 0].to_numpy(str)
+    without = np.random.default_rng(0).permutation(names)[:healthy]
     return {name: label + 1 for name, label in found.items()} | dict.fromkeys(without.tolist(), 0)
 
 
@@ -205,12 +204,11 @@ def _slice(dicom: Any, path: Path, size: int) -> tuple[np.ndarray, str] | str:
         if dicom.filereader.read_file_meta_info(path).get("TransferSyntaxUID") not in UNPACKED:
             return "packed, or without a transfer syntax"
         image = dicom.dcmread(path)
-        if max(image.Rows, image.Columns) > LARGEST_SIDE or image.get("NumberOfFrames", 1) not in (
-            1,
-            None,
-        ):
+        frames = image.get("NumberOfFrames") or 1
+        if max(image.Rows, image.Columns) > LARGEST_SIDE or frames != 1:
             return f"larger than {LARGEST_SIDE} pixels, or of several frames"
-        if (units := in_units(image)).ndim != 2:
+        units = in_units(image)
+        if units.ndim != 2:
             return "in colour"
         return _windows(units, size), str(image.get("PatientID") or path.stem)
     except (dicom.errors.InvalidDicomError, *DAMAGED) as error:

@@ -84,9 +84,8 @@ def read_stl10(
     for split in ("train", "test"):
         images = content[f"{split}_X.bin"]
         labels = content[f"{split}_y.bin"]
-        if len(images) != len(labels) or not (
-            len(labels) and labels.min() >= 1 and labels.max() <= len(CLASSES)
-        ):
+        fits = 0 < len(images) == len(labels)
+        if not fits or labels.min() < 1 or labels.max() > len(CLASSES):
             raise FormatError(
                 f"{path}: {split} has {len(images)} images and {len(labels)} labels, or labels "
                 "outside 1 to 10."
