@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
-from fedjax_ssl.checks import In, check_numbers, is_zero
+from fedjax_ssl.checks import In, checked, is_zero
 from fedjax_ssl.federated.packing import packing
 from fedjax_ssl.registry import Registry
 
@@ -198,6 +198,7 @@ class RatedOptimizer(NamedTuple):
 LocalOptimizer: TypeAlias = optax.GradientTransformation | RatedOptimizer
 
 
+@checked
 def local_optimizer(
     name: str = "sgd",
     *,
@@ -230,8 +231,6 @@ def local_optimizer(
         >>> [round(float(one), 4) for one in added["w"]]
         [-0.101, -0.101]
     """
-    if clip_norm is not None:
-        check_numbers("(0, inf)", clip_norm=clip_norm)
     clip = () if clip_norm is None else (_clip(clip_norm),)
     takes_rate = OPTIMIZERS.takes(name, "learning_rate")
     own = ":" in name

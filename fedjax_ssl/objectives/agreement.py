@@ -9,14 +9,14 @@ References:
     inter-client consistency and disjoint learning, ICLR 2021, arXiv 2006.12097: equations 3 and 4.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 from jax.scipy.special import xlogy
 from jaxtyping import Array, Bool, Float, Int
 
-from fedjax_ssl.checks import check_choices
+from fedjax_ssl.checks import OneOf, checked
 from fedjax_ssl.objectives.cross_entropy import (
     RowLoss,
     batch_cross_entropy,
@@ -28,6 +28,7 @@ MaskMean = Literal["batch", "confident"]
 TIES = ("lowest_index", "local")
 
 
+@checked
 def fixmatch_loss(
     weak_logits: Float[Array, "n K"],
     strong_logits: Float[Array, "n K"],
@@ -49,7 +50,6 @@ def fixmatch_loss(
         mask_mean: "confident": the mean over the confident rows in place of the batch, 0 without
             any.
     """
-    check_choices(("batch", "confident"), mask_mean=mask_mean)
     probabilities = jax.lax.stop_gradient(jax.nn.softmax(weak_logits))
     confident = jnp.max(probabilities, axis=1) >= threshold
     labels = jnp.argmax(probabilities, axis=1).astype(jnp.int32)
@@ -107,8 +107,11 @@ def annealed_cross_entropy(
     return batch_mean(loss(logits, targets), mask & (targets >= 0) & (probability <= ceiling))
 
 
+@checked
 def training_signal_ceiling(
-    progress: Float[Array, ""], num_classes: int, schedule: str = "exp"
+    progress: Float[Array, ""],
+    num_classes: int,
+    schedule: Annotated[str, OneOf(("exp", "linear", "log"))] = "exp",
 ) -> Float[Array, ""]:
     """Return the largest probability of the true class with which a labelled example still trains.
 
@@ -120,7 +123,6 @@ def training_signal_ceiling(
         num_classes: K.
         schedule: "exp", "linear" or "log"; "exp" holds labelled examples back longest.
     """
-    check_choices(("exp", "linear", "log"), schedule=schedule)
     alpha = {
         "exp": jnp.exp(5 * (progress - 1)),
         "linear": progress,
@@ -162,11 +164,12 @@ def teacher_decay(step: Float[Array, ""], decay: float | Array) -> Float[Array, 
     return jnp.minimum(1.0 - 1.0 / (step + 1.0), decay)
 
 
+@checked
 def agreement_vote(
     local_probs: Float[Array, "n K"],
     helper_probs: Float[Array, "H n K"],
     available: Bool[Array, " H"] | None = None,
-    tie: str = "lowest_index",
+    tie: Annotated[str, OneOf(TIES)] = "lowest_index",
 ) -> Int[Array, " n"]:
     """Return the class that most models predict; every model has one vote, for its most probable
     class (the lowest if equal).
@@ -185,7 +188,6 @@ def agreement_vote(
     Raises:
         ValueError: for another rule.
     """
-    check_choices(TIES, tie=tie)
     classes = jnp.arange(local_probs.shape[-1], dtype=jnp.int32)
 
     def votes(probs: Float[Array, "*more n K"]) -> Bool[Array, "*more n K"]:

@@ -12,13 +12,13 @@ channel is dropped at test time. Everything stays in log space; products of prob
 (FedMT, equation 4).
 """
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
-from fedjax_ssl.checks import check_choices
+from fedjax_ssl.checks import OneOf, checked
 from fedjax_ssl.objectives.cross_entropy import at_least_float32, at_target, most_negative
 
 FALLBACKS = ("prior", "uniform", "zero")  # columns of classes that an estimate knows nothing about
@@ -231,11 +231,12 @@ def correspondence_counts(
     return jax.lax.stop_gradient((counts, jnp.sum(labels, axis=0)))
 
 
+@checked
 def normalize_counts(
     counts: Float[Array, "J K"],
     label_counts: Float[Array, " J"],
     *,
-    fallback: str = "prior",
+    fallback: Annotated[str, OneOf(FALLBACKS)] = "prior",
     smoothing: float | Float[Array, ""] = 0.0,
 ) -> Float[Array, "J K"]:
     """Correspondence matrix of counts: (n_jk + a pi_j) / (n_k + a), pi = frequencies of the
@@ -252,7 +253,6 @@ def normalize_counts(
     Raises:
         ValueError: an unknown fallback.
     """
-    check_choices(FALLBACKS, fallback=fallback)
     total = jnp.sum(label_counts)
     uniform = jnp.full_like(label_counts, 1.0 / label_counts.shape[0])
     prior = jnp.where(total > 0, label_counts / jnp.maximum(total, 1.0), uniform)

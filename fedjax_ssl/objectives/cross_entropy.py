@@ -6,13 +6,13 @@ here too.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, Key
 
-from fedjax_ssl.checks import check_numbers
+from fedjax_ssl.checks import In, checked
 
 CLIP = 1e-7  # the epsilon of Keras, and of the public code of FedUL's baselines
 # exactly 0 where the target is -1
@@ -123,7 +123,10 @@ def clipped_cross_entropy(
     return batch_mean(-jnp.sum(targets.astype(clipped.dtype) * clipped, axis=1), mask)
 
 
-def mixup_share(key: Key[Array, ""], alpha: float | Float[Array, ""]) -> Float[Array, ""]:
+@checked
+def mixup_share(
+    key: Key[Array, ""], alpha: Annotated[float | Array, In("(0, inf)")]
+) -> Float[Array, ""]:
     """Return the share of the first input in a mix, drawn from Beta(alpha, alpha).
 
     A known alpha <= 1 takes Johnk's method with a fixed number of tries: a few operations in place
@@ -132,7 +135,6 @@ def mixup_share(key: Key[Array, ""], alpha: float | Float[Array, ""]) -> Float[A
     Raises:
         ValueError: a known alpha that is not positive.
     """
-    check_numbers("(0, inf)", alpha=alpha)
     if not isinstance(alpha, (int, float)) or alpha > 1:
         return jax.random.beta(key, alpha, alpha, dtype=jnp.result_type(float))
     tries = jax.random.uniform(key, (ATTEMPTS, 2), minval=float(jnp.finfo(jnp.float32).tiny)) ** (

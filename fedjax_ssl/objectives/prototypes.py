@@ -2,14 +2,17 @@
 pseudo-labels (ProtoFSSL).
 """
 
+from typing import Annotated
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from fedjax_ssl.checks import check_choices, check_numbers
+from fedjax_ssl.checks import In, OneOf, checked
 from fedjax_ssl.objectives.cross_entropy import at_least_float32, most_negative
 
 DISTANCES = ("sq_euclidean", "mean_sq", "euclidean")
+_Positive = Annotated[float | Array, In("(0, inf)")]
 ROOT_FLOOR = 1e-12  # the root has an infinite slope at 0
 
 
@@ -35,13 +38,14 @@ def class_prototypes(
     return sums / jnp.maximum(counts, 1.0)[:, None], counts > 0
 
 
+@checked
 def prototype_log_probs(
     embeddings: Float[Array, "n d"],
     prototypes: Float[Array, "K d"],
     present: Bool[Array, " K"],
-    temperature: float | Float[Array, ""] = 1.0,
+    temperature: _Positive = 1.0,
     *,
-    distance: str = "sq_euclidean",
+    distance: Annotated[str, OneOf(DISTANCES)] = "sq_euclidean",
 ) -> Float[Array, "n K"]:
     """log softmax(-distance / temperature) over the classes that are present.
 
@@ -60,8 +64,6 @@ def prototype_log_probs(
     Raises:
         ValueError: an unknown distance, or a temperature that is known not to be positive.
     """
-    check_choices(DISTANCES, distance=distance)
-    check_numbers("(0, inf)", temperature=temperature)
     embeddings = at_least_float32(embeddings)
     centers = jnp.where(present[:, None], prototypes, 0).astype(embeddings.dtype)
     if distance == "euclidean":
@@ -103,9 +105,8 @@ def fill_missing_prototypes(
     return jnp.where(present[:, :, None], prototypes, means), known
 
 
-def sharpen(
-    probs: Float[Array, "n K"], temperature: float | Float[Array, ""]
-) -> Float[Array, "n K"]:
+@checked
+def sharpen(probs: Float[Array, "n K"], temperature: _Positive) -> Float[Array, "n K"]:
     """p_k^(1/T) / sum_k' p_k'^(1/T): T = 1 changes nothing, T -> 0 is the arg max.
 
     Computed in log space, so that small T does not underflow; a probability of 0 stays 0 and gets
@@ -118,20 +119,20 @@ def sharpen(
     Raises:
         ValueError: a known temperature that is not positive.
     """
-    check_numbers("(0, inf)", temperature=temperature)
     positive = probs > 0
     log_probs = jnp.log(jnp.where(positive, probs, 1))
     return jax.nn.softmax(jnp.where(positive, log_probs / temperature, most_negative(probs)))
 
 
+@checked
 def helper_pseudo_labels(
     embeddings: Float[Array, "n d"],
     helper_prototypes: Float[Array, "H K d"],
     helper_present: Bool[Array, "H K"],
-    temperature: float | Float[Array, ""] = 1.0,
-    sharpening: float | Float[Array, ""] = 0.5,
+    temperature: _Positive = 1.0,
+    sharpening: _Positive = 0.5,
     *,
-    distance: str = "sq_euclidean",
+    distance: Annotated[str, OneOf(DISTANCES)] = "sq_euclidean",
 ) -> Float[Array, "n K"]:
     """Soft pseudo-labels: the helpers' class probabilities, averaged and sharpened (ProtoFSSL
     section 4).
@@ -154,7 +155,6 @@ def helper_pseudo_labels(
         ValueError: an unknown distance, or a temperature or sharpening that is known not to be
             positive.
     """
-    check_numbers("(0, inf)", sharpening=sharpening)
     filled, known = fill_missing_prototypes(helper_prototypes, helper_present)
     counted = jnp.any(helper_present, axis=1)
     by_helper = jax.vmap(

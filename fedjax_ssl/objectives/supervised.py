@@ -9,26 +9,28 @@ References:
 """
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from fedjax_ssl.checks import check_choices, check_numbers
+from fedjax_ssl.checks import In, OneOf, checked
 from fedjax_ssl.objectives.cross_entropy import RowLoss, at_target, cross_entropy
 
 LOSSES = ("cross_entropy", "focal")
 INVERSE = ("inverse",)
 
 
+@checked
 def supervised_loss(
-    name: str = "cross_entropy",
+    name: Annotated[str, OneOf(LOSSES)] = "cross_entropy",
     counts: Float[Array, " K"] | None = None,
     *,
-    label_smoothing: float = 0.0,
-    gamma: float = 2.0,
+    label_smoothing: Annotated[float, In("[0, 1)")] = 0.0,
+    gamma: Annotated[float, In("[0, inf)")] = 2.0,
     class_weights: Sequence[float | str] | None = None,
-    logit_adjustment: float = 0.0,
+    logit_adjustment: Annotated[float, In("[0, inf)")] = 0.0,
 ) -> RowLoss:
     """Build the loss of a row, -w_y (1 - p_y)^gamma ((1 - s) log p_y + s / K sum_k log p_k).
 
@@ -52,9 +54,6 @@ def supervised_loss(
         >>> loss(jnp.zeros((3, 2)), jnp.array([0, 1, -1])).round(4).tolist()  # -1: no label
         [0.1733, 0.5199, 0.0]
     """
-    check_choices(LOSSES, name=name)
-    check_numbers("[0, 1)", label_smoothing=label_smoothing)
-    check_numbers(gamma=gamma, logit_adjustment=logit_adjustment)
     focal = name == "focal"
     if not (focal or label_smoothing or class_weights is not None or logit_adjustment):
         return cross_entropy

@@ -226,10 +226,9 @@ def test_schedules_are_those_of_optax() -> None:
 
 
 def settings_of(**fields):
-    return load(
-        "digits_fedavg",
-        {"rounds": 4, "eval_every": 2, **{k.replace("__", "."): v for k, v in fields.items()}},
-    )
+    given = {"rounds": 4, "eval_every": 2, "optimizer.learning_rate": 0.3}
+    given |= {name.replace("__", "."): value for name, value in fields.items()}
+    return load("digits_fedavg", given)
 
 
 MINE = """import optax
