@@ -30,7 +30,7 @@ def test_levels_train_the_same_model():
     for level in ("accounted", "real"):
         jax.tree.map(np.testing.assert_array_equal, found[level][0], found["ideal"][0])
     metrics = {level: info for level, (_, info) in found.items()}
-    for name, values in metrics["ideal"].items():
+    for name in metrics["ideal"]:
         equal = ["accounted"] if name.startswith("bytes") else ["accounted", "ideal"]
         for level in equal:
             jax.tree.map(np.testing.assert_array_equal, metrics["real"][name], metrics[level][name])
