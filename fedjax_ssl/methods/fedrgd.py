@@ -36,7 +36,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
-from fedjax_ssl.checks import In, Whole, checked
+from fedjax_ssl.checks import Whole, checked
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import (
     Needs,
@@ -69,6 +69,7 @@ from fedjax_ssl.federated.sampler import Steps, fixed_steps, paired_batches, pas
 from fedjax_ssl.federated.setup import Setup
 from fedjax_ssl.methods.parts.consistency import LABELLED, UNLABELLED, judge_unlabelled, strong_view
 from fedjax_ssl.methods.parts.recommended import AT_CLIENTS
+from fedjax_ssl.methods.parts.settings import Count, CountOrZero, Weight
 from fedjax_ssl.methods.parts.terms import augmented_view, supervised_term
 from fedjax_ssl.objectives import fixmatch_loss
 
@@ -131,15 +132,15 @@ class FedRGD:
     labels: Literal["server", "client"] = "server"
     user_loss: Literal["crl", "self_training", "supervised"] = "crl"
     consistency: Literal["cross_view", "self_view"] = "cross_view"
-    threshold: Annotated[float | Array, In("[0, inf)")] = 0.95
-    local_steps: Annotated[int, Whole(1)] = 16
+    threshold: Weight = 0.95
+    local_steps: Count = 16
     lr_schedule: Literal["run", "plain", "reference_fast"] = "plain"
-    warmup_steps: Annotated[int, Whole(0)] = 0
+    warmup_steps: CountOrZero = 0
     schedule_steps: Annotated[int | None, Whole(1)] = None
     first_period_extra_step: bool = False
     bn_stats: Literal["server", "average"] = "server"
     diversity: Literal["updates", "gradients", "both"] = "updates"
-    diversity_every: Annotated[int, Whole(1)] = 1
+    diversity_every: Count = 1
     norm_ord: Annotated[int, Whole(1, 2)] = 2
     squared: bool = True
     include_server: bool = True
