@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from fedjax_ssl.lazy import attach
 
 if TYPE_CHECKING:
-    from fedjax_ssl.federated.client import AVERAGE, GATHER, LOCAL_STEP
+    from fedjax_ssl.federated.client import AVERAGE, LOCAL_STEP
     from fedjax_ssl.federated.client_states import all_clients
     from fedjax_ssl.federated.cohort import (
         COHORTS,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         execute,
         tree_bytes,
     )
-    from fedjax_ssl.federated.forward import AUGMENT, map_rows
+    from fedjax_ssl.federated.forward import AUGMENT, GATHER, map_rows
     from fedjax_ssl.federated.grouped import grouped
     from fedjax_ssl.federated.local_optimizer import OPTIMIZERS, LocalOptimizer, local_optimizer
     from fedjax_ssl.federated.memory import USABLE, device_memory, how_many_fit, own_memory

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from fedjax_ssl.federated.forward import forward_views, labelling_key
+from fedjax_ssl.federated.forward import forward_views, gather_streams, labelling_key, views_of
 from fedjax_ssl.federated.local_optimizer import LocalOptimizer, descend
 from fedjax_ssl.federated.messages import (
     Arrivals,
@@ -36,10 +36,8 @@ from fedjax_ssl.federated.method import (
     Params,
     Snapshot,
     Step,
-    Stream,
     Streams,
     Term,
-    View,
 )
 from fedjax_ssl.federated.optimizers import FederatedOptimizer, Grouped, Local, Report
 from fedjax_ssl.federated.packing import Packed, Packing, apart, cut, packing
@@ -51,7 +49,6 @@ from fedjax_ssl.models import Model, Outputs
 PyTree = Any
 # The scopes in which parts of a round are traced: profiles and compiled programs name them.
 LOCAL_STEP = "local_step"
-GATHER = "gather_batch"
 AVERAGE = "average_clients"
 
 
@@ -289,12 +286,14 @@ class ClientUpdate:
     ) -> ClientProgress:
         """Take one local step: a phase for each parameter group that a term moves, in order."""
         own_key = jax.random.fold_in(labelling_key(self.download.key), client.id)
-        streams = _gather_streams(batch, client, self.download.inputs, own_key)
+        streams = gather_streams(
+            batch.positions, batch.masks, client, self.download.inputs, own_key
+        )
         for group, terms in self.phases.items():
             after = self.one_phase(
                 client, progress, number, group, terms, streams, named_key(batch.key, group)
             )
-            views = _views(terms)
+            views = views_of(terms)
             if views and (len(self.phases) > 1):
                 # A group without a row in this step takes no step at all: no weight decay, no
                 # momentum.
@@ -389,7 +388,7 @@ class ClientUpdate:
             self.training.model,
             params,
             model_state,
-            _views(terms),
+            views_of(terms),
             seen.streams,
             seen.key,
             self.kind.separate_passes,
@@ -591,26 +590,3 @@ def plain_gradient(
 
     (loss, losses), gradient = jax.value_and_grad(objective, has_aux=True)(weights)
     return loss, gradient, losses
-
-
-@jax.named_scope(GATHER)
-def _gather_streams(batch: Batch, client: Client, inputs: Array, key: Key[Array, ""]) -> Streams:
-    streams = {}
-    for name, position in batch.positions.items():
-        mask = batch.masks[name]
-        observed = jnp.where(mask, client.observed[position], -1)
-        rows = inputs[client.rows[position]]
-        # Padding points to row 0, which may be another client's NaN: a zero loss would still have a
-        # NaN gradient.
-        real = mask.reshape(-1, *[1] * (rows.ndim - 1))
-        weak = None if client.weak is None else jnp.where(mask, client.weak.labels[position], -1)
-        streams[name] = Stream(
-            position, mask, observed, jnp.where(real, rows, jnp.zeros_like(rows)), weak, key
-        )
-    return streams
-
-
-def _views(terms: tuple[Term, ...]) -> tuple[View, ...]:
-    """Return the views of all terms, each once."""
-    by_name = {view.name: view for term in terms for view in term.views}
-    return tuple(by_name.values())

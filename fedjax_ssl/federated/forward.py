@@ -7,13 +7,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int, Key
+from jaxtyping import Array, Bool, Int, Key
 
-from fedjax_ssl.federated.method import Streams, View
+from fedjax_ssl.federated.method import Client, Stream, Streams, Term, View
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.models import Model, Outputs
 
 PyTree = Any
+# the scope in which batches are fetched
+GATHER = "gather_batch"
 AUGMENT = "augment_views"  # the scope in which views are traced: profiles name it
 
 
@@ -120,3 +122,41 @@ def forward_views(
         slices[view.name] = jax.tree.map(lambda x, at=offset, n=rows: x[at : at + n], outputs)
         offset += rows
     return inputs, slices, model_state
+
+
+@jax.named_scope(GATHER)
+def gather_streams(
+    positions: dict[str, Int[Array, " b"]],
+    masks: dict[str, Bool[Array, " b"]],
+    client: Client,
+    inputs: Array,
+    key: Key[Array, ""],
+) -> Streams:
+    """Fetch the rows of a local batch, by stream.
+
+    Args:
+        positions: places in `client.rows`.
+        masks: False on padding.
+        client: whose examples these are.
+        inputs: raw inputs of all examples.
+        key: of this client in this round.
+    """
+    streams = {}
+    for name, position in positions.items():
+        mask = masks[name]
+        observed = jnp.where(mask, client.observed[position], -1)
+        rows = inputs[client.rows[position]]
+        # Padding points to row 0, which may be another client's NaN: a zero loss would still have a
+        # NaN gradient.
+        real = mask.reshape(-1, *[1] * (rows.ndim - 1))
+        weak = None if client.weak is None else jnp.where(mask, client.weak.labels[position], -1)
+        streams[name] = Stream(
+            position, mask, observed, jnp.where(real, rows, jnp.zeros_like(rows)), weak, key
+        )
+    return streams
+
+
+def views_of(terms: tuple[Term, ...]) -> tuple[View, ...]:
+    """Return the views of all terms, each once."""
+    by_name = {view.name: view for term in terms for view in term.views}
+    return tuple(by_name.values())

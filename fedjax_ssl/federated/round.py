@@ -24,7 +24,7 @@ from fedjax_ssl.federated.client_states import (
 )
 from fedjax_ssl.federated.cohort import Cohort, random_slots
 from fedjax_ssl.federated.execution import Execution, place_clients
-from fedjax_ssl.federated.messages import Arrivals, ClientLog, Download, Sums, Work
+from fedjax_ssl.federated.messages import Arrivals, ClientLog, Download, Sums
 from fedjax_ssl.federated.method import (
     Broadcast,
     Client,
@@ -37,14 +37,13 @@ from fedjax_ssl.federated.method import (
     ServerState,
     ServerTraining,
     Stage,
-    Term,
-    Traffic,
     Validation,
     all_members,
 )
-from fedjax_ssl.federated.optimizers import FederatedOptimizer, Grouped, fedavg, mean_scale
+from fedjax_ssl.federated.optimizers import fedavg, mean_scale
 from fedjax_ssl.federated.packing import cut, packing
 from fedjax_ssl.federated.placement import train_cohort, without_examples
+from fedjax_ssl.federated.round_log import Clients, bytes_sent, entries, with_server, work_done
 from fedjax_ssl.federated.setup import Setup
 from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count
 from fedjax_ssl.federated.uploads.transform import identity
@@ -143,7 +142,7 @@ def run_round(
     if server is not None and "after" in server.when:
         state, log = train_at_server(training, server, context(state), state, data, rate)
         logs.append(log)
-    info = reduce(_with_server, logs, info)
+    info = reduce(with_server, logs, info)
     if training.average_optimizer:
         info = {"optimizer_state_bytes": count(0), **info}
     info["learning_rate"] = (
@@ -274,7 +273,7 @@ def _train(
     if replicas is not None:
         of_replicas, server = _train_replicas(training, replicas, download, state, data, beside)
         state = state._replace(server=server)
-        log = _work_done(of_replicas.summed.work)
+        log = work_done(of_replicas.summed.work)
     statistics = replicas is not None and replicas.statistics
     after, info = _absorb(
         training, tasks, results, of_replicas, statistics, download, context, sent, state, data
@@ -404,13 +403,17 @@ def _absorb(
         term.name: term.server.server_update(after.terms[term.name], outcomes[term.name])
         for term in terms
     }
-    info = _work_done(summed.work) | {"clients": jnp.sum(context.valid, dtype=jnp.int32)}
+    info = work_done(summed.work) | {"clients": jnp.sum(context.valid, dtype=jnp.int32)}
     state_size = 0 if optimizer.alone else flat_state.size
-    info |= _bytes_sent(tasks, results, outcomes, optimizer, before, state_size)
+    kinds = [
+        Clients(task.kind.terms, task.members, result.stacked.arrived)
+        for task, result in zip(tasks, results, strict=True)
+    ]
+    info |= bytes_sent(kinds, outcomes, optimizer, before, state_size)
     if training.average_optimizer:
         # Beside the bytes above and not among them: ProtoFSSL, whose clients share one optimizer,
         # does not count it.
-        size = 2 * BYTES_PER_NUMBER * _entries(state.local_optimizer)
+        size = 2 * BYTES_PER_NUMBER * entries(state.local_optimizer)
         info["optimizer_state_bytes"] = count(info["clients"], size)
     info |= optimizer.log(summed.update, context)
     truth = data.labels[context.clients.rows]
@@ -556,85 +559,3 @@ def _test(data: FederatedData) -> Validation | None:
     if isinstance(data.inputs, LoadedInputs):
         return None
     return Validation(data.test_index, data.labels[data.test_index], data.num_test)
-
-
-def _work_done(work: Work) -> Metrics:
-    dtype = work.loss.dtype
-    return {
-        "loss": work.loss / jnp.maximum(work.steps.astype(dtype), 1.0),
-        "local_steps": work.steps,
-        "examples": work.examples,
-        "dropped_clients": work.dropped,
-    }
-
-
-def _bytes_sent(
-    tasks: list[_Task],
-    results: list[_Results],
-    outcomes: dict[str, RoundResult],
-    optimizer: FederatedOptimizer,
-    params: Grouped,
-    state_size: int,
-) -> Metrics:
-    """Count the bytes of what travels, by its shapes: the model, unless a term of the client's kind
-    sends something in its place, and all else. Up go the parameter groups that a client trained.
-    """
-    beside = optimizer.sends(params)
-    sizes = {group: _entries(arrays) for group, arrays in params.items()}
-    down = up = count(0)
-    for task, result in zip(tasks, results, strict=True):
-        terms = task.kind.terms
-        present = outcomes[terms[0].name].context.valid & task.members
-        clients = jnp.sum(present, dtype=jnp.int32)
-        arrived = jnp.sum(present & result.stacked.arrived, dtype=jnp.int32)
-        trained = {term.group for term in terms} & sizes.keys()
-        traffic = [_traffic(term, outcomes[term.name], clients, arrived) for term in terms]
-        model = sum(sizes.values()) + state_size
-        numbers = model * all(one.model_down for one in traffic) + beside.down
-        down += count(clients, BYTES_PER_NUMBER * numbers)
-        model = sum(sizes[group] for group in trained) + state_size
-        numbers = model * all(one.model_up for one in traffic) + beside.up
-        up += count(arrived, BYTES_PER_NUMBER * numbers)
-        for one in traffic:
-            down = down + one.down
-            up = up + one.up
-    return {"bytes_down": down, "bytes_up": up}
-
-
-def _traffic(
-    term: Term, outcome: RoundResult, clients: Int[Array, ""], arrived: Int[Array, ""]
-) -> Traffic:
-    """Return the bytes that a term sends: what it says, or a number for each entry of what it
-    hands out and collects.
-    """
-    if term.log.traffic is not None:
-        return term.log.traffic(outcome)
-    slots = outcome.context.valid.shape[0]
-    down = 0
-    if not term.server.at_clients:
-        down = _entries(outcome.sent.own) // slots + _entries(outcome.sent.shared)
-    up = _entries(outcome.uploads) // slots + _entries(outcome.averages)
-    return Traffic(count(clients, BYTES_PER_NUMBER * down), count(arrived, BYTES_PER_NUMBER * up))
-
-
-def _entries(tree: PyTree) -> int:
-    return sum(values.size for values in jax.tree.leaves(tree))
-
-
-def _with_server(info: Metrics, log: Metrics) -> Metrics:
-    """Return the metrics of a round in which the server trained: its work counts, it is no client,
-    and nothing was sent.
-    """
-    dropped = log["dropped_clients"]
-    nothing = jnp.zeros((), jnp.int32)
-    work = ("local_steps", "examples")
-    alone = {
-        **log,
-        "clients": nothing,
-        "dropped_clients": nothing,
-        "bytes_down": count(0),
-        "bytes_up": count(0),
-    }
-    both = {**alone, **info, **{name: info[name] + log[name] for name in work}} if info else alone
-    lost = jnp.where(dropped > 0, jnp.nan, log["loss"])
-    return {**both, "server_loss": lost, "server_dropped": dropped.astype(lost.dtype)}

@@ -20,7 +20,7 @@ same lines with other losses, batches and messages.
 |---|---|
 | B = split the examples P_k into batches of size B | `federated/sampler.py` `labelled_epochs` |
 | for each local epoch, for each batch b in B do | `federated/client.py` `train_client` |
-| - the examples of b | `federated/client.py` `_gather_streams` |
+| - the examples of b | `federated/forward.py` `gather_streams` |
 | - loss l(w; b) | `methods/parts/terms.py` `supervised_term` |
 | - its gradient | `federated/client.py` `plain_gradient` |
 | - w = w - eta times the gradient | `federated/local_optimizer.py` `descend` |

@@ -19,7 +19,6 @@ from fedjax_ssl.data.federation.dealing import (
     Mask,
     count_groups,
     int_range,
-    rank_within,
     running_sum,
     with_their_groups,
 )
@@ -37,7 +36,15 @@ from fedjax_ssl.data.federation.held_out import (
 )
 from fedjax_ssl.data.federation.host_inputs import HostInputs, load_examples
 from fedjax_ssl.data.federation.partition import PARTITIONS
-from fedjax_ssl.data.federation.pool import Entries, Facts, Holdings, OwnWeakLabels, Partition, Pool
+from fedjax_ssl.data.federation.pool import (
+    Entries,
+    Facts,
+    Holdings,
+    OwnWeakLabels,
+    Partition,
+    Pool,
+    in_parts,
+)
 from fedjax_ssl.data.federation.supervision import Supervision, balanced_draw, build_supervision
 from fedjax_ssl.data.federation.weak_labels import shares_of_sets
 from fedjax_ssl.keys import PRNGKey, named_key
@@ -469,29 +476,8 @@ def _draw_roles(
     entries, weak = plan.supervision.observe(supervision_key, holdings)
     entries = entries._replace(row=row[entries.row], labelled=labelled[entries.row])
     if plan.partition.parts > 1:
-        entries = _in_parts(named_key(key, "parts"), entries, labels, plan.partition.parts, facts)
+        entries = in_parts(named_key(key, "parts"), entries, labels, plan.partition.parts, facts)
     return _Roles(jnp.maximum(holder, newcomer), entries, weak, test, valid, server)
-
-
-def _in_parts(key: PRNGKey, entries: Entries, labels: Ids, parts: int, facts: Facts) -> Entries:
-    """Cut every client's unlabelled examples into parts with the same class counts, which then
-    follow each other.
-
-    Of every class with n unlabelled examples at a client, a random floor(n / parts) go to each
-    part; the rest is dealt to nobody. So all parts of a client have the same size. Examples of
-    unknown class are a class of their own.
-    """
-    assert entries.labelled is not None
-    streamed = (entries.client >= 0) & ~entries.labelled
-    kinds = facts.num_classes + 1
-    kind = labels[entries.row] % kinds  # the last one: of unknown class
-    cell = jnp.where(streamed, entries.client * kinds + kind, -1)
-    each = count_groups(cell, facts.num_clients * kinds)[cell] // parts
-    part = rank_within(key, cell) // jnp.maximum(each, 1)
-    part = jnp.where((each == 0) | (part >= parts), -1, part)
-    entries = entries._replace(client=jnp.where(streamed & (part < 0), -1, entries.client))
-    order = jnp.argsort(jnp.where(streamed, part, 0), stable=True)
-    return jax.tree.map(lambda values: values[order], entries)
 
 
 def _widths(plan: _Plan, roles: _Roles, widest: float) -> _Widths:

@@ -14,7 +14,14 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_ssl.checks import In, Whole
-from fedjax_ssl.data.federation.dealing import Ids, Mask, count_groups, deal, largest_remainder
+from fedjax_ssl.data.federation.dealing import (
+    Ids,
+    Mask,
+    count_groups,
+    deal,
+    largest_remainder,
+    rank_within,
+)
 from fedjax_ssl.keys import PRNGKey
 
 # Options of partitions and supervisions.
@@ -196,3 +203,24 @@ def deal_unlabelled(key: PRNGKey, pool: Pool, each: int | None = None) -> Ids:
 def equal_bounds(facts: Facts) -> Bounds:
     """Sizes of clients that get equally many examples, up to one."""
     return Bounds(facts.least // facts.num_clients, -(-facts.most // facts.num_clients))
+
+
+def in_parts(key: PRNGKey, entries: Entries, labels: Ids, parts: int, facts: Facts) -> Entries:
+    """Cut every client's unlabelled examples into parts with the same class counts, which then
+    follow each other.
+
+    Of every class with n unlabelled examples at a client, a random floor(n / parts) go to each
+    part; the rest is dealt to nobody. So all parts of a client have the same size. Examples of
+    unknown class are a class of their own.
+    """
+    assert entries.labelled is not None
+    streamed = (entries.client >= 0) & ~entries.labelled
+    kinds = facts.num_classes + 1
+    kind = labels[entries.row] % kinds  # the last one: of unknown class
+    cell = jnp.where(streamed, entries.client * kinds + kind, -1)
+    each = count_groups(cell, facts.num_clients * kinds)[cell] // parts
+    part = rank_within(key, cell) // jnp.maximum(each, 1)
+    part = jnp.where((each == 0) | (part >= parts), -1, part)
+    entries = entries._replace(client=jnp.where(streamed & (part < 0), -1, entries.client))
+    order = jnp.argsort(jnp.where(streamed, part, 0), stable=True)
+    return jax.tree.map(lambda values: values[order], entries)
