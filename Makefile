@@ -58,9 +58,10 @@ newest:  ## run the quick tests with the newest Python here and the newest JAX f
 	rm -rf .venv-newest
 	$(MAKE) test VENV=.venv-newest PYTHON=$(NEWEST) CONSTRAINTS=
 
-lint: setup  ## ruff: rules and format
+lint: setup  ## ruff: rules and format; packed places, long files, many arguments
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tests/style/packed.py
 
 format: setup  ## let ruff rewrite the files
 	$(BIN)/ruff check --fix .
