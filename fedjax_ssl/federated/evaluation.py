@@ -65,7 +65,8 @@ def evaluate(
         "_worst_tenth" and "_spread", and `BY_CLIENT` [clients that train, new clients], NaN for
         those without a test example that has a label.
     """
-    found = _score(method, state, data, data.test_index, data.num_test, "test", batch_size, metrics)
+    test = _Examples("test", data.test_index, data.num_test)
+    found = _score(method, state, data, test, batch_size, metrics)
     if method.predict_for is not None:
         own = _own_accuracies(method.predict_for, state, data, batch_size)
         found["test_client_accuracy"] = jnp.mean(own, where=~jnp.isnan(own))
@@ -74,38 +75,35 @@ def evaluate(
             strangers = jnp.full(data.num_new_clients, jnp.nan, own.dtype)
             found |= _by_client(jnp.concatenate([own, strangers]))
     if data.valid_index.shape[0]:
-        found |= _score(
-            method, state, data, data.valid_index, data.num_valid, "validation", batch_size, metrics
-        )
+        validation = _Examples("validation", data.valid_index, data.num_valid)
+        found |= _score(method, state, data, validation, batch_size, metrics)
     return found
+
+
+class _Examples(NamedTuple):
+    """Examples that scores are of."""
+
+    name: str  # in front of the scores'
+    rows: Int[Array, " m"]
+    num_real: Int[Array, ""]  # they come first
 
 
 def _score(
     method: Method,
     state: ServerState,
     data: FederatedData,
-    rows: Int[Array, " m"],
-    count: Int[Array, ""],
-    name: str,
+    examples: _Examples,
     batch_size: int,
     metrics: Collection[str],
 ) -> Metrics:
     predict_for = method.predict_for
     if not method.alone or predict_for is None:
         predict = partial(method.predict, state)
-        return _score_model(method, predict, data, rows, count, name, batch_size, metrics)
+        return _score_model(method, predict, data, examples, batch_size, metrics)
 
     def of_client(client: Int[Array, ""]) -> Metrics:
-        return _score_model(
-            method,
-            partial(predict_for, state, client),
-            data,
-            rows,
-            count,
-            name,
-            batch_size,
-            metrics,
-        )
+        predict = partial(predict_for, state, client)
+        return _score_model(method, predict, data, examples, batch_size, metrics)
 
     found = jax.lax.map(of_client, jnp.arange(data.num_clients, dtype=jnp.int32))
     return {name: jnp.mean(values, where=data.num_examples > 0) for name, values in found.items()}
@@ -115,15 +113,14 @@ def _score_model(
     method: Method,
     predict: Callable[[Array], Array],
     data: FederatedData,
-    rows: Int[Array, " m"],
-    count: Int[Array, ""],
-    name: str,
+    examples: _Examples,
     batch_size: int,
     metrics: Collection[str],
 ) -> Metrics:
+    name, rows, num_real = examples
     log_probs = map_rows(predict, data.inputs, rows, batch_size)
     labels = data.labels[rows]
-    real = (jnp.arange(rows.shape[0], dtype=jnp.int32) < count) & (labels >= 0)
+    real = (jnp.arange(rows.shape[0], dtype=jnp.int32) < num_real) & (labels >= 0)
     chosen = jnp.take_along_axis(log_probs, jnp.maximum(labels, 0)[:, None], axis=1)[:, 0]
     predicted = jnp.argmax(log_probs, axis=1)
     correct = predicted == labels
@@ -201,9 +198,11 @@ def _own_accuracies(
     num_clients = data.num_clients
     num_test = data.test_index.shape[0]
     labels = data.labels[data.test_index]
+    # Whose each test example is; those of nobody, of new clients and without a label come last.
     real = (jnp.arange(num_test, dtype=jnp.int32) < data.num_test) & (labels >= 0)
     owner = jnp.where(real & (data.test_client >= 0), data.test_client, num_clients)
     owner = jnp.minimum(owner, num_clients)
+    # In this order a client's examples are next to each other.
     order = jnp.argsort(owner, stable=True).astype(jnp.int32)
     counts = jnp.zeros(num_clients + 1, jnp.int32).at[owner].add(1)[:num_clients]
     starts = jnp.cumsum(counts) - counts
@@ -214,6 +213,7 @@ def _own_accuracies(
     first_batch = last_batch - -(-counts // size)
 
     def score_batch(number: Int[Array, ""]) -> tuple[Array, Array]:
+        # Whose batch it is, and which of the client's examples are in it.
         client = jnp.minimum(
             jnp.searchsorted(last_batch, number, side="right"), num_clients - 1
         ).astype(jnp.int32)
@@ -223,6 +223,7 @@ def _own_accuracies(
         chosen = jnp.argmax(predict_for(state, client, data.inputs[data.test_index[rows]]), axis=1)
         return client, jnp.sum(counted & (chosen == labels[rows]), dtype=jnp.int32)
 
+    # As many batches as there may be: every client has at most one that is short.
     batches = jnp.arange(num_test // size + num_clients, dtype=jnp.int32)
     clients, right = jax.lax.map(score_batch, batches)
     hits = jnp.zeros(num_clients, jnp.int32).at[clients].add(right)

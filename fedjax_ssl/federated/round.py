@@ -347,62 +347,59 @@ def _absorb(
     state: ServerState,
     data: FederatedData,
 ) -> tuple[ServerState, Metrics]:
-    """Take the federated optimizer's step and hands the terms what the clients uploaded:
-    (state, metrics).
+    """Take the federated optimizer's step and hand the terms what the clients uploaded: (state,
+    metrics).
     """
     optimizer = training.federated_optimizer
     kept = context.clients.kept
     assert kept is not None
+    # 1. What all kinds of clients sent, as the run's transforms leave it.
     together = _join(results, tasks, kept)
     counts = together.stacked.counts & context.valid
     summed = together.summed
     uploads = state.uploads
     if (change := training.uploads.at_server) is not None:
         summed, uploads = change(named_key(context.key, "uploads"), summed, context, uploads)
+    averages = summed.averages
+    # 2. Replicas of the server are members of the average, and may be the only ones whose batch
+    # statistics count.
     statistics = summed
     if replicas is not None:
-        members = ("update", "weight", "statistics")
-        both = {
-            name: jax.tree.map(jnp.add, getattr(summed, name), getattr(replicas.summed, name))
-            for name in members
-        }
-        summed = summed._replace(**both)
+        summed = _with_replicas(summed, replicas.summed)
         statistics = replicas.summed if statistics_of_replicas else summed
+    # 3. The federated optimizer's step on the parameters; batch statistics take their mean.
     before = {
         group: packing(state.params[group]).pack(state.params[group]) for group in training.shared
     }
     moved, optimizer_state = optimizer.apply(state.optimizer, before, summed.update, context)
-    scale = mean_scale(statistics.weight)
     flat_state, unravel_state = ravel_pytree(state.model_state)
+    scale = mean_scale(statistics.weight).astype(flat_state.dtype)
+    slots = context.slots if training.keep_by_slot else None
     after = state._replace(
         params={
             g: packing(tree).unpack(moved[g]) if g in moved else tree
             for g, tree in state.params.items()
         },
-        model_state=cut(
-            unravel_state, flat_state + scale.astype(flat_state.dtype) * statistics.statistics
-        ),
+        model_state=cut(unravel_state, flat_state + scale * statistics.statistics),
         optimizer=optimizer_state,
         terms=download.terms,
         clients=write_states(
-            state.clients,
-            together.stacked.kept,
-            context.clients.id,
-            counts,
-            context.slots if training.keep_by_slot else None,
+            state.clients, together.stacked.kept, context.clients.id, counts, slots
         ),
         local_optimizer=_mean_optimizer(state.local_optimizer, summed.optimizer),
         uploads=uploads,
     )
+    # 4. Every term sees what its own clients sent, and the states before and after.
     outcomes: dict[str, RoundResult] = {}
     seen = RoundResult(context, Broadcast(), (), counts, (), summed.weight, state, after)
     for task, result in zip(tasks, results, strict=True):
-        outcomes |= _outcomes(task, result, seen, sent)
+        outcomes |= _outcomes(task, result, averages, seen, sent)
     terms = [term for task in tasks for term in task.kind.terms]
     absorbed = {
         term.name: term.server.server_update(after.terms[term.name], outcomes[term.name])
         for term in terms
     }
+    # 5. The log, of which nothing comes back.
     info = work_done(summed.work) | {"clients": jnp.sum(context.valid, dtype=jnp.int32)}
     state_size = 0 if optimizer.alone else flat_state.size
     kinds = [
@@ -430,8 +427,22 @@ def _absorb(
     return after._replace(terms={**after.terms, **absorbed}), info
 
 
+def _with_replicas(clients: Sums, replicas: Sums) -> Sums:
+    """Return the sums over clients and replicas of the server."""
+    update, weight, statistics = jax.tree.map(
+        jnp.add,
+        (clients.update, clients.weight, clients.statistics),
+        (replicas.update, replicas.weight, replicas.statistics),
+    )
+    return clients._replace(update=update, weight=weight, statistics=statistics)
+
+
 def _outcomes(
-    task: _Task, result: _Results, seen: RoundResult, sent: dict[str, Broadcast]
+    task: _Task,
+    result: _Results,
+    averages: dict[str, PyTree],
+    seen: RoundResult,
+    sent: dict[str, Broadcast],
 ) -> dict[str, RoundResult]:
     """Return what the server sees for each term of one kind of clients; others of the cohort do
     not count.
@@ -441,7 +452,7 @@ def _outcomes(
             sent=sent[term.name],
             uploads=result.stacked.terms[term.name],
             counts=result.stacked.counts & seen.context.valid & task.members,
-            averages=result.summed.averages[term.name],
+            averages=averages[term.name],
             weight=result.summed.weight,
         )
         for term in task.kind.terms
@@ -473,8 +484,9 @@ def _join(results: list[_Results], tasks: list[_Task], before: ClientState) -> _
     """
     if len(results) == 1:
         return results[0]
-    # What terms had averaged is their kind's alone.
     sums = [result.summed._replace(averages={}) for result in results]
+    # Every kind has terms of its own.
+    averages = {name: own for r in results for name, own in r.summed.averages.items()}
     kept = [
         (result.stacked.kept, task.members) for result, task in zip(results, tasks, strict=True)
     ]
@@ -491,7 +503,8 @@ def _join(results: list[_Results], tasks: list[_Task], before: ClientState) -> _
             {name: value for r in results for name, value in r.stacked.log.measured.items()}, model
         ),
     )
-    return _Results(reduce(partial(jax.tree.map, jnp.add), sums), stacked)
+    total = reduce(partial(jax.tree.map, jnp.add), sums)
+    return _Results(total._replace(averages=averages), stacked)
 
 
 def _where_slots(members: Bool[Array, " p"], new: Array, old: Array) -> Array:
