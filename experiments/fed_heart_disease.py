@@ -37,6 +37,7 @@ FIRST_SEED = 42
 CLIENTS = ("Cleveland", "Hungary", "Switzerland", "VA", "pooled")
 ALONE = {
     "optimizer.name": "adam",
+    "optimizer.learning_rate": 0.001,
     "optimizer.local_steps": None,
     "optimizer.local_epochs": 50,
     "rounds": 1,

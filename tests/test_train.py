@@ -92,6 +92,6 @@ def test_an_unknown_hyperparameter_is_an_error(keys):
 
 
 def test_a_whole_number_setting_cannot_be_traced(keys):
-    train = make_train(experiment("xclp"))
+    train = make_train(experiment("xclp", **{"method.warmup_rounds": 1}))
     with pytest.raises(configs.ConfigError, match=r"method\.num_neighbors"):
         train(keys[0], {"method.num_neighbors": jnp.asarray(3)})

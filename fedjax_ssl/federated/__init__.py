@@ -41,9 +41,10 @@ if TYPE_CHECKING:
         execute,
         tree_bytes,
     )
-    from fedjax_ssl.federated.forward import AUGMENT, GATHER, map_rows
+    from fedjax_ssl.federated.forward import AUGMENT, GATHER, map_rows, separate_passes
     from fedjax_ssl.federated.grouped import grouped
     from fedjax_ssl.federated.local_optimizer import OPTIMIZERS, LocalOptimizer, local_optimizer
+    from fedjax_ssl.federated.local_step import LocalStep, StepTaken, TakeStep
     from fedjax_ssl.federated.memory import USABLE, device_memory, how_many_fit, own_memory
     from fedjax_ssl.federated.messages import ClientLog, Download, Sums, Upload
     from fedjax_ssl.federated.method import (

@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from fedjax_ssl.federated.forward import forward_views, gather_streams, labelling_key, views_of
 from fedjax_ssl.federated.local_optimizer import LocalOptimizer, descend
+from fedjax_ssl.federated.local_step import LocalStep, StepTaken, TakeStep, plain_gradient
 from fedjax_ssl.federated.messages import (
     Arrivals,
     ClientLog,
@@ -40,7 +41,7 @@ from fedjax_ssl.federated.method import (
     Term,
 )
 from fedjax_ssl.federated.optimizers import FederatedOptimizer, Grouped, Local, Report
-from fedjax_ssl.federated.packing import Packed, Packing, apart, cut, packing
+from fedjax_ssl.federated.packing import Packed, apart, cut, packing
 from fedjax_ssl.federated.setup import WEIGHTINGS
 from fedjax_ssl.federated.uploads.transform import UploadTransform, is_finite
 from fedjax_ssl.keys import named_key
@@ -332,69 +333,78 @@ class ClientUpdate:
             number=number,
             **nothing,
         )
+        # The plain step, in the wrapper of the clients' kind, in those of the terms.
+        step: TakeStep = partial(self.take_step, progress, group, start[group])
+        if self.kind.wrap_step is not None:
+            step = self.kind.wrap_step(step)
+        for term in terms:
+            if term.client.wrap_step is not None:
+                step = term.client.wrap_step(step, term.name)
+        taken = step(
+            LocalStep(
+                inputs=seen,
+                terms=terms,
+                weights=progress.params[group],
+                optimizer=progress.optimizer[group],
+                packing=self.packings[group],
+                unravel=self.unravel_state,
+                gradient=plain_gradient,
+                forward=forward_views,
+                run=partial(self.evaluate, progress, group),
+            )
+        )
+        return progress._replace(
+            params={**progress.params, group: taken.weights},
+            model_state=taken.model_state,
+            optimizer={**progress.optimizer, group: taken.optimizer},
+            local=taken.local,
+            loss=progress.loss + taken.loss,
+        )
 
-        def evaluate(
-            one_group: Packed, terms: tuple[Term, ...], earlier: dict[str, Outputs] | None = None
-        ) -> Losses:
-            at = progress._replace(params={**progress.params, group: one_group})
-            return self.evaluate(at, terms, seen._replace(earlier=earlier))
-
-        weights = progress.params[group]
-        compute = self.kind.gradient or plain_gradient
-        loss, slope, losses = compute(evaluate, weights, terms, self.packings[group])
+    def take_step(
+        self, progress: ClientProgress, group: str, anchor: Packed, at: LocalStep
+    ) -> StepTaken:
+        """Take the plain step: gradient, correction of the federated optimizer, local optimizer."""
+        client = at.inputs.client
+        loss, slope, losses = at.gradient(at)
         gradient: Grouped = {group: slope}
-        only = {group: weights}
-        anchor = {group: start[group]}
+        weights = {group: at.weights}
         if group in self.shared:
             gradient = self.training.federated_optimizer.correct(
-                gradient, only, anchor, client.received
+                gradient, weights, {group: anchor}, client.received
             )
-        state = progress.optimizer[group]
-        rate = self.rate_of(client)
-        new, optimizer_state = descend(self.training.optimizer, gradient, state, only, rate)
-        local = {**progress.local, **losses.local}
-        model_state = losses.model_state
-        for term in terms:
-            if term.client.after_step is not None:
-                moved = Snapshot(
-                    self.packings[group].unpack(new[group]), self.unravel_state(model_state)
-                )
-                local[term.name], kept = term.client.after_step(
-                    local[term.name], moved, client, number
-                )
-                if kept is not moved:
-                    new = {group: self.packings[group].pack(kept.params)}
-                    model_state = ravel_pytree(kept.model_state)[0]
-        for takes_step in (
-            term.client.takes_step for term in terms if term.client.takes_step is not None
-        ):
-            choose = partial(jnp.where, takes_step(losses.outputs, streams))
-            new = jax.tree.map(choose, new, only)
-            optimizer_state = jax.tree.map(choose, optimizer_state, progress.optimizer[group])
-        return progress._replace(
-            params={**progress.params, **new},
-            model_state=model_state,
-            optimizer={**progress.optimizer, group: optimizer_state},
-            local=local,
-            loss=progress.loss + loss,
+        new, optimizer = descend(
+            self.training.optimizer, gradient, at.optimizer, weights, self.rate_of(client)
         )
+        local = {**progress.local, **losses.local}
+        return StepTaken(new[group], optimizer, losses.model_state, local, loss, losses.outputs)
 
-    def evaluate(self, progress: ClientProgress, terms: tuple[Term, ...], seen: Step) -> Losses:
-        """Run one forward pass and compute the losses of these terms on it."""
-        groups = self.to_params(progress.params)
+    def evaluate(
+        self,
+        progress: ClientProgress,
+        group: str,
+        at: LocalStep,
+        weights: Packed,
+        terms: tuple[Term, ...],
+        earlier: dict[str, Outputs] | None,
+    ) -> Losses:
+        """Run a forward pass and compute the losses of these terms on it, as
+        `LocalStep.evaluate`.
+        """
+        groups = self.to_params({**progress.params, group: weights})
         params = self.training.combine(groups)
         model_state = self.unravel_state(progress.model_state)
-        inputs, outputs, new_state = forward_views(
-            self.training.model,
-            params,
-            model_state,
-            views_of(terms),
-            seen.streams,
-            seen.key,
-            self.kind.separate_passes,
+        seen = at.inputs
+        inputs, outputs, new_state = at.forward(
+            self.training.model, params, model_state, views_of(terms), seen.streams, seen.key
         )
         seen = seen._replace(
-            outputs=outputs, inputs=inputs, params=params, groups=groups, model_state=model_state
+            outputs=outputs,
+            inputs=inputs,
+            params=params,
+            groups=groups,
+            model_state=model_state,
+            earlier=earlier,
         )
         values = {}
         local = {}
@@ -577,16 +587,3 @@ def _difference(new: PyTree, old: PyTree) -> PyTree:
 
 def _times(weight: Float[Array, ""], tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: weight * x.astype(weight.dtype), tree)
-
-
-def plain_gradient(
-    evaluate: Callable[..., Losses], weights: Packed, terms: tuple[Term, ...], packed: Packing
-) -> tuple[Array, Packed, Losses]:
-    """Compute the loss of all terms and its gradient, as in `Stage.gradient`."""
-
-    def objective(w: Packed) -> tuple[Array, Losses]:
-        losses = evaluate(w, terms)
-        return losses.total(terms), losses
-
-    (loss, losses), gradient = jax.value_and_grad(objective, has_aux=True)(weights)
-    return loss, gradient, losses

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from fedjax_ssl.data import FederatedData
+from fedjax_ssl.federated.local_step import LocalStep, StepTaken, TakeStep
 from fedjax_ssl.federated.messages import Upload
 from fedjax_ssl.federated.method import (
     Client,
@@ -40,7 +41,9 @@ _BY_NAME: dict[type, tuple[str, ...]] = {
     RoundContext: (),
     RoundResult: (),
     ServerState: ("terms",),
+    LocalStep: (),
     Step: ("outputs", "inputs", "streams", "earlier"),
+    StepTaken: ("outputs",),
 }
 
 
@@ -125,8 +128,8 @@ def _check_fit(first: Recipe, other: Recipe) -> None:
         (first.on_host or other.on_host, "a round that calls host functions stands alone"),
         (any(stage.kinds for stage in stages), "one has several kinds of clients in a stage"),
         (
-            any(stage.gradient is not None or stage.separate_passes for stage in stages),
-            "one takes gradients or passes of its own",
+            any(stage.wrap_step for stage in stages),
+            "one takes local steps of its own",
         ),
         (
             other.around_round is not Recipe._field_defaults["around_round"],
@@ -214,6 +217,17 @@ class _Scope(NamedTuple):
         }
         return functions._replace(**changed)
 
+    def of_wrapper(self, wrap: Callable[[TakeStep, str], TakeStep] | None) -> Any:
+        """Give a wrapper of a local step what it looks at under its own names too."""
+        if wrap is None:
+            return None
+
+        def wrapped(step: TakeStep, name: str) -> TakeStep:
+            inner = wrap(lambda at: self.seen(step(at)), name)
+            return lambda at: inner(self.seen(at))
+
+        return wrapped
+
     def of_uploads(self, transform: UploadTransform) -> UploadTransform:
         """Give a transform what the part's terms upload under their own names."""
         at_client = transform.at_client
@@ -243,7 +257,7 @@ class _Scope(NamedTuple):
             views=tuple(self.of_view(view, there) for view in term.views),
             loss=self.sees(term.loss),
             server=self.of_functions(term.server),
-            client=client._replace(takes_step=self.sees_names(term.client.takes_step)),
+            client=client._replace(wrap_step=self.of_wrapper(term.client.wrap_step)),
             log=log._replace(diagnose=diagnose),
         )
 

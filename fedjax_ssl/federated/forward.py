@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, Key
 
+from fedjax_ssl.federated.local_step import TakeStep
 from fedjax_ssl.federated.method import Client, Stream, Streams, Term, View
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.models import Model, Outputs
@@ -74,7 +75,6 @@ def forward_views(
     views: tuple[View, ...],
     streams: Streams,
     key: Key[Array, ""],
-    separate: bool = False,
 ) -> tuple[dict[str, Array], dict[str, Outputs], PyTree]:
     """Return the forward pass of a local step, in training mode.
 
@@ -85,28 +85,13 @@ def forward_views(
         views: the views that go through it.
         streams: streams of the batch.
         key: for the views' randomness and dropout.
-        separate: a pass per view, each with batch statistics of its own, in place of one over all
-            of them.
 
     Returns:
         (inputs by view, outputs by view, new model state).
     """
-    with jax.named_scope(AUGMENT):
-        inputs = {view.name: view.build(named_key(key, view.name), streams) for view in views}
-    dropout = named_key(key, "dropout")
-    slices = {}
+    inputs = build_views(views, streams, key)
+    slices: dict[str, Outputs] = {}
     offset = 0
-    if separate:
-        for view in views:
-            slices[view.name], model_state = model.apply(
-                params,
-                model_state,
-                inputs[view.name],
-                train=True,
-                key=named_key(dropout, view.name),
-                mask=view.real(streams),
-            )
-        return inputs, slices, model_state
     if not views:
         return inputs, slices, model_state
     outputs, model_state = model.apply(
@@ -114,7 +99,7 @@ def forward_views(
         model_state,
         jnp.concatenate([inputs[view.name] for view in views]),
         train=True,
-        key=dropout,
+        key=named_key(key, "dropout"),
         mask=jnp.concatenate([view.real(streams) for view in views]),
     )
     for view in views:
@@ -122,6 +107,42 @@ def forward_views(
         slices[view.name] = jax.tree.map(lambda x, at=offset, n=rows: x[at : at + n], outputs)
         offset += rows
     return inputs, slices, model_state
+
+
+@jax.named_scope(AUGMENT)
+def build_views(views: tuple[View, ...], streams: Streams, key: Key[Array, ""]) -> dict[str, Array]:
+    """Build the inputs of views, by name."""
+    return {view.name: view.build(named_key(key, view.name), streams) for view in views}
+
+
+def separate_passes(step: TakeStep) -> TakeStep:
+    """Take a local step with a forward pass per view, each with batch statistics of its own: a
+    `Stage.wrap_step`.
+    """
+
+    def forward(
+        model: Model,
+        params: PyTree,
+        model_state: PyTree,
+        views: tuple[View, ...],
+        streams: Streams,
+        key: Key[Array, ""],
+    ) -> tuple[dict[str, Array], dict[str, Outputs], PyTree]:
+        inputs = build_views(views, streams, key)
+        dropout = named_key(key, "dropout")
+        outputs = {}
+        for view in views:
+            outputs[view.name], model_state = model.apply(
+                params,
+                model_state,
+                inputs[view.name],
+                train=True,
+                key=named_key(dropout, view.name),
+                mask=view.real(streams),
+            )
+        return inputs, outputs, model_state
+
+    return lambda at: step(at._replace(forward=forward))
 
 
 @jax.named_scope(GATHER)

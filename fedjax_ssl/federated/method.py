@@ -7,7 +7,7 @@ stream in one local batch, K classes.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,9 @@ from fedjax_ssl.data import FederatedData, WeakLabels
 from fedjax_ssl.federated.cohort import Cohort
 from fedjax_ssl.federated.traffic import Count
 from fedjax_ssl.models import Outputs
+
+if TYPE_CHECKING:
+    from fedjax_ssl.federated.local_step import TakeStep
 
 PyTree = Any
 # parameter group -> tree; one group "model" unless the method declares more
@@ -260,7 +263,7 @@ class Step(NamedTuple):
     now: Now
     number: Int[Array, ""]  # local steps before this one
     earlier: dict[str, Outputs] | None = None
-    # ^ outputs of an earlier pass of the same step, see `Stage.gradient`
+    # ^ outputs of an earlier pass of the same step, see `LocalStep.evaluate`
 
 
 class ClientResult(NamedTuple):
@@ -364,13 +367,9 @@ class AtClient(NamedTuple):
     )
     # ^ (term state, network parameters, model state, kept) -> local state, which lives as long as
     # local training
-    after_step: Callable[[PyTree, Snapshot, Client, Array], tuple[PyTree, Snapshot]] | None = None
-    # ^ (local state, the term's parameter group and batch statistics after a step, client, number
-    # of the step) -> (local state, what training goes on with: the same snapshot, or another one);
-    # None: nothing to do
-    takes_step: Callable[[dict[str, Outputs], Streams], Bool[Array, ""]] | None = None
-    # ^ (outputs by view, streams) -> False: the term's parameter group and its optimizer stay in
-    # this step; None: never
+    wrap_step: "Callable[[TakeStep, str], TakeStep] | None" = None
+    # ^ (local step of the term's parameter group, name of the term) -> another one in its place;
+    # None: as it is
     collect: Callable[[ClientResult], PyTree] = lambda trained: ()
     # ^ -> what is uploaded, for the server to see by itself
     average: Callable[[ClientResult], PyTree] = lambda trained: ()
@@ -395,8 +394,9 @@ class Term(NamedTuple):
     """Addition of a method to federated averaging. Only `name`, `views` and `loss` are required.
 
     Order within a round: `server.prepare` (across the cohort); per client `client.start`, then for
-    every local step `loss` and `client.after_step`, then `client.collect` and `client.remember`; at
-    the end `server.server_update` and, for the log only, `log.diagnose` and `log.traffic`.
+    every local step `loss`, within `client.wrap_step`, then `client.collect` and
+    `client.remember`; at the end `server.server_update` and, for the log only, `log.diagnose` and
+    `log.traffic`.
 
     Example:
         >>> def build(key, streams):
@@ -445,8 +445,7 @@ class ClientKind(NamedTuple):
     # ^ client -> factor of its learning rate; None: 1
     weigh: Callable[[Client, dict[str, PyTree]], Float[Array, ""]] | None = None
     # ^ as in `Stage`, with its own uploads
-    gradient: Callable[..., tuple[Array, PyTree, Losses]] | None = None  # as in `Stage`
-    separate_passes: bool = False  # as in `Stage`
+    wrap_step: "Callable[[TakeStep], TakeStep] | None" = None  # as in `Stage`
 
 
 class ServerTraining(NamedTuple):
@@ -490,11 +489,9 @@ class Stage(NamedTuple):
     # ^ client -> factor of its learning rate; None: 1
     weigh: Callable[[Client, dict[str, PyTree]], Float[Array, ""]] | None = None
     # ^ (client, uploads by term) -> its weight in the average; None: the run's weighting
-    gradient: Callable[..., tuple[Array, PyTree, Losses]] | None = None
-    # ^ (evaluate, weights of a parameter group, the terms that move it, their packing) -> (loss,
-    # gradient, losses); evaluate: (weights, terms, earlier outputs or nothing) -> `Losses`; None:
-    # the gradient of the sum of all losses
-    separate_passes: bool = False  # a forward pass per view, each with batch statistics of its own
+    wrap_step: "Callable[[TakeStep], TakeStep] | None" = None
+    # ^ local step of a parameter group -> another one in its place, before those of the terms: with
+    # another gradient or other forward passes; None: as it is
 
     @property
     def trains_clients(self) -> bool:
@@ -512,8 +509,7 @@ class Stage(NamedTuple):
             self.sampler,
             self.rate,
             self.weigh,
-            self.gradient,
-            self.separate_passes,
+            self.wrap_step,
         )
 
 

@@ -47,14 +47,8 @@ from fedjax_ssl.federated import (
     Traffic,
     labelled_epochs,
 )
-from fedjax_ssl.federated.method import (
-    AtClient,
-    Client,
-    ClientKind,
-    ClientResult,
-    PyTree,
-    RoundResult,
-)
+from fedjax_ssl.federated.local_step import LocalStep, StepTaken, TakeStep
+from fedjax_ssl.federated.method import AtClient, ClientKind, ClientResult, PyTree, RoundResult
 from fedjax_ssl.federated.sampler import batches_per_epoch
 from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count
 from fedjax_ssl.graph.weighting import class_counts
@@ -275,16 +269,23 @@ def with_local_residual(batch_size: int, settings: CBAFed) -> AtClient:
     def start(state: PyTree, params: PyTree, model_state: PyTree, kept: PyTree) -> Snapshot:
         return Snapshot(params, model_state)
 
-    def after_step(
-        held: Snapshot, now: Snapshot, client: Client, number: Int[Array, ""]
-    ) -> tuple[Snapshot, Snapshot]:
-        steps = jnp.maximum(batches_per_epoch(client.num_labelled, batch_size, skip_single=True), 1)
-        epoch = number // steps
-        ends = ((number + 1) % steps == 0) & (epoch % settings.residual_epochs == 0)
-        now = _blend(ends & (epoch > 0), settings.local_residual, held, now)
-        return jax.tree.map(lambda old, new: jnp.where(ends, new, old), held, now), now
+    def blended(step: TakeStep, name: str) -> TakeStep:
+        def take(at: LocalStep) -> StepTaken:
+            taken = step(at)
+            held = taken.local[name]
+            labelled = at.inputs.client.num_labelled
+            steps = jnp.maximum(batches_per_epoch(labelled, batch_size, skip_single=True), 1)
+            number = at.inputs.number
+            epoch = number // steps
+            ends = ((number + 1) % steps == 0) & (epoch % settings.residual_epochs == 0)
+            now = _blend(ends & (epoch > 0), settings.local_residual, held, at.network(taken))
+            held = jax.tree.map(lambda old, new: jnp.where(ends, new, old), held, now)
+            taken = at.with_network(taken, now)
+            return taken._replace(local={**taken.local, name: held})
 
-    return AtClient(start=start, after_step=after_step)
+        return take
+
+    return AtClient(start=start, wrap_step=blended)
 
 
 def _blend(due: Bool[Array, ""], share: float | Array, old: Any, new: Any) -> Any:

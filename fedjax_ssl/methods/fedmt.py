@@ -44,6 +44,7 @@ from fedjax_ssl.federated import (
     Term,
     Traffic,
 )
+from fedjax_ssl.federated.forward import separate_passes
 from fedjax_ssl.federated.method import AtServer, Broadcast, Metrics, PyTree, never
 from fedjax_ssl.federated.traffic import count
 from fedjax_ssl.methods.parts.alternating_training import ServerTurn, alternating
@@ -168,7 +169,9 @@ def fedmt(setup: Setup, settings: FedMT) -> Recipe:
     if pooled:
         labels = labels._replace(log=labels.log._replace(traffic=_counts_traffic))
     sampler = confident_epochs(setup.batch_size, setup.local_epochs, from_all, ungated)
-    clients = Stage((labels, *terms), sampler, separate_passes=settings.separate_passes)
+    clients = Stage(
+        (labels, *terms), sampler, wrap_step=separate_passes if settings.separate_passes else None
+    )
     recipe = alternating(
         setup, clients, settings, ("coarse", "server"), pretraining_rounds=int(settings.warm_start)
     )

@@ -10,6 +10,7 @@ References:
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple
 
 import jax
@@ -28,12 +29,12 @@ from fedjax_ssl.federated import (
     Stream,
     Term,
 )
+from fedjax_ssl.federated.local_step import LocalStep, StepTaken, TakeStep
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.channel_terms import known_stage
 from fedjax_ssl.methods.parts.recommended import IN_SETS
 from fedjax_ssl.methods.parts.settings import BetaParameter, CountOrZero, Share, Weight
 from fedjax_ssl.methods.parts.terms import augmented_view
-from fedjax_ssl.models import Outputs
 from fedjax_ssl.objectives import batch_cross_entropy, mixup, mixup_cross_entropy, mixup_share
 
 RECOMMENDED = {
@@ -131,11 +132,22 @@ def fedpl(setup: Setup, settings: FedPL) -> Recipe:
     def stage(term: Term) -> Stage:
         return known_stage(setup, (term,), settings.l1, settings.drop_last)
 
-    def has_pair(outputs: dict[str, Outputs], streams: dict[str, Stream]) -> Bool[Array, ""]:
-        logits = outputs[view.name].logits
-        return jnp.any(split_by_confidence(logits, streams["labelled"], settings.threshold).paired)
+    def only_with_pairs(step: TakeStep, name: str) -> TakeStep:
+        def take(at: LocalStep) -> StepTaken:
+            taken = step(at)
+            logits = taken.outputs[view.name].logits
+            batch = at.inputs.streams["labelled"]
+            pairs = jnp.any(split_by_confidence(logits, batch, settings.threshold).paired)
+            # Without a pair, weights and momentum stay.
+            choose = partial(jnp.where, pairs)
+            return taken._replace(
+                weights=jax.tree.map(choose, taken.weights, at.weights),
+                optimizer=jax.tree.map(choose, taken.optimizer, at.optimizer),
+            )
 
-    client = AtClient(takes_step=has_pair if settings.skip_empty else None)
+        return take
+
+    client = AtClient(wrap_step=only_with_pairs if settings.skip_empty else None)
     stages: tuple[Stage, ...] = (
         stage(Term("own_predictions", (view,), own_predictions, client=client)),
     )

@@ -44,8 +44,8 @@ from fedjax_ssl.federated import (
     Recipe,
     Setup,
 )
+from fedjax_ssl.federated.local_step import LocalStep, TakeStep
 from fedjax_ssl.federated.method import PyTree, RoundContext, Stage, Step, Term, never
-from fedjax_ssl.federated.packing import Packing
 from fedjax_ssl.methods.parts.alternating_training import ServerTurn, alternating
 from fedjax_ssl.methods.parts.confident_pseudo_labels import (
     CONFIDENT,
@@ -131,7 +131,7 @@ def fl2(setup: Setup, settings: FL2) -> Recipe:
         )
     learned = fix_term(setup, settings.pseudo_label_weight)
     terms: tuple[Term, ...] = (labels, learned)
-    gradient = None
+    wrap_step = None
     if not is_zero(settings.consistency_weight):
         consistency = _consistency_term(learned, settings)
         terms = (*terms, consistency)
@@ -142,12 +142,12 @@ def fl2(setup: Setup, settings: FL2) -> Recipe:
             adaptive=settings.perturb == "asam",
             eta=settings.eta,
         )
-        gradient = perturbed_gradient(consistency, probe, ascent)
+        wrap_step = perturbed_step(consistency, probe, ascent)
     clients = Stage(
         tuple(term for term in terms if not is_zero(term.weight)),
         confident_epochs(setup.batch_size, setup.local_epochs, with_partners=False),
         weigh=by_uncertainty if settings.uncertainty_weights else None,
-        gradient=gradient,
+        wrap_step=wrap_step,
     )
     return alternating(
         setup,
@@ -202,11 +202,11 @@ def by_uncertainty(client: Client, uploads: dict[str, PyTree]) -> Float[Array, "
     return jnp.maximum(1.0 - uploads[CONFIDENT], SMALLEST_WEIGHT)
 
 
-def perturbed_gradient(
+def perturbed_step(
     sharp: Term, probe: Term, ascent: Callable[[PyTree, PyTree], PyTree]
-) -> Callable[..., tuple[Array, PyTree, Losses]]:
+) -> Callable[[TakeStep], TakeStep]:
     """Take the gradient of one term at perturbed weights (sharpness-aware minimization), as a
-    `Stage.gradient`.
+    `Stage.wrap_step`.
 
     Batch statistics are those of the weights that are kept. The second pass has the outputs of the
     first one, as constants, in `step.earlier`.
@@ -218,32 +218,31 @@ def perturbed_gradient(
         ascent: (parameters, that gradient) -> what is added to them.
     """
 
-    def compute(
-        evaluate: Callable[..., Losses], weights: PyTree, terms: tuple[Term, ...], packed: Packing
-    ) -> tuple[Array, PyTree, Losses]:
-        here = tuple(term for term in terms if term.name != sharp.name)
+    def gradient(at: LocalStep) -> tuple[Array, PyTree, Losses]:
+        here = tuple(term for term in at.terms if term.name != sharp.name)
+        packed = at.packing
 
         def before(w: PyTree) -> tuple[tuple[Array, Array], Losses]:
-            losses = evaluate(w, (*here, probe))
+            losses = at.evaluate(w, (*here, probe))
             return (losses.total(here), losses.terms[probe.name]), losses
 
         # One forward pass, from which two gradients are pulled back.
-        (loss, height), pull_back, losses = jax.vjp(before, weights, has_aux=True)
+        (loss, height), pull_back, losses = jax.vjp(before, at.weights, has_aux=True)
         (plain,) = pull_back((jnp.ones_like(loss), jnp.zeros_like(height)))
         (uphill,) = pull_back((jnp.zeros_like(loss), jnp.ones_like(height)))
-        offset = packed.pack(ascent(packed.unpack(weights), packed.unpack(uphill)))
+        offset = packed.pack(ascent(packed.unpack(at.weights), packed.unpack(uphill)))
         earlier = jax.lax.stop_gradient(losses.outputs)
 
         def there(w: PyTree) -> tuple[Array, Losses]:
-            found = evaluate(w, (sharp,), earlier)
+            found = at.evaluate(w, (sharp,), earlier)
             return found.total((sharp,)), found
 
-        moved = jax.lax.stop_gradient(jax.tree.map(jnp.add, weights, offset))
+        moved = jax.lax.stop_gradient(jax.tree.map(jnp.add, at.weights, offset))
         (more, after), steep = jax.value_and_grad(there, has_aux=True)(moved)
         losses = losses._replace(local={**losses.local, **after.local})
         return loss + more, jax.tree.map(jnp.add, plain, steep), losses
 
-    return compute
+    return lambda step: lambda at: step(at._replace(gradient=gradient))
 
 
 def _sure_rows(step: Step, settings: FL2) -> Bool[Array, " b"]:

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 
 from fedjax_ssl.checks import checked
 from fedjax_ssl.federated import Recipe, Setup, Stage
+from fedjax_ssl.federated.forward import separate_passes
 from fedjax_ssl.methods.parts.alternating_training import ServerTurn, alternating
 from fedjax_ssl.methods.parts.confident_pseudo_labels import (
     above,
@@ -77,7 +78,9 @@ def semifl(setup: Setup, settings: SemiFL) -> Recipe:
     labels = confident_term(setup, above(settings.threshold))
     losses = confident_losses(setup, 1.0, settings.mix_weight, settings.mixup_alpha)
     sampler = confident_epochs(setup.batch_size, setup.local_epochs)
-    clients = Stage((labels, *losses), sampler, separate_passes=settings.separate_passes)
+    clients = Stage(
+        (labels, *losses), sampler, wrap_step=separate_passes if settings.separate_passes else None
+    )
     return alternating(setup, clients, settings)
 
 

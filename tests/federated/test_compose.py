@@ -93,6 +93,18 @@ def test_parts_of_one_method_have_names_and_states_of_their_own() -> None:
     assert names == {f"{scope}{name}" for scope in ("", "pi_model/", "pi_model2/") for name in own}
 
 
+def test_a_part_that_wraps_local_steps_finds_its_own_state() -> None:
+    """The mean teacher beside FixMatch follows the network after every step."""
+    recipe = part("mean_teacher")
+    state, _ = toy.train(build(compose(part("fixmatch"), silent(recipe))), KEY, DATA, 2)
+    (teacher,) = (
+        one for name, one in state.terms.items() if name.startswith("mean_teacher/") and one
+    )
+    assert float(teacher.step) > 0
+    moved = jax.tree.map(lambda x: float(jnp.max(jnp.abs(x))), teacher.params)
+    assert max(jax.tree.leaves(moved)) > 0
+
+
 def test_the_first_part_predicts() -> None:
     recipes = [part(name) for name in QUIET]
     predicted = [build(compose(*pair)).apply is None for pair in (recipes, recipes[::-1])]
@@ -105,7 +117,7 @@ def test_the_first_part_predicts() -> None:
         ("fixmatch", {"name": "xclp", "warmup_rounds": 1}, r"xclp .* fixmatch: .*\(1, None\)"),
         ("fixmatch", {"name": "cbafed", "warmup_rounds": 0}, "several kinds of clients"),
         ("fixmatch", {"name": "fedmatch"}, "their parameter groups differ"),
-        ("fl2", {"name": "fixmatch"}, "gradients or passes of its own"),
+        ("fl2", {"name": "fixmatch"}, "local steps of its own"),
         ("fixmatch", {"name": "fedrgd"}, "their setups differ in federated_optimizer"),
         ("sage", {"name": "sage"}, "both weigh clients in the average"),
     ],

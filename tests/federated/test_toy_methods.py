@@ -41,7 +41,7 @@ from fedjax_ssl.federated import (
 )
 from fedjax_ssl.federated.uploads import EVERYTHING, UploadTransform
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.methods.fl2 import perturbed_gradient
+from fedjax_ssl.methods.fl2 import perturbed_step
 from fedjax_ssl.methods.parts.terms import supervised_term
 from fedjax_ssl.models import Model, Outputs
 from tests import toy
@@ -492,14 +492,14 @@ def test_a_gradient_at_perturbed_weights(float64) -> None:
         return step.params["w"] ** 4 / 4 + 0.0 * at_first
 
     sharp = Term("sharp", (looking(),), loss)
-    gradient = perturbed_gradient(
+    wrap_step = perturbed_step(
         sharp,
         Term("probe", (looking(),), lambda step: step.params["w"] ** 3),
         lambda params, gradient: jax.tree.map(lambda g: rho * g / jnp.abs(g), gradient),
     )
     terms = (sharp, Term("plain", (looking(),), lambda step: step.params["w"]))
     state, _ = after(
-        method_of(data, *terms, start={"w": 1.0}, gradient=gradient, learning_rate=0.1), data
+        method_of(data, *terms, start={"w": 1.0}, wrap_step=wrap_step, learning_rate=0.1), data
     )
     assert number(state) == pytest.approx(1.0 - 0.1 * (1.1**3 + 1.0), rel=1e-12)
 

@@ -204,7 +204,15 @@ def at_step(round_number: int, number: int, num_sets: int = 10) -> Step:
     count = jnp.int32
     fields = {
         name: {}
-        for name in ("outputs", "inputs", "streams", "params", "groups", "model_state", "received")
+        for name in (
+            "outputs",
+            "inputs",
+            "streams",
+            "params",
+            "groups",
+            "model_state",
+            "start_network",
+        )
     }
     fields |= {name: () for name in ("sent", "shared", "local")}
     now = Now(count(round_number))

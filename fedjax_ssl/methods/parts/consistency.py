@@ -16,17 +16,16 @@ from fedjax_ssl.federated import (
     RoundResult,
     ServerState,
     Setup,
-    Snapshot,
     Step,
     Term,
     Traffic,
     View,
 )
+from fedjax_ssl.federated.local_step import LocalStep, StepTaken, TakeStep
 from fedjax_ssl.federated.method import (
     AtClient,
     AtServer,
     Broadcast,
-    Client,
     ForLog,
     Metrics,
     PyTree,
@@ -250,15 +249,20 @@ def taught_term(
             lambda new, old: jnp.where(context.number == 0, new, old), fresh, teacher
         )
 
-    def follow(
-        teacher: Teacher, student: Snapshot, client: Client, number: Array
-    ) -> tuple[Teacher, Snapshot]:
-        step = teacher.step + 1.0
-        keep = teacher_decay(step, decay)
-        averaged = jax.tree.map(
-            lambda old, new: keep * old + (1.0 - keep) * new, teacher.params, student.params
-        )
-        return Teacher(averaged, teacher.model_state, step), student
+    def followed(step: TakeStep, name: str) -> TakeStep:
+        def take(at: LocalStep) -> StepTaken:
+            taken = step(at)
+            teacher = taken.local[name]
+            student = at.network(taken)
+            number = teacher.step + 1.0
+            keep = teacher_decay(number, decay)
+            averaged = jax.tree.map(
+                lambda old, new: keep * old + (1.0 - keep) * new, teacher.params, student.params
+            )
+            teacher = Teacher(averaged, teacher.model_state, number)
+            return taken._replace(local={**taken.local, name: teacher})
+
+        return take
 
     def traffic(outcome: RoundResult) -> Traffic:
         context = outcome.context
@@ -273,7 +277,7 @@ def taught_term(
     )
     client = AtClient(
         start=lambda teacher, params, model_state, kept: teacher,
-        after_step=follow,
+        wrap_step=followed,
         average=lambda trained: trained.local[name],
     )
     return Term(name, views, loss, server=server, client=client, log=ForLog(traffic=traffic))
