@@ -9,7 +9,7 @@ from jaxtyping import Array
 
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated.local_step import LocalStep, StepTaken, TakeStep
-from fedjax_ssl.federated.messages import Upload
+from fedjax_ssl.federated.messages import Sums, Upload
 from fedjax_ssl.federated.method import (
     Client,
     ClientResult,
@@ -27,12 +27,12 @@ from fedjax_ssl.federated.method import (
     Term,
     View,
 )
-from fedjax_ssl.federated.recipe import Needs, Recipe
+from fedjax_ssl.federated.recipe import Needs, Recipe, check_is_recipe
 from fedjax_ssl.federated.uploads.transform import UploadTransform
 from fedjax_ssl.keys import named_key
 
-# What the engine hands to functions of a method -> its fields that go by names of terms, views or
-# streams.
+# A tuple that the engine hands to functions of a method -> its fields that go by names of terms,
+# views or streams.
 _BY_NAME: dict[type, tuple[str, ...]] = {
     Client: ("sent",),
     ClientResult: ("local",),
@@ -44,6 +44,8 @@ _BY_NAME: dict[type, tuple[str, ...]] = {
     LocalStep: (),
     Step: ("outputs", "inputs", "streams", "earlier"),
     StepTaken: ("outputs",),
+    Sums: ("averages",),
+    Upload: ("terms", "averages"),
 }
 
 
@@ -68,6 +70,8 @@ def compose(first: Recipe, *others: Recipe) -> Recipe:
         >>> fs.load_config("digits", {"method.name": "both"}).method.name
         'both'
     """
+    for one in (first, *others):
+        check_is_recipe("fs.compose", one)
     return reduce(_both, others, first)
 
 
@@ -117,8 +121,20 @@ def _check_fit(first: Recipe, other: Recipe) -> None:
     lengths = [tuple(stage.rounds for stage in one.stages) for one in (first, other)]
     pairs = tuple(zip(first.stages, other.stages, strict=False))
     stages = (*first.stages, *other.stages)
+    nothing: Any = None
+    servers = [
+        tuple(
+            stage.server and stage.server._replace(terms=(), sampler=nothing)
+            for stage in one.stages
+        )
+        for one in (first, other)
+    ]
     reasons = (
-        (differ, f"their setups differ in {', '.join(differ)}; make both from one setup"),
+        (
+            differ,
+            f"their setups differ in {', '.join(differ)}; make both from one setup, and leave out "
+            "a method that changes its setup, as fedrgd does",
+        ),
         (
             lengths[0] != lengths[1],
             f"their stages have {lengths[0]} and {lengths[1]} rounds (None: to the end); give them "
@@ -140,7 +156,7 @@ def _check_fit(first: Recipe, other: Recipe) -> None:
         (any(a.weigh and b.weigh for a, b in pairs), "both weigh clients in the average"),
         (any(a.rate and b.rate for a, b in pairs), "both set a client's learning rate"),
         (
-            any(a.server and b.server and a.server[2:] != b.server[2:] for a, b in pairs),
+            any(a and b and a != b for a, b in zip(*servers, strict=False)),
             "both train at the server, but not in the same way",
         ),
         (
@@ -230,18 +246,31 @@ class _Scope(NamedTuple):
 
     def of_uploads(self, transform: UploadTransform) -> UploadTransform:
         """Give a transform what the part's terms upload under their own names."""
-        at_client = transform.at_client
-        if at_client is None:
-            return transform
 
-        def own(key: Array, upload: Upload, trained: ClientResult, state: Any) -> Upload:
-            seen = upload._replace(terms=self.named(upload.terms))
-            after = at_client(key, seen, self.seen(trained), state)
-            mine = [name for name in upload.terms if name.startswith(self.prefix)]
-            changed = {name: after.terms[name.removeprefix(self.prefix)] for name in mine}
-            return after._replace(terms={**upload.terms, **changed})
+        def at_client(key: Array, upload: Upload, trained: ClientResult, state: Any) -> Upload:
+            change = cast(Callable, transform.at_client)
+            return self.back(change(key, self.seen(upload), self.seen(trained), state), upload)
 
-        return transform._replace(at_client=own)
+        def at_server(key: Array, summed: Sums, context: RoundContext, state: Any) -> Any:
+            change = cast(Callable, transform.at_server)
+            after, state = change(key, self.seen(summed), self.seen(context), state)
+            return self.back(after, summed), state
+
+        return transform._replace(
+            at_client=at_client if transform.at_client else None,
+            at_server=at_server if transform.at_server else None,
+        )
+
+    def back(self, after: Any, before: Any) -> Any:
+        """Return a message that the part changed under the names of the composition."""
+        size = len(self.prefix)
+        fields = {}
+        for field in _BY_NAME[type(before)]:
+            old = getattr(before, field)
+            new = getattr(after, field)
+            mine = [name for name in old if name.startswith(self.prefix)]
+            fields[field] = {**old, **{name: new[name[size:]] for name in mine}}
+        return after._replace(**fields)
 
     def of_term(self, term: Term, there: dict[str, View] | None) -> Term:
         """Put a term under the part's names; `there`: views that it shares, with their streams."""

@@ -33,7 +33,7 @@ from fedjax_ssl.federated.method import (
     Term,
 )
 from fedjax_ssl.federated.packing import packing
-from fedjax_ssl.federated.recipe import Pretraining, Recipe
+from fedjax_ssl.federated.recipe import Pretraining, Recipe, check_is_recipe
 from fedjax_ssl.federated.round import CLIENT_MODELS, draw_cohort, run_round, train_at_server
 from fedjax_ssl.federated.sampler import with_local_steps
 from fedjax_ssl.federated.setup import KEEP_BY, WEIGHTINGS, Setup
@@ -56,13 +56,13 @@ def build(recipe: Recipe) -> Method:
         "dropped_clients", "bytes_down" and "bytes_up" as `Count`, and the terms' diagnostics.
 
     Raises:
-        ValueError: if a stage but the last has no length, a stage has no term or two of one name, a
-            term moves a group that is not there, a private group is not there, `weighting` or
-            `keep_by` of the setup is unknown, the states of local optimizers are both kept and
-            averaged, clients that train alone need a server or a mean of these states, the network
-            has no class scores and the method reads them, the batches of a stage cannot go on from
-            round to round (`local_steps`), or (from `init`) the server keeps its optimizer's state
-            with different numbers of replicas.
+        ValueError: if it is no recipe, a stage but the last has no length, a stage has no term or
+            two of one name, a term moves a group that is not there, a private group is not there,
+            `weighting` or `keep_by` of the setup is unknown, the states of local optimizers are
+            both kept and averaged, clients that train alone need a server or a mean of these
+            states, the network has no class scores and the method reads them, the batches of a
+            stage cannot go on from round to round (`local_steps`), or (from `init`) the server
+            keeps its optimizer's state with different numbers of replicas.
 
     Example:
         >>> def sharpened(setup: fs.Setup) -> fs.Method:
@@ -73,6 +73,7 @@ def build(recipe: Recipe) -> Method:
         >>> fs.load_config("digits", {"method.name": "sharpened"}).method.name
         'sharpened'
     """
+    check_is_recipe("fs.build", recipe)
     _check(recipe)
     setup = recipe.setup
     groups = recipe.groups

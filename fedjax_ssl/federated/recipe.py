@@ -1,11 +1,12 @@
-"""What a method's file returns: a `Recipe`, of which the engine makes a `Method`."""
+"""The data that a method's file returns: a `Recipe`, of which the engine makes a `Method`."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxtyping import Array
 
 from fedjax_ssl.data import FederatedData
+from fedjax_ssl.errors import UserError
 from fedjax_ssl.federated.method import (
     Client,
     Now,
@@ -20,6 +21,7 @@ from fedjax_ssl.federated.method import (
 from fedjax_ssl.federated.setup import LearningRate, Setup
 from fedjax_ssl.federated.uploads.transform import UploadTransform
 from fedjax_ssl.models import Outputs
+from fedjax_ssl.own_code import where
 
 
 class Pretraining(NamedTuple):
@@ -46,7 +48,7 @@ class ParameterGroups(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """What a method learns from, see `FederatedData.kinds`."""
+    """The labels that a method learns from, see `FederatedData.kinds`."""
 
     kinds: tuple[str, ...] = ("labels",)
     every_one: bool = False  # all of these together; False: any of them is enough
@@ -98,10 +100,10 @@ class Recipe(NamedTuple):
     # ^ networks of clients with private groups predict; False: the global one does for all
     class_scores: bool = True  # losses or predictions read the network's class scores
     uploads: tuple[UploadTransform, ...] = ()
-    # ^ what becomes of uploads on their way (FedMatch's sparse differences), before the run's own
-    # transforms
+    # ^ changes of uploads on their way (FedMatch's sparse differences), before those of the run
     sends: tuple[str, ...] = ()
-    # ^ what clients send beside their uploads, before local training or after the average, in words
+    # ^ names of things that clients send beside their uploads, before local training or after the
+    # average
     receive: Callable[[Client, Params], Params] | None = None
     # ^ where something is lost on the way to a client: (client, with what terms sent to it; the
     # parameters sent, by shared group) -> those that it starts from
@@ -116,11 +118,20 @@ class Recipe(NamedTuple):
 
         Args:
             change: (the client's key in this round, client, batches) -> batches.
+
+        Raises:
+            ValueError: (from the first round) `change` returned something else.
         """
 
         def changed(sampler: Sampler) -> Sampler:
             def schedule(key: Array, client: Client, now: Now) -> Schedule:
-                return change(key, client, sampler.schedule(key, client, now))
+                made = change(key, client, sampler.schedule(key, client, now))
+                if not isinstance(made, Schedule):
+                    raise UserError(
+                        f"a change of schedules returned {type(made).__name__}; it has to return "
+                        f"the Schedule that it was given, or another one ({where(change)})"
+                    )
+                return made
 
             go_on = sampler.going_on
             return sampler._replace(
@@ -135,3 +146,12 @@ class Recipe(NamedTuple):
             return stage._replace(kinds=kinds, sampler=own)
 
         return self._replace(stages=tuple(map(of_stage, self.stages)))
+
+
+def check_is_recipe(what: str, given: Any) -> None:
+    """Raise ValueError where something else than a recipe was given to a function of this name."""
+    if not isinstance(given, Recipe):
+        raise ValueError(
+            f"{what} takes what fs.methods.recipe(name, setup) returns, a fedjax_ssl.Recipe, and "
+            f"was given {type(given).__name__}"
+        )

@@ -5,8 +5,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+import fedjax_ssl as fs
 from fedjax_ssl import federated, methods
 from fedjax_ssl.federated import Recipe, Stage, Term, build, compose
+from fedjax_ssl.federated.method import AtClient, AtServer
+from fedjax_ssl.federated.uploads import UploadTransform
+from fedjax_ssl.methods.around import AROUND, wrapped
 from tests import toy
 from tests.methods import cases
 
@@ -105,6 +109,39 @@ def test_a_part_that_wraps_local_steps_finds_its_own_state() -> None:
     assert max(jax.tree.leaves(moved)) > 0
 
 
+def counting(recipe: Recipe) -> Recipe:
+    """A part that counts clients, and whose transform counts each three times and all once more."""
+
+    def at_client(key, upload, trained, state):
+        counted = upload.averages["count"] + len(trained.local["count"]) - 1
+        return upload._replace(averages={"count": 3 * counted})
+
+    def at_server(key, summed, context, state):
+        plus_one = summed.averages["count"] + summed.weight
+        return summed._replace(averages={"count": plus_one}), state
+
+    term = Term(
+        "count",
+        recipe.stages[0].terms[0].views,
+        lambda step: (jnp.zeros(()), step.local),
+        server=AtServer(
+            init=lambda *given: jnp.zeros(()),
+            server_update=lambda state, outcome: outcome.mean_or(state),
+        ),
+        client=AtClient(start=lambda *given: jnp.zeros(1), average=lambda trained: jnp.ones(())),
+    )
+    transform = UploadTransform("triple", at_client=at_client, at_server=at_server)
+    return Recipe(recipe.setup, (Stage((term,), None),), name="own", uploads=(transform,))
+
+
+def test_a_transform_of_a_part_finds_the_averages_of_its_own_terms() -> None:
+    first = part("fixmatch")
+    alone, _ = toy.train(build(first), KEY, DATA, 1)
+    state, _ = toy.train(build(compose(first, counting(first))), KEY, DATA, 1)
+    assert float(state.terms["own/count"]) == 4.0
+    chex.assert_trees_all_close(state.params, alone.params, rtol=1e-6)
+
+
 def test_the_first_part_predicts() -> None:
     recipes = [part(name) for name in QUIET]
     predicted = [build(compose(*pair)).apply is None for pair in (recipes, recipes[::-1])]
@@ -118,7 +155,7 @@ def test_the_first_part_predicts() -> None:
         ("fixmatch", {"name": "cbafed", "warmup_rounds": 0}, "several kinds of clients"),
         ("fixmatch", {"name": "fedmatch"}, "their parameter groups differ"),
         ("fl2", {"name": "fixmatch"}, "local steps of its own"),
-        ("fixmatch", {"name": "fedrgd"}, "their setups differ in federated_optimizer"),
+        ("fixmatch", {"name": "fedrgd"}, "differ in federated_optimizer; .* as fedrgd does"),
         ("sage", {"name": "sage"}, "both weigh clients in the average"),
     ],
 )
@@ -134,3 +171,35 @@ def test_a_closed_method_is_no_part(monkeypatch) -> None:
     assert isinstance(methods.build("closed", SETUP), federated.Method)
     with pytest.raises(ValueError, match="closed returned a Method, to which nothing can be added"):
         methods.recipe("closed", SETUP)
+
+
+def nothing(recipe: Recipe) -> Recipe:
+    return recipe.with_schedules(lambda key, client, drawn: None)
+
+
+def broken(recipe: Recipe) -> Recipe:
+    return {}["fedavg"]
+
+
+def first_round(*around: str) -> None:
+    method = build(wrapped(part("fedavg"), around))
+    state = jax.eval_shape(method.init, KEY, DATA)
+    jax.eval_shape(method.round, KEY, state, DATA)
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda: fs.build(3), r"fs.build takes .* a fedjax_ssl.Recipe, and was given int"),
+        (lambda: fs.build(None), "fs.build .* was given NoneType"),
+        (lambda: fs.compose(3), "fs.compose .* was given int"),
+        (lambda: fs.compose(part("fedavg"), "fixmatch"), "fs.compose .* was given str"),
+        (lambda: first_round("nothing"), r"returned NoneType; .* the Schedule .*test_compose.py"),
+        (lambda: first_round("broken"), "config.around: broken raised KeyError: 'fedavg' .*test_c"),
+    ],
+)
+def test_what_is_no_recipe_or_wrapper_is_refused_in_a_sentence(ask, message, monkeypatch) -> None:
+    own = {"nothing": nothing, "broken": broken}
+    monkeypatch.setattr(AROUND, "_builders", {**AROUND._builders, **own})
+    with pytest.raises(ValueError, match=message):
+        ask()

@@ -1,4 +1,4 @@
-"""What happens to an upload between a client and the sum: upload transforms, and chains of them."""
+"""Upload transforms: what happens to an upload between a client and the sum."""
 
 # For users who run mypy --strict.
 # mypy: implicit-reexport

@@ -18,8 +18,8 @@ from fedjax_ssl.federated.method import ClientResult, RoundContext
 from fedjax_ssl.federated.optimizers import Grouped
 
 PyTree = Any
-# What may leave a client: the parts of an upload, and what is sent beside it, before local training
-# or after the average (XCLP's codes), which no transform sees.
+# All that may leave a client: the parts of an upload, and things sent beside it, before local
+# training or after the average (XCLP's codes), which no transform sees.
 EVERYTHING = frozenset(("update", "statistics", "optimizer", "terms", "weight", "beside"))
 
 
@@ -45,7 +45,7 @@ class UploadTransform(NamedTuple):
     ) = None
     # ^ (key of the round, sums over the cohort, round, state) -> (sums, state); None: as they are
     covers: frozenset[str] = frozenset()
-    # ^ of `EVERYTHING`: what it treats, or may leave as it is
+    # ^ parts of `EVERYTHING` that it treats, or may leave as they are
 
 
 def identity() -> UploadTransform:

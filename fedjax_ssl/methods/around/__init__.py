@@ -7,6 +7,8 @@ is one of your own.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from fedjax_ssl.errors import naming
+from fedjax_ssl.own_code import blame, said
 from fedjax_ssl.registry import Registry
 
 if TYPE_CHECKING:
@@ -29,15 +31,22 @@ def wrapped(recipe: "Recipe", names: Sequence[str], facts: "Facts | None" = None
         facts: sizes of the run, for those that have a parameter of this name.
 
     Raises:
-        ValueError: nobody knows a name, or a wrapper returned no recipe.
+        ConfigError: nobody knows a name, or a wrapper raised an error or returned no recipe.
     """
     from fedjax_ssl.federated import Recipe
 
     for name in names:
-        made = AROUND.build(name, recipe, facts=facts)
-        if not isinstance(made, Recipe):
-            raise ValueError(
-                f"{name} returned {type(made).__name__}; a wrapper returns a fedjax_ssl.Recipe"
-            )
+        with naming("around"):
+            try:
+                made = AROUND.build(name, recipe, facts=facts)
+            except ValueError:  # its message says what to do
+                raise
+            except Exception as error:
+                what = blame(error) or f"{type(error).__name__}: {said(error)}"
+                raise ValueError(f"{name} raised {what}") from error
+            if not isinstance(made, Recipe):
+                raise ValueError(
+                    f"{name} returned {type(made).__name__}; a wrapper returns a fedjax_ssl.Recipe"
+                )
         recipe = made
     return recipe
