@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset, Names
-from fedjax_ssl.data.reading.columns import ROLES, numbered
-from fedjax_ssl.data.reading.features import MARKS, MOST_LEVELS, TableReading, identifiers, kind_of
+from fedjax_ssl.data.reading.columns import ROLES
+from fedjax_ssl.data.reading.features import MOST_LEVELS, TableReading, identifiers, kind_of
+from fedjax_ssl.data.reading.names import MARKS, as_cells, numbered
 from fedjax_ssl.data.reading.pictures import list_images
 from fedjax_ssl.data.reading.problems import SHOWN, BadData, DatasetUnavailable, Findings
-from fedjax_ssl.data.reading.tables import as_cells, as_numbers, as_text, is_table, read_table
+from fedjax_ssl.data.reading.tables import BEYOND, as_numbers, as_text, is_table, read_table
 from fedjax_ssl.data.sources import SOURCES, read
 from fedjax_ssl.data.sources.folder import find_table
 from fedjax_ssl.data.sources.huggingface import is_saved_dataset
@@ -165,6 +166,8 @@ def _by_content(
     for name in rest:
         present = [cell for cell in cells[name] if cell]
         strays = [present[row] for row in np.flatnonzero(np.isnan(as_numbers(present)))]
+        if any(re.fullmatch(BEYOND, cell) for cell in strays):
+            continue  # such a cell says something
         if len(set(strays)) <= STRAYS and 2 * len(strays) < len(present):
             cells[name] = ["" if cell in strays else cell for cell in cells[name]]
     # A text that stands for nothing does so in its whole column.

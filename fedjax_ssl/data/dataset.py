@@ -1,5 +1,7 @@
 """Datasets: the arrays that every source gives, on the host, checked once where they are made."""
 
+import re
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
@@ -17,6 +19,15 @@ def distinct(values: np.ndarray) -> np.ndarray:
     """
     values = np.sort(values)
     return values[np.append(True, values[1:] != values[:-1])[: len(values)]]
+
+
+def in_one_form(text: str) -> str:
+    """Write a name in one form: 7 for "7.0", "+7" and " 7", accents as one letter.
+
+    Spreadsheets add ".0" to whole numbers of a column in which a cell is empty.
+    """
+    plain = unicodedata.normalize("NFC", text.strip())
+    return re.sub(r"^\+?(-?\d+)(\.0*|,00?)?$", r"\1", plain)
 
 
 def check_finite(name: str, values: np.ndarray) -> None:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import unicodedata
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from fedjax_ssl.data.dataset import distinct
+from fedjax_ssl.data.dataset import distinct, in_one_form
 
 if TYPE_CHECKING:
     from fedjax_ssl.data.dataset import Dataset
@@ -317,13 +316,13 @@ def client_number(names: Sequence[str], client: int | str) -> int | None:
 
     Args:
         names: names of the clients, in their order.
-        client: a name ("north", "02"; 2 means "2"), or a number, counted from 0.
+        client: a name ("north", "02"; 2 and 2.0 mean "2"), or a number, counted from 0.
 
     Returns:
         Its place in `names`; None: there is no such client.
     """
-    client = unicodedata.normalize("NFC", str(client))
-    known = list(names)
+    client = in_one_form(str(client))
+    known = list(map(in_one_form, names))
     if client not in known and not any(name.isdecimal() for name in known):
         known = [str(place) for place in range(len(known))]
     return known.index(client) if client in known else None

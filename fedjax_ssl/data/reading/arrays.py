@@ -86,6 +86,11 @@ def one_each(name: str, values: np.ndarray, length: int) -> np.ndarray:
     """
     if values.shape == (length, 1):
         return values[:, 0]
+    if values.ndim == 2 and len(values) == length and np.isin(values, (0, 1)).all():
+        how = f"several labels per example: choose one column, such as {name}[:, 0]"
+        if (values.sum(axis=1) == 1).all():
+            how = f"one-hot labels: give {name}.argmax(axis=1)"
+        raise ValueError(f"{name} has shape {values.shape}, {how}; an example has one label here")
     if values.shape != (length,):
         raise ValueError(f"{name} has shape {values.shape}; expected ({length},), one per example")
     return values

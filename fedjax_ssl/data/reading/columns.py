@@ -4,7 +4,6 @@ labels by number.
 
 import dataclasses
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -12,17 +11,31 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fedjax_ssl.data.dataset import Dataset, Names, Reading, Split
+from fedjax_ssl.data.dataset import Dataset, Names, Reading, Split, in_one_form
+from fedjax_ssl.data.reading.names import (
+    MARKS,
+    named,
+    numbered,
+    numbered_groups,
+    rounded,
+)
 from fedjax_ssl.data.reading.problems import SHOWN, BadData, Findings, Place, some
 from fedjax_ssl.data.reading.proportions import read_proportions
-from fedjax_ssl.data.reading.tables import as_cells, whole
 from fedjax_ssl.errors import counted
 from fedjax_ssl.registry import did_you_mean
 
 if TYPE_CHECKING:  # takes long to import
     import pandas
 
-ROLES = ("label", "client", "split", "set", "coarse", "group")  # columns beside each example
+# columns beside each example, and what their cells name
+ROLES = {
+    "label": "label",
+    "client": "client",
+    "split": "split",
+    "set": "set",
+    "coarse": "coarse label",
+    "group": "group",
+}
 TRAIN = ("", "train", "training")
 TEST = ("test", "testing")
 VALIDATION = ("val", "valid", "validation", "dev")  # a run draws its own; these are trained on
@@ -136,46 +149,37 @@ def read_columns(
     texts: "pandas.DataFrame",
     classes: Sequence[str] | None,
     findings: Findings,
-    marks: Collection[str] = (),
+    marks: Collection[str] = MARKS,
 ) -> Columns:
-    """Return the number the texts. What does not fit goes into `findings`; stop there before the
+    """Give numbers to the texts. What does not fit goes into `findings`; stop there before the
     result is used.
 
     Args:
         texts: a row per example, with those of `ROLES` that are known, as text; the index says
-            where a row stands. An empty label or coarse label is none, an empty set means in no
-            set; `split` is a word of `TRAIN`, `TEST` or `VALIDATION`, and sets are whole numbers.
+            where a row stands. Empty means none, and so do marks and -1; `split` is a word of
+            `TRAIN`, `TEST` or `VALIDATION`, and sets are whole numbers.
         classes: names of all classes in order; by default those that occur, whole numbers by value,
             words by letter.
         findings: for problems and notes.
-        marks: words that are no label.
+        marks: words that are no label, no client and so on, unless a class is called so.
 
     Returns:
         What the texts say.
     """
-    cells = {
-        role: [unicodedata.normalize("NFC", cell) for cell in texts[role]]
-        for role in ROLES
-        if role in texts
-    }
+    given = None if classes is None else [in_one_form(str(name)) for name in classes]
     places = texts.index
-    told = cells.get("label", [""] * len(texts))
-    labels = _plain(as_cells(told, marks), "-1" in map(str, classes or ()))
-    pairs = zip(told, labels, strict=True)
-    for text, count in Counter(text for text, label in pairs if text and not label).items():
-        known = ",".join(("-1", *numbered(labels)[1][:SHOWN]))
-        named = f"; if it is a class, name all classes: data.classes={known}"
-        hint = named if text.startswith("-1") else ""
-        findings.notes.append(
-            f"{counted(count, 'label is', 'labels are')} {text}, taken as no label{hint}"
-        )
-    y, class_names = _classes(labels, places, classes, findings)
+    cells = _cells(texts, given or (), marks, findings)
+    labels = cells.get("label", [""] * len(texts))
+    pairs = zip(texts.get("label", labels), labels, strict=True)
+    none = dict.fromkeys(text for text, label in pairs if text and not label)
+    y, class_names = _classes(labels, places, given, tuple(none), findings)
+    findings.notes += _of_several_labels(class_names)
     is_test = _split(cells.get("split", [""] * len(texts)), places, findings)
     client, client_names = numbered(cells["client"]) if "client" in cells else (None, None)
-    if client is not None and len(without := np.flatnonzero(client < 0)):
+    if client is not None and len(nobody := np.flatnonzero(client < 0)):
         findings.problems.append(
-            f"{counted(len(without), 'example has', 'examples have')} no client "
-            f"({some(without, places)}); every example belongs to one"
+            f"{counted(len(nobody), 'example has', 'examples have')} no client "
+            f"({some(nobody, places)}); every example belongs to one"
         )
     sets = _sets(cells["set"], places, findings) if "set" in cells else None
     if sets is not None and client is None:
@@ -184,47 +188,61 @@ def read_columns(
         )
     coarse = coarse_names = None
     if "coarse" in cells:
-        coarse, coarse_names = numbered(_plain(cells["coarse"]))
+        coarse, coarse_names = numbered(cells["coarse"])
     if coarse_names is not None and len(coarse_names) < 2:
         found = counted(len(coarse_names), "coarse class is", "coarse classes are")
         findings.problems.append(f"{found} there; at least two are needed")
-    group = numbered(cells["group"])[0] if "group" in cells else None
+    group = None
+    if "group" in cells:
+        group = numbered_groups(cells["group"], cells.get("client"), findings)
     names = np.array(places, object)
     return Columns(
         y, class_names, client, client_names, is_test, sets, coarse, coarse_names, names, group
     )
 
 
-def _plain(labels: Sequence[str], minus_one: bool = False) -> Sequence[str]:
-    """Write labels that are whole numbers without ".0", and -1, if no class, as ""."""
-    short = [whole(label) for label in labels]
-    if all(re.fullmatch(r"-?\d+", label) for label in short if label):
-        return ["" if label == "-1" and not minus_one else label for label in short]
-    return labels
-
-
-def numbered(texts: Sequence[str]) -> tuple[np.ndarray, Names]:
-    """Return the number the texts [n], "" = -1, and name what the numbers stand for."""
-    known = {text for text in texts if text}
-    are_numbers = all(re.fullmatch(r"-?\d+", text) for text in known)
-    names = sorted(known, key=lambda text: (int(text), text)) if are_numbers else sorted(known)
-    number = {"": -1} | {name: place for place, name in enumerate(names)}
-    return np.array([number[text] for text in texts], np.int32), tuple(names)
+def _cells(
+    texts: "pandas.DataFrame", classes: Sequence[str], marks: Collection[str], findings: Findings
+) -> dict[str, list[str]]:
+    """Write the names of every role in one form, and say what is taken as none."""
+    cells = {}
+    for role, what in ROLES.items():
+        if role not in texts:
+            continue
+        told = texts[role].tolist()
+        cells[role] = named(told, marks, classes if role == "label" else ())
+        if role in ("label", "client", "group"):
+            findings.problems += rounded(what, dict.fromkeys(told))
+        pairs = zip(told, cells[role], strict=True)
+        for text, count in Counter(text for text, cell in pairs if text and not cell).items():
+            number = counted(count, f"{what} is", f"{what}s are")
+            hint = ""
+            if role == "label" and not classes:
+                known = ",".join((text, *numbered(cells[role])[1][:SHOWN]))
+                hint = f"; if it is a class, name all classes: data.classes={known}"
+            findings.notes.append(f"{number} {text}, taken as no {what}{hint}")
+    return cells
 
 
 def _classes(
-    labels: Sequence[str], places: Sequence[str], classes: Sequence[str] | None, findings: Findings
+    labels: Sequence[str],
+    places: Sequence[str],
+    classes: Sequence[str] | None,
+    none: Names,
+    findings: Findings,
 ) -> tuple[np.ndarray, Names]:
+    """Give numbers to labels; `none` are the words that were taken as no label."""
     if classes is None:
         y, names = numbered(labels)
         if len(names) < 2:
             found = f"only one class ({names[0]})" if names else "no labelled example"
+            found += f" beside {', '.join(none)}, taken as no label" * bool(none)
             findings.problems.append(
                 f"there is {found}, but a classifier needs at least two classes; label examples "
                 "of others too, or name all classes: data.classes=a,b"
             )
         return y, names
-    names = tuple(unicodedata.normalize("NFC", str(name)) for name in classes)
+    names = tuple(classes)
     if len(set(names)) < max(len(names), 2):
         findings.problems.append(
             f"data.classes={','.join(names)}; give at least two names, each once"
@@ -237,6 +255,19 @@ def _classes(
             f"of the classes.{did_you_mean(label, names)} Classes: {', '.join(names)}"
         )
     return np.array([number.get(label, -1) for label in labels], np.int32), names
+
+
+def _of_several_labels(names: Names) -> list[str]:
+    """Find a class that is several labels in one cell: a sentence, or none."""
+    parts = {name: re.split(r"\s*[|;,+&]\s*", name.strip("[]")) for name in names}
+    for name, found in parts.items():
+        if name.startswith("[") or (len(found) > 1 and all(found) and parts.keys() & found):
+            return [
+                f"class {name!r} is of several labels and counts as one of its own; an example "
+                "has one label here: keep that which is to be learnt, or make a column for each "
+                "label and train a run by each (data.label_column)"
+            ]
+    return []
 
 
 def _rows_of(text: str, texts: Sequence[str]) -> list[int]:
@@ -267,15 +298,14 @@ def trained_on(validation: int) -> str:
 
 
 def _sets(texts: Sequence[str], places: Sequence[str], findings: Findings) -> np.ndarray:
-    cells = _plain(texts)
     # A number of a set is a place in an array: none needs one that is larger than the number of
     # examples.
     fits = r"-1|\d{1,9}"
-    found = [re.fullmatch(fits, cell or "-1", re.ASCII) for cell in cells]
-    numbers = [int(one[0]) if one else len(cells) for one in found]
-    if wrong := [row for row, number in enumerate(numbers) if number >= len(cells)]:
+    found = [re.fullmatch(fits, text or "-1", re.ASCII) for text in texts]
+    numbers = [int(one[0]) if one else len(texts) for one in found]
+    if wrong := [row for row, number in enumerate(numbers) if number >= len(texts)]:
         findings.problems.append(
-            f"set is {cells[wrong[0]]!r} in {some(wrong, places)}; sets are numbered from 0 on "
+            f"set is {texts[wrong[0]]!r} in {some(wrong, places)}; sets are numbered from 0 on "
             "within a client, and empty means in no set"
         )
     return np.array(numbers, np.int32)

@@ -10,19 +10,18 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from jaxtyping import Float, Int
 
-from fedjax_ssl.data.dataset import Names, Reading
-from fedjax_ssl.data.reading.columns import numbered
+from fedjax_ssl.data.dataset import Names, Reading, in_one_form
+from fedjax_ssl.data.reading.names import MARKS, as_cells, numbered
 from fedjax_ssl.data.reading.problems import SHOWN, Findings, some
-from fedjax_ssl.data.reading.tables import COMMA, as_cells, as_numbers, as_text, no_column, whole
+from fedjax_ssl.data.reading.tables import BEYOND, COMMA, as_numbers, as_text, no_column
 
 if TYPE_CHECKING:  # takes long to import
     import pandas
 
 Missing = Literal["refuse", "median", "drop"]
-# what stands for a missing cell, beside an empty one
-MARKS = ("?", "-", "NA", "N/A", "NaN", "null", "inf", "-inf")
 FAR = 1e3  # deviations from 0 to the mean, from which on single precision would lose too much
 MOST_LEVELS = 50  # words that are one-hot encoded by default
+SCARCE = 0.2  # share of examples, of which fewer have a value in a column that is nearly empty
 FEW = 30  # examples, of which fewer may be in any order by chance
 DATES = ("ISO8601", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y")
 
@@ -52,7 +51,7 @@ class Feature:
         if self.kind == "date":
             return _days(cells, self.form)
         places = {level: place for place, level in enumerate(self.levels)}
-        return np.array([places.get(whole(cell), np.nan) for cell in cells])
+        return np.array([places.get(in_one_form(cell), np.nan) for cell in cells])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,6 +124,11 @@ class TableReading(Reading):
         )
         if re.fullmatch(COMMA, cell):
             remedy = "write decimals with a point, and thousands without a comma"
+        if re.fullmatch(BEYOND, cell):
+            remedy = (
+                "but says that it is beyond a limit; write a number there, such as the limit or "
+                f"half of it, or leave the column out with data.ignore={feature.name}"
+            )
         kind = "number" if feature.kind == "number" else f"date like the others ({feature.form})"
         findings.problems.append(f"{told}is no {kind}; {remedy}")
 
@@ -180,11 +184,14 @@ def fit(
         The reading with its features.
     """
     features = []
+    scarce = []
     for name in names:
         cells = as_cells(as_text(table[name]), reading.marks)
         feature = kind_of(name, np.array(cells, object)[train].tolist(), reading, findings)
         values = feature.values(cells)
         known = values[train & np.isfinite(values)]
+        if reading.missing == "median" and 0 < len(known) < SCARCE * train.sum():
+            scarce.append(f"{name} ({len(known):,} of {train.sum():,})")
         if not len(known):
             findings.problems.append(
                 f"column {name!r} is missing in all training examples; leave it out with "
@@ -205,6 +212,9 @@ def fit(
         "columns of dates, taken as days": [
             f"{one.name} ({one.form})" for one in features if one.form
         ],
+        "nearly empty columns, most of whose values are the median; data.ignore leaves them out": (
+            scarce
+        ),
         "far from 0, so that the mean is subtracted in double precision": [
             one.name for one in features if one.center
         ],
@@ -219,7 +229,10 @@ def kind_of(name: str, cells: Sequence[str], reading: TableReading, findings: Fi
     """
     present = [cell for cell in cells if cell]
     if name not in reading.codes:
-        if 2 * np.isnan(as_numbers(present)).sum() <= len(present):
+        odd = np.isnan(as_numbers(present))
+        if not odd.all():
+            odd &= [re.fullmatch(BEYOND, cell) is None for cell in present]
+        if 2 * odd.sum() <= len(present):
             return Feature(name)
         forms = [form for form in DATES if np.isfinite(_days(present, form)).all()]
         if len(forms) > 1:
@@ -230,7 +243,7 @@ def kind_of(name: str, cells: Sequence[str], reading: TableReading, findings: Fi
             )
         if forms:
             return Feature(name, "date", forms[0])
-    _, levels = numbered([whole(cell) for cell in present])
+    _, levels = numbered([in_one_form(cell) for cell in present])
     once = len(levels) == len(present)
     if len(levels) > reading.max_levels or (once and len(present) >= FEW):
         most = "each of them once" if once else f"more than data.max_levels={reading.max_levels}"

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
+from fedjax_ssl.data.dataset import in_one_form
 from fedjax_ssl.data.reading.download import file_sha256
 from fedjax_ssl.data.reading.problems import Place
 from fedjax_ssl.data.reading.tables import as_text, read_table
@@ -67,7 +68,8 @@ def read_proportions(
     places = {str(client_names[number]): place for place, number in enumerate(there)}
     table = np.zeros((len(there), int(sets.max(initial=0)) + 1, len(class_names)))
     cells = zip(*(as_text(shares[name]) for name in wanted), strict=True)
-    for where, (name, number, *given) in zip(shares.index, cells, strict=True):
+    for where, (client_text, set_text, *given) in zip(shares.index, cells, strict=True):
+        name, number = map(in_one_form, (client_text, set_text))
         if name not in places:
             raise ValueError(
                 f"{where}: unknown client {name!r}.{did_you_mean(name, places)} Clients with "

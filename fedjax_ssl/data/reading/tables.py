@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedjax_ssl.checks import LARGEST
+from fedjax_ssl.data.reading.names import MARKS, cell_text
 from fedjax_ssl.data.reading.problems import SHOWN, BadData, DatasetUnavailable, Findings
 from fedjax_ssl.registry import did_you_mean
 
@@ -28,9 +29,12 @@ if TYPE_CHECKING:  # takes long to import
 PARQUET = (".parquet", ".pq")
 SEPARATED = (".csv", ".tsv", ".txt")
 DELIMITERS = ",;\t"
+_LOOKED_AT = 1000  # lines that tell whether the first one holds names
+_NO_NAMES = {mark.casefold() for mark in MARKS}
 SIMILAR = 0.7  # ratio of two names of columns, as difflib has it
 # 1,5 is one and a half; 1,234 may be a thousand
 COMMA = r"[+-]?\d*,\d+"
+BEYOND = r"[<>≤≥]\s*=?\s*(\d.*)"  # a limit of detection
 THOUSANDS = r"[+-]?[1-9]\d{0,2},\d{3}"
 
 
@@ -95,28 +99,11 @@ def as_text(column: "pandas.Series") -> list[str]:
     "".
     """
     gaps = column.isna()
-    if column.dtype.kind in "iuf":
-        known = np.isfinite(column)
-        is_whole = bool((column[known] == np.rint(column[known])).all())
-        column = [int(one) if is_whole and np.isfinite(one) else one for one in column.tolist()]
-    elif not gaps.all() and all(isinstance(value, bool) for value in column[~gaps]):
-        column = column.map({True: "1", False: "0"})
-    return ["" if gap else str(value).strip() for value, gap in zip(column, gaps, strict=True)]
-
-
-def whole(cell: str) -> str:
-    """Write a whole number without ".0", which spreadsheets add where a cell is empty; other
-    text as it is.
-    """
-    return re.sub(r"^([+-]?\d+)\.0+$", r"\1", cell)
-
-
-def as_cells(texts: Sequence[str], marks: Collection[str]) -> list[str]:
-    """Write a mark of missing cells, in capitals or not, as ""; where + stands beside it, - is a
-    sign and no mark.
-    """
-    missing = {mark.casefold() for mark in marks} - ({"-"} if "+" in texts else set())
-    return ["" if text.casefold() in missing else text for text in texts]
+    values = column[~gaps].tolist()
+    if all(isinstance(value, bool) for value in values):
+        values = list(map(int, values))
+    texts = iter(map(cell_text, values))
+    return ["" if gap else next(texts) for gap in gaps]
 
 
 def as_numbers(cells: Sequence[str]) -> np.ndarray:
@@ -230,6 +217,13 @@ def _read_text(path: Path, findings: Findings, columns: Sequence[str] | None) ->
     else:
         header = rows.pop(0) if rows else []
         lines = lines[1:]
+        if _is_example(header, rows):
+            raise BadData(
+                path,
+                f"the first line ({', '.join(header[:SHOWN])}{', ...' * (len(header) > SHOWN)}) "
+                "looks like an example; put a line with the names of the columns above it, names "
+                "that are numbers with a letter (x0.5)",
+            )
     pairs = zip(lines, rows, strict=True)
     wrong = [f"line {at} has {len(cells)}" for at, cells in pairs if len(cells) != len(header)]
     if wrong:
@@ -244,6 +238,35 @@ def _read_text(path: Path, findings: Findings, columns: Sequence[str] | None) ->
     return pandas.DataFrame(rows, index=places, columns=header, dtype=object)
 
 
+def _is_example(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+    """Tell whether a first line is an example and no names, by what stands below each of its cells.
+
+    Words above numbers are names, and what stands below itself is none. Numbers alone are names
+    where they are whole and follow each other, as pandas writes them.
+    """
+    numbers = []
+    words = 0
+    repeated = False
+    columns = zip(*rows[:_LOOKED_AT], strict=False)
+    for cell, below in zip(first, columns, strict=False):
+        if cell == "" or cell.casefold() in _NO_NAMES:
+            continue
+        known = [one for one in below if one]
+        if np.isfinite(as_numbers([cell])[0]):
+            numbers.append(cell)
+        elif not re.search(r"[^\W\d_]", cell):  # dates
+            continue
+        elif known and np.isfinite(as_numbers(known)).all():
+            return False
+        else:
+            words += 1
+            repeated |= cell in known
+    if not numbers or repeated or not all(one.isdecimal() for one in numbers):
+        return bool(numbers)
+    follow = np.diff(list(map(int, numbers))) == 1
+    return not words and not follow.all()
+
+
 def _read_parquet(path: Path) -> "pandas.DataFrame":
     try:
         parquet: Any = importlib.import_module("pyarrow.parquet")
@@ -252,7 +275,7 @@ def _read_parquet(path: Path) -> "pandas.DataFrame":
             path, "Parquet needs pyarrow: pip install 'fedjax_ssl[table]', or save it as CSV"
         ) from error
     try:
-        frame = parquet.read_table(path).to_pandas(ignore_metadata=True)
+        frame = parquet.read_table(path).to_pandas(ignore_metadata=True, integer_object_nulls=True)
     except (ValueError, OSError) as error:  # pyarrow's own errors are among them
         raise BadData(path, f"is no readable Parquet file, or it is cut short: {error}") from error
     frame.index = [f"{path.name}, row {row}" for row in range(1, len(frame) + 1)]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.reading.cache import kept_for, of_files
 from fedjax_ssl.data.reading.columns import TEST, TRAIN, VALIDATION, TableOptions, read_columns
+from fedjax_ssl.data.reading.names import MARKS
 from fedjax_ssl.data.reading.pictures import (
     Channels,
     Fit,
@@ -129,7 +130,8 @@ def load_folder(
         else:
             files, texts = _by_table(table, listing, columns, findings)
         findings.stop(given)
-        is_test = read_columns(texts, options.classes, findings).is_test
+        marks = () if table is None else MARKS  # a folder is named on purpose
+        is_test = read_columns(texts, options.classes, findings, marks).is_test
         findings.stop(given)  # before the images, which take longest
         logger.info("%s: reading %d images; this is done once", given, len(files))
         found = read_images(
@@ -138,7 +140,7 @@ def load_folder(
         findings.stop(given)
         # A class or a client may have lost all that it had.
         named = texts.set_axis([spelling(name) for name in files]).iloc[found.rows]
-        numbered = read_columns(named, options.classes, findings)
+        numbered = read_columns(named, options.classes, findings, marks)
         notes = list(dict.fromkeys(findings.notes))
         findings.stop(given)
         return numbered.dataset("folder", given, found.x, options.proportions, notes, found.reading)

@@ -13,9 +13,10 @@ from fedjax_ssl.data.reading.arrays import (
     one_each,
     read_arrays,
 )
-from fedjax_ssl.data.reading.columns import numbered, trained_on
+from fedjax_ssl.data.reading.columns import trained_on
 from fedjax_ssl.data.reading.features import FAR
-from fedjax_ssl.data.reading.problems import EMBEDDED, BadData, Place, given_path
+from fedjax_ssl.data.reading.names import EXACT, cell_text, named, numbered, numbered_groups
+from fedjax_ssl.data.reading.problems import EMBEDDED, BadData, Findings, Place, given_path
 from fedjax_ssl.data.reading.proportions import read_proportions
 from fedjax_ssl.data.reading.register import dataset
 from fedjax_ssl.errors import counted
@@ -35,6 +36,11 @@ NAMES = {
     for pair in known.items()
     for name, what in zip(pair, NEEDED, strict=True)
 }
+
+
+CHANNELS = (1, 2, 3, 4)  # of images; other numbers may be another axis
+_LARGEST = np.iinfo(np.int64).max
+_MINUS_ONE = "taken as no label; if -1 is a class, give the array class_names that begins with '-1'"
 
 
 @dataset(
@@ -85,19 +91,15 @@ def load_npz(
         "npz", path, f"an .npz file with the arrays `inputs` and `labels`, or run on {EMBEDDED}"
     )
     found, names = read_arrays(path, lambda name: name in NAMES or name in OPTIONAL)
+    findings = Findings()
+    notes = findings.notes
     try:
         arrays = _named(found, names)
-        notes, places = _join_validation(arrays)
+        places = _join_validation(arrays, notes)
+        _check_first_axis(arrays)
         x = _inputs(arrays, "inputs")
         test_x = _inputs(arrays, "test_inputs")
-        if x.ndim == 2:
-            rounding = np.ptp(x - x.astype(np.float32), axis=0)
-            lost = np.flatnonzero(rounding > x.std(axis=0) / FAR)
-            if len(lost):
-                notes.append(
-                    f"{counted(len(lost), 'feature')} (first number {lost[0]}): so far from 0 that "
-                    "single precision loses differences; subtract the mean before"
-                )
+        notes += _about_inputs(x)
         y = _whole(arrays, "labels", x)
         test_y = _whole(arrays, "test_labels", test_x)
         if test_x is not None and test_y is None:
@@ -108,22 +110,18 @@ def load_npz(
             y = y + 1
             if "test_labels" in arrays:
                 test_y = test_y + 1
-        without = int((y == -1).sum())
-        if without:
-            notes.append(
-                f"{counted(without, 'label is', 'labels are')} -1, taken as no label; if it is a "
-                "class, give the array class_names that begins with '-1'"
-            )
+        given = [y] if "test_labels" not in arrays else [y, test_y]
+        if without := int((np.concatenate(given) == -1).sum()):
+            notes.append(f"{counted(without, 'label is', 'labels are')} -1, {_MINUS_ONE}")
         for name, labels in (("labels", y), ("test_labels", test_y)):
             if labels is not None:
                 check_labels(name, labels, len(classes))
-        client, test_client, client_names = _clients(arrays, x, test_x)
+        clients = _texts(arrays, "client", x)
+        client, test_client, client_names = _clients(clients, _texts(arrays, "test_client", test_x))
         coarse, matrix, coarse_names = _coarse(arrays, x)
         sets = _whole(arrays, "set", x, lowest=-1)
-        group = _whole(arrays, "group", x, text=True)
-        if group is not None:
-            names_of = group.astype(str).tolist()
-            group, _ = numbered(["" if name == "-1" else name for name in names_of])
+        groups = _texts(arrays, "group", x)
+        group = None if groups is None else numbered_groups(groups, clients, findings)
         shares = None
         if proportions is not None:
             shares = read_proportions(proportions, classes, client_names, client, sets)
@@ -140,7 +138,7 @@ def load_npz(
             extra={"path": str(path), "notes": notes},
         )
     except ValueError as error:
-        raise BadData(path, str(error)) from error
+        raise BadData(path, str(error), notes) from error
 
 
 def _named(found: Arrays, names: Names) -> Arrays:
@@ -162,12 +160,12 @@ def _named(found: Arrays, names: Names) -> Arrays:
     return arrays
 
 
-def _join_validation(arrays: Arrays) -> tuple[list[str], Any]:
-    """Put validation examples after the training examples; says how many, and where each example
-    of both stands.
+def _join_validation(arrays: Arrays, notes: list[str]) -> Any:
+    """Put validation examples after the training examples, and note how many; says where each
+    example of both stands.
     """
     if (more := arrays.pop("val_inputs", None)) is None:
-        return [], None
+        return None
     if arrays["inputs"].shape[1:] != more.shape[1:]:
         raise ValueError(
             f"validation inputs have shape {more.shape}, training inputs {arrays['inputs'].shape}"
@@ -179,7 +177,38 @@ def _join_validation(arrays: Arrays) -> tuple[list[str], Any]:
     arrays["labels"] = np.concatenate([labels, more_labels])
     places = [f"training, row {row}" for row in range(len(labels))]
     places += [f"validation, row {row}" for row in range(len(more))]
-    return [trained_on(len(more))], places
+    notes.append(trained_on(len(more)))
+    return places
+
+
+def _check_first_axis(arrays: Arrays) -> None:
+    """Refuse inputs whose examples lie along the last axis, by the number of labels."""
+    shape = arrays["inputs"].shape
+    count = arrays["labels"].shape[:1]
+    if len(shape) > 1 and count == shape[-1:] != shape[:1]:
+        raise ValueError(
+            f"inputs has shape {shape}, and there are {count[0]:,} labels: examples lie along the "
+            "last axis; move it to the front with np.moveaxis(inputs, -1, 0)"
+        )
+
+
+def _about_inputs(x: np.ndarray) -> list[str]:
+    """Find what may not be what was meant, a sentence each."""
+    found: list[str] = []
+    if x.ndim == 4 and x.shape[3] not in CHANNELS:
+        found.append(
+            f"inputs have shape {x.shape}, and the last axis is taken as {x.shape[3]} channels; "
+            "give slices [n, H, W] of volumes, and move channels that stand elsewhere to the end"
+        )
+    if x.ndim == 2:
+        rounding = np.ptp(x - x.astype(np.float32), axis=0)
+        lost = np.flatnonzero(rounding > x.std(axis=0) / FAR)
+        if len(lost):
+            found.append(
+                f"{counted(len(lost), 'feature')} (first number {lost[0]}): so far from 0 that "
+                "single precision loses differences; subtract the mean before"
+            )
+    return found
 
 
 def _inputs(arrays: Arrays, name: str) -> Any:
@@ -193,8 +222,9 @@ def _inputs(arrays: Arrays, name: str) -> Any:
         )
     if values.ndim not in (2, 3, 4) or 0 in values.shape:
         allowed = "[n, features], [n, H, W] and [n, H, W, C]"
-        raise ValueError(f"{name} has shape {values.shape}; allowed are {allowed}")
-    if values.ndim == 4 and values.shape[1] in (1, 3) and values.shape[3] not in (1, 3):
+        volumes = "; of volumes give slices, or features" * (values.ndim == 5)
+        raise ValueError(f"{name} has shape {values.shape}; allowed are {allowed}{volumes}")
+    if values.ndim == 4 and values.shape[1] in CHANNELS and values.shape[3] not in CHANNELS:
         shape = f"{values.shape}, which looks like [n, C, H, W]"
         raise ValueError(f"{name} has shape {shape}; transpose it to [n, H, W, C]")
     check_finite(name, values)
@@ -207,37 +237,48 @@ def _inputs(arrays: Arrays, name: str) -> Any:
     return values[..., None] if values.ndim == 3 else values
 
 
-def _whole(
-    arrays: Arrays,
-    name: str,
-    inputs: Any,
-    lowest: int | None = None,
-    text: bool = False,
-) -> Any:
-    """Take one whole number (or text) per example; None: the array is not there."""
+def _whole(arrays: Arrays, name: str, inputs: Any, lowest: int | None = None) -> Any:
+    """Take one whole number per example; None: the array is not there."""
     if (values := arrays.get(name)) is None:
         return None
-    if values.dtype.kind not in ("iuSU" if text else "iu"):
-        kinds = "labels must be integers, -1 = no label"
-        if text:
-            kinds = f"{name}s are integers or strings"
-        raise ValueError(f"{name} has dtype {values.dtype}; {kinds}")
+    if _is_exact(values):
+        values = np.nan_to_num(values, nan=-1.0).astype(np.int64)
+    if values.dtype.kind not in "iu":
+        raise ValueError(f"{name} has dtype {values.dtype}; labels must be integers, -1 = no label")
     values = one_each(name, values, 0 if inputs is None else len(inputs))
-    if lowest is not None and values.dtype.kind == "i":
-        below = np.flatnonzero(values < lowest)
-        if len(below):
-            none = ", -1 = in none" if lowest < 0 else ""
-            raise ValueError(
-                f"{name} is {values[below[0]]} in row {below[0]}; they are numbered from 0 on{none}"
-            )
-    if values.dtype.kind == "u":  # beside signed numbers they would become floating point
-        if len(beyond := np.flatnonzero(values > np.iinfo(np.int64).max)):
-            raise ValueError(
-                f"{name} is {values[beyond[0]]} in row {beyond[0]}; allowed are whole numbers "
-                "below 2**63. Number them anew, or save the names of clients as strings"
-            )
-        return values.astype(np.int64)
+    if values.dtype.kind == "u" and len(beyond := np.flatnonzero(values > _LARGEST)):
+        raise ValueError(
+            f"{name} is {values[beyond[0]]} in row {beyond[0]}; allowed are whole numbers below "
+            "2**63: number them anew"
+        )
+    values = values.astype(np.int64)  # beside signed numbers unsigned ones become floating point
+    if lowest is not None and len(below := np.flatnonzero(values < lowest)):
+        raise ValueError(
+            f"{name} is {values[below[0]]} in row {below[0]}; they are numbered from 0 on, -1 = "
+            "in none"
+        )
     return values
+
+
+def _is_exact(values: np.ndarray) -> bool:
+    """Tell whether floating-point numbers are whole ones that lost nothing, or gaps (NaN)."""
+    if values.dtype.kind != "f":
+        return False
+    known = values[~np.isnan(values)]
+    return bool(((np.abs(known) < EXACT) & (known == np.rint(known))).all())
+
+
+def _texts(arrays: Arrays, name: str, inputs: Any) -> list[str] | None:
+    """Take a name per example, "" = none; None: the array is not there."""
+    if (values := arrays.get(name)) is None:
+        return None
+    if values.dtype.kind not in "iuSU" and not _is_exact(values):
+        raise ValueError(
+            f"{name} has dtype {values.dtype}; {name}s are whole numbers, below 2**53 where they "
+            "are floating-point, or strings"
+        )
+    values = one_each(name, values, 0 if inputs is None else len(inputs))
+    return named([cell_text(value) for value in values.tolist()])
 
 
 def _class_names(
@@ -261,11 +302,13 @@ def _class_names(
         return names
     if num_classes is None:
         present = distinct(np.concatenate(labels))
+        minus_one = f" beside -1, {_MINUS_ONE}" * bool((present == -1).any())
         present = present[present >= 0]
         if len(present) < 2:
             raise ValueError(
-                f"labels holds {len(present)} classes, so the number of classes does not follow "
-                "from it. Pass num_classes=, or add labels: at least two classes are needed"
+                f"labels holds {counted(len(present), 'class', 'classes')}{minus_one}, so the "
+                "number of classes does not follow from it. Pass num_classes=, or add labels: at "
+                "least two classes are needed"
             )
         num_classes = int(present[-1]) + 1
         if num_classes > len(present):
@@ -301,19 +344,22 @@ def _coarse(arrays: Arrays, inputs: np.ndarray) -> tuple[Any, Any, Names | None]
     return labels, matrix, tuple(map(str, range(count)))
 
 
-def _clients(arrays: Arrays, x: np.ndarray, test_x: Any) -> tuple[Any, Any, Names | None]:
-    """Take clients of training and test examples by number, and their names."""
-    client = _whole(arrays, "client", x, lowest=0, text=True)
-    test_client = _whole(arrays, "test_client", test_x, lowest=0, text=True)
+def _clients(
+    client: list[str] | None, test_client: list[str] | None
+) -> tuple[Any, Any, Names | None]:
+    """Give numbers to clients of training and test examples, and name them."""
     if client is None:
         if test_client is not None:
             raise ValueError(
                 "test_client is there but client is not; clients are named by the training examples"
             )
         return None, None, None
-    both = [client] if test_client is None else [client, test_client]
-    if len({values.dtype.kind in "SU" for values in both}) > 1:
-        raise ValueError("client and test_client must both be integers or both be strings")
-    names, ids = np.unique(np.concatenate(both), return_inverse=True)
-    of_test = None if test_client is None else ids[len(x) :]
-    return ids[: len(x)], of_test, tuple(map(str, names))
+    for name, texts in (("client", client), ("test_client", test_client or [])):
+        if "" in texts:
+            raise ValueError(
+                f"{name} is -1 or missing in row {texts.index('')}; every example belongs to a "
+                "client"
+            )
+    numbers, names = numbered([*client, *(test_client or [])])
+    of_test = None if test_client is None else numbers[len(client) :]
+    return numbers[: len(client)], of_test, names

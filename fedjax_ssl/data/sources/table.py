@@ -9,13 +9,13 @@ from fedjax_ssl.data.federation.federated_data import client_number
 from fedjax_ssl.data.reading.cache import facts_of, kept_for
 from fedjax_ssl.data.reading.columns import TableOptions, read_columns
 from fedjax_ssl.data.reading.features import (
-    MARKS,
     MOST_LEVELS,
     Missing,
     TableReading,
     fit,
     identifiers,
 )
+from fedjax_ssl.data.reading.names import MARKS
 from fedjax_ssl.data.reading.problems import Findings, Place, given_path
 from fedjax_ssl.data.reading.proportions import proportions_digest
 from fedjax_ssl.data.reading.register import dataset

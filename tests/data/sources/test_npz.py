@@ -135,7 +135,7 @@ def with_nan():
     [
         ({"labels": None}, r"has no array `labels`; found: `inputs`\. Needed are"),
         ({"test_labels": LABELS}, "has no array `test_inputs`"),
-        ({"client": LABELS - 1}, "client is -1 in row"),
+        ({"client": LABELS - 1}, "client is -1 or missing in row 0"),
         ({"inputs": IMAGES, "x_train": IMAGES}, "under two names"),
         ({"labels": LABELS[:11]}, r"labels has shape \(11,\); expected \(12,\)"),
         ({"labels": LABELS + 0.5}, "labels has dtype float64; labels must be integers"),
@@ -145,6 +145,10 @@ def with_nan():
         ({"inputs": IMAGES.astype(np.int64)}, "inputs has dtype int64; allowed are uint8"),
         ({"inputs": IMAGES.reshape(-1)}, r"inputs has shape \(360,\)"),
         ({"inputs": np.zeros((12, 3, 8, 8), np.uint8)}, r"looks like \[n, C, H, W\]"),
+        ({"inputs": np.zeros((12, 4, 8, 8), np.uint8)}, r"looks like \[n, C, H, W\]"),
+        ({"inputs": np.zeros((5, 6, 12), np.uint8)}, r"np\.moveaxis\(inputs, -1, 0\)"),
+        ({"inputs": np.zeros((12, 4, 4, 4, 1), np.uint8)}, "of volumes give slices"),
+        ({"labels": np.where(LABELS, 1, -1)}, "labels holds 1 class beside -1, taken as no label"),
         ({"inputs": with_nan()}, r"inputs has 2 values that are NaN .* first in row 6"),
         ({"class_names": np.array(["x", "y"])}, r"first in row 2: 2"),
         ({"correspondence": np.eye(3)}, "coarse, the labels it is about, is not"),
@@ -154,8 +158,8 @@ def with_nan():
         ({"class_names": np.array([["x", "y", "z"]])}, r"class_names has shape \(1, 3\)"),
         ({"class_names": np.array(["x", "y", "x"])}, "class_names has 'x' more than once"),
         (
-            {"client": np.array([2**63 + 1] * 12, np.uint64)},
-            "client is 9223372036854775809 in row 0",
+            {"labels": np.array([2**63 + 1] * 12, np.uint64)},
+            "labels is 9223372036854775809 in row 0",
         ),
         (
             {"inputs": np.array([[0.0], [1e39]] * 6)},
@@ -258,6 +262,14 @@ def test_large_ids_of_two_types_stay_apart(save):
         },
     )
     assert load("npz", path=path).client_names == (str(2**53), str(2**53 + 1))
+
+
+def test_an_axis_that_may_be_no_channels_is_said(save):
+    volumes = np.zeros((12, 6, 6, 6), np.uint8)
+    assert any(
+        "the last axis is taken as 6 channels" in note
+        for note in load("npz", path=save(inputs=volumes, labels=LABELS)).extra["notes"]
+    )
 
 
 def test_minus_one_and_large_offsets_are_told(tmp_path):

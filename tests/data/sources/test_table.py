@@ -10,6 +10,7 @@ import pytest
 
 from fedjax_ssl.data import BadData, DatasetUnavailable, check, federate, load, source_of
 from fedjax_ssl.data.reading.proportions import read_proportions
+from fedjax_ssl.data.reading.tables import read_table
 
 ROWS = [
     "age,weight,label,client",
@@ -259,6 +260,41 @@ def test_codes_are_words_where_they_are_named_and_signs_are_no_marks(write):
         missing_marks=(-9,),
     )
     assert own.train.x.ravel().tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_example"),
+    [
+        (("5.1,3.5,setosa", "4.9,3,setosa", "6.3,2.9,virginica"), True),
+        (("5,0,0,0", "4,0,1,0", "6,2,2,1"), True),
+        (("P1,5.1,3,1", "P2,5.2,1,0", "P3,2,2,1"), True),
+        (("0,1,2,label", "4.9,3,1,setosa", "6,2,2,virginica"), False),
+        (("2019,2020,2021", "4,0,1", "6,2,0"), False),
+        (("id,5,10,label", "a,0,1,0", "b,2,2,1"), False),
+    ],
+)
+def test_a_first_line_that_is_an_example_is_no_line_of_names(write, lines, is_example):
+    path = write(*lines)
+    if is_example:
+        with pytest.raises(BadData, match=r"first line \(.*\) looks like an example; put a line"):
+            read_table(path)
+    else:
+        assert list(read_table(path)) == lines[0].split(",")
+
+
+def test_values_below_detection_and_columns_that_are_nearly_empty_are_said(write):
+    rows = [f"{i},{'<5' if i < 3 else 5 * i},{i if i == 7 else ''},{i % 2}" for i in range(12)]
+    path = write("a,crp,b,label", *rows)
+    found = check(path, root=path.parent / "root")
+    assert found.dataset is None and "<5" not in found.proposed.get("missing_marks", ())
+    assert "column 'crp' holds '<5'" in found.problems[0] and "beyond a limit" in found.problems[0]
+    notes = read(path, missing="median", ignore=("crp",)).extra["notes"]
+    assert any(note.startswith("nearly empty columns") and "b (1 of 12)" in note for note in notes)
+    assert read(write("age,label", "<40,x", "40-60,y", ">60,x")).extra["features"] == [
+        "age=40-60",
+        "age=<40",
+        "age=>60",
+    ]
 
 
 def test_decimal_commas_and_lines_of_rows_with_breaks(write):
