@@ -74,7 +74,7 @@ class Registry(Generic[Built]):
             given: names of further parameters that come from the package, by those builders that
                 have them.
             common: options of every choice that are not its builder's, and their types.
-            makes: type of what a builder returns.
+            makes: type of what a builder returns, or "module:type", imported when one is built.
             called_with: of a function that a builder returns, the arguments that the package calls
                 it with.
             left_out: names that somebody may look for in vain, and why.
@@ -135,10 +135,7 @@ class Registry(Generic[Built]):
         return self._known(name)
 
     def _known(self, name: str) -> Callable[..., Built]:
-        builder = self._builders[name]
-        if isinstance(builder, str):
-            module, _, attribute = builder.partition(":")
-            builder = self._builders[name] = getattr(importlib.import_module(module), attribute)
+        builder = self._builders[name] = _found(self._builders[name])
         return typing.cast(Callable[..., Built], builder)
 
     def _takes_argument(self, name: str) -> bool:
@@ -276,9 +273,10 @@ class Registry(Generic[Built]):
                 raise
             # The call itself: something named that takes no such arguments.
             raise ValueError(f"could not build {self.kind} {name!r}: {error}") from error
-        wanted = self._makes.__name__.replace("Callable", "function")
+        makes = _found(self._makes)
+        wanted = makes.__name__.replace("Callable", "function")
         wrong = ""
-        if not isinstance(built, self._makes):
+        if not isinstance(built, makes):
             wrong = type(built).__name__
         elif self._called_with:
             wanted += f" of {', '.join(self._called_with)}"
@@ -289,11 +287,20 @@ class Registry(Generic[Built]):
         if wrong:
             from fedjax_ssl.own_code import where
 
+            article = "an" if wanted[0] in "AEIOU" else "a"
             raise ValueError(
-                f"{self.kind} {name!r} returned {wrong}; it has to return a {wanted} "
+                f"{self.kind} {name!r} returned {wrong}; it has to return {article} {wanted} "
                 f"({where(builder)})"
             )
         return built
+
+
+def _found(one: Any) -> Any:
+    """Import what "module:name" stands for; all else is what it is."""
+    if not isinstance(one, str):
+        return one
+    module, _, attribute = one.partition(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 def takes_array(parameter: inspect.Parameter) -> bool:

@@ -43,7 +43,12 @@ from fedjax_ssl.federated.method import (
 from fedjax_ssl.federated.optimizers import FederatedOptimizer, Grouped, Local, Report
 from fedjax_ssl.federated.packing import Packed, apart, cut, packing
 from fedjax_ssl.federated.setup import WEIGHTINGS
-from fedjax_ssl.federated.uploads.transform import UploadTransform, is_finite
+from fedjax_ssl.federated.uploads.transform import (
+    REPORTED,
+    UploadTransform,
+    check_covers,
+    is_finite,
+)
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.models import Model, Outputs
 
@@ -431,7 +436,9 @@ class ClientUpdate:
         up over the cohort, what is stacked).
 
         An upload with a value that is not finite is dropped: it weighs nothing, nothing of it is
-        kept, and it is counted in `Work.dropped`.
+        kept, and it is counted in `Work.dropped`. A client whose loss, parameters or batch
+        statistics are not finite is so dropped before terms collect and transforms look: both see
+        it as it began.
         """
         begin = self.start(client)
         loss = end.loss
@@ -567,6 +574,9 @@ class ClientUpdate:
                 kept=() if client.kept is None else client.kept.federated,
             )
         )
+        # Made after the transforms, which see it only in sum.
+        if jax.tree.leaves(report.summed.more):
+            check_covers([self.training.uploads], REPORTED)
         summed = Sums(
             update=report.summed,
             statistics=weight.astype(self.flat_state.dtype) * upload.statistics,

@@ -28,7 +28,7 @@ from fedjax_ssl.federated.method import (
     View,
 )
 from fedjax_ssl.federated.recipe import Needs, Recipe, check_is_recipe
-from fedjax_ssl.federated.uploads.transform import UploadTransform
+from fedjax_ssl.federated.uploads.transform import UploadTransform, at_client_by, at_server_by
 from fedjax_ssl.keys import named_key
 
 # A tuple that the engine hands to functions of a method -> its fields that go by names of terms,
@@ -248,12 +248,12 @@ class _Scope(NamedTuple):
         """Give a transform what the part's terms upload under their own names."""
 
         def at_client(key: Array, upload: Upload, trained: ClientResult, state: Any) -> Upload:
-            change = cast(Callable, transform.at_client)
-            return self.back(change(key, self.seen(upload), self.seen(trained), state), upload)
+            after = at_client_by(transform, key, self.seen(upload), self.seen(trained), state)
+            return self.back(after, upload)
 
         def at_server(key: Array, summed: Sums, context: RoundContext, state: Any) -> Any:
-            change = cast(Callable, transform.at_server)
-            after, state = change(key, self.seen(summed), self.seen(context), state)
+            given = (self.seen(summed), self.seen(context), state)
+            after, state = at_server_by(transform, key, *given)
             return self.back(after, summed), state
 
         return transform._replace(

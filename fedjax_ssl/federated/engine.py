@@ -2,7 +2,7 @@
 it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -38,7 +38,7 @@ from fedjax_ssl.federated.round import CLIENT_MODELS, draw_cohort, run_round, tr
 from fedjax_ssl.federated.sampler import with_local_steps
 from fedjax_ssl.federated.setup import KEEP_BY, WEIGHTINGS, Setup
 from fedjax_ssl.federated.traffic import Count
-from fedjax_ssl.federated.uploads.transform import chain, check_covers
+from fedjax_ssl.federated.uploads.transform import REPORTED, chain, check_covers
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.models import Outputs
 
@@ -80,6 +80,7 @@ def build(recipe: Recipe) -> Method:
 
     # What the run asks of every method: more terms, other batches, transforms of uploads.
     stages = _with_options(recipe)
+    uploads = chain(*recipe.uploads, *setup.uploads)
     if setup.uploads:
         check_covers(setup.uploads, _what_leaves(recipe))
 
@@ -97,7 +98,7 @@ def build(recipe: Recipe) -> Method:
         keep_optimizer=setup.keep_optimizer,
         keep_by_slot=setup.keep_by == "slot",
         federated_optimizer=setup.federated_optimizer,
-        uploads=chain(*recipe.uploads, *setup.uploads),
+        uploads=uploads,
         receive=recipe.receive,
         weighting=setup.weighting,
         average_optimizer=setup.average_optimizer,
@@ -152,22 +153,20 @@ def build(recipe: Recipe) -> Method:
     )
 
 
-def _what_leaves(recipe: Recipe) -> dict[str, list[str]]:
+def _what_leaves(recipe: Recipe) -> dict[str, Sequence[str]]:
     """Return what leaves clients, as `check_covers` takes it."""
     setup = recipe.setup
     if setup.federated_optimizer.alone:
         return {}
-    _, model_state = jax.eval_shape(setup.model.init, jax.random.key(0))
+    network, model_state = jax.eval_shape(setup.model.init, jax.random.key(0))
+    reported = setup.federated_optimizer.sends(jax.eval_shape(recipe.groups.split, network)).up
     kinds = [kind for stage in recipe.stages for kind in _kinds(stage)]
     plain = AtClient()
-    # A method's own transforms may put something in the place of any term's upload.
     terms = {
         term.name
         for kind in kinds
         for term in kind.terms
-        if recipe.uploads
-        or term.client.collect is not plain.collect
-        or term.client.average is not plain.average
+        if term.client.collect is not plain.collect or term.client.average is not plain.average
     }
     weighed = setup.weighting != "uniform" or any(kind.weigh is not None for kind in kinds)
     return {
@@ -177,6 +176,7 @@ def _what_leaves(recipe: Recipe) -> dict[str, list[str]]:
         "weight": ["their weights in the average"] * weighed,
         "terms": [f"what the term {name!r} uploads" for name in sorted(terms)],
         "beside": list(recipe.sends),
+        **(REPORTED if reported else {}),
     }
 
 

@@ -1,7 +1,10 @@
 """What goes down to a client, what comes up from it, what it keeps, and what the log sees of it.
 
-`Upload` is all that leaves a client. The server sees `terms` client by client and everything else
-only in sum (`Sums`), added in client order.
+`Upload` is what a client sends after its local training. The server sees `terms` client by client
+and everything else only in sum (`Sums`), added in client order. Two things travel beside it: what
+a method names in `Recipe.sends`, and what the federated optimizer reports beside the change, made
+of the upload as its transforms left it (`Moved.more`). Each upload transform says in `covers`
+whether it can do with them, and a run is refused where it cannot.
 """
 
 from typing import Any, NamedTuple
@@ -33,7 +36,7 @@ class Download(NamedTuple):
 
 
 class Upload(NamedTuple):
-    """All that leaves a client. Upload transforms change it; nothing travels beside it."""
+    """What leaves a client after its training; upload transforms change its values."""
 
     update: Grouped  # how far its parameters moved from those that were sent, by shared group
     statistics: Float[Array, " s"]  # how far its batch statistics moved, in one vector

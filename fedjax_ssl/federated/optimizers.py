@@ -46,7 +46,8 @@ class Moved(NamedTuple):
 
     weight: dict[str, Array]  # by group
     change: Grouped  # times the weight
-    more: PyTree = ()  # what else a federated optimizer needs in sum
+    more: PyTree = ()  # what else a federated optimizer needs in sum; leaves the client, too
+    measured: PyTree = ()  # for `FederatedOptimizer.log` alone: `apply` does not get it
 
 
 class Report(NamedTuple):
@@ -115,6 +116,8 @@ class FederatedOptimizer(NamedTuple):
     # ^ (gradient, params, anchor, received) -> gradient, each of one group at a time but what was
     # received
     report: Callable[[Local], Report] = lambda local: weighted_change(local)
+    # ^ what depends on the steps or on what the client keeps belongs into `Moved.more`: no upload
+    # transform sees it, so that a run refuses those that do not cover "report"
     alone: bool = False
     # ^ no federation: every client goes on with its own model, and nothing is averaged
     groups: Groups = Groups()
@@ -122,6 +125,8 @@ class FederatedOptimizer(NamedTuple):
     log: Callable[[Moved, RoundContext], dict[str, Array]] = lambda summed, context: {}
     # ^ (sum, round) -> metrics
     sends: Callable[[Grouped], Numbers] = lambda params: Numbers(0, 0)
+    # ^ shared parameters -> numbers beside the model; with any that go up, "report" has to be
+    # covered
 
 
 def weighted_change(local: Local) -> Report:

@@ -371,7 +371,8 @@ def _absorb(
     before = {
         group: packing(state.params[group]).pack(state.params[group]) for group in training.shared
     }
-    moved, optimizer_state = optimizer.apply(state.optimizer, before, summed.update, context)
+    reported = summed.update._replace(measured=())
+    moved, optimizer_state = optimizer.apply(state.optimizer, before, reported, context)
     flat_state, unravel_state = ravel_pytree(state.model_state)
     scale = mean_scale(statistics.weight).astype(flat_state.dtype)
     slots = context.slots if training.keep_by_slot else None

@@ -496,7 +496,7 @@ def _unsupervised(setup: Setup, settings: FedMatch) -> Term:
             metrics["client_validation_accuracy"] = jnp.mean(accuracy, where=outcome.counts)
         return metrics
 
-    client = AtClient(start=start)
+    client = AtClient(start=start, collect=partial(from_client, settings))
     if own_rate or keeps:
         client = client._replace(keep=keep, remember=remember)
     server = AtServer(init, prepare, server_update=partial(_stored, setup, settings))
@@ -634,14 +634,14 @@ def _receive(client: Client, parts: Params) -> Params:
 
 
 def sparse_messages(settings: FedMatch) -> UploadTransform:
-    """Return what makes a trained client's upload sparse (C2S); the term's own upload is the model
-    as the server then has it.
+    """Return what makes a trained client's upload sparse (C2S): the model as the server then has
+    it, which the term sends.
     """
 
     def at_client(
         key: Key[Array, ""], upload: Upload, trained: ClientResult, state: PyTree
     ) -> Upload:
-        sent = from_client(settings, trained)
+        sent: FromClient = upload.terms[TERM]
 
         def moved(part: str) -> PyTree:
             packed = packing(sent.parts[part])
@@ -650,7 +650,7 @@ def sparse_messages(settings: FedMatch) -> UploadTransform:
             )
 
         update = {**upload.update, **{part: moved(part) for part in settings.uploaded}}
-        return upload._replace(update=update, terms={**upload.terms, TERM: sent})
+        return upload._replace(update=update)
 
     return UploadTransform("sparse messages", at_client=at_client, covers=EVERYTHING)
 

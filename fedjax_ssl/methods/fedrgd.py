@@ -427,23 +427,17 @@ def with_gradient_diversity(optimizer: FederatedOptimizer, how: FedRGD) -> Feder
         inner = optimizer.report(local._replace(received=local.received["optimizer"]))
         trained = jnp.any(jnp.stack(list(local.weights.values())) > 0)
         mine = jnp.where(trained & local.received["counts"], membership(local.received), 0.0)
-        more = Measured(inner.summed.more, share_of(local.change, mine, how))
-        return Report(inner.summed._replace(more=more), inner.kept)
-
-    def apply(
-        state: PyTree, anchor: Grouped, summed: Moved, context: RoundContext
-    ) -> tuple[Grouped, PyTree]:
-        return optimizer.apply(state, anchor, summed._replace(more=summed.more.optimizer), context)
+        measured = (inner.summed.measured, share_of(local.change, mine, how))
+        return Report(inner.summed._replace(measured=measured), inner.kept)
 
     def log(summed: Moved, context: RoundContext) -> dict[str, Array]:
+        others, shares = summed.measured
         return {
-            **optimizer.log(summed._replace(more=summed.more.optimizer), context),
-            "gradient_diversity": diversity_of(summed.more.shares, how),
+            **optimizer.log(summed._replace(measured=others), context),
+            "gradient_diversity": diversity_of(shares, how),
         }
 
-    measured = optimizer._replace(
-        send=send, start=start, correct=correct, report=report, apply=apply, log=log
-    )
+    measured = optimizer._replace(send=send, start=start, correct=correct, report=report, log=log)
     return measured._replace(groups=groups._replace(membership=membership))
 
 
@@ -569,7 +563,7 @@ def _measuring(optimizer: FederatedOptimizer, how: FedRGD, has_server: bool) -> 
     def report(local: Local) -> Report:
         mine = jnp.where(local.weights["sum"] > 0, groups.membership(local.received), 0.0)
         shares = share_of(local.change["sum"], mine, how)
-        return Report(Moved(local.weights, {}, shares))
+        return Report(Moved(local.weights, {}, measured=shares))
 
     return FederatedOptimizer(
         init=lambda params: (),
@@ -577,7 +571,7 @@ def _measuring(optimizer: FederatedOptimizer, how: FedRGD, has_server: bool) -> 
         send=send,
         start=start,
         report=report,
-        log=lambda summed, context: {"full_gradient_diversity": diversity_of(summed.more, how)},
+        log=lambda summed, context: {"full_gradient_diversity": diversity_of(summed.measured, how)},
         groups=groups,
     )
 
@@ -598,13 +592,6 @@ class Shares(NamedTuple):
     size: Float[Array, " G"]  # members
     norm: Float[Array, " G"]  # of their vectors
     change: list[Float[Array, "G ..."]]  # their vectors
-
-
-class Measured(NamedTuple):
-    """What the federated optimizer needs in sum, and the measure of diversity beside it."""
-
-    optimizer: PyTree
-    shares: Shares
 
 
 def share_of(vector: PyTree, member: Float[Array, " G"], how: FedRGD) -> Shares:

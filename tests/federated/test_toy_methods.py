@@ -361,7 +361,8 @@ def test_uploads_may_lose_something_and_bytes_are_those_of_what_was_sent(float64
         )
 
     term = pull("pull", lambda step: targets[step.client.id])
-    term = term._replace(log=ForLog(traffic=traffic))
+    empty = AtClient(collect=lambda trained: jnp.zeros(1, bool))
+    term = term._replace(client=empty, log=ForLog(traffic=traffic))
     uploads = (UploadTransform("large", at_client=at_client, covers=EVERYTHING),)
     state, infos = after(method_of(data, term, uploads=uploads), data)
     assert number(state) == pytest.approx((0.0 + 2.0 + 5.0) / 3)

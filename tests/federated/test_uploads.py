@@ -1,4 +1,4 @@
-"""What leaves a client: upload transforms, and that nothing travels beside them."""
+"""What leaves a client: upload transforms, and that what travels beside them is refused by name."""
 
 import ast
 import re
@@ -20,6 +20,7 @@ from fedjax_ssl.federated.uploads import (
     UPLOADS,
     UploadTransform,
     chain,
+    check_covers,
     drop_non_finite,
     identity,
     upload_transforms,
@@ -76,7 +77,10 @@ def test_all_that_a_client_sends_is_clipped_or_the_method_is_refused(name: str) 
     try:
         method = build(recipe_of(name, data, clip_of_the_docs()(NORM), refusing_more_than(NORM)))
     except ValueError as error:
-        assert "upload transform 'clip' covers" in str(error) and "also send" in str(error)
+        assert str(error).startswith(
+            "config.uploads: 'clip' covers statistics, update and weight, "
+        )
+        assert "but clients also send" in str(error)
         assert name != "fedavg"
         return
     assert name not in ("protofssl", "xclp", "fedmatch")
@@ -135,6 +139,187 @@ def test_transforms_have_a_state_and_see_the_sum() -> None:
         change(halved),
     )
     assert halved.uploads == (1,)
+
+
+def doing(at_client=None, at_server=None, covers=EVERYTHING) -> UploadTransform:
+    return UploadTransform("mine", lambda params: 0, at_client, at_server, covers)
+
+
+def unchanged(key, upload, trained, state):
+    return upload
+
+
+def wrong_client(change):
+    return doing(lambda key, upload, trained, state: change(upload))
+
+
+def wrong_server(change):
+    return doing(at_server=lambda key, summed, context, state: change(summed, state))
+
+
+WRONG = {
+    "broadcast": (
+        wrong_client(lambda u: u._replace(update=jax.tree.map(jnp.sum, u.update))),
+        r"at_client: the field 'update' changed at \['model'\].*: expected float32\[\d+.*\], got "
+        r"float32\[\]",
+    ),
+    "type": (
+        wrong_client(lambda u: u._replace(weight=jnp.ones((), jnp.int32))),
+        r"at_client: the field 'weight' changed: expected float32\[\], got int32\[\]",
+    ),
+    "a field left out": (
+        wrong_client(lambda u: u._replace(weight=None)),
+        r"at_client: the field 'weight' changed: expected float32\[\], got nothing",
+    ),
+    "another structure": (
+        wrong_client(lambda u: u._replace(terms={**u.terms, "more": jnp.ones(2)})),
+        r"at_client: the field 'terms' changed at \['more'\]: expected nothing, got float32\[2\]",
+    ),
+    "structure alone": (
+        wrong_client(lambda u: u._replace(terms={"other": ()})),
+        r"at_client: the field 'terms' changed: expected the structure .* got ",
+    ),
+    "no upload": (wrong_client(lambda u: None), "at_client: expected an Upload, got None"),
+    "a part": (wrong_client(lambda u: u.update), "at_client: expected an Upload, got dict"),
+    "no number": (
+        wrong_client(lambda u: u._replace(arrived="yes")),
+        r"at_client: the field 'arrived' changed: expected bool\[\], got str",
+    ),
+    "only sums": (
+        wrong_server(lambda sums, state: sums),
+        r"at_server: expected \(Sums, state\), got Sums",
+    ),
+    "no sums": (
+        wrong_server(lambda sums, state: None),
+        r"at_server: expected \(Sums, state\), got None",
+    ),
+    "None and a state": (
+        wrong_server(lambda sums, state: (None, state)),
+        "at_server: expected the Sums, got None",
+    ),
+    "sums of another shape": (
+        wrong_server(lambda sums, state: (sums._replace(weight=jnp.ones(3)), state)),
+        r"at_server: the field 'weight' changed: expected float32\[\], got float32\[3\]",
+    ),
+    "another state": (
+        wrong_server(lambda sums, state: (sums, (state, 0.0))),
+        r"at_server: its state changed: expected int32\[\], got nothing",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_transform_that_returns_another_form_is_refused_in_a_sentence(case: str) -> None:
+    transform, message = WRONG[case]
+    data = toy.federation()
+    method = build(recipe_of("fedavg", data, transform))
+    begins = r"upload transform 'mine' \(of config\.uploads, or of the method\), "
+    with pytest.raises(ValueError, match=begins + message):
+        jax.eval_shape(method.round, KEY, jax.eval_shape(method.init, KEY, data), data)
+
+
+def test_python_numbers_in_an_upload_are_no_other_form() -> None:
+    def at_client(key, upload, trained, state):
+        return upload._replace(weight=1.0, arrived=True)
+
+    data = toy.federation()
+    usual, _ = toy.train(build(recipe_of("fedavg", data)), KEY, data, 1)
+    given, _ = toy.train(build(recipe_of("fedavg", data, doing(at_client))), KEY, data, 1)
+    chex.assert_trees_all_close(usual.params, given.params, atol=1e-6)
+
+
+def with_optimizer(data, optimizer, *uploads: UploadTransform):
+    recipe = recipe_of("fedavg", data, *uploads)
+    return build(recipe._replace(setup=recipe.setup._replace(federated_optimizer=optimizer)))
+
+
+@pytest.mark.parametrize("optimizer", [federated.scaffold(), federated.fednova()])
+def test_what_a_federated_optimizer_reports_has_to_be_covered(optimizer) -> None:
+    data = toy.federation()
+    message = r"config\.uploads: 'mine' .* what the federated optimizer .* covers names 'report'"
+    with pytest.raises(ValueError, match=message):
+        with_optimizer(data, optimizer, doing(covers=EVERYTHING - {"report"}))
+    with_optimizer(data, optimizer, doing())
+    with_optimizer(data, federated.fedprox(), doing(covers=EVERYTHING - {"report"}))
+
+
+def test_a_report_that_is_not_said_is_refused_when_the_round_is_traced() -> None:
+    """An optimizer of one's own that sends steps, and does not say so in `sends`."""
+
+    def report(local):
+        made = federated.fedavg().report(local)
+        return made._replace(summed=made.summed._replace(more=local.num_steps))
+
+    own = federated.fedavg()._replace(report=report)
+    data = toy.federation()
+
+    def shapes(*uploads: UploadTransform):
+        method = with_optimizer(data, own, *uploads)
+        return jax.eval_shape(method.round, KEY, jax.eval_shape(method.init, KEY, data), data)
+
+    shapes()
+    shapes(doing(unchanged))
+    with pytest.raises(
+        ValueError, match=r"config\.uploads: 'mine' .* what the federated optimizer"
+    ):
+        shapes(doing(unchanged, covers=EVERYTHING - {"report"}))
+
+
+def test_what_is_measured_for_the_log_does_not_reach_the_step() -> None:
+    """Nor has it to be covered: the simulation alone sees it."""
+    seen = []
+
+    def report(local):
+        made = federated.fedavg().report(local)
+        return made._replace(summed=made.summed._replace(measured=local.num_steps))
+
+    def apply(state, anchor, summed, context):
+        seen.append(summed.measured)
+        return federated.fedavg().apply(state, anchor, summed, context)
+
+    own = federated.fedavg()._replace(
+        report=report, apply=apply, log=lambda summed, context: {"steps": summed.measured}
+    )
+    data = toy.federation()
+    transform = doing(unchanged, covers=EVERYTHING - {"report"})
+    _, infos = toy.train(with_optimizer(data, own, transform), KEY, data, 1)
+    assert infos[0]["steps"] == infos[0]["local_steps"] > 0
+    assert seen and all(one == () for one in seen)
+
+
+def test_the_message_names_what_is_not_covered() -> None:
+    sent = {"update": ["updates"], "terms": ["what the term 'a' uploads"], "beside": []}
+    with pytest.raises(ValueError) as one:
+        check_covers([doing(covers=frozenset(("update",)))], sent)
+    assert str(one.value) == (
+        "config.uploads: 'mine' covers update, but clients also send what the term 'a' uploads, "
+        "which it would leave unchanged. Use another method or federated optimizer, or a transform "
+        "whose covers names 'terms' too"
+    )
+    with pytest.raises(ValueError) as two:
+        check_covers([doing(covers=frozenset())], {**sent, "beside": ["codes"]})
+    assert str(two.value) == (
+        "config.uploads: 'mine' covers nothing, but clients also send updates, what the term 'a' "
+        "uploads and codes, which it would leave unchanged. Use another method or federated "
+        "optimizer, or a transform whose covers names 'update', 'terms' and 'beside' too"
+    )
+
+
+def test_a_misspelt_name_in_covers_is_refused() -> None:
+    message = (
+        r"covers names 'weights', which clients never send\. Did you mean 'weight'\? Allowed: "
+        r"beside, optimizer, report, statistics, terms, update, weight"
+    )
+    with pytest.raises(ValueError, match=message):
+        build(recipe_of("fedavg", toy.federation(), doing(covers=frozenset(("weights",)))))
+
+
+def test_a_builder_that_returns_no_transform_is_refused(monkeypatch) -> None:
+    monkeypatch.setattr(UPLOADS, "_builders", dict(UPLOADS._builders))
+    fs.register("upload", "nothing", lambda: None)
+    message = "upload transform 'nothing' returned NoneType; it has to return an UploadTransform"
+    with pytest.raises(ValueError, match=message):
+        upload_transforms(["nothing"])
 
 
 def test_a_number_that_is_not_finite_is_dropped() -> None:

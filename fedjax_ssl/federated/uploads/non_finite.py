@@ -16,8 +16,11 @@ from fedjax_ssl.federated.uploads.transform import (
 def drop_non_finite() -> UploadTransform:
     """Return the transform that loses an upload of which a number is not finite.
 
-    Without it the engine drops a client whose model, loss, weight or kept state is not finite; this
-    looks at all that the upload holds, as other transforms left it.
+    The engine drops some clients itself, with it or without. One whose loss, parameters or batch
+    statistics are not finite after training is put back to where it began before its terms collect
+    anything, so that no transform sees what it trained; one whose weight, optimizer or kept state
+    is not finite is lost after the transforms. This looks at all that the upload holds, what terms
+    send too, as the transforms before it left it.
     """
 
     def at_client(key: Array, upload: Upload, trained: ClientResult, state: Any) -> Upload:

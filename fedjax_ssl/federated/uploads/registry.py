@@ -17,6 +17,7 @@ UPLOADS: "Registry[UploadTransform]" = Registry(
     "upload transform",
     {"drop_non_finite": "fedjax_ssl.federated.uploads.non_finite:drop_non_finite"},
     given=("facts",),
+    makes="fedjax_ssl.federated.uploads.transform:UploadTransform",
 )
 
 
@@ -32,16 +33,4 @@ def upload_transforms(
     Raises:
         ValueError: nobody knows a name, or a builder returned no transform.
     """
-    from fedjax_ssl.federated.uploads.transform import UploadTransform
-
-    made = []
-    for name in names:
-        given = {"facts": facts} if UPLOADS.takes(name, "facts") else {}
-        one = UPLOADS.build(name, **given)
-        if not isinstance(one, UploadTransform):
-            raise ValueError(
-                f"{name} returned {type(one).__name__}; it has to return an "
-                "fs.federated.uploads.UploadTransform"
-            )
-        made.append(one)
-    return tuple(made)
+    return tuple(UPLOADS.build(name, facts=facts) for name in names)

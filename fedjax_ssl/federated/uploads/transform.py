@@ -1,26 +1,31 @@
 """Upload transforms: pure functions between what a client sends and the sum over the clients.
 
 In the manner of optax: a transform has a state and two functions, and `chain` puts several
-together. Clipping, noise, sparse messages and lost uploads are transforms. Transforms see the whole
-upload, so that nothing leaves beside them; a run is refused where a method sends more than one of
-them covers.
+together. Clipping, noise, sparse messages and lost uploads are transforms. A transform sees the
+whole upload, and gives back one of the same form. What travels beside the upload (`beside` and
+`report` of `EVERYTHING`) no transform sees at the client; a run is refused where anything leaves a
+client that one of its transforms does not name in `covers`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Key
 
+from fedjax_ssl.errors import ConfigError, did_you_mean
 from fedjax_ssl.federated.messages import Sums, Upload
 from fedjax_ssl.federated.method import ClientResult, RoundContext
 from fedjax_ssl.federated.optimizers import Grouped
 
 PyTree = Any
-# All that may leave a client: the parts of an upload, and things sent beside it, before local
-# training or after the average (XCLP's codes), which no transform sees.
-EVERYTHING = frozenset(("update", "statistics", "optimizer", "terms", "weight", "beside"))
+_Message = TypeVar("_Message", Upload, Sums)
+# All that may leave a client: the parts of an upload; things sent beside it, before local training
+# or after the average (XCLP's codes); what the federated optimizer reports beside the change, made
+# of the upload after the transforms (SCAFFOLD's variates, FedNova's steps).
+EVERYTHING = frozenset(("update", "statistics", "optimizer", "terms", "weight", "beside", "report"))
+REPORTED = {"report": ("what the federated optimizer (config.federated.name) reports",)}
 
 
 class UploadTransform(NamedTuple):
@@ -56,15 +61,20 @@ def identity() -> UploadTransform:
 def chain(*transforms: UploadTransform) -> UploadTransform:
     """Put transforms together: the first one sees what the client sends, the last one's result
     arrives. Sums go through them in the same order.
+
+    Raises:
+        ValueError: `covers` names what is not of `EVERYTHING`; or, when a round is traced, a
+            transform returns another form than it was given.
     """
+    for one in transforms:
+        _check_names(one)
     parts = [one for one in transforms if one.at_client or one.at_server]
     if not parts:
         return identity()
 
     def at_client(key: Array, upload: Upload, trained: ClientResult, states: PyTree) -> Upload:
         for place, (one, state) in enumerate(zip(parts, states, strict=True)):
-            if one.at_client is not None:
-                upload = one.at_client(jax.random.fold_in(key, place), upload, trained, state)
+            upload = at_client_by(one, jax.random.fold_in(key, place), upload, trained, state)
         return upload
 
     def at_server(
@@ -72,9 +82,8 @@ def chain(*transforms: UploadTransform) -> UploadTransform:
     ) -> tuple[Sums, PyTree]:
         after = []
         for place, (one, state) in enumerate(zip(parts, states, strict=True)):
-            if one.at_server is not None:
-                here = jax.random.fold_in(key, place)
-                summed, state = one.at_server(here, summed, context, state)
+            here = jax.random.fold_in(key, place)
+            summed, state = at_server_by(one, here, summed, context, state)
             after.append(state)
         return summed, tuple(after)
 
@@ -83,8 +92,47 @@ def chain(*transforms: UploadTransform) -> UploadTransform:
         init=lambda params: tuple(one.init(params) for one in parts),
         at_client=at_client if any(one.at_client for one in parts) else None,
         at_server=at_server if any(one.at_server for one in parts) else None,
-        covers=frozenset.intersection(*(one.covers for one in parts)),
+        covers=frozenset.intersection(*(frozenset(one.covers) for one in parts)),
     )
+
+
+def at_client_by(
+    transform: UploadTransform,
+    key: Key[Array, ""],
+    upload: Upload,
+    trained: ClientResult,
+    state: PyTree,
+) -> Upload:
+    """Return an upload after one transform at the client.
+
+    Raises:
+        ValueError: the transform returned no upload, or one of another structure, of other shapes
+            or types.
+    """
+    if transform.at_client is None:
+        return upload
+    made = transform.at_client(key, upload, trained, state)
+    return _same_form(f"{_named(transform)}, at_client", upload, made)
+
+
+def at_server_by(
+    transform: UploadTransform, key: Key[Array, ""], summed: Sums, context: RoundContext, state: Any
+) -> tuple[Sums, PyTree]:
+    """Return sums after one transform at the server, and its state.
+
+    Raises:
+        ValueError: the transform returned no such pair, or one of another structure, of other
+            shapes or types.
+    """
+    if transform.at_server is None:
+        return summed, state
+    made: Any = transform.at_server(key, summed, context, state)
+    says = f"{_named(transform)}, at_server"
+    if not isinstance(made, tuple) or hasattr(made, "_fields") or len(made) != 2:
+        raise ConfigError(f"{says}: expected (Sums, state), got {_kind(made)}")
+    after, new_state = made
+    _compare(says, "its state", state, new_state)
+    return _same_form(says, summed, after), new_state
 
 
 def check_covers(transforms: Iterable[UploadTransform], sent: Mapping[str, Sequence[str]]) -> None:
@@ -95,14 +143,77 @@ def check_covers(transforms: Iterable[UploadTransform], sent: Mapping[str, Seque
         sent: what leaves clients, of `EVERYTHING` -> names of it.
     """
     for one in transforms:
-        left = [name for part, names in sent.items() if part not in one.covers for name in names]
+        left = {part: names for part, names in sent.items() if names and part not in one.covers}
         if left:
-            covered = ", ".join(sorted(one.covers)) or "nothing"
-            raise ValueError(
-                f"upload transform {one.name!r} covers {covered}; "
-                f"clients of this method also send {', '.join(left)}, which would stay as it is. "
-                "Use another method, or a transform that covers it"
+            covered = _listed(sorted(one.covers)) or "nothing"
+            more = _listed([name for names in left.values() for name in names])
+            parts = _listed([repr(part) for part in left])
+            raise ConfigError(
+                f"config.uploads: {one.name!r} covers {covered}, but clients also send {more}, "
+                "which it would leave unchanged. Use another method or federated optimizer, or a "
+                f"transform whose covers names {parts} too"
             )
+
+
+def _check_names(transform: UploadTransform) -> None:
+    """Raise ValueError where `covers` names what is not there."""
+    unknown = sorted(set(transform.covers) - EVERYTHING)
+    if unknown:
+        raise ConfigError(
+            f"{_named(transform)}: covers names {_listed([repr(name) for name in unknown])}, which "
+            f"clients never send.{did_you_mean(unknown[0], sorted(EVERYTHING))} "
+            f"Allowed: {', '.join(sorted(EVERYTHING))}"
+        )
+
+
+def _same_form(says: str, given: _Message, made: Any) -> _Message:
+    """Return what a transform made, once every field has the form of what was given."""
+    wanted = type(given)
+    if not isinstance(made, wanted):
+        article = "an" if wanted is Upload else "the"
+        raise ConfigError(f"{says}: expected {article} {wanted.__name__}, got {_kind(made)}")
+    for field in wanted._fields:
+        _compare(says, f"the field {field!r}", getattr(given, field), getattr(made, field))
+    return made
+
+
+def _compare(says: str, what: str, given: PyTree, made: PyTree) -> None:
+    """Raise ValueError where two trees differ in structure, shapes or types of numbers."""
+    before = dict(jax.tree.leaves_with_path(given))
+    after = dict(jax.tree.leaves_with_path(made))
+    for path in dict.fromkeys((*before, *after)):
+        expected = _form(before[path]) if path in before else "nothing"
+        got = _form(after[path]) if path in after else "nothing"
+        if expected != got:
+            place = f" at {jax.tree_util.keystr(path)}" if path else ""
+            raise ConfigError(f"{says}: {what} changed{place}: expected {expected}, got {got}")
+    wanted: Any = jax.tree.structure(given)
+    found: Any = jax.tree.structure(made)
+    if wanted != found:
+        raise ConfigError(f"{says}: {what} changed: expected the structure {wanted}, got {found}")
+
+
+def _form(leaf: Any) -> str:
+    """Describe a leaf: float32[3,4], say, or the type of what is no array."""
+    try:
+        found = jax.typeof(leaf)
+    except TypeError:
+        return _kind(leaf)
+    return f"{found.dtype}[{','.join(map(str, found.shape))}]"
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else type(value).__name__
+
+
+def _named(transform: UploadTransform) -> str:
+    """Name a transform as messages begin with it."""
+    return f"upload transform {transform.name!r} (of config.uploads, or of the method)"
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Put names into a sentence: "a, b and c"."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
 def is_finite(tree: PyTree) -> Bool[Array, ""]:

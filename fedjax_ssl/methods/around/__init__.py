@@ -19,6 +19,7 @@ AROUND: "Registry[Recipe]" = Registry(
     {"slow_clients": "fedjax_ssl.methods.around.slow_clients:slow_clients"},
     leading=1,
     given=("facts",),
+    makes="fedjax_ssl.federated.recipe:Recipe",
 )
 
 
@@ -33,20 +34,13 @@ def wrapped(recipe: "Recipe", names: Sequence[str], facts: "Facts | None" = None
     Raises:
         ConfigError: nobody knows a name, or a wrapper raised an error or returned no recipe.
     """
-    from fedjax_ssl.federated import Recipe
-
     for name in names:
         with naming("around"):
             try:
-                made = AROUND.build(name, recipe, facts=facts)
+                recipe = AROUND.build(name, recipe, facts=facts)
             except ValueError:  # its message says what to do
                 raise
             except Exception as error:
                 what = blame(error) or f"{type(error).__name__}: {said(error)}"
                 raise ValueError(f"{name} raised {what}") from error
-            if not isinstance(made, Recipe):
-                raise ValueError(
-                    f"{name} returned {type(made).__name__}; a wrapper returns a fedjax_ssl.Recipe"
-                )
-        recipe = made
     return recipe
