@@ -275,6 +275,8 @@ class Registry(Generic[Built]):
             raise ValueError(f"could not build {self.kind} {name!r}: {error}") from error
         makes = _found(self._makes)
         wanted = makes.__name__.replace("Callable", "function")
+        if isinstance(self._makes, str):
+            wanted = self._makes.replace(":", ".")
         wrong = ""
         if not isinstance(built, makes):
             wrong = type(built).__name__
@@ -287,9 +289,8 @@ class Registry(Generic[Built]):
         if wrong:
             from fedjax_ssl.own_code import where
 
-            article = "an" if wanted[0] in "AEIOU" else "a"
             raise ValueError(
-                f"{self.kind} {name!r} returned {wrong}; it has to return {article} {wanted} "
+                f"{self.kind} {name!r} returned {wrong}; it has to return a {wanted} "
                 f"({where(builder)})"
             )
         return built

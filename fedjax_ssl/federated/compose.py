@@ -28,7 +28,7 @@ from fedjax_ssl.federated.method import (
     View,
 )
 from fedjax_ssl.federated.recipe import Needs, Recipe, check_is_recipe
-from fedjax_ssl.federated.uploads.transform import UploadTransform, at_client_by, at_server_by
+from fedjax_ssl.federated.uploads.transform import UploadTransform
 from fedjax_ssl.keys import named_key
 
 # A tuple that the engine hands to functions of a method -> its fields that go by names of terms,
@@ -248,13 +248,15 @@ class _Scope(NamedTuple):
         """Give a transform what the part's terms upload under their own names."""
 
         def at_client(key: Array, upload: Upload, trained: ClientResult, state: Any) -> Upload:
-            after = at_client_by(transform, key, self.seen(upload), self.seen(trained), state)
-            return self.back(after, upload)
+            change = cast(Callable, transform.at_client)
+            return self.back(change(key, self.seen(upload), self.seen(trained), state), upload)
 
         def at_server(key: Array, summed: Sums, context: RoundContext, state: Any) -> Any:
-            given = (self.seen(summed), self.seen(context), state)
-            after, state = at_server_by(transform, key, *given)
-            return self.back(after, summed), state
+            change = cast(Callable, transform.at_server)
+            made = change(key, self.seen(summed), self.seen(context), state)
+            if type(made) is not tuple or len(made) != 2:
+                return made  # `chain` says what is wrong
+            return self.back(made[0], summed), made[1]
 
         return transform._replace(
             at_client=at_client if transform.at_client else None,
@@ -262,14 +264,19 @@ class _Scope(NamedTuple):
         )
 
     def back(self, after: Any, before: Any) -> Any:
-        """Return a message that the part changed under the names of the composition."""
+        """Return a message that the part changed under the names of the composition; `chain` says
+        what is wrong where it returned something else.
+        """
+        if not isinstance(after, type(before)):
+            return after
         size = len(self.prefix)
         fields = {}
         for field in _BY_NAME[type(before)]:
             old = getattr(before, field)
             new = getattr(after, field)
-            mine = [name for name in old if name.startswith(self.prefix)]
-            fields[field] = {**old, **{name: new[name[size:]] for name in mine}}
+            others = {name: one for name, one in old.items() if not name.startswith(self.prefix)}
+            mine = [name for name in old if name not in others and name[size:] in (new or {})]
+            fields[field] = {**others, **{name: new[name[size:]] for name in mine}}
         return after._replace(**fields)
 
     def of_term(self, term: Term, there: dict[str, View] | None) -> Term:

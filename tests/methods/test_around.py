@@ -85,5 +85,7 @@ def test_what_is_no_wrapper_is_refused() -> None:
     recipe = recipe_of("fedavg", toy.federation())
     with pytest.raises(ValueError, match="Did you mean 'slow_clients'"):
         wrapped(recipe, ["slow_client"])
-    with pytest.raises(ValueError, match="load_config returned ConfigDict; a wrapper returns a"):
+    with pytest.raises(
+        ValueError, match=r"load_config' returned ConfigDict; it has to return a .*Recipe"
+    ):
         wrapped("digits", ["fedjax_ssl:load_config"])

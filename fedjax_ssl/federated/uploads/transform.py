@@ -74,7 +74,9 @@ def chain(*transforms: UploadTransform) -> UploadTransform:
 
     def at_client(key: Array, upload: Upload, trained: ClientResult, states: PyTree) -> Upload:
         for place, (one, state) in enumerate(zip(parts, states, strict=True)):
-            upload = at_client_by(one, jax.random.fold_in(key, place), upload, trained, state)
+            if one.at_client is not None:
+                made = one.at_client(jax.random.fold_in(key, place), upload, trained, state)
+                upload = _same_form(f"{_named(one)}, at_client", upload, made)
         return upload
 
     def at_server(
@@ -82,8 +84,9 @@ def chain(*transforms: UploadTransform) -> UploadTransform:
     ) -> tuple[Sums, PyTree]:
         after = []
         for place, (one, state) in enumerate(zip(parts, states, strict=True)):
-            here = jax.random.fold_in(key, place)
-            summed, state = at_server_by(one, here, summed, context, state)
+            if one.at_server is not None:
+                made = one.at_server(jax.random.fold_in(key, place), summed, context, state)
+                summed, state = _checked_pair(one, summed, state, made)
             after.append(state)
         return summed, tuple(after)
 
@@ -94,45 +97,6 @@ def chain(*transforms: UploadTransform) -> UploadTransform:
         at_server=at_server if any(one.at_server for one in parts) else None,
         covers=frozenset.intersection(*(frozenset(one.covers) for one in parts)),
     )
-
-
-def at_client_by(
-    transform: UploadTransform,
-    key: Key[Array, ""],
-    upload: Upload,
-    trained: ClientResult,
-    state: PyTree,
-) -> Upload:
-    """Return an upload after one transform at the client.
-
-    Raises:
-        ValueError: the transform returned no upload, or one of another structure, of other shapes
-            or types.
-    """
-    if transform.at_client is None:
-        return upload
-    made = transform.at_client(key, upload, trained, state)
-    return _same_form(f"{_named(transform)}, at_client", upload, made)
-
-
-def at_server_by(
-    transform: UploadTransform, key: Key[Array, ""], summed: Sums, context: RoundContext, state: Any
-) -> tuple[Sums, PyTree]:
-    """Return sums after one transform at the server, and its state.
-
-    Raises:
-        ValueError: the transform returned no such pair, or one of another structure, of other
-            shapes or types.
-    """
-    if transform.at_server is None:
-        return summed, state
-    made: Any = transform.at_server(key, summed, context, state)
-    says = f"{_named(transform)}, at_server"
-    if not isinstance(made, tuple) or hasattr(made, "_fields") or len(made) != 2:
-        raise ConfigError(f"{says}: expected (Sums, state), got {_kind(made)}")
-    after, new_state = made
-    _compare(says, "its state", state, new_state)
-    return _same_form(says, summed, after), new_state
 
 
 def check_covers(transforms: Iterable[UploadTransform], sent: Mapping[str, Sequence[str]]) -> None:
@@ -164,6 +128,18 @@ def _check_names(transform: UploadTransform) -> None:
             f"clients never send.{did_you_mean(unknown[0], sorted(EVERYTHING))} "
             f"Allowed: {', '.join(sorted(EVERYTHING))}"
         )
+
+
+def _checked_pair(
+    transform: UploadTransform, summed: Sums, state: PyTree, made: Any
+) -> tuple[Sums, PyTree]:
+    """Return what a transform made of sums and its state, once both have the form of before."""
+    says = f"{_named(transform)}, at_server"
+    if not isinstance(made, tuple) or hasattr(made, "_fields") or len(made) != 2:
+        raise ConfigError(f"{says}: expected (Sums, state), got {_kind(made)}")
+    after, new_state = made
+    _compare(says, "its state", state, new_state)
+    return _same_form(says, summed, after), new_state
 
 
 def _same_form(says: str, given: _Message, made: Any) -> _Message:
