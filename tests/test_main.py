@@ -49,11 +49,21 @@ def test_a_run_leaves_everything_in_its_folder_and_goes_on_there(start, tmp_path
     assert [row["round"] for row in rows] == [1, 2]
     assert summary["test_accuracy"] == rows[-1]["test_accuracy"]
     assert summary["bytes_up"] == 2 * 11 * 4 * 9610
-    # The same command again is done and changes nothing; one of another config is refused.
+    # The same command again is done and changes nothing; one of another config is refused. What can
+    # be made again is, and what is gone is not listed.
     before = (folder / "metrics.jsonl").read_bytes()
+    for name in ("metrics.csv", "curves.png"):
+        (folder / name).unlink()
     code, output, _ = start(DIGITS, *QUICK)
-    assert code == 0 and "complete already" in output
+    assert code == 0 and "complete already" in output and "gone" not in output
+    assert (folder / "metrics.csv").exists() and (folder / "curves.png").exists()
     assert (folder / "metrics.jsonl").read_bytes() == before
+    for name in ("metrics.csv", "metrics.jsonl", "curves.png"):
+        (folder / name).unlink()
+    code, output, _ = start(DIGITS, *QUICK)
+    assert "metrics.csv, curves.png" in " ".join(output.split()).partition("gone from ")[2]
+    assert f"{folder / 'metrics.csv'}" not in output
+    (folder / "metrics.jsonl").write_bytes(before)
     code, _, error = start(DIGITS, *QUICK, "--config.seed=7")
     assert code == 2 and "seed: 0 -> 7" in error and "--workdir" in error
     # After a truncated checkpoint it falls back to the one before.

@@ -150,6 +150,7 @@ def build(recipe: Recipe) -> Method:
         cohort=None if recipe.looks_at_all else _cohort_of(setup, stages),
         trains=partial(_trains, stages) if any(stage.trains_clients for stage in stages) else None,
         own_weights=any(kind.weigh is not None for kind in kinds),
+        stages=tuple(_starts(stages)[1:]),
     )
 
 

@@ -74,6 +74,7 @@ class Method(NamedTuple):
     # ^ -> clients [C] that have a local step in any round
     own_weights: bool = False
     # ^ in some stage its clients have other weights in the average than the run's weighting
+    stages: tuple[int, ...] = ()  # rounds after which another stage begins
 
 
 class ClientState(NamedTuple):

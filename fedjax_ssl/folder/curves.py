@@ -7,6 +7,9 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from fedjax_ssl.errors import counted
 from fedjax_ssl.folder.files import write_atomically
 
 
@@ -35,19 +38,27 @@ _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 
 def plot_curves(
-    rows: Sequence[Mapping[str, Any]], path: str | os.PathLike, *, title: str = ""
+    rows: Sequence[Mapping[str, Any]],
+    path: str | os.PathLike,
+    *,
+    title: str = "",
+    stages: Sequence[int] = (),
+    validation: int | None = None,
 ) -> None:
     """Draw the metric rows: accuracies, losses, pseudo-labels and bytes, each where the rows have
     them.
 
     Columns are found by name: "..._accuracy", "..._loss", "pseudo_label_accuracy",
     "pseudo_label_coverage", "bytes_up" and "bytes_down". Bytes are those since the row before and
-    are drawn summed up. Elsewhere a value that is missing or not finite leaves a gap.
+    are drawn summed up. Elsewhere a value that is missing or not finite leaves a gap. Columns of
+    equal values share a curve, and of curves that meet, each is thinner than those below it.
 
     Args:
         rows: metric rows with "round".
         path: the PNG file.
         title: one line above the panels, for example method and data set.
+        stages: rounds after which another stage of training begins; a dotted line each.
+        validation: how many examples the validation scores rest on, for the legend.
 
     Raises:
         ValueError: there is nothing to draw.
@@ -88,18 +99,22 @@ def plot_curves(
     for position, (panel, columns) in enumerate(drawn, start=1):
         axes = figure.add_subplot(down, across, position)
         scale = 100.0 if panel.unit == "%" else 1.0
-        for color, name in zip(itertools.cycle(_COLORS), columns, strict=False):
-            points = table[name]
+        curves = _together(table[columns])
+        widths = np.linspace(1.4 + 0.9 * (len(curves) - 1), 1.4, len(curves))
+        for color, width, names in zip(itertools.cycle(_COLORS), widths, curves, strict=False):
+            points = table[names[0]]
             values = points.fillna(0).cumsum() if panel.unit == "B" else scale * points
-            marker = "o" if len(points) <= 25 else ""
             axes.plot(
                 table["round"],
                 values,
                 color=color,
-                marker=marker,
-                markersize=3.5,
-                label=_label(name),
+                marker="o" if len(points) <= 25 else "",
+                markersize=2 + width,
+                linewidth=width,
+                label=" = ".join(_label(name, validation) for name in names),
             )
+        for number in stages:
+            axes.axvline(number, color="grey", linewidth=1, linestyle=":", label="next stage")
         axes.set_title(panel.title, loc="left", fontsize=11, fontweight="bold")
         axes.set_xlabel("round")
         axes.set_xlim(0, 1.02 * table["round"].max())  # the same for all panels
@@ -111,7 +126,8 @@ def plot_curves(
             axes.set_ylabel(panel.unit)
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, fontsize=9)
+        handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))  # each once
+        axes.legend(handles.values(), handles.keys(), frameon=False, fontsize=9)
     if title:
         figure.suptitle(title, x=0.01, ha="left", fontsize=12)
     image = io.BytesIO()
@@ -119,7 +135,20 @@ def plot_curves(
     write_atomically(path, image.getvalue())
 
 
-def _label(name: str) -> str:
-    return {"bytes_up": "clients to server", "bytes_down": "server to clients"}.get(
-        name, name.removeprefix("pseudo_label_").replace("_", " ")
-    )
+def _together(table: Any) -> list[list[str]]:
+    """Group columns of equal values."""
+    groups: list[list[str]] = []
+    for name in table:
+        same = next((group for group in groups if table[group[0]].equals(table[name])), None)
+        if same is None:
+            groups.append([name])
+        else:
+            same.append(name)
+    return groups
+
+
+def _label(name: str, validation: int | None) -> str:
+    known = {"bytes_up": "clients to server", "bytes_down": "server to clients"}
+    label = known.get(name, name.removeprefix("pseudo_label_").replace("_", " "))
+    examples = validation and name.startswith("validation_")
+    return f"{label} ({counted(validation, 'example')})" if examples else label

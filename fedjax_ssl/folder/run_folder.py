@@ -375,13 +375,16 @@ class RunFolder(Closing):
         self._mended(f"{file} is not of this run: it is written again")
         return None
 
-    def finish(
-        self, rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], *, title: str
-    ) -> None:
-        """Write the summary and, where something was trained, the curves under this title."""
+    def draw_curves(self, validation: int | None, *, title: str, stages: Sequence[int]) -> None:
+        """Draw curves.png, where something was trained; arguments as `plot_curves`."""
+        rows = self.rows()
+        path = self.path / "curves.png"
         if rows:
-            with self._storing(self.path / "curves.png"):
-                plot_curves(rows, self.path / "curves.png", title=title)
+            with self._storing(path):
+                plot_curves(rows, path, title=title, stages=stages, validation=validation)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Write the summary."""
         self.write("summary.json", encode_json(summary, indent=2) + "\n")
 
     def _storing(

@@ -259,9 +259,21 @@ class Run:
         self.progress.note("this run is complete already")
         if self.config.profile:
             self.progress.note("nothing to profile: the run is finished")
-        self.progress.finish(summary, self.files)
+        self.progress.finish(summary, self._files_that_are_there())
         self.summary = summary
         return True
+
+    def _files_that_are_there(self) -> dict[str, Path]:
+        """Files of a complete run; says which are gone, and draws the curves anew."""
+        if self.folder is None:
+            return {}
+        curves = self.path / "curves.png"
+        if self.config.rounds and not curves.exists():
+            self.draw_curves()
+        gone = [path.name for path in self.files.values() if not path.exists()]
+        if gone:
+            self.progress.note(f"gone from {self.path}: {', '.join(gone)}")
+        return {what: path for what, path in self.files.items() if path.exists()}
 
     def _all_callbacks(self) -> list[Callback]:
         """List what is called after a block, in this order."""
@@ -408,6 +420,13 @@ class Run:
         if self.folder is not None:
             experiment = self.program.built.experiment
             self.folder.draw_data(partial(self._shared.draw, experiment))
+
+    def draw_curves(self) -> None:
+        if self.folder is not None:
+            built = self.program.built
+            name = f"{self.config.method.name} on {self.config.data.name}"
+            examples = int(built.federation.num_valid)
+            self.folder.draw_curves(examples, title=name, stages=built.method.stages)
 
     def _say_once(self, line: str, by_all: bool = False) -> None:
         if line not in self._said:

@@ -50,8 +50,8 @@ def finish(run: Run) -> None:
         **data.what_is_compared(dataset, built.federation),
     }
     if run.folder is not None:
-        title = f"{config.method.name} on {config.data.name}"
-        run.folder.finish(rows, summary, title=title)
+        run.draw_curves()
+        run.folder.finish(summary)
     run.writers.finish(summary)
     # The others get the summary when the files are there: nobody is at the end before the
     # folder is whole.

@@ -123,9 +123,7 @@ class Shared:
             names = data.client_names(
                 dataset, federation, experiment.config.partition.name == "natural"
             )
-            data.plot_partition(
-                federation, path, dataset.class_names, names[: federation.num_clients]
-            )
+            data.plot_partition(federation, path, dataset.class_names, names)
             self._pictures[name] = path.read_bytes()
         else:
             path.write_bytes(self._pictures[name])

@@ -153,7 +153,7 @@ def test_facts_about_a_dataset(capsys, tmp_path):
         "1,797 examples" in output
         and "8 x 8 x 1" in output
         and "0 (178)" in output
-        and "form 0 (130)" in output
+        and "writer 0 (130)" in output
     )
     assert "Alpaydin" in output
     path = tmp_path / "own.npz"

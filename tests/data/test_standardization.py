@@ -276,8 +276,10 @@ def test_a_trained_model_standardizes_by_the_client_that_is_named(tmp_path):
     inputs = raw.x[rows].astype(np.float32)
     state = model._state  # the run's own prediction, of inputs as it has them
     expected = np.exp(model._method.predict(state, one.x[rows]))
-    np.testing.assert_allclose(model.predict(inputs, client="form 3"), expected, atol=1e-5)
-    assert model.embed(inputs, client="form 3").shape[0] == rows.sum()
-    for client in (None, "form 99"):
-        with pytest.raises(TrainedModelError, match="name the one whose inputs these are: form 0"):
+    np.testing.assert_allclose(model.predict(inputs, client="writer 3"), expected, atol=1e-5)
+    assert model.embed(inputs, client="writer 3").shape[0] == rows.sum()
+    for client in (None, "writer 99"):
+        with pytest.raises(
+            TrainedModelError, match="name the one whose inputs these are: writer 0"
+        ):
             model.predict(inputs, client=client)

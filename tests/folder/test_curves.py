@@ -38,7 +38,12 @@ def panels(monkeypatch):
     def read():
         return {
             axes.get_title(loc="left"): {
-                line.get_label(): list(filter(math.isfinite, line.get_ydata()))
+                line.get_label(): list(
+                    filter(
+                        math.isfinite,
+                        line.get_xdata() if line.get_linestyle() == ":" else line.get_ydata(),
+                    )
+                )
                 for line in axes.get_lines()
             }
             for axes in figures[-1].axes
@@ -66,6 +71,21 @@ def test_every_kind_of_curve_gets_its_panel(tmp_path, panels):
     image = matplotlib.image.imread(tmp_path / "curves.png")
     assert image.shape[0] > 600 and image.shape[1] > 1000
     assert [file.name for file in tmp_path.iterdir()] == ["curves.png"]
+
+
+def test_curves_that_meet_are_all_seen_and_stages_are_marked(tmp_path, panels):
+    rows = [
+        {"round": number, "a_accuracy": 0.5, "b_accuracy": 0.5, "validation_accuracy": 0.4}
+        for number in (1, 2, 3)
+    ]
+    plot_curves(rows, tmp_path / "curves.png", stages=(2,), validation=5)
+    assert panels() == {
+        "Accuracy": {
+            "a accuracy = b accuracy": [50.0] * 3,
+            "validation accuracy (5 examples)": [40.0] * 3,
+            "next stage": [2, 2],
+        }
+    }
 
 
 def test_one_row_and_one_column_are_enough(tmp_path, panels):

@@ -90,7 +90,7 @@ def train(folder: Path) -> None:
                 record.keep_best(number, state)
             record.save(number, state, {"train_seconds": 1.0})
         record.summary()
-        record.finish([], {"method": "fedavg", "rounds": ROUNDS}, title="")
+        record.finish({"method": "fedavg", "rounds": ROUNDS})
 
 
 def content_of(folder: Path) -> dict[str, bytes]:

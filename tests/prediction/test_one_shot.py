@@ -199,7 +199,7 @@ def test_ways_of_predicting_have_names_of_their_own():
         ),
         (
             {"data.client_test_fraction": 0.0, "data.left_out_client": 14},
-            "no such client. Its clients: form 0, form 1",
+            "no such client. Its clients: writer 0, writer 1",
         ),
     ],
 )

@@ -7,13 +7,20 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from fedjax_ssl.data.federation.federated_data import FederatedData
+from fedjax_ssl.data.federation.federated_data import FederatedData, real_rows
 
 _BARS = " ▁▂▃▄▅▆▇█"
 # columns in words
 _WEAK = {"coarse": "with a coarse label", "in sets": "in sets with known class shares"}
 _DRAWN = 2000  # clients in a picture at most
-_COLORS = {"examples": "lightsteelblue", "labelled": "darkorange"}
+_MOST_NEW = 20  # clients that are only tested, up to which each has a column
+_COLORS = {
+    "examples": "lightsteelblue",
+    "coarse": "mediumorchid",
+    "in sets": "mediumseagreen",
+    "labelled": "darkorange",
+    "held out": "darkgrey",
+}
 # Parts of a picture in a grey that is read on white and on black.
 _GREY: Any = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
 
@@ -152,62 +159,126 @@ def plot_partition(
     class_names: Sequence[str] | None = None,
     client_names: Sequence[str] | None = None,
 ) -> None:
-    """Draws client x class counts as circles, area ~ examples, with the labelled ones filled in,
-    and saves the picture.
+    """Draws client x class counts as circles, area ~ examples, and saves the picture.
 
-    Examples without a true label have a row of their own. The background is transparent.
+    Examples with a weak label and those with a class label are filled in, each in a colour. Behind
+    the clients stand the server, the validation examples, clients that are only tested, and all
+    other test examples, with circles on a scale of their own. Examples without a true label have a
+    row. The background is transparent.
 
     Args:
         data: one federation, not traced.
         path: where to save; the ending decides the format (.png, .pdf, .svg).
         class_names: K names for the axis; None: class numbers.
-        client_names: C names for the other axis, where there is room for them; None: client
-            numbers.
+        client_names: names for the other axis, of all clients or of those that train, where there
+            is room for them; None: client numbers.
     """
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    counts, labelled = class_counts(data)
-    names = list(class_names or map(str, range(data.num_classes)))
-    if (unknown := np.asarray(data.num_examples) - counts.sum(1)).any():
-        counts = np.column_stack([counts, unknown])
-        names = [*names, "no label"]
-    num_clients, num_classes = counts.shape
+    num_clients = data.num_clients
+    labels = np.asarray(data.labels)
+    at_clients = _counts_by_kind(data)
+    clients = list(client_names or [])
+    clients += map(str, range(len(clients), num_clients + data.num_new_clients))
+    beside = _beside_the_clients(data, clients[num_clients:])
+    width = data.num_classes + 1
+    elsewhere = [np.bincount(labels[rows] % width, minlength=width) for rows in beside.values()]
+    names = [*(class_names or map(str, range(data.num_classes))), "no class"]
+    if not any(one[..., -1].any() for one in [*at_clients.values(), *elsewhere]):
+        names.pop()
     # evenly spaced
     drawn = np.unique(np.linspace(0, num_clients - 1, min(num_clients, _DRAWN)).astype(int))
+    # where the columns are that follow the clients, behind a gap
+    places = num_clients + 1 + np.arange(len(beside)) * max(1, num_clients // 40)
+    columns = int(places[-1]) + 1 if len(beside) else num_clients
     # Beyond some 100 clients circles would be dots, so the figure stops growing and they shrink.
     figure = Figure(
-        figsize=(min(4 + 0.3 * num_clients, 24), min(2 + 0.3 * num_classes, 18)),
-        layout="constrained",
+        figsize=(min(4 + 0.3 * columns, 24), min(3 + 0.3 * len(names), 18)), layout="constrained"
     )
     FigureCanvasAgg(figure)
-    spacing = 72 * min(
-        (figure.get_figwidth() - 2) / len(drawn), (figure.get_figheight() - 1.5) / num_classes, 0.35
-    )
-    largest = max(int(counts[drawn].max()), 1)
-    title = f"largest circle: {largest:,}" + f"; {len(drawn):,} of {num_clients:,} clients" * (
-        len(drawn) < num_clients
-    )
+    room = (figure.get_figwidth() - 2, figure.get_figheight() - 3)
+    spacing = 72 * min(room[0] / (len(drawn) + columns - num_clients), room[1] / len(names), 0.32)
     with rc_context(dict.fromkeys(_GREY, "#808080")):
         axes = figure.add_subplot()
-        for (what, color), table in zip(_COLORS.items(), (counts, labelled), strict=True):
-            clients, classes = np.nonzero(table[drawn])
-            area = spacing**2 * table[drawn[clients], classes] / largest
-            axes.scatter(drawn[clients], classes, s=area, color=color, linewidths=0)
+
+        def circles(table: np.ndarray, at: np.ndarray, what: str, largest: int) -> None:
+            column, row = np.nonzero(table)
+            area = spacing**2 * table[column, row] / max(largest, 1)
+            axes.scatter(at[column], row, s=area, color=_COLORS[what], linewidths=0)
+
+        largest = int(at_clients["examples"][drawn].max())
+        scale = f"largest circle: {largest:,} examples of a client"
+        for what, table in at_clients.items():
+            # a weak label's circle has room for the labelled ones, which are drawn on top
+            filled = table + at_clients["labelled"] if what in _WEAK else table
+            circles(filled[drawn], drawn, what, largest)
+        most = int(max((one.max() for one in elsewhere), default=0))
+        for name, counts, place in zip(beside, elsewhere, places, strict=True):
+            circles(counts[None], place[None], "labelled" if name == "server" else "held out", most)
+        if len(beside):
+            scale += f", {most:,} beside the line"
+            axes.axvline(num_clients, color="#808080", linewidth=0.8)
+        if len(drawn) < num_clients:
+            scale += f"; {len(drawn):,} of {num_clients:,} clients"
+        axes.set(xlabel="client", ylabel="class", xlim=(-1, columns), ylim=(len(names) - 0.2, -0.8))
+        if len(names) <= 100:
+            axes.set_yticks(range(len(names)), names)
+        shown = range(num_clients) if num_clients <= 60 else range(0)
+        ticks = [*shown, *places.tolist()]
+        axes.set_xticks(ticks, [*(clients[one] for one in shown), *beside], rotation=90)
+        totals = {
+            what: f"{int(one.sum()):,} {_WEAK.get(what, what)}" for what, one in at_clients.items()
+        }
+        at_server = len(beside.get("server", ()))
+        totals["labelled"] += f", {at_server:,} at the server" * (at_server > 0)
+        held_out = sum(map(len, beside.values())) - at_server
+        totals |= {"held out": f"{held_out:,} to validate and test"} if held_out else {}
+        for what, words in totals.items():
             # Its own size: the scatter's would be as large as its first circle.
-            axes.plot([], [], "o", color=color, label=f"{int(table.sum()):,} {what}")
-        axes.set(
-            xlabel="client", ylabel="class", xlim=(-1, num_clients), ylim=(num_classes - 0.2, -0.8)
-        )
-        if num_classes <= 100:
-            axes.set_yticks(range(num_classes), names)
-        if num_clients <= 60:
-            axes.set_xticks(
-                range(num_clients), client_names or [*map(str, range(num_clients))], rotation=90
-            )
-        figure.legend(loc="outside upper left", ncols=2, frameon=False, title=title)
+            axes.plot([], [], "o", color=_COLORS[what], label=words)
+        figure.legend(loc="outside upper left", ncols=3, frameon=False, title=scale)
         figure.savefig(path, dpi=120, transparent=True)
+
+
+def _counts_by_kind(data: FederatedData) -> dict[str, Int[np.ndarray, "C K1"]]:
+    """Count by client and true class, the last column for none: all examples, those with a weak
+    label of either kind, and the labelled ones; without weak labels that nobody has.
+    """
+    index = np.asarray(data.index)
+    width = data.num_classes + 1
+    there = np.arange(index.shape[1]) < np.asarray(data.num_examples)[:, None]
+    cells = np.arange(data.num_clients)[:, None] * width + np.asarray(data.labels)[index] % width
+    chosen = {"examples": there}
+    if data.weak is not None:
+        weak = there & (np.asarray(data.weak.labels) >= 0)
+        sets = np.asarray(data.weak.from_sets)[:, None]
+        kinds = {"coarse": weak & ~sets, "in sets": weak & sets}
+        chosen |= {what: mask for what, mask in kinds.items() if mask.any()}
+    chosen["labelled"] = there & (np.asarray(data.observed_by_clients) >= 0)
+    return {
+        what: np.bincount(cells[mask], minlength=data.num_clients * width).reshape(-1, width)
+        for what, mask in chosen.items()
+    }
+
+
+def _beside_the_clients(
+    data: FederatedData, new_clients: Sequence[str]
+) -> dict[str, Int[np.ndarray, " r"]]:
+    """Rows of the examples that no training client has, by what they are for."""
+    tested = real_rows(data.test_index, data.num_test)
+    new = np.asarray(data.test_client)[: len(tested)] - data.num_clients
+    found = {
+        "server": real_rows(data.server_index, data.num_server),
+        "validation": real_rows(data.valid_index, data.num_valid),
+    }
+    if len(new_clients) <= _MOST_NEW:
+        found |= {f"{name} (test)": tested[new == at] for at, name in enumerate(new_clients)}
+    else:
+        found[f"{len(new_clients):,} test clients"] = tested[new >= 0]
+    found["test"] = tested[new < 0]
+    return {name: rows for name, rows in found.items() if len(rows)}
 
 
 def _histogram(counts: Int[np.ndarray, " K"]) -> str:

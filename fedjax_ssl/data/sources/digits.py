@@ -33,7 +33,7 @@ def load_digits() -> Dataset:
     """Load the embedded digits; needs no network, no folder and no scikit-learn.
 
     There is no test split: hold out writers with `federate(..., test_clients=3)`. UCI speaks of 13
-    people for these 14 forms and does not say which two share a hand, so a "client" is strictly a
+    people for these 14 forms and does not say which two share a hand, so a "writer" is strictly a
     form.
 
     Returns:
@@ -52,7 +52,7 @@ def load_digits() -> Dataset:
         train=Split(inputs[..., None], labels, client),
         test=None,
         class_names=tuple("0123456789"),
-        client_names=tuple(f"form {i}" for i in range(len(FORM_STARTS))),
+        client_names=tuple(f"writer {i}" for i in range(len(FORM_STARTS))),
         input_max=16.0,
         mean=(0.0,),  # by convention values stay in 0 .. 1
         std=(1.0,),

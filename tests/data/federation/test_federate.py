@@ -12,7 +12,7 @@ from PIL import Image
 
 from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.federation.federate import federate
-from fedjax_ssl.data.federation.federated_data import validate
+from fedjax_ssl.data.federation.federated_data import WeakLabels, validate
 from fedjax_ssl.data.federation.partition import PARTITIONS
 from fedjax_ssl.data.federation.report import class_counts, plot_partition, report
 
@@ -376,11 +376,45 @@ def test_the_picture_names_clients_and_classes(tmp_path):
         plot_partition(data, file, DATASET.class_names, ["Ann", "Bo", "01", "02"])
     shown = file.read_text()
     assert all(
-        f">{name}<" in shown for name in ("Ann", "Bo", "01", "02", *DATASET.class_names, "no label")
+        f">{name}<" in shown for name in ("Ann", "Bo", "01", "02", *DATASET.class_names, "no class")
     )
     plot_partition(data, tmp_path / "partition.png")
     with Image.open(tmp_path / "partition.png") as picture:
         assert picture.getpixel((0, 0))[3] == 0  # transparent
+
+
+def test_the_picture_tells_kinds_of_labels_apart_and_shows_who_is_tested(tmp_path):
+    data = draw(jax.random.key(0), DATASET, test_clients=2, supervision_options={"labels": 1})
+    sizes, clients = np.asarray(data.num_examples), data.num_clients
+    column = np.arange(data.max_examples)
+    known = (column >= 1) & (column < sizes[:, None]) & (np.arange(clients)[:, None] < 2)
+    weak = WeakLabels(
+        labels=jnp.where(known, 0, -1),
+        num_examples=jnp.asarray(known.sum(1)),
+        num_observations=jnp.asarray(known.any(1).astype(int)),
+        from_sets=jnp.arange(clients) == 1,
+        matrix=jnp.ones((clients, 1, NUM_CLASSES)),
+        share=jnp.ones((clients, 1)),
+        prior=jnp.ones(NUM_CLASSES),
+    )
+    server = data.test_index[:7]
+    mixed = dataclasses.replace(data, weak=weak, server_index=server, num_server=jnp.asarray(7))
+    file = tmp_path / "partition.svg"
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        plot_partition(mixed, file, DATASET.class_names)
+    shown = file.read_text()
+    tested = int(data.num_test)
+    for words in (
+        f"{sizes.sum():,} examples",
+        f"{sizes[0] - 1:,} with a coarse label",
+        f"{sizes[1] - 1:,} in sets with known class shares",
+        f"{clients} labelled, 7 at the server",
+        f"{tested:,} to validate and test",
+        "server",
+        f"{clients} (test)",
+        f"{clients + 1} (test)",
+    ):
+        assert f">{words}<" in shown, words
 
 
 def test_report_and_counts():
