@@ -150,5 +150,6 @@ def _together(table: Any) -> list[list[str]]:
 def _label(name: str, validation: int | None) -> str:
     known = {"bytes_up": "clients to server", "bytes_down": "server to clients"}
     label = known.get(name, name.removeprefix("pseudo_label_").replace("_", " "))
-    examples = validation and name.startswith("validation_")
-    return f"{label} ({counted(validation, 'example')})" if examples else label
+    if validation is None or not name.startswith("validation_"):
+        return label
+    return f"{label} ({counted(validation, 'example')})"

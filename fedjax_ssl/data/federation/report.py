@@ -216,7 +216,12 @@ def plot_partition(
             circles(filled[drawn], drawn, what, largest)
         most = int(max((one.max() for one in elsewhere), default=0))
         for name, counts, place in zip(beside, elsewhere, places, strict=True):
-            circles(counts[None], place[None], "labelled" if name == "server" else "held out", most)
+            circles(
+                counts[None],
+                np.array([place]),
+                "labelled" if name == "server" else "held out",
+                most,
+            )
         if len(beside):
             scale += f", {most:,} beside the line"
             axes.axvline(num_clients, color="#808080", linewidth=0.8)
