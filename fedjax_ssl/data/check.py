@@ -17,7 +17,7 @@ from fedjax_ssl.data.reading.pictures import list_images
 from fedjax_ssl.data.reading.problems import SHOWN, BadData, DatasetUnavailable, Findings
 from fedjax_ssl.data.reading.tables import BEYOND, as_numbers, as_text, is_table, read_table
 from fedjax_ssl.data.sources import SOURCES, read
-from fedjax_ssl.data.sources.folder import find_table
+from fedjax_ssl.data.sources.folder import FILE, find_table
 from fedjax_ssl.data.sources.huggingface import is_saved_dataset
 from fedjax_ssl.errors import counted
 
@@ -107,9 +107,9 @@ def _proposed(
     found: dict[str, Any] = {}
     file: Path | None = path
     if source == "folder" and path.is_dir() and given.get("layout", "auto") == "auto":
-        column = given.get("file_column") or "file"
+        column = given.get("file_column") or FILE
         file, paths_column = find_table(path, list_images(path), column)
-        if paths_column != column:
+        if column == FILE != paths_column:
             found["file_column"] = paths_column
     if source not in ("folder", "table") or file is None or not file.is_file():
         return {}

@@ -24,6 +24,7 @@ from fedjax_ssl.folder.resume import LENGTHS, UNCOMPARED
 from fedjax_ssl.folder.run_folder import RunFolder
 from fedjax_ssl.folder.writers import WriterSettings, check_writers, open_writers
 from fedjax_ssl.runs import advice, model_file
+from fedjax_ssl.runs.about_data import about_data
 from fedjax_ssl.runs.callbacks import (
     Best,
     Block,
@@ -237,6 +238,7 @@ class Run:
         config = self.config
         built = self.program.built
         yield built.experiment.standardization
+        yield from about_data(built, self.template, self.names)
         number = configs.saved_round(config)
         if number:
             yield from self._notes_of_saved_clients(number)

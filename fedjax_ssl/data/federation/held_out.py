@@ -185,6 +185,26 @@ class HeldOut:
             return none
         return np.flatnonzero(test.client == distinct(dataset.train.client)[self.left_out_client])
 
+    def unused_own_test(self, dataset: Dataset) -> list[str]:
+        """Say which of the dataset's own test examples are used for nothing: a sentence, or none.
+
+        Args:
+            dataset: as it is federated; `left_out_client` is the number of its client.
+        """
+        if dataset.test is None or self.pools is not None:
+            return []
+        unused = len(dataset.test) - len(self.own_test_examples(dataset))
+        if not unused:
+            return []
+        asked = next(
+            f"data.{name}={value}" for name in _TEST_SETS if (value := getattr(self, name))
+        )
+        return [
+            f"{unused:,} of {len(dataset.test):,} of the data's own test examples are used for "
+            f"nothing, because {asked} makes another test set; leave it out to test on them, or "
+            "give data.pool_splits=True to take them as examples like the others"
+        ]
+
     def unseen(self, key: PRNGKey, num_natural: int) -> Bool[Array, " G"]:
         """Mark the natural clients that do not train, G of them counted."""
         if self.left_out_client is None:

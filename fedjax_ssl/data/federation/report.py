@@ -8,6 +8,8 @@ import numpy as np
 from jaxtyping import Int
 
 from fedjax_ssl.data.federation.federated_data import FederatedData, real_rows
+from fedjax_ssl.data.reading.problems import some
+from fedjax_ssl.errors import counted
 
 _BARS = " ▁▂▃▄▅▆▇█"
 # columns in words
@@ -41,10 +43,9 @@ def class_counts(data: FederatedData) -> tuple[Int[np.ndarray, "C K"], Int[np.nd
     cells = np.arange(data.num_clients)[:, None] * data.num_classes + true
 
     def count(chosen: np.ndarray) -> np.ndarray:
-        counted = np.bincount(
-            cells[chosen & (true >= 0)], minlength=data.num_clients * data.num_classes
-        )
-        return counted.reshape(data.num_clients, data.num_classes)
+        cells_of = cells[chosen & (true >= 0)]
+        numbers = np.bincount(cells_of, minlength=data.num_clients * data.num_classes)
+        return numbers.reshape(data.num_clients, data.num_classes)
 
     return count(true >= 0), count(np.asarray(data.observed_by_clients) >= 0)
 
@@ -151,6 +152,33 @@ def _weak_columns(data: FederatedData) -> dict[str, Int[np.ndarray, " C"]]:
     columns = {"coarse": np.where(sets, 0, known), "in sets": np.where(sets, known, 0)}
     columns["sets"] = np.where(columns["in sets"] > 0, np.asarray(data.weak.num_observations), 0)
     return {name: column for name, column in columns.items() if column.any()}
+
+
+def untested(
+    data: FederatedData, class_names: Sequence[str], client_names: Sequence[str]
+) -> list[str]:
+    """Find classes and clients without a test example where others have some, a sentence each.
+
+    Args:
+        data: one federation, not traced.
+        class_names: K names.
+        client_names: C names.
+    """
+    rows = np.asarray(data.test_index)[: int(data.num_test)]
+    labels = np.asarray(data.labels)[rows]
+    owners = np.asarray(data.test_client)[: len(rows)]
+    kinds = [("class", "classes", class_names, labels, "what is said of the test leaves it out")]
+    if data.owned_test:
+        clients = list(client_names)[: data.num_clients]
+        kinds += [("client", "clients", clients, owners, "means over clients leave it out")]
+    found = []
+    for one, several, names, there, so in kinds:
+        counts = np.bincount(there[(there >= 0) & (there < len(names))], minlength=len(names))
+        lacking = np.flatnonzero(counts == 0)
+        if 0 < len(lacking) < len(names):
+            told = f"{counted(len(lacking), one, several)} without a test example"
+            found.append(f"{told} ({some(lacking, names)}): {so}")
+    return found
 
 
 def plot_partition(

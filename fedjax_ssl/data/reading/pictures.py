@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
@@ -150,13 +150,20 @@ def spelling(path: str) -> str:
 
 def by_cell(images: Sequence[str]) -> dict[str, str]:
     """Give each image by what a cell of a table may call it: its path, or a file name that no
-    other has.
+    other has; both with or without the ending.
     """
-    names = Counter(spelling(image).rpartition("/")[2] for image in images)
-    alone = {
-        name: image for image in images if names[name := spelling(image).rpartition("/")[2]] == 1
-    }
-    return alone | {spelling(image): image for image in images}
+    paths = [PurePosixPath(spelling(image)) for image in images]
+    found: dict[str, str] = {}
+    for calls in (
+        [path.stem for path in paths],
+        [path.name for path in paths],
+        [str(path.with_suffix("")) for path in paths],
+        list(map(str, paths)),
+    ):
+        times = Counter(calls)
+        pairs = zip(calls, images, strict=True)
+        found |= {call: image for call, image in pairs if times[call] == 1}
+    return found
 
 
 def read_images(

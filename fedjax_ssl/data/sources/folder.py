@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # takes long to import
     import pandas
 
 UNLABELLED = ("unlabelled", "unlabeled")  # a folder of this name is no class
+FILE = "file"  # usual name of the column that names the image
 LAYOUT = (
     "images belong into PATH/SITE/CLASS/ or PATH/CLASS/ (with train/ and test/ above CLASS or "
     "SITE, if there are test images), or a table PATH/NAME.csv with the columns file and label "
@@ -60,7 +61,7 @@ def load_folder(
     fit: Fit = "crop",
     black: float | None = None,
     white: float | None = None,
-    file_column: str = "file",
+    file_column: str = FILE,
     options: TableOptions,
 ) -> Dataset:
     """Read a folder of images, once; the arrays are kept in `<root>/folder/` until a file or an
@@ -99,11 +100,12 @@ def load_folder(
     """
     given = given_path("folder", path, f"a folder of images: {LAYOUT}", "folder")
     folder = given if given.is_dir() else given.parent
-    columns = {"file": file_column, **options.columns()}
+    columns = {FILE: file_column, **options.columns()}
     listing = list_images(folder)
     table, paths_column = find_table(given, listing, file_column)
+    listed = table
     if table is not None and paths_column != file_column:
-        if layout == "auto":
+        if layout == "auto" and file_column == FILE:
             raise BadData(
                 given,
                 f"{table.name} has the images' paths in its column {paths_column!r}, and would "
@@ -112,6 +114,8 @@ def load_folder(
                 "folders alone",
             )
         table = None
+    if table is None:
+        _check_without_table(given, columns)
     levels = (black, white)
     pictures: Any = {"size": size, "channels": channels, "fit": fit, "levels": levels}
 
@@ -127,8 +131,17 @@ def load_folder(
         findings.stop(given)
         if table is None:
             files, texts = _by_folders(folder, listing, layout, findings)
+            if listed is not None:
+                findings.notes.append(
+                    f"{listed.name} lists the images in its column {paths_column!r} and is not "
+                    "read, because data.layout is given"
+                )
         else:
             files, texts = _by_table(table, listing, columns, findings)
+            if given.is_dir():
+                findings.notes.append(
+                    f"{table.name} says what the images show, not the names of their folders"
+                )
         findings.stop(given)
         marks = () if table is None else MARKS  # a folder is named on purpose
         is_test = read_columns(texts, options.classes, findings, marks).is_test
@@ -149,6 +162,27 @@ def load_folder(
     read = of_files([table, *files_read] if table else files_read)
     content = [listing.digest, read, proportions_digest(options.proportions), str(table)]
     return kept_for(root, "folder", folder, [layout, file_column, options, pictures], content, make)
+
+
+def _check_without_table(given: Path, columns: Mapping[str, str]) -> None:
+    """Refuse columns that the user names where no table is there that could have them.
+
+    Args:
+        given: the folder.
+        columns: name of the column of each role, and of the file.
+
+    Raises:
+        BadData: some are not called as their role is.
+    """
+    named = [f"data.{role}_column={name}" for role, name in columns.items() if name != role]
+    if named:
+        tables = [path for path in sorted(given.iterdir()) if is_table(path)]
+        there = [f"{path.name} ({', '.join(read_table(path))})" for path in tables]
+        raise BadData(
+            given,
+            f"{named[0]} is given, but no table in it has a column {columns[FILE]!r} that names "
+            f"the images. Tables: {'; '.join(there) or 'none'}",
+        )
 
 
 def find_table(given: Path, listing: Listing, column: str) -> tuple[Path | None, str]:

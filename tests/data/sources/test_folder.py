@@ -317,6 +317,22 @@ def test_repeated_rows_count_once_and_rows_without_an_image_are_left_out(tmp_pat
     )
 
 
+def test_a_table_of_images_is_never_passed_over_in_silence(tmp_path, read, problem):
+    hospital(tmp_path / "scans")
+    assert "label_column=what is given, but no table" in problem(label_column="what")
+    rows = ["north/ill/0,a", "north/well/0,b", "north/ill/1,b"]  # no endings
+    table(tmp_path, "image,what", *rows)
+    assert "no column" not in problem() and "data.file_column=image" in problem()
+    said = problem(file_column="picture")
+    assert "column 'picture' that names the images. Tables: about.csv (image, what)" in said
+    assert "column 'file' that names" in problem(label_column="what", layout="class")
+    data = read(file_column="image", label_column="what")
+    assert (data.class_names, data.train.y.tolist()) == (("a", "b"), [0, 1, 1])
+    assert "about.csv says what the images show, not the names" in "".join(data.extra["notes"])
+    notes = "".join(read(layout="site/class").extra["notes"])
+    assert "about.csv lists the images in its column 'image' and is not read" in notes
+
+
 @pytest.mark.parametrize(
     ("files", "options", "message"),
     [
