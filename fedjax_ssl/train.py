@@ -20,6 +20,7 @@ from fedjax_ssl.config import ConfigError
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import Method, Recipe, ServerState
 from fedjax_ssl.federated.method import Metrics
+from fedjax_ssl.runs import own_callbacks
 from fedjax_ssl.runs.build import Experiment, build, federate, load_experiment
 from fedjax_ssl.runs.callbacks import Block, Callback
 from fedjax_ssl.runs.compile import Program, plain, with_examples
@@ -241,6 +242,10 @@ def train(
     Returns:
         (state, a row of metrics for every evaluation).
 
+    Raises:
+        UserError: `each` cannot be called, returned anything but True, False or None, or changed a
+            row otherwise than by columns of numbers of its own.
+
     Example:
         >>> from fedjax_ssl.testing import toy
         >>> data = toy.federation()
@@ -251,6 +256,7 @@ def train(
         >>> len(rows) < 50 and rows[-1]["test_accuracy"] > 0.6
         True
     """
+    own = own_callbacks.checked([] if each is None else [each])
     method = recipe if isinstance(recipe, Method) else federated.build(recipe)
     state = jax.jit(method.init)(key, data)
     block: Callable[..., tuple[ServerState, Metrics]] = functools.partial(run_block, method)
@@ -263,7 +269,8 @@ def train(
         found = federated.to_numbers(jax.device_get(metrics))
         rows.append({name: plain(np.asarray(value)) for name, value in found.items()})
         last = start + count == rounds
-        if each is not None and each(Block(rows[-1], state, {}, None, None, count, last)):
+        done = Block(rows[-1], state, {}, None, None, count, last)
+        if any(own_callbacks.call(one, done) for one in own):
             break
     return state, rows
 

@@ -32,8 +32,8 @@ class Block(NamedTuple):
     """Rounds up to an evaluation, after which callbacks are called.
 
     Attributes:
-        row: metrics of the evaluation by column of `metrics.csv`; a callback may add columns, which
-            hold a number each.
+        row: metrics of the evaluation by column of `metrics.csv`; a callback may add columns of
+            its own, which hold a number each (a bool, or a NumPy or JAX scalar is one).
         state: the server's state after it. The next block takes its memory: `jax.device_get(...)`
             of what is to be kept.
         clients: test accuracy by name of the client, where test examples belong to clients.
@@ -54,7 +54,7 @@ class Block(NamedTuple):
     last: bool
 
 
-Callback = Callable[[Block], object]  # True: stop the run after this block
+Callback = Callable[[Block], bool | None]  # True: stop the run after this block
 
 
 class History:

@@ -20,7 +20,7 @@ def finish(run: Run) -> None:
     """Make the predictions that are asked for, score the model and write the summary."""
     run.draw_data()
     config = run.config
-    built = run.program.built
+    built = run.built
     dataset = built.experiment.dataset
     last = run.state
     round, chosen = _chosen(run)
@@ -67,13 +67,13 @@ def _chosen(run: Run) -> tuple[int, Any]:
     best = None if run.folder is None else run.folder.restore_best(run.template)
     round, chosen, _ = best or (run.round, here, {})
     if run.config.early_stopping.patience is not None:
-        run.state = share_out(run.team.from_first(chosen), run.mesh)
+        run.state = share_out(run.team.from_first(chosen), run.built.execution.mesh)
     return round, chosen
 
 
 def _predict(run: Run) -> list[one_shot.Predicted]:
     """Predict in every way that is asked for, and write the tables after each."""
-    built = run.program.built
+    built = run.built
     natural = run.config.partition.name == "natural"
     _, key, federation = run.inputs
     outcomes: list[one_shot.Predicted] = []
@@ -83,7 +83,7 @@ def _predict(run: Run) -> list[one_shot.Predicted]:
         run.state,
         key,
         federation,
-        run.mesh,
+        built.execution.mesh,
         run.progress.note,
     ):
         outcomes.append(outcome)

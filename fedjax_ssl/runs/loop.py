@@ -1,23 +1,25 @@
 """One run, or several at once, from a config to the summary: block by block, with callbacks between
 the blocks.
 
-run -> opened (active.py)
+run -> opened (opening.py) -> Run (active.py)
 -> loop: [rounds and evaluation (compile.py), callbacks (callbacks.py)] ...
 -> finish (ending.py): predictions, scores, summary
 """
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import ml_collections
 
 from fedjax_ssl import config as configs
-from fedjax_ssl.runs.active import Run, opened
+from fedjax_ssl.runs.active import Run
 from fedjax_ssl.runs.callbacks import Callback
+from fedjax_ssl.runs.compile import Advanced
 from fedjax_ssl.runs.ending import finish
+from fedjax_ssl.runs.opening import opened
 from fedjax_ssl.runs.processes import Team
 from fedjax_ssl.runs.shared import Shared
 
@@ -26,33 +28,50 @@ def loop(runs: Sequence[Run]) -> None:
     """Bring runs to their end, block by block: those that are behind first, all that are at the
     same round in one program. What a callback of the user's stops is not finished here.
 
+    A run that cannot go on has its `error`; the others go on.
+
     Args:
         runs: runs of the same `Shared`.
     """
-    while waiting := [one for one in runs if not _ended(one)]:
+    while waiting := [one for one in runs if not one.ended]:
         complete = [one for one in waiting if one.over]
         if complete:
-            finish(complete[0])
+            with _ending(complete[:1]):
+                finish(complete[0])
             continue
         first = min(waiting, key=lambda one: one.round)
         together = [one for one in waiting if one.kind == first.kind]
-        begin = time.perf_counter()
-        inputs = [one.block_inputs() for one in together]
-        waited = time.perf_counter() - begin  # for examples that come from the host
-        states = [one.state for one in together]
-        advanced = first.program.advance(
-            states, inputs, first.rounds, first.compiling, first.running, first.saved
-        )
-        advanced = advanced._replace(training=waited + advanced.training)
-        for place, one in enumerate(together):
-            row = advanced.rows[place]
-            row["seconds"] += waited / len(together)
-            row["client_updates_per_second"] = row["clients"] / row["seconds"]
-            one.take(advanced, place)
+        with _ending(together):
+            advanced = _advance(together)
+            for place, one in enumerate(together):
+                with _ending([one]):
+                    one.take(advanced, place)
 
 
-def _ended(run: Run) -> bool:
-    return run.stopped or run.summary is not None
+@contextlib.contextmanager
+def _ending(runs: Sequence[Run]) -> Iterator[None]:
+    """End these runs, and no others, where an error is raised."""
+    try:
+        yield
+    except Exception as error:
+        for one in runs:
+            one.error = error
+
+
+def _advance(together: Sequence[Run]) -> Advanced:
+    """Run the next block of runs of one kind."""
+    first = together[0]
+    begin = time.perf_counter()
+    inputs = [one.block_inputs() for one in together]
+    waited = time.perf_counter() - begin  # for examples that come from the host
+    states = [one.state for one in together]
+    advanced = first.program.advance(
+        states, inputs, first.rounds, first.compiling, first.running, first.saved
+    )
+    for row in advanced.rows:
+        row["seconds"] += waited / len(together)
+        row["client_updates_per_second"] = row["clients"] / row["seconds"]
+    return advanced._replace(training=waited + advanced.training)
 
 
 class Point(NamedTuple):
@@ -85,9 +104,10 @@ def run(
             them call this.
         shared: datasets and programs of this process, so that its runs compile once; nothing by
             default.
-        callbacks: functions of a `fedjax_ssl.runs.Block`, called in this order after every
-            evaluation. They may add columns to its row; one that returns True ends the run, with
-            predictions and summary. Of several processes, each calls its own.
+        callbacks: a list of functions of a `fedjax_ssl.runs.Block`, called in this order after
+            every evaluation. They may add columns to its row, of a number each; one that returns
+            True ends the run, with predictions and summary. An error in one leaves this call once
+            row and checkpoint are saved. Of several processes, each calls its own.
         quiet: print nothing.
 
     Returns:
@@ -95,6 +115,8 @@ def run(
 
     Raises:
         ConfigError: a setting cannot be used.
+        UserError: a callback cannot be called, returned anything but True, False or None, or
+            changed a row otherwise than by columns of numbers of its own.
         DatasetUnavailable: the dataset is not on disk and could not be downloaded.
         ConfigMismatch: the folder holds a run with another config.
         RunFolderError: the folder holds a run on other data.
@@ -121,6 +143,8 @@ def run(
         opened(resolved, workdir, team, shared or Shared(), callbacks, quiet) as active,
     ):
         loop([active])
+        if active.error is not None:
+            raise active.error
         if active.stopped:
             finish(active)
         assert active.summary is not None
@@ -153,13 +177,7 @@ def run_batch(points: Sequence[Point], shared: Shared) -> list[dict[str, Any] | 
                 active[place] = stack.enter_context(one)
             except Exception as error:
                 results[place] = error
-        try:
-            loop(list(active.values()))
-        except Exception as error:
-            results = [
-                error if place in active and not _ended(active[place]) else result
-                for place, result in enumerate(results)
-            ]
+        loop(list(active.values()))
         for place, run_here in active.items():
-            results[place] = results[place] or run_here.summary
+            results[place] = run_here.error or run_here.summary
     return results

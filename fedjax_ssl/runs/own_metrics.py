@@ -52,10 +52,15 @@ class OwnMetrics:
             self._score(kind, draw(np.ones(federation.num_classes), len(labels)).astype(np.float32))
 
     def __call__(self, block: Block) -> None:
-        """Take the log-probabilities out of a block's metrics and score them."""
+        """Take the log-probabilities out of a block's metrics and score them.
+
+        Raises:
+            ConfigError: a function raises, or returns no number. The row can be stored without it.
+        """
+        taken = {kind: block.row.pop(f"{kind}_log_probs") for kind in self._labels}
         found: dict[str, float] = {}
-        for kind in self._labels:
-            found |= self._score(kind, np.exp(block.row.pop(f"{kind}_log_probs")))
+        for kind, log_probs in taken.items():
+            found |= self._score(kind, np.exp(log_probs))
         if self._functions:
             block.row.update(self._team.values_from_first(found))
 

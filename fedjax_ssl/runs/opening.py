@@ -1,0 +1,277 @@
+"""How a run opens in its folder: checked, gone on with where the last start left it, and told.
+
+opened -> folder, program (build.py, compile.py), checks (advice.py)
+-> _start: the last checkpoint, or the state before the first round
+-> Run (active.py), the report to a person, callbacks (callbacks.py)
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_collections
+
+from fedjax_ssl import config as configs
+from fedjax_ssl import data
+from fedjax_ssl.federated import ServerState
+from fedjax_ssl.folder.checkpoint import Checkpoints
+from fedjax_ssl.folder.progress import Progress
+from fedjax_ssl.folder.resume import LENGTHS, UNCOMPARED
+from fedjax_ssl.folder.run_folder import RunFolder
+from fedjax_ssl.folder.writers import WriterSettings, check_writers, open_writers
+from fedjax_ssl.runs import advice
+from fedjax_ssl.runs.about_data import about_data
+from fedjax_ssl.runs.active import Run
+from fedjax_ssl.runs.callbacks import (
+    Best,
+    Callback,
+    Checkpoint,
+    ClientModels,
+    Divergence,
+    EarlyStopping,
+    History,
+    Profile,
+    Report,
+    Rows,
+    Viewers,
+)
+from fedjax_ssl.runs.compile import Program
+from fedjax_ssl.runs.own_callbacks import OwnCallbacks
+from fedjax_ssl.runs.own_metrics import OwnMetrics
+from fedjax_ssl.runs.processes import Team, share_out
+from fedjax_ssl.runs.residence import Feed
+from fedjax_ssl.runs.shared import Shared
+from fedjax_ssl.runs.summary import out_of_patience, what_was_predicted
+
+_LISTED = 10_000  # clients in partition.txt at most
+
+
+@contextlib.contextmanager
+def opened(
+    config: ml_collections.ConfigDict,
+    workdir: str | Path,
+    team: Team,
+    shared: Shared,
+    callbacks: Sequence[Callback] = (),
+    quiet: bool = False,
+) -> Iterator[Run]:
+    """Open a run folder, build the run, and give it, ready for its next block; a run that is
+    complete already has its summary.
+
+    Args:
+        config: resolved.
+        workdir: the folder; only the process that writes uses it.
+        team: the processes that train it.
+        shared: datasets and programs of this process.
+        callbacks: the user's own.
+        quiet: print nothing.
+
+    Raises:
+        UserError: a callback cannot be called.
+        ConfigError: a setting cannot be used.
+        CheckpointError: the folder's checkpoints cannot be used.
+        RunFolderError: the run began on other data.
+    """
+    begin = time.perf_counter()
+    own = OwnCallbacks(callbacks, team)
+    viewers = WriterSettings(**config.tracking)
+    with configs.naming("tracking"):
+        check_writers(viewers)
+    # Sums that are not exact depend on the number of devices.
+    exact = ("federated.devices",) if config.federated.reduce != "fast" else ()
+    path = Path(workdir)
+    with contextlib.ExitStack() as stack:
+        folder = None
+        if team.writes:
+            folder = RunFolder(
+                path, config.to_dict(), ignore=(*UNCOMPARED, *exact), undecided=LENGTHS
+            )
+            stack.enter_context(folder)
+        stream = None
+        if quiet or folder is None:
+            stream = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+        program = shared.program(config)
+        built = program.built
+        mesh = built.execution.mesh
+        team.check_same(
+            "data",
+            built.federation,
+            "Give every machine the same files, the same hardware and the same versions.",
+        )
+        advice.check(built)
+        own_metrics = OwnMetrics(built, team)
+        start = _start(program, folder, team)
+        history = History(config, start.rows)
+        team.connect(mesh)
+        state, inputs = share_out((start.state, program.inputs), mesh)
+        feed = None
+        if built.experiment.host is not None:
+            feed = stack.enter_context(Feed(built, program.inputs.key))
+        progress = Progress(config.rounds, start_round=start.round, stream=stream)
+        stack.enter_context(progress)
+        natural = config.partition.name == "natural"
+        run = Run(
+            path=path,
+            folder=folder,
+            program=program,
+            shared=shared,
+            team=team,
+            names=data.client_names(built.experiment.dataset, built.federation, natural),
+            template=start.template,
+            round=start.round,
+            state=state,
+            inputs=inputs,
+            feed=feed,
+            seconds=start.seconds,
+            before=dict(start.seconds),
+            begin=begin,
+            progress=progress,
+            profile=Profile(path / "profile", config) if config.profile and folder else None,
+            own=own,
+            over=start.round == config.rounds or out_of_patience(config, history.rows),
+        )
+        _tell(run)
+        run.summary = _summary(run)
+        if run.summary is None:
+            with configs.naming("tracking"):
+                run.writers = open_writers(
+                    viewers if folder is not None else WriterSettings(),
+                    path,
+                    config=config.to_dict(),
+                    resume_round=run.round,
+                )
+            stack.enter_context(run.writers)
+            run.adding = [Divergence(history), own_metrics, own]
+            run.callbacks = _callbacks(run, history)
+        yield run
+
+
+class _Start(NamedTuple):
+    """Where a run begins, the same in all processes."""
+
+    template: ServerState  # shapes and types
+    round: int  # rounds done
+    state: ServerState  # after these
+    seconds: dict[str, float]  # "compile_seconds" and "train_seconds" of earlier starts
+    rows: list[dict[str, Any]]
+
+
+def _start(program: Program, folder: RunFolder | None, team: Team) -> _Start:
+    """Load the last checkpoint, or initialize."""
+    experiment = program.built.experiment
+    if folder is not None:
+        folder.compare_data(experiment.known_by)
+        folder.settle(experiment.config)
+    template = program.template()
+    found = None
+    rows: list[dict[str, Any]] = []
+    if folder is not None:
+        found = folder.restore(template)
+        rows = folder.rows()
+    nothing = {"compile_seconds": 0.0, "train_seconds": 0.0}
+    round, state, seconds = team.from_first(found or (0, program.init(), nothing))
+    return _Start(template, round, state, seconds, team.values_from_first(rows))
+
+
+def _tell(run: Run) -> None:
+    """Say and write what is about to run."""
+    say = run.progress.note
+    run.progress.start(advice.describe_start(run.built, run.template, run.round, run.path))
+    for line in _notes(run):
+        say(line)
+    if run.folder is None:
+        return
+    run.describe(run.folder.temperature())
+    if run.round == 0:
+        federation = run.built.federation
+        table = data.report(
+            federation,
+            run.built.experiment.dataset.class_names,
+            run.names[: federation.num_clients],
+            max_rows=_LISTED,
+        )
+        run.folder.write("partition.txt", table + "\n")
+
+
+def _notes(run: Run) -> Iterator[str]:
+    """List what a person is told before the first block."""
+    config = run.config
+    built = run.built
+    yield built.experiment.standardization
+    yield from about_data(built, run.template, run.names)
+    number = configs.saved_round(config)
+    if number:
+        yield from _notes_of_saved_clients(run, number)
+    if config.rounds:
+        yield from advice.idle_clients(
+            built.method, built.federation, run.names, config.optimizer.batch_size
+        )
+    if run.feed is not None:
+        yield run.feed.describe()
+
+
+def _notes_of_saved_clients(run: Run, number: int) -> Iterator[str]:
+    """Say what the models of clients will take, or why they cannot be had any more."""
+    if number > run.round:
+        count = run.config.federated.cohort_size or run.built.federation.num_clients
+        yield advice.saved_clients(number, count, run.template, run.path / "clients")
+    elif Checkpoints(run.path, folder="clients").latest() != number:
+        yield (
+            f"config.save_clients names round {number}, which this folder is past without "
+            "them: give another --workdir"
+        )
+
+
+def _summary(run: Run) -> dict[str, Any] | None:
+    """Give the summary of a run that is complete already, and say so; None where it is not."""
+    found = None if run.folder is None else run.folder.summary()
+    summary: dict[str, Any] | None = run.team.values_from_first(found)
+    if summary is None or summary.get("prediction", {}) != what_was_predicted(run.config):
+        return None
+    # a callback may have stopped it
+    if not (run.over or summary.get("stopped_early")):
+        return None
+    run.progress.note("this run is complete already")
+    if run.config.profile:
+        run.progress.note("nothing to profile: the run is finished")
+    run.progress.finish(summary, _files_that_are_there(run))
+    return summary
+
+
+def _files_that_are_there(run: Run) -> dict[str, Path]:
+    """Files of a complete run; says which are gone, and draws the curves anew."""
+    if run.folder is None:
+        return {}
+    curves = run.path / "curves.png"
+    if run.config.rounds and not curves.exists():
+        run.draw_curves()
+    gone = [path.name for path in run.files.values() if not path.exists()]
+    if gone:
+        run.progress.note(f"gone from {run.path}: {', '.join(gone)}")
+    return {what: path for what, path in run.files.items() if path.exists()}
+
+
+def _callbacks(run: Run, history: History) -> list[Callback]:
+    """List what is called after a block, once its row has all columns, in this order."""
+    config = run.config
+    say = run.progress.note
+    folder = run.folder
+    found: list[Callback] = []
+    if folder is not None:
+        number = configs.saved_round(config)
+        found += [ClientModels(folder, number, say)] if number else []
+        found += [Rows(folder), Viewers(run.writers)]
+    found.append(history)
+    if folder is not None:
+        found.append(Best(folder, history))
+    return [
+        *found,
+        Report(run.progress, config, history),
+        EarlyStopping(config, history),
+        lambda block: run.team.feed(),
+        Checkpoint(folder, run.team, config, run.seconds, say),
+        lambda block: run.draw_data(),  # not before the first numbers, which it would delay
+    ]

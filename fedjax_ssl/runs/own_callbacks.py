@@ -1,0 +1,168 @@
+"""Callbacks of a user's own: refused at the start where they cannot be called, and called so that
+a fault in them costs no block of rounds.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from fedjax_ssl.errors import UserError
+from fedjax_ssl.folder.files import plain_value
+from fedjax_ssl.own_code import where
+from fedjax_ssl.runs.callbacks import Block, Callback
+from fedjax_ssl.runs.processes import Team
+
+_WANTED = "a list of functions of a fedjax_ssl.runs.Block"
+
+
+class OwnCallbacks:
+    """The user's functions as one callback.
+
+    Attributes:
+        stopped: one of them has ended the run before its time.
+    """
+
+    def __init__(self, functions: Iterable[Callback], team: Team):
+        """Check that they can be called.
+
+        Args:
+            functions: called in this order.
+            team: all processes; what one of them stops is stopped in all.
+
+        Raises:
+            UserError: it is no list, or something in it is no function of one argument.
+        """
+        self._functions = checked(functions)
+        self._team = team
+        self.stopped = False
+
+    def __call__(self, block: Block) -> bool:
+        """Call them; tell whether one of them stops the run.
+
+        Raises:
+            UserError: what `call` says, or that a function of another process has raised an error.
+            Exception: what a function raises. The row is then as it was before this function, and
+                those after it are not called.
+        """
+        stopped = False
+        for function in self._functions:
+            failed: Exception | None = None
+            stop = False
+            try:
+                stop = call(function, block)
+            except Exception as error:
+                failed = error
+            someone_failed = self._team.any(failed is not None)  # before an error leaves: all wait
+            if failed is not None:
+                raise failed
+            if someone_failed:
+                raise UserError("a callback of another process raised an error; its log has it")
+            if self._team.any(stop):  # processes might not agree
+                stopped = True
+                self.stopped |= not block.last
+                block = block._replace(last=True)
+        return stopped
+
+
+def checked(functions: Iterable[Callback]) -> tuple[Callback, ...]:
+    """Give callbacks as a tuple.
+
+    Raises:
+        UserError: they are no list, or something in it is no function of one argument.
+    """
+    if isinstance(functions, str) or not isinstance(functions, Iterable):
+        hint = f": callbacks=[{_name(functions)}]" if callable(functions) else ""
+        raise UserError(f"callbacks is {functions!r}; it has to be {_WANTED}{hint}")
+    found = tuple(functions)
+    for function in found:
+        if not callable(function):
+            raise UserError(f"callbacks has {function!r} in it; it has to be {_WANTED}")
+        _check_arguments(function)
+    return found
+
+
+def _check_arguments(function: Callable[..., Any]) -> None:
+    """Refuse a function that cannot be called with a block."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # a builtin that does not say
+        return
+    try:
+        signature.bind("block")
+    except TypeError as error:
+        raise UserError(
+            f"callback {_name(function)} cannot be called with a block ({error}); it takes one "
+            f"argument, a fedjax_ssl.runs.Block ({where(function)})"
+        ) from error
+
+
+def call(function: Callback, block: Block) -> bool:
+    """Call a function of a user's own with a block; tell whether it stops the run.
+
+    What it adds to the row is stored as Python's numbers.
+
+    Raises:
+        UserError: it returned anything but True, False or None, or put something else into the row
+            than a number in a column of its own.
+        Exception: what it raises. In both cases the row is as it was before.
+    """
+    before = dict(block.row)
+    try:
+        returned = function(block)
+        added = _added(function, block.row, before)
+        stop = _stops(function, returned)
+    except Exception:
+        block.row.clear()
+        block.row.update(before)
+        raise
+    block.row.update(added)
+    return stop
+
+
+def _added(
+    function: Callback, row: dict[str, Any], before: dict[str, Any]
+) -> dict[str, bool | int | float]:
+    """Give the columns that a function has added, as Python's numbers."""
+    told = f"callback {_name(function)}"
+    # by identity: what was there may be an array
+    lost = [name for name in before if name not in row or row[name] is not before[name]]
+    if lost:
+        raise UserError(
+            f"{told} changed the column {lost[0]!r} of a row; it can add columns, under other "
+            f"names ({where(function)})"
+        )
+    found = {}
+    for name in row.keys() - before.keys():
+        value = row[name]
+        try:
+            number = plain_value(value)
+        except TypeError:
+            number = None
+        if not isinstance(name, str) or not isinstance(number, bool | int | float):
+            shape = f" {list(value.shape)}" if getattr(value, "shape", ()) else ""
+            came = f"{type(value).__name__}{shape}"
+            raise UserError(
+                f"{told} put {came} into the column {name!r}; a column has a text as its name and "
+                f"one number in every row ({where(function)})"
+            )
+        found[name] = number
+    return {name: found[name] for name in row if name in found}
+
+
+def _stops(function: Callback, returned: Any) -> bool:
+    """Tell whether what a function returned is True; refuse what is neither that nor False."""
+    if returned is None:
+        return False
+    truth = isinstance(returned, bool) or getattr(returned, "dtype", None) == np.bool_
+    if truth and not getattr(returned, "shape", ()):
+        return bool(returned)
+    raise UserError(
+        f"callback {_name(function)} returned {type(returned).__name__}; it has to return True, "
+        f"which stops the run, or False or nothing ({where(function)})"
+    )
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", type(function).__name__)
