@@ -163,7 +163,7 @@ FIVE = ("--partition.num_clients=5", "--data.test_clients=0", "--data.test_fract
     [
         *(
             (
-                [f"--{section}.name=own_returns:nothing"],
+                [f"--{section}.name=own_returns:nothing", *FIVE * (section == "partition")],
                 f"returned NoneType; it has to return a {wanted} (own_returns",
             )
             for section, wanted in {

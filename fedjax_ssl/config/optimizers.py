@@ -51,7 +51,7 @@ def federated_optimizer(config: Any, facts: Facts | None = None) -> Any:
         )
 
 
-def local_training(config: Any) -> tuple[LocalOptimizer, LearningRate]:
+def local_training(config: Any, facts: Facts | None = None) -> tuple[LocalOptimizer, LearningRate]:
     """Return the local optimizer and the schedule of its rate that a config names; as
     `federated_optimizer`.
     """
@@ -59,7 +59,9 @@ def local_training(config: Any) -> tuple[LocalOptimizer, LearningRate]:
     with naming("optimizer"):
         taken = (*OPTIMIZERS.options(local["name"]), "clip_norm")
         optimizer = local_optimizer(
-            local["name"], **{name: local[name] for name in taken if local[name] is not None}
+            local["name"],
+            facts=facts,
+            **{name: local[name] for name in taken if local[name] is not None},
         )
         schedule = {name: local[name] for name in local if name.startswith("schedule_")}
         rate = learning_rate_schedule(

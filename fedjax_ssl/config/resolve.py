@@ -13,7 +13,7 @@ from fedjax_ssl.config.fields import CHOICES, FILLED_IN, check_field, get, optio
 from fedjax_ssl.config.optimizers import federated_optimizer
 from fedjax_ssl.data import is_own
 from fedjax_ssl.errors import ConfigError, did_you_mean, naming, note
-from fedjax_ssl.federated import FEDERATED_OPTIMIZERS, Facts, schedule_name
+from fedjax_ssl.federated import FEDERATED_OPTIMIZERS, OPTIMIZERS, Facts, schedule_name
 
 # Overriding one of these by another choice leaves options behind that the new one need not take.
 _DROPS_OPTIONS = (
@@ -71,7 +71,8 @@ def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     facts = _facts(resolved)
     if facts or not FEDERATED_OPTIMIZERS.takes(resolved.federated.name, "facts"):
         federated_optimizer(resolved, facts)
-    rules.note_own_rate(resolved)
+    if facts or not OPTIMIZERS.takes(resolved.optimizer.name, "facts"):
+        rules.note_own_rate(resolved, facts)
     return resolved.lock()
 
 

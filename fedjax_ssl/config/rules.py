@@ -12,6 +12,7 @@ from fedjax_ssl.config.fields import FIELDS, get
 from fedjax_ssl.config.optimizers import local_training
 from fedjax_ssl.data import AUGMENTATIONS, rounds_of_a_part
 from fedjax_ssl.errors import ConfigError, did_you_mean, naming, note
+from fedjax_ssl.federated import Facts
 from fedjax_ssl.own_code import import_named
 
 PREDICTORS = ("network", "xclp", "per_client_lp")
@@ -164,11 +165,16 @@ def note_lengths(config: ml_collections.ConfigDict) -> None:
         )
 
 
-def note_own_rate(config: ml_collections.ConfigDict) -> None:
-    """Say where the learning rate of the config is not used."""
+def note_own_rate(config: ml_collections.ConfigDict, facts: Facts | None) -> None:
+    """Say where the learning rate of the config is not used.
+
+    Args:
+        config: resolved.
+        facts: sizes of the run, where they are known.
+    """
     local = config.optimizer
     given = f"config.optimizer.learning_rate={local.learning_rate} has no effect"
-    if getattr(local_training(config)[0], "own_rate", False):
+    if getattr(local_training(config, facts)[0], "own_rate", False):
         note(
             f"{given}: optimizer {local.name!r} has its own; one that is to follow a schedule "
             "takes learning_rate"

@@ -178,7 +178,7 @@ OPTIMIZERS: Registry[optax.GradientTransformation] = Registry(
         **{name: _of_optax(getattr(optax, name)) for name in _OF_OPTAX},
         **{name: _of_optax(getattr(optax.contrib, name)) for name in _OF_CONTRIB},
     },
-    given=("learning_rate",),
+    given=("learning_rate", "facts"),
     makes=optax.GradientTransformation,
     left_out=_LEFT_OUT,
 )
@@ -203,6 +203,7 @@ def local_optimizer(
     name: str = "sgd",
     *,
     clip_norm: Annotated[float | Array | None, In("(0, inf)")] = None,
+    facts: Any = None,
     **options: Any,
 ) -> LocalOptimizer:
     """Build the client's optimizer; its state starts anew in every round.
@@ -212,6 +213,8 @@ def local_optimizer(
             options, that returns an `optax.GradientTransformation`.
         clip_norm: the gradient of a parameter group is multiplied by min(1, clip_norm / (||g||_2 +
             1e-6)) before weight decay is added; None: it is not.
+        facts: the run's `fedjax_ssl.federated.Facts`, for a function that has a parameter of this
+            name.
         **options: those of the optimizer.
 
     Returns:
@@ -234,6 +237,8 @@ def local_optimizer(
     clip = () if clip_norm is None else (_clip(clip_norm),)
     takes_rate = OPTIMIZERS.takes(name, "learning_rate")
     own = ":" in name
+    if OPTIMIZERS.takes(name, "facts"):
+        options["facts"] = facts
     if not takes_rate and not own:
         return standard_promotion(optax.chain(*clip, OPTIMIZERS.build(name, **options)))
 

@@ -21,18 +21,17 @@ from fedjax_ssl.folder.environment import device_description
 from fedjax_ssl.folder.files import bytes_in_words
 from fedjax_ssl.methods.parts.channel_terms import check_channels
 from fedjax_ssl.objectives import cross_entropy, supervised_loss
-from fedjax_ssl.runs.build import Built, build_method, cohort_size_of
+from fedjax_ssl.runs.build import Built, build_method, facts_of
 
 
 def check_cohorts(config: ml_collections.ConfigDict, federation: FederatedData) -> None:
     """Refuse a sampler of a user's own that draws clients which are not there."""
     if ":" in config.cohort.name:
-        size = cohort_size_of(config, federation.num_clients)
-        options = configs.options(config.cohort)
-        options["facts"] = federated.Facts(federation.num_clients, size, config.rounds)
+        facts = facts_of(config, federation)
+        options = {**configs.options(config.cohort), "facts": facts}
         with naming("cohort"):
             sizes = federation.num_labelled, federation.num_examples
-            federated.check_cohorts(config.cohort.name, options, *sizes, size)
+            federated.check_cohorts(config.cohort.name, options, *sizes, facts.cohort_size)
 
 
 def check(built: Built) -> None:

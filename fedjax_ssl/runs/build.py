@@ -74,8 +74,9 @@ def load_resolved(config: ml_collections.ConfigDict) -> Experiment:
         given = {name: section.get(name) for name in data.SOURCES.options(section.name)}
         # where one has its default, the loader's own of this name counts
         for field, option in configs.FIELDS.items():
-            if field.startswith("data.") and given.get(field[5:]) == option.default:
-                given.pop(field[5:], None)
+            of, _, name = field.partition(".")
+            if of == "data" and given.get(name) == option.default:
+                given.pop(name, None)
         places = {
             "root": section.root,
             "path": section.path,
@@ -174,22 +175,34 @@ def build_method(
         loss: in place of the one that the config names.
     """
     config = configs.replace_numbers(experiment.config, numbers or {})
-    setup = _setup(config, experiment.dataset, federation)
+    facts = facts_of(config, federation)
+    setup = _setup(config, experiment.dataset, federation, facts)
     if loss is not None:
         setup = setup._replace(loss=loss)
     if start is not None:
         setup = setup._replace(model=start(setup.model))
     settings = config["method"]
-    settings |= {"around": config["around"]}
-    facts = Facts(federation.num_clients, setup.cohort_size, setup.rounds)
     with configs.naming("uploads"):
         setup = setup._replace(uploads=upload_transforms(config["uploads"], facts))
-    settings |= {"facts": facts}
+    settings |= {"around": config["around"], "facts": facts}
     with configs.naming("method"):
         return federated.execute(methods.build(settings.pop("name"), setup, **settings), execution)
 
 
-def _setup(config: dict[str, Any], dataset: data.Dataset, federation: FederatedData) -> Setup:
+def facts_of(config: Any, federation: FederatedData) -> Facts:
+    """Give the sizes that a run's builders are told.
+
+    Args:
+        config: resolved, or a dictionary like one.
+        federation: gives the number of clients that train.
+    """
+    number = federation.num_clients
+    return Facts(number, cohort_size_of(config, number), config["rounds"])
+
+
+def _setup(
+    config: dict[str, Any], dataset: data.Dataset, federation: FederatedData, facts: Facts
+) -> Setup:
     """Gather model, inputs, optimizers and sizes."""
     local = config["optimizer"]
     server = config["federated"]
@@ -202,14 +215,12 @@ def _setup(config: dict[str, Any], dataset: data.Dataset, federation: FederatedD
             **configs.options(config["model"]),
         )
         model = models.in_precision(model, config["precision"])
-    cohort_size = cohort_size_of(config, federation.num_clients)
-    facts = Facts(federation.num_clients, cohort_size, config["rounds"])
     with configs.naming("cohort"):
         draw_cohort = federated.cohort_sampler(
             config["cohort"]["name"], **configs.options(config["cohort"]), facts=facts
         )
     federated_optimizer = configs.federated_optimizer(config, facts)
-    local_optimizer, learning_rate = configs.local_training(config)
+    local_optimizer, learning_rate = configs.local_training(config, facts)
     with configs.naming("loss"):
         loss = _loss_of(config["loss"], federation)
     predicted, _ = data.for_prediction(dataset, inputs["test_mean"], inputs["test_std"])
@@ -233,7 +244,7 @@ def _setup(config: dict[str, Any], dataset: data.Dataset, federation: FederatedD
             max_unlabelled=federation.max_unlabelled_at_once,
             max_known=federation.max_known,
             max_server=federation.server_index.shape[-1],
-            cohort_size=cohort_size,
+            cohort_size=facts.cohort_size,
             batch_size=local["batch_size"],
             local_epochs=local["local_epochs"],
             local_steps=local["local_steps"],
@@ -241,7 +252,7 @@ def _setup(config: dict[str, Any], dataset: data.Dataset, federation: FederatedD
             keep_optimizer=local["keep_state"],
             average_optimizer=local["average_state"],
             keep_by=local["keep_by"],
-            rounds=config["rounds"],
+            rounds=facts.rounds,
             min_labelled=federation.min_labelled,
             draw_cohort=draw_cohort,
             num_parts=federation.num_parts,

@@ -45,24 +45,27 @@ from fedjax_ssl.runs.start import start_of
 PyTree = Any
 # Passes of XLA's that rewrite loops, a bit in each of up to 16 turns of all passes. On CPUs nothing
 # was slower without.
-_LEFT_OUT = (
-    *("simplify-while-loops", "while-loop-invariant-code-motion", "while-loop-constant-sinking"),
-    "reshape-mover",
+_REWRITING_LOOPS = (
+    "simplify-while-loops",
+    "while-loop-invariant-code-motion",
+    "while-loop-constant-sinking",
 )
-# Sections and fields of a config that no compiled code depends on: shapes and arrays tell what
-# comes of them.
-NOT_CODE = (
-    *(
-        "seed",
-        "partition",
-        "supervision",
-        "prediction",
-        "distributed",
-        "checkpoint_every",
-        "select_from",
-    ),
-    *("early_stopping", "profile", "save_clients", "test_predictions", "tracking", "start_from"),
+_LEFT_OUT = (*_REWRITING_LOOPS, "reshape-mover")
+# Sections and fields of a config that no compiled code depends on. What the first ones say is in
+# shapes and arrays; the others say what is done between blocks and after them.
+_IN_ARRAYS = ("seed", "partition", "supervision", "start_from")
+_BETWEEN_BLOCKS = (
+    "checkpoint_every",
+    "early_stopping",
+    "select_from",
+    "save_clients",
+    "test_predictions",
+    "prediction",
+    "tracking",
+    "profile",
+    "distributed",
 )
+NOT_CODE = (*_IN_ARRAYS, *_BETWEEN_BLOCKS)
 _LOWER = (
     "config.federated.chunk_size (clients at once, which the run chooses where it is not given; "
     "with placement 'chunked' or 'lanes'), config.optimizer.batch_size, "

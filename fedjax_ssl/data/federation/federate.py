@@ -272,9 +272,11 @@ def _make_plan(
             f"partition {partition!r} deals the examples anew, but supervision 'given' has class "
             "shares of the sets of the dataset's own clients; use partition 'natural'"
         )
-    dealt = PARTITIONS.build(partition, **partition_options)
     count = _count_clients(partition, num_clients, len(sizes) - held_out.num_natural)
     shown = build_supervision(supervision, **supervision_options)
+    counted = _count_examples(dataset, sizes, held_out, count, shown)
+    given = {"facts": counted[0]} if PARTITIONS.takes(partition, "facts") else {}
+    dealt = PARTITIONS.build(partition, **given, **partition_options)
     if dealt.again is not None and (shown.weak or held_out.client_test_fraction):
         beside = "test examples of the clients (client_test_fraction)"
         if shown.weak:
@@ -283,7 +285,6 @@ def _make_plan(
             f"this partition deals some examples twice, which does not go with {beside}; deal "
             "them once"
         )
-    counted = _count_examples(dataset, sizes, held_out, count, shown)
     off = 0 if group is None else len(group)
     plan = _Plan(*counted, dealt, held_out, num_train, is_natural, off)
     return plan, dataset, natural

@@ -252,6 +252,7 @@ _GENERAL = (natural, iid, random, dirichlet, dirichlet_balanced, shards, classes
 PARTITIONS: Registry[Partition] = Registry(
     "partition",
     {rule.__name__: rule for rule in (*_GENERAL, *PUBLISHED)},
+    given=("facts",),
     common={"num_clients": int},
     makes=Partition,
 )
