@@ -67,6 +67,12 @@ COMMANDS = {
         "list methods",
         "fedjax_ssl.cli.listing:KINDS.copy",
     ),
+    "cite": Command(
+        "fedjax_ssl.cli.cite:main",
+        "print BibTeX of the tool, methods and data",
+        "cite xclp",
+        "fedjax_ssl.cli.cite:citations",
+    ),
     "new": Command(
         "fedjax_ssl.cli.new:main", "write a folder to start a study from", "new my_study"
     ),

@@ -1,0 +1,55 @@
+"""`fedjax-ssl cite`."""
+
+from pathlib import Path
+
+import pytest
+
+import fedjax_ssl as fs
+from fedjax_ssl.cli import main
+from fedjax_ssl.cli.cite import TOOL, citations, entries
+from fedjax_ssl.data import SOURCES
+from fedjax_ssl.federated import FEDERATED_OPTIMIZERS
+from fedjax_ssl.methods import METHODS
+
+OF_USERS = {"folder", "huggingface", "npz", "table", "tfds"}
+# No paper stands behind them: the package's own, or what everybody did before there was federation.
+NO_PAPER = {"glyphs", "stand_in", "local"}
+
+
+def test_every_method_federated_optimizer_and_dataset_has_a_citation_and_no_other_name_has() -> None:
+    names = {*METHODS.available(), *FEDERATED_OPTIMIZERS.available(), *SOURCES.available()}
+    assert names - OF_USERS - NO_PAPER == set(citations()) - {TOOL}
+
+
+def test_entries_are_whole_and_have_a_key_of_their_own() -> None:
+    every = entries(citations())
+    keys = [entry.partition("{")[2].partition(",")[0] for entry in every]
+    assert len(set(keys)) == len(keys)
+    for entry in every:
+        assert entry.count("{") == entry.count("}")
+        assert entry.startswith("@") and "title = " in entry and "year = " in entry
+        assert "keywords" not in entry
+
+
+def test_the_tool_comes_with_its_version_and_each_entry_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["cite", "xclp", "fedsem"]) == 0
+    text = capsys.readouterr().out
+    assert f"version = {{{fs.__version__}}}" in text
+    assert text.count("@article{scott2023xclp,") == 1 and "albaseer2020fedsem" in text
+
+
+def test_a_run_names_what_it_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = fs.load_config("digits_xclp", {"federated.name": "fedprox"}).to_json_best_effort()
+    (tmp_path / "config.json").write_text(text)
+    assert main(["cite", str(tmp_path)]) == 0
+    cited = capsys.readouterr().out
+    assert all(key in cited for key in ("scott2023xclp", "li2020fedprox", "alpaydin1998digits"))
+
+
+@pytest.mark.parametrize("name", ["xlcp", "folder"])
+def test_an_unknown_name_gets_one_sentence(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cite", name]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {name} is no run folder") and said.count("\n") == 1
