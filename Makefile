@@ -1,6 +1,6 @@
 # Everything here runs on a machine with Python 3.11 or newer, pip, git and make.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test promises thorough newest lint format types smoke build clean
+.PHONY: help setup demo test promises thorough newest lint format types smoke build release clean
 
 # The first interpreter that is new enough; a name may exist and still not run, so each is tried.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
@@ -80,6 +80,24 @@ smoke: setup  ## run the main job for two rounds on both embedded data sets
 
 build: setup  ## build the wheel into dist/
 	$(BIN)/python -m pip wheel --disable-pip-version-check --quiet --no-deps --wheel-dir dist .
+
+# The wheel is built from the sdist, and tried alone: nothing of the checkout is on its path.
+TRIAL := build/trial
+release:  ## build wheel and sdist, check them, run the wheel alone, say what a person has to do
+	$(MAKE) setup EXTRAS=dev,release
+	rm -rf dist $(TRIAL)
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python -m venv $(TRIAL)/env
+	$(TRIAL)/env/bin/python -m pip install --disable-pip-version-check --quiet $(CONSTRAINTS) dist/*.whl
+	cd $(TRIAL) && env/bin/fedjax-ssl --version && env/bin/fedjax-ssl run digits_fedavg --rounds=2 --eval_every=1
+	@echo
+	@echo "ready in dist: $$(ls dist | xargs)"
+	@grep -q '^\[project.urls\]' pyproject.toml || echo "  0. give pyproject.toml [project.urls], and mkdocs.yml repo_url: the address of the project"
+	@echo "  1. write the date behind the version in CHANGELOG.md and CITATION.cff, and commit"
+	@echo "  2. make release, again from that commit"
+	@echo "  3. git tag v$$(ls dist/*.whl | cut -d- -f2) && git push --tags"
+	@echo "  4. $(BIN)/python -m twine upload dist/*"
 
 clean:  ## remove the environment, caches, builds and the demo's and smoke test's runs
 	rm -rf $(VENV) .venv-newest .cache .mypy_cache .ruff_cache .pytest_cache dist build $(DEMO) $(SMOKE)

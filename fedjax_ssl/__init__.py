@@ -12,6 +12,7 @@ has not computed yet, its processor becomes a device for each core (`fedjax_ssl.
 # For users who run mypy --strict.
 # mypy: implicit-reexport
 
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from fedjax_ssl import processor
@@ -39,7 +40,10 @@ if TYPE_CHECKING:
     from fedjax_ssl.train import make_train, over_seeds, train
     from fedjax_ssl.trained import load_run
 
-__version__ = "0.1.0"
+try:
+    __version__ = version("fedjax_ssl")  # which builds take from CHANGELOG.md
+except PackageNotFoundError:  # a checkout on the path, never installed
+    __version__ = "0+unknown"
 
 __all__ = [
     *(

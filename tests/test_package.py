@@ -16,6 +16,7 @@ from fedjax_ssl.data import DatasetUnavailable, load
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "fedjax_ssl"
 DATA = {
+    "fedjax_ssl/citations.bib",
     "fedjax_ssl/data/sources/digits.npz",
     "fedjax_ssl/data/sources/glyph_strokes.txt",
     "fedjax_ssl/py.typed",
@@ -39,7 +40,7 @@ def test_the_wheel_holds_the_package_and_its_configs_and_nothing_else(tmp_path: 
         name.removeprefix("experiments/") for name in sources("configs", "experiments/papers")
     }
     shipped = {f"fedjax_ssl/{name}" for name in brought} | sources("fedjax_ssl")
-    known = r"fedjax_ssl(-[^/]+\.dist-info|/report/assets|/docs|/papers/results)/"
+    known = r"fedjax_ssl(-[^/]+\.dist-info/|/report/assets/|/docs/|/papers/(results/|page\.md))"
     more = {name for name in names - shipped if not re.match(known, name)}
     assert not shipped - names
     assert more == DATA, more ^ DATA
@@ -65,6 +66,11 @@ def test_the_sdist_holds_what_builds_and_tests_it(tmp_path: Path) -> None:
     assert folders <= top | {"fedjax_ssl", "configs", "docs", "experiments", "tests"}, folders
     found = {name for name in names if name.endswith((".npz", ".pyc", ".ckpt", ".log"))}
     assert {name for name in found if not name.startswith("tests/parity/fixtures/")} <= DATA
+
+
+def test_the_changelogs_newest_version_is_the_one_to_cite() -> None:
+    (newest, *_) = re.findall(r"^## \[(.*?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert f"\nversion: {newest}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 def test_no_module_loads_what_can_run_code() -> None:
