@@ -26,23 +26,56 @@ _MODULES = {
     "trained": "trained",
 }
 
+_MANY = 12  # names; a room that offers more has a page for each of its modules
+
+
+def on_config(config: Any, **_: Any) -> None:
+    """Called by MkDocs first: rooms of several pages get a list of them in the navigation."""
+    for section in config.nav:
+        for entry in section.get("Reference", ()):
+            ((title, path),) = entry.items()
+            pages = _pages(Path(path).stem)
+            if len(pages) > 1:
+                entry[title] = [{Path(page).stem: page} for page in pages]
+
 
 def on_files(files: Files, config: Any, **_: Any) -> Files:
     """Called by MkDocs with all files of the site."""
-    for page, module in _MODULES.items():
-        files.append(File.generated(config, f"reference/{page}.md", content=_page(module)))
+    for name in _MODULES:
+        for page, text in _pages(name).items():
+            files.append(File.generated(config, page, content=text))
     return files
 
 
-def _page(module: str) -> str:
-    path = _PACKAGE.joinpath(*module.split("."))
+def _pages(name: str) -> dict[str, str]:
+    """Return the pages of a room by their path: one, or an overview and one for each module."""
+    room = f"fedjax_ssl.{_MODULES[name]}"
+    tree = _parsed(room)
+    offered = _offered(tree, room)
+    about = [f"# `{room}`", "", ast.get_docstring(tree) or "", ""]
+    if len(offered) <= _MANY:
+        return {f"reference/{name}.md": "\n".join([*about, *(f"::: {one}\n" for one in offered)])}
+    modules: dict[str, list[str]] = {}
+    for one in offered:
+        modules.setdefault(one.rpartition(".")[0], []).append(one)
+    found = {}
+    for module, names in sorted(modules.items()):
+        short = module.removeprefix(f"{room}.")
+        text = ast.get_docstring(_parsed(module)) or ""
+        about.append(f"- [`{short}`]({name}/{short}.md): {', '.join(map(_last, names))}")
+        page = [f"# `{module}`", "", text, "", *(f"::: {one}\n" for one in names)]
+        found[f"reference/{name}/{short}.md"] = "\n".join(page)
+    return {f"reference/{name}.md": "\n".join(about), **found}
+
+
+def _parsed(module: str) -> ast.Module:
+    path = _PACKAGE.parent.joinpath(*module.split("."))
     source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    tree = ast.parse(source.read_text(encoding="utf-8"))
-    name = f"fedjax_ssl.{module}"
-    lines = [f"# `{name}`", "", ast.get_docstring(tree) or "", ""]
-    for origin in _offered(tree, name):
-        lines += [f"::: {origin}", ""]
-    return "\n".join(lines)
+    return ast.parse(source.read_text(encoding="utf-8"))
+
+
+def _last(origin: str) -> str:
+    return f"`{origin.rpartition('.')[2]}`"
 
 
 def _offered(tree: ast.Module, name: str) -> list[str]:
