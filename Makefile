@@ -1,6 +1,6 @@
 # Everything here runs on a machine with Python 3.11 or newer, pip, git and make.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test promises thorough newest lint format types smoke build release clean
+.PHONY: help setup demo test promises thorough newest lint format types smoke docs build release clean
 
 # The first interpreter that is new enough; a name may exist and still not run, so each is tried.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
@@ -77,6 +77,10 @@ smoke: setup  ## run the main job for two rounds on both embedded data sets
 	$(BIN)/python -m fedjax_ssl.main --config configs/digits_xclp.py --workdir $(SMOKE)/digits \
 		--config.rounds=2 --config.eval_every=1 --config.method.warmup_rounds=1
 	test -s $(SMOKE)/femnist_glyphs/summary.json && test -s $(SMOKE)/digits/curves.png
+
+docs:  ## build the documentation into site/; a warning is an error
+	$(MAKE) setup EXTRAS=dev,docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 build: setup  ## build the wheel into dist/
 	$(BIN)/python -m pip wheel --disable-pip-version-check --quiet --no-deps --wheel-dir dist .

@@ -39,3 +39,11 @@ def test_every_formula_is_mathml(site):
         without_code = re.sub(r"<code.*?</code>", "", text, flags=re.DOTALL)
         assert "arithmatex" not in text and not re.search(r"\\(frac|sum|mathrm)\b", without_code)
     assert formulas > 300
+
+
+def test_the_reference_describes_fields_and_shows_examples_as_code(site):
+    page = (site / "reference/federated/optimizers/index.html").read_text(encoding="utf-8")
+    assert "what a client keeps before its first round" in page  # a comment below its field
+    assert "At a client." not in page  # a heading of fields
+    for file in site.glob("reference/**/*.html"):
+        assert "<blockquote>" not in file.read_text(encoding="utf-8"), file  # prompts of an example
