@@ -16,7 +16,9 @@ OF_USERS = {"folder", "huggingface", "npz", "table", "tfds"}
 NO_PAPER = {"glyphs", "stand_in", "local"}
 
 
-def test_every_method_federated_optimizer_and_dataset_has_a_citation_and_no_other_name_has() -> None:
+def test_every_method_federated_optimizer_and_dataset_has_a_citation_and_no_other_name_has() -> (
+    None
+):
     names = {*METHODS.available(), *FEDERATED_OPTIMIZERS.available(), *SOURCES.available()}
     assert names - OF_USERS - NO_PAPER == set(citations()) - {TOOL}
 
