@@ -18,7 +18,6 @@ from fedjax_ssl.federated import (
     Setup,
     Step,
     Term,
-    Traffic,
     View,
 )
 from fedjax_ssl.federated.local_step import LocalStep, StepTaken, TakeStep
@@ -31,7 +30,6 @@ from fedjax_ssl.federated.method import (
     PyTree,
     RoundContext,
 )
-from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.terms import PseudoLabels, diagnose_pseudo_labels, network_outputs
 from fedjax_ssl.models import Outputs
@@ -234,7 +232,7 @@ def taught_term(
 
     After step t, counted on from round to round as the mean over the clients, the teacher g becomes
     d g + (1 - d) f with d = min(1 - 1 / (t + 1), decay) and the student f. In the stage's first
-    round the teacher is the student. It goes both ways beside the student.
+    round the teacher is the student. It goes both ways beside the student, with its steps.
 
     Args:
         name: name of the term.
@@ -245,9 +243,10 @@ def taught_term(
 
     def from_student(teacher: Teacher, context: RoundContext) -> tuple[Broadcast, Teacher]:
         fresh = Teacher(context.params, context.model_state, jnp.zeros(()))
-        return Broadcast(), jax.tree.map(
+        sent = jax.tree.map(
             lambda new, old: jnp.where(context.number == 0, new, old), fresh, teacher
         )
+        return Broadcast(shared=sent), sent
 
     def followed(step: TakeStep, name: str) -> TakeStep:
         def take(at: LocalStep) -> StepTaken:
@@ -264,12 +263,6 @@ def taught_term(
 
         return take
 
-    def traffic(outcome: RoundResult) -> Traffic:
-        context = outcome.context
-        teacher = sum(leaf.size for leaf in jax.tree.leaves((context.params, context.model_state)))
-        both_ways = count(jnp.sum(context.valid), BYTES_PER_NUMBER * teacher)
-        return Traffic(both_ways, both_ways)
-
     server = AtServer(
         init=lambda key, params, model_state, clients: Teacher(params, model_state, jnp.zeros(())),
         prepare=from_student,
@@ -280,7 +273,7 @@ def taught_term(
         wrap_step=followed,
         average=lambda trained: trained.local[name],
     )
-    return Term(name, views, loss, server=server, client=client, log=ForLog(traffic=traffic))
+    return Term(name, views, loss, server=server, client=client)
 
 
 def teacher_network(term: str) -> Callable[[ServerState], tuple[PyTree, PyTree]]:
