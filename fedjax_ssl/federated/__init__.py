@@ -94,6 +94,7 @@ if TYPE_CHECKING:
     )
     from fedjax_ssl.federated.placement import PLACEMENTS, REDUCTIONS, deal, map_clients
     from fedjax_ssl.federated.recipe import Needs, ParameterGroups, Pretraining, Recipe
+    from fedjax_ssl.federated.replicas import with_replicas
     from fedjax_ssl.federated.round import CLIENT_MODELS
     from fedjax_ssl.federated.sampler import (
         Steps,

@@ -160,6 +160,10 @@ def _check_fit(first: Recipe, other: Recipe) -> None:
             "both train at the server, but not in the same way",
         ),
         (
+            any(a.around_clients and b.around_clients for a, b in pairs),
+            "both wrap the training of clients",
+        ),
+        (
             any(a.terms and a.sampler is None for a, _ in pairs),
             "the first has no batches of its own; put it second",
         ),
@@ -306,6 +310,7 @@ class _Scope(NamedTuple):
             server=server,
             rate=first.rate or self.sees(own.rate),
             weigh=first.weigh or self.sees_names(own.weigh),
+            around_clients=first.around_clients or own.around_clients,
         )
 
     def of_server(self, first: ServerTraining | None, own: ServerTraining) -> ServerTraining:

@@ -34,7 +34,7 @@ from fedjax_ssl.federated.method import (
 )
 from fedjax_ssl.federated.packing import packing
 from fedjax_ssl.federated.recipe import Pretraining, Recipe, check_is_recipe
-from fedjax_ssl.federated.round import CLIENT_MODELS, draw_cohort, run_round, train_at_server
+from fedjax_ssl.federated.round import CLIENT_MODELS, Turn, draw_cohort, run_round, train_at_server
 from fedjax_ssl.federated.sampler import with_local_steps
 from fedjax_ssl.federated.setup import KEEP_BY, WEIGHTINGS, Setup
 from fedjax_ssl.federated.traffic import Count
@@ -60,9 +60,8 @@ def build(recipe: Recipe) -> Method:
             two of one name, a term moves a group that is not there, a private group is not there,
             `weighting` or `keep_by` of the setup is unknown, the states of local optimizers are
             both kept and averaged, clients that train alone need a server or a mean of these
-            states, the network has no class scores and the method reads them, the batches of a
-            stage cannot go on from round to round (`local_steps`), or (from `init`) the server
-            keeps its optimizer's state with different numbers of replicas.
+            states, the network has no class scores and the method reads them, or the batches of a
+            stage cannot go on from round to round (`local_steps`).
 
     Example:
         >>> def sharpened(setup: fs.Setup) -> fs.Method:
@@ -414,7 +413,8 @@ def _pretrained(
             inputs=data.inputs,
         )
         rate = pretraining.learning_rate(number)
-        return train_at_server(training, pretraining.server, context, state, data, rate)[0]
+        turn = Turn(training, context, state, data, rate)
+        return train_at_server(turn, pretraining.server)[0]
 
     return jax.lax.fori_loop(jnp.int32(0), jnp.int32(pretraining.rounds), one_round, state)
 
@@ -425,26 +425,17 @@ def _server_optimizer(
     pretraining: Pretraining | None,
     packed: Params,
 ) -> PyTree:
-    """State of the optimizer at the server, one per replica; nothing where it starts anew in
-    every round.
+    """State of the optimizer at the server, leading axis 1; nothing where it starts anew in every
+    round.
     """
     servers = [
         *(stage.server for stage in stages),
         None if pretraining is None else pretraining.server,
     ]
-    counts = {
-        max(server.members, 1) for server in servers if server is not None and server.keep_optimizer
-    }
-    if not counts:
+    if not any(server is not None and server.keep_optimizer for server in servers):
         return {}
-    if len(counts) > 1:
-        raise ValueError(
-            f"the server keeps the state of its optimizer with {sorted(counts)} replicas; give it "
-            "one number"
-        )
-    (count,) = counts
     state = {group: training.optimizer.init({group: arrays}) for group, arrays in packed.items()}
-    return jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *jnp.shape(x))), state)
+    return jax.tree.map(lambda x: jnp.expand_dims(x, 0), state)
 
 
 def _terms(stage: Stage) -> tuple[Term, ...]:

@@ -139,7 +139,6 @@ def grouped(
     group_sizes: Annotated[tuple[int, ...] | None, Whole(1)] = None,
     groups: Annotated[int | None, Whole(1)] = None,
     broadcast_global: bool = False,
-    replica_same_batches: bool = False,
     *,
     facts: Facts | None = None,
 ) -> FederatedOptimizer:
@@ -154,8 +153,6 @@ def grouped(
         group_sizes: clients of each group, together those of a round, in place of `groups`.
         groups: how many, of about equal size; by default of about ten clients each, at least two.
         broadcast_global: everybody starts from the global model.
-        replica_same_batches: the groups' replicas of the server see the same batches: one replica
-            is a member of every group.
         facts: sizes of the run, which `groups` divides.
 
     Raises:
@@ -168,12 +165,11 @@ def grouped(
     num_groups = len(sizes)
 
     def send(state: PyTree, kept: PyTree, context: RoundContext) -> PyTree:
-        _check_sizes(sizes, context.valid.shape[0])
-        assert context.slots is not None
-        plan = averaging(sizes, context.members, broadcast_global)
-        slots = jnp.concatenate(
-            [context.slots, context.valid.shape[0] + jnp.arange(context.members, dtype=jnp.int32)]
-        )
+        slots = context.slots
+        assert slots is not None
+        num_clients = context.valid.shape[0]
+        _check_sizes(sizes, num_clients)
+        plan = averaging(sizes, slots.shape[0] - num_clients, broadcast_global)
         return {
             "share": jnp.asarray(plan.weights.T, jnp.result_type(float))[slots],
             "start": jnp.asarray(plan.starts)[slots],
@@ -219,7 +215,6 @@ def grouped(
 
     members = Groups(
         number=num_groups,
-        replicas=1 if replica_same_batches else num_groups,
         membership=lambda received: (received["share"] > 0).astype(received["share"].dtype),
         models=lambda state, params: state,
     )

@@ -20,6 +20,7 @@ from fedjax_ssl.models import Outputs
 
 if TYPE_CHECKING:
     from fedjax_ssl.federated.local_step import TakeStep
+    from fedjax_ssl.federated.round import Turn
 
 PyTree = Any
 # parameter group -> tree; one group "model" unless the method declares more
@@ -100,8 +101,7 @@ class ServerState(NamedTuple):
     optimizer: PyTree  # state of the federated optimizer at the server
     terms: dict[str, PyTree]  # state of every term, by term name
     clients: ClientState  # what every client keeps, leading axis C
-    server: PyTree
-    # ^ state of the local optimizer at the server, where it lives on; leading axis: replicas
+    server: PyTree  # state of the local optimizer at the server, where it lives on, leading axis 1
     local_optimizer: dict[str, PyTree] = {}  # noqa: RUF012
     # ^ its mean over the clients by group, if they start from it
     uploads: PyTree = ()  # state of the upload transforms
@@ -159,11 +159,9 @@ class RoundContext(NamedTuple):
     # ^ [N, ...] raw inputs of all examples, of which the clients', the server's and validation are
     # there
     validation: Validation | None = None
-    # For federated optimizers alone:
-    members: int = 0
-    # ^ replicas of the server that are members of the average, which follow the p clients
     slots: Int[Array, " p"] | None = None
-    # ^ the clients' places in a random order, see `random_slots`
+    # ^ for federated optimizers: the clients' places in a random order, see `random_slots`; places
+    # from p on are those of other members of the average, after the clients
     round: Int[Array, ""] | None = None  # rounds since the run began; None before it
 
     @property
@@ -456,12 +454,8 @@ class ServerTraining(NamedTuple):
     sampler: "Sampler"
     when: tuple[str, ...] = ("after",)
     # ^ "before" the clients, "after" their models were averaged, or both
-    members: int = 0
-    # ^ replicas that train beside the clients instead and are members of the average
     keep_optimizer: bool = False  # the state of its local optimizer lives on from round to round
-    rate: Callable[[Client], Float[Array, ""]] | None = None  # as in `Stage`; not of replicas
-    statistics: bool = False
-    # ^ batch statistics of the next model are the replicas', not those of all members
+    rate: Callable[[Client], Float[Array, ""]] | None = None  # as in `Stage`
 
 
 class Stage(NamedTuple):
@@ -493,6 +487,9 @@ class Stage(NamedTuple):
     wrap_step: "Callable[[TakeStep], TakeStep] | None" = None
     # ^ local step of a parameter group -> another one in its place, before those of the terms: with
     # another gradient or other forward passes; None: as it is
+    around_clients: "Callable[[Turn, Stage, Callable], tuple[ServerState, Metrics]] | None" = None
+    # ^ (round, this stage, training of the clients: round -> result) -> the same result (state,
+    # metrics), for what trains beside them; None: as it is
 
     @property
     def trains_clients(self) -> bool:

@@ -82,9 +82,8 @@ class Groups(NamedTuple):
     """Parts of a cohort that are averaged on their own."""
 
     number: int = 1
-    replicas: int = 1  # replicas of the server, where a method has it as a member of the average
     membership: Callable[[PyTree], Float[Array, " G"]] = lambda received: jnp.ones((1,))
-    # ^ received -> 1 for the groups that a client or replica is in, else 0
+    # ^ received -> 1 for the groups that a client is in, else 0
     models: Callable[[PyTree, Grouped], Grouped] = lambda state, params: jax.tree.map(
         lambda w: w[None], params
     )
@@ -104,7 +103,7 @@ class FederatedOptimizer(NamedTuple):
     # ^ (state, global parameters, what clients reported in sum, round) -> (global parameters,
     # state)
     send: Callable[[PyTree, PyTree, RoundContext], PyTree] = lambda state, kept, context: ()
-    # ^ (state, what the cohort's clients keep, round) -> received, leading axis p + members
+    # ^ (state, what the cohort's clients keep, round) -> received, leading axis p
     keep: Callable[[Grouped], PyTree] = lambda params: ()
     # ^ parameters -> what a client keeps before its first round
     # At a client.

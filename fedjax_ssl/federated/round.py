@@ -54,7 +54,19 @@ PyTree = Any
 CLIENT_MODELS = "client_models"
 
 
-class _Task(NamedTuple):
+class Turn(NamedTuple):
+    """Local training of a round, and what it starts from."""
+
+    training: LocalTraining  # parts that stay the same over the rounds
+    context: RoundContext  # the round before anything was sent
+    state: ServerState  # before the round
+    data: FederatedData
+    learning_rate: Float[Array, ""]
+    join: Callable[[Sums], Sums] = lambda clients: clients
+    # ^ adds what trains beside the clients to their sums
+
+
+class Task(NamedTuple):
     """Clients of one kind, what they do, and where."""
 
     kind: ClientKind
@@ -63,11 +75,20 @@ class _Task(NamedTuple):
     # ^ (update of, download, clients, valid) -> (summed, stacked)
 
 
-class _Results(NamedTuple):
+class Results(NamedTuple):
     """Results of the clients, or of one kind of them."""
 
     summed: Sums
     stacked: Arrivals
+
+
+class Trained(NamedTuple):
+    """A cohort after local training."""
+
+    download: Download  # message to all clients
+    context: RoundContext  # the round with what each client was sent
+    sent: dict[str, Broadcast]  # by term
+    results: list[Results]  # by kind
 
 
 def run_round(
@@ -92,6 +113,7 @@ def run_round(
         data: the federation.
         execution: where the clients run.
     """
+    training = training._replace(keep_models=execution.keep_models)
     key = _round_key(run_key, state.round)
     part = part_of(data, state.round, setup.rounds)
     federation = all_clients(data, part)
@@ -105,10 +127,10 @@ def run_round(
         cohort = Cohort(*(table[state.round - drawn.first] for table in (drawn.ids, drawn.valid)))
     slots = random_slots(named_key(key, "slots"), cohort.ids, cohort.valid, data.num_clients)
 
-    def context(state: ServerState) -> RoundContext:
+    def turn(state: ServerState) -> Turn:
         clients = clients_of(data, cohort.ids, cohort.valid, part)
         kept = gather_states(state.clients, cohort.ids, slots if training.keep_by_slot else None)
-        return RoundContext(
+        context = RoundContext(
             key=key,
             run_key=run_key,
             number=state.round - start,
@@ -123,24 +145,23 @@ def run_round(
             validation=_validation(data),
             slots=slots,
         )
+        return Turn(training, context, state, data, rate)
 
     rate = setup.learning_rate(state.round - start)
-    server = stage.server if stage.server is not None and not stage.server.members else None
+    server = stage.server
     logs: list[Metrics] = []
     if server is not None and "before" in server.when:
-        state, log = train_at_server(
-            training, server, context(state), state, data, rate, "server before"
-        )
+        state, log = train_at_server(turn(state), server, "server before")
         logs.append(log)
     info: Metrics = {}
     if stage.trains_clients:
-        keeping = training._replace(keep_models=execution.keep_models)
-        state, info, more = _train_clients(
-            keeping, stage, context(state), state, data, rate, execution
-        )
-        logs += more
+        train = partial(_train_clients, stage, execution)
+        if stage.around_clients is not None:
+            state, info = stage.around_clients(turn(state), stage, train)
+        else:
+            state, info = train(turn(state))
     if server is not None and "after" in server.when:
-        state, log = train_at_server(training, server, context(state), state, data, rate)
+        state, log = train_at_server(turn(state), server)
         logs.append(log)
     info = reduce(with_server, logs, info)
     if training.average_optimizer:
@@ -179,25 +200,18 @@ def _round_key(run_key: Key[Array, ""], number: Int[Array, ""]) -> Key[Array, ""
 
 
 def train_at_server(
-    training: LocalTraining,
-    server: ServerTraining,
-    context: RoundContext,
-    state: ServerState,
-    data: FederatedData,
-    learning_rate: Float[Array, ""],
-    key_name: str = "server",
+    turn: Turn, server: ServerTraining, key_name: str = "server"
 ) -> tuple[ServerState, Metrics]:
-    """Return the server as a federation of one client that is always there."""
-    always = jnp.ones((1,), bool)
-    kept = ClientState({}, state.server if server.keep_optimizer else {}, {}, ())
-    own = state._replace(optimizer=(), clients=kept, local_optimizer={})
-    clients = server_as_client(data)._replace(kept=kept)
-    here = context._replace(
-        key=named_key(context.key, key_name), clients=clients, valid=always, slots=None
+    """Train the server as a federation of one client that is always there: (state, metrics)."""
+    state = turn.state
+    alone, task = at_server(turn, server, server_as_client(turn.data), key_name)
+    kept = alone.context.clients.kept
+    assert kept is not None
+    alone = alone._replace(
+        training=alone.training._replace(federated_optimizer=fedavg(), private=()),
+        state=alone.state._replace(optimizer=(), clients=kept),
     )
-    alone = _at_server(training, server)._replace(federated_optimizer=fedavg(), private=())
-    task = _Task(_server_kind(server), always, train_cohort)
-    trained, info, _ = _train(alone, [task], None, here, own, data, learning_rate)
+    trained, info = _train(alone, [task])
     after = trained.clients.optimizer if server.keep_optimizer else state.server
     untouched = {
         "optimizer": state.optimizer,
@@ -207,115 +221,90 @@ def train_at_server(
     return trained._replace(server=after, **untouched), info
 
 
-def _train_clients(
-    training: LocalTraining,
-    stage: Stage,
-    context: RoundContext,
-    state: ServerState,
-    data: FederatedData,
-    learning_rate: Float[Array, ""],
-    execution: Execution,
-) -> tuple[ServerState, Metrics, list[Metrics]]:
-    """Trains the cohort, kind by kind, and with it the server's replicas that are members of the
-    average.
+def at_server(
+    turn: Turn,
+    server: ServerTraining,
+    clients: Client,
+    key_name: str = "server",
+    federated: PyTree = (),
+) -> tuple[Turn, Task]:
+    """Return what the server does in place of clients: nothing is sent, and the state of its
+    optimizer is its own.
+
+    Args:
+        turn: the clients'.
+        server: what it trains.
+        clients: from `server_as_client`, leading axis that of `ServerState.server`.
+        key_name: tells its draws from those of clients.
+        federated: what these clients keep for the federated optimizer.
     """
-    rest = jnp.ones_like(context.valid)
+    always = jnp.ones(clients.id.shape, bool)
+    kept = ClientState({}, turn.state.server if server.keep_optimizer else {}, {}, federated)
+    own = turn._replace(
+        training=turn.training._replace(
+            keep_optimizer=server.keep_optimizer,
+            keep_by_slot=False,
+            keep_models=False,
+            uploads=identity(),
+            receive=None,
+            weighting="uniform",
+            average_optimizer=False,
+        ),
+        context=turn.context._replace(
+            key=named_key(turn.context.key, key_name),
+            clients=clients._replace(kept=kept),
+            valid=always,
+            slots=None,
+        ),
+        state=turn.state._replace(local_optimizer={}),
+    )
+    kind = ClientKind(all_members, server.terms, server.sampler, server.rate)
+    return own, Task(kind, always, train_cohort)
+
+
+def _train_clients(stage: Stage, execution: Execution, turn: Turn) -> tuple[ServerState, Metrics]:
+    """Train the cohort, kind by kind."""
+    rest = jnp.ones_like(turn.context.valid)
     tasks = []
     for kind in stage.kinds:
-        members = rest & kind.members(context.clients)
+        members = rest & kind.members(turn.context.clients)
         rest = rest & ~members
         tasks.append((kind, members))
     if (own := stage.own_kind) is not None:
         tasks.insert(0, (own, rest))
     placed = [
-        _Task(kind, members, partial(place_clients, execution, kind.sampler, state, data))
+        Task(kind, members, partial(place_clients, execution, kind.sampler, turn.state, turn.data))
         for kind, members in tasks
     ]
-    replicas = stage.server if stage.server is not None and stage.server.members else None
-    state, info, log = _train(training, placed, replicas, context, state, data, learning_rate)
-    return state, info, [] if log is None else [log]
+    return _train(turn, placed)
 
 
-def _train(
-    training: LocalTraining,
-    tasks: list[_Task],
-    replicas: ServerTraining | None,
-    context: RoundContext,
-    state: ServerState,
-    data: FederatedData,
-    learning_rate: Float[Array, ""],
-) -> tuple[ServerState, Metrics, Metrics | None]:
-    """Trains the context's clients and takes the federated optimizer's step; the round is not
-    counted here.
-
-    Args:
-        training: parts of local training that stay the same over the rounds.
-        tasks: the clients by kind.
-        replicas: replicas of the server, which train beside them.
-        context: the round before anything was sent.
-        state: before the round.
-        data: the federation.
-        learning_rate: rate of the round.
-
-    Returns:
-        (state, metrics, metrics of the server's replicas if there are any).
-    """
-    context = context._replace(members=0 if replicas is None else replicas.members)
-    download, context, sent, beside = _send(training, tasks, context, state, data, learning_rate)
-    results = []
-    for task in tasks:
-        asked = [term.server.participates(sent[term.name], context) for term in task.kind.terms]
-        active = without_examples(context.clients, jnp.stack(asked).any(0) & task.members)
-        update_of = partial(ClientUpdate, training, task.kind)
-        results.append(_Results(*task.place(update_of, download, active, context.valid)))
-    of_replicas = None
-    log = None
-    if replicas is not None:
-        of_replicas, server = _train_replicas(training, replicas, download, state, data, beside)
-        state = state._replace(server=server)
-        log = work_done(of_replicas.summed.work)
-    statistics = replicas is not None and replicas.statistics
-    after, info = _absorb(
-        training, tasks, results, of_replicas, statistics, download, context, sent, state, data
-    )
-    return after, info, log
+def _train(turn: Turn, tasks: list[Task]) -> tuple[ServerState, Metrics]:
+    """Train the clients and take the federated optimizer's step; the round is not counted here."""
+    return _absorb(turn, tasks, train_locally(turn, tasks))
 
 
-def _send(
-    training: LocalTraining,
-    tasks: list[_Task],
-    context: RoundContext,
-    state: ServerState,
-    data: FederatedData,
-    learning_rate: Float[Array, ""],
-) -> tuple[Download, RoundContext, dict[str, Broadcast], PyTree]:
-    """Prepare all that is sent; arguments as in `_train`.
-
-    Returns:
-        (message to all clients, the round with what each client was sent, messages by term, what
-        the federated optimizer sent to the server's replicas).
-    """
+def train_locally(turn: Turn, tasks: list[Task]) -> Trained:
+    """Send what the clients of these kinds need, and train them."""
+    context = turn.context
+    state = turn.state
+    data = turn.data
+    # 1. All that is sent.
     states = dict(state.terms)
     sent = {}
     for term in (term for task in tasks for term in task.kind.terms):
         sent[term.name], states[term.name] = term.server.prepare(states[term.name], context)
-    size = context.valid.shape[0]
     kept = context.clients.kept
     assert kept is not None
-    of_members = kept.federated
-    if context.members:
-        more = _nothing_kept(context.members, state)
-        of_members = jax.tree.map(lambda x, more: jnp.concatenate([x, more]), of_members, more)
-    received = training.federated_optimizer.send(state.optimizer, of_members, context)
     clients = context.clients._replace(
         sent={name: message.own for name, message in sent.items()},
-        received=jax.tree.map(lambda x: x[:size], received),
+        received=turn.training.federated_optimizer.send(state.optimizer, kept.federated, context),
     )
     shared = {name: message.shared for name, message in sent.items()}
     download = Download(
         key=context.key,
         now=Now(context.number, shared, context.run_key, context.round),
-        learning_rate=learning_rate,
+        learning_rate=turn.learning_rate,
         params=state.params,
         model_state=state.model_state,
         optimizer=state.optimizer,
@@ -326,30 +315,25 @@ def _send(
         test=_test(data),
         uploads=state.uploads,
     )
-    return (
-        download,
-        context._replace(clients=clients),
-        sent,
-        jax.tree.map(lambda x: x[size:], received),
-    )
+    context = context._replace(clients=clients)
+    # 2. The clients, kind by kind.
+    results = []
+    for task in tasks:
+        asked = [term.server.participates(sent[term.name], context) for term in task.kind.terms]
+        active = without_examples(context.clients, jnp.stack(asked).any(0) & task.members)
+        update_of = partial(ClientUpdate, turn.training, task.kind)
+        results.append(Results(*task.place(update_of, download, active, context.valid)))
+    return Trained(download, context, sent, results)
 
 
 @jax.named_scope(AVERAGE)
-def _absorb(
-    training: LocalTraining,
-    tasks: list[_Task],
-    results: list[_Results],
-    replicas: _Results | None,
-    statistics_of_replicas: bool,
-    download: Download,
-    context: RoundContext,
-    sent: dict[str, Broadcast],
-    state: ServerState,
-    data: FederatedData,
-) -> tuple[ServerState, Metrics]:
+def _absorb(turn: Turn, tasks: list[Task], trained: Trained) -> tuple[ServerState, Metrics]:
     """Take the federated optimizer's step and hand the terms what the clients uploaded: (state,
     metrics).
     """
+    training = turn.training
+    state = turn.state
+    download, context, sent, results = trained
     optimizer = training.federated_optimizer
     kept = context.clients.kept
     assert kept is not None
@@ -361,27 +345,22 @@ def _absorb(
     if (change := training.uploads.at_server) is not None:
         summed, uploads = change(named_key(context.key, "uploads"), summed, context, uploads)
     averages = summed.averages
-    # 2. Replicas of the server are members of the average, and may be the only ones whose batch
-    # statistics count.
-    statistics = summed
-    if replicas is not None:
-        summed = _with_replicas(summed, replicas.summed)
-        statistics = replicas.summed if statistics_of_replicas else summed
-    # 3. The federated optimizer's step on the parameters; batch statistics take their mean.
+    summed = turn.join(summed)
+    # 2. The federated optimizer's step on the parameters; batch statistics take their mean.
     before = {
         group: packing(state.params[group]).pack(state.params[group]) for group in training.shared
     }
     reported = summed.update._replace(measured=())
     moved, optimizer_state = optimizer.apply(state.optimizer, before, reported, context)
     flat_state, unravel_state = ravel_pytree(state.model_state)
-    scale = mean_scale(statistics.weight).astype(flat_state.dtype)
+    scale = mean_scale(summed.weight).astype(flat_state.dtype)
     slots = context.slots if training.keep_by_slot else None
     after = state._replace(
         params={
             g: packing(tree).unpack(moved[g]) if g in moved else tree
             for g, tree in state.params.items()
         },
-        model_state=cut(unravel_state, flat_state + scale * statistics.statistics),
+        model_state=cut(unravel_state, flat_state + scale * summed.statistics),
         optimizer=optimizer_state,
         terms=download.terms,
         clients=write_states(
@@ -390,7 +369,7 @@ def _absorb(
         local_optimizer=_mean_optimizer(state.local_optimizer, summed.optimizer),
         uploads=uploads,
     )
-    # 4. Every term sees what its own clients sent, and the states before and after.
+    # 3. Every term sees what its own clients sent, and the states before and after.
     outcomes: dict[str, RoundResult] = {}
     seen = RoundResult(context, Broadcast(), (), counts, (), summed.weight, state, after)
     for task, result in zip(tasks, results, strict=True):
@@ -400,7 +379,7 @@ def _absorb(
         term.name: term.server.server_update(after.terms[term.name], outcomes[term.name])
         for term in terms
     }
-    # 5. The log, of which nothing comes back.
+    # 4. The log, of which nothing comes back.
     info = work_done(summed.work) | {"clients": jnp.sum(context.valid, dtype=jnp.int32)}
     state_size = 0 if optimizer.alone else flat_state.size
     kinds = [
@@ -414,7 +393,7 @@ def _absorb(
         size = 2 * BYTES_PER_NUMBER * entries(state.local_optimizer)
         info["optimizer_state_bytes"] = count(info["clients"], size)
     info |= optimizer.log(summed.update, context)
-    truth = data.labels[context.clients.rows]
+    truth = turn.data.labels[context.clients.rows]
     log = together.stacked.log
     if log.model is not None:
         info[CLIENT_MODELS] = {
@@ -428,19 +407,9 @@ def _absorb(
     return after._replace(terms={**after.terms, **absorbed}), info
 
 
-def _with_replicas(clients: Sums, replicas: Sums) -> Sums:
-    """Return the sums over clients and replicas of the server."""
-    update, weight, statistics = jax.tree.map(
-        jnp.add,
-        (clients.update, clients.weight, clients.statistics),
-        (replicas.update, replicas.weight, replicas.statistics),
-    )
-    return clients._replace(update=update, weight=weight, statistics=statistics)
-
-
 def _outcomes(
-    task: _Task,
-    result: _Results,
+    task: Task,
+    result: Results,
     averages: dict[str, PyTree],
     seen: RoundResult,
     sent: dict[str, Broadcast],
@@ -479,7 +448,7 @@ def _mean_optimizer(
     }
 
 
-def _join(results: list[_Results], tasks: list[_Task], before: ClientState) -> _Results:
+def _join(results: list[Results], tasks: list[Task], before: ClientState) -> Results:
     """Return the results of all kinds of clients together; what a term sent or averaged stays with
     its kind's results.
     """
@@ -493,7 +462,7 @@ def _join(results: list[_Results], tasks: list[_Task], before: ClientState) -> _
     ]
     model = results[0].stacked.log.model
     for result, task in zip(results[1:], tasks[1:], strict=True):
-        mine = partial(_where_slots, task.members)
+        mine = partial(where_slots, task.members)
         model = jax.tree.map(mine, result.stacked.log.model, model)
     stacked = Arrivals(
         terms={},
@@ -505,63 +474,12 @@ def _join(results: list[_Results], tasks: list[_Task], before: ClientState) -> _
         ),
     )
     total = reduce(partial(jax.tree.map, jnp.add), sums)
-    return _Results(total._replace(averages=averages), stacked)
+    return Results(total._replace(averages=averages), stacked)
 
 
-def _where_slots(members: Bool[Array, " p"], new: Array, old: Array) -> Array:
+def where_slots(members: Bool[Array, " p"], new: Array, old: Array) -> Array:
+    """Return the new rows of members, and the old ones of others."""
     return jnp.where(members.reshape(-1, *[1] * (new.ndim - 1)), new, old)
-
-
-def _train_replicas(
-    training: LocalTraining,
-    server: ServerTraining,
-    download: Download,
-    state: ServerState,
-    data: FederatedData,
-    received: PyTree,
-) -> tuple[_Results, PyTree]:
-    """Replicas of the server beside the clients; every one draws batches of its own."""
-    replicas = jnp.arange(server.members, dtype=jnp.int32)
-    one = server_as_client(data)
-    clients = jax.tree.map(lambda x: jnp.repeat(x, server.members, axis=0), one)
-    kept = ClientState({}, state.server if server.keep_optimizer else {}, {}, ())
-    own_kept = kept._replace(federated=_nothing_kept(server.members, state))
-    clients = clients._replace(id=replicas, received=received, kept=own_kept)
-    own = _at_server(training, server)
-    download = download._replace(key=named_key(download.key, "server"), local_optimizer={})
-    update_of = partial(ClientUpdate, own, _server_kind(server)._replace(rate=None))
-    result = _Results(
-        *train_cohort(update_of, download, clients, jnp.ones((server.members,), bool))
-    )
-    own_only = result.stacked.kept._replace(params={}, federated=())
-    new = write_states(kept, own_only, replicas, result.stacked.counts)
-    return result, new.optimizer if server.keep_optimizer else state.server
-
-
-def _at_server(training: LocalTraining, server: ServerTraining) -> LocalTraining:
-    """Local training as the server does it: nothing is sent, and its optimizer's state is its
-    own.
-    """
-    return training._replace(
-        keep_optimizer=server.keep_optimizer,
-        keep_by_slot=False,
-        keep_models=False,
-        uploads=identity(),
-        receive=None,
-        weighting="uniform",
-        average_optimizer=False,
-    )
-
-
-def _server_kind(server: ServerTraining) -> ClientKind:
-    return ClientKind(all_members, server.terms, server.sampler, server.rate)
-
-
-def _nothing_kept(members: int, state: ServerState) -> PyTree:
-    """Return the kept state of replicas: they send what clients before their first round would."""
-    return jax.tree.map(
-        lambda x: jnp.zeros((members, *x.shape[1:]), x.dtype), state.clients.federated
-    )
 
 
 def _validation(data: FederatedData) -> Validation:

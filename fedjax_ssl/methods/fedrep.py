@@ -40,6 +40,7 @@ from fedjax_ssl.federated import (
 )
 from fedjax_ssl.federated.method import ForLog, PyTree, RoundResult, ServerState, Traffic
 from fedjax_ssl.federated.packing import packing
+from fedjax_ssl.federated.replicas import with_replicas
 from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count
 from fedjax_ssl.methods.parts import second_head
 from fedjax_ssl.methods.parts.channel_terms import check_one_space
@@ -116,12 +117,10 @@ def fedrep(
         sampler,
         labelled_quota="only",
         count_labels=count_coarse,
-        server=ServerTraining(
-            server_terms, at_server, members=1, keep_optimizer=setup.keep_optimizer
-        ),
+        server=ServerTraining(server_terms, at_server, keep_optimizer=setup.keep_optimizer),
     )
     groups = second_head.by_head(SECOND_HEAD, HEAD, BODY)
-    return Recipe(
+    recipe = Recipe(
         setup,
         (stage,),
         groups if shared_head else groups._replace(private=(SECOND_HEAD,)),
@@ -129,6 +128,7 @@ def fedrep(
         own_networks=False,  # a client's own head does not score classes
         check=check_one_space if shared_head else None,
     )
+    return with_replicas(recipe)
 
 
 def class_term(setup: Setup, group: str, name: str) -> Term:

@@ -64,7 +64,15 @@ from fedjax_ssl.federated.method import (
     Term,
     View,
 )
-from fedjax_ssl.federated.optimizers import FederatedOptimizer, Grouped, Local, Moved, Report
+from fedjax_ssl.federated.optimizers import (
+    FederatedOptimizer,
+    Grouped,
+    Local,
+    Moved,
+    Report,
+    fedavg,
+)
+from fedjax_ssl.federated.replicas import with_replicas
 from fedjax_ssl.federated.sampler import Steps, fixed_steps, paired_batches, passes
 from fedjax_ssl.federated.setup import Setup
 from fedjax_ssl.methods.parts.consistency import LABELLED, UNLABELLED, judge_unlabelled, strong_view
@@ -117,6 +125,8 @@ class FedRGD:
         warmup_steps: local steps of linear warm-up.
         schedule_steps: local steps of the cosine; None: of the run.
         first_period_extra_step: the first round of every 1,024 steps takes T + 1, as in the code.
+        replica_same_batches: the groups' replicas of the server see the same batches: one replica
+            is a member of every group, as in the code.
         bn_stats: running statistics of batch norm layers are the "server"'s, or the "average" of
             all members.
         diversity: metric of the log: "updates" (of local training, "gradient_diversity"),
@@ -138,6 +148,7 @@ class FedRGD:
     warmup_steps: CountOrZero = 0
     schedule_steps: Annotated[int | None, Whole(1)] = None
     first_period_extra_step: bool = False
+    replica_same_batches: bool = False
     bn_stats: Literal["server", "average"] = "server"
     diversity: Literal["updates", "gradients", "both"] = "updates"
     diversity_every: Count = 1
@@ -187,18 +198,18 @@ def fedrgd(setup: Setup, settings: FedRGD) -> Recipe:
         server = ServerTraining(
             (supervised._replace(name="supervised at server"),),
             steps_of(setup, settings, (LABELLED,), setup.max_server),
-            members=setup.federated_optimizer.groups.replicas,
             keep_optimizer=setup.keep_optimizer,
-            statistics=settings.bn_stats == "server",
         )
         stage = stage._replace(labelled_quota="any" if learns else "only", server=server)
         needs = Needs(("server",)) if learns else Needs(("labels", "server"), every_one=True)
     recipe = Recipe(setup, (stage,), needs=needs)
-    if settings.diversity == "updates":
-        return recipe
-    at_server = one_pass(setup, (LABELLED,), setup.max_server)
-    clients = one_pass(setup, streams)
-    return with_gradient_pass(recipe, unmeasured, clients, at_server, settings)
+    if settings.diversity != "updates":
+        at_server = one_pass(setup, (LABELLED,), setup.max_server)
+        clients = one_pass(setup, streams)
+        recipe = with_gradient_pass(recipe, unmeasured, clients, at_server, settings)
+    groups = setup.federated_optimizer.groups
+    replicas = 1 if settings.replica_same_batches else groups.number
+    return with_replicas(recipe, replicas, settings.bn_stats == "server")
 
 
 def unlabelled_term(setup: Setup, settings: FedRGD) -> Term:
@@ -402,16 +413,37 @@ def with_gradient_diversity(optimizer: FederatedOptimizer, how: FedRGD) -> Feder
     group has a mean of its own (`fedjax_ssl.federated.Groups`), and the diversity is averaged over
     all members of all groups that trained.
     """
+    counting = _counting(optimizer, how)
+
+    def report(local: Local) -> Report:
+        inner = optimizer.report(local._replace(received=local.received["optimizer"]))
+        trained = jnp.any(jnp.stack(list(local.weights.values())) > 0)
+        mine = jnp.where(trained, counting.groups.membership(local.received), 0.0)
+        measured = (inner.summed.measured, share_of(local.change, mine, how))
+        return Report(inner.summed._replace(measured=measured), inner.kept)
+
+    def log(summed: Moved, context: RoundContext) -> dict[str, Array]:
+        others, shares = summed.measured
+        return {
+            **optimizer.log(summed._replace(measured=others), context),
+            "gradient_diversity": diversity_of(shares, how),
+        }
+
+    return counting._replace(report=report, log=log)
+
+
+def _counting(optimizer: FederatedOptimizer, how: FedRGD) -> FederatedOptimizer:
+    """Tell who counts in the measure, beside what a federated optimizer sends; others are members
+    of no group.
+    """
     groups = optimizer.groups
 
     def membership(received: PyTree) -> Float[Array, " G"]:
-        return groups.membership(received["optimizer"])
+        return jnp.where(received["counts"], groups.membership(received["optimizer"]), 0.0)
 
     def send(state: PyTree, kept: PyTree, context: RoundContext) -> PyTree:
-        is_client = (
-            jnp.arange(context.valid.shape[0] + context.members, dtype=jnp.int32)
-            < context.valid.shape[0]
-        )
+        assert context.slots is not None
+        is_client = context.slots < context.valid.shape[0]
         return {
             "optimizer": optimizer.send(state, kept, context),
             "counts": is_client | how.include_server,
@@ -423,22 +455,8 @@ def with_gradient_diversity(optimizer: FederatedOptimizer, how: FedRGD) -> Feder
     def correct(gradient: Grouped, params: Grouped, anchor: Grouped, received: PyTree) -> Grouped:
         return optimizer.correct(gradient, params, anchor, received["optimizer"])
 
-    def report(local: Local) -> Report:
-        inner = optimizer.report(local._replace(received=local.received["optimizer"]))
-        trained = jnp.any(jnp.stack(list(local.weights.values())) > 0)
-        mine = jnp.where(trained & local.received["counts"], membership(local.received), 0.0)
-        measured = (inner.summed.measured, share_of(local.change, mine, how))
-        return Report(inner.summed._replace(measured=measured), inner.kept)
-
-    def log(summed: Moved, context: RoundContext) -> dict[str, Array]:
-        others, shares = summed.measured
-        return {
-            **optimizer.log(summed._replace(measured=others), context),
-            "gradient_diversity": diversity_of(shares, how),
-        }
-
-    measured = optimizer._replace(send=send, start=start, correct=correct, report=report, log=log)
-    return measured._replace(groups=groups._replace(membership=membership))
+    own_groups = groups._replace(membership=membership)
+    return optimizer._replace(send=send, start=start, correct=correct, groups=own_groups)
 
 
 def with_gradient_pass(
@@ -475,8 +493,8 @@ def with_gradient_pass(
     groups = setup.federated_optimizer.groups
     (stage,) = recipe.stages
     own_server = None
-    if stage.server is not None and how.include_server:
-        own_server = ServerTraining(_moving_sums(stage.server.terms), server, members=groups.number)
+    if stage.server is not None:
+        own_server = ServerTraining(_moving_sums(stage.server.terms), server)
 
     def network_of(params: Params) -> PyTree:
         leaves, structure = jax.tree.flatten(params["model"])
@@ -492,7 +510,7 @@ def with_gradient_pass(
         return jax.tree.unflatten(structure, moved)
 
     plain_steps = setup._replace(
-        federated_optimizer=_measuring(setup.federated_optimizer, how, stage.server is not None),
+        federated_optimizer=_measuring(setup.federated_optimizer, how),
         local_optimizer=optax.identity(),
         learning_rate=lambda number: jnp.ones(()),
         keep_optimizer=False,
@@ -505,7 +523,8 @@ def with_gradient_pass(
         weigh=lambda *_: jnp.ones(()),
     )
     groups_moved = ParameterGroups(("model", "sum"), combine=network_of)
-    look_at = build(Recipe(plain_steps, (whole_pass,), groups_moved)).round
+    passing = Recipe(plain_steps, (whole_pass,), groups_moved)
+    look_at = build(with_replicas(passing, groups.number)).round
 
     def measured_round(
         plain: Callable,
@@ -541,19 +560,13 @@ def _moving_sums(terms: tuple[Term, ...]) -> tuple[Term, ...]:
     return tuple(term._replace(group="sum", log=ForLog()) for term in terms)
 
 
-def _measuring(optimizer: FederatedOptimizer, how: FedRGD, has_server: bool) -> FederatedOptimizer:
+def _measuring(optimizer: FederatedOptimizer, how: FedRGD) -> FederatedOptimizer:
     """Start everybody from the model of its group, and report its share of the diversity in
     place of its change.
     """
-    groups = optimizer.groups
-
-    def send(state: PyTree, kept: PyTree, context: RoundContext) -> PyTree:
-        if groups.number == 1:
-            return ()
-        received = optimizer.send(
-            state, kept, context._replace(members=groups.number if has_server else 0)
-        )
-        return jax.tree.map(lambda x: x[: context.valid.shape[0] + context.members], received)
+    # Of one group only who counts has to be known.
+    counting = _counting(optimizer if optimizer.groups.number > 1 else fedavg(), how)
+    groups = counting.groups
 
     def start(state: PyTree, received: PyTree, common: Grouped) -> Grouped:
         models = groups.models(state, common)["model"]
@@ -568,7 +581,7 @@ def _measuring(optimizer: FederatedOptimizer, how: FedRGD, has_server: bool) -> 
     return FederatedOptimizer(
         init=lambda params: (),
         apply=lambda state, anchor, summed, context: (anchor, state),
-        send=send,
+        send=counting.send,
         start=start,
         report=report,
         log=lambda summed, context: {"full_gradient_diversity": diversity_of(summed.measured, how)},

@@ -90,6 +90,7 @@ def method_of(
     options = {name: more.pop(name) for name in ("pretraining",) if name in more}
     start = start or {"w": 0.0}
     private = more.pop("private", ())
+    around = more.pop("around", lambda recipe: recipe)
     setup = toy.setup(
         data, model=numbers_model(**start), learning_rate=more.pop("learning_rate", 0.5), **more
     )
@@ -107,7 +108,7 @@ def method_of(
             split=lambda params: {name: {name: value} for name, value in params.items()},
             combine=lambda groups: {name: groups[name][name] for name in start},
         )
-    return build(Recipe(setup, (stage,), **options))
+    return build(around(Recipe(setup, (stage,), **options)))
 
 
 def after(method: Method, data, rounds: int = 1):
@@ -194,11 +195,11 @@ def grouped(num_groups: int) -> FederatedOptimizer:
 
     def group_of(turn):
         order = jax.random.permutation(turn.key, turn.valid.shape[0])
-        return jnp.concatenate([order % num_groups, jnp.arange(turn.members)])
+        others = turn.slots.shape[0] - turn.valid.shape[0]
+        return jnp.concatenate([order % num_groups, jnp.arange(others)])
 
     def send(state, kept, turn):
-        is_server = jnp.arange(turn.valid.shape[0] + turn.members) >= turn.valid.shape[0]
-        return {"group": group_of(turn), "is_server": is_server}
+        return {"group": group_of(turn), "is_server": turn.slots >= turn.valid.shape[0]}
 
     def start(state, received, common):
         own = jax.tree.map(lambda x: x[received["group"]], state)
@@ -230,8 +231,9 @@ def test_groups_start_from_their_own_model_and_mix_through_the_server_alone(floa
     data = toy.federation(server=4)
     still = pull("still", lambda step: step.params["w"])
     at_server = Term("server", (looking(),), lambda step: 0.0 * step.params["w"])
-    server = ServerTraining((at_server,), toy.in_order("all", 4, 1), members=2)
-    method = method_of(data, still, server=server, federated_optimizer=grouped(2))
+    server = ServerTraining((at_server,), toy.in_order("all", 4, 1))
+    around = partial(federated.with_replicas, number=2)
+    method = method_of(data, still, server=server, around=around, federated_optimizer=grouped(2))
     state = jax.jit(method.init)(KEY, data)
     (models,) = state.optimizer["model"]
     state = state._replace(optimizer={"model": (models + jnp.asarray([[0.0], [6.0]]),)})
