@@ -232,8 +232,13 @@ def test_groups_start_from_their_own_model_and_mix_through_the_server_alone(floa
     still = pull("still", lambda step: step.params["w"])
     at_server = Term("server", (looking(),), lambda step: 0.0 * step.params["w"])
     server = ServerTraining((at_server,), toy.in_order("all", 4, 1))
-    around = partial(federated.with_replicas, number=2)
-    method = method_of(data, still, server=server, around=around, federated_optimizer=grouped(2))
+    method = method_of(
+        data,
+        still,
+        server=server,
+        around=lambda recipe: federated.with_replicas(recipe, 2),
+        federated_optimizer=grouped(2),
+    )
     state = jax.jit(method.init)(KEY, data)
     (models,) = state.optimizer["model"]
     state = state._replace(optimizer={"model": (models + jnp.asarray([[0.0], [6.0]]),)})
