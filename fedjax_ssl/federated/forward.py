@@ -3,6 +3,7 @@ memory.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -75,6 +76,7 @@ def forward_views(
     views: tuple[View, ...],
     streams: Streams,
     key: Key[Array, ""],
+    separate: bool = False,
 ) -> tuple[dict[str, Array], dict[str, Outputs], PyTree]:
     """Return the forward pass of a local step, in training mode.
 
@@ -85,27 +87,31 @@ def forward_views(
         views: the views that go through it.
         streams: streams of the batch.
         key: for the views' randomness and dropout.
+        separate: a pass per view in place of one over all of them.
 
     Returns:
         (inputs by view, outputs by view, new model state).
     """
     inputs = build_views(views, streams, key)
     slices: dict[str, Outputs] = {}
-    offset = 0
-    if not views:
-        return inputs, slices, model_state
-    outputs, model_state = model.apply(
-        params,
-        model_state,
-        jnp.concatenate([inputs[view.name] for view in views]),
-        train=True,
-        key=named_key(key, "dropout"),
-        mask=jnp.concatenate([view.real(streams) for view in views]),
-    )
-    for view in views:
-        rows = inputs[view.name].shape[0]
-        slices[view.name] = jax.tree.map(lambda x, at=offset, n=rows: x[at : at + n], outputs)
-        offset += rows
+    dropout = named_key(key, "dropout")
+    passes = [(dropout, views)] if views else []
+    if separate:
+        passes = [(named_key(dropout, view.name), (view,)) for view in views]
+    for own_key, some in passes:
+        outputs, model_state = model.apply(
+            params,
+            model_state,
+            jnp.concatenate([inputs[view.name] for view in some]),
+            train=True,
+            key=own_key,
+            mask=jnp.concatenate([view.real(streams) for view in some]),
+        )
+        offset = 0
+        for view in some:
+            rows = inputs[view.name].shape[0]
+            slices[view.name] = jax.tree.map(lambda x, at=offset, n=rows: x[at : at + n], outputs)
+            offset += rows
     return inputs, slices, model_state
 
 
@@ -119,30 +125,7 @@ def separate_passes(step: TakeStep) -> TakeStep:
     """Take a local step with a forward pass per view, each with batch statistics of its own: a
     `Stage.wrap_step`.
     """
-
-    def forward(
-        model: Model,
-        params: PyTree,
-        model_state: PyTree,
-        views: tuple[View, ...],
-        streams: Streams,
-        key: Key[Array, ""],
-    ) -> tuple[dict[str, Array], dict[str, Outputs], PyTree]:
-        inputs = build_views(views, streams, key)
-        dropout = named_key(key, "dropout")
-        outputs = {}
-        for view in views:
-            outputs[view.name], model_state = model.apply(
-                params,
-                model_state,
-                inputs[view.name],
-                train=True,
-                key=named_key(dropout, view.name),
-                mask=view.real(streams),
-            )
-        return inputs, outputs, model_state
-
-    return lambda at: step(at._replace(forward=forward))
+    return lambda at: step(at._replace(forward=partial(forward_views, separate=True)))
 
 
 @jax.named_scope(GATHER)

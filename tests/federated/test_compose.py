@@ -142,6 +142,17 @@ def test_a_transform_of_a_part_finds_the_averages_of_its_own_terms() -> None:
     chex.assert_trees_all_close(state.params, alone.params, rtol=1e-6)
 
 
+def test_a_server_that_is_a_member_of_the_average_stays_one() -> None:
+    data = toy.federation(server=toy.NUM_SERVER)
+    setup = toy.setup(data, augment=toy.jitter)
+    helped = federated.with_replicas(methods.recipe("fixmatch", setup), 2)
+    method = build(compose(methods.recipe("fedavg", setup), helped))
+    _, infos = toy.train(method, KEY, data, 1)
+    assert jnp.isfinite(infos[0]["server_loss"])
+    with pytest.raises(ValueError, match="both wrap the training of clients"):
+        compose(helped, helped)
+
+
 def test_the_first_part_predicts() -> None:
     recipes = [part(name) for name in QUIET]
     predicted = [build(compose(*pair)).apply is None for pair in (recipes, recipes[::-1])]
