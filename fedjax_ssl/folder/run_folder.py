@@ -30,7 +30,7 @@ from fedjax_ssl.folder.folder import (
     flat_config,
     read_stored,
 )
-from fedjax_ssl.folder.resume import restorable, why_not_longer
+from fedjax_ssl.folder.resume import PLACES, restorable, why_not_longer
 from fedjax_ssl.folder.rows import ClientLog, MetricLog
 
 
@@ -179,9 +179,11 @@ class RunFolder(Closing):
         )
 
     def settle(self, config: ml_collections.ConfigDict) -> None:
-        """Let a run that was complete get longer, where undecided fields differ.
+        """Let a run go on where undecided fields differ: one whose data, compared before, have
+        moved, and one that was complete and gets longer.
 
-        Its summary and its checkpoints of other rounds than those of a longer run are removed.
+        The summary of the latter and its checkpoints of other rounds than those of a longer run are
+        removed.
 
         Args:
             config: resolved, as it is now.
@@ -191,17 +193,14 @@ class RunFolder(Closing):
         """
         if not self.changes:
             return
+        longer = {name: pair for name, pair in self.changes.items() if name not in PLACES}
         rounds = self._checkpoints.rounds()
-        reason = why_not_longer(config, self.changes, rounds)
-        if reason:
-            lines = [
-                f"{name}: {json.dumps(old)} -> {json.dumps(new)}"
-                for name, (old, new) in sorted(self.changes.items())
-            ]
-            raise self._mismatch(lines, f"{reason}\n")
+        if longer and (reason := why_not_longer(config, longer, rounds)):
+            raise self._mismatch(_lines(longer), f"{reason}\n")
         with self._storing(self.config_file):
-            self.summary_file.unlink(missing_ok=True)
-            self._checkpoints.forget(restorable(rounds, config.eval_every))
+            if longer:
+                self.summary_file.unlink(missing_ok=True)
+                self._checkpoints.forget(restorable(rounds, config.eval_every))
             write_atomically(self.config_file, self._text)
 
     def compare_data(self, known_by: Mapping[str, int | str]) -> None:
@@ -212,8 +211,11 @@ class RunFolder(Closing):
         """
         if self.is_new:
             return
+        moved = {name: pair for name, pair in self.changes.items() if name in PLACES}
         stored = self._facts().get("data")
         if not isinstance(stored, dict):
+            if moved:
+                raise self._mismatch(_lines(moved))
             self._mended(
                 f"{self.path} does not say which data its run began on; from now on it does, by "
                 "these data"
@@ -234,6 +236,8 @@ class RunFolder(Closing):
                 f"{'; '.join(said)}. Give it the data that it began on, or start a run on these "
                 "with another --workdir."
             )
+        if moved:
+            self._mended(f"the data are the same in another place: {'; '.join(_lines(moved))}")
 
     def restore(self, template: Any) -> tuple[int, Any, dict[str, Any]] | None:
         """Load the last sound checkpoint and drop the metric rows of later rounds.
@@ -435,3 +439,10 @@ class RunFolder(Closing):
         for folder in self._made:
             with contextlib.suppress(OSError):
                 folder.rmdir()
+
+
+def _lines(changes: Mapping[str, tuple[Any, Any]]) -> list[str]:
+    return [
+        f"{name}: {json.dumps(old)} -> {json.dumps(new)}"
+        for name, (old, new) in sorted(changes.items())
+    ]

@@ -19,7 +19,7 @@ from fedjax_ssl import data
 from fedjax_ssl.federated import ServerState
 from fedjax_ssl.folder.checkpoint import Checkpoints
 from fedjax_ssl.folder.progress import Progress
-from fedjax_ssl.folder.resume import LENGTHS, UNCOMPARED
+from fedjax_ssl.folder.resume import LENGTHS, PLACES, UNCOMPARED
 from fedjax_ssl.folder.run_folder import RunFolder
 from fedjax_ssl.folder.writers import WriterSettings, check_writers, open_writers
 from fedjax_ssl.runs import advice
@@ -87,7 +87,10 @@ def opened(
         folder = None
         if team.writes:
             folder = RunFolder(
-                path, config.to_dict(), ignore=(*UNCOMPARED, *exact), undecided=LENGTHS
+                path,
+                config.to_dict(),
+                ignore=(*UNCOMPARED, *exact),
+                undecided=(*LENGTHS, *PLACES),
             )
             stack.enter_context(folder)
         stream = None

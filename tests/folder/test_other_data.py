@@ -48,6 +48,25 @@ def test_it_does_not_go_on_with_other_data_and_says_what_differs(tmp_path):
     assert start(tmp_path, 2)["data"] == first["data"] == json.loads(stored)["data"]
 
 
+def test_data_that_moved_with_their_run_are_known_by_content(tmp_path):
+    write(tmp_path / "t.npz")
+    start(tmp_path, 1)
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    for name in ("t.npz", "run"):
+        (tmp_path / name).rename(moved / name)
+    said = r"the data are the same in another place: data\.path: .*t\.npz. -> .*moved/t\.npz"
+    with pytest.warns(FolderMended, match=said):
+        assert start(moved, 2)["rounds"] == 2
+    assert json.loads((moved / "run" / "config.json").read_text())["data"]["path"] == str(
+        moved / "t.npz"
+    )
+    write(tmp_path / "t.npz", flip=1)
+    (moved / "run").rename(tmp_path / "run")
+    with pytest.raises(RunFolderError, match=r"on other data than these .*\. labels: changed\."):
+        start(tmp_path, 2)
+
+
 def test_a_run_of_before_goes_on_with_a_note(tmp_path):
     write(tmp_path / "t.npz")
     start(tmp_path, 1)
