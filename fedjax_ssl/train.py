@@ -102,7 +102,7 @@ class Train:
                 "around it"
             )
         federation = federate(experiment, key, inputs)
-        start = start_of(experiment.config)
+        start = start_of(experiment)
         method = build(experiment, federation, hyperparameters, start).method
         state = method.init(key, federation)
 

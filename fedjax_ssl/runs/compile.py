@@ -210,11 +210,11 @@ class Program:
 
     def init(self) -> ServerState:
         """Make the state before the first round, with the weights that the config starts from."""
-        config = self.built.experiment.config
+        start = start_of(self.built.experiment)
         compiled = self._once(
-            lambda: jax.jit(self._init(start_of(config))).lower(*_shapes(self.inputs)).compile(),
+            lambda: jax.jit(self._init(start)).lower(*_shapes(self.inputs)).compile(),
             "init",
-            config.start_from,
+            self.built.experiment.config.start_from,
             *described(self.inputs),
         )
         found: ServerState = compiled(*self.inputs)

@@ -29,6 +29,7 @@ from flax.traverse_util import flatten_dict
 from fedjax_ssl import config as configs
 from fedjax_ssl.data import Dataset, FederatedData, Split, WeakLabels, client_names, for_prediction
 from fedjax_ssl.data.reading.cache import reading_from_json
+from fedjax_ssl.data.reading.features import TableReading
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.federated import Method, ServerState
 from fedjax_ssl.folder.checkpoint import Checkpoints
@@ -82,6 +83,12 @@ def describe(experiment: Experiment, federation: FederatedData) -> dict[str, Any
         "client_names": client_names(dataset, federation, natural),
         "federation": _without_contents(federation),
     }
+
+
+def columns(model: dict[str, Any]) -> list[str] | None:
+    """Name the inputs of a model of a table, as `describe` or `save_parameters` has them."""
+    reading = reading_from_json(model.get("reading"))
+    return reading.inputs if isinstance(reading, TableReading) else None
 
 
 def rebuild(

@@ -1,29 +1,114 @@
 """Where a run starts from: the trained network of another run, in place of random weights."""
 
 import importlib
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
-import ml_collections
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from fedjax_ssl.config import naming
+from fedjax_ssl.config import CHOICES, naming
+from fedjax_ssl.data.reading.features import TableReading
+from fedjax_ssl.data.reading.problems import SHOWN
+from fedjax_ssl.errors import note
 from fedjax_ssl.models import Model, started
 from fedjax_ssl.runs import model_file
+from fedjax_ssl.runs.build import Experiment
+
+# options of networks that change their training or how they are computed, and not what arrays mean
+TRAINING = ("dropout", "dropout_rate", "lowering", "stochastic_depth", "weights")
 
 
-def start_of(config: ml_collections.ConfigDict) -> Callable[[Model], Model] | None:
+def start_of(experiment: Experiment) -> Callable[[Model], Model] | None:
     """Give the function that puts in the weights which a resolved config names; None: it names
     none.
+
+    Raises:
+        ConfigError: classes or columns of theirs have another place in this experiment.
     """
+    config = experiment.config
 
     def start(model: Model) -> Model:
         with naming("start_from"):
             return start_from(model, config.start_from)
 
-    return start if config.start_from else None
+    if not config.start_from:
+        return None
+    with naming("start_from"):
+        check_names(experiment)
+    return start
+
+
+def check_names(experiment: Experiment) -> None:
+    """Compare classes and columns with those that the weights were trained on, by name, and note
+    options of the network that its arrays do not show.
+
+    Args:
+        experiment: names the weights in its config; a file that says nothing of them passes.
+
+    Raises:
+        ValueError: a class or column has another place; says what brings them in order.
+    """
+    dataset = experiment.dataset
+    path = Path(experiment.config.start_from).expanduser()
+    facts = _facts_of_file(path) if path.is_file() else _facts_of_run(path)
+    _note_options(facts.get("model", {}), experiment.config.model)
+    reading = dataset.reading
+    inputs = reading.inputs if isinstance(reading, TableReading) else None
+    for what, option, before, now in (
+        ("classes", "data.classes", facts.get("class_names"), dataset.class_names),
+        ("columns", "data.features", model_file.columns(facts), inputs),
+    ):
+        if not before or not now or list(before) == list(now) or len(before) != len(now):
+            continue  # weights of another number are refused by their shape
+        told = f"it was trained on the {what} {_listed(before)}, and these are {_listed(now)}"
+        places = {name: number for number, name in enumerate(now)}
+        if any(places.get(name, number) != number for number, name in enumerate(before)):
+            columns = dict.fromkeys(name.partition("=")[0] for name in before)
+            order = ",".join(before if what == "classes" else columns)
+            raise ValueError(
+                f"{told}: in another order; bring them in its order, of a table or folder with "
+                f"{option}={order}"
+            )
+        note(
+            f"config.start_from: {told}: other {what}, each of which starts as the one in its place"
+        )
+
+
+def _note_options(trained: Mapping[str, Any], network: Mapping[str, Any]) -> None:
+    """Note options of the network that its arrays do not show and that were others in training."""
+    options = CHOICES["model"].options(network["name"])
+    for name, default in (("name", None), *((name, one.default) for name, one in options.items())):
+        before, now = (
+            json.dumps(default if one.get(name) is None else one.get(name), default=str)
+            for one in (trained, network)
+        )
+        if trained and name not in TRAINING and before != now:
+            note(f"config.start_from: its network has model.{name}={before}, and this one {now}")
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:SHOWN]) + ", ..." * (len(names) > SHOWN)
+
+
+def _facts_of_run(folder: Path) -> dict[str, Any]:
+    stored, description, *_ = model_file.find(folder, "auto")
+    return {**description, "model": stored.config.get("model", {})}
+
+
+def _facts_of_file(path: Path) -> dict[str, Any]:
+    """Read what `save_parameters` says beside the arrays; nothing where a file says nothing, or
+    cannot be read.
+    """
+    try:
+        with importlib.import_module("safetensors").safe_open(path, framework="numpy") as file:
+            found = json.loads((file.metadata() or {}).get("fedjax_ssl", "{}"))
+    except Exception:  # said where its arrays are read
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def start_from(model: Model, place: str) -> Model:

@@ -235,6 +235,7 @@ class TrainedModel:
             "model": {name: value for name, value in network.items() if value is not None},
             "inputs": self._description["inputs"],
             "class_names": list(self.class_names),
+            "reading": self._description.get("reading"),
             "round": self.round,
             "temperature": self.temperature_for(client),  # divides the logits
         }

@@ -2,6 +2,7 @@
 no later time.
 """
 
+import importlib.util
 import shutil
 
 import chex
@@ -12,9 +13,11 @@ from flax.traverse_util import flatten_dict
 
 import fedjax_ssl as fs
 from fedjax_ssl import cli
+from fedjax_ssl.runs.build import load_experiment
 from fedjax_ssl.runs.compile import static_part
 from fedjax_ssl.runs.loop import run
 from fedjax_ssl.runs.shared import Shared
+from fedjax_ssl.runs.start import start_of
 
 NETWORK = {"model.name": "mlp", "model.hidden": (8,), "model.norm": "bn"}
 NNX = """
@@ -157,3 +160,57 @@ def test_weights_that_do_not_fit_are_named(source, tmp_path, capsys, settings, e
     assert cli.main(["run", "digits_fedavg", "--workdir", str(tmp_path / "run"), *values]) == 2
     said = capsys.readouterr().err
     assert "config.start_from" in said and expected in said and not (tmp_path / "run").exists()
+
+
+CLASSES = ("neg", "pos")
+
+
+def of_table(folder, columns, classes, **settings):
+    """A config on rows whose columns and classes have these names, in this order."""
+    random = np.random.default_rng(0)
+    lines = [",".join((*columns, "label", "client"))]
+    for row in range(40):
+        numbers = [f"{value:.3f}" for value in random.normal(size=len(columns))]
+        lines.append(",".join((*numbers, classes[row % 2], "pq"[row // 2 % 2])))
+    path = folder / f"{'-'.join((*columns, *classes))}.csv"
+    path.write_text("\n".join(lines))
+    held_out = {"data.client_test_fraction": 0.25, "data.validation_fraction": 0}
+    fields = {"data.path": str(path), "data.root": str(folder), **held_out}
+    return config_of("table", **fields, **{"model.hidden": (4,)}, **settings)
+
+
+@pytest.fixture(scope="module")
+def of_rows(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("rows")
+    run(of_table(folder, "abc", CLASSES), folder / "run", quiet=True)
+    if importlib.util.find_spec("safetensors"):
+        fs.load_run(folder / "run").save_parameters(folder / "run.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["run", "run.safetensors"])
+@pytest.mark.parametrize(
+    ("columns", "classes", "options", "expected"),
+    [
+        ("cba", CLASSES, {}, r"another order; .*data\.features=a,b,c"),
+        ("cba", CLASSES, {"data.features": tuple("abc")}, ""),
+        ("abd", CLASSES, {}, "columns a, b, c, and these are a, b, d: other columns"),
+        ("abc", ("neg", "a"), {}, r"classes neg, pos, and these are a, neg: in another order"),
+        ("abc", ("pos", "neg"), {"data.classes": ("pos", "neg")}, r"data\.classes=neg,pos"),
+        ("abc", ("well", "ill"), {}, "neg, pos, and these are ill, well: other classes"),
+        ("abc", CLASSES, {"model.activation": "none"}, 'activation="relu", and this one "none"'),
+    ],
+)
+def test_classes_and_columns_are_those_of_the_same_name(
+    of_rows, kind, columns, classes, options, expected
+):
+    place = of_rows / kind
+    if not place.exists():
+        pytest.skip("safetensors is not there")
+    config = of_table(of_rows, columns, classes, start_from=str(place), **options)
+    experiment = load_experiment(config)
+    if not expected:
+        assert start_of(experiment) is not None
+        return
+    with pytest.raises((ValueError, fs.config.ConfigNote), match=expected):
+        start_of(experiment)
