@@ -223,6 +223,18 @@ def test_the_global_model_is_the_mean_of_groups_that_differ(trained) -> None:
     )
 
 
+@pytest.mark.parametrize(("same", "number"), [(False, 2), (True, 1)])
+def test_a_replica_per_group_or_one_in_every_group(same: bool, number: int) -> None:
+    data = toy.weak_federation("server")
+    momentum = federated.local_optimizer(momentum=0.9)
+    run = run_of(data, federated.grouped((3, 3)), local_optimizer=momentum, keep_optimizer=True)
+    method = method_of(run, replica_same_batches=same)
+    before = jax.eval_shape(method.init, KEY, data)
+    assert {leaf.shape[0] for leaf in jax.tree.leaves(before.server)} == {number}
+    after, _ = jax.eval_shape(method.round, KEY, before, data)
+    chex.assert_trees_all_equal_shapes_and_dtypes(after, before)
+
+
 @pytest.mark.thorough
 def test_labels_at_clients_bridge_the_groups(float64) -> None:
     data = toy.federation()
