@@ -14,7 +14,7 @@ import fedjax_ssl as fs
 from fedjax_ssl.errors import ConfigError, UserError
 from fedjax_ssl.folder import Checkpoints
 from fedjax_ssl.runs import Block, Point, Shared, run_batch
-from fedjax_ssl.runs.own_callbacks import call
+from fedjax_ssl.runs.own_callbacks import OwnCallbacks, call
 from tests.test_resume import rows_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "running.md"
@@ -214,3 +214,26 @@ def test_a_metric_of_ones_own_that_fails_costs_no_block(tmp_path, shared, monkey
     assert Checkpoints(tmp_path).latest() == 1
     fs.run(config, tmp_path, shared=shared, quiet=True)
     assert ["test_once" in row for row in rows_of(tmp_path)] == [False, True]
+
+
+class Together:
+    """A team in which another process says this, whatever holds here."""
+
+    def __init__(self, *answers: bool):
+        self.answers = list(answers)
+
+    def any(self, here: bool) -> bool:
+        return here or self.answers.pop(0)
+
+
+def test_processes_stop_together_and_fail_together() -> None:
+    block = Block({"round": 1}, None, {}, None, None, 1, False)
+    seen = []
+    own = OwnCallbacks(
+        [lambda block: None, lambda block: seen.append(block.last)],
+        Together(False, True, False, False),
+    )
+    assert own(block) and own.stopped and seen == [True]
+    failing_elsewhere = OwnCallbacks([lambda block: None], Together(True))
+    with pytest.raises(UserError, match="another process"):
+        failing_elsewhere(block)
