@@ -81,8 +81,8 @@ def test_the_command_line_gives_the_same_numbers_and_says_how_clients_are_placed
 
 @pytest.mark.thorough
 def test_rounds_that_call_the_host_are_trained_too(keys):
-    fields = {"method.num_bits": 64, "method.protocol": "real", "rounds": 2, "eval_every": 1}
-    _, metrics = make_train(experiment("xclp", **fields))(keys[0])
+    real = {"method.num_bits": 64, "method.protocol": "real", "method.warmup_rounds": 1}
+    _, metrics = make_train(experiment("xclp", **real, rounds=2, eval_every=1))(keys[0])
     np.testing.assert_array_equal(metrics["round"], [1, 2])
 
 
