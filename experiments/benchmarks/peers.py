@@ -96,7 +96,7 @@ def make_plan(name: str, rounds: int) -> Plan:
             federation.num_labelled[cohort.ids],
             federation.num_examples[cohort.ids],
             sent={},
-            received=(),
+            sent_by_optimizer=(),
         )
         client_keys = jax.vmap(jax.random.fold_in, (None, 0))(
             named_key(round_key, "client"), clients.id

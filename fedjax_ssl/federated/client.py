@@ -32,7 +32,7 @@ from fedjax_ssl.federated.method import (
     Client,
     ClientKind,
     ClientResult,
-    ClientState,
+    Kept,
     Losses,
     Params,
     Snapshot,
@@ -213,7 +213,7 @@ class ClientUpdate:
         """
         given = {group: self.common[group] for group in self.shared}
         return self.training.federated_optimizer.start(
-            self.download.optimizer, client.received, given
+            self.download.optimizer, client.sent_by_optimizer, given
         )
 
     def anchor_of(self, client: Client) -> Grouped:
@@ -376,7 +376,7 @@ class ClientUpdate:
         weights = {group: at.weights}
         if group in self.shared:
             gradient = self.training.federated_optimizer.correct(
-                gradient, weights, {group: anchor}, client.received
+                gradient, weights, {group: anchor}, client.sent_by_optimizer
             )
         new, optimizer = descend(
             self.training.optimizer, gradient, at.optimizer, weights, self.rate_of(client)
@@ -468,7 +468,7 @@ class ClientUpdate:
         )
         report, summed = self.weighed(client, plan, end, upload, trained, work)
         alone = self.training.federated_optimizer.alone
-        kept = ClientState(
+        kept = Kept(
             params={group: end.params[group] for group in self.training.private},
             optimizer=end.optimizer if self.training.keep_optimizer else {},
             terms=remembered,
@@ -570,7 +570,7 @@ class ClientUpdate:
                 weights=weights,
                 num_steps=plan.num_steps,
                 learning_rate=self.rate_of(client),
-                received=client.received,
+                sent_by_optimizer=client.sent_by_optimizer,
                 kept=() if client.kept is None else client.kept.federated,
             )
         )

@@ -11,7 +11,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Int
 
 from fedjax_ssl.data import FederatedData, rounds_of_a_part
-from fedjax_ssl.federated.method import Client, ClientState, Params, Term
+from fedjax_ssl.federated.method import Client, Kept, Params, Term
 from fedjax_ssl.federated.packing import packing
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def clients_of(
         num_labelled=num_labelled,
         num_examples=num_examples,
         sent={},
-        received=(),
+        sent_by_optimizer=(),
         weak=weak,
     )
 
@@ -117,7 +117,9 @@ def server_as_client(data: FederatedData) -> Client:
     count = data.num_server[None]
     real = jnp.arange(rows.shape[1], dtype=jnp.int32) < count[:, None]
     observed = jnp.where(real, data.observed[rows], -1)
-    return Client(jnp.zeros((1,), jnp.int32), rows, observed, count, count, sent={}, received=())
+    return Client(
+        jnp.zeros((1,), jnp.int32), rows, observed, count, count, sent={}, sent_by_optimizer=()
+    )
 
 
 def first_states(
@@ -126,7 +128,7 @@ def first_states(
     params: Params,
     model_state: PyTree,
     clients: Client,
-) -> ClientState:
+) -> Kept:
     """Return what all C clients have before their first round, leading axis C."""
     packed = {group: packing(tree).pack(tree) for group, tree in params.items()}
     shared = {group: packed[group] for group in training.shared}
@@ -147,7 +149,7 @@ def first_states(
         )(clients)
         for term in terms
     }
-    return ClientState(
+    return Kept(
         params=alike({group: packed[group] for group in training.private}),
         optimizer=optimizer,
         terms={name: kept for name, kept in by_term.items() if jax.tree.leaves(kept)},
@@ -158,9 +160,7 @@ def first_states(
     )
 
 
-def gather_states(
-    kept: ClientState, ids: Int[Array, " p"], slots: Int[Array, " p"] | None = None
-) -> ClientState:
+def gather_states(kept: Kept, ids: Int[Array, " p"], slots: Int[Array, " p"] | None = None) -> Kept:
     """Return the rows of a cohort; those of empty slots do not matter.
 
     Args:
@@ -177,12 +177,12 @@ def gather_states(
 
 
 def write_states(
-    kept: ClientState,
-    new: ClientState,
+    kept: Kept,
+    new: Kept,
     ids: Int[Array, " p"],
     counts: Bool[Array, " p"],
     slots: Int[Array, " p"] | None = None,
-) -> ClientState:
+) -> Kept:
     """Return the table after a round. Who trained nothing or was dropped keeps what it had.
 
     Args:
@@ -207,9 +207,7 @@ def write_states(
     )
 
 
-def merge_states(
-    parts: list[tuple[ClientState, Bool[Array, " p"]]], before: ClientState
-) -> ClientState:
+def merge_states(parts: list[tuple[Kept, Bool[Array, " p"]]], before: Kept) -> Kept:
     """Return what a cohort keeps where its clients are of several kinds.
 
     Args:

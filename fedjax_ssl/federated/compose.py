@@ -13,7 +13,7 @@ from fedjax_ssl.federated.messages import Sums, Upload
 from fedjax_ssl.federated.method import (
     Client,
     ClientResult,
-    ClientState,
+    Kept,
     Metrics,
     Now,
     RoundContext,
@@ -36,7 +36,7 @@ from fedjax_ssl.keys import named_key
 _BY_NAME: dict[type, tuple[str, ...]] = {
     Client: ("sent",),
     ClientResult: ("local",),
-    ClientState: ("terms",),
+    Kept: ("terms",),
     Now: ("shared",),
     RoundContext: (),
     RoundResult: (),

@@ -183,7 +183,8 @@ def grouped(
 
     def report(local: Local) -> Report:
         shares = {
-            group: weight * local.received["share"] for group, weight in local.weights.items()
+            group: weight * local.sent_by_optimizer["share"]
+            for group, weight in local.weights.items()
         }
         totals = {
             group: jax.tree.map(lambda w, own=shares[group]: _outer(own, w), params)

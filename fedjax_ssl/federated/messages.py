@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from fedjax_ssl.federated.method import ClientState, Now, Params, Snapshot, Validation
+from fedjax_ssl.federated.method import Kept, Now, Params, Snapshot, Validation
 from fedjax_ssl.federated.optimizers import Grouped
 
 PyTree = Any
@@ -80,5 +80,5 @@ class Arrivals(NamedTuple):
     terms: dict[str, PyTree]  # of the uploads
     counts: Bool[Array, " p"]  # True for clients that trained and whose upload arrived
     arrived: Bool[Array, " p"]  # False where an upload was lost on its way
-    kept: ClientState
+    kept: Kept
     log: ClientLog

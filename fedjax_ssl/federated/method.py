@@ -78,8 +78,8 @@ class Method(NamedTuple):
     stages: tuple[int, ...] = ()  # rounds after which another stage begins
 
 
-class ClientState(NamedTuple):
-    """State that a client keeps from one of its rounds to the next; in a `ServerState` with a
+class Kept(NamedTuple):
+    """What a client keeps from one of its rounds to the next; in a `ServerState` with a
     leading axis C.
     """
 
@@ -100,7 +100,7 @@ class ServerState(NamedTuple):
     model_state: PyTree  # batch statistics, averaged like the parameters; {} without
     optimizer: PyTree  # state of the federated optimizer at the server
     terms: dict[str, PyTree]  # state of every term, by term name
-    clients: ClientState  # what every client keeps, leading axis C
+    clients: Kept  # what every client keeps, leading axis C
     server: PyTree  # state of the local optimizer at the server, where it lives on, leading axis 1
     local_optimizer: dict[str, PyTree] = {}  # noqa: RUF012
     # ^ its mean over the clients by group, if they start from it
@@ -116,8 +116,8 @@ class Client(NamedTuple):
     num_labelled: Int[Array, ""]
     num_examples: Int[Array, ""]
     sent: dict[str, PyTree]  # what each term sent to this client for this round
-    received: PyTree  # what the federated optimizer sent for this round
-    kept: ClientState | None = None  # since its last round
+    sent_by_optimizer: PyTree  # what the federated optimizer sent for this round
+    kept: Kept | None = None  # since its last round
     weak: WeakLabels | None = None
     # ^ its coarse labels or sets, without the axis C; None where no client has any
 

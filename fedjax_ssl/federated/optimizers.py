@@ -67,7 +67,7 @@ class Local(NamedTuple):
     # ^ by group; 0 if the client trained nothing of it or its update was dropped
     num_steps: Int[Array, ""]
     learning_rate: Float[Array, ""]
-    received: PyTree
+    sent_by_optimizer: PyTree  # as in `Client`
     kept: PyTree
 
 
@@ -103,7 +103,8 @@ class FederatedOptimizer(NamedTuple):
     # ^ (state, global parameters, what clients reported in sum, round) -> (global parameters,
     # state)
     send: Callable[[PyTree, PyTree, RoundContext], PyTree] = lambda state, kept, context: ()
-    # ^ (state, what the cohort's clients keep, round) -> received, leading axis p
+    # ^ (state, what the cohort's clients keep, round) -> `Client.sent_by_optimizer`, leading axis
+    # p; the functions below call it received
     keep: Callable[[Grouped], PyTree] = lambda params: ()
     # ^ parameters -> what a client keeps before its first round
     # At a client.
@@ -416,7 +417,7 @@ def scaffold(
         variate = jax.tree.map(
             lambda u, difference, old: jnp.where(moved, u - difference, old),
             update,
-            local.received,
+            local.sent_by_optimizer,
             local.kept,
         )
         return Report(weighted_change(local).summed._replace(more=steps), variate)

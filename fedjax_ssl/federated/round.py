@@ -29,7 +29,7 @@ from fedjax_ssl.federated.method import (
     Broadcast,
     Client,
     ClientKind,
-    ClientState,
+    Kept,
     Metrics,
     Now,
     RoundContext,
@@ -239,7 +239,7 @@ def at_server(
         federated: what these clients keep for the federated optimizer.
     """
     always = jnp.ones(clients.id.shape, bool)
-    kept = ClientState({}, turn.state.server if server.keep_optimizer else {}, {}, federated)
+    kept = Kept({}, turn.state.server if server.keep_optimizer else {}, {}, federated)
     own = turn._replace(
         training=turn.training._replace(
             keep_optimizer=server.keep_optimizer,
@@ -298,7 +298,9 @@ def train_locally(turn: Turn, tasks: list[Task]) -> Trained:
     assert kept is not None
     clients = context.clients._replace(
         sent={name: message.own for name, message in sent.items()},
-        received=turn.training.federated_optimizer.send(state.optimizer, kept.federated, context),
+        sent_by_optimizer=turn.training.federated_optimizer.send(
+            state.optimizer, kept.federated, context
+        ),
     )
     shared = {name: message.shared for name, message in sent.items()}
     download = Download(
@@ -448,7 +450,7 @@ def _mean_optimizer(
     }
 
 
-def _join(results: list[Results], tasks: list[Task], before: ClientState) -> Results:
+def _join(results: list[Results], tasks: list[Task], before: Kept) -> Results:
     """Return the results of all kinds of clients together; what a term sent or averaged stays with
     its kind's results.
     """

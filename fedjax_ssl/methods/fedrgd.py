@@ -56,8 +56,8 @@ from fedjax_ssl.federated.execution import Execution
 from fedjax_ssl.federated.method import (
     AtServer,
     Client,
-    ClientState,
     ForLog,
+    Kept,
     Metrics,
     Now,
     Params,
@@ -416,9 +416,11 @@ def with_gradient_diversity(optimizer: FederatedOptimizer, how: FedRGD) -> Feder
     counting = _counting(optimizer, how)
 
     def report(local: Local) -> Report:
-        inner = optimizer.report(local._replace(received=local.received["optimizer"]))
+        inner = optimizer.report(
+            local._replace(sent_by_optimizer=local.sent_by_optimizer["optimizer"])
+        )
         trained = jnp.any(jnp.stack(list(local.weights.values())) > 0)
-        mine = jnp.where(trained, counting.groups.membership(local.received), 0.0)
+        mine = jnp.where(trained, counting.groups.membership(local.sent_by_optimizer), 0.0)
         measured = (inner.summed.measured, share_of(local.change, mine, how))
         return Report(inner.summed._replace(measured=measured), inner.kept)
 
@@ -540,9 +542,7 @@ def with_gradient_pass(
             pairs = zip(jax.tree.leaves(model), _counted(model, how.exclude_norm), strict=True)
             sums = [jnp.zeros_like(values) for values, mine in pairs if mine]
             begin = after._replace(round=state.round, params={"model": model, "sum": sums})
-            begin = begin._replace(
-                clients=ClientState({}, {}, {}, ()), server={}, local_optimizer={}
-            )
+            begin = begin._replace(clients=Kept({}, {}, {}, ()), server={}, local_optimizer={})
             silent = (execution or Execution())._replace(report=None)
             return look_at(key, begin, data, silent)[1]["full_gradient_diversity"]
 
@@ -574,7 +574,7 @@ def _measuring(optimizer: FederatedOptimizer, how: FedRGD) -> FederatedOptimizer
         return {**common, "model": jax.tree.map(lambda x: x[group], models)}
 
     def report(local: Local) -> Report:
-        mine = jnp.where(local.weights["sum"] > 0, groups.membership(local.received), 0.0)
+        mine = jnp.where(local.weights["sum"] > 0, groups.membership(local.sent_by_optimizer), 0.0)
         shares = share_of(local.change["sum"], mine, how)
         return Report(Moved(local.weights, {}, measured=shares))
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedjax_ssl as fs
-from fedjax_ssl.federated import ClientState, Now, all_clients, labelled_epochs
+from fedjax_ssl.federated import Kept, Now, all_clients, labelled_epochs
 from fedjax_ssl.federated.sampler import LOCAL_STEPS
 from fedjax_ssl.runs.build import build, federate, load_experiment
 from tests.data.sources.test_fed_heart_disease import folder  # noqa: F401
@@ -41,7 +41,7 @@ def test_fedavg_with_local_steps_is_a_plain_loop(folder):  # noqa: F811
         for one in range(4):
             client = jax.tree.map(lambda leaf, at=one: leaf[at], all_clients(data))
             client = client._replace(
-                kept=ClientState({}, {}, {LOCAL_STEPS: jnp.int32(number * STEPS)}, ())
+                kept=Kept({}, {}, {LOCAL_STEPS: jnp.int32(number * STEPS)}, ())
             )
             batches = draw(KEY, client, Now(jnp.int32(number), run_key=KEY))
             local = weights.copy()

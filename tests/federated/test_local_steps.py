@@ -9,7 +9,7 @@ import pytest
 
 import fedjax_ssl as fs
 from fedjax_ssl.config import ConfigError, ConfigNote
-from fedjax_ssl.federated import ClientState, Now, labelled_epochs, to_numbers
+from fedjax_ssl.federated import Kept, Now, labelled_epochs, to_numbers
 from fedjax_ssl.federated.sampler import LOCAL_STEPS
 from tests.federated.test_sampler import a_client
 
@@ -25,7 +25,7 @@ def batches(
     draw = jax.jit(sampler.schedule)
     taken = []
     for round in range(rounds):
-        kept = ClientState({}, {}, {LOCAL_STEPS: jnp.int32(len(taken))}, ())
+        kept = Kept({}, {}, {LOCAL_STEPS: jnp.int32(len(taken))}, ())
         client = a_client(number, number, 16)._replace(kept=kept, id=jnp.int32(identity))
         drawn = draw(jax.random.key(round), client, Now(jnp.int32(round), run_key=RUN))
         positions = drawn.positions["labelled"]

@@ -34,7 +34,7 @@ def step(optimizer: FederatedOptimizer, state, anchor: Grouped, weights: list[fl
                 weights={group: jnp.asarray(weight, jnp.result_type(float)) for group in anchor},
                 num_steps=jnp.asarray(2, jnp.int32),
                 learning_rate=jnp.asarray(0.1),
-                received=jax.tree.map(
+                sent_by_optimizer=jax.tree.map(
                     lambda leaf, i=i: leaf[i], optimizer.send(state, kept, round)
                 ),
                 kept=jax.tree.map(lambda leaf, i=i: leaf[i], kept),

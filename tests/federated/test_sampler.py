@@ -30,7 +30,7 @@ def a_client(num_labelled: int, num_examples: int, width: int = 32) -> Client:
         num_labelled=jnp.asarray(num_labelled, jnp.int32),
         num_examples=jnp.asarray(num_examples, jnp.int32),
         sent={},
-        received=(),
+        sent_by_optimizer=(),
     )
 
 

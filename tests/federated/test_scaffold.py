@@ -176,7 +176,7 @@ def test_weighted_variates_are_the_means_by_the_models_weights(float64) -> None:
                     weights={"model": jnp.float64(weight)},
                     num_steps=jnp.int32(1),
                     learning_rate=jnp.float64(0.5),
-                    received=anchor,
+                    sent_by_optimizer=anchor,
                     kept=anchor,
                 )
             )

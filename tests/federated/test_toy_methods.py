@@ -208,7 +208,7 @@ def grouped(num_groups: int) -> FederatedOptimizer:
         )
 
     def report(local):
-        mine = jax.nn.one_hot(local.received["group"], num_groups)
+        mine = jax.nn.one_hot(local.sent_by_optimizer["group"], num_groups)
         totals = jax.tree.map(lambda w: mine.reshape(-1, *[1] * w.ndim) * w, local.params)
         return Report(Moved(local.weights, totals, mine))
 

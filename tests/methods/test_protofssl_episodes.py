@@ -24,7 +24,13 @@ def client(labels=tuple(LABELS), unlabelled: int = 5, padding: int = 3) -> Clien
     total = jnp.asarray(len(labels) + unlabelled, jnp.int32)
     index = jnp.asarray(np.arange(size, dtype=np.int32))
     return Client(
-        jnp.asarray(0, jnp.int32), index, jnp.asarray(observed), count, total, sent={}, received=()
+        jnp.asarray(0, jnp.int32),
+        index,
+        jnp.asarray(observed),
+        count,
+        total,
+        sent={},
+        sent_by_optimizer=(),
     )
 
 
