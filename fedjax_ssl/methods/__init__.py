@@ -13,8 +13,10 @@ Example:
 # For users who run mypy --strict.
 # mypy: implicit-reexport
 
+import ast
 import sys
 from collections.abc import Mapping, Sequence
+from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from fedjax_ssl.registry import Registry
@@ -62,6 +64,21 @@ METHODS: "Registry[Recipe | Method]" = Registry(
     leading=1,
 )
 available = METHODS.available  # () -> names of all methods with a line about each
+
+
+def described(name: str) -> str:
+    """Return what the file of a method says at its top, with its references, without importing it;
+    "" for a method of your own.
+
+    Example:
+        >>> "NeurIPS 2022, arXiv 2106.01432" in " ".join(fs.methods.described("semifl").split())
+        True
+    """
+    for file, names in _RECIPES.items():
+        if name in names:
+            text = resources.files(__package__).joinpath(f"{file}.py").read_text("utf-8")
+            return ast.get_docstring(ast.parse(text)) or ""
+    return ""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,8 @@
 """The command: `fedjax-ssl report runs/...`, from run folders to one page and a table."""
 
 import argparse
+import dataclasses
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -12,11 +14,15 @@ from fedjax_ssl.cli import PROGRAM, one_of, parser
 from fedjax_ssl.errors import counted
 from fedjax_ssl.folder.files import bytes_in_words, write_output
 from fedjax_ssl.folder.progress import Console
-from fedjax_ssl.report.exports import EXPORTS, lines
+from fedjax_ssl.report.exports import TABLES, lines
+from fedjax_ssl.report.figures import figure
 from fedjax_ssl.report.numbers import LEVEL
-from fedjax_ssl.report.page import render
-from fedjax_ssl.report.runs import Report, read
+from fedjax_ssl.report.page import made_of, render
+from fedjax_ssl.report.runs import Report, ReportError, read
+from fedjax_ssl.report.scores import scored_groups
+from fedjax_ssl.report.verdict import verdict
 
+_EXPORTS = (*TABLES, "pdf", "svg")
 _SHOWN = 20  # groups in the terminal
 
 
@@ -34,19 +40,68 @@ def main(arguments: list[str]) -> int:
             makes messages of it.
     """
     given = _parser().parse_args(arguments)
-    report = read(given.runs, metric=given.metric, baseline=given.baseline)
-    written = {"report": given.output}
-    write_output(given.output, render(report, shlex.join([PROGRAM, "report", *arguments])))
+    report = read(given.runs, metric=given.metric, baseline=given.baseline, names=dict(given.label))
+    _check_positive(report, given.positive)
+    report = dataclasses.replace(report, positive=given.positive, columns=given.columns)
+    folders = sorted({os.path.realpath(folder) for folder in given.runs})
+    page = given.output or Path(os.path.commonpath(folders)) / "report.html"
+    if given.output is None and page.parent.resolve() == Path.cwd():
+        page = Path("report.html")
+    replaced = _replaced(page, folders, asked=given.output is not None)
+    contents: dict[Path, str | bytes] = {}
     for kind in given.export:
-        ending, export = EXPORTS[kind]
-        written[kind] = given.output.with_suffix(ending)
-        write_output(written[kind], export(report))
-    for line in report.problems:
+        if kind in TABLES:
+            ending, export = TABLES[kind]
+            contents[page.with_suffix(ending)] = export(report)
+        else:
+            for curve in given.curve or ["round"]:
+                name = page.stem if not given.curve else f"{page.stem}_{curve}"
+                contents[page.with_name(f"{name}.{kind}")] = figure(report, curve, kind)
+    if given.curve and not set(given.export) & {"pdf", "svg"}:
+        raise ReportError("--curve names curves to export: add --export pdf or svg")
+    if given.columns and not set(given.export) & {"md", "latex"}:
+        raise ReportError("--columns is for an exported table: add --export md or latex")
+    command = shlex.join([PROGRAM, "report", *arguments])
+    html = render(report, command, folders, mistakes=given.mistakes)
+    for path, content in {page: html, **contents}.items():
+        write_output(path, content)
+    for line in [*replaced, *report.problems]:
         print(f"note: {line}", file=sys.stderr)
     _show(report)
-    for kind, path in written.items():
+    for path in (page, *contents):
+        kind = "report" if path == page else path.suffix[1:].replace("tex", "latex")
         print(f"{kind}: {path} ({bytes_in_words(path.stat().st_size)})")
     return 0
+
+
+def _replaced(page: Path, folders: list[str], *, asked: bool) -> list[str]:
+    """Say what a page replaces, where this is not an earlier report of the same folders.
+
+    Raises:
+        ReportError: a file that is no report; one of other folders, where nobody asked for it.
+    """
+    if not page.is_file():
+        return []
+    there = made_of(page.read_text("utf-8", errors="replace"))
+    if there is None:
+        raise ReportError(f"{page} is there and is no report of this program: give --output FILE")
+    if there == folders:
+        return []
+    whose = f"a report of {', '.join(there) or 'an earlier version, which does not say of what'}"
+    if not asked:
+        raise ReportError(f"{page} is {whose}: give --output FILE, or delete it")
+    return [f"{page} was {whose}, and is replaced"]
+
+
+def _check_positive(report: Report, positive: str | None) -> None:
+    scores = [scores for some in scored_groups(report.groups).values() for scores in some]
+    pairs = {tuple(one["classes"]) for one in scores if len(one["classes"]) == 2}
+    if positive is not None and not any(positive in pair for pair in pairs):
+        known = sorted({name for pair in pairs for name in pair})
+        raise ReportError(
+            f"--positive {positive!r} is no class of runs with two classes.  They have: "
+            f"{', '.join(known) or 'none'}"
+        )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -69,12 +124,33 @@ def _parser() -> argparse.ArgumentParser:
         help="name of a group, words of it, or a run's folder (the first group)",
     )
     own.add_argument(
-        "--output", type=Path, default=Path("report.html"), metavar="FILE", help="(report.html)"
+        "--label",
+        action="append",
+        type=_label,
+        default=[],
+        metavar="OLD=NEW",
+        help="what a group, or a part of groups' names, is called: --label labels=5=few",
+    )
+    own.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="(report.html in the folder, or in the one that holds all of them)",
+    )
+    own.add_argument(
+        "--positive",
+        metavar="CLASS",
+        help="of two classes, the one that is looked for (the second one)",
+    )
+    own.add_argument(
+        "--mistakes",
+        action="store_true",
+        help="show test images that are taken for something else; loads the runs' data",
     )
     own.add_argument(
         "--export",
         action="extend",
-        type=lambda text: [*map(one_of("export", EXPORTS), text.split(","))],
+        type=lambda text: [*map(one_of("export", _EXPORTS), text.split(","))],
         default=[],
         metavar="KIND",
         help=(
@@ -82,7 +158,30 @@ def _parser() -> argparse.ArgumentParser:
             "with commas between"
         ),
     )
+    own.add_argument(
+        "--columns",
+        metavar="FIELD",
+        help="with --export md or latex: a column per value of this setting, rows by all others",
+    )
+    own.add_argument(
+        "--curve",
+        action="extend",
+        type=lambda text: text.split(","),
+        default=[],
+        metavar="NAME",
+        help=(
+            "with --export pdf or svg: which of the page's curves, with commas between: round, "
+            "bytes, seconds, local_steps, clients, roc, reliability or a number that was swept"
+        ),
+    )
     return own
+
+
+def _label(text: str) -> tuple[str, str]:
+    old, equals, new = text.rpartition("=")
+    if not (old and equals and new):
+        raise argparse.ArgumentTypeError(f"{text!r} is not OLD=NEW")
+    return old, new
 
 
 def _show(report: Report) -> None:
@@ -103,3 +202,5 @@ def _show(report: Report) -> None:
         console.print(
             f"difference to {report.baseline.name} over common seeds, with its {LEVEL:.0%} interval"
         )
+    if said := verdict(report):
+        console.print(said)

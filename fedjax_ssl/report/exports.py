@@ -1,16 +1,13 @@
 """Exports the table of a report to a paper or a spreadsheet: Markdown, LaTeX, CSV."""
 
-import functools
-import io
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import numpy as np
 import pandas
 
-from fedjax_ssl.report.charts import curves_of
+from fedjax_ssl.errors import did_you_mean
 from fedjax_ssl.report.numbers import (
     COSTS,
     METHOD,
@@ -19,7 +16,10 @@ from fedjax_ssl.report.numbers import (
     headings,
     mean_text,
 )
-from fedjax_ssl.report.runs import Report
+from fedjax_ssl.report.runs import Report, ReportError, text_of
+
+# Around what is bold, until what a language takes for its own is written as text.
+_BOLD = ("\ue000", "\ue001")
 
 
 def lines(report: Report) -> pandas.DataFrame:
@@ -38,16 +38,66 @@ def lines(report: Report) -> pandas.DataFrame:
     return pandas.DataFrame(rows, columns=headings(report.metric, report.baseline.name))
 
 
+def crossed(report: Report, field: str) -> tuple[pandas.DataFrame, pandas.DataFrame]:
+    """Write the means with a column per value of a field, and a row for all else that names a
+    group.
+
+    Returns:
+        The texts, and where the best of each column stands.
+
+    Raises:
+        ReportError: groups are not named by this field.
+    """
+    fields = dict.fromkeys(name for group in report.groups for name in group.parts)
+    own = next((name for name in fields if field in (name, name.rpartition(".")[2])), None)
+    if own is None:
+        raise ReportError(
+            f"--columns {field}: groups do not differ in it.{did_you_mean(field, fields)} They "
+            f"differ in: {', '.join(fields) or 'nothing'}"
+        )
+    short = own.rpartition(".")[2]
+    # a group that stands alone in a row is not named by this field, but has a value of it
+    named = {str(one.config.get(own)): one.parts[own] for one in report.groups if own in one.parts}
+    texts: dict[str, dict[str, str]] = {}
+    goodness: dict[str, dict[str, float]] = {}
+    for group, cell, _ in report.rows:
+        row = ", ".join(text for name, text in group.parts.items() if name != own) or "all"
+        value = group.config.get(own)
+        column = named.get(str(value), f"{short}={text_of(value)}")
+        texts.setdefault(column, {})[row] = mean_text(cell, report.metric.unit)
+        goodness.setdefault(column, {})[row] = (cell.mean or math.nan) * report.metric.better
+    corner = headings(report.metric, "")[2]
+    table = pandas.DataFrame(texts).fillna("-")
+    values = pandas.DataFrame(goodness)
+    best = values.eq(values.max()) & (values.count() > 1) & (report.metric.better != 0)
+    return table.rename_axis(corner).reset_index(), best
+
+
+def _table(report: Report) -> pandas.DataFrame:
+    """Write the table of a paper: a row per group, or rows by columns where the report asks for
+    them, with marks around the best of a column.
+    """
+    if report.columns is None:
+        return lines(report)
+    table, best = crossed(report, report.columns)
+    for column in best:
+        chosen = best[column].to_numpy()
+        table.loc[chosen, column] = [
+            _BOLD[0] + text + _BOLD[1] for text in table.loc[chosen, column]
+        ]
+    return table
+
+
 def markdown(report: Report) -> str:
     """Write a table for a README; mean ± standard deviation over seeds, and how the interval is
     made below it.
     """
-    table = lines(report)
+    table = _table(report)
     titles, *rows = (
         [re.sub(r"([\\|`*_<>\[\]])", r"\\\1", " ".join(cell.split())) for cell in row]
         for row in (table.columns, *table.to_numpy())
     )
-    text = markdown_table(titles, rows)
+    text = markdown_table(titles, rows).replace(_BOLD[0], "**").replace(_BOLD[1], "**")
     return f"{text}\n\nMean ± standard deviation over seeds. {METHOD}\n"
 
 
@@ -63,12 +113,13 @@ def latex(report: Report) -> str:
     def one_line(text: str) -> str:
         return " ".join(text.split())
 
-    table = lines(report).map(one_line).rename(columns=one_line)
+    table = _table(report).map(one_line).rename(columns=one_line)
     text = table.to_latex(index=False, escape=True, column_format=f"l{'r' * (table.shape[1] - 1)}")
     method = METHOD.replace("√", "sqrt ").replace("·", "*").replace("±", "+-")
     return (
         "% needs \\usepackage{booktabs}; mean and standard deviation over seeds.\n"
-        f"% {method}\n" + text.replace("±", r"$\pm$")
+        f"% {method}\n"
+        + text.replace("±", r"$\pm$").replace(_BOLD[0], r"\textbf{").replace(_BOLD[1], "}")
     )
 
 
@@ -105,37 +156,8 @@ def _harmless(value: Any) -> Any:
     return value
 
 
-def figure(kind: str, report: Report) -> bytes:
-    """Draws the report's metric over rounds for a column of a paper: means, and a deviation over
-    seeds around them.
-    """
-    from matplotlib.figure import Figure
-
-    drawing = Figure(figsize=(3.4, 2.5))
-    scale = 100 if report.metric.unit == "%" else 1
-    axes = drawing.subplots()
-    name = re.sub("^(selected|best)_", "", report.metric.name)
-    for group in report.groups:
-        curves = curves_of(group, [name], 400)
-        if name in curves["y"]:
-            mean, spread = (scale * np.array(one or 0, float) for one in curves["y"][name])
-            rounds = curves["x"]["round"]
-            axes.plot(rounds, mean, label=group.name, linewidth=1)
-            axes.fill_between(rounds, mean - spread, mean + spread, alpha=0.2, linewidth=0)
-    axes.set(xlabel="round", ylabel=headings(report.metric._replace(name=name), "")[2])
-    axes.spines[["top", "right"]].set_visible(False)
-    for text in axes.legend(frameon=False, fontsize=7).get_texts():
-        text.set_parse_math(False)  # a "$" in a name is one
-    content = io.BytesIO()
-    dated = {"Date": None} if kind == "svg" else None
-    drawing.savefig(content, format=kind, bbox_inches="tight", metadata=dated)
-    return content.getvalue()
-
-
-EXPORTS: dict[str, tuple[str, Callable[[Report], str | bytes]]] = {
+TABLES: dict[str, tuple[str, Callable[[Report], str]]] = {
     "md": (".md", markdown),
     "latex": (".tex", latex),
     "csv": (".csv", comma_separated),
-    "pdf": (".pdf", functools.partial(figure, "pdf")),
-    "svg": (".svg", functools.partial(figure, "svg")),
 }

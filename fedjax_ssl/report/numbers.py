@@ -122,6 +122,9 @@ def numbers_of(run: StoredRun) -> dict[str, float]:
             for name, value in scores.items()
             if name == "brier" or name.startswith("top_")
         }
+        if len(scores.get("classes", ())) == 2:  # sensitivity and specificity
+            recalls = zip(scores["classes"], scores.get("recall", ()), strict=False)
+            found |= {f"test_{name}_recall": value for name, value in recalls}
     predictions = summary.get("predictions")
     for one in predictions if isinstance(predictions, list) else []:
         if isinstance(one, dict) and "name" in one:

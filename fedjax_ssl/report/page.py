@@ -4,7 +4,9 @@ import base64
 import contextlib
 import datetime
 import functools
+import html
 import io
+import json
 import math
 import os
 import re
@@ -16,16 +18,21 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import numpy as np
+import pandas
 from PIL import Image
 
 import fedjax_ssl
 from fedjax_ssl.errors import counted
 from fedjax_ssl.folder.folder import SEARCH_FILE, SWEEP_FILE, RunFolderError, read_stored
 from fedjax_ssl.folder.stored_run import StoredRun
+from fedjax_ssl.methods import described
 from fedjax_ssl.report.charts import AXES, curves_of, effects_of, profiles_of
+from fedjax_ssl.report.mistakes import mistakes_of
 from fedjax_ssl.report.numbers import (
     METHOD,
     Metric,
+    compare,
     cost_texts,
     difference_text,
     headings,
@@ -35,9 +42,19 @@ from fedjax_ssl.report.numbers import (
     written,
 )
 from fedjax_ssl.report.runs import Group, Report, table_of, text_of
-from fedjax_ssl.report.scores import by_class, pictures_of, scored_groups
+from fedjax_ssl.report.scores import (
+    Points,
+    by_class,
+    confusion,
+    confusion_picture,
+    reliability,
+    scored_groups,
+    two_classes,
+)
+from fedjax_ssl.report.verdict import verdict
 
 _BEST = 7  # groups that charts start with: one colour each
+_NUMBERED = 20  # classes up to which a confusion matrix has numbers in it
 _NUMBERS = 160_000  # in all curves of a page, about six bytes each
 _MOST_CURVES = 300  # groups
 # sections of a config that decide who holds which data
@@ -49,13 +66,17 @@ _LINES = 60
 _PICTURES = 1_200_000  # bytes of all pictures of a page
 
 
-def render(report: Report, command: str) -> str:
+def render(
+    report: Report, command: str, folders: Sequence[str] = (), *, mistakes: bool = False
+) -> str:
     """Make the page as HTML. It asks for nothing from anywhere: style, script, data and pictures
     are in it.
 
     Args:
         report: with at least one group.
         command: the command that makes it, shown at its end.
+        folders: that were given; `made_of` reads them.
+        mistakes: show test images that are taken for something else, from the runs' data.
     """
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
@@ -68,6 +89,7 @@ def render(report: Report, command: str) -> str:
     problems = list(report.problems)
     titles = headings(report.metric, report.baseline.name)
     environments = _environments(report.runs)
+    scores = _scores(report, problems)
     payload: dict[str, Any] = {
         "metric": report.metric.name,
         "metrics": {one.name: _packed(one, report) for one in report.metrics},
@@ -77,12 +99,16 @@ def render(report: Report, command: str) -> str:
         "curves": _curves(report),
         "effects": effects_of(groups),
         "clients": profiles_of(groups),
+        "panels": {name: scores.get(name, {}) for name in ("reliability", "roc")},
     }
     return environment.from_string(page).render(
         style=style,
         script=script,
         version=fedjax_ssl.__version__,
         command=command,
+        folders=json.dumps(folders),
+        metrics=_by_kind(report.metrics),
+        mistakes=mistakes_of(groups, problems) if mistakes else {},
         made=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         report=report,
         payload=payload,
@@ -93,7 +119,9 @@ def render(report: Report, command: str) -> str:
         costs=[list(zip(costs, cost_texts(costs), strict=True)) for costs in report.costs],
         axes=[axis for axis in AXES if any(one["x"].get(axis) for one in payload["curves"] if one)],
         pictures=_pictures(groups, problems),
-        scores=_scores(groups, problems),
+        scores=scores,
+        verdict=verdict(report),
+        methods=_methods(groups),
         problems=problems,
         configs=_configs([group.config for group in groups]),
         runs=_runs(report),
@@ -125,6 +153,23 @@ def _packed(metric: Metric, report: Report) -> dict[str, Any]:
         cells.append([*texts, cell.sign * metric.better, *map(short, numbers)])
     difference = headings(metric, report.baseline.name)[3]
     return {**metric._asdict(), "title": metric.title, "difference": difference, "cells": cells}
+
+
+def made_of(page: str) -> list[str] | None:
+    """Tell which folders a page is the report of; None where it is no page of `render`."""
+    if found := re.search('<meta name="runs" content="([^"]*)">', page):
+        folders: list[str] = json.loads(html.unescape(found[1]))
+        return folders
+    return [] if '<meta name="generator" content="fedjax_ssl' in page else None
+
+
+def _by_kind(metrics: Sequence[Metric]) -> dict[str, list[Metric]]:
+    """Sort metrics by what they are of, for a menu."""
+    kinds: dict[str, list[Metric]] = {"test examples": [], "validation examples": [], "others": []}
+    for one in metrics:
+        first = one.name.removeprefix("selected_").removeprefix("best_").partition("_")[0]
+        kinds.get(f"{first} examples", kinds["others"]).append(one)
+    return {kind: some for kind, some in kinds.items() if some}
 
 
 def _title(groups: Sequence[Group]) -> str:
@@ -259,31 +304,101 @@ def _pictures(groups: Sequence[Group], problems: list[str]) -> list[dict[str, An
     return found
 
 
-def _scores(groups: Sequence[Group], problems: list[str]) -> list[dict[str, Any]]:
-    """Give every group with detailed scores its name, its rows by class, and its pictures."""
-    found = []
-    for place, scores in scored_groups(groups).items():
+def _scores(report: Report, problems: list[str]) -> dict[str, Any]:
+    """Lay out the detailed scores of the groups that have some: tables with a row per class and a
+    column per group, confusion matrices, and points of charts by number of the group.
+    """
+    tables: dict[int, pandas.DataFrame] = {}
+    confusions = []
+    reliable: dict[int, Points] = {}
+    for place, scores in scored_groups(report.groups).items():
         try:
-            table = by_class(scores).itertuples()
-            rows = [
-                (name, [(short(x), _share(x)) for x in row] + [(n, f"{n:g}")])
-                for name, *row, n in table
-            ]
-            pictures = [
-                (title, _address(io.BytesIO(content))) for title, content in pictures_of(scores)
-            ]
+            table = by_class(scores)
+            counts = confusion(scores)
+            reliable[place] = reliability(scores)
             examples = sum(one["examples"] for one in scores)
         except (ValueError, TypeError, LookupError) as error:  # a damaged summary
-            problems.append(f"{groups[place].name}: its scores by class cannot be shown: {error}")
+            name = report.groups[place].name
+            problems.append(f"{name}: its scores by class cannot be shown: {error}")
             continue
-        found.append(
-            {"group": groups[place].name, "examples": examples, "rows": rows, "pictures": pictures}
-        )
-    return found
+        tables[place] = table
+        if counts is not None:
+            confusions.append((report.groups[place].name, examples, _matrix(counts, table.index)))
+    if not tables:
+        return {}
+    columns = {
+        title: pandas.DataFrame({place: one[name] for place, one in tables.items()}, dtype=float)
+        for title, name in (("Recall", "recall"), ("Precision", "precision"), ("F1", "f1"))
+    }
+    support = pandas.DataFrame({place: one["support"] for place, one in tables.items()})
+    examples_of = support.mean(axis=1).round().astype(int).to_dict()
+    return {
+        "groups": list(tables),
+        "tables": {
+            title: [
+                (name, examples_of[name], [(short(one), _share(one)) for one in row])
+                for name, *row in table.itertuples()
+            ]
+            for title, table in columns.items()
+        },
+        "confusions": confusions,
+        "reliability": reliable,
+        **_of_two_classes(report, list(tables), list(examples_of)),
+    }
+
+
+def _matrix(counts: np.ndarray, classes: Sequence[str]) -> dict[str, Any]:
+    """Lay out a confusion matrix: as numbers with the share of the true class in per cent, and as
+    a picture where there are too many classes for numbers.
+    """
+    if len(classes) > _NUMBERED:
+        picture = base64.b64encode(confusion_picture(counts)).decode()
+        return {"rows": [], "image": f"data:image/png;base64,{picture}"}
+    shares = np.round(100 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)).astype(int)
+    cells = np.stack([counts, shares], axis=-1).tolist()
+    return {"rows": list(zip(classes, cells, strict=True)), "image": ""}
+
+
+def _of_two_classes(report: Report, places: list[int], classes: list[str]) -> dict[str, Any]:
+    """Score groups of two classes for the one that is looked for; nothing of other groups."""
+    if len(classes) != 2:
+        return {"two_classes": [], "roc": {}}
+    positive = report.positive or classes[-1]
+    found = {place: two_classes(report.groups[place], positive) for place in places}
+    known = {place: one for place, one in found.items() if one is not None}
+    rows = [
+        (report.groups[place].name, [_spread(values) for values in one[:3]])
+        for place, one in known.items()
+    ]
+    return {
+        "positive": positive,
+        "two_classes": rows,
+        "roc": {place: one.curve for place, one in known.items()},
+    }
+
+
+def _spread(values: Sequence[float]) -> tuple[float | None, str]:
+    cell = compare(pandas.Series(values))
+    return short(cell.mean), mean_text(cell, "%")
 
 
 def _share(value: float) -> str:
     return written(None if math.isnan(value) else value, "%")
+
+
+def _methods(groups: Sequence[Group]) -> dict[str, list[tuple[str, str]]]:
+    """Give every method of this package its page: what its file says, with its references, as
+    pieces of text and the address that a piece leads to, or "".
+    """
+    found = {}
+    for name in dict.fromkeys(str(group.config["method.name"]) for group in groups):
+        if text := described(name):
+            pieces = re.split(r"(arXiv \d{4}\.\d{5})", text)
+            found[name] = [
+                (one, f"https://arxiv.org/abs/{one[6:]}" if place % 2 else "")
+                for place, one in enumerate(pieces)
+            ]
+    return found
 
 
 def _settings(config: Mapping[str, Any]) -> str:
@@ -307,13 +422,16 @@ def _image(path: Path, problems: list[str]) -> str:
         return ""
 
 
-def _address(source: Path | io.BytesIO) -> str:
-    """Make a data address of a picture, with few colours: these pictures are shapes and text."""
+def _address(source: Path) -> str:
+    """Make a data address of a picture, with few colours: these pictures are shapes and text. What
+    is transparent stays so, for dark pages.
+    """
     content = io.BytesIO()
     with Image.open(source) as whole:
-        picture = whole.convert("RGB")
+        picture = whole.convert("RGBA")
         picture.thumbnail((_WIDTH, 2 * _WIDTH))
-        picture.quantize(_COLOURS, dither=Image.Dither.NONE).save(content, "PNG", optimize=True)
+        few = picture.quantize(_COLOURS, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+        few.save(content, "PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(content.getvalue()).decode()
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import json
 import re
+import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,21 @@ class Group:
         return pandas.DataFrame(map(numbers_of, self.finished), index=seeds)
 
     @property
+    def of_one_class(self) -> tuple[str, int] | None:
+        """The class that finished runs predict for all test examples, and how many runs do; None
+        where none does.
+        """
+        found = []
+        for summary in self.summaries.values():
+            scores = summary.get("scores")
+            if not isinstance(scores, dict) or len(scores.get("precision", ())) < 2:
+                continue
+            # precision says nothing of a class that is never predicted
+            taken = [place for place, one in enumerate(scores["precision"]) if one is not None]
+            found += [scores["classes"][taken[0]]] if len(taken) == 1 else []
+        return (", ".join(dict.fromkeys(found)), len(found)) if found else None
+
+    @property
     def diverged(self) -> int:
         """How many of the finished runs diverged."""
         return sum(run.state != "finished" for run in self.finished)
@@ -107,6 +123,8 @@ class Report:
         metrics: numbers that some run has.
         metric: the one that the page starts with.
         problems: a sentence for everything that could not be read or is not counted.
+        positive: of two classes the one that is looked for; None: the second one.
+        columns: field whose values are the columns of an exported table; None: a row per group.
     """
 
     runs: list[StoredRun]
@@ -116,34 +134,35 @@ class Report:
     metrics: list[Metric]
     metric: Metric
     problems: list[str]
+    positive: str | None = None
+    columns: str | None = None
 
     def cells(self, metric: Metric) -> list[Cell]:
-        """Compare the groups in a metric, by finished runs alone."""
+        """Compare the groups with the baseline in a metric, by finished runs alone."""
+        return [self.cell(metric, one, self.baseline) for one in self.groups]
+
+    def cell(self, metric: Metric, group: Group, base: Group) -> Cell:
+        """Compare a group with another one in a metric, by finished runs alone."""
         nothing = pandas.Series(dtype=float)
+        ours, theirs = (one.numbers.get(metric.name, nothing).dropna() for one in (group, base))
+        alone = group is base or self.apart(group, base)
+        return compare(ours, None if alone else theirs)
 
-        def values(group: Group) -> pandas.Series:
-            return group.numbers.get(metric.name, nothing).dropna()
-
-        base = values(self.baseline)
-        return [
-            compare(values(one), None if one is self.baseline or self.apart(one) else base)
-            for one in self.groups
-        ]
-
-    def apart(self, group: Group) -> list[str]:
-        """Says how a group's runs differ from the baseline's so that they are no pairs; an empty
-        list: they are.
+    def apart(self, group: Group, base: Group | None = None) -> list[str]:
+        """Says how a group's runs differ from another one's, the baseline's by default, so that
+        they are no pairs; an empty list: they are.
         """
-        theirs = self.baseline.summaries
+        other = base or self.baseline
+        theirs = other.summaries
         pairs = [(one, theirs[seed]) for seed, one in group.summaries.items() if seed in theirs]
         other_settings = any(
-            group.config.get(field) != self.baseline.config.get(field) for field in _TEST_DATA
+            group.config.get(field) != other.config.get(field) for field in _TEST_DATA
         )
         found = []
         for field, words in COMPARED.items():
             told = [pair for pair in pairs if all(field in summary for summary in pair)]
             if told:
-                differ = any(one[field] != other[field] for one, other in told)
+                differ = any(one[field] != another[field] for one, another in told)
             else:  # older runs do not tell: settings do
                 differ = field == "test_fingerprint" and other_settings
             if differ:
@@ -166,7 +185,11 @@ class Report:
 
 
 def read(
-    paths: Sequence[str | Path], *, metric: str | None = None, baseline: str | None = None
+    paths: Sequence[str | Path],
+    *,
+    metric: str | None = None,
+    baseline: str | None = None,
+    names: Mapping[str, str] = types.MappingProxyType({}),
 ) -> Report:
     """Read run folders, sorts them into groups and chooses what they are compared by.
 
@@ -178,6 +201,7 @@ def read(
         metric: a column of `metrics.csv`, or a number of `summary.json`; the test accuracy by
             default.
         baseline: as for `choose_baseline`.
+        names: what groups, or parts of their names, are called instead.
 
     Raises:
         ReportError: there is no run, or no such metric or group.
@@ -202,7 +226,7 @@ def read(
             f"no run in {places} has a result yet: none of {counted(len(runs), 'run')} has a "
             "metric row"
         )
-    groups = group_runs(started)
+    groups = renamed(group_runs(started), names)
     problems += [
         f"{run.path}: seed {run.config['seed']} of {group.name} is there already, not counted"
         for group in groups
@@ -216,6 +240,12 @@ def read(
     problems += _together(
         "on other data than another run with the same settings of config.data", _described(changed)
     )
+    for group in groups:
+        if (told := group.of_one_class) is not None:
+            problems.append(
+                f"{group.name} predicts one class, {told[0]!r}, for every test example in "
+                f"{told[1]} of {counted(len(group.finished), 'run')}: it has learned nothing there"
+            )
     few = [group for group in groups if len(group.finished) == 2]
     if few and len(groups) > 1:
         problems.append(
@@ -226,7 +256,7 @@ def read(
     metrics = metrics_of(frame)
     if not metrics:
         raise ReportError(f"no run in {places} has a metric: their rows hold counts alone")
-    base = choose_baseline(groups, baseline)
+    base = choose_baseline(groups, names.get(baseline or "", baseline))
     report = Report(
         started, groups, frame, base, metrics, _choose_metric(metrics, metric), problems
     )
@@ -280,6 +310,27 @@ def group_runs(runs: Iterable[StoredRun]) -> list[Group]:
         doubled = [run for some in by_seed for run in some if run not in kept]
         groups.append(Group(", ".join(parts.values()), parts, configs[text], kept, doubled))
     return groups
+
+
+def renamed(groups: Sequence[Group], names: Mapping[str, str]) -> list[Group]:
+    """Call groups, or parts of their names, otherwise.
+
+    Raises:
+        ReportError: a name that no group and no part of one has.
+    """
+    known = {text for group in groups for text in (group.name, *group.parts.values())}
+    for old in names:
+        if old not in known:
+            raise ReportError(
+                f"--label {old}={names[old]}: no group, and no part of a group's name, is "
+                f"{old!r}.{did_you_mean(old, known)} There are: {', '.join(sorted(known)[:20])}"
+            )
+    found = []
+    for group in groups:
+        parts = {field: names.get(text, text) for field, text in group.parts.items()}
+        name = names.get(group.name, ", ".join(parts.values()))
+        found.append(dataclasses.replace(group, name=name, parts=parts))
+    return found
 
 
 def table_of(configs: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:

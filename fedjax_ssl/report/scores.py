@@ -1,21 +1,25 @@
-"""Scores by class of the groups: a table, and confusion matrix and reliability diagram as a
-picture each.
+"""Scores by class of the groups: recall, precision and F1, confusion matrices, reliability
+diagrams, and ROC curves of two classes.
 """
 
 import io
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas
+from PIL import Image
 
+from fedjax_ssl.report.numbers import short
 from fedjax_ssl.report.runs import Group
 
 # in the table and with pictures
 MOST_GROUPS = 7
 MOST_CLASSES = 100
 _BY_CLASS = ("recall", "precision", "f1", "support")
-_NUMBERED = 20  # classes up to which a confusion matrix has numbers in it
+# of a chart: (x, y, deviation or None)
+Points = list[tuple[float | None, ...]]
 
 
 def scored_groups(groups: Sequence[Group]) -> dict[int, list[Mapping[str, Any]]]:
@@ -43,52 +47,111 @@ def by_class(scores: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
     return pandas.concat(tables).groupby(level=0, sort=False).mean()
 
 
-def pictures_of(scores: Sequence[Mapping[str, Any]]) -> list[tuple[str, bytes]]:
-    """Draw the confusion matrix, where the runs have it, and the reliability diagram of the
-    examples of all runs.
+def confusion(scores: Sequence[Mapping[str, Any]]) -> np.ndarray | None:
+    """Add up the confusion matrices [true][predicted] of runs; None where a run has none."""
+    if not all("confusion" in one for one in scores):
+        return None
+    return np.sum([one["confusion"] for one in scores], axis=0)
 
-    Returns:
-        What each shows, and the picture as PNG.
+
+def confusion_picture(counts: np.ndarray) -> bytes:
+    """Draw shares of the true class as a PNG, a pixel per cell: white and black pages show through
+    where there is little.
     """
-    from matplotlib.figure import Figure
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    pixels = np.empty((*counts.shape, 4), np.uint8)
+    pixels[..., :3] = (0, 114, 178)
+    pixels[..., 3] = np.round(255 * shares)
+    content = io.BytesIO()
+    Image.fromarray(pixels).save(content, "PNG")
+    return content.getvalue()
 
-    classes = scores[0]["classes"]
-    found = []
-    if all("confusion" in one for one in scores):
-        counts = np.sum([one["confusion"] for one in scores], axis=0)
-        shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-        figure = Figure(figsize=(5.2, 4.6), layout="constrained")
-        axes = figure.subplots()
-        image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-        axes.set(xlabel="predicted class", ylabel="true class")
-        if len(classes) <= _NUMBERED:
-            axes.set_xticks(range(len(classes)), classes, rotation=90)
-            axes.set_yticks(range(len(classes)), classes)
-            for (row, column), count in np.ndenumerate(counts):
-                colour = "white" if shares[row, column] > 0.5 else "black"
-                axes.text(
-                    column, row, str(count), ha="center", va="center", fontsize=7, color=colour
-                )
-        figure.colorbar(image, label="share of the true class")
-        found.append(("Confusion matrix", _png(figure)))
+
+def reliability(scores: Sequence[Mapping[str, Any]]) -> Points:
+    """Points of the reliability diagram of the examples of all runs: the mean probability of the
+    likeliest class and the share that is right, by bin that has examples.
+    """
     tables = [pandas.DataFrame(one["reliability"], dtype=float) for one in scores]
-    # The means of a bin over the examples of all runs, of bins that have some.
     sums = pandas.concat([one.mul(one.examples, axis=0) for one in tables]).groupby(level=0).sum()
     examples = sum(one.examples for one in tables)
     means = sums.div(examples, axis=0)[examples > 0]
-    figure = Figure(figsize=(5.2, 4.6), layout="constrained")
-    axes, below = figure.subplots(2, sharex=True, height_ratios=(3, 1))
-    axes.plot([0, 1], [0, 1], color="grey", linewidth=1, linestyle="--")
-    axes.plot(means.probability, means.right, marker="o")
-    axes.set(ylabel="share that is right", xlim=(0, 1), ylim=(0, 1))
-    count = len(examples)
-    below.bar((np.arange(count) + 0.5) / count, examples, width=0.9 / count)
-    below.set(xlabel="probability of the predicted class", ylabel="examples")
-    found.append(("Reliability diagram", _png(figure)))
-    return found
+    return [(short(x), short(y), None) for x, y in zip(means.probability, means.right, strict=True)]
 
 
-def _png(figure: Any) -> bytes:
-    content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=110)
-    return content.getvalue()
+class TwoClasses(NamedTuple):
+    """Runs of two classes, one of which is looked for: a value of each run."""
+
+    auc: list[float]
+    sensitivity: list[float]
+    specificity: list[float]
+    curve: Points  # ROC curve: false positives, true positives and their deviation over the runs
+
+
+def two_classes(group: Group, positive: str) -> TwoClasses | None:
+    """Score the finished runs of a group by their `test_predictions.csv`; None where no run has
+    such a file with examples of two classes.
+
+    Args:
+        group: any.
+        positive: the class that is looked for.
+    """
+    found = []
+    grid = np.linspace(0, 1, 101)
+    for run in group.finished:
+        try:
+            table = pandas.read_csv(
+                run.path / "test_predictions.csv", dtype={"label": str, "prediction": str}
+            )
+            table = table[table.label.notna()]
+            sick = (table.label == positive).to_numpy()
+            score = table[f"probability_{positive}"].to_numpy(float)
+            claimed = (table.prediction == positive).to_numpy()
+        except (OSError, ValueError, LookupError, AttributeError):  # not written, or damaged
+            continue
+        if sick.any() and not sick.all():
+            false, true = roc(sick, score)
+            area = float(np.trapezoid(true, false))
+            rates = claimed[sick].mean(), 1 - claimed[~sick].mean()
+            found.append((area, *map(float, rates), np.interp(grid, false, true)))
+    if not found:
+        return None
+    auc, sensitivity, specificity, curves = map(list, zip(*found, strict=True))
+    spread = np.std(curves, axis=0, ddof=1) if len(curves) > 1 else [math.nan] * len(grid)
+    points = zip(grid, np.mean(curves, axis=0), spread, strict=True)
+    return TwoClasses(auc, sensitivity, specificity, [tuple(map(short, one)) for one in points])
+
+
+def panels_of(groups: Sequence[Group], positive: str | None) -> dict[str, dict[int, Points]]:
+    """Make the charts of the scores, by number of the group: "reliability", and "roc" of groups of
+    two classes, of which the second is looked for where `positive` is None.
+    """
+    scores = scored_groups(groups)
+    curves: dict[int, Points] = {}
+    for place, given in scores.items():
+        classes = given[0]["classes"]
+        if len(classes) == 2 and (found := two_classes(groups[place], positive or classes[1])):
+            curves[place] = found.curve
+    return {
+        "reliability": {place: reliability(one) for place, one in scores.items()},
+        "roc": curves,
+    }
+
+
+def roc(positive: np.ndarray, score: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Trace the ROC curve: shares of false and of true positives, from the highest threshold to the
+    lowest; equal scores are one step.
+
+    Args:
+        positive: bool [n], of both kinds.
+        score: [n], higher where positive is likelier.
+
+    Example:
+        >>> import numpy as np
+        >>> roc(np.array([True, False, True]), np.array([0.9, 0.5, 0.5]))
+        (array([0., 0., 1.]), array([0. , 0.5, 1. ]))
+    """
+    order = np.argsort(-score)
+    steps = np.append(np.flatnonzero(np.diff(score[order])), len(score) - 1)
+    hits = np.cumsum(positive[order])[steps]
+    false = np.append(0, steps + 1 - hits)
+    return false / false[-1], np.append(0, hits) / hits[-1]

@@ -109,7 +109,7 @@ def rebuild(
         ConfigError: the config cannot be used, for example because a module of the user's is not
             there.
     """
-    resolved = _resolved(config)
+    resolved = resolved_of(config)
     shape = model["inputs"]["shape"]
     dtype = np.dtype(model["inputs"]["dtype"])
     blank = Split(np.zeros((1, *shape), dtype), np.full(1, -1))
@@ -132,7 +132,7 @@ def rebuild(
     )
 
 
-def _resolved(stored: dict[str, Any]) -> ml_collections.ConfigDict:
+def resolved_of(stored: dict[str, Any]) -> ml_collections.ConfigDict:
     """Resolve the config of a folder; a field that came later than the folder has its default."""
     config = configs.with_settings(configs.default(), flatten_dict(stored, sep="."))
     with warnings.catch_warnings():

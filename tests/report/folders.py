@@ -125,3 +125,41 @@ def write_sweep(
         for rate in rates
         for seed in range(seeds)
     ]
+
+
+def add_scores(folder: Path, labels: list[int], share: list[float]) -> Path:
+    """Adds detailed scores of two classes, "well" and "ill", and their test predictions, to a run:
+    true classes, and the probability of "ill" of every test example.
+    """
+    true = np.array(labels)
+    probability = np.array(share)
+    predicted = (probability > 0.5).astype(int)
+    confusion = np.zeros((2, 2), int)
+    np.add.at(confusion, (true, predicted), 1)
+    hits, support, claimed = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
+
+    def ratios(part, whole):
+        return [float(a / b) if b else None for a, b in zip(part, whole, strict=True)]
+
+    scores = {
+        "examples": len(labels),
+        "classes": ["well", "ill"],
+        "recall": ratios(hits, support),
+        "precision": ratios(hits, claimed),
+        "f1": ratios(2 * hits, support + claimed),
+        "support": support.tolist(),
+        "confusion": confusion.tolist(),
+        "reliability": {
+            "examples": [0, len(labels)],
+            "probability": [None, float(np.maximum(probability, 1 - probability).mean())],
+            "right": [None, float((predicted == true).mean())],
+        },
+    }
+    file = folder / "summary.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"scores": scores}))
+    lines = ["split,row,client,label,prediction,probability_well,probability_ill"]
+    for row, (one, guess, ill) in enumerate(zip(true, predicted, probability, strict=True)):
+        names = f"{scores['classes'][one]},{scores['classes'][guess]}"
+        lines.append(f"train,{row},site {row % 2},{names},{1 - ill:.6f},{ill:.6f}")
+    (folder / "test_predictions.csv").write_text("\n".join([*lines, ""]))
+    return folder

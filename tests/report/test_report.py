@@ -2,6 +2,7 @@
 should be.
 """
 
+import contextlib
 import csv
 import io
 import json
@@ -15,10 +16,12 @@ import pytest
 from fedjax_ssl import cli
 from fedjax_ssl.report import ReportError, read
 from fedjax_ssl.report.charts import effects_of, profile
-from fedjax_ssl.report.exports import EXPORTS
+from fedjax_ssl.report.exports import TABLES
 from fedjax_ssl.report.numbers import compare
 from fedjax_ssl.report.runs import choose_baseline
-from tests.report.folders import write_run, write_sweep
+from fedjax_ssl.report.scores import roc
+from fedjax_ssl.report.verdict import verdict
+from tests.report.folders import add_scores, write_run, write_sweep
 
 BEFORE = [0.80, 0.83, 0.79, 0.82]
 AFTER = [0.85, 0.84, 0.86, 0.88]
@@ -231,7 +234,7 @@ def test_hostile_names_stay_text(tmp_path):
     assert "<script>alert" not in page and page.count("</script>") == 2
     assert hostile in payload_of(page)["groups"][0]
     report = read([tmp_path])
-    made = {kind: export(report) for kind, (_, export) in EXPORTS.items()}
+    made = {kind: export(report) for kind, (_, export) in TABLES.items()}
     assert (
         "\\|" in made["md"]
         and r"\{\}\$" in made["latex"]
@@ -269,11 +272,9 @@ def test_figures_of_papers_and_a_warning_about_two_seeds(sweep, two, capsys):
 def test_a_page_asks_for_nothing(sweep):
     page = page_of(sweep)
     assert "default-src 'none'" in page
-    assert (
-        not re.search(r'(src|href)="(?!#|data:)', page)
-        and "url(" not in page
-        and "@import" not in page
-    )
+    assert not re.search(r'src="(?!data:)', page) and not re.search(r"(url\(|@import)", page)
+    # links to papers alone lead away, when they are clicked
+    assert set(re.findall(r'href="([^#"]*)[#"]', page)) == {"", "https://arxiv.org/abs/2210.06434"}
 
 
 def test_an_unfinished_run_is_in_no_number(tmp_path, capsys):
@@ -373,3 +374,133 @@ def test_a_client_that_is_left_out_is_called_by_its_name_in_the_groups(tmp_path)
         "left_out_client=north",
     ]
     assert [len(group.runs) for group in report.groups if group.name.endswith("02")] == [2]
+
+
+def test_a_sentence_says_who_is_ahead_and_whether_it_may_be_chance(two, capsys):
+    # the interval is that of test_mean_spread_and_paired_interval_by_hand
+    said = (
+        "xclp is the best of 2 groups in test accuracy: 85.8 ± 1.7 %. That is 4.7 points above "
+        "fedavg (baseline), more than chance (95% interval +0.6 to +8.9 over 4 common seeds)."
+    )
+    assert said in page_of(two) and said in " ".join(capsys.readouterr().out.split())
+    for folder in ("b0", "b2", "b3"):
+        shutil.rmtree(two / folder)
+    assert "on 1 common seed, which cannot tell a difference from chance" in verdict(read([two]))
+    assert "is level with xclp, the next." in verdict(read([two], metric="test_loss"))
+    shutil.rmtree(two / "b1")
+    assert verdict(read([two])) == ""
+
+
+@pytest.fixture
+def ill(tmp_path):
+    """Two groups of two runs: one ranks the ill almost right, the other finds nobody ill."""
+    for seed in range(2):
+        good = write_run(tmp_path / f"a{seed}", seed=seed, picture=False)
+        add_scores(good, [0, 0, 0, 1, 1], [0.1, 0.2, 0.7, 0.4, 0.9])
+        bad = write_run(tmp_path / f"b{seed}", seed=seed, method="fixmatch", picture=False)
+        add_scores(bad, [0, 0, 0, 1, 1], [0.1] * 5)
+    return tmp_path
+
+
+def test_two_classes_have_a_roc_curve_sensitivity_and_specificity(ill):
+    page = page_of(ill)
+    # 5 of 6 pairs of an ill and a well one are in order; half of the ill are found, 2 of 3 spared
+    assert re.search(r"fedavg</th>\s*<td[^>]*>83.3 ± 0.0</td>\s*<td[^>]*>50.0 ± 0.0</td>", page)
+    assert "66.7 ± 0.0" in page and "Looking for ill" in page
+    curve = payload_of(page)["panels"]["roc"]["0"]
+    assert curve[0][:2] == [0, 0.5] and curve[-1][:2] == [1, 1] and curve[0][2] == 0
+    assert payload_of(page)["panels"]["roc"]["1"][50][:2] == [0.5, 0.5]
+    assert payload_of(page)["metrics"]["test_ill_recall"]["cells"][0][0] == "50.0 ± 0.0"
+    assert "Looking for well" in page_of(ill, "--positive", "well")
+    false, true = roc(np.array([False, True]), np.array([0.3, 0.3]))
+    assert false.tolist() == true.tolist() == [0, 1]
+
+
+def test_a_group_that_predicts_one_class_is_called_so(ill, capsys):
+    page = page_of(ill)
+    said = capsys.readouterr().err
+    assert "fixmatch predicts one class, 'well', for every test example in 2 of 2 runs" in said
+    assert page.count(">predicts one class<") == 1
+
+
+def test_the_class_table_has_a_row_per_class_and_a_column_per_group(ill):
+    page = page_of(ill)
+    table = re.search(r"<caption[^>]*>Recall by class</caption>(.*?)</table>", page, re.DOTALL)[1]
+    rows = [re.findall(r"<t[hd][^>]*>([^<]*)</t[hd]>", row) for row in table.split("<tr>")[1:]]
+    assert rows == [
+        ["Class", "fedavg", "fixmatch", "Examples"],
+        ["well", "66.7", "100.0", "3"],
+        ["ill", "50.0", "0.0", "2"],
+    ]
+
+
+def test_the_report_lies_with_its_runs_and_replaces_no_other(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for sweep in ("one", "other"):
+        write_run(tmp_path / sweep / "a", picture=False)
+    for _ in range(2):  # again is no question
+        assert cli.main(["report", "one"]) == 0
+    assert (tmp_path / "one/report.html").exists() and not (tmp_path / "report.html").exists()
+    assert cli.main(["report", "one", "other"]) == 0
+    assert "report: report.html" in capsys.readouterr().out
+    assert cli.main(["report", "other", "--output", "one/report.html"]) == 0
+    assert "was a report of" in capsys.readouterr().err
+    assert cli.main(["report", "one"]) == 2
+    assert "one/report.html is a report of" in capsys.readouterr().err
+    (tmp_path / "notes.html").write_text("mine")
+    assert cli.main(["report", "one", "--output", "notes.html"]) == 2
+    assert (tmp_path / "notes.html").read_text() == "mine"
+
+
+def test_names_of_ones_own_and_a_table_of_rows_by_columns(tmp_path, capsys):
+    for method, labels, accuracy in (("fedavg", 2, 0.7), ("xclp", 2, 0.8), ("xclp", 5, 0.9)):
+        for seed in range(2):
+            settings = {"supervision.labels": labels}
+            folder = tmp_path / f"{method}{labels}{seed}"
+            write_run(
+                folder, method=method, seed=seed, settings=settings, accuracy=accuracy, clients=5
+            )
+    options = ("--label", "xclp=XCLP", "--label", "labels=2=few", "--columns", "labels")
+    page = page_of(tmp_path, *options, "--export", "md,latex", "--baseline", "fedavg")
+    assert "XCLP, few" in page
+    table = (tmp_path / "report.md").read_text().splitlines()
+    assert table[0] == "| test accuracy (%) | labels=5 | few |" or table[0].endswith("labels=5 |")
+    rows = {line.split(" | ")[0].strip("| "): line for line in table[2:4]}
+    assert "**80.0 ± 0.0**" in rows["XCLP"] and "90.0 ± 0.0" in rows["XCLP"]
+    assert "| 70.0 ± 0.0 |" in rows["fedavg"] and "| - |" in rows["fedavg"]
+    assert r"\textbf{80.0 $\pm$ 0.0}" in (tmp_path / "report.tex").read_text()
+    curves = ["--curve", "bytes,clients_network,reliability"]
+    assert cli.main(["report", str(tmp_path), "--export", "svg", *curves]) == 2
+    assert "they have: round, bytes" in capsys.readouterr().err.replace("These runs", "they")
+    page_of(tmp_path, "--export", "svg,pdf", "--curve", "bytes,clients_network")
+    assert "worst" in (tmp_path / "report_clients_network.svg").read_text()
+    assert (tmp_path / "report_bytes.pdf").exists() and not (tmp_path / "report.pdf").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--label", "xclq=XCLP"], "no part of a group's name, is 'xclq'"),
+        (["--label", "xclp"], "'xclp' is not OLD=NEW"),
+        (["--export", "md", "--columns", "rate"], "groups do not differ in it"),
+        (["--columns", "name"], "add --export md or latex"),
+        (["--curve", "bytes"], "add --export pdf or svg"),
+        (["--positive", "sick"], "no class of runs with two classes"),
+    ],
+)
+def test_a_wrong_option_leaves_no_page(two, capsys, options, said):
+    with contextlib.suppress(SystemExit):
+        assert cli.main(["report", str(two), *options]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert not (two / "report.html").exists()
+
+
+def test_mistakes_are_shown_from_the_data_of_the_run(tmp_path):
+    folder = write_run(tmp_path / "a", picture=False)  # of the digits, whose rows these are
+    add_scores(folder, [0, 1, 1, 0], [0.9, 0.2, 0.8, 0.1])
+    page = page_of(tmp_path, "--mistakes")
+    assert page.count('alt="well taken for ill"') == page.count('alt="ill taken for well"') == 1
+    assert page.index("90% sure") < page.index("80% sure") and "site 1" in page
+    (folder / "test_predictions.csv").unlink()
+    page = page_of(tmp_path, "--mistakes")
+    assert "no mistakes are shown: there is no test_predictions.csv" in page

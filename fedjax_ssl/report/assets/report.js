@@ -84,7 +84,7 @@ function legend(list, series) {
 }
 /* Draws lines with bands, or dots with bars. x and y: {title, unit, log, whole}; series: {index, name, points: [x, y,
    deviation], loose}. A point tells its values when the pointer rests on it. */
-function chart(host, title, given, x, y, dots = false) {
+function chart(host, title, given, x, y, dots = false, ideal = false) {
   const drawable = ([at, value]) => at !== null && value !== null && !(x.log && at <= 0);
   const series = given.map((one) => ({ ...one, points: one.points.filter(drawable) })).filter(({ points }) => points[0]);
   host.replaceChildren(html("h3", title));
@@ -96,7 +96,8 @@ function chart(host, title, given, x, y, dots = false) {
   const logY = y.unit !== "%" && Math.min(...ys) > 0 && Math.max(...ys) > 200 * Math.min(...ys);
   const floor = Math.min(...ys) >= 0 ? 0 : -Infinity;
   const [bottom, top] = range(ys, logY, 0.06, floor, y.unit === "%" ? 1 : Infinity);
-  const [first, last] = range(points.map(([at]) => at), x.log, dots ? (x.log ? 0.25 : 0.05) : 0);
+  const across = [...points.map(([at]) => at), ...(ideal ? [0, 1] : [])];
+  const [first, last] = range(across, x.log, dots ? (x.log ? 0.25 : 0.05) : 0);
   const yTicks = ticks(bottom, top, logY, 5), texts = yTicks.map((value) => written(value, y.unit));
   const left = 14 + 7 * Math.max(...texts.map((text) => text.length)), right = width - 16, below = height - 38;
   const place = (value, low, high, log, from, to) => {
@@ -119,6 +120,7 @@ function chart(host, title, given, x, y, dots = false) {
   }
   add(svg, "path", { d: `M${left},${below}H${right}`, class: "axis" });
   add(svg, "text", { x: (left + right) / 2, y: height - 4, "text-anchor": "middle" }, x.title);
+  if (ideal) add(svg, "path", { d: `M${X(0)},${Y(0)}L${X(1)},${Y(1)}`, class: "ideal" });
   for (const one of series) drawSeries(svg, one, X, Y, dots, (at, value, deviation) =>
     `${one.name}\n${x.title}: ${written(at, x.unit)}\n${written(value, y.unit)}` +
     (deviation === null ? "" : ` ± ${written(deviation, y.unit)}`));
@@ -176,15 +178,30 @@ function drawEffects() {
 function drawProfile() {
   const host = $("#profile");
   if (!host) return;
-  const found = data.clients[$("#measure").value], having = Object.keys(found).map(Number);
-  const asked = visible().filter(({ group }) => group in found);
-  const others = having.filter((group) => !rows[group].hidden).slice(0, data.best);
-  const chosen = asked.length ? asked : others.map((group, index) => ({ group, index, name: data.groups[group] }));
-  const series = chosen.map((one) => ({ ...one, points: found[one.group].curve.map((value, at, curve) =>
+  const found = data.clients[$("#measure").value];
+  const series = having(found).map((one) => ({ ...one, points: found[one.group].curve.map((value, at, curve) =>
     [curve.length > 1 ? at / (curve.length - 1) : 0.5, value, null]) }));
   const x = { title: "share of the clients (%)", unit: "%" };
   chart(host, "Accuracy (%) from the worst client to the best", series, x, { unit: "%" });
   for (const row of $$("tr[data-measure]")) row.hidden = row.dataset.measure !== $("#measure").value;
+}
+const PANELS = {
+  roc: ["ROC curve: found (%) over false alarms (%)", "share of the other class (%)"],
+  reliability: ["Right (%) over probability of the predicted class (%)", "probability (%)"],
+};
+// Groups that have such curves: those that are in the charts, or else the first ones.
+function having(found) {
+  const asked = visible().filter(({ group }) => group in found);
+  const others = Object.keys(found).map(Number).filter((group) => !rows[group].hidden).slice(0, data.best);
+  return asked.length ? asked : others.map((group, index) => ({ group, index, name: data.groups[group] }));
+}
+function drawPanels() {
+  for (const host of $$("[data-panel]")) {
+    const name = host.dataset.panel, found = data.panels[name], [title, x] = PANELS[name];
+    const series = having(found).map((one) => ({ ...one, points: found[one.group] }));
+    legend($("#classes .legend"), series);
+    chart(host, title, series, { title: x, unit: "%" }, { unit: "%" }, false, true);
+  }
 }
 function drawIntervals() {
   const ends = metric.cells.flatMap((cell) => cell.slice(5)).filter((value) => value !== null);
@@ -208,6 +225,7 @@ function draw() {
   drawCurves();
   drawEffects();
   drawProfile();
+  drawPanels();
 }
 
 // Tables ------------------------------------------------------------------------------------------------------------
@@ -277,6 +295,7 @@ $("#metric").addEventListener("change", (event) => {
     cells[2].textContent = text;
     cells[3].textContent = difference;
     cells[2].dataset.value = mean ?? "";
+    cells[2].dataset.title = metric.title + suffix(metric.unit);
     cells[3].dataset.value = by ?? "";
     cells[3].dataset.sign = sign;
   });

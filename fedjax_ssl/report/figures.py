@@ -1,0 +1,111 @@
+"""The page's curves as figures of a paper: PDF or SVG, at the width of a column."""
+
+import io
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_ssl.errors import did_you_mean
+from fedjax_ssl.report.charts import AXES, curves_of, effects_of, profiles_of
+from fedjax_ssl.report.numbers import headings
+from fedjax_ssl.report.runs import Report, ReportError
+from fedjax_ssl.report.scores import panels_of
+
+_TITLES = {
+    "reliability": ("probability (%)", "right (%)"),
+    "roc": ("false alarms (%)", "found (%)"),
+}
+_LONG = 24  # characters of a name, from which on a legend has one column
+
+
+class Curves(NamedTuple):
+    """What one chart of the page shows. Where a title has "(%)", values are shares in [0, 1]."""
+
+    across: str
+    up: str
+    lines: dict[str, Sequence[Any]]  # by name: points (x, y, deviation or None)
+
+
+def figure(report: Report, curve: str, kind: str) -> bytes:
+    """Draw curves: means over the runs, and a deviation over seeds around them.
+
+    Args:
+        report: any.
+        curve: one of `curves_in`.
+        kind: "pdf" or "svg".
+
+    Raises:
+        ReportError: the runs have no such curve.
+    """
+    from matplotlib.figure import Figure
+
+    known = curves_in(report)
+    if curve not in known:
+        raise ReportError(
+            f"--curve {curve}: there is none.{did_you_mean(curve, known)} These runs have: "
+            f"{', '.join(known)}"
+        )
+    across, up, lines = known[curve]
+    drawing = Figure(figsize=(3.4, 2.5), layout="constrained")
+    axes = drawing.subplots()
+    if curve in _TITLES:
+        axes.plot([0, 100], [0, 100], color="grey", linewidth=0.8, linestyle="--")
+    scale = [100 if "(%)" in title else 1 for title in (across, up, up)]
+    for name, points in lines.items():
+        x, mean, spread = np.array(points, float).T * np.array(scale)[:, None]
+        axes.plot(x, mean, label=name, linewidth=1, marker="o" if len(x) < 8 else "", markersize=3)
+        axes.fill_between(x, mean - spread, mean + spread, alpha=0.2, linewidth=0)
+    axes.set(xlabel=across, ylabel=up)
+    axes.spines[["top", "right"]].set_visible(False)
+    columns = 1 if max(map(len, lines)) > _LONG else 2
+    # below the axes, where it hides no curve
+    legend = drawing.legend(loc="outside lower left", frameon=False, fontsize=7, ncols=columns)
+    for text in legend.get_texts():
+        text.set_parse_math(False)  # a "$" in a name is one
+    content = io.BytesIO()
+    dated = {"Date": None} if kind == "svg" else None
+    drawing.savefig(content, format=kind, bbox_inches="tight", metadata=dated)
+    return content.getvalue()
+
+
+def curves_in(report: Report) -> dict[str, Curves]:
+    """List the curves of a report by name: over rounds and costs, by a number that was swept, over
+    the clients from worst to best, and those of the scores.
+    """
+    groups = report.groups
+    plain = report.metric._replace(name=re.sub("^(selected|best)_", "", report.metric.name))
+    found: dict[str, Curves] = {}
+    lines: dict[str, Sequence[Any]]
+    over = {group.name: curves_of(group, [plain.name], 400) for group in groups}
+    for axis in AXES:
+        lines = {}
+        for name, one in over.items():
+            if one["x"].get(axis) and plain.name in one["y"]:
+                mean, spread = one["y"][plain.name]
+                band = spread or [None] * len(mean)
+                lines[name] = list(zip(one["x"][axis], mean, band, strict=True))
+        found[axis] = Curves(axis.replace("_", " "), headings(plain, "")[2], lines)
+    cells = report.cells(report.metric)
+    for effect in effects_of(groups):
+        field = effect["field"].rpartition(".")[2]
+        lines = {
+            line["name"] or "all": [
+                (x, cells[place].mean, cells[place].deviation) for x, place in line["points"]
+            ]
+            for line in effect["lines"]
+        }
+        found[field] = Curves(field, headings(report.metric, "")[2], lines)
+    for measure, profiles in profiles_of(groups).items():
+        lines = {}
+        for place, one in profiles.items():
+            worst_first = one["curve"]
+            last = max(len(worst_first) - 1, 1)
+            lines[groups[place].name] = [(x / last, y, None) for x, y in enumerate(worst_first)]
+        name = "clients" if measure == "model" else f"clients_{measure}"
+        found[name] = Curves("clients, from worst to best (%)", "accuracy (%)", lines)
+    for name, by_group in panels_of(groups, report.positive).items():
+        lines = {groups[place].name: points for place, points in by_group.items()}
+        found[name] = Curves(*_TITLES[name], lines)
+    return {name: one for name, one in found.items() if one.lines}

@@ -1,0 +1,57 @@
+"""What the numbers say, in a sentence: who is ahead, by how much, and whether it may be chance."""
+
+import math
+
+from fedjax_ssl.errors import counted
+from fedjax_ssl.report.numbers import LEVEL, Cell, mean_text, written
+from fedjax_ssl.report.runs import Group, Report
+
+
+def verdict(report: Report) -> str:
+    """Say which group is the best in the report's metric, and how far it is from the baseline and
+    from the next one, over common seeds; nothing where no two groups can be ranked.
+    """
+    metric = report.metric
+    means = {
+        place: cell.mean * metric.better
+        for place, cell in enumerate(report.cells(metric))
+        if cell.mean is not None and math.isfinite(cell.mean) and metric.better
+    }
+    ranked = [report.groups[place] for place in sorted(means, key=lambda one: -means[one])]
+    if len(ranked) < 2:
+        return ""
+    best, second = ranked[:2]
+    own = mean_text(report.cell(metric, best, best), metric.unit)
+    unit = " %" if metric.unit == "%" else ""
+    said = [f"{best.name} is the best of {len(ranked)} groups in {metric.title}: {own}{unit}."]
+    if report.baseline in ranked and best is not report.baseline:
+        said.append(f"That is {_apart(report, best, report.baseline, ' (baseline)')}.")
+    if second is not report.baseline or best is report.baseline:
+        said.append(f"It is {_apart(report, best, second, ', the next')}.")
+    if len(ranked) > 3:
+        said.append("The best of many groups is in part the luckiest.")
+    return " ".join(said)
+
+
+def _apart(report: Report, best: Group, other: Group, role: str) -> str:
+    metric = report.metric
+    cell = report.cell(metric, best, other)
+    words = f"{other.name}{role}"
+    if cell.difference is None:
+        reason = ", ".join(report.apart(best, other)) or "without a common seed"
+        return f"not to be compared with {words}: {reason}"
+    if cell.difference == 0:
+        return f"level with {words}"
+    points = "points" if metric.unit == "%" else metric.unit
+    size = f"{written(abs(cell.difference), metric.unit)} {points}".rstrip()
+    way = "above" if cell.difference > 0 else "below"
+    return f"{size} {way} {words}, {_chance(cell, metric.unit)}"
+
+
+def _chance(cell: Cell, unit: str) -> str:
+    seeds = counted(cell.pairs, "common seed")
+    if cell.low is None:
+        return f"on {seeds}, which cannot tell a difference from chance: run five or more"
+    ends = " to ".join(written(end, unit, sign=True) for end in (cell.low, cell.high))
+    interval = f"{LEVEL:.0%} interval {ends} over {seeds}"
+    return f"{'more than chance' if cell.sign else 'which may be chance'} ({interval})"
