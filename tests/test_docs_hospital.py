@@ -92,7 +92,7 @@ def test_four_commands_lead_from_files_to_a_report_and_labels(here):
     runs = Path("runs/hospital/runs")
     table = (runs / "method=fedavg,seed=1" / "partition.txt").read_text()
     assert all(f" {site} " in table for site in ("north", "south", "east")) and "west" not in table
-    page = Path("hospital.html").read_text()
+    page = Path("runs/hospital/report.html").read_text()
     assert "fedavg" in page and "xclp" in page and "6 runs" in page
     with open("west.csv", newline="") as file:
         lines = list(csv.DictReader(file))

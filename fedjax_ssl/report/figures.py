@@ -26,6 +26,7 @@ class Curves(NamedTuple):
     across: str
     up: str
     lines: dict[str, Sequence[Any]]  # by name: points (x, y, deviation or None)
+    log: bool = False  # across, on a logarithmic scale
 
 
 def figure(report: Report, curve: str, kind: str) -> bytes:
@@ -40,6 +41,7 @@ def figure(report: Report, curve: str, kind: str) -> bytes:
         ReportError: the runs have no such curve.
     """
     from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter
 
     known = curves_in(report)
     if curve not in known:
@@ -47,7 +49,7 @@ def figure(report: Report, curve: str, kind: str) -> bytes:
             f"--curve {curve}: there is none.{did_you_mean(curve, known)} These runs have: "
             f"{', '.join(known)}"
         )
-    across, up, lines = known[curve]
+    across, up, lines, log = known[curve]
     drawing = Figure(figsize=(3.4, 2.5), layout="constrained")
     axes = drawing.subplots()
     if curve in _TITLES:
@@ -57,7 +59,9 @@ def figure(report: Report, curve: str, kind: str) -> bytes:
         x, mean, spread = np.array(points, float).T * np.array(scale)[:, None]
         axes.plot(x, mean, label=name, linewidth=1, marker="o" if len(x) < 8 else "", markersize=3)
         axes.fill_between(x, mean - spread, mean + spread, alpha=0.2, linewidth=0)
-    axes.set(xlabel=across, ylabel=up)
+    axes.set(xlabel=across, ylabel=up, xscale="log" if log else "linear")
+    if curve == "bytes":
+        axes.xaxis.set_major_formatter(EngFormatter("B"))
     axes.spines[["top", "right"]].set_visible(False)
     columns = 1 if max(map(len, lines)) > _LONG else 2
     # below the axes, where it hides no curve
@@ -96,7 +100,7 @@ def curves_in(report: Report) -> dict[str, Curves]:
             ]
             for line in effect["lines"]
         }
-        found[field] = Curves(field, headings(report.metric, "")[2], lines)
+        found[field] = Curves(field, headings(report.metric, "")[2], lines, effect["log"])
     for measure, profiles in profiles_of(groups).items():
         lines = {}
         for place, one in profiles.items():

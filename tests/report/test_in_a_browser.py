@@ -96,8 +96,10 @@ def test_nothing_is_wrong_at_any_width_and_in_any_scheme(browser, page, width, s
         if "requestWillBeSent" in entry["message"]
     ]
     assert not [url for url in urls if '"url":"http' in url]
-    # no sideways scrolling of the page
+    # no sideways scrolling of the page, and the difference is in sight on a phone too
     assert ask(browser, "document.documentElement.scrollWidth") <= width
+    cell = "document.querySelectorAll('.groups tbody td[data-sign]')[0].getBoundingClientRect()"
+    assert 0 < ask(browser, f"{cell}.right") <= width and ask(browser, f"{cell}.height") > 0
     light = (
         sum(
             ask(

@@ -93,6 +93,7 @@ function chart(host, title, given, x, y, dots = false, ideal = false) {
   const width = Math.max(260, host.clientWidth - 24), height = Math.min(380, Math.max(230, width * 0.5));
   const points = series.flatMap((one) => one.points);
   const ys = points.flatMap(([, value, deviation]) => [value - deviation, value + deviation]); // null counts as 0
+  if (ideal) ys.push(0, 1);
   const logY = y.unit !== "%" && Math.min(...ys) > 0 && Math.max(...ys) > 200 * Math.min(...ys);
   const floor = Math.min(...ys) >= 0 ? 0 : -Infinity;
   const [bottom, top] = range(ys, logY, 0.06, floor, y.unit === "%" ? 1 : Infinity);
