@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset, Names
+from fedjax_ssl.data.federation.report import lacking
 from fedjax_ssl.data.reading.columns import ROLES
 from fedjax_ssl.data.reading.features import MOST_LEVELS, TableReading, identifiers, kind_of
 from fedjax_ssl.data.reading.names import MARKS, as_cells, numbered
@@ -224,6 +225,10 @@ def remarks(dataset: Dataset) -> list[str]:
         parts = [getattr(split, field) for split in dataset.splits().values()]
         numbers = np.concatenate([part for part in parts if part is not None] or [np.empty(0, int)])
         found += _spelt_alike(what, names, np.bincount(numbers[numbers >= 0], minlength=len(names)))
+    if dataset.test is not None:
+        found += lacking("class", dataset.class_names, dataset.test.y)
+        if dataset.client_names is not None and dataset.test.client is not None:
+            found += lacking("client", dataset.client_names, dataset.test.client)
     if train.x.ndim == 2:
         features = dataset.extra.get("features") or [f"number {i}" for i in range(train.x.shape[1])]
         same = [features[i] for i in np.flatnonzero(train.x.min(axis=0) == train.x.max(axis=0))]

@@ -20,6 +20,7 @@ from fedjax_ssl.data.reading.arrays import (
 )
 from fedjax_ssl.data.reading.columns import read_columns
 from fedjax_ssl.data.reading.features import TableReading
+from fedjax_ssl.data.reading.names import cell_text
 from fedjax_ssl.data.reading.pictures import (
     ImageReading,
     by_cell,
@@ -108,9 +109,15 @@ def _read_npz(path: Path, model: TrainedModel) -> Examples:
     labels = np.full(len(inputs), -1)
     if label_name in names:
         given = arrays[label_name]
+        if "class_names" in names and given.dtype.kind in "iu":
+            given = _by_name(given, arrays["class_names"], path)
         labels = _labels(given, len(inputs), f"array {label_name!r}", model.class_names)
     rows = list(map(str, range(len(inputs))))
-    return Examples(inputs, rows, labels, f"{path}, array {name!r}")
+    notes = []
+    if isinstance(model.reading, TableReading):
+        columns = ", ".join(model.reading.inputs)
+        notes.append(f"columns of an array have no names: they are taken as {columns}")
+    return Examples(inputs, rows, labels, f"{path}, array {name!r}", tuple(notes))
 
 
 def _read_table(path: Path, model: TrainedModel) -> Examples:
@@ -139,6 +146,20 @@ def _read_table(path: Path, model: TrainedModel) -> Examples:
     return Examples(
         inputs[used], names, labels, f"{path}, {counted(len(names), 'row')}", tuple(findings.notes)
     )
+
+
+def _by_name(labels: np.ndarray, class_names: np.ndarray, path: Path) -> np.ndarray:
+    """Write labels by the names of the file's own classes, in whatever order the model has them;
+    "" for none.
+    """
+    names = list(map(cell_text, class_names.tolist()))
+    if len(wrong := np.flatnonzero(labels >= len(names))):
+        raise TrainedModelError(
+            f"{path} has label {labels[wrong[0]]} in row {wrong[0]}, and class_names has "
+            f"{counted(len(names), 'name')}"
+        )
+    first = int(names[0] == "-1")  # a class like the others
+    return np.array(["", *names])[np.maximum(labels + first, -1) + 1]
 
 
 def _labels(given: np.ndarray, length: int, name: str, classes: Sequence[str]) -> np.ndarray:

@@ -40,6 +40,18 @@ def test_arrays_with_labels(predict, digits, tmp_path):
     assert sum(every) == pytest.approx(1, abs=1e-4) and max(every) == float(rows[0]["probability"])
 
 
+def test_labels_of_arrays_go_by_the_names_of_their_own_classes(predict, digits, tmp_path):
+    file = tmp_path / "images.npz"
+    named = {"class_names": np.array(list("9876543210"))}
+    np.savez(file, inputs=digits.train.x[:9], labels=9 - digits.train.y[:9], **named)
+    code, rows, _ = predict(file)
+    assert code == 0
+    assert [row["true_name"] for row in rows] == list(map(str, digits.train.y[:9]))
+    np.savez(file, inputs=digits.train.x[:2], labels=[0, 1], class_names=np.array(["cat", "1"]))
+    code, _, error = predict(file)
+    assert code == 2 and "label 'cat' of 1 example (row 0) is none of the classes" in error
+
+
 def test_labels_go_to_a_file(predict, digits, tmp_path):
     file = tmp_path / "images.npz"
     # grey images, without a channel axis and without labels

@@ -164,21 +164,35 @@ def untested(
         class_names: K names.
         client_names: C names.
     """
-    rows = np.asarray(data.test_index)[: int(data.num_test)]
-    labels = np.asarray(data.labels)[rows]
-    owners = np.asarray(data.test_client)[: len(rows)]
-    kinds = [("class", "classes", class_names, labels, "what is said of the test leaves it out")]
+    rows = real_rows(data.test_index, data.num_test)
+    found = lacking("class", class_names, np.asarray(data.labels)[rows])
     if data.owned_test:
         clients = list(client_names)[: data.num_clients]
-        kinds += [("client", "clients", clients, owners, "means over clients leave it out")]
-    found = []
-    for one, several, names, there, so in kinds:
-        counts = np.bincount(there[(there >= 0) & (there < len(names))], minlength=len(names))
-        lacking = np.flatnonzero(counts == 0)
-        if 0 < len(lacking) < len(names):
-            told = f"{counted(len(lacking), one, several)} without a test example"
-            found.append(f"{told} ({some(lacking, names)}): {so}")
+        found += lacking("client", clients, real_rows(data.test_client, data.num_test))
     return found
+
+
+_LEFT_OUT = {
+    "class": ("classes", "what is said of the test leaves it out"),
+    "client": ("clients", "means over clients leave it out"),
+}
+
+
+def lacking(what: str, names: Sequence[str], tested: Int[np.ndarray, " t"]) -> list[str]:
+    """Find what no test example has where others have some: a sentence, or none.
+
+    Args:
+        what: "class" or "client".
+        names: of all of them.
+        tested: that of each test example; -1, or a number without a name: it does not count.
+    """
+    counts = np.bincount(tested[(tested >= 0) & (tested < len(names))], minlength=len(names))
+    without = np.flatnonzero(counts == 0)
+    if not 0 < len(without) < len(names):
+        return []
+    several, so = _LEFT_OUT[what]
+    told = f"{counted(len(without), what, several)} without a test example"
+    return [f"{told} ({some(without, names)}): {so}"]
 
 
 def plot_partition(

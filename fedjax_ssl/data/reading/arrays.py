@@ -13,6 +13,7 @@ from fedjax_ssl.data.reading.problems import BadData, DatasetUnavailable
 # Names of arrays of inputs, and of their labels, in the order in which they are predicted: new
 # examples first.
 TEST_ARRAYS = {"test_inputs": "test_labels", "x_test": "y_test", "test_images": "test_labels"}
+CHANNELS = (1, 2, 3, 4)  # of images; another number may be another axis
 VALIDATION_ARRAYS = {"val_images": "val_labels", "x_val": "y_val"}
 TRAIN_ARRAYS = {
     "inputs": "labels",
@@ -94,3 +95,22 @@ def one_each(name: str, values: np.ndarray, length: int) -> np.ndarray:
     if values.shape != (length,):
         raise ValueError(f"{name} has shape {values.shape}; expected ({length},), one per example")
     return values
+
+
+def axes_of_images(name: str, shape: tuple[int, ...]) -> list[str]:
+    """Say in a sentence that the last of the axes [n, H, W, C] may be no channels; nothing where
+    it is likely.
+
+    Raises:
+        ValueError: channels stand in front.
+    """
+    if len(shape) != 4 or shape[3] in CHANNELS:
+        return []
+    if shape[1] in CHANNELS:
+        raise ValueError(
+            f"{name} has shape {shape}, which looks like [n, C, H, W]; transpose it to [n, H, W, C]"
+        )
+    return [
+        f"{name} has shape {shape}, whose last axis is taken as {shape[3]} channels; give slices "
+        "[n, H, W] of volumes, and move channels that stand elsewhere to the end"
+    ]

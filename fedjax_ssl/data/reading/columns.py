@@ -213,6 +213,14 @@ def _cells(
         cells[role] = named(told, marks, classes if role == "label" else ())
         if role in ("label", "client", "group"):
             findings.problems += rounded(what, dict.fromkeys(told))
+        spelt: dict[str, list[str]] = {}
+        for text, cell in dict.fromkeys(zip(told, cells[role], strict=True)):
+            spelt.setdefault(cell, []).append(text)
+        findings.notes += [
+            f"the {what} {cell} is written in several ways, as {' and '.join(texts)}"
+            for cell, texts in spelt.items()
+            if cell and len(texts) > 1
+        ][:SHOWN]
         pairs = zip(told, cells[role], strict=True)
         for text, count in Counter(text for text, cell in pairs if text and not cell).items():
             number = counted(count, f"{what} is", f"{what}s are")

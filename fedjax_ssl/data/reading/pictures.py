@@ -33,6 +33,7 @@ Channels = Literal[1, 3] | None  # grey or colour
 Levels = tuple[float, float] | None  # values that become 0 and 255
 SIZE = 64  # side of the images where they differ in size
 GREY = ("1", "L", "LA", "La")
+PALETTE = ("P", "PA")
 DEEP = ("I;16", "I;16B", "I;16L", "I;16N", "I", "F")
 DICOM = b"DICM"  # in bytes 128 to 131 of a file
 TURNED = range(5, 9)  # values of EXIF's orientation that swap height and width
@@ -278,6 +279,10 @@ def _decoded(
     used = tuple(one for row in rows if isinstance(one := facts[row], Facts))
     if pages := sum(one.pages > 1 for one in used):
         findings.notes.append(f"images of several pages, of which the first is read: {pages:,}")
+    if palettes := sum(one.mode in PALETTE and one.kind == "colour" for one in used):
+        findings.notes.append(
+            f"images with a palette, whose colours are read and not the numbers: {palettes:,}"
+        )
     if cut := sum(one.cut for one in used):
         findings.notes.append(
             f"images of several channels with 16 bits, of which the upper 8 are read: {cut:,}"
@@ -418,7 +423,7 @@ def short(error: Exception) -> str:
 
 def _is_grey(image: Image.Image) -> bool:
     """Tell whether an image with a palette has only grey in it."""
-    if image.mode not in ("P", "PA") or not (palette := image.getpalette("RGB")):
+    if image.mode not in PALETTE or not (palette := image.getpalette("RGB")):
         return False
     colours = np.array(palette).reshape(-1, 3)
     return bool((colours == colours[:, :1]).all())

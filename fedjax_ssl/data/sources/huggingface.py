@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset, Reading
+from fedjax_ssl.data.reading.arrays import axes_of_images
 from fedjax_ssl.data.reading.cache import facts_of, kept_for
 from fedjax_ssl.data.reading.catalogues import Choice, choose_columns, choose_splits
 from fedjax_ssl.data.reading.columns import read_columns
@@ -155,15 +156,16 @@ def _texts(
         feature = table.features[name]
         if role != "input" and type(feature).__name__ not in ("Value", "ClassLabel"):
             findings.problems.append(
-                f"column {name!r} holds {feature}; labels and clients are text or numbers"
+                f"column {name!r} holds {feature}; labels and clients are text or numbers, one an "
+                "example"
             )
         elif role != "input":
-            texts = as_text(table.select_columns([name]).to_pandas()[name])
+            # as floating point, large numbers beside a gap would lose digits
+            cells = table.select_columns([name]).with_format("arrow")[:].column(name)
+            texts = as_text(cells.to_pandas(integer_object_nulls=True))
             if classes := getattr(feature, "names", None):
-                known = {"": "", "-1": ""} | {
-                    str(number): label for number, label in enumerate(classes)
-                }
-                # another number is refused as an unknown class
+                known = {str(number): label for number, label in enumerate(classes)}
+                # -1 is none, and another number is refused as an unknown class
                 texts = [known.get(text, text) for text in texts]
             hidden = unlabelled if role in ("label", "coarse") else None
             found[role] = [
@@ -218,6 +220,10 @@ def _inputs(
         while isinstance(feature, list) or hasattr(feature, "feature"):
             feature = feature[0] if isinstance(feature, list) else feature.feature
         x = x[..., None] if x.ndim == 3 else x  # images in grey
+        try:
+            findings.notes += axes_of_images(f"column {name!r}", x.shape)
+        except ValueError as error:
+            findings.problems.append(str(error))
         is_image = x.ndim == 4 and x.dtype.kind == "i" and feature.dtype == "uint8"
         return x.astype(np.uint8 if is_image else np.float32), np.arange(len(x)), None
     findings.problems.append(f"column {name!r} {problem}")

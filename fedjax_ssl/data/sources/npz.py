@@ -10,6 +10,7 @@ from fedjax_ssl.data.reading.arrays import (
     TEST_ARRAYS,
     TRAIN_ARRAYS,
     VALIDATION_ARRAYS,
+    axes_of_images,
     one_each,
     read_arrays,
 )
@@ -38,7 +39,6 @@ NAMES = {
 }
 
 
-CHANNELS = (1, 2, 3, 4)  # of images; other numbers may be another axis
 _LARGEST = np.iinfo(np.int64).max
 _MINUS_ONE = "taken as no label; if -1 is a class, give the array class_names that begins with '-1'"
 
@@ -194,12 +194,7 @@ def _check_first_axis(arrays: Arrays) -> None:
 
 def _about_inputs(x: np.ndarray) -> list[str]:
     """Find what may not be what was meant, a sentence each."""
-    found: list[str] = []
-    if x.ndim == 4 and x.shape[3] not in CHANNELS:
-        found.append(
-            f"inputs have shape {x.shape}, and the last axis is taken as {x.shape[3]} channels; "
-            "give slices [n, H, W] of volumes, and move channels that stand elsewhere to the end"
-        )
+    found = axes_of_images("inputs", x.shape)
     if x.ndim == 2:
         rounding = np.ptp(x - x.astype(np.float32), axis=0)
         lost = np.flatnonzero(rounding > x.std(axis=0) / FAR)
@@ -224,9 +219,7 @@ def _inputs(arrays: Arrays, name: str) -> Any:
         allowed = "[n, features], [n, H, W] and [n, H, W, C]"
         volumes = "; of volumes give slices, or features" * (values.ndim == 5)
         raise ValueError(f"{name} has shape {values.shape}; allowed are {allowed}{volumes}")
-    if values.ndim == 4 and values.shape[1] in CHANNELS and values.shape[3] not in CHANNELS:
-        shape = f"{values.shape}, which looks like [n, C, H, W]"
-        raise ValueError(f"{name} has shape {shape}; transpose it to [n, H, W, C]")
+    axes_of_images(name, values.shape)
     check_finite(name, values)
     largest = np.finfo(np.float32).max
     if values.dtype.itemsize > 4 and len(beyond := np.argwhere(np.abs(values) > largest)):

@@ -121,6 +121,26 @@ def test_numbers_and_labels_as_text(tmp_path, hf):
 
 
 @pytest.mark.thorough
+def test_large_numbers_beside_a_gap_stay_exact_and_minus_one_is_said(tmp_path, hf):
+    columns = {"v": [[1.0]] * 4, "label": [0, 1, -1, 1], "who": [2**60, 2**60 + 1, 2**60, 2**60]}
+    features = hf.Features(
+        {
+            "v": hf.List(hf.Value("float32")),
+            "label": hf.ClassLabel(names=["a", "b"]),
+            "who": hf.Value("int64"),
+        }
+    )
+    hf.Dataset.from_dict(columns, features=features).save_to_disk(str(tmp_path / "toy"))
+    data = read(tmp_path / "toy", client_key="who")
+    assert data.client_names == (str(2**60), str(2**60 + 1))
+    assert "1 label is -1, taken as no label" in data.extra["notes"]
+    gap = {**columns, "who": [*columns["who"][:3], None]}
+    hf.Dataset.from_dict(gap, features=features).save_to_disk(str(tmp_path / "gap"))
+    with pytest.raises(BadData, match="1 example has no client"):
+        read(tmp_path / "gap", client_key="who")
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("options", "message"),
     [

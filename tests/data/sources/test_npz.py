@@ -267,7 +267,7 @@ def test_large_ids_of_two_types_stay_apart(save):
 def test_an_axis_that_may_be_no_channels_is_said(save):
     volumes = np.zeros((12, 6, 6, 6), np.uint8)
     assert any(
-        "the last axis is taken as 6 channels" in note
+        "whose last axis is taken as 6 channels" in note
         for note in load("npz", path=save(inputs=volumes, labels=LABELS)).extra["notes"]
     )
 
