@@ -44,9 +44,7 @@ def main(arguments: list[str]) -> int:
     _check_positive(report, given.positive)
     report = dataclasses.replace(report, positive=given.positive, columns=given.columns)
     folders = sorted({os.path.realpath(folder) for folder in given.runs})
-    page = given.output or Path(os.path.commonpath(folders)) / "report.html"
-    if given.output is None and page.parent.resolve() == Path.cwd():
-        page = Path("report.html")
+    page = given.output or _beside(folders)
     replaced = _replaced(page, folders, asked=given.output is not None)
     contents: dict[Path, str | bytes] = {}
     for kind in given.export:
@@ -74,6 +72,13 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+def _beside(folders: list[str]) -> Path:
+    """Place the page in the folder, or in the one that holds all of them."""
+    common = os.path.commonpath(folders)
+    inside = os.path.relpath(common)
+    return Path(common if inside.startswith("..") else inside) / "report.html"
+
+
 def _replaced(page: Path, folders: list[str], *, asked: bool) -> list[str]:
     """Say what a page replaces, where this is not an earlier report of the same folders.
 
@@ -99,7 +104,7 @@ def _check_positive(report: Report, positive: str | None) -> None:
     if positive is not None and not any(positive in pair for pair in pairs):
         known = sorted({name for pair in pairs for name in pair})
         raise ReportError(
-            f"--positive {positive!r} is no class of runs with two classes.  They have: "
+            f"--positive {positive!r} is no class of runs with two classes. They have: "
             f"{', '.join(known) or 'none'}"
         )
 

@@ -88,6 +88,10 @@ def _table(report: Report) -> pandas.DataFrame:
     return table
 
 
+def _below(report: Report) -> str:
+    return METHOD if report.columns is None else "Bold: the best of a column."
+
+
 def markdown(report: Report) -> str:
     """Write a table for a README; mean ± standard deviation over seeds, and how the interval is
     made below it.
@@ -98,7 +102,7 @@ def markdown(report: Report) -> str:
         for row in (table.columns, *table.to_numpy())
     )
     text = markdown_table(titles, rows).replace(_BOLD[0], "**").replace(_BOLD[1], "**")
-    return f"{text}\n\nMean ± standard deviation over seeds. {METHOD}\n"
+    return f"{text}\n\nMean ± standard deviation over seeds. {_below(report)}\n"
 
 
 def markdown_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -115,7 +119,7 @@ def latex(report: Report) -> str:
 
     table = _table(report).map(one_line).rename(columns=one_line)
     text = table.to_latex(index=False, escape=True, column_format=f"l{'r' * (table.shape[1] - 1)}")
-    method = METHOD.replace("√", "sqrt ").replace("·", "*").replace("±", "+-")
+    method = _below(report).replace("√", "sqrt ").replace("·", "*").replace("±", "+-")
     return (
         "% needs \\usepackage{booktabs}; mean and standard deviation over seeds.\n"
         f"% {method}\n"

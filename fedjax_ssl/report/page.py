@@ -23,6 +23,7 @@ import pandas
 from PIL import Image
 
 import fedjax_ssl
+from fedjax_ssl.cli.cite import entries
 from fedjax_ssl.errors import counted
 from fedjax_ssl.folder.folder import SEARCH_FILE, SWEEP_FILE, RunFolderError, read_stored
 from fedjax_ssl.folder.stored_run import StoredRun
@@ -387,13 +388,14 @@ def _share(value: float) -> str:
 
 
 def _methods(groups: Sequence[Group]) -> dict[str, list[tuple[str, str]]]:
-    """Give every method of this package its page: what its file says, with its references, as
-    pieces of text and the address that a piece leads to, or "".
+    """Give every method of this package its page: what its file says, with its references and
+    BibTeX, as pieces of text and the address that a piece leads to, or "".
     """
     found = {}
     for name in dict.fromkeys(str(group.config["method.name"]) for group in groups):
         if text := described(name):
-            pieces = re.split(r"(arXiv \d{4}\.\d{5})", text)
+            whole = "\n\n".join([text, *entries([name])])
+            pieces = re.split(r"(arXiv \d{4}\.\d{5})", whole)
             found[name] = [
                 (one, f"https://arxiv.org/abs/{one[6:]}" if place % 2 else "")
                 for place, one in enumerate(pieces)

@@ -87,10 +87,12 @@ class Group:
         found = []
         for summary in self.summaries.values():
             scores = summary.get("scores")
-            if not isinstance(scores, dict) or len(scores.get("precision", ())) < 2:
+            if not isinstance(scores, dict) or sum(map(bool, scores.get("support", ()))) < 2:
                 continue
             # precision says nothing of a class that is never predicted
-            taken = [place for place, one in enumerate(scores["precision"]) if one is not None]
+            taken = [
+                place for place, one in enumerate(scores.get("precision", ())) if one is not None
+            ]
             found += [scores["classes"][taken[0]]] if len(taken) == 1 else []
         return (", ".join(dict.fromkeys(found)), len(found)) if found else None
 

@@ -100,9 +100,11 @@ def two_classes(group: Group, positive: str) -> TwoClasses | None:
     for run in group.finished:
         try:
             table = pandas.read_csv(
-                run.path / "test_predictions.csv", dtype={"label": str, "prediction": str}
+                run.path / "test_predictions.csv",
+                dtype={"label": str, "prediction": str},
+                keep_default_na=False,  # a class may be called so
             )
-            table = table[table.label.notna()]
+            table = table[table.label != ""]
             sick = (table.label == positive).to_numpy()
             score = table[f"probability_{positive}"].to_numpy(float)
             claimed = (table.prediction == positive).to_numpy()

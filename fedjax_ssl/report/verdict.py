@@ -12,12 +12,14 @@ def verdict(report: Report) -> str:
     from the next one, over common seeds; nothing where no two groups can be ranked.
     """
     metric = report.metric
+    others = [one for one in report.groups if one is not report.baseline and report.apart(one)]
     means = {
         place: cell.mean * metric.better
         for place, cell in enumerate(report.cells(metric))
         if cell.mean is not None and math.isfinite(cell.mean) and metric.better
     }
-    ranked = [report.groups[place] for place in sorted(means, key=lambda one: -means[one])]
+    order = [report.groups[place] for place in sorted(means, key=lambda one: -means[one])]
+    ranked = [group for group in order if group not in others]
     if len(ranked) < 2:
         return ""
     best, second = ranked[:2]
@@ -26,10 +28,13 @@ def verdict(report: Report) -> str:
     said = [f"{best.name} is the best of {len(ranked)} groups in {metric.title}: {own}{unit}."]
     if report.baseline in ranked and best is not report.baseline:
         said.append(f"That is {_apart(report, best, report.baseline, ' (baseline)')}.")
-    if second is not report.baseline or best is report.baseline:
+    if second is not report.baseline:
         said.append(f"It is {_apart(report, best, second, ', the next')}.")
     if len(ranked) > 3:
         said.append("The best of many groups is in part the luckiest.")
+    if others:
+        other = f"{counted(len(others), 'other group')} with other test examples or labels"
+        said.append(f"{other}: not compared here.")
     return " ".join(said)
 
 
@@ -38,8 +43,7 @@ def _apart(report: Report, best: Group, other: Group, role: str) -> str:
     cell = report.cell(metric, best, other)
     words = f"{other.name}{role}"
     if cell.difference is None:
-        reason = ", ".join(report.apart(best, other)) or "without a common seed"
-        return f"not to be compared with {words}: {reason}"
+        return f"not to be compared with {words}: no common seed"
     if cell.difference == 0:
         return f"level with {words}"
     points = "points" if metric.unit == "%" else metric.unit

@@ -122,6 +122,10 @@ def test_no_difference_to_what_was_tested_on_other_data(tmp_path):
     report = read([tmp_path])
     cells = report.cells(report.metric)
     assert [cell.difference is None for cell in cells] == [True, False, True]
+    said = verdict(report)
+    assert "best of 2 groups" in said and said.endswith(
+        "1 other group with other test examples or labels: not compared here."
+    )
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,7 @@ function drawProfile() {
   for (const row of $$("tr[data-measure]")) row.hidden = row.dataset.measure !== $("#measure").value;
 }
 const PANELS = {
-  roc: ["ROC curve: found (%) over false alarms (%)", "share of the other class (%)"],
+  roc: ["ROC curve: found (%) over false alarms (%)", "false alarms: share of the other class (%)"],
   reliability: ["Right (%) over probability of the predicted class (%)", "probability (%)"],
 };
 // Groups that have such curves: those that are in the charts, or else the first ones.
