@@ -1,10 +1,10 @@
 """What goes down to a client, what comes up from it, what it keeps, and what the log sees of it.
 
-`Upload` is what a client sends after its local training. The server sees `terms` client by client
-and everything else only in sum (`Sums`), added in client order. Two things travel beside it: what
-a method names in `Recipe.sends`, and what the federated optimizer reports beside the change, made
-of the upload as its transforms left it (`Moved.more`). Each upload transform says in `covers`
-whether it can do with them, and a run is refused where it cannot.
+`Upload` is what a client sends after its local training. The server sees client by client what is
+in `terms` and whose upload counts, and all else only in sum (`Sums`), added in client order. Two
+things travel beside it: what a method names in `Recipe.sends`, and what the federated optimizer
+reports beside the change, made of the upload as its transforms left it (`Moved.more`). Each upload
+transform says in `covers` whether it can do with them, and a run is refused where it cannot.
 """
 
 from typing import Any, NamedTuple
