@@ -16,7 +16,14 @@ from fedjax_ssl.data.reading.features import MOST_LEVELS, TableReading, identifi
 from fedjax_ssl.data.reading.names import MARKS, as_cells, numbered
 from fedjax_ssl.data.reading.pictures import list_images
 from fedjax_ssl.data.reading.problems import SHOWN, BadData, DatasetUnavailable, Findings
-from fedjax_ssl.data.reading.tables import BEYOND, as_numbers, as_text, is_table, read_table
+from fedjax_ssl.data.reading.tables import (
+    BEYOND,
+    as_numbers,
+    as_text,
+    is_table,
+    one_hot,
+    read_table,
+)
 from fedjax_ssl.data.sources import SOURCES, read
 from fedjax_ssl.data.sources.folder import FILE, find_table
 from fedjax_ssl.data.sources.huggingface import is_saved_dataset
@@ -150,7 +157,8 @@ def _by_content(
     ignored = [str(name) for name in given.get("ignore") or ()]
     taken = (*roles.values(), *ignored)
     rest = [name for name in given.get("features") or texts if name in texts and name not in taken]
-    if roles["label"] not in table and "label_column" not in given:
+    named_label = roles["label"] in table or "label_column" in given
+    if not (named_label or one_hot(table)):
         # The last column, or the first one, where its values repeat.
         counts = {name: len(set(texts[name]) - {""}) for name in (*rest[-1:], *rest[:1])}
         most = min(CLASSES, len(table) // 2)

@@ -31,9 +31,23 @@ def about_data(built: Built, template: ServerState, names: Sequence[str]) -> lis
         given["left_out_client"] = data.client_number(known, given["left_out_client"])
     found = data.HeldOut(**given).unused_own_test(dataset)
     found += untested(built.federation, dataset.class_names, names)
+    found += _unlabelled_classes(built.federation, dataset.class_names)
     if jax.tree.leaves(template.model_state):
         found += _alone(built, names)
     return found
+
+
+def _unlabelled_classes(federation: data.FederatedData, names: Sequence[str]) -> list[str]:
+    """Find classes of which nobody sees a label where others have some."""
+    observed = np.asarray(federation.observed)
+    counts = np.bincount(observed[observed >= 0], minlength=len(names))
+    without = np.flatnonzero(counts == 0)
+    if not 0 < len(without) < len(names):
+        return []
+    return [
+        f"{counted(len(without), 'class', 'classes')} without a label in training "
+        f"({some(without, names)}): nothing says what they look like"
+    ]
 
 
 def _alone(built: Built, names: Sequence[str]) -> list[str]:

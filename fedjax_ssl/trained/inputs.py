@@ -197,7 +197,7 @@ def _labelled(path: Path, model: TrainedModel) -> list[tuple[Path, str]]:
         if column not in cells:
             raise TrainedModelError(f"{table}: {no_column(column, cells, ', of files')}")
         texts = as_text(cells[of_labels]) if of_labels in cells else [""] * len(cells)
-        there = by_cell(listing.images)
+        there = by_cell(listing.images, folder)
         names = [there.get(spelling(cell), "") for cell in cells[column]]
         said = dict(zip(names, texts, strict=True))
         listed = [name for name in listing.images if path.is_dir() or name in said]

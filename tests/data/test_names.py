@@ -115,3 +115,8 @@ def test_several_labels_of_an_example_are_one_sentence(tmp_path):
         np.savez(tmp_path / "a.npz", inputs=np.zeros((3, 2), np.float32), labels=labels)
         with pytest.raises(BadData, match=said):
             load("npz", path=tmp_path / "a.npz")
+    rows = ["a,m,n,o", *(f"{i},{i % 3 == 0:d},{i % 3 == 1:d}.0,{i % 3 == 2:d}" for i in range(9))]
+    assert any(
+        "the columns m, n, o mark one class each: write its name into one column" in problem
+        for problem in check(table(tmp_path, *rows), root=tmp_path).problems
+    )

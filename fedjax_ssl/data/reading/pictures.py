@@ -149,21 +149,26 @@ def spelling(path: str) -> str:
     return unicodedata.normalize("NFC", path.replace("\\", "/")).removeprefix("./")
 
 
-def by_cell(images: Sequence[str]) -> dict[str, str]:
-    """Give each image by what a cell of a table may call it: its path, or a file name that no
-    other has; both with or without the ending.
+def by_cell(images: Sequence[str], folder: Path) -> dict[str, str]:
+    """Give each image by what a cell of a table may call it: its path in the folder, with the
+    folder's name or from the root on, or a file name that no other has; all also without ending.
+
+    Args:
+        images: paths below the folder.
+        folder: the folder.
     """
     paths = [PurePosixPath(spelling(image)) for image in images]
+    root = folder.absolute()
+    above = [PurePosixPath(spelling(one)) for one in ("", root.name, root.as_posix())]
     found: dict[str, str] = {}
     for calls in (
-        [path.stem for path in paths],
         [path.name for path in paths],
-        [str(path.with_suffix("")) for path in paths],
-        list(map(str, paths)),
+        *([str(place / path) for path in paths] for place in above),
     ):
-        times = Counter(calls)
-        pairs = zip(calls, images, strict=True)
-        found |= {call: image for call, image in pairs if times[call] == 1}
+        for call in ([str(PurePosixPath(one).with_suffix("")) for one in calls], calls):
+            times = Counter(call)
+            pairs = zip(call, images, strict=True)
+            found |= {one: image for one, image in pairs if times[one] == 1}
     return found
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedjax_ssl.checks import LARGEST
+from fedjax_ssl.data.dataset import in_one_form
 from fedjax_ssl.data.reading.names import MARKS, cell_text
 from fedjax_ssl.data.reading.problems import SHOWN, BadData, DatasetUnavailable, Findings
 from fedjax_ssl.registry import did_you_mean
@@ -154,7 +155,13 @@ def read_roles(
         if name not in table and (name != role or role in needed):
             asked = "" if name == role else f", which data.{role}_column names"
             told = no_column(name, table, asked)
-            findings.problems.append(f"{where}{told}; give the right one as data.{role}_column")
+            hint = f"give the right one as data.{role}_column"
+            if role == "label" and (marked := one_hot(table)):
+                hint = (
+                    f"the columns {', '.join(marked)} mark one class each: write its name into "
+                    f"one column, as data.label_column={name}"
+                )
+            findings.problems.append(f"{where}{told}; {hint}")
     missing = [name for name in roles.values() if name not in table]
     for column in table:
         plain = column.casefold()
@@ -169,6 +176,16 @@ def read_roles(
                 break
     texts = {role: as_text(table[name]) for role, name in roles.items() if name in table}
     return pandas.DataFrame(texts, index=table.index)
+
+
+def one_hot(table: "pandas.DataFrame") -> list[str]:
+    """List columns of 0 and 1, at least three, one of which is 1 in every row; none: an empty
+    list.
+    """
+    texts = {name: [in_one_form(text) for text in as_text(table[name])] for name in table}
+    marked = [name for name, cells in texts.items() if set(cells) == {"0", "1"}]
+    rows = zip(*(texts[name] for name in marked), strict=True)
+    return marked if len(marked) > 2 and all(row.count("1") == 1 for row in rows) else []
 
 
 def _decoded(path: Path, findings: Findings) -> str:

@@ -176,7 +176,9 @@ def _check_without_table(given: Path, columns: Mapping[str, str]) -> None:
     """
     named = [f"data.{role}_column={name}" for role, name in columns.items() if name != role]
     if named:
-        tables = [path for path in sorted(given.iterdir()) if is_table(path)]
+        tables = [
+            path for path in sorted(given.iterdir()) if is_table(path) and path.suffix != ".txt"
+        ]
         there = [f"{path.name} ({', '.join(read_table(path))})" for path in tables]
         raise BadData(
             given,
@@ -197,13 +199,19 @@ def find_table(given: Path, listing: Listing, column: str) -> tuple[Path | None,
     """
     if not given.is_dir():
         return given, column
-    there = by_cell(listing.images)
+    there = by_cell(listing.images, given)
     found = []
     others = []
     for path in sorted(given.iterdir()):
         if is_table(path) and path.is_file() and not path.name.startswith("."):
             try:
                 cells = read_table(path)
+                if any(spelling(name) in there for name in cells):
+                    raise BadData(
+                        path,
+                        "its first line names an image and not the columns; put a line above it, "
+                        "such as file,label,client",
+                    )
                 if column in cells:
                     found.append(path)
                 for name in cells if there else ():
@@ -311,7 +319,7 @@ def _by_table(
         findings.notes.append(
             f"{path.name} has no column {columns['label']!r}: no image has a label"
         )
-    there = by_cell(listing.images)
+    there = by_cell(listing.images, path.parent)
     texts["file"] = texts["file"].map(lambda cell: there.get(spelling(cell), cell))
     missing = texts[~texts["file"].isin(listing.images)]
     if len(missing):
@@ -352,7 +360,8 @@ def _check_repeats(texts: "pandas.DataFrame", findings: Findings) -> None:
         if differ := [role for role in texts if row[role] != first[role]]:
             said = ", ".join(f"{role} {first[role]!r} and {row[role]!r}" for role in differ)
             findings.problems.append(
-                f"{row['file']} has two rows that differ, {first.name} and {place}: {said}"
+                f"{row['file']} has two rows that differ, {first.name} and {place}: {said}; an "
+                "image has one of each, so keep one row"
             )
     if len(repeats):
         findings.notes.append(

@@ -320,7 +320,10 @@ def test_repeated_rows_count_once_and_rows_without_an_image_are_left_out(tmp_pat
 def test_a_table_of_images_is_never_passed_over_in_silence(tmp_path, read, problem):
     hospital(tmp_path / "scans")
     assert "label_column=what is given, but no table" in problem(label_column="what")
-    rows = ["north/ill/0,a", "north/well/0,b", "north/ill/1,b"]  # no endings
+    table(tmp_path, "north/ill/0.png,a", "north/well/0.png,b")
+    assert "its first line names an image and not the columns" in problem()
+    root = tmp_path / "scans"
+    rows = ["north/ill/0,a", "scans/north/well/0,b", f"{root}/north/ill/1.png,b"]
     table(tmp_path, "image,what", *rows)
     assert "no column" not in problem() and "data.file_column=image" in problem()
     said = problem(file_column="picture")
