@@ -258,10 +258,10 @@ def test_clients_train_on_the_very_views_that_they_labelled() -> None:
 
 @pytest.mark.thorough
 def test_nobody_keeps_anything_and_the_labelled_clients_are_federated_averaging() -> None:
-    """Limit: thresholds above 1 and no residuals; clients weigh by their labels."""
+    """Limit: thresholds of 1 and no residuals; clients weigh by their labels."""
     data = toy.federation()
     run = toy.setup(data, model=toy.linear_model(), weighting="labelled")
-    never = {"base_threshold": 3.0, "largest_threshold": 2.0, "tail_second": False}
+    never = {"base_threshold": 1.0, "largest_threshold": 1.0, "tail_second": False}
     method = methods.build(
         "cbafed", run, warmup_rounds=0, local_residual=0.0, global_residual=0.0, **never
     )
