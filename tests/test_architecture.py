@@ -112,3 +112,17 @@ def test_a_client_without_a_labelled_example(
 
 def test_every_method_is_in_the_table() -> None:
     assert sorted(name for name, *_ in ROWS) == sorted(methods.available())
+
+
+def test_every_field_that_a_method_or_an_optimizer_sets_is_described() -> None:
+    """Behind the field, or below it after `# ^`; the reference shows these comments."""
+    for name in ("method", "recipe", "optimizers", "setup", "messages"):
+        text = (ROOT / "fedjax_ssl" / "federated" / f"{name}.py").read_text(encoding="utf-8")
+        lines = [*text.splitlines(), ""]
+        for node in ast.parse(text).body:
+            fields = node.body if isinstance(node, ast.ClassDef) else []
+            for field in fields:
+                if not isinstance(field, ast.AnnAssign) or node.name.startswith("_"):
+                    continue
+                last, below = lines[field.end_lineno - 1], lines[field.end_lineno].strip()
+                assert "  # " in last or below.startswith("# ^"), (name, node.name, field.lineno)

@@ -508,6 +508,16 @@ def _check_alone(stages: tuple[Stage, ...], pretraining: Pretraining | None) -> 
             )
 
 
+def _check_when(stage: Stage) -> None:
+    """Raise ValueError where a server that has terms would never train."""
+    if stage.server is None:
+        return
+    for time in stage.server.when:
+        check_choices(("before", "after"), when=time)
+    if not stage.server.when and stage.around_clients is None:
+        raise ValueError("ServerTraining.when is empty, so that the server never trains")
+
+
 def _check(recipe: Recipe) -> None:
     """Raise ValueError where parts of a recipe do not fit each other, see `build`."""
     setup = recipe.setup
@@ -538,6 +548,7 @@ def _check(recipe: Recipe) -> None:
             f"private groups are {', '.join(private)}; the method's groups are {', '.join(groups)}"
         )
     for stage in recipe.stages:
+        _check_when(stage)
         terms = (*_terms(stage), *_server_terms(stage))
         names = [term.name for term in terms]
         if len(set(names)) < len(names):

@@ -20,17 +20,17 @@ PyTree = Any
 class Download(NamedTuple):
     """Message to every client of the cohort, and its round."""
 
-    key: Key[Array, ""]
-    now: Now
-    learning_rate: Float[Array, ""]
-    params: Params
-    model_state: PyTree
+    key: Key[Array, ""]  # of the round
+    now: Now  # which round it is
+    learning_rate: Float[Array, ""]  # of local steps, before the rate of a kind of clients
+    params: Params  # global parameters, by group
+    model_state: PyTree  # global batch statistics
     optimizer: PyTree  # state of the federated optimizer, from which clients may start differently
     local_optimizer: dict[str, PyTree]
     # ^ state of the local one by group, where clients start from a common one
     terms: dict[str, PyTree]  # server state of the terms, from which local states start
-    inputs: Array
-    validation: Validation
+    inputs: Array  # raw inputs of all examples: the simulation has them in one place
+    validation: Validation  # validation examples of the run
     test: Validation | None = None  # for the log alone
     uploads: PyTree = ()  # state of the upload transforms
 
@@ -51,7 +51,7 @@ class Work(NamedTuple):
     """Local work; 0 for a client that was dropped."""
 
     loss: Float[Array, ""]  # sum over its steps
-    steps: Int[Array, ""]
+    steps: Int[Array, ""]  # local steps that it took
     examples: Int[Array, ""]  # rows that entered a loss
     dropped: Int[Array, ""]  # 1 for a client that was dropped
 
@@ -70,8 +70,8 @@ class Sums(NamedTuple):
     statistics: Float[Array, " s"]  # times the weight
     optimizer: dict[str, tuple[Array, PyTree]]  # by group: weight, and states times it
     averages: dict[str, PyTree]  # by term: values times the weight
-    weight: Float[Array, ""]
-    work: Work
+    weight: Float[Array, ""]  # sum of the weights
+    work: Work  # for the log
 
 
 class Arrivals(NamedTuple):
@@ -80,5 +80,5 @@ class Arrivals(NamedTuple):
     terms: dict[str, PyTree]  # of the uploads
     counts: Bool[Array, " p"]  # True for clients that trained and whose upload arrived
     arrived: Bool[Array, " p"]  # False where an upload was lost on its way
-    kept: Kept
-    log: ClientLog
+    kept: Kept  # what clients keep from now on
+    log: ClientLog  # what the simulation alone sees

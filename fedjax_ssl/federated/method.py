@@ -110,11 +110,11 @@ class ServerState(NamedTuple):
 class Client(NamedTuple):
     """One client as its local training sees it (with a leading axis p: the cohort)."""
 
-    id: Int[Array, ""]
+    id: Int[Array, ""]  # its place among the clients
     rows: Int[Array, " n"]  # rows of `FederatedData.inputs`, labelled first, padding 0
     observed: Int[Array, " n"]  # observed class label of every example, -1 = nothing or padding
-    num_labelled: Int[Array, ""]
-    num_examples: Int[Array, ""]
+    num_labelled: Int[Array, ""]  # examples with a class label
+    num_examples: Int[Array, ""]  # examples that it trains on
     sent: dict[str, PyTree]  # what each term sent to this client for this round
     sent_by_optimizer: PyTree  # what the federated optimizer sent for this round
     kept: Kept | None = None  # since its last round
@@ -134,8 +134,8 @@ class Validation(NamedTuple):
     rates).
     """
 
-    rows: Int[Array, " v"]
-    labels: Int[Array, " v"]
+    rows: Int[Array, " v"]  # of `FederatedData.inputs`
+    labels: Int[Array, " v"]  # their classes
     num_examples: Int[Array, ""]  # how many are real; they come first
 
 
@@ -154,11 +154,11 @@ class RoundContext(NamedTuple):
     # ^ all C of them, for terms that act on the whole federation; `rows` may be `NotLoaded`
     params: PyTree  # the network's parameters as broadcast
     groups: Params  # the same by parameter group
-    model_state: PyTree
+    model_state: PyTree  # batch statistics, before the round
     inputs: Array
     # ^ [N, ...] raw inputs of all examples, of which the clients', the server's and validation are
     # there
-    validation: Validation | None = None
+    validation: Validation | None = None  # validation examples of the run; None: it has none
     slots: Int[Array, " p"] | None = None
     # ^ for federated optimizers: the clients' places in a random order, see `random_slots`; places
     # from p on are those of other members of the average, after the clients
@@ -224,7 +224,7 @@ class View(NamedTuple):
         ('plain', 'labelled')
     """
 
-    name: str
+    name: str  # what outputs and inputs of a step are found by
     stream: str  # the stream that has the rows; its mask says which are real
     build: Callable[[Key[Array, ""], Streams], Array]
     # ^ -> float inputs [b, ...], of one stream or of several
@@ -239,8 +239,8 @@ class View(NamedTuple):
 class Snapshot(NamedTuple):
     """Parameters and batch statistics of a network."""
 
-    params: PyTree
-    model_state: PyTree
+    params: PyTree  # parameters of the network
+    model_state: PyTree  # batch statistics
     groups: Params = {}  # noqa: RUF012
 
 
@@ -249,17 +249,17 @@ class Step(NamedTuple):
 
     outputs: dict[str, Outputs]  # by view
     inputs: dict[str, Array]  # by view, as the network saw them
-    streams: Streams
-    client: Client
+    streams: Streams  # the batch, by stream
+    client: Client  # whose step it is
     sent: PyTree  # what this term sent to this client
     shared: PyTree  # what this term sent to all clients
     local: PyTree  # this term's local state
     params: PyTree  # network parameters of this step, differentiable
     groups: Params  # the same by parameter group, for losses on one group (FedMatch's norms)
-    model_state: PyTree
+    model_state: PyTree  # batch statistics before this step
     start_network: Snapshot  # that the client started from, frozen
-    key: Key[Array, ""]
-    now: Now
+    key: Key[Array, ""]  # of this step and term
+    now: Now  # which round it is
     number: Int[Array, ""]  # local steps before this one
     earlier: dict[str, Outputs] | None = None
     # ^ outputs of an earlier pass of the same step, see `LocalStep.evaluate`
@@ -268,18 +268,18 @@ class Step(NamedTuple):
 class ClientResult(NamedTuple):
     """A client after local training."""
 
-    client: Client
+    client: Client  # who trained
     params: PyTree  # params of the network, as trained
     groups: Params  # the same by parameter group
     sent_params: Params  # by parameter group, as the server sent them
     start_params: Params  # by parameter group, as the client started
-    model_state: PyTree
+    model_state: PyTree  # batch statistics at the end
     local: dict[str, PyTree]  # local states of all terms
-    num_steps: Int[Array, ""]
+    num_steps: Int[Array, ""]  # local steps that it took
     inputs: Array  # [N, ...] raw inputs of all examples
-    validation: Validation
-    key: Key[Array, ""]
-    now: Now
+    validation: Validation  # validation examples of the run
+    key: Key[Array, ""]  # of the client and the round
+    now: Now  # which round it is
     test: Validation | None = None  # the test examples, where something of the log asks for them
 
 
@@ -292,7 +292,7 @@ class RoundResult(NamedTuple):
     counts: Bool[Array, " p"]  # True for clients that trained and were kept
     averages: PyTree  # what `client.average` sent, times the clients' weights, summed
     weight: Float[Array, ""]  # sum of these weights
-    before: ServerState
+    before: ServerState  # the state that the round began with
     after: ServerState  # averaged; the states of terms are those after `prepare`
 
     def mean_or(self, before: PyTree) -> PyTree:
@@ -309,8 +309,8 @@ class RoundResult(NamedTuple):
 class Traffic(NamedTuple):
     """Bytes that a term sends, summed over the cohort."""
 
-    down: Count
-    up: Count
+    down: Count  # to clients
+    up: Count  # from clients
     model_down: bool = True
     # ^ the model goes to every client beside it; False: this is sent in its place
     model_up: bool = True  # likewise for what comes back
@@ -409,14 +409,15 @@ class Term(NamedTuple):
         'supervised'
     """
 
-    name: str
+    name: str  # its metrics, states and uploads have it; different in a stage
     views: tuple[View, ...]
+    # ^ forward passes whose outputs the loss needs; terms share a view by its name
     loss: Callable[[Step], Any]  # -> scalar, which is differentiated, or (scalar, local state)
-    weight: float | Array = 1.0
+    weight: float | Array = 1.0  # factor of the loss
     group: str = "model"  # the parameter group whose gradient this loss moves
-    server: AtServer = AtServer()
-    client: AtClient = AtClient()
-    log: ForLog = ForLog()
+    server: AtServer = AtServer()  # what it does at the server, around local training
+    client: AtClient = AtClient()  # what it does at a client, beside the loss
+    log: ForLog = ForLog()  # what it adds to metrics and to the count of bytes
 
 
 class Losses(NamedTuple):
@@ -438,8 +439,8 @@ class ClientKind(NamedTuple):
     members: Callable[
         [Client], Bool[Array, " p"]
     ]  # clients, leading axis p -> True for those of this kind; the first one counts
-    terms: tuple[Term, ...]
-    sampler: "Sampler"
+    terms: tuple[Term, ...]  # as in `Stage`, with the next one
+    sampler: "Sampler"  # batches of their local training
     rate: Callable[[Client], Float[Array, ""]] | None = None
     # ^ client -> factor of its learning rate; None: 1
     weigh: Callable[[Client, dict[str, PyTree]], Float[Array, ""]] | None = None
@@ -450,8 +451,8 @@ class ClientKind(NamedTuple):
 class ServerTraining(NamedTuple):
     """Training at the server on its own labelled examples."""
 
-    terms: tuple[Term, ...]
-    sampler: "Sampler"
+    terms: tuple[Term, ...]  # losses on its own examples
+    sampler: "Sampler"  # batches of them
     when: tuple[str, ...] = ("after",)
     # ^ "before" the clients, "after" their models were averaged, or both
     keep_optimizer: bool = False  # the state of its local optimizer lives on from round to round
@@ -472,12 +473,13 @@ class Stage(NamedTuple):
         20
     """
 
-    terms: tuple[Term, ...]
-    sampler: "Sampler | None"
+    terms: tuple[Term, ...]  # losses of clients; none: only the server trains
+    sampler: "Sampler | None"  # batches of clients; None: where all clients are of `kinds`
     labelled_quota: str = "proportional"  # see `fedjax_ssl.federated.sample_cohort`
     rounds: int | None = None  # None: until the end
     count_labels: Callable[[Client], Array] = lambda clients: clients.num_labelled  # for the quota
     server: ServerTraining | None = None
+    # ^ training at the server, before or after that of the clients; None: none
     kinds: tuple[ClientKind, ...] = ()
     # ^ clients of the cohort to whom `terms`, `sampler`, `rate`, `weigh` do not apply
     rate: Callable[[Client], Float[Array, ""]] | None = None
@@ -517,8 +519,8 @@ class Schedule(NamedTuple):
     """
 
     positions: dict[str, Int[Array, "S b"]]  # by stream
-    masks: dict[str, Bool[Array, "S b"]]
-    num_steps: Int[Array, ""]
+    masks: dict[str, Bool[Array, "S b"]]  # by stream: rows that are real and no padding
+    num_steps: Int[Array, ""]  # steps that the client takes, at most S
 
 
 class Sampler(NamedTuple):
@@ -533,6 +535,7 @@ class Sampler(NamedTuple):
     """
 
     schedule: Callable[[Key[Array, ""], Client, Now], Schedule]
+    # ^ (key, client, round) -> its batches
     reads_sent: bool = False
     # ^ the schedule depends on what terms sent, so that nothing is known of it before a round
     equal_steps: bool = False

@@ -31,11 +31,11 @@ Grouped = dict[str, PyTree]  # parameter group -> arrays
 class LocalSettings(NamedTuple):
     """The clients' optimizer, as far as a federated one has to know it; numbers may be traced."""
 
-    name: str = "sgd"
-    learning_rate: float | Array = 0.1
-    momentum: float | Array = 0.0
-    nesterov: bool = False
-    clip_norm: float | Array | None = None
+    name: str = "sgd"  # of `config.optimizer`
+    learning_rate: float | Array = 0.1  # at the start
+    momentum: float | Array = 0.0  # in [0, 1)
+    nesterov: bool = False  # Nesterov momentum
+    clip_norm: float | Array | None = None  # largest norm of a gradient; None: any
 
 
 PLAIN_SGD = LocalSettings()
@@ -53,7 +53,7 @@ class Moved(NamedTuple):
 class Report(NamedTuple):
     """Contribution of one client to the server's step."""
 
-    summed: Moved
+    summed: Moved  # what is added up over the cohort
     kept: PyTree = ()  # what the client keeps from now on, like `FederatedOptimizer.keep`
 
 
@@ -65,23 +65,23 @@ class Local(NamedTuple):
     change: Grouped  # how far these are from the anchor
     weights: dict[str, Float[Array, ""]]
     # ^ by group; 0 if the client trained nothing of it or its update was dropped
-    num_steps: Int[Array, ""]
-    learning_rate: Float[Array, ""]
+    num_steps: Int[Array, ""]  # local steps that it took
+    learning_rate: Float[Array, ""]  # of its local steps
     sent_by_optimizer: PyTree  # as in `Client`
-    kept: PyTree
+    kept: PyTree  # what it kept from its last round, as `Report.kept` left it
 
 
 class Numbers(NamedTuple):
     """Numbers that a federated optimizer sends to and from each client beside the model."""
 
-    down: int
-    up: int
+    down: int  # to a client
+    up: int  # from a client
 
 
 class Groups(NamedTuple):
     """Parts of a cohort that are averaged on their own."""
 
-    number: int = 1
+    number: int = 1  # G
     membership: Callable[[PyTree], Float[Array, " G"]] = lambda received: jnp.ones((1,))
     # ^ received -> 1 for the groups that a client is in, else 0
     models: Callable[[PyTree, Grouped], Grouped] = lambda state, params: jax.tree.map(
@@ -120,7 +120,7 @@ class FederatedOptimizer(NamedTuple):
     # transform sees it, so that a run refuses those that do not cover "report"
     alone: bool = False
     # ^ no federation: every client goes on with its own model, and nothing is averaged
-    groups: Groups = Groups()
+    groups: Groups = Groups()  # which clients are averaged with which; by default all with all
     # For the log and the count of bytes.
     log: Callable[[Moved, RoundContext], dict[str, Array]] = lambda summed, context: {}
     # ^ (sum, round) -> metrics

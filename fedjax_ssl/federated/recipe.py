@@ -27,9 +27,9 @@ from fedjax_ssl.own_code import where
 class Pretraining(NamedTuple):
     """Training at the server alone before round 0, on a schedule of its own."""
 
-    server: ServerTraining
-    rounds: int
-    learning_rate: LearningRate
+    server: ServerTraining  # training at the server, before round 0
+    rounds: int  # turns of it
+    learning_rate: LearningRate  # of its steps
 
 
 class ParameterGroups(NamedTuple):
@@ -50,7 +50,7 @@ class ParameterGroups(NamedTuple):
 class Needs(NamedTuple):
     """The labels that a method learns from, see `FederatedData.kinds`."""
 
-    kinds: tuple[str, ...] = ("labels",)
+    kinds: tuple[str, ...] = ("labels",)  # of `FederatedData.kinds`
     every_one: bool = False  # all of these together; False: any of them is enough
 
 
@@ -76,12 +76,13 @@ class Recipe(NamedTuple):
         2
     """
 
-    setup: Setup
+    setup: Setup  # the choices of the run that it was written for
     stages: tuple[Stage, ...]
     # ^ run one after another; all but the last need `rounds`. The learning-rate schedule starts
     # anew in each
     groups: ParameterGroups = ParameterGroups()
-    needs: Needs = Needs()
+    # ^ parts of the parameters that move apart, and which are private
+    needs: Needs = Needs()  # kinds of labels without which it cannot run
     pretraining: Pretraining | None = None  # before round 0
     init: Callable[[ServerState, FederatedData], ServerState] = lambda state, data: state
     # ^ (state before round 0, federation) -> the same with what is the method's own

@@ -29,8 +29,8 @@ KEEP_BY = ("client", "slot")
 class Facts(NamedTuple):
     """Sizes of a run, for builders of what stands around a method."""
 
-    num_clients: int
-    cohort_size: int
+    num_clients: int  # of the federation
+    cohort_size: int  # clients in a round
     rounds: int | None  # None: not known
 
 
@@ -50,29 +50,29 @@ class Setup(NamedTuple):
         'halved'
     """
 
-    model: Model
+    model: Model  # the network
     normalize: Callable[[Array], Array]  # raw inputs -> float inputs of the network
     augment: Callable[[Array, Array], Array]
     # ^ (key, raw images) -> raw images: the weak augmentation
-    federated_optimizer: FederatedOptimizer
-    local_optimizer: LocalOptimizer
-    learning_rate: LearningRate
-    num_classes: int
+    federated_optimizer: FederatedOptimizer  # how local training is corrected and averaged
+    local_optimizer: LocalOptimizer  # of the clients
+    learning_rate: LearningRate  # by round
+    num_classes: int  # K
     max_labelled: int  # bounds over clients, from `FederatedData`
-    max_unlabelled: int
+    max_unlabelled: int  # examples without a class label of a client
     max_known: int  # examples with a class label or a weak label
     max_server: int  # labelled examples at the server
-    cohort_size: int
-    batch_size: int
-    local_epochs: int
-    weighting: str = "uniform"
+    cohort_size: int  # clients in a round
+    batch_size: int  # examples in a local step
+    local_epochs: int  # passes over the examples of a client in a round
+    weighting: str = "uniform"  # of clients in the average: a name of `WEIGHTINGS`
     keep_optimizer: bool = False  # the state of local optimizers lives on between rounds
     keep_by: str = "client"
     # ^ such a state belongs to a client, or to a "slot" of the cohort, whichever client fills it
     average_optimizer: bool = False
     # ^ clients start from the mean of the last cohort's states at its end
     rounds: int | None = None  # rounds of the run; None: not known
-    evaluation_batch_size: int = 512
+    evaluation_batch_size: int = 512  # examples that are predicted at once
     strong_augment: Callable[[Array, Array], Array] | None = None
     # ^ like `augment`; None: the weak one
     min_labelled: int = 1
