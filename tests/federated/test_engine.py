@@ -20,6 +20,7 @@ from fedjax_ssl.federated import (
     ClientKind,
     ParameterGroups,
     Recipe,
+    ServerTraining,
     Stage,
     Term,
     View,
@@ -325,6 +326,10 @@ def test_clients_of_a_kind_without_labels_train_unless_the_cohort_has_labels_onl
         assert method.trains_unlabelled == trains
 
 
+def with_server(stage: Stage, when: tuple[str, ...]) -> Stage:
+    return stage._replace(server=ServerTraining(stage.terms, stage.sampler, when))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -334,6 +339,8 @@ def test_clients_of_a_kind_without_labels_train_unless_the_cohort_has_labels_onl
             "every stage but the last needs a number of rounds",
         ),
         (lambda stage: {"stages": (stage._replace(terms=stage.terms * 2),)}, "different names"),
+        (lambda stage: {"stages": (with_server(stage, ("later",)),)}, "when is 'later'.*before"),
+        (lambda stage: {"stages": (with_server(stage, ()),)}, "the server never trains"),
     ],
 )
 def test_bad_compositions_are_refused(change, message: str) -> None:
