@@ -77,6 +77,16 @@ def did_you_mean(name: object, known: Collection[str]) -> str:
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
+def how_to_install(extra: str) -> str:
+    """Say how an extra of the package is installed, from the index and in a checkout.
+
+    Example:
+        >>> how_to_install("h5")
+        "pip install 'fedjax_ssl[h5]', or in a checkout pip install '.[h5]'"
+    """
+    return f"pip install 'fedjax_ssl[{extra}]', or in a checkout pip install '.[{extra}]'"
+
+
 def counted(number: int, one: str, several: str | None = None) -> str:
     """Says how many: "1 run", "1,200 runs", "2 processes".
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from fedjax_ssl.errors import how_to_install
 from fedjax_ssl.folder.files import Closing, plain_value, write_atomically
 from fedjax_ssl.folder.folder import flat_config
 
@@ -253,6 +254,5 @@ def _optional(name: str) -> ModuleType:
         return importlib.import_module(_MODULES[name])
     except ImportError as error:
         raise ValueError(
-            f"the writer {name!r} needs the package {_MODULES[name]}: pip install "
-            f"'fedjax_ssl[{name}]', or in a checkout pip install '.[{name}]'"
+            f"the writer {name!r} needs the package {_MODULES[name]}: {how_to_install(name)}"
         ) from error

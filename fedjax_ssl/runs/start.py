@@ -13,7 +13,7 @@ from flax.traverse_util import flatten_dict
 from fedjax_ssl.config import CHOICES, naming
 from fedjax_ssl.data.reading.features import TableReading
 from fedjax_ssl.data.reading.problems import SHOWN
-from fedjax_ssl.errors import note
+from fedjax_ssl.errors import how_to_install, note
 from fedjax_ssl.models import Model, started
 from fedjax_ssl.runs import model_file
 from fedjax_ssl.runs.build import Experiment
@@ -149,7 +149,7 @@ def _of_file(path: Path) -> Mapping[str, np.ndarray]:
         )
     except ImportError as error:
         raise ValueError(
-            f"{path} needs the package safetensors: pip install 'fedjax_ssl[export]'"
+            f"{path} needs the package safetensors: {how_to_install('export')}"
         ) from error
     except Exception as error:  # the library has an error of its own, which is no ValueError
         raise ValueError(

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_ssl.errors import how_to_install
 from fedjax_ssl.secure.errors import BadKey, MissingExtra, NotAuthentic
 
 KEY_BYTES = 32
@@ -40,7 +41,7 @@ def load(module: str, extra: str = "secure") -> Any:
     except ImportError as error:
         raise MissingExtra(
             f"the protocols need the package {module.partition('.')[0]!r}, which is not installed: "
-            f"in a checkout, pip install '.[{extra}]'"
+            f"{how_to_install(extra)}"
         ) from error
 
 

@@ -18,7 +18,7 @@ from fedjax_ssl import config as configs
 from fedjax_ssl.cli import Parser, one_of
 from fedjax_ssl.cli import parser as new_parser
 from fedjax_ssl.config import ConfigError
-from fedjax_ssl.errors import counted
+from fedjax_ssl.errors import counted, how_to_install
 from fedjax_ssl.folder.folder import FolderLock, RunFolderError
 from fedjax_ssl.folder.stored_run import on_other_data
 from fedjax_ssl.runs.divergence import EXIT_CODE
@@ -204,9 +204,7 @@ def _sweep(given: argparse.Namespace, command: Sequence[str], notes: set[str]) -
             return cluster.submit(given, folder, plan, command)
         plans.save(folder, plan, command)
         if not results.has_parquet():
-            command_line.print_note(
-                "results.parquet needs pyarrow: pip install 'fedjax_ssl[sweep]'"
-            )
+            command_line.print_note(f"results.parquet needs pyarrow: {how_to_install('sweep')}")
         workers.execute(folder, plan, processes, notes)
         return _say_end(folder, plan)
 

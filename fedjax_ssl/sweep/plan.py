@@ -19,7 +19,7 @@ import ml_collections
 from fedjax_ssl import config as configs
 from fedjax_ssl import data, methods
 from fedjax_ssl.config import ConfigError
-from fedjax_ssl.errors import counted
+from fedjax_ssl.errors import counted, how_to_install
 from fedjax_ssl.folder.files import plain_value, write_atomically
 from fedjax_ssl.folder.folder import (
     COMPARED,
@@ -382,5 +382,5 @@ def needed(package: str, option: str) -> Any:
         return importlib.import_module(package)
     except ImportError as error:
         raise ConfigError(
-            f"{option} needs the package {package}: pip install 'fedjax_ssl[sweep]'"
+            f"{option} needs the package {package}: {how_to_install('sweep')}"
         ) from error

@@ -21,7 +21,7 @@ from fedjax_ssl.data.dataset import check_finite
 from fedjax_ssl.data.federation.federated_data import client_number
 from fedjax_ssl.data.reading.features import TableReading
 from fedjax_ssl.data.reading.problems import Findings
-from fedjax_ssl.errors import note
+from fedjax_ssl.errors import how_to_install, note
 from fedjax_ssl.federated import Method
 from fedjax_ssl.folder.checkpoint import Checkpoints
 from fedjax_ssl.folder.files import write_atomically
@@ -488,7 +488,7 @@ def _needing(package: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise TrainedModelError(
-            f"this needs the package {package}: pip install 'fedjax_ssl[export]'"
+            f"this needs the package {package}: {how_to_install('export')}"
         ) from error
 
 

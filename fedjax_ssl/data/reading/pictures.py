@@ -23,7 +23,7 @@ from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.dataset import Reading
 from fedjax_ssl.data.reading.formats import DAMAGED
 from fedjax_ssl.data.reading.problems import Findings
-from fedjax_ssl.errors import counted
+from fedjax_ssl.errors import counted, how_to_install
 
 Fit = Literal["crop", "stretch", "pad"]
 # "deep": grey with more than 8 bits, signed or floating-point
@@ -416,7 +416,7 @@ def _facts(file: Path | bytes) -> Facts | str:
     except UnidentifiedImageError:
         return "no image, whatever its name says"
     except ImportError as error:
-        return f"needs pydicom: pip install 'fedjax_ssl[medical]' ({short(error)})"
+        return f"needs pydicom: {how_to_install('medical')} ({short(error)})"
     except DAMAGED as error:
         return f"cut short or damaged ({short(error)})"
 

@@ -22,6 +22,7 @@ from fedjax_ssl.checks import LARGEST
 from fedjax_ssl.data.dataset import in_one_form
 from fedjax_ssl.data.reading.names import MARKS, cell_text
 from fedjax_ssl.data.reading.problems import SHOWN, BadData, DatasetUnavailable, Findings
+from fedjax_ssl.errors import how_to_install
 from fedjax_ssl.registry import did_you_mean
 
 if TYPE_CHECKING:  # takes long to import
@@ -289,7 +290,7 @@ def _read_parquet(path: Path) -> "pandas.DataFrame":
         parquet: Any = importlib.import_module("pyarrow.parquet")
     except ImportError as error:
         raise BadData(
-            path, "Parquet needs pyarrow: pip install 'fedjax_ssl[table]', or save it as CSV"
+            path, f"Parquet needs pyarrow: {how_to_install('table')}; or save it as CSV"
         ) from error
     try:
         frame = parquet.read_table(path).to_pandas(ignore_metadata=True, integer_object_nulls=True)

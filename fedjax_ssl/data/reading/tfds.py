@@ -24,6 +24,7 @@ from fedjax_ssl.data.reading.catalogues import Choice, choose_columns, choose_sp
 from fedjax_ssl.data.reading.columns import Columns
 from fedjax_ssl.data.reading.pictures import ImageReading, Side, shown
 from fedjax_ssl.data.reading.problems import BadData, DatasetUnavailable, Place, not_here
+from fedjax_ssl.errors import how_to_install
 
 FOLDER_VARIABLE = "TFDS_DATA_DIR"
 NEEDED = ("tensorflow", "tensorflow_datasets", "importlib_resources")  # to prepare
@@ -143,7 +144,7 @@ def _opened(name: str, folder: Path) -> tuple[Any, Any]:
         library: Any = importlib.import_module("tensorflow_datasets")
     except ImportError as error:
         raise DatasetUnavailable(
-            f"{name}: reading {folder} needs: pip install 'fedjax_ssl[tfds]'"
+            f"{name}: reading {folder} needs: {how_to_install('tfds')}"
         ) from error
     try:
         # The library imports the modules of these classes.

@@ -32,6 +32,7 @@ from fedjax_ssl.data.reading.cache import facts_of, kept_for, raw_folder
 from fedjax_ssl.data.reading.formats import DAMAGED, LARGEST, FormatError, damage, read_tar
 from fedjax_ssl.data.reading.problems import DatasetUnavailable, Place, not_here
 from fedjax_ssl.data.reading.register import published
+from fedjax_ssl.errors import how_to_install
 
 CLASSES = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
 EXAMPLES = (671_585, 77_483)
@@ -239,7 +240,7 @@ def _read_hdf5(path: Path) -> Part:
         h5py: Any = importlib.import_module("h5py")
     except ImportError as error:
         raise DatasetUnavailable(
-            f"{path} is an HDF5 file, which needs: pip install 'fedjax_ssl[h5]'. Or leave "
+            f"{path} is an HDF5 file, which needs: {how_to_install('h5')}. Or leave "
             "form='hdf5' out: the default form needs nothing more and has the same examples."
         ) from error
 

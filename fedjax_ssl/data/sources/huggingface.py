@@ -25,6 +25,7 @@ from fedjax_ssl.data.reading.problems import (
 )
 from fedjax_ssl.data.reading.register import dataset
 from fedjax_ssl.data.reading.tables import as_text
+from fedjax_ssl.errors import how_to_install
 
 if TYPE_CHECKING:  # takes long to import
     import pandas
@@ -121,8 +122,7 @@ def _open(folder: Path, choice: Choice) -> tuple[Any, list[tuple[str, int]], str
         library: Any = importlib.import_module("datasets")
     except ImportError as error:
         raise DatasetUnavailable(
-            f"huggingface: {folder} needs the library datasets: pip install "
-            "'fedjax_ssl[huggingface]'"
+            f"huggingface: {folder} needs the library datasets: {how_to_install('huggingface')}"
         ) from error
     try:
         found = library.load_from_disk(str(folder))

@@ -22,7 +22,7 @@ from fedjax_ssl.data.reading.formats import DAMAGED, FormatError
 from fedjax_ssl.data.reading.pictures import in_units, read_each, short, shown
 from fedjax_ssl.data.reading.problems import DatasetUnavailable, Findings, Place
 from fedjax_ssl.data.reading.register import dataset
-from fedjax_ssl.errors import counted
+from fedjax_ssl.errors import counted, how_to_install
 
 NAME = "rsna_hemorrhage"
 TABLE = "stage_2_train.csv"
@@ -98,9 +98,7 @@ def _read(folder: Path, size: int, max_images: int | None, healthy: int) -> Data
     try:
         dicom: Any = importlib.import_module("pydicom")
     except ImportError as error:
-        raise DatasetUnavailable(
-            f"{NAME} needs pydicom: pip install 'fedjax_ssl[medical]'"
-        ) from error
+        raise DatasetUnavailable(f"{NAME} needs pydicom: {how_to_install('medical')}") from error
     try:
         chosen = _read_table(folder / TABLE, findings, healthy)
     except FormatError as error:
