@@ -14,7 +14,7 @@ UNUSED = "7 of 7 of the data's own test examples are used for nothing, because d
 
 @pytest.fixture
 def said(tmp_path):
-    """What is said where client "n" has one example of training, class "rare" no test and class "new" no label."""
+    """What is said where client "n" has one example, "rare" is in no test and "new" has no label."""
     own = [f"{i},{'xy'[i % 2]},{'pq'[i // 2 % 2]},test" for i in range(6)]
     rows = [f"{i + 9},{'xy'[i % 2]},{'pq'[i // 2 % 2]},train" for i in range(20)]
     lines = ["a,label,client,split", *own, "7,new,p,test", *rows, "99,rare,n,train"]

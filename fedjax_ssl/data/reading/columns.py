@@ -5,7 +5,7 @@ labels by number.
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -170,16 +170,17 @@ def read_columns(
     places = texts.index
     cells = _cells(texts, given or (), marks, findings)
     labels = cells.get("label", [""] * len(texts))
-    pairs = zip(texts.get("label", labels), labels, strict=True)
-    none = dict.fromkeys(text for text, label in pairs if text and not label)
-    y, class_names = _classes(labels, places, given, tuple(none), findings)
+    none = _words_for_none(texts.get("label", labels), labels)
+    y, class_names = _classes(labels, places, given, none, findings)
     findings.notes += _of_several_labels(class_names)
     is_test = _split(cells.get("split", [""] * len(texts)), places, findings)
     client, client_names = numbered(cells["client"]) if "client" in cells else (None, None)
     if client is not None and len(nobody := np.flatnonzero(client < 0)):
+        words = _words_for_none(texts["client"], cells["client"])
+        marked = f"; {' and '.join(words)} means none: a client needs another name" * bool(words)
         findings.problems.append(
             f"{counted(len(nobody), 'example has', 'examples have')} no client "
-            f"({some(nobody, places)}); every example belongs to one"
+            f"({some(nobody, places)}); every example belongs to one{marked}"
         )
     sets = _sets(cells["set"], places, findings) if "set" in cells else None
     if sets is not None and client is None:
@@ -230,6 +231,12 @@ def _cells(
                 hint = f"; if it is a class, name all classes: data.classes={known}"
             findings.notes.append(f"{number} {text}, taken as no {what}{hint}")
     return cells
+
+
+def _words_for_none(texts: Iterable[str], cells: Iterable[str]) -> Names:
+    """List the different words that were taken as none."""
+    pairs = zip(texts, cells, strict=True)
+    return tuple(dict.fromkeys(text for text, cell in pairs if text and not cell))
 
 
 def _classes(

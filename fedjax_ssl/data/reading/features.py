@@ -126,8 +126,8 @@ class TableReading(Reading):
             remedy = "write decimals with a point, and thousands without a comma"
         if re.fullmatch(BEYOND, cell):
             remedy = (
-                "but says that it is beyond a limit; write a number there, such as the limit or "
-                f"half of it, or leave the column out with data.ignore={feature.name}"
+                "it says that the value is beyond a limit: write a number there, such as the limit "
+                f"or half of it, or leave the column out with data.ignore={feature.name}"
             )
         kind = "number" if feature.kind == "number" else f"date like the others ({feature.form})"
         findings.problems.append(f"{told}is no {kind}; {remedy}")
@@ -231,7 +231,8 @@ def kind_of(name: str, cells: Sequence[str], reading: TableReading, findings: Fi
     if name not in reading.codes:
         odd = np.isnan(as_numbers(present))
         if not odd.all():
-            odd &= [re.fullmatch(BEYOND, cell) is None for cell in present]
+            strays = np.flatnonzero(odd)
+            odd[strays] = [re.fullmatch(BEYOND, present[row]) is None for row in strays]
         if 2 * odd.sum() <= len(present):
             return Feature(name)
         forms = [form for form in DATES if np.isfinite(_days(present, form)).all()]

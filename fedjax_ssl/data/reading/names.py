@@ -37,7 +37,9 @@ def as_cells(texts: Sequence[str], marks: Collection[str]) -> list[str]:
     """
     missing = {in_one_form(mark).casefold() for mark in marks}
     missing -= {"-"} if "+" in texts else set()
-    return ["" if in_one_form(text).casefold() in missing else text for text in texts]
+    # Of numbers alone one has several forms, and most tables have no number as a mark.
+    form = in_one_form if any(re.search(r"\d", mark) for mark in missing) else str
+    return ["" if form(text).casefold() in missing else text for text in texts]
 
 
 def named(
@@ -57,8 +59,9 @@ def named(
     """
     given = {name.casefold() for name in known}
     none = {"-1"} - given
+    forms = {text: in_one_form(text) for text in set(texts)}
     cells = as_cells(
-        [in_one_form(text) for text in texts], [one for one in marks if one.casefold() not in given]
+        [forms[text] for text in texts], [one for one in marks if one.casefold() not in given]
     )
     return ["" if cell in none else cell for cell in cells]
 
