@@ -83,7 +83,7 @@ def options(section: Any) -> dict[str, Any]:
 
 def _facts(config: ml_collections.ConfigDict) -> Facts | None:
     """Return the sizes of the run, where the config says them."""
-    clients = config.partition.num_clients
+    clients = 1 if config.partition.pooled else config.partition.num_clients
     cohort_size = config.federated.cohort_size or clients
     return Facts(clients, cohort_size, config.rounds) if clients else None
 
@@ -142,6 +142,10 @@ def _fill_in(config: ml_collections.ConfigDict) -> None:
     if config.optimizer.schedule_rounds is None:
         config.optimizer.schedule_rounds = max(config.rounds, 1)
     federated = config.federated
+    if config.method.name == methods.POOLED:
+        config.partition.pooled = True
+    if config.partition.pooled:
+        federated.cohort_size = None
     if federated.weighting is None:
         federated.weighting = "examples" if is_own(config.data.name) else "uniform"
     if federated.devices is None and jax.distributed.is_initialized():

@@ -10,7 +10,7 @@ import ml_collections
 from fedjax_ssl.checks import Several
 from fedjax_ssl.config.fields import FIELDS, get
 from fedjax_ssl.config.optimizers import local_training
-from fedjax_ssl.data import AUGMENTATIONS, rounds_of_a_part
+from fedjax_ssl.data import rounds_of_a_part
 from fedjax_ssl.errors import ConfigError, did_you_mean, naming, note
 from fedjax_ssl.federated import Facts
 from fedjax_ssl.own_code import import_named
@@ -252,15 +252,12 @@ def check_validation(config: ml_collections.ConfigDict) -> None:
 
 
 def check_client_standardization(config: ml_collections.ConfigDict) -> None:
-    """Refuse what needs inputs as they are stored, or clients that are not the dataset's own."""
+    """Refuse other statistics, and clients that are not the dataset's own."""
     if config.data.standardize != "client":
         return
-    views = [config[section].name for section in ("augment", "strong_augment")]
     partition = config.partition.name
     if partition != "natural":
         wrong = f"config.partition.name is {partition!r}, whose clients are not the dataset's"
-    elif any(AUGMENTATIONS.takes(name, "input_max") for name in views):
-        wrong = f"augmentation {' and '.join(views)} works on stored values"
     elif config.data.test_mean or config.data.test_std:
         wrong = "config.data.test_mean or test_std is given"
     else:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         client_names,
         client_number,
         natural_names,
+        pooled,
         rounds_of_a_part,
         validate,
         what_is_compared,

@@ -162,6 +162,9 @@ def _statistics(
 def _by_client(dataset: Dataset) -> tuple[Dataset, str]:
     """Standardize the inputs of every natural client by its own training examples, and keep the
     statistics.
+
+    Features are stored standardized. Images are stored as if every client had the clients' mean
+    brightness and contrast, so that augmentations find values from 0 to `input_max`.
     """
     train = dataset.train
     test = dataset.test
@@ -194,16 +197,26 @@ def _by_client(dataset: Dataset) -> tuple[Dataset, str]:
             notes.append(f"{name!r} ({why})")
         std = np.where(std, std * np.sqrt(count / max(count - 1, 1)), 1.0)
         statistics[name] = {"mean": mean.tolist(), "std": std.tolist()}
+    centre = np.zeros(1)
+    width = np.ones(1)
+    if train.x.ndim == 4:
+        centre = np.mean([own["mean"] for own in statistics.values()], axis=0)
+        width = np.mean([own["std"] for own in statistics.values()], axis=0)
+    for own_statistics, number in zip(statistics.values(), whose, strict=True):
+        mean = np.asarray(own_statistics["mean"])
+        std = np.asarray(own_statistics["std"])
         for array, split in zip(arrays, splits, strict=True):
             own = np.flatnonzero(split.client == number)
-            array[own] = (split.x[own] - mean * dataset.input_max) / std
+            scaled = (split.x[own] - mean * dataset.input_max) / std
+            array[own] = scaled * width + centre * dataset.input_max
     pairs = zip(dataset.splits().items(), arrays, strict=True)
     made: Any = {name: dataclasses.replace(split, x=array) for (name, split), array in pairs}
     said = "inputs are standardized by mean and deviation of each client's own training examples"
     if notes:
         said += f"; where these do not vary, the deviation is 1: {', '.join(notes)}"
+    made |= {"mean": tuple(centre.tolist()), "std": tuple(width.tolist())}
     extra = {**dataset.extra, "client_statistics": statistics}
-    return dataclasses.replace(dataset, **made, mean=(0.0,), std=(1.0,), extra=extra), said
+    return dataclasses.replace(dataset, **made, extra=extra), said
 
 
 def _in_words(dataset: Dataset) -> str:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # File -> the recipes in it.
 _RECIPES = {
-    "fedavg": ("fedavg",),
+    "fedavg": ("fedavg", "alone", "pooled"),
     "xclp": ("xclp", "per_client_lp"),
     "network_pseudo_label": ("network_pseudo_label", "fedsem"),
     "fedsiam": ("fedsiam",),
@@ -63,6 +63,7 @@ METHODS: "Registry[Recipe | Method]" = Registry(
     },
     leading=1,
 )
+POOLED = "pooled"  # the method whose federation is a single client, see `config.partition.pooled`
 available = METHODS.available  # () -> names of all methods with a line about each
 
 

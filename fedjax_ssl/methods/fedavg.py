@@ -32,7 +32,8 @@ References:
     transductive and semi-supervised federated learning, TMLR 2023.
 """
 
-from fedjax_ssl.federated import Recipe, Setup
+from fedjax_ssl.data import FederatedData
+from fedjax_ssl.federated import Recipe, Setup, local
 from fedjax_ssl.methods.parts.two_stages import labelled_stage
 
 
@@ -41,3 +42,26 @@ def fedavg(setup: Setup) -> Recipe:
     have some.
     """
     return Recipe(setup, (labelled_stage(setup, rounds=None),))
+
+
+def alone(setup: Setup) -> Recipe:
+    """No federation: each client trains a model of its own on its labelled examples, whatever
+    federated optimizer the run names.
+    """
+    return fedavg(setup._replace(federated_optimizer=local()))
+
+
+def pooled(setup: Setup) -> Recipe:
+    """All data in one place: training on the labelled examples of all clients and of the server,
+    as if one client had them.
+    """
+
+    def check(federation: FederatedData) -> list[str]:
+        if federation.num_clients > 1:
+            raise ValueError(
+                f"method 'pooled' trains in one place, but there are {federation.num_clients} "
+                "clients; set config.partition.pooled=True"
+            )
+        return []
+
+    return fedavg(setup)._replace(check=check)

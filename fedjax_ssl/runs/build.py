@@ -109,8 +109,10 @@ def federate(
     section = experiment.config.data
     partition_options = configs.options(config.partition)
     num_clients = partition_options.pop("num_clients", None)
+    pooled = partition_options.pop("pooled", False)
+    held_out = data.HeldOut(**{one.name: section[one.name] for one in fields(data.HeldOut)})
     with configs.naming("data, config.partition or config.supervision"):
-        return data.federate(
+        federation = data.federate(
             named_key(key, "data"),
             experiment.dataset,
             partition=config.partition.name,
@@ -118,10 +120,11 @@ def federate(
             partition_options=partition_options,
             supervision=config.supervision.name,
             supervision_options=configs.options(config.supervision),
-            held_out=data.HeldOut(**{one.name: section[one.name] for one in fields(data.HeldOut)}),
+            held_out=held_out,
             inputs=inputs if experiment.host is None else experiment.host,
             widest=_WIDEST,
         )
+        return data.pooled(federation, not held_out.num_natural) if pooled else federation
 
 
 def build(

@@ -302,7 +302,10 @@ class TrainedModel:
         own = self._own_inputs[known[number]]
         center = np.asarray(own["mean"], np.float32) * np.float32(self.input_max)
         width = np.asarray(own["std"], np.float32)
-        return lambda inputs: (inputs - center) / width
+        common = self._description["inputs"]
+        spread = np.asarray(common["std"], np.float32)
+        middle = np.asarray(common["mean"], np.float32) * np.float32(self.input_max)
+        return lambda inputs: (inputs - center) / width * spread + middle
 
     def _model_before_average(self, client: int | str | None) -> tuple[Any, Any] | None:
         """Read a client's parameters and batch statistics of the round that was kept; None:

@@ -8,6 +8,7 @@ import pytest
 from fedjax_ssl import load_config, load_run, presets, run
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.data import (
+    AUGMENTATIONS,
     Dataset,
     Split,
     for_prediction,
@@ -243,7 +244,6 @@ def test_clients_that_have_no_statistics_are_refused():
     "fields",
     [
         {"partition.name": "iid", "partition.num_clients": 3},
-        {"augment.name": "fixmatch"},
         {"data.test_std": (2.0,)},
     ],
 )
@@ -257,6 +257,22 @@ def test_settings_that_do_not_go_with_clients_are_refused(fields):
         ConfigError, match=r"standardize is 'client', but .*use standardize='train'"
     ):
         load_experiment(config)
+
+
+@pytest.mark.parametrize("name", sorted(AUGMENTATIONS))
+def test_every_augmentation_gets_images_of_clients_in_the_range_of_stored_values(name):
+    dark = IMAGES // 2
+    bright = 255 - dark
+    train = Split(np.concatenate([dark, bright]), np.tile(LABELS, 2), np.repeat([0, 1], 12))
+    images, _ = standardized(Dataset("toy", train, None, ("a", "b", "c")), "client")
+    assert 0 <= images.train.x.min() < images.train.x.max() <= 255
+    known = {"input_max": 255.0, "input_mean": images.mean}
+    stored = {what: value for what, value in known.items() if AUGMENTATIONS.takes(name, what)}
+    small = {"pixels": 1} if AUGMENTATIONS.takes(name, "pixels") else {}
+    augment = AUGMENTATIONS.build(name, **stored, **small)
+    views = normalizer(images)(augment(jax.random.key(0), jnp.asarray(images.train.x)))
+    # Neither client becomes black or white as a whole.
+    assert np.abs(views.reshape(2, -1).mean(axis=1)).max() < 3
 
 
 def test_a_trained_model_standardizes_by_the_client_that_is_named(tmp_path):

@@ -216,6 +216,55 @@ def what_is_compared(dataset: "Dataset", data: FederatedData) -> dict[str, Any]:
     return {"test_fingerprint": digest.hexdigest()[:16], "labels_seen": seen}
 
 
+def pooled(federation: FederatedData, tested: bool) -> FederatedData:
+    """Bring all examples to one client: those of the clients, and those of the server.
+
+    What is seen of class labels stays seen. Weak labels and parts, which belong to clients, are
+    left out.
+
+    Args:
+        federation: of several clients; it may be traced.
+        tested: whether clients that train may have test examples, which are numbered from 1 on
+            then, before the clients that only have test examples.
+    """
+    column = jnp.arange(federation.max_examples, dtype=jnp.int32)
+    place = jnp.arange(federation.server_index.shape[-1], dtype=jnp.int32)
+    at_server = place < federation.num_server
+    real = (column < federation.num_examples[:, None]).ravel()
+    labelled = (column < federation.num_labelled[:, None]).ravel()
+    real = jnp.concatenate([real, at_server])
+    labelled = jnp.concatenate([labelled, at_server])
+    rows = jnp.concatenate([federation.index.ravel(), federation.server_index])
+    order = jnp.argsort(2 - real.astype(jnp.int32) - labelled.astype(jnp.int32), stable=True)
+    num_labelled = labelled.sum(dtype=jnp.int32)
+    num_examples = real.sum(dtype=jnp.int32)
+    clients = federation.num_clients
+    width = rows.shape[0]
+    most_labelled = clients * federation.max_labelled + place.shape[0]
+    most_unlabelled = clients * federation.max_unlabelled
+    if not isinstance(num_examples, jax.core.Tracer):
+        width = int(num_examples)
+        most_labelled = int(num_labelled)
+        most_unlabelled = width - most_labelled
+    first = 0 if tested else clients
+    owner = federation.test_client
+    return dataclasses.replace(
+        federation,
+        index=jnp.where(real, rows, 0)[order][None, :width],
+        num_labelled=num_labelled[None],
+        num_examples=num_examples[None],
+        test_client=jnp.where(owner >= first, owner - first + 1, -1),
+        server_index=jnp.zeros(0, jnp.int32),
+        num_server=jnp.zeros((), jnp.int32),
+        max_labelled=most_labelled,
+        max_unlabelled=most_unlabelled,
+        num_new_clients=federation.num_new_clients + clients - first,
+        num_parts=1,
+        rounds_per_part=None,
+        weak=None,
+    )
+
+
 def of_one_shape(federations: Sequence[FederatedData]) -> list[FederatedData]:
     """Return the same federations with tables of equal width, so that they can share compiled
     programs.
@@ -356,10 +405,15 @@ def client_names(dataset: "Dataset", federation: FederatedData, natural: bool = 
     of_client = tested >= 0
     row[tested[of_client]] = np.asarray(federation.test_index)[first[of_client]]
     numbers = np.where(row >= 0, owner[row], -1).tolist()
-    return [
+    names = [
         str(client) if number < 0 else _name(dataset, number)
         for client, number in enumerate(numbers)
     ]
+    if federation.num_clients == 1:
+        rows = real_rows(federation.index, federation.num_examples)
+        if np.ptp(owner[rows]) > 0:
+            names[0] = "pooled"
+    return names
 
 
 def _name(dataset: "Dataset", number: int) -> str:

@@ -253,7 +253,7 @@ PARTITIONS: Registry[Partition] = Registry(
     "partition",
     {rule.__name__: rule for rule in (*_GENERAL, *PUBLISHED)},
     given=("facts",),
-    common={"num_clients": int},
+    common={"num_clients": int, "pooled": bool},
     makes=Partition,
 )
 
