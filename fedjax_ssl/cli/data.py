@@ -14,6 +14,7 @@ import numpy as np
 from fedjax_ssl import data
 from fedjax_ssl.cli import one_of, parser
 from fedjax_ssl.cli.listing import print_list
+from fedjax_ssl.cli.proposal import propose
 from fedjax_ssl.config import ConfigError, as_text, default, naming, options, with_settings
 from fedjax_ssl.errors import counted
 from fedjax_ssl.registry import check_known
@@ -81,25 +82,24 @@ def _check(asked: argparse.Namespace, settings: list[tuple[str, str]]) -> int:
                 for line in lines
             )
             print(f"\n{title}:", *listed, sep="\n")
-    if found.problems:
+    if found.dataset is None:
         print("\nnot ready: mend the problems, and check again")
         return 2
-    told = " ".join(
-        shlex.quote(f"--{field}={value}")
-        for field, value in [("data.path", asked.name), *named.items()]
-    )
-    print(
-        f"\nready: fedjax-ssl run {_config(source, found.dataset)} "
-        f"{told}{_still_to_choose(found.dataset)}"
-    )
+    settings = {"data.path": asked.name, **named}
+    if asked.root:
+        settings["data.root"] = asked.root
+    config = source
+    if source == "huggingface":
+        config = "folder" if found.dataset.train.x.ndim == 4 else "table"
+        settings = {"data.name": source, **settings}
+    command = propose(found.dataset, config, settings, found.standardize)
+    if isinstance(command, str):
+        print(f"\nnot ready: {command}")
+        return 2
+    told = [f"--{field}={value}" for field, value in command.settings.items()]
+    print(f"\n{command.proposal.method}: {command.proposal.why}")
+    print("ready:", shlex.join(["fedjax-ssl", "run", command.config, *told]))
     return 0
-
-
-def _config(source: str, dataset: data.Dataset | None) -> str:
-    """Name the config that trains on a source of the user's own, with the option that it needs."""
-    if source != "huggingface" or dataset is None:
-        return source
-    return f"{'folder' if dataset.train.x.ndim == 4 else 'table'} --data.name={source}"
 
 
 def _options(source: str, settings: list[tuple[str, str]]) -> dict[str, Any]:
@@ -141,22 +141,6 @@ def _verify(asked: argparse.Namespace, given: dict[str, Any]) -> int:
         )
         print(f"{word}  {file.path}: {file.said}")
     return 2 if any(file.right is False for file in found) else 0
-
-
-def _still_to_choose(dataset: data.Dataset | None) -> str:
-    """Name options that a run needs where the dataset has no clients or no test examples of its
-    own.
-    """
-    chosen = ""
-    if dataset is not None and dataset.train.client is None:
-        chosen += " --partition.name=iid --partition.num_clients=10"
-    if dataset is not None and dataset.test is None:
-        chosen += (
-            " --data.test_fraction=0.2"
-            if dataset.train.client is None
-            else " --data.client_test_fraction=0.2"
-        )
-    return chosen
 
 
 def describe(name: str, path: str | None = None, root: str | None = None) -> str:
@@ -205,15 +189,18 @@ def _contents(dataset: data.Dataset) -> dict[str, str]:
     if dataset.coarse_names:
         lines["coarse labels"] = f"{len(dataset.coarse_names)}: {_few(dataset.coarse_names)}"
     if train.client is None:
-        clients = (
+        lines["clients"] = (
             "none of its own; choose a partition, such as --partition.name=iid "
             "--partition.num_clients=10"
         )
     else:
         ids, counts = np.unique(train.client, return_counts=True)
         names = [str(i) if dataset.client_names is None else dataset.client_names[i] for i in ids]
-        clients = _shares(names, counts, "training examples")
-    return lines | {"clients": clients}
+        lines["clients"] = _shares(names, counts, "training examples")
+        labelled = np.array([(train.y[train.client == number] >= 0).sum() for number in ids])
+        if 0 < labelled.sum() < len(train):
+            lines["labels"] = _shares(names, labelled, "labelled training examples")
+    return lines
 
 
 def _terms(name: str) -> str:

@@ -201,7 +201,9 @@ _SECTIONS: dict[str, dict[str, Option]] = {
     "partition": {
         "name": _field("natural", "how examples are dealt to clients"),
         "num_clients": _field(int, "clients that train; all natural ones by default", _COUNT),
-        "pooled": _field(bool, "all clients' examples, and the server's, become those of one client"),
+        "pooled": _field(
+            bool, "all clients' examples, and the server's, become those of one client"
+        ),
     },
     "supervision": {
         "name": _field("all", "which labels are seen, by whom"),

@@ -136,6 +136,9 @@ def with_settings(
     """
     copy = deepcopy(config).lock()
     given = _given(settings)
+    if "data.validation_fraction" in given:
+        # Who asks for validation examples gets them, however few.
+        given = {"data.fewest_validation": 0, **given}
     for field in sorted(
         given, key=lambda field: (field != "method.name", not field.endswith(".name"))
     ):

@@ -2,14 +2,15 @@
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fedjax_ssl.data.dataset import Dataset, Names
+from fedjax_ssl.data.dataset import Dataset, Names, distinct
 from fedjax_ssl.data.federation.report import lacking
 from fedjax_ssl.data.reading.columns import ROLES
 from fedjax_ssl.data.reading.features import MOST_LEVELS, TableReading, identifiers, kind_of
@@ -38,33 +39,32 @@ SMALL = 0.1  # a misspelt name has at most this share of the examples of the rig
 CLASSES = 20  # more different values are no classes, where no name tells
 STRAYS = 3  # words among numbers that may all mean a missing one
 
-# First words of the names of columns that mostly have a role.
-USUAL = {
-    "label": (
-        "labels",
-        "class",
-        "target",
-        "diagnosis",
-        "category",
-        "outcome",
-        "finding",
-        "species",
-        "y",
-    ),
-    "client": (
-        "clients",
-        "hospital",
-        "site",
-        "center",
-        "centre",
-        "clinic",
-        "institution",
-        "station",
-        "device",
-    ),
-    "group": ("patient", "patientid", "subject", "person", "case"),
-    "split": ("fold", "subset", "partition"),
+FEW_CODES = 6  # whole numbers of a column, of which so many may be codes
+EMPTY = 0.9  # share of a column's cells from which on it is left out
+# Sites differ where their means lie as far apart as examples of a site do, in deviations.
+APART = 1.0
+FEWEST = 8  # examples of a site, of which fewer have no mean worth a word
+
+# Words that name a role in headers, without accents: alone, or at the end of a longer name.
+_NAMES = {
+    "label": "label labels class target diagnosis category outcome finding species diagnose befund "
+    "klasse diagnostic diagnostico diagnostique diagnosi classe clase etiqueta etichetta y",
+    "client": "client clients hospital site center centre clinic institution station device klinik "
+    "klinikum krankenhaus spital standort zentrum hopital clinique etablissement clinica centro "
+    "sede sitio ospedale ziekenhuis kliniek",
+    "group": "group patient patientid subject person case patientennummer patientin proband "
+    "paciente paziente",
+    "split": "split fold subset partition",
 }
+# Words beside one of these that change nothing, and words that make another thing of it.
+_NEUTRAL = "id ids name names code nr no number nummer num"
+_OTHERWISE = (
+    "age date day days year years time month alter datum jahr edad fecha at of since before after "
+    "per to from bei seit vor nach zur de du di"
+)
+USUAL = {role: frozenset(names.split()) for role, names in _NAMES.items()}
+NEUTRAL = frozenset(_NEUTRAL.split())
+OTHERWISE = frozenset(_OTHERWISE.split())
 
 
 class Checked(NamedTuple):
@@ -75,6 +75,7 @@ class Checked(NamedTuple):
     problems: Names  # faults that keep it from being used
     notes: Names  # skipped parts, and oddities
     proposed: Mapping[str, Any] = MappingProxyType({})  # options that were used beside those given
+    standardize: bool = False  # inputs should be standardized by client
 
 
 def check(path: Path | str, source: str | None = None, **options: Any) -> Checked:
@@ -102,8 +103,9 @@ def check(path: Path | str, source: str | None = None, **options: Any) -> Checke
         dataset = read(name, **taken, **{**options, **proposed})
     except BadData as error:
         return Checked(name, None, error.problems, (*findings.notes, *error.notes), proposed)
-    notes = (*findings.notes, *dataset.extra.get("notes", ()), *remarks(dataset))
-    return Checked(name, dataset, (), notes, proposed)
+    notes = [*findings.notes, *dataset.extra.get("notes", ()), *remarks(dataset)]
+    apart, standardize = sites_apart(dataset)
+    return Checked(name, dataset, (), (*notes, *apart), proposed, standardize)
 
 
 def _proposed(
@@ -122,19 +124,47 @@ def _proposed(
     if source not in ("folder", "table") or file is None or not file.is_file():
         return {}
     table = read_table(file)
-    first = {column: re.split(r"[\W_]+", column.casefold())[0] for column in table}
-    for role, words in USUAL.items():
+    roles = _named_roles(table)
+    for role, columns in roles.items():
         option = f"{role}_column"
-        named = [column for column in table if first[column] in words]
-        if role not in table and given.get(option, role) in (None, role) and len(named) == 1:
-            found[option] = named[0]
-    return _by_content(table, given, found, findings) if source == "table" else found
+        if role in table or given.get(option, role) not in (None, role):
+            continue
+        if len(columns) == 1:
+            found[option] = columns[0]
+        elif columns:
+            findings.notes.append(
+                f"columns {_listed(columns)} may each say the {role}; name one: "
+                f"data.{option}={columns[0]}"
+            )
+    return _by_content(table, given, found, roles, findings) if source == "table" else found
+
+
+def _named_roles(columns: Iterable[str]) -> dict[str, list[str]]:
+    """Find the columns whose names say a role: those that are called so, else those whose names
+    end so.
+    """
+    exact: dict[str, list[str]] = {role: [] for role in USUAL}
+    longer: dict[str, list[str]] = {role: [] for role in USUAL}
+    for column in columns:
+        apart = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", column)
+        plain = unicodedata.normalize("NFKD", apart.casefold())
+        plain = "".join(letter for letter in plain if not unicodedata.combining(letter))
+        words = [word for word in re.split(r"[\W_]+", plain) if word and word not in NEUTRAL]
+        for role, known in USUAL.items():
+            if not words or words[-1] not in known or not {*words}.isdisjoint(OTHERWISE):
+                continue
+            if len(words) == 1:
+                exact[role].append(column)
+            elif len(words[-1]) > 1:
+                longer[role].append(column)
+    return {role: exact[role] or longer[role] for role in USUAL}
 
 
 def _by_content(
     table: "pandas.DataFrame",
     given: Mapping[str, Any],
     named: Mapping[str, str],
+    hinted: Mapping[str, Sequence[str]],
     findings: Findings,
 ) -> dict[str, Any]:
     """Propose options of the source `table`.
@@ -143,6 +173,7 @@ def _by_content(
         table: as `read_table` gives it.
         given: the user's options, which are kept.
         named: those that follow from the names of columns.
+        hinted: columns whose names say a role, several for one where nobody can tell.
         findings: for notes that say why.
 
     Returns:
@@ -158,9 +189,11 @@ def _by_content(
     taken = (*roles.values(), *ignored)
     rest = [name for name in given.get("features") or texts if name in texts and name not in taken]
     named_label = roles["label"] in table or "label_column" in given
-    if not (named_label or one_hot(table)):
+    if not (named_label or hinted["label"] or one_hot(table)):
         # The last column, or the first one, where its values repeat.
-        counts = {name: len(set(texts[name]) - {""}) for name in (*rest[-1:], *rest[:1])}
+        other = {name for columns in hinted.values() for name in columns}
+        free = [name for name in rest if name not in other]
+        counts = {name: len(set(texts[name]) - {""}) for name in (*free[-1:], *free[:1])}
         most = min(CLASSES, len(table) // 2)
         label = next((name for name, count in counts.items() if 1 < count <= most), None)
         if label is not None:
@@ -189,13 +222,30 @@ def _by_content(
     reading = TableReading(
         roles, codes=given.get("codes") or (), max_levels=given.get("max_levels") or MOST_LEVELS
     )
-    useless: dict[str, list[str]] = {}  # identifiers and free text
+    useless: dict[str, list[str]] = {}  # identifiers, free text, and columns that say nothing
+    codes: dict[str, np.ndarray] = {}
     for name in rest:
         told = Findings()
-        if kind_of(name, cells[name], reading, told).kind == "number":
-            told.problems += identifiers([name], as_numbers(cells[name])[:, None], labels)
+        empty = cells[name].count("")
+        if EMPTY * len(table) <= empty < len(table):
+            told.problems.append(
+                f"column {name!r} is empty in {empty:,} of {len(table):,} rows, which a median "
+                f"would fill; it is left out (data.ignore={name})"
+            )
+        elif kind_of(name, cells[name], reading, told).kind == "number":
+            numbers = as_numbers(cells[name])
+            told.problems += identifiers([name], numbers[:, None], labels)
+            values = np.unique(numbers[~np.isnan(numbers)])
+            if 2 < len(values) <= FEW_CODES and (values == np.rint(values)).all():
+                codes[name] = values.astype(int)
         if told.problems:
             useless[name] = told.problems
+    if codes:
+        shown = "; ".join(f"{name}: {_listed(values)}" for name, values in codes.items())
+        findings.notes.append(
+            f"few whole numbers, taken as amounts ({shown}); where they are codes of things "
+            f"without an order: data.codes={','.join(codes)}"
+        )
     if 0 < len(useless) < len(rest):
         found["ignore"] = (*ignored, *useless)
         findings.notes += [reason for reasons in useless.values() for reason in reasons]
@@ -237,6 +287,13 @@ def remarks(dataset: Dataset) -> list[str]:
         found += lacking("class", dataset.class_names, dataset.test.y)
         if dataset.client_names is not None and dataset.test.client is not None:
             found += lacking("client", dataset.client_names, dataset.test.client)
+    if isinstance(dataset.reading, TableReading):
+        first = 0
+        for feature in dataset.reading.features:
+            width = max(len(feature.levels), 1)
+            times = train.x[:, first : first + width].sum(axis=0).astype(int)
+            found += _spelt_alike(f"in column {feature.name!r},", feature.levels, times)
+            first += width
     if train.x.ndim == 2:
         features = dataset.extra.get("features") or [f"number {i}" for i in range(train.x.shape[1])]
         same = [features[i] for i in np.flatnonzero(train.x.min(axis=0) == train.x.max(axis=0))]
@@ -248,6 +305,53 @@ def remarks(dataset: Dataset) -> list[str]:
                 f"{_listed(same)}"
             )
     return found
+
+
+def sites_apart(dataset: Dataset) -> tuple[list[str], bool]:
+    """Find sites whose images differ in brightness, or whose features differ in size.
+
+    Returns:
+        A sentence where they do; and whether standardizing by client is right: every site with
+        labels has several classes, so that the difference is not that of the classes.
+    """
+    train = dataset.train
+    images = train.x.ndim == 4
+    if train.client is None:
+        return [], False
+    # Of an image its brightness alone.
+    values = train.x.mean(axis=(1, 2, 3), dtype=np.float64)[:, None] if images else train.x
+    sites = [
+        number for number in distinct(train.client) if (train.client == number).sum() >= FEWEST
+    ]
+    if len(sites) < 2:
+        return [], False
+    of_site = [values[train.client == number] for number in sites]
+    means = np.array([own.mean(axis=0, dtype=np.float64) for own in of_site])
+    within = np.mean([own.std(axis=0, dtype=np.float64) for own in of_site], axis=0)
+    ratio = means.std(axis=0) / np.where(within > 0, within, np.inf)
+    worst = int(ratio.argmax())
+    if ratio[worst] < APART:
+        return [], False
+    names = [
+        str(one) if dataset.client_names is None else dataset.client_names[one] for one in sites
+    ]
+    low = int(means[:, worst].argmin())
+    high = int(means[:, worst].argmax())
+    features = dataset.extra.get("features") or [f"number {i}" for i in range(values.shape[1])]
+    what = "brightness of images" if images else f"feature {features[worst]!r}"
+    several = all(
+        len(set(train.y[(train.client == number) & (train.y >= 0)].tolist())) != 1
+        for number in sites
+    )
+    has_statistics = dataset.test is None or dataset.test.client is not None
+    advice = "data.standardize=client makes them alike"
+    if not several:
+        advice = "some sites have labels of one class alone, so it may be the classes that differ"
+    said = (
+        f"sites differ in the {what}: {means[low, worst]:.3g} on average at {names[low]!r}, "
+        f"{means[high, worst]:.3g} at {names[high]!r}; {advice}"
+    )
+    return [said], several and has_statistics
 
 
 def _about_classes(dataset: Dataset) -> list[str]:
@@ -297,7 +401,7 @@ def _one_letter_off(first: str, second: str) -> bool:
     return difflib.SequenceMatcher(None, first, second).ratio() >= SIMILAR
 
 
-def _listed(names: Sequence[str]) -> str:
+def _listed(names: Sequence[Any]) -> str:
     return ", ".join(map(str, names[:SHOWN])) + (
         f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     )

@@ -229,7 +229,9 @@ def _summary_lines(summary: Mapping[str, Any]) -> dict[str, str]:
         "examples": (summary.get("examples_per_second"), "{:,.0f} per second".format),
     }
     shown = {name: form(value) for name, (value, form) in lines.items() if value is not None}
-    if summary.get("test_client_accuracy_spread") is not None:
+    # Clients that train alone have no model for a client that was never seen.
+    known = summary.get("test_client_accuracy_spread")
+    if known is not None and not math.isnan(known):
         mean, worst, spread = (
             summary[f"test_client_accuracy{part}"] for part in ("", "_worst_tenth", "_spread")
         )

@@ -27,7 +27,7 @@ class _Source(NamedTuple):
 
     rounds: int
     labels: int  # labels of one client
-    server: int  # labels at the server
+    server: int | None  # labels at the server; None: all that there are
     model: str = "mlp"
     correspondence: str | None = None  # the space of coarse labels
     clients: int | None = 100  # dealt alike; None: the natural ones
@@ -39,9 +39,9 @@ SOURCES = {
     "femnist": _Source(1000, 20, 620, "cnn", "kind", None),
     "mnist": _Source(100, 10, 1000, correspondence="shape"),
     "cifar10": _Source(200, 10, 1000, "cnn"),
-    "npz": _Source(60, 10, 20, correspondence="own", clients=None),
-    "folder": _Source(60, 10, 20, "cnn", correspondence="own", clients=None),
-    "table": _Source(60, 10, 20, correspondence="own", clients=None),
+    "npz": _Source(60, 10, None, correspondence="own", clients=None),
+    "folder": _Source(60, 10, None, "cnn", correspondence="own", clients=None),
+    "table": _Source(60, 10, None, correspondence="own", clients=None),
 }
 
 
@@ -71,7 +71,7 @@ def source(
     own = _own_config(method, labels)
     if not labels:
         labels = own.supervision.name
-        if name in OWN and labels in ("per_client", "sets", "mixed", "all"):
+        if name in OWN and labels != "server":
             labels = "given"
         elif labels == "all":  # some clients have all: CBAFed
             labels = "per_client"
@@ -113,8 +113,10 @@ def federation(
     """
     facts = SOURCES[name]
     config = default("fedavg")
-    # Some methods look at validation examples.
-    config.data.update(name="npz" if path else name, path=path, validation_fraction=0.05)
+    # Some methods look at validation examples. A handful would choose a model by chance.
+    config.data.update(
+        name="npz" if path else name, path=path, validation_fraction=0.05, fewest_validation=50
+    )
     config.federated.cohort_size = config.optimizer.batch_size = 10
     config.model.name = facts.model
     if name == "digits":
@@ -158,7 +160,7 @@ def _hide_labels(
         section.correspondence = facts.correspondence
     if labels == "coarse":
         section.labels = None
-        section.server_labels = facts.server if count is None else count
+        section.server_labels = (facts.server or 20) if count is None else count
     if labels in ("sets", "mixed"):
         section.sets = 10
     if labels == "mixed":

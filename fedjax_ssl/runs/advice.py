@@ -13,7 +13,8 @@ from jaxtyping import Array
 from fedjax_ssl import config as configs
 from fedjax_ssl import federated, models
 from fedjax_ssl.config import ConfigError, naming
-from fedjax_ssl.data import FederatedData
+from fedjax_ssl.data import FederatedData, is_own
+from fedjax_ssl.data.federation.federated_data import real_rows
 from fedjax_ssl.data.reading.problems import some
 from fedjax_ssl.errors import counted, note
 from fedjax_ssl.federated import Method, ServerState, tree_bytes
@@ -48,6 +49,8 @@ def check(built: Built) -> None:
             needs=("labels",), needs_all=False, trains_unlabelled=False, check=None
         )
     check_labels(config.supervision.name, config.method.name, method, federation)
+    note_validation(config, federation)
+    note_hidden_labels(config, federation)
     note_missing_labels(config.supervision.name, config.supervision.labels, federation)
     check_weighting(config.federated.weighting, method, federation)
     check_cohorts(config, federation)
@@ -63,6 +66,43 @@ def check(built: Built) -> None:
             f"config.save_clients is {config.save_clients!r}, but clients have models or "
             "inputs of their own, or a network that does not score classes alone; leave it "
             "out"
+        )
+
+
+def note_validation(config: ml_collections.ConfigDict, federation: FederatedData) -> None:
+    """Say where too few examples have a label for some of them to be held out for validation.
+
+    Raises:
+        ConfigError: the run is to be stopped by them.
+    """
+    share = config.data.validation_fraction
+    if not share or federation.valid_index.shape[0]:
+        return
+    few = (
+        f"config.data.validation_fraction={share:g} of the labels are less than "
+        f"{max(config.data.fewest_validation, 1)} validation examples"
+    )
+    if config.early_stopping.patience is not None:
+        raise ConfigError(
+            f"{few}, so that none is held out and config.early_stopping.patience has nothing to "
+            "judge by; leave it out, or hold more out: --data.validation_fraction=0.2"
+        )
+    note(
+        f"{few}, too few to choose a round by: none is held out, all labels train, and the model "
+        "is that of the last round"
+    )
+
+
+def note_hidden_labels(config: ml_collections.ConfigDict, federation: FederatedData) -> None:
+    """Say how many labels of a user's own data the supervision hides from training."""
+    dealt = real_rows(federation.index, federation.num_examples)
+    there = int((np.asarray(federation.labels)[dealt] >= 0).sum())
+    hidden = there - int(np.asarray(federation.num_labelled).sum())
+    if hidden > 0 and is_own(config.data.name):
+        seen = there - hidden + int(federation.num_server)
+        note(
+            f"config.supervision.name={config.supervision.name} hides {hidden:,} of your labels "
+            f"from training, so that {seen:,} are seen; given: nothing is hidden"
         )
 
 

@@ -108,7 +108,9 @@ def brief(summary: Mapping[str, Any]) -> str:
     if accuracy is not None and math.isfinite(accuracy):
         said.append(f"test accuracy {accuracy:.1%}")
     if "selected_test_accuracy" in summary:
-        said.append(f"selected {summary['selected_test_accuracy']:.1%}")
+        said.append(
+            f"{summary['selected_test_accuracy']:.1%} in the round of the best validation accuracy"
+        )
     return ", ".join(said) or "done"
 
 

@@ -45,7 +45,7 @@ from fedjax_ssl.data.federation.pool import (
     Pool,
     in_parts,
 )
-from fedjax_ssl.data.federation.supervision import Supervision, balanced_draw, build_supervision
+from fedjax_ssl.data.federation.supervision import Supervision, build_supervision
 from fedjax_ssl.data.federation.weak_labels import shares_of_sets
 from fedjax_ssl.keys import PRNGKey, named_key
 from fedjax_ssl.own_code import check_returned, where
@@ -368,10 +368,10 @@ def _count_examples(
     # What is dealt where clients give test examples away: all, from which the others are taken.
     dealt = class_counts, int(least) + unlabelled, most, 0
     # Then validation examples, and the server's.
-    if held_out.validation_fraction:
+    if held_out.validates(int(most * kept)):
         max_valid = hold_out(held_out.validation_fraction)
     supervision.check(num_clients, int(most * kept))
-    at_server = supervision.server_labels_per_class(class_counts * kept) * num_classes
+    at_server = supervision.count_at_server(class_counts * kept, int(most * kept))
     # What is left for the clients, with a label or without.
     most = int(most) - at_server
     least = max(int(least) - at_server, 0)
@@ -441,12 +441,13 @@ def _draw_roles(
         test = held_out.share_of_clients(named_key(key, "test"), holder, facts.num_clients, group)
         held = with_their_groups(test, group)
     # Validation examples and the server's.
-    if held_out.validation_fraction:
+    if plan.max_valid and not held_out.pools:
         valid = draw("validation", held_out.validation_fraction)
         held |= with_their_groups(valid, group)
     if plan.supervision.server_labels:
-        each = plan.supervision.server_labels // facts.num_classes
-        server = balanced_draw(named_key(key, "server"), labels, ~(held | valid), each)
+        server = plan.supervision.draw_at_server(
+            named_key(key, "server"), labels, ~(held | valid), facts.num_classes
+        )
     # Deal what is left, some of it twice.
     if not held_out.client_test_fraction:
         pool = dataclasses.replace(pool, available=~(held | valid | server))

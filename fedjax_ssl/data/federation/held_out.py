@@ -50,6 +50,7 @@ class HeldOut:
             set.
         validation_fraction: share of the then remaining labelled training examples that become the
             validation set.
+        fewest_validation: validation examples below which none is held out.
         balanced_test: from the dataset's own test examples, each client draws its own, equally many
             of every class.
         pools: training, validation and test examples of every class, from the dataset's training
@@ -74,6 +75,9 @@ class HeldOut:
     validation_fraction: float = _field(
         0.0, "share of the training examples held out for validation", _SHARE
     )
+    fewest_validation: int = _field(
+        0, "validation examples below which none is held out and the last round counts", Whole(0)
+    )
     balanced_test: bool = _field(False, "clients draw test examples, equally many of every class")
     pools: tuple[int, int, int] | None = _field(
         None, "training, validation and test examples of a class, from both splits", Each(Whole(0))
@@ -86,6 +90,11 @@ class HeldOut:
     def num_natural(self) -> int:
         """Natural clients that do not train."""
         return self.test_clients if self.left_out_client is None else 1
+
+    def validates(self, labelled: int) -> bool:
+        """Tell whether a share of so many labelled examples is held out for validation."""
+        held = int(self.validation_fraction * labelled + 0.5)
+        return held > 0 and held >= self.fewest_validation
 
     def check(self, name: str, num_natural: int, in_groups: bool) -> None:
         """Raise ValueError where that cannot be taken from the dataset `name` with

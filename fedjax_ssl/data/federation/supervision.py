@@ -50,6 +50,9 @@ class Supervision(NamedTuple):
     sure_labelled: Callable[[int, int], int] = lambda size, keeping: 0
     server_labels: int = 0
     # ^ examples that leave the clients for the server, equally many of every class
+    all_at_server: bool = (
+        False  # in place of that: every example with a label leaves for the server
+    )
     total_labels: int = 0  # labels the whole federation must have, for checks
     labelled_clients: int | None = None  # None: all
     which: str = "first"
@@ -82,15 +85,17 @@ class Supervision(NamedTuple):
                 f"asked for, but there are {num_clients} clients; lower these numbers"
             )
 
-    def server_labels_per_class(
-        self, class_counts: Sequence[float] | Float[np.ndarray, " K"]
+    def count_at_server(
+        self, class_counts: Sequence[float] | Float[np.ndarray, " K"], there: int
     ) -> int:
-        """Labels of every class at the server: floor(server_labels / K), the rest is dropped
-        (SemiFL's code).
+        """Labels at the server, at most: of every class floor(server_labels / K), the rest is
+        dropped (SemiFL's code); or all of the labels that are there.
 
         Raises:
             ValueError: that is 0, or some class has fewer examples.
         """
+        if self.all_at_server:
+            return there
         each = self.server_labels // len(class_counts)
         if self.server_labels and not each:
             raise ValueError(
@@ -100,7 +105,13 @@ class Supervision(NamedTuple):
             )
         who = "the server, which has equally many of every class, needs"
         check_class_counts(class_counts, each, who, "ask for fewer labels at the server")
-        return each
+        return each * len(class_counts)
+
+    def draw_at_server(self, key: PRNGKey, labels: Ids, available: Mask, num_classes: int) -> Mask:
+        """Return True for the examples that leave the clients for the server."""
+        if self.all_at_server:
+            return available & (labels >= 0)
+        return balanced_draw(key, labels, available, self.server_labels // num_classes)
 
     def bounds(
         self, sizes: Bounds, num_clients: int, num_classes: int, every_example_labelled: bool
@@ -379,15 +390,16 @@ def dealt() -> Supervision:
     return Supervision(keep)
 
 
-def server(labels: Count, at_clients: bool = False) -> Supervision:
+def server(labels: Annotated[int | None, Whole()] = None, at_clients: bool = False) -> Supervision:
     """Return the server holds floor(labels / K) labelled examples of every class; they leave the
     clients, who see none.
 
     Args:
-        labels: at the server.
+        labels: at the server; by default all examples that have a label.
         at_clients: the clients see all labels of their examples too: the supervised reference.
     """
-    return (all_labels() if at_clients else no_labels())._replace(server_labels=labels)
+    shown = all_labels() if at_clients else no_labels()
+    return shown._replace(server_labels=labels or 0, all_at_server=labels is None)
 
 
 def coarse(

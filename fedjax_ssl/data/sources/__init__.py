@@ -10,7 +10,7 @@ from typing import Any, get_args
 from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.reading.archives import Archive, Source, Verified, verify_files
 from fedjax_ssl.data.reading.copies import keep_copies_together
-from fedjax_ssl.data.reading.problems import Place
+from fedjax_ssl.data.reading.problems import BadData, Place
 from fedjax_ssl.data.reading.register import ENTRIES, PLACES, Kind
 from fedjax_ssl.registry import Registry, check_known
 
@@ -107,7 +107,12 @@ def load(
         if place in taken
         and (value != usual[place].default or taken[place].default is inspect.Parameter.empty)
     }
-    dataset = read(name, **given, **options)
+    try:
+        dataset = read(name, **given, **options)
+    except BadData as error:
+        if name in OWN:
+            error.args = (f"{error}\nWhat is there: fedjax-ssl data check {path}",)
+        raise
     for note in dataset.extra.get("notes", ()):
         logger.warning("%s: %s", path or name, note)
     return dataset

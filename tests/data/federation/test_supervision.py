@@ -308,10 +308,10 @@ def test_more_than_there_is():
     with pytest.raises(
         ValueError, match=r"9 labels are asked for at the server.* for 10 classes ask for 10"
     ):
-        build_supervision("server", labels=9).server_labels_per_class([100.0] * 10)
+        build_supervision("server", labels=9).count_at_server([100.0] * 10, 1000)
     with pytest.raises(
         ValueError, match=r"server, .*, needs 4 examples of class 1, but there are 3 "
     ):
-        build_supervision("coarse", server_labels=13).server_labels_per_class([5.0, 3.9, 9.0])
+        build_supervision("coarse", server_labels=13).count_at_server([5.0, 3.9, 9.0], 17)
     with pytest.raises(ValueError, match="classes=5 labelled classes per client, the data have 3"):
         keep("xclp_noniid", 0, np.zeros(6, int), np.arange(6) % 3, 1, 3, labels=2)
