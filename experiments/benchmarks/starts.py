@@ -59,7 +59,7 @@ SHAPES = {
 }
 # For files of a user's own: what the shipped config of this name is for, and what others of their
 # source are taken for.
-FILES = {"rsna_fedul": "rsna", "npz_xclp": "mnist", "npz_fedul": "sets"}
+FILES = {"rsna_fedul": "rsna", "npz_fedul": "sets"}
 SOURCES = {"npz": "images", "folder": "images", "table": "rows"}
 
 

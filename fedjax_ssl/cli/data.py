@@ -85,14 +85,14 @@ def _check(asked: argparse.Namespace, settings: list[tuple[str, str]]) -> int:
     if found.dataset is None:
         print("\nnot ready: mend the problems, and check again")
         return 2
-    settings = {"data.path": asked.name, **named}
+    read_by = {"data.path": asked.name, **named}
     if asked.root:
-        settings["data.root"] = asked.root
+        read_by["data.root"] = asked.root
     config = source
     if source == "huggingface":
         config = "folder" if found.dataset.train.x.ndim == 4 else "table"
-        settings = {"data.name": source, **settings}
-    command = propose(found.dataset, config, settings, found.standardize)
+        read_by = {"data.name": source, **read_by}
+    command = propose(found.dataset, config, read_by, found.standardize)
     if isinstance(command, str):
         print(f"\nnot ready: {command}")
         return 2

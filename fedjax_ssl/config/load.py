@@ -40,7 +40,10 @@ class Source(NamedTuple):
     def run_name(self) -> str:
         """Names a run of it, for example "digits_semifl" for `digits:semifl`."""
         rest = re.sub(r"[^\w.-]+", "_", self.argument or "").strip("_")
-        return f"{self.path.stem}_{rest}" if rest else self.path.stem
+        name = f"{self.path.stem}_{rest}" if rest else self.path.stem
+        # digits:xclp is another experiment than digits_xclp.
+        taken = rest and name in shipped_configs()
+        return f"{self.path.stem}-{rest}" if taken else name
 
 
 def load(name: str, settings: Settings = ()) -> ml_collections.ConfigDict:

@@ -236,12 +236,13 @@ def _by_content(
             numbers = as_numbers(cells[name])
             told.problems += identifiers([name], numbers[:, None], labels)
             values = np.unique(numbers[~np.isnan(numbers)])
-            if 2 < len(values) <= FEW_CODES and (values == np.rint(values)).all():
+            few = 2 < len(values) <= min(FEW_CODES, len(table) // 5)
+            if few and (values == np.rint(values)).all():
                 codes[name] = values.astype(int)
         if told.problems:
             useless[name] = told.problems
     if codes:
-        shown = "; ".join(f"{name}: {_listed(values)}" for name, values in codes.items())
+        shown = "; ".join(f"{name}: {_listed(values.tolist())}" for name, values in codes.items())
         findings.notes.append(
             f"few whole numbers, taken as amounts ({shown}); where they are codes of things "
             f"without an order: data.codes={','.join(codes)}"

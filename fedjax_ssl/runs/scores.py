@@ -29,6 +29,7 @@ from jaxtyping import Bool, Float, Int
 
 from fedjax_ssl.data import HostInputs
 from fedjax_ssl.data.federation.federated_data import real_rows
+from fedjax_ssl.data.reading.problems import SHOWN
 from fedjax_ssl.errors import counted
 from fedjax_ssl.federated import ServerState
 from fedjax_ssl.federated.evaluation import ECE_BINS
@@ -45,6 +46,7 @@ MOST_CLASSES = 100  # of which summary.json holds the confusion matrix
 # draws each, the mean loss on test examples grew by up to 0.37 nats with 20 of them; with 100 it
 # changed by -0.04 to +0.01.
 FEWEST = 100
+FEW = 10  # test examples, of which fewer may well be predicted alike
 HOTTEST = 20.0  # temperatures are looked for from 1/20 to 20
 BY_CLASS = ("recall", "precision", "f1", "support")
 _SCALED = ("loss", "brier", "ece")  # scores that a temperature changes
@@ -110,6 +112,8 @@ def score_run(program: Program, round: int, state: ServerState, names: Sequence[
             "classes": list(built.experiment.dataset.class_names),
             **scores(log_probs[known], labels[rows[known]]),
         }
+        predicted = log_probs[known].argmax(axis=1)
+        notes += one_class(predicted, labels[rows[known]], client[known], names, fields["classes"])
     if value is not None:
         examples = int((labels[held_out] >= 0).sum())
         temperature = {"value": value, "round": round, "examples": examples}
@@ -130,6 +134,44 @@ def score_run(program: Program, round: int, state: ServerState, names: Sequence[
         lines = [_in_columns(*one, classes if few else ()) for one in each.items()]
         files["test_scores_by_client.csv"] = as_csv(lines, "%.6f")
     return Scored({"scores": fields} if fields else {}, seconds, files, temperature, notes)
+
+
+def one_class(
+    predicted: Int[np.ndarray, " n"],
+    labels: Int[np.ndarray, " n"],
+    client: Int[np.ndarray, " n"],
+    names: Sequence[str],
+    classes: Sequence[str],
+) -> list[str]:
+    """Say where a model predicts one class for all test examples of several classes, or of a
+    client.
+
+    Args:
+        predicted: class of every test example.
+        labels: its true class.
+        client: who has it, -1 = nobody.
+        names: of the clients.
+        classes: their names.
+    """
+
+    def stuck(chosen: Bool[np.ndarray, " n"]) -> bool:
+        enough = chosen.sum() >= FEW and len(np.unique(labels[chosen])) > 1
+        return bool(enough) and len(np.unique(predicted[chosen])) == 1
+
+    remedy = (
+        "where sites differ in brightness or units, which `fedjax-ssl data check` says, "
+        "--data.standardize=client makes them alike; else train longer, or at another learning rate"
+    )
+    if stuck(np.ones(len(labels), bool)):
+        return [
+            f"the model predicts {classes[predicted[0]]!r} for all {len(labels):,} test examples, "
+            f"as one does that has learned nothing: {remedy}"
+        ]
+    clients = [names[one] for one in np.unique(client[client >= 0]) if stuck(client == one)]
+    if not clients:
+        return []
+    shown = ", ".join(clients[:SHOWN]) + (", ..." if len(clients) > SHOWN else "")
+    return [f"one class is predicted for all test examples of {shown}: {remedy}"]
 
 
 def _temperature(

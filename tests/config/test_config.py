@@ -29,9 +29,12 @@ def test_every_config_file_resolves(path):
 
 
 def test_there_is_a_digits_config_for_every_method():
-    """The baselines of FedUL, and fedtrans of FedMT, are variants of their configs."""
+    """The baselines of FedUL, and fedtrans of FedMT, are variants of their configs; `alone` and
+    `pooled` are FedAvg without a federation.
+    """
     found = {path.stem.removeprefix("digits_") for path in FILES if path.stem.startswith("digits_")}
-    assert found | {*presets.FEDUL_METHODS, "fedtrans"} == {*methods.available(), "predict"}
+    variants = {*presets.FEDUL_METHODS, "fedtrans", "alone", "pooled"}
+    assert found | variants == {*methods.available(), "predict"}
 
 
 def test_cifar10_variants_follow_the_spec():

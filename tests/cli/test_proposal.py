@@ -1,0 +1,258 @@
+"""What `data check` prints runs, whatever labels are there."""
+
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+from PIL import Image
+
+from fedjax_ssl import cli
+from fedjax_ssl.cli.proposal import Command, Proposal, rehearse
+from fedjax_ssl.config import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
+RNG = np.random.default_rng(0)
+ROWS = 120
+SITE = np.array(["north", "south", "west"])[np.arange(ROWS) % 3]
+CLASS = RNG.integers(0, 3, ROWS)
+POINTS = (RNG.normal(size=(ROWS, 4)) + CLASS[:, None]).astype(np.float32)
+SEEN = np.arange(ROWS) % 4 == 0
+FEW = np.where(SEEN, CLASS, -1)
+COARSE = (CLASS > 0).astype(int)
+SETS = RNG.integers(0, 2, ROWS)
+MATRIX = np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 1.0]])
+
+
+def save(folder: Path, **arrays) -> Path:
+    given = {"inputs": POINTS, "labels": FEW, "client": SITE, **arrays}
+    np.savez(folder / "scans.npz", **{name: one for name, one in given.items() if one is not None})
+    return folder / "scans.npz"
+
+
+def shares(folder: Path) -> str:
+    counts = pandas.crosstab([SITE, SETS], CLASS, normalize="index")
+    counts.index.names = ["client", "set"]
+    counts.columns = ["0", "1", "2"]
+    counts.to_csv(folder / "shares.csv")
+    return f"--data.proportions={folder / 'shares.csv'}"
+
+
+def table(folder: Path, **columns) -> Path:
+    names = [
+        name if known else ""
+        for name, known in zip(np.array(list("abc"))[CLASS], SEEN, strict=True)
+    ]
+    given = {"Alter": np.arange(ROWS) % 50, "Blutdruck": RNG.normal(120, 9, ROWS).round(2)}
+    given |= {"Diagnose": names, "Klinik": SITE, **columns}
+    pandas.DataFrame(given).to_csv(folder / "patients.csv", index=False)
+    return folder / "patients.csv"
+
+
+def pictures(folder: Path, bright: int = 0, with_table: bool = False) -> Path:
+    rows = []
+    for number in range(60):
+        site, kind = ("north", "south")[number % 2], ("ill", "well")[number // 2 % 2]
+        place = Path(site) if with_table else Path(site, kind)
+        (folder / "scans" / place).mkdir(parents=True, exist_ok=True)
+        pixels = RNG.integers(0, 90, (12, 12)) + bright * (site == "south") + 20 * (kind == "ill")
+        Image.fromarray(pixels.astype(np.uint8)).save(folder / "scans" / place / f"{number}.png")
+        rows.append((f"{place}/{number}.png", site, kind if number < 20 else ""))
+    if with_table:
+        frame = pandas.DataFrame(rows, columns=["Datei", "Klinik", "Befund"])
+        frame.to_csv(folder / "scans" / "liste.csv", index=False)
+    return folder / "scans"
+
+
+# What is made, and the command that is printed for it; a method that does not stand there is FedAvg.
+KINDS = {
+    "few labels everywhere": (lambda f: [save(f)], "npz:xclp "),
+    "every label, several sites": (lambda f: [save(f, labels=CLASS)], "npz "),
+    "labels at one site": (
+        lambda f: [save(f, labels=np.where(SITE == "north", CLASS, -1))],
+        "npz:xclp ",
+    ),
+    "labels at a server": (
+        lambda f: [
+            save(
+                f,
+                client=np.where(SITE == "north", "server", SITE),
+                labels=np.where((SITE == "north") & (np.arange(ROWS) < 60), CLASS, -1),
+            )
+        ],
+        "npz:semifl ",
+    ),
+    "coarse labels": (lambda f: [save(f, coarse=COARSE)], "npz:fedmt "),
+    "coarse labels that go with classes": (
+        lambda f: [save(f, coarse=COARSE, correspondence=MATRIX)],
+        "npz:mixed ",
+    ),
+    "sets with shares and labels": (lambda f: [save(f, set=SETS), shares(f)], "npz:mixed "),
+    "sets with shares alone": (
+        lambda f: [
+            save(f, labels=np.full(ROWS, -1), set=SETS, class_names=np.array(["0", "1", "2"])),
+            shares(f),
+        ],
+        "npz:fedul .*--prediction.predictors=network",
+    ),
+    "sets without shares": (lambda f: [save(f, set=SETS)], "npz:xclp,all "),
+    "no sites": (lambda f: [save(f, client=None)], "npz:xclp .*--partition.num_clients=6"),
+    "a table with German headers": (
+        lambda f: [table(f)],
+        "table:xclp .*--data.label_column=Diagnose --data.client_column=Klinik",
+    ),
+    "folders of sites of different brightness": (
+        lambda f: [pictures(f, bright=100)],
+        "folder .*--data.standardize=client",
+    ),
+    "images with a table": (
+        lambda f: [pictures(f, with_table=True)],
+        "folder:xclp .*--data.label_column=Befund --data.client_column=Klinik",
+    ),
+}
+
+
+def printed(capsys, *words) -> tuple[int, str]:
+    code = cli.main(["data", "check", *map(str, words)])
+    return code, capsys.readouterr().out
+
+
+# A kind for each way to read a file, and for each way in which labels are known.
+QUICK = (
+    "few labels everywhere",
+    "coarse labels that go with classes",
+    "sets with shares alone",
+    "a table with German headers",
+    "folders of sites of different brightness",
+)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.thorough) for kind in KINDS],
+)
+def test_the_command_for_every_kind_of_labels_runs(kind, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDJAX_SSL_DATA", str(tmp_path / "root"))
+    make, expected = KINDS[kind]
+    code, output = printed(capsys, *make(tmp_path))
+    assert code == 0, output
+    command = output.splitlines()[-1].removeprefix("ready: ")
+    assert re.match(f"fedjax-ssl run {expected}", command), output
+    words = shlex.split(command)[1:]
+    folder = tmp_path / "run"
+    assert cli.main([*words, "--rounds=1", "--workdir", str(folder)]) == 0
+    assert (folder / "summary.json").exists()
+
+
+def test_labels_by_site_and_what_is_wrong_with_columns_are_said(capsys, tmp_path):
+    columns = {
+        "Typ": np.arange(ROWS) % 4,
+        "Farbe": np.where(np.arange(ROWS) == 5, "Rot", np.array(["rot", "blau"])[CLASS % 2]),
+        "selten": np.where(np.arange(ROWS) < 3, RNG.normal(size=ROWS).round(2).astype(str), ""),
+    }
+    path = table(tmp_path, **columns)
+    _, output = printed(capsys, path, "--root", tmp_path / "root")
+    output = " ".join(output.split())
+    assert "labels 3: north (10), south (10), west (10)" in output
+    assert "(Typ: 0, 1, 2, 3); where they are codes" in output and "data.codes=Typ" in output
+    assert "in column 'Farbe', 'Rot' (1 example) is spelt almost like 'rot'" in output
+    assert "column 'selten' is empty in 117 of 120 rows" in output
+    assert "--data.ignore=selten" in output
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (("final_diagnosis", "treating_hospital"), ("final_diagnosis", "treating_hospital")),
+        (("Primary Diagnosis", "Referring Site"), ("Primary Diagnosis", "Referring Site")),
+        (("Diagnóstico", "Hospital"), ("Diagnóstico", "Hospital")),
+        (("diagnosis_code", "site_id"), ("diagnosis_code", "site_id")),
+        # nobody can tell which of two, and neither the site nor days in hospital are a label
+        (("first_diagnosis", "last_diagnosis", "hospital"), (None, "hospital")),
+        (("hospital_days", "year_of_diagnosis", "clinic"), ("year_of_diagnosis", "clinic")),
+    ],
+)
+def test_roles_are_found_by_the_words_in_headers(names, found, capsys, tmp_path):
+    lines = ["age,pressure," + ",".join(names)]
+    for row in range(60):
+        cells = [f"{20 + 7 * row % 60}", f"{RNG.normal(120, 9):.1f}"]
+        cells += [str(row % 2 + place) for place in range(len(names) - 1)]
+        lines.append(",".join([*cells, "npq"[row % 3]]))
+    path = tmp_path / "patients.csv"
+    path.write_text("\n".join(lines))
+    code, output = printed(capsys, path, "--root", tmp_path / "root")
+    label, client = found
+    assert (code == 0) == (label is not None)
+    if label is None:
+        assert f"columns {names[0]}, {names[1]} may each say the label" in output
+    else:
+        assert f"--data.label_column={label}" in output
+    assert f"--data.client_column={client}" in output
+
+
+def test_data_that_nothing_learns_from_are_not_ready(capsys, tmp_path):
+    path = save(tmp_path, labels=np.full(ROWS, -1), class_names=np.array(["0", "1", "2"]))
+    code, output = printed(capsys, path)
+    assert code == 2 and "not ready: no training example has a label" in output
+    np.savez(tmp_path / "one.npz", inputs=POINTS, labels=CLASS, set=SETS)
+    assert printed(capsys, tmp_path / "one.npz")[0] == 0
+
+
+def test_an_error_about_a_file_names_data_check(tmp_path):
+    path = table(tmp_path)
+    with pytest.raises(ValueError, match=f"there is no column 'label'.*\n.*data check {path}"):
+        from fedjax_ssl import data
+
+        data.load("table", path=path, root=tmp_path / "root")
+
+
+def test_the_readmes_lines_on_own_files_run_as_printed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDJAX_SSL_DATA", str(tmp_path / "root"))
+    save(tmp_path)
+    pictures(tmp_path, with_table=True)
+    (tmp_path / "scans/liste.csv").unlink()
+    frame = pandas.read_csv(table(tmp_path))
+    frame.columns = ["age", "pressure", "diagnosis", "hospital"]
+    frame.to_csv("patients.csv", index=False)
+    readme = (ROOT / "README.md").read_text().replace("\\\n", " ")
+    lines = [line.split() for line in readme.splitlines() if line.startswith("    fedjax-ssl run ")]
+    own = [words[2:] for words in lines if any(word.startswith("--data.path=") for word in words)]
+    assert len(own) == 2
+    for config, *settings in own:
+        pairs = (word.removeprefix("--").split("=", 1) for word in settings)
+        assert rehearse(Command(Proposal("", ""), config, dict(pairs))) == ""
+
+
+def test_few_labels_all_train_and_the_last_round_counts(capsys, tmp_path):
+    path = save(tmp_path)
+    words = ["run", "npz:fedavg", f"--data.path={path}", "--data.client_test_fraction=0.2"]
+    assert cli.main([*words, "--rounds=1", "--workdir", str(tmp_path / "few")]) == 0
+    shown = capsys.readouterr()
+    assert "none is held out, all labels train, and the model is that of the last" in shown.err
+    assert "predict takes that of round 1, the last one" in shown.out
+    # whoever asks for validation examples gets them
+    asked = [*words, "--data.validation_fraction=0.2", "--rounds=1"]
+    assert cli.main([*asked, "--workdir", str(tmp_path / "asked")]) == 0
+    assert "the best of" in capsys.readouterr().out
+    stopping = [*words, "--early_stopping.patience=2", "--workdir", str(tmp_path / "stopped")]
+    with pytest.raises(ConfigError, match="nothing to judge by"):
+        cli.run.main(stopping[1:])
+
+
+def test_labels_of_ones_own_file_are_not_hidden_without_a_word(capsys, tmp_path):
+    words = [
+        "run",
+        "npz:semifl",
+        f"--data.path={save(tmp_path)}",
+        "--data.client_test_fraction=0.2",
+    ]
+    assert cli.main([*words, "--rounds=1", "--workdir", str(tmp_path / "all")]) == 0
+    shown = capsys.readouterr()
+    assert "hides" not in shown.err and re.search(r"2\d server examples", shown.out)
+    words[1] = "npz:fedavg,per_client"
+    asked = [*words, "--rounds=1", "--supervision.labels=2", "--workdir", str(tmp_path / "two")]
+    assert cli.main(asked) == 0
+    assert "hides" in (error := capsys.readouterr().err) and "so that 6 are seen" in error
