@@ -202,7 +202,9 @@ def test_data_that_nothing_learns_from_are_not_ready(capsys, tmp_path):
 
 def test_an_error_about_a_file_names_data_check(tmp_path):
     path = table(tmp_path)
-    with pytest.raises(ValueError, match=f"there is no column 'label'.*\n.*data check {path}"):
+    with pytest.raises(
+        ValueError, match=f"there is no column 'label'.*what is there: fedjax-ssl data check {path}"
+    ):
         from fedjax_ssl import data
 
         data.load("table", path=path, root=tmp_path / "root")

@@ -2,6 +2,8 @@
 the model.
 """
 
+import functools
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,7 +12,7 @@ from sklearn.calibration import calibration_curve
 
 from fedjax_ssl import cli, data, load_config, load_run, presets
 from fedjax_ssl.runs.loop import run
-from fedjax_ssl.runs.scores import fit_temperature, scaled, scores
+from fedjax_ssl.runs.scores import fit_temperature, one_class, scaled, scores
 from fedjax_ssl.runs.shared import Shared
 
 
@@ -180,3 +182,19 @@ def test_the_file_is_written_as_asked_for(tmp_path, shared, capsys, monkeypatch)
         run(experiment(test_predictions=asked), tmp_path, shared=shared)
         assert said in capsys.readouterr().out
         assert (tmp_path / "test_predictions.csv").exists() == (asked == "all")
+
+
+def test_one_class_for_all_test_examples_is_said():
+    labels = np.arange(40) % 2
+    client = np.arange(40) // 20
+    names = ["north", "south"]
+    said = functools.partial(one_class, labels=labels, client=client, names=names, classes="ab")
+    (note,) = said(np.zeros(40, int))
+    assert note.startswith("the model predicts 'a' for all 40 test examples")
+    assert "--data.standardize=client" in note
+    (note,) = said(np.where(client == 1, 1, labels))
+    assert note.startswith("one class is predicted for all test examples of south:")
+    assert not said(labels) and not said(np.where(np.arange(40) < 9, 0, labels))
+    # classes that are not there, and a handful of examples, say nothing
+    assert not one_class(labels * 0, labels * 0, client, names, "ab")
+    assert not one_class(labels[:8] * 0, labels[:8], client[:8], names, "ab")

@@ -111,7 +111,8 @@ def load(
         dataset = read(name, **given, **options)
     except BadData as error:
         if name in OWN:
-            error.args = (f"{error}\nWhat is there: fedjax-ssl data check {path}",)
+            end = "; " if len(error.problems) == 1 else "\n"
+            error.args = (f"{error}{end}what is there: fedjax-ssl data check {path}",)
         raise
     for note in dataset.extra.get("notes", ()):
         logger.warning("%s: %s", path or name, note)
