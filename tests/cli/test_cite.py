@@ -13,7 +13,7 @@ from fedjax_ssl.methods import METHODS
 
 OF_USERS = {"folder", "huggingface", "npz", "table", "tfds"}
 # No paper stands behind them: the package's own, or what everybody did before there was federation.
-NO_PAPER = {"glyphs", "stand_in", "local"}
+NO_PAPER = {"glyphs", "stand_in", "local", "alone", "pooled"}
 
 
 def test_every_method_federated_optimizer_and_dataset_has_a_citation_and_no_other_name_has() -> (
