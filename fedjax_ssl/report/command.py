@@ -99,8 +99,8 @@ def _replaced(page: Path, folders: list[str], *, asked: bool) -> list[str]:
 
 
 def _check_positive(report: Report, positive: str | None) -> None:
-    scores = [scores for some in scored_groups(report.groups).values() for scores in some]
-    pairs = {tuple(one["classes"]) for one in scores if len(one["classes"]) == 2}
+    scored = scored_groups(report.groups).values()
+    pairs = [one.classes for one in scored if len(one.classes) == 2]
     if positive is not None and not any(positive in pair for pair in pairs):
         known = sorted({name for pair in pairs for name in pair})
         raise ReportError(

@@ -11,7 +11,7 @@ from fedjax_ssl.errors import did_you_mean
 from fedjax_ssl.report.charts import AXES, curves_of, effects_of, profiles_of
 from fedjax_ssl.report.numbers import headings
 from fedjax_ssl.report.runs import Report, ReportError
-from fedjax_ssl.report.scores import panels_of
+from fedjax_ssl.report.scores import panels_of, scored_groups
 
 _TITLES = {
     "reliability": ("probability (%)", "right (%)"),
@@ -55,9 +55,12 @@ def figure(report: Report, curve: str, kind: str) -> bytes:
     if curve in _TITLES:
         axes.plot([0, 100], [0, 100], color="grey", linewidth=0.8, linestyle="--")
     scale = [100 if "(%)" in title else 1 for title in (across, up, up)]
-    for name, points in lines.items():
+    # of curves that meet, each is thinner than those below it
+    widths = np.linspace(0.8 + 0.5 * len(lines), 1, len(lines))
+    for (name, points), width in zip(lines.items(), widths, strict=True):
         x, mean, spread = np.array(points, float).T * np.array(scale)[:, None]
-        axes.plot(x, mean, label=name, linewidth=1, marker="o" if len(x) < 8 else "", markersize=3)
+        marker = "o" if len(x) < 8 else ""
+        axes.plot(x, mean, label=name, linewidth=width, marker=marker, markersize=2 + width)
         axes.fill_between(x, mean - spread, mean + spread, alpha=0.2, linewidth=0)
     axes.set(xlabel=across, ylabel=up, xscale="log" if log else "linear")
     if curve == "bytes":
@@ -109,7 +112,7 @@ def curves_in(report: Report) -> dict[str, Curves]:
             lines[groups[place].name] = [(x / last, y, None) for x, y in enumerate(worst_first)]
         name = "clients" if measure == "model" else f"clients_{measure}"
         found[name] = Curves("clients, from worst to best (%)", "accuracy (%)", lines)
-    for name, by_group in panels_of(groups, report.positive).items():
+    for name, by_group in panels_of(groups, scored_groups(groups), report.positive).items():
         lines = {groups[place].name: points for place, points in by_group.items()}
         found[name] = Curves(*_TITLES[name], lines)
     return {name: one for name, one in found.items() if one.lines}

@@ -44,11 +44,9 @@ from fedjax_ssl.report.numbers import (
 )
 from fedjax_ssl.report.runs import Group, Report, table_of, text_of
 from fedjax_ssl.report.scores import (
-    Points,
-    by_class,
-    confusion,
+    Scored,
     confusion_picture,
-    reliability,
+    panels_of,
     scored_groups,
     two_classes,
 )
@@ -90,7 +88,7 @@ def render(
     problems = list(report.problems)
     titles = headings(report.metric, report.baseline.name)
     environments = _environments(report.runs)
-    scores = _scores(report, problems)
+    scored = scored_groups(groups, problems)
     payload: dict[str, Any] = {
         "metric": report.metric.name,
         "metrics": {one.name: _packed(one, report) for one in report.metrics},
@@ -100,7 +98,7 @@ def render(
         "curves": _curves(report),
         "effects": effects_of(groups),
         "clients": profiles_of(groups),
-        "panels": {name: scores.get(name, {}) for name in ("reliability", "roc")},
+        "panels": panels_of(groups, scored, report.positive),
     }
     return environment.from_string(page).render(
         style=style,
@@ -120,7 +118,7 @@ def render(
         costs=[list(zip(costs, cost_texts(costs), strict=True)) for costs in report.costs],
         axes=[axis for axis in AXES if any(one["x"].get(axis) for one in payload["curves"] if one)],
         pictures=_pictures(groups, problems),
-        scores=scores,
+        scores=_scores(report, scored),
         verdict=verdict(report),
         methods=_methods(groups),
         problems=problems,
@@ -305,47 +303,29 @@ def _pictures(groups: Sequence[Group], problems: list[str]) -> list[dict[str, An
     return found
 
 
-def _scores(report: Report, problems: list[str]) -> dict[str, Any]:
-    """Lay out the detailed scores of the groups that have some: tables with a row per class and a
-    column per group, confusion matrices, and points of charts by number of the group.
+def _scores(report: Report, scored: Mapping[int, Scored]) -> dict[str, Any]:
+    """Lay out detailed scores: tables with a row per class and a column per group, and confusion
+    matrices.
     """
-    tables: dict[int, pandas.DataFrame] = {}
-    confusions = []
-    reliable: dict[int, Points] = {}
-    for place, scores in scored_groups(report.groups).items():
-        try:
-            table = by_class(scores)
-            counts = confusion(scores)
-            reliable[place] = reliability(scores)
-            examples = sum(one["examples"] for one in scores)
-        except (ValueError, TypeError, LookupError) as error:  # a damaged summary
-            name = report.groups[place].name
-            problems.append(f"{name}: its scores by class cannot be shown: {error}")
-            continue
-        tables[place] = table
-        if counts is not None:
-            confusions.append((report.groups[place].name, examples, _matrix(counts, table.index)))
-    if not tables:
+    if not scored:
         return {}
-    columns = {
-        title: pandas.DataFrame({place: one[name] for place, one in tables.items()}, dtype=float)
-        for title, name in (("Recall", "recall"), ("Precision", "precision"), ("F1", "f1"))
-    }
+    tables = {place: one.by_class for place, one in scored.items()}
     support = pandas.DataFrame({place: one["support"] for place, one in tables.items()})
-    examples_of = support.mean(axis=1).round().astype(int).to_dict()
-    return {
-        "groups": list(tables),
-        "tables": {
-            title: [
-                (name, examples_of[name], [(short(one), _share(one)) for one in row])
-                for name, *row in table.itertuples()
-            ]
-            for title, table in columns.items()
-        },
-        "confusions": confusions,
-        "reliability": reliable,
-        **_of_two_classes(report, list(tables), list(examples_of)),
-    }
+    examples = support.mean(axis=1).round().astype(int).to_dict()
+    rows = {}
+    for title, name in (("Recall", "recall"), ("Precision", "precision"), ("F1", "f1")):
+        table = pandas.DataFrame({place: one[name] for place, one in tables.items()}, dtype=float)
+        rows[title] = [
+            (name, examples[name], [(short(one), _share(one)) for one in row])
+            for name, *row in table.itertuples()
+        ]
+    confusions = [
+        (report.groups[place].name, one.examples, _matrix(one.confusion, one.classes))
+        for place, one in scored.items()
+        if one.confusion is not None
+    ]
+    found = {"groups": list(scored), "tables": rows, "confusions": confusions}
+    return found | _of_two_classes(report, list(scored), list(examples))
 
 
 def _matrix(counts: np.ndarray, classes: Sequence[str]) -> dict[str, Any]:
@@ -361,21 +341,15 @@ def _matrix(counts: np.ndarray, classes: Sequence[str]) -> dict[str, Any]:
 
 
 def _of_two_classes(report: Report, places: list[int], classes: list[str]) -> dict[str, Any]:
-    """Score groups of two classes for the one that is looked for; nothing of other groups."""
-    if len(classes) != 2:
-        return {"two_classes": [], "roc": {}}
+    """Score groups of two classes for the one that is looked for; no row for other groups."""
     positive = report.positive or classes[-1]
     found = {place: two_classes(report.groups[place], positive) for place in places}
-    known = {place: one for place, one in found.items() if one is not None}
     rows = [
         (report.groups[place].name, [_spread(values) for values in one[:3]])
-        for place, one in known.items()
+        for place, one in found.items()
+        if one is not None and len(classes) == 2
     ]
-    return {
-        "positive": positive,
-        "two_classes": rows,
-        "roc": {place: one.curve for place, one in known.items()},
-    }
+    return {"positive": positive, "two_classes": rows}
 
 
 def _spread(values: Sequence[float]) -> tuple[float | None, str]:

@@ -2,6 +2,7 @@
 diagrams, and ROC curves of two classes.
 """
 
+import functools
 import io
 import math
 from collections.abc import Mapping, Sequence
@@ -22,36 +23,66 @@ _BY_CLASS = ("recall", "precision", "f1", "support")
 Points = list[tuple[float | None, ...]]
 
 
-def scored_groups(groups: Sequence[Group]) -> dict[int, list[Mapping[str, Any]]]:
-    """Find the detailed scores of the finished runs of groups, by number of the group: runs of
-    the same classes.
+class Scored(NamedTuple):
+    """Detailed scores of a group's finished runs."""
+
+    classes: list[str]
+    examples: int  # of all runs
+    by_class: pandas.DataFrame
+    # ^ a row per class: means over the runs of recall, precision, F1, NaN where no run has a value,
+    # and support
+    confusion: np.ndarray | None  # [true][predicted], of all runs; None where a run has none
+    reliability: Points
+    # ^ of all runs: by bin with examples, the mean probability of the likeliest class and the share
+    # that is right
+
+
+def scored_groups(groups: Sequence[Group], problems: list[str] | None = None) -> dict[int, Scored]:
+    """Find the detailed scores of groups, by number of the group.
+
+    Args:
+        groups: the report's; the first `MOST_GROUPS` with scores count, of runs of the same
+            classes.
+        problems: a sentence is added for every group whose scores are damaged.
     """
-    found: dict[int, list[Mapping[str, Any]]] = {}
+    found: dict[int, Scored] = {}
     needed = {*_BY_CLASS, "classes", "reliability"}
     for place, group in enumerate(groups):
         given = [summary.get("scores") for summary in group.summaries.values()]
         scores = [one for one in given if isinstance(one, dict) and needed <= {*one}]
-        if scores and len(scores[0]["classes"]) <= MOST_CLASSES and len(found) < MOST_GROUPS:
-            found[place] = [one for one in scores if one["classes"] == scores[0]["classes"]]
+        if not scores or len(scores[0]["classes"]) > MOST_CLASSES or len(found) == MOST_GROUPS:
+            continue
+        try:
+            found[place] = _joined(
+                [one for one in scores if one["classes"] == scores[0]["classes"]]
+            )
+        except (ValueError, TypeError, LookupError) as error:
+            sentence = f"{group.name}: its scores by class cannot be shown: {error}"
+            if problems is not None:
+                problems.append(sentence)
     return found
 
 
-def by_class(scores: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
-    """Average recall, precision, F1 and support over runs, a row per class; NaN where no run has
-    a value.
-    """
+def _joined(scores: Sequence[Mapping[str, Any]]) -> Scored:
+    classes = scores[0]["classes"]
     tables = [
-        pandas.DataFrame({name: one[name] for name in _BY_CLASS}, one["classes"], dtype=float)
+        pandas.DataFrame({name: one[name] for name in _BY_CLASS}, classes, dtype=float)
         for one in scores
     ]
-    return pandas.concat(tables).groupby(level=0, sort=False).mean()
-
-
-def confusion(scores: Sequence[Mapping[str, Any]]) -> np.ndarray | None:
-    """Add up the confusion matrices [true][predicted] of runs; None where a run has none."""
-    if not all("confusion" in one for one in scores):
-        return None
-    return np.sum([one["confusion"] for one in scores], axis=0)
+    counts = None
+    if all("confusion" in one for one in scores):
+        counts = np.sum([one["confusion"] for one in scores], axis=0)
+    bins = [pandas.DataFrame(one["reliability"], dtype=float) for one in scores]
+    sums = pandas.concat([one.mul(one.examples, axis=0) for one in bins]).groupby(level=0).sum()
+    examples = sum(one.examples for one in bins)
+    means = sums.div(examples, axis=0)[examples > 0]
+    return Scored(
+        classes,
+        sum(one["examples"] for one in scores),
+        pandas.concat(tables).groupby(level=0, sort=False).mean(),
+        counts,
+        [(short(x), short(y), None) for x, y in zip(means.probability, means.right, strict=True)],
+    )
 
 
 def confusion_picture(counts: np.ndarray) -> bytes:
@@ -67,17 +98,6 @@ def confusion_picture(counts: np.ndarray) -> bytes:
     return content.getvalue()
 
 
-def reliability(scores: Sequence[Mapping[str, Any]]) -> Points:
-    """Points of the reliability diagram of the examples of all runs: the mean probability of the
-    likeliest class and the share that is right, by bin that has examples.
-    """
-    tables = [pandas.DataFrame(one["reliability"], dtype=float) for one in scores]
-    sums = pandas.concat([one.mul(one.examples, axis=0) for one in tables]).groupby(level=0).sum()
-    examples = sum(one.examples for one in tables)
-    means = sums.div(examples, axis=0)[examples > 0]
-    return [(short(x), short(y), None) for x, y in zip(means.probability, means.right, strict=True)]
-
-
 class TwoClasses(NamedTuple):
     """Runs of two classes, one of which is looked for: a value of each run."""
 
@@ -87,6 +107,7 @@ class TwoClasses(NamedTuple):
     curve: Points  # ROC curve: false positives, true positives and their deviation over the runs
 
 
+@functools.cache
 def two_classes(group: Group, positive: str) -> TwoClasses | None:
     """Score the finished runs of a group by their `test_predictions.csv`; None where no run has
     such a file with examples of two classes.
@@ -123,20 +144,19 @@ def two_classes(group: Group, positive: str) -> TwoClasses | None:
     return TwoClasses(auc, sensitivity, specificity, [tuple(map(short, one)) for one in points])
 
 
-def panels_of(groups: Sequence[Group], positive: str | None) -> dict[str, dict[int, Points]]:
+def panels_of(
+    groups: Sequence[Group], scored: Mapping[int, Scored], positive: str | None
+) -> dict[str, dict[int, Points]]:
     """Make the charts of the scores, by number of the group: "reliability", and "roc" of groups of
     two classes, of which the second is looked for where `positive` is None.
     """
-    scores = scored_groups(groups)
     curves: dict[int, Points] = {}
-    for place, given in scores.items():
-        classes = given[0]["classes"]
-        if len(classes) == 2 and (found := two_classes(groups[place], positive or classes[1])):
+    for place, one in scored.items():
+        if len(one.classes) == 2 and (
+            found := two_classes(groups[place], positive or one.classes[1])
+        ):
             curves[place] = found.curve
-    return {
-        "reliability": {place: reliability(one) for place, one in scores.items()},
-        "roc": curves,
-    }
+    return {"reliability": {place: one.reliability for place, one in scored.items()}, "roc": curves}
 
 
 def roc(positive: np.ndarray, score: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -436,6 +436,11 @@ def test_the_class_table_has_a_row_per_class_and_a_column_per_group(ill):
         ["well", "66.7", "100.0", "3"],
         ["ill", "50.0", "0.0", "2"],
     ]
+    for file in ill.glob("b*/summary.json"):
+        file.write_text(file.read_text().replace('"support": [3, 2]', '"support": [3, 2, 1]'))
+    page = page_of(ill, "--export", "svg", "--curve", "reliability,roc")
+    assert "fixmatch: its scores by class cannot be shown" in page
+    assert (ill / "report_roc.svg").exists()
 
 
 def test_the_report_lies_with_its_runs_and_replaces_no_other(tmp_path, monkeypatch, capsys):

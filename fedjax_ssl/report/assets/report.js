@@ -122,11 +122,13 @@ function chart(host, title, given, x, y, dots = false, ideal = false) {
   add(svg, "path", { d: `M${left},${below}H${right}`, class: "axis" });
   add(svg, "text", { x: (left + right) / 2, y: height - 4, "text-anchor": "middle" }, x.title);
   if (ideal) add(svg, "path", { d: `M${X(0)},${Y(0)}L${X(1)},${Y(1)}`, class: "ideal" });
+  // of lines that meet, each is thinner than those below it
+  series.forEach((one, at) => { one.width = 4.4 - (2.6 * (at + 1)) / series.length; });
   for (const one of series) drawSeries(svg, one, X, Y, dots, (at, value, deviation) =>
     `${one.name}\n${x.title}: ${written(at, x.unit)}\n${written(value, y.unit)}` +
     (deviation === null ? "" : ` ± ${written(deviation, y.unit)}`));
 }
-function drawSeries(svg, { index, points, loose }, X, Y, dots, said) {
+function drawSeries(svg, { index, points, loose, width }, X, Y, dots, said) {
   const { stroke, dash, shape } = look(index), banded = points.filter(([, , deviation]) => deviation !== null);
   const line = (found, side) => found.map(([at, value, deviation]) => `${X(at)},${Y(value + side * deviation)}`);
   if (dots)
@@ -137,7 +139,7 @@ function drawSeries(svg, { index, points, loose }, X, Y, dots, said) {
     add(svg, "path", { d: `M${around.join("L")}Z`, fill: stroke, opacity: 0.14 });
   }
   if (points.length > 1 && !loose)
-    add(svg, "path", { d: `M${line(points, 0).join("L")}`, class: "line", stroke, "stroke-dasharray": dash });
+    add(svg, "path", { d: `M${line(points, 0).join("L")}`, class: "line", stroke, "stroke-width": width, "stroke-dasharray": dash });
   const every = dots ? 1 : Math.ceil(points.length / 7);
   points.forEach((point, place) => {
     const marked = place % every === 0 || place === points.length - 1, at = X(point[0]), height = Y(point[1]);
