@@ -5,6 +5,8 @@ Mean and standard deviation over three runs, in %. Labels are at the clients (LC
 (LS).
 """
 
+from collections.abc import Iterable
+
 from fedjax_ssl.reproduce import Table
 
 SOURCE = "arXiv:2006.12097, "
@@ -25,7 +27,6 @@ SL = {
     "supervision.name": "all",
     "supervision.labels": None,
     "partition.parts": 1,
-    "small": {"partition.rounds_per_part": None},
 }
 AVERAGE = {"federated.name": "fedavg", "federated.weighting": "examples"}
 PROX = {"federated.name": "fedprox", "federated.mu": 1e-2}
@@ -51,34 +52,96 @@ DIFFERS = (
 )
 
 
-def at_server(rows: dict, columns: dict, labels: int = 1000) -> dict:
-    """Cells of labels at the server: all labels at the clients too where learning is supervised."""
-    return {
-        (row, column): {"supervision.server_labels": labels}
-        for row in rows
-        for column in columns
-        if row.endswith("SL") and column.endswith("LS")
-    }
-
-
-# Two cores: a quarter of the channels, a fifth of the clients with less images each, fewer rounds
-# at a higher rate.
+# Two cores: a network of two narrow convolutions, a fifth of the clients, with fewer images each,
+# fewer rounds at a higher rate. All methods take five steps a round at a client.
+STEPS = 5
+NETWORK = {
+    "model.name": "cnn",
+    "model.width_factor": 0.5,
+    "model.dropout": False,
+    "model.pad": None,
+    "model.colours": None,
+}
+UNLABELLED = 100  # images of a client of the batch task
+RATE = {"optimizer.learning_rate": 3e-3}
 SMALL = {
     "seeds": 2,
     "rounds": 40,
     "eval_every": 10,
-    "data.pools": (450, 50, 200),
+    "data.pools": (300, 50, 200),
     "data.pool_splits": False,
     "data.test_fraction": 0.0,
     "data.validation_fraction": 0.0,
     "partition.num_clients": 20,
-    "model.width_factor": 0.25,
-    "optimizer.learning_rate": 3e-3,
+    **NETWORK,
+    **RATE,
 }
 REDUCED = (
-    "a quarter of the channels; 20 clients with 225 images in place of 100 with 540; 40 rounds "
-    "in place of 200, at the learning rate 3e-3 in place of 1e-3"
+    "two narrow convolutions; 20 clients with 150 images in place of 100 with 540, five steps a "
+    "round whatever the method; 40 rounds in place of 200, at the learning rate 3e-3 in place of "
+    "1e-3; UDA and FixMatch with 20 images without a label a step in place of 100"
 )
+SMALL_STREAM = {
+    "seeds": 2,
+    "rounds": 20,
+    "eval_every": 10,
+    "data.pools": (350, 30, 100),
+    "data.pool_splits": False,
+    "data.test_fraction": 0.0,
+    "data.validation_fraction": 0.0,
+    "partition.rounds_per_part": 2,
+    **NETWORK,
+    **RATE,
+}
+REDUCED_STREAM = (
+    "two narrow convolutions; a client has 350 images in place of 6,300 and takes five steps a "
+    "round whatever the method, UDA, FixMatch and FedMatch (LS) through all of a part, the others "
+    "through all of the labels; 20 rounds in place of 100, two for each part, at the learning "
+    "rate 3e-3 in place of 1e-3"
+)
+
+
+def steps(row: str, where: str, stream: bool = False, each: int = 5) -> dict:
+    """Settings with which a method takes `STEPS` steps a round at the scale small.
+
+    Args:
+        row: names the method.
+        where: "LC" or "LS".
+        stream: the task is the streaming one.
+        each: labels of a class at a client.
+    """
+    labels = 10 * each if where == "LC" else 0
+    if row.endswith("SL"):
+        whole = {("LC", False): UNLABELLED + labels, ("LC", True): 350, ("LS", True): 250}
+        found = {"optimizer.batch_size": whole.get((where, stream), UNLABELLED) // STEPS}
+        return found | ({"partition.rounds_per_part": None} if stream else {})
+    if not row.endswith(("UDA", "FixMatch")):
+        epochs = STEPS if stream and not labels else max(STEPS // each, 1) if labels else 1
+        size = {"optimizer.batch_size": max(labels // STEPS, 10)} if labels else {}
+        others = {} if stream or each >= STEPS and labels else {"method.unlabelled_batch_size": 20}
+        return {"optimizer.local_epochs": epochs, **size, **others}
+    if stream:
+        return {"optimizer.local_epochs": STEPS, "method.unlabelled_ratio": 3}
+    return {"optimizer.batch_size": 10 if each <= 5 else 20} | {
+        "method.unlabelled_ratio": 2 if each <= 5 else 1
+    }
+
+
+def cell(row: str, column: str, stream: bool = False, each: int = 5) -> dict:
+    """A cell of a table of methods; with labels at the server where a column ends with LS, all
+    labels at the clients too where learning is supervised.
+    """
+    where = "LS" if column.endswith("LS") else "LC"
+    small = {"small": steps(row, where, stream, each)}
+    supervised = row.endswith("SL") and where == "LS"
+    return small | ({"supervision.server_labels": 1000} if supervised else {})
+
+
+def cells(rows: Iterable[str], columns: Iterable[str], stream: bool = False) -> dict:
+    """Cells of rows and columns."""
+    return {(row, column): cell(row, column, stream) for row in rows for column in columns}
+
+
 TABLE1 = {
     "FedAvg-SL": ("58.60 ± 0.42", "52.45 ± 0.23", "55.15 ± 0.21", "51.50 ± 0.51"),
     "FedProx-SL": ("59.30 ± 0.31", "49.11 ± 0.38", "57.75 ± 0.15", "49.31 ± 0.18"),
@@ -102,23 +165,6 @@ STREAM_DIFFERS = (
     "with all labels (SL) images do not come in parts",
     *DIFFERS,
 )
-SMALL_STREAM = {
-    "seeds": 2,
-    "rounds": 20,
-    "eval_every": 10,
-    "data.pools": (350, 30, 100),
-    "data.pool_splits": False,
-    "data.test_fraction": 0.0,
-    "data.validation_fraction": 0.0,
-    "partition.rounds_per_part": 2,
-    "model.width_factor": 0.125,
-    "optimizer.learning_rate": 3e-3,
-}
-REDUCED_STREAM = (
-    "an eighth of the channels; a client has 350 images in place of 6,300; 20 rounds in place of "
-    "100, two for each part, at the learning rate 3e-3 in place of 1e-3"
-)
-
 # Ablations: FedMatch on the batch task with labels at clients, iid.
 PARTS = {
     "FedMatch": ROWS["FedMatch"],
@@ -129,10 +175,29 @@ PARTS = {
 ROUNDS = {f"{rounds}": {"rounds": rounds} for rounds in (50, 100, 150, 200)}
 ROUNDS["200"]["small"] = {"name": "40"}
 PER_CLASS = {
-    f"{labels}": {"supervision.labels": labels, "partition.balanced": labels}
+    f"{labels}": {
+        "supervision.labels": labels,
+        "partition.balanced": labels,
+        "small": {"data.pools": (2 * (UNLABELLED + 10 * labels), 50, 200)},
+    }
     for labels in (1, 5, 10, 20)
 }
+
+
+def by_class(rows: Iterable[str]) -> dict:
+    """Cells of so many labels of a class."""
+    return {(row, each): cell(row, "LC", each=int(each)) for row in rows for each in PER_CLASS}
+
+
 ALEXNET = {"model.name": "fedmatch_alexnet"}
+
+
+def without_network(small: dict) -> dict:
+    """A small scale with a quarter of the channels of the network that a table has."""
+    rest = {field: value for field, value in small.items() if field not in NETWORK}
+    return {**rest, "model.width_factor": 0.25}
+
+
 COHORTS = {
     f"batch IID LC, F = {size / 100:.2f}": {
         "config": "cifar10_fedmatch:lc,iid",
@@ -142,7 +207,12 @@ COHORTS = {
     for size in (5, 10, 20)
 }
 STREAMING6 = {
-    f"streaming {where}": {**FASHION, **STREAMS[where], "metric": "local_test_accuracy"}
+    f"streaming {where}": {
+        **FASHION,
+        **STREAMS[where],
+        "metric": "local_test_accuracy",
+        "small": without_network(SMALL_STREAM) | {"partition.num_clients": 10},
+    }
     for where in WHERE
 }
 
@@ -154,7 +224,7 @@ TABLES = (
         config="cifar10_fedmatch",
         rows=ROWS,
         columns=BATCH,
-        cells=at_server(ROWS, BATCH),
+        cells=cells(ROWS, BATCH),
         paper=TABLE1,
         seeds=3,
         small={**SMALL, "name": "Test accuracy on CIFAR-10 with 20 clients, batch tasks, in %"},
@@ -197,7 +267,8 @@ TABLES = (
         metric="local_test_accuracy",
         rows=STREAMING,
         columns=STREAMS,
-        cells=at_server(STREAMING, STREAMS) | {(f"Local-{kind}", "LS"): None for kind in KINDS},
+        cells=cells(STREAMING, STREAMS, stream=True)
+        | {(f"Local-{kind}", "LS"): None for kind in KINDS},
         paper={
             "Local-SL": ("87.19 ± 0.36", ""),
             "Local-UDA": ("70.70 ± 0.28", ""),
@@ -254,6 +325,7 @@ TABLES = (
             "FedMatch": PARTS["FedMatch"],
         },
         columns=PER_CLASS,
+        cells=by_class(("FedProx-UDA", "FedProx-FixMatch", "FedMatch without decomposition", "FedMatch")),
         paper={
             "FedProx-UDA": ("31.95", "47.45", "41.4", "47.15"),
             "FedProx-FixMatch": ("30.01", "47.2", "34.25", "44.5"),
@@ -274,7 +346,7 @@ TABLES = (
         settings=ALEXNET,
         rows=ROWS,
         columns=STREAMING6 | COHORTS,
-        cells=at_server(ROWS, STREAMING6),
+        cells=cells(ROWS, STREAMING6, stream=True) | cells(ROWS, COHORTS),
         paper={
             "FedAvg-SL": ("68.20", "70.51", "47.23", "47.87", "48.73"),
             "FedProx-SL": ("68.47", "70.55", "47.54", "48.01", "49.20"),
@@ -285,7 +357,7 @@ TABLES = (
             "FedMatch": ("63.84", "59.12", "41.67", "41.97", "42.18"),
         },
         seeds=3,
-        small=SMALL,
+        small=without_network(SMALL),
         small_cells={"columns": tuple(COHORTS)[:1]},
         reduced=REDUCED,
         differs=("padding, dropout and biases of the network are ours: none", *STREAM_DIFFERS),
@@ -362,6 +434,7 @@ TABLES = (
         rows={name: PARTS[name] for name in ("FedMatch", "without decomposition")}
         | {name: ROWS[name] for name in ("FedProx-UDA", "FedProx-FixMatch")},
         columns=PER_CLASS,
+        cells=by_class(("FedMatch", "without decomposition", "FedProx-UDA", "FedProx-FixMatch")),
         x="labels of a class at a client",
         small=SMALL,
         reduced=REDUCED,

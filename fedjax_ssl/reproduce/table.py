@@ -14,7 +14,7 @@ from fedjax_ssl.shipped import shipped_papers
 
 SCALES = ("smoke", "small", "paper")
 Settings = Mapping[str, Any]  # dotted field -> value, and the words below
-_WORDS = ("config", "metric", "value", "missing", "small", "seeds", "name")
+_WORDS = ("config", "metric", "value", "missing", "small", "seeds", "name", "steps")
 _NUMBER = re.compile(r"(-?\d+(?:\.\d+)?)(?:\s*±\s*(\d+(?:\.\d+)?))?")
 
 
@@ -29,6 +29,7 @@ class Cell(NamedTuple):
     value: str | tuple[str, int]
     paper: str  # "84.1 ± 0.4"; empty where it prints none
     missing: str  # why no config can express it; empty where one does
+    steps: str = ""  # why it takes other numbers of local steps than the rest of the table
 
     @property
     def place(self) -> tuple[str, str]:
@@ -43,7 +44,8 @@ class Table:
     Settings are dotted fields of a config, as `fedjax_ssl.config.load` takes them. Those of the
     table come first, then those of the row, the column, the cell and the scale. A row, column or
     cell can also name another `config`, `metric` or `value`, settings of the scale `small` of its
-    own, and what is `missing` in a sentence, where no config can express it. Cells whose configs
+    own, and in a sentence what is `missing`, where no config can express it, or why its `steps` are
+    not the table's. Cells whose configs
     are the same share their runs. Where `small` makes a title or the name of a row or column wrong,
     it gives the `name` that is shown at that scale.
 
@@ -86,6 +88,9 @@ class Table:
     # ^ "rows", "columns": those run at that scale; None: all
     reduced: str = ""  # what `small` makes smaller, in words
     differs: Sequence[str] = ()  # what differs from the paper at the scale `paper`
+    steps: int | str = ""
+    # ^ local steps that a client takes in a round of the scale small, whatever the method; or why
+    # there is no such number
     x: str | None = None  # name of a figure's x axis; None: it is a table
     why: Mapping[str, str] = dataclasses.field(default_factory=dict)
     # ^ scale -> why results are not the paper's
