@@ -113,18 +113,25 @@ def steps(row: str, where: str, stream: bool = False, each: int = 5) -> dict:
     labels = 10 * each if where == "LC" else 0
     if row.endswith("SL"):
         whole = {("LC", False): UNLABELLED + labels, ("LC", True): 350, ("LS", True): 250}
-        found = {"optimizer.batch_size": whole.get((where, stream), UNLABELLED) // STEPS}
+        found: dict = {"optimizer.batch_size": whole.get((where, stream), UNLABELLED) // STEPS}
         return found | ({"partition.rounds_per_part": None} if stream else {})
-    if not row.endswith(("UDA", "FixMatch")):
-        epochs = STEPS if stream and not labels else max(STEPS // each, 1) if labels else 1
-        size = {"optimizer.batch_size": max(labels // STEPS, 10)} if labels else {}
-        others = {} if stream or each >= STEPS and labels else {"method.unlabelled_batch_size": 20}
-        return {"optimizer.local_epochs": epochs, **size, **others}
-    if stream:
-        return {"optimizer.local_epochs": STEPS, "method.unlabelled_ratio": 3}
-    return {"optimizer.batch_size": 10 if each <= 5 else 20} | {
-        "method.unlabelled_ratio": 2 if each <= 5 else 1
+    if row.endswith(("UDA", "FixMatch")):
+        if stream:
+            return {"optimizer.local_epochs": STEPS, "method.unlabelled_ratio": 3}
+        few = each <= 5
+        return {
+            "optimizer.batch_size": 10 if few else 20,
+            "method.unlabelled_ratio": 2 if few else 1,
+        }
+    if not labels:
+        if stream:
+            return {"optimizer.local_epochs": STEPS}
+        return {"method.unlabelled_batch_size": 20}
+    found = {
+        "optimizer.local_epochs": max(STEPS // each, 1),
+        "optimizer.batch_size": max(labels // STEPS, 10),
     }
+    return found | ({"method.unlabelled_batch_size": 20} if each < STEPS else {})
 
 
 def cell(row: str, column: str, stream: bool = False, each: int = 5) -> dict:
@@ -232,6 +239,7 @@ TABLES = (
             "rows": ("FedAvg-SL", "FedProx-SL", "FedProx-UDA", "FedProx-FixMatch", "FedMatch"),
             "columns": ("IID LC",),
         },
+        steps=STEPS,
         reduced=REDUCED,
         why={"small": "both pairs that are the other way round are within our spread"},
         differs=DIFFERS,
@@ -280,6 +288,7 @@ TABLES = (
         },
         seeds=3,
         small=SMALL_STREAM,
+        steps=STEPS,
         reduced=REDUCED_STREAM,
         why={
             "small": (
@@ -325,7 +334,9 @@ TABLES = (
             "FedMatch": PARTS["FedMatch"],
         },
         columns=PER_CLASS,
-        cells=by_class(("FedProx-UDA", "FedProx-FixMatch", "FedMatch without decomposition", "FedMatch")),
+        cells=by_class(
+            ("FedProx-UDA", "FedProx-FixMatch", "FedMatch without decomposition", "FedMatch")
+        ),
         paper={
             "FedProx-UDA": ("31.95", "47.45", "41.4", "47.15"),
             "FedProx-FixMatch": ("30.01", "47.2", "34.25", "44.5"),
@@ -335,6 +346,7 @@ TABLES = (
         x="labels of a class at a client",
         seeds=3,
         small=SMALL,
+        steps=STEPS,
         reduced=REDUCED,
         differs=("FedMatch with 5 labels is 54.5 here and 52.13 in the paper's Table 1", *DIFFERS),
     ),
@@ -359,6 +371,7 @@ TABLES = (
         seeds=3,
         small=without_network(SMALL),
         small_cells={"columns": tuple(COHORTS)[:1]},
+        steps=STEPS,
         reduced=REDUCED,
         differs=("padding, dropout and biases of the network are ours: none", *STREAM_DIFFERS),
     ),
@@ -382,6 +395,7 @@ TABLES = (
         x="rounds",
         small=SMALL,
         small_cells={"columns": ("200",)},
+        steps=STEPS,
         reduced=REDUCED,
         differs=("the figure has no numbers",),
     ),
@@ -398,6 +412,7 @@ TABLES = (
         x="rounds",
         small=SMALL,
         small_cells={"columns": ("200",)},
+        steps=STEPS,
         reduced=REDUCED,
         differs=(
             "the figure has no numbers",
@@ -419,6 +434,7 @@ TABLES = (
             "after local training": {"metric": "local_labelled_accuracy"},
         },
         small=SMALL,
+        steps=STEPS,
         reduced=REDUCED,
         differs=(
             "the figure has no numbers",
@@ -437,6 +453,7 @@ TABLES = (
         cells=by_class(("FedMatch", "without decomposition", "FedProx-UDA", "FedProx-FixMatch")),
         x="labels of a class at a client",
         small=SMALL,
+        steps=STEPS,
         reduced=REDUCED,
         differs=("the figure's numbers are those of the paper's Table 5",),
     ),

@@ -132,6 +132,7 @@ def benchmark(name: str, title: str, clients: int, numbers: dict, why: dict) -> 
         seeds=3,
         small=SMALL,
         small_cells={"columns": SMALL_COLUMNS},
+        steps=STEPS,
         reduced=REDUCED,
         differs=DIFFERS,
         why=why,
@@ -415,6 +416,7 @@ TABLES = (
         seeds=3,
         small=SMALL,
         small_cells={"columns": ("MNIST IID", "MNIST Non-IID")},
+        steps=STEPS,
         reduced=REDUCED,
         differs=("the L1 weight of ten sets: the paper prints none", *DIFFERS),
     ),
@@ -443,6 +445,7 @@ TABLES = (
             "model.width_factor": 0.25,
             "optimizer.local_steps": STEPS,
         },
+        steps=STEPS,
         reduced=(
             "3,000 slices of 64x64, not 66,000 of 224x224; 10 rounds, not 100, of twenty steps; a "
             "quarter of the channels"
@@ -569,6 +572,7 @@ TABLES = (
         small_cells={
             "rows": [f"MNIST, {name}" for name in ("FedPL", "FedLLP", "FedLLP-VAT", "FedUL")]
         },
+        steps=STEPS,
         reduced=REDUCED,
         differs=(
             "the paper's clock is that of a Titan X; ours counts evaluation too",

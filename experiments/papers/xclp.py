@@ -241,6 +241,7 @@ TABLES = (
         seeds=3,
         small={**SMALL, "name": "Test accuracy on CIFAR-10 with 20 clients, in %"},
         small_cells={"columns": tuple(CIFAR10)[2:3]},
+        steps=STEPS,
         reduced=REDUCED,
         differs=(
             NO_NUMBERS,
@@ -283,6 +284,7 @@ TABLES = (
         small={**SMALL, "augment.name": "crop_flip", "augment.degrees": None, "model.stem": None}
         | {"data.pools": (41, 10, 20), "supervision.labels": 2000},
         small_cells={"columns": ("CIFAR-100, 10,000 labels", "Mini-ImageNet, 10,000 labels")},
+        steps=STEPS,
         reduced=REDUCED + "; CIFAR-10's augmentation, 100 labels at a client",
         differs=(
             NO_NUMBERS,

@@ -17,6 +17,7 @@ from fedjax_ssl.errors import ConfigError, counted
 from fedjax_ssl.folder.files import encode_json, write_atomically
 from fedjax_ssl.folder.stored_run import StoredRun, read_run
 from fedjax_ssl.report.exports import markdown_table
+from fedjax_ssl.reproduce.marks import MEANINGS, STEPS, other_steps, signs
 from fedjax_ssl.reproduce.table import Cell, Table, number_of
 from fedjax_ssl.runs.devices import forward_operations
 from fedjax_ssl.shipped import papers
@@ -25,6 +26,7 @@ from fedjax_ssl.sweep import results
 # of the page
 HEAD = "| table | scale | source | pairs in the paper's order | why not |\n|---|---|---|---|---|"
 _BAR = r"\|"  # in a cell of Markdown
+_VERSIONS = ("python", "jax")
 _PAIRS = 5  # from this many on, a rank correlation says something
 
 
@@ -35,6 +37,7 @@ class Origin(NamedTuple):
     commit: str | None
     minutes: float  # of all its runs
     command: str  # as typed
+    versions: str | None = None  # of Python and JAX
 
 
 class Measured(NamedTuple):
@@ -46,6 +49,8 @@ class Measured(NamedTuple):
     rounds: int | None  # None: no run is done
     minutes: float  # of its runs
     origin: Origin
+    steps: float | None = None  # local steps of a client in a round; None: was not kept
+    marks: Sequence[str] = ()  # letters of `fedjax_ssl.reproduce.marks`, one text per seed
 
     @property
     def place(self) -> tuple[str, str]:
@@ -122,15 +127,24 @@ def collect(
 
     every = done(runs)
     first = every[0] if every else {}
-    commit = first.get("versions", {}).get("git_commit")
-    origin = Origin(first.get("device"), commit, minutes(every), command)
+    versions = first.get("versions", {})
+    named = ", ".join(f"{name} {versions[name]}" for name in _VERSIONS if name in versions)
+    commit = versions.get("git_commit")
+    origin = Origin(first.get("device"), commit, minutes(every), command, named or None)
     cells = []
     for cell, folders in found:
         own = done(folders)
         rounds = own[0]["rounds"] if own else None
-        numbers = [measure(runs[folder], cell) for folder in folders]
-        values = [number for number in numbers if number is not None]
-        cells.append(Measured(*cell.place, values, rounds, minutes(own), origin))
+        numbers = {folder: measure(runs[folder], cell) for folder in folders}
+        values = [number for number in numbers.values() if number is not None]
+        seen = [
+            signs(runs[folder], cell, number)
+            for folder, number in numbers.items()
+            if number is not None
+        ]
+        steps = seen[0].steps if seen else None
+        letters = [one.marks for one in seen] if any(one.marks for one in seen) else ()
+        cells.append(Measured(*cell.place, values, rounds, minutes(own), origin, steps, letters))
     return Result(table.name, scale, cells, origin)
 
 
@@ -158,6 +172,9 @@ def _as_plain(result: Result) -> dict[str, Any]:
     for cell in result.cells:
         plain = cell._asdict()
         origin = plain.pop("origin")
+        for name, default in Measured._field_defaults.items():
+            if plain[name] == default:
+                del plain[name]
         before = {} if origin == result.origin else {"from": origin._asdict()}
         cells.append(before | plain)
     origin = result.origin._asdict()
@@ -219,6 +236,12 @@ def _named(table: Table, scale: str, cell: Measured) -> tuple[str, str]:
     return table.name_at(scale, "rows", cell.row), table.name_at(scale, "columns", cell.column)
 
 
+def marks_of(table: Table, scale: str, cell: Measured) -> str:
+    """Give the letters of `fedjax_ssl.reproduce.marks` that some seed of a cell has."""
+    letters = "".join(cell.marks) + STEPS * other_steps(table, scale, cell.steps)
+    return "".join(letter for letter in MEANINGS if letter in letters)
+
+
 def rows_of(table: Table, result: Result) -> pandas.DataFrame:
     """List the cells with the paper's number, ours, and the difference; shares times 100 where the
     table has these.
@@ -229,7 +252,8 @@ def rows_of(table: Table, result: Result) -> pandas.DataFrame:
     rows = []
     for cell in result.cells:
         row, column = _named(table, result.scale, cell)
-        paper, paper_spread = number_of(table.printed(*cell.place)) or (None, None)
+        printed = table.printed(*cell.place) if result.scale != "smoke" else ""
+        paper, paper_spread = number_of(printed) or (None, None)
         values = pandas.Series(cell.values, dtype=float) * factor
         rows.append(
             {
@@ -242,6 +266,8 @@ def rows_of(table: Table, result: Result) -> pandas.DataFrame:
                 "seeds": len(values),
                 "rounds": cell.rounds,
                 "minutes": cell.minutes,
+                "steps": cell.steps,
+                "marks": marks_of(table, result.scale, cell),
             }
         )
     found = pandas.DataFrame(rows).astype({"paper": float, "paper_spread": float})
@@ -266,9 +292,10 @@ def markdown(table: Table, result: Result) -> str:
     found = rows_of(table, result)
     ours = map(number_in_words, found.ours, found.spread)
     paper = map(number_in_words, found.paper, found.paper_spread)
+    marks = [f" [{letters}]" * bool(letters) for letters in found.marks]
     found["text"] = [
-        f"{own or '-'} ({theirs})" if theirs else own or "-"
-        for own, theirs in zip(ours, paper, strict=True)
+        f"{own or '-'}{mark} ({theirs})" if theirs else f"{own or '-'}{mark}"
+        for own, mark, theirs in zip(ours, marks, paper, strict=True)
     ]
     grid = found.pivot(index="row", columns="column", values="text").fillna("")
     grid = grid.reindex(index=found.row.unique(), columns=found.column.unique())
@@ -294,7 +321,8 @@ def notes(table: Table, result: Result) -> list[str]:
     count = f"mean and sample deviation of {seeds} seeds" if counts else "no results"
     if seeds == "1":
         count = "one seed"
-    said = [f"ours, {count}; in brackets the paper's"]
+    beside = "; in brackets the paper's" * (result.scale != "smoke")
+    said = [f"ours, {count}{beside}"]
     said += [
         f"runs of {', '.join(cell.place)} are done and have no such number"
         for cell in result.cells
@@ -307,6 +335,8 @@ def notes(table: Table, result: Result) -> list[str]:
         said.append(f"reduced: {table.reduced}")
     if result.scale == "smoke":
         said.append("two rounds on stand-in data: these numbers mean nothing")
+    said += _said_of_marks(table, result)
+    said += filter(None, [_said_of_steps(table, result)])
     said += [f"differs: {text}" for text in table.differs]
     if result.scale != "smoke":
         said += filter(None, [order(table, result)])
@@ -322,8 +352,50 @@ def notes(table: Table, result: Result) -> list[str]:
             changed = " with uncommitted changes" * origin.commit.endswith("-dirty")
             version = f", commit {origin.commit[:7]}{changed}"
         took = f"{origin.minutes:g} minutes of runs on {origin.device}{version}"
-        said.append(f"`{origin.command}`{which}: {took}")
+        with_versions = f", {origin.versions}" * bool(origin.versions)
+        said.append(f"`{origin.command}`{which}: {took}{with_versions}")
     return said
+
+
+def _said_of_marks(table: Table, result: Result) -> list[str]:
+    """Explain every letter that a cell has, and name its cells."""
+    whys = {cell.place: cell.steps for cell in table.make_cells("paper")}
+    if result.scale == "small":
+        whys |= {
+            cell.place: cell.steps
+            for cell in table.make_cells("small", list(table.rows), list(table.columns))
+        }
+    said = []
+    for letter, meaning in MEANINGS.items():
+        cells = []
+        for cell in result.cells:
+            if letter not in marks_of(table, result.scale, cell):
+                continue
+            seeds = sum(letter in one for one in cell.marks)
+            more = f"{seeds} of {counted(len(cell.values), 'seed')}"
+            if letter == STEPS:
+                why = whys.get(cell.place, "")
+                more = f"{cell.steps:g}" + f": {why}" * bool(why)
+            cells.append(f"{', '.join(_named(table, result.scale, cell))} ({more})")
+        if cells:
+            said.append(f"[{letter}] {meaning}: {'; '.join(cells)}")
+    return said
+
+
+def _said_of_steps(table: Table, result: Result) -> str:
+    """Say how many local steps the methods took, in a table of several."""
+    known = {cell.steps for cell in result.cells if cell.values}
+    if len({cell.row for cell in result.cells}) < 2 or not known:
+        return ""
+    if None in known:
+        return "local steps of every cell: not kept when these runs were made" * (known == {None})
+    if len(known) == 1:
+        return f"local steps of a client in a round: {known.pop():g} in every cell"
+    if isinstance(table.steps, str) and table.steps:
+        return f"local steps differ: {table.steps}"
+    each = {cell.row: cell.steps for cell in result.cells if cell.values}
+    named = "; ".join(f"{row} {steps:g}" for row, steps in each.items())
+    return f"local steps of a client in a round: {named}"
 
 
 def other_data(result: Result) -> list[str]:
