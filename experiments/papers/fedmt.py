@@ -5,6 +5,7 @@ name, with SemiFL's settings. The curves are those that the authors published.
 """
 
 from fedjax_ssl.reproduce import Table
+from fedjax_ssl.reproduce.claims import Claim, above
 
 SOURCE = "arXiv:2210.02042, "
 COARSE_GONE = {"supervision.server_labels": None, "supervision.correspondence": None}
@@ -253,5 +254,26 @@ TABLES = (
         reduced=f"rounds by 25: 32 instead of 800; {REDUCED}",
         differs=("one run; labels, split and FedMT(T) or FedMT(E) are not stated", *DIFFERS[:1]),
         x="round",
+    ),
+)
+
+WEAKER = ("server alone", "SemiFL", "FedTrans", "FedRep")
+FEW = ("2,000 labels",)
+
+CLAIMS = (
+    Claim(
+        paper="FedMT",
+        text="with the known or the estimated matrix ahead of transfer, SemiFL and the server alone",
+        source="section 4",
+        pairs=[
+            *above("fedmt-systems", "FedMT(T)", WEAKER, FEW),
+            *above("fedmt-systems", "FedMT(E)", WEAKER, FEW),
+        ],
+    ),
+    Claim(
+        paper="FedMT",
+        text="the estimated matrix is nearly as good as the known one",
+        source="section 4",
+        pairs=above("fedmt-systems", "FedMT(E)", ("FedMT(T)",), FEW, level=3),
     ),
 )

@@ -6,6 +6,7 @@ code at the time of the paper (docs/methods/protofssl.md).
 """
 
 from fedjax_ssl.reproduce import Table
+from fedjax_ssl.reproduce.claims import Claim, Pair, above
 
 SOURCE = "arXiv:2205.13921, "
 MU = {"CIFAR-10": 1e-2, "SVHN": 1e-3, "STL-10": 1e-2}  # of FedProx with ProtoFSSL
@@ -94,6 +95,11 @@ TABLE3 = {
 }
 
 
+FORMULAS = {
+    "MixMatch-FedAvg": "mixmatch",
+    "FixMatch-FedAvg": "fixmatch",
+    "FedMatch": "fedmatch",
+}
 # Table 3 at the scale small: ten steps of 50 images without a label.
 FIFTY_UNLABELLED = {
     "ProtoFSSL": {"method.num_unlabelled": 50},
@@ -284,18 +290,30 @@ TABLES = (
         source=SOURCE + "Table 2",
         config="cifar10_protofssl:iid",
         percent=False,
-        settings={"method.num_helpers": 2, "rounds": 2, "select_from": 0},
-        rows={"ProtoFSSL": {}},
-        columns={"GFLOP": {"metric": "analytic_gflop"}, "MB": {"metric": "analytic_megabytes"}},
-        paper={"ProtoFSSL": ("447.9", "52.6")},
-        small={
-            "rounds": 1,
-            "federated.cohort_size": 1,
-            "optimizer.local_epochs": 1,
-            "method.num_unlabelled": 10,
+        settings={"rounds": 2, "select_from": 0},
+        rows={
+            **{row: {**NETWORK, "method.name": "fedavg"} for row in FORMULAS},
+            "ProtoFSSL": {"method.num_helpers": 2, "small": {"method.num_unlabelled": 10}},
         },
+        columns={"GFLOP": {"metric": "analytic_gflop"}, "MB": {"metric": "analytic_megabytes"}},
+        cells={
+            (row, column): {"metric": f"cost_{kind}:{method}"}
+            for row, method in FORMULAS.items()
+            for column, kind in (("GFLOP", "gflop"), ("MB", "megabytes"))
+        },
+        paper={
+            "MixMatch-FedAvg": ("782.0", "52.6"),
+            "FixMatch-FedAvg": ("782.0", "52.6"),
+            "FedMatch": ("1526.0", "115.6"),
+            "ProtoFSSL": ("447.9", "52.6"),
+        },
+        small={"rounds": 1, "federated.cohort_size": 1, "optimizer.local_epochs": 1},
         reduced="one round of one client, which does not change the numbers",
-        differs=("the other rows are formulas, see docs/methods/protofssl.md",),
+        steps="the numbers are of formulas, whatever the steps",
+        differs=(
+            "rows but ProtoFSSL's: Table 1's formulas for the network of a run of FedAvg, and a "
+            "client of 50 and 490 images",
+        ),
     ),
     Table(
         name="protofssl-table3",
@@ -501,5 +519,61 @@ TABLES = (
         INTERVALS,
         30,
         OURS,
+    ),
+)
+
+TWO = ("CIFAR-10 IID", "CIFAR-10 Non-IID")
+OTHER_DATA = ("SVHN IID", "SVHN Non-IID", "STL-10")
+PROTO = "ProtoFSSL-FedAvg"
+
+CLAIMS = (
+    Claim(
+        paper="ProtoFSSL",
+        text="ahead of the labels alone on CIFAR-10",
+        source="Table 3",
+        pairs=above("protofssl-table3", PROTO, ("FedAvg",), TWO),
+    ),
+    Claim(
+        paper="ProtoFSSL",
+        text="ahead of FixMatch and FedMatch on CIFAR-10",
+        source="Table 3",
+        pairs=above("protofssl-table3", PROTO, ("FixMatch-FedAvg", "FedMatch"), TWO),
+    ),
+    Claim(
+        paper="ProtoFSSL",
+        text="ahead of both on SVHN and STL-10",
+        source="Table 3",
+        pairs=above("protofssl-table3", PROTO, ("FixMatch-FedAvg", "FedMatch"), OTHER_DATA),
+        lacks="not run: the data are not here",
+    ),
+    Claim(
+        paper="ProtoFSSL",
+        text="batch norm, ten episodes a round and prototypes of the client itself help",
+        source="Tables 4 and 8, section B.1",
+        pairs=[
+            *above("protofssl-table4", "ProtoFSSL, ResNet8, BN", ["ProtoFSSL, ResNet8, None"], IID),
+            Pair("protofssl-table8", ("5 active clients", "10"), ("5 active clients", "1")),
+            *above("protofssl-algorithm2", "Algorithm 1", ["Algorithm 2"], ["CIFAR-10"]),
+        ],
+        lacks="not run",
+    ),
+    Claim(
+        paper="ProtoFSSL",
+        text="noise on prototypes up to 5.0 does not hurt",
+        source="Table 9",
+        pairs=[
+            Pair("protofssl-table9", (noise, "CIFAR-10 IID"), ("none", "CIFAR-10 IID"), level=2)
+            for noise in ("0.1", "0.5", "5.0")
+        ],
+        lacks="at the scale small without a norm, where the paper has batch norm",
+    ),
+    Claim(
+        paper="ProtoFSSL",
+        text="half of FedMatch's traffic, and 1.7 to 3.4 times less computation",
+        source="Tables 1 and 2",
+        pairs=[
+            *above("protofssl-table2", "ProtoFSSL", FORMULAS, ["GFLOP"]),
+            *above("protofssl-table2", "ProtoFSSL", ["FedMatch"], ["MB"]),
+        ],
     ),
 )

@@ -17,6 +17,7 @@ from fedjax_ssl.errors import ConfigError, counted
 from fedjax_ssl.folder.files import encode_json, write_atomically
 from fedjax_ssl.folder.stored_run import StoredRun, read_run
 from fedjax_ssl.report.exports import markdown_table
+from fedjax_ssl.reproduce import costs
 from fedjax_ssl.reproduce.marks import MEANINGS, STEPS, other_steps, signs
 from fedjax_ssl.reproduce.table import Cell, Table, number_of
 from fedjax_ssl.runs.devices import forward_operations
@@ -25,7 +26,8 @@ from fedjax_ssl.sweep import results
 
 # of the page
 HEAD = "| table | scale | source | pairs in the paper's order | why not |\n|---|---|---|---|---|"
-_BAR = r"\|"  # in a cell of Markdown
+BAR = r"\|"  # in a cell of Markdown
+_COSTS = ("cost_gflop", "cost_megabytes")  # metrics of a formula, before the name of its method
 _VERSIONS = ("python", "jax")
 _PAIRS = 5  # from this many on, a rank correlation says something
 
@@ -77,14 +79,15 @@ def measure(run: StoredRun, cell: Cell) -> float | None:
     if run.summary is None:
         return None
     kind, _, client = cell.metric.partition(":")
+    if kind in _COSTS:
+        cost = costs.OTHERS[client](costs.client_with(*_network(run)))
+        return cost.rounded[_COSTS.index(kind)]
     wrong = kind in ("test_error", "client_error")
     if client:  # of a client, by its number
         accuracies = list(run.clients.get("model", {}).values())
         value = accuracies[int(client)] if int(client) < len(accuracies) else None
     elif kind == "forward_gflop":
-        model = json.loads((run.path / "model.json").read_text(encoding="utf-8"))
-        shape = tuple(model["inputs"]["shape"])
-        value = forward_operations(run.config["model"], len(model["class_names"]), shape) / 1e9
+        value = forward_operations(*_network(run)) / 1e9
     elif kind == "seconds_per_round":
         value = run.summary["train_seconds"] / max(run.summary["rounds"], 1)
     else:
@@ -92,6 +95,12 @@ def measure(run: StoredRun, cell: Cell) -> float | None:
     if value is None or not math.isfinite(value):
         return None
     return 1 - value if wrong else value
+
+
+def _network(run: StoredRun) -> tuple[dict[str, Any], int, tuple[int, ...]]:
+    """Return a run's network, its number of classes, and the shape of an example."""
+    model = json.loads((run.path / "model.json").read_text(encoding="utf-8"))
+    return run.config["model"], len(model["class_names"]), tuple(model["inputs"]["shape"])
 
 
 def _of_rows(run: StoredRun, name: str, value: str | tuple[str, int]) -> float | None:
@@ -300,7 +309,7 @@ def markdown(table: Table, result: Result) -> str:
     grid = found.pivot(index="row", columns="column", values="text").fillna("")
     grid = grid.reindex(index=found.row.unique(), columns=found.column.unique())
     titles, *rows = (
-        [cell.replace("|", _BAR) for cell in line]
+        [cell.replace("|", BAR) for cell in line]
         for line in [("", *grid.columns), *grid.itertuples()]
     )
     others = ", ".join(other_data(result))

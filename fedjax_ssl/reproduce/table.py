@@ -230,13 +230,22 @@ def load_tables(paths: Sequence[Path] | None = None) -> dict[str, Table]:
     return found
 
 
-def _read(path: Path) -> Iterator[Table]:
+def names_of(path: Path) -> dict[str, Any]:
+    """Run a paper's file, and give the names that it defines.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
     try:
-        tables = runpy.run_path(str(path)).get("TABLES")
+        return runpy.run_path(str(path))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     except (Exception, SystemExit) as error:
         raise ConfigError(f"{path} cannot be read: {blame(error) or error}") from error
+
+
+def _read(path: Path) -> Iterator[Table]:
+    tables = names_of(path).get("TABLES")
     if (
         not isinstance(tables, tuple | list)
         or not tables
