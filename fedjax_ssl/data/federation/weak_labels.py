@@ -35,8 +35,9 @@ from fedjax_ssl.keys import PRNGKey, named_key
 from fedjax_ssl.registry import check_known
 
 # how sets are filled, see `unlabelled_sets`
-Protocol = Literal["dealt", "drawn", "clean", "reference"]
+Protocol = Literal["dealt", "equal", "drawn", "clean", "reference"]
 # smallest share before normalization, and factor of the dominant class (FedUL)
+_SCALINGS = 30  # of what sets want, by set and by class
 _LOWEST = 0.1
 _DOMINANCE = 10.0
 
@@ -296,7 +297,9 @@ def unlabelled_sets(
         counts: number of sets of the first, second, ... client with sets; one number for all if
             there is one.
         protocol: "dealt": each class of a client is dealt to its sets in proportion to what they
-            want, so that all examples are used once. "drawn": every example falls into a set with
+            want, so that all examples are used once. "equal", as in the paper's text: the same, and
+            all sets of a client have one size, but for rounding: what they want is scaled by set
+            and by class until both sums are right. "drawn": every example falls into a set with
             the probabilities of its class, and what is told are the shares to be expected: in small
             sets, what came out is another thing. "clean": sets of equal size, disjoint, all smaller
             by the factor at which every class suffices. "reference", as in the released code: sets
@@ -331,6 +334,8 @@ def unlabelled_sets(
         elif protocol == "clean":
             entries = _draw_disjoint(draw_key, holdings, _clean_quota(wanted, pool, size))
         else:
+            if protocol == "equal":
+                wanted = _of_one_size(wanted, pool)
             entries = _draw_disjoint(draw_key, holdings, _dealt_quota(wanted, pool))
         matrix, share = realized_shares(entries, holdings.labels, num_clients, most, num_classes)
         return Observed(entries, num_sets, holdings.members, matrix, share)
@@ -394,6 +399,22 @@ def _clean_quota(wanted: Array, pool: Array, size: Array) -> Int[Array, "C O K"]
     lasting = pool.astype(needed.dtype) / jnp.where(some, needed, 1.0)
     factor = jnp.minimum(jnp.min(jnp.where(some, lasting, jnp.inf), axis=1), 1.0)
     return jnp.floor(wanted * factor[:, None, None] + 1e-4).astype(jnp.int32)
+
+
+def _of_one_size(wanted: Array, pool: Array) -> Float[Array, "C O K"]:
+    """Examples per set and class whose sums are those of the pool, and alike for all sets of a
+    client: what is wanted, scaled in turn (Sinkhorn and Knopp, 1967).
+    """
+    real = jnp.any(wanted > 0, axis=2, keepdims=True)
+    classes = pool[:, None, :].astype(wanted.dtype)
+    number = jnp.maximum(real.sum(axis=1, keepdims=True, dtype=jnp.int32), 1)
+    size = classes.sum(axis=2, keepdims=True) / number.astype(wanted.dtype)
+
+    def scaled(_: int, quota: Array) -> Array:
+        by_set = normalized(quota) * size
+        return jnp.swapaxes(normalized(jnp.swapaxes(by_set, 1, 2)), 1, 2) * classes
+
+    return jax.lax.fori_loop(0, _SCALINGS, scaled, wanted)
 
 
 def _dealt_quota(wanted: Array, pool: Array) -> Int[Array, "C O K"]:

@@ -74,7 +74,7 @@ def load_rsna(
         size: side of the square images, in pixels.
         max_images: at most so many, drawn at random, always the same ones; all by default.
         healthy: slices without bleeding, drawn at random, always the same ones, which are then the
-            first class.
+            first class; they count among `max_images`, which leaves out others.
 
     Returns:
         Dataset with inputs uint8 [n, size, size, 3]. Clients are patients; there is no test split,
@@ -105,10 +105,13 @@ def _read(folder: Path, size: int, max_images: int | None, healthy: int) -> Data
         raise DatasetUnavailable(
             f"{NAME}: {error}\nTo go on, take {TABLE} from Kaggle's archive as it is."
         ) from error
-    names = sorted(chosen)
-    if max_images is not None and len(names) > max_images:
-        order = np.random.default_rng(0).permutation(len(names))[:max_images]
+    without = sorted(name for name, label in chosen.items() if healthy and label == 0)
+    names = sorted(chosen.keys() - set(without))
+    most = None if max_images is None else max(max_images - len(without), 0)
+    if most is not None and len(names) > most:
+        order = np.random.default_rng(0).permutation(len(names))[:most]
         names = [names[row] for row in np.sort(order)]
+    names = sorted([*names, *without[:max_images]])
     if not names:
         raise DatasetUnavailable(
             f"{NAME}: {folder / TABLE} has no slice with exactly one of {', '.join(CLASSES)}."

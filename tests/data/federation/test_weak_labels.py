@@ -94,6 +94,17 @@ def test_drawn_sets_use_every_example_once_and_their_shares_are_those_to_be_expe
     assert 75 < chi_squared < 250, chi_squared
 
 
+def test_equal_sets_use_every_example_once_and_are_of_one_size() -> None:
+    data = draw("sets", sets=5, protocol="equal")
+    check_shares(data)
+    rows = np.concatenate([entries_of(data, client)[0] for client in range(3)])
+    assert sorted(rows) == list(range(SIZE))
+    for client in range(3):
+        sizes = np.bincount(entries_of(data, client)[1], minlength=5)
+        assert sizes.max() - sizes.min() <= NUM_CLASSES, "each class is rounded"
+    assert np.asarray(data.weak.matrix).max(axis=2).mean() > 2 / NUM_CLASSES, "they differ"
+
+
 @pytest.mark.thorough
 def test_clean_sets_are_disjoint_and_of_equal_size() -> None:
     data = draw("sets", sets=5, protocol="clean")

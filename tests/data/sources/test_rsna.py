@@ -95,6 +95,8 @@ def test_fewer_and_smaller(folder):
     write_slice(folder / "stage_2_train" / "ID_000000005.dcm", units(5))
     more = read(folder, healthy=3)
     assert more.class_names == ("healthy", *CLASSES) and more.train.y.tolist() == [1, 2, 3, 4, 5, 0]
+    kept = read(folder, healthy=1, max_images=3).train.y
+    assert (kept == 0).sum() == 1 and len(kept) == 3, "healthy slices are drawn beside the others"
     few = read(folder, max_images=2, size=4)
     assert few.train.x.shape == (2, 4, 4, 3)
     np.testing.assert_array_equal(read(folder, max_images=2).train.y, few.train.y)
