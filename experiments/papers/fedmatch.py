@@ -67,8 +67,8 @@ UNLABELLED = 100  # images of a client of the batch task
 RATE = {"optimizer.learning_rate": 3e-3}
 SMALL = {
     "seeds": 2,
-    "rounds": 40,
-    "eval_every": 10,
+    "rounds": 25,
+    "eval_every": 5,
     "data.pools": (300, 50, 200),
     "data.pool_splits": False,
     "data.test_fraction": 0.0,
@@ -79,7 +79,7 @@ SMALL = {
 }
 REDUCED = (
     "two narrow convolutions; 20 clients with 150 images in place of 100 with 540, five steps a "
-    "round whatever the method; 40 rounds in place of 200, at the learning rate 3e-3 in place of "
+    "round whatever the method; 25 rounds in place of 200, at the learning rate 3e-3 in place of "
     "1e-3; UDA and FixMatch with 20 images without a label a step in place of 100"
 )
 SMALL_STREAM = {
@@ -181,7 +181,7 @@ PARTS = {
     "without psi": {"method.decomposition": "without_psi", **ROWS["FedMatch"]},
 }
 ROUNDS = {f"{rounds}": {"rounds": rounds} for rounds in (50, 100, 150, 200)}
-ROUNDS["200"]["small"] = {"name": "40"}
+ROUNDS["200"]["small"] = {"name": "25"}
 PER_CLASS = {
     f"{labels}": {
         "supervision.labels": labels,

@@ -46,7 +46,8 @@ IMAGES_SMALL = 2_000
 WHOLE_SETS = "a step goes through a set, a round through all"
 SMALL = {
     "seeds": 2,
-    "rounds": 20,
+    "rounds": 10,
+    "eval_every": 2,
     "data.pools": (IMAGES_SMALL // 10, 50, 200),
     "data.validation_fraction": 0.0,
     "data.balanced_test": False,
@@ -55,7 +56,7 @@ SMALL = {
     "optimizer.batch_size": 32,
 }
 REDUCED = (
-    "2,000 training images instead of 48,000 or 40,000, 20 rounds instead of 100, twenty steps a "
+    "2,000 training images instead of 48,000 or 40,000, 10 rounds instead of 100, twenty steps a "
     "round whatever the method, a quarter of the channels, learning rate 1e-3 instead of 1e-4, "
     "batches of 32 instead of 128; errors on 2,000 test images, as many of every class"
 )
