@@ -64,6 +64,7 @@ class Claim:
     source: str  # table or section
     pairs: Sequence[Pair] = ()
     proof: str = ""  # a test or page of the project that shows it, where no table does
+    proof_scale: str = "a test"  # or what data
     lacks: str = ""  # why it is not shown: what was checked, or is missing
 
     def __post_init__(self) -> None:
@@ -137,7 +138,7 @@ def row_of(claim: Claim, tables: Mapping[str, Table], found: Sequence[Result]) -
     rows = [_at_scale(claim, tables, found, scale) for scale in ("paper", "small")]
     best = min(rows, key=lambda row: (STATES.index(row.state), -row.held))
     if best.state == NOT_RUN and claim.proof:
-        return best._replace(state=SHOWN, scale="a test")
+        return best._replace(state=SHOWN, scale=claim.proof_scale)
     return best
 
 

@@ -17,7 +17,8 @@ from fedjax_ssl.cli import Parser, one_of
 from fedjax_ssl.cli import parser as new_parser
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.errors import counted
-from fedjax_ssl.reproduce import results, running, scales
+from fedjax_ssl.reproduce import page, results, running, scales
+from fedjax_ssl.reproduce.claims import load_claims
 from fedjax_ssl.reproduce.scales import Run
 from fedjax_ssl.reproduce.table import SCALES, Table, find_table, load_tables
 from fedjax_ssl.sweep import axes
@@ -40,7 +41,10 @@ def main(arguments: list[str]) -> int:
     given = parser().parse_args(arguments)
     tables = load_tables(given.papers)
     if given.list or given.page:
-        print(results.page(tables) if given.page else "\n".join(_list(tables)))
+        if given.list:
+            print("\n".join(_list(tables)))
+        else:
+            print(page.page(tables, load_claims(given.papers)))
         return 0
     if given.table is None:
         raise ConfigError("name a table; `fedjax-ssl reproduce --list` names all")

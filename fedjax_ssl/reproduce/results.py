@@ -24,8 +24,6 @@ from fedjax_ssl.runs.devices import forward_operations
 from fedjax_ssl.shipped import papers
 from fedjax_ssl.sweep import results
 
-# of the page
-HEAD = "| table | scale | source | pairs in the paper's order | why not |\n|---|---|---|---|---|"
 BAR = r"\|"  # in a cell of Markdown
 _COSTS = ("cost_gflop", "cost_megabytes")  # metrics of a formula, before the name of its method
 _VERSIONS = ("python", "jax")
@@ -495,22 +493,3 @@ def draw(table: Table, found: pandas.DataFrame, path: Path) -> None:
     axes.set(xlabel=table.x or "", ylabel=f"{metric}, %" if table.percent else metric)
     axes.legend(fontsize="small", title="filled: ours, hollow: paper", title_fontsize="small")
     figure.savefig(path, dpi=120)
-
-
-def page(tables: Mapping[str, Table]) -> str:
-    """Write docs/reproductions.md: its text, what each stored table agrees in with its paper,
-    and the tables.
-    """
-    lines = [(papers() / "page.md").read_text(encoding="utf-8") + HEAD]
-    sections = []
-    for result in stored():
-        if (table := tables.get(result.table)) is None:
-            continue  # of another paper
-        anchor = f"{table.name}-{result.scale}"
-        agreed = order(table, result).removeprefix("order: ").replace(" as in the paper", "")
-        source = "; ".join((table.source, *other_data(result)))
-        why = table.why.get(result.scale, "-")
-        row = [f"[{table.name}](#{anchor})", result.scale, source, agreed or "-", why]
-        lines.append(f"| {' | '.join(row)} |")
-        sections.append(f"## {anchor}\n\n{markdown(table, result)}\n")
-    return "\n".join([*lines, "", *sections])

@@ -156,8 +156,6 @@ def make_tiny(config: ml_collections.ConfigDict) -> None:
 
     What decides shapes and code, such as partition, supervision and method, stays.
     """
-    name = config.data.name
-    section = config.data
     config.update(
         rounds=_SMOKE_ROUNDS,
         eval_every=1,
@@ -185,16 +183,29 @@ def make_tiny(config: ml_collections.ConfigDict) -> None:
         config.model.width_factor = 0.5 if config.model.get("norm") == "gn" else 1 / 16
     if "hidden" in network and config.model.hidden:
         config.model.hidden = tuple(8 for _ in config.model.hidden)
-    if name in ("digits", "glyphs"):  # these are there
+    section = config.data
+    if section.name in ("digits", "glyphs"):  # these are there
         return
+    use_stand_in(config)
+    if section.get("size"):
+        section.size = min(section.size, _SMOKE_SIDE)
+    _leave_few(config)
+
+
+def use_stand_in(config: ml_collections.ConfigDict) -> None:
+    """Give an unlocked config inputs of its dataset's shape and classes that are made up; as many
+    as its pools take.
+    """
+    section = config.data
+    name = section.name
     known = section.get("num_classes") or (6 if section.get("healthy") else None)
     _use(config, "stand_in")
     section.update(like=name.partition(":")[0], num_classes=known)
-    if section.get("size"):
-        section.size = min(section.size, _SMOKE_SIDE)
     if section.mean is None and section.std is None and section.standardize == "auto":
         section.standardize = "none"
-    _leave_few(config)
+    if section.pools:
+        classes = data.load("stand_in", like=section.like, num_classes=known, examples=1)
+        section.examples = 2 * sum(section.pools) * classes.num_classes
 
 
 def _leave_few(config: ml_collections.ConfigDict) -> None:

@@ -92,6 +92,8 @@ class Table:
     # ^ local steps that a client takes in a round of the scale small, whatever the method; or why
     # there is no such number
     x: str | None = None  # name of a figure's x axis; None: it is a table
+    wanted: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+    # ^ columns to run as a whole at the scale paper, before others -> their rows
     why: Mapping[str, str] = dataclasses.field(default_factory=dict)
     # ^ scale -> why results are not the paper's
 
@@ -124,6 +126,9 @@ class Table:
                 raise wrong(f"two {kind} have one name at the scale small")
         if unknown := [scale for scale in self.why if scale not in SCALES]:
             raise wrong(f"why names the scale {unknown[0]!r}; there are {', '.join(SCALES)}")
+        for column, rows in self.wanted.items():
+            if column not in self.columns or not rows or set(rows) - set(self.rows):
+                raise wrong(f"wanted names the column {column!r} with rows {', '.join(rows)}")
         for kind, names in (self.small_cells or {}).items():
             if kind not in ("rows", "columns"):
                 raise wrong(f"small_cells names {kind!r}")

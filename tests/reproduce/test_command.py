@@ -11,6 +11,8 @@ from fedjax_ssl import cli
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.folder.stored_run import read_run
 from fedjax_ssl.reproduce import Table, results
+from fedjax_ssl.reproduce import page as pages
+from fedjax_ssl.reproduce.claims import load_claims
 from fedjax_ssl.reproduce.scales import runs_of
 from fedjax_ssl.reproduce.table import SCALES, Cell, load_tables
 from fedjax_ssl.sweep import plan as plans
@@ -148,7 +150,7 @@ def test_a_description_says_cells_data_and_hours(paper, capsys):
     )
     code, out, _ = call(capsys, "--page", *paper)
     # stored results of other papers
-    assert code == 0 and "fedul" not in out.partition(results.HEAD)[2]
+    assert code == 0 and "fedul" not in out.partition(pages.HEAD)[2]
 
 
 def test_stored_cells_stay_with_what_they_come_from(tmp_path, monkeypatch):
@@ -276,7 +278,7 @@ def test_cells_that_predict_otherwise_are_runs_of_their_own():
 
 def test_the_page_is_made_from_the_stored_results():
     page = Path(__file__).parents[2] / "docs" / "reproductions.md"
-    assert page.read_text(encoding="utf-8") == results.page(load_tables()) + "\n"
+    assert page.read_text(encoding="utf-8") == pages.page(load_tables(), load_claims()) + "\n"
 
 
 @pytest.mark.thorough

@@ -1,0 +1,90 @@
+"""Writes docs/reproductions.md from the stored results: what the papers claim, which tables there
+are, what is to be run next, and the tables.
+"""
+
+import shlex
+from collections.abc import Mapping, Sequence
+
+from fedjax_ssl.reproduce import claims, results
+from fedjax_ssl.reproduce.results import Result
+from fedjax_ssl.reproduce.table import Table
+from fedjax_ssl.shipped import papers
+
+HEAD = "| table | scale | source | pairs in the paper's order | why not |\n|---|---|---|---|---|"
+_CLAIMS = "CLAIMS"  # where page.md has the table of claims
+_STRONGEST = 5  # claims of README.md
+_TABLES = "docs/reproductions.md"  # seen from README.md
+
+
+def page(tables: Mapping[str, Table], asserted: Sequence[claims.Claim]) -> str:
+    """Write the page.
+
+    Args:
+        tables: by name.
+        asserted: what the papers claim.
+    """
+    found = results.stored()
+    rows = [claims.row_of(claim, tables, found) for claim in asserted]
+    text = (papers() / "page.md").read_text(encoding="utf-8")
+    lines = [text.replace(_CLAIMS, "\n".join(claims.markdown(rows)), 1) + HEAD]
+    sections = []
+    for result in found:
+        if (table := tables.get(result.table)) is None:
+            continue  # of another paper
+        anchor = f"{table.name}-{result.scale}"
+        agreed = results.order(table, result).removeprefix("order: ")
+        source = "; ".join((table.source, *results.other_data(result)))
+        why = table.why.get(result.scale, "-")
+        agreed = agreed.replace(" as in the paper", "") or "-"
+        row = [f"[{table.name}](#{anchor})", result.scale, source, agreed, why]
+        lines.append(f"| {' | '.join(row)} |")
+        sections.append(f"## {anchor}\n\n{results.markdown(table, result)}\n")
+    return "\n".join([*lines, "", *to_run(tables, found), *sections])
+
+
+def to_run(tables: Mapping[str, Table], found: Sequence[Result]) -> list[str]:
+    """List the columns that are to be run as a whole at the papers' scale, by their commands, and
+    how many of their cells are there.
+    """
+    lines = []
+    for table in tables.values():
+        there = {
+            cell.place
+            for result in found
+            if (result.table, result.scale) == (table.name, "paper")
+            for cell in result.cells
+            if cell.values
+        }
+        for column, rows in table.wanted.items():
+            have = sum((row, column) in there for row in rows)
+            state = f"{have} of {len(rows)} cells" if have else "not run yet"
+            lines.append(f"| `{command(table, column, rows)}` | {state} |")
+    if not lines:
+        return []
+    head = [
+        "## To run next at the papers' scale",
+        "",
+        "Whole columns, so that methods can be compared. A command that was cut off goes on from "
+        "its folder when it is given again.",
+        "",
+        "| command | state |",
+        "|---|---|",
+    ]
+    return [*head, *lines, ""]
+
+
+def command(table: Table, column: str, rows: Sequence[str]) -> str:
+    """Write the command that runs and keeps a column."""
+    words = ["fedjax-ssl", "reproduce", table.name, "--run", "--scale", "paper", "--store"]
+    return shlex.join([*words, "--columns", column, "--rows", *rows])
+
+
+def strongest(rows: Sequence[claims.Row]) -> list[str]:
+    """Write README's claims: those that most pairs show, one a paper before a second of any."""
+    shown = [row for row in rows if row.state == claims.SHOWN and row.compared]
+    ranked = sorted(shown, key=lambda row: (row.scale != "paper", -row.held))
+    firsts = {row.claim.paper: row for row in reversed(ranked)}
+    chosen = [row for row in ranked if firsts[row.claim.paper] is row]
+    chosen += [row for row in ranked if row not in chosen]
+    short = [row._replace(numbers=row.numbers.partition(";")[0]) for row in chosen[:_STRONGEST]]
+    return [claims.line(row, _TABLES) for row in short]

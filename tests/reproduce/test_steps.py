@@ -1,0 +1,75 @@
+"""All methods of a table take as many local steps a round at the scale small, or their cells say
+why not.
+"""
+
+import importlib
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_ssl import config as configs
+from fedjax_ssl import methods
+from fedjax_ssl.federated.client_states import all_clients
+from fedjax_ssl.federated.method import Now
+from fedjax_ssl.reproduce.marks import other_steps
+from fedjax_ssl.reproduce.scales import Run, runs_of, use_stand_in
+from fedjax_ssl.reproduce.table import load_tables
+
+build = importlib.import_module("fedjax_ssl.runs.build")
+TABLES = load_tables()
+COUNTED = [name for name, table in TABLES.items() if isinstance(table.steps, int)]
+
+
+def steps_of(run: Run) -> float:
+    """Mean local steps of the clients that take any, in a round of the last stage."""
+    config = run.config
+    local = config.optimizer
+    if config.method.name == "protofssl":  # episodes, whatever was sent
+        return local.local_epochs
+    if local.local_steps:
+        return local.local_steps
+    with config.unlocked():
+        use_stand_in(config)
+    experiment = build.load_resolved(configs.resolve(config))
+    federation = build.federate(experiment, jax.random.key(0))
+    plain = configs.replace_numbers(experiment.config, {})
+    setup = build._setup(plain, experiment.dataset, federation)
+    settings = dict(plain["method"])
+    stage = methods.recipe(settings.pop("name"), setup, **settings).stages[-1]
+    key = jax.random.key(0)
+    now = Now(np.int32(0))
+    count = jax.jit(jax.vmap(lambda client: stage.sampler.schedule(key, client, now).num_steps))
+    taken = np.asarray(count(all_clients(federation)))
+    return float(taken[taken > 0].mean())
+
+
+def check(name: str, columns: int | None, every_cell: bool) -> None:
+    table = TABLES[name]
+    cells = table.make_cells("small")
+    if every_cell:
+        cells = table.make_cells("small", list(table.rows), list(table.columns))
+    chosen = [*dict.fromkeys(cell.column for cell in cells)][:columns]
+    cells = [cell for cell in cells if cell.column in chosen and not cell.steps]
+    for run in runs_of(table, "small", cells, seeds=[0]):
+        assert not other_steps(table, "small", steps_of(run)), run.name
+
+
+@pytest.mark.filterwarnings("ignore::fedjax_ssl.errors.ConfigNote")
+def test_methods_with_labels_at_clients_take_as_many_steps():
+    check("fedmatch-table1", 1, every_cell=False)
+
+
+@pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore::fedjax_ssl.errors.ConfigNote")
+@pytest.mark.parametrize("name", COUNTED)
+def test_methods_take_as_many_steps(name):
+    check(name, None, every_cell=False)
+
+
+def test_tables_of_several_methods_say_how_many_steps():
+    for name, table in TABLES.items():
+        cells = table.make_cells("small")
+        found = {cell.settings.get("method.name", "") for cell in cells}
+        if len(found) > 1:
+            assert table.steps, f"{name} has {', '.join(sorted(found))}"
