@@ -158,8 +158,8 @@ def _at_scale(
         first, *second = (cells.get((pair.table, place)) for place in pair.places)
         if first is None or None in second or _shows_nothing(first):
             continue
-        other = second[0] if second else pair.second
-        if isinstance(other, Measured) and _shows_nothing(other):
+        other = second[0] if second else None
+        if other is not None and _shows_nothing(other):
             continue
         compared[pair] = _holds(pair, tables[pair.table], first, other)
     held = sum(compared.values())
@@ -186,16 +186,17 @@ def _shows_nothing(cell: Measured) -> bool:
     return any(letter in one for one in cell.marks for letter in (DIVERGED, CHANCE))
 
 
-def _holds(pair: Pair, table: Table, first: Measured, second: Measured | float | tuple) -> bool:
+def _holds(pair: Pair, table: Table, first: Measured, second: Measured | None) -> bool:
     factor = 100 if table.percent else 1
     metrics = {cell.place: cell.metric for cell in table.make_cells("paper")}
     sign = -1 if any(part in metrics[pair.first] for part in _LOWER) else 1
     values = [np.asarray(first.values)]
-    if isinstance(second, Measured):
+    if isinstance(pair.second, float):
+        other = pair.second / factor
+    else:
+        assert second is not None, "a pair of cells has both"
         values.append(np.asarray(second.values))
         other = float(values[1].mean())
-    else:
-        other = float(second) / factor  # type: ignore[arg-type]
     difference = sign * (float(values[0].mean()) - other) * factor
     if pair.level is not None:
         return difference >= -pair.level
