@@ -97,7 +97,7 @@ release:  ## build wheel and sdist, check them, run the wheel alone, say what a 
 	cd $(TRIAL) && env/bin/fedjax-ssl --version && env/bin/fedjax-ssl run digits_fedavg --rounds=2 --eval_every=1
 	@echo
 	@echo "ready in dist: $$(ls dist | xargs)"
-	@grep -q '^\[project.urls\]' pyproject.toml || echo "  0. give pyproject.toml [project.urls], and mkdocs.yml repo_url: the address of the project"
+	@grep -q '^\[project.urls\]' pyproject.toml || echo "  0. give pyproject.toml [project.urls], and mkdocs.yml extra.repository: the address of the project"
 	@echo "  1. write the date behind the version in CHANGELOG.md and CITATION.cff, and commit"
 	@echo "  2. make release, again from that commit"
 	@echo "  3. git tag v$$(ls dist/*.whl | cut -d- -f2) && git push --tags"

@@ -7,6 +7,7 @@ run -> opened (opening.py) -> Run (active.py)
 """
 
 import contextlib
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 import ml_collections
 
 from fedjax_ssl import config as configs
+from fedjax_ssl.runs.about_data import about_data
 from fedjax_ssl.runs.active import Run
 from fedjax_ssl.runs.callbacks import Callback
 from fedjax_ssl.runs.compile import Advanced
@@ -108,7 +110,7 @@ def run(
             every evaluation. They may add columns to its row, of a number each; one that returns
             True ends the run, with predictions and summary. An error in one leaves this call once
             row and checkpoint are saved. Of several processes, each calls its own.
-        quiet: print nothing.
+        quiet: print nothing but notes about the data, on standard error.
 
     Returns:
         What `summary.json` holds.
@@ -142,6 +144,9 @@ def run(
         team.watched(),
         opened(resolved, workdir, team, shared or Shared(), callbacks, quiet) as active,
     ):
+        if quiet and active.folder is not None:
+            for line in about_data(active.built, active.template, active.names):
+                print(f"note: {line}", file=sys.stderr)
         loop([active])
         if active.error is not None:
             raise active.error

@@ -13,17 +13,27 @@ UNUSED = "7 of 7 of the data's own test examples are used for nothing, because d
 
 
 @pytest.fixture
-def said(tmp_path):
-    """What is said where client "n" has one example, "rare" is in no test and "new" has no label."""
+def config_of(tmp_path):
+    """A run where client "n" has one example, "rare" is in no test and "new" has no label."""
     own = [f"{i},{'xy'[i % 2]},{'pq'[i // 2 % 2]},test" for i in range(6)]
     rows = [f"{i + 9},{'xy'[i % 2]},{'pq'[i // 2 % 2]},train" for i in range(20)]
     lines = ["a,label,client,split", *own, "7,new,p,test", *rows, "99,rare,n,train"]
     (tmp_path / "rows.csv").write_text("\n".join(lines))
 
-    def sentences(**settings):
+    def config(**settings):
         fields = {"data.path": str(tmp_path / "rows.csv"), "model.name": "mlp"}
         fields |= {"data.root": str(tmp_path), "data.validation_fraction": 0, **settings}
-        program = Shared().program(fs.config.resolve(fs.load_config("table", fields)))
+        return fs.load_config("table", fields)
+
+    return config
+
+
+@pytest.fixture
+def said(config_of):
+    """What is said of its data."""
+
+    def sentences(**settings):
+        program = Shared().program(fs.config.resolve(config_of(**settings)))
         built = program.built
         names = client_names(built.experiment.dataset, built.federation)
         return about_data(built, program.template(), names)
@@ -54,3 +64,9 @@ def test_batches_of_one_under_batch_norm(said):
     batches = {"model.norm": "bn", "optimizer.batch_size": 4}
     assert "in some batches of 1 client (n)" in said(**batches)[-1]
     assert not any("batch norm" in one for one in said(**{"optimizer.batch_size": 1}))
+
+
+def test_a_quiet_run_says_it_and_nothing_else(said, config_of, tmp_path, capsys):
+    fs.run(config_of(rounds=1), tmp_path / "run", quiet=True)
+    shown = capsys.readouterr()
+    assert shown.out == "" and shown.err.splitlines() == [f"note: {line}" for line in said()]
