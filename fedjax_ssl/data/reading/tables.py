@@ -259,8 +259,9 @@ def _read_text(path: Path, findings: Findings, columns: Sequence[str] | None) ->
 def _is_example(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
     """Tell whether a first line is an example and no names, by what stands below each of its cells.
 
-    Words above numbers are names, and what stands below itself is none. Numbers alone are names
-    where they are whole and follow each other, as pandas writes them.
+    A word above numbers is a name, and so is one above few words of which it is none; a word that
+    stands below itself is none. Numbers alone are names where they are whole and follow each other,
+    as pandas writes them.
     """
     numbers = []
     words = 0
@@ -275,6 +276,8 @@ def _is_example(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
         elif not re.search(r"[^\W\d_]", cell):  # dates
             continue
         elif known and np.isfinite(as_numbers(known)).all():
+            return False
+        elif cell not in known and 2 * len(set(known)) <= len(known):
             return False
         else:
             words += 1

@@ -271,6 +271,7 @@ def test_codes_are_words_where_they_are_named_and_signs_are_no_marks(write):
         (("0,1,2,label", "4.9,3,1,setosa", "6,2,2,virginica"), False),
         (("2019,2020,2021", "4,0,1", "6,2,0"), False),
         (("id,5,10,label", "a,0,1,0", "b,2,2,1"), False),
+        (("400.5,401.0,kind", "1,2,a", "2,3,b", "3,4,a", "2,2,b"), False),
     ],
 )
 def test_a_first_line_that_is_an_example_is_no_line_of_names(write, lines, is_example):
