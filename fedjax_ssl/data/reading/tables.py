@@ -275,9 +275,7 @@ def _is_example(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
             numbers.append(cell)
         elif not re.search(r"[^\W\d_]", cell):  # dates
             continue
-        elif known and np.isfinite(as_numbers(known)).all():
-            return False
-        elif cell not in known and 2 * len(set(known)) <= len(known):
+        elif known and _is_name(cell, known):
             return False
         else:
             words += 1
@@ -286,6 +284,11 @@ def _is_example(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
         return bool(numbers)
     follow = np.diff(list(map(int, numbers))) == 1
     return not words and not follow.all()
+
+
+def _is_name(word: str, below: Sequence[str]) -> bool:
+    few = 2 * len(set(below)) <= len(below)
+    return bool(np.isfinite(as_numbers(below)).all()) or (few and word not in below)
 
 
 def _read_parquet(path: Path) -> "pandas.DataFrame":
