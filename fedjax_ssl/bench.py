@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 
+from fedjax_ssl import processor
 from fedjax_ssl.benchmarks import WORKLOADS, Workload, measure
 from fedjax_ssl.checks import In, OneOf, Whole
 from fedjax_ssl.command_line import USER_ERRORS, notes_instead_of_warnings
@@ -181,7 +182,7 @@ def _check_platform(asked: str) -> bool:
             f"JAX finds no device to compute on: {str(error).splitlines()[0]}"
         ) from error
     if asked != platform:
-        extra = {"gpu": "cuda12", "tpu": "tpu"}.get(asked)
+        extra = processor.INSTALL.get(asked)
         install = f"; for a {asked.upper()}, pip install 'jax[{extra}]'" if extra else ""
         raise ConfigError(
             f"--platform {asked}: JAX computes on {platform} here ({device.device_kind}). Check "

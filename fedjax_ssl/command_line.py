@@ -74,9 +74,10 @@ def use_processor(threads: int | None, devices: int | None = None) -> None:
         devices: that share each cohort; None: one per thread.
 
     Raises:
-        ConfigError: less than one thread.
+        ConfigError: less than one thread, or $JAX_PLATFORMS names what JAX has no part for.
     """
     check_field("threads", threads)
+    processor.check_platform()
     cores = processor.cores()
     pool, variable = processor.allowed()
     # A config is checked later; what makes no sense here is refused there.
@@ -122,6 +123,11 @@ def message_of(error: BaseException) -> str | None:
     """
     if isinstance(error, OSError) and error.filename is not None and own_code.place(error) is None:
         return f"{error.filename} cannot be used: {error.strerror}"
+    if isinstance(error, RuntimeError) and str(error).startswith("Unable to initialize backend"):
+        # JAX's own sentence for a driver or a device that is not there.
+        platforms = os.environ.get("JAX_PLATFORMS")
+        said = f" (JAX_PLATFORMS={platforms})" if platforms else ""
+        return f"JAX finds no device to compute on{said}: {str(error).splitlines()[0]}"
     if not isinstance(error, USER_ERRORS):
         return own_code.blame(error)
     cause = error.__cause__

@@ -1,11 +1,17 @@
 """Cores, threads and memory that this process may use."""
 
+import importlib.metadata
+import importlib.util
 import os
 import sys
 from pathlib import Path
 
+from fedjax_ssl.errors import ConfigError
+
 # More devices than this are not made of a processor.
 MOST_DEVICES = 64
+# Platforms of JAX, and the extra of JAX's that brings them.
+INSTALL = {"cuda": "cuda12", "gpu": "cuda12", "rocm": "rocm", "tpu": "tpu"}
 _ONE_THREAD = "xla_cpu_multi_thread_eigen=false"
 
 
@@ -42,6 +48,25 @@ def allowed() -> tuple[int, str]:
 def threads() -> int:
     """Count the cores that XLA's pool of threads can keep busy."""
     return min(cores(), allowed()[0])
+
+
+def check_platform() -> None:
+    """Raise ConfigError where $JAX_PLATFORMS names an accelerator whose part of JAX is not
+    installed. JAX is not imported.
+    """
+    asked = os.environ.get("JAX_PLATFORMS", "").split(",")
+    plugins = " ".join(found.name for found in importlib.metadata.entry_points(group="jax_plugins"))
+    there = {
+        "cuda": "cuda" in plugins,
+        "gpu": "cuda" in plugins or "rocm" in plugins,
+        "rocm": "rocm" in plugins,
+        "tpu": importlib.util.find_spec("libtpu") is not None,
+    }
+    if not there.get(asked[0], True):
+        raise ConfigError(
+            f"JAX_PLATFORMS={','.join(asked)}, but JAX's part for {asked[0]} is not installed: "
+            f"pip install 'jax[{INSTALL[asked[0]]}]', or leave JAX_PLATFORMS out, for the CPU"
+        )
 
 
 GIVEN = allowed()  # before `start` sets $NPROC itself

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from fedjax_ssl import processor
-from fedjax_ssl.command_line import map_large_buffers, use_processor
+from fedjax_ssl.command_line import map_large_buffers, message_of, use_processor
 from fedjax_ssl.config import ConfigError, ConfigNote
 from fedjax_ssl.folder.environment import device_description
 
@@ -144,3 +144,26 @@ def test_large_buffers_are_mapped_and_the_scratch_of_operations_is_kept(
         assert told[-1] > 2 * told[-3]
     monkeypatch.setattr(sys, "platform", "darwin")
     assert not map_large_buffers()
+
+
+@pytest.mark.parametrize("platforms", ["cuda", "rocm,cpu", "tpu"])
+def test_a_platform_that_jax_has_no_part_for_is_refused(
+    monkeypatch: pytest.MonkeyPatch, platforms: str
+) -> None:
+    monkeypatch.setenv("JAX_PLATFORMS", platforms)
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: ())
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=f"JAX_PLATFORMS={platforms}, but .* pip install 'jax"):
+        use_processor(None)
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    processor.check_platform()
+
+
+def test_a_device_that_does_not_answer_is_jaxs_sentence_and_no_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    error = RuntimeError("Unable to initialize backend 'cuda': no device\nmore lines")
+    said = message_of(error)
+    assert said is not None and said.endswith("Unable to initialize backend 'cuda': no device")
+    assert "JAX_PLATFORMS=cuda" in said

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import fedjax_ssl as fs
 from fedjax_ssl import cli, data
 from fedjax_ssl import config as configs
 from fedjax_ssl.config.fields import CHOICES
@@ -188,3 +189,13 @@ def test_an_option_of_another_dataset_is_refused() -> None:
 def test_a_published_dataset_takes_a_folder_and_an_embedded_one_does_not() -> None:
     with pytest.raises(ValueError, match="dataset 'digits' is in the package and takes no path"):
         data.load("digits", path="somewhere")
+
+
+@pytest.mark.parametrize("kind", ["data", "dataset"])
+def test_a_dataset_is_registered_under_the_word_for_it(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for table in ("_builders", "_lines", "_options"):
+        monkeypatch.setattr(data.SOURCES, table, {**getattr(data.SOURCES, table)})
+    fs.register(kind, "small", lambda: fs.load_dataset("digits"))
+    assert fs.load_dataset("small").name == "digits"

@@ -396,7 +396,8 @@ def register(kind: str, name: str | None = None, builder: Callable[..., Any] | N
 
     Args:
         kind: a section of a config ("method", "model", "data", "partition", "supervision",
-            "augment", "cohort", "federated"), "around" or "upload".
+            "augment", "cohort", "federated"), "around" or "upload"; "dataset" and "network" are
+            "data" and "model".
         name: as configs write it; the builder's own by default.
         builder: a function as docs/extending.md describes it; its keyword arguments become options.
             Without it, `register` is a decorator.
@@ -415,7 +416,8 @@ def register(kind: str, name: str | None = None, builder: Callable[..., Any] | N
         >>> fs.load_config("digits", {"method.name": "short_sighted"}).method.weight
         1.0
     """
-    registries = {**REGISTRIES, "around": AROUND, "upload": UPLOADS}
+    words = {"dataset": REGISTRIES["data"], "network": REGISTRIES["model"]}
+    registries = {**REGISTRIES, **words, "around": AROUND, "upload": UPLOADS}
     check_known("kind", kind, registries)
     if builder is None:
         return functools.partial(register, kind, name)

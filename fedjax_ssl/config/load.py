@@ -167,6 +167,8 @@ def _no_field(config: ml_collections.ConfigDict, field: str, known: Iterable[str
     section, _, last = field.rpartition(".")
     namesakes = [one for one in known if one.endswith(f".{last}")]
     hint = f" Did you mean {namesakes[0]!r}?" if namesakes else did_you_mean(field, list(known))
+    if field == "seeds":
+        hint = " A run has one seed; `fedjax-ssl sweep CONFIG --seeds N` makes N runs."
     has = (
         f" config.method of {config.method.name!r} has: {', '.join(config.method)}"
         if section == "method"

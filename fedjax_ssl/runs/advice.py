@@ -274,6 +274,17 @@ def weights_in_words(weighting: str, method: Method) -> str:
     )
 
 
+def large_batches(federation: FederatedData, batch_size: int) -> list[str]:
+    """Say in a line that no client fills a batch; nothing where one does."""
+    largest = int(np.max(federation.num_examples))
+    if batch_size <= largest:
+        return []
+    return [
+        f"a batch of {batch_size} (config.optimizer.batch_size) is larger than every client, the "
+        f"largest of which has {counted(largest, 'example')}"
+    ]
+
+
 def idle_clients(
     method: Method, federation: FederatedData, names: Sequence[str], batch_size: int
 ) -> list[str]:

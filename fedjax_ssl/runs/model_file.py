@@ -30,7 +30,7 @@ from fedjax_ssl import config as configs
 from fedjax_ssl.data import Dataset, FederatedData, Split, WeakLabels, client_names, for_prediction
 from fedjax_ssl.data.reading.cache import reading_from_json
 from fedjax_ssl.data.reading.features import TableReading
-from fedjax_ssl.errors import UserError
+from fedjax_ssl.errors import UserError, did_you_mean
 from fedjax_ssl.federated import Method, ServerState
 from fedjax_ssl.folder.checkpoint import Checkpoints
 from fedjax_ssl.folder.stored_run import StoredRun, read_run
@@ -244,8 +244,10 @@ def find(folder: Path, checkpoint: str) -> tuple[StoredRun, dict[str, Any], str,
 def _read_folder(folder: Path) -> tuple[StoredRun, dict[str, Any]]:
     """Read the run, and model.json."""
     if not folder.is_dir():
+        beside = [str(path.parent) for path in folder.parent.glob("*/config.json")]
         raise TrainedModelError(
-            f"run folder {folder} does not exist; give the folder that --workdir of the run named"
+            f"run folder {folder} does not exist; give the folder that --workdir of the run named."
+            f"{did_you_mean(str(folder), beside)}"
         )
     if not (folder / "config.json").exists():
         inner = sorted(path.parent.name for path in folder.glob("*/config.json"))

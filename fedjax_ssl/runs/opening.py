@@ -209,9 +209,9 @@ def _notes(run: Run) -> Iterator[str]:
     if number:
         yield from _notes_of_saved_clients(run, number)
     if config.rounds:
-        yield from advice.idle_clients(
-            built.method, built.federation, run.names, config.optimizer.batch_size
-        )
+        batch_size = config.optimizer.batch_size
+        yield from advice.large_batches(built.federation, batch_size)
+        yield from advice.idle_clients(built.method, built.federation, run.names, batch_size)
     if run.feed is not None:
         yield run.feed.describe()
 

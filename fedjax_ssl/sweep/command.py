@@ -169,6 +169,8 @@ def _about_fields(word: str) -> str:
     field = _field_of(word.partition("=")[0])
     if not field:
         return ""
+    if field == "seed":
+        return " --seeds N makes N runs of each combination; --seed=VALUE is for one."
     return (
         f" Fields of the config are given as --{field}=VALUE, or --set {field}=VALUES for several."
     )
@@ -290,7 +292,8 @@ def describe(title: str, plan: Plan, folder: Path, processes: int) -> list[str]:
 
 
 def check_workers(given: int | None) -> None:
-    """Refuses a number of processes below one."""
+    """Refuse a number of processes below one, and a platform that none of them could use."""
+    processor.check_platform()
     if given is not None and given < 1:
         raise ConfigError(f"--workers is {given}; it must be at least 1")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas
 
-from fedjax_ssl import cli, command_line
+from fedjax_ssl import cli, command_line, processor
 from fedjax_ssl.folder.files import write_output
 from fedjax_ssl.runs.model_file import CHECKPOINTS
 from fedjax_ssl.trained.inputs import Examples, read_examples
@@ -33,6 +33,7 @@ def main(arguments: list[str]) -> int:
             of it.
     """
     given = _parser().parse_intermixed_args(arguments)
+    processor.check_platform()
     command_line.use_compilation_cache()
     with command_line.notes_instead_of_warnings():
         _predict(given)

@@ -106,6 +106,8 @@ def test_a_shell_that_asks_is_answered(line, expected):
         (["new", "my-study"], ("'my-study' cannot be the name of a module of your own",)),
         (["data", "info", "npz", "--path=missing.npz"], ("missing.npz",)),
         (["run", "digits_fedavg", "-x"], ("unexpected argument '-x'",)),
+        (["run", "digits_fedavg", "--seeds=3"], ("no field 'seeds'", "sweep CONFIG --seeds N")),
+        (["sweep", "digits", "--seed", "3"], ("--seeds N makes N runs", "--seed=VALUE")),
     ],
 )
 def test_a_mistake_gets_one_message_and_exit_code_2(capsys, arguments, messages):

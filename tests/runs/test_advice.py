@@ -9,6 +9,7 @@ from fedjax_ssl.data import FederatedData
 from fedjax_ssl.runs.advice import (
     check_weighting,
     idle_clients,
+    large_batches,
     note_missing_labels,
     weights_in_words,
 )
@@ -95,6 +96,14 @@ def test_clients_that_never_train_are_counted_and_named(name, kind, options, sai
         assert count and line.startswith(f"{count} of 6") and said.format(count) in line
     else:
         assert line == ""
+
+
+def test_a_batch_that_no_client_fills_is_said():
+    data = toy.federation()
+    largest = int(np.max(data.num_examples))
+    assert large_batches(data, largest) == []
+    (line,) = large_batches(data, largest + 1)
+    assert line.startswith(f"a batch of {largest + 1} (config.optimizer.batch_size) is larger than")
 
 
 @pytest.mark.parametrize(

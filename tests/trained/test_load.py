@@ -140,6 +140,8 @@ def test_a_client_is_asked_for_only_where_clients_have_models(model):
 def test_a_folder_without_a_model_says_what_is_missing(folder, tmp_path, damage, expected):
     with pytest.raises(TrainedModelError, match="Runs in it: digits"):
         load_run(folder.parent)
+    with pytest.raises(TrainedModelError, match=f"does not exist; .* Did you mean '{folder}'"):
+        load_run(f"{folder}s")
     copy = shutil.copytree(folder, tmp_path / "copy")
     damage(copy)
     with pytest.raises(TrainedModelError, match=expected):

@@ -97,7 +97,7 @@ def federate(
     partition: str = "natural",
     num_clients: int | None = None,
     partition_options: Mapping[str, Any] | None = None,
-    supervision: str = "per_client",
+    supervision: str | None = None,
     supervision_options: Mapping[str, Any] | None = None,
     inputs: Array | HostInputs | None = None,
     widest: float = 1.0,
@@ -123,7 +123,7 @@ def federate(
         partition: a name of `PARTITIONS`.
         num_clients: number of training clients C; None: all natural clients that are not held out.
         partition_options: options of the named partition.
-        supervision: a name of `SUPERVISIONS`.
+        supervision: a name of `SUPERVISIONS`; None: "per_client" with its options, else "all".
         supervision_options: options of the named supervision, and `labelled_clients`, `which` for
             all of them.
         inputs: those of an earlier federation with other randomness and the same arguments, so that
@@ -155,7 +155,7 @@ def federate(
         partition,
         num_clients,
         partition_options or {},
-        supervision,
+        supervision or ("per_client" if supervision_options else "all"),
         supervision_options or {},
     )
     num_clients = plan.facts.num_clients

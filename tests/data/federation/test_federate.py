@@ -434,3 +434,11 @@ def test_report_and_counts():
         report(data, ("a", "b"))
     with pytest.raises(ValueError, match="client_names has 1 names, the data have 4 clients"):
         report(data, DATASET.class_names, client_names=("Ann",))
+
+
+def test_without_a_word_on_labels_clients_have_all_of_them():
+    data = federate(jax.random.key(0), DATASET)
+    known = federate(jax.random.key(0), DATASET, supervision="all")
+    np.testing.assert_array_equal(data.num_labelled, known.num_labelled)
+    five = federate(jax.random.key(0), DATASET, supervision_options={"labels": 2})
+    assert set(np.asarray(five.num_labelled).tolist()) == {2}
