@@ -3,13 +3,16 @@ why not.
 """
 
 import importlib
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
 from fedjax_ssl import config as configs
-from fedjax_ssl import methods
+from fedjax_ssl import federated, methods
+from fedjax_ssl.data import FederatedData
+from fedjax_ssl.federated import Method, Recipe, Setup
 from fedjax_ssl.federated.client_states import all_clients
 from fedjax_ssl.federated.method import Now
 from fedjax_ssl.reproduce.marks import other_steps
@@ -19,6 +22,22 @@ from fedjax_ssl.reproduce.table import load_tables
 build = importlib.import_module("fedjax_ssl.runs.build")
 TABLES = load_tables()
 COUNTED = [name for name, table in TABLES.items() if isinstance(table.steps, int)]
+
+
+def recipe_of(experiment: Any, federation: FederatedData) -> Recipe:
+    """The method of a config before it is closed."""
+    found = []
+
+    def note(
+        name: str, setup: Setup, around: Any = (), facts: Any = None, **settings: Any
+    ) -> Method:
+        found.append(methods.recipe(name, setup, **settings))
+        return federated.build(found[-1])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build.methods, "build", note)
+        build.build(experiment, federation)
+    return found[0]
 
 
 def steps_of(run: Run) -> float:
@@ -33,10 +52,7 @@ def steps_of(run: Run) -> float:
         use_stand_in(config)
     experiment = build.load_resolved(configs.resolve(config))
     federation = build.federate(experiment, jax.random.key(0))
-    plain = configs.replace_numbers(experiment.config, {})
-    setup = build._setup(plain, experiment.dataset, federation)
-    settings = dict(plain["method"])
-    stage = methods.recipe(settings.pop("name"), setup, **settings).stages[-1]
+    stage = recipe_of(experiment, federation).stages[-1]
     key = jax.random.key(0)
     now = Now(np.int32(0))
     count = jax.jit(jax.vmap(lambda client: stage.sampler.schedule(key, client, now).num_steps))
