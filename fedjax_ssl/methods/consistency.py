@@ -67,15 +67,14 @@ from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.consistency import (
     LABELLED,
     UNLABELLED,
-    Guess,
     Teacher,
-    adversarial_loss,
-    guessing_term,
+    adversarial_pass,
     second_pass,
     strong_view,
     taught_term,
     teacher_network,
 )
+from fedjax_ssl.methods.parts.guess import Guess, Guesses, Guessing
 from fedjax_ssl.methods.parts.recommended import AT_CLIENTS, AT_SERVER, Fields
 from fedjax_ssl.methods.parts.settings import (
     BetaParameter,
@@ -167,7 +166,7 @@ class FixMatch(Settings):
     augment_labelled: bool = True
 
 
-def fixmatch(setup: Setup, settings: FixMatch) -> Recipe:
+def fixmatch(setup: Setup, settings: FixMatch, guessing: Guessing) -> Recipe:
     """FixMatch at the clients, or at clients without labels beside a server that has some.
 
     A confident prediction for a weak view of an example is the label of its strong view. Weak views
@@ -176,6 +175,7 @@ def fixmatch(setup: Setup, settings: FixMatch) -> Recipe:
     Args:
         setup: the run. Its `batch_size` is B; a local epoch goes through the unlabelled examples.
         settings: the method's own.
+        guessing: whose labels unlabelled examples get.
 
     Raises:
         ValueError: for a setting outside its range, or a federation with nothing to learn from.
@@ -188,12 +188,15 @@ def fixmatch(setup: Setup, settings: FixMatch) -> Recipe:
         lambda key, streams: setup.normalize(streams[LABELLED].inputs),
     )
 
+    guesses = Guesses(setup, guessing, settings.threshold)
+
     def loss(step: Step) -> tuple[Array, Guess]:
-        seen = step.outputs[weak.name].logits
+        guess = guesses(step, step.inputs[weak.name], step.outputs[weak.name].logits)
         learns = step.outputs[strong.name].logits
         mask = step.streams[UNLABELLED].mask
-        value = objectives.fixmatch_loss(seen, learns, mask, settings.threshold, settings.mask_mean)
-        return value, _likeliest(seen, settings.threshold)
+        if settings.mask_mean == "confident":
+            mask = mask & guess.counted.astype(bool)
+        return _hard_label_loss(learns, guess, mask), guess
 
     def as_stored(step: Step) -> Array:
         batch = step.streams[LABELLED]
@@ -201,9 +204,7 @@ def fixmatch(setup: Setup, settings: FixMatch) -> Recipe:
         return objectives.batch_cross_entropy(logits, batch.observed, batch.mask, loss=setup.loss)
 
     supervised = None if settings.augment_labelled else Term("supervised", (stored,), as_stored)
-    return _method(
-        setup, settings, guessing_term(TERM, (weak, strong), setup.num_classes, loss), supervised
-    )
+    return _method(setup, settings, guesses.term(TERM, (weak, strong), loss), supervised)
 
 
 @checked
@@ -227,7 +228,7 @@ class UDA(Settings):
     tsa_rounds: CountOrZero = 0
 
 
-def uda(setup: Setup, settings: UDA) -> Recipe:
+def uda(setup: Setup, settings: UDA, guessing: Guessing) -> Recipe:
     """UDA at the clients, or at clients without labels beside a server that has some and anneals as
     they would.
 
@@ -237,6 +238,7 @@ def uda(setup: Setup, settings: UDA) -> Recipe:
     Args:
         setup: the run.
         settings: the method's own.
+        guessing: whose labels unlabelled examples get.
 
     Raises:
         ValueError: for a setting outside its range, a federation with nothing to learn from, or
@@ -251,14 +253,14 @@ def uda(setup: Setup, settings: UDA) -> Recipe:
     strong = strong_view(setup)
     labelled = augmented_view(setup, LABELLED)
 
+    guesses = Guesses(setup, guessing, settings.threshold, above=True)
+
     def loss(step: Step) -> tuple[Array, Guess]:
-        seen = step.outputs[weak.name].logits
+        guess = guesses(step, step.inputs[weak.name], step.outputs[weak.name].logits)
+        targets = jax.nn.softmax(jax.lax.stop_gradient(guess.logits) / settings.temperature)
         learns = step.outputs[strong.name].logits
-        value = objectives.uda_loss(
-            seen, learns, step.streams[UNLABELLED].mask, settings.threshold, settings.temperature
-        )
-        confident = jnp.max(jax.nn.softmax(seen), axis=1) > settings.threshold
-        return value, Guess(jnp.argmax(seen, axis=1), confident)
+        mask = step.streams[UNLABELLED].mask
+        return objectives.soft_cross_entropy(learns, targets, mask, guess.counted), guess
 
     def annealed(step: Step) -> Array:
         batch = step.streams[LABELLED]
@@ -269,9 +271,7 @@ def uda(setup: Setup, settings: UDA) -> Recipe:
         )
 
     supervised = None if settings.tsa == "none" else Term("supervised", (labelled,), annealed)
-    return _method(
-        setup, settings, guessing_term(TERM, (weak, strong), setup.num_classes, loss), supervised
-    )
+    return _method(setup, settings, guesses.term(TERM, (weak, strong), loss), supervised)
 
 
 @checked
@@ -297,7 +297,7 @@ class MixMatch(Settings):
     ramp_rounds: Count = 16
 
 
-def mixmatch(setup: Setup, settings: MixMatch) -> Recipe:
+def mixmatch(setup: Setup, settings: MixMatch, guessing: Guessing) -> Recipe:
     """MixMatch at the clients; a client without labels mixes unlabelled examples with each other.
 
     A local step on labelled examples X and unlabelled ones U:
@@ -319,6 +319,7 @@ def mixmatch(setup: Setup, settings: MixMatch) -> Recipe:
     Args:
         setup: the run.
         settings: the method's own.
+        guessing: whose labels unlabelled examples get.
 
     Raises:
         ValueError: for a setting outside its range, or a federation with nothing to learn from.
@@ -329,9 +330,14 @@ def mixmatch(setup: Setup, settings: MixMatch) -> Recipe:
         weak._replace(name=f"{weak.name}/{place}") for place in range(1, settings.num_augmentations)
     )
     guessed = (weak, *more)
+    guesses = Guesses(setup, guessing)
 
     def loss(step: Step) -> tuple[Array, Guess]:
-        predictions = [jax.nn.softmax(step.outputs[view.name].logits) for view in guessed]
+        seen = [
+            guesses(step, step.inputs[view.name], step.outputs[view.name].logits)
+            for view in guessed
+        ]
+        predictions = [jax.nn.softmax(one.logits) for one in seen]
         mean = sum(predictions[1:], predictions[0]) / len(guessed)
         guess = jax.lax.stop_gradient(objectives.sharpen(mean, settings.temperature))
         labels = [
@@ -361,9 +367,9 @@ def mixmatch(setup: Setup, settings: MixMatch) -> Recipe:
         ramp = objectives.linear_ramp(step.now.number + 1, 0, settings.ramp_rounds)
         weight = settings.unlabelled_weight * ramp.astype(unsupervised.dtype)
         value = settings.labelled_weight * supervised + weight * unsupervised
-        return value, Guess(jnp.argmax(guess, axis=1), step.streams[UNLABELLED].mask)
+        return value, seen[0]._replace(labels=jnp.argmax(guess, axis=1))
 
-    term = guessing_term(TERM, (*known, *guessed), setup.num_classes, loss)
+    term = guesses.term(TERM, (*known, *guessed), loss)
     at_server = supervised_term(setup)._replace(weight=settings.labelled_weight)
     return _method_of_terms(setup, settings, (term,), at_server)
 
@@ -401,7 +407,7 @@ class MeanTeacher(Settings):
     ramp_rounds: Count = 5
 
 
-def mean_teacher(setup: Setup, settings: MeanTeacher) -> Recipe:
+def mean_teacher(setup: Setup, settings: MeanTeacher, guessing: Guessing) -> Recipe:
     """Mean teacher at the clients, or at clients without labels beside a server that has some.
 
     After step t, counted on from round to round, the teacher g becomes d g + (1 - d) f with the
@@ -412,21 +418,24 @@ def mean_teacher(setup: Setup, settings: MeanTeacher) -> Recipe:
     Args:
         setup: the run.
         settings: the method's own.
+        guessing: whose labels unlabelled examples get.
 
     Raises:
         ValueError: for a setting outside its range, or a federation with nothing to learn from.
     """
     weak = augmented_view(setup, UNLABELLED)
+    guesses = Guesses(setup, guessing)
 
     def loss(step: Step) -> tuple[Array, Teacher]:
         teacher: Teacher = step.local
-        taught, teacher_state = second_pass(setup, step, teacher.params, teacher.model_state)
-        targets = jax.lax.stop_gradient(jax.nn.softmax(taught))
+        taught = second_pass(setup, step, teacher.params, teacher.model_state)
+        guess = guesses(step, taught.inputs, taught.logits)
+        targets = jax.lax.stop_gradient(jax.nn.softmax(guess.logits))
         value = objectives.consistency(
             jax.nn.softmax(step.outputs[weak.name].logits), targets, step.streams[UNLABELLED].mask
         )
         return _ramped(step, value, settings.ramp_rounds), teacher._replace(
-            model_state=teacher_state
+            model_state=taught.model_state
         )
 
     network = teacher_network(TERM) if settings.predict_with == "teacher" else None
@@ -454,22 +463,25 @@ class PiModel(Settings):
     ramp_rounds: Count = 80
 
 
-def pi_model(setup: Setup, settings: PiModel) -> Recipe:
+def pi_model(setup: Setup, settings: PiModel, guessing: Guessing) -> Recipe:
     """Return the Pi-model at the clients, or at clients without labels beside a server that has
     some.
 
     Args:
         setup: the run.
         settings: the method's own.
+        guessing: whose labels unlabelled examples get.
 
     Raises:
         ValueError: for a setting outside its range, or a federation with nothing to learn from.
     """
     weak = augmented_view(setup, UNLABELLED)
+    guesses = Guesses(setup, guessing)
 
     def loss(step: Step) -> Array:
         one = jax.nn.softmax(step.outputs[weak.name].logits)
-        other = jax.nn.softmax(second_pass(setup, step, step.params, step.model_state)[0])
+        again = second_pass(setup, step, step.params, step.model_state)
+        other = jax.nn.softmax(guesses(step, again.inputs, again.logits).logits)
         if settings.stop_gradient:
             other = jax.lax.stop_gradient(other)
         value = objectives.consistency(one, other, step.streams[UNLABELLED].mask)
@@ -498,24 +510,29 @@ class VAT(Settings):
     entropy_weight: Weight = 0.0
 
 
-def vat(setup: Setup, settings: VAT) -> Recipe:
+def vat(setup: Setup, settings: VAT, guessing: Guessing) -> Recipe:
     """Virtual adversarial training at the clients, or at clients without labels beside a server
     that has some.
 
     Args:
         setup: the run.
         settings: the method's own.
+        guessing: whose labels unlabelled examples get.
 
     Raises:
         ValueError: for a setting outside its range, or a federation with nothing to learn from.
     """
+
+    guesses = Guesses(setup, guessing)
 
     def loss(step: Step) -> Array:
         batch = step.streams[UNLABELLED]
         # Passes of its own, which leave the running statistics of batch norm alone, as in the
         # authors' code.
         inputs = setup.normalize(setup.augment(named_key(step.key, "view"), batch.inputs))
-        value, logits = adversarial_loss(setup, step, inputs, batch.mask, settings.radius)
+        logits, moved = adversarial_pass(setup, step, inputs, batch.mask, settings.radius)
+        guess = guesses(step, inputs, logits)
+        value = objectives.divergence_from(guess.logits, moved, batch.mask)
         if is_zero(settings.entropy_weight):
             return value
         return value + settings.entropy_weight * objectives.mean_entropy(logits, batch.mask)
@@ -544,7 +561,7 @@ class PseudoLabel(Settings):
     ramp_end: Count = 60
 
 
-def pseudo_label(setup: Setup, settings: PseudoLabel) -> Recipe:
+def pseudo_label(setup: Setup, settings: PseudoLabel, guessing: Guessing) -> Recipe:
     """Pseudo-label at the clients, or at clients without labels beside a server that has some.
 
     In every step the network's most probable class is an unlabelled example's label. Unlike
@@ -554,28 +571,31 @@ def pseudo_label(setup: Setup, settings: PseudoLabel) -> Recipe:
     Args:
         setup: the run.
         settings: the method's own.
+        guessing: whose labels unlabelled examples get.
 
     Raises:
         ValueError: for a setting outside its range, or a federation with nothing to learn from.
     """
     check_whole_numbers(settings.ramp_start + 1, ramp_end=settings.ramp_end)
     weak = augmented_view(setup, UNLABELLED)
+    guesses = Guesses(setup, guessing, settings.threshold)
 
     def loss(step: Step) -> tuple[Array, Guess]:
         logits = step.outputs[weak.name].logits
-        value = objectives.fixmatch_loss(
-            logits, logits, step.streams[UNLABELLED].mask, settings.threshold
-        )
+        guess = guesses(step, step.inputs[weak.name], logits)
+        value = _hard_label_loss(logits, guess, step.streams[UNLABELLED].mask)
         ramp = objectives.linear_ramp(step.now.number + 1, settings.ramp_start, settings.ramp_end)
-        return ramp.astype(value.dtype) * value, _likeliest(logits, settings.threshold)
+        return ramp.astype(value.dtype) * value, guess
 
-    return _method(setup, settings, guessing_term(TERM, (weak,), setup.num_classes, loss))
+    return _method(setup, settings, guesses.term(TERM, (weak,), loss))
 
 
-def _likeliest(logits: Float[Array, "b K"], threshold: float | Array) -> Guess:
-    """Guess the likeliest class, where its probability reaches the threshold."""
-    confident = jnp.max(jax.nn.softmax(logits), axis=1) >= threshold
-    return Guess(jnp.argmax(logits, axis=1), confident)
+def _hard_label_loss(
+    logits: Float[Array, "b K"], guess: Guess, mask: Bool[Array, " b"]
+) -> Float[Array, ""]:
+    """Return the mean cross-entropy of the guessed classes, 0 for rows that do not count."""
+    losses = objectives.cross_entropy(logits, guess.labels)
+    return objectives.batch_mean(losses, mask, guess.counted)
 
 
 def _ramped(step: Step, value: Array, rounds: int) -> Array:

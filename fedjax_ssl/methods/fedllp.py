@@ -25,11 +25,11 @@ from fedjax_ssl.federated import Needs, Recipe, Setup, Stage, Term
 from fedjax_ssl.federated.method import AtServer, Client, Now, Sampler, Schedule, Step
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.channel_terms import with_l1
-from fedjax_ssl.methods.parts.consistency import adversarial_loss
+from fedjax_ssl.methods.parts.consistency import adversarial_pass
 from fedjax_ssl.methods.parts.recommended import IN_SETS
 from fedjax_ssl.methods.parts.settings import Count, CountOrZero, Positive, Weight
 from fedjax_ssl.methods.parts.terms import augmented_view
-from fedjax_ssl.objectives import consistency_ramp, proportion_loss
+from fedjax_ssl.objectives import consistency_ramp, divergence_from, proportion_loss
 
 RECOMMENDED = {"fedllp": {"sets": IN_SETS}, "fedllp_vat": {"sets": IN_SETS}}
 
@@ -90,9 +90,11 @@ def fedllp_vat(setup: Setup, settings: FedLLPVAT) -> Recipe:
     view = augmented_view(setup, "set")
 
     def consistency(step: Step) -> Array:
-        loss, _ = adversarial_loss(
-            setup, step, step.inputs[view.name], step.streams["set"].mask, settings.vat_radius
+        mask = step.streams["set"].mask
+        before, after = adversarial_pass(
+            setup, step, step.inputs[view.name], mask, settings.vat_radius
         )
+        loss = divergence_from(before, after, mask)
         epochs = local_epochs_done(step, setup.local_epochs, settings.rampup)
         weight = consistency_ramp(epochs, settings.vat_weight, settings.ramp_epochs)
         return weight.astype(loss.dtype) * loss

@@ -81,10 +81,8 @@ def fedsiam(setup: Setup, settings: FedSiam) -> Recipe:
                 "fedsiam needs a network with a second head: set config.model.aux_head = True"
             )
         network = teacher.params, teacher.model_state
-        taught, teacher_state = second_pass(
-            setup, step, *network, "mixed", ("teacher", "teacher dropout")
-        )
-        targets = jax.lax.stop_gradient(jax.nn.softmax(taught))
+        taught = second_pass(setup, step, *network, "mixed", ("teacher", "teacher dropout"))
+        targets = jax.lax.stop_gradient(jax.nn.softmax(taught.logits))
         ramp = consistency_ramp(
             step.now.number + 1, settings.consistency_weight, settings.ramp_rounds
         )
@@ -93,7 +91,7 @@ def fedsiam(setup: Setup, settings: FedSiam) -> Recipe:
             + settings.head_weight * consistency(student.logits, student.aux_logits, batch.mask)
             + ramp * consistency(jax.nn.softmax(student.aux_logits), targets, batch.mask)
         )
-        return value, teacher._replace(model_state=teacher_state)
+        return value, teacher._replace(model_state=taught.model_state)
 
     term = taught_term(TERM, (view,), loss, settings.decay)
     stage = mixed_stage(setup, term, "proportional" if settings.unlabelled_clients else "only")

@@ -39,7 +39,8 @@ from fedjax_ssl.federated import (
     paired_batches,
 )
 from fedjax_ssl.federated.method import PyTree
-from fedjax_ssl.methods.parts.consistency import UNLABELLED, Guess, guessing_term, strong_view
+from fedjax_ssl.methods.parts.consistency import UNLABELLED, strong_view
+from fedjax_ssl.methods.parts.guess import Guess, Guesses, Guessing, received_logits
 from fedjax_ssl.methods.parts.settings import Count, Share, Weight
 from fedjax_ssl.methods.parts.terms import augmented_view, supervised_term
 from fedjax_ssl.objectives import batch_mean
@@ -131,21 +132,16 @@ def _correction_term(
     strong = strong_view(setup)
 
     def loss(step: Step) -> tuple[Float[Array, ""], Guess]:
-        frozen = step.start_network
-        seen = step.inputs[weak.name]
-        theirs, _ = setup.model.apply(frozen.params, frozen.model_state, seen, train=False)
-        ours = step.outputs[weak.name]
-        corrected = corrected_labels(
-            jax.nn.softmax(ours.logits), jax.nn.softmax(theirs.logits), threshold, kappa
-        )
+        ours = step.outputs[weak.name].logits
+        theirs = received_logits(setup, step, step.inputs[weak.name])
+        corrected = corrected_labels(jax.nn.softmax(ours), jax.nn.softmax(theirs), threshold, kappa)
         value = soft_label_divergence(
             step.outputs[strong.name].logits, corrected, step.streams[UNLABELLED].mask
         )
-        return value, Guess(jnp.argmax(corrected.targets, axis=1), corrected.counted)
+        return value, Guess(theirs, jnp.argmax(corrected.targets, axis=1), corrected.counted)
 
-    return guessing_term("soft correction", (weak, strong), setup.num_classes, loss)._replace(
-        weight=weight
-    )
+    term = Guesses(setup, Guessing()).term("soft correction", (weak, strong), loss)
+    return term._replace(weight=weight)
 
 
 class Corrected(NamedTuple):

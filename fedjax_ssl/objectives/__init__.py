@@ -26,7 +26,6 @@ if TYPE_CHECKING:
         linear_ramp,
         teacher_decay,
         training_signal_ceiling,
-        uda_loss,
     )
     from fedjax_ssl.objectives.channel_checks import (
         assess_identifiability,

@@ -57,33 +57,6 @@ def fixmatch_loss(
     return batch_cross_entropy(strong_logits, jnp.where(confident, labels, -1), counted)
 
 
-def uda_loss(
-    weak_logits: Float[Array, "n K"],
-    strong_logits: Float[Array, "n K"],
-    mask: Bool[Array, " n"],
-    threshold: float | Array = 0.8,
-    temperature: float | Array = 0.4,
-) -> Float[Array, ""]:
-    """1/B sum_i [max p_i > threshold] CE(q_i, strong_i), q = softmax(weak / temperature), p =
-    softmax(weak).
-
-    B is the number of rows in the mask. Cross-entropy and Kullback-Leibler divergence differ by the
-    entropy of the targets, a constant here. No gradient reaches `weak_logits`.
-
-    Args:
-        weak_logits: logits of the views that give the targets.
-        strong_logits: logits of the views that learn them.
-        mask: rows that belong to the batch.
-        threshold: largest probability, before sharpening, above which a row counts.
-        temperature: sharpens the targets; 1: they stay as they are.
-    """
-    weak_logits = jax.lax.stop_gradient(weak_logits)
-    targets = jax.nn.softmax(weak_logits / temperature)
-    rows = -jnp.sum(targets * jax.nn.log_softmax(strong_logits), axis=1)
-    counted = jnp.max(jax.nn.softmax(weak_logits), axis=1) > threshold
-    return batch_mean(rows, mask, counted)
-
-
 def annealed_cross_entropy(
     logits: Float[Array, "n K"],
     targets: Int[Array, " n"],
@@ -139,12 +112,23 @@ def linear_ramp(number: Int[Array, ""], start: int, end: int) -> Float[Array, ""
 
 
 def consistency(
-    probabilities: Float[Array, "n K"], targets: Float[Array, "n K"], mask: Bool[Array, " n"]
+    probabilities: Float[Array, "n K"],
+    targets: Float[Array, "n K"],
+    mask: Bool[Array, " n"],
+    counted: Bool[Array, " n"] | Float[Array, " n"] | None = None,
 ) -> Float[Array, ""]:
-    """Squared distance averaged over rows and classes: 1/(BK) sum_i ||p_i - q_i||^2, B = rows in
-    the mask.
+    """Squared distance averaged over rows and classes: 1/(BK) sum_i c_i ||p_i - q_i||^2, B = rows
+    in the mask.
+
+    Args:
+        probabilities: p.
+        targets: q.
+        mask: rows that belong to the batch.
+        counted: c, as in `batch_mean`.
     """
     squares = jnp.where(mask[:, None], (probabilities - targets) ** 2, 0)
+    if counted is not None:
+        squares = squares * counted.astype(squares.dtype)[:, None]
     rows = jnp.maximum(jnp.sum(mask, dtype=squares.dtype), 1.0)
     return jnp.sum(squares) / (rows * squares.shape[1])
 

@@ -32,7 +32,9 @@ def cross_entropy(logits: Float[Array, "n K"], targets: Int[Array, " n"]) -> Flo
 
 
 def batch_mean(
-    losses: Float[Array, " n"], mask: Bool[Array, " n"], counted: Bool[Array, " n"] | None = None
+    losses: Float[Array, " n"],
+    mask: Bool[Array, " n"],
+    counted: Bool[Array, " n"] | Float[Array, " n"] | None = None,
 ) -> Float[Array, ""]:
     """Average the losses of a batch over its rows, also over those that do not count; 0 for an
     empty batch.
@@ -40,11 +42,14 @@ def batch_mean(
     Args:
         losses: one per row; anything, NaN too, outside the mask.
         mask: rows that belong to the batch.
-        counted: rows of these whose loss is added up; by default all of them.
+        counted: rows of these whose loss is added up, or a factor of each; by default all of them.
     """
     size = jnp.maximum(jnp.sum(mask, dtype=losses.dtype), 1.0)
-    added = mask if counted is None else mask & counted
-    return jnp.sum(jnp.where(added, losses, 0)) / size
+    if counted is None:
+        return jnp.sum(jnp.where(mask, losses, 0)) / size
+    if counted.dtype != bool:
+        losses = losses * counted
+    return jnp.sum(jnp.where(mask & counted.astype(bool), losses, 0)) / size
 
 
 def at_target(values: Float[Array, "n K"], targets: Int[Array, " n"]) -> Float[Array, " n"]:
@@ -89,16 +94,20 @@ def batch_cross_entropy(
 
 
 def soft_cross_entropy(
-    logits: Float[Array, "n K"], targets: Float[Array, "n K"], mask: Bool[Array, " n"]
+    logits: Float[Array, "n K"],
+    targets: Float[Array, "n K"],
+    mask: Bool[Array, " n"],
+    counted: Bool[Array, " n"] | Float[Array, " n"] | None = None,
 ) -> Float[Array, ""]:
     """-1/B sum_i sum_k q_ik log p_ik, p = softmax(logits), B = rows in the mask; 0 without any.
 
     Args:
         logits: unnormalized class scores.
         targets: q, a distribution per row.
-        mask: rows that count.
+        mask: rows that belong to the batch.
+        counted: as in `batch_mean`.
     """
-    return batch_mean(-jnp.sum(targets * jax.nn.log_softmax(logits), axis=1), mask)
+    return batch_mean(-jnp.sum(targets * jax.nn.log_softmax(logits), axis=1), mask, counted)
 
 
 def clipped_cross_entropy(

@@ -61,7 +61,7 @@ def divergence_from(
     before: Float[Array, "n K"],
     after: Float[Array, "n K"],
     mask: Bool[Array, " n"],
-    counted: Bool[Array, " n"] | None = None,
+    counted: Bool[Array, " n"] | Float[Array, " n"] | None = None,
 ) -> Float[Array, ""]:
     """1/B sum over counted rows of KL[softmax(before) || softmax(after)], B = rows in the mask.
 
@@ -72,7 +72,7 @@ def divergence_from(
         before: class scores that are held fixed.
         after: class scores that are moved towards them.
         mask: rows that belong to the batch.
-        counted: rows of these that have a loss; by default all of them.
+        counted: rows of these that have a loss, or a factor of each; by default all of them.
     """
     rows = _divergence(jax.nn.log_softmax(jax.lax.stop_gradient(before)), after)
     return batch_mean(rows, mask, counted)

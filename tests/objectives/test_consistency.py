@@ -6,13 +6,20 @@ import pytest
 from fedjax_ssl.objectives import (
     annealed_cross_entropy,
     fixmatch_loss,
+    soft_cross_entropy,
     training_signal_ceiling,
-    uda_loss,
 )
 
 WEAK = np.array([[5.0, 0, 0], [1, 0.5, 0], [0, 0, 4]])
 STRONG = np.array([[2.0, 1, 0], [0, 0, 3], [1, 0, 0.5]])
 ALL = np.ones(3, bool)
+
+
+def uda_loss(weak, strong, mask, threshold: float, temperature: float):
+    """UDA's as the method has it: of the rows above the threshold, with sharpened targets."""
+    counted = jnp.max(jax.nn.softmax(weak), axis=1) > threshold
+    targets = jax.nn.softmax(jnp.asarray(weak) / temperature)
+    return soft_cross_entropy(jnp.asarray(strong), targets, jnp.asarray(mask), counted)
 
 
 def test_fixmatch_is_the_mean_over_the_whole_batch(float64) -> None:

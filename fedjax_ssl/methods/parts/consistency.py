@@ -1,12 +1,11 @@
-"""Views, further forward passes, pseudo-labels of a step and mean teachers, for methods that make
-predictions agree.
+"""Views, further forward passes and mean teachers, for methods that make predictions agree.
 
 Used by FixMatch and its like (`fedjax_ssl.methods.consistency`), SAGE, FedSiam, FedMatch,
 FedLLP-VAT, SemiFL and FedMT.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +24,6 @@ from fedjax_ssl.federated.method import (
     AtClient,
     AtServer,
     Broadcast,
-    ForLog,
     Metrics,
     PyTree,
     RoundContext,
@@ -33,7 +31,7 @@ from fedjax_ssl.federated.method import (
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.terms import PseudoLabels, diagnose_pseudo_labels, network_outputs
 from fedjax_ssl.models import Outputs
-from fedjax_ssl.objectives import divergence_from, teacher_decay, vat_direction
+from fedjax_ssl.objectives import teacher_decay, vat_direction
 
 # streams
 LABELLED = "labelled"
@@ -52,6 +50,14 @@ def strong_view(setup: Setup, stream: str = UNLABELLED) -> View:
     )
 
 
+class SecondPass(NamedTuple):
+    """A pass of a network by itself."""
+
+    inputs: Float[Array, "b ..."]  # as it saw them
+    logits: Float[Array, "b K"]
+    model_state: PyTree  # running statistics after it
+
+
 def second_pass(
     setup: Setup,
     step: Step,
@@ -59,7 +65,7 @@ def second_pass(
     model_state: PyTree,
     stream: str = UNLABELLED,
     keys: tuple[str, str] = ("second view", "second dropout"),
-) -> tuple[Float[Array, "b K"], PyTree]:
+) -> SecondPass:
     """Send another weakly augmented view of a stream through a network in training mode, by itself.
 
     Args:
@@ -69,9 +75,6 @@ def second_pass(
         model_state: its running statistics.
         stream: the examples.
         keys: names of the random streams of augmentation and dropout.
-
-    Returns:
-        (logits, running statistics after it).
     """
     batch = step.streams[stream]
     inputs = setup.normalize(setup.augment(named_key(step.key, keys[0]), batch.inputs))
@@ -79,18 +82,18 @@ def second_pass(
     outputs, state = setup.model.apply(
         params, model_state, inputs, train=True, key=key, mask=batch.mask
     )
-    return outputs.logits, state
+    return SecondPass(inputs, outputs.logits, state)
 
 
-def adversarial_loss(
+def adversarial_pass(
     setup: Setup,
     step: Step,
     inputs: Float[Array, "b ..."],
     mask: Bool[Array, " b"],
     radius: float | Array,
-) -> tuple[Float[Array, ""], Float[Array, "b K"]]:
-    """KL(p(x) || p(x + r)) for the perturbation r of length `radius` that changes the predictions
-    most.
+) -> tuple[Float[Array, "b K"], Float[Array, "b K"]]:
+    """Return the scores of inputs x, and of x + r for the perturbation r of length `radius` that
+    changes the predictions most.
 
     Batch statistics and the same dropout in every pass; the running statistics are not touched.
 
@@ -100,9 +103,6 @@ def adversarial_loss(
         inputs: as the network sees them.
         mask: rows that are real.
         radius: length of the perturbation, over all numbers of an input.
-
-    Returns:
-        (loss, scores of the inputs as they are).
     """
 
     def predict(seen: Float[Array, "b ..."]) -> Float[Array, "b K"]:
@@ -114,66 +114,7 @@ def adversarial_loss(
     perturbation = vat_direction(
         predict, inputs, named_key(step.key, "direction"), radius, mask=mask
     )
-    logits = predict(inputs)
-    return divergence_from(logits, predict(inputs + perturbation), mask), logits
-
-
-class Guess(NamedTuple):
-    """The pseudo-labels of a batch of stream "unlabelled", for the log."""
-
-    labels: Int[Array, " b"]
-    counted: Bool[Array, " b"]  # rows whose label is learned from
-
-
-def guessing_term(
-    name: str,
-    views: tuple[View, ...],
-    num_classes: int,
-    loss: Callable[[Step], tuple[Array, Guess]],
-) -> Term:
-    """Return a term whose loss says its pseudo-labels: "pseudo_label_accuracy" and
-    "pseudo_label_coverage" are logged.
-
-    They are about the last pseudo-label that an example got in the round.
-
-    Args:
-        name: name of the term.
-        views: views that the loss reads.
-        num_classes: K.
-        loss: step -> (scalar, `Guess`).
-    """
-    # One number per example holds step and label, of which the largest is kept: the same in any
-    # order.
-    codes = num_classes + 1
-
-    def note(step: Step) -> tuple[Array, Int[Array, " n"]]:
-        value, guess = loss(step)
-        batch = step.streams[UNLABELLED]
-        size = step.local.shape[0]
-        said = step.number * codes + jnp.where(guess.counted, guess.labels.astype(jnp.int32) + 1, 0)
-        place = jnp.where(batch.mask, batch.position, size)
-        return value, step.local.at[place].max(said, mode="drop")
-
-    def diagnose(outcome: RoundResult, truth: Int[Array, "p n"], notes: Any) -> Metrics:
-        labels = jnp.where(outcome.counts[:, None], notes % codes - 1, -1)
-        unused = jnp.zeros(labels.shape)
-        metrics = diagnose_pseudo_labels(
-            PseudoLabels(labels, unused, unused), truth, outcome.context.clients
-        )
-        return {name: metrics[name] for name in ("pseudo_label_accuracy", "pseudo_label_coverage")}
-
-    return Term(
-        name,
-        views,
-        note,
-        server=AtServer(
-            init=lambda key, params, model_state, clients: jnp.zeros(
-                clients.rows.shape[1:], jnp.int32
-            )
-        ),
-        client=AtClient(start=lambda nothing, params, model_state, kept: nothing),
-        log=ForLog(measure=lambda trained: trained.local[name], diagnose=diagnose),
-    )
+    return predict(inputs), predict(inputs + perturbation)
 
 
 def judge_unlabelled(

@@ -1,0 +1,105 @@
+"""Whose pseudo-labels, and which rows: numbers of the specification's checks, and one step by
+hand.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl import federated, methods
+from fedjax_ssl.methods.parts.guess import Guesses, Guessing
+from fedjax_ssl.objectives import batch_mean, cross_entropy
+from tests import toy
+from tests.methods.test_sage import OURS, STRONG, THEIRS
+
+KEY = jax.random.key(3)
+METHODS = ("fixmatch", "uda", "pseudo_label", "mixmatch", "mean_teacher", "pi_model", "vat")
+
+
+def guess(labels_from: str, threshold: float) -> Any:
+    """Of the five samples of the specification."""
+    logits = jnp.log(jnp.asarray(OURS))
+    guesses = Guesses(toy.setup(toy.federation()), Guessing(labels_from), threshold)
+    theirs = logits if labels_from == "local" else jnp.log(jnp.asarray(THEIRS))
+    return guesses.judged(theirs, logits)
+
+
+@pytest.mark.parametrize(
+    ("labels_from", "labels", "expected"),
+    [
+        ("global", [0, -1, 1, -1, 1], 0.3121673875),
+        ("local", [0, 0, -1, -1, 0], 0.3779323788),
+        ("either", [0, 1, 1, -1, 1], 0.5482213181),
+    ],
+)
+def test_labels_masks_and_loss(
+    float64, labels_from: str, labels: list[int], expected: float
+) -> None:
+    """Part B's check; its last number has 1e-10 added to probabilities, as in ProxyFL's code."""
+    found = guess(labels_from, 0.95)
+    np.testing.assert_array_equal(np.where(found.counted, found.labels, -1), labels)
+    losses = cross_entropy(jnp.asarray(STRONG), found.labels)
+    value = batch_mean(losses, jnp.ones(5, bool), found.counted)
+    assert float(value) == pytest.approx(expected, abs=4e-9)
+
+
+def softmax(scores: np.ndarray) -> np.ndarray:
+    powers = np.exp(scores - scores.max(1, keepdims=True))
+    return powers / powers.sum(1, keepdims=True)
+
+
+def test_two_steps_with_the_labels_of_the_received_model() -> None:
+    """By hand: the labels stay those of the first step. With local ones the second step differs."""
+    with jax.enable_x64(True):
+        data = toy.federation(sizes=(8,), labelled=(4,))
+        run = toy.setup(data, model=toy.linear_model(), learning_rate=2.0, local_epochs=2)
+        run = run._replace(
+            batch_size=4, augment=toy.same, strong_augment=lambda key, x: 0.5 * x, max_labelled=4
+        )
+
+        def trained(labels_from: str) -> Any:
+            method = methods.build(
+                "fixmatch", run, threshold=0.6, unlabelled_ratio=1, labels_from=labels_from
+            )
+            start = method.init(KEY, data)
+            return start, jax.jit(method.round)(KEY, start, data)[0].params["model"]
+
+        start, found = jax.device_get(trained("global"))
+        _, local = jax.device_get(trained("local"))
+    w = np.array(start.params["model"]["w"])
+    b = np.array(start.params["model"]["b"])
+    inputs = np.asarray(data.inputs)
+    known = inputs[:4]
+    weak = inputs[4:8]
+    received = softmax(weak @ w + b)
+    counted = (received.max(1) >= 0.6)[:, None]
+    targets = np.eye(toy.NUM_CLASSES)[received.argmax(1)]
+    for _ in range(2):
+        slope = (softmax(known @ w + b) - np.eye(toy.NUM_CLASSES)[data.labels[:4]]) / 4
+        other = counted * (softmax(0.5 * weak @ w + b) - targets) / 4
+        w, b = (
+            w - 2.0 * (known.T @ slope + 0.5 * weak.T @ other),
+            b - 2.0 * (slope.sum(0) + other.sum(0)),
+        )
+    np.testing.assert_allclose(found["w"], w, rtol=1e-9)
+    np.testing.assert_allclose(found["b"], b, rtol=1e-9)
+    assert np.abs(local["w"] - w).max() > 1e-3
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_takes_labels_of_the_received_model(name: str) -> None:
+    data = toy.federation()
+    run = toy.setup(data, rounds=4)
+    method = methods.build(name, run, labels_from="global")
+    jax.eval_shape(method.round, KEY, jax.eval_shape(method.init, KEY, data), data)
+
+
+def test_who_receives_nothing_has_local_labels() -> None:
+    alone = toy.setup(toy.federation(), federated_optimizer=federated.local())
+    with pytest.raises(ValueError, match=r"labels_from is 'either', but clients that train alone"):
+        methods.build("fixmatch", alone, labels_from="either")
+    with pytest.raises(ValueError, match=r"labels_from is 'globl'.* Did you mean 'global'"):
+        methods.build("fixmatch", alone, labels_from="globl")
