@@ -105,15 +105,17 @@ def _read_npz(path: Path, model: TrainedModel) -> Examples:
             f"names: {', '.join(_ARRAYS)}"
         )
     inputs = arrays[name]
+    notes: list[str] = []
     label_name = _ARRAYS.get(name, "labels")
     labels = np.full(len(inputs), -1)
     if label_name in names:
         given = arrays[label_name]
         if "class_names" in names and given.dtype.kind in "iu":
             given = _by_name(given, arrays["class_names"], path)
+        elif given.dtype.kind in "iu" and model.config.data.name in ("table", "folder"):
+            given = _as_in_texts(given, model.class_names, notes)
         labels = _labels(given, len(inputs), f"array {label_name!r}", model.class_names)
     rows = list(map(str, range(len(inputs))))
-    notes = []
     if isinstance(model.reading, TableReading):
         columns = ", ".join(model.reading.inputs)
         notes.append(f"columns of an array have no names: they are taken as {columns}")
@@ -160,6 +162,20 @@ def _by_name(labels: np.ndarray, class_names: np.ndarray, path: Path) -> np.ndar
         )
     first = int(names[0] == "-1")  # a class like the others
     return np.array(["", *names])[np.maximum(labels + first, -1) + 1]
+
+
+def _as_in_texts(labels: np.ndarray, classes: Sequence[str], notes: list[str]) -> np.ndarray:
+    """Write numbers as names where classes are called by numbers, as in tables; else note what
+    they are taken for.
+    """
+    texts = labels.astype(str)
+    if {"-1", *classes}.issuperset(texts.ravel().tolist()):
+        return texts
+    notes.append(
+        f"labels are numbers, taken as places among the classes, {classes[0]} = 0 and so on; give "
+        "their names, or the array class_names"
+    )
+    return labels
 
 
 def _labels(given: np.ndarray, length: int, name: str, classes: Sequence[str]) -> np.ndarray:

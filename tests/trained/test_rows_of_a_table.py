@@ -11,6 +11,7 @@ import pytest
 
 from fedjax_ssl import cli, load_dataset, load_run
 from fedjax_ssl.errors import ConfigNote
+from fedjax_ssl.trained.inputs import _as_in_texts
 
 HOSPITALS = ("north", "south", "west", "east")
 OPTIONS = {"label_column": "num", "client_column": "hospital", "missing": "median"}
@@ -103,6 +104,20 @@ def test_unknown_words_are_told_and_a_missing_column_is_refused(trained, predict
     assert code == 2 and "there is no column 'chol'. Did you mean 'cholesterol'" in said
     code, rows, said = predict(table.assign(age="old"))
     assert code == 2 and "column 'age' holds 'old' in new.csv, line 2" in said
+
+
+def test_arrays_for_a_model_of_a_table_say_what_is_taken_by_place(trained, tmp_path, capsys):
+    folder, table = trained
+    inputs = np.zeros((2, len(load_run(folder / "run").reading.inputs)), np.float32)
+    np.savez(tmp_path / "new.npz", inputs=inputs, labels=table["num"].iloc[:2].to_numpy())
+    assert cli.main(["predict", str(folder / "run"), str(tmp_path / "new.npz")]) == 0
+    said = capsys.readouterr().err
+    assert "columns of an array have no names: they are taken as age, chest=a" in said
+    assert "labels are numbers" not in said  # the classes are called 0 and 1
+    notes = []
+    texts = _as_in_texts(np.array([1, 3, -1]), ("1", "2", "3"), notes)
+    assert texts.tolist() == ["1", "3", "-1"] and not notes
+    assert _as_in_texts(np.array([0, 1]), ("neg", "pos"), notes).tolist() == [0, 1] and notes
 
 
 def test_data_check_proposes_the_columns_and_what_is_missing(trained, tmp_path, capsys):

@@ -24,7 +24,7 @@ from fedjax_ssl.data.reading.catalogues import Choice, choose_columns, choose_sp
 from fedjax_ssl.data.reading.columns import Columns
 from fedjax_ssl.data.reading.pictures import ImageReading, Side, shown
 from fedjax_ssl.data.reading.problems import BadData, DatasetUnavailable, Place, not_here
-from fedjax_ssl.errors import how_to_install
+from fedjax_ssl.errors import counted, how_to_install
 
 FOLDER_VARIABLE = "TFDS_DATA_DIR"
 NEEDED = ("tensorflow", "tensorflow_datasets", "importlib_resources")  # to prepare
@@ -133,9 +133,12 @@ def _read(dataset: str, folder: Path, choice: Choice, size: int | None) -> Datas
         coarse=np.array(rows["coarse"]) if "coarse" in chosen else None,
         coarse_names=tuple(features[chosen["coarse"]].names) if "coarse" in chosen else None,
     )
+    notes = []
+    if without := int(((y < 0) & (named != choice.unlabelled_split)).sum()):
+        notes.append(f"{counted(without, 'label is', 'labels are')} -1, taken as no label")
     x = np.stack(rows["input"])
     reading = ImageReading(*x.shape[1:]) if x.ndim == 4 and x.dtype == np.uint8 else None
-    return columns.dataset(name, name, x, None, (), reading, terms=builder.info.citation)
+    return columns.dataset(name, name, x, None, notes, reading, terms=builder.info.citation)
 
 
 def _opened(name: str, folder: Path) -> tuple[Any, Any]:
