@@ -43,22 +43,12 @@ def main(arguments: list[str]) -> int:
     report = read(given.runs, metric=given.metric, baseline=given.baseline, names=dict(given.label))
     _check_positive(report, given.positive)
     report = dataclasses.replace(report, positive=given.positive, columns=given.columns)
-    folders = sorted({os.path.realpath(folder) for folder in given.runs})
-    page = given.output or _beside(folders)
+    page = given.output or _beside(given.runs)
+    # as seen from the page, so that both can be moved
+    here = os.path.realpath(page.parent)
+    folders = sorted({os.path.relpath(os.path.realpath(one), here) for one in given.runs})
     replaced = _replaced(page, folders, asked=given.output is not None)
-    contents: dict[Path, str | bytes] = {}
-    for kind in given.export:
-        if kind in TABLES:
-            ending, export = TABLES[kind]
-            contents[page.with_suffix(ending)] = export(report)
-        else:
-            for curve in given.curve or ["round"]:
-                name = page.stem if not given.curve else f"{page.stem}_{curve}"
-                contents[page.with_name(f"{name}.{kind}")] = figure(report, curve, kind)
-    if given.curve and not set(given.export) & {"pdf", "svg"}:
-        raise ReportError("--curve names curves to export: add --export pdf or svg")
-    if given.columns and not set(given.export) & {"md", "latex"}:
-        raise ReportError("--columns is for an exported table: add --export md or latex")
+    contents = _exports(report, page, given.export, given.curve)
     command = shlex.join([PROGRAM, "report", *arguments])
     html = render(report, command, folders, mistakes=given.mistakes)
     for path, content in {page: html, **contents}.items():
@@ -72,9 +62,29 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _beside(folders: list[str]) -> Path:
+def _exports(
+    report: Report, page: Path, kinds: list[str], curves: list[str]
+) -> dict[Path, str | bytes]:
+    """Make the files beside the page."""
+    if curves and not {"pdf", "svg"} & {*kinds}:
+        raise ReportError("--curve names curves to export: add --export pdf or svg")
+    if report.columns and not {"md", "latex"} & {*kinds}:
+        raise ReportError("--columns is for an exported table: add --export md or latex")
+    found: dict[Path, str | bytes] = {}
+    for kind in kinds:
+        if kind in TABLES:
+            ending, export = TABLES[kind]
+            found[page.with_suffix(ending)] = export(report)
+            continue
+        for curve in curves or ["round"]:
+            name = f"{page.stem}_{curve}" if curves else page.stem
+            found[page.with_name(f"{name}.{kind}")] = figure(report, curve, kind)
+    return found
+
+
+def _beside(runs: list[str]) -> Path:
     """Place the page in the folder, or in the one that holds all of them."""
-    common = os.path.commonpath(folders)
+    common = os.path.commonpath([os.path.realpath(one) for one in runs])
     inside = os.path.relpath(common)
     return Path(common if inside.startswith("..") else inside) / "report.html"
 
@@ -92,7 +102,8 @@ def _replaced(page: Path, folders: list[str], *, asked: bool) -> list[str]:
         raise ReportError(f"{page} is there and is no report of this program: give --output FILE")
     if there == folders:
         return []
-    whose = f"a report of {', '.join(there) or 'an earlier version, which does not say of what'}"
+    names = ", ".join(os.path.relpath(page.parent / one) for one in there)
+    whose = f"a report of {names or 'an earlier version, which does not say of what'}"
     if not asked:
         raise ReportError(f"{page} is {whose}: give --output FILE, or delete it")
     return [f"{page} was {whose}, and is replaced"]

@@ -455,9 +455,13 @@ def test_the_report_lies_with_its_runs_and_replaces_no_other(tmp_path, monkeypat
     assert cli.main(["report", "other", "--output", "one/report.html"]) == 0
     assert "was a report of" in capsys.readouterr().err
     assert cli.main(["report", "one"]) == 2
-    assert "one/report.html is a report of" in capsys.readouterr().err
+    assert "one/report.html is a report of other: give --output" in capsys.readouterr().err
+    (tmp_path / "one/report.html").unlink()
+    assert cli.main(["report", "one"]) == 0
+    (tmp_path / "one").rename(tmp_path / "moved")
+    assert cli.main(["report", "moved"]) == 0
     (tmp_path / "notes.html").write_text("mine")
-    assert cli.main(["report", "one", "--output", "notes.html"]) == 2
+    assert cli.main(["report", "moved", "--output", "notes.html"]) == 2
     assert (tmp_path / "notes.html").read_text() == "mine"
 
 

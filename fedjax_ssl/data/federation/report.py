@@ -275,18 +275,28 @@ def plot_partition(
         shown = range(num_clients) if num_clients <= 60 else range(0)
         ticks = [*shown, *places.tolist()]
         axes.set_xticks(ticks, [*(clients[one] for one in shown), *beside], rotation=90)
-        totals = {
-            what: f"{int(one.sum()):,} {_WEAK.get(what, what)}" for what, one in at_clients.items()
-        }
-        at_server = len(beside.get("server", ()))
-        totals["labelled"] += f", {at_server:,} at the server" * (at_server > 0)
-        held_out = sum(map(len, beside.values())) - at_server
-        totals |= {"held out": f"{held_out:,} to validate and test"} if held_out else {}
+        totals = _totals(at_clients, {name: len(rows) for name, rows in beside.items()})
         for what, words in totals.items():
             # Its own size: the scatter's would be as large as its first circle.
             axes.plot([], [], "o", color=_COLORS[what], label=words)
         figure.legend(loc="outside upper left", ncols=3, frameon=False, title=scale)
         figure.savefig(path, dpi=120, transparent=True)
+
+
+def _totals(
+    at_clients: dict[str, Int[np.ndarray, "C K1"]], beside: dict[str, int]
+) -> dict[str, str]:
+    """Say what each colour of the picture stands for, and of how many examples."""
+    found = {
+        what: f"{int(one.sum()):,} {_WEAK.get(what, what)}" for what, one in at_clients.items()
+    }
+    at_server = beside.get("server", 0)
+    if at_server:
+        found["labelled"] += f", {at_server:,} at the server"
+    held_out = sum(beside.values()) - at_server
+    if held_out:
+        found["held out"] = f"{held_out:,} to validate and test"
+    return found
 
 
 def _counts_by_kind(data: FederatedData) -> dict[str, Int[np.ndarray, "C K1"]]:
