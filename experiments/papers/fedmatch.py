@@ -244,7 +244,6 @@ TABLES = (
         wanted=dict.fromkeys(("IID LC", "IID LS"), WANTED),
         steps=STEPS,
         reduced=REDUCED,
-        why={"small": "both pairs that are the other way round are within our spread"},
         differs=DIFFERS,
     ),
     Table(
@@ -294,13 +293,6 @@ TABLES = (
         steps=STEPS,
         reduced=REDUCED_STREAM,
         why={
-            "small": (
-                "with labels at clients, UDA and FixMatch are hardly better than chance after 20 "
-                "rounds of so small a network, and their order says nothing; with the paper's "
-                "settings FedProx-UDA learns (scale paper). The SL rows are within our spread. "
-                "With labels at the server UDA and one of two seeds of FixMatch (57 %, the other "
-                "82) are not through after 20 rounds"
-            ),
             "paper": (
                 "MNIST's digits, which are easier than Fashion-MNIST's clothes: not to be compared"
             ),

@@ -355,18 +355,6 @@ TABLES = (
             "labels only: one column in the paper for both splits, whose labels are alike",
             "FedRGD's numbers are of its own paper's splits; see docs/methods/fedrgd.md",
         ),
-        why={
-            "small": (
-                "after 30 rounds of a small network ProtoFSSL is behind the labels alone, and "
-                "neither a rate of 3e-3 (23 %, iid, one seed) nor a quarter of ResNet8's "
-                "channels for 60 rounds (27 %) helped; after the paper's 300 rounds with its "
-                "network it has 63.8 % (scale paper)"
-            ),
-            "paper": (
-                "one seed and images stored as JPEG; how much of the four points they explain is "
-                "not known"
-            ),
-        },
     ),
     Table(
         name="protofssl-table4",
@@ -432,13 +420,6 @@ TABLES = (
         small_cells={"columns": ("IID",)},
         reduced=REDUCED,
         differs=DIFFERS,
-        why={
-            "small": (
-                "all differences are about as large as the spread: unlabelled images do not help "
-                "yet; 120 rounds in place of 30 (rows 10 and 30, one seed: 28.0 and 27.6 %) did "
-                "not change that"
-            ),
-        },
     ),
     Table(
         name="protofssl-table8",
@@ -482,13 +463,6 @@ TABLES = (
         wanted={"CIFAR-10 IID": tuple(TABLE9)},
         reduced=REDUCED,
         differs=DIFFERS,
-        why={
-            "small": (
-                "prototypes of a small network without a norm after 30 rounds probably lie "
-                "closer together, so that a deviation of 5.0 hides them; up to 0.5 noise costs "
-                "nothing, as in the paper"
-            ),
-        },
     ),
     Table(
         name="protofssl-algorithm2",
