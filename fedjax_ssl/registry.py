@@ -17,6 +17,7 @@ from fedjax_ssl.errors import check_known, did_you_mean
 Built = TypeVar("Built")
 Builder = Callable[..., Any] | str  # or "module:function", imported when it is asked for
 _REQUIRED = inspect.Parameter.empty
+_ANY = inspect.Parameter.VAR_KEYWORD  # a builder with one checks what it is given itself
 _ANY_NUMBER = {int: Whole(-(2**31) + 1), float: In("(-inf, inf)")}
 
 
@@ -163,6 +164,15 @@ class Registry(Generic[Built]):
             self._options[name] = self._read_options(name)
         return dict(self._options[name])
 
+    def options_in(self, section: Mapping[str, Any]) -> dict[str, Option]:
+        """Return the options of what a section of a config names; those of a part of it are
+        "PART.OPTION".
+
+        Raises:
+            ValueError: as `builder`.
+        """
+        return self.options(section["name"])
+
     def _read_options(self, name: str) -> dict[str, Option]:
         found: dict[str, Option] = {}
         for parameter in self._parameters(self.builder(name)):
@@ -171,7 +181,7 @@ class Registry(Generic[Built]):
             ):
                 fields = inspect.signature(parameter.annotation, eval_str=True).parameters.values()
                 found |= {field.name: option_of(field) for field in fields}
-            elif parameter.name not in self._given:
+            elif parameter.name not in self._given and parameter.kind is not _ANY:
                 found[parameter.name] = option_of(parameter)
         return found
 
@@ -207,6 +217,10 @@ class Registry(Generic[Built]):
             }
         return {option: found.get(option, "") for option in self.options(name)}
 
+    def meanings_in(self, section: Mapping[str, Any]) -> dict[str, str]:
+        """Explain the options of what a section of a config names, as `options_in` has them."""
+        return self.meanings(section["name"])
+
     def fields(self) -> dict[str, type]:
         """Return the options of all choices and their types, as a section of a config has them."""
         fields = dict(self.common)
@@ -225,8 +239,9 @@ class Registry(Generic[Built]):
         missing one.
         """
         known = self.options(name)
+        checks_itself = any(one.kind is _ANY for one in self._parameters(self.builder(name)))
         for option in options:
-            if option not in known and option not in self.common:
+            if option not in known and option not in self.common and not checks_itself:
                 hint = did_you_mean(option, known)
                 has = ", ".join((*known, *self.common)) or "none"
                 raise ValueError(
@@ -257,7 +272,7 @@ class Registry(Generic[Built]):
                 allowed.check(option, value)
         builder = self.builder(name)
         parameters = self._parameters(builder)
-        if not any(one.kind is one.VAR_KEYWORD for one in parameters):
+        if not any(one.kind is _ANY for one in parameters):
             taken = {*options} - {*self._given} | {one.name for one in parameters}
             options = {option: value for option, value in options.items() if option in taken}
         for one in parameters:

@@ -64,6 +64,23 @@ def _registry(place: str) -> Callable[[], Mapping[str, str]]:
     return lines
 
 
+def _terms() -> Mapping[str, str]:
+    """Terms, with the labels that they learn from and what clients send for them."""
+    from fedjax_ssl.federated.engine import what_leaves
+    from fedjax_ssl.federated.recipe import in_words
+    from fedjax_ssl.methods import TERMS, recipe
+    from fedjax_ssl.testing import toy
+
+    setup = toy.setup(toy.federation())
+    found = {}
+    for name, line in TERMS.available().items():
+        alone = recipe("compose", setup, parts=(name,))
+        leaves = what_leaves(alone)
+        sent = " and ".join(leaves["terms"] + leaves["beside"]) or "nothing"
+        found[name] = f"{line} Needs {in_words(alone.needs)}; sends {sent} beside the model."
+    return found
+
+
 def _optimizers() -> Mapping[str, str]:
     from fedjax_ssl.federated import FEDERATED_OPTIMIZERS, OPTIMIZERS
 
@@ -76,6 +93,7 @@ def _optimizers() -> Mapping[str, str]:
 
 KINDS: dict[str, tuple[str, Callable[[], Mapping[str, str]]]] = {
     "methods": ("method.name", _registry("method")),
+    "terms": ("method.parts of method.name=compose, beside the methods", _terms),
     "models": ("model.name", _registry("model")),
     "datasets": ("data.name", _registry("data")),
     "partitions": ("partition.name", _registry("partition")),

@@ -3,9 +3,10 @@
 from collections.abc import Collection
 
 import ml_collections
+from flax.traverse_util import flatten_dict
 
 from fedjax_ssl.config.describe import as_text
-from fedjax_ssl.config.fields import CHOICES, FIELDS, FILLED_IN, REGISTRIES, method_section
+from fedjax_ssl.config.fields import CHOICES, FIELDS, FILLED_IN, REGISTRIES, get, method_section
 from fedjax_ssl.errors import note
 
 # Settings of all choices whose value is good for one of them.
@@ -37,9 +38,10 @@ def choose(
         ValueError: nobody knows the new choice, or the old one.
     """
     values = config[section]
-    old = REGISTRIES[section].options(before or values.name)
-    new = REGISTRIES[section].options(name)
-    kept = {field: values[field] for field in old if field in values}
+    there = flatten_dict(values.to_dict(), sep=".")
+    old = REGISTRIES[section].options_in({**there, "name": before or values.name})
+    new = REGISTRIES[section].options_in({"name": name})
+    kept = {field: there[field] for field in old if field in there}
     if section in CHOICES:
         kept = {field: value for field, value in kept.items() if value is not None}
     # Where defaults are written into a config, what differs from them was set.
@@ -54,9 +56,9 @@ def choose(
     own = {field: new[field].default for field in kept if field in new}
     own |= {field: FIELDS[f"{section}.{field}"].default for field in _FITTED.get(section, ())}
     said = [
-        f"{field}={as_text(values[field])}"
+        f"{field}={as_text(get(values, field))}"
         for field, default in own.items()
-        if values[field] != default and f"{section}.{field}" not in given
+        if get(values, field) != default and f"{section}.{field}" not in given
     ]
     if said:
         note(

@@ -39,7 +39,7 @@ def describe(config: ml_collections.ConfigDict) -> list[Described]:
         if registry is not None:
             name = config[section].name
             with naming(section):
-                meanings = registry.meanings(name)
+                meanings = registry.meanings_in(config[section])
             others = {*registry.fields(), "name"} - {*meanings, *registry.common}
             what = FIELDS[f"{section}.name"].meaning if section != "method" else "the method"
             line = registry.available().get(name, "your own").rstrip(".")
@@ -47,13 +47,13 @@ def describe(config: ml_collections.ConfigDict) -> list[Described]:
             found.append(Described(f"{section}.name", name, allowed, f"{what}: {line}"))
         fields = [field for field in FIELDS if field.rpartition(".")[0] == section]
         for field in dict.fromkeys([*fields, *(f"{section}.{one}" for one in meanings)]):
-            last = field.rpartition(".")[2]
+            last = field.removeprefix(f"{section}.")
             if last in others:
                 continue
             option = options[field]
             if field not in FIELDS and registry is not None:
                 option = option._replace(
-                    optional=registry.options(name)[last].optional,
+                    optional=registry.options_in(config[section])[last].optional,
                     meaning=meanings[last].rstrip("."),
                 )
             value = get(config, field, None)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import ml_collections
+from flax.traverse_util import unflatten_dict
 from ml_collections import config_dict
 
 from fedjax_ssl import methods
@@ -396,8 +397,8 @@ def register(kind: str, name: str | None = None, builder: Callable[..., Any] | N
 
     Args:
         kind: a section of a config ("method", "model", "data", "partition", "supervision",
-            "augment", "cohort", "federated"), "around" or "upload"; "dataset" and "network" are
-            "data" and "model".
+            "augment", "cohort", "federated"), "around", "upload" or "term"; "dataset" and "network"
+            are "data" and "model".
         name: as configs write it; the builder's own by default.
         builder: a function as docs/extending.md describes it; its keyword arguments become options.
             Without it, `register` is a decorator.
@@ -417,7 +418,8 @@ def register(kind: str, name: str | None = None, builder: Callable[..., Any] | N
         1.0
     """
     words = {"dataset": REGISTRIES["data"], "network": REGISTRIES["model"]}
-    registries = {**REGISTRIES, **words, "around": AROUND, "upload": UPLOADS}
+    others: dict[str, Registry[Any]] = {"around": AROUND, "upload": UPLOADS, "term": methods.TERMS}
+    registries: dict[str, Registry[Any]] = {**REGISTRIES, **words, **others}
     check_known("kind", kind, registries)
     if builder is None:
         return functools.partial(register, kind, name)
@@ -438,7 +440,7 @@ def options_of(config: Any) -> dict[str, Option]:
     found = {"method.name": Option(str, "fedavg"), **_options_of_choices()}
     for section, registry in REGISTRIES.items():
         with naming("method.name" if section == "method" else section):
-            own = registry.options(config[section]["name"])
+            own = registry.options_in(config[section])
         for option, one in own.items():
             found[f"{section}.{option}"] = one._replace(
                 optional=section != "method" or one.optional
@@ -476,15 +478,17 @@ def method_section(name: str, given: Mapping[str, Any]) -> ml_collections.Config
 
     Args:
         name: a method's.
-        given: settings, of which those that the method does not have are left out.
+        given: settings, those of a part as "PART.SETTING"; those that the method does not have are
+            left out.
 
     Raises:
         ValueError: nobody knows the method.
     """
-    section = {"name": name}
-    for setting, option in methods.METHODS.options(name).items():
-        section[setting] = given.get(setting, _stored(option))
-    return ml_collections.ConfigDict(section)
+    named = {"name": name, **given}
+    flat: dict[str, Any] = {"name": name}
+    for setting, option in methods.METHODS.options_in(named).items():
+        flat[setting] = given.get(setting, _stored(option))
+    return ml_collections.ConfigDict(unflatten_dict(flat, sep="."))
 
 
 def default(method: str = "fedavg") -> ml_collections.ConfigDict:

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 import ml_collections
 import numpy as np
+from flax.traverse_util import flatten_dict
 
 from fedjax_ssl.config.choose import choose
-from fedjax_ssl.config.fields import REGISTRIES, default, options_of, words_of
+from fedjax_ssl.config.fields import REGISTRIES, default, method_section, options_of, words_of
 from fedjax_ssl.errors import ConfigError, did_you_mean, naming
 from fedjax_ssl.own_code import blame, make_importable, said
 from fedjax_ssl.registry import Option
@@ -25,6 +26,7 @@ from fedjax_ssl.shipped import shipped_configs
 
 Settings = Mapping[str, Any] | Iterable[tuple[str, Any]]
 
+_PARTS = "method.parts"  # of a composition, which has settings of each
 _TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 # Parameters of a `get_config` beside its argument, and the settings that they are given.
 _TOLD = {"method": ("method.name", Option(str, "")), "rounds": ("rounds", Option(int, 0))}
@@ -142,9 +144,7 @@ def with_settings(
     if "data.validation_fraction" in given:
         # Who asks for validation examples gets them, however few.
         given = {"data.fewest_validation": 0, **given}
-    for field in sorted(
-        given, key=lambda field: (field != "method.name", not field.endswith(".name"))
-    ):
+    for field in sorted(given, key=_place):
         known = options_of(copy)
         if field not in known:
             raise ConfigError(_no_field(copy, field, known))
@@ -153,9 +153,17 @@ def with_settings(
         with copy.unlocked(), naming(field if section == "method" else section):
             if section in REGISTRIES and value != copy[section].name:
                 choose(copy, section, value, given=given)
+            elif field == _PARTS and copy.method.name == "compose":
+                settings_there = flatten_dict(copy.method.to_dict(), sep=".")
+                copy.method = method_section("compose", {**settings_there, "parts": value})
             else:
                 copy.update_from_flattened_dict({field: value})
     return copy
+
+
+def _place(field: str) -> tuple[bool, bool, bool]:
+    """Order settings: names first, then parts, since other fields depend on them."""
+    return field != "method.name", not field.endswith(".name"), field != _PARTS
 
 
 def _given(settings: Settings) -> dict[str, Any]:
@@ -165,6 +173,10 @@ def _given(settings: Settings) -> dict[str, Any]:
 
 def _no_field(config: ml_collections.ConfigDict, field: str, known: Iterable[str]) -> str:
     section, _, last = field.rpartition(".")
+    part = section.removeprefix("method.")
+    if part != section and config.method.name == "compose" and part not in config.method:
+        parts = ", ".join(config.method.get("parts", ())) or "none"
+        return f"the config has no field {field!r}: {part!r} is not among method.parts: {parts}"
     namesakes = [one for one in known if one.endswith(f".{last}")]
     hint = f" Did you mean {namesakes[0]!r}?" if namesakes else did_you_mean(field, list(known))
     if field == "seeds":

@@ -126,11 +126,13 @@ def traced_numbers(config: ml_collections.ConfigDict) -> dict[str, float]:
         "method": set(),
     }
     for section, names in sections.items():
-        options = REGISTRIES[section].options(config[section].name)
+        options = REGISTRIES[section].options_in(config[section])
         names |= {name for name, option in options.items() if option.traceable}
-    return {
-        f"{section}.{name}": config[section][name]
+    values = {
+        f"{section}.{name}": get(config[section], name, None)
         for section, names in sections.items()
-        for name in sorted(names & set(config[section]))
-        if isinstance(config[section][name], float) and config[section][name] != 0
+        for name in sorted(names)
+    }
+    return {
+        field: value for field, value in values.items() if isinstance(value, float) and value != 0
     }

@@ -9,7 +9,14 @@ from flax.traverse_util import flatten_dict
 from fedjax_ssl import methods
 from fedjax_ssl.config import rules
 from fedjax_ssl.config.choose import choose
-from fedjax_ssl.config.fields import CHOICES, FILLED_IN, check_field, get, options_of
+from fedjax_ssl.config.fields import (
+    CHOICES,
+    FILLED_IN,
+    check_field,
+    get,
+    method_section,
+    options_of,
+)
 from fedjax_ssl.config.optimizers import federated_optimizer
 from fedjax_ssl.data import is_own
 from fedjax_ssl.errors import ConfigError, did_you_mean, naming, note
@@ -110,8 +117,11 @@ def _take_over_method(config: ml_collections.ConfigDict) -> None:
     alone.
     """
     name = config.method.name
-    there = {*config.method} - {"name"}
-    if there != {*methods.METHODS.options(name)}:
+    given = flatten_dict(config.method.to_dict(), sep=".")
+    there = given.keys() - {"name"}
+    if "parts" in there and name == "compose":
+        config.method = method_section(name, given)  # also of parts that a file named alone
+    elif there != methods.METHODS.options(name).keys():
         alike = (one for one in methods.METHODS if there == {*methods.METHODS.options(one)})
         choose(config, "method", name, before=next(alike, name))
 

@@ -47,16 +47,19 @@ _BY_NAME: dict[type, tuple[str, ...]] = {
     Sums: ("averages",),
     Upload: ("terms", "averages"),
 }
+# How many clients without a label are drawn, from none to all alike.
+_QUOTAS = ("only", "proportional", "any")
 
 
 def compose(first: Recipe, *others: Recipe) -> Recipe:
     """Return a method in whose local steps the losses of several are added up.
 
-    The first part keeps its names, draws the cohort and predicts. Streams, views, terms and metrics
-    of another one get its name in front, as "protofssl/protofssl", and its batches are drawn beside
-    those of the first; where one has more steps in a round, the others have steps without a row. A
-    part whose stage has the same sampler, or none, looks at the batches that are there, and shares
-    the views of the same name and stream at no cost.
+    The first part keeps its names and predicts. Terms and metrics of another one get its name in
+    front, as "protofssl/protofssl", and so do its streams and views: its batches are drawn beside
+    those of the others; where one has more steps in a round, the others have steps without a row. A
+    part whose stage has a sampler that is there, or none, looks at the batches that are there, and
+    shares the views of the same name and stream at no cost. A client is drawn into a cohort where
+    one of the parts would draw it.
 
     Raises:
         ValueError: the recipes do not fit each other, and why.
@@ -77,7 +80,8 @@ def compose(first: Recipe, *others: Recipe) -> Recipe:
 
 def _both(first: Recipe, other: Recipe) -> Recipe:
     _check_fit(first, other)
-    scope = _free_scope(first, other.name or "part")
+    prefix = _free_prefix(first, other.name or "part")
+    scope = _Scope(prefix, prefix)
     pairs = zip(first.stages, other.stages, strict=True)
     pretraining = first.pretraining
     if other.pretraining is not None:
@@ -176,17 +180,18 @@ def _check_fit(first: Recipe, other: Recipe) -> None:
             )
 
 
-def _free_scope(first: Recipe, name: str) -> "_Scope":
-    """Return a scope of this name, or with a number, that no term of the first part has."""
+def _free_prefix(first: Recipe, name: str) -> str:
+    """Return the prefix of this name, or with a number, that no term of the first part has."""
     taken = {term.name.partition("/")[0] for stage in first.stages for term in stage.terms}
     names = (name, *(f"{name}{number}" for number in range(2, len(taken) + 3)))
-    return _Scope(next(f"{one}/" for one in names if one not in taken))
+    return next(f"{one}/" for one in names if one not in taken)
 
 
 class _Scope(NamedTuple):
-    """A part's names in a composition: its own, with this prefix in front."""
+    """A part's names in a composition: its own, with a prefix in front."""
 
-    prefix: str
+    prefix: str  # of its terms and metrics
+    batches: str  # of its streams and views; that of another part where it has the same batches
 
     def seen(self, thing: Any) -> Any:
         """Return what the engine hands out as the part knows it: under its own names too."""
@@ -203,9 +208,11 @@ class _Scope(NamedTuple):
         """Return things by name under the part's own names too; anything else as it is."""
         if not isinstance(things, dict):
             return things
-        size = len(self.prefix)
-        own = {name[size:]: one for name, one in things.items() if name.startswith(self.prefix)}
-        return {**things, **own}
+        own = dict(things)
+        for prefix in (self.batches, self.prefix):
+            size = len(prefix)
+            own |= {name[size:]: one for name, one in things.items() if name.startswith(prefix)}
+        return own
 
     def kept(self, new: ServerState, old: ServerState) -> ServerState:
         """Return the part's new state under the names of the composition."""
@@ -283,8 +290,8 @@ class _Scope(NamedTuple):
             fields[field] = {**others, **{name: new[name[size:]] for name in mine}}
         return after._replace(**fields)
 
-    def of_term(self, term: Term, there: dict[str, View] | None) -> Term:
-        """Put a term under the part's names; `there`: views that it shares, with their streams."""
+    def of_term(self, term: Term, there: dict[str, View]) -> Term:
+        """Put a term under the part's names; `there`: views that it may share."""
         log = self.of_functions(term.log)
         client = self.of_functions(term.client)
 
@@ -306,43 +313,58 @@ class _Scope(NamedTuple):
         server = first.server
         if own.server is not None:
             server = self.of_server(first.server, own.server)
-        return self.beside(first, own)._replace(
+        scope = self.beside(first.sampler, own.sampler)
+        quota = max(first.labelled_quota, own.labelled_quota, key=_QUOTAS.index)
+        count_labels = first.count_labels
+        if own.count_labels is not count_labels:
+
+            def count_labels(clients: Client) -> Array:
+                return jnp.maximum(first.count_labels(clients), own.count_labels(clients))
+
+        return scope.added(first, own)._replace(
+            labelled_quota=quota,
+            count_labels=count_labels,
             server=server,
-            rate=first.rate or self.sees(own.rate),
-            weigh=first.weigh or self.sees_names(own.weigh),
+            rate=first.rate or scope.sees(own.rate),
+            weigh=first.weigh or scope.sees_names(own.weigh),
             around_clients=first.around_clients or own.around_clients,
         )
 
     def of_server(self, first: ServerTraining | None, own: ServerTraining) -> ServerTraining:
         """Add what the part learns at the server to what is learned there."""
         nothing: Any = None
-        return self.beside(first or own._replace(terms=(), sampler=nothing), own)
+        before = first or own._replace(terms=(), sampler=nothing)
+        return self.beside(before.sampler, own.sampler).added(before, own)
 
-    def beside(self, first: Any, own: Any) -> Any:
+    def beside(self, there: Sampler | None, own: Sampler | None) -> "_Scope":
+        """Return the names that the part has where others have these batches already."""
+        if there is None:
+            return self
+        prefixes = [prefix for prefix, one in _parts_of(there) if own is None or own is one]
+        return self._replace(batches=prefixes[0]) if prefixes else self
+
+    def added(self, first: Any, own: Any) -> Any:
         """Add the part's terms and batches to those of a stage, or of training at the server."""
-        there = None
-        if own.sampler is None or own.sampler is first.sampler:
-            there = {view.name: view for term in first.terms for view in term.views}
+        there = {view.name: view for term in first.terms for view in term.views}
         return first._replace(
             terms=(*first.terms, *(self.of_term(term, there) for term in own.terms)),
             sampler=self.of_samplers(first.sampler, own.sampler),
         )
 
-    def of_view(self, view: View, there: dict[str, View] | None) -> View:
+    def of_view(self, view: View, there: dict[str, View]) -> View:
         """Put a view under the part's names, or return the one that is there."""
-        shared = None if there is None else there.get(view.name)
-        if shared is not None and shared.stream == view.stream:
+        stream = f"{self.batches}{view.stream}"
+        shared = there.get(f"{self.batches}{view.name}")
+        if shared is not None and shared.stream == stream:
             return shared
+        prefix = self.batches if shared is None else self.prefix
         return View(
-            f"{self.prefix}{view.name}",
-            f"{self.prefix}{view.stream}" if there is None else view.stream,
-            self.sees_names(view.build),
-            self.sees_names(view.mask),
+            f"{prefix}{view.name}", stream, self.sees_names(view.build), self.sees_names(view.mask)
         )
 
     def of_samplers(self, first: Sampler | None, own: Sampler | None) -> Sampler | None:
         """Return the batches of both, those of the part in streams under its names."""
-        if own is None or own is first:
+        if own is None or self.batches != self.prefix:
             return first
 
         def renamed(tables: dict[str, Array]) -> dict[str, Array]:
@@ -364,7 +386,13 @@ class _Scope(NamedTuple):
             reads_sent=any(one.reads_sent for one in both),
             equal_steps=own.equal_steps and first is None,
             going_on=going_on if all(one.going_on for one in both) else None,
+            parts=(*(() if first is None else _parts_of(first)), (self.prefix, own)),
         )
+
+
+def _parts_of(sampler: Sampler) -> tuple[tuple[str, Sampler], ...]:
+    """Return the samplers that are side by side in one, with the prefix of their streams."""
+    return sampler.parts or (("", sampler),)
 
 
 def _joined(first: Schedule, other: Schedule) -> Schedule:

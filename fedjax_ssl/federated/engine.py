@@ -81,7 +81,7 @@ def build(recipe: Recipe) -> Method:
     stages = _with_options(recipe)
     uploads = chain(*recipe.uploads, *setup.uploads)
     if setup.uploads:
-        check_covers(setup.uploads, _what_leaves(recipe))
+        check_covers(setup.uploads, what_leaves(recipe))
 
     # How a client trains. One that trains alone keeps all groups to itself.
     alone = setup.federated_optimizer.alone
@@ -153,7 +153,7 @@ def build(recipe: Recipe) -> Method:
     )
 
 
-def _what_leaves(recipe: Recipe) -> dict[str, Sequence[str]]:
+def what_leaves(recipe: Recipe) -> dict[str, Sequence[str]]:
     """Return what leaves clients, as `check_covers` takes it."""
     setup = recipe.setup
     if setup.federated_optimizer.alone:

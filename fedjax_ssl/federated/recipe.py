@@ -54,6 +54,25 @@ class Needs(NamedTuple):
     every_one: bool = False  # all of these together; False: any of them is enough
 
 
+_IN_WORDS = {
+    "labels": "class labels at clients",
+    "server": "class labels at the server",
+    "coarse": "coarse labels",
+    "sets": "sets with known class shares",
+}
+
+
+def in_words(needs: Needs) -> str:
+    """Say which labels these are.
+
+    Example:
+        >>> in_words(Needs(("coarse", "server"), every_one=True))
+        'coarse labels and class labels at the server'
+    """
+    said = (" and " if needs.every_one else " or ").join(_IN_WORDS[kind] for kind in needs.kinds)
+    return said or "no label of any kind"
+
+
 class Recipe(NamedTuple):
     """A method as data: what `fs.build` makes a `Method` of, and what wrappers change.
 

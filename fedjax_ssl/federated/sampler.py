@@ -2,10 +2,12 @@
 
 A schedule is drawn once per client and round. Shapes follow static bounds, so draws must not depend
 on padding: every permutation sorts bits drawn by position, and the bits of a prefix do not change
-when the array grows.
+when the array grows. The same arguments give the same sampler (`cache`), by which parts of a
+composition find that they have the same batches.
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import jax
@@ -86,6 +88,7 @@ def batches_per_epoch(
     return jnp.maximum(-(-(count - 1) // batch_size), jnp.minimum(count, 1))
 
 
+@cache
 def labelled_epochs(
     batch_size: int, local_epochs: int, max_labelled: int, skip_single: bool = False
 ) -> Sampler:
@@ -107,9 +110,10 @@ def labelled_epochs(
         local_epochs,
         max_labelled,
         skip_single=skip_single,
-    )
+    )._replace(streams=() if skip_single else ("labelled",))
 
 
+@cache
 def known_epochs(
     batch_size: int, local_epochs: int, max_known: int, drop_last: bool = False
 ) -> Sampler:
@@ -126,7 +130,7 @@ def known_epochs(
     """
     return epochs(
         "labelled", lambda client: client.num_known, batch_size, local_epochs, max_known, drop_last
-    )
+    )._replace(streams=() if drop_last else ("labelled",))
 
 
 def epochs(
@@ -249,6 +253,7 @@ def _steps_done(client: Client) -> Int[Array, ""]:
     return jnp.zeros((), jnp.int32) if client.kept is None else client.kept.terms[LOCAL_STEPS]
 
 
+@cache
 def mixed_epochs(
     batch_size: int,
     local_epochs: int,
@@ -372,6 +377,7 @@ class Steps(NamedTuple):
     most: int  # static bound
 
 
+@cache
 def passes(
     batch_size: int,
     unlabelled_batch_size: int,
@@ -414,6 +420,7 @@ def fixed_steps(number: int) -> Steps:
     return Steps(lambda client: jnp.where(client.num_examples > 0, number, 0), number)
 
 
+@cache
 def paired_batches(
     batch_size: int,
     unlabelled_batch_size: int,
@@ -421,6 +428,7 @@ def paired_batches(
     max_labelled: int,
     max_unlabelled: int,
     labelled_too: bool = False,
+    max_known: int | None = None,
 ) -> Sampler:
     """Streams "labelled" and "unlabelled", each an endless sequence of fresh permutations, cut into
     whole batches.
@@ -436,6 +444,8 @@ def paired_batches(
         max_unlabelled: static bound of unlabelled examples per client.
         labelled_too: "unlabelled" goes through all examples of the client; its losses do not read
             their labels.
+        max_known: static bound of examples per client with a class label or a weak label, if those
+            with a weak label are in "labelled" too; in "unlabelled" they are anyway.
 
     Raises:
         ValueError: a batch size below 1.
@@ -457,9 +467,10 @@ def paired_batches(
             mask = jnp.broadcast_to(running & (count > 0), (steps.most, size))
             return jnp.where(mask, start + order.reshape(steps.most, size), 0), mask
 
-        labelled = stream(
-            "labelled", jnp.zeros_like(first), client.num_labelled, max_labelled, batch_size
-        )
+        known, bound = client.num_labelled, max_labelled
+        if max_known is not None:
+            known, bound = client.num_known, max_known
+        labelled = stream("labelled", jnp.zeros_like(first), known, bound, batch_size)
         unlabelled = stream(
             "unlabelled", first, client.num_examples - first, most, unlabelled_batch_size
         )
@@ -470,4 +481,8 @@ def paired_batches(
             taken.astype(jnp.int32),
         )
 
-    return Sampler(schedule)
+    def with_weak(max_known: int) -> Sampler:
+        sizes = (batch_size, unlabelled_batch_size, steps, max_labelled, max_unlabelled)
+        return paired_batches(*sizes, labelled_too, max_known)
+
+    return Sampler(schedule, streams=("labelled", "unlabelled"), with_weak=with_weak)

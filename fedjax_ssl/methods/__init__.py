@@ -19,7 +19,9 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from fedjax_ssl.registry import Registry
+from fedjax_ssl.checks import In
+from fedjax_ssl.errors import check_known
+from fedjax_ssl.registry import Option, Registry
 
 if TYPE_CHECKING:
     from fedjax_ssl.federated import Facts, Method, Recipe, Setup
@@ -53,8 +55,54 @@ _RECIPES = {
     ),
     "fedrgd": ("fedrgd",),
     "fedrep": ("fedrep",),
+    "compose": ("compose",),
 }
-METHODS: "Registry[Recipe | Method]" = Registry(
+
+
+class Methods(Registry["Recipe | Method"]):
+    """Methods by name; a composition has the options of its parts too."""
+
+    def options_in(self, section: Mapping[str, Any]) -> dict[str, Option]:
+        found = super().options_in(section)
+        for part, registry in _parts_of(section):
+            own = {"weight": WEIGHT, **registry.options(part)}
+            found |= {f"{short(part)}.{name}": one for name, one in own.items()}
+        return found
+
+    def meanings_in(self, section: Mapping[str, Any]) -> dict[str, str]:
+        found = super().meanings_in(section)
+        for part, registry in _parts_of(section):
+            own = {"weight": WEIGHT.meaning, **registry.meanings(part)}
+            found |= {f"{short(part)}.{name}": one for name, one in own.items()}
+        return found
+
+
+def _parts_of(section: Mapping[str, Any]) -> "list[tuple[str, Registry[Any]]]":
+    """Return the parts of a composition and the tables that they are in."""
+    if section["name"] != "compose":
+        return []
+    parts = section.get("parts") or ()
+    return [(part, registry_of_part(part)) for part in parts]
+
+
+def registry_of_part(part: str) -> Registry[Any]:
+    """Return the table that has a part of a composition.
+
+    Raises:
+        ValueError: nobody knows it.
+    """
+    if ":" not in part:
+        check_known("part", part, [*TERMS, *(name for name in METHODS if name != "compose")])
+    return TERMS if part in TERMS else METHODS
+
+
+def short(part: str) -> str:
+    """Return the name of the section that a part of a composition has."""
+    return part.rpartition(":")[2]
+
+
+WEIGHT = Option(float, 1.0, False, In("[0, inf)"), True, "factor of its losses")
+METHODS = Methods(
     "method",
     {
         name: f"fedjax_ssl.methods.{file}:{name}"
@@ -64,6 +112,15 @@ METHODS: "Registry[Recipe | Method]" = Registry(
     leading=1,
 )
 POOLED = "pooled"  # the method whose federation is a single client, see `config.partition.pooled`
+# Losses without batches of their own, for compositions.
+TERMS: Registry[Any] = Registry(
+    "term",
+    {
+        name: f"fedjax_ssl.methods.compose:{name}"
+        for name in ("supervised", "channels", "sets", "coarse", "graph", "prototypes")
+    },
+    leading=1,
+)
 available = METHODS.available  # () -> names of all methods with a line about each
 
 
@@ -105,7 +162,7 @@ def recipe(name: str, setup: "Setup", /, **settings: Any) -> "Recipe":
             f"{name} returned a {type(made).__name__}, to which nothing can be added; what is "
             "composed or has something around it returns a fedjax_ssl.Recipe"
         )
-    return made._replace(name=name.rpartition(":")[2])
+    return made._replace(name=short(name))
 
 
 def build(

@@ -1,12 +1,11 @@
 """Mixed supervision: clients with labels, coarse labels, class shares of sets, or nothing train one
 model together.
 
-Three terms of one objective. What a client observed is explained through its own channel (FedMT's
+Two terms of one objective. What a client observed is explained through its own channel (FedMT's
 correspondence, FedUL's set shares, the identity). Labels travel over one graph of all clients'
 examples (XCLP), from class labels and from weakly labelled examples whose class has become clear,
 to all without a class label; where a weak label is known, the propagated scores are multiplied by
-how likely each class makes it, so that a pseudo-label never contradicts what the client knows.
-Embeddings are drawn to the prototypes of the classes (ProtoFSSL), through the same channels. No
+how likely each class makes it, so that a pseudo-label never contradicts what the client knows. No
 published system has this setting; weights and defaults are ours.
 
 References:
@@ -19,11 +18,10 @@ References:
 
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from fedjax_ssl.checks import checked, is_zero
 from fedjax_ssl.federated import (
@@ -31,70 +29,64 @@ from fedjax_ssl.federated import (
     Recipe,
     Setup,
     Stage,
-    Step,
     Term,
-    Traffic,
     mixed_epochs,
-    never,
 )
 from fedjax_ssl.federated.method import (
-    AtServer,
-    Broadcast,
     Client,
-    ForLog,
     PyTree,
     RoundContext,
-    RoundResult,
 )
-from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count
 from fedjax_ssl.graph import Propagation, confidence
 from fedjax_ssl.methods.parts import channel_terms
 from fedjax_ssl.methods.parts import graph_pseudo_labels as graphs
 from fedjax_ssl.methods.parts.recommended import MIXED
-from fedjax_ssl.methods.parts.settings import CountOrZero, Positive, Share, Weight
+from fedjax_ssl.methods.parts.settings import CountOrZero, Share, Weight
 from fedjax_ssl.methods.parts.terms import (
     PseudoLabels,
-    augmented_view,
     examples_mask,
-    network_features,
     network_outputs,
     pseudo_label_term,
 )
-from fedjax_ssl.objectives import batch_mean, class_prototypes, prototype_log_probs
 
 RECOMMENDED = {"mixed": {"mixed": {**MIXED, "method.warmup_rounds": 40, "method.num_neighbors": 5}}}
 
 
 @checked
 @dataclass(frozen=True)
-class Mixed(graphs.GraphPseudoLabels):
+class PropagatedLabels(graphs.GraphPseudoLabels):
+    """Settings of propagated labels.
+
+    Attributes:
+        anchor_confidence: labels are also propagated from weakly labelled examples whose class is
+            known with more than this probability from network and weak label together; 1: from
+            class labels alone.
+    """
+
+    anchor_confidence: Share = 0.9
+
+
+@checked
+@dataclass(frozen=True)
+class Mixed(PropagatedLabels):
     """Settings of mixed supervision.
 
     Attributes:
         warmup_rounds: rounds with the channels alone before labels are propagated.
         channel_weight: weight of what was observed.
         pseudo_label_weight: weight of the propagated labels; 0 builds no graph.
-        prototype_weight: weight of the prototypes; 0 computes none.
-        prototype_temperature: of the distances to the prototypes, which are divided by the number
-            of features.
-        anchor_confidence: labels are also propagated from weakly labelled examples whose class is
-            known with more than this probability from network and weak label together; 1: from
-            class labels alone.
         l1: weight of the sum of the parameters' absolute values.
     """
 
     warmup_rounds: CountOrZero = 0
     channel_weight: Weight = 1.0
     pseudo_label_weight: Weight = 1.0
-    prototype_weight: Weight = 0.0
-    prototype_temperature: Positive = 1.0
-    anchor_confidence: Share = 0.9
     l1: Weight = 0.0
 
 
 def mixed(setup: Setup, settings: Mixed) -> Recipe:
-    """Any mix of labels, coarse labels, sets and nothing: channels, propagated labels and
-    prototypes in one objective.
+    """Any mix of labels, coarse labels, sets and nothing: channels and propagated labels in one
+    objective.
 
     Args:
         setup: the run.
@@ -103,15 +95,12 @@ def mixed(setup: Setup, settings: Mixed) -> Recipe:
     Raises:
         ValueError: for a setting outside these, a negative weight, or no positive weight at all.
     """
-    weights = settings.channel_weight, settings.pseudo_label_weight, settings.prototype_weight
-    if all(map(is_zero, weights)):
+    propagates = not is_zero(settings.pseudo_label_weight)
+    if is_zero(settings.channel_weight) and not propagates:
         raise ValueError("mixed: all weights are 0, so there is nothing to learn from; raise one")
     terms = [channel_terms.channel_term(setup, "mixed")._replace(weight=settings.channel_weight)]
-    if not is_zero(settings.pseudo_label_weight):
+    if propagates:
         terms.append(propagated_term(setup, settings)._replace(weight=settings.pseudo_label_weight))
-    if not is_zero(settings.prototype_weight):
-        term = prototype_term(setup, settings.prototype_temperature)
-        terms.append(term._replace(weight=settings.prototype_weight))
     sampler = mixed_epochs(
         setup.batch_size,
         setup.local_epochs,
@@ -123,16 +112,15 @@ def mixed(setup: Setup, settings: Mixed) -> Recipe:
     alone = channel_terms.known_stage(setup, (channel_terms.channel_term(setup),), settings.l1)
     alone = alone._replace(rounds=settings.warmup_rounds)
     stages = (alone, stage) if settings.warmup_rounds else (stage,)
-    sends = {"codes": settings.pseudo_label_weight, "prototypes": settings.prototype_weight}
     return Recipe(
         setup,
         stages,
         needs=Needs(("labels", "coarse", "sets")),
-        sends=tuple(name for name, weight in sends.items() if not is_zero(weight)),
+        sends=("codes",) * propagates,
     )
 
 
-def propagated_term(setup: Setup, settings: Mixed) -> Term:
+def propagated_term(setup: Setup, settings: PropagatedLabels, stream: str = "mixed") -> Term:
     """Pseudo-labels by propagation over one graph, which never contradict what the client knows."""
 
     def prepare(state: PyTree, context: RoundContext) -> tuple[PseudoLabels, PyTree]:
@@ -151,9 +139,8 @@ def propagated_term(setup: Setup, settings: Mixed) -> Term:
         # Class labels count in the channel term already.
         return targets._replace(weights=jnp.where(own >= 0, 0.0, targets.weights)), state
 
-    return pseudo_label_term(
-        setup, prepare, partial(graphs.graph_traffic, setup, settings.num_bits)
-    )
+    traffic = partial(graphs.graph_traffic, setup, settings.num_bits)
+    return pseudo_label_term(setup, prepare, traffic, stream=stream)
 
 
 def _refined(
@@ -175,69 +162,6 @@ def _refined(
         confidence=jnp.where(own >= 0, 1.0, certainty),
         # A labelled example counts as the graph says: not where its values are NaN.
         valid=jnp.where(own >= 0, result.valid, reached),
-    )
-
-
-class Prototypes(NamedTuple):
-    """Class prototypes as a client receives them."""
-
-    centers: Float[Array, "K d"]
-    present: Bool[Array, " K"]
-
-
-def prototype_term(setup: Setup, temperature: float | Array) -> Term:
-    """Cross-entropy of what was observed, with classes scored by the distance to their prototypes.
-
-    Prototypes are the mean embeddings of the cohort's examples with a class label, under the
-    network of this round: every client adds up its own, the server divides. A class without a label
-    in the cohort has none.
-
-    Args:
-        setup: the run.
-        temperature: temperature of the squared distances, which are divided by the number of
-            features.
-    """
-    view = augmented_view(setup, "mixed")
-
-    def prepare(state: PyTree, context: RoundContext) -> tuple[Broadcast, PyTree]:
-        features = network_features(setup, context)
-        # one client's NaN would be in every prototype
-        finite = jnp.all(jnp.isfinite(features), axis=2)
-        labels = jnp.where(examples_mask(context.clients) & finite, context.clients.observed, -1)
-        centers, present = class_prototypes(
-            features.reshape(-1, features.shape[-1]), labels.reshape(-1), setup.num_classes
-        )
-        return Broadcast(shared=Prototypes(centers, present)), state
-
-    def loss(step: Step) -> Array:
-        batch = step.streams["mixed"]
-        prototypes = step.shared
-        scores = prototype_log_probs(
-            step.outputs[view.name].features,
-            prototypes.centers,
-            prototypes.present,
-            temperature,
-            distance="mean_sq",
-        )
-        losses = channel_terms.channel_losses(scores, batch, channel_terms.own_channel()(step))
-        # A weak label needs the prototypes of all classes; the class of a label has one, with its
-        # own example in it.
-        counted = (batch.observed >= 0) | jnp.all(prototypes.present)
-        return batch_mean(losses, batch.mask, counted)
-
-    def traffic(outcome: RoundResult) -> Traffic:
-        width = outcome.sent.shared.centers.shape[-1]
-        both_ways = count(
-            jnp.sum(outcome.context.valid), BYTES_PER_NUMBER * setup.num_classes * (width + 1)
-        )
-        return Traffic(both_ways, both_ways)
-
-    return Term(
-        "prototypes",
-        (view,),
-        loss,
-        server=AtServer(prepare=prepare, participates=never),
-        log=ForLog(traffic=traffic),
     )
 
 

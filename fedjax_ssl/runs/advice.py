@@ -18,6 +18,7 @@ from fedjax_ssl.data.federation.federated_data import real_rows
 from fedjax_ssl.data.reading.problems import some
 from fedjax_ssl.errors import counted, note
 from fedjax_ssl.federated import Method, ServerState, tree_bytes
+from fedjax_ssl.federated.recipe import Needs, in_words
 from fedjax_ssl.folder.environment import device_description
 from fedjax_ssl.folder.files import bytes_in_words
 from fedjax_ssl.methods.parts.channel_terms import check_channels
@@ -176,14 +177,6 @@ def note_loss(built: Built) -> None:
         )
 
 
-KINDS = {
-    "labels": "class labels at clients",
-    "server": "class labels at the server",
-    "coarse": "coarse labels",
-    "sets": "sets with known class shares",
-}
-
-
 def check_labels(supervision: str, name: str, method: Method, federation: FederatedData) -> None:
     """Refuse a federation without what the method learns from; warn of what its labels leave open.
 
@@ -200,11 +193,10 @@ def check_labels(supervision: str, name: str, method: Method, federation: Federa
     there = federation.kinds()
     needs = method.needs
     if not (set(needs) <= set(there) if method.needs_all else set(there) & set(needs)):
-        words = (" and " if method.needs_all else " or ").join(KINDS[kind] for kind in needs)
+        words = in_words(Needs(needs, method.needs_all))
         raise ConfigError(
             f"method {name!r} learns from {words}; with config.supervision.name={supervision!r} "
-            "this federation has "
-            f"{' and '.join(KINDS[kind] for kind in there) or 'no label of any kind'}. The "
+            f"this federation has {in_words(Needs(there, every_one=True))}. The "
             "configs digits, glyphs, mnist, cifar10 and npz put labels where a method wants "
             f"them, for example digits:{name}"
         )

@@ -29,9 +29,11 @@ from fedjax_ssl.federated import (
     known_epochs,
     never,
 )
+from fedjax_ssl.federated.method import Broadcast, RoundContext
 from fedjax_ssl.methods.parts.terms import augmented_view
 from fedjax_ssl.objectives import Channel, RowLoss, batch_mean, cross_entropy, l1_norm
 
+KNOWN = ("labels", "coarse", "sets")  # kinds of labels that have a channel
 SURROGATE_LOSSES = {
     "nll": objectives.channel_cross_entropy,
     "ce_on_probs": objectives.channel_cross_entropy_on_probs,
@@ -92,6 +94,7 @@ def channel_term(
     channel: Callable[[Step], Channel | None] | None = None,
     surrogate_loss: str = "nll",
     view: View | None = None,
+    kinds: tuple[str, ...] = KNOWN,
 ) -> Term:
     """Cross-entropy of what was observed, through each client's channel, averaged over the batch.
 
@@ -101,6 +104,7 @@ def channel_term(
         channel: what the client observes of the class; by default what the federation says.
         surrogate_loss: see `channel_losses`.
         view: view of the rows, by default weakly augmented.
+        kinds: kinds of labels that count, see `FederatedData.kinds`.
 
     Raises:
         ValueError: for an unknown loss.
@@ -114,12 +118,26 @@ def channel_term(
         losses = channel_losses(
             step.outputs[seen.name].logits, batch, channel(step), surrogate_loss, setup.loss
         )
-        return batch_mean(losses, batch.mask)
+        if kinds == KNOWN:
+            return batch_mean(losses, batch.mask)
+        counted = jnp.where(batch.observed >= 0, "labels" in kinds, knows(step.client))
+        return batch_mean(losses, batch.mask, counted)
 
-    participates = AtServer(
-        participates=lambda sent, context: context.valid & learns(context.clients)
-    )
-    return Term("channel", (seen,), loss, server=participates)
+    def knows(clients: Client) -> Bool[Array, "*p"] | bool:
+        """Return whose weak labels are of these kinds."""
+        if clients.weak is None:
+            return False
+        return jnp.where(clients.weak.from_sets, "sets" in kinds, "coarse" in kinds)
+
+    def participates(sent: Broadcast, context: RoundContext) -> Bool[Array, " p"]:
+        clients = context.clients
+        takes_part = context.valid & learns(clients)
+        if kinds == KNOWN:
+            return takes_part
+        labelled = clients.num_labelled > 0
+        return takes_part & ((labelled & ("labels" in kinds)) | (~labelled & knows(clients)))
+
+    return Term("channel", (seen,), loss, server=AtServer(participates=participates))
 
 
 def learns(clients: Client) -> Bool[Array, " p"]:

@@ -67,8 +67,9 @@ def pseudo_label_term(
     prepare: Callable[[PyTree, RoundContext], tuple[PseudoLabels, PyTree]],
     traffic: Callable[[RoundResult], Traffic] | None = None,
     init: Callable[..., PyTree] = no_state,
+    stream: str = "mixed",
 ) -> Term:
-    """Weighted cross-entropy on stream "mixed" against labels and pseudo-labels: 1/|B| sum_i w_i
+    """Weighted cross-entropy on a stream against labels and pseudo-labels: 1/|B| sum_i w_i
     CE(f(x_i), y_i).
 
     No gradient reaches targets or weights: they are made before local training (XCLP, Algorithm 2).
@@ -78,15 +79,16 @@ def pseudo_label_term(
         prepare: (term state, context) -> (`PseudoLabels` of the cohort, term state).
         traffic: bytes sent for the pseudo-labels; None: clients make them themselves.
         init: (key, params, model_state, clients) -> term state.
+        stream: whose rows.
     """
-    view = augmented_view(setup, "mixed")
+    view = augmented_view(setup, stream)
 
     def send(state: PyTree, context: RoundContext) -> tuple[Broadcast, PyTree]:
         pseudo_labels, state = prepare(state, context)
         return Broadcast(pseudo_labels), state
 
     def loss(step: Step) -> Array:
-        batch = step.streams["mixed"]
+        batch = step.streams[stream]
         targets = step.sent
         logits = step.outputs[view.name].logits
         labels = targets.labels[batch.position]

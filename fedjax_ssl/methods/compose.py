@@ -1,0 +1,340 @@
+"""Compositions: methods and single terms, added up in one local step, as a config names them.
+
+`config.method.parts` names them, and each has a weight and its settings in a section of its name,
+as `config.method.fixmatch.threshold`. A term is the loss of a method without the batches of one:
+it looks at the examples with a label (stream "labelled") and at those without (stream
+"unlabelled"), as parts that draw such batches leave them, so that all of them share views and one
+forward pass.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jaxtyping import Array
+
+from fedjax_ssl import federated, objectives
+from fedjax_ssl.checks import checked, is_zero
+from fedjax_ssl.data import FederatedData
+from fedjax_ssl.federated import Needs, Recipe, Sampler, Setup, Stage, Step, Term
+from fedjax_ssl.federated.method import ForLog
+from fedjax_ssl.federated.recipe import in_words
+from fedjax_ssl.federated.sampler import known_epochs, labelled_epochs, paired_batches, passes
+from fedjax_ssl.methods import TERMS, registry_of_part, short
+from fedjax_ssl.methods.mixed import PropagatedLabels, propagated_term
+from fedjax_ssl.methods.parts.channel_terms import KNOWN, channel_term, own_channel
+from fedjax_ssl.methods.parts.consistency import LABELLED, UNLABELLED
+from fedjax_ssl.methods.parts.settings import Count, Positive, Weight
+from fedjax_ssl.methods.parts.terms import augmented_view, supervised_term
+from fedjax_ssl.methods.protofssl import ProtoFSSL, judged, protofssl, pseudo_labels
+
+# Terms by name, and of which labels of clients they are the loss: each kind counts once.
+_LOSS_OF = {
+    "supervised": {"labels"},
+    "channel": set(KNOWN),
+    "sets": {"sets"},
+    "coarse": {"coarse"},
+}
+
+
+def supervised(setup: Setup) -> Recipe:
+    """Cross-entropy of class labels."""
+    return _alone(setup, supervised_term(setup), ("labels",), "only")
+
+
+def channels(setup: Setup, *, use_test_prior: bool = True) -> Recipe:
+    """Cross-entropy of class labels, coarse labels and sets, each through its client's channel.
+
+    Args:
+        setup: the run.
+        use_test_prior: False: learn a posterior under uniform class shares, see `fedul`.
+    """
+    return _known(setup, KNOWN, use_test_prior)
+
+
+def sets(setup: Setup, *, use_test_prior: bool = True) -> Recipe:
+    """Cross-entropy of the sets that examples are in, through the sets' class shares (FedUL).
+
+    Args:
+        setup: the run.
+        use_test_prior: as in `channels`.
+    """
+    return _known(setup, ("sets",), use_test_prior)
+
+
+def coarse(setup: Setup) -> Recipe:
+    """Cross-entropy of coarse labels, through their correspondence to classes (FedMT's projection
+    loss).
+    """
+    return _known(setup, ("coarse",))
+
+
+def graph(setup: Setup, settings: PropagatedLabels) -> Recipe:
+    """Labels propagated over one graph of the cohort's examples (XCLP), which never contradict a
+    weak label.
+    """
+    term = propagated_term(setup, settings, UNLABELLED)
+    recipe = _alone(setup, term, KNOWN, "any")
+    return recipe._replace(sends=("codes of their examples",))
+
+
+@checked
+@dataclass(frozen=True)
+class Prototypes:
+    """Settings of pseudo-labels by prototypes, those of ProtoFSSL.
+
+    Attributes:
+        temperature: T, pseudo-labels are sharpened with exponent 1/T.
+        num_helpers: prototype sets that make them; all there are, if fewer.
+        min_proto_count: labels below which a client does not share a class.
+        proto_noise_std: std of Gaussian noise on what is shared.
+    """
+
+    temperature: Positive = 0.5
+    num_helpers: Count = 5
+    min_proto_count: Count = 1
+    proto_noise_std: Weight = 0.0
+
+
+def prototypes(setup: Setup, settings: Prototypes) -> Recipe:
+    """Pseudo-labels of unlabelled examples by the class prototypes of other clients (ProtoFSSL),
+    which the network's class scores learn.
+
+    Args:
+        setup: the run.
+        settings: the term's own.
+    """
+    # Prototypes travel as in ProtoFSSL; batches and loss are others.
+    how = ProtoFSSL(**vars(settings), proto_source="global")
+    recipe = protofssl(setup, how)
+    (term,) = recipe.stages[0].terms
+    view = augmented_view(setup, UNLABELLED)
+
+    def loss(step: Step) -> Array:
+        outputs = step.outputs[view.name]
+        targets = pseudo_labels(outputs.features, step.shared.sets, how)
+        log_probs = jax.nn.log_softmax(outputs.logits)
+        mask = step.streams[UNLABELLED].mask
+        targets = jax.lax.stop_gradient(targets)
+        return objectives.clipped_cross_entropy(targets, log_probs, mask & step.shared.active)
+
+    log = ForLog(
+        diagnose=lambda outcome, truth, _: judged(setup, how, outcome, truth),
+        traffic=term.log.traffic,
+    )
+    term = term._replace(views=(view,), loss=loss, log=log)
+    alone = _alone(setup, term, ("labels",), "any")
+    return alone._replace(init=recipe.init, uploads=recipe.uploads)
+
+
+def compose(
+    setup: Setup,
+    *,
+    parts: tuple[str, ...] = (),
+    **sections: Mapping[str, Any],
+) -> Recipe:
+    """Methods and single terms added up in one local step, each with a weight and settings of its
+    own.
+
+    The first part predicts. Parts that draw examples with a label, or these and unlabelled ones,
+    look at the same batches. Class labels count once: where two parts have a loss on them, that of
+    a term named for it stays, else the first one.
+
+    Args:
+        setup: the run.
+        parts: methods and terms, `fedjax-ssl list terms`, or "module:function" of a function that
+            returns a `Recipe` or a `Term`.
+        **sections: settings by the name of a part; `weight` is the factor of its losses.
+
+    Raises:
+        ValueError: there are no parts, two of one name, one with the weight 0 or whose labels count
+            already, settings of one that is not there, or recipes that do not fit each other.
+    """
+    names = [short(part) for part in parts]
+    if not names:
+        raise ValueError(
+            "parts is empty; name methods and terms, as `fedjax-ssl list terms` does, for example "
+            "--method.parts=supervised,fixmatch"
+        )
+    if len({*names}) < len(names):
+        raise ValueError(f"parts are called {', '.join(names)}; two of one name share settings")
+    if unknown := sorted(sections.keys() - {*names}):
+        raise ValueError(
+            f"there are settings of {', '.join(unknown)}, which is not among the parts: "
+            f"{', '.join(names)}"
+        )
+    recipes = [_part(part, setup, sections.get(short(part), {})) for part in parts]
+    recipes, notes = _counted_once(recipes)
+    recipes = _with_batches(setup, recipes)
+    composed = federated.compose(*recipes)
+    kinds = composed.needs.kinds or Needs().kinds
+
+    def check(data: FederatedData) -> list[str]:
+        there = data.kinds()
+        for recipe in recipes:
+            kinds = recipe.needs.kinds
+            fits = {*kinds} <= {*there} if recipe.needs.every_one else {*kinds} & {*there}
+            if kinds and not fits:
+                raise ValueError(
+                    f"the part {recipe.name!r} learns from {in_words(recipe.needs)}, and this "
+                    f"federation has {in_words(Needs(there, True))}; leave it out of method.parts"
+                )
+        return [*notes, *([] if composed.check is None else composed.check(data))]
+
+    return composed._replace(check=check, needs=Needs(kinds))
+
+
+def _alone(setup: Setup, term: Term, kinds: tuple[str, ...], quota: str) -> Recipe:
+    """Return a recipe of one term, which looks at batches of others."""
+    stage = Stage((term,), None, quota)
+    if kinds != ("labels",):
+        stage = stage._replace(count_labels=lambda clients: clients.num_known)
+    return Recipe(setup, (stage,), needs=Needs(kinds))
+
+
+def _known(setup: Setup, kinds: tuple[str, ...], use_test_prior: bool = True) -> Recipe:
+    """Return the loss of what clients know of these kinds."""
+    term = channel_term(setup, channel=own_channel(use_test_prior), kinds=kinds)
+    named = term if kinds == KNOWN else term._replace(name=kinds[0])
+    return _alone(setup, named, kinds, "only")
+
+
+def _part(part: str, setup: Setup, settings: Mapping[str, Any]) -> Recipe:
+    """Build a part, its losses times its weight."""
+    registry = registry_of_part(part)
+    given = dict(settings)
+    weight = 1.0
+    if "weight" not in registry.options(part):
+        weight = given.pop("weight", 1.0)
+    if is_zero(weight):
+        raise ValueError(f"the weight of {short(part)!r} is 0; leave it out of parts")
+    made = registry.build(part, setup, **given)
+    if isinstance(made, Term):
+        made = Recipe(setup, (Stage((made,), None),), needs=Needs(()))
+    if not isinstance(made, Recipe):
+        raise ValueError(
+            f"{part} returned {type(made).__name__}; a part returns a fedjax_ssl.Recipe or a Term"
+        )
+    made = made._replace(name=short(part))
+    if isinstance(weight, float) and weight == 1.0:
+        return made
+
+    def weighted(stage: Any) -> Any:
+        terms = tuple(term._replace(weight=weight * term.weight) for term in stage.terms)
+        return stage._replace(terms=terms)
+
+    stages = (
+        stage._replace(server=stage.server and weighted(stage.server))
+        for stage in map(weighted, made.stages)
+    )
+    return made._replace(stages=tuple(stages))
+
+
+def _counted_once(recipes: Sequence[Recipe]) -> tuple[list[Recipe], list[str]]:
+    """Leave out losses of class labels that another part has too: (recipes, what to say of it).
+
+    Raises:
+        ValueError: two parts have a loss of the same labels, and it is all that one of them has.
+    """
+    losses = [_losses_of(recipe) for recipe in recipes]
+    holders = [place for place, own in enumerate(losses) if own & {"supervised", "channel"}]
+
+    def rank(place: int) -> tuple[bool, bool]:
+        return "supervised" in losses[place], recipes[place].name not in TERMS
+
+    changed = list(recipes)
+    notes = []
+    keeper = recipes[min(holders, key=rank)].name if holders else ""
+    for place in holders:
+        recipe = recipes[place]
+        terms = recipe.stages[0].terms
+        others = tuple(term for term in terms if term.name != "supervised")
+        if recipe.name == keeper or len(recipe.stages) > 1 or others in ((), terms):
+            continue
+        changed[place] = recipe._replace(stages=(recipe.stages[0]._replace(terms=others),))
+        plain = supervised_term(recipe.setup).loss.__code__
+        if any(one not in others and not _is(one, plain) for one in terms):
+            notes.append(
+                f"class labels count once, in the part {keeper!r}: the loss on them of "
+                f"{recipe.name!r}, which has another weight or form, is left out"
+            )
+    counted: dict[str, str] = {}
+    for recipe in changed:
+        for kind in sorted({kind for name in _losses_of(recipe) for kind in _LOSS_OF[name]}):
+            if kind in counted:
+                raise ValueError(
+                    f"the parts {counted[kind]!r} and {recipe.name!r} both have a loss on "
+                    f"{in_words(Needs((kind,)))}; leave one of them out"
+                )
+            counted[kind] = recipe.name
+    return [_without_needs(one) if counted else one for one in changed], notes
+
+
+def _is(term: Term, code: Any) -> bool:
+    """Return whether a term has this loss, with the weight 1."""
+    weighs_one = isinstance(term.weight, float) and term.weight == 1.0
+    return weighs_one and getattr(term.loss, "__code__", None) is code
+
+
+def _losses_of(recipe: Recipe) -> set[str]:
+    """Return the names of a part's terms that are losses on labels."""
+    return {term.name for stage in recipe.stages for term in stage.terms} & _LOSS_OF.keys()
+
+
+def _without_needs(recipe: Recipe) -> Recipe:
+    """Take the needs from a part that looks at unlabelled examples alone, beside others that look
+    at labels.
+    """
+    (stage, *more) = recipe.stages
+    views = {view.stream for term in stage.terms for view in term.views}
+    paired = stage.sampler is not None and UNLABELLED in stage.sampler.streams
+    if paired and not more and stage.server is None and views == {UNLABELLED}:
+        return recipe._replace(needs=Needs(()))
+    return recipe
+
+
+def _with_batches(setup: Setup, recipes: Sequence[Recipe]) -> list[Recipe]:
+    """Give the same batches to all parts that look at examples with a label, or at these and
+    unlabelled ones.
+
+    Raises:
+        ValueError: a part without batches looks at others.
+    """
+    stages = [stage for recipe in recipes for stage in recipe.stages]
+    weak = any(_losses_of(recipe) - {"supervised"} for recipe in recipes)
+    looked_at = {
+        view.stream: recipe.name
+        for recipe in recipes
+        for stage in recipe.stages
+        if stage.sampler is None
+        for term in stage.terms
+        for view in term.views
+    }
+    if other := looked_at.keys() - {LABELLED, UNLABELLED}:
+        raise ValueError(
+            f"the part {looked_at[min(other)]!r} looks at the stream {min(other)!r}, and no other "
+            "part draws it; return a Recipe with a sampler"
+        )
+    drawn = [stage.sampler for stage in stages if stage.sampler and stage.sampler.with_weak]
+    bounds = (setup.max_labelled, setup.max_unlabelled)
+    sizes = (setup.batch_size, setup.batch_size)
+    if drawn:
+        shared = drawn[0]
+    elif UNLABELLED in looked_at:
+        shared = paired_batches(*sizes, passes(*sizes, setup.local_epochs, *bounds), *bounds)
+    elif weak:
+        shared = known_epochs(setup.batch_size, setup.local_epochs, setup.max_known)
+    else:
+        shared = labelled_epochs(setup.batch_size, setup.local_epochs, setup.max_labelled)
+    common = shared.with_weak(setup.max_known) if weak and shared.with_weak else shared
+
+    def batches(sampler: Sampler | None) -> Sampler | None:
+        if sampler is None or sampler is shared or sampler.streams == (LABELLED,):
+            return common
+        return sampler
+
+    def of_stage(stage: Stage) -> Stage:
+        return stage._replace(sampler=batches(stage.sampler)) if stage.terms else stage
+
+    return [recipe._replace(stages=tuple(map(of_stage, recipe.stages))) for recipe in recipes]
