@@ -40,7 +40,7 @@ METHODS = {
     "fedmt (estimated)": ("digits_fedmt", "20,parity,estimated", {"method.warm_start": False}),
     "fedtrans": ("digits_fedmt", "20,shape,fedtrans", {"method.coarse_rounds": 1}),
     "protofssl": ("digits_protofssl", None, {}),
-    "mixed": ("digits_mixed", None, {"method.prototype_weight": 0.1}),
+    "mixed": ("digits_mixed", None, {}),
     "fixmatch": ("digits_fixmatch", None, {"method.ema_decay": 0.5}),
     "uda": ("digits_uda", None, {}),
     "mixmatch": ("digits_mixmatch", None, {}),

@@ -69,11 +69,13 @@ def _over_all_rounds(config: ml_collections.ConfigDict) -> Iterator[tuple[str, A
     In a method these are fields NAME_rounds and NAME_steps where its field NAME chooses something.
     """
     method = config.method.to_dict()
-    for field, value in method.items():
-        what, _, unit = field.rpartition("_")
-        if unit in ("rounds", "steps") and not value:
-            chosen = [method[name] for name in method if name == what or name.endswith(f"_{what}")]
-            if any(choice not in (None, False, "none", "run") for choice in chosen):
-                yield f"method.{field}", value
+    parts = {f"method.{name}": own for name, own in method.items() if isinstance(own, dict)}
+    for section, own in {"method": method, **parts}.items():
+        for field, value in own.items():
+            what, _, unit = field.rpartition("_")
+            if unit in ("rounds", "steps") and not value:
+                chosen = [own[name] for name in own if name == what or name.endswith(f"_{what}")]
+                if any(choice not in (None, False, "none", "run") for choice in chosen):
+                    yield f"{section}.{field}", value
     if (config.partition.get("parts") or 1) > 1 and config.partition.get("rounds_per_part") is None:
         yield "partition.rounds_per_part", None

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from flax.traverse_util import unflatten_dict
 from jaxtyping import Array
 
 from fedjax_ssl import federated, objectives
@@ -132,7 +133,7 @@ def compose(
     setup: Setup,
     *,
     parts: tuple[str, ...] = (),
-    **sections: Mapping[str, Any],
+    **sections: Any,
 ) -> Recipe:
     """Methods and single terms added up in one local step, each with a weight and settings of its
     own.
@@ -145,13 +146,15 @@ def compose(
         setup: the run.
         parts: methods and terms, `fedjax-ssl list terms`, or "module:function" of a function that
             returns a `Recipe` or a `Term`.
-        **sections: settings by the name of a part; `weight` is the factor of its losses.
+        **sections: settings by the name of a part, or each as "PART.SETTING"; `weight` is the
+            factor of its losses.
 
     Raises:
         ValueError: there are no parts, two of one name, one with the weight 0 or whose labels count
             already, settings of one that is not there, or recipes that do not fit each other.
     """
     names = [short(part) for part in parts]
+    sections = unflatten_dict(sections, sep=".")
     if not names:
         raise ValueError(
             "parts is empty; name methods and terms, as `fedjax-ssl list terms` does, for example "

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import ml_collections
 import numpy as np
+from flax.traverse_util import flatten_dict
 
 from fedjax_ssl import config as configs
 from fedjax_ssl import data, models, processor
@@ -96,7 +97,9 @@ def start_processor(config: ml_collections.ConfigDict, dataset: data.Dataset) ->
         dataset: the run's.
     """
     given = (config.threads, config.federated.devices) != (None, None)
-    if given or configs.predictors(config) or "num_neighbors" in config.method:
+    of_method = flatten_dict(config.method.to_dict(), sep=".")
+    has_graph = any(name.endswith("num_neighbors") for name in of_method)
+    if given or configs.predictors(config) or has_graph:
         return
     operations = forward_operations(config.model, dataset.num_classes, dataset.train.x.shape[1:])
     tested = 0 if dataset.test is None else len(dataset.test.y)

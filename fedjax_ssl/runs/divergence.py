@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import ml_collections
 import numpy as np
+from flax.traverse_util import flatten_dict
 
 from fedjax_ssl.config.fields import get
 from fedjax_ssl.runs.rounds import DIVERGED_ROUNDS
@@ -140,7 +141,8 @@ def _finite(params: Any) -> bool:
 
 
 def _what_to_lower(config: ml_collections.ConfigDict) -> str:
-    limits = _USUAL | {f"method.{name}": _USUAL_IN_METHOD for name in config.method}
+    own = flatten_dict(config.method.to_dict(), sep=".")
+    limits = _USUAL | {f"method.{name}": _USUAL_IN_METHOD for name in own}
     values = {field: get(config, field) for field in limits}
     given = [
         f"config.{field} ({value:g})"

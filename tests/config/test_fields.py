@@ -18,6 +18,7 @@ NEVER = {
 }
 # Tuples of names, not of numbers.
 NAMES = {("data", option) for option in ("classes", "features", "ignore", "codes", "missing_marks")}
+NAMES |= {("method", "parts")}
 
 
 @pytest.mark.parametrize("section", ["", *fields.REGISTRIES])

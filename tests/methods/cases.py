@@ -110,6 +110,15 @@ CASES = {
         learns_without_labels="the network labels whatever it is sure of",
     ),
     "mixed": Case(settings={"num_bits": 256, "num_neighbors": 3}),
+    "compose": Case(
+        settings={
+            "parts": ("supervised", "prototypes", "fixmatch"),
+            "fixmatch.threshold": 0.5,
+            "fixmatch.unlabelled_ratio": 2,
+        },
+        first_targets=1,
+        learns_without_labels="the network labels whatever it is sure of",
+    ),
     # Small weights, batches and ramps: the defaults are for many rounds on images.
     "fixmatch": Case(
         settings={"threshold": 0.5, "unlabelled_ratio": 2, "ema_decay": 0.5},
@@ -179,9 +188,8 @@ def traceable_numbers(name: str) -> dict[str, float]:
     """The settings of a method's case that are arguments of a run's program, see
     `config.traced_numbers`.
     """
-    config = configs.default(name)
-    for setting, value in of(name).settings.items():
-        config.method[setting] = value
+    settings = {f"method.{setting}": value for setting, value in of(name).settings.items()}
+    config = configs.with_settings(configs.default(name), settings)
     numbers = configs.traced_numbers(config)
     return {
         field.removeprefix("method."): value

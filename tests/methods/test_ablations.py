@@ -24,7 +24,6 @@ ABLATIONS: list[tuple[str, dict[str, Any], str, Any]] = [
     ("protofssl", {}, "eval_bank", "latest_filled"),
     ("fedmatch", {"lr_schedule": "client"}, "lr_divisor", 2.0),
     ("fedmatch", {"lr_schedule": "client"}, "preset", "streaming_alt"),
-    ("mixed", {"warmup_rounds": 0, "prototype_weight": 1.0}, "prototype_temperature", 2.0),
     ("mixed", {"warmup_rounds": 0}, "anchor_confidence", 0.5),
     ("fl2", {}, "perturb", "sam"),
     ("cbafed", {"warmup_rounds": 0}, "tail_share", 0.2),
