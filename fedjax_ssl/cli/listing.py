@@ -76,7 +76,7 @@ def _terms() -> Mapping[str, str]:
     for name, line in TERMS.available().items():
         alone = recipe("compose", setup, parts=(name,))
         leaves = what_leaves(alone)
-        sent = " and ".join(leaves["terms"] + leaves["beside"]) or "nothing"
+        sent = " and ".join((*leaves["terms"], *leaves["beside"])) or "nothing"
         found[name] = f"{line} Needs {in_words(alone.needs)}; sends {sent} beside the model."
     return found
 
