@@ -467,9 +467,8 @@ def paired_batches(
             mask = jnp.broadcast_to(running & (count > 0), (steps.most, size))
             return jnp.where(mask, start + order.reshape(steps.most, size), 0), mask
 
-        known, bound = client.num_labelled, max_labelled
-        if max_known is not None:
-            known, bound = client.num_known, max_known
+        known = client.num_labelled if max_known is None else client.num_known
+        bound = max_labelled if max_known is None else max_known
         labelled = stream("labelled", jnp.zeros_like(first), known, bound, batch_size)
         unlabelled = stream(
             "unlabelled", first, client.num_examples - first, most, unlabelled_batch_size

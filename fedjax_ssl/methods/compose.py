@@ -9,7 +9,7 @@ forward pass.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jax
 from flax.traverse_util import unflatten_dict
@@ -86,12 +86,15 @@ class Prototypes:
     """Settings of pseudo-labels by prototypes, those of ProtoFSSL.
 
     Attributes:
+        distance: of embeddings and prototypes: "sq_euclidean", "mean_sq" (the same divided by the
+            number of features, which makes pseudo-labels of a small network vague) or "euclidean".
         temperature: T, pseudo-labels are sharpened with exponent 1/T.
         num_helpers: prototype sets that make them; all there are, if fewer.
         min_proto_count: labels below which a client does not share a class.
         proto_noise_std: std of Gaussian noise on what is shared.
     """
 
+    distance: Literal["sq_euclidean", "mean_sq", "euclidean"] = "sq_euclidean"
     temperature: Positive = 0.5
     num_helpers: Count = 5
     min_proto_count: Count = 1

@@ -25,6 +25,7 @@ from fedjax_ssl import config as configs
 from fedjax_ssl import federated, processor
 from fedjax_ssl.backend import backend
 from fedjax_ssl.config import ConfigError, naming
+from fedjax_ssl.config.fields import get
 from fedjax_ssl.data import FederatedData, LoadedInputs
 from fedjax_ssl.errors import note
 from fedjax_ssl.federated import (
@@ -110,8 +111,8 @@ def static_part(config: Any) -> str:
     """Give the part of a resolved config that decides the code of its programs, as text."""
     fields = {name: value for name, value in config.to_dict().items() if name not in NOT_CODE}
     for field in configs.traced_numbers(config):
-        section, _, name = field.partition(".")
-        fields[section][name] = "an argument"
+        section, _, name = field.rpartition(".")
+        get(fields, section)[name] = "an argument"
     return json.dumps(plain_value(fields), sort_keys=True)
 
 

@@ -163,6 +163,9 @@ def _of_their_methods(points: Sequence[Settings]) -> list[Settings]:
         known = {
             name: {f"method.{one}" for one in ("name", *methods.settings(name))} for name in names
         }
+    if "compose" in known:
+        # settings of parts, which are looked for when its config is made
+        known["compose"] |= {field for field in points[0] if field.count(".") > 1}
     if len(known) > 1:
         every = set().union(*known.values())
         for field in points[0]:

@@ -164,6 +164,16 @@ def test_a_setting_of_a_method_is_for_the_methods_that_have_it():
         planned(METHODS, "method.alhpa=0.9")
 
 
+def test_weights_of_a_part_share_a_program():
+    settings = ("method.name=fedavg,compose", "method.parts=('supervised','fixmatch')")
+    plan = planned(*settings, "method.fixmatch.weight=1.0,2.0", seeds=(0,))
+    assert [run.name for run in plan.runs][1:] == [
+        "method=compose,weight=1,seed=0",
+        "method=compose,weight=2,seed=0",
+    ]
+    assert len(plan.programs) == 2
+
+
 def test_names_are_file_names_and_differ():
     plan = planned("model.hidden=(64,64),None", "precision=float32,bf16")
     names = [run.name for run in plan.runs]
