@@ -63,12 +63,15 @@ def entries(names: Iterable[str]) -> list[str]:
 
 
 def used_by(folder: str) -> list[str]:
-    """Return the names of the method, the federated optimizer and the dataset of a stored run."""
+    """Return the names of the method and its parts, the federated optimizer and the dataset of a
+    stored run.
+    """
     config = read_run(folder).config
     if not config:
         raise ConfigError(f"{folder} holds no run whose config can be read")
     data = config["data"].get("like") or config["data"]["name"]
-    return [config["method"]["name"], config["federated"]["name"], data]
+    method = config["method"]
+    return [method["name"], *method.get("parts", ()), config["federated"]["name"], data]
 
 
 def _known(name: str) -> str:

@@ -91,7 +91,7 @@ def registry_of_part(part: str) -> Registry[Any]:
     Raises:
         ValueError: nobody knows it.
     """
-    if ":" not in part:
+    if ":" not in str(part):
         check_known("part", part, [*TERMS, *(name for name in METHODS if name != "compose")])
     return TERMS if part in TERMS else METHODS
 

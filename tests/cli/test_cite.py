@@ -9,17 +9,17 @@ from fedjax_ssl.cli import main
 from fedjax_ssl.cli.cite import TOOL, citations, entries
 from fedjax_ssl.data import SOURCES
 from fedjax_ssl.federated import FEDERATED_OPTIMIZERS
-from fedjax_ssl.methods import METHODS
+from fedjax_ssl.methods import METHODS, TERMS
 
 OF_USERS = {"folder", "huggingface", "npz", "table", "tfds"}
 # No paper stands behind them: the package's own, or what everybody did before there was federation.
-NO_PAPER = {"glyphs", "stand_in", "local", "alone", "pooled"}
+NO_PAPER = {"compose", "supervised", "glyphs", "stand_in", "local", "alone", "pooled"}
 
 
 def test_every_method_federated_optimizer_and_dataset_has_a_citation_and_no_other_name_has() -> (
     None
 ):
-    names = {*METHODS.available(), *FEDERATED_OPTIMIZERS.available(), *SOURCES.available()}
+    names = {*METHODS.available(), *TERMS, *FEDERATED_OPTIMIZERS.available(), *SOURCES.available()}
     assert names - OF_USERS - NO_PAPER == set(citations()) - {TOOL}
 
 
