@@ -100,7 +100,7 @@ def plot_curves(
         axes = figure.add_subplot(down, across, position)
         scale = 100.0 if panel.unit == "%" else 1.0
         curves = _together(table[columns])
-        widths = np.linspace(1.4 + 0.9 * (len(curves) - 1), 1.4, len(curves))
+        widths = np.linspace(min(0.5 + 0.9 * len(curves), 4.4), 1.4, len(curves))
         for color, width, names in zip(itertools.cycle(_COLORS), widths, curves, strict=False):
             points = table[names[0]]
             values = points.fillna(0).cumsum() if panel.unit == "B" else scale * points

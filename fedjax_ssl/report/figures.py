@@ -1,6 +1,7 @@
 """The page's curves as figures of a paper: PDF or SVG, at the width of a column."""
 
 import io
+import math
 import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ _TITLES = {
     "reliability": ("probability (%)", "right (%)"),
     "roc": ("false alarms (%)", "found (%)"),
 }
+_DASHES = ("-", "--", ":", "-.")
 _LONG = 24  # characters of a name, from which on a legend has one column
 
 
@@ -50,23 +52,26 @@ def figure(report: Report, curve: str, kind: str) -> bytes:
             f"{', '.join(known)}"
         )
     across, up, lines, log = known[curve]
-    drawing = Figure(figsize=(3.4, 2.5), layout="constrained")
+    columns = 1 if max(map(len, lines)) > _LONG else 2
+    height = 2.3 + 0.15 * math.ceil(len(lines) / columns)  # the legend takes none of the axes'
+    drawing = Figure(figsize=(3.4, height), layout="constrained")
     axes = drawing.subplots()
     if curve in _TITLES:
         axes.plot([0, 100], [0, 100], color="grey", linewidth=0.8, linestyle="--")
     scale = [100 if "(%)" in title else 1 for title in (across, up, up)]
     # of curves that meet, each is thinner than those below it
-    widths = np.linspace(0.8 + 0.5 * len(lines), 1, len(lines))
-    for (name, points), width in zip(lines.items(), widths, strict=True):
+    widths = np.linspace(2.5 if len(lines) > 1 else 1, 1, len(lines))
+    for number, (name, points) in enumerate(lines.items()):
         x, mean, spread = np.array(points, float).T * np.array(scale)[:, None]
         marker = "o" if len(x) < 8 else ""
-        axes.plot(x, mean, label=name, linewidth=width, marker=marker, markersize=2 + width)
+        width = widths[number]
+        dashes = _DASHES[number // 10 % len(_DASHES)]  # colours begin again after ten
+        axes.plot(x, mean, dashes, label=name, linewidth=width, marker=marker, markersize=2 + width)
         axes.fill_between(x, mean - spread, mean + spread, alpha=0.2, linewidth=0)
     axes.set(xlabel=across, ylabel=up, xscale="log" if log else "linear")
     if curve == "bytes":
         axes.xaxis.set_major_formatter(EngFormatter("B"))
     axes.spines[["top", "right"]].set_visible(False)
-    columns = 1 if max(map(len, lines)) > _LONG else 2
     # below the axes, where it hides no curve
     legend = drawing.legend(loc="outside lower left", frameon=False, fontsize=7, ncols=columns)
     for text in legend.get_texts():
