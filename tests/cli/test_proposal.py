@@ -11,7 +11,7 @@ from PIL import Image
 
 from fedjax_ssl import cli
 from fedjax_ssl.cli.proposal import Command, Proposal, rehearse
-from fedjax_ssl.config import ConfigError
+from fedjax_ssl.config import ConfigError, load
 
 ROOT = Path(__file__).resolve().parents[2]
 RNG = np.random.default_rng(0)
@@ -226,6 +226,15 @@ def test_the_readmes_lines_on_own_files_run_as_printed(tmp_path, monkeypatch):
     for config, *settings in own:
         pairs = (word.removeprefix("--").split("=", 1) for word in settings)
         assert rehearse(Command(Proposal("", ""), config, dict(pairs))) == ""
+
+
+def test_the_readmes_sweeps_compare_methods_with_the_same_labels():
+    readme = (ROOT / "README.md").read_text()
+    sweeps = re.findall(r"sweep (digits\S*) --set method.name=(\S+)", readme)
+    assert len(sweeps) == 2 and sweeps[0][1].startswith("pooled,alone,")
+    for config, names in sweeps:
+        labels = [load(config, {"method.name": name}).supervision for name in names.split(",")]
+        assert all(one == labels[0] for one in labels)
 
 
 def test_few_labels_all_train_and_the_last_round_counts(capsys, tmp_path):
