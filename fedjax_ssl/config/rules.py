@@ -157,6 +157,11 @@ def note_lengths(config: ml_collections.ConfigDict) -> None:
                 f"{rounds} rounds come to {reached} of the {parts} parts of the unlabelled "
                 f"examples{why}"
             )
+    if config.method.name == "alone" and config.federated.name not in ("fedavg", "local"):
+        note(
+            f"config.federated.name={config.federated.name} has no effect: method 'alone' averages "
+            "nothing"
+        )
     local = config.optimizer
     if local.local_steps and local.local_epochs != 1:
         note(

@@ -6,6 +6,7 @@ import pytest
 
 import fedjax_ssl as fs
 from fedjax_ssl import data
+from fedjax_ssl.config import ConfigNote
 from fedjax_ssl.data.federation.federated_data import real_rows
 from fedjax_ssl.runs.shared import Shared
 from tests import toy
@@ -77,3 +78,6 @@ def test_a_word_brings_the_data_to_one_place():
     with pytest.raises(ValueError, match=r"in one place, but there are \d clients"):
         method.check(toy.federation())
     assert fs.methods.build("alone", toy.setup(toy.federation())).alone
+    proximal = fs.load_config("digits:alone", {"federated.name": "fedprox"})
+    with pytest.warns(ConfigNote, match="federated.name=fedprox has no effect"):
+        fs.config.resolve(proximal)
