@@ -12,23 +12,29 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 from flax.traverse_util import unflatten_dict
-from jaxtyping import Array
 
-from fedjax_ssl import federated, objectives
+from fedjax_ssl import federated
 from fedjax_ssl.checks import checked, is_zero
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.federated import Needs, Recipe, Sampler, Setup, Stage, Step, Term
-from fedjax_ssl.federated.method import ForLog
+from fedjax_ssl.federated import Needs, Recipe, Sampler, Setup, Stage, Term
+from fedjax_ssl.federated.method import Broadcast, PyTree, RoundContext
 from fedjax_ssl.federated.recipe import in_words
 from fedjax_ssl.federated.sampler import known_epochs, labelled_epochs, paired_batches, passes
 from fedjax_ssl.methods import TERMS, registry_of_part, short
 from fedjax_ssl.methods.mixed import PropagatedLabels, propagated_term
 from fedjax_ssl.methods.parts.channel_terms import KNOWN, channel_term, own_channel
 from fedjax_ssl.methods.parts.consistency import LABELLED, UNLABELLED
-from fedjax_ssl.methods.parts.settings import Count, Positive, Weight
-from fedjax_ssl.methods.parts.terms import augmented_view, supervised_term
-from fedjax_ssl.methods.protofssl import ProtoFSSL, judged, protofssl, pseudo_labels
+from fedjax_ssl.methods.parts.settings import Count, Positive, Share, Weight
+from fedjax_ssl.methods.parts.terms import (
+    PseudoLabels,
+    examples_mask,
+    network_features,
+    pseudo_label_term,
+    supervised_term,
+)
+from fedjax_ssl.methods.protofssl import ProtoFSSL, protofssl, pseudo_labels
 
 # Terms by name, and of which labels of clients they are the loss: each kind counts once.
 _LOSS_OF = {
@@ -83,9 +89,11 @@ def graph(setup: Setup, settings: PropagatedLabels) -> Recipe:
 @checked
 @dataclass(frozen=True)
 class Prototypes:
-    """Settings of pseudo-labels by prototypes, those of ProtoFSSL.
+    """Settings of pseudo-labels by prototypes, those of ProtoFSSL and a threshold, which is ours.
 
     Attributes:
+        threshold: a pseudo-label counts where its largest probability is at least this; 0: all do,
+            as in ProtoFSSL.
         distance: of embeddings and prototypes: "sq_euclidean", "mean_sq" (the same divided by the
             number of features, which makes pseudo-labels of a small network vague) or "euclidean".
         temperature: T, pseudo-labels are sharpened with exponent 1/T.
@@ -94,6 +102,7 @@ class Prototypes:
         proto_noise_std: std of Gaussian noise on what is shared.
     """
 
+    threshold: Share = 0.95
     distance: Literal["sq_euclidean", "mean_sq", "euclidean"] = "sq_euclidean"
     temperature: Positive = 0.5
     num_helpers: Count = 5
@@ -109,26 +118,34 @@ def prototypes(setup: Setup, settings: Prototypes) -> Recipe:
         setup: the run.
         settings: the term's own.
     """
-    # Prototypes travel as in ProtoFSSL; batches and loss are others.
-    how = ProtoFSSL(**vars(settings), proto_source="global")
+    # Prototypes travel as in ProtoFSSL. Labels are made with the network that was received: in the
+    # steps after it, embeddings move away from prototypes of the round before.
+    shared = {name: value for name, value in vars(settings).items() if name != "threshold"}
+    how = ProtoFSSL(**shared, proto_source="global")
     recipe = protofssl(setup, how)
     (term,) = recipe.stages[0].terms
-    view = augmented_view(setup, UNLABELLED)
 
-    def loss(step: Step) -> Array:
-        outputs = step.outputs[view.name]
-        targets = pseudo_labels(outputs.features, step.shared.sets, how)
-        log_probs = jax.nn.log_softmax(outputs.logits)
-        mask = step.streams[UNLABELLED].mask
-        targets = jax.lax.stop_gradient(targets)
-        return objectives.clipped_cross_entropy(targets, log_probs, mask & step.shared.active)
+    def prepare(state: PyTree, context: RoundContext) -> tuple[Broadcast, PyTree]:
+        sent, state = term.server.prepare(state, context)
+        helpers = sent.shared
+        probabilities = jax.vmap(lambda own: pseudo_labels(own, helpers.sets, how))(
+            network_features(setup, context)
+        )
+        largest = jnp.max(probabilities, axis=2)
+        unlabelled = examples_mask(context.clients) & (context.clients.observed < 0)
+        sure = unlabelled & helpers.active & (largest >= settings.threshold)
+        labels = jnp.where(sure, jnp.argmax(probabilities, axis=2).astype(jnp.int32), -1)
+        targets = PseudoLabels(labels, sure.astype(largest.dtype), largest)
+        return Broadcast(targets, helpers), state
 
-    log = ForLog(
-        diagnose=lambda outcome, truth, _: judged(setup, how, outcome, truth),
-        traffic=term.log.traffic,
+    nothing: Any = None
+    taught = pseudo_label_term(setup, nothing, stream=UNLABELLED)
+    server = taught.server._replace(
+        prepare=prepare, server_update=term.server.server_update, at_clients=False
     )
-    term = term._replace(views=(view,), loss=loss, log=log)
-    alone = _alone(setup, term, ("labels",), "any")
+    log = taught.log._replace(traffic=term.log.traffic)
+    whole = taught._replace(name=term.name, server=server, client=term.client, log=log)
+    alone = _alone(setup, whole, ("labels",), "any")
     return alone._replace(init=recipe.init, uploads=recipe.uploads)
 
 

@@ -436,18 +436,13 @@ def _diagnose(
     truth: Int[Array, "p n"],
     measured: PyTree,
 ) -> Metrics:
-    """Log the cost of the round, and its pseudo-labels."""
+    """Log the cost of the round, and the pseudo-labels of `num_unlabelled` unlabelled examples
+    of every client.
+    """
     costs = _costs(setup, settings, outcome, *measured)
+    helpers = outcome.sent.shared
     if not settings.pseudo_labelled:
         return costs
-    return costs | judged(setup, settings, outcome, truth)
-
-
-def judged(
-    setup: Setup, settings: ProtoFSSL, outcome: RoundResult, truth: Int[Array, "p n"]
-) -> Metrics:
-    """Judge the pseudo-labels of `num_unlabelled` unlabelled examples of every client."""
-    helpers = outcome.sent.shared
 
     def predict(outputs):
         return jax.vmap(lambda z: pseudo_labels(z, helpers.sets, settings))(outputs.features)
@@ -455,7 +450,7 @@ def judged(
     def given(largest):
         return jnp.full_like(largest, helpers.active, dtype=bool)
 
-    return judge_unlabelled(setup, outcome, truth, settings.num_unlabelled, predict, given)
+    return costs | judge_unlabelled(setup, outcome, truth, settings.num_unlabelled, predict, given)
 
 
 def _traffic(setup: Setup, settings: ProtoFSSL, outcome: RoundResult) -> Traffic:
