@@ -80,11 +80,17 @@ def command(table: Table, column: str, rows: Sequence[str]) -> str:
 
 
 def strongest(rows: Sequence[claims.Row]) -> list[str]:
-    """Write README's claims: those that most pairs show, one a paper before a second of any."""
-    shown = [row for row in rows if row.state == claims.SHOWN and row.compared]
-    ranked = sorted(shown, key=lambda row: (row.scale != "paper", -row.held))
-    firsts = {row.claim.paper: row for row in reversed(ranked)}
-    chosen = [row for row in ranked if firsts[row.claim.paper] is row]
-    chosen += [row for row in ranked if row not in chosen]
-    short = [row._replace(numbers=row.numbers.partition(";")[0]) for row in chosen[:_STRONGEST]]
+    """Write README's claims: shown before partly shown, by stored numbers before other proofs, by
+    more pairs before fewer.
+    """
+    ranked = sorted(
+        rows,
+        key=lambda row: (
+            claims.STATES.index(row.state),
+            not row.compared,
+            row.scale != "paper",
+            -row.held,
+        ),
+    )
+    short = [row._replace(numbers=row.numbers.partition(";")[0]) for row in ranked[:_STRONGEST]]
     return [claims.line(row, _TABLES) for row in short]
