@@ -125,7 +125,9 @@ class Checkpoints:
         """
         self._remove_all_but([round for round in self.rounds() if round <= after_round])
 
-    def restore(self, template: PyTree) -> tuple[int, Any, dict[str, Any]]:
+    def restore(
+        self, template: PyTree, up_to: int | None = None
+    ) -> tuple[int, Any, dict[str, Any]]:
         """Load the newest sound checkpoint.
 
         A damaged one is passed over with a `CheckpointDamaged` warning that names the file.
@@ -134,6 +136,7 @@ class Checkpoints:
             template: pytree of arrays or jax.ShapeDtypeStruct, for example the freshly initialized
                 state: its structure, shapes and types must be those of the saved state, its
                 placement is taken over.
+            up_to: the last round that may be taken; None: any.
 
         Returns:
             round, state, extra, as they were given to `save`.
@@ -142,7 +145,7 @@ class Checkpoints:
             CheckpointError: there is no checkpoint, none is sound, or the state has another
                 structure.
         """
-        rounds = self.rounds()[::-1]
+        rounds = [one for one in self.rounds()[::-1] if up_to is None or one <= up_to]
         if not rounds:
             raise CheckpointError(
                 f"no checkpoint in {self._folder}; start the run without restoring"

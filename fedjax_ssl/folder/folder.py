@@ -50,6 +50,7 @@ COMPARED = {
 # What the folder of many runs has in place of `config.json`.
 SWEEP_FILE = "sweep.json"
 SEARCH_FILE = "search.json"
+CODE_FOLDER = "code"  # of a run, with copies of the user's own modules
 
 Built = TypeVar("Built")  # what is built of a stored file
 

@@ -18,6 +18,7 @@ from fedjax_ssl.folder.checkpoint import Checkpoints, to_arrays
 from fedjax_ssl.folder.curves import plot_curves
 from fedjax_ssl.folder.files import Closing, decode_json, encode_json, storing, write_atomically
 from fedjax_ssl.folder.folder import (
+    CODE_FOLDER,
     FILES,
     SEARCH_FILE,
     SWEEP_FILE,
@@ -55,7 +56,8 @@ class RunFolder(Closing):
         ignore: Collection[str] = (),
         undecided: Collection[str] = (),
     ):
-        """Open the folder; when an error is raised, nothing is written.
+        """Open the folder; when an error is raised, nothing is written. Of a run that is there
+        already nothing changes before `restore`.
 
         Args:
             path: created with its parents if need be.
@@ -63,8 +65,7 @@ class RunFolder(Closing):
             ignore: dotted names of fields, or groups of fields, that do not change the result of a
                 run ("progress", "checkpoint.every"): they are not compared, and the last ones are
                 stored.
-            undecided: dotted names of fields whose change `settle` judges; before, nothing is
-                stored where they differ.
+            undecided: dotted names of fields whose change `compare_data` and `check_longer` judge.
 
         Raises:
             FolderLocked: another process works here.
@@ -84,6 +85,8 @@ class RunFolder(Closing):
         self._log: MetricLog | None = None
         self._clients: ClientLog | None = None
         self._round = 0  # restored
+        self._other_text = False  # whether another config is stored than this one
+        self._longer_from: int | None = None  # the last round that a longer run goes on from
         # the best model, not yet written
         self._held: tuple[int, dict[str, np.ndarray], dict[str, str]] | None = None
         try:
@@ -167,8 +170,7 @@ class RunFolder(Closing):
             for name in undecided
             if name in old and name in new and json.dumps(old[name]) != json.dumps(new[name])
         }
-        if stored != config and not self.changes:
-            write_atomically(self.config_file, self._text)
+        self._other_text = stored != config
 
     def _mismatch(self, differences: list[str], reason: str = "") -> ConfigMismatch:
         return ConfigMismatch(
@@ -178,12 +180,8 @@ class RunFolder(Closing):
             + "Give another --workdir, set these fields back, or delete the folder to start again."
         )
 
-    def settle(self, config: ml_collections.ConfigDict) -> None:
-        """Let a run go on where undecided fields differ: one whose data, compared before, have
-        moved, and one that was complete and gets longer.
-
-        The summary of the latter and its checkpoints of other rounds than those of a longer run are
-        removed.
+    def check_longer(self, config: ml_collections.ConfigDict) -> None:
+        """Judge whether a run may go on that was complete and gets longer.
 
         Args:
             config: resolved, as it is now.
@@ -191,17 +189,45 @@ class RunFolder(Closing):
         Raises:
             ConfigMismatch: it cannot get longer.
         """
-        if not self.changes:
-            return
         longer = {name: pair for name, pair in self.changes.items() if name not in PLACES}
         rounds = self._checkpoints.rounds()
         if longer and (reason := why_not_longer(config, longer, rounds)):
             raise self._mismatch(_lines(longer), f"{reason}\n")
-        with self._storing(self.config_file):
-            if longer:
-                self.summary_file.unlink(missing_ok=True)
-                self._checkpoints.forget(restorable(rounds, config.eval_every))
-            write_atomically(self.config_file, self._text)
+        if longer:
+            self._longer_from = restorable(rounds, config.eval_every)
+
+    def compare_code(
+        self, code: Mapping[str, str], harmless: Collection[str], draws: Mapping[str, Any]
+    ) -> None:
+        """Raise RunFolderError where code of a user's own, or JAX's random numbers, are not those
+        that the run began with; what the run's start did not store passes.
+
+        Args:
+            code: fingerprints by "module:attribute".
+            harmless: those of them that change no network, which are noted.
+            draws: settings of JAX.
+        """
+        facts = {} if self.is_new else self._facts()
+        stored = facts.get("draws", {})
+        others = [name for name, now in draws.items() if stored.get(name, now) != now]
+        if others:
+            said = "; ".join(f"{name}: {stored[name]} -> {draws[name]}" for name in others)
+            back = " ".join(f"{name.upper()}={stored[name]}" for name in others)
+            raise RunFolderError(
+                f"{self.path} holds a run with other random numbers or types of JAX (stored -> "
+                f"now): {said}. Set them back ({back}), or give another --workdir."
+            )
+        stored = facts.get("code", {})
+        changed = [name for name, now in code.items() if stored.get(name, now) != now]
+        if grave := ", ".join(name for name in changed if name not in harmless):
+            raise RunFolderError(
+                f"{self.path} holds a run of other code: {grave} has changed since it began. Put "
+                f"back the code that is in {self.path / 'code'}, or give another --workdir."
+            )
+        for name in changed:
+            self._mended(
+                f"{name} has changed since the run began: what it says of rounds before may differ"
+            )
 
     def compare_data(self, known_by: Mapping[str, int | str]) -> None:
         """Raise RunFolderError where the run began on other data; a note where nobody can tell.
@@ -240,7 +266,8 @@ class RunFolder(Closing):
             self._mended(f"the data are the same in another place: {'; '.join(_lines(moved))}")
 
     def restore(self, template: Any) -> tuple[int, Any, dict[str, Any]] | None:
-        """Load the last sound checkpoint and drop the metric rows of later rounds.
+        """Load the last sound checkpoint, then store the config and drop the metric rows of later
+        rounds; of a run that gets longer, the summary and checkpoints that it cannot go on from.
 
         Args:
             template: as for `Checkpoints.restore`, which says what is raised.
@@ -248,7 +275,15 @@ class RunFolder(Closing):
         Returns:
             (round, state, extra), None where there is no checkpoint.
         """
-        found = None if self._checkpoints.latest() is None else self._checkpoints.restore(template)
+        found = None
+        if self._checkpoints.latest() is not None:
+            found = self._checkpoints.restore(template, self._longer_from)
+        with self._storing(self.config_file):
+            if self._longer_from is not None:
+                self.summary_file.unlink(missing_ok=True)
+                self._checkpoints.forget(self._longer_from)
+            if self._other_text:
+                write_atomically(self.config_file, self._text)
         self._round = round = found[0] if found else 0
         digest = found[2].pop("rows", None) if found else None
         file = self.metrics_jsonl
@@ -344,6 +379,7 @@ class RunFolder(Closing):
         """Write a file of the folder, whole or not at all."""
         path = self.path / name
         with self._storing(path, len(content)):
+            path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, content)
 
     def draw_data(self, draw: Callable[[Path], object]) -> None:
@@ -430,6 +466,7 @@ class RunFolder(Closing):
                 ".owner",
             ):
                 (self.path / left).unlink(missing_ok=True)
+            shutil.rmtree(self.path / CODE_FOLDER, ignore_errors=True)
             self._remove_what_was_made()
         self._open = False
         self._lock.close()

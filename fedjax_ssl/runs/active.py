@@ -18,10 +18,11 @@ import ml_collections
 from fedjax_ssl import config as configs
 from fedjax_ssl.federated import BY_CLIENT, ServerState
 from fedjax_ssl.folder.files import encode_json
+from fedjax_ssl.folder.folder import CODE_FOLDER
 from fedjax_ssl.folder.progress import Progress
 from fedjax_ssl.folder.run_folder import RunFolder
 from fedjax_ssl.folder.writers import Writers
-from fedjax_ssl.runs import model_file
+from fedjax_ssl.runs import model_file, own_sources
 from fedjax_ssl.runs.build import Built
 from fedjax_ssl.runs.callbacks import Block, Callback, Profile
 from fedjax_ssl.runs.compile import Advanced, Inputs, Program, described, with_examples
@@ -237,6 +238,8 @@ class Run:
         model = model_file.describe(self.built.experiment, self.built.federation)
         content = encode_json(model | {"temperature": temperature}, indent=1)
         self.folder.write("model.json", content + "\n")
+        for name, text in own_sources.copies(self.config).items():
+            self.folder.write(f"{CODE_FOLDER}/{name}", text)
 
     def draw_data(self) -> None:
         """Draw the picture of the partition, unless it is there."""

@@ -9,6 +9,8 @@ the data.
     reading         says how files become inputs, None where nobody knows it
     class_names     K names
     client_names    of all clients, those that train first
+    code            fingerprints of what the config names of a user's own
+    draws           settings of JAX that decide what a seed draws
     temperature     value, by which logits are divided, the round whose model it is for, and how
                     many validation examples it was fitted on; null: none was
     federation      `FederatedData` without its contents: shapes, types and bounds decide those of
@@ -24,7 +26,7 @@ from typing import Any, NamedTuple
 import jax
 import ml_collections
 import numpy as np
-from flax.traverse_util import flatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from fedjax_ssl import config as configs
 from fedjax_ssl.data import Dataset, FederatedData, Split, WeakLabels, client_names, for_prediction
@@ -33,11 +35,16 @@ from fedjax_ssl.data.reading.features import TableReading
 from fedjax_ssl.errors import UserError, did_you_mean
 from fedjax_ssl.federated import Method, ServerState
 from fedjax_ssl.folder.checkpoint import Checkpoints
+from fedjax_ssl.folder.folder import CODE_FOLDER
 from fedjax_ssl.folder.stored_run import StoredRun, read_run
+from fedjax_ssl.runs import own_sources
 from fedjax_ssl.runs.build import Experiment, build
 
 VERSION = 1
 CHECKPOINTS = ("auto", "best", "last")
+# Sections whose code of a user's own a trained model does without; of "optimizer" unless its state
+# is kept.
+_OF_TRAINING = ("data", "partition", "supervision", "augment", "strong_augment", "cohort")
 
 
 class TrainedModelError(UserError):
@@ -81,6 +88,8 @@ def describe(experiment: Experiment, federation: FederatedData) -> dict[str, Any
         "reading": None if dataset.reading is None else dataset.reading.as_json(),
         "class_names": dataset.class_names,
         "client_names": client_names(dataset, federation, natural),
+        "code": own_sources.code(experiment.config),
+        "draws": own_sources.draws(),
         "federation": _without_contents(federation),
     }
 
@@ -92,12 +101,13 @@ def columns(model: dict[str, Any]) -> list[str] | None:
 
 
 def rebuild(
-    config: dict[str, Any], model: dict[str, Any], **model_options: Any
-) -> tuple[Any, Rebuilt]:
-    """Rebuild the method of a run from its folder.
+    stored: StoredRun, model: dict[str, Any], **model_options: Any
+) -> tuple[ml_collections.ConfigDict, Rebuilt]:
+    """Rebuild the method of a run from its folder. Code of a user's own that only training needs
+    is not imported.
 
     Args:
-        config: as `config.json` holds it.
+        stored: the run.
         model: as `describe` gives it.
         **model_options: options of the network that replace the config's, for those networks that
             take them.
@@ -106,10 +116,37 @@ def rebuild(
         (config, resolved, rebuilt).
 
     Raises:
-        ConfigError: the config cannot be used, for example because a module of the user's is not
-            there.
+        TrainedModelError: code of the user's own that the model needs is not there, or not the
+            code that it was trained with.
+        ConfigError: the config cannot be used.
     """
-    resolved = resolved_of(config)
+    copy = stored.path / CODE_FOLDER
+    path = f"PYTHONPATH={copy.resolve()}"
+    try:
+        resolved, rebuilt = _rebuilt(stored.config, model, model_options)
+    except configs.ConfigError as error:
+        if not model.get("code"):
+            raise
+        raise TrainedModelError(
+            f"{error} The code that the model was trained with is in {copy}: {path}"
+        ) from error
+    now = own_sources.code(resolved)
+    changed = [name for name in now if model.get("code", {}).get(name, now[name]) != now[name]]
+    if changed:
+        raise TrainedModelError(
+            f"{', '.join(changed)} has changed since {stored.path} was trained with it, and would "
+            f"predict otherwise. The code of then is in {copy}; put it back, or start where "
+            f"there is no other, with {path}"
+        )
+    with resolved.unlocked(), resolved.ignore_type():
+        resolved.update_from_flattened_dict(flatten_dict(stored.config, sep="."))
+    return resolved, rebuilt
+
+
+def _rebuilt(
+    config: dict[str, Any], model: dict[str, Any], model_options: dict[str, Any]
+) -> tuple[ml_collections.ConfigDict, Rebuilt]:
+    resolved = resolved_of(_without_training(config))
     shape = model["inputs"]["shape"]
     dtype = np.dtype(model["inputs"]["dtype"])
     blank = Split(np.zeros((1, *shape), dtype), np.full(1, -1))
@@ -138,6 +175,30 @@ def resolved_of(stored: dict[str, Any]) -> ml_collections.ConfigDict:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", configs.ConfigNote)  # the run has said these
         return configs.resolve(config)
+
+
+def _without_training(config: dict[str, Any]) -> dict[str, Any]:
+    """Take what is of a user's own and only training needs out of a stored config."""
+    kept = flatten_dict(config, sep=".")
+    sections = [*_OF_TRAINING]
+    if not (kept.get("optimizer.keep_state") or kept.get("optimizer.average_state")):
+        sections.append("optimizer")
+    for section in sections:
+        name = kept.get(f"{section}.name") or ""
+        if ":" in name and name.partition(":")[0] not in configs.CHOICES[section]:
+            kept = {
+                field: value
+                for field, value in kept.items()
+                if field != f"{section}.name"
+                and (field in configs.FIELDS or not field.startswith(f"{section}."))
+            }
+    metrics = kept.get("metrics") or ()
+    kept["metrics"] = tuple(name for name in metrics if ":" not in name)
+    if len(kept["metrics"]) < len(metrics):
+        kept.pop("early_stopping.metric", None)
+    if ":" in (kept.get("optimizer.schedule") or ""):
+        kept.pop("optimizer.schedule")
+    return unflatten_dict(kept, sep=".")
 
 
 def _for_prediction(

@@ -22,7 +22,7 @@ from fedjax_ssl.folder.progress import Progress
 from fedjax_ssl.folder.resume import LENGTHS, PLACES, UNCOMPARED
 from fedjax_ssl.folder.run_folder import RunFolder
 from fedjax_ssl.folder.writers import WriterSettings, check_writers, open_writers
-from fedjax_ssl.runs import advice
+from fedjax_ssl.runs import advice, own_sources
 from fedjax_ssl.runs.about_data import about_data
 from fedjax_ssl.runs.active import Run
 from fedjax_ssl.runs.callbacks import (
@@ -167,7 +167,11 @@ def _start(program: Program, folder: RunFolder | None, team: Team) -> _Start:
     experiment = program.built.experiment
     if folder is not None:
         folder.compare_data(experiment.known_by)
-        folder.settle(experiment.config)
+        config = experiment.config
+        named = own_sources.names(config)
+        harmless = [name for name in named if named[name] in own_sources.HARMLESS]
+        folder.compare_code(own_sources.code(config), harmless, own_sources.draws())
+        folder.check_longer(config)
     template = program.template()
     found = None
     rows: list[dict[str, Any]] = []

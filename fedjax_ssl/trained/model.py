@@ -97,7 +97,7 @@ class TrainedModel:
         self.summary = stored.summary
         self._stored = stored
         self._description = description
-        self.config, rebuilt = model_file.rebuild(stored.config, description)
+        self.config, rebuilt = model_file.rebuild(stored, description)
         self.round, state, _ = checkpoints.restore(rebuilt.state)
         self.metrics = next((row for row in stored.rows if row["round"] == self.round), {})
         self.class_names = rebuilt.dataset.class_names
@@ -277,7 +277,7 @@ class TrainedModel:
         prepare = self._preparation(client)
         # The plain convolution: the others are chosen for this machine, and their shapes for
         # batches of known size.
-        _, rebuilt = model_file.rebuild(self._stored.config, self._description, lowering="lax")
+        _, rebuilt = model_file.rebuild(self._stored, self._description, lowering="lax")
         _, predict, model = self._function(rebuilt.method, client)
         with _needing("flatbuffers"):
             program = as_program(
