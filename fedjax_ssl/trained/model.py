@@ -50,10 +50,10 @@ def load_run(workdir: str | os.PathLike, checkpoint: str = "auto") -> "TrainedMo
         The model.
 
     Raises:
-        TrainedModelError: the folder holds no run, or none with a model yet.
+        TrainedModelError: the folder holds no run, or none with a model yet; or code of the user's
+            own that the model needs is not there, or has changed.
         CheckpointError: its checkpoints cannot be used.
-        ConfigError: its config cannot be used here, for example because a module of the user's own
-            is not there.
+        ConfigError: its config cannot be used here.
 
     Example:
         >>> _ = fs.run(fs.load_config("digits_fedavg", {"rounds": 2}), "runs/short", quiet=True)

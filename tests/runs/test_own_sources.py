@@ -1,0 +1,165 @@
+"""Code of a user's own and JAX's random numbers are known by content, as data are: a run goes on,
+and a model predicts, with those that it began with.
+"""
+
+import json
+import sys
+
+import jax
+import pytest
+
+import fedjax_ssl as fs
+from fedjax_ssl import presets
+from fedjax_ssl.folder.folder import FolderMended, RunFolderError
+from fedjax_ssl.own_code import definitions, fingerprint
+from fedjax_ssl.runs import own_sources
+from fedjax_ssl.runs.loop import run
+from fedjax_ssl.trained import TrainedModelError
+
+NETWORK = """
+import flax.linen as nn
+from own_layers import WIDTH, squashed
+
+
+class Net(nn.Module):
+    num_classes: int
+
+    @nn.compact
+    def __call__(self, x, train):
+        return nn.Dense(self.num_classes)(squashed(nn.Dense(WIDTH)(x.reshape(len(x), -1))))
+"""
+LAYERS = """
+import jax.nn
+import optax
+
+WIDTH = 16
+
+
+def squashed(x):
+    return jax.nn.relu(x)
+"""
+TRAINING = """
+import optax
+
+
+def score(labels, probabilities):
+    return 1.0
+
+
+def rate(round):
+    return 0.1
+
+
+def optimizer(learning_rate):
+    return optax.sgd(learning_rate)
+"""
+SOURCES = {"own_net": NETWORK, "own_layers": LAYERS, "own_training": TRAINING}
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(name, old="", new=""):
+        (tmp_path / f"{name}.py").write_text(SOURCES[name].replace(old, new))
+
+    for name in SOURCES:
+        write(name)
+    yield write
+    for name in SOURCES:
+        sys.modules.pop(name, None)
+
+
+def start(folder, rounds=1):
+    config = presets.digits_by_writer("fedavg", "all")
+    config.update_from_flattened_dict({"rounds": rounds, "eval_every": 1})
+    config.metrics = ("own_training:score",)
+    config.model.name = "own_net:Net"
+    config.optimizer.name = "own_training:optimizer"
+    config.optimizer.schedule = "own_training:rate"
+    config.optimizer.schedule_rounds = 2
+    return run(config, folder, quiet=True)
+
+
+def contents(folder):
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name[0] != ".")
+    return {path: path.read_bytes() for path in files}
+
+
+def test_a_thing_is_what_defines_it_through_modules_of_ones_own(write):
+    __import__("own_net")
+    assert {*definitions("own_net:Net")} >= {
+        "own_net:Net",
+        "own_net:nn",
+        "own_net:squashed",
+        "own_layers:squashed",
+        "own_layers:WIDTH",
+    }
+    before = fingerprint("own_net:Net")
+    write("own_net", "class Net", "# better\n\n\ndef other():\n    return 2\n\n\nclass Net")
+    assert fingerprint("own_net:Net") == before
+    for name, old, new in (
+        ("own_net", "len(x), -1", "len(x), 64"),
+        ("own_layers", "WIDTH = 16", "WIDTH = 17"),
+        ("own_layers", "relu", "tanh"),
+    ):
+        write(name, old, new)
+        assert fingerprint("own_net:Net") != before
+        write(name)
+    assert fingerprint("optax:sgd").startswith("optax ")
+
+
+@pytest.mark.filterwarnings("ignore:.*says the rate of every round")
+def test_other_code_does_not_go_on_and_changes_nothing(tmp_path, write, monkeypatch):
+    folder = tmp_path / "run"
+    first = start(folder)
+    before = contents(folder)
+    assert before[folder / "code" / "own_layers.py"].decode() == LAYERS
+    write("own_layers", "relu", "tanh")
+    with pytest.raises(TrainedModelError, match="own_net:Net has changed since .* code of then"):
+        fs.load_run(folder)
+    with pytest.raises(RunFolderError, match=r"other code: own_net:Net has changed since it began"):
+        start(folder, rounds=2)
+    write("own_layers")
+    # Shapes that do not fit are found when the checkpoint is read.
+    facts = json.loads(before[folder / "model.json"])
+    old = {name: value for name, value in facts.items() if name not in ("code", "draws")}
+    (folder / "model.json").write_text(json.dumps(old))
+    sys.modules["own_net"].WIDTH = 17
+    with pytest.raises(RuntimeError, match="does not fit this run's state"):
+        start(folder, rounds=2)
+    sys.modules["own_net"].WIDTH = 16
+    (folder / "model.json").write_bytes(before[folder / "model.json"])
+    assert contents(folder) == before
+    assert start(folder) == first
+    write("own_training", "1.0", "2.0")
+    with pytest.warns(FolderMended, match="own_training:score has changed since the run began"):
+        start(folder)
+    # What only training needs is not imported to predict.
+    sys.modules.pop("own_training")
+    (tmp_path / "own_training.py").unlink()
+    model = fs.load_run(folder)
+    assert "own_training" not in sys.modules
+    assert model.config.optimizer.name == "own_training:optimizer"
+    sys.modules.pop("own_net")
+    (tmp_path / "own_net.py").unlink()
+    with pytest.raises(TrainedModelError, match=r"no module named 'own_net'.* PYTHONPATH=.*/code"):
+        fs.load_run(folder)
+    monkeypatch.syspath_prepend(folder / "code")
+    assert fs.load_run(folder).round == 1
+
+
+def test_other_random_numbers_do_not_go_on(tmp_path, monkeypatch):
+    config = presets.digits_by_writer("fedavg", "all")
+    config.update_from_flattened_dict({"rounds": 1, "eval_every": 1})
+    run(config, tmp_path / "run", quiet=True)
+    before = contents(tmp_path / "run")
+    with jax.default_prng_impl("rbg"):
+        assert own_sources.draws()["jax_default_prng_impl"] == "rbg"
+        with pytest.raises(
+            RunFolderError,
+            match=r"jax_default_prng_impl: threefry2x32 -> rbg\. Set them back \(JAX_DEFAULT_PRNG_I",
+        ):
+            run(config, tmp_path / "run", quiet=True)
+        assert fs.load_run(tmp_path / "run").round == 1
+    assert contents(tmp_path / "run") == before
