@@ -116,7 +116,7 @@ def test_other_code_does_not_go_on_and_changes_nothing(tmp_path, write, monkeypa
     before = contents(folder)
     assert before[folder / "code" / "own_layers.py"].decode() == LAYERS
     write("own_layers", "relu", "tanh")
-    with pytest.raises(TrainedModelError, match="own_net:Net has changed since .* code of then"):
+    with pytest.raises(TrainedModelError, match=r"own_net:Net has changed since .* code of then"):
         fs.load_run(folder)
     with pytest.raises(RunFolderError, match=r"other code: own_net:Net has changed since it began"):
         start(folder, rounds=2)
