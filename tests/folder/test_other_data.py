@@ -22,6 +22,7 @@ def start(folder, rounds):
     given = {
         "data.path": folder / "t.npz",
         "data.client_test_fraction": 0.2,
+        "data.validation_fraction": 0.0,
         "rounds": rounds,
         "eval_every": 1,
     }
