@@ -327,7 +327,7 @@ def _relative(values: np.ndarray, base: np.ndarray | None) -> str:
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    known = list(methods.available())
+    known = [name for name in methods.available() if name != "compose"]  # which needs parts
     parser = parser_of(__doc__, "all_methods", 5)
     parser.add_argument(
         "--federation", choices=("digits", "glyphs", "mnist", "cifar10"), default="digits"

@@ -82,6 +82,8 @@ def _parts_of(section: Mapping[str, Any]) -> "list[tuple[str, Registry[Any]]]":
     if section["name"] != "compose":
         return []
     parts = section.get("parts") or ()
+    if not isinstance(parts, tuple | list):
+        raise ValueError(f"parts is {parts!r}; it must be a tuple of names")
     return [(part, registry_of_part(part)) for part in parts]
 
 
