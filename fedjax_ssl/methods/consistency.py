@@ -74,7 +74,7 @@ from fedjax_ssl.methods.parts.consistency import (
     taught_term,
     teacher_network,
 )
-from fedjax_ssl.methods.parts.guess import Guess, Guesses, Guessing
+from fedjax_ssl.methods.parts.guess import Guess, Guessing, LabelsFrom, guesses_of, labeller
 from fedjax_ssl.methods.parts.recommended import AT_CLIENTS, AT_SERVER, Fields
 from fedjax_ssl.methods.parts.settings import (
     BetaParameter,
@@ -136,10 +136,13 @@ class Settings:
             "after".
         server_batch_size: examples per step at the server.
         server_epochs: epochs per round at the server.
+        threshold: of the largest probability, from which on an unlabelled example counts; 0: all
+            do.
     """
 
     unlabelled_weight: Weight = 1.0
     labelled_weight: Weight = 1.0
+    threshold: Share = 0.0
     unlabelled_ratio: Count = 7
     labelled_too: bool = False
     ema_decay: Decay = 0.0
@@ -175,7 +178,7 @@ def fixmatch(setup: Setup, settings: FixMatch, guessing: Guessing) -> Recipe:
     Args:
         setup: the run. Its `batch_size` is B; a local epoch goes through the unlabelled examples.
         settings: the method's own.
-        guessing: whose labels unlabelled examples get.
+        guessing: whose labels unlabelled examples get, and which count.
 
     Raises:
         ValueError: for a setting outside its range, or a federation with nothing to learn from.
@@ -188,15 +191,15 @@ def fixmatch(setup: Setup, settings: FixMatch, guessing: Guessing) -> Recipe:
         lambda key, streams: setup.normalize(streams[LABELLED].inputs),
     )
 
-    guesses = Guesses(setup, guessing, settings.threshold)
+    guesses = guesses_of(setup, guessing, settings.threshold, settings.labelled_too)
 
-    def loss(step: Step) -> tuple[Array, Guess]:
+    def loss(step: Step) -> tuple[Array, Guess, Array]:
         guess = guesses(step, step.inputs[weak.name], step.outputs[weak.name].logits)
         learns = step.outputs[strong.name].logits
         mask = step.streams[UNLABELLED].mask
         if settings.mask_mean == "confident":
             mask = mask & guess.counted.astype(bool)
-        return _hard_label_loss(learns, guess, mask), guess
+        return _hard_label_loss(learns, guess, mask), guess, learns
 
     def as_stored(step: Step) -> Array:
         batch = step.streams[LABELLED]
@@ -238,7 +241,7 @@ def uda(setup: Setup, settings: UDA, guessing: Guessing) -> Recipe:
     Args:
         setup: the run.
         settings: the method's own.
-        guessing: whose labels unlabelled examples get.
+        guessing: whose labels unlabelled examples get, and which count.
 
     Raises:
         ValueError: for a setting outside its range, a federation with nothing to learn from, or
@@ -253,14 +256,14 @@ def uda(setup: Setup, settings: UDA, guessing: Guessing) -> Recipe:
     strong = strong_view(setup)
     labelled = augmented_view(setup, LABELLED)
 
-    guesses = Guesses(setup, guessing, settings.threshold, above=True)
+    guesses = guesses_of(setup, guessing, settings.threshold, settings.labelled_too, above=True)
 
-    def loss(step: Step) -> tuple[Array, Guess]:
+    def loss(step: Step) -> tuple[Array, Guess, Array]:
         guess = guesses(step, step.inputs[weak.name], step.outputs[weak.name].logits)
         targets = jax.nn.softmax(jax.lax.stop_gradient(guess.logits) / settings.temperature)
         learns = step.outputs[strong.name].logits
         mask = step.streams[UNLABELLED].mask
-        return objectives.soft_cross_entropy(learns, targets, mask, guess.counted), guess
+        return objectives.soft_cross_entropy(learns, targets, mask, guess.counted), guess, learns
 
     def annealed(step: Step) -> Array:
         batch = step.streams[LABELLED]
@@ -319,7 +322,7 @@ def mixmatch(setup: Setup, settings: MixMatch, guessing: Guessing) -> Recipe:
     Args:
         setup: the run.
         settings: the method's own.
-        guessing: whose labels unlabelled examples get.
+        guessing: whose labels unlabelled examples get, and which count.
 
     Raises:
         ValueError: for a setting outside its range, or a federation with nothing to learn from.
@@ -330,15 +333,16 @@ def mixmatch(setup: Setup, settings: MixMatch, guessing: Guessing) -> Recipe:
         weak._replace(name=f"{weak.name}/{place}") for place in range(1, settings.num_augmentations)
     )
     guessed = (weak, *more)
-    guesses = Guesses(setup, guessing)
+    guesses = guesses_of(setup, guessing, settings.threshold, settings.labelled_too)
 
-    def loss(step: Step) -> tuple[Array, Guess]:
-        seen = [
-            guesses(step, step.inputs[view.name], step.outputs[view.name].logits)
-            for view in guessed
+    def loss(step: Step) -> tuple[Array, Guess, Array]:
+        own = [step.outputs[view.name].logits for view in guessed]
+        theirs = [
+            guesses.label(step, step.inputs[view.name], logits)
+            for view, logits in zip(guessed, own, strict=True)
         ]
-        predictions = [jax.nn.softmax(one.logits) for one in seen]
-        mean = sum(predictions[1:], predictions[0]) / len(guessed)
+        mean = _mean_prediction(theirs)
+        said = guesses.judged(step, jnp.log(mean), jnp.log(_mean_prediction(own)))
         guess = jax.lax.stop_gradient(objectives.sharpen(mean, settings.temperature))
         labels = [
             jax.nn.one_hot(step.streams[LABELLED].observed, setup.num_classes, dtype=guess.dtype)
@@ -362,16 +366,24 @@ def mixmatch(setup: Setup, settings: MixMatch, guessing: Guessing) -> Recipe:
         first = sum(step.inputs[view.name].shape[0] for view in known)
         supervised = objectives.soft_cross_entropy(logits[:first], targets[:first], real[:first])
         unsupervised = objectives.consistency(
-            jax.nn.softmax(logits[first:]), targets[first:], real[first:]
+            jax.nn.softmax(logits[first:]),
+            targets[first:],
+            real[first:],
+            jnp.tile(said.counted, len(guessed)),
         )
         ramp = objectives.linear_ramp(step.now.number + 1, 0, settings.ramp_rounds)
         weight = settings.unlabelled_weight * ramp.astype(unsupervised.dtype)
         value = settings.labelled_weight * supervised + weight * unsupervised
-        return value, seen[0]._replace(labels=jnp.argmax(guess, axis=1))
+        return value, said, logits[first : first + said.counted.shape[0]]
 
     term = guesses.term(TERM, (*known, *guessed), loss)
     at_server = supervised_term(setup)._replace(weight=settings.labelled_weight)
     return _method_of_terms(setup, settings, (term,), at_server)
+
+
+def _mean_prediction(logits: list[Float[Array, "b K"]]) -> Float[Array, "b K"]:
+    predictions = [jax.nn.softmax(one) for one in logits]
+    return sum(predictions[1:], predictions[0]) / len(predictions)
 
 
 def shuffled(key: Key[Array, ""], real: Bool[Array, " n"]) -> Int[Array, " n"]:
@@ -401,13 +413,14 @@ class MeanTeacher(Settings):
     unlabelled_weight: Weight = 100.0
     unlabelled_ratio: Count = 3
     labelled_too: bool = True
+    threshold: Share = field(default=0.0, init=False)
     ema_decay: Decay = field(default=0.0, init=False)  # the teacher is a moving average already
     decay: Decay = 0.999
     predict_with: Literal["teacher", "student"] = "teacher"
     ramp_rounds: Count = 5
 
 
-def mean_teacher(setup: Setup, settings: MeanTeacher, guessing: Guessing) -> Recipe:
+def mean_teacher(setup: Setup, settings: MeanTeacher, guessing: LabelsFrom) -> Recipe:
     """Mean teacher at the clients, or at clients without labels beside a server that has some.
 
     After step t, counted on from round to round, the teacher g becomes d g + (1 - d) f with the
@@ -418,19 +431,19 @@ def mean_teacher(setup: Setup, settings: MeanTeacher, guessing: Guessing) -> Rec
     Args:
         setup: the run.
         settings: the method's own.
-        guessing: whose labels unlabelled examples get.
+        guessing: whose labels unlabelled examples get, and which count.
 
     Raises:
         ValueError: for a setting outside its range, or a federation with nothing to learn from.
     """
     weak = augmented_view(setup, UNLABELLED)
-    guesses = Guesses(setup, guessing)
+    label = labeller(setup, guessing)
 
     def loss(step: Step) -> tuple[Array, Teacher]:
         teacher: Teacher = step.local
         taught = second_pass(setup, step, teacher.params, teacher.model_state)
-        guess = guesses(step, taught.inputs, taught.logits)
-        targets = jax.lax.stop_gradient(jax.nn.softmax(guess.logits))
+        logits = label(step, taught.inputs, taught.logits)
+        targets = jax.lax.stop_gradient(jax.nn.softmax(logits))
         value = objectives.consistency(
             jax.nn.softmax(step.outputs[weak.name].logits), targets, step.streams[UNLABELLED].mask
         )
@@ -470,24 +483,26 @@ def pi_model(setup: Setup, settings: PiModel, guessing: Guessing) -> Recipe:
     Args:
         setup: the run.
         settings: the method's own.
-        guessing: whose labels unlabelled examples get.
+        guessing: whose labels unlabelled examples get, and which count.
 
     Raises:
         ValueError: for a setting outside its range, or a federation with nothing to learn from.
     """
     weak = augmented_view(setup, UNLABELLED)
-    guesses = Guesses(setup, guessing)
+    guesses = guesses_of(setup, guessing, settings.threshold, settings.labelled_too)
 
-    def loss(step: Step) -> Array:
-        one = jax.nn.softmax(step.outputs[weak.name].logits)
+    def loss(step: Step) -> tuple[Array, Guess, Array]:
+        learns = step.outputs[weak.name].logits
         again = second_pass(setup, step, step.params, step.model_state)
-        other = jax.nn.softmax(guesses(step, again.inputs, again.logits).logits)
+        guess = guesses(step, again.inputs, again.logits)
+        other = jax.nn.softmax(guess.logits)
         if settings.stop_gradient:
             other = jax.lax.stop_gradient(other)
-        value = objectives.consistency(one, other, step.streams[UNLABELLED].mask)
-        return _ramped(step, value, settings.ramp_rounds)
+        mask = step.streams[UNLABELLED].mask
+        value = objectives.consistency(jax.nn.softmax(learns), other, mask, guess.counted)
+        return _ramped(step, value, settings.ramp_rounds), guess, learns
 
-    return _method(setup, settings, Term(TERM, (weak,), loss))
+    return _method(setup, settings, guesses.term(TERM, (weak,), loss))
 
 
 @checked
@@ -517,27 +532,28 @@ def vat(setup: Setup, settings: VAT, guessing: Guessing) -> Recipe:
     Args:
         setup: the run.
         settings: the method's own.
-        guessing: whose labels unlabelled examples get.
+        guessing: whose labels unlabelled examples get, and which count.
 
     Raises:
         ValueError: for a setting outside its range, or a federation with nothing to learn from.
     """
 
-    guesses = Guesses(setup, guessing)
+    guesses = guesses_of(setup, guessing, settings.threshold, settings.labelled_too)
 
-    def loss(step: Step) -> Array:
+    def loss(step: Step) -> tuple[Array, Guess, Array]:
         batch = step.streams[UNLABELLED]
         # Passes of its own, which leave the running statistics of batch norm alone, as in the
         # authors' code.
         inputs = setup.normalize(setup.augment(named_key(step.key, "view"), batch.inputs))
         logits, moved = adversarial_pass(setup, step, inputs, batch.mask, settings.radius)
         guess = guesses(step, inputs, logits)
-        value = objectives.divergence_from(guess.logits, moved, batch.mask)
-        if is_zero(settings.entropy_weight):
-            return value
-        return value + settings.entropy_weight * objectives.mean_entropy(logits, batch.mask)
+        value = objectives.divergence_from(guess.logits, moved, batch.mask, guess.counted)
+        if not is_zero(settings.entropy_weight):
+            entropy = objectives.mean_entropy(logits, batch.mask)
+            value = value + settings.entropy_weight * entropy
+        return value, guess, moved
 
-    return _method(setup, settings, Term(TERM, (), loss))
+    return _method(setup, settings, guesses.term(TERM, (), loss))
 
 
 @checked
@@ -571,21 +587,21 @@ def pseudo_label(setup: Setup, settings: PseudoLabel, guessing: Guessing) -> Rec
     Args:
         setup: the run.
         settings: the method's own.
-        guessing: whose labels unlabelled examples get.
+        guessing: whose labels unlabelled examples get, and which count.
 
     Raises:
         ValueError: for a setting outside its range, or a federation with nothing to learn from.
     """
     check_whole_numbers(settings.ramp_start + 1, ramp_end=settings.ramp_end)
     weak = augmented_view(setup, UNLABELLED)
-    guesses = Guesses(setup, guessing, settings.threshold)
+    guesses = guesses_of(setup, guessing, settings.threshold, settings.labelled_too)
 
-    def loss(step: Step) -> tuple[Array, Guess]:
+    def loss(step: Step) -> tuple[Array, Guess, Array]:
         logits = step.outputs[weak.name].logits
         guess = guesses(step, step.inputs[weak.name], logits)
         value = _hard_label_loss(logits, guess, step.streams[UNLABELLED].mask)
         ramp = objectives.linear_ramp(step.now.number + 1, settings.ramp_start, settings.ramp_end)
-        return ramp.astype(value.dtype) * value, guess
+        return ramp.astype(value.dtype) * value, guess, logits
 
     return _method(setup, settings, guesses.term(TERM, (weak,), loss))
 

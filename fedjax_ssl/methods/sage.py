@@ -40,7 +40,7 @@ from fedjax_ssl.federated import (
 )
 from fedjax_ssl.federated.method import PyTree
 from fedjax_ssl.methods.parts.consistency import UNLABELLED, strong_view
-from fedjax_ssl.methods.parts.guess import Guess, Guesses, Guessing, received_logits
+from fedjax_ssl.methods.parts.guess import Guess, Guessing, guesses_of, received_logits
 from fedjax_ssl.methods.parts.settings import Count, Share, Weight
 from fedjax_ssl.methods.parts.terms import augmented_view, supervised_term
 from fedjax_ssl.objectives import batch_mean
@@ -131,16 +131,16 @@ def _correction_term(
     weak = augmented_view(setup, UNLABELLED)
     strong = strong_view(setup)
 
-    def loss(step: Step) -> tuple[Float[Array, ""], Guess]:
+    def loss(step: Step) -> tuple[Array, Guess, Array]:
         ours = step.outputs[weak.name].logits
         theirs = received_logits(setup, step, step.inputs[weak.name])
         corrected = corrected_labels(jax.nn.softmax(ours), jax.nn.softmax(theirs), threshold, kappa)
-        value = soft_label_divergence(
-            step.outputs[strong.name].logits, corrected, step.streams[UNLABELLED].mask
-        )
-        return value, Guess(theirs, jnp.argmax(corrected.targets, axis=1), corrected.counted)
+        learns = step.outputs[strong.name].logits
+        value = soft_label_divergence(learns, corrected, step.streams[UNLABELLED].mask)
+        guess = Guess(theirs, jnp.argmax(corrected.targets, axis=1), corrected.counted)
+        return value, guess, learns
 
-    term = Guesses(setup, Guessing()).term("soft correction", (weak, strong), loss)
+    term = guesses_of(setup, Guessing()).term("soft correction", (weak, strong), loss)
     return term._replace(weight=weight)
 
 

@@ -1,8 +1,9 @@
 """Pseudo-labels of a local step: whose they are, and which rows count.
 
 A step's guess for an unlabelled example is made of class probabilities of the model in training,
-of the one that the client received, or of both. Every consistency method takes its labels from
-here (`fedjax_ssl.methods.consistency`), and SAGE what the received model says.
+of the one that the client received, or of both; which rows count is said by a rule of thresholds
+(`fedjax_ssl.methods.parts.thresholds`). Every consistency method takes its labels from here
+(`fedjax_ssl.methods.consistency`), and SAGE what the received model says.
 """
 
 from collections.abc import Callable
@@ -14,16 +15,29 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_ssl.checks import checked
-from fedjax_ssl.federated import RoundResult, Setup, Step, Term, View
-from fedjax_ssl.federated.method import AtClient, AtServer, ForLog, Metrics
+from fedjax_ssl.federated import Client, RoundResult, Setup, Step, Term, View
+from fedjax_ssl.federated.method import (
+    AtClient,
+    AtServer,
+    Broadcast,
+    ClientResult,
+    ForLog,
+    Metrics,
+    PyTree,
+    RoundContext,
+)
 from fedjax_ssl.methods.parts.consistency import UNLABELLED
 from fedjax_ssl.methods.parts.terms import PseudoLabels, diagnose_pseudo_labels
+from fedjax_ssl.methods.parts.thresholds import Batch, Known, Rule, Thresholds, rule_of
+
+# (step, inputs as the network sees them, scores of the model in training) -> scores of who labels
+Label = Callable[[Step, Array, Array], Array]
 
 
 @checked
 @dataclass(frozen=True)
-class Guessing:
-    """Settings of pseudo-labels.
+class LabelsFrom:
+    """Settings of whose pseudo-labels are learned.
 
     Attributes:
         labels_from: whose prediction for an unlabelled example is its label: of the "local" model,
@@ -35,12 +49,10 @@ class Guessing:
     labels_from: Literal["local", "global", "either"] = "local"
 
 
-class Guess(NamedTuple):
-    """The pseudo-labels of a batch of stream "unlabelled"."""
-
-    logits: Float[Array, "b K"]  # of whose labels they are
-    labels: Int[Array, " b"]
-    counted: Bool[Array, " b"]  # rows whose label is learned from
+@checked
+@dataclass(frozen=True)
+class Guessing(Thresholds, LabelsFrom):
+    """Settings of pseudo-labels: whose, and which count."""
 
 
 def received_logits(setup: Setup, step: Step, inputs: Float[Array, "b ..."]) -> Float[Array, "b K"]:
@@ -52,32 +64,51 @@ def received_logits(setup: Setup, step: Step, inputs: Float[Array, "b ..."]) -> 
     return outputs.logits
 
 
-@dataclass(frozen=True)
-class Guesses:
-    """Makes the pseudo-labels of a method's steps.
+def labeller(setup: Setup, how: LabelsFrom) -> Label:
+    """Return the function that has the scores of whose labels are learned.
 
-    Attributes:
+    Args:
         setup: the run.
         how: the settings.
-        threshold: of the largest probability, which counts a row from there on.
-        above: a row counts above the threshold and not at it.
 
     Raises:
         ValueError: labels of a received model, where clients receive none.
     """
+    if how.labels_from == "local":
+        return lambda step, inputs, own: own
+    if setup.federated_optimizer.alone:
+        raise ValueError(
+            f"labels_from is {how.labels_from!r}, but clients that train alone receive no model; "
+            "labels_from='local' has labels of their own, and another config.federated.name "
+            "sends them one"
+        )
+    return lambda step, inputs, own: received_logits(setup, step, inputs)
+
+
+class Guess(NamedTuple):
+    """The pseudo-labels of a batch of stream "unlabelled"."""
+
+    logits: Float[Array, "b K"]  # of whose labels they are
+    labels: Int[Array, " b"]
+    counted: Bool[Array, " b"] | Float[Array, " b"]  # rows that are learned from, or a weight each
+    known: Known = Known()  # what the rule has learned, after the step
+
+
+class Local(NamedTuple):
+    """A client's state within a round; at the server, what it starts from."""
+
+    notes: Int[Array, " n"]  # by example: step and class of its last pseudo-label
+    known: Known
+
+
+class Guesses(NamedTuple):
+    """Pseudo-labels of a method's steps."""
 
     setup: Setup
     how: Guessing
-    threshold: float | Array = 0.0
-    above: bool = False
-
-    def __post_init__(self) -> None:
-        if self.how.labels_from != "local" and self.setup.federated_optimizer.alone:
-            raise ValueError(
-                f"labels_from is {self.how.labels_from!r}, but clients that train alone receive no "
-                "model; labels_from='local' has labels of their own, and another "
-                "config.federated.name sends them one"
-            )
+    label: Label
+    rule: Rule
+    labelled_too: bool  # labelled examples are among the unlabelled ones
 
     def __call__(
         self, step: Step, inputs: Float[Array, "b ..."], own: Float[Array, "b K"]
@@ -85,28 +116,28 @@ class Guesses:
         """Label a batch.
 
         Args:
-            step: gives the received network.
-            inputs: as the network sees them.
+            step: the step.
+            inputs: of stream "unlabelled" as the network sees them.
             own: scores of the model in training for them.
         """
-        logits = own
-        if self.how.labels_from != "local":
-            logits = received_logits(self.setup, step, inputs)
-        return self.judged(logits, own)
+        return self.judged(step, self.label(step, inputs, own), own)
 
-    def judged(self, logits: Float[Array, "b K"], own: Float[Array, "b K"]) -> Guess:
+    def judged(self, step: Step, logits: Float[Array, "b K"], own: Float[Array, "b K"]) -> Guess:
         """Decide which rows count, by the scores of whose the labels are and of the own model."""
-        counted = self._sure(logits)
+        probabilities = jax.nn.softmax(jax.lax.stop_gradient(logits))
+        rows = step.streams[UNLABELLED]
+        batch = Batch(probabilities, rows.mask, rows.position, step.client)
+        weigh, known = self.rule.look(step.local.known, batch)
+        counted = weigh(probabilities)
         if self.how.labels_from == "either":
-            counted = counted | self._sure(own)
-        return Guess(logits, jnp.argmax(logits, axis=1).astype(jnp.int32), counted)
-
-    def _sure(self, logits: Float[Array, "b K"]) -> Bool[Array, " b"]:
-        largest = jnp.max(jax.nn.softmax(jax.lax.stop_gradient(logits)), axis=1)
-        return largest > self.threshold if self.above else largest >= self.threshold
+            counted = jnp.maximum(counted, weigh(jax.nn.softmax(jax.lax.stop_gradient(own))))
+        return Guess(logits, jnp.argmax(logits, axis=1).astype(jnp.int32), counted, known)
 
     def term(
-        self, name: str, views: tuple[View, ...], loss: Callable[[Step], tuple[Array, Guess]]
+        self,
+        name: str,
+        views: tuple[View, ...],
+        loss: Callable[[Step], tuple[Array, Guess, Array]],
     ) -> Term:
         """Return a term whose loss says its pseudo-labels: "pseudo_label_accuracy" and
         "pseudo_label_coverage" are logged.
@@ -116,19 +147,24 @@ class Guesses:
         Args:
             name: name of the term.
             views: views that the loss reads.
-            loss: step -> (scalar, `Guess`).
+            loss: step -> (scalar, `Guess`, scores [b, K] that learn it).
         """
         # One number per example holds step and label, of which the largest is kept: the same in
         # any order.
         codes = self.setup.num_classes + 1
 
-        def note(step: Step) -> tuple[Array, Int[Array, " n"]]:
-            value, guess = loss(step)
+        def note(step: Step) -> tuple[Array, Local]:
+            value, guess, learns = loss(step)
             batch = step.streams[UNLABELLED]
-            size = step.local.shape[0]
-            code = jnp.where(guess.counted, guess.labels.astype(jnp.int32) + 1, 0)
-            place = jnp.where(batch.mask, batch.position, size)
-            return value, step.local.at[place].max(step.number * codes + code, mode="drop")
+            counted = guess.counted.astype(bool)
+            if self.rule.fairness is not None:
+                beside = self.rule.fairness(guess.known, learns, batch.mask & counted)
+                value = value + beside.astype(value.dtype)
+            notes: Array = step.local.notes
+            code = jnp.where(counted, guess.labels.astype(jnp.int32) + 1, 0)
+            place = jnp.where(batch.mask, batch.position, notes.shape[0])
+            notes = notes.at[place].max(step.number * codes + code, mode="drop")
+            return value, Local(notes, guess.known)
 
         def diagnose(outcome: RoundResult, truth: Int[Array, "p n"], notes: Any) -> Metrics:
             labels = jnp.where(outcome.counts[:, None], notes % codes - 1, -1)
@@ -143,11 +179,94 @@ class Guesses:
             name,
             views,
             note,
-            server=AtServer(
-                init=lambda key, params, model_state, clients: jnp.zeros(
-                    clients.rows.shape[1:], jnp.int32
-                )
-            ),
-            client=AtClient(start=lambda nothing, params, model_state, kept: nothing),
-            log=ForLog(measure=lambda trained: trained.local[name], diagnose=diagnose),
+            server=self._at_server(),
+            client=self._at_client(name),
+            log=ForLog(measure=lambda trained: trained.local[name].notes, diagnose=diagnose),
         )
+
+    @property
+    def _shared(self) -> bool:
+        return self.how.threshold_scope == "global"
+
+    def _start(self, clients: Client, places: int) -> Known:
+        """Return what the rule knows of the examples of a client, or of all of them together."""
+        examples = clients.num_examples
+        if not self.labelled_too:
+            examples = examples - clients.num_labelled
+        return self.rule.start(jnp.sum(examples), places)
+
+    def _at_server(self) -> AtServer:
+        def init(key: Array, params: PyTree, model_state: PyTree, clients: Client) -> Local:
+            common = self._start(clients, 0).common if self._shared else ()
+            return Local(jnp.zeros(clients.rows.shape[1:], jnp.int32), Known(common))
+
+        def update(state: Local, outcome: RoundResult) -> Local:
+            common = state.known.common
+            if not self._shared:
+                return state
+            if self.rule.summed is None:
+                return state._replace(known=Known(outcome.mean_or(common)))
+            arrived = outcome.counts[:, None]
+            total = jnp.sum(jnp.where(arrived, outcome.uploads, 0.0), axis=0)
+            return state._replace(known=Known(self.rule.summed(common, total)))
+
+        def send(state: Local, context: RoundContext) -> tuple[Broadcast, Local]:
+            return Broadcast(shared=state.known.common), state
+
+        return AtServer(init=init, prepare=send, server_update=update)
+
+    def _at_client(self, name: str) -> AtClient:
+        keeps_own = self.rule.summed is not None
+
+        def keep(params: PyTree, model_state: PyTree, client: Client) -> PyTree:
+            known = self._start(client, client.observed.shape[0])
+            return known.own if self._shared else known
+
+        def start(state: Local, params: PyTree, model_state: PyTree, kept: PyTree) -> Local:
+            known = Known(state.known.common, kept) if self._shared else kept
+            return Local(state.notes, known or Known())
+
+        def change(trained: ClientResult) -> PyTree:
+            sent = trained.now.shared[name]
+            return trained.local[name].known.common.counts - sent.counts
+
+        def remember(trained: ClientResult) -> PyTree:
+            known: Known = trained.local[name].known
+            return known.own if self._shared else known
+
+        def mean(trained: ClientResult) -> PyTree:
+            return trained.local[name].known.common
+
+        nothing = AtClient().collect
+        summed = self._shared and keeps_own
+        return AtClient(
+            keep=keep,
+            start=start,
+            collect=change if summed else nothing,
+            average=mean if self._shared and not keeps_own else nothing,
+            remember=remember if jax.tree.leaves(self.rule.start(jnp.zeros(()), 1)) else None,
+        )
+
+
+def guesses_of(
+    setup: Setup,
+    how: Guessing,
+    threshold: float | Array = 0.0,
+    labelled_too: bool = False,
+    above: bool = False,
+) -> Guesses:
+    """Return the pseudo-labels of a method.
+
+    Args:
+        setup: the run.
+        how: the settings.
+        threshold: of the largest probability, from which on a row counts by the rule "fixed", and
+            an example is learned by "flexmatch".
+        labelled_too: labelled examples are among the unlabelled ones.
+        above: a row counts above a fixed threshold and not at it.
+
+    Raises:
+        ValueError: settings that the federation cannot have.
+    """
+    rule = rule_of(setup, how, threshold, above)
+    return Guesses(setup, how, labeller(setup, how), rule, labelled_too)

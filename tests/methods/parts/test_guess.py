@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import federated, methods
-from fedjax_ssl.methods.parts.guess import Guesses, Guessing
+from fedjax_ssl.methods.parts.guess import Guessing, Local, guesses_of
 from fedjax_ssl.objectives import batch_mean, cross_entropy
 from tests import toy
 from tests.methods.test_sage import OURS, STRONG, THEIRS
@@ -19,12 +19,23 @@ KEY = jax.random.key(3)
 METHODS = ("fixmatch", "uda", "pseudo_label", "mixmatch", "mean_teacher", "pi_model", "vat")
 
 
+def step_of(guesses: Any) -> Any:
+    """A step on the five samples, of a client that has begun."""
+    nothing = dict.fromkeys(federated.Step._fields, ())
+    client = toy.context(1).clients
+    rows = federated.method.Stream(jnp.arange(5), jnp.ones(5, bool), jnp.zeros(5, int), ())
+    local = Local(jnp.zeros(5, int), guesses.rule.start(jnp.asarray(5), 5))
+    return federated.Step(
+        **{**nothing, "streams": {"unlabelled": rows}, "client": client, "local": local}
+    )
+
+
 def guess(labels_from: str, threshold: float) -> Any:
     """Of the five samples of the specification."""
     logits = jnp.log(jnp.asarray(OURS))
-    guesses = Guesses(toy.setup(toy.federation()), Guessing(labels_from), threshold)
+    guesses = guesses_of(toy.setup(toy.federation()), Guessing(labels_from), threshold)
     theirs = logits if labels_from == "local" else jnp.log(jnp.asarray(THEIRS))
-    return guesses.judged(theirs, logits)
+    return guesses.judged(step_of(guesses), theirs, logits)
 
 
 @pytest.mark.parametrize(
