@@ -4,6 +4,7 @@ hand.
 
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from fedjax_ssl import federated, methods
 from fedjax_ssl.methods.parts.guess import Guessing, Local, guesses_of
 from fedjax_ssl.objectives import batch_mean, cross_entropy
+from fedjax_ssl.testing import check_method, promises
 from tests import toy
 from tests.methods.test_sage import OURS, STRONG, THEIRS
 
@@ -101,10 +103,11 @@ def test_two_steps_with_the_labels_of_the_received_model() -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_takes_labels_of_the_received_model(name: str) -> None:
+def test_every_method_has_labels_of_the_received_model_and_thresholds(name: str) -> None:
     data = toy.federation()
     run = toy.setup(data, rounds=4)
-    method = methods.build(name, run, labels_from="global")
+    rule = {} if name == "mean_teacher" else {"threshold_rule": "freematch"}
+    method = methods.build(name, run, labels_from="either", **rule)
     jax.eval_shape(method.round, KEY, jax.eval_shape(method.init, KEY, data), data)
 
 
@@ -114,3 +117,92 @@ def test_who_receives_nothing_has_local_labels() -> None:
         methods.build("fixmatch", alone, labels_from="either")
     with pytest.raises(ValueError, match=r"labels_from is 'globl'.* Did you mean 'global'"):
         methods.build("fixmatch", alone, labels_from="globl")
+
+
+RULES = ("flexmatch", "freematch", "softmatch")
+
+
+def trained(data: Any, rounds: int, **settings: Any) -> Any:
+    """The state of FixMatch after some rounds, and the metrics of the last one."""
+    run = toy.setup(data, model=toy.linear_model(), local_epochs=2, strong_augment=toy.jitter)
+    method = methods.build("fixmatch", run, unlabelled_ratio=1, **settings)
+    state = jax.jit(method.init)(KEY, data)
+    one_round = jax.jit(method.round)
+    for _ in range(rounds):
+        state, info = one_round(KEY, state, data)
+    return state, info
+
+
+def model_bytes(data: Any) -> tuple[int, int]:
+    """What a round moves without thresholds: down, up; a client."""
+    _, info = trained(data, 1)
+    return int(info["bytes_down"]), int(info["bytes_up"])
+
+
+@pytest.mark.parametrize(
+    ("rule", "down", "up"), [("flexmatch", 7, 4), ("freematch", 7, 7), ("softmatch", 5, 5)]
+)
+def test_what_a_rule_has_learned_is_sent_and_counted(rule: str, down: int, up: int) -> None:
+    """With K = 3: FlexMatch's K + 1 changes of counts, and K rates more on the way down; 2 K + 1
+    and K + 2 averages of FreeMatch and SoftMatch.
+    """
+    data = toy.federation()
+    plain = model_bytes(data)
+    _, info = trained(data, 1, threshold_rule=rule, threshold=0.4)
+    clients = int(info["clients"])
+    assert int(info["bytes_down"]) - plain[0] == 4 * clients * down
+    assert int(info["bytes_up"]) - plain[1] == 4 * clients * up
+    own, info = trained(data, 1, threshold_rule=rule, threshold=0.4, threshold_scope="client")
+    assert (int(info["bytes_down"]), int(info["bytes_up"])) == plain
+    assert not jax.tree.leaves(own.terms["consistency"].known)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_with_one_client_both_scopes_are_one(rule: str) -> None:
+    """What is sent to the only client is what it would have kept."""
+    data = toy.only(toy.federation(), 0)
+    common, _ = trained(data, 3, threshold_rule=rule, threshold=0.4)
+    own, _ = trained(data, 3, threshold_rule=rule, threshold=0.4, threshold_scope="client")
+    chex.assert_trees_all_close(common.params, own.params, rtol=1e-5)
+    if rule == "flexmatch":
+        counts = common.terms["consistency"].known.common.counts
+        examples = data.num_examples[0] - data.num_labelled[0]
+        assert float(jnp.sum(counts)) == float(examples)
+        seen = np.asarray(common.clients.terms["consistency"])[0]
+        np.testing.assert_array_equal(np.bincount(seen[seen >= 0], minlength=3), counts[:3])
+
+
+def test_a_mean_confidence_of_nothing_counts_everything() -> None:
+    """FreeMatch with t at most 0 and without fairness is FixMatch without a threshold."""
+    data = toy.federation()
+    free, _ = trained(
+        data, 2, threshold_rule="freematch", threshold_ceiling=0.0, fairness_weight=0.0
+    )
+    fixed, _ = trained(data, 2, threshold=0.0)
+    chex.assert_trees_all_close(free.params, fixed.params, rtol=1e-6)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("rule", RULES)
+def test_rules_keep_the_promises(rule: str) -> None:
+    check_method(
+        "fixmatch",
+        promises.Special(learns_without_labels=True),
+        threshold_rule=rule,
+        threshold=0.4,
+        labels_from="either",
+        unlabelled_ratio=2,
+    )
+
+
+def test_settings_that_the_federation_cannot_have() -> None:
+    at_server = toy.setup(toy.weak_federation("server"))
+    with pytest.raises(ValueError, match=r"alignment is 'labels', but no client has a label"):
+        methods.build("fixmatch", at_server, threshold_rule="softmatch", alignment="labels")
+    in_parts = toy.setup(toy.federation(), num_parts=2)
+    with pytest.raises(ValueError, match=r"unlabelled examples come in 2 parts"):
+        methods.build("fixmatch", in_parts, threshold_rule="flexmatch")
+    with pytest.raises(ValueError, match=r"threshold_rule is 'freemtch'.* 'freematch'"):
+        methods.build("fixmatch", in_parts, threshold_rule="freemtch")
+    with pytest.raises(ValueError, match=r"'mean_teacher' has no option 'threshold_rule'"):
+        methods.build("mean_teacher", in_parts, threshold_rule="freematch")
