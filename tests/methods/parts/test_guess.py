@@ -196,7 +196,7 @@ def test_rules_keep_the_promises(rule: str) -> None:
 
 
 def test_settings_that_the_federation_cannot_have() -> None:
-    at_server = toy.setup(toy.weak_federation("server"))
+    at_server = toy.setup(toy.weak_federation("server"), max_labelled=0)
     with pytest.raises(ValueError, match=r"alignment is 'labels', but no client has a label"):
         methods.build("fixmatch", at_server, threshold_rule="softmatch", alignment="labels")
     in_parts = toy.setup(toy.federation(), num_parts=2)
