@@ -46,6 +46,9 @@ References:
     al., Federated semi-supervised learning with inter-client consistency and disjoint learning,
     ICLR 2021, arXiv 2006.12097, section 5, and as the baseline of ProtoFSSL (arXiv 2205.13921).
 
+Whose prediction q is, and which rows count, are settings of all of them: `labels_from` and
+`threshold_rule` (`fedjax_ssl.methods.parts.guess`).
+
 Defaults are those of the papers; settings of the federated tables are in
 docs/methods/consistency.md.
 """
