@@ -22,6 +22,7 @@ _PACKAGE = str(Path(__file__).resolve().parent)
 # Where other people's code is; what is called from here and lies elsewhere is the user's.
 _PYTHON = tuple({sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib")})
 _INSTALLED = {"site-packages", "dist-packages"}
+_READ: dict[str, tuple[Any, str]] = {}  # by file: the import that its text is of, and the text
 _DEFINED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -162,6 +163,18 @@ def number_from(what: str, function: Any, *arguments: Any) -> float:
     return float(value)
 
 
+def source(module: str) -> str:
+    """Read the file of an imported module, once per import: an edit that is not imported does not
+    count.
+    """
+    found: Any = sys.modules[module]
+    spec, text = _READ.get(found.__file__, (None, None))
+    if text is None or spec is not found.__spec__:
+        text = Path(found.__file__).read_text(encoding="utf-8")
+        _READ[found.__file__] = found.__spec__, text
+    return text
+
+
 def definitions(name: str) -> dict[str, tuple[Path, str]]:
     """Find what a thing of a user's own is made of: the statements of its module that define it,
     and those of what they name, through all modules of the user's own.
@@ -178,9 +191,9 @@ def definitions(name: str) -> dict[str, tuple[Path, str]]:
         one = left.pop()
         module, _, attribute = one.partition(":")
         file = getattr(sys.modules.get(module), "__file__", None) or "<none>"
-        if one in found or not _is_own(file):
+        if one in found or not file.endswith(".py") or not _is_own(file):
             continue
-        text = Path(file).read_text(encoding="utf-8")
+        text = source(module)
         parts = [part for part in ast.parse(text).body if {attribute, "*"} & {"", *_bound(part)}]
         found[one] = Path(file), "\n".join(_lines(text, part) for part in parts)
         for part in parts:

@@ -12,7 +12,7 @@ import ml_collections
 from flax.traverse_util import flatten_dict
 
 from fedjax_ssl import config as configs
-from fedjax_ssl.own_code import definitions, fingerprint
+from fedjax_ssl.own_code import definitions, fingerprint, source
 
 # Fields whose code decides no network: data are known by their content.
 HARMLESS = ("metrics", "data.name")
@@ -61,9 +61,10 @@ def copies(config: ml_collections.ConfigDict) -> dict[str, str]:
     found = {}
     for name in names(config):
         for one, (file, _) in definitions(name).items():
-            module = one.partition(":")[0].replace(".", "/")
-            path = f"{module}/{file.name}" if file.name == "__init__.py" else f"{module}.py"
-            found[path] = file.read_text(encoding="utf-8")
+            module = one.partition(":")[0]
+            path = module.replace(".", "/")
+            path += "/__init__.py" if file.name == "__init__.py" else ".py"
+            found[path] = source(module)
     return found
 
 

@@ -2,6 +2,7 @@
 and a model predicts, with those that it began with.
 """
 
+import importlib
 import json
 import sys
 
@@ -60,14 +61,25 @@ SOURCES = {"own_net": NETWORK, "own_layers": LAYERS, "own_training": TRAINING}
 def write(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
 
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def forget():
+        for name in SOURCES:
+            sys.modules.pop(name, None)
+
     def write(name, old="", new=""):
         (tmp_path / f"{name}.py").write_text(SOURCES[name].replace(old, new))
+        forget()
 
     for name in SOURCES:
         write(name)
     yield write
-    for name in SOURCES:
-        sys.modules.pop(name, None)
+    forget()
+
+
+def known():
+    importlib.import_module("own_net")
+    return fingerprint("own_net:Net")
 
 
 def start(folder, rounds=1):
@@ -86,8 +98,8 @@ def contents(folder):
     return {path: path.read_bytes() for path in files}
 
 
-def test_a_thing_is_what_defines_it_through_modules_of_ones_own(write):
-    __import__("own_net")
+def test_a_thing_is_what_defines_it_through_modules_of_ones_own(tmp_path, write):
+    before = known()
     assert {*definitions("own_net:Net")} >= {
         "own_net:Net",
         "own_net:nn",
@@ -95,17 +107,19 @@ def test_a_thing_is_what_defines_it_through_modules_of_ones_own(write):
         "own_layers:squashed",
         "own_layers:WIDTH",
     }
-    before = fingerprint("own_net:Net")
     write("own_net", "class Net", "# better\n\n\ndef other():\n    return 2\n\n\nclass Net")
-    assert fingerprint("own_net:Net") == before
+    assert known() == before
     for name, old, new in (
         ("own_net", "len(x), -1", "len(x), 64"),
         ("own_layers", "WIDTH = 16", "WIDTH = 17"),
         ("own_layers", "relu", "tanh"),
     ):
         write(name, old, new)
-        assert fingerprint("own_net:Net") != before
+        assert known() != before
         write(name)
+    assert known() == before
+    (tmp_path / "own_layers.py").write_text("")  # what is not imported does not count
+    assert fingerprint("own_net:Net") == before
     assert fingerprint("optax:sgd").startswith("optax ")
 
 
@@ -125,10 +139,11 @@ def test_other_code_does_not_go_on_and_changes_nothing(tmp_path, write, monkeypa
     facts = json.loads(before[folder / "model.json"])
     old = {name: value for name, value in facts.items() if name not in ("code", "draws")}
     (folder / "model.json").write_text(json.dumps(old))
-    sys.modules["own_net"].WIDTH = 17
+    network = importlib.import_module("own_net")
+    network.WIDTH = 17
     with pytest.raises(RuntimeError, match="does not fit this run's state"):
         start(folder, rounds=2)
-    sys.modules["own_net"].WIDTH = 16
+    network.WIDTH = 16
     (folder / "model.json").write_bytes(before[folder / "model.json"])
     assert contents(folder) == before
     assert start(folder) == first
@@ -136,8 +151,8 @@ def test_other_code_does_not_go_on_and_changes_nothing(tmp_path, write, monkeypa
     with pytest.warns(FolderMended, match="own_training:score has changed since the run began"):
         start(folder)
     # What only training needs is not imported to predict.
-    sys.modules.pop("own_training")
     (tmp_path / "own_training.py").unlink()
+    sys.modules.pop("own_training")
     model = fs.load_run(folder)
     assert "own_training" not in sys.modules
     assert model.config.optimizer.name == "own_training:optimizer"
