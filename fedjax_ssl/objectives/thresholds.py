@@ -58,7 +58,7 @@ class FreeMatch(NamedTuple):
 
 def freematch_start(num_classes: int) -> FreeMatch:
     """Return the averages before the first batch: everything uniform."""
-    uniform = jnp.full((num_classes,), 1.0 / num_classes)
+    uniform = jnp.ones((num_classes,)) / num_classes
     return FreeMatch(uniform[0], uniform, uniform)
 
 
@@ -130,8 +130,8 @@ class SoftMatch(NamedTuple):
 
 def softmatch_start(num_classes: int) -> SoftMatch:
     """Return the averages before the first batch."""
-    mean = jnp.full((), 1.0 / num_classes)
-    return SoftMatch(mean, jnp.ones(()), jnp.zeros((num_classes,)))
+    one = jnp.ones(())
+    return SoftMatch(one / num_classes, one, jnp.zeros((num_classes,)))
 
 
 def softmatch_update(

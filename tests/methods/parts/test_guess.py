@@ -130,6 +130,7 @@ def trained(data: Any, rounds: int, **settings: Any) -> Any:
     one_round = jax.jit(method.round)
     for _ in range(rounds):
         state, info = one_round(KEY, state, data)
+    assert one_round._cache_size() == 1, "a round leaves the types that it began with"
     return state, info
 
 
