@@ -63,7 +63,8 @@ def test_the_sdist_holds_what_builds_and_tests_it(tmp_path: Path) -> None:
         "LICENSE",
         "README.md",
     }
-    assert folders <= top | {"fedjax_ssl", "configs", "docs", "experiments", "tests"}, folders
+    parts = {"fedjax_ssl", "configs", "docs", "experiments", "notebooks", "tests"}
+    assert folders <= top | parts, folders
     found = {name for name in names if name.endswith((".npz", ".pyc", ".ckpt", ".log"))}
     assert {name for name in found if not name.startswith("tests/parity/fixtures/")} <= DATA
 
