@@ -17,7 +17,9 @@ from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER
 from fedjax_ssl.methods.protofssl import GIGA, MEGA, analytic_cost
 from fedjax_ssl.runs.devices import forward_operations
 
-_LABELLED, _UNLABELLED = 50, 490  # examples of a client of the paper
+# examples of a client of the paper
+_LABELLED = 50
+_UNLABELLED = 490
 
 
 class Work(NamedTuple):
