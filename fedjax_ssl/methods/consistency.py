@@ -480,7 +480,7 @@ class PiModel(Settings):
 
 
 def pi_model(setup: Setup, settings: PiModel, guessing: Guessing) -> Recipe:
-    """Return the Pi-model at the clients, or at clients without labels beside a server that has
+    """Π-model at the clients, or at clients without labels beside a server that has
     some.
 
     Args:
