@@ -12,11 +12,11 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_ssl.errors import did_you_mean
+from fedjax_ssl.errors import UserError, did_you_mean
 
 _PACKAGE = str(Path(__file__).resolve().parent)
 # Where other people's code is; what is called from here and lies elsewhere is the user's.
@@ -31,6 +31,34 @@ def make_importable(folder: Path) -> None:
     name = str(folder.resolve())
     if name not in sys.path:
         sys.path.append(name)
+
+
+def check_arguments(
+    says: str, function: Callable[..., Any], arguments: Sequence[str], takes: str = ""
+) -> None:
+    """Refuse a function of a user's own that cannot be called with these arguments.
+
+    Args:
+        says: what it is, for the message.
+        function: any function.
+        arguments: what it is called with, by position.
+        takes: the same in words; their names by default.
+
+    Raises:
+        UserError: it takes others; says which, and where it is.
+    """
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # a builtin that does not say
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        listed = ", ".join(arguments)
+        raise UserError(
+            f"{says} cannot be called with {listed} ({error}); it takes "
+            f"{takes or f'({listed})'} ({where(function)})"
+        ) from error
 
 
 def import_named(kind: str, name: str) -> Any:

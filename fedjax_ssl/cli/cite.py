@@ -7,8 +7,7 @@ from pathlib import Path
 
 from fedjax_ssl import __version__
 from fedjax_ssl.cli import parser
-from fedjax_ssl.config import ConfigError
-from fedjax_ssl.errors import did_you_mean
+from fedjax_ssl.errors import ConfigError, did_you_mean
 from fedjax_ssl.folder import read_run
 
 TOOL = "tool"

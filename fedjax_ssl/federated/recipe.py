@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 from jaxtyping import Array
 
 from fedjax_ssl.data import FederatedData
@@ -21,7 +22,7 @@ from fedjax_ssl.federated.method import (
 from fedjax_ssl.federated.setup import LearningRate, Setup
 from fedjax_ssl.federated.uploads.transform import UploadTransform
 from fedjax_ssl.models import Outputs
-from fedjax_ssl.own_code import where
+from fedjax_ssl.own_code import check_arguments, where
 
 
 class Pretraining(NamedTuple):
@@ -140,16 +141,26 @@ class Recipe(NamedTuple):
             change: (the client's key in this round, client, batches) -> batches.
 
         Raises:
-            ValueError: (from the first round) `change` returned something else.
+            ValueError: `change` takes other arguments; (from the first round) it returned something
+                else, or steps that are no whole number.
         """
+        says = "a change of schedules"
+        check_arguments(says, change, ("key", "client", "schedule"))
 
         def changed(sampler: Sampler) -> Sampler:
             def schedule(key: Array, client: Client, now: Now) -> Schedule:
-                made = change(key, client, sampler.schedule(key, client, now))
+                drawn = sampler.schedule(key, client, now)
+                made = change(key, client, drawn)
                 if not isinstance(made, Schedule):
                     raise UserError(
-                        f"a change of schedules returned {type(made).__name__}; it has to return "
+                        f"{says} returned {type(made).__name__}; it has to return "
                         f"the Schedule that it was given, or another one ({where(change)})"
+                    )
+                steps, wanted = jnp.asarray(made.num_steps), drawn.num_steps
+                if steps.dtype != wanted.dtype or steps.shape != wanted.shape:
+                    raise UserError(
+                        f"{says} returned num_steps of type {steps.dtype} and shape {steps.shape}; "
+                        f"they have to be a number of type {wanted.dtype} ({where(change)})"
                     )
                 return made
 

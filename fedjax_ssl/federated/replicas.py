@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated.client import LocalTraining
 from fedjax_ssl.federated.client_states import server_as_client
@@ -32,6 +33,9 @@ def with_replicas(recipe: Recipe, number: int = 1, own_statistics: bool = False)
         own_statistics: batch statistics of the next model are the replicas', not those of all
             members.
 
+    Raises:
+        ValueError: m is below 1, or the recipe has several stages or replicas already.
+
     Example:
         >>> from fedjax_ssl.federated import with_replicas
         >>> def helped(setup: fs.Setup) -> fs.Recipe:
@@ -41,6 +45,11 @@ def with_replicas(recipe: Recipe, number: int = 1, own_statistics: bool = False)
         >>> fs.load_config("digits", {"method.name": "helped"}).method.name
         'helped'
     """
+    check_whole_numbers(number=number)
+    if len(recipe.stages) != 1 or recipe.stages[0].around_clients is not None:
+        raise ValueError(
+            "with_replicas takes a recipe of one stage, around whose clients nothing trains yet"
+        )
     (stage,) = recipe.stages
     if stage.server is None:
         return recipe

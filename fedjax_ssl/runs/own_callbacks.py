@@ -2,7 +2,6 @@
 a fault in them costs no block of rounds.
 """
 
-import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.folder.files import plain_value
-from fedjax_ssl.own_code import where
+from fedjax_ssl.own_code import check_arguments, where
 from fedjax_ssl.runs.callbacks import Block, Callback
 from fedjax_ssl.runs.processes import Team
 
@@ -79,23 +78,9 @@ def checked(functions: Iterable[Callback]) -> tuple[Callback, ...]:
     for function in found:
         if not callable(function):
             raise UserError(f"callbacks has {function!r} in it; it has to be {_WANTED}")
-        _check_arguments(function)
+        takes = "one argument, a fedjax_ssl.runs.Block"
+        check_arguments(f"callback {_name(function)}", function, ("a block",), takes)
     return found
-
-
-def _check_arguments(function: Callable[..., Any]) -> None:
-    """Refuse a function that cannot be called with a block."""
-    try:
-        signature = inspect.signature(function)
-    except ValueError:  # a builtin that does not say
-        return
-    try:
-        signature.bind("block")
-    except TypeError as error:
-        raise UserError(
-            f"callback {_name(function)} cannot be called with a block ({error}); it takes one "
-            f"argument, a fedjax_ssl.runs.Block ({where(function)})"
-        ) from error
 
 
 def call(function: Callback, block: Block) -> bool:

@@ -192,6 +192,16 @@ def broken(recipe: Recipe) -> Recipe:
     return {}["fedavg"]
 
 
+def halved(recipe: Recipe) -> Recipe:
+    return recipe.with_schedules(
+        lambda key, client, drawn: drawn._replace(num_steps=drawn.num_steps.astype(jnp.float32))
+    )
+
+
+def of_one(recipe: Recipe) -> Recipe:
+    return recipe.with_schedules(lambda drawn: drawn)
+
+
 def first_round(*around: str) -> None:
     method = build(wrapped(part("fedavg"), around))
     state = jax.eval_shape(method.init, KEY, DATA)
@@ -206,11 +216,18 @@ def first_round(*around: str) -> None:
         (lambda: fs.compose(3), "fs.compose .* was given int"),
         (lambda: fs.compose(part("fedavg"), "fixmatch"), "fs.compose .* was given str"),
         (lambda: first_round("nothing"), r"returned NoneType; .* the Schedule .*test_compose.py"),
+        (lambda: first_round("halved"), r"num_steps of type float32 .* a number of type int32"),
+        (lambda: first_round("of_one"), "config.around: .* cannot be called with key, client, sch"),
+        (lambda: federated.with_replicas(part("fedavg"), 0), "number is 0"),
+        (
+            lambda: federated.with_replicas(part("xclp", warmup_rounds=1)),
+            "with_replicas takes a recipe of one stage",
+        ),
         (lambda: first_round("broken"), "config.around: broken raised KeyError: 'fedavg' .*test_c"),
     ],
 )
 def test_what_is_no_recipe_or_wrapper_is_refused_in_a_sentence(ask, message, monkeypatch) -> None:
-    own = {"nothing": nothing, "broken": broken}
+    own = {"nothing": nothing, "broken": broken, "halved": halved, "of_one": of_one}
     monkeypatch.setattr(AROUND, "_builders", {**AROUND._builders, **own})
     with pytest.raises(ValueError, match=message):
         ask()

@@ -218,6 +218,20 @@ def test_a_transform_that_returns_another_form_is_refused_in_a_sentence(case: st
         jax.eval_shape(method.round, KEY, jax.eval_shape(method.init, KEY, data), data)
 
 
+@pytest.mark.parametrize(
+    ("transform", "message"),
+    [
+        (doing(lambda upload: upload), r"at_client cannot be called with key, upload, .*line \d+"),
+        (doing(at_server=lambda sums: sums), "at_server cannot be called with key, summed, "),
+        (UploadTransform("mine", init=lambda: 0), "init cannot be called with params "),
+        (doing(unchanged, covers="update"), "covers is the text 'update'; .* a set of names"),
+    ],
+)
+def test_a_transform_that_cannot_be_used_is_refused_before_training(transform, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        chain(transform)
+
+
 def test_python_numbers_in_an_upload_are_no_other_form() -> None:
     def at_client(key, upload, trained, state):
         return upload._replace(weight=1.0, arrived=True)

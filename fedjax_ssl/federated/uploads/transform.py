@@ -18,6 +18,7 @@ from fedjax_ssl.errors import ConfigError, did_you_mean
 from fedjax_ssl.federated.messages import Sums, Upload
 from fedjax_ssl.federated.method import ClientResult, RoundContext
 from fedjax_ssl.federated.optimizers import Grouped
+from fedjax_ssl.own_code import check_arguments
 
 PyTree = Any
 _Message = TypeVar("_Message", Upload, Sums)
@@ -68,6 +69,7 @@ def chain(*transforms: UploadTransform) -> UploadTransform:
     """
     for one in transforms:
         _check_names(one)
+        _check_functions(one)
     parts = [one for one in transforms if one.at_client or one.at_server]
     if not parts:
         return identity()
@@ -119,8 +121,25 @@ def check_covers(transforms: Iterable[UploadTransform], sent: Mapping[str, Seque
             )
 
 
+def _check_functions(transform: UploadTransform) -> None:
+    """Raise ValueError where a function of a transform cannot be called as it will be."""
+    says = _named(transform)
+    check_arguments(f"{says}, init", transform.init, ("params",))
+    if transform.at_client is not None:
+        taken = ("key", "upload", "trained", "state")
+        check_arguments(f"{says}, at_client", transform.at_client, taken)
+    if transform.at_server is not None:
+        taken = ("key", "summed", "context", "state")
+        check_arguments(f"{says}, at_server", transform.at_server, taken)
+
+
 def _check_names(transform: UploadTransform) -> None:
     """Raise ValueError where `covers` names what is not there."""
+    if isinstance(transform.covers, str):
+        raise ConfigError(
+            f"{_named(transform)}: covers is the text {transform.covers!r}; it has to be a set of "
+            f"names: frozenset({{{transform.covers!r}}})"
+        )
     unknown = sorted(set(transform.covers) - EVERYTHING)
     if unknown:
         raise ConfigError(
