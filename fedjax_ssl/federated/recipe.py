@@ -156,7 +156,8 @@ class Recipe(NamedTuple):
                         f"{says} returned {type(made).__name__}; it has to return "
                         f"the Schedule that it was given, or another one ({where(change)})"
                     )
-                steps, wanted = jnp.asarray(made.num_steps), drawn.num_steps
+                steps = jnp.asarray(made.num_steps)
+                wanted = drawn.num_steps
                 if steps.dtype != wanted.dtype or steps.shape != wanted.shape:
                     raise UserError(
                         f"{says} returned num_steps of type {steps.dtype} and shape {steps.shape}; "
