@@ -85,7 +85,7 @@ def test_ignored_fields_and_groups_may_differ(tmp_path):
     with RunFolder(tmp_path, changed, ignore=("log",)) as folder:
         assert not folder.is_new
     with pytest.raises(ConfigMismatch, match=r"log\.to"):
-        RunFolder(tmp_path, {**changed, "log": {"every": 3, "to": "csv"}}, ignore=("log.every",))
+        RunFolder(tmp_path, {**changed, "log": {"every": 3, "to": "json"}}, ignore=("log.every",))
 
 
 def test_an_empty_group_is_a_difference_too():

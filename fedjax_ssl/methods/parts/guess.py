@@ -188,6 +188,11 @@ class Guesses(NamedTuple):
     def _shared(self) -> bool:
         return self.how.threshold_scope == "global"
 
+    @property
+    def _has_server(self) -> bool:
+        """Whether the server knows something of the rule; clients that train alone have none."""
+        return self._shared and bool(jax.tree.leaves(self.rule.start(jnp.zeros(()), 1).common))
+
     def _start(self, clients: Client, places: int) -> Known:
         """Return what the rule knows of the examples of a client, or of all of them together."""
         examples = clients.num_examples
@@ -200,10 +205,11 @@ class Guesses(NamedTuple):
             common = self._start(clients, 0).common if self._shared else ()
             return Local(jnp.zeros(clients.rows.shape[1:], jnp.int32), Known(common))
 
+        if not self._has_server:
+            return AtServer(init=init)
+
         def update(state: Local, outcome: RoundResult) -> Local:
             common = state.known.common
-            if not self._shared:
-                return state
             if self.rule.summed is None:
                 return state._replace(known=Known(outcome.mean_or(common)))
             arrived = outcome.counts[:, None]
