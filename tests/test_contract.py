@@ -147,6 +147,8 @@ def test_first_stage_is_labels_only_federated_averaging(case: Trial) -> None:
     assert float(optax.tree.norm(optax.tree.sub(second.params, two))) > 1e-4
 
 
+@pytest.mark.thorough
+@pytest.mark.promise
 def test_a_composition_keeps_the_promises() -> None:
     """FixMatch with FedUL's loss, on clients of which some are slow."""
 

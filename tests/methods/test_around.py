@@ -42,6 +42,8 @@ def test_slow_clients_take_the_first_of_their_steps_in_every_method(name: str) -
         assert usual["local_steps"] / 2 <= slowed["local_steps"] < usual["local_steps"]
 
 
+@pytest.mark.thorough
+@pytest.mark.promise
 def test_the_page_on_composition_and_wrappers_runs(tmp_path, monkeypatch) -> None:
     page = Path(__file__).parents[2] / "docs" / "extending.md"
     mark = "<!-- tests/methods/test_around.py runs this block. -->\n```python\n"
