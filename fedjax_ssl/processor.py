@@ -55,6 +55,8 @@ def check_platform() -> None:
     installed. JAX is not imported.
     """
     asked = os.environ.get("JAX_PLATFORMS", "").split(",")
+    if asked[0] not in INSTALL:
+        return
     plugins = " ".join(found.name for found in importlib.metadata.entry_points(group="jax_plugins"))
     there = {
         "cuda": "cuda" in plugins,
@@ -62,7 +64,7 @@ def check_platform() -> None:
         "rocm": "rocm" in plugins,
         "tpu": importlib.util.find_spec("libtpu") is not None,
     }
-    if not there.get(asked[0], True):
+    if not there[asked[0]]:
         raise ConfigError(
             f"JAX_PLATFORMS={','.join(asked)}, but JAX's part for {asked[0]} is not installed: "
             f"pip install 'jax[{INSTALL[asked[0]]}]', or leave JAX_PLATFORMS out, for the CPU"

@@ -1,5 +1,6 @@
 """`fedjax-ssl cite`: BibTeX of the tool and of what a run uses, from `fedjax_ssl/citations.bib`."""
 
+import functools
 import os
 import re
 from collections.abc import Iterable
@@ -37,6 +38,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+@functools.cache
 def citations() -> dict[str, list[str]]:
     """Read the shipped BibTeX.
 

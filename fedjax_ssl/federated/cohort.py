@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 from fedjax_ssl.checks import In, check_choices, checked
 from fedjax_ssl.registry import Registry
 
-QUOTAS = ("any", "proportional", "only")
+QUOTAS = ("any", "proportional", "only")  # from the widest draw to the narrowest
 # Above so many clients nobody looks at all of them in a round: a keyed permutation of the ids is
 # walked instead.
 MOST_IN_SIGHT = 1 << 12

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from fedjax_ssl.data import FederatedData
+from fedjax_ssl.federated.cohort import QUOTAS
 from fedjax_ssl.federated.local_step import LocalStep, StepTaken, TakeStep
 from fedjax_ssl.federated.messages import Sums, Upload
 from fedjax_ssl.federated.method import (
@@ -47,8 +48,6 @@ _BY_NAME: dict[type, tuple[str, ...]] = {
     Sums: ("averages",),
     Upload: ("terms", "averages"),
 }
-# How many clients without a label are drawn, from none to all alike.
-_QUOTAS = ("only", "proportional", "any")
 
 
 def compose(first: Recipe, *others: Recipe) -> Recipe:
@@ -314,7 +313,7 @@ class _Scope(NamedTuple):
         if own.server is not None:
             server = self.of_server(first.server, own.server)
         scope = self.beside(first.sampler, own.sampler)
-        quota = max(first.labelled_quota, own.labelled_quota, key=_QUOTAS.index)
+        quota = min(first.labelled_quota, own.labelled_quota, key=QUOTAS.index)
         count_labels = first.count_labels
         if own.count_labels is not count_labels:
 

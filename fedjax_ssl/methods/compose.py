@@ -196,9 +196,9 @@ def compose(
     def check(data: FederatedData) -> list[str]:
         there = data.kinds()
         for recipe in recipes:
-            kinds = recipe.needs.kinds
-            fits = {*kinds} <= {*there} if recipe.needs.every_one else {*kinds} & {*there}
-            if kinds and not fits:
+            wanted = {*recipe.needs.kinds}
+            fits = wanted <= {*there} if recipe.needs.every_one else wanted & {*there}
+            if wanted and not fits:
                 raise ValueError(
                     f"the part {recipe.name!r} learns from {in_words(recipe.needs)}, and this "
                     f"federation has {in_words(Needs(there, True))}; leave it out of method.parts"

@@ -33,8 +33,8 @@ def names(config: ml_collections.ConfigDict) -> dict[str, str]:
     Returns:
         By "module:attribute", one field that names it; one that decides the network goes first.
     """
-    found = {name: field for field, name in _named(config)}
-    return found | {name: field for field, name in _named(config) if field not in HARMLESS}
+    found = [(name, field) for field, name in _named(config)]
+    return dict(found) | {name: field for name, field in found if field not in HARMLESS}
 
 
 def _named(config: ml_collections.ConfigDict) -> Iterator[tuple[str, str]]:
