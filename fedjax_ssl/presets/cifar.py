@@ -17,7 +17,11 @@ SAGE_TRAIN = (0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616)
 SAGE_TEST = {
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
     "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+    "cinic10": ((0.4789, 0.4723, 0.4305), (0.2421, 0.2383, 0.2587)),
 }
+# SAGE's rounds, labelled images of each class, and local steps: five times the whole batches of 128
+# images in a client's.
+SAGE_RUNS = {"cifar10": (300, 500, 95), "cifar100": (500, 50, 95), "cinic10": (400, 900, 175)}
 # ProtoFSSL: training, validation and test examples of each class; clients, and labels of each class
 # at each of them.
 POOLS = {"cifar10": (5400, 300, 300), "svhn": (5400, 200, 200), "stl10": (1000, 150, 150)}
@@ -84,13 +88,15 @@ def semifl_clients(config: ml_collections.ConfigDict, alpha: float | None) -> No
     config.federated.cohort_size = 10
 
 
-def sage_on_cifar(dataset: str, split: str) -> ml_collections.ConfigDict:
-    """SAGE: 20 clients with 250 labelled images each, 8 per round.
+def sage_on_cifar(dataset: str, split: str, method: str = "sage") -> ml_collections.ConfigDict:
+    """SAGE's federation: 20 clients with few labelled images each, 8 per round.
 
     Args:
-        dataset: "cifar10" or "cifar100".
+        dataset: "cifar10" and "cifar100" (250 labelled images at each client), or "cinic10" (450).
         split: "iid" or the concentration of the split in pairs; "0.1,code": inputs are standardized
             as in the code, by CIFAR-10's numbers in training and by others in testing.
+        method: "sage", or one of the consistency methods such as "fixmatch", with SAGE's batches
+            and number of local steps.
 
     Raises:
         ConfigError: it is something else.
@@ -100,26 +106,30 @@ def sage_on_cifar(dataset: str, split: str) -> ml_collections.ConfigDict:
         raise ConfigError(
             f"the argument of this config ends with {norm!r}; give a split alone, or 0.1,code"
         )
-    _, alpha = _labels_and_split(f"5000,{split}")
-    config = default("sage")
+    rounds, per_class, steps = SAGE_RUNS[dataset]
+    labels = per_class * (100 if dataset == "cifar100" else 10)
+    _, alpha = _labels_and_split(f"{labels},{split}")
+    config = default(method)
     if norm == "code":
         config.data.mean, config.data.std = SAGE_TRAIN
         config.data.test_mean, config.data.test_std = SAGE_TEST[dataset]
-    config.update(rounds=300 if dataset == "cifar10" else 500, checkpoint_every=5)
+    config.update(rounds=rounds, checkpoint_every=5)
     config.data.name = dataset
     config.partition.update(name="iid", num_clients=20)
     if alpha is None:
-        config.supervision.update(name="total", labels=5000, class_balanced=True)
+        config.supervision.update(name="total", labels=labels, class_balanced=True)
     else:
-        per_class = 500 if dataset == "cifar10" else 50
         config.partition.update(name="paired_dirichlet", alpha=alpha, labels_per_class=per_class)
         config.supervision.name = "dealt"
     config.augment.name = "crop_flip"
     config.strong_augment.name = "randaugment_sage"
     config.model.name = "resnet8_basic"
-    config.optimizer.update(
-        learning_rate=0.1, momentum=0.9, weight_decay=1e-4, batch_size=128, local_epochs=5
-    )
+    config.optimizer.update(learning_rate=0.1, momentum=0.9, weight_decay=1e-4, batch_size=128)
+    if method == "sage":
+        config.optimizer.local_epochs = 5
+    else:
+        config.optimizer.local_steps = steps
+        config.method.update(unlabelled_ratio=2, labelled_too=True)
     config.federated.cohort_size = 8
     return config
 

@@ -56,6 +56,8 @@ def test_sage_is_standardized_as_in_its_code_where_that_is_asked_for():
     assert get_config("0.1").data.test_std is None
     section = configs.resolve(get_config("0.1,code")).data
     assert (section.std, section.test_std) == ((0.2471, 0.2435, 0.2616), (0.2673, 0.2564, 0.2762))
+    cinic = load(next(path for path in FILES if path.stem == "cinic10_fixmatch"))("0.1,code").data
+    assert (cinic.std[0], cinic.test_std[0]) == (0.2471, 0.2421)
     with pytest.raises(configs.ConfigError, match="ends with 'codes'"):
         get_config("0.1,codes")
 

@@ -2,11 +2,15 @@
 carries the label.
 """
 
+import dataclasses
 import gzip
+import http.server
 import io
 import struct
 import tarfile
+import threading
 import zipfile
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,9 +18,12 @@ from PIL import Image
 from scipy.io import savemat
 
 from fedjax_ssl.data import DatasetUnavailable, load
+from fedjax_ssl.data.reading.archives import RemoteFile, load_archive
 from fedjax_ssl.data.reading.formats import FormatError
 from fedjax_ssl.data.reading.register import ENTRIES
 from fedjax_ssl.data.sources import archive
+from fedjax_ssl.data.sources.cifar import CIFAR10_CLASSES
+from fedjax_ssl.data.sources.cinic10 import read_cinic10
 from fedjax_ssl.data.sources.emnist import PARTS, read_emnist
 from fedjax_ssl.data.sources.omniglot import read_omniglot
 from fedjax_ssl.data.sources.stl10 import read_stl10
@@ -152,6 +159,81 @@ def test_stl10_with_and_without_what_has_no_label(tmp_path):
 def test_stl10_that_cannot_be_right(tmp_path, changes, message):
     with pytest.raises(FormatError, match=message):
         read_stl10(write_stl10(tmp_path, changes), unlabelled=True, size=8)
+
+
+def write_cinic10(folder, top="./", changes=()):
+    """An archive of two images of each of ten classes and of three parts, in an odd order."""
+    content = {}
+    for seed, part in enumerate(("valid", "test", "train")):
+        for label, name in reversed(list(enumerate(CIFAR10_CLASSES))):
+            for place, kind in enumerate(("n02_7", "cifar10-train-3")):
+                content[f"{part}/{name}/{kind}.png"] = png(
+                    noise([label], (32, 32, 3), 2 * seed + place)[0]
+                )
+    content["train/airplane/n02_7.png"] = png(np.full((32, 32), 77, np.uint8))
+    content |= {
+        "train/airplane/._n02_7.png": b"of another system",
+        "README.md": b"text",
+        **dict(changes),
+    }
+    path = folder / "CINIC-10.tar.gz"
+    with tarfile.open(path, "w:gz", compresslevel=1) as archive:
+        for name, values in content.items():
+            member = tarfile.TarInfo(f"{top}{name}")
+            member.size = len(values)
+            archive.addfile(member, io.BytesIO(values))
+    return {path.name: path}
+
+
+def png(image):
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, "PNG")
+    return file.getvalue()
+
+
+def test_cinic10_in_the_order_of_classes_and_names(tmp_path):
+    data = read_cinic10(write_cinic10(tmp_path))
+    assert data.train.y.tolist() == np.repeat(np.arange(10), 2).tolist()
+    assert (data.train.x[1] == 77).all() and data.class_names == CIFAR10_CLASSES
+    np.testing.assert_array_equal(data.train.x[2], noise([1], (32, 32, 3), 5)[0])
+    np.testing.assert_array_equal(data.test.x[3], noise([1], (32, 32, 3), 2)[0])
+    larger = read_cinic10(write_cinic10(tmp_path, "CINIC-10/"), enlarged=True)
+    assert len(larger.train) == 40 and (larger.train.x[:20] == data.train.x).all()
+    np.testing.assert_array_equal(larger.train.x[20], noise([0], (32, 32, 3), 1)[0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"test/cat/n02_7.png": b"no image"}, "test/cat/n02_7.png is cut short, damaged"),
+        ({"test/cat/n02_7.png": bytes(1 << 17)}, "131,072 bytes, which is no small image"),
+        ({"test/cat/n02_7.png": png(np.zeros((8, 9, 3), np.uint8))}, "9x8 pixels; expected are"),
+    ],
+)
+def test_cinic10_that_cannot_be_right(tmp_path, changes, message):
+    with pytest.raises(FormatError, match=message):
+        read_cinic10(write_cinic10(tmp_path, changes=changes))
+    (path,) = write_omniglot(tmp_path / "CINIC-10.tar.gz", {}).values()
+    with pytest.raises(FormatError, match=r"CINIC-10.tar.gz is cut short, damaged or in another"):
+        read_cinic10({path.name: path})
+
+
+def test_cinic10_is_fetched_once_and_kept(tmp_path, caplog):
+    write_cinic10(tmp_path)
+    serve = partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), serve)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    address = f"http://127.0.0.1:{server.server_port}/CINIC-10.tar.gz"
+    here = dataclasses.replace(archive("cinic10"), files=(RemoteFile(address),))
+    data = load_archive(here, root=tmp_path / "root")
+    server.shutdown()
+    thread.join()
+    server.server_close()
+    assert "20 + 20 examples; the published set has 90000 + 90000" in caplog.text
+    again = load_archive(here, root=tmp_path / "root", download=False)
+    np.testing.assert_array_equal(again.train.x, data.train.x)
+    assert again.std == (0.24205776, 0.23828046, 0.25874835)
 
 
 def write_omniglot(path, alphabets, top="images_background"):

@@ -1,0 +1,97 @@
+"""`cinic10`: CIFAR-10's classes in CIFAR-10's images and in photographs of ImageNet.
+
+Source: Darlow, Crowley, Antoniou and Storkey, CINIC-10 Is Not ImageNet or CIFAR-10, 2018.
+"""
+
+import io
+import tarfile
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+from PIL import Image
+
+from fedjax_ssl.data.dataset import Dataset, Split
+from fedjax_ssl.data.reading.archives import Files, RemoteFile
+from fedjax_ssl.data.reading.formats import FormatError, damage
+from fedjax_ssl.data.reading.register import published
+from fedjax_ssl.data.sources.cifar import CIFAR10_CLASSES
+
+TAR = "CINIC-10.tar.gz"
+SIDE = 32
+LARGEST_IMAGE = 1 << 16  # bytes of a PNG; 3,072 are its pixels
+# of the channels, as the authors' repository states them (BayesWatch/cinic-10)
+MEAN = (0.47889522, 0.47227842, 0.43047404)
+STD = (0.24205776, 0.23828046, 0.25874835)
+
+
+@published(
+    "cinic10",
+    "180,000 photographs, 90,000 more with enlarged=, 32x32x3, 10 classes; downloaded, 688 MB",
+    terms="CC BY 4.0 as its page says, with images from CIFAR-10 and ImageNet; cite Darlow et al. "
+    "(2018)",
+    files=(
+        RemoteFile(
+            f"https://datashare.is.ed.ac.uk/bitstream/handle/10283/3192/{TAR}",
+            687_544_992,
+            mirrors=(f"https://datashare.ed.ac.uk/bitstream/handle/10283/3192/{TAR}",),
+        ),
+    ),
+    examples=lambda enlarged: (180_000 if enlarged else 90_000, 90_000),
+)
+def read_cinic10(files: Files, enlarged: bool = False) -> Dataset:
+    """Read CINIC-10 from its archive of `train/CLASS/*.png`, `valid/CLASS/*.png` and
+    `test/CLASS/*.png`.
+
+    Examples are in the order of class and file name, whatever the archive's.
+
+    Args:
+        files: the archive.
+        enlarged: whether the 90,000 images of `valid` follow the training images, as the authors
+            propose for larger training sets; otherwise they are not used.
+
+    Returns:
+        Dataset with inputs uint8 [n, 32, 32, 3].
+
+    Raises:
+        FormatError: the file is no such archive, or an image in it is damaged or of another size.
+    """
+    path = files[TAR]
+    parts = ("train", "valid", "test") if enlarged else ("train", "test")
+    found: dict[str, dict[tuple[str, str], np.ndarray]] = {part: {} for part in parts}
+    with damage(path), tarfile.open(path, "r:*") as archive:
+        for member in archive:
+            part, label, name = ("", "", "", *PurePosixPath(member.name).parts)[-3:]
+            wanted = part in found and label in CIFAR10_CLASSES and name.endswith(".png")
+            file = archive.extractfile(member) if wanted and member.isfile() else None
+            if file is None or name.startswith("."):
+                continue
+            where = f"{path}: {member.name}"
+            if member.size > LARGEST_IMAGE:
+                raise FormatError(f"{where} has {member.size:,} bytes, which is no small image.")
+            found[part][label, name] = _image(file.read(), where)
+    splits = {part: _split(part, images, path) for part, images in found.items()}
+    train = splits["train"]
+    if enlarged:
+        more = splits["valid"]
+        train = Split(np.concatenate([train.x, more.x]), np.concatenate([train.y, more.y]))
+    return Dataset(
+        "cinic10", train, splits["test"], class_names=CIFAR10_CLASSES, mean=MEAN, std=STD
+    )
+
+
+def _split(part: str, images: dict[tuple[str, str], np.ndarray], path: Path) -> Split:
+    """Stack the images of one part, by class and file name."""
+    if not images:
+        raise FormatError(f"{path} has no {part}/CLASS/NAME.png of CIFAR-10's classes inside.")
+    order = sorted(images)
+    labels = [CIFAR10_CLASSES.index(label) for label, _ in order]
+    return Split(np.stack([images[key] for key in order]), np.array(labels, np.int32))
+
+
+def _image(content: bytes, where: str) -> np.ndarray:
+    """Decode uint8 [32, 32, 3]; a few of the images are stored in grey."""
+    with damage(where), Image.open(io.BytesIO(content), formats=["PNG"]) as image:
+        if image.size != (SIDE, SIDE):
+            width, height = image.size
+            raise FormatError(f"{where} has {width}x{height} pixels; expected are {SIDE}x{SIDE}.")
+        return np.asarray(image.convert("RGB"))
