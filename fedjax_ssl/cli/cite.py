@@ -43,7 +43,8 @@ def citations() -> dict[str, list[str]]:
     """Read the shipped BibTeX.
 
     Returns:
-        By name of a method, federated optimizer or dataset: its entries, in the file's order.
+        By name of a method, federated optimizer, personalization or dataset: its
+            entries, in the file's order.
     """
     text = (Path(__file__).parents[1] / "citations.bib").read_text(encoding="utf-8")
     found: dict[str, list[str]] = {}
@@ -64,22 +65,23 @@ def entries(names: Iterable[str]) -> list[str]:
 
 
 def used_by(folder: str) -> list[str]:
-    """Return the names of the method and its parts, the federated optimizer and the dataset of a
-    stored run.
+    """Return the names of the method and its parts, the federated optimizer, the dataset and the
+    personalization of a stored run.
     """
     config = read_run(folder).config
     if not config:
         raise ConfigError(f"{folder} holds no run whose config can be read")
     data = config["data"].get("like") or config["data"]["name"]
     method = config["method"]
-    return [method["name"], *method.get("parts", ()), config["federated"]["name"], data]
+    used = [method["name"], *method.get("parts", ()), config["federated"]["name"], data]
+    return [*used, config.get("personalize", {}).get("name", "none")]
 
 
 def _known(name: str) -> str:
     known = citations()
     if name not in known:
         raise ConfigError(
-            f"{name} is no run folder, and no method, federated optimizer or dataset with a "
+            f"{name} is no run folder, and no method, optimizer, personalization or dataset with a "
             f"citation.{did_you_mean(name, known)} Names: {', '.join(sorted(known))}"
         )
     return name

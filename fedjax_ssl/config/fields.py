@@ -42,7 +42,7 @@ from fedjax_ssl.federated import (
 from fedjax_ssl.federated.uploads import UPLOADS
 from fedjax_ssl.folder.writers import WRITERS
 from fedjax_ssl.graph.settings import GraphSettings, Hamming, Level
-from fedjax_ssl.methods.around import AROUND
+from fedjax_ssl.methods.around import AROUND, PERSONALIZATIONS
 from fedjax_ssl.models import MODELS, PRECISIONS
 from fedjax_ssl.objectives import INVERSE, LOSSES
 from fedjax_ssl.registry import Option, Registry, option_of
@@ -66,8 +66,13 @@ CHOICES: dict[str, Registry[Any]] = {  # by section, whose name is one of these
     "optimizer": OPTIMIZERS,
     "cohort": COHORTS,
     "federated": FEDERATED_OPTIMIZERS,
+    "personalize": PERSONALIZATIONS,
 }
-FILLED_IN = ("optimizer", "federated")  # sections with their choices' defaults once resolved
+FILLED_IN = (
+    "optimizer",
+    "federated",
+    "personalize",
+)  # sections with their choices' defaults once resolved
 REGISTRIES: dict[str, Registry[Any]] = {"method": methods.METHODS, **CHOICES}
 _SHARE = In("[0, 1)")
 _WEIGHT = In("[0, inf)")
@@ -291,6 +296,9 @@ _SECTIONS: dict[str, dict[str, Option]] = {
         ),
         "reduce": _field("ordered", "how sums over devices are made", OneOf(REDUCTIONS)),
     },
+    "personalize": {
+        "name": _field("none", "which models clients have of their own, docs/personal.md"),
+    },
     "early_stopping": {
         "patience": _field(int, "evaluations without a better model that end a run", _COUNT),
         "metric": _field(
@@ -397,8 +405,8 @@ def register(kind: str, name: str | None = None, builder: Callable[..., Any] | N
 
     Args:
         kind: a section of a config ("method", "model", "data", "partition", "supervision",
-            "augment", "cohort", "federated"), "around", "upload" or "term"; "dataset" and "network"
-            are "data" and "model".
+            "augment", "cohort", "federated", "personalize"), "around", "upload" or "term";
+            "dataset" and "network" are "data" and "model".
         name: as configs write it; the builder's own by default.
         builder: a function as docs/extending.md describes it; its keyword arguments become options.
             Without it, `register` is a decorator.

@@ -21,7 +21,7 @@ from fedjax_ssl.federated import (
 )
 from fedjax_ssl.registry import takes_array
 
-_TRACEABLE = ("optimizer.", "federated.", "method.")
+_TRACEABLE = ("optimizer.", "federated.", "method.", "personalize.")
 
 
 def federated_optimizer(config: Any, facts: Facts | None = None) -> Any:
@@ -124,6 +124,7 @@ def traced_numbers(config: ml_collections.ConfigDict) -> dict[str, float]:
         "optimizer": {one.name for one in parameters if takes_array(one)},
         "federated": set(),
         "method": set(),
+        "personalize": set(),
     }
     for section, names in sections.items():
         options = REGISTRIES[section].options_in(config[section])

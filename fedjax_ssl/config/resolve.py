@@ -31,6 +31,7 @@ _DROPS_OPTIONS = (
     "optimizer",
     "cohort",
     "federated",
+    "personalize",
 )
 
 

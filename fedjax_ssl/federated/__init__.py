@@ -86,6 +86,7 @@ if TYPE_CHECKING:
         Report,
         adaptive,
         fedavg,
+        feddyn,
         fednova,
         fedopt,
         fedprox,

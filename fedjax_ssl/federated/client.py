@@ -8,8 +8,9 @@ own group, because only that group is differentiated.
 Parameters are carried in few arrays per group, see `fedjax_ssl.federated.packing`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -77,6 +78,8 @@ class LocalTraining(NamedTuple):
     keep_models: bool = False  # the clients' models are stacked, too
     average_optimizer: bool = False
     # ^ its state is averaged at the server, for the groups that are shared
+    own_statistics: bool = False  # batch statistics stay at each client, and are never averaged
+    unsent: Mapping[str, int] = MappingProxyType({})  # as in `ParameterGroups`
 
     @property
     def shared(self) -> tuple[str, ...]:
@@ -233,7 +236,7 @@ class ClientUpdate:
 
     def statistics_of(self, client: Client) -> Array:
         """Return the batch statistics that a client starts from, in one vector."""
-        if client.kept is None or not self.training.federated_optimizer.alone:
+        if client.kept is None or not self.training.own_statistics:
             return self.flat_state
         return client.kept.model_state
 
@@ -339,7 +342,7 @@ class ClientUpdate:
             **nothing,
         )
         # The plain step, in the wrapper of the clients' kind, in those of the terms.
-        step: TakeStep = partial(self.take_step, progress, group, start[group])
+        step: TakeStep = partial(self.take_step, progress, group)
         if self.kind.wrap_step is not None:
             step = self.kind.wrap_step(step)
         for term in terms:
@@ -354,6 +357,7 @@ class ClientUpdate:
                 packing=self.packings[group],
                 unravel=self.unravel_state,
                 gradient=plain_gradient,
+                correct=partial(self.corrected, client, group, start[group]),
                 forward=forward_views,
                 run=partial(self.evaluate, progress, group),
             )
@@ -366,21 +370,24 @@ class ClientUpdate:
             loss=progress.loss + taken.loss,
         )
 
-    def take_step(
-        self, progress: ClientProgress, group: str, anchor: Packed, at: LocalStep
-    ) -> StepTaken:
-        """Take the plain step: gradient, correction of the federated optimizer, local optimizer."""
-        client = at.inputs.client
-        loss, slope, losses = at.gradient(at)
-        gradient: Grouped = {group: slope}
-        weights = {group: at.weights}
-        if group in self.shared:
-            gradient = self.training.federated_optimizer.correct(
-                gradient, weights, {group: anchor}, client.sent_by_optimizer
-            )
-        new, optimizer = descend(
-            self.training.optimizer, gradient, at.optimizer, weights, self.rate_of(client)
+    def corrected(
+        self, client: Client, group: str, anchor: Packed, gradient: Packed, weights: Packed
+    ) -> Packed:
+        """Correct a gradient as the federated optimizer does, as `LocalStep.correct`."""
+        if group not in self.shared:
+            return gradient
+        changed = self.training.federated_optimizer.correct(
+            {group: gradient}, {group: weights}, {group: anchor}, client.sent_by_optimizer
         )
+        return changed[group]
+
+    def take_step(self, progress: ClientProgress, group: str, at: LocalStep) -> StepTaken:
+        """Take the plain step: gradient, correction of the federated optimizer, local optimizer."""
+        loss, slope, losses = at.gradient(at)
+        gradient: Grouped = {group: at.correct(slope, at.weights)}
+        weights = {group: at.weights}
+        rate = self.rate_of(at.inputs.client)
+        new, optimizer = descend(self.training.optimizer, gradient, at.optimizer, weights, rate)
         local = {**progress.local, **losses.local}
         return StepTaken(new[group], optimizer, losses.model_state, local, loss, losses.outputs)
 
@@ -467,13 +474,12 @@ class ClientUpdate:
             dropped=(~finite).astype(jnp.int32),
         )
         report, summed = self.weighed(client, plan, end, upload, trained, work)
-        alone = self.training.federated_optimizer.alone
         kept = Kept(
             params={group: end.params[group] for group in self.training.private},
             optimizer=end.optimizer if self.training.keep_optimizer else {},
             terms=remembered,
             federated=report.kept,
-            model_state=end.model_state if alone else (),
+            model_state=end.model_state if self.training.own_statistics else (),
         )
         log = ClientLog(
             measured={term.name: term.log.measure(result) for term in self.kind.terms},
@@ -521,9 +527,7 @@ class ClientUpdate:
             update=_difference(
                 {group: end.params[group] for group in self.shared}, self.sent_to(client)
             ),
-            statistics=jnp.zeros_like(statistics)
-            if self.training.federated_optimizer.alone
-            else statistics,
+            statistics=jnp.zeros_like(statistics) if self.training.own_statistics else statistics,
             optimizer={
                 group: end.optimizer[group]
                 for group in self.shared

@@ -154,9 +154,7 @@ def first_states(
         optimizer=optimizer,
         terms={name: kept for name, kept in by_term.items() if jax.tree.leaves(kept)},
         federated=alike(training.federated_optimizer.keep(shared)),
-        model_state=alike(ravel_pytree(model_state)[0])
-        if training.federated_optimizer.alone
-        else (),
+        model_state=alike(ravel_pytree(model_state)[0]) if training.own_statistics else (),
     )
 
 

@@ -29,6 +29,7 @@ from fedjax_ssl.federated.method import (
     Params,
     RoundContext,
     ServerState,
+    Snapshot,
     Stage,
     Term,
 )
@@ -101,11 +102,13 @@ def build(recipe: Recipe) -> Method:
         receive=recipe.receive,
         weighting=setup.weighting,
         average_optimizer=setup.average_optimizer,
+        own_statistics=alone or groups.own_statistics,
+        unsent=groups.unsent,
     )
 
     # What predicts: a network, the method's own or the global one, whose scores a method may
     # replace.
-    network_of = _network_of(training, recipe.network)
+    network_of = _network_of(training, recipe)
 
     def outputs_of(params: PyTree, model_state: PyTree, inputs: Array) -> Outputs:
         normalize = setup.normalize_test or setup.normalize
@@ -125,6 +128,7 @@ def build(recipe: Recipe) -> Method:
     def embed(state: ServerState, inputs: Array) -> Array:
         return outputs_of(*network_of(state), inputs).features
 
+    has_own = bool(private) or recipe.personal is not None
     scored_by_network = recipe.class_scores and recipe.predict is None
 
     # What runs and their checks ask of a method, read off its stages.
@@ -136,7 +140,7 @@ def build(recipe: Recipe) -> Method:
         recipe.around_round(_round_of(recipe, training, stages)),
         predict,
         embed=None if alone else embed,
-        predict_for=predict_for if private and recipe.own_networks else None,
+        predict_for=predict_for if has_own and recipe.own_networks else None,
         needs=recipe.needs.kinds,
         needs_all=recipe.needs.every_one,
         trains_unlabelled=any(unlabelled),
@@ -203,9 +207,7 @@ def _with_options(recipe: Recipe) -> tuple[Stage, ...]:
     return stages
 
 
-def _network_of(
-    training: LocalTraining, network: Callable[[ServerState], tuple[PyTree, PyTree]] | None
-) -> Callable[..., tuple[PyTree, PyTree]]:
+def _network_of(training: LocalTraining, recipe: Recipe) -> Callable[..., tuple[PyTree, PyTree]]:
     """`Method.network`: parameters and batch statistics that predict, the global ones or a
     client's own.
     """
@@ -213,8 +215,8 @@ def _network_of(
     def network_of(
         state: ServerState, client: Int[Array, ""] | None = None
     ) -> tuple[PyTree, PyTree]:
-        if client is None and network is not None:
-            return network(state)
+        if client is None and recipe.network is not None:
+            return recipe.network(state)
         if client is None:
             return training.combine(state.params), state.model_state
         # The client's row of what it keeps, in place of the common groups.
@@ -222,8 +224,12 @@ def _network_of(
         kept = {g: packing(state.params[g]).unpack(arrays) for g, arrays in own.items()}
         groups = {**state.params, **kept}
         statistics = state.model_state
-        if training.federated_optimizer.alone:
+        if training.own_statistics:
             statistics = ravel_pytree(statistics)[1](state.clients.model_state[client])
+        if recipe.personal is not None:
+            found = recipe.personal(state, client, Snapshot((), statistics, groups))
+            groups = found.groups
+            statistics = found.model_state
         return training.combine(groups), statistics
 
     return network_of

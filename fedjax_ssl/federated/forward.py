@@ -125,7 +125,7 @@ def separate_passes(step: TakeStep) -> TakeStep:
     """Take a local step with a forward pass per view, each with batch statistics of its own: a
     `Stage.wrap_step`.
     """
-    return lambda at: step(at._replace(forward=partial(forward_views, separate=True)))
+    return lambda at: step(at._replace(forward=partial(at.forward, separate=True)))
 
 
 @jax.named_scope(GATHER)

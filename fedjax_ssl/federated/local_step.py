@@ -35,6 +35,8 @@ class LocalStep(NamedTuple):
     unravel: Callable[[Array], PyTree]  # batch statistics in one vector -> their tree
     gradient: "Callable[[LocalStep], tuple[Array, Packed, Losses]]"
     # ^ -> (loss, gradient of the weights, losses); by default of the sum of all losses
+    correct: Callable[[Packed, Packed], Packed]
+    # ^ (gradient, weights) -> gradient; by default as the federated optimizer corrects it
     forward: Callable[..., tuple[dict[str, Array], dict[str, Outputs], PyTree]]
     # ^ as `fedjax_ssl.federated.forward.forward_views`, the default
     run: Callable[..., Losses]  # the engine's part of `evaluate`

@@ -89,7 +89,7 @@ class Kept(NamedTuple):
     # ^ state of the local optimizer by parameter group, if the run keeps it
     terms: dict[str, PyTree]  # what terms remember, by term name
     federated: PyTree  # what the federated optimizer keeps at clients: SCAFFOLD's control variates
-    model_state: PyTree = ()  # batch statistics, in one vector, of clients that train alone
+    model_state: PyTree = ()  # batch statistics, in one vector, where clients keep their own
 
 
 class ServerState(NamedTuple):

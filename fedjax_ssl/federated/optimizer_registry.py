@@ -14,6 +14,7 @@ from fedjax_ssl.federated.optimizers import (
     FederatedOptimizer,
     adaptive,
     fedavg,
+    feddyn,
     fednova,
     fedopt,
     fedprox,
@@ -119,6 +120,10 @@ FEDERATED_OPTIMIZERS: Registry[FederatedOptimizer] = Registry(
         "scaffold": (
             scaffold,
             "control variates against the drift of clients; SGD without momentum or clipping",
+        ),
+        "feddyn": (
+            feddyn,
+            "clients' objectives are bent towards the federation's optimum, by alpha",
         ),
         "fednova": (fednova, "clients' changes are normalized by their numbers of local steps"),
         "fedavgm": (_fedavgm, "the clients' mean change goes through momentum at the server"),

@@ -1,6 +1,7 @@
 """The data that a method's file returns: a `Recipe`, of which the engine makes a `Method`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from fedjax_ssl.federated.method import (
     Schedule,
     ServerState,
     ServerTraining,
+    Snapshot,
     Stage,
 )
 from fedjax_ssl.federated.setup import LearningRate, Setup
@@ -46,6 +48,10 @@ class ParameterGroups(NamedTuple):
     # ^ a freshly initialized network's parameters -> parameters by group
     combine: Callable[[Params], PyTree] = lambda params: params["model"]
     # ^ parameters by group -> the network's parameters
+    own_statistics: bool = False
+    # ^ batch statistics stay at each client too, and are never averaged
+    unsent: Mapping[str, int] = MappingProxyType({})
+    # ^ by shared group, how many of its numbers stay at the clients: no bytes
 
 
 class Needs(NamedTuple):
@@ -119,6 +125,9 @@ class Recipe(NamedTuple):
     # ^ (state, that network's outputs) -> log-probabilities [n, K]; None: of its class scores
     own_networks: bool = True
     # ^ networks of clients with private groups predict; False: the global one does for all
+    personal: Callable[[ServerState, Array, Snapshot], Snapshot] | None = None
+    # ^ (state, client id, the global network with the client's private groups) -> the network that
+    # this client predicts with, of which only `groups` and `model_state` are read; None: that one
     class_scores: bool = True  # losses or predictions read the network's class scores
     uploads: tuple[UploadTransform, ...] = ()
     # ^ changes of uploads on their way (FedMatch's sparse differences), before those of the run

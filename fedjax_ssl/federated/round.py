@@ -4,6 +4,7 @@ log says of it.
 
 from collections.abc import Callable
 from functools import partial, reduce
+from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -249,6 +250,8 @@ def at_server(
             receive=None,
             weighting="uniform",
             average_optimizer=False,
+            own_statistics=False,
+            unsent=MappingProxyType({}),
         ),
         context=turn.context._replace(
             key=named_key(turn.context.key, key_name),
@@ -383,12 +386,13 @@ def _absorb(turn: Turn, tasks: list[Task], trained: Trained) -> tuple[ServerStat
     }
     # 4. The log, of which nothing comes back.
     info = work_done(summed.work) | {"clients": jnp.sum(context.valid, dtype=jnp.int32)}
-    state_size = 0 if optimizer.alone else flat_state.size
+    state_size = 0 if training.own_statistics else flat_state.size
     kinds = [
         Clients(task.kind.terms, task.members, result.stacked.arrived)
         for task, result in zip(tasks, results, strict=True)
     ]
-    info |= bytes_sent(kinds, outcomes, optimizer, before, state_size)
+    sent_size = {g: entries(arrays) - training.unsent.get(g, 0) for g, arrays in before.items()}
+    info |= bytes_sent(kinds, outcomes, optimizer.sends(before), sent_size, state_size)
     if training.average_optimizer:
         # Beside the bytes above and not among them: ProtoFSSL, whose clients share one optimizer,
         # does not count it.

@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Int
 
 from fedjax_ssl.federated.messages import Work
 from fedjax_ssl.federated.method import Metrics, RoundResult, Term, Traffic
-from fedjax_ssl.federated.optimizers import FederatedOptimizer, Grouped
+from fedjax_ssl.federated.optimizers import Numbers
 from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count
 
 PyTree = Any
@@ -37,15 +37,20 @@ def work_done(work: Work) -> Metrics:
 def bytes_sent(
     clients_of: Iterable[Clients],
     outcomes: dict[str, RoundResult],
-    optimizer: FederatedOptimizer,
-    params: Grouped,
+    beside: Numbers,
+    sizes: dict[str, int],
     state_size: int,
 ) -> Metrics:
     """Count the bytes of what travels, by its shapes: the model, unless a term of the client's kind
     sends something in its place, and all else. Up go the parameter groups that a client trained.
+
+    Args:
+        clients_of: kinds of clients.
+        outcomes: by term.
+        beside: what the federated optimizer sends beside the model.
+        sizes: numbers that are sent of the model, by shared group.
+        state_size: numbers of batch statistics that are sent.
     """
-    beside = optimizer.sends(params)
-    sizes = {group: entries(arrays) for group, arrays in params.items()}
     down = up = count(0)
     for kind in clients_of:
         terms = kind.terms

@@ -17,6 +17,7 @@ import ast
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import resources
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from fedjax_ssl.checks import In
@@ -173,6 +174,7 @@ def build(
     /,
     around: Sequence[str] = (),
     facts: "Facts | None" = None,
+    personalize: Mapping[str, Any] = MappingProxyType({"name": "none"}),
     **settings: Any,
 ) -> "Method":
     """Build a method.
@@ -182,6 +184,8 @@ def build(
         setup: the run.
         around: names of wrappers, the first one inside.
         facts: sizes of the run, for wrappers.
+        personalize: name and options of what gives clients models of their own, inside of the
+            wrappers.
         **settings: the method's own.
 
     Raises:
@@ -190,10 +194,11 @@ def build(
             neither a `Recipe` nor a `Method`.
     """
     from fedjax_ssl import federated
-    from fedjax_ssl.methods.around import wrapped
+    from fedjax_ssl.methods.around import personalized, wrapped
 
-    if around:
-        return federated.build(wrapped(recipe(name, setup, **settings), around, facts))
+    if around or personalize["name"] != "none":
+        inner = personalized(recipe(name, setup, **settings), **personalize)
+        return federated.build(wrapped(inner, around, facts))
     made = METHODS.build(name, setup, **settings)
     if isinstance(made, federated.Method):
         return made

@@ -10,7 +10,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
 from fedjax_ssl.checks import check_choices
+from fedjax_ssl.models.normalization import Norm
 
+Places = frozenset[tuple[str, ...]]  # of layers in a network's parameters
+LINEN_NORMS = (Norm, nn.BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.InstanceNorm)
 PRECISIONS = {"float32": jnp.float32, "bf16": jnp.bfloat16}
 
 
@@ -41,6 +44,9 @@ class Model(NamedTuple):
         forward_operations: `() -> int`, additions and multiplications for one example: of
             convolutions, dense layers, their biases and one softmax, in ProtoFSSL's networks also
             of pools and residual sums. None where nobody counted.
+        normalization: `() -> places`, of the layers that normalize (batch, group, layer norm): the
+            path of each one's parameters in `params`, as a tuple of names. Found by the type of a
+            layer; of functions that somebody wrote nothing is known.
     """
 
     init: Callable[[PRNGKeyArray], tuple[PyTree, PyTree]]
@@ -48,6 +54,7 @@ class Model(NamedTuple):
     has_class_scores: bool = True
     batch_weights: Callable[[], PyTree] = dict
     forward_operations: Callable[[], int] | None = None
+    normalization: Callable[[], Places] = frozenset
 
 
 def count_parameters(params: PyTree) -> int:
@@ -118,6 +125,9 @@ def from_linen(module: nn.Module, input_shape: tuple[int, ...], needs_key: bool)
     def forward_operations() -> int:
         return sum(jax.tree.leaves(noted("operations")))
 
+    def normalization() -> Places:
+        return normalizing(lambda: variables_of(jax.random.key(0)))
+
     def apply(
         params: PyTree,
         state: PyTree,
@@ -141,8 +151,32 @@ def from_linen(module: nn.Module, input_shape: tuple[int, ...], needs_key: bool)
         return outputs, updates.get("batch_stats", {})
 
     return Model(
-        init, apply, getattr(module, "has_class_scores", True), batch_weights, forward_operations
+        init,
+        apply,
+        getattr(module, "has_class_scores", True),
+        batch_weights,
+        forward_operations,
+        normalization,
     )
+
+
+def normalizing(start: Callable[[], Any]) -> Places:
+    """Return the places of the layers of linen that normalize.
+
+    Args:
+        start: calls `init` of a module; it is traced.
+    """
+    found: set[tuple[str, ...]] = set()
+
+    def listen(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
+        layer = context.module
+        if isinstance(layer, LINEN_NORMS) and getattr(layer, "kind", "") != "none":
+            found.add(tuple(layer.path))
+        return call(*args, **kwargs)
+
+    with nn.intercept_methods(listen):
+        jax.eval_shape(start)
+    return frozenset(found)
 
 
 def in_precision(model: Model, precision: str) -> Model:

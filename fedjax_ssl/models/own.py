@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -28,7 +28,7 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 from fedjax_ssl.errors import ConfigError, note
 from fedjax_ssl.models.convolution import conv_general_dilated
 from fedjax_ssl.models.layers import Dense
-from fedjax_ssl.models.model import Model, Outputs, check_inputs
+from fedjax_ssl.models.model import Model, Outputs, Places, check_inputs, normalizing
 from fedjax_ssl.own_code import blame
 
 RANDOM = ("rngs", "key")  # parameters of a builder that draws weights
@@ -41,9 +41,15 @@ _LAYERS = (nn.BatchNorm, nn.Conv, nn.Dense, Dense, nnx.BatchNorm, nnx.Conv, nnx.
 _NOTES = ("operations", "batch_weights", "dense")  # collections of linen that are no state
 _ROWS = 3  # examples that a network is tried with
 Shape = tuple[int, ...]
-Kind = tuple[
-    Callable[[PRNGKeyArray], tuple[PyTree, PyTree]], Callable[..., tuple[Any, Array | None, PyTree]]
-]
+_NNX_NORMS = (nnx.BatchNorm, nnx.GroupNorm, nnx.InstanceNorm, nnx.LayerNorm, nnx.RMSNorm)
+
+
+class Kind(NamedTuple):
+    """What a kind of networks is, see above."""
+
+    start: Callable[[PRNGKeyArray], tuple[PyTree, PyTree]]
+    call: Callable[..., tuple[Any, Array | None, PyTree]]
+    normalization: Callable[[], Places] = frozenset  # as `Model.normalization`
 
 
 class _WithoutFeatures(Outputs):
@@ -132,7 +138,8 @@ def _kind(made: Any, build: Callable[[PRNGKeyArray], Any], input_shape: Shape) -
 
 
 def _as_model(kind: Kind, input_shape: Shape) -> Model:
-    start, call = kind
+    start = kind.start
+    call = kind.call
     like = jax.eval_shape(start, jax.random.key(0))
     kinds = {leaf.dtype for leaf in jax.tree.leaves(like[0])}
     if not kinds or not all(jnp.issubdtype(one, jnp.floating) for one in kinds):
@@ -198,7 +205,7 @@ def _as_model(kind: Kind, input_shape: Shape) -> Model:
                 lambda zero, one: round(1 - float(jnp.mean(one - zero)), 6), zero, one
             )
 
-    return Model(init, apply, batch_weights=batch_weights)
+    return Model(init, apply, batch_weights=batch_weights, normalization=kind.normalization)
 
 
 def _linen(module: nn.Module, input_shape: Shape) -> Kind:
@@ -244,7 +251,7 @@ def _linen(module: nn.Module, input_shape: Shape) -> Kind:
             {**state, **new},
         )
 
-    return start, call
+    return Kind(start, call, lambda: normalizing(lambda: start(jax.random.key(0))))
 
 
 def _nnx(build: Callable[[PRNGKeyArray], nnx.Module]) -> Kind:
@@ -277,7 +284,12 @@ def _nnx(build: Callable[[PRNGKeyArray], nnx.Module]) -> Kind:
         result, heard = _overheard(net, mask, inputs, **more)
         return result, _last(heard, 2), nnx.to_pure_dict(parts(net)[3])
 
-    return start, call
+    def normalization() -> Places:
+        net = _traced(build)
+        found = (path for path, layer in nnx.iter_modules(net) if isinstance(layer, _NNX_NORMS))
+        return frozenset(tuple(map(str, path)) for path in found)
+
+    return Kind(start, call, normalization)
 
 
 def _equinox(equinox: Any, build: Callable[[PRNGKeyArray], Any]) -> Kind:
@@ -320,7 +332,15 @@ def _equinox(equinox: Any, build: Callable[[PRNGKeyArray], Any]) -> Kind:
         (result, features), new = each(inputs, mask, keys)
         return result, features, (arrays, new)
 
-    return lambda key: parts(key)[:2], call
+    def normalization() -> Places:
+        kinds = ("BatchNorm", "GroupNorm", "LayerNorm", "RMSNorm")
+        norms = tuple(getattr(equinox.nn, kind) for kind in kinds)
+        made = _traced(build)
+        net = made[0] if isinstance(made, tuple) else made
+        layers = jax.tree_util.tree_leaves_with_path(net, is_leaf=lambda x: isinstance(x, norms))
+        return frozenset(_name(path) for path, layer in layers if isinstance(layer, norms))
+
+    return Kind(lambda key: parts(key)[:2], call, normalization)
 
 
 def _pair(init: Callable[..., Any], apply: Callable[..., Any]) -> Kind:
@@ -348,7 +368,7 @@ def _pair(init: Callable[..., Any], apply: Callable[..., Any]) -> Kind:
         result, new = two(apply, does, params, state, inputs, **options(train, key, mask))
         return result, None, new
 
-    return start, call
+    return Kind(start, call)
 
 
 def _options(

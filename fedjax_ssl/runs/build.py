@@ -187,7 +187,9 @@ def build_method(
     settings = config["method"]
     with configs.naming("uploads"):
         setup = setup._replace(uploads=upload_transforms(config["uploads"], facts))
-    settings |= {"around": config["around"], "facts": facts}
+    own = config["personalize"]
+    personalize = {"name": own["name"], **configs.options(own)}
+    settings |= {"around": config["around"], "facts": facts, "personalize": personalize}
     with configs.naming("method"):
         return federated.execute(methods.build(settings.pop("name"), setup, **settings), execution)
 

@@ -10,6 +10,7 @@ from fedjax_ssl.cli.cite import TOOL, citations, entries
 from fedjax_ssl.data import SOURCES
 from fedjax_ssl.federated import FEDERATED_OPTIMIZERS
 from fedjax_ssl.methods import METHODS, TERMS
+from fedjax_ssl.methods.around import PERSONALIZATIONS
 
 OF_USERS = {"folder", "huggingface", "npz", "table", "tfds"}
 # No paper stands behind them: the package's own, or what everybody did before there was federation.
@@ -20,6 +21,7 @@ def test_every_method_federated_optimizer_and_dataset_has_a_citation_and_no_othe
     None
 ):
     names = {*METHODS.available(), *TERMS, *FEDERATED_OPTIMIZERS.available(), *SOURCES.available()}
+    names |= PERSONALIZATIONS.available().keys() - {"none"}
     assert names - OF_USERS - NO_PAPER == set(citations()) - {TOOL}
 
 

@@ -5,7 +5,7 @@ is one of your own.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedjax_ssl.errors import naming
 from fedjax_ssl.own_code import blame, said
@@ -21,6 +21,32 @@ AROUND: "Registry[Recipe]" = Registry(
     given=("facts",),
     makes="fedjax_ssl.federated.recipe:Recipe",
 )
+
+# Wrappers with settings of their own, one of which `config.personalize` names.
+PERSONALIZATIONS: "Registry[Recipe]" = Registry(
+    "personalization",
+    {
+        "none": ("fedjax_ssl.methods.parts.own_models:as_it_is", "clients have the global model"),
+        "fedbn": "fedjax_ssl.methods.around.fedbn:fedbn",
+    },
+    leading=1,
+    makes="fedjax_ssl.federated.recipe:Recipe",
+)
+
+
+def personalized(recipe: "Recipe", name: str = "none", **options: Any) -> "Recipe":
+    """Let every client have a model of its own.
+
+    Args:
+        recipe: of any method.
+        name: of `PERSONALIZATIONS`, or "module:function".
+        **options: its own.
+
+    Raises:
+        ConfigError: nobody knows the name, or the method is one that it is not for.
+    """
+    with naming("personalize"):
+        return PERSONALIZATIONS.build(name, recipe, **options)
 
 
 def wrapped(recipe: "Recipe", names: Sequence[str], facts: "Facts | None" = None) -> "Recipe":
