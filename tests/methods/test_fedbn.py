@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import chex
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -52,7 +51,7 @@ def test_layers_are_found_by_their_type() -> None:
     data = toy.federation()
     assert setup_of(data).model.normalization() == {("first",)}
     resnet = models.build("resnet18", num_classes=3, input_shape=(8, 8, 3))
-    params, statistics = jax.eval_shape(resnet.init, KEY)
+    _, statistics = jax.eval_shape(resnet.init, KEY)
     places = resnet.normalization()
     assert len(places) * 2 == len(jax.tree.leaves(statistics))  # mean and variance of each
     assert all(path[-1] == "norm" for path in places)
