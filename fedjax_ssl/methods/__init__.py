@@ -119,8 +119,11 @@ POOLED = "pooled"  # the method whose federation is a single client, see `config
 TERMS: Registry[Any] = Registry(
     "term",
     {
-        name: f"fedjax_ssl.methods.compose:{name}"
-        for name in ("supervised", "channels", "sets", "coarse", "graph", "prototypes")
+        **{
+            name: f"fedjax_ssl.methods.compose:{name}"
+            for name in ("supervised", "channels", "sets", "coarse", "graph", "prototypes")
+        },
+        "moon": "fedjax_ssl.methods.moon:moon",
     },
     leading=1,
 )

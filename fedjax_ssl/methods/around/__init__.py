@@ -28,6 +28,8 @@ PERSONALIZATIONS: "Registry[Recipe]" = Registry(
     {
         "none": ("fedjax_ssl.methods.parts.own_models:as_it_is", "clients have the global model"),
         "fedbn": "fedjax_ssl.methods.around.fedbn:fedbn",
+        "ditto": "fedjax_ssl.methods.around.ditto:ditto",
+        "apfl": "fedjax_ssl.methods.around.ditto:apfl",
     },
     leading=1,
     makes="fedjax_ssl.federated.recipe:Recipe",
