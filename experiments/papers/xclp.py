@@ -377,10 +377,10 @@ TABLES = (
         },
         columns={f"{share:g}": {} for share in (0.0, 0.1, 0.3, 0.5)},
         cells={
-            (row, f"{share:g}"): {field: share}
-            for row, field in (
-                ("before the distances", "method.lost_before"),
-                ("between distances and row sums", "method.lost_after"),
+            (row, f"{share:g}"): {"participation.lost": share, "participation.lost_when": when}
+            for row, when in (
+                ("before the distances", "start"),
+                ("between distances and row sums", "codes"),
             )
             for share in (0.0, 0.1, 0.3, 0.5)
         },

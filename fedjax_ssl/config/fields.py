@@ -30,14 +30,18 @@ from fedjax_ssl.data import (
 from fedjax_ssl.errors import ConfigError, check_known, naming
 from fedjax_ssl.federated import (
     COHORTS,
+    COMMITS,
     FEDERATED_OPTIMIZERS,
     KEEP_BY,
+    LOST_WHEN,
     OPTIMIZERS,
     PLACEMENTS,
     REDUCTIONS,
     SCHEDULES,
     SCORES,
     WEIGHTINGS,
+    WEIGHTS,
+    ByClient,
 )
 from fedjax_ssl.federated.uploads import UPLOADS
 from fedjax_ssl.folder.writers import WRITERS
@@ -48,12 +52,14 @@ from fedjax_ssl.objectives import INVERSE, LOSSES
 from fedjax_ssl.registry import Option, Registry, option_of
 
 DIRECTIONS = ("maximize", "minimize")
+BY_CLIENT: Any = float | str  # type of a number that may differ from client to client
 _WORDS = {
     bool: "true or false",
     int: "a whole number",
     float: "a number",
     str: "text",
     object: "a whole number or a name",
+    BY_CLIENT: "a number, or one by client: uniform:LOW:HIGH, beta:A:B or a file",
     tuple: "names with commas between, for example age,sex",
 }
 CHOICES: dict[str, Registry[Any]] = {  # by section, whose name is one of these
@@ -90,6 +96,11 @@ def _field(default: Any, meaning: str, allowed: Declaration | None = None) -> Op
     if isinstance(default, type):
         return Option(default, None, True, allowed, meaning=meaning)
     return Option(type(default), default, False, allowed, meaning=meaning)
+
+
+def _by_client(interval: str, meaning: str) -> Option:
+    """Declare a number of each client, which is that of all if it is given as one."""
+    return Option(BY_CLIENT, None, True, ByClient(interval), traceable=True, meaning=meaning)
 
 
 def _graph_field(name: str, meaning: str, of_variant: bool = False) -> Option:
@@ -299,6 +310,38 @@ _SECTIONS: dict[str, dict[str, Option]] = {
     "personalize": {
         "name": _field("none", "which models clients have of their own, docs/personal.md"),
     },
+    "participation": {
+        "probability": _by_client(
+            "[0, 1]", "probability that a client is there in a round; 1 by default"
+        ),
+        "lost": _by_client("[0, 1]", "probability that a client drops out; 0 by default"),
+        "lost_when": _field(
+            "training",
+            "when: before it sends anything, once codes were compared, once scores were "
+            "propagated, after training",
+            OneOf(LOST_WHEN),
+        ),
+        "weights": _field(
+            "renormalise",
+            "of what arrives: over its sum, over that of the cohort, or by the probability to "
+            "arrive",
+            OneOf(WEIGHTS),
+        ),
+        "commit": _field(
+            "ack",
+            "what a client keeps that is lost after training: what it kept before, or its own",
+            OneOf(COMMITS),
+        ),
+        "slow": _by_client(
+            "[0, 1]", "probability that a client does a part of its work; 0 by default"
+        ),
+        "work": _field(
+            tuple,
+            "share of its steps that a slow client takes: one number, or two between which it is "
+            "drawn, 0,1 by default; epochs: all but some of its epochs",
+            Each(In("[0, 1]"), "epochs"),
+        ),
+    },
     "early_stopping": {
         "patience": _field(int, "evaluations without a better model that end a run", _COUNT),
         "metric": _field(
@@ -395,6 +438,11 @@ FIELDS = {
     f"{section}.{name}".lstrip("."): field
     for section, fields in _SECTIONS.items()
     for name, field in fields.items()
+}
+# Fields of before, and what says it now.
+RENAMED = {
+    "method.lost_before": "config.participation.lost with config.participation.lost_when=start",
+    "method.lost_after": "config.participation.lost with config.participation.lost_when=codes",
 }
 
 

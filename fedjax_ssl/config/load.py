@@ -18,7 +18,15 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from fedjax_ssl.config.choose import choose
-from fedjax_ssl.config.fields import REGISTRIES, default, method_section, options_of, words_of
+from fedjax_ssl.config.fields import (
+    BY_CLIENT,
+    REGISTRIES,
+    RENAMED,
+    default,
+    method_section,
+    options_of,
+    words_of,
+)
 from fedjax_ssl.errors import ConfigError, did_you_mean, naming
 from fedjax_ssl.own_code import blame, make_importable, said
 from fedjax_ssl.registry import Option
@@ -172,6 +180,8 @@ def _given(settings: Settings) -> dict[str, Any]:
 
 
 def _no_field(config: ml_collections.ConfigDict, field: str, known: Iterable[str]) -> str:
+    if field in RENAMED:
+        return f"config.{field} is {RENAMED[field]} now"
     section, _, last = field.rpartition(".")
     part = section.removeprefix("method.")
     if part != section and config.method.name == "compose" and part not in config.method:
@@ -201,7 +211,7 @@ def _value(field: str, given: Any, kind: Option) -> Any:
     if text is not None:
         with contextlib.suppress(ValueError):  # a text of another type is refused below
             value = _PARSERS.get(kind.type, kind.type)(text)
-    if kind.type is float and isinstance(value, int) and not isinstance(value, bool):
+    if kind.type in (float, BY_CLIENT) and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if kind.type is tuple and isinstance(value, list):
         value = tuple(value)
@@ -226,6 +236,7 @@ _PARSERS: dict[type, Callable[[str], Any]] = {
     bool: lambda text: _TRUTH.get(text.lower(), text),
     object: lambda text: int(text) if str(int(text)) == text else text,  # "02" is a name
     tuple: _tuple,
+    BY_CLIENT: float,
 }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import ml_collections
 from flax.traverse_util import flatten_dict
 
-from fedjax_ssl.config.fields import REGISTRIES, get
+from fedjax_ssl.config.fields import FIELDS, REGISTRIES, get
 from fedjax_ssl.errors import ConfigError, naming
 from fedjax_ssl.federated import (
     FEDERATED_OPTIMIZERS,
@@ -21,7 +21,7 @@ from fedjax_ssl.federated import (
 )
 from fedjax_ssl.registry import takes_array
 
-_TRACEABLE = ("optimizer.", "federated.", "method.", "personalize.")
+_TRACEABLE = ("optimizer.", "federated.", "method.", "personalize.", "participation.")
 
 
 def federated_optimizer(config: Any, facts: Facts | None = None) -> Any:
@@ -125,8 +125,15 @@ def traced_numbers(config: ml_collections.ConfigDict) -> dict[str, float]:
         "federated": set(),
         "method": set(),
         "personalize": set(),
+        "participation": {
+            field.removeprefix("participation.")
+            for field, option in FIELDS.items()
+            if field.startswith("participation.") and option.traceable
+        },
     }
     for section, names in sections.items():
+        if section not in REGISTRIES:
+            continue
         options = REGISTRIES[section].options_in(config[section])
         names |= {name for name, option in options.items() if option.traceable}
     values = {

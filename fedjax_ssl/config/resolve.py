@@ -12,6 +12,7 @@ from fedjax_ssl.config.choose import choose
 from fedjax_ssl.config.fields import (
     CHOICES,
     FILLED_IN,
+    RENAMED,
     check_field,
     get,
     method_section,
@@ -108,6 +109,8 @@ def _refuse_unknown(config: ml_collections.ConfigDict) -> None:
             for setting, option in methods.METHODS.options(method).items():
                 known[f"method.{setting}"] = option
     for field in unknown:
+        if field in RENAMED:
+            raise ConfigError(f"config.{field} is {RENAMED[field]} now")
         if field not in known:
             hint = did_you_mean(f"config.{field}", [f"config.{name}" for name in known])
             raise ConfigError(f"unknown field config.{field}.{hint}")

@@ -103,6 +103,13 @@ _RULES = (
     _needs_name("optimizer.schedule", ("warmup", "warmup_cosine"), "optimizer.schedule_warmup"),
     _needs_name("optimizer.schedule", ("linear", "warmup_cosine"), "optimizer.schedule_end"),
     _needs_one_of(("optimizer.keep_state",), "optimizer.keep_by"),
+    _needs_one_of(
+        ("participation.lost",),
+        "participation.lost_when",
+        "participation.weights",
+        "participation.commit",
+    ),
+    _needs_one_of(("participation.slow",), "participation.work"),
     _needs_name("loss.name", ("focal",), "loss.gamma"),
     _needs_name("tracking.writers", ("mlflow",), "tracking.uri"),
     _needs_name("tracking.writers", ("mlflow", "wandb"), "tracking.project", "tracking.offline"),

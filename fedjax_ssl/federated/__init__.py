@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from fedjax_ssl.lazy import attach
 
 if TYPE_CHECKING:
+    from fedjax_ssl.federated.by_client import ByClient, ClientNumbers, numbers_by_client
     from fedjax_ssl.federated.client import AVERAGE, LOCAL_STEP
     from fedjax_ssl.federated.client_states import all_clients
     from fedjax_ssl.federated.cohort import (
@@ -92,6 +93,13 @@ if TYPE_CHECKING:
         fedprox,
         local,
         scaffold,
+    )
+    from fedjax_ssl.federated.participation import (
+        COMMITS,
+        LOST_WHEN,
+        WEIGHTS,
+        Participation,
+        participation,
     )
     from fedjax_ssl.federated.placement import PLACEMENTS, REDUCTIONS, deal, map_clients
     from fedjax_ssl.federated.recipe import Needs, ParameterGroups, Pretraining, Recipe

@@ -43,6 +43,7 @@ from fedjax_ssl.federated.method import (
 )
 from fedjax_ssl.federated.optimizers import FederatedOptimizer, Grouped, Local, Report
 from fedjax_ssl.federated.packing import Packed, apart, cut, packing
+from fedjax_ssl.federated.participation import Fate, Participation
 from fedjax_ssl.federated.setup import WEIGHTINGS
 from fedjax_ssl.federated.uploads.transform import (
     REPORTED,
@@ -80,6 +81,8 @@ class LocalTraining(NamedTuple):
     # ^ its state is averaged at the server, for the groups that are shared
     own_statistics: bool = False  # batch statistics stay at each client, and are never averaged
     unsent: Mapping[str, int] = MappingProxyType({})  # as in `ParameterGroups`
+    participation: Participation | None = None
+    # ^ how reliable clients are; None: all of them are
 
     @property
     def shared(self) -> tuple[str, ...]:
@@ -251,6 +254,8 @@ class ClientUpdate:
         """Draws the client's batches of this round, and a key for each of its steps."""
         key = self.key_of(client)
         schedule = self.kind.sampler.schedule(named_key(key, "batches"), client, self.download.now)
+        if self.training.participation is not None:
+            schedule = self.training.participation.shortened(self.download.now, client, schedule)
         masks = list(schedule.masks.values())
         numbers = jnp.arange(masks[0].shape[0], dtype=jnp.int32)
         # Together and not in every step, where they would be operations of their own.
@@ -447,6 +452,7 @@ class ClientUpdate:
         statistics are not finite is so dropped before terms collect and transforms look: both see
         it as it began.
         """
+        participation = self.training.participation
         begin = self.start(client)
         loss = end.loss
         # Who diverged has trained nothing: it goes back to where it began.
@@ -473,7 +479,18 @@ class ClientUpdate:
             examples=jnp.where(finite, plan.examples, 0),
             dropped=(~finite).astype(jnp.int32),
         )
-        report, summed = self.weighed(client, plan, end, upload, trained, work)
+        counted = trained
+        fate: Fate | tuple[()] = ()
+        if participation is not None:
+            fate = participation.fate(self.download.now, client)
+            fate = fate._replace(lost=fate.lost & trained)
+            arrived = arrived & ~fate.lost
+            counted = trained & ~fate.lost
+            weights = self.weights_of(upload, trained)
+            upload = jax.tree.map(lambda x: jnp.where(fate.lost, jnp.zeros_like(x), x), upload)
+        report, summed = self.weighed(client, plan, end, upload, counted, work)
+        if participation is not None:
+            summed = participation.weighed(self.download.now, client, summed, weights)
         kept = Kept(
             params={group: end.params[group] for group in self.training.private},
             optimizer=end.optimizer if self.training.keep_optimizer else {},
@@ -487,7 +504,7 @@ class ClientUpdate:
             if self.training.keep_models
             else None,
         )
-        return summed, Arrivals(upload.terms, trained, arrived, kept, log)
+        return summed, Arrivals(upload.terms, counted, arrived, kept, log, fate)
 
     def result_of(
         self, client: Client, plan: Plan, begin: ClientProgress, end: ClientProgress
@@ -544,6 +561,15 @@ class ClientUpdate:
             upload = change(key, upload, result, self.download.uploads)
         return upload
 
+    def weights_of(self, upload: Upload, counted: Bool[Array, ""]) -> dict[str, Float[Array, ""]]:
+        """Return the weights of an upload by group, and "": that of the client as a whole."""
+        weight = jnp.where(counted, upload.weight, 0.0)
+        weights = {
+            group: weight if group in self.phases else jnp.zeros_like(weight)
+            for group in self.shared
+        }
+        return {**weights, "": weight}
+
     def weighed(
         self,
         client: Client,
@@ -556,11 +582,8 @@ class ClientUpdate:
         """Return what the federated optimizer makes of an upload, and the upload times its weight,
         as it is added up; 0 where the client does not count.
         """
-        weight = jnp.where(trained, upload.weight, 0.0)
-        weights = {
-            group: weight if group in self.phases else jnp.zeros_like(weight)
-            for group in self.shared
-        }
+        weights = self.weights_of(upload, trained)
+        weight = weights.pop("")
         states = jax.tree.map(lambda x: jnp.where(trained, x, jnp.zeros_like(x)), upload.optimizer)
         anchor = self.sent_to(client)
         arrived = {group: end.params[group] for group in self.shared}

@@ -111,6 +111,20 @@ def clients_of(
     )
 
 
+def without_examples(clients: Client, kept: Bool[Array, " p"]) -> Client:
+    """Return the same clients, of which those that are not kept have no examples, so that no batch
+    is drawn for them.
+    """
+    weak = clients.weak
+    if weak is not None:
+        weak = replace(weak, num_examples=jnp.where(kept, weak.num_examples, 0))
+    return clients._replace(
+        num_labelled=jnp.where(kept, clients.num_labelled, 0),
+        num_examples=jnp.where(kept, clients.num_examples, 0),
+        weak=weak,
+    )
+
+
 def server_as_client(data: FederatedData) -> Client:
     """Return the server as the only client of a federation of its own, leading axis 1."""
     rows = data.server_index[None]

@@ -104,6 +104,7 @@ def build(recipe: Recipe) -> Method:
         average_optimizer=setup.average_optimizer,
         own_statistics=alone or groups.own_statistics,
         unsent=groups.unsent,
+        participation=setup.participation,
     )
 
     # What predicts: a network, the method's own or the global one, whose scores a method may

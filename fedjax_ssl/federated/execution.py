@@ -14,9 +14,10 @@ from jaxtyping import Array, Bool
 from fedjax_ssl.backend import backend
 from fedjax_ssl.data import FederatedData, LoadedInputs
 from fedjax_ssl.federated.client import ClientUpdate
+from fedjax_ssl.federated.client_states import without_examples
 from fedjax_ssl.federated.messages import Arrivals, Download, Sums
 from fedjax_ssl.federated.method import Client, Method, Now, Sampler, ServerState
-from fedjax_ssl.federated.placement import train_cohort, without_examples
+from fedjax_ssl.federated.placement import train_cohort
 
 PyTree = Any
 # Clients at once where nobody says how many.

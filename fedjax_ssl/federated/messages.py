@@ -72,6 +72,7 @@ class Sums(NamedTuple):
     averages: dict[str, PyTree]  # by term: values times the weight
     weight: Float[Array, ""]  # sum of the weights
     work: Work  # for the log
+    beside: PyTree = ()  # `participation.Beside`, where clients are not reliable
 
 
 class Arrivals(NamedTuple):
@@ -82,3 +83,4 @@ class Arrivals(NamedTuple):
     arrived: Bool[Array, " p"]  # False where an upload was lost on its way
     kept: Kept  # what clients keep from now on
     log: ClientLog  # what the simulation alone sees
+    fate: PyTree = ()  # `participation.Fate`, where clients are not reliable

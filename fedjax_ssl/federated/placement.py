@@ -14,7 +14,6 @@ ways around it: gather everything and add in client order, or add integers.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NamedTuple, TypeGuard, cast
 
 import jax
@@ -33,6 +32,7 @@ from fedjax_ssl.federated.client import (
     batch_of,
     train_client,
 )
+from fedjax_ssl.federated.client_states import without_examples
 from fedjax_ssl.federated.messages import Arrivals, Download, Sums
 from fedjax_ssl.federated.method import Client
 
@@ -165,20 +165,6 @@ def deal(num_steps: Int[Array, " q"], num_devices: int) -> Int32[Array, " q"]:
     hands = jnp.argsort(-num_steps, stable=True).astype(jnp.int32).reshape(-1, num_devices)
     back = jnp.arange(hands.shape[0], dtype=jnp.int32)[:, None] % 2 == 1
     return jnp.where(back, hands[:, ::-1], hands).T.reshape(-1)
-
-
-def without_examples(clients: Client, kept: Bool[Array, " p"]) -> Client:
-    """Return the same clients, of which those that are not kept have no examples, so that no batch
-    is drawn for them.
-    """
-    weak = clients.weak
-    if weak is not None:
-        weak = replace(weak, num_examples=jnp.where(kept, weak.num_examples, 0))
-    return clients._replace(
-        num_labelled=jnp.where(kept, clients.num_labelled, 0),
-        num_examples=jnp.where(kept, clients.num_examples, 0),
-        weak=weak,
-    )
 
 
 def _take_share(cohort: PyTree, mesh: Mesh) -> PyTree:

@@ -21,6 +21,7 @@ from fedjax_ssl.federated.client_states import (
     merge_states,
     part_of,
     server_as_client,
+    without_examples,
     write_states,
 )
 from fedjax_ssl.federated.cohort import Cohort, random_slots
@@ -43,7 +44,8 @@ from fedjax_ssl.federated.method import (
 )
 from fedjax_ssl.federated.optimizers import fedavg, mean_scale
 from fedjax_ssl.federated.packing import cut, packing
-from fedjax_ssl.federated.placement import train_cohort, without_examples
+from fedjax_ssl.federated.participation import Participation
+from fedjax_ssl.federated.placement import train_cohort
 from fedjax_ssl.federated.round_log import Clients, bytes_sent, entries, with_server, work_done
 from fedjax_ssl.federated.setup import Setup
 from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count
@@ -149,6 +151,7 @@ def run_round(
         return Turn(training, context, state, data, rate)
 
     rate = setup.learning_rate(state.round - start)
+    before = state
     server = stage.server
     logs: list[Metrics] = []
     if server is not None and "before" in server.when:
@@ -170,6 +173,10 @@ def run_round(
     info["learning_rate"] = (
         jnp.full_like(rate, jnp.nan) if getattr(training.optimizer, "own_rate", False) else rate
     )
+    if setup.participation is not None and stage.trains_clients:
+        # Where nobody is there, the server does nothing either.
+        there = partial(jnp.where, jnp.any(cohort.valid))
+        state = jax.tree.map(there, state, before._replace(clients=state.clients))
     return state._replace(round=state.round + 1), info
 
 
@@ -190,10 +197,16 @@ def draw_cohort(
     if not stage.trains_clients:
         return Cohort(jnp.zeros((0,), jnp.int32), jnp.zeros((0,), bool))
     key = named_key(_round_key(run_key, number), "cohort")
+    participation = setup.participation
+    if participation is not None:
+        clients = participation.available(run_key, number, clients)
     counts = stage.count_labels(clients)
-    return setup.draw_cohort(
+    drawn = setup.draw_cohort(
         key, counts, clients.num_examples, setup.cohort_size, stage.labelled_quota
     )
+    if participation is None:
+        return drawn
+    return participation.remaining(run_key, number, drawn, clients.id.shape[0])
 
 
 def _round_key(run_key: Key[Array, ""], number: Int[Array, ""]) -> Key[Array, ""]:
@@ -252,6 +265,7 @@ def at_server(
             average_optimizer=False,
             own_statistics=False,
             unsent=MappingProxyType({}),
+            participation=None,
         ),
         context=turn.context._replace(
             key=named_key(turn.context.key, key_name),
@@ -275,10 +289,15 @@ def _train_clients(stage: Stage, execution: Execution, turn: Turn) -> tuple[Serv
         tasks.append((kind, members))
     if (own := stage.own_kind) is not None:
         tasks.insert(0, (own, rest))
-    placed = [
-        Task(kind, members, partial(place_clients, execution, kind.sampler, turn.state, turn.data))
-        for kind, members in tasks
-    ]
+    participation = turn.training.participation
+    slow = participation is not None and participation.slow is not None
+    placed = []
+    for kind, members in tasks:
+        sampler = kind.sampler
+        if slow:  # nothing is known of its steps before the round
+            sampler = sampler._replace(reads_sent=True, equal_steps=False)
+        place = partial(place_clients, execution, sampler, turn.state, turn.data)
+        placed.append(Task(kind, members, place))
     return _train(turn, placed)
 
 
@@ -292,6 +311,7 @@ def train_locally(turn: Turn, tasks: list[Task]) -> Trained:
     context = turn.context
     state = turn.state
     data = turn.data
+    participation = turn.training.participation
     # 1. All that is sent.
     states = dict(state.terms)
     sent = {}
@@ -321,13 +341,18 @@ def train_locally(turn: Turn, tasks: list[Task]) -> Trained:
         uploads=state.uploads,
     )
     context = context._replace(clients=clients)
-    # 2. The clients, kind by kind.
+    # 2. The clients, kind by kind, without those that have dropped out since.
+    left = None if participation is None else participation.left(context)
     results = []
     for task in tasks:
         asked = [term.server.participates(sent[term.name], context) for term in task.kind.terms]
-        active = without_examples(context.clients, jnp.stack(asked).any(0) & task.members)
+        stay = jnp.stack(asked).any(0) & task.members
+        active = without_examples(context.clients, stay if left is None else stay & ~left)
         update_of = partial(ClientUpdate, turn.training, task.kind)
-        results.append(Results(*task.place(update_of, download, active, context.valid)))
+        summed, stacked = task.place(update_of, download, active, context.valid)
+        if left is not None:
+            stacked = stacked._replace(arrived=stacked.arrived & ~left)
+        results.append(Results(summed, stacked))
     return Trained(download, context, sent, results)
 
 
@@ -346,6 +371,9 @@ def _absorb(turn: Turn, tasks: list[Task], trained: Trained) -> tuple[ServerStat
     together = _join(results, tasks, kept)
     counts = together.stacked.counts & context.valid
     summed = together.summed
+    participation = training.participation
+    if participation is not None:
+        summed = participation.averaged(summed)
     uploads = state.uploads
     if (change := training.uploads.at_server) is not None:
         summed, uploads = change(named_key(context.key, "uploads"), summed, context, uploads)
@@ -360,6 +388,13 @@ def _absorb(turn: Turn, tasks: list[Task], trained: Trained) -> tuple[ServerStat
     flat_state, unravel_state = ravel_pytree(state.model_state)
     scale = mean_scale(summed.weight).astype(flat_state.dtype)
     slots = context.slots if training.keep_by_slot else None
+    new = together.stacked.kept
+    writes = counts
+    if participation is not None and participation.commit == "local":
+        # What the federated optimizer keeps goes with the sums, where the client is not.
+        keep = partial(where_slots, counts)
+        new = new._replace(federated=jax.tree.map(keep, new.federated, kept.federated))
+        writes = counts | (together.stacked.fate.lost & context.valid)
     after = state._replace(
         params={
             g: packing(tree).unpack(moved[g]) if g in moved else tree
@@ -368,9 +403,7 @@ def _absorb(turn: Turn, tasks: list[Task], trained: Trained) -> tuple[ServerStat
         model_state=cut(unravel_state, flat_state + scale * summed.statistics),
         optimizer=optimizer_state,
         terms=download.terms,
-        clients=write_states(
-            state.clients, together.stacked.kept, context.clients.id, counts, slots
-        ),
+        clients=write_states(state.clients, new, context.clients.id, writes, slots),
         local_optimizer=_mean_optimizer(state.local_optimizer, summed.optimizer),
         uploads=uploads,
     )
@@ -386,6 +419,8 @@ def _absorb(turn: Turn, tasks: list[Task], trained: Trained) -> tuple[ServerStat
     }
     # 4. The log, of which nothing comes back.
     info = work_done(summed.work) | {"clients": jnp.sum(context.valid, dtype=jnp.int32)}
+    if participation is not None:
+        info["lost_clients"] = _lost_clients(participation, context, together.stacked)
     state_size = 0 if training.own_statistics else flat_state.size
     kinds = [
         Clients(task.kind.terms, task.members, result.stacked.arrived)
@@ -411,6 +446,16 @@ def _absorb(turn: Turn, tasks: list[Task], trained: Trained) -> tuple[ServerStat
     for term in terms:
         info |= term.log.diagnose(outcomes[term.name], truth, log.measured[term.name])
     return after._replace(terms={**after.terms, **absorbed}), info
+
+
+def _lost_clients(
+    participation: Participation, context: RoundContext, stacked: Arrivals
+) -> Int[Array, ""]:
+    """Count the clients of a cohort that dropped out once it was drawn."""
+    lost = stacked.fate.lost
+    if (left := participation.left(context)) is not None:
+        lost = lost | left
+    return jnp.sum(lost & context.valid, dtype=jnp.int32)
 
 
 def _outcomes(
@@ -478,6 +523,7 @@ def _join(results: list[Results], tasks: list[Task], before: Kept) -> Results:
         log=ClientLog(
             {name: value for r in results for name, value in r.stacked.log.measured.items()}, model
         ),
+        fate=jax.tree.map(lambda *own: jnp.stack(own).any(0), *[r.stacked.fate for r in results]),
     )
     total = reduce(partial(jax.tree.map, jnp.add), sums)
     return Results(total._replace(averages=averages), stacked)

@@ -14,6 +14,7 @@ from fedjax_ssl.models import Model
 from fedjax_ssl.objectives import RowLoss, cross_entropy
 
 if TYPE_CHECKING:
+    from fedjax_ssl.federated.participation import Participation
     from fedjax_ssl.federated.uploads.transform import UploadTransform
 
 LearningRate = Callable[[Int[Array, ""]], Float[Array, ""]]  # of the round
@@ -87,3 +88,5 @@ class Setup(NamedTuple):
     # ^ as `normalize`, of what is predicted; None: the same
     local_scores: bool = False  # rounds log how well the cohort's own models do
     uploads: tuple["UploadTransform", ...] = ()  # between what clients send and the sum of it
+    participation: "Participation | None" = None
+    # ^ how reliable clients are; None: all of them are there and get through

@@ -44,7 +44,6 @@ from fedjax_ssl.methods.parts.recommended import MIXED
 from fedjax_ssl.methods.parts.settings import CountOrZero, Share, Weight
 from fedjax_ssl.methods.parts.terms import (
     PseudoLabels,
-    examples_mask,
     network_outputs,
     pseudo_label_term,
 )
@@ -133,9 +132,8 @@ def propagated_term(setup: Setup, settings: PropagatedLabels, stream: str = "mix
         anchors = _anchors(outputs.logits, likelihood, context.clients, settings.anchor_confidence)
         result = graphs.propagate_over_cohort(setup, context, features, anchors, settings)
         result = _refined(result, likelihood, own)
-        targets = graphs.to_pseudo_labels(
-            result, examples_mask(context.clients), setup.num_classes, settings
-        )
+        real = graphs.receiving(setup, context)
+        targets = graphs.to_pseudo_labels(result, real, setup.num_classes, settings)
         # Class labels count in the channel term already.
         return targets._replace(weights=jnp.where(own >= 0, 0.0, targets.weights)), state
 

@@ -27,13 +27,13 @@ import dataclasses
 from typing import Literal
 
 import jax
-import jax.numpy as jnp
-from jaxtyping import Array, Bool
+from jaxtyping import Array
 
 from fedjax_ssl import graph
-from fedjax_ssl.checks import checked, is_zero
+from fedjax_ssl.checks import checked
 from fedjax_ssl.federated import Recipe, RoundContext, RoundResult, Setup, Traffic, count
-from fedjax_ssl.federated.method import Broadcast, Metrics, PyTree
+from fedjax_ssl.federated.method import Metrics, PyTree
+from fedjax_ssl.federated.participation import BEFORE_TRAINING
 from fedjax_ssl.graph.settings import Hamming, Level
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.graph_pseudo_labels import (
@@ -42,10 +42,11 @@ from fedjax_ssl.methods.parts.graph_pseudo_labels import (
     graph_operations,
     graph_traffic,
     propagate_over_cohort,
+    receiving,
     to_pseudo_labels,
 )
 from fedjax_ssl.methods.parts.recommended import AT_CLIENTS, MIXED
-from fedjax_ssl.methods.parts.settings import CountOrZero, Decay
+from fedjax_ssl.methods.parts.settings import CountOrZero
 from fedjax_ssl.methods.parts.terms import PseudoLabels, examples_mask, pseudo_label_term
 from fedjax_ssl.methods.parts.two_stages import after_labelled_stage, mixed_stage
 
@@ -69,10 +70,6 @@ class XCLP(GraphPseudoLabels):
         fixed_projections: the same hash in every round of a run instead of a fresh one.
         similarity: "lsh": codes; "exact": cosines of the features, for comparison: clients would
             have to show these.
-        lost_before: share of clients that drop out of a round before their codes are compared, as
-            if never invited.
-        lost_after: share of clients that drop out between that and the row sums: their examples
-            stay in the graph, their labels do not count, and they do not train (section 3.3).
         protocol: "ideal", "accounted" or "real": clients and server find distances and scores
             together, between the compiled parts of a round, see `fedjax_ssl.secure`. "none": the
             kernels, which round nothing.
@@ -83,8 +80,6 @@ class XCLP(GraphPseudoLabels):
     graph_augment: bool = False
     fixed_projections: bool = False
     similarity: Literal["lsh", "exact"] = "lsh"
-    lost_before: Decay = 0.0
-    lost_after: Decay = 0.0
     protocol: Level = "none"
     hamming: Hamming = "transfer"
 
@@ -100,16 +95,17 @@ def xclp(setup: Setup, settings: XCLP) -> Recipe:
     Raises:
         ValueError: for a setting outside its range.
     """
-    loses = not (is_zero(settings.lost_before) and is_zero(settings.lost_after))
+    participation = setup.participation
+    loses = (
+        participation is not None
+        and participation.lost is not None
+        and participation.lost_when in BEFORE_TRAINING
+    )
     if settings.protocol != "none" and (loses or settings.similarity == "exact"):
         raise ValueError(
             f"protocol is {settings.protocol!r}, which compares codes of clients that stay; use "
-            "protocol='none' with similarity='exact', lost_before or lost_after"
-        )
-    leaving = settings.lost_before + settings.lost_after
-    if isinstance(leaving, (int, float)) and leaving > 1:  # a traced one is not known
-        raise ValueError(
-            f"lost_before + lost_after is {leaving:g}; shares of all clients are at most 1 together"
+            "protocol='none' with similarity='exact' or config.participation.lost_when=codes or "
+            "scores"
         )
     protocols = None
     if settings.protocol != "none":
@@ -118,26 +114,17 @@ def xclp(setup: Setup, settings: XCLP) -> Recipe:
 
     def prepare(state: PyTree, context: RoundContext) -> tuple[PseudoLabels, PyTree]:
         features = cohort_features(setup, context, settings.graph_features, settings.graph_augment)
-        clients = context.clients
-        real = examples_mask(context.clients)
-        if loses:
-            # Gone before the codes: no example in the graph. Gone after them: examples, no labels.
-            before, lost = _lost(settings, context)
-            clients = clients._replace(
-                num_examples=jnp.where(before, 0, clients.num_examples),
-                observed=jnp.where(lost[:, None], -1, clients.observed),
-            )
-            real = real & ~lost[:, None]
         result = propagate_over_cohort(
             setup,
-            context._replace(clients=clients),
+            context,
             features,
-            clients.observed,
+            context.clients.observed,
             settings,
             settings.fixed_projections,
             exchange,
             settings.similarity,
         )
+        real = receiving(setup, context)
         return to_pseudo_labels(result, real, setup.num_classes, settings), state
 
     def traffic(outcome: RoundResult) -> Traffic:
@@ -151,27 +138,13 @@ def xclp(setup: Setup, settings: XCLP) -> Recipe:
             setup, settings, outcome.context
         )
 
-    def stays(sent: Broadcast, context: RoundContext) -> Bool[Array, " p"]:
-        return term.server.participates(sent, context) & ~_lost(settings, context)[1]
-
     term = pseudo_label_term(setup, prepare, traffic)
     whole = term._replace(log=term.log._replace(diagnose=diagnose))
-    if loses:
-        whole = whole._replace(server=term.server._replace(participates=stays))
     on_host = exchange is not None
     recipe = after_labelled_stage(
         setup, mixed_stage(setup, whole), settings.warmup_rounds, on_host=on_host
     )
     return recipe._replace(sends=("codes of their examples",))
-
-
-def _lost(settings: XCLP, context: RoundContext) -> tuple[Bool[Array, " p"], Bool[Array, " p"]]:
-    """Draws which clients of the cohort drop out: before their codes are compared, and at all."""
-    key = named_key(context.key, "lost")
-    drawn = jax.vmap(lambda client: jax.random.uniform(jax.random.fold_in(key, client)))(
-        context.clients.id
-    )
-    return drawn < settings.lost_before, drawn < settings.lost_before + settings.lost_after
 
 
 @checked

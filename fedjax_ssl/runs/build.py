@@ -224,6 +224,9 @@ def _setup(
         draw_cohort = federated.cohort_sampler(
             config["cohort"]["name"], **configs.options(config["cohort"]), facts=facts
         )
+    with configs.naming("participation"):
+        epochs = None if local["local_steps"] else local["local_epochs"]
+        participation = federated.participation(facts, epochs, **config["participation"])
     federated_optimizer = configs.federated_optimizer(config, facts)
     local_optimizer, learning_rate = configs.local_training(config, facts)
     with configs.naming("loss"):
@@ -262,6 +265,7 @@ def _setup(
             draw_cohort=draw_cohort,
             num_parts=federation.num_parts,
             local_scores="local" in config["metrics"],
+            participation=participation,
         )
 
 

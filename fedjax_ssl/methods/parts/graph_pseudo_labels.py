@@ -22,6 +22,7 @@ from fedjax_ssl.federated import (
 )
 from fedjax_ssl.federated.method import Metrics
 from fedjax_ssl.graph.settings import CODE, ConfidenceScale, GraphSettings, LabelNorm
+from fedjax_ssl.graph.weighting import scale_confidence
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.settings import Positive
 from fedjax_ssl.methods.parts.terms import PseudoLabels, examples_mask, network_features
@@ -64,6 +65,13 @@ def cohort_features(
     )
 
 
+def receiving(setup: Setup, context: RoundContext) -> Bool[Array, "p n"]:
+    """Return which examples are real and of a client that is still there for its labels."""
+    real = examples_mask(context.clients)
+    left = None if setup.participation is None else setup.participation.left(context)
+    return real if left is None else real & ~left[:, None]
+
+
 def propagate_over_cohort(
     setup: Setup,
     context: RoundContext,
@@ -79,19 +87,34 @@ def propagate_over_cohort(
     Labels are propagated from `labels`, -1 = none. `fixed_projections` keeps one hash in all rounds
     of a run. `exchange` are protocols between the clients, not under a trace. `similarity` "exact"
     compares features by their cosines in place of codes, which clients would have to show each
-    other. The result holds the p * n examples in a row, client after client.
+    other. Of clients that dropped out once their codes were compared (section 3.3) the points stay
+    in the graph; their labels count if scores had been propagated by then. The result holds the
+    p * n examples in a row, client after client.
     """
     real = examples_mask(context.clients)
     owner = jnp.broadcast_to(jnp.arange(real.shape[0])[:, None], real.shape)
     points = features.reshape(real.size, -1)
+    participation = setup.participation
+    receives = None if participation is None else participation.left(context)
+    if receives is not None:
+        receives = receiving(setup, context)
+        if participation is not None and participation.lost_when == "codes":
+            labels = jnp.where(receives, labels, -1)
     known = labels.reshape(-1)
     taking_part: dict[str, Any] = {"valid": real.reshape(-1), "clients": owner.reshape(-1)}
     if similarity == "exact":
-        return graph.label_propagation(points, known, setup.num_classes, settings, **taking_part)
-    key = named_key(context.run_key if fixed_projections else context.key, "projections")
-    return graph.xclp(
-        key, points, known, setup.num_classes, settings=settings, exchange=exchange, **taking_part
-    )
+        result = graph.label_propagation(points, known, setup.num_classes, settings, **taking_part)
+    else:
+        key = named_key(context.run_key if fixed_projections else context.key, "projections")
+        taking_part["exchange"] = exchange
+        result = graph.xclp(key, points, known, setup.num_classes, settings=settings, **taking_part)
+    if receives is None or settings.confidence_scale != "max":
+        return result
+    # The largest confidence is that of the rows that clients are still there for.
+    counted = receives.reshape(-1) & result.valid
+    own = jnp.where(counted, graph.confidence(result.scores), 0)
+    own = scale_confidence(own, "max", taking_part["clients"])
+    return result._replace(confidence=jnp.where(counted & (known >= 0), 1, own))
 
 
 def graph_traffic(setup: Setup, num_bits: int, outcome: RoundResult) -> Traffic:
@@ -141,7 +164,7 @@ def to_pseudo_labels(
     omega_i times kappa_(y_i), the inverse frequency of its class among all that took part in the
     graph.
 
-    `real` says which examples are not padding.
+    `real` says which examples are not padding, and receive theirs.
     """
     labels = jnp.where(real, result.labels.reshape(real.shape), -1)
     certainty = jnp.where(labels >= 0, result.confidence.reshape(real.shape), 0.0)
