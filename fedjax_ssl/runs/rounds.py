@@ -17,6 +17,7 @@ ROUNDS = "rounds"  # the scope in which rounds are traced: profiles and compiled
 # metric: rounds in a row, up to this one, without any finite update
 DIVERGED_ROUNDS = "diverged_rounds"
 TOTALS = ("bytes_down", "bytes_up", "local_steps", "examples", "clients", "dropped_clients")
+_OF_UNRELIABLE = ("lost_clients",)  # also sums, in runs that have them
 
 
 def run_rounds(
@@ -65,6 +66,8 @@ def run_rounds(
     def summed(name: str, values: Any) -> Any:
         if isinstance(values, federated.Count):
             return values.of_all_rounds()
+        if name in _OF_UNRELIABLE:  # not of stages in which the server trains alone
+            return jnp.nansum(values)
         return jnp.sum(values) if name in TOTALS else jnp.nanmean(values)
 
     metrics = {name: summed(name, values) for name, values in infos.items()}

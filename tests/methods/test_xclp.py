@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_ssl import methods
-from fedjax_ssl.keys import named_key
+from fedjax_ssl import federated, methods
+from fedjax_ssl.federated import Facts, participation
 from tests import toy
 
 DATA = toy.federation(noise=1.0)
@@ -74,20 +74,26 @@ def test_pseudo_labels_are_made_once_for_everybody_and_then_frozen() -> None:
         assert (tables[2].weights[client, seen:size] < 1.0).all()
 
 
+FACTS = Facts(DATA.num_clients, DATA.num_clients, None)
+GRAPH = {"num_bits": 64, "num_neighbors": 3}
+
+
+def losing(share: float, when: str):
+    how = participation(FACTS, lost=share, lost_when=when)
+    return methods.build("xclp", toy.setup(DATA, participation=how), **GRAPH)
+
+
 @pytest.mark.parametrize("share", [0.4, pytest.param(0.6, marks=pytest.mark.thorough)])
 def test_clients_lost_before_their_codes_are_compared_might_not_have_been_invited(share) -> None:
-    run = toy.setup(DATA)
-    settings = {"num_bits": 64, "num_neighbors": 3}
-    losing = methods.build("xclp", run, lost_before=share, **settings)
-    whole = methods.build("xclp", run, **settings)
-    state = losing.init(KEY, DATA)
-    drawn = jax.random.fold_in(named_key(KEY, "round"), 0)
-    keys = [
-        jax.random.fold_in(named_key(drawn, "lost"), client) for client in range(DATA.num_clients)
-    ]
-    lost = [client for client, key in enumerate(keys) if jax.random.uniform(key) < share]
+    method = losing(share, "start")
+    whole = methods.build("xclp", toy.setup(DATA), **GRAPH)
+    how = participation(FACTS, lost=share)
+    state = method.init(KEY, DATA)
+    ids = jax.numpy.arange(DATA.num_clients)
+    drawn = np.asarray(how.happens("lost", how.lost, KEY, jax.numpy.int32(0), ids))
+    lost = np.flatnonzero(drawn).tolist()
     assert 0 < len(lost) < DATA.num_clients
-    found, _ = jax.jit(losing.round)(KEY, state, DATA)
+    found, _ = jax.jit(method.round)(KEY, state, DATA)
     absent = toy.without(DATA, *lost)
     expected, _ = jax.jit(whole.round)(KEY, whole.init(KEY, absent), absent)
     jax.tree.map(
@@ -97,19 +103,28 @@ def test_clients_lost_before_their_codes_are_compared_might_not_have_been_invite
     )
 
 
-def test_shares_of_lost_clients_are_at_most_all() -> None:
-    methods.build("xclp", toy.setup(DATA), lost_before=0.4, lost_after=0.6)
-    with pytest.raises(ValueError, match=r"lost_before \+ lost_after is 1\.1; "):
-        methods.build("xclp", toy.setup(DATA), lost_before=0.5, lost_after=0.6)
-
-
 def test_clients_lost_after_that_have_no_labels_and_do_not_train() -> None:
-    run = toy.setup(DATA)
-    losing = methods.build("xclp", run, lost_after=0.999999, num_bits=64, num_neighbors=3)
-    state = losing.init(KEY, DATA)
-    after, info = jax.jit(losing.round)(KEY, state, DATA)
+    method = losing(0.999999, "codes")
+    state = method.init(KEY, DATA)
+    after, info = jax.jit(method.round)(KEY, state, DATA)
     assert float(info["pseudo_label_coverage"]) == 0.0 and int(info["local_steps"]) == 0
+    assert int(info["lost_clients"]) == int(info["clients"])
+    bytes_up = federated.to_numbers(info)["bytes_up"]
+    assert 0 < bytes_up < federated.to_numbers(info)["bytes_down"]  # their codes
     jax.tree.map(np.testing.assert_array_equal, after.params, state.params)
+
+
+@pytest.mark.thorough
+def test_the_labels_of_clients_lost_after_the_scores_count() -> None:
+    """Client 1 has three labels; without them the others get other pseudo-labels."""
+    gone = federated.ClientNumbers(lambda key, number, ids: (ids == 1).astype("float32"))
+    infos = {}
+    for when in ("codes", "scores"):
+        how = federated.Participation(lost=gone, lost_when=when)
+        method = methods.build("xclp", toy.setup(DATA, participation=how), **GRAPH)
+        infos[when] = toy.train(method, KEY, DATA, 1)[1][0]
+    assert infos["codes"]["local_steps"] == infos["scores"]["local_steps"]
+    assert infos["codes"]["confidence_correct"] != infos["scores"]["confidence_correct"]
 
 
 def test_exact_cosines_are_what_many_bits_come_to() -> None:
@@ -126,6 +141,10 @@ def test_exact_cosines_are_what_many_bits_come_to() -> None:
         assert float(infos[0][name]) == pytest.approx(float(infos[1][name]), abs=0.05)
     with pytest.raises(ValueError, match="compares codes"):
         methods.build("xclp", run, similarity="exact", protocol="ideal")
+    losing_codes = participation(FACTS, lost=0.5, lost_when="codes")
+    with pytest.raises(ValueError, match="compares codes of clients that stay"):
+        setup = run._replace(participation=losing_codes)
+        methods.build("xclp", setup, protocol="ideal")
 
 
 def test_operations_are_those_of_the_papers_formulas() -> None:
