@@ -43,7 +43,7 @@ from fedjax_ssl.federated import (
     WEIGHTS,
     ByClient,
 )
-from fedjax_ssl.federated.uploads import UPLOADS
+from fedjax_ssl.federated.uploads import PRIVACY, UPLOADS
 from fedjax_ssl.folder.writers import WRITERS
 from fedjax_ssl.graph.settings import GraphSettings, Hamming, Level
 from fedjax_ssl.methods.around import AROUND, PERSONALIZATIONS
@@ -73,12 +73,10 @@ CHOICES: dict[str, Registry[Any]] = {  # by section, whose name is one of these
     "cohort": COHORTS,
     "federated": FEDERATED_OPTIMIZERS,
     "personalize": PERSONALIZATIONS,
+    "privacy": PRIVACY,
 }
-FILLED_IN = (
-    "optimizer",
-    "federated",
-    "personalize",
-)  # sections with their choices' defaults once resolved
+# sections with their choices' defaults once resolved
+FILLED_IN = ("optimizer", "federated", "personalize", "privacy")
 REGISTRIES: dict[str, Registry[Any]] = {"method": methods.METHODS, **CHOICES}
 _SHARE = In("[0, 1)")
 _WEIGHT = In("[0, inf)")
@@ -342,6 +340,7 @@ _SECTIONS: dict[str, dict[str, Option]] = {
             Each(In("[0, 1]"), "epochs"),
         ),
     },
+    "privacy": {"name": _field("none", "what hides a client in the sum of a round")},
     "early_stopping": {
         "patience": _field(int, "evaluations without a better model that end a run", _COUNT),
         "metric": _field(

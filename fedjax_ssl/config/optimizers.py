@@ -21,7 +21,14 @@ from fedjax_ssl.federated import (
 )
 from fedjax_ssl.registry import takes_array
 
-_TRACEABLE = ("optimizer.", "federated.", "method.", "personalize.", "participation.")
+_TRACEABLE = (
+    "optimizer.",
+    "federated.",
+    "method.",
+    "personalize.",
+    "participation.",
+    "privacy.",
+)
 
 
 def federated_optimizer(config: Any, facts: Facts | None = None) -> Any:
@@ -130,6 +137,7 @@ def traced_numbers(config: ml_collections.ConfigDict) -> dict[str, float]:
             for field, option in FIELDS.items()
             if field.startswith("participation.") and option.traceable
         },
+        "privacy": set(),
     }
     for section, names in sections.items():
         if section not in REGISTRIES:

@@ -33,6 +33,7 @@ _DROPS_OPTIONS = (
     "cohort",
     "federated",
     "personalize",
+    "privacy",
 )
 
 
@@ -74,6 +75,7 @@ def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     rules.check_metrics(resolved)
     rules.check_validation(resolved)
     rules.check_client_standardization(resolved)
+    rules.check_privacy(resolved)
     rules.check_prediction(resolved)
     rules.saved_round(resolved)
     # Optimizers are built to see whether they can be, unless sizes are needed that come with data.
@@ -161,7 +163,8 @@ def _fill_in(config: ml_collections.ConfigDict) -> None:
     if config.partition.pooled:
         federated.cohort_size = None
     if federated.weighting is None:
-        federated.weighting = "examples" if is_own(config.data.name) else "uniform"
+        by_examples = is_own(config.data.name) and config.privacy.name == "none"
+        federated.weighting = "examples" if by_examples else "uniform"
     if federated.devices is None and jax.distributed.is_initialized():
         federated.devices = jax.device_count()
     elif federated.devices is None and federated.reduce == "fast":

@@ -13,6 +13,7 @@ from fedjax_ssl.config.optimizers import local_training
 from fedjax_ssl.data import rounds_of_a_part
 from fedjax_ssl.errors import ConfigError, did_you_mean, naming, note
 from fedjax_ssl.federated import Facts
+from fedjax_ssl.objectives import INVERSE
 from fedjax_ssl.own_code import import_named
 
 PREDICTORS = ("network", "xclp", "per_client_lp")
@@ -277,6 +278,43 @@ def check_client_standardization(config: ml_collections.ConfigDict) -> None:
     raise ConfigError(
         f"config.data.standardize is 'client', but {wrong}; change it, or use standardize='train'"
     )
+
+
+def check_privacy(config: ml_collections.ConfigDict) -> None:
+    """Refuse settings by which something of the clients' data is known beside the noisy sums."""
+    if config.privacy.name == "none":
+        return
+    loss = config.loss
+    inverse = loss.class_weights is not None and tuple(loss.class_weights) == INVERSE
+    wrong = (
+        (
+            config.federated.weighting != "uniform",
+            f"config.federated.weighting={config.federated.weighting} makes weights of the "
+            "clients' data; use uniform",
+        ),
+        (
+            config.cohort.name != "uniform",
+            f"config.cohort.name={config.cohort.name} draws cohorts of which nobody knows what "
+            "they cost; use uniform, every client with one probability",
+        ),
+        (
+            inverse or loss.logit_adjustment,
+            "config.loss.class_weights=inverse and logit_adjustment count the labels of all "
+            "clients; leave them out",
+        ),
+        (
+            config.data.standardize == "train",
+            "config.data.standardize=train has a mean and a deviation of all clients' examples; "
+            "use none, or give config.data.mean and config.data.std",
+        ),
+        (
+            config.save_clients is not None,
+            "config.save_clients keeps models of single clients; leave it out",
+        ),
+    )
+    for is_wrong, why in wrong:
+        if is_wrong:
+            raise ConfigError(f"config.privacy.name is {config.privacy.name!r}, but {why}")
 
 
 def check_prediction(config: ml_collections.ConfigDict) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         CohortSampler,
         check_cohorts,
         cohort_sampler,
+        poisson,
         random_slots,
         sample_cohort,
     )

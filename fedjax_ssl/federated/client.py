@@ -554,6 +554,7 @@ class ClientUpdate:
             averages=averages,
             weight=wanted,
             arrived=jnp.ones((), bool),
+            tallies={name: jnp.zeros(()) for name in self.training.uploads.tallies},
         )
         change = self.training.uploads.at_client
         if change is not None:
@@ -614,6 +615,9 @@ class ClientUpdate:
             averages=_times(weight, upload.averages),
             weight=weight,
             work=work,
+            tallies={
+                name: jnp.where(trained, value, 0.0) for name, value in upload.tallies.items()
+            },
         )
         return report, summed
 

@@ -82,7 +82,11 @@ def build(recipe: Recipe) -> Method:
     stages = _with_options(recipe)
     uploads = chain(*recipe.uploads, *setup.uploads)
     if setup.uploads:
-        check_covers(setup.uploads, what_leaves(recipe))
+        leaves = what_leaves(recipe)
+        for one in setup.uploads:
+            if one.check is not None:
+                one.check(recipe, leaves)
+        check_covers(setup.uploads, leaves)
 
     # How a client trains. One that trains alone keeps all groups to itself.
     alone = setup.federated_optimizer.alone

@@ -45,6 +45,8 @@ class Upload(NamedTuple):
     averages: dict[str, PyTree]  # what each term sends, for the server to see the mean of
     weight: Float[Array, ""]  # its weight in the average
     arrived: Bool[Array, ""]  # False: lost on its way, all of it, and the client keeps nothing new
+    tallies: dict[str, Float[Array, ""]] = {}  # noqa: RUF012
+    # ^ numbers of upload transforms, for their server to see the sum of
 
 
 class Work(NamedTuple):
@@ -73,6 +75,8 @@ class Sums(NamedTuple):
     weight: Float[Array, ""]  # sum of the weights
     work: Work  # for the log
     beside: PyTree = ()  # `participation.Beside`, where clients are not reliable
+    tallies: dict[str, Float[Array, ""]] = {}  # noqa: RUF012
+    # ^ of the uploads that count, not times the weight
 
 
 class Arrivals(NamedTuple):

@@ -377,6 +377,7 @@ def _absorb(turn: Turn, tasks: list[Task], trained: Trained) -> tuple[ServerStat
     uploads = state.uploads
     if (change := training.uploads.at_server) is not None:
         summed, uploads = change(named_key(context.key, "uploads"), summed, context, uploads)
+        summed = summed._replace(tallies={})
     averages = summed.averages
     summed = turn.join(summed)
     # 2. The federated optimizer's step on the parameters; batch statistics take their mean.

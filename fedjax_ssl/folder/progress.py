@@ -19,6 +19,7 @@ from fedjax_ssl.folder.files import Closing, bytes_in_words
 _SHOWN = (
     ("accuracy", "test_accuracy", "{:.1%}"),
     ("pseudo-labels", "pseudo_label_accuracy", "{:.1%}"),
+    ("epsilon", "epsilon", "{:.3g}"),
     ("client updates/s", "client_updates_per_second", "{:,.0f}"),
 )
 COMPILING = "compiling ..."
@@ -100,8 +101,8 @@ class Progress(Closing):
 
         Args:
             round: finished rounds.
-            row: metric row; of it are shown "test_accuracy", "pseudo_label_accuracy" and
-                "client_updates_per_second".
+            row: metric row; of it are shown "test_accuracy", "pseudo_label_accuracy", "epsilon"
+                and "client_updates_per_second".
         """
         left = self._time_left(round, row)
         values = {
@@ -120,11 +121,11 @@ class Progress(Closing):
                 )
             )
             return
-        accuracy, more, speed = (values.get(name, "") for _, name, _ in _SHOWN)
+        accuracy, more, epsilon, speed = (values.get(name, "") for _, name, _ in _SHOWN)
         # beside spinner and bar
         text = ""
         room = self._console.width - len(f"round {round}/{self._total}") - 18
-        for part in (accuracy, left, more, speed):  # the most important first
+        for part in (accuracy, epsilon, left, more, speed):  # the most important first
             longer = f"{text}, {part}" if text and part else text or part
             text = longer if len(longer) <= room else text
         self._show(text, round)
@@ -244,9 +245,13 @@ def _summary_lines(summary: Mapping[str, Any]) -> dict[str, str]:
             "model below"
         )
         shown["interval"] = f"{low:.2%} to {high:.2%} (95 %), {whose}"
+    if summary.get("epsilon") is not None:
+        shown["epsilon"] = f"{summary['epsilon']:.4g} at delta {summary.get('delta', 0):.3g}"
     if summary.get("stopped_early"):
         best = summary.get("selected_round")
         by_validation = "" if best is None else f"; best by validation: round {best}"
+        if summary.get("budget_spent"):
+            by_validation = f", which spends the budget of privacy{by_validation}"
         shown["stopped early"] = f"after round {summary['rounds']}{by_validation}"
     if summary.get("rounds"):
         chosen = summary.get("selected_round")

@@ -79,3 +79,5 @@ def _over_all_rounds(config: ml_collections.ConfigDict) -> Iterator[tuple[str, A
                     yield f"{section}.{field}", value
     if (config.partition.get("parts") or 1) > 1 and config.partition.get("rounds_per_part") is None:
         yield "partition.rounds_per_part", None
+    if config.privacy.name != "none" and config.privacy.noise is None:
+        yield "privacy.noise", None

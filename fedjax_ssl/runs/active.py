@@ -27,6 +27,7 @@ from fedjax_ssl.runs.build import Built
 from fedjax_ssl.runs.callbacks import Block, Callback, Profile
 from fedjax_ssl.runs.compile import Advanced, Inputs, Program, described, with_examples
 from fedjax_ssl.runs.own_callbacks import OwnCallbacks
+from fedjax_ssl.runs.privacy import Privacy
 from fedjax_ssl.runs.processes import Team
 from fedjax_ssl.runs.residence import Feed
 from fedjax_ssl.runs.shared import Shared
@@ -64,6 +65,7 @@ class Run:
         error: what ended it, where it could not go on.
         of_clients: accuracies of clients after the last evaluation.
         waited: seconds for examples from the host.
+        privacy: its account; None: it has no privacy.
     """
 
     path: Path
@@ -91,6 +93,7 @@ class Run:
     error: Exception | None = None
     of_clients: dict[str, float] = field(default_factory=dict)
     waited: float = 0.0
+    privacy: Privacy | None = None
     _said: set[str] = field(default_factory=set)
 
     @property
@@ -140,7 +143,12 @@ class Run:
     def rounds(self) -> int:
         """Rounds of the next block."""
         every = self.config.eval_every
-        return min(every - self.round % every, self.config.rounds - self.round)
+        return min(every - self.round % every, self.end - self.round)
+
+    @property
+    def end(self) -> int:
+        """The last round: that of the config, or the one that spends a budget of privacy."""
+        return self.config.rounds if self.privacy is None else self.privacy.limit
 
     @property
     def saved(self) -> int | None:
@@ -203,7 +211,7 @@ class Run:
             _of_trained(advanced.models),
             self.program,
             rounds,
-            last=self.round == self.config.rounds,
+            last=self.round == self.end,
         )
         # First what adds columns, the user's functions among it. What they raise waits until the
         # block is on the disk.

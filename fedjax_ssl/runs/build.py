@@ -18,9 +18,10 @@ from fedjax_ssl.data import FederatedData
 from fedjax_ssl.data.fingerprint import fingerprint
 from fedjax_ssl.errors import counted
 from fedjax_ssl.federated import Execution, Facts, Method, Setup
-from fedjax_ssl.federated.uploads import upload_transforms
+from fedjax_ssl.federated.uploads import private_sum, upload_transforms
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.objectives import INVERSE, RowLoss, supervised_loss
+from fedjax_ssl.runs.account import account_of, privacy_of
 from fedjax_ssl.runs.devices import choose_devices
 from fedjax_ssl.runs.processes import run_devices
 
@@ -88,10 +89,23 @@ def load_resolved(config: ml_collections.ConfigDict) -> Experiment:
         known_by = fingerprint(dataset)
         if section.pool_splits:
             dataset = data.with_pooled_splits(dataset)
+        if config.privacy.name != "none":
+            _check_statistics(section, dataset)
         statistics = (section.standardize, section.mean, section.std, section.left_out_client)
         dataset, said = data.standardized(dataset, *statistics)
         _, more = data.for_prediction(dataset, section.test_mean, section.test_std)
         return Experiment(config, dataset, said + more, known_by=known_by)
+
+
+def _check_statistics(section: ml_collections.ConfigDict, dataset: data.Dataset) -> None:
+    """Raise ValueError where inputs would be standardized by the examples of all clients."""
+    known = (dataset.mean, dataset.std, section.mean, section.std)
+    if section.standardize == "auto" and all(one is None for one in known):
+        raise configs.ConfigError(
+            f"config.privacy.name is set, but dataset {section.name!r} has no mean and deviation "
+            "of its own, and those of all clients' examples would be known; give config.data.mean "
+            "and config.data.std, or config.data.standardize=none"
+        )
 
 
 def federate(
@@ -190,6 +204,7 @@ def build_method(
     own = config["personalize"]
     personalize = {"name": own["name"], **configs.options(own)}
     settings |= {"around": config["around"], "facts": facts, "personalize": personalize}
+    setup = _private(setup, experiment.config, config, federation.num_clients)
     with configs.naming("method"):
         return federated.execute(methods.build(settings.pop("name"), setup, **settings), execution)
 
@@ -269,6 +284,30 @@ def _setup(
         )
 
 
+def _private(
+    setup: Setup, resolved: ml_collections.ConfigDict, config: dict[str, Any], clients: int
+) -> Setup:
+    """Return a setup whose sums are as private as the config says.
+
+    Args:
+        setup: without it.
+        resolved: the config of the account.
+        config: the same with numbers in it that may be traced.
+        clients: that train.
+    """
+    settings = privacy_of(config)
+    if settings is None:
+        return setup
+    expected = expected_of(config, clients)
+    account = account_of(resolved, clients, expected)
+    assert account is not None
+    noise = account.noise if settings.noise is None else settings.noise
+    return setup._replace(
+        draw_cohort=federated.poisson(account.cohorts.probability),
+        uploads=(*setup.uploads, private_sum(settings, noise, expected)),
+    )
+
+
 def _loss_of(section: dict[str, Any], federation: FederatedData) -> RowLoss:
     """Build the loss of labelled examples, from the labels that clients and the server see."""
     weights = section["class_weights"]
@@ -326,6 +365,18 @@ def _clients_of_known_size(federation: FederatedData) -> federated.Client | None
 
 def cohort_size_of(config: Any, number: int) -> int:
     """Return the slots of a cohort out of a number of clients that train."""
+    expected = expected_of(config, number)
+    settings = privacy_of(config)
+    if settings is None:
+        return expected
+    with configs.naming("privacy"):
+        return settings.sampled(number, expected).slots
+
+
+def expected_of(config: Any, number: int) -> int:
+    """Return the clients of a round out of a number that train; on average, where cohorts differ
+    in size.
+    """
     given = config["federated"]["cohort_size"]
     held_out = config["data"]["test_clients"]
     if given is not None and given > number:

@@ -39,7 +39,7 @@ from fedjax_ssl.federated import (
 from fedjax_ssl.federated.memory import FittingProgram, bytes_of, bytes_to_come, is_out_of_memory
 from fedjax_ssl.federated.method import Metrics
 from fedjax_ssl.folder.files import bytes_in_words, plain_value
-from fedjax_ssl.runs.build import Built, Start, build_method
+from fedjax_ssl.runs.build import Built, Start, build_method, cohort_size_of
 from fedjax_ssl.runs.rounds import run_block
 from fedjax_ssl.runs.start import start_of
 
@@ -318,12 +318,12 @@ class Program:
                 if self._memory is None:
                     return compile_for(None)
                 to_come = sum(bytes_to_come(one.federation.inputs) for one in inputs)
-                cohort = self.built.experiment.config.federated.cohort_size
+                clients = self.built.federation.num_clients
                 fitting = FittingProgram(
                     compile_for,
                     self._memory - to_come,
                     note,
-                    cohort or self.built.federation.num_clients,
+                    cohort_size_of(self.built.experiment.config, clients),
                 )
                 return fitting, fitting.choices
 

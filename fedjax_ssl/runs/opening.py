@@ -41,6 +41,7 @@ from fedjax_ssl.runs.callbacks import (
 from fedjax_ssl.runs.compile import Program
 from fedjax_ssl.runs.own_callbacks import OwnCallbacks
 from fedjax_ssl.runs.own_metrics import OwnMetrics
+from fedjax_ssl.runs.privacy import privacy_of_run
 from fedjax_ssl.runs.processes import Team, share_out
 from fedjax_ssl.runs.residence import Feed
 from fedjax_ssl.runs.shared import Shared
@@ -106,6 +107,8 @@ def opened(
         )
         advice.check(built)
         own_metrics = OwnMetrics(built, team)
+        privacy = privacy_of_run(built)
+        end = config.rounds if privacy is None else privacy.limit
         start = _start(program, folder, team)
         history = History(config, start.rows)
         team.connect(mesh)
@@ -113,7 +116,7 @@ def opened(
         feed = None
         if built.experiment.host is not None:
             feed = stack.enter_context(Feed(built, program.inputs.key))
-        progress = Progress(config.rounds, start_round=start.round, stream=stream)
+        progress = Progress(end, start_round=start.round, stream=stream)
         stack.enter_context(progress)
         natural = config.partition.name == "natural"
         run = Run(
@@ -134,7 +137,8 @@ def opened(
             progress=progress,
             profile=Profile(path / "profile", config) if config.profile and folder else None,
             own=own,
-            over=start.round == config.rounds or out_of_patience(config, history.rows),
+            privacy=privacy,
+            over=start.round >= end or out_of_patience(config, history.rows),
         )
         _tell(run)
         run.summary = _summary(run)
@@ -147,7 +151,8 @@ def opened(
                     resume_round=run.round,
                 )
             stack.enter_context(run.writers)
-            run.adding = [Divergence(history), own_metrics, own]
+            accounts = [] if privacy is None else [privacy]
+            run.adding = [Divergence(history), *accounts, own_metrics, own]
             run.callbacks = _callbacks(run, history)
         yield run
 
@@ -209,6 +214,8 @@ def _notes(run: Run) -> Iterator[str]:
     built = run.built
     yield built.experiment.standardization
     yield from about_data(built, run.template, run.names)
+    if run.privacy is not None and config.rounds:
+        yield from run.privacy.lines(run.template.params)
     number = configs.saved_round(config)
     if number:
         yield from _notes_of_saved_clients(run, number)

@@ -33,7 +33,7 @@ from fedjax_ssl.data import (
 from fedjax_ssl.errors import counted
 from fedjax_ssl.federated import Method, tree_bytes
 from fedjax_ssl.folder.files import bytes_in_words
-from fedjax_ssl.runs.build import Built, Experiment
+from fedjax_ssl.runs.build import Built, Experiment, cohort_size_of
 from fedjax_ssl.runs.processes import Team, share_out
 
 SHARE = 0.5  # of a device's memory that examples may fill; the rest is for the round
@@ -121,7 +121,7 @@ class Feed:
         self._rounds = config.rounds
         # Rounds that call the host have all of a block's examples on each device.
         self._devices = 1 if mesh is None or method.on_host else mesh.size
-        cohort = min(config.federated.cohort_size or federation.num_clients, federation.num_clients)
+        cohort = cohort_size_of(config, federation.num_clients)
         self._all_take_part = cohort == federation.num_clients
         block = min(self._every, self._rounds)
         clients = -(-cohort // self._devices) * (1 if self._all_take_part else block)

@@ -18,6 +18,7 @@ _LAST = (  # of the last row, where it has them
     *("test_balanced_accuracy", "test_loss", "test_macro_f1", "test_ece", "test_auroc"),
     *("test_client_accuracy", "test_client_accuracy_worst_tenth", "test_client_accuracy_spread"),
     *("pseudo_label_accuracy", "pseudo_label_coverage"),
+    *("epsilon", "clip_norm"),
     *("analytic_gflop", "analytic_megabytes", "as_run_forward_gflop", "as_run_gflop"),
 )
 

@@ -8,7 +8,7 @@ client that one of its transforms does not name in `covers`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,9 @@ from fedjax_ssl.federated.messages import Sums, Upload
 from fedjax_ssl.federated.method import ClientResult, RoundContext
 from fedjax_ssl.federated.optimizers import Grouped
 from fedjax_ssl.own_code import check_arguments
+
+if TYPE_CHECKING:
+    from fedjax_ssl.federated.recipe import Recipe
 
 PyTree = Any
 _Message = TypeVar("_Message", Upload, Sums)
@@ -52,6 +55,11 @@ class UploadTransform(NamedTuple):
     # ^ (key of the round, sums over the cohort, round, state) -> (sums, state); None: as they are
     covers: frozenset[str] = frozenset()
     # ^ parts of `EVERYTHING` that it treats, or may leave as they are
+    tallies: tuple[str, ...] = ()
+    # ^ names of numbers that `at_client` sets in `Upload.tallies`; `at_server` gets their sums
+    check: Callable[["Recipe", Mapping[str, Sequence[str]]], None] | None = None
+    # ^ (recipe, what leaves clients as `check_covers` takes it); raises ValueError for a method
+    # that it cannot be used with
 
 
 def identity() -> UploadTransform:
@@ -98,6 +106,7 @@ def chain(*transforms: UploadTransform) -> UploadTransform:
         at_client=at_client if any(one.at_client for one in parts) else None,
         at_server=at_server if any(one.at_server for one in parts) else None,
         covers=frozenset.intersection(*(frozenset(one.covers) for one in parts)),
+        tallies=tuple(name for one in parts for name in one.tallies),
     )
 
 

@@ -1,0 +1,193 @@
+"""What the privacy of a run costs: epsilon after so many rounds, and the noise for a budget.
+
+The sums are those of dp-accounting, which is loaded when one is asked for. Neighbours are
+federations of which one has a client more.
+"""
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import ml_collections
+from scipy.optimize import brentq
+
+from fedjax_ssl import config as configs
+from fedjax_ssl.config import ConfigError, naming
+from fedjax_ssl.errors import counted, how_to_install
+from fedjax_ssl.federated.uploads import PRIVACY, Gaussian, Sampled
+
+# Steps of the privacy loss: dp-accounting's own, and coarser ones for a search, whose noise is a
+# little larger for them.
+_STEP = 1e-4
+_COARSE_STEP = 1e-3
+_ACCURACY = 1e-3  # of a noise that is solved for, relative
+_MOST_NOISE = 1e5
+_LEAST_NOISE = 0.1
+
+
+class Account(NamedTuple):
+    """A mechanism and its costs.
+
+    Example:
+        >>> from fedjax_ssl.federated.uploads import Sampled
+        >>> from fedjax_ssl.runs.account import Account
+        >>> account = Account(Sampled(clients=100, expected=10, slots=100), 1e-3, "rdp", noise=1.0)
+        >>> account.cost(800)  # doctest: +SKIP
+        19.15
+    """
+
+    cohorts: Sampled
+    delta: float
+    accountant: str  # of `ACCOUNTANTS`
+    noise: float  # deviation of the noise in units of the clip norm
+
+    def cost(self, rounds: int) -> float:
+        """Return epsilon after these rounds."""
+        return _epsilon(self, rounds, _STEP) if rounds else 0.0
+
+    def rounds_within(self, epsilon: float, most: int) -> int:
+        """Return how many rounds cost at most epsilon, up to `most`."""
+        if self.cost(most) <= epsilon:
+            return most
+        enough = 0
+        too_many = most
+        while too_many - enough > 1:
+            middle = (enough + too_many) // 2
+            if self.cost(middle) <= epsilon:
+                enough = middle
+            else:
+                too_many = middle
+        return enough
+
+
+def privacy_of(config: Any) -> Gaussian | None:
+    """Return the privacy settings of a resolved config, or of a dictionary like one, in which
+    numbers may be traced; None: there is none.
+    """
+    section = config["privacy"]
+    with naming("privacy"):
+        return PRIVACY.build(section["name"], **configs.options(section))
+
+
+def account_of(config: ml_collections.ConfigDict, clients: int, expected: int) -> Account | None:
+    """Return the account of a run; None: it has no privacy.
+
+    Args:
+        config: resolved.
+        clients: of the federation that train.
+        expected: of a round on average.
+
+    Raises:
+        ConfigError: the bound would say nothing, no noise reaches the budget, or dp-accounting is
+            not installed.
+    """
+    settings = privacy_of(config)
+    if settings is None:
+        return None
+    with naming("privacy"):
+        cohorts = settings.sampled(clients, expected)
+        delta = clients**-1.1 if settings.delta is None else settings.delta
+        if delta >= 1 / clients:
+            raise ValueError(
+                f"delta is {delta:g} for {counted(clients, 'client')}: with 1/{clients} and more, "
+                "all data of a client might be published; give less, such as delta="
+                f"{min(0.1 / clients, clients**-1.1):.2g}"
+            )
+        noise = settings.noise
+        if noise is None and settings.epsilon is None:
+            raise ValueError("neither noise nor epsilon is given; give one of them, or both")
+        if noise == 0:
+            raise ValueError(
+                "noise is 0, whose epsilon is infinite; give more, epsilon in its place, or leave "
+                "name=none"
+            )
+        account = Account(cohorts, delta, settings.accountant, float(noise or math.nan))
+        if noise is None:
+            assert settings.epsilon is not None
+            account = account._replace(noise=solved(account, settings.epsilon, config.rounds))
+        limit = 2 * settings.deviation_of_count(expected)
+        if settings.quantile is not None and account.noise >= limit:
+            raise ValueError(
+                f"quantile is given, and noise {account.noise:.4g} is not below {limit:.4g}, twice "
+                f"count_noise: the count of {expected} clients would be too noisy to be paid for; "
+                f"give count_noise above {account.noise / 2:.4g}, a larger federated.cohort_size, "
+                "or a clip norm that stays (quantile=None)"
+            )
+        return account
+
+
+@functools.lru_cache(maxsize=256)
+def solved(account: Account, epsilon: float, rounds: int) -> float:
+    """Return the noise for a budget, at most a thousandth above the least.
+
+    Args:
+        account: its noise does not matter.
+        epsilon: the budget.
+        rounds: of the run.
+
+    Raises:
+        ValueError: no noise reaches it.
+    """
+
+    def above(log_noise: float) -> float:
+        tried = account._replace(noise=math.exp(log_noise))
+        return _epsilon(tried, max(rounds, 1), _COARSE_STEP) - epsilon
+
+    low = high = 0.0
+    while above(high) > 0:
+        low, high = high, high + 1.0
+        if math.exp(high) > _MOST_NOISE:
+            raise ValueError(
+                f"no noise up to {_MOST_NOISE:g} reaches epsilon {epsilon:g} in "
+                f"{counted(rounds, 'round')} at delta {account.delta:.3g}; give a larger epsilon"
+            )
+    while low == high or above(low) <= 0:
+        low, high = low - 0.5, low
+        if math.exp(low) < _LEAST_NOISE:
+            return math.exp(high)
+    return math.exp(brentq(above, low, high, xtol=_ACCURACY / 2) + _ACCURACY / 2)
+
+
+def _epsilon(account: Account, rounds: int, step: float) -> float:
+    """Return epsilon after some rounds, with privacy losses in steps of this size."""
+    cohorts = account.cohorts
+    if account.accountant == "pld":
+        loss = _loss_of_a_round(cohorts, account.noise, step)
+        return float(loss.self_compose(rounds).get_epsilon_for_delta(account.delta))
+    dp_accounting, _, rdp = _library()
+    event = dp_accounting.GaussianDpEvent(account.noise)
+    if cohorts.probability < 1:
+        event = dp_accounting.PoissonSampledDpEvent(cohorts.probability, event)
+    accountant = rdp.RdpAccountant()
+    accountant.compose(event, rounds)
+    return float(accountant.get_epsilon(account.delta))
+
+
+@functools.lru_cache(maxsize=32)
+def _loss_of_a_round(cohorts: Sampled, noise: float, step: float) -> Any:
+    """Return the distribution of the privacy loss of one round, in steps of this size."""
+    _, distribution, _ = _library()
+    if cohorts.slots < cohorts.clients:
+        return distribution.from_truncated_subsampled_gaussian_mechanism(
+            dataset_size=cohorts.clients,
+            sampling_probability=cohorts.probability,
+            truncated_batch_size=cohorts.slots,
+            noise_multiplier=noise,
+            value_discretization_interval=step,
+        )
+    return distribution.from_gaussian_mechanism(
+        noise, sampling_prob=cohorts.probability, value_discretization_interval=step
+    )
+
+
+def _library() -> tuple[Any, Any, Any]:
+    """Import dp-accounting: (itself, distributions of privacy loss, Renyi accounts)."""
+    try:
+        import dp_accounting
+        from dp_accounting import rdp
+        from dp_accounting.pld import privacy_loss_distribution
+    except ImportError as error:
+        raise ConfigError(
+            f"config.privacy needs dp-accounting: {how_to_install('privacy')}"
+        ) from error
+    return dp_accounting, privacy_loss_distribution, rdp

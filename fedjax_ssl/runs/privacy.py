@@ -1,0 +1,113 @@
+"""The privacy of a run between its blocks: its epsilon in every row, the budget that ends it, and
+what a person is told.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from fedjax_ssl.config import ConfigError
+from fedjax_ssl.errors import counted
+from fedjax_ssl.models import count_parameters
+from fedjax_ssl.runs import account
+from fedjax_ssl.runs.account import Account
+from fedjax_ssl.runs.build import Built, expected_of
+from fedjax_ssl.runs.callbacks import Block
+
+# Norm of a round's noise, over the largest norm of the mean update, beyond which little is learned.
+_HOPELESS = 20
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """Account of a run, as a callback that adds columns.
+
+    Attributes:
+        account: of its mechanism.
+        settings: of `config.privacy`.
+        rounds: that the config asks for.
+    """
+
+    account: Account
+    settings: Any
+    rounds: int
+
+    def __call__(self, block: Block) -> None:
+        """Add epsilon so far, and an adaptive clip norm."""
+        block.row["epsilon"] = self.account.cost(block.row["round"])
+        if self.settings.quantile is not None:
+            block.row["clip_norm"] = float(block.state.uploads[-1].norm)
+
+    @cached_property
+    def limit(self) -> int:
+        """The last round within the budget.
+
+        Raises:
+            ConfigError: not even one is.
+        """
+        budget = self.settings.epsilon
+        if budget is None or not self.rounds:
+            return self.rounds
+        limit = self.account.rounds_within(budget, self.rounds)
+        if not limit:
+            raise ConfigError(
+                f"config.privacy.epsilon is {budget:g}, but one round with noise "
+                f"{self.account.noise:.4g} costs {self.account.cost(1):.4g}; give a larger "
+                "epsilon, or more noise"
+            )
+        return limit
+
+    def summary(self) -> dict[str, Any]:
+        """Give the fields of `summary.json` beside epsilon."""
+        return {
+            "delta": self.account.delta,
+            "noise": self.account.noise,
+            "budget_spent": self.limit < self.rounds,
+        }
+
+    def lines(self, params: Any) -> list[str]:
+        """Say what is protected, at which price, and what is not.
+
+        Args:
+            params: of the network, or their shapes.
+        """
+        noise = self.account.noise
+        cohorts = self.account.cohorts
+        neighbours = "of one client more or less"
+        drawn = f"all {cohorts.clients} clients in every round"
+        if cohorts.probability < 1:
+            drawn = (
+                f"each of {cohorts.clients} clients drawn with probability "
+                f"{cohorts.probability:.4g}, at most {cohorts.slots} in a round"
+            )
+        lines = [
+            f"privacy {neighbours}: epsilon {self.account.cost(self.limit):.4g} at delta "
+            f"{self.account.delta:.3g} after {counted(self.limit, 'round')}, noise {noise:.4g} "
+            f"times the clip norm, {drawn} ({self.account.accountant})",
+            "outside this epsilon: scores, losses and counts in metrics.csv, and a model or a "
+            "round chosen by them; noise follows from config.seed, which has to stay secret",
+        ]
+        if self.limit < self.rounds:
+            lines.append(
+                f"the budget epsilon={self.settings.epsilon:g} is spent after round {self.limit} "
+                f"of {self.rounds}: the run ends there"
+            )
+        length = noise * math.sqrt(count_parameters(params)) / cohorts.expected
+        if length > _HOPELESS:
+            lines.append(
+                f"the noise of a round is {length:,.0f} times as long as the mean update can be "
+                f"(noise {noise:.4g}, {count_parameters(params):,} parameters, about "
+                f"{counted(cohorts.expected, 'client')}): little will be learned; more clients, a "
+                "smaller network or a larger epsilon help"
+            )
+        return lines
+
+
+def privacy_of_run(built: Built) -> Privacy | None:
+    """Return the privacy of a run; None: it has none."""
+    config = built.experiment.config
+    clients = built.federation.num_clients
+    settings = account.privacy_of(config)
+    found = account.account_of(config, clients, expected_of(config, clients))
+    return None if found is None else Privacy(found, settings, config.rounds)
