@@ -5,6 +5,7 @@ federations of which one has a client more.
 """
 
 import functools
+import logging
 import math
 from typing import Any, NamedTuple
 
@@ -159,7 +160,11 @@ def _epsilon(account: Account, rounds: int, step: float) -> float:
     if cohorts.probability < 1:
         event = dp_accounting.PoissonSampledDpEvent(cohorts.probability, event)
     accountant = rdp.RdpAccountant()
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # small orders of which it is told that they are left out
     accountant.compose(event, rounds)
+    logger.setLevel(level)
     return float(accountant.get_epsilon(account.delta))
 
 

@@ -163,7 +163,7 @@ def private_sum(settings: Gaussian, noise: float | Array, expected: int) -> Uplo
         key: Key[Array, ""], upload: Upload, trained: ClientResult, state: Clip
     ) -> Upload:
         update, norm = clipped(upload.update, state.norm)
-        tallies = {_WITHIN: (norm <= state.norm) - 0.5} if adaptive else {}
+        tallies = {_WITHIN: jnp.where(norm <= state.norm, 0.5, -0.5)} if adaptive else {}
         return upload._replace(update=update, weight=jnp.ones_like(upload.weight), tallies=tallies)
 
     def at_server(

@@ -243,13 +243,13 @@ class Guesses(NamedTuple):
         def mean(trained: ClientResult) -> PyTree:
             return trained.local[name].known.common
 
-        nothing = AtClient().collect
-        summed = self._shared and keeps_own
+        nothing = AtClient()
+        sends = self._has_server
         return AtClient(
             keep=keep,
             start=start,
-            collect=change if summed else nothing,
-            average=mean if self._shared and not keeps_own else nothing,
+            collect=change if sends and keeps_own else nothing.collect,
+            average=mean if sends and not keeps_own else nothing.average,
             remember=remember if jax.tree.leaves(self.rule.start(jnp.zeros(()), 1)) else None,
         )
 

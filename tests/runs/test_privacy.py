@@ -1,0 +1,117 @@
+"""A private run: epsilon in its rows, the budget that ends it, what is said, going on with it."""
+
+import ast
+import contextlib
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedjax_ssl as fs
+from fedjax_ssl import config as configs
+from fedjax_ssl.config import ConfigError
+from fedjax_ssl.folder.run_folder import ConfigMismatch
+
+PACKAGE = Path(fs.__file__).parent
+PRIVATE = {"privacy.name": "gaussian", "privacy.accountant": "rdp", "privacy.delta": 0.01}
+SMALL = {
+    "rounds": 6,
+    "eval_every": 2,
+    "data.validation_fraction": 0.0,
+    "model.hidden": (8,),
+    "federated.cohort_size": 8,
+}
+ADAPTIVE = {"privacy.quantile": 0.5, "privacy.count_noise": 2.0, "privacy.clip": 0.1}
+
+
+def config_of(**settings: Any):
+    return fs.load_config("digits_fedavg", {**SMALL, **PRIVATE, **settings})
+
+
+def test_dp_accounting_is_imported_when_an_account_is_asked_for() -> None:
+    importing = {
+        str(path.relative_to(PACKAGE)): node.col_offset
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Import | ast.ImportFrom) and "dp_accounting" in ast.unparse(node)
+    }
+    assert importing.keys() == {"runs/account.py"} and importing["runs/account.py"] > 0
+
+
+@pytest.mark.parametrize(
+    "settings, says",
+    [
+        ({"federated.weighting": "examples"}, "weighting=examples makes weights of"),
+        ({"cohort.name": "by_size"}, "cohort.name=by_size draws cohorts"),
+        ({"loss.class_weights": ("inverse",)}, "count the labels of all clients"),
+        ({"data.standardize": "train"}, "a mean and a deviation of all clients' examples"),
+        ({"save_clients": "last"}, "save_clients keeps models of single clients"),
+        ({"privacy.delta": 1.5}, r"config.privacy.delta is 1.5; it must be a number in \(0, 1\)"),
+    ],
+)
+def test_what_would_be_known_beside_the_sums_is_refused(settings, says) -> None:
+    with pytest.raises(ConfigError, match=says):
+        configs.resolve(config_of(**settings))
+
+
+def test_settings_without_a_mechanism_are_said_to_do_nothing() -> None:
+    with pytest.warns(configs.ConfigNote, match=r"config.privacy.noise=1.0 has no effect"):
+        configs.resolve(fs.load_config("digits_fedavg", {"privacy.noise": 1.0}))
+
+
+@pytest.fixture(scope="module")
+def spent(tmp_path_factory) -> tuple[Path, dict[str, Any], str]:
+    """A run whose budget pays three of its six rounds."""
+    pytest.importorskip("dp_accounting")
+    folder = tmp_path_factory.mktemp("private") / "run"
+    budget = {"privacy.noise": 1.5, "privacy.epsilon": 3.0, **ADAPTIVE}
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        summary = fs.run(config_of(**budget), folder)
+    return folder, summary, said.getvalue()
+
+
+def test_a_budget_ends_a_run_and_epsilon_is_in_every_row(spent) -> None:
+    folder, summary, said = spent
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in rows] == [2, 3]
+    assert rows[0]["epsilon"] < rows[1]["epsilon"] == summary["epsilon"] <= 3.0
+    assert rows[0]["clip_norm"] != rows[1]["clip_norm"] > 0
+    assert summary["budget_spent"] and summary["stopped_early"] and summary["delta"] == 0.01
+    assert summary["noise"] == 1.5
+
+
+def test_a_run_says_what_is_protected_and_what_is_not(spent) -> None:
+    said = " ".join(spent[2].split())
+    for part in (
+        "privacy of one client more or less: epsilon 2.",
+        "at delta 0.01 after 3 rounds, noise 1.5 times the clip norm",
+        "each of 11 clients drawn with probability 0.7273, at most 11 in a round (rdp)",
+        "outside this epsilon: scores, losses and counts in metrics.csv",
+        "the budget epsilon=3 is spent after round 3 of 6: the run ends there",
+        "round 2/3, accuracy",
+        "epsilon 2.",
+        "after round 3, which spends the budget of privacy",
+    ):
+        assert part in said, part
+
+
+def test_a_run_that_is_complete_stays_complete(spent) -> None:
+    folder, summary, _ = spent
+    budget = {"privacy.noise": 1.5, "privacy.epsilon": 3.0, **ADAPTIVE}
+    assert fs.run(config_of(**budget), folder, quiet=True) == summary
+
+
+@pytest.mark.thorough
+def test_solved_noise_is_for_the_rounds_of_its_run(spent, tmp_path) -> None:
+    solved = {"privacy.epsilon": 8.0, "rounds": 2}
+    fs.run(config_of(**solved), tmp_path, quiet=True)
+    with pytest.raises(ConfigMismatch, match="config.privacy.noise=None"):
+        fs.run(config_of(**{**solved, "rounds": 4}), tmp_path, quiet=True)
+
+
+def test_a_budget_below_one_round_is_refused(spent, tmp_path) -> None:
+    with pytest.raises(ConfigError, match="but one round with noise 0.5 costs"):
+        fs.run(config_of(**{"privacy.noise": 0.5, "privacy.epsilon": 0.1}), tmp_path, quiet=True)
