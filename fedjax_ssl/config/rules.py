@@ -293,6 +293,11 @@ def check_privacy(config: ml_collections.ConfigDict) -> None:
             "clients' data; use uniform",
         ),
         (
+            config.participation.weights != "renormalise",
+            f"config.participation.weights={config.participation.weights} stretches updates after "
+            "they were clipped; use renormalise, as the denominator is fixed anyway",
+        ),
+        (
             config.cohort.name != "uniform",
             f"config.cohort.name={config.cohort.name} draws cohorts of which nobody knows what "
             "they cost; use uniform, every client with one probability",

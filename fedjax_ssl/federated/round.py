@@ -173,8 +173,10 @@ def run_round(
     info["learning_rate"] = (
         jnp.full_like(rate, jnp.nan) if getattr(training.optimizer, "own_rate", False) else rate
     )
-    if setup.participation is not None and stage.trains_clients:
-        # Where nobody is there, the server does nothing either.
+    alone = training.uploads.at_server is None
+    if setup.participation is not None and stage.trains_clients and alone:
+        # Where nobody is there, the server does nothing either; but for what a transform does to
+        # every sum, which may have to be there without anybody: the noise of privacy.
         there = partial(jnp.where, jnp.any(cohort.valid))
         state = jax.tree.map(there, state, before._replace(clients=state.clients))
     return state._replace(round=state.round + 1), info

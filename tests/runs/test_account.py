@@ -101,7 +101,10 @@ def config_of(**settings):
         ({}, "neither noise nor epsilon is given"),
         ({"noise": 0.0}, "noise is 0, whose epsilon is infinite"),
         ({"noise": 1.0, "delta": 0.1}, "delta is 0.1 for 11 clients: with 1/11 and more"),
-        ({"epsilon": 1e-3, "delta": 1e-9}, "no noise up to 100000 reaches epsilon 0.001 in 5 rounds"),
+        (
+            {"epsilon": 1e-3, "delta": 1e-9},
+            "no noise up to 100000 reaches epsilon 0.001 in 5 rounds",
+        ),
         (
             {"noise": 1.2, "quantile": 0.5},
             "quantile is given, and noise 1.2 is not below 1, twice count_noise: .* above 0.6",
