@@ -12,20 +12,21 @@ from typing import Any
 import numpy as np
 
 from fedjax_ssl import data
-from fedjax_ssl.cli import one_of, parser
+from fedjax_ssl.cli import one_of, parser, split
 from fedjax_ssl.cli.listing import print_list
 from fedjax_ssl.cli.proposal import propose
 from fedjax_ssl.config import ConfigError, as_text, default, naming, options, with_settings
 from fedjax_ssl.errors import counted
 from fedjax_ssl.registry import check_known
 
-COMMANDS = ("list", "info", "check", "download", "verify")
+COMMANDS = ("list", "info", "check", "split", "download", "verify")
 HELP = """Which datasets there are, and what is in one.
 
   data list                          names, a line each
   data info NAME                     counts of one that is here, how to get one that is not, terms
   data check PATH [--data.X=VALUE]   your own folder of images, table or .npz: what is there, and
                                      what is wrong
+  data split CONFIG [--seeds 5]      writes who has which example and label, as files
   data download NAME                 fetches what is missing of a published dataset, makes it ready
   data verify NAME                   whether its original files are those that were published"""
 MANY = 20  # classes and clients that are named one by one
@@ -40,6 +41,8 @@ def main(arguments: list[str]) -> int:
     Raises:
         ConfigError: an unknown dataset or option, or a file whose content does not fit.
     """
+    if arguments[:1] == ["split"]:
+        return split.main(arguments[1:])
     asked, settings = _parse(arguments)
     if asked.what == "list":
         print_list("datasets")

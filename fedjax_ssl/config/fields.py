@@ -205,6 +205,11 @@ _SECTIONS: dict[str, dict[str, Option]] = {
         "test_std": _field(
             tuple, "deviation where inputs are predicted, if not as in training", Each(_POSITIVE)
         ),
+        "split": _field(
+            str,
+            "file that says who has which example and label, in place of partition, supervision "
+            "and what is held out; {seed} in it stands for the seed",
+        ),
         "pool_splits": _field(
             False, "the dataset's own test examples are training examples too; hold others out"
         ),

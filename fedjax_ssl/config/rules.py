@@ -10,7 +10,7 @@ import ml_collections
 from fedjax_ssl.checks import Several
 from fedjax_ssl.config.fields import FIELDS, get
 from fedjax_ssl.config.optimizers import local_training
-from fedjax_ssl.data import rounds_of_a_part
+from fedjax_ssl.data import holds_validation, rounds_of_a_part, split_path
 from fedjax_ssl.errors import ConfigError, did_you_mean, naming, note
 from fedjax_ssl.federated import Facts
 from fedjax_ssl.objectives import INVERSE
@@ -47,6 +47,8 @@ class Rule(NamedTuple):
 
 def validates(config: ml_collections.ConfigDict) -> bool:
     """Return whether a resolved config holds validation data out."""
+    if config.data.split:
+        return holds_validation(split_path(config.data.split, config.seed))
     pools = config.data.pools
     return bool(config.data.validation_fraction or (pools and len(pools) > 1 and pools[1]))
 

@@ -38,6 +38,13 @@ if TYPE_CHECKING:
     )
     from fedjax_ssl.data.federation.partition import PARTITIONS
     from fedjax_ssl.data.federation.report import plot_partition, report
+    from fedjax_ssl.data.federation.splits import (
+        federate_by_file,
+        holds_validation,
+        split_hash,
+        split_path,
+        write_split,
+    )
     from fedjax_ssl.data.federation.supervision import SUPERVISIONS
     from fedjax_ssl.data.images.augmentation import AUGMENTATIONS, augmentation
     from fedjax_ssl.data.reading.problems import BadData, DatasetUnavailable

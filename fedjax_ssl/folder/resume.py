@@ -13,7 +13,11 @@ from fedjax_ssl.folder.folder import WATCHING
 # network, but not the network.
 UNCOMPARED = (*WATCHING, "prediction")
 LENGTHS = ("rounds", "optimizer.schedule_rounds")  # fields that may change where a run gets longer
-PLACES = ("data.path", "data.proportions")  # fields that may change where the data have moved
+PLACES = (
+    "data.path",
+    "data.proportions",
+    "data.split",
+)  # fields that may change where the data have moved
 
 
 def why_not_longer(

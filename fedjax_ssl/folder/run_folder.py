@@ -265,6 +265,17 @@ class RunFolder(Closing):
         if moved:
             self._mended(f"the data are the same in another place: {'; '.join(_lines(moved))}")
 
+    def compare_split(self, split: str) -> None:
+        """Raise RunFolderError where the run began on another split of its data; what the run's
+        start did not store passes.
+        """
+        before = split if self.is_new else self._facts().get("split", split)
+        if before != split:
+            raise RunFolderError(
+                f"{self.path} holds a run on another split of these data (stored -> now): {before} "
+                f"-> {split}. Give it the split that it began on, or another --workdir."
+            )
+
     def restore(self, template: Any) -> tuple[int, Any, dict[str, Any]] | None:
         """Load the last sound checkpoint, then store the config and drop the metric rows of later
         rounds; of a run that gets longer, the summary and checkpoints that it cannot go on from.

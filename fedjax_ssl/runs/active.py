@@ -243,7 +243,9 @@ class Run:
         """Write `model.json`, with the temperature that was fitted, if one was."""
         if self.folder is None:
             return
-        model = model_file.describe(self.built.experiment, self.built.federation)
+        model = model_file.describe(
+            self.built.experiment, self.built.federation, self.program.split
+        )
         content = encode_json(model | {"temperature": temperature}, indent=1)
         self.folder.write("model.json", content + "\n")
         for name, text in own_sources.copies(self.config).items():

@@ -13,7 +13,7 @@ from jaxtyping import Array
 from fedjax_ssl import config as configs
 from fedjax_ssl import federated, models
 from fedjax_ssl.config import ConfigError, naming
-from fedjax_ssl.data import FederatedData, is_own
+from fedjax_ssl.data import FederatedData, is_own, split_path
 from fedjax_ssl.data.federation.federated_data import real_rows
 from fedjax_ssl.data.reading.problems import some
 from fedjax_ssl.errors import counted, note
@@ -49,10 +49,14 @@ def check(built: Built) -> None:
         method = method._replace(
             needs=("labels",), needs_all=False, trains_unlabelled=False, check=None
         )
-    check_labels(config.supervision.name, config.method.name, method, federation)
-    note_validation(config, federation)
-    note_hidden_labels(config, federation)
-    note_missing_labels(config.supervision.name, config.supervision.labels, federation)
+    labels_by = f"config.supervision.name={config.supervision.name!r}"
+    if config.data.split:
+        labels_by = f"config.data.split={config.data.split}"
+    check_labels(labels_by, config.method.name, method, federation)
+    note_hidden_labels(labels_by, config.data.name, federation)
+    if not config.data.split:
+        note_validation(config, federation)
+        note_missing_labels(config.supervision.name, config.supervision.labels, federation)
     check_weighting(config.federated.weighting, method, federation)
     check_cohorts(config, federation)
     if config.rounds:
@@ -94,24 +98,33 @@ def note_validation(config: ml_collections.ConfigDict, federation: FederatedData
     )
 
 
-def note_hidden_labels(config: ml_collections.ConfigDict, federation: FederatedData) -> None:
-    """Say how many labels of a user's own data the supervision hides from training."""
+def note_hidden_labels(labels_by: str, dataset: str, federation: FederatedData) -> None:
+    """Say how many labels of a user's own data are hidden from training.
+
+    Args:
+        labels_by: the setting that says which labels are seen.
+        dataset: name of the dataset.
+        federation: its labels; not traced.
+    """
     dealt = real_rows(federation.index, federation.num_examples)
     there = int((np.asarray(federation.labels)[dealt] >= 0).sum())
     hidden = there - int(np.asarray(federation.num_labelled).sum())
-    if hidden > 0 and is_own(config.data.name):
+    if hidden > 0 and is_own(dataset):
         seen = there - hidden + int(federation.num_server)
         note(
-            f"config.supervision.name={config.supervision.name} hides {hidden:,} of your labels "
-            f"from training, so that {seen:,} are seen; given: nothing is hidden"
+            f"{labels_by} hides {hidden:,} of your labels from training, so that {seen:,} are "
+            "seen; config.supervision.name=given: nothing is hidden"
         )
 
 
-def describe_start(built: Built, template: ServerState, round: int, path: Path) -> dict[str, str]:
+def describe_start(
+    built: Built, split: str, template: ServerState, round: int, path: Path
+) -> dict[str, str]:
     """Say what is about to run, a line for each name.
 
     Args:
         built: the run.
+        split: hash of its split.
         template: shapes of its state.
         round: rounds that are done already.
         path: its folder.
@@ -128,9 +141,14 @@ def describe_start(built: Built, template: ServerState, round: int, path: Path) 
     resumed = f", resumed after round {round}" * bool(round)
     weights = weights_in_words(config.federated.weighting, method)
     parameters = models.count_parameters(template.params)
+    by_file = ""
+    if config.data.split:
+        file = split_path(config.data.split, config.seed)
+        by_file = f", by {file}: partition, supervision and what data holds out are not used"
     return {
         "device": device_description(1 if mesh is None else mesh.size),
         "data": f"{config.data.name} ({', '.join(counts)})",
+        "split": f"{split}{by_file}",
         "method": config.method.name + alone,
         "model": f"{config.model.name} ({parameters:,} parameters)",
         "rounds": f"{config.rounds}{resumed}",
@@ -177,11 +195,11 @@ def note_loss(built: Built) -> None:
         )
 
 
-def check_labels(supervision: str, name: str, method: Method, federation: FederatedData) -> None:
+def check_labels(labels_by: str, name: str, method: Method, federation: FederatedData) -> None:
     """Refuse a federation without what the method learns from; warn of what its labels leave open.
 
     Args:
-        supervision: `config.supervision.name`, for the message.
+        labels_by: the setting that says which labels are seen, for the message.
         name: `config.method.name`, likewise.
         method: method of the run.
         federation: its labels; not traced.
@@ -195,7 +213,7 @@ def check_labels(supervision: str, name: str, method: Method, federation: Federa
     if not (set(needs) <= set(there) if method.needs_all else set(there) & set(needs)):
         words = in_words(Needs(needs, method.needs_all))
         raise ConfigError(
-            f"method {name!r} learns from {words}; with config.supervision.name={supervision!r} "
+            f"method {name!r} learns from {words}; with {labels_by} "
             f"this federation has {in_words(Needs(there, every_one=True))}. The "
             "configs digits, glyphs, mnist, cifar10 and npz put labels where a method wants "
             f"them, for example digits:{name}"

@@ -111,7 +111,8 @@ def _check_statistics(section: ml_collections.ConfigDict, dataset: data.Dataset)
 def federate(
     experiment: Experiment, key: Key[Array, ""], inputs: Array | None = None
 ) -> FederatedData:
-    """Draw the federation that the config describes, with everything random in it drawn from `key`.
+    """Draw the federation that the config describes, with everything random in it drawn from `key`;
+    `config.data.split` leaves nothing to draw.
 
     Args:
         experiment: config and dataset.
@@ -121,6 +122,11 @@ def federate(
     """
     config = experiment.config
     section = experiment.config.data
+    given = inputs if experiment.host is None else experiment.host
+    if section.split:
+        with configs.naming("data.split"):
+            path = data.split_path(section.split, config.seed)
+            return data.federate_by_file(path, experiment.dataset, given)
     partition_options = configs.options(config.partition)
     num_clients = partition_options.pop("num_clients", None)
     pooled = partition_options.pop("pooled", False)
@@ -135,7 +141,7 @@ def federate(
             supervision=config.supervision.name,
             supervision_options=configs.options(config.supervision),
             held_out=held_out,
-            inputs=inputs if experiment.host is None else experiment.host,
+            inputs=given,
             widest=_WIDEST,
         )
         return data.pooled(federation, not held_out.num_natural) if pooled else federation

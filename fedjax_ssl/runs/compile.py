@@ -8,6 +8,7 @@ examples once.
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -22,7 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Key
 
 from fedjax_ssl import config as configs
-from fedjax_ssl import federated, processor
+from fedjax_ssl import data, federated, processor
 from fedjax_ssl.backend import backend
 from fedjax_ssl.config import ConfigError, naming
 from fedjax_ssl.config.fields import get
@@ -163,6 +164,11 @@ class Program:
         fits = several and execution.chunk_size is None and backend() != "cpu"
         # bytes of the device that clients at once are to fill; None where their number is given
         self._memory = device_memory() if fits else None
+
+    @functools.cached_property
+    def split(self) -> str:
+        """Hash of the split that it trains on."""
+        return data.split_hash(self.built.experiment.dataset, self.built.federation)
 
     def _once(self, make: Callable[[], Any], kind: str, *shapes: Hashable) -> Any:
         key = (kind, self.code, *shapes)

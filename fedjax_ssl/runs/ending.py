@@ -49,6 +49,7 @@ def finish(run: Run) -> None:
         summary["left_out_client"] = run.names[built.federation.num_clients]
     summary |= {
         "data": dict(built.experiment.known_by),
+        "split": run.program.split,
         **data.what_is_compared(dataset, built.federation),
     }
     if run.folder is not None:

@@ -4,6 +4,7 @@ the data.
     version         of this file
     dataset         name of the dataset
     data            fingerprint of what was read
+    split           hash of who has what of it
     inputs          shape and type of an example as stored, and how it is standardized to be
                     predicted
     reading         says how files become inputs, None where nobody knows it
@@ -61,12 +62,13 @@ class Rebuilt(NamedTuple):
     num_clients: int  # that train; the new ones follow in `client_names`
 
 
-def describe(experiment: Experiment, federation: FederatedData) -> dict[str, Any]:
+def describe(experiment: Experiment, federation: FederatedData, split: str) -> dict[str, Any]:
     """Gather the content of `model.json`.
 
     Args:
         experiment: resolved config and dataset.
         federation: not traced.
+        split: its hash.
     """
     dataset = experiment.dataset
     given = experiment.config.data
@@ -76,6 +78,7 @@ def describe(experiment: Experiment, federation: FederatedData) -> dict[str, Any
         "version": VERSION,
         "dataset": dataset.name,
         "data": dict(experiment.known_by),
+        "split": split,
         "inputs": {
             "shape": list(dataset.input_shape),
             "dtype": str(dataset.train.x.dtype),

@@ -172,6 +172,7 @@ def _start(program: Program, folder: RunFolder | None, team: Team) -> _Start:
     experiment = program.built.experiment
     if folder is not None:
         folder.compare_data(experiment.known_by)
+        folder.compare_split(program.split)
         config = experiment.config
         named = own_sources.names(config)
         harmless = [name for name in named if named[name] in own_sources.HARMLESS]
@@ -191,7 +192,9 @@ def _start(program: Program, folder: RunFolder | None, team: Team) -> _Start:
 def _tell(run: Run) -> None:
     """Say and write what is about to run."""
     say = run.progress.note
-    run.progress.start(advice.describe_start(run.built, run.template, run.round, run.path))
+    run.progress.start(
+        advice.describe_start(run.built, run.program.split, run.template, run.round, run.path)
+    )
     for line in _notes(run):
         say(line)
     if run.folder is None:

@@ -409,10 +409,13 @@ def client_names(dataset: "Dataset", federation: FederatedData, natural: bool = 
         str(client) if number < 0 else _name(dataset, number)
         for client, number in enumerate(numbers)
     ]
-    if federation.num_clients == 1:
-        rows = real_rows(federation.index, federation.num_examples)
-        if np.ptp(owner[rows]) > 0:
-            names[0] = "pooled"
+    # Clients that a split file makes of several natural ones, or that are pooled, have numbers.
+    sizes = np.asarray(federation.num_examples)
+    of_rows = owner[np.asarray(federation.index)]
+    real = np.arange(federation.max_examples) < sizes[:, None]
+    mixed = (real & (of_rows != of_rows[:, :1])).any(axis=1)
+    for client in np.flatnonzero(mixed).tolist():
+        names[client] = "pooled" if federation.num_clients == 1 else str(client)
     return names
 
 

@@ -1,0 +1,400 @@
+"""Splits that can be checked: a short hash of who has what, and files of row numbers for other code
+too.
+
+A split file is an `.npz` of whole numbers and texts; docs/datasets.md says how to read one with
+NumPy alone, and what the hash is made of. Rows are numbered over the training examples and then the
+test examples of the dataset, in the order in which it is loaded.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int
+
+from fedjax_ssl.data.dataset import Dataset
+from fedjax_ssl.data.federation.federated_data import FederatedData, real_rows
+from fedjax_ssl.data.federation.host_inputs import HostInputs, load_examples
+from fedjax_ssl.data.reading.formats import damage
+
+FORMAT = 1
+NEEDED = ("rows", "starts", "examples")
+# What an example is to a client, or to nobody in particular: part of the hash.
+_UNLABELLED, _LABELLED, _WEAK, _TEST, _VALIDATION, _SERVER = range(6)
+_ENTRY = np.dtype([("example", "<u8"), ("kind", "u1"), ("set", "<u8")])
+_NOBODY = -1
+
+
+class SplitFile(NamedTuple):
+    """The content of a split file. R rows of C clients."""
+
+    rows: Int[np.ndarray, " R"]
+    # ^ training examples of the clients, one client after the other
+    starts: Int[np.ndarray, " C+1"]  # client c has rows[starts[c]:starts[c + 1]]
+    labelled: Int[np.ndarray, " L"]  # those of `rows` whose class label the client sees
+    server: Int[np.ndarray, " S"]  # labelled examples at the server
+    validation: Int[np.ndarray, " V"]
+    test: Int[np.ndarray, " T"]
+    test_client: Int[np.ndarray, " T"]
+    # ^ the client that each test example belongs to: from C on, clients that do not train; -1:
+    # nobody's
+    widths: Int[np.ndarray, " W"]
+    # ^ of a run's tables, as `_widths` has them: sums over them are added in the same order then;
+    # empty: as wide as they must be
+    examples: tuple[int, int]  # training and test examples of the dataset
+    dataset: str = ""  # its name, for messages
+    content: str = ""  # digest of its examples and labels, in their order; empty: not compared
+    split: str = ""  # hash of the split; empty: not compared
+
+
+def split_hash(dataset: Dataset, data: FederatedData) -> str:
+    """Hash who has which example, which labels are seen, and which examples are for what.
+
+    Examples count by content and clients by what they have, so that names, numbers and the order of
+    files change nothing.
+
+    Args:
+        dataset: that the federation was made of.
+        data: not traced.
+
+    Returns:
+        12 hexadecimal digits.
+
+    Example:
+        >>> digits = fs.load_dataset("digits")
+        >>> data = fs.federate(jax.random.key(0), digits, test_clients=3)
+        >>> split_hash(digits, data)
+        '754b7abc366b'
+    """
+    ids = dataset.example_ids
+    column = np.arange(data.max_examples)
+    there = column < np.asarray(data.num_examples)[:, None]
+    sees = column < np.asarray(data.num_labelled)[:, None]
+    kind = np.where(sees, _LABELLED, _UNLABELLED)
+    own_set = np.zeros(there.shape, np.uint64)
+    if data.weak is not None:
+        observed = np.asarray(data.weak.labels)
+        kind[there & (observed >= 0)] = _WEAK
+        own_set = _ids_of_sets(ids[np.asarray(data.index)], np.where(there, observed, -1))
+    tested = real_rows(data.test_index, data.num_test)
+    valid = real_rows(data.valid_index, data.num_valid)
+    server = real_rows(data.server_index, data.num_server)
+    owner = np.full(len(tested), _NOBODY)
+    if data.owned_test:
+        owner = np.asarray(data.test_client)[: len(tested)]
+    of_clients = np.nonzero(there)[0], np.asarray(data.index)[there], kind[there], own_set[there]
+    parts = [of_clients]
+    for rows, what in ((tested, _TEST), (valid, _VALIDATION), (server, _SERVER)):
+        holder = owner if what == _TEST else np.full(len(rows), _NOBODY)
+        parts.append((holder, rows, np.full(len(rows), what), np.zeros(len(rows), np.uint64)))
+    client, rows, kind, own_set = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    entries = np.empty(len(rows), _ENTRY)
+    entries["example"] = ids[rows]
+    entries["kind"] = kind
+    entries["set"] = own_set
+    order = np.lexsort((own_set, kind, ids[rows], client))
+    client = client[order]
+    cuts = np.flatnonzero(np.diff(client)) + 1
+    blocks = np.split(entries[order], cuts)
+    digests = [hashlib.blake2b(block.tobytes(), digest_size=16).digest() for block in blocks]
+    # What nobody has comes first, if there is such, and clients in the order of their digests.
+    of_nobody = client[:1].tolist() == [_NOBODY]
+    ordered = digests[:of_nobody] + sorted(digests[of_nobody:])
+    return hashlib.blake2b(b"".join(ordered), digest_size=6).hexdigest()
+
+
+def _ids_of_sets(
+    ids: Int[np.ndarray, "C n"], observed: Int[np.ndarray, "C n"]
+) -> Int[np.ndarray, "C n"]:
+    """Name each set, or coarse label, of a client by the examples that have it."""
+    found = np.zeros(observed.shape, np.uint64)
+    for client, seen in enumerate(observed):
+        for number in np.unique(seen[seen >= 0]):
+            members = seen == number
+            content = np.sort(ids[client][members]).tobytes()
+            digest = hashlib.blake2b(content, digest_size=8).digest()
+            found[client, members] = np.frombuffer(digest, "<u8")[0]
+    return found
+
+
+def content_hash(dataset: Dataset) -> str:
+    """Hash examples and labels of a dataset in their order, training examples first."""
+    labels = [split.y.astype("<i4").tobytes() for split in dataset.splits().values()]
+    content = b"".join([dataset.example_ids.astype("<u8").tobytes(), *labels])
+    return hashlib.blake2b(content, digest_size=8).hexdigest()
+
+
+def split_path(path: str | Path, seed: int) -> Path:
+    """Give the path of a split file, in which `{seed}` stands for the seed of the run."""
+    return Path(str(path).replace("{seed}", str(seed))).expanduser()
+
+
+def write_split(path: str | Path, dataset: Dataset, data: FederatedData) -> str:
+    """Write a federation as a split file.
+
+    Args:
+        path: ends in .npz.
+        dataset: that the federation was made of.
+        data: not traced.
+
+    Returns:
+        The hash of the split.
+
+    Raises:
+        ValueError: clients have weak labels, parts or examples that are dealt twice, which the file
+            does not hold.
+    """
+    table = np.asarray(data.index)
+    sizes = np.asarray(data.num_examples)
+    labelled = np.asarray(data.num_labelled)
+    rows = real_rows(table, sizes)
+    more = ""
+    if data.weak is not None:
+        more = "coarse labels or sets"
+    elif data.num_parts > 1:
+        more = "unlabelled examples in parts"
+    elif len(np.unique(rows)) < len(rows):
+        more = "some examples twice"
+    if more:
+        raise ValueError(
+            f"clients of this federation have {more}, which a split file does not hold"
+        )
+    tested = real_rows(data.test_index, data.num_test)
+    owner = np.full(len(tested), _NOBODY)
+    if data.owned_test:
+        owner = np.asarray(data.test_client)[: len(tested)]
+    found = SplitFile(
+        rows=rows,
+        starts=np.append(0, np.cumsum(sizes)),
+        labelled=real_rows(table, labelled),
+        server=real_rows(data.server_index, data.num_server),
+        validation=real_rows(data.valid_index, data.num_valid),
+        test=tested,
+        test_client=owner,
+        widths=np.array(_widths(data)),
+        examples=_sizes(dataset),
+        dataset=dataset.name,
+        content=content_hash(dataset),
+        split=split_hash(dataset, data),
+    )
+    np.savez_compressed(path, format=np.array(FORMAT), **found._asdict())
+    return found.split
+
+
+def read_split(path: str | Path, dataset: Dataset) -> SplitFile:
+    """Read a split file of ours or of another project, and check it against its dataset.
+
+    Args:
+        path: an `.npz` with at least `rows`, `starts` and `examples`. Without `labelled` all labels
+            of the clients are seen; without `test` the dataset's own test examples are tested on.
+        dataset: that the file is about.
+
+    Raises:
+        ValueError: it is not there, no split file or of another dataset, or what it says cannot be.
+    """
+    if not Path(path).is_file():
+        raise ValueError(f"there is no file {path}; fedjax-ssl data split CONFIG writes such files")
+    with damage(path), np.load(path, allow_pickle=False) as content:
+        given = {name: content[name] for name in content.files}
+    missing = [name for name in NEEDED if name not in given]
+    if missing:
+        raise ValueError(
+            f"{path} has no {', '.join(missing)}, which a split file needs; docs/datasets.md says "
+            "what is in one"
+        )
+    number = int(given.get("format", FORMAT))
+    if number > FORMAT:
+        raise ValueError(f"{path} is a split file of format {number}; this version reads {FORMAT}")
+    own = _sizes(dataset)
+    examples = tuple(np.append(given["examples"], 0)[:2].astype(int).tolist())
+    texts: dict[str, Any] = {name: str(given.get(name, "")) for name in SplitFile._fields[9:]}
+    of = f"{path} is a split of {texts['dataset'] or 'a dataset'}"
+    # pooled or not: rows are numbered alike
+    if sum(examples) != sum(own):
+        raise ValueError(
+            f"{of} with {_counted(examples)} examples; {dataset.name!r} has {_counted(own)}"
+        )
+    if texts["content"] not in ("", content_hash(dataset)):
+        raise ValueError(
+            f"{of} with other content, or in another order, than {dataset.name!r} has here (digest "
+            f"{texts['content']}, here {content_hash(dataset)}): its rows would be other examples"
+        )
+    truth = np.concatenate([split.y for split in dataset.splits().values()])
+    defaults = {
+        "labelled": given["rows"],
+        "test": np.arange(own[0], sum(own)),
+    }
+    tables: dict[str, Any] = {}
+    for name in SplitFile._fields[:8]:
+        values = given.get(name, defaults.get(name, np.zeros(0, int)))
+        if values.ndim != 1 or (values.size and values.dtype.kind not in "iu"):
+            raise ValueError(
+                f"{path}: {name} is {values.dtype} {values.shape}; give a list of whole numbers"
+            )
+        tables[name] = values.astype(np.int64)
+    if "test_client" not in given:
+        tables["test_client"] = np.full(len(tables["test"]), _NOBODY)
+    found = SplitFile(**tables, examples=(examples[0], examples[1]), **texts)
+    if wrong := _what_cannot_be(found, truth):
+        raise ValueError(f"{path}: {wrong}")
+    if "labelled" not in given:
+        found = found._replace(labelled=found.rows[truth[found.rows] >= 0])
+    return found
+
+
+def _what_cannot_be(given: SplitFile, truth: Int[np.ndarray, " N"]) -> str:
+    """Say what is wrong with the rows of a split file; empty: nothing."""
+    starts = given.starts
+    if len(starts) < 2 or starts[0] != 0 or starts[-1] != len(given.rows):
+        return (
+            f"starts must begin with 0 and end with the number of rows, {len(given.rows):,}; it is "
+            f"{starts[:1].tolist()} to {starts[-1:].tolist()}"
+        )
+    if (np.diff(starts) < 0).any():
+        return f"starts falls behind client {int(np.argmax(np.diff(starts) < 0))}"
+    if len(given.test_client) != len(given.test):
+        return (
+            f"test_client has {len(given.test_client):,} clients for {len(given.test):,} test "
+            "examples"
+        )
+    client = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+    places = [f"at client {number}" for number in range(len(starts) - 1)]
+    uses = {"at the server": given.server, "for validation": given.validation}
+    uses["for testing"] = given.test
+    for what, rows in uses.items():
+        client = np.append(client, np.full(len(rows), len(places)))
+        places.append(what)
+    rows = np.concatenate([given.rows, *uses.values()])
+    outside = np.flatnonzero((rows < 0) | (rows >= len(truth)))
+    if len(outside):
+        return (
+            f"row {rows[outside[0]]:,} {places[client[outside[0]]]} is outside; rows are 0 to "
+            f"{len(truth) - 1:,}"
+        )
+    order = np.argsort(rows, kind="stable")
+    again = np.flatnonzero(np.diff(rows[order]) == 0)
+    if len(again):
+        first, second = order[again[0]], order[again[0] + 1]
+        return (
+            f"row {rows[first]:,} is {places[client[first]]} and again {places[client[second]]}; "
+            "an example has one place"
+        )
+    nowhere = np.setdiff1d(given.labelled, given.rows)
+    if len(nowhere):
+        return f"row {nowhere[0]:,} is labelled, but at no client"
+    return ""
+
+
+def federate_by_file(
+    path: str | Path, dataset: Dataset, inputs: Array | HostInputs | None = None
+) -> FederatedData:
+    """Deal the examples of a dataset as a split file says.
+
+    Args:
+        path: as of `read_split`.
+        dataset: that the file is about.
+        inputs: as of `federate`.
+
+    Returns:
+        The federation; its clients have their examples in the order of the file, labelled ones
+        first.
+
+    Raises:
+        ValueError: as `read_split`, or a label is to be seen that the dataset does not have.
+    """
+    given = read_split(path, dataset)
+    truth = np.concatenate([split.y for split in dataset.splits().values()])
+    seen = np.zeros(len(truth), bool)
+    seen[given.labelled] = True
+    sees = seen[given.rows]
+    seen[given.server] = True
+    unknown = np.flatnonzero(seen & (truth < 0))
+    if len(unknown):
+        raise ValueError(
+            f"{path}: row {unknown[0]:,} is labelled, but {dataset.name!r} has no label for it"
+        )
+    sizes = np.diff(given.starts)
+    client = np.repeat(np.arange(len(sizes)), sizes)
+    with_label = np.bincount(client[sees], minlength=len(sizes))
+    needed = (
+        int(with_label.max(initial=0)),
+        int((sizes - with_label).max(initial=0)),
+        int(sizes.max(initial=1)),
+        len(given.test),
+        len(given.validation),
+        len(given.server),
+    )
+    widths = np.maximum(given.widths, needed).tolist() if len(given.widths) == 6 else needed
+    max_labelled, max_unlabelled, examples, *others = widths
+    column = np.arange(examples)
+    index = np.zeros((len(sizes), examples), np.int32)
+    index[column < sizes[:, None]] = given.rows[np.lexsort((~sees, client))]
+    # The dataset's own test examples are brought along where somebody uses them.
+    used = np.concatenate([given.rows, given.server, given.validation, given.test])
+    splits = [split.x for split in dataset.splits().values()]
+    count = len(truth)
+    if used.max(initial=0) < len(dataset.train):
+        splits = splits[:1]
+        count = len(dataset.train)
+    if inputs is None or inputs.shape[0] < count:
+        inputs = jnp.asarray(splits[0] if len(splits) == 1 else np.concatenate(splits))
+    tables: dict[str, Any] = {}
+    uses = {"test": given.test, "valid": given.validation, "server": given.server}
+    for (name, rows), width in zip(uses.items(), others, strict=True):
+        tables[f"{name}_index"] = jnp.asarray(np.pad(rows, (0, width - len(rows))), jnp.int32)
+        tables[f"num_{name}"] = jnp.asarray(len(rows), jnp.int32)
+    owner = np.full(others[0], _NOBODY)
+    owner[: len(given.test)] = given.test_client
+    fewest = with_label[with_label > 0]
+    federation = FederatedData(
+        inputs=cast(Array, inputs),
+        labels=jnp.asarray(truth[:count], jnp.int32),
+        observed=jnp.asarray(np.where(seen, truth, -1)[:count], jnp.int32),
+        index=jnp.asarray(index),
+        num_labelled=jnp.asarray(with_label, jnp.int32),
+        num_examples=jnp.asarray(sizes, jnp.int32),
+        test_client=jnp.asarray(owner, jnp.int32),
+        num_classes=dataset.num_classes,
+        max_labelled=max_labelled,
+        max_unlabelled=max_unlabelled,
+        min_labelled=int(fewest.min()) if fewest.size else 1,
+        num_new_clients=max(int(given.test_client.max(initial=-1)) + 1 - len(sizes), 0),
+        owned_test=bool((given.test_client >= 0).any()),
+        coarse_names=dataset.coarse_names or (),
+        **tables,
+    )
+    if isinstance(inputs, HostInputs):
+        loaded = cast(Array, load_examples(inputs, federation))
+        federation = dataclasses.replace(federation, inputs=loaded)
+    return federation
+
+
+def holds_validation(path: str | Path) -> bool:
+    """Tell whether a split file has validation examples; a file that is not there has none."""
+    try:
+        with np.load(path, allow_pickle=False) as content:
+            return "validation" in content.files and content["validation"].size > 0
+    except (OSError, ValueError):
+        return False
+
+
+def _widths(data: FederatedData) -> tuple[int, int, int, int, int, int]:
+    """Give bounds of labelled and unlabelled examples of a client, and widths of the tables of
+    clients, test, validation and server.
+    """
+    tables = data.index, data.test_index, data.valid_index, data.server_index
+    examples, test, valid, server = (table.shape[-1] for table in tables)
+    return data.max_labelled, data.max_unlabelled, examples, test, valid, server
+
+
+def _sizes(dataset: Dataset) -> tuple[int, int]:
+    """Count training and test examples."""
+    return len(dataset.train), 0 if dataset.test is None else len(dataset.test)
+
+
+def _counted(examples: Sequence[int]) -> str:
+    return f"{examples[0]:,} + {examples[1]:,}"
