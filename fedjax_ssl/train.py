@@ -186,7 +186,8 @@ def make_train(config: ml_collections.ConfigDict) -> Train:
     program.
 
     Args:
-        config: as a config file returns it; its section `prediction` is left to `run`.
+        config: as a config file returns it; its section `prediction`, and fine-tuning
+            (`config.personalize.epochs` or `steps`), are left to `run`.
 
     Returns:
         `train(key, hyperparameters=None) -> (final state, metrics)`; every metric is an array with

@@ -312,6 +312,16 @@ _SECTIONS: dict[str, dict[str, Option]] = {
     },
     "personalize": {
         "name": _field("none", "which models clients have of their own, docs/personal.md"),
+        "epochs": _field(
+            int,
+            "passes over a client's labelled examples in which it tunes a copy of the last model, "
+            "which is tested",
+            _COUNT,
+        ),
+        "steps": _field(int, "local steps of that tuning, in place of epochs", _COUNT),
+        "learning_rate": _field(
+            float, "learning rate of that tuning; optimizer.learning_rate by default", _POSITIVE
+        ),
     },
     "participation": {
         "probability": _by_client(

@@ -32,6 +32,9 @@ _OTHER_COLUMNS = (
     "client_accuracy",
     "client_accuracy_worst_tenth",
     "client_accuracy_spread",
+    "client_global_accuracy",
+    "client_global_accuracy_worst_tenth",
+    "client_gain",
 )
 # Values by which a field asks for nothing.
 _NOTHING = (None, False, 0, (), "", "none", "constant")

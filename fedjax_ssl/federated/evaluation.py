@@ -25,6 +25,7 @@ from fedjax_ssl.federated.method import Method, Metrics, ServerState
 
 EVALUATION = "evaluation"  # the scope in which it is traced: profiles and compiled programs name it
 BY_CLIENT = "test_accuracy_by_client"  # a metric that is no scalar
+_GLOBAL_BY_CLIENT = "test_global_accuracy_by_client"  # for comparison alone
 # What `evaluate` can add to its scores; "local" is logged by the rounds, see `local_models.py`.
 SCORES = ("clients", "f1", "ece", "auroc", "local")
 ECE_BINS = 15  # of equal width, open on the left
@@ -63,17 +64,23 @@ def evaluate(
         of validation examples; see above. With "clients", where test examples belong to clients or
         clients have models of their own: "test_client_accuracy" for the global model too, its
         "_worst_tenth" and "_spread", and `BY_CLIENT` [clients that train, new clients], NaN for
-        those without a test example that has a label.
+        those without a test example that has a label. Where clients have models of their own beside
+        a global one, also "test_client_global_accuracy", its "_worst_tenth" and "test_client_gain",
+        see `compared`.
     """
     test = _Examples("test", data.test_index, data.num_test)
     found = _score(method, state, data, test, batch_size, metrics)
     if method.predict_for is not None:
-        own = _own_accuracies(method.predict_for, state, data, batch_size)
+        own = own_accuracies(method.predict_for, state, data, batch_size)
         found["test_client_accuracy"] = jnp.mean(own, where=~jnp.isnan(own))
+        common = found.pop(_GLOBAL_BY_CLIENT, None)
         if "clients" in metrics:
             # they have no model of their own
             strangers = jnp.full(data.num_new_clients, jnp.nan, own.dtype)
             found |= _by_client(jnp.concatenate([own, strangers]))
+        if common is not None:
+            beside = compared(common[: data.num_clients], own)
+            found |= {f"test_client_{name}": value for name, value in beside.items()}
     if data.valid_index.shape[0]:
         validation = _Examples("validation", data.valid_index, data.num_valid)
         found |= _score(method, state, data, validation, batch_size, metrics)
@@ -140,10 +147,35 @@ def _score_model(
         found[f"{name}_ece"] = calibration_error(log_probs, labels, real)
     if "auroc" in metrics:
         found[f"{name}_auroc"] = auroc(log_probs, labels, real)
-    if name == "test" and "clients" in metrics and data.owned_test and method.predict_for is None:
+    if name == "test" and "clients" in metrics and data.owned_test and not method.alone:
         num_clients = data.num_clients + data.num_new_clients
-        found |= _by_client(accuracy_by_client(correct, real, data.test_client, num_clients))
+        by_client = accuracy_by_client(correct, real, data.test_client, num_clients)
+        if method.predict_for is None:
+            return found | _by_client(by_client)
+        found[_GLOBAL_BY_CLIENT] = by_client
     return found
+
+
+def compared(common: Float[Array, " C"], own: Float[Array, " C"]) -> dict[str, Float[Array, ""]]:
+    """Compare models of clients' own with the common one on each client's test examples.
+
+    Args:
+        common: accuracies of the common model; NaN for a client without a test example.
+        own: accuracies of the clients' own models.
+
+    Returns:
+        "global_accuracy" and "global_accuracy_worst_tenth": mean over the clients, and over the
+        worst tenth of them, by the common model; "gain": share of the clients whose own model is
+        right more often.
+    """
+    there = ~jnp.isnan(own) & ~jnp.isnan(common)
+    seen = jnp.where(there, common, jnp.nan)
+    better = (own > common).astype(own.dtype)
+    return {
+        "global_accuracy": jnp.mean(common, where=there),
+        "global_accuracy_worst_tenth": over_clients(seen)["worst_tenth"],
+        "gain": jnp.mean(better, where=there),
+    }
 
 
 def _by_client(accuracies: Float[Array, " C"]) -> Metrics:
@@ -189,7 +221,7 @@ def _coarse_accuracy(
     return jnp.mean(values, where=known)
 
 
-def _own_accuracies(
+def own_accuracies(
     predict_for: Callable[..., Array], state: ServerState, data: FederatedData, batch_size: int
 ) -> Float[Array, " C"]:
     """Accuracy of every client's own model on its own test examples; NaN for a client that has

@@ -20,6 +20,7 @@ from fedjax_ssl.errors import counted
 from fedjax_ssl.federated import Execution, Facts, Method, Setup
 from fedjax_ssl.federated.uploads import private_sum, upload_transforms
 from fedjax_ssl.keys import named_key
+from fedjax_ssl.methods.around import PERSONALIZATIONS
 from fedjax_ssl.objectives import INVERSE, RowLoss, supervised_loss
 from fedjax_ssl.runs.account import account_of, privacy_of
 from fedjax_ssl.runs.devices import choose_devices
@@ -199,7 +200,7 @@ def build_method(
     """
     config = configs.replace_numbers(experiment.config, numbers or {})
     facts = facts_of(config, federation)
-    setup = _setup(config, experiment.dataset, federation, facts)
+    setup = setup_of(config, experiment.dataset, federation, facts)
     if loss is not None:
         setup = setup._replace(loss=loss)
     if start is not None:
@@ -208,7 +209,8 @@ def build_method(
     with configs.naming("uploads"):
         setup = setup._replace(uploads=upload_transforms(config["uploads"], facts))
     own = config["personalize"]
-    personalize = {"name": own["name"], **configs.options(own)}
+    names = ("name", *PERSONALIZATIONS.options(own["name"]))
+    personalize = {name: own[name] for name in names if own[name] is not None}
     settings |= {"around": config["around"], "facts": facts, "personalize": personalize}
     setup = _private(setup, experiment.config, config, federation.num_clients)
     with configs.naming("method"):
@@ -226,7 +228,7 @@ def facts_of(config: Any, federation: FederatedData) -> Facts:
     return Facts(number, cohort_size_of(config, number), config["rounds"])
 
 
-def _setup(
+def setup_of(
     config: dict[str, Any], dataset: data.Dataset, federation: FederatedData, facts: Facts
 ) -> Setup:
     """Gather model, inputs, optimizers and sizes."""

@@ -9,7 +9,7 @@ import jax
 from fedjax_ssl import config as configs
 from fedjax_ssl import data
 from fedjax_ssl.prediction import one_shot
-from fedjax_ssl.runs import divergence
+from fedjax_ssl.runs import divergence, fine_tuning
 from fedjax_ssl.runs.active import Run
 from fedjax_ssl.runs.processes import share_out
 from fedjax_ssl.runs.scores import score_run
@@ -38,6 +38,12 @@ def finish(run: Run) -> None:
             files[name.removesuffix(".csv").replace("_", " ")] = run.path / name
             run.folder.write(name, content)
         run.describe(scored.temperature)
+        tuned = fine_tuning.tune(run.built, chosen, run.inputs, run.names)
+        if tuned is not None:
+            files["clients tuned"] = run.path / fine_tuning.FILE
+            run.folder.write(fine_tuning.FILE, tuned.file)
+            run.progress.note(tuned.line)
+            summary["fine_tuning"] = tuned.fields
         evaluating = min(scored.seconds * len(rows), summary["train_seconds"])
         summary |= {**scored.fields, "evaluate_seconds": evaluating}
     if run.privacy is not None and rows:

@@ -22,7 +22,7 @@ from fedjax_ssl.folder.progress import Progress
 from fedjax_ssl.folder.resume import LENGTHS, PLACES, UNCOMPARED
 from fedjax_ssl.folder.run_folder import RunFolder
 from fedjax_ssl.folder.writers import WriterSettings, check_writers, open_writers
-from fedjax_ssl.runs import advice, own_sources
+from fedjax_ssl.runs import advice, fine_tuning, own_sources
 from fedjax_ssl.runs.about_data import about_data
 from fedjax_ssl.runs.active import Run
 from fedjax_ssl.runs.callbacks import (
@@ -106,6 +106,7 @@ def opened(
             "Give every machine the same files, the same hardware and the same versions.",
         )
         advice.check(built)
+        fine_tuning.check(built)
         own_metrics = OwnMetrics(built, team)
         privacy = privacy_of_run(built)
         end = config.rounds if privacy is None else privacy.limit

@@ -17,6 +17,8 @@ Row = Mapping[str, Any]
 _LAST = (  # of the last row, where it has them
     *("test_balanced_accuracy", "test_loss", "test_macro_f1", "test_ece", "test_auroc"),
     *("test_client_accuracy", "test_client_accuracy_worst_tenth", "test_client_accuracy_spread"),
+    *("test_client_global_accuracy", "test_client_global_accuracy_worst_tenth"),
+    "test_client_gain",
     *("pseudo_label_accuracy", "pseudo_label_coverage"),
     *("epsilon", "clip_norm"),
     *("analytic_gflop", "analytic_megabytes", "as_run_forward_gflop", "as_run_gflop"),
