@@ -55,6 +55,7 @@ _LESS_IS_BETTER = {
 }
 COSTS = {"sent, both ways": "bytes", "local steps": "", "training time": "s"}  # title -> unit
 LEVEL = 0.95
+TELLING = 3  # seeds, of which fewer cannot tell a difference from chance
 METHOD = (
     "Paired by seed: the mean of the differences over the seeds that both groups have, and its "
     f"{LEVEL:.0%} t interval, mean ± t(0.975, n - 1) · s / √n, with s the standard deviation of "
@@ -165,8 +166,8 @@ class Cell(NamedTuple):
 
     @property
     def sign(self) -> int:
-        """1 or -1 where the interval does not hold zero, else 0."""
-        if self.low is None or self.high is None:
+        """1 or -1 where the interval does not hold zero, else 0, as with too few pairs."""
+        if self.low is None or self.high is None or self.pairs < TELLING:
             return 0
         return (self.low > 0) - (self.high < 0)
 

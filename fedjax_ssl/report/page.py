@@ -362,13 +362,19 @@ def _share(value: float) -> str:
 
 
 def _methods(groups: Sequence[Group]) -> dict[str, list[tuple[str, str]]]:
-    """Give every method of this package its page: what its file says, with its references and
-    BibTeX, as pieces of text and the address that a piece leads to, or "".
+    """Give every method of this package, and every part of a composition, its page: what its file
+    says, with its references and BibTeX, as pieces of text and the address that a piece leads to,
+    or "".
     """
     found = {}
-    for name in dict.fromkeys(str(group.config["method.name"]) for group in groups):
-        if text := described(name):
-            whole = "\n\n".join([text, *entries([name])])
+    used = [
+        str(name)
+        for group in groups
+        for name in (group.config["method.name"], *group.config.get("method.parts", ()))
+    ]
+    for name in dict.fromkeys(used):
+        whole = "\n\n".join([described(name), *entries([name])]).strip()
+        if whole:
             pieces = re.split(r"(arXiv \d{4}\.\d{5})", whole)
             found[name] = [
                 (one, f"https://arxiv.org/abs/{one[6:]}" if place % 2 else "")

@@ -3,7 +3,7 @@
 import math
 
 from fedjax_ssl.errors import counted
-from fedjax_ssl.report.numbers import LEVEL, Cell, mean_text, written
+from fedjax_ssl.report.numbers import LEVEL, TELLING, Cell, mean_text, written
 from fedjax_ssl.report.runs import Group, Report
 
 
@@ -54,7 +54,7 @@ def _apart(report: Report, best: Group, other: Group, role: str) -> str:
 
 def _chance(cell: Cell, unit: str) -> str:
     seeds = counted(cell.pairs, "common seed")
-    if cell.low is None:
+    if cell.low is None or cell.pairs < TELLING:
         return f"on {seeds}, which cannot tell a difference from chance: run five or more"
     ends = " to ".join(written(end, unit, sign=True) for end in (cell.low, cell.high))
     interval = f"{LEVEL:.0%} interval {ends} over {seeds}"

@@ -266,7 +266,9 @@ def test_figures_of_papers_and_a_warning_about_two_seeds(sweep, two, capsys):
     )
     for seed in (2, 3):
         shutil.rmtree(two / f"a{seed}")
-    page_of(two)
+    page = page_of(two)
+    assert "on 2 common seeds, which cannot tell a difference from chance" in page
+    assert "more than chance" not in page
     assert (
         "two seeds say little: the intervals of 1 groups rest on two runs"
         in capsys.readouterr().err
@@ -517,3 +519,13 @@ def test_mistakes_are_shown_from_the_data_of_the_run(tmp_path):
     (folder / "test_predictions.csv").unlink()
     page = page_of(tmp_path, "--mistakes")
     assert "no mistakes are shown: there is no test_predictions.csv" in page
+
+
+def test_every_part_of_a_composition_is_cited(tmp_path):
+    parts = {"method.parts": ["fixmatch", "prototypes", "my_terms:calm"]}
+    write_run(tmp_path / "a", method="compose", settings=parts, picture=False)
+    page = page_of(tmp_path)
+    for name, cited in (("fixmatch", "sohn2020fixmatch"), ("prototypes", "kim2022protofssl")):
+        (text,) = re.findall(rf'id="method-{name}">(.*?)</details>', page, re.DOTALL)
+        assert cited in text
+    assert 'id="method-my_terms:calm"' not in page
