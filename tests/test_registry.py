@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import fedjax_ssl as fs
-from fedjax_ssl import cli, data
 from fedjax_ssl import config as configs
+from fedjax_ssl import data
 from fedjax_ssl.config.fields import CHOICES
 from fedjax_ssl.registry import Option, Registry
 from fedjax_ssl.runs.build import build, federate, load_experiment
@@ -109,24 +109,6 @@ PAGE = (Path(__file__).resolve().parent.parent / "docs" / "extending.md").read_t
 (BLOCK,) = re.findall(
     r"<!-- tests/test_registry.py runs this block. -->\n```python\n(.*?)```", PAGE, re.DOTALL
 )
-
-
-LINES = re.findall(r"^    fedjax-ssl (run .*=my_things:.*)$", PAGE, re.MULTILINE)
-
-
-@pytest.mark.parametrize(
-    "line", [LINES[0], *(pytest.param(line, marks=pytest.mark.thorough) for line in LINES[1:])]
-)
-def test_the_lines_of_the_page_run(
-    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "my_things.py").write_text(BLOCK, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "my_things", raising=False)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    cli.main([*line.split(), "--rounds=1", "--workdir=here"])
-    assert (tmp_path / "here" / "summary.json").is_file()
-    sys.modules.pop("my_things", None)
 
 
 def test_a_config_can_name_things_of_the_users_own_in_every_section(

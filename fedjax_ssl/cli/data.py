@@ -76,8 +76,9 @@ def _check(asked: argparse.Namespace, settings: list[tuple[str, str]]) -> int:
         f"{path}: read as {source!r}, "
         f"{data.available()[source]}{f'; with{chosen}' if chosen else ''}\n"
     )
-    if found.dataset is not None:
-        print(_table(_contents(found.dataset)))
+    content = found.dataset or found.rest
+    if content is not None:
+        print(_table(_contents(content)))
     for title, lines in (("worth a look", found.notes), ("problems", found.problems)):
         if lines:
             listed = (
@@ -85,24 +86,31 @@ def _check(asked: argparse.Namespace, settings: list[tuple[str, str]]) -> int:
                 for line in lines
             )
             print(f"\n{title}:", *listed, sep="\n")
-    if found.dataset is None:
+    if content is None:
         print("\nnot ready: mend the problems, and check again")
         return 2
+    named |= {f"data.{option}": as_text(value) for option, value in found.assumed.items()}
     read_by = {"data.path": asked.name, **named}
     if asked.root:
         read_by["data.root"] = asked.root
     config = source
     if source == "huggingface":
-        config = "folder" if found.dataset.train.x.ndim == 4 else "table"
+        config = "folder" if content.train.x.ndim == 4 else "table"
         read_by = {"data.name": source, **read_by}
-    command = propose(found.dataset, config, read_by, found.standardize)
+    command = propose(content, config, read_by, found.standardize)
     if isinstance(command, str):
         print(f"\nnot ready: {command}")
         return 2
     told = [f"--{field}={value}" for field, value in command.settings.items()]
     print(f"\n{command.proposal.method}: {command.proposal.why}")
-    print("ready:", shlex.join(["fedjax-ssl", "run", command.config, *told]))
-    return 0
+    line = shlex.join(["fedjax-ssl", "run", command.config, *told])
+    if found.dataset is not None:
+        print(f"ready: {line}")
+        return 0
+    guesses = ", ".join(f"{option}={as_text(value)}" for option, value in found.assumed.items())
+    print("not ready: mend the problems, and check again")
+    print(f"as the file is, this runs, if {guesses} is right: {line}")
+    return 2
 
 
 def _options(source: str, settings: list[tuple[str, str]]) -> dict[str, Any]:

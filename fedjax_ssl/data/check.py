@@ -48,7 +48,8 @@ FEWEST = 8  # examples of a site, of which fewer have no mean worth a word
 # Words that name a role in headers, without accents: alone, or at the end of a longer name.
 _NAMES = {
     "label": "label labels class target diagnosis category outcome finding species diagnose befund "
-    "klasse diagnostic diagnostico diagnostique diagnosi classe clase etiqueta etichetta y",
+    "klasse ergebnis diagnostic diagnostico diagnostique diagnosi classe clase etiqueta "
+    "etichetta y",
     "client": "client clients hospital site center centre clinic institution station device klinik "
     "klinikum krankenhaus spital standort zentrum hopital clinique etablissement clinica centro "
     "sede sitio ospedale ziekenhuis kliniek",
@@ -76,6 +77,8 @@ class Checked(NamedTuple):
     notes: Names  # skipped parts, and oddities
     proposed: Mapping[str, Any] = MappingProxyType({})  # options that were used beside those given
     standardize: bool = False  # inputs should be standardized by client
+    assumed: Mapping[str, Any] = MappingProxyType({})  # options that pass over the problems
+    rest: Dataset | None = None  # where there are problems: what can be read with `assumed`
 
 
 def check(path: Path | str, source: str | None = None, **options: Any) -> Checked:
@@ -98,23 +101,41 @@ def check(path: Path | str, source: str | None = None, **options: Any) -> Checke
     places = {"path": path, "root": options.pop("root", None)}
     taken = {place: value for place, value in places.items() if SOURCES.takes(name, place)}
     findings = Findings()
-    proposed = _proposed(name, given, options, findings)
-    try:
-        dataset = read(name, **taken, **{**options, **proposed})
-    except BadData as error:
-        return Checked(name, None, error.problems, (*findings.notes, *error.notes), proposed)
-    notes = [*findings.notes, *dataset.extra.get("notes", ()), *remarks(dataset)]
-    apart, standardize = sites_apart(dataset)
-    return Checked(name, dataset, (), (*notes, *apart), proposed, standardize)
+    proposed, assumed = _proposed(name, given, options, findings)
+    problems: list[str] = []
+    notes = findings.notes
+    dataset = None
+    roles = {option: value for option, value in assumed.items() if option != "ignore"}
+    # Each time without what was wrong before, so that all is said at once.
+    for passed_over in {str(one): one for one in ({}, roles, assumed)}.values():
+        try:
+            dataset = read(name, **taken, **{**options, **proposed, **passed_over})
+            break
+        except BadData as error:
+            problems += error.problems
+            notes += error.notes
+    standardize = False
+    if dataset is not None:
+        apart, standardize = sites_apart(dataset)
+        notes += [*dataset.extra.get("notes", ()), *remarks(dataset), *apart]
+    said = tuple(dict.fromkeys(problems)), tuple(dict.fromkeys(notes))
+    if not problems:
+        return Checked(name, dataset, *said, proposed, standardize)
+    return Checked(name, None, *said, proposed, standardize, assumed, dataset)
 
 
 def _proposed(
     source: str, path: Path, given: Mapping[str, Any], findings: Findings
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Choose options for a table whose columns have other names than the usual ones, or hold
     more than numbers.
+
+    Returns:
+        Those that a run needs; and those beside them with which the rest of a faulty table can be
+        looked at.
     """
     found: dict[str, Any] = {}
+    assumed: dict[str, Any] = {}
     file: Path | None = path
     if source == "folder" and path.is_dir() and given.get("layout", "auto") == "auto":
         column = given.get("file_column") or FILE
@@ -122,11 +143,13 @@ def _proposed(
         if column == FILE != paths_column:
             found["file_column"] = paths_column
     if source not in ("folder", "table") or file is None or not file.is_file():
-        return {}
+        return {}, {}
     table = read_table(file)
     roles = _named_roles(table)
     for role, columns in roles.items():
         option = f"{role}_column"
+        if given.get(option) not in (None, role, *table):
+            assumed[option] = columns[-1] if columns else role
         if role in table or given.get(option, role) not in (None, role):
             continue
         if len(columns) == 1:
@@ -136,7 +159,10 @@ def _proposed(
                 f"columns {_listed(columns)} may each say the {role}; name one: "
                 f"data.{option}={columns[0]}"
             )
-    return _by_content(table, given, found, roles, findings) if source == "table" else found
+            assumed[option] = columns[-1]
+    if source == "table":
+        found = _by_content(table, given, found, roles, findings, assumed)
+    return found, assumed
 
 
 def _named_roles(columns: Iterable[str]) -> dict[str, list[str]]:
@@ -166,6 +192,7 @@ def _by_content(
     named: Mapping[str, str],
     hinted: Mapping[str, Sequence[str]],
     findings: Findings,
+    assumed: dict[str, Any],
 ) -> dict[str, Any]:
     """Propose options of the source `table`.
 
@@ -175,6 +202,7 @@ def _by_content(
         named: those that follow from the names of columns.
         hinted: columns whose names say a role, several for one where nobody can tell.
         findings: for notes that say why.
+        assumed: gets a likely label, and the columns that cannot be read.
 
     Returns:
         Options: those named whose column repeats values, and label_column, missing_marks, missing
@@ -193,22 +221,36 @@ def _by_content(
         # The last column, or the first one, where its values repeat.
         other = {name for columns in hinted.values() for name in columns}
         free = [name for name in rest if name not in other]
-        counts = {name: len(set(texts[name]) - {""}) for name in (*free[-1:], *free[:1])}
+        counts = {name: len(set(texts[name]) - {""}) for name in free}
         most = min(CLASSES, len(table) // 2)
-        label = next((name for name, count in counts.items() if 1 < count <= most), None)
+        likely = [name for name, count in counts.items() if 1 < count <= most]
+        label = next((name for name in (*free[-1:], *free[:1]) if name in likely), None)
+        if label is None and likely:
+            words = [name for name in likely if np.isnan(as_numbers(texts[name])).all()]
+            partly = [name for name in words if "" in texts[name]]  # as labels are here
+            assumed["label_column"] = (partly or words or likely)[-1]
         if label is not None:
             found["label_column"] = roles["label"] = label
             rest.remove(label)
             findings.notes.append(
                 f"column {label!r} is taken as the label: it holds {counts[label]} different values"
             )
+    if guessed := assumed.get("label_column"):
+        roles["label"] = guessed
+        rest = [name for name in rest if name != guessed]
+        findings.notes.append(
+            f"which column is the label cannot be told; {guessed!r} is taken for it below, so that "
+            f"the rest can be looked at; name yours: data.label_column={guessed}"
+        )
     marks = tuple(map(str, given.get("missing_marks") or MARKS))
     read = [name for name in (*rest, roles["label"]) if name in texts]
     cells = {name: as_cells(texts[name], marks) for name in read}
+    beyond = []
     for name in rest:
         present = [cell for cell in cells[name] if cell]
         strays = [present[row] for row in np.flatnonzero(np.isnan(as_numbers(present)))]
         if any(re.fullmatch(BEYOND, cell) for cell in strays):
+            beyond.append(name)
             continue  # such a cell says something
         if len(set(strays)) <= STRAYS and 2 * len(strays) < len(present):
             cells[name] = ["" if cell in strays else cell for cell in cells[name]]
@@ -250,6 +292,8 @@ def _by_content(
     if 0 < len(useless) < len(rest):
         found["ignore"] = (*ignored, *useless)
         findings.notes += [reason for reasons in useless.values() for reason in reasons]
+    if beyond:
+        assumed["ignore"] = (*found.get("ignore", ignored), *beyond)
     return found
 
 

@@ -1,8 +1,6 @@
 """The console command: help without jax, lists, data, a new study, completion."""
 
 import os
-import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,12 +9,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import cli
-from fedjax_ssl.cli import run
 from fedjax_ssl.cli.listing import KINDS
-from fedjax_ssl.report.command import _parser as report_parser
-from fedjax_ssl.shipped import shipped_configs
-from fedjax_ssl.sweep.command import parser as sweep_parser
-from fedjax_ssl.trained.command import _parser as predict_parser
 
 ROOT = Path(__file__).parents[2]
 
@@ -326,37 +319,3 @@ def test_a_reader_that_stops_early_gets_no_traceback():
     ) as one:
         one.stdout.close()
         assert one.stderr.read() == b"" and one.wait() == 0
-
-
-def commands_in_the_docs() -> list[list[str]]:
-    pages = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("configs/*.py")]
-    found = []
-    for page in pages:
-        text = page.read_text(encoding="utf-8").replace("\\\n", " ")
-        for line in re.findall(r"^ {4}(?:\$ )?fedjax-ssl (.*)$", text, re.MULTILINE):
-            found.append(shlex.split(line.partition("  #")[0]))
-    return found
-
-
-def test_commands_in_the_docs_are_taken():
-    """Words and options of every command in a block, as its parser reads them; the mistakes
-    shown are left out.
-    """
-    parsers = {"sweep": sweep_parser, "report": report_parser, "predict": predict_parser}
-    known = shipped_configs()
-    taken = []
-    for name, *rest in commands_in_the_docs():
-        if name in parsers:
-            given = parsers[name]().parse_args(rest)
-            taken.append(name)
-            if name == "sweep" and not given.config.endswith(".py"):
-                assert given.config.partition(":")[0] in known, rest
-        elif name == "run" and "learning_rat=" not in " ".join(rest):
-            asked = run.parse(rest)
-            assert (
-                asked.name is None or asked.name.partition(":")[0] in known or ".py" in asked.name
-            ), rest
-            taken.append(name)
-        else:
-            assert name in cli.COMMANDS, name
-    assert {"run", "sweep", "report", "predict"} <= set(taken) and len(taken) > 30

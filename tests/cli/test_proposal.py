@@ -155,6 +155,29 @@ def test_labels_by_site_and_what_is_wrong_with_columns_are_said(capsys, tmp_path
     assert "--data.ignore=selten" in output
 
 
+def test_all_that_is_wrong_with_a_table_is_said_at_once(capsys, tmp_path):
+    columns = {
+        "CRP": np.where(np.arange(ROWS) % 9 == 0, "<5", (np.arange(ROWS) % 50).astype(str)),
+        "Farbe": np.where(np.arange(ROWS) == 5, "Rot", np.array(["rot", "blau"])[CLASS % 2]),
+        "Typ": np.arange(ROWS) % 4,
+    }
+    path = table(tmp_path, **columns)
+    frame = pandas.read_csv(path).rename(columns={"Diagnose": "Zustand"})
+    frame["Mass"] = RNG.normal(size=ROWS)
+    frame.to_csv(path, index=False)
+    code, output = printed(capsys, path, "--root", tmp_path / "root")
+    said = " ".join(output.split())
+    assert code == 2 and "not ready: mend the problems" in said
+    assert "no column 'label'" in said and "column 'CRP' holds '<5'" in said
+    assert "'Rot' (1 example) is spelt almost like 'rot'" in said
+    assert "data.codes=Typ" in said and "labels 3: north (10)" in said
+    # the command passes over what is wrong, and runs
+    assert "if label_column=Zustand, ignore=CRP is right: fedjax-ssl run table:xclp" in said
+    config, *settings = shlex.split(output.splitlines()[-1].partition("fedjax-ssl run ")[2])
+    pairs = (word.removeprefix("--").split("=", 1) for word in settings)
+    assert rehearse(Command(Proposal("", ""), config, dict(pairs))) == ""
+
+
 @pytest.mark.parametrize(
     ("names", "found"),
     [
@@ -201,24 +224,6 @@ def test_an_error_about_a_file_names_data_check(tmp_path):
         from fedjax_ssl import data
 
         data.load("table", path=path, root=tmp_path / "root")
-
-
-def test_the_readmes_lines_on_own_files_run_as_printed(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FEDJAX_SSL_DATA", str(tmp_path / "root"))
-    save(tmp_path)
-    pictures(tmp_path, with_table=True)
-    (tmp_path / "scans/liste.csv").unlink()
-    frame = pandas.read_csv(table(tmp_path))
-    frame.columns = ["age", "pressure", "diagnosis", "hospital"]
-    frame.to_csv("patients.csv", index=False)
-    readme = (ROOT / "README.md").read_text().replace("\\\n", " ")
-    lines = [line.split() for line in readme.splitlines() if line.startswith("    fedjax-ssl run ")]
-    own = [words[2:] for words in lines if any(word.startswith("--data.path=") for word in words)]
-    assert len(own) == 2
-    for config, *settings in own:
-        pairs = (word.removeprefix("--").split("=", 1) for word in settings)
-        assert rehearse(Command(Proposal("", ""), config, dict(pairs))) == ""
 
 
 def test_the_readmes_sweeps_compare_methods_with_the_same_labels():
