@@ -149,7 +149,9 @@ def write_sets(folder: Path) -> None:
     )
     (folder / "shares.csv").write_text(shares)
     arrays = dict(np.load(folder / "scans.npz"))
-    np.savez(folder / "scans.npz", **arrays, set=np.arange(len(arrays["labels"])) // 2 % 2)
+    arrays["set"] = np.arange(len(arrays["labels"])) // 2 % 2
+    tests = {"test_inputs": arrays["inputs"][:9], "test_labels": np.arange(9) % 2}
+    np.savez(folder / "scans.npz", **arrays, **tests)
 
 
 def write_code(folder: Path) -> None:
@@ -240,7 +242,9 @@ def shortened(words: list[str]) -> list[str]:
     name, *rest = words
     if name not in ("run", "sweep") or "--help" in rest:
         return words
-    rounds = f"rounds={10 if '--rounds=160' in rest else 1}"
+    # of a run that becomes longer, and where a rate rises for five rounds
+    longer = "--rounds=160" in rest or "--optimizer.schedule_warmup=5" in rest
+    rounds = f"rounds={10 if longer else 1}"
     kept = [re.sub(r"^((?:--)?)rounds=.*", rf"\1{rounds}", word) for word in rest]
     if "--seeds" in kept:
         kept[kept.index("--seeds") + 1] = "1"
