@@ -8,7 +8,8 @@
     python -m fedjax_ssl.main --config configs/cinic10_fixmatch.py:0.1,code
 
 20 clients with 450 labelled of 4,500 images each, 8 per round, ResNet-8 of four times the width,
-400 rounds of SAGE's 175 local steps: a run for a GPU, not reproduced. Differences of settings: docs/methods/modern.md.
+400 rounds of 180 local steps, where SAGE has 175: a run for a GPU, not reproduced. Differences of
+settings: docs/methods/modern.md.
 """
 
 from fedjax_ssl import presets
