@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import ml_collections
 
 from fedjax_ssl import config as configs
+from fedjax_ssl.errors import note
 from fedjax_ssl.runs.about_data import about_data
 from fedjax_ssl.runs.active import Run
 from fedjax_ssl.runs.callbacks import Callback
@@ -182,6 +183,10 @@ def run_batch(points: Sequence[Point], shared: Shared) -> list[dict[str, Any] | 
                 active[place] = stack.enter_context(one)
             except Exception as error:
                 results[place] = error
+        # Of one run: the data of the others differ by their draws alone.
+        for run_here in list(active.values())[:1]:
+            for line in about_data(run_here.built, run_here.template, run_here.names):
+                note(line)
         loop(list(active.values()))
         for place, run_here in active.items():
             results[place] = run_here.error or run_here.summary

@@ -6,7 +6,9 @@ import pytest
 
 import fedjax_ssl as fs
 from fedjax_ssl.data import client_names
+from fedjax_ssl.errors import ConfigNote
 from fedjax_ssl.runs.about_data import about_data
+from fedjax_ssl.runs.loop import Point, run_batch
 from fedjax_ssl.runs.shared import Shared
 
 UNUSED = "7 of 7 of the data's own test examples are used for nothing, because data."
@@ -70,3 +72,7 @@ def test_a_quiet_run_says_it_and_nothing_else(said, config_of, tmp_path, capsys)
     fs.run(config_of(rounds=1), tmp_path / "run", quiet=True)
     shown = capsys.readouterr()
     assert shown.out == "" and shown.err.splitlines() == [f"note: {line}" for line in said()]
+    # runs that are vectorized say it too, once for all
+    with pytest.warns(ConfigNote) as notes:
+        run_batch([Point(config_of(rounds=1), tmp_path / "run")], Shared())
+    assert [str(one.message) for one in notes] == said()

@@ -19,6 +19,7 @@ import pytest
 
 from fedjax_ssl import config as configs
 from fedjax_ssl.cli import main
+from fedjax_ssl.errors import ConfigNote
 from fedjax_ssl.folder.folder import RunFolderError
 from fedjax_ssl.folder.run_folder import RunFolder
 from fedjax_ssl.runs import divergence
@@ -63,7 +64,8 @@ def test_runs_are_those_of_run_a_failure_stops_nobody_and_what_is_done_is_not_do
     runs = [broken, *plan.runs]
     told = []
     plans.save(tmp_path, plans.Plan(plan.fields, tuple(runs)), [])
-    workers.do_runs(told.append, tmp_path, [one.name for one in runs])
+    with pytest.warns(ConfigNote, match="1 class without a label in training"):
+        workers.do_runs(told.append, tmp_path, [one.name for one in runs])
     ended = {one.run: one.end.status for one in told if isinstance(one, workers.Ended)}
     assert ended == {"broken": "failed", "seed=0": "done"}
     alone = configs.load("digits_fedavg", [text.split("=") for text in SMALL])
