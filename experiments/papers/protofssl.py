@@ -537,7 +537,7 @@ CLAIMS = (
         text="ahead of FixMatch and FedMatch on CIFAR-10",
         source="Table 3",
         pairs=above("protofssl-table3", PROTO, ("FixMatch-FedAvg", "FedMatch"), TWO),
-        lacks="not run at equal steps; see the claim before",
+        lacks="see the claim before",
     ),
     Claim(
         paper="ProtoFSSL",
