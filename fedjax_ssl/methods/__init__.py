@@ -45,6 +45,7 @@ _RECIPES = {
     "fl2": ("fl2",),
     "cbafed": ("cbafed",),
     "sage": ("sage",),
+    "proxyfl": ("proxyfl",),
     "consistency": (
         "fixmatch",
         "uda",

@@ -63,7 +63,17 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from fedjax_ssl import objectives
 from fedjax_ssl.checks import check_whole_numbers, checked, is_zero
-from fedjax_ssl.federated import Needs, Recipe, ServerTraining, Setup, Stage, Step, Term
+from fedjax_ssl.federated import (
+    Client,
+    Needs,
+    Recipe,
+    ServerTraining,
+    Setup,
+    Stage,
+    Step,
+    Steps,
+    Term,
+)
 from fedjax_ssl.federated.method import AtServer, PyTree, RoundResult, ServerState, View, never
 from fedjax_ssl.federated.sampler import labelled_epochs, paired_batches, passes
 from fedjax_ssl.keys import named_key
@@ -78,6 +88,7 @@ from fedjax_ssl.methods.parts.consistency import (
     teacher_network,
 )
 from fedjax_ssl.methods.parts.guess import Guess, Guessing, LabelsFrom, guesses_of, labeller
+from fedjax_ssl.methods.parts.proxies import Contrast, Proxies, with_projections, with_proxies
 from fedjax_ssl.methods.parts.recommended import AT_CLIENTS, AT_SERVER, Fields
 from fedjax_ssl.methods.parts.settings import (
     BetaParameter,
@@ -89,6 +100,7 @@ from fedjax_ssl.methods.parts.settings import (
     Weight,
 )
 from fedjax_ssl.methods.parts.terms import augmented_view, supervised_term
+from fedjax_ssl.objectives import Tuning
 
 # A weak view is moved, a strong one turned.
 _VIEWS = {
@@ -172,7 +184,7 @@ class FixMatch(Settings):
     augment_labelled: bool = True
 
 
-def fixmatch(setup: Setup, settings: FixMatch, guessing: Guessing) -> Recipe:
+def fixmatch(setup: Setup, settings: FixMatch, guessing: Guessing, proxies: Proxies) -> Recipe:
     """FixMatch at the clients, or at clients without labels beside a server that has some.
 
     A confident prediction for a weak view of an example is the label of its strong view. Weak views
@@ -182,10 +194,12 @@ def fixmatch(setup: Setup, settings: FixMatch, guessing: Guessing) -> Recipe:
         setup: the run. Its `batch_size` is B; a local epoch goes through the unlabelled examples.
         settings: the method's own.
         guessing: whose labels unlabelled examples get, and which count.
+        proxies: what ProxyFL adds.
 
     Raises:
         ValueError: for a setting outside its range, or a federation with nothing to learn from.
     """
+    setup = with_projections(setup) if proxies.contrasts else setup
     weak = augmented_view(setup, UNLABELLED)
     strong = strong_view(setup)
     stored = View(
@@ -210,7 +224,8 @@ def fixmatch(setup: Setup, settings: FixMatch, guessing: Guessing) -> Recipe:
         return objectives.batch_cross_entropy(logits, batch.observed, batch.mask, loss=setup.loss)
 
     supervised = None if settings.augment_labelled else Term("supervised", (stored,), as_stored)
-    return _method(setup, settings, guesses.term(TERM, (weak, strong), loss), supervised)
+    recipe = _method(setup, settings, guesses.term(TERM, (weak, strong), loss), supervised)
+    return _with_proxies(recipe, settings, guessing, proxies)
 
 
 @checked
@@ -234,7 +249,7 @@ class UDA(Settings):
     tsa_rounds: CountOrZero = 0
 
 
-def uda(setup: Setup, settings: UDA, guessing: Guessing) -> Recipe:
+def uda(setup: Setup, settings: UDA, guessing: Guessing, proxies: Proxies) -> Recipe:
     """UDA at the clients, or at clients without labels beside a server that has some and anneals as
     they would.
 
@@ -245,6 +260,7 @@ def uda(setup: Setup, settings: UDA, guessing: Guessing) -> Recipe:
         setup: the run.
         settings: the method's own.
         guessing: whose labels unlabelled examples get, and which count.
+        proxies: what ProxyFL adds.
 
     Raises:
         ValueError: for a setting outside its range, a federation with nothing to learn from, or
@@ -255,6 +271,7 @@ def uda(setup: Setup, settings: UDA, guessing: Guessing) -> Recipe:
         raise ValueError(
             "tsa_rounds is 0, all rounds of the run, but it is not known how many; set tsa_rounds"
         )
+    setup = with_projections(setup) if proxies.contrasts else setup
     weak = augmented_view(setup, UNLABELLED)
     strong = strong_view(setup)
     labelled = augmented_view(setup, LABELLED)
@@ -277,7 +294,8 @@ def uda(setup: Setup, settings: UDA, guessing: Guessing) -> Recipe:
         )
 
     supervised = None if settings.tsa == "none" else Term("supervised", (labelled,), annealed)
-    return _method(setup, settings, guesses.term(TERM, (weak, strong), loss), supervised)
+    recipe = _method(setup, settings, guesses.term(TERM, (weak, strong), loss), supervised)
+    return _with_proxies(recipe, settings, guessing, proxies)
 
 
 @checked
@@ -617,6 +635,38 @@ def _hard_label_loss(
     return objectives.batch_mean(losses, mask, guess.counted)
 
 
+def _with_proxies(
+    recipe: Recipe, settings: Settings, guessing: LabelsFrom, proxies: Proxies
+) -> Recipe:
+    """Return the same method with what ProxyFL adds; unsure rows are those below `threshold`,
+    whatever the rule.
+    """
+    if proxies == Proxies():
+        return recipe
+    setup = recipe.setup
+    contrast = Contrast(settings.threshold, LabelsFrom(guessing.labels_from))
+    of = _steps(setup, settings).of
+
+    def steps_per_epoch(client: Client) -> Int[Array, ""]:
+        return of(client) // setup.local_epochs
+
+    return with_proxies(
+        recipe,
+        proxies,
+        contrast,
+        Tuning(proxies.tuning_epochs),
+        steps_per_epoch,
+        weight=settings.unlabelled_weight,
+    )
+
+
+def _steps(setup: Setup, settings: Settings) -> Steps:
+    """Return the local steps of a round."""
+    size = settings.unlabelled_ratio * setup.batch_size
+    bounds = (setup.max_labelled, setup.max_unlabelled)
+    return passes(setup.batch_size, size, setup.local_epochs, *bounds)
+
+
 def _ramped(step: Step, value: Array, rounds: int) -> Array:
     """Return g(r) times a loss."""
     ramp = objectives.consistency_ramp(step.now.number + 1, 1.0, rounds)
@@ -684,9 +734,8 @@ def _method_of_terms(
         server = ServerTraining(at_server, epochs, when=(settings.server_turn,))
     size = settings.unlabelled_ratio * setup.batch_size
     bounds = (setup.max_labelled, setup.max_unlabelled)
-    steps = passes(setup.batch_size, size, setup.local_epochs, *bounds)
     sampler = paired_batches(
-        setup.batch_size, size, steps, *bounds, labelled_too=settings.labelled_too
+        setup.batch_size, size, _steps(setup, settings), *bounds, labelled_too=settings.labelled_too
     )
     stage = Stage(terms, sampler if terms else None, server=server)
     return Recipe(setup, (stage,), network=network, needs=Needs(("labels", "server")))

@@ -21,6 +21,8 @@ References:
 """
 
 import math
+from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -28,22 +30,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from fedjax_ssl.checks import checked
-from fedjax_ssl.federated import (
-    Client,
-    Recipe,
-    Setup,
-    Stage,
-    Step,
-    Steps,
-    Term,
-    paired_batches,
-)
-from fedjax_ssl.federated.method import PyTree
+from fedjax_ssl.federated import Recipe, Setup, Step, Term
 from fedjax_ssl.methods.parts.consistency import UNLABELLED, strong_view
 from fedjax_ssl.methods.parts.guess import Guess, Guessing, guesses_of, received_logits
+from fedjax_ssl.methods.parts.proxies import Contrast, Proxies, with_projections, with_proxies
 from fedjax_ssl.methods.parts.settings import Count, Share, Weight
 from fedjax_ssl.methods.parts.terms import augmented_view, supervised_term
-from fedjax_ssl.objectives import batch_mean
+from fedjax_ssl.methods.parts.thresholds import Thresholds, Weigh
+from fedjax_ssl.methods.parts.whole_batches import steps_per_epoch, whole_batches
+from fedjax_ssl.objectives import Tuning, soft_label_divergence
 
 RECOMMENDED = {
     "sage": {
@@ -61,26 +56,14 @@ RECOMMENDED = {
 
 HALVES_AT_05 = math.log(2) / 0.05  # the local share is 1/2 where confidences differ by 0.05
 _SMALLEST = 1e-6  # of a difference and of a share
-_EPSILON = 1e-10  # added to probabilities before logarithms
 
 
 @checked
-def sage(
-    setup: Setup,
-    *,
-    threshold: Share = 0.95,
-    unlabelled_weight: Weight = 1.0,
-    kappa: Weight = HALVES_AT_05,
-    unlabelled_ratio: Count = 2,
-    labelled_copies: Weight = 1.0,
-) -> Recipe:
-    """SAGE: FixMatch at the clients, its pseudo-labels softly corrected by the received model.
+@dataclass(frozen=True)
+class SAGE:
+    """Settings of SAGE.
 
-    A local epoch has as many steps as whole batches of `config.optimizer.batch_size` fit into a
-    client's examples; a client with fewer takes none.
-
-    Args:
-        setup: the run.
+    Attributes:
         threshold: tau.
         unlabelled_weight: w_u.
         kappa: how fast the local model's share falls with the difference of the confidences; by
@@ -88,67 +71,75 @@ def sage(
         unlabelled_ratio: unlabelled examples per labelled one in a step.
         labelled_copies: times that a labelled example counts in a client's weight; 2000 in the
             code, by a side effect.
+    """
+
+    threshold: Share = 0.95
+    unlabelled_weight: Weight = 1.0
+    kappa: Weight = HALVES_AT_05
+    unlabelled_ratio: Count = 2
+    labelled_copies: Weight = 1.0
+
+
+def sage(setup: Setup, settings: SAGE, thresholds: Thresholds, proxies: Proxies) -> Recipe:
+    """SAGE: FixMatch at the clients, its pseudo-labels softly corrected by the received model.
+
+    A local epoch has as many steps as whole batches of `config.optimizer.batch_size` fit into a
+    client's examples; a client with fewer takes none.
+
+    Args:
+        setup: the run.
+        settings: the method's own.
+        thresholds: by which rule a model is confident; what it learns, it learns of the received
+            model.
+        proxies: what ProxyFL adds.
 
     Raises:
         ValueError: for a setting outside these.
     """
-    size = setup.batch_size
-    most = setup.max_labelled + setup.max_unlabelled
-    steps = Steps(
-        lambda client: setup.local_epochs * (client.num_examples // size),
-        max(setup.local_epochs * (most // size), 1),
+    if proxies.contrasts:
+        setup = with_projections(setup)
+    terms = supervised_term(setup), _correction_term(setup, settings, thresholds)
+    stage = whole_batches(setup, terms, settings.unlabelled_ratio, settings.labelled_copies)
+    return with_proxies(
+        Recipe(setup, (stage,)),
+        proxies,
+        Contrast(settings.threshold),
+        Tuning(proxies.tuning_epochs),
+        partial(steps_per_epoch, setup),
+        weight=settings.unlabelled_weight,
     )
-    sampler = paired_batches(
-        size,
-        unlabelled_ratio * size,
-        steps,
-        setup.max_labelled,
-        setup.max_unlabelled,
-        labelled_too=True,
-    )
-    terms = supervised_term(setup), _correction_term(setup, threshold, unlabelled_weight, kappa)
-
-    def weigh(client: Client, uploads: dict[str, PyTree]) -> Float[Array, ""]:
-        return client_weight(client, labelled_copies)
-
-    return Recipe(setup, (Stage(terms, sampler, weigh=weigh),))
 
 
-def client_weight(client: Client, labelled_copies: float | Array) -> Float[Array, ""]:
-    """|S| labelled_copies + |U|, where U are all examples of the client, the labelled ones S
-    among them.
-    """
-    dtype = jnp.result_type(float)
-    return labelled_copies * client.num_labelled.astype(dtype) + client.num_examples.astype(dtype)
-
-
-def _correction_term(
-    setup: Setup, threshold: float | Array, weight: float | Array, kappa: float | Array
-) -> Term:
+def _correction_term(setup: Setup, settings: SAGE, thresholds: Thresholds) -> Term:
     """Return the loss on unlabelled examples; in the log, its pseudo-label is the class that has
     most of the target.
     """
     weak = augmented_view(setup, UNLABELLED)
     strong = strong_view(setup)
+    how = Guessing(**vars(thresholds))
+    guesses = guesses_of(setup, how, settings.threshold, labelled_too=True)
 
     def loss(step: Step) -> tuple[Array, Guess, Array]:
         ours = step.outputs[weak.name].logits
         theirs = received_logits(setup, step, step.inputs[weak.name])
-        corrected = corrected_labels(jax.nn.softmax(ours), jax.nn.softmax(theirs), threshold, kappa)
+        weigh, known = guesses.weigh(step, theirs)
+        predictions = jax.nn.softmax(ours), jax.nn.softmax(theirs)
+        corrected = corrected_labels(*predictions, weigh, settings.kappa)
         learns = step.outputs[strong.name].logits
-        value = soft_label_divergence(learns, corrected, step.streams[UNLABELLED].mask)
-        guess = Guess(theirs, jnp.argmax(corrected.targets, axis=1), corrected.counted)
-        return value, guess, learns
+        mask = step.streams[UNLABELLED].mask
+        value = soft_label_divergence(learns, corrected.targets, mask, corrected.counted)
+        labels = jnp.argmax(corrected.targets, axis=1)
+        return value, Guess(theirs, labels, corrected.counted, known), learns
 
-    term = guesses_of(setup, Guessing()).term("soft correction", (weak, strong), loss)
-    return term._replace(weight=weight)
+    term = guesses.term("soft correction", (weak, strong), loss)
+    return term._replace(weight=settings.unlabelled_weight)
 
 
 class Corrected(NamedTuple):
     """Targets of a batch, without gradient."""
 
     targets: Float[Array, "n K"]  # a distribution over at most two classes
-    counted: Bool[Array, " n"]  # rows of which either model is confident
+    counted: Bool[Array, " n"] | Float[Array, " n"]  # rows of which either model is confident
 
 
 def local_share(
@@ -164,7 +155,7 @@ def local_share(
 def corrected_labels(
     local_probabilities: Float[Array, "n K"],
     global_probabilities: Float[Array, "n K"],
-    threshold: float | Array,
+    weigh: Weigh,
     kappa: float | Array = HALVES_AT_05,
 ) -> Corrected:
     """lambda e(local class) + (1 - lambda) e(global class) where the local model is confident, else
@@ -176,33 +167,16 @@ def corrected_labels(
     Args:
         local_probabilities: probabilities of the classes, by the model in training.
         global_probabilities: by the model that was received.
-        threshold: at which a largest probability is confident; above 1, nothing is.
+        weigh: probabilities -> rows of which a model is confident; or a weight of each, which is a
+            factor of lambda.
         kappa: how fast the local share falls with the difference of the confidences.
     """
     ours, theirs = (jax.lax.stop_gradient(p) for p in (local_probabilities, global_probabilities))
-    sure = jnp.max(ours, axis=1)
-    other = jnp.max(theirs, axis=1)
-    share = jnp.where(sure >= threshold, local_share(jnp.abs(sure - other), kappa), 0.0)[:, None]
+    sure = weigh(ours)
+    share = local_share(jnp.abs(jnp.max(ours, axis=1) - jnp.max(theirs, axis=1)), kappa)
+    share = (share * sure.astype(share.dtype))[:, None]
     mine, global_class = (
         jax.nn.one_hot(jnp.argmax(p, axis=1), p.shape[1], dtype=p.dtype) for p in (ours, theirs)
     )
-    return Corrected(
-        share * mine + (1.0 - share) * global_class, (sure >= threshold) | (other >= threshold)
-    )
-
-
-def soft_label_divergence(
-    logits: Float[Array, "n K"], corrected: Corrected, mask: Bool[Array, " n"]
-) -> Float[Array, ""]:
-    """1/B sum over counted rows of KL[target || softmax(logits)], 1e-10 added to both; B = rows in
-    the mask.
-
-    Args:
-        logits: class scores that learn the targets.
-        corrected: corrected of the same rows.
-        mask: rows that belong to the batch.
-    """
-    probabilities = jax.nn.softmax(logits) + _EPSILON
-    targets = corrected.targets.astype(probabilities.dtype) + _EPSILON
-    rows = jnp.sum(targets * (jnp.log(targets) - jnp.log(probabilities)), axis=1)
-    return batch_mean(rows, mask, corrected.counted)
+    targets = share * mine + (1.0 - share) * global_class
+    return Corrected(targets, jnp.maximum(sure, weigh(theirs)))

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         fixmatch_loss,
         inter_client_kl,
         linear_ramp,
+        soft_label_divergence,
         teacher_decay,
         training_signal_ceiling,
     )
@@ -77,6 +78,17 @@ if TYPE_CHECKING:
         mean_prototypes,
         prototype_log_probs,
         sharpen,
+    )
+    from fedjax_ssl.objectives.proxies import (
+        Candidates,
+        Tuning,
+        candidate_classes,
+        mean_prior,
+        pooled_prior,
+        proxy_contrast,
+        proxy_margin,
+        tuned_proxies,
+        tuning_loss,
     )
     from fedjax_ssl.objectives.supervised import INVERSE, LOSSES, supervised_loss
     from fedjax_ssl.objectives.thresholds import (

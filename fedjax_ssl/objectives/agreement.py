@@ -133,6 +133,27 @@ def consistency(
     return jnp.sum(squares) / (rows * squares.shape[1])
 
 
+def soft_label_divergence(
+    logits: Float[Array, "n K"],
+    targets: Float[Array, "n K"],
+    mask: Bool[Array, " n"],
+    counted: Bool[Array, " n"] | Float[Array, " n"] | None = None,
+) -> Float[Array, ""]:
+    """1/B sum_i c_i KL[target_i || softmax(logits_i)], 1e-10 added to all probabilities; B = rows
+    in the mask.
+
+    Args:
+        logits: class scores that learn the targets.
+        targets: distributions.
+        mask: rows that belong to the batch.
+        counted: c, as in `batch_mean`.
+    """
+    probabilities = jax.nn.softmax(logits) + 1e-10
+    wanted = targets.astype(probabilities.dtype) + 1e-10
+    rows = jnp.sum(wanted * (jnp.log(wanted) - jnp.log(probabilities)), axis=1)
+    return batch_mean(rows, mask, counted)
+
+
 def consistency_ramp(
     round_number: Int[Array, ""], max_weight: float | Array, ramp_rounds: int
 ) -> Float[Array, ""]:

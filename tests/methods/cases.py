@@ -109,6 +109,10 @@ CASES = {
         settings={"threshold": 0.5},
         learns_without_labels="the network labels whatever it is sure of",
     ),
+    "proxyfl": Case(
+        settings={"threshold": 0.5, "tuning_epochs": 2},
+        learns_without_labels="the network labels whatever it is sure of",
+    ),
     "mixed": Case(settings={"num_bits": 256, "num_neighbors": 3}),
     "compose": Case(
         settings={

@@ -12,14 +12,9 @@ import pytest
 from fedjax_ssl import federated, methods
 from fedjax_ssl.federated import Client, Recipe, Stage, build
 from fedjax_ssl.methods.parts.terms import supervised_term
-from fedjax_ssl.methods.sage import (
-    Corrected,
-    client_weight,
-    corrected_labels,
-    local_share,
-    soft_label_divergence,
-)
-from fedjax_ssl.objectives import batch_cross_entropy
+from fedjax_ssl.methods.parts.whole_batches import client_weight
+from fedjax_ssl.methods.sage import corrected_labels, local_share
+from fedjax_ssl.objectives import batch_cross_entropy, soft_label_divergence
 from tests import toy
 
 
@@ -44,6 +39,10 @@ THEIRS = [
 STRONG = [[2.0, 0.0, -1.0], [1.0, 0.5, 0.0], [0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.2, 0.4, -0.3]]
 
 
+def sure_at(threshold: float):
+    return lambda probabilities: jnp.max(probabilities, axis=1) >= threshold
+
+
 def test_share_of_the_local_label(float64) -> None:
     """Check 1."""
     shares = local_share(jnp.asarray([0.0, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0]))
@@ -66,15 +65,15 @@ def test_targets_loss_and_gradient(float64) -> None:
 
     @jax.jit
     def found():
-        corrected = corrected_labels(jnp.asarray(OURS), jnp.asarray(THEIRS), 0.95)
+        corrected = corrected_labels(jnp.asarray(OURS), jnp.asarray(THEIRS), sure_at(0.95))
+        targets = corrected.targets
         one_by_one = [
-            5
-            * soft_label_divergence(
-                strong, Corrected(corrected.targets, jnp.arange(5) == row), everybody
-            )
+            5 * soft_label_divergence(strong, targets, everybody, jnp.arange(5) == row)
             for row in range(5)
         ]
-        loss, slope = jax.value_and_grad(soft_label_divergence)(strong, corrected, everybody)
+        loss, slope = jax.value_and_grad(soft_label_divergence)(
+            strong, targets, everybody, corrected.counted
+        )
         soft = -jnp.sum(corrected.targets * jax.nn.log_softmax(strong), axis=1)
         return (
             corrected,
@@ -110,8 +109,11 @@ def test_targets_loss_and_gradient(float64) -> None:
 
 def test_no_gradient_reaches_what_makes_the_targets() -> None:
     def loss(ours, theirs):
-        corrected = corrected_labels(jax.nn.softmax(ours), jax.nn.softmax(theirs), 0.5)
-        return soft_label_divergence(jnp.asarray(STRONG), corrected, jnp.ones(5, bool))
+        corrected = corrected_labels(jax.nn.softmax(ours), jax.nn.softmax(theirs), sure_at(0.5))
+        everybody = jnp.ones(5, bool)
+        return soft_label_divergence(
+            jnp.asarray(STRONG), corrected.targets, everybody, corrected.counted
+        )
 
     slopes = jax.jit(jax.grad(loss, argnums=(0, 1)))(
         np.log(np.float32(OURS)), np.log(np.float32(THEIRS))
@@ -194,14 +196,15 @@ def test_limits_of_the_targets() -> None:
     """
     ours = jnp.asarray(OURS)
     theirs = jnp.asarray(THEIRS)
-    of = jax.jit(corrected_labels, static_argnums=2)
-    local = of(ours, theirs, 0.95, 0.0)
-    both = of(ours, theirs, 0.95, 1e9)
+    of = jax.jit(lambda kappa: corrected_labels(ours, theirs, sure_at(0.95), kappa))
+    local = of(0.0)
+    both = of(1e9)
     sure = np.asarray(OURS).max(1) >= 0.95
     np.testing.assert_allclose(np.asarray(local.targets)[sure], np.eye(3)[[0, 0, 0]])
     np.testing.assert_allclose(both.targets, np.eye(3)[np.argmax(THEIRS, axis=1)], atol=1.1e-6)
-    only = Corrected(local.targets, jnp.asarray(sure))
-    found = jax.jit(soft_label_divergence)(jnp.asarray(STRONG), only, jnp.ones(5, bool))
+    found = jax.jit(soft_label_divergence)(
+        jnp.asarray(STRONG), local.targets, jnp.ones(5, bool), jnp.asarray(sure)
+    )
     labels = jnp.where(jnp.asarray(sure), jnp.argmax(ours, axis=1), -1)
     expected = batch_cross_entropy(jnp.asarray(STRONG), labels, jnp.ones(5, bool))
     np.testing.assert_allclose(found, expected, rtol=1e-6)
@@ -231,10 +234,12 @@ def test_the_received_model_stays_as_it_was_and_its_statistics_are_its_own() -> 
         frozen, _ = run.model.apply(
             start.params["model"], start.model_state, unlabelled, train=False
         )
-        corrected = corrected_labels(jax.nn.softmax(weak), jax.nn.softmax(frozen.logits), 0.0)
+        corrected = corrected_labels(
+            jax.nn.softmax(weak), jax.nn.softmax(frozen.logits), sure_at(0.0)
+        )
         everybody = jnp.ones(12, bool)
         total = batch_cross_entropy(known, labels, everybody) + soft_label_divergence(
-            strong, corrected, everybody
+            strong, corrected.targets, everybody, corrected.counted
         )
         return total, after
 

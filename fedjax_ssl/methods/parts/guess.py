@@ -28,7 +28,7 @@ from fedjax_ssl.federated.method import (
 )
 from fedjax_ssl.methods.parts.consistency import UNLABELLED
 from fedjax_ssl.methods.parts.terms import PseudoLabels, diagnose_pseudo_labels
-from fedjax_ssl.methods.parts.thresholds import Batch, Known, Rule, Thresholds, rule_of
+from fedjax_ssl.methods.parts.thresholds import Batch, Known, Rule, Thresholds, Weigh, rule_of
 
 # (step, inputs as the network sees them, scores of the model in training) -> scores of who labels
 Label = Callable[[Step, Array, Array], Array]
@@ -124,14 +124,18 @@ class Guesses(NamedTuple):
 
     def judged(self, step: Step, logits: Float[Array, "b K"], own: Float[Array, "b K"]) -> Guess:
         """Decide which rows count, by the scores of whose the labels are and of the own model."""
-        probabilities = jax.nn.softmax(jax.lax.stop_gradient(logits))
-        rows = step.streams[UNLABELLED]
-        batch = Batch(probabilities, rows.mask, rows.position, step.client)
-        weigh, known = self.rule.look(step.local.known, batch)
-        counted = weigh(probabilities)
+        weigh, known = self.weigh(step, logits)
+        counted = weigh(jax.nn.softmax(jax.lax.stop_gradient(logits)))
         if self.how.labels_from == "either":
             counted = jnp.maximum(counted, weigh(jax.nn.softmax(jax.lax.stop_gradient(own))))
         return Guess(logits, jnp.argmax(logits, axis=1).astype(jnp.int32), counted, known)
+
+    def weigh(self, step: Step, logits: Float[Array, "b K"]) -> tuple[Weigh, Known]:
+        """Return which rows count, and what the rule has learned of these scores."""
+        rows = step.streams[UNLABELLED]
+        probabilities = jax.nn.softmax(jax.lax.stop_gradient(logits))
+        batch = Batch(probabilities, rows.mask, rows.position, step.client)
+        return self.rule.look(step.local.known, batch)
 
     def term(
         self,

@@ -1,0 +1,368 @@
+"""Two terms on proxies, the rows of a network's head: contrast with the classes that an unlabelled
+example may be of, and tuning at the server. ProxyFL is made of them
+(`fedjax_ssl.methods.proxyfl`); FixMatch, UDA, SAGE and compositions may have them too.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from fedjax_ssl.checks import checked, is_zero
+from fedjax_ssl.data import FederatedData
+from fedjax_ssl.federated import Client, Recipe, RoundResult, Setup, Step, Term, Traffic
+from fedjax_ssl.federated.method import (
+    AtClient,
+    AtServer,
+    Broadcast,
+    ClientResult,
+    ForLog,
+    PyTree,
+    ServerState,
+    never,
+)
+from fedjax_ssl.federated.traffic import count
+from fedjax_ssl.keys import named_key
+from fedjax_ssl.methods.parts.consistency import LABELLED, UNLABELLED, strong_view
+from fedjax_ssl.methods.parts.guess import LabelsFrom, labeller
+from fedjax_ssl.methods.parts.settings import CountOrZero, Weight
+from fedjax_ssl.methods.parts.terms import augmented_view
+from fedjax_ssl.models import Model
+from fedjax_ssl.objectives import (
+    Tuning,
+    batch_mean,
+    candidate_classes,
+    mean_prior,
+    pooled_prior,
+    proxy_contrast,
+    tuned_proxies,
+)
+from fedjax_ssl.objectives.proxies import SIMILAR
+
+CANDIDATES = "candidates"
+TUNING = "proxy_tuning"
+PROJECTIONS = "projections"  # what is added to the network's parameters
+
+
+@checked
+@dataclass(frozen=True)
+class Proxies:
+    """Settings of what ProxyFL adds to a method.
+
+    Attributes:
+        contrast_weight: factor of the contrast of examples with the classes that they may be of,
+            beside the loss on unlabelled examples; 0: none.
+        tuning_epochs: passes in which the server tunes the averaged rows of the head by those of
+            the clients, after every round; 0: none.
+    """
+
+    contrast_weight: Weight = 0.0
+    tuning_epochs: CountOrZero = 0
+
+    @property
+    def contrasts(self) -> bool:
+        """Return whether there is a contrast."""
+        return not is_zero(self.contrast_weight)
+
+
+class Contrast(NamedTuple):
+    """Form of the contrast; the defaults are those of ProxyFL's code."""
+
+    threshold: float | Array = 0.95  # of the largest probability of a row that is of one class
+    labels_from: LabelsFrom = LabelsFrom("either")  # whose probabilities
+    projection: bool = True  # features and rows of the head go through affine maps
+    true_classes: bool = False  # a labelled row is of its class, whatever is predicted
+    own_weights: bool = False  # candidates weigh as the model in training has it
+    both_views: bool = True  # strong views are rows too
+    least_similar: float = SIMILAR  # of a negative
+    mean_by_kind: bool = False  # confident rows and the others have a mean of their own each
+    prior_decay: float | Array | None = 0.99
+    # ^ of the prior, by round; None: it is the mean of this round's shares of clients
+
+
+def head_rows(params: PyTree) -> Float[Array, "K d"]:
+    """Return the rows of the head's weight."""
+    return params["head"]["kernel"]
+
+
+def with_projections(setup: Setup) -> Setup:
+    """Return a setup whose network has two maps more, which no prediction uses: z -> A z + a of
+    features, w -> B w of rows of the head.
+
+    Raises:
+        ValueError: the network's head has no rows.
+    """
+    model = setup.model
+    params, _ = jax.eval_shape(model.init, jax.random.key(0))
+    if PROJECTIONS in params:
+        return setup
+    _check_head(setup)
+    size = head_rows(params).shape[1]
+
+    def init(key: Array) -> tuple[PyTree, PyTree]:
+        params, state = model.init(key)
+        own = head_rows(params)
+
+        def draw(name: str, *shape: int) -> Array:
+            bound = size**-0.5
+            return jax.random.uniform(named_key(key, name), shape, own.dtype, -bound, bound)
+
+        features = {
+            "kernel": draw("features", size, size),
+            "bias": draw("features bias", size),
+        }
+        rows = {"kernel": draw("rows", size, size)}
+        return {**params, PROJECTIONS: {"features": features, "rows": rows}}, state
+
+    return setup._replace(model=Model(init, _ignoring_projections(model), *model[2:]))
+
+
+def _ignoring_projections(model: Model) -> Callable:
+    def apply(params: PyTree, *given: PyTree, **options: PyTree) -> PyTree:
+        return model.apply(_without_projections(params), *given, **options)
+
+    return apply
+
+
+def _without_projections(params: PyTree) -> PyTree:
+    return {name: part for name, part in params.items() if name != PROJECTIONS}
+
+
+def _check_head(setup: Setup) -> None:
+    params, _ = jax.eval_shape(setup.model.init, jax.random.key(0))
+    kernel = params.get("head", {}).get("kernel")
+    if kernel is None or kernel.ndim != 2 or kernel.shape[0] != setup.num_classes:
+        raise ValueError(
+            "proxies are the rows of the network's head, an array head/kernel with a row for each "
+            f"of {setup.num_classes} classes, which this network has not: its parameters are "
+            f"{', '.join(sorted(params))}; take another network (cnn13's head has normalized "
+            "weights)"
+        )
+    if setup.num_classes < 2:
+        raise ValueError("proxies tell classes from each other; there is one class alone")
+
+
+def candidates_term(
+    setup: Setup,
+    how: Contrast,
+    steps_per_epoch: Callable[[Client], Int[Array, ""]] | None = None,
+) -> Term:
+    """Return the contrast as a term, whose state at the server is the prior of the classes.
+
+    Clients send how many rows they saw of each class: labelled ones, and unlabelled ones that are
+    of one class; the prior comes down.
+
+    Args:
+        setup: the run; its network has the projections, if `how` asks for them.
+        how: form of the contrast.
+        steps_per_epoch: client -> steps, of which the last ones are counted; None: all steps of a
+            round are.
+
+    Raises:
+        ValueError: the network's head has no rows, or clients receive no model to label with.
+    """
+    _check_head(setup)
+    num_classes = setup.num_classes
+    label = labeller(setup, how.labels_from)
+    labelled = (augmented_view(setup, LABELLED),) if setup.max_labelled else ()
+    weak = augmented_view(setup, UNLABELLED)
+    learns = (weak, strong_view(setup)) if how.both_views else (weak,)
+
+    def loss(step: Step) -> tuple[Array, Array]:
+        def probabilities(view: str) -> tuple[Array, Array]:
+            own = jax.lax.stop_gradient(step.outputs[view].logits)
+            theirs = jax.lax.stop_gradient(label(step, step.inputs[view], own))
+            return jax.nn.softmax(theirs), jax.nn.softmax(own)
+
+        def confident(found: Array) -> Array:
+            return jnp.max(found, axis=1) >= how.threshold
+
+        guessed, own = probabilities(weak.name)
+        sure = confident(guessed)
+        if how.labels_from.labels_from == "either":
+            sure = sure | confident(own)
+        known = [probabilities(view.name) for view in labelled]
+        sure_known = [confident(theirs) for theirs, _ in known]
+        if how.true_classes:
+            observed = step.streams[LABELLED].observed
+            classes = jax.nn.one_hot(observed, num_classes, dtype=guessed.dtype)
+            known = [(classes, own) for _, own in known]
+            sure_known = [jnp.ones_like(rows) for rows in sure_known]
+
+        views = (*labelled, *learns)
+        q = jnp.concatenate([*[theirs for theirs, _ in known], *[guessed] * len(learns)])
+        confident_rows = jnp.concatenate([*sure_known, *[sure] * len(learns)])
+        weights = None
+        if how.own_weights:
+            weights = jnp.concatenate(
+                [jax.nn.softmax(step.outputs[view.name].logits) for view in views]
+            )
+        mask = jnp.concatenate([view.real(step.streams) for view in views])
+        features = jnp.concatenate([step.outputs[view.name].features for view in views])
+        rows = proxy_contrast(
+            *projected(step.params, features),
+            candidate_classes(q, step.shared, confident_rows, weights),
+            mask,
+            how.least_similar,
+        )
+        first = sum(step.inputs[view.name].shape[0] for view in labelled)
+        rows = rows[first:]
+        mask = mask[first:]
+        one = confident_rows[first:]
+        if how.mean_by_kind:
+            value = batch_mean(rows, mask & one) + batch_mean(rows, mask & ~one)
+        else:
+            value = batch_mean(rows, mask)
+        return value, _counted(step, jnp.argmax(guessed, axis=1), sure)
+
+    def _counted(step: Step, classes: Array, sure: Array) -> Array:
+        unlabelled = step.streams[UNLABELLED]
+        seen = jnp.where(unlabelled.mask & sure, classes, -1)
+        if labelled:
+            seen = jnp.concatenate([seen, step.streams[LABELLED].observed])
+        before = step.local
+        if steps_per_epoch is not None:
+            steps = jnp.maximum(steps_per_epoch(step.client), 1)
+            before = jnp.where(step.number % steps == 0, 0.0, before)
+        return before + jnp.sum(jax.nn.one_hot(seen, num_classes, dtype=before.dtype), axis=0)
+
+    def update(prior: Array, outcome: RoundResult) -> Array:
+        counts = jnp.where(outcome.counts[:, None], outcome.uploads, 0.0)
+        if how.prior_decay is None:
+            return mean_prior(prior, counts)
+        return pooled_prior(prior, counts, how.prior_decay)
+
+    server = AtServer(
+        init=lambda *_: jnp.full((num_classes,), 1.0 / num_classes),
+        prepare=lambda prior, context: (Broadcast(shared=prior), prior),
+        server_update=update,
+    )
+    client = AtClient(
+        start=lambda prior, *_: jnp.zeros_like(prior),
+        collect=lambda trained: trained.local[CANDIDATES],
+    )
+    return Term(CANDIDATES, (*labelled, *learns), loss, server=server, client=client)
+
+
+def projected(params: PyTree, features: Float[Array, "n d"]) -> tuple[Array, Array]:
+    """Return features and rows of the head, each through its map where the network has them."""
+    rows = head_rows(params)
+    if PROJECTIONS not in params:
+        return features, rows
+    maps = params[PROJECTIONS]
+    of_features = maps["features"]
+    return features @ of_features["kernel"].T + of_features["bias"], rows @ maps["rows"]["kernel"].T
+
+
+def tuning_term(setup: Setup, how: Tuning) -> Term:
+    """Return a term without a loss, whose state is how far the server's tuning moves the averaged
+    rows of the head; `with_tuning` adds it.
+
+    Raises:
+        ValueError: the network's head has no rows, or there is no average.
+    """
+    _check_head(setup)
+    if setup.federated_optimizer.alone:
+        raise ValueError(
+            "tuning_epochs tunes the average of the clients' heads, and clients that train alone "
+            "are not averaged; set it to 0, or take another config.federated.name"
+        )
+
+    def update(state: Array, outcome: RoundResult) -> Array:
+        averaged = head_rows(outcome.after.params["model"])
+        key = named_key(outcome.context.key, TUNING)
+        return tuned_proxies(key, averaged, outcome.uploads, outcome.counts, how) - averaged
+
+    def nothing_more(outcome: RoundResult) -> Traffic:
+        # the heads are part of the models that are sent
+        return Traffic(count(0), count(0))
+
+    server = AtServer(
+        init=lambda key, params, *_: jnp.zeros_like(head_rows(params)),
+        participates=never,
+        server_update=update,
+    )
+
+    def head_of(trained: ClientResult) -> Array:
+        return head_rows(trained.params)
+
+    return Term(
+        TUNING,
+        (),
+        lambda step: jnp.zeros(()),
+        server=server,
+        client=AtClient(collect=head_of),
+        log=ForLog(traffic=nothing_more),
+    )
+
+
+def with_tuning(recipe: Recipe) -> Recipe:
+    """Return the same method, whose model after a round has the head that `tuning_term` tuned."""
+
+    def after_average(before: ServerState, after: ServerState, data: FederatedData) -> ServerState:
+        after = recipe.after_average(before, after, data)
+        model = after.params["model"]
+        tuned = head_rows(model) + after.terms[TUNING]
+        model = {**model, "head": {**model["head"], "kernel": tuned}}
+        return after._replace(params={**after.params, "model": model})
+
+    return with_notes(recipe._replace(after_average=after_average))
+
+
+def with_notes(recipe: Recipe) -> Recipe:
+    """Return the same method, which says where proxies teach little."""
+
+    def check(data: FederatedData) -> list[str]:
+        lines = [] if recipe.check is None else recipe.check(data)
+        if recipe.setup.cohort_size == 1:
+            lines = [
+                *lines,
+                "a round has one client: tuning by its proxies alone only drives the classes "
+                "apart; set config.federated.cohort_size to 2 or more",
+            ]
+        own = np.arange(data.index.shape[1]) < np.asarray(data.num_labelled)[:, None]
+        seen = np.asarray(data.observed)[np.asarray(data.index)[own]]
+        missing = sorted({*range(data.num_classes)} - {*seen.tolist()})
+        if missing and len(missing) < data.num_classes:
+            lines = [
+                *lines,
+                f"no client has a label of class {', '.join(map(str, missing))}: its proxies are "
+                "rows that were only pushed away",
+            ]
+        return lines
+
+    return recipe._replace(check=check)
+
+
+def with_proxies(
+    recipe: Recipe,
+    proxies: Proxies,
+    contrast: Contrast,
+    tuning: Tuning,
+    steps_per_epoch: Callable[[Client], Int[Array, ""]],
+    weight: float | Array = 1.0,
+) -> Recipe:
+    """Return a method of one stage with a contrast and tuned proxies beside its terms.
+
+    Args:
+        recipe: of a setup whose network has the projections, if the contrast asks for them.
+        proxies: what there is.
+        contrast: form of the contrast.
+        tuning: form of the tuning.
+        steps_per_epoch: of a client.
+        weight: factor of the contrast beside `contrast_weight`.
+    """
+    setup = recipe.setup
+    (stage,) = recipe.stages
+    terms = stage.terms
+    if proxies.contrasts:
+        term = candidates_term(setup, contrast, steps_per_epoch)
+        terms = (*terms, term._replace(weight=weight * proxies.contrast_weight))
+    if proxies.tuning_epochs:
+        terms = (*terms, tuning_term(setup, tuning))
+    recipe = recipe._replace(stages=(stage._replace(terms=terms),))
+    return with_tuning(recipe) if proxies.tuning_epochs else recipe

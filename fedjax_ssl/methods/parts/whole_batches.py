@@ -1,0 +1,53 @@
+"""A round in which every client has a few labels, as SAGE and ProxyFL have it: steps and weights."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from fedjax_ssl.federated import Client, Setup, Stage, Steps, Term, paired_batches
+from fedjax_ssl.federated.method import PyTree
+
+
+def whole_batches(
+    setup: Setup, terms: tuple[Term, ...], unlabelled_ratio: int, labelled_copies: float | Array
+) -> Stage:
+    """Return a stage whose local epoch has as many steps as whole batches of labelled examples fit
+    into all examples of a client; one with fewer takes none.
+
+    Args:
+        setup: the run.
+        terms: losses of the clients.
+        unlabelled_ratio: unlabelled examples, labelled ones among them, per labelled one in a step.
+        labelled_copies: see `client_weight`.
+    """
+    size = setup.batch_size
+    most = setup.max_labelled + setup.max_unlabelled
+    steps = Steps(
+        lambda client: setup.local_epochs * steps_per_epoch(setup, client),
+        max(setup.local_epochs * (most // size), 1),
+    )
+    sampler = paired_batches(
+        size,
+        unlabelled_ratio * size,
+        steps,
+        setup.max_labelled,
+        setup.max_unlabelled,
+        labelled_too=True,
+    )
+
+    def weigh(client: Client, uploads: dict[str, PyTree]) -> Float[Array, ""]:
+        return client_weight(client, labelled_copies)
+
+    return Stage(terms, sampler, weigh=weigh)
+
+
+def steps_per_epoch(setup: Setup, client: Client) -> Int[Array, ""]:
+    """Return how many whole batches fit into a client's examples."""
+    return client.num_examples // setup.batch_size
+
+
+def client_weight(client: Client, labelled_copies: float | Array) -> Float[Array, ""]:
+    """|S| labelled_copies + |U|, where U are all examples of the client, the labelled ones S
+    among them.
+    """
+    dtype = jnp.result_type(float)
+    return labelled_copies * client.num_labelled.astype(dtype) + client.num_examples.astype(dtype)
