@@ -122,7 +122,10 @@ TERMS: Registry[Any] = Registry(
     {
         **{
             name: f"fedjax_ssl.methods.compose:{name}"
-            for name in ("supervised", "channels", "sets", "coarse", "graph", "prototypes")
+            for name in (
+                *("supervised", "channels", "sets", "coarse", "graph", "prototypes"),
+                *("candidates", "proxy_tuning"),
+            )
         },
         "moon": "fedjax_ssl.methods.moon:moon",
     },

@@ -26,6 +26,15 @@ from fedjax_ssl.methods import TERMS, registry_of_part, short
 from fedjax_ssl.methods.mixed import PropagatedLabels, propagated_term
 from fedjax_ssl.methods.parts.channel_terms import KNOWN, channel_term, own_channel
 from fedjax_ssl.methods.parts.consistency import LABELLED, UNLABELLED
+from fedjax_ssl.methods.parts.guess import LabelsFrom
+from fedjax_ssl.methods.parts.proxies import (
+    Contrast,
+    candidates_term,
+    tuning_term,
+    with_notes,
+    with_projections,
+    with_tuning,
+)
 from fedjax_ssl.methods.parts.settings import Count, Positive, Share, Weight
 from fedjax_ssl.methods.parts.terms import (
     PseudoLabels,
@@ -35,6 +44,7 @@ from fedjax_ssl.methods.parts.terms import (
     supervised_term,
 )
 from fedjax_ssl.methods.protofssl import ProtoFSSL, protofssl, pseudo_labels
+from fedjax_ssl.objectives import Tuning
 
 # Terms by name, and of which labels of clients they are the loss: each kind counts once.
 _LOSS_OF = {
@@ -149,6 +159,57 @@ def prototypes(setup: Setup, settings: Prototypes) -> Recipe:
     return alone._replace(init=recipe.init, uploads=recipe.uploads)
 
 
+@checked
+@dataclass(frozen=True)
+class Candidates(LabelsFrom):
+    """Settings of the contrast of examples with the classes that they may be of.
+
+    Attributes:
+        labels_from: whose probabilities: of the "local" model, which trains; of the "global" one as
+            the client received it; "either": of that one, and an example is of one class where
+            either is confident.
+        threshold: of the largest probability of an example that is of one class.
+        projection: features and rows of the head are compared through maps that are trained too.
+    """
+
+    labels_from: Literal["local", "global", "either"] = "either"
+    threshold: Share = 0.95
+    projection: bool = True
+
+
+def candidates(setup: Setup, settings: Candidates) -> Recipe:
+    """Contrast of unlabelled examples with the classes that they may be of, at the head's rows
+    (ProxyFL).
+
+    Args:
+        setup: the run.
+        settings: the term's own.
+    """
+    if settings.projection:
+        setup = with_projections(setup)
+    form = Contrast(settings.threshold, LabelsFrom(settings.labels_from), settings.projection)
+    return with_notes(_alone(setup, candidates_term(setup, form), ("labels",), "any"))
+
+
+def proxy_tuning(
+    setup: Setup,
+    *,
+    epochs: Count = 100,
+    rate: Positive = 0.005,
+    batch_size: Count = 4,
+) -> Recipe:
+    """Tune the averaged rows of the head at the server by those of the clients (ProxyFL).
+
+    Args:
+        setup: the run.
+        epochs: passes over the clients' rows after every round.
+        rate: learning rate.
+        batch_size: rows in a step.
+    """
+    term = tuning_term(setup, Tuning(epochs, rate, batch_size))
+    return with_tuning(_alone(setup, term, ("labels",), "only")._replace(needs=Needs(())))
+
+
 def compose(
     setup: Setup,
     *,
@@ -188,6 +249,10 @@ def compose(
             f"{', '.join(names)}"
         )
     recipes = [_part(part, setup, sections.get(short(part), {})) for part in parts]
+    if grown := [one.setup.model for one in recipes if one.setup.model is not setup.model]:
+        # a part adds to the network, which is then that of all
+        setup = setup._replace(model=grown[0])
+        recipes = [_part(part, setup, sections.get(short(part), {})) for part in parts]
     recipes, notes = _counted_once(recipes)
     recipes = _with_batches(setup, recipes)
     composed = federated.compose(*recipes)

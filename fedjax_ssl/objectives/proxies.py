@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from fedjax_ssl.checks import OneOf, checked
-from fedjax_ssl.keys import named_key
 from fedjax_ssl.objectives.cross_entropy import at_least_float32, most_negative
 
 Anchor = Literal["client", "server"]
@@ -172,6 +171,7 @@ def tuned_proxies(
     averaged: Float[Array, "K d"],
     uploads: Float[Array, "p K d"],
     counts: Bool[Array, " p"],
+    clients: Int[Array, " p"],
     how: Tuning,
 ) -> Float[Array, "K d"]:
     """Tune averaged proxies by SGD on the proxies of clients, each once in an epoch.
@@ -184,6 +184,7 @@ def tuned_proxies(
         averaged: where tuning starts.
         uploads: the clients' proxies.
         counts: clients that count; without any, nothing moves.
+        clients: their numbers, which decide where their rows come in an order.
         how: epochs, rate, batches, margin.
     """
     start = at_least_float32(averaged)
@@ -194,9 +195,10 @@ def tuned_proxies(
     margin = proxy_margin(start, how.cap) if how.anchor == "client" else 0.0
 
     def order(number: Int[Array, ""]) -> Int[Array, "s b"]:
-        drawn = jax.random.bits(named_key(jax.random.fold_in(key, number), "pairs"), (num_pairs,))
+        keys = jax.vmap(partial(jax.random.fold_in, jax.random.fold_in(key, number)))(clients)
+        drawn = jax.vmap(lambda own: jax.random.bits(own, uploads.shape[1:2]))(keys)
         # pairs that do not count come last, so that batches are full as long as they can be
-        placed = jnp.lexsort((drawn, ~there)).astype(jnp.int32)
+        placed = jnp.lexsort((drawn.reshape(-1), ~there)).astype(jnp.int32)
         return jnp.pad(placed, (0, -num_pairs % size), constant_values=-1).reshape(-1, size)
 
     def step(proxies: Array, pairs: Array) -> tuple[Array, None]:

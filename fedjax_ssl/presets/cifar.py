@@ -1,5 +1,5 @@
-"""(FL)^2, SAGE, CBAFed and ProtoFSSL on CIFAR-10 and its like, with the settings of their papers
-and codes.
+"""(FL)^2, SAGE, ProxyFL, CBAFed and ProtoFSSL on CIFAR-10 and its like, with the settings of their
+papers and codes.
 """
 
 import ml_collections
@@ -18,9 +18,15 @@ SAGE_TEST = {
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
     "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
     "cinic10": ((0.4789, 0.4723, 0.4305), (0.2421, 0.2383, 0.2587)),
+    "svhn": ((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)),
 }
 # SAGE's rounds, and labelled images of each class.
-SAGE_RUNS = {"cifar10": (300, 500), "cifar100": (500, 50), "cinic10": (400, 900)}
+SAGE_RUNS = {
+    "cifar10": (300, 500),
+    "cifar100": (500, 50),
+    "cinic10": (400, 900),
+    "svhn": (150, 460),
+}
 # ProtoFSSL: training, validation and test examples of each class; clients, and labels of each class
 # at each of them.
 POOLS = {"cifar10": (5400, 300, 300), "svhn": (5400, 200, 200), "stl10": (1000, 150, 150)}
@@ -91,11 +97,12 @@ def sage_on_cifar(dataset: str, split: str, method: str = "sage") -> ml_collecti
     """SAGE's federation: 20 clients with few labelled images each, 8 per round.
 
     Args:
-        dataset: "cifar10" and "cifar100" (250 labelled images at each client), or "cinic10" (450).
+        dataset: "cifar10" and "cifar100" (250 labelled images at each client), "cinic10" (450) or
+            "svhn" (230).
         split: "iid" or the concentration of the split in pairs; "0.1,code": inputs are standardized
             as in the code, by CIFAR-10's numbers in training and by others in testing.
-        method: "sage", or one of the consistency methods such as "fixmatch", with SAGE's batches
-            and nearly its number of local steps.
+        method: "sage", "proxyfl", or one of the consistency methods such as "fixmatch", with SAGE's
+            batches and nearly its number of local steps.
 
     Raises:
         ConfigError: it is something else.
@@ -124,9 +131,11 @@ def sage_on_cifar(dataset: str, split: str, method: str = "sage") -> ml_collecti
     config.strong_augment.name = "randaugment_sage"
     config.model.name = "resnet8_basic"
     config.optimizer.update(learning_rate=0.1, momentum=0.9, weight_decay=1e-4, batch_size=128)
+    if method == "proxyfl" and dataset == "cifar100":
+        config.method.tuning_epochs = 10
     # SAGE counts an epoch in batches of 128, the others in their batches of 256.
-    config.optimizer.local_epochs = 5 if method == "sage" else 10
-    if method != "sage":
+    config.optimizer.local_epochs = 5 if method in ("sage", "proxyfl") else 10
+    if "labelled_too" in config.method:
         config.method.update(unlabelled_ratio=2, labelled_too=True)
     config.federated.cohort_size = 8
     return config

@@ -172,8 +172,8 @@ def test_steps_of_all_rows_at_once(float64, averaged) -> None:
     start = jnp.asarray(averaged)
     whole = Tuning(1, 0.005, batch_size=6)
     one, many = (
-        jax.jit(tuned_proxies, static_argnums=4)(
-            jax.random.key(0), start, rows, jnp.asarray(BOTH), how
+        jax.jit(tuned_proxies, static_argnums=5)(
+            jax.random.key(0), start, rows, jnp.asarray(BOTH), jnp.arange(2), how
         )
         for how in (whole, whole._replace(epochs=100))
     )
@@ -201,13 +201,13 @@ def test_clients_that_do_not_count_are_not_looked_at(float64, averaged) -> None:
 
     @jax.jit
     def tune(counts):
-        return tuned_proxies(jax.random.key(0), start, rows, counts, how)
+        return tuned_proxies(jax.random.key(0), start, rows, counts, jnp.arange(3), how)
 
-    two = tuned_proxies(jax.random.key(0), start, rows[:2], jnp.asarray(BOTH), how)
+    two = tuned_proxies(jax.random.key(0), start, rows[:2], jnp.asarray(BOTH), jnp.arange(2), how)
     np.testing.assert_allclose(tune(jnp.asarray([True, True, False])), two, atol=1e-12)
     np.testing.assert_array_equal(tune(jnp.zeros(3, bool)), start)
     none = how._replace(epochs=0)
-    kept = tuned_proxies(jax.random.key(0), start, rows, jnp.ones(3, bool), none)
+    kept = tuned_proxies(jax.random.key(0), start, rows, jnp.ones(3, bool), jnp.arange(3), none)
     np.testing.assert_array_equal(kept, start)
 
 

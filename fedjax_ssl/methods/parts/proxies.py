@@ -237,7 +237,7 @@ def candidates_term(
         return pooled_prior(prior, counts, how.prior_decay)
 
     server = AtServer(
-        init=lambda *_: jnp.full((num_classes,), 1.0 / num_classes),
+        init=lambda *_: jnp.ones(num_classes) / num_classes,
         prepare=lambda prior, context: (Broadcast(shared=prior), prior),
         server_update=update,
     )
@@ -275,7 +275,9 @@ def tuning_term(setup: Setup, how: Tuning) -> Term:
     def update(state: Array, outcome: RoundResult) -> Array:
         averaged = head_rows(outcome.after.params["model"])
         key = named_key(outcome.context.key, TUNING)
-        return tuned_proxies(key, averaged, outcome.uploads, outcome.counts, how) - averaged
+        clients = outcome.context.clients.id
+        tuned = tuned_proxies(key, averaged, outcome.uploads, outcome.counts, clients, how)
+        return tuned - averaged
 
     def nothing_more(outcome: RoundResult) -> Traffic:
         # the heads are part of the models that are sent

@@ -1,4 +1,4 @@
-"""A round in which every client has a few labels, as SAGE and ProxyFL have it: steps and weights."""
+"""A round of SAGE and ProxyFL, in which every client has a few labels: steps and weights."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int

@@ -1,0 +1,16 @@
+"""ProxyFL on real handwriting: every writer has labels for a few digits.
+
+The digits: 11 writers train with 5 labels each, 3 writers that were never seen are the test.
+
+    python -m fedjax_ssl.main --config configs/digits_proxyfl.py
+    python -m fedjax_ssl.main --config configs/digits_proxyfl.py:20  # 20 labels per writer
+
+No augmentation: these images are 8 x 8. Result, time and hardware: docs/methods/proxyfl.md. Not an
+experiment of the paper.
+"""
+
+from fedjax_ssl import presets
+
+
+def get_config(labels=None):
+    return presets.digits_by_writer("proxyfl", labels)

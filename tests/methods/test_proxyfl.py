@@ -1,0 +1,196 @@
+"""ProxyFL: its parts in a round, limits and edge cases; numbers: tests/objectives/test_proxies.py."""
+
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl import federated, methods, models
+from fedjax_ssl.federated import Execution, Recipe, Step, build
+from fedjax_ssl.keys import named_key
+from fedjax_ssl.methods.parts.consistency import UNLABELLED, strong_view
+from fedjax_ssl.methods.parts.guess import Guessing, guesses_of
+from fedjax_ssl.methods.parts.proxies import TUNING, with_projections
+from fedjax_ssl.methods.parts.terms import augmented_view, supervised_term
+from fedjax_ssl.methods.parts.whole_batches import whole_batches
+from fedjax_ssl.models.model import count_parameters
+from fedjax_ssl.objectives import Tuning, batch_mean, cross_entropy, tuned_proxies
+from tests import toy
+
+KEY = jax.random.key(3)
+DATA = toy.federation(labelled=(4, 4, 0, 1, 4, 4))  # in a batch of four, each label once
+
+
+@pytest.mark.parametrize(("classes", "parameters"), [(10, 1_358_922), (100, 1_382_052)])
+def test_projections_are_parameters(classes: int, parameters: int) -> None:
+    network = models.build("resnet8_basic", num_classes=classes, input_shape=(32, 32, 3))
+    run = toy.setup(DATA, model=network)._replace(num_classes=classes)
+    grown = with_projections(run)
+    params, _ = jax.eval_shape(grown.model.init, KEY)
+    assert count_parameters(params) == parameters
+    assert with_projections(grown) is grown
+
+
+@pytest.fixture(scope="module")
+def trained() -> dict[str, Any]:
+    """Two rounds in which nothing is confident, with the clients' models."""
+    run = toy.setup(DATA, augment=toy.jitter)
+    settings = {"threshold": 1.0, "tuning_epochs": 3}
+    method = methods.build("proxyfl", run, **settings)
+    start = jax.jit(method.init)(KEY, DATA)
+    one_round = jax.jit(lambda state: method.round(KEY, state, DATA, Execution(keep_models=True)))
+    state, info = one_round(start)
+    return {"run": run, "start": start, "state": state, "info": info, "later": one_round(state)[0]}
+
+
+def test_the_prior_follows_the_classes_of_the_last_epoch(trained: dict[str, Any]) -> None:
+    """Each step sees every label once; none of the other examples is confident."""
+    counts = np.zeros(3)
+    for rows, labelled, size in zip(DATA.index, DATA.num_labelled, DATA.num_examples, strict=True):
+        own = np.asarray(DATA.labels)[np.asarray(rows)[: int(labelled)]]
+        counts += (int(size) // 4) * np.bincount(own, minlength=3)
+    expected = 0.99 / 3 + 0.01 * counts / counts.sum()
+    prior = trained["state"].terms["candidates"]
+    np.testing.assert_allclose(prior, expected, rtol=1e-6)
+    assert max(expected) - min(expected) > 1e-4
+
+
+def test_the_head_is_tuned_by_the_heads_of_the_clients(trained: dict[str, Any]) -> None:
+    kept = trained["info"]["client_models"]
+    heads = kept["params"]["head"]["kernel"]
+    weights = np.asarray(DATA.num_labelled + DATA.num_examples) * np.asarray(kept["trained"])
+    shares = np.float32(weights / weights.sum())
+    averaged = jnp.tensordot(shares, heads, 1)
+    round_key = jax.random.fold_in(named_key(KEY, "round"), 0)
+    tuned = jax.jit(tuned_proxies, static_argnums=5)(
+        named_key(round_key, TUNING), averaged, heads, kept["trained"], kept["client"], Tuning(3)
+    )
+    after = trained["state"].params["model"]
+    np.testing.assert_allclose(after["head"]["kernel"], tuned, rtol=1e-4, atol=1e-6)
+    assert float(jnp.max(jnp.abs(tuned - averaged))) > 1e-3
+    bias = jnp.tensordot(shares, kept["params"]["head"]["bias"], 1)
+    np.testing.assert_allclose(after["head"]["bias"], bias, rtol=1e-5, atol=1e-6)
+
+
+def test_projections_learn_and_predict_nothing(trained: dict[str, Any]) -> None:
+    before, after = (trained[name].params["model"] for name in ("start", "later"))
+    for old, new in zip(*map(jax.tree.leaves, (before, after)), strict=True):
+        assert np.any(np.asarray(old) != np.asarray(new))
+    method = methods.build("proxyfl", trained["run"])
+    without = {**after, "projections": jax.tree.map(jnp.zeros_like, after["projections"])}
+    changed = trained["later"]._replace(params={"model": without})
+    inputs = DATA.inputs[:5]
+    np.testing.assert_array_equal(
+        method.predict(changed, inputs), method.predict(trained["later"], inputs)
+    )
+
+
+def round_of(**settings: Any) -> Any:
+    run = toy.setup(DATA, augment=toy.jitter, local_epochs=3)
+    method = methods.build("proxyfl", run, threshold=0.5, tuning_epochs=0, **settings)
+    return jax.jit(method.round)(KEY, method.init(KEY, DATA), DATA)[0]
+
+
+@pytest.mark.thorough
+def test_without_contrast_and_tuning_it_is_fixmatch_with_either_models_confidence() -> None:
+    """Check 5; and as the paper has it, with the received model's."""
+    run = toy.setup(DATA, augment=toy.jitter, local_epochs=3)
+    weak = augmented_view(run, UNLABELLED)
+    strong = strong_view(run)
+    for variant, whose in (("code", "either"), ("paper", "global")):
+        guesses = guesses_of(run, Guessing(labels_from=whose), 0.5, labelled_too=True)
+
+        def loss(step: Step, guesses=guesses, variant=variant):
+            guess = guesses(step, step.inputs[weak.name], step.outputs[weak.name].logits)
+            learns = step.outputs[strong.name].logits
+            mask = step.streams[UNLABELLED].mask
+            over = mask & guess.counted if variant == "paper" else mask
+            losses = cross_entropy(learns, guess.labels)
+            return batch_mean(losses, over, guess.counted), guess, learns
+
+        terms = supervised_term(run), guesses.term("pseudo-labels", (weak, strong), loss)
+        plain = build(Recipe(run, (whole_batches(run, terms, 2, 1.0),)))
+        expected = jax.jit(plain.round)(KEY, plain.init(KEY, DATA), DATA)[0]
+        found = round_of(contrast_weight=0.0, variant=variant)
+        chex.assert_trees_all_close(found.params, expected.params, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("variant", ["code", "paper"])
+def test_both_variants_train_and_the_contrast_moves_the_model(variant: str) -> None:
+    with_it = round_of(variant=variant, projection=False)
+    without = round_of(variant=variant, contrast_weight=0.0)
+    chex.assert_tree_all_finite(with_it)
+    gap = jax.tree.map(lambda a, b: jnp.max(jnp.abs(a - b)), with_it.params, without.params)
+    assert max(jax.tree.leaves(gap)) > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("sage", {"contrast_weight": 0.5, "tuning_epochs": 2}),
+        ("uda", {"contrast_weight": 0.5, "tuning_epochs": 2, "tsa": "none"}),
+        ("fixmatch", {"contrast_weight": 0.5, "tuning_epochs": 2, "labels_from": "either"}),
+        (
+            "compose",
+            {
+                "parts": ("supervised", "fixmatch", "candidates", "proxy_tuning"),
+                "candidates.weight": 0.5,
+                "proxy_tuning.epochs": 2,
+            },
+        ),
+    ],
+)
+def test_other_methods_have_both_terms_and_no_other_pass(method: str, settings: dict) -> None:
+    """Traced. All rows of a step go through the trained network once, with the terms or not."""
+    run = toy.setup(DATA, augment=toy.jitter)
+    rows: list[int] = []
+
+    def apply(params, state, inputs, *, train, **how):
+        if train:
+            rows.append(inputs.shape[0])
+        return run.model.apply(params, state, inputs, train=train, **how)
+
+    seen = run._replace(model=run.model._replace(apply=apply))
+
+    def passes(settings: dict) -> list[int]:
+        rows.clear()
+        made = methods.build(method, seen, **settings)
+        state = jax.eval_shape(made.init, KEY, DATA)
+        after, _ = jax.eval_shape(made.round, KEY, state, DATA)
+        assert jax.tree.structure(after) == jax.tree.structure(state)
+        return sorted(rows)
+
+    plain = {"parts": ("supervised", "fixmatch")} if method == "compose" else {}
+    other = {name: value for name, value in settings.items() if name == "tsa"}
+    assert passes(settings) == passes(plain | other)
+
+
+def test_what_cannot_be_is_said() -> None:
+    run = toy.setup(DATA)
+    with pytest.raises(ValueError, match="one class alone"):
+        methods.build("proxyfl", toy.setup(DATA, model=one_class())._replace(num_classes=1))
+    with pytest.raises(ValueError, match="head/kernel with a row for each of 3 classes"):
+        methods.build("proxyfl", toy.setup(DATA, model=toy.linear_model()))
+    alone = run._replace(federated_optimizer=federated.local())
+    with pytest.raises(ValueError, match="clients that train alone"):
+        methods.build("proxyfl", alone)
+    with pytest.raises(ValueError, match="are not averaged"):
+        methods.build("fixmatch", alone, tuning_epochs=1)
+
+
+def one_class() -> Any:
+    return models.build("mlp", num_classes=1, input_shape=DATA.inputs.shape[1:], hidden=(4,))
+
+
+def test_what_teaches_little_is_said() -> None:
+    seen = toy.changed(DATA, observed=np.where(np.asarray(DATA.observed) == 2, -1, DATA.observed))
+    method = methods.build("proxyfl", toy.setup(DATA, cohort_size=1))
+    assert [line[:21] for line in method.check(seen)] == [
+        "a round has one clien",
+        "no client has a label",
+    ]
+    assert not methods.build("proxyfl", toy.setup(DATA)).check(DATA)
