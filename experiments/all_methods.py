@@ -334,8 +334,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--labels",
-        choices=("clients", "per_class", "server"),
-        default="clients",
+        choices=("per_client", "per_class", "server"),
+        default="per_client",
         help="who has labels",
     )
     parser.add_argument(
