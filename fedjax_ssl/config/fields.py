@@ -354,6 +354,24 @@ _SECTIONS: dict[str, dict[str, Option]] = {
             "drawn, 0,1 by default; epochs: all but some of its epochs",
             Each(In("[0, 1]"), "epochs"),
         ),
+        "delay": _by_client(
+            "[1, 10000]", "rounds after which a late upload arrives; none is late by default"
+        )._replace(traceable=False),
+        "late": _by_client("[0, 1]", "probability that an upload is late; 1 by default"),
+        "buffer": _field(
+            int,
+            "uploads that the server waits for before a step, as FedBuff; none by default",
+            _COUNT,
+        ),
+        "seconds_per_step": _by_client(
+            "[0, inf)", "seconds of a local step on a simulated clock; none by default"
+        ),
+        "seconds_per_byte": _by_client(
+            "[0, inf)", "seconds of a byte to or from a client; none by default"
+        ),
+        "deadline": _field(
+            float, "seconds of a round after which clients are lost; none by default", _POSITIVE
+        )._replace(traceable=True),
     },
     "privacy": {"name": _field("none", "what hides a client in the sum of a round")},
     "early_stopping": {

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fedjax_ssl.federated.by_client import ByClient, ClientNumbers, numbers_by_client
     from fedjax_ssl.federated.client import AVERAGE, LOCAL_STEP
     from fedjax_ssl.federated.client_states import all_clients
+    from fedjax_ssl.federated.clock import Clock, clock
     from fedjax_ssl.federated.cohort import (
         COHORTS,
         Cohort,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     )
     from fedjax_ssl.federated.forward import AUGMENT, GATHER, map_rows, separate_passes
     from fedjax_ssl.federated.grouped import grouped
+    from fedjax_ssl.federated.late import Lateness, lateness
     from fedjax_ssl.federated.local_optimizer import OPTIMIZERS, LocalOptimizer, local_optimizer
     from fedjax_ssl.federated.local_step import LocalStep, StepTaken, TakeStep
     from fedjax_ssl.federated.memory import USABLE, device_memory, how_many_fit, own_memory

@@ -43,8 +43,10 @@ from fedjax_ssl.federated.method import (
 )
 from fedjax_ssl.federated.optimizers import FederatedOptimizer, Grouped, Local, Report
 from fedjax_ssl.federated.packing import Packed, apart, cut, packing
-from fedjax_ssl.federated.participation import Fate, Participation
+from fedjax_ssl.federated.participation import Participation
+from fedjax_ssl.federated.plan import Batch, ClientProgress, Plan, batch_of, step_bound
 from fedjax_ssl.federated.setup import WEIGHTINGS
+from fedjax_ssl.federated.traffic import entries
 from fedjax_ssl.federated.uploads.transform import (
     REPORTED,
     UploadTransform,
@@ -90,32 +92,6 @@ class LocalTraining(NamedTuple):
         return tuple(group for group in self.groups if group not in self.private)
 
 
-class ClientProgress(NamedTuple):
-    """A client in the middle of its local training."""
-
-    params: Grouped
-    model_state: Array  # in one vector
-    optimizer: dict[str, PyTree]
-    local: dict[str, PyTree]
-    loss: Float[Array, ""]  # sum over steps
-
-
-class Batch(NamedTuple):
-    """Batch of one local step of a client."""
-
-    positions: dict[str, Int[Array, " b"]]  # by stream: which of its examples the client uses
-    masks: dict[str, Bool[Array, " b"]]
-    key: Key[Array, ""]  # key of the step's random draws
-
-
-class Plan(NamedTuple):
-    """Plan of a client's round, known before its first step."""
-
-    batches: Batch  # leading axis S, the static bound of its steps
-    num_steps: Int[Array, ""]
-    examples: Int[Array, ""]  # rows that enter a loss, over all its steps
-
-
 def train_client(
     update: "ClientUpdate", client: Client, plan: Plan, loop: str = "own"
 ) -> ClientProgress:
@@ -155,16 +131,6 @@ def train_client(
         # differentiates through it.
         end = jax.lax.fori_loop(0, plan.num_steps, one_step, begin)
     return end
-
-
-def step_bound(plan: Plan) -> int:
-    """Return the static bound of a client's local steps: rows of its tables."""
-    return plan.batches.key.shape[0]
-
-
-def batch_of(plan: Plan, *place: Int[Array, ""]) -> Batch:
-    """One batch of a plan: of step `place`, or of (client, step) where plans are stacked."""
-    return jax.tree.map(lambda table: table[place], plan.batches)
 
 
 class ClientUpdate:
@@ -480,17 +446,18 @@ class ClientUpdate:
             dropped=(~finite).astype(jnp.int32),
         )
         counted = trained
-        fate: Fate | tuple[()] = ()
+        fate: Any = ()
         if participation is not None:
-            fate = participation.fate(self.download.now, client)
-            fate = fate._replace(lost=fate.lost & trained)
+            size = self.numbers_sent(client, upload)
+            fate = participation.fate(self.download.now, client, trained, plan.num_steps, size)
             arrived = arrived & ~fate.lost
             counted = trained & ~fate.lost
             weights = self.weights_of(upload, trained)
             upload = jax.tree.map(lambda x: jnp.where(fate.lost, jnp.zeros_like(x), x), upload)
         report, summed = self.weighed(client, plan, end, upload, counted, work)
         if participation is not None:
-            summed = participation.weighed(self.download.now, client, summed, weights)
+            now = self.download.now
+            summed = participation.weighed(now, client, summed, weights, fate, counted)
         kept = Kept(
             params={group: end.params[group] for group in self.training.private},
             optimizer=end.optimizer if self.training.keep_optimizer else {},
@@ -561,6 +528,13 @@ class ClientUpdate:
             key = named_key(result.key, "uploads")
             upload = change(key, upload, result, self.download.uploads)
         return upload
+
+    def numbers_sent(self, client: Client, upload: Upload) -> int:
+        """Count the numbers that go down to a client and up from it, by their shapes."""
+        down = [self.sent_to(client), client.sent, self.download.now.shared]
+        up = [upload.update, upload.optimizer, upload.terms, upload.averages]
+        statistics = 0 if self.training.own_statistics else self.flat_state.size
+        return entries((down, up)) + 2 * (statistics - sum(self.training.unsent.values()))
 
     def weights_of(self, upload: Upload, counted: Bool[Array, ""]) -> dict[str, Float[Array, ""]]:
         """Return the weights of an upload by group, and "": that of the client as a whole."""

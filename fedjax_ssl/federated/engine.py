@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import jaxpr_as_fun
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Int
 
 from fedjax_ssl.checks import check_choices
 from fedjax_ssl.data import FederatedData
@@ -18,14 +18,13 @@ from fedjax_ssl.federated.client import LocalTraining
 from fedjax_ssl.federated.client_states import all_clients, first_states, part_of
 from fedjax_ssl.federated.cohort import Cohort
 from fedjax_ssl.federated.execution import Execution
+from fedjax_ssl.federated.late import nothing_yet
 from fedjax_ssl.federated.local_optimizer import over_layers
 from fedjax_ssl.federated.method import (
     AtClient,
     AtServer,
-    ClientKind,
     Method,
     Metrics,
-    Now,
     Params,
     RoundContext,
     ServerState,
@@ -38,6 +37,7 @@ from fedjax_ssl.federated.recipe import Pretraining, Recipe, check_is_recipe
 from fedjax_ssl.federated.round import CLIENT_MODELS, Turn, draw_cohort, run_round, train_at_server
 from fedjax_ssl.federated.sampler import with_local_steps
 from fedjax_ssl.federated.setup import KEEP_BY, WEIGHTINGS, Setup
+from fedjax_ssl.federated.steps_ahead import check_of, kinds_of, who_trains
 from fedjax_ssl.federated.traffic import Count
 from fedjax_ssl.federated.uploads.transform import REPORTED, chain, check_covers
 from fedjax_ssl.keys import named_key
@@ -87,6 +87,9 @@ def build(recipe: Recipe) -> Method:
             if one.check is not None:
                 one.check(recipe, leaves)
         check_covers(setup.uploads, leaves)
+    if setup.participation is not None:
+        grouped = setup.federated_optimizer.groups.number > 1
+        setup.participation.check_sent(what_leaves(recipe), grouped)
 
     # How a client trains. One that trains alone keeps all groups to itself.
     alone = setup.federated_optimizer.alone
@@ -137,7 +140,7 @@ def build(recipe: Recipe) -> Method:
     scored_by_network = recipe.class_scores and recipe.predict is None
 
     # What runs and their checks ask of a method, read off its stages.
-    kinds = [kind for stage in stages for kind in _kinds(stage)]
+    kinds = [kind for stage in stages for kind in kinds_of(stage)]
     unlabelled = [_trains_unlabelled(stage) for stage in stages]
     streams_unlabelled = any(_UNLABELLED & _streams(stage) for stage in stages)
     return Method(
@@ -150,13 +153,15 @@ def build(recipe: Recipe) -> Method:
         needs_all=recipe.needs.every_one,
         trains_unlabelled=any(unlabelled),
         learns_unlabelled=any(unlabelled) or streams_unlabelled,
-        check=recipe.check,
+        check=check_of(recipe, training, stages),
         alone=alone,
         on_host=recipe.on_host,
         network=network_of,
         apply=scores if scored_by_network and recipe.own_networks else None,
         cohort=None if recipe.looks_at_all else _cohort_of(setup, stages),
-        trains=partial(_trains, stages) if any(stage.trains_clients for stage in stages) else None,
+        trains=partial(who_trains, stages)
+        if any(stage.trains_clients for stage in stages)
+        else None,
         own_weights=any(kind.weigh is not None for kind in kinds),
         stages=tuple(_starts(stages)[1:]),
     )
@@ -169,7 +174,7 @@ def what_leaves(recipe: Recipe) -> dict[str, Sequence[str]]:
         return {}
     network, model_state = jax.eval_shape(setup.model.init, jax.random.key(0))
     reported = setup.federated_optimizer.sends(jax.eval_shape(recipe.groups.split, network)).up
-    kinds = [kind for stage in recipe.stages for kind in _kinds(stage)]
+    kinds = [kind for stage in recipe.stages for kind in kinds_of(stage)]
     plain = AtClient()
     terms = {
         term.name
@@ -278,6 +283,10 @@ def _init_of(
             },
             uploads=training.uploads.init(shared),
         )
+        how = None if setup.participation is None else setup.participation.lateness
+        if how is not None:
+            statistics = ravel_pytree(model_state)[0]
+            state = state._replace(late=nothing_yet(how, shared, statistics))
         if pretraining is not None:
             state = _pretrained(training, pretraining, key, state, data)
         return recipe.init(state, data)
@@ -467,36 +476,6 @@ def _trains_unlabelled(stage: Stage) -> bool:
         and stage.count_labels is Stage._field_defaults["count_labels"]
     )
     return bool(_terms(stage)) and not only_labelled
-
-
-def _kinds(stage: Stage) -> tuple[ClientKind, ...]:
-    """Give the kinds of clients that train: special ones, then all others."""
-    return (*stage.kinds, *([] if stage.own_kind is None else [stage.own_kind]))
-
-
-def _trains(stages: tuple[Stage, ...], data: FederatedData) -> Bool[Array, " C"]:
-    """Tells which clients have a local step, as far as that follows from their sizes and labels."""
-    clients = all_clients(data)
-    found = jnp.zeros(data.num_clients, bool)
-    key = jax.random.key(0)
-    now = Now(jnp.zeros((), jnp.int32))
-    for stage in stages:
-        rest = clients.num_examples > 0
-        if stage.labelled_quota == "only":
-            rest = rest & (stage.count_labels(clients) > 0)
-        for kind in _kinds(stage):
-            mine = rest & kind.members(clients)
-            schedule = kind.sampler.schedule
-            rest = rest & ~mine
-            if not kind.sampler.reads_sent:
-                mine = mine & (
-                    jax.vmap(lambda client, draw=schedule: draw(key, client, now).num_steps)(
-                        clients
-                    )
-                    > 0
-                )
-            found = found | mine
-    return found
 
 
 def _check_alone(stages: tuple[Stage, ...], pretraining: Pretraining | None) -> None:

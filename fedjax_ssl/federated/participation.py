@@ -1,4 +1,4 @@
-"""Clients that are not there, drop out, or do a part of their work.
+"""Clients that are not there, drop out, do a part of their work, or are late.
 
 Who is there, who drops out and who is slow is drawn by run, round and client, never by method, so
 that methods with one seed lose the same clients. Shapes: C clients, p of a cohort.
@@ -8,7 +8,7 @@ References:
     do a part of their epochs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,12 +17,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from fedjax_ssl.checks import check_choices
-from fedjax_ssl.errors import UserError
+from fedjax_ssl.errors import ConfigError, UserError
 from fedjax_ssl.federated.by_client import ClientNumbers, numbers_by_client
 from fedjax_ssl.federated.client_states import without_examples
+from fedjax_ssl.federated.clock import Clock
 from fedjax_ssl.federated.cohort import Cohort
-from fedjax_ssl.federated.messages import Sums
-from fedjax_ssl.federated.method import Client, Now, RoundContext, Schedule
+from fedjax_ssl.federated.late import Late, Lateness, arrive, parcel_of, split, unpacked
+from fedjax_ssl.federated.messages import Arrivals, Sums
+from fedjax_ssl.federated.method import Client, Metrics, Now, RoundContext, Schedule
 from fedjax_ssl.federated.optimizers import mean_scale
 from fedjax_ssl.federated.setup import Facts
 from fedjax_ssl.keys import named_key
@@ -34,12 +36,15 @@ BEFORE_TRAINING = ("codes", "scores")
 WEIGHTS = ("renormalise", "fixed", "inverse")
 COMMITS = ("ack", "local")
 EPOCHS = "epochs"
+_MAY_BE_LATE = ("update", "statistics", "weight")
 
 
 class Fate(NamedTuple):
     """What becomes of a client that was to train."""
 
     lost: Bool[Array, ""]  # it trained, and nothing of it arrives
+    rounds: Int[Array, ""]  # after which its upload arrives
+    seconds: Float[Array, ""]  # that it took
 
 
 class Beside(NamedTuple):
@@ -47,6 +52,8 @@ class Beside(NamedTuple):
 
     invited: dict[str, Float[Array, ""]]
     # ^ weights of all that trained, the lost among them, by group; "": of a client as a whole
+    number: Int[Array, ""]  # uploads that arrived
+    later: Any = ()  # `late.Parcel` of those that are due later, leading axis D
 
 
 class Participation(NamedTuple):
@@ -71,6 +78,8 @@ class Participation(NamedTuple):
     work: tuple[float, float] = (0.0, 1.0)  # share of its steps that a slow client takes
     whole_epochs: int | None = None
     # ^ in place of `work`: of so many epochs it does 1 to all but one
+    lateness: Lateness | None = None  # which uploads are late; None: none
+    clock: Clock | None = None  # how fast clients are; None: they take no time
 
     def happens(
         self,
@@ -137,15 +146,49 @@ class Participation(NamedTuple):
             taken = jax.random.randint(own, (), 1, self.whole_epochs) * steps // self.whole_epochs
         return schedule._replace(num_steps=jnp.where(slow, taken, steps))
 
-    def fate(self, now: Now, client: Client) -> Fate:
-        """Draw what becomes of a client after its training."""
+    def fate(
+        self,
+        now: Now,
+        client: Client,
+        trained: Bool[Array, ""],
+        steps: Int[Array, ""],
+        numbers_sent: int,
+    ) -> Fate:
+        """Draw what becomes of a client after its training.
+
+        Args:
+            now: the round.
+            client: the client.
+            trained: whether it trained; else it is neither lost nor late.
+            steps: local steps that it took.
+            numbers_sent: numbers that go down to it and up from it.
+        """
+        place = _place(now)
+        ids = client.id[None]
         lost = jnp.zeros((), bool)
+        rounds = jnp.zeros((), jnp.int32)
+        seconds = jnp.zeros(())
         if self.lost is not None and self.lost_when == "training":
-            lost = self.happens("lost", self.lost, *_place(now), client.id[None])[0]
-        return Fate(lost)
+            lost = self.happens("lost", self.lost, *place, ids)[0]
+        if self.clock is not None:
+            seconds = self.clock.seconds(*place, client.id, steps, numbers_sent)
+            if self.clock.deadline is not None:
+                lost = lost | (seconds > self.clock.deadline)
+        if self.lateness is not None and self.lateness.delay is not None:
+            rounds = self.lateness.delay.of(*place, ids)[0].astype(jnp.int32)
+            if self.lateness.late is not None:
+                late = self.happens("late", self.lateness.late, *place, ids)[0]
+                rounds = jnp.where(late, rounds, 0)
+        return Fate(lost & trained, jnp.where(trained & ~lost, rounds, 0), seconds)
 
     def weighed(
-        self, now: Now, client: Client, summed: Sums, weights: dict[str, Float[Array, ""]]
+        self,
+        now: Now,
+        client: Client,
+        summed: Sums,
+        weights: dict[str, Float[Array, ""]],
+        fate: Fate,
+        counted: Bool[Array, ""],
     ) -> Sums:
         """Return what a client adds to the sums.
 
@@ -154,11 +197,64 @@ class Participation(NamedTuple):
             client: the client.
             summed: its upload times its weight; 0 where it is lost.
             weights: its own, lost or not, as `Beside.invited`.
+            fate: what becomes of it.
+            counted: whether its upload arrives, now or later.
         """
         if self.weights == "inverse" and self.lost is not None:
             arrives = 1.0 - self.lost.of(*_place(now), client.id[None])[0]
             summed = _scaled(summed, dict.fromkeys(weights, mean_scale(arrives)))
-        return summed._replace(beside=Beside(weights))
+        if self.lateness is None or not self.lateness.longest:
+            return summed._replace(beside=Beside(weights, counted.astype(jnp.int32)))
+        parcel = parcel_of(summed, weights, counted)
+        parcel, later = split(parcel, fate.rounds, self.lateness.longest)
+        beside = Beside(parcel.invited, parcel.number, later)
+        return unpacked(summed, parcel)._replace(beside=beside)
+
+    def arrived(self, summed: Sums, late: Late | tuple[()]) -> tuple[Sums, Late | tuple[()]]:
+        """Return what the server's step takes at the end of a round, and what is left for later."""
+        if self.lateness is None:
+            return self.averaged(summed), late
+        assert isinstance(late, Late)
+        invited, number, later = summed.beside
+        parcel = parcel_of(summed, invited, number)
+        parcel, late = arrive(self.lateness, late, parcel, later)
+        summed = unpacked(summed, parcel)
+        return self.averaged(summed._replace(beside=Beside(parcel.invited, parcel.number))), late
+
+    def logged(self, context: RoundContext, stacked: Arrivals) -> Metrics:
+        """Return what the log says of a cohort."""
+        fate = stacked.fate
+        lost = fate.lost
+        if (left := self.left(context)) is not None:
+            lost = lost | left
+        lost = lost & context.valid
+        late = context.valid & (fate.rounds > 0)
+        info: Metrics = {"lost_clients": jnp.sum(lost, dtype=jnp.int32)}
+        if self.lateness is not None:
+            info["late_clients"] = jnp.sum(late, dtype=jnp.int32)
+        if self.clock is not None:
+            waited = context.valid & ~lost & ~late
+            info["simulated_seconds"] = self.clock.of_round(fate.seconds, lost, waited)
+        return info
+
+    def check_sent(self, sent: Mapping[str, Sequence[str]], grouped: bool) -> None:
+        """Raise ValueError where clients send what the settings cannot do with.
+
+        Args:
+            sent: what leaves clients, of `EVERYTHING` -> names of it; nothing where they train
+                alone.
+            grouped: whether parts of the cohort are averaged on their own.
+        """
+        if self.lateness is not None:
+            setting = "delay" if self.lateness.longest else "buffer"
+            if not sent or grouped:
+                raise ConfigError(
+                    f"config.participation.{setting} is for clients that move one common model "
+                    "(config.federated.name)"
+                )
+            _refuse(setting, {part: sent[part] for part in sent if part not in _MAY_BE_LATE})
+        if self.weights != "renormalise":
+            _refuse("weights", {"report": sent.get("report", ())})
 
     def averaged(self, summed: Sums) -> Sums:
         """Return sums over the arrivals whose means are taken over all that trained, where the
@@ -182,6 +278,16 @@ def first_steps(share: Float[Array, ""], steps: Int[Array, ""]) -> Int[Array, ""
     """
     taken = jnp.floor(share * steps.astype(share.dtype)).astype(steps.dtype)
     return jnp.maximum(taken, jnp.minimum(steps, 1))
+
+
+def _refuse(setting: str, sent: Mapping[str, Sequence[str]]) -> None:
+    """Raise ValueError where something is sent that a setting cannot do with."""
+    if names := [name for part in sent.values() for name in part]:
+        raise ConfigError(
+            f"config.participation.{setting} is for updates and batch statistics alone, but "
+            f"clients also send {', '.join(names)}; leave it out, or use another method or "
+            "federated optimizer"
+        )
 
 
 def _place(now: Now) -> tuple[Key[Array, ""], Int[Array, ""]]:
@@ -213,6 +319,8 @@ def participation(
     commit: str = "ack",
     slow: float | Array | str | None = None,
     work: Sequence[float] | Sequence[str] | None = None,
+    lateness: Lateness | None = None,
+    clock: Clock | None = None,
 ) -> Participation | None:
     """Read how reliable clients are.
 
@@ -232,6 +340,8 @@ def participation(
         slow: probability that a client does a part of its work.
         work: share of its steps that a slow client takes, at least one step: one number, or two
             between which it is drawn; ("epochs",): of E local epochs 1 to E - 1.
+        lateness: which uploads are late, from `lateness`.
+        clock: how fast clients are, from `clock`.
 
     Returns:
         None where every client is reliable.
@@ -271,8 +381,9 @@ def participation(
         share = (0.0, 1.0)
     if len(share) > 2 or share[0] > share[-1]:
         raise UserError(f"work is {given}; give one number, or two of which the first is not above")
-    if not any((there, drops, part)):
+    if all(one is None for one in (there, drops, part, lateness, clock)):
         return None
-    return Participation(
-        there, drops, lost_when, weights, commit, part, (share[0], share[-1]), whole_epochs
+    how = Participation(there, drops, lost_when, weights, commit, part)
+    return how._replace(
+        work=(share[0], share[-1]), whole_epochs=whole_epochs, lateness=lateness, clock=clock
     )

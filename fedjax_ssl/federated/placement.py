@@ -26,15 +26,13 @@ from fedjax_ssl.data import LoadedInputs
 from fedjax_ssl.federated.client import (
     AVERAGE,
     LOCAL_STEP,
-    ClientProgress,
     ClientUpdate,
-    Plan,
-    batch_of,
     train_client,
 )
 from fedjax_ssl.federated.client_states import without_examples
 from fedjax_ssl.federated.messages import Arrivals, Download, Sums
 from fedjax_ssl.federated.method import Client
+from fedjax_ssl.federated.plan import ClientProgress, Plan, batch_of
 
 PyTree = Any
 # "auto": see `fedjax_ssl.federated.execution.choose`

@@ -44,11 +44,10 @@ from fedjax_ssl.federated.method import (
 )
 from fedjax_ssl.federated.optimizers import fedavg, mean_scale
 from fedjax_ssl.federated.packing import cut, packing
-from fedjax_ssl.federated.participation import Participation
 from fedjax_ssl.federated.placement import train_cohort
-from fedjax_ssl.federated.round_log import Clients, bytes_sent, entries, with_server, work_done
+from fedjax_ssl.federated.round_log import Clients, bytes_sent, with_server, work_done
 from fedjax_ssl.federated.setup import Setup
-from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count
+from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count, entries
 from fedjax_ssl.federated.uploads.transform import identity
 from fedjax_ssl.keys import named_key
 
@@ -173,10 +172,11 @@ def run_round(
     info["learning_rate"] = (
         jnp.full_like(rate, jnp.nan) if getattr(training.optimizer, "own_rate", False) else rate
     )
+    # A transform may have to do with every sum, also one of nobody: the noise of privacy.
     alone = training.uploads.at_server is None
-    if setup.participation is not None and stage.trains_clients and alone:
-        # Where nobody is there, the server does nothing either; but for what a transform does to
-        # every sum, which may have to be there without anybody: the noise of privacy.
+    participation = setup.participation
+    if participation and stage.trains_clients and participation.lateness is None and alone:
+        # Where nobody is there, the server does nothing either.
         there = partial(jnp.where, jnp.any(cohort.valid))
         state = jax.tree.map(there, state, before._replace(clients=state.clients))
     return state._replace(round=state.round + 1), info
@@ -374,8 +374,9 @@ def _absorb(turn: Turn, tasks: list[Task], trained: Trained) -> tuple[ServerStat
     counts = together.stacked.counts & context.valid
     summed = together.summed
     participation = training.participation
+    late = state.late
     if participation is not None:
-        summed = participation.averaged(summed)
+        summed, late = participation.arrived(summed, late)
     uploads = state.uploads
     if (change := training.uploads.at_server) is not None:
         summed, uploads = change(named_key(context.key, "uploads"), summed, context, uploads)
@@ -409,6 +410,7 @@ def _absorb(turn: Turn, tasks: list[Task], trained: Trained) -> tuple[ServerStat
         clients=write_states(state.clients, new, context.clients.id, writes, slots),
         local_optimizer=_mean_optimizer(state.local_optimizer, summed.optimizer),
         uploads=uploads,
+        late=late,
     )
     # 3. Every term sees what its own clients sent, and the states before and after.
     outcomes: dict[str, RoundResult] = {}
@@ -423,7 +425,7 @@ def _absorb(turn: Turn, tasks: list[Task], trained: Trained) -> tuple[ServerStat
     # 4. The log, of which nothing comes back.
     info = work_done(summed.work) | {"clients": jnp.sum(context.valid, dtype=jnp.int32)}
     if participation is not None:
-        info["lost_clients"] = _lost_clients(participation, context, together.stacked)
+        info |= participation.logged(context, together.stacked)
     state_size = 0 if training.own_statistics else flat_state.size
     kinds = [
         Clients(task.kind.terms, task.members, result.stacked.arrived)
@@ -449,16 +451,6 @@ def _absorb(turn: Turn, tasks: list[Task], trained: Trained) -> tuple[ServerStat
     for term in terms:
         info |= term.log.diagnose(outcomes[term.name], truth, log.measured[term.name])
     return after._replace(terms={**after.terms, **absorbed}), info
-
-
-def _lost_clients(
-    participation: Participation, context: RoundContext, stacked: Arrivals
-) -> Int[Array, ""]:
-    """Count the clients of a cohort that dropped out once it was drawn."""
-    lost = stacked.fate.lost
-    if (left := participation.left(context)) is not None:
-        lost = lost | left
-    return jnp.sum(lost & context.valid, dtype=jnp.int32)
 
 
 def _outcomes(
@@ -526,7 +518,7 @@ def _join(results: list[Results], tasks: list[Task], before: Kept) -> Results:
         log=ClientLog(
             {name: value for r in results for name, value in r.stacked.log.measured.items()}, model
         ),
-        fate=jax.tree.map(lambda *own: jnp.stack(own).any(0), *[r.stacked.fate for r in results]),
+        fate=jax.tree.map(lambda *own: jnp.stack(own).max(0), *[r.stacked.fate for r in results]),
     )
     total = reduce(partial(jax.tree.map, jnp.add), sums)
     return Results(total._replace(averages=averages), stacked)

@@ -3,14 +3,13 @@
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from fedjax_ssl.federated.messages import Work
 from fedjax_ssl.federated.method import Metrics, RoundResult, Term, Traffic
 from fedjax_ssl.federated.optimizers import Numbers
-from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count
+from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count, entries
 
 PyTree = Any
 
@@ -85,11 +84,6 @@ def _traffic(
         down = entries(outcome.sent.own) // slots + entries(outcome.sent.shared)
     up = entries(outcome.uploads) // slots + entries(outcome.averages)
     return Traffic(count(clients, BYTES_PER_NUMBER * down), count(arrived, BYTES_PER_NUMBER * up))
-
-
-def entries(tree: PyTree) -> int:
-    """Count the numbers of a tree."""
-    return sum(values.size for values in jax.tree.leaves(tree))
 
 
 def with_server(info: Metrics, log: Metrics) -> Metrics:

@@ -4,7 +4,7 @@ that they are exact.
 Integers of a program have 32 bits, and a round of a large federation moves more than 2^32 bytes.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -58,6 +58,11 @@ def count(number: int | Int[Array, "*shape"], unit: int = 1) -> Count:
     times = jnp.asarray(number, jnp.int32).reshape(-1)
     halves = np.array(divmod(unit, 2**32), np.uint32)
     return Count(times, jnp.broadcast_to(halves, (*times.shape, 2)))
+
+
+def entries(tree: Any) -> int:
+    """Count the numbers of a tree."""
+    return sum(values.size for values in jax.tree.leaves(tree))
 
 
 def to_numbers(metrics: dict) -> dict:

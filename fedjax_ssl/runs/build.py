@@ -249,7 +249,18 @@ def setup_of(
         )
     with configs.naming("participation"):
         epochs = None if local["local_steps"] else local["local_epochs"]
-        participation = federated.participation(facts, epochs, **config["participation"])
+        given = dict(config["participation"])
+        late = {name: given.pop(name) for name in ("delay", "late", "buffer")}
+        pace = {
+            name: given.pop(name) for name in ("seconds_per_step", "seconds_per_byte", "deadline")
+        }
+        participation = federated.participation(
+            facts,
+            epochs,
+            **given,
+            lateness=federated.lateness(facts, **late),
+            clock=federated.clock(facts, **pace),
+        )
     federated_optimizer = configs.federated_optimizer(config, facts)
     local_optimizer, learning_rate = configs.local_training(config, facts)
     with configs.naming("loss"):

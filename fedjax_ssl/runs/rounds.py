@@ -17,7 +17,11 @@ ROUNDS = "rounds"  # the scope in which rounds are traced: profiles and compiled
 # metric: rounds in a row, up to this one, without any finite update
 DIVERGED_ROUNDS = "diverged_rounds"
 TOTALS = ("bytes_down", "bytes_up", "local_steps", "examples", "clients", "dropped_clients")
-_OF_UNRELIABLE = ("lost_clients",)  # also sums, in runs that have them
+_OF_UNRELIABLE = (
+    "lost_clients",
+    "late_clients",
+    "simulated_seconds",
+)  # also sums, in runs that have them
 
 
 def run_rounds(

@@ -16,7 +16,7 @@ from fedjax_ssl.config import resolve as resolved
 from fedjax_ssl.federated import Facts, Moved, participation
 from fedjax_ssl.federated.by_client import numbers_by_client
 from fedjax_ssl.federated.messages import Sums, Work
-from fedjax_ssl.federated.participation import first_steps
+from fedjax_ssl.federated.participation import Fate, first_steps
 from fedjax_ssl.testing import promises
 from tests import toy
 
@@ -56,7 +56,8 @@ def moved_by(weights: str, arrived: tuple[bool, ...]) -> float:
         plain = Sums(moved, jnp.zeros(0), {}, {}, jnp.asarray(own), Work(zero, zero, zero, zero))
         client_of = federated.Client(jnp.int32(client), *[zero] * 4, {}, ())
         own_weights = {"model": jnp.asarray(WEIGHTS[client]), "": jnp.asarray(WEIGHTS[client])}
-        one = how.weighed(NOW, client_of, plain, own_weights)
+        fate = Fate(jnp.asarray(not there), jnp.int32(0), zero)
+        one = how.weighed(NOW, client_of, plain, own_weights, fate, jnp.asarray(there))
         total = one if total is None else jax.tree.map(jnp.add, total, one)
     summed = how.averaged(total)
     after, _ = federated.fedavg().apply((), {"model": jnp.zeros(())}, summed.update, None)

@@ -1,0 +1,46 @@
+"""The plan of a client's round, and where it stands in it."""
+
+from typing import Any, NamedTuple
+
+import jax
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from fedjax_ssl.federated.optimizers import Grouped
+
+PyTree = Any
+
+
+class ClientProgress(NamedTuple):
+    """A client in the middle of its local training."""
+
+    params: Grouped
+    model_state: Array  # in one vector
+    optimizer: dict[str, PyTree]
+    local: dict[str, PyTree]
+    loss: Float[Array, ""]  # sum over steps
+
+
+class Batch(NamedTuple):
+    """Batch of one local step of a client."""
+
+    positions: dict[str, Int[Array, " b"]]  # by stream: which of its examples the client uses
+    masks: dict[str, Bool[Array, " b"]]
+    key: Key[Array, ""]  # key of the step's random draws
+
+
+class Plan(NamedTuple):
+    """Plan of a client's round, known before its first step."""
+
+    batches: Batch  # leading axis S, the static bound of its steps
+    num_steps: Int[Array, ""]
+    examples: Int[Array, ""]  # rows that enter a loss, over all its steps
+
+
+def step_bound(plan: Plan) -> int:
+    """Return the static bound of a client's local steps: rows of its tables."""
+    return plan.batches.key.shape[0]
+
+
+def batch_of(plan: Plan, *place: Int[Array, ""]) -> Batch:
+    """One batch of a plan: of step `place`, or of (client, step) where plans are stacked."""
+    return jax.tree.map(lambda table: table[place], plan.batches)
