@@ -19,6 +19,7 @@ AXES = {
     "bytes": ("bytes_up", "bytes_down"),
     "seconds": ("seconds",),
     "local_steps": ("local_steps",),
+    "simulated_seconds": ("simulated_seconds",),  # where clients have a clock
 }
 _FEWEST_DOTS = 4  # values from which on numbers that were drawn together, as in a search, are shown
 _MOST_CLIENTS = 61  # points of a curve over clients

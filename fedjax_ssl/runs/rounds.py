@@ -17,11 +17,11 @@ ROUNDS = "rounds"  # the scope in which rounds are traced: profiles and compiled
 # metric: rounds in a row, up to this one, without any finite update
 DIVERGED_ROUNDS = "diverged_rounds"
 TOTALS = ("bytes_down", "bytes_up", "local_steps", "examples", "clients", "dropped_clients")
-_OF_UNRELIABLE = (
+TOTALS_IF_THERE = (
     "lost_clients",
     "late_clients",
     "simulated_seconds",
-)  # also sums, in runs that have them
+)  # of unreliable clients
 
 
 def run_rounds(
@@ -70,7 +70,7 @@ def run_rounds(
     def summed(name: str, values: Any) -> Any:
         if isinstance(values, federated.Count):
             return values.of_all_rounds()
-        if name in _OF_UNRELIABLE:  # not of stages in which the server trains alone
+        if name in TOTALS_IF_THERE:  # not of stages in which the server trains alone
             return jnp.nansum(values)
         return jnp.sum(values) if name in TOTALS else jnp.nanmean(values)
 

@@ -11,7 +11,7 @@ import ml_collections
 from fedjax_ssl import federated
 from fedjax_ssl.folder.environment import command, device_description, peak_memory_bytes, versions
 from fedjax_ssl.folder.files import bytes_in_words
-from fedjax_ssl.runs.rounds import TOTALS
+from fedjax_ssl.runs.rounds import TOTALS, TOTALS_IF_THERE
 
 Row = Mapping[str, Any]
 _LAST = (  # of the last row, where it has them
@@ -102,6 +102,7 @@ def summarize(
         "device": device_description(),
         "command": command(),
         **{name: totals[name] for name in ("dropped_clients", "local_steps")},
+        **{name: sum(row[name] for row in rows) for name in TOTALS_IF_THERE if name in last},
         **{name: last[name] for name in _LAST if name in last},
     }
     if last and last["round"] < config.rounds:
