@@ -220,8 +220,8 @@ class ClientUpdate:
         """Draws the client's batches of this round, and a key for each of its steps."""
         key = self.key_of(client)
         schedule = self.kind.sampler.schedule(named_key(key, "batches"), client, self.download.now)
-        if self.training.participation is not None:
-            schedule = self.training.participation.shortened(self.download.now, client, schedule)
+        if (participation := self.training.participation) is not None:
+            schedule = participation.shortened(self.download.now, client, schedule)
         masks = list(schedule.masks.values())
         numbers = jnp.arange(masks[0].shape[0], dtype=jnp.int32)
         # Together and not in every step, where they would be operations of their own.
@@ -448,15 +448,14 @@ class ClientUpdate:
         counted = trained
         fate: Any = ()
         if participation is not None:
+            now = self.download.now
             size = self.numbers_sent(client, upload)
-            fate = participation.fate(self.download.now, client, trained, plan.num_steps, size)
-            arrived = arrived & ~fate.lost
-            counted = trained & ~fate.lost
+            fate = participation.fate(now, client, trained, plan.num_steps, size)
+            arrived, counted = arrived & ~fate.lost, trained & ~fate.lost
             weights = self.weights_of(upload, trained)
             upload = jax.tree.map(lambda x: jnp.where(fate.lost, jnp.zeros_like(x), x), upload)
         report, summed = self.weighed(client, plan, end, upload, counted, work)
         if participation is not None:
-            now = self.download.now
             summed = participation.weighed(now, client, summed, weights, fate, counted)
         kept = Kept(
             params={group: end.params[group] for group in self.training.private},

@@ -89,7 +89,7 @@ def build(recipe: Recipe) -> Method:
         check_covers(setup.uploads, leaves)
     if setup.participation is not None:
         grouped = setup.federated_optimizer.groups.number > 1
-        setup.participation.check_sent(what_leaves(recipe), grouped)
+        setup.participation.check_sent(what_leaves(recipe), grouped, setup.uploads)
 
     # How a client trains. One that trains alone keeps all groups to itself.
     alone = setup.federated_optimizer.alone

@@ -27,6 +27,7 @@ from fedjax_ssl.federated.messages import Arrivals, Sums
 from fedjax_ssl.federated.method import Client, Metrics, Now, RoundContext, Schedule
 from fedjax_ssl.federated.optimizers import mean_scale
 from fedjax_ssl.federated.setup import Facts
+from fedjax_ssl.federated.uploads.transform import UploadTransform
 from fedjax_ssl.keys import named_key
 
 # When a client drops out: before it sends anything; once its codes were compared; once scores were
@@ -237,16 +238,28 @@ class Participation(NamedTuple):
             info["simulated_seconds"] = self.clock.of_round(fate.seconds, lost, waited)
         return info
 
-    def check_sent(self, sent: Mapping[str, Sequence[str]], grouped: bool) -> None:
+    def check_sent(
+        self,
+        sent: Mapping[str, Sequence[str]],
+        grouped: bool,
+        uploads: Sequence[UploadTransform],
+    ) -> None:
         """Raise ValueError where clients send what the settings cannot do with.
 
         Args:
             sent: what leaves clients, of `EVERYTHING` -> names of it; nothing where they train
                 alone.
             grouped: whether parts of the cohort are averaged on their own.
+            uploads: transforms of the run.
         """
         if self.lateness is not None:
             setting = "delay" if self.lateness.longest else "buffer"
+            for one in uploads:
+                if one.at_server is not None:
+                    raise ConfigError(
+                        f"config.participation.{setting} brings uploads of several rounds together, "
+                        f"and {one.name!r} is for the sum of one; leave one of them out"
+                    )
             if not sent or grouped:
                 raise ConfigError(
                     f"config.participation.{setting} is for clients that move one common model "

@@ -12,6 +12,7 @@ from fedjax_ssl import federated, methods
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.federated import Facts, clock, lateness, participation
 from fedjax_ssl.federated.late import Parcel, arrive, nothing_yet, split
+from fedjax_ssl.federated.uploads import EVERYTHING, UploadTransform
 from fedjax_ssl.testing import promises
 from tests import toy
 
@@ -127,6 +128,15 @@ def test_optimizers_whose_reports_cannot_be_late_are_refused() -> None:
     for optimizer in (federated.local(), federated.grouped((3, 3))):
         with pytest.raises(ValueError, match="for clients that move one common model"):
             method_of(setup={"federated_optimizer": optimizer}, delay=1)
+
+
+def test_transforms_of_a_rounds_sum_are_refused() -> None:
+    def at_server(key, summed, context, state):
+        return summed, state
+
+    noise = UploadTransform("noise", at_server=at_server, covers=EVERYTHING)
+    with pytest.raises(ConfigError, match="'noise' is for the sum of one; leave one of them out"):
+        method_of(setup={"uploads": (noise,)}, buffer=3)
 
 
 @pytest.mark.parametrize(
