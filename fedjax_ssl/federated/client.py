@@ -449,9 +449,13 @@ class ClientUpdate:
         fate: Any = ()
         if participation is not None:
             now = self.download.now
-            size = self.numbers_sent(client, upload)
+            down = self.sent_to(client), client.sent, now.shared
+            up = upload.update, upload.optimizer, upload.terms, upload.averages
+            statistics = 0 if self.training.own_statistics else self.flat_state.size
+            size = entries((down, up)) + 2 * (statistics - sum(self.training.unsent.values()))
             fate = participation.fate(now, client, trained, plan.num_steps, size)
-            arrived, counted = arrived & ~fate.lost, trained & ~fate.lost
+            arrived = arrived & ~fate.lost
+            counted = trained & ~fate.lost
             weights = self.weights_of(upload, trained)
             upload = jax.tree.map(lambda x: jnp.where(fate.lost, jnp.zeros_like(x), x), upload)
         report, summed = self.weighed(client, plan, end, upload, counted, work)
@@ -527,13 +531,6 @@ class ClientUpdate:
             key = named_key(result.key, "uploads")
             upload = change(key, upload, result, self.download.uploads)
         return upload
-
-    def numbers_sent(self, client: Client, upload: Upload) -> int:
-        """Count the numbers that go down to a client and up from it, by their shapes."""
-        down = [self.sent_to(client), client.sent, self.download.now.shared]
-        up = [upload.update, upload.optimizer, upload.terms, upload.averages]
-        statistics = 0 if self.training.own_statistics else self.flat_state.size
-        return entries((down, up)) + 2 * (statistics - sum(self.training.unsent.values()))
 
     def weights_of(self, upload: Upload, counted: Bool[Array, ""]) -> dict[str, Float[Array, ""]]:
         """Return the weights of an upload by group, and "": that of the client as a whole."""

@@ -257,8 +257,8 @@ class Participation(NamedTuple):
             for one in uploads:
                 if one.at_server is not None:
                     raise ConfigError(
-                        f"config.participation.{setting} brings uploads of several rounds together, "
-                        f"and {one.name!r} is for the sum of one; leave one of them out"
+                        f"config.participation.{setting} adds uploads of several rounds, and "
+                        f"{one.name!r} is for the sum of one; leave one of them out"
                     )
             if not sent or grouped:
                 raise ConfigError(
