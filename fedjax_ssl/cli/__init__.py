@@ -53,6 +53,11 @@ COMMANDS = {
         "label new examples with a trained run",
         "predict runs/digits_xclp new.npz",
     ),
+    "features": Command(
+        "fedjax_ssl.encoding.command:main",
+        "encode a dataset once, so that methods train heads in seconds",
+        "features cifar10 --encoder efficientnet_lite0 --weights lite0.pth --output features",
+    ),
     "data": Command(
         "fedjax_ssl.cli.data:main",
         "which datasets there are, and what is in them",
@@ -82,7 +87,7 @@ COMMANDS = {
         "completion bash",
     ),
 }
-UNFINISHED = ("run", "sweep", "reproduce", "bench")  # have more to do than to print
+UNFINISHED = ("run", "sweep", "reproduce", "features", "bench")  # have more to do than to print
 _LONG_USAGE = 3  # lines; a longer one hides the message before it
 
 

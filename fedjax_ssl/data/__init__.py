@@ -11,7 +11,7 @@ from fedjax_ssl.lazy import attach
 
 if TYPE_CHECKING:
     from fedjax_ssl.data.check import Checked, check, remarks, source_of
-    from fedjax_ssl.data.dataset import Dataset, Split, with_pooled_splits
+    from fedjax_ssl.data.dataset import Dataset, Split, StoredViews, with_pooled_splits
     from fedjax_ssl.data.federation.federate import federate
     from fedjax_ssl.data.federation.federated_data import (
         FederatedData,
@@ -64,5 +64,6 @@ if TYPE_CHECKING:
         normalizer,
         standardized,
     )
+    from fedjax_ssl.data.views import drawn_views, views_in_words
 
 __getattr__, __dir__ = attach(__name__)

@@ -6,7 +6,7 @@ import re
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,7 @@ Names = tuple[str, ...]
 # these in its middle.
 KNOWN_WHOLE = 1 << 30
 KNOWN_BLOCK = 1 << 12
+_BLOCK = 1 << 22  # values that are looked at at once
 
 
 def distinct(values: np.ndarray) -> np.ndarray:
@@ -48,6 +49,11 @@ def check_finite(name: str, values: np.ndarray) -> None:
             row.
     """
     if not np.issubdtype(values.dtype, np.floating):
+        return
+    # in blocks, as inputs may be memory-mapped
+    rows_at_once = max(_BLOCK // max(values[:1].size, 1), 1)
+    starts = range(0, len(values), rows_at_once)
+    if all(np.isfinite(values[start : start + rows_at_once]).all() for start in starts):
         return
     bad = ~np.isfinite(values)
     if bad.any():
@@ -97,7 +103,30 @@ def _as_inputs(values: Any) -> np.ndarray:
             f"Split.x has dtype {values.dtype}; allowed are uint8 (images as stored) and floating "
             "point."
         )
-    return values if values.dtype == np.uint8 else values.astype(np.float32, copy=False)
+    # Half precision in a file stays there: as single precision it would be read whole.
+    as_stored = values.dtype == np.uint8 or (values.dtype == np.float16 and is_mapped(values))
+    return values if as_stored else values.astype(np.float32, copy=False)
+
+
+def is_mapped(array: Any) -> bool:
+    """Tell whether an array lies in a file that is memory-mapped."""
+    while isinstance(array, np.ndarray):
+        if isinstance(array, np.memmap):
+            return True
+        array = array.base
+    return False
+
+
+class StoredViews(NamedTuple):
+    """Counts the views of an example that a dataset holds beside the example as it is."""
+
+    weak: int
+    strong: int
+
+    @property
+    def all(self) -> int:
+        """Count the example and its views."""
+        return 1 + self.weak + self.strong
 
 
 def _as_ids(name: str, values: Any, length: int) -> np.ndarray:
@@ -138,7 +167,8 @@ class Split:
     """
 
     x: np.ndarray
-    # ^ uint8 images [n, H, W, C] as stored, or float32 features [n, ...]; all values finite
+    # ^ uint8 images [n, H, W, C] as stored, or float32 features [n, ...] (float16 in a file that is
+    # memory-mapped); all values finite
     y: np.ndarray  # int32 [n], class of each example, -1 = no label exists
     client: np.ndarray | None = None
     # ^ int32 [n], natural client (writer, centre, patient) of each example
@@ -216,6 +246,9 @@ class Dataset:
     set_shares: np.ndarray | None = None
     reading: Reading | None = None
     # ^ says how files became inputs; None: they were arrays, or nobody knows it
+    views: StoredViews | None = None
+    # ^ inputs are [n, 1 + weak + strong, features]: as they are, weak views, strong views; methods
+    # draw views from these. None: inputs have no such axis
     extra: Mapping[str, Any] = field(default_factory=dict)
     # ^ source-specific, such as the options it was made with
 
@@ -242,6 +275,12 @@ class Dataset:
             self._check_set_shares(f"{where} set_shares", self.set_shares, clients)
         if not self.input_max > 0:
             raise ValueError(f"{where} input_max is {self.input_max}; it must be positive.")
+        if self.views is not None and self.train.x.shape[1:-1] != (self.views.all,):
+            raise ValueError(
+                f"{where} train inputs have shape {self.train.x.shape}; with {self.views.weak} "
+                f"weak and {self.views.strong} strong views they must be [n, {self.views.all}, "
+                "features]."
+            )
         channels = self.input_shape[-1]
         for name, values in (("mean", self.mean or (0.0,)), ("std", self.std or (1.0,))):
             if len(values) not in (1, channels):
@@ -325,8 +364,8 @@ class Dataset:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Give the shape of one example."""
-        return self.train.x.shape[1:]
+        """Give the shape of one example, as networks see it."""
+        return self.train.x.shape[1 if self.views is None else 2 :]
 
 
 def with_pooled_splits(dataset: Dataset) -> Dataset:
@@ -347,6 +386,11 @@ def with_pooled_splits(dataset: Dataset) -> Dataset:
         raise ValueError(
             f"the sets of dataset {dataset.name!r} are of its training examples, so that its test "
             "examples cannot be pooled with them; leave pool_splits and pools out"
+        )
+    if dataset.views is not None and dataset.views.all > 1:
+        raise ValueError(
+            f"test examples of dataset {dataset.name!r} have no views to train on; leave "
+            "pool_splits and pools out"
         )
     if train.group is not None and test.group is None:
         test = replace(test, group=np.full(len(test), -1, np.int32))

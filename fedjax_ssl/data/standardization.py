@@ -16,6 +16,7 @@ from fedjax_ssl.errors import counted
 
 STANDARDIZATIONS = ("auto", "dataset", "train", "client", "none")
 BLOCK_VALUES = 1 << 22  # values that are taken to float64 at once
+_WITH_VIEWS = 3  # axes of features that have stored views
 
 
 def standardized(
@@ -74,7 +75,8 @@ def standardized(
         dataset = dataclasses.replace(dataset, mean=None, std=None)
     if by == "train" or (by == "auto" and not known):
         rows, but = _counted(dataset, left_out)
-        center, width = _statistics(dataset.train.x, dataset.input_max, rows)
+        stored = dataset.train.x if dataset.views is None else dataset.train.x[:, 0]
+        center, width = _statistics(stored, dataset.input_max, rows)
         width = np.where(width, width, 1.0)
         dataset = _replaced(dataset, center.tolist(), width.tolist())
         count = counted(len(dataset.train) if rows is None else len(rows), "example")
@@ -189,8 +191,9 @@ def _by_client(dataset: Dataset) -> tuple[Dataset, str]:
     notes = []
     for name, number in zip(natural_names(dataset), whose, strict=True):
         rows = np.flatnonzero(train.client == number)
-        mean, std = _statistics(train.x, dataset.input_max, rows)
-        count = len(rows) * (train.x[0].size // train.x.shape[-1])
+        stored = train.x if dataset.views is None else train.x[:, 0]
+        mean, std = _statistics(stored, dataset.input_max, rows)
+        count = len(rows) * (stored[0].size // stored.shape[-1])
         if not std.all():
             constant = ", ".join(columns[at] for at in np.flatnonzero(std == 0)[:5])
             why = "one example" if count == 1 else f"constant: {constant}"
@@ -235,7 +238,8 @@ def normalizer(dataset: Dataset) -> Callable[[Shaped[Array, "*batch C"]], Float[
             deviation nothing is divided by.
 
     Returns:
-        fn(raw [..., C], uint8 or float) -> float32 of the same shape.
+        fn(raw [..., C], uint8 or float) -> float32 of the same shape; of inputs [n, views, C] with
+        stored views, the examples as they are, [n, C].
     """
     center = np.asarray(dataset.mean or 0.0, np.float64)
     width = np.asarray(dataset.std or 1.0, np.float64)
@@ -244,6 +248,8 @@ def normalizer(dataset: Dataset) -> Callable[[Shaped[Array, "*batch C"]], Float[
     offset = np.asarray(-center / width, np.float32)
 
     def normalize(raw: Shaped[Array, "*batch C"]) -> Float[Array, "*batch C"]:
+        if dataset.views is not None and raw.ndim == _WITH_VIEWS:
+            raw = raw[:, 0]
         return raw.astype(jnp.float32) * scale + offset
 
     return normalize

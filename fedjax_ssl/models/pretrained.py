@@ -15,8 +15,8 @@ from jaxtyping import PRNGKeyArray, PyTree
 from fedjax_ssl.errors import counted
 from fedjax_ssl.models.efficientnet import STAGES
 from fedjax_ssl.models.model import Model
+from fedjax_ssl.models.published import EXPORT, read_weights
 
-EXPORT = "np.savez(path, **{name: value.numpy() for name, value in model.state_dict().items()})"
 # Counts of batches, which PyTorch needs only for a momentum that we do not have.
 IGNORED = ".num_batches_tracked"
 
@@ -86,6 +86,28 @@ def efficientnet_b0_layers() -> dict[Place, str]:
     }
 
 
+def efficientnet_lite0_layers() -> dict[Place, str]:
+    """List every layer of `EfficientNetLite0` with its name in the state dicts that follow the
+    TensorFlow release; the head is the last.
+    """
+    layers: dict[Place, str] = {("stem", "conv"): "_conv_stem", ("stem", "norm"): "_bn0"}
+    blocks = (
+        (stage, f"block{i}_{block}")
+        for i, stage in enumerate(STAGES, 1)
+        for block in range(1, stage.blocks + 1)
+    )
+    for number, (stage, ours) in enumerate(blocks):
+        theirs = f"_blocks.{number}"
+        for place, step in enumerate(("expand", "depthwise", "project")):
+            if step == "expand" and stage.expansion == 1:
+                continue
+            layers |= {
+                (ours, step, "conv"): f"{theirs}._{step}_conv",
+                (ours, step, "norm"): f"{theirs}._bn{place}",
+            }
+    return {**layers, ("last", "conv"): "_conv_head", ("last", "norm"): "_bn1", ("head",): "_fc"}
+
+
 def resnet18_layers() -> dict[Place, str]:
     """List every layer of `ResNet18` with its name in torchvision's `resnet18`; the head is the
     last.
@@ -107,6 +129,7 @@ def resnet18_layers() -> dict[Place, str]:
 
 LAYERS: Mapping[str, Callable[[], Layers]] = {
     "efficientnet_b0": efficientnet_b0_layers,
+    "efficientnet_lite0": efficientnet_lite0_layers,
     "resnet18": resnet18_layers,
 }
 
@@ -124,7 +147,7 @@ def pretrained(model: Model, path: str | Path, layers: Layers) -> Model:
 
     Args:
         model: the network with random weights.
-        path: the `.npz` file.
+        path: the file, `.npz`, `.safetensors`, or `.pth` where PyTorch is installed.
         layers: the names of the network's layers, the classifier last.
 
     Returns:
@@ -135,7 +158,9 @@ def pretrained(model: Model, path: str | Path, layers: Layers) -> Model:
             shape, not floating point, NaN or infinite; names the array.
     """
     path = Path(path).expanduser()
-    arrays = {name: values for name, values in _read(path).items() if not name.endswith(IGNORED)}
+    arrays = {
+        name: values for name, values in read_weights(path).items() if not name.endswith(IGNORED)
+    }
     shapes = _flat(jax.eval_shape(model.init, jax.random.key(0)))
     names = their_names(shapes, layers)
     classifier = list(layers)[-1]
@@ -245,7 +270,12 @@ def _checked(
     return values
 
 
-def _read(path: Path) -> dict[str, np.ndarray]:
+def read_npz(path: Path) -> dict[str, np.ndarray]:
+    """Read the arrays of an `.npz` file.
+
+    Raises:
+        ValueError: it is not there, or holds more than plain arrays.
+    """
     if not path.is_file():
         raise ValueError(
             f"weights {path} is not {'a file' if path.exists() else 'there'}; make it where "

@@ -69,6 +69,10 @@ _NETWORKS = {
         "efficientnet:EfficientNetB0",
         "EfficientNet-B0; torchvision's weights with weights='FILE.npz'",
     ),
+    "efficientnet_lite0": (
+        "efficientnet:EfficientNetLite0",
+        "EfficientNet-Lite0, without squeeze-and-excitation; published weights with weights=FILE",
+    ),
     "logistic": ("convnets:Logistic", "logistic regression of two classes, one weight per input"),
 }
 

@@ -18,20 +18,26 @@ from fedjax_ssl.models.layers import (
     torch_uniform,
 )
 from fedjax_ssl.models.model import Outputs
-from fedjax_ssl.models.normalization import Mask, Norm, NormName
+from fedjax_ssl.models.normalization import EPSILON, Mask, Norm, NormName
 from fedjax_ssl.models.pooling import max_pool
 
 Widen = Annotated[int, Whole(1, 1000)]
 
 
 def residual_conv(
-    filters: int, size: int, stride: int, norm: str, lowering: str, name: str
+    filters: int,
+    size: int,
+    stride: int,
+    norm: str,
+    lowering: str,
+    name: str,
+    padding: str | None = None,
 ) -> Conv:
     """Make a convolution of a residual network, with a bias only where there are no norm layers."""
-    padding = size // 2
+    zeros = size // 2 if padding is None else padding
     use_bias = norm == "none"
     return Conv(
-        filters, size, stride, padding, kaiming_fan_out, use_bias, lowering=lowering, name=name
+        filters, size, stride, zeros, kaiming_fan_out, use_bias, lowering=lowering, name=name
     )
 
 
@@ -43,15 +49,16 @@ class ConvNorm(nn.Module):
     stride: int
     norm: str
     lowering: str
+    epsilon: float = EPSILON
+    padding: str | None = None  # in place of as many zeros on both sides
 
     @nn.compact
     def __call__(
         self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask
     ) -> Float[Array, "n h2 w2 f"]:
-        x = residual_conv(self.filters, self.size, self.stride, self.norm, self.lowering, "conv")(
-            inputs
-        )
-        return Norm(self.norm, name="norm")(x, train, mask)
+        how = self.norm, self.lowering, "conv", self.padding
+        x = residual_conv(self.filters, self.size, self.stride, *how)(inputs)
+        return Norm(self.norm, epsilon=self.epsilon, name="norm")(x, train, mask)
 
 
 class Block(nn.Module):

@@ -42,6 +42,7 @@ SOURCES = {
     "npz": _Source(60, 10, None, correspondence="own", clients=None),
     "folder": _Source(60, 10, None, "cnn", correspondence="own", clients=None),
     "table": _Source(60, 10, None, correspondence="own", clients=None),
+    "features": _Source(60, 10, None, "linear", correspondence="own", clients=None),
 }
 
 

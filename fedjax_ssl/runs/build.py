@@ -95,6 +95,8 @@ def load_resolved(config: ml_collections.ConfigDict) -> Experiment:
         statistics = (section.standardize, section.mean, section.std, section.left_out_client)
         dataset, said = data.standardized(dataset, *statistics)
         _, more = data.for_prediction(dataset, section.test_mean, section.test_std)
+        if dataset.views is not None:
+            more += f"; {data.views_in_words(dataset.views)}"
         return Experiment(config, dataset, said + more, known_by=known_by)
 
 
@@ -239,7 +241,7 @@ def setup_of(
         model = models.build(
             config["model"]["name"],
             num_classes=federation.num_classes,
-            input_shape=federation.inputs.shape[1:],
+            input_shape=dataset.input_shape,
             **configs.options(config["model"]),
         )
         model = models.in_precision(model, config["precision"])
@@ -266,10 +268,10 @@ def setup_of(
     with configs.naming("loss"):
         loss = _loss_of(config["loss"], federation)
     predicted, _ = data.for_prediction(dataset, inputs["test_mean"], inputs["test_std"])
-    augment = _augmentation("augment", config, dataset)
+    augment = augmentation_of("augment", config, dataset)
     strong_augment = None
-    if config["strong_augment"]["name"] != "none":
-        strong_augment = _augmentation("strong_augment", config, dataset)
+    if config["strong_augment"]["name"] != "none" or dataset.views is not None:
+        strong_augment = augmentation_of("strong_augment", config, dataset)
     with configs.naming("optimizer"):
         return Setup(
             model=model,
@@ -362,11 +364,25 @@ def device_mesh(devices: int, reduce: str) -> Mesh | None:
     return None if alone else Mesh(np.array(found), ("clients",))
 
 
-def _augmentation(
-    kind: str, config: dict[str, Any], dataset: data.Dataset
+def augmentation_of(
+    kind: str, config: Any, dataset: data.Dataset
 ) -> Callable[[Array, Array], Array]:
+    """Build the augmentation of a run, or the draw of views that the dataset holds.
+
+    Args:
+        kind: "augment" or "strong_augment".
+        config: resolved, or a dictionary like one.
+        dataset: the run's.
+    """
     name = config[kind]["name"]
     with configs.naming(kind):
+        if dataset.views is not None:
+            if name != "none":
+                raise ValueError(
+                    f"name is {name!r}, but the features of data.path hold views of their own, "
+                    f"from which methods draw; use --{kind}.name=none"
+                )
+            return data.drawn_views(dataset.views, strong=kind == "strong_augment")
         known = {"input_max": dataset.input_max, "input_mean": dataset.mean}
         stored = {
             what: value for what, value in known.items() if data.AUGMENTATIONS.takes(name, what)

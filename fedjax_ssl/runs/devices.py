@@ -75,7 +75,7 @@ def choose_devices(config: ml_collections.ConfigDict, dataset: data.Dataset) -> 
     available = jax.local_devices()
     if available[0].platform != "cpu" or len(available) == 1:
         return 1
-    operations, parameters = _counts(config.model, dataset.num_classes, dataset.train.x.shape[1:])
+    operations, parameters = _counts(config.model, dataset.num_classes, dataset.input_shape)
     if 3 * config.optimizer.batch_size * operations < _WORTH_SHARING:
         return 1
     natural = 1 if dataset.train.client is None else len(np.unique(dataset.train.client))
@@ -101,7 +101,7 @@ def start_processor(config: ml_collections.ConfigDict, dataset: data.Dataset) ->
     has_graph = any(name.endswith("num_neighbors") for name in of_method)
     if given or configs.predictors(config) or has_graph:
         return
-    operations = forward_operations(config.model, dataset.num_classes, dataset.train.x.shape[1:])
+    operations = forward_operations(config.model, dataset.num_classes, dataset.input_shape)
     tested = 0 if dataset.test is None else len(dataset.test.y)
     if (
         3 * config.optimizer.batch_size * operations < _WORTH_SHARING

@@ -233,7 +233,7 @@ def apart(plan: Plan) -> list[str]:
         config = config_of(run)
         config.data.download = False
         experiment = load_resolved(config)
-        nothing = jnp.zeros((0, *experiment.dataset.input_shape))
+        nothing = jnp.zeros((0, *experiment.dataset.train.x.shape[1:]))
         federation = federate(experiment, jax.random.key(first.config["seed"]), nothing)
         return data.what_is_compared(experiment.dataset, federation)
 

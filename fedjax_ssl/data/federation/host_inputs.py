@@ -9,7 +9,7 @@ the cohort, is fetched from the device that has it.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +17,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Int
 
+from fedjax_ssl.data.dataset import Dataset, is_mapped
 from fedjax_ssl.data.federation.federated_data import FederatedData, real_rows
-
-if TYPE_CHECKING:
-    from fedjax_ssl.data.dataset import Dataset
 
 RESIDENCES = ("auto", "device", "host")
 
@@ -159,11 +157,11 @@ class HostInputs:
         dataset: its arrays are kept as they are; training rows come first, as in `federate`.
     """
 
-    def __init__(self, dataset: "Dataset"):
+    def __init__(self, dataset: Dataset):
         # Reading rows of an array in another order would copy all of it every time.
         self._parts = [np.require(split.x, requirements="C") for split in dataset.splits().values()]
         self._starts = np.cumsum([0, *map(len, self._parts)])
-        self.shape = (int(self._starts[-1]), *dataset.input_shape)
+        self.shape = (int(self._starts[-1]), *dataset.train.x.shape[1:])
         self.dtype = self._parts[0].dtype
 
     @property
@@ -176,7 +174,7 @@ class HostInputs:
         """Bytes of the training inputs, if all are in this process's memory because their source
         did not map a file.
         """
-        return 0 if _is_mapped(self._parts[0]) else self._parts[0].nbytes
+        return 0 if is_mapped(self._parts[0]) else self._parts[0].nbytes
 
     def bytes_of(self, rows: int) -> int:
         """Bytes of so many inputs on a device, without the places of all N rows."""
@@ -200,14 +198,6 @@ class HostInputs:
             if first < last:  # with "clip" NumPy writes in place, without a copy between
                 np.take(part, rows[first:last] - start, axis=0, out=values[first:last], mode="clip")
         return values
-
-
-def _is_mapped(array: Any) -> bool:
-    while isinstance(array, np.ndarray):
-        if isinstance(array, np.memmap):
-            return True
-        array = array.base
-    return False
 
 
 def load_examples(

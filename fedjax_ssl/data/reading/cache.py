@@ -117,7 +117,7 @@ def kept(folder: Path, make: Callable[[], Dataset], replaces: str | None = None)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
-        _save(dataset, temporary)
+        save(dataset, temporary)
         if folder.exists() and load_converted(folder) is None:
             shutil.rmtree(folder)
         if not folder.exists():  # otherwise another process was faster
@@ -130,7 +130,8 @@ def kept(folder: Path, make: Callable[[], Dataset], replaces: str | None = None)
     return dataset
 
 
-def _save(dataset: Dataset, folder: Path) -> None:
+def save(dataset: Dataset, folder: Path) -> None:
+    """Write a dataset as `load_converted` opens it; `extra` must fit into JSON."""
     splits = dataset.splits()
     arrays = {name: getattr(dataset, name) for name in ARRAYS}
     for name, split in splits.items():

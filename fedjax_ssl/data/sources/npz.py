@@ -1,5 +1,7 @@
 """`npz`: the user's own arrays."""
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -90,11 +92,35 @@ def load_npz(
     path = given_path(
         "npz", path, f"an .npz file with the arrays `inputs` and `labels`, or run on {EMBEDDED}"
     )
+    return read_npz(path, num_classes, input_max, proportions)
+
+
+def read_npz(
+    path: Path,
+    num_classes: int | None = None,
+    input_max: float | None = None,
+    proportions: Place = None,
+    aside: Callable[[Arrays], None] = lambda arrays: None,
+) -> Dataset:
+    """Read an `.npz` file as `load_npz` does.
+
+    Args:
+        path: the file.
+        num_classes: see `load_npz`.
+        input_max: likewise.
+        proportions: likewise.
+        aside: takes arrays of inputs of another kind away, and puts others there.
+
+    Raises:
+        DatasetUnavailable: as `load_npz`.
+        BadData: likewise.
+    """
     found, names = read_arrays(path, lambda name: name in NAMES or name in OPTIONAL)
     findings = Findings()
     notes = findings.notes
     try:
         arrays = _named(found, names)
+        aside(arrays)
         places = _join_validation(arrays, notes)
         _check_first_axis(arrays)
         x = _inputs(arrays, "inputs")

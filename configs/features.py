@@ -1,0 +1,19 @@
+"""Any method on features of an encoder: a head on top of a network that is not trained.
+
+    fedjax-ssl features cifar10 --encoder efficientnet_lite0 --weights lite0.pth --output cifar10_lite0
+    fedjax-ssl run features --data.path=cifar10_lite0               # FedAvg on what has labels
+    fedjax-ssl run features:fixmatch,per_client --data.path=cifar10_lite0
+    fedjax-ssl sweep features --set data.path=cifar10_lite0 --set method.name=fedavg,xclp,fixmatch --seeds 5
+
+Features that were made elsewhere: --data.path=features.npz, with `inputs` [n, d] or [n, views, d]
+(docs/features.md). Clients and labels are as in the data that were encoded;
+`features:METHOD,per_client` hides labels but for 10 of each client; likewise per_class, server,
+coarse, sets, mixed and all. Without clients: --partition.name=iid --partition.num_clients=10. A
+linear head; 60 rounds of all clients.
+"""
+
+from fedjax_ssl import presets
+
+
+def get_config(argument="fedavg", method=None, rounds=None):
+    return presets.source("features", argument, method, rounds)

@@ -1,0 +1,1 @@
+"""Encoding a dataset once, so that methods train heads on its features."""

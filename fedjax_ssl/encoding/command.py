@@ -1,0 +1,121 @@
+"""The command `fedjax-ssl features CONFIG --encoder NAME --output FOLDER`."""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import rich.progress
+
+from fedjax_ssl import cli, command_line, processor
+from fedjax_ssl import config as configs
+from fedjax_ssl.cli.run import parse
+from fedjax_ssl.config import ConfigError
+from fedjax_ssl.data import Dataset
+from fedjax_ssl.data.images.weak import Augmentation
+from fedjax_ssl.encoding import write
+from fedjax_ssl.encoding.encoders import encoder
+from fedjax_ssl.errors import naming
+from fedjax_ssl.folder.progress import Console
+from fedjax_ssl.models.published import PUBLISHED
+from fedjax_ssl.runs.build import augmentation_of, load_experiment
+
+HELP = f"""Encodes every example of a config's dataset once, and weak and strong views of it, into
+a folder: fedjax-ssl run features:METHOD --data.path=FOLDER then trains heads on them. The same
+command again goes on where the last one stopped.
+
+  --encoder NAME    {", ".join(PUBLISHED)}: with --weights FILE;
+                    my:net, a function (inputs as stored, [n, ...]) -> [n, d], or a torch module;
+                    a run folder, whose network is taken up to its last layer
+  --FIELD=VALUE     a setting of the config, for example --data.path=scans or
+                    --strong_augment.name=fixmatch"""
+_TENTHS = 10  # lines of progress where there is no terminal
+
+
+def main(arguments: list[str]) -> int:
+    """Encode what the arguments say.
+
+    Returns:
+        0.
+
+    Raises:
+        ConfigError: a setting cannot be used.
+        UserError: the encoder, or the folder, does not fit.
+    """
+    given, rest = _parser().parse_known_args(arguments)
+    asked = parse([given.config, *rest])
+    processor.check_platform()
+    command_line.use_compilation_cache()
+    with command_line.notes_instead_of_warnings(), naming():
+        config = load_experiment(configs.load(given.config, asked.settings))
+        wanted = _wanted(given, config.config, config.dataset)
+        _write(wanted, given.output, given.config)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = cli.parser("features", HELP)
+    add = parser.add_argument
+    add("config", help="name of a config, or a file: its dataset and augmentation are taken")
+    add("--encoder", required=True, metavar="NAME", help="see above")
+    add("--output", required=True, type=Path, metavar="FOLDER", help="where features are written")
+    add("--weights", type=Path, metavar="FILE", help=".npz, .safetensors or .pth with the weights")
+    add("--views", type=int, default=4, metavar="N", help="weak views, and strong ones; 4")
+    side = "side that images are brought to; that of the network's training by default"
+    add("--side", type=int, metavar="PIXELS", help=side)
+    add("--block", type=int, default=64, metavar="N", help="examples that are encoded at once; 64")
+    return parser
+
+
+def _wanted(given: argparse.Namespace, config: Any, dataset: Dataset) -> write.Wanted:
+    for name, least in (("views", 0), ("block", 1), ("side", 1)):
+        value = getattr(given, name)
+        if value is not None and value < least:
+            raise ConfigError(f"--{name} is {value}; it must be at least {least}")
+    kinds = ("augment", "strong_augment")
+    augmentation = {kind: config[kind].to_dict() for kind in kinds}
+    return write.Wanted(
+        dataset,
+        encoder(given.encoder, dataset, given.weights, given.side),
+        given.encoder,
+        _augmentation(kinds[0], config, dataset, given.views),
+        _augmentation(kinds[1], config, dataset, given.views),
+        given.views,
+        augmentation,
+        config.seed,
+        given.block,
+    )
+
+
+def _augmentation(kind: str, config: Any, dataset: Dataset, views: int) -> Augmentation | None:
+    """Compile an augmentation of the config; None where it has none."""
+    if config[kind].name == "none" or not views:
+        return None
+    return jax.jit(augmentation_of(kind, config, dataset))
+
+
+def _write(wanted: write.Wanted, folder: Path, config: str) -> None:
+    """Encode with a bar, or with lines where there is no terminal."""
+    facts = write.describe(wanted)
+    print(f"{write.in_words(facts)}, in {folder}", flush=True)
+    for kind, count in (("augment", facts.weak), ("strong_augment", facts.strong)):
+        if not count and wanted.views:
+            print(f"no views of config.{kind}, whose name is 'none' in {config}", flush=True)
+    number = write.total(facts)
+    begin = time.perf_counter()
+    told = 0
+    console = Console(stderr=True, highlight=False)
+    with rich.progress.Progress(
+        *rich.progress.Progress.get_default_columns(), console=console, transient=True
+    ) as bar:
+        task = bar.add_task("encoding", total=number)
+        for done in write.write(wanted, facts, folder):
+            bar.update(task, completed=done)
+            tenth = done * _TENTHS // number
+            if tenth > told and not console.is_terminal:
+                told = tenth
+                seconds = time.perf_counter() - begin
+                print(f"  {done:,} of {number:,}, {seconds:.0f} s", file=sys.stderr, flush=True)
+    print(f"ready: fedjax-ssl run features --data.path={folder}")

@@ -1,0 +1,168 @@
+"""Encoders by name: a published network with its weights, the network of a run, or a function of a
+user's own.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Shaped
+
+from fedjax_ssl import models, own_code
+from fedjax_ssl.data import Dataset
+from fedjax_ssl.errors import UserError, did_you_mean
+from fedjax_ssl.models.published import PUBLISHED, Published, digest
+from fedjax_ssl.trained.model import load_run
+
+CLASSES = 1000  # of the classifiers that published weights have; it is not looked at
+
+
+class Encoder(NamedTuple):
+    """What makes a feature vector of an example."""
+
+    known_by: Mapping[str, Any]  # differs where its features may; fits into JSON
+    encode: Callable[[Shaped[np.ndarray, "n ..."]], Any]  # inputs as stored -> [n, d]
+
+
+def encoder(name: str, dataset: Dataset, weights: Path | None, side: int | None) -> Encoder:
+    """Find an encoder.
+
+    Args:
+        name: of a network of `PUBLISHED`, "module:name", or the folder of a run.
+        dataset: what is encoded.
+        weights: file of a published network.
+        side: side that images are brought to for a published network; None: that of its training.
+
+    Returns:
+        The encoder.
+
+    Raises:
+        ValueError: an unknown name, or arguments that do not fit it.
+    """
+    own = ":" in name
+    if name in PUBLISHED:
+        return _published(name, dataset, weights, side)
+    if weights is not None or side is not None:
+        given = "--weights" if weights is not None else "--side"
+        raise UserError(
+            f"{given} is for networks of the package ({', '.join(PUBLISHED)}), --encoder is "
+            f"{name!r}; leave it out"
+        )
+    if own:
+        return _own(name, dataset)
+    if not Path(name).is_dir():
+        raise UserError(
+            f"--encoder {name!r} is no network, no folder of a run and no module:name."
+            f"{did_you_mean(name, PUBLISHED)} Networks: {', '.join(PUBLISHED)}"
+        )
+    return _of_run(Path(name), dataset)
+
+
+def _published(name: str, dataset: Dataset, weights: Path | None, side: int | None) -> Encoder:
+    """Take a published network up to its last layer."""
+    if weights is None:
+        raise UserError(f"--encoder {name} needs --weights FILE: .npz, .safetensors, or .pth")
+    shape = dataset.input_shape
+    if len(shape) != 3 or shape[-1] not in (1, 3):
+        raise UserError(
+            f"--encoder {name} takes images of 1 or 3 channels; inputs of {dataset.name!r} have "
+            f"shape {list(shape)}"
+        )
+    facts = PUBLISHED[name]
+    length = side or facts.side
+    given = {"num_classes": CLASSES, "input_shape": (length, length, 3), **facts.options}
+    model = models.build(name, **given, weights=str(weights))
+    params, state = model.init(jax.random.key(0))
+
+    # The parameters are arguments: as constants they would be compiled into the program.
+    @jax.jit
+    def encode(params: Any, state: Any, images: Shaped[Array, "n h w c"]) -> Float[Array, "n d"]:
+        inputs = _as_inputs(images, facts, length, dataset.input_max)
+        return model.apply(params, state, inputs, train=False)[0].features
+
+    known = {"name": name, "weights": digest(weights), "side": length}
+    return Encoder(known, lambda images: encode(params, state, images))
+
+
+def _as_inputs(
+    images: Shaped[Array, "n h w c"], facts: Published, side: int, input_max: float
+) -> Float[Array, "n side side 3"]:
+    """Bring images to the size, the channels and the standardization of a published network."""
+    values = images.astype(jnp.float32) / input_max
+    colour = jnp.broadcast_to(values, (*values.shape[:-1], 3))
+    sized = jax.image.resize(colour, (len(images), side, side, 3), "linear")
+    return (sized - jnp.asarray(facts.mean)) / jnp.asarray(facts.std)
+
+
+def _of_run(folder: Path, dataset: Dataset) -> Encoder:
+    """Take the network of a run up to its last layer."""
+    model = load_run(folder)
+    if model.input_shape != dataset.input_shape:
+        raise UserError(
+            f"--encoder {folder} was trained on inputs of shape {list(model.input_shape)}; those "
+            f"of {dataset.name!r} have {list(dataset.input_shape)}"
+        )
+    known = {"run": model.config.method.name, "round": model.round}
+    return Encoder(known, model.embed)
+
+
+def _own(name: str, dataset: Dataset) -> Encoder:
+    """Take a function of a user's own: plain, or a module of PyTorch."""
+    found = own_code.import_named("encoder", name)
+    known = {"own": name, "code": own_code.fingerprint(name)}
+    if hasattr(found, "state_dict") and hasattr(found, "eval"):
+        return Encoder(known, _torch(found, dataset.input_max))
+    own_code.check_arguments(f"encoder {name!r}", found, ("inputs",))
+    return Encoder(known, found)
+
+
+def _torch(module: Any, input_max: float) -> Callable[[np.ndarray], Any]:
+    """Run a module of PyTorch in evaluation mode on float32 [n, C, H, W], the largest value 1."""
+    import torch
+
+    module.eval()
+
+    def encode(inputs: np.ndarray) -> Any:
+        values = np.asarray(inputs, np.float32) / input_max
+        if values.ndim == 4:
+            values = values.transpose(0, 3, 1, 2)
+        with torch.no_grad():
+            return module(torch.from_numpy(np.ascontiguousarray(values))).numpy()
+
+    return encode
+
+
+def checked(features: Any, count: int, width: int | None, name: str) -> Float[np.ndarray, "n d"]:
+    """Take what an encoder returned for `count` inputs.
+
+    Args:
+        features: what it returned.
+        count: inputs that it got.
+        width: numbers that it returned for an input before; None: nobody knows.
+        name: of the encoder.
+
+    Raises:
+        UserError: another shape, another width than before, or values that half precision does not
+            hold.
+    """
+    values = np.asarray(features)
+    if values.ndim != 2 or len(values) != count or values.dtype.kind != "f" or not values.shape[1]:
+        raise UserError(
+            f"encoder {name} returned {values.dtype} {list(values.shape)} for {count} inputs; "
+            f"floating-point [{count}, d] has to come"
+        )
+    if width is not None and values.shape[1] != width:
+        raise UserError(
+            f"encoder {name} returned {values.shape[1]} numbers for an input and {width} for "
+            "earlier ones; every batch needs the same width"
+        )
+    largest = np.finfo(np.float16).max
+    if not (np.abs(values) <= largest).all():
+        raise UserError(
+            f"encoder {name} returned NaN or values beyond {largest:,.0f}, where half precision "
+            "ends; scale its features"
+        )
+    return values
