@@ -4,6 +4,7 @@
     fedjax-ssl run features --data.path=cifar10_lite0               # FedAvg on what has labels
     fedjax-ssl run features:fixmatch,per_client --data.path=cifar10_lite0
     fedjax-ssl sweep features --set data.path=cifar10_lite0 --set method.name=fedavg,xclp,fixmatch --seeds 5
+    python -m fedjax_ssl.main --config configs/features.py:xclp --config.data.path=cifar10_lite0
 
 Features that were made elsewhere: --data.path=features.npz, with `inputs` [n, d] or [n, views, d]
 (docs/features.md). Clients and labels are as in the data that were encoded;

@@ -18,6 +18,7 @@ from fedjax_ssl import bench, cli
 from fedjax_ssl import config as configs
 from fedjax_ssl.cli import data, run
 from fedjax_ssl.command_line import USER_ERRORS
+from fedjax_ssl.encoding.command import _parser as features_parser
 from fedjax_ssl.report.command import _parser as report_parser
 from fedjax_ssl.reproduce import command as reproduce
 from fedjax_ssl.reproduce.table import find_table, load_tables
@@ -43,6 +44,7 @@ NOT_RUN = {
     r"check femnist|huggingface": "needs a download and the library datasets",
     r"^run (cifar10|mnist)": "needs a download",
     r"model\.weights": "needs weights of torchvision: tests/models/test_pretrained.py",
+    r"lite0": "needs weights of a package: tests/models/test_efficientnet.py",
     r"^bench": "minutes to hours, on a machine of its own: tests/test_bench.py",
     r"^reproduce .*--run(?!.*--scale smoke)": "hours, and a download",
     r"million\.npz": "a million examples, on a machine of its own",
@@ -50,6 +52,7 @@ NOT_RUN = {
     r"runs/hospital": "tests/test_docs_hospital.py trains them whole",
 }
 BEFORE = {  # what a page takes for done
+    "docs/features.md": ["run digits_fedavg --rounds=5 --workdir runs/start"],
     "docs/trained.md": ["run digits_xclp --rounds=5"],
     "docs/report.md": [
         "sweep digits:5 --set method.name=fedavg,xclp --rounds=1 --workdir runs/sweep"
@@ -206,6 +209,9 @@ def understand(said: Said) -> None:
         assert given.search or sweep._plan(given).runs
     elif name in parsers:
         parsers[name]().parse_args(rest)
+    elif name == "features":
+        given, settings = features_parser().parse_known_args(rest)
+        configs.resolve(configs.load(given.config, run.parse(settings).settings))
     elif name == "data":
         data._parse(rest)
     elif name == "bench":

@@ -13,6 +13,7 @@ import numpy as np
 from fedjax_ssl.data.dataset import Dataset, Names, distinct
 from fedjax_ssl.data.federation.report import lacking
 from fedjax_ssl.data.reading.columns import ROLES
+from fedjax_ssl.data.reading.encoded import FACTS as FEATURES
 from fedjax_ssl.data.reading.features import MOST_LEVELS, TableReading, identifiers, kind_of
 from fedjax_ssl.data.reading.names import MARKS, as_cells, numbered
 from fedjax_ssl.data.reading.pictures import list_images
@@ -89,7 +90,7 @@ def check(path: Path | str, source: str | None = None, **options: Any) -> Checke
     Args:
         path: a folder of images or of a saved dataset of Hugging Face, a table of images or of
             features (CSV, Parquet), or an `.npz` file.
-        source: "folder", "huggingface", "table" or "npz"; by default what `path` looks like.
+        source: "folder", "huggingface", "table", "npz" or "features"; by default what `path` looks like.
         **options: of the source, and root.
 
     Raises:
@@ -304,6 +305,8 @@ def source_of(path: Path, file_column: str = "file") -> str:
         DatasetUnavailable: nothing is there.
         ValueError: no source reads files of this kind.
     """
+    if path.is_dir() and (path / FEATURES).is_file():
+        return "features"
     if path.is_dir():
         return "huggingface" if is_saved_dataset(path) else "folder"
     if not path.is_file():

@@ -12,7 +12,7 @@ from fedjax_ssl.federated import FEDERATED_OPTIMIZERS
 from fedjax_ssl.methods import METHODS, TERMS
 from fedjax_ssl.methods.around import PERSONALIZATIONS
 
-OF_USERS = {"folder", "huggingface", "npz", "table", "tfds"}
+OF_USERS = {"folder", "huggingface", "features", "npz", "table", "tfds"}
 # No paper stands behind them: the package's own, or what everybody did before there was federation.
 NO_PAPER = {"compose", "supervised", "glyphs", "stand_in", "local", "alone", "pooled"}
 

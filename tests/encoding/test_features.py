@@ -112,7 +112,7 @@ def test_a_folder_of_something_else_stays_as_it_is(whole, others, message):
 
 def test_no_room_is_said_before_anything_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr(write.shutil, "disk_usage", lambda path: type("", (), {"free": 100}))
-    with pytest.raises(StorageError, match="take 1.64 kB, and the disk of .* has 100 B left"):
+    with pytest.raises(StorageError, match=r"take 1.64 kB, and the disk of .* has 100 B left"):
         encode_all(wanted(), tmp_path / "new")
     assert not (tmp_path / "new").exists()
 

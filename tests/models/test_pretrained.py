@@ -152,7 +152,7 @@ def test_pytorchs_own_file_is_refused(tmp_path):
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("archive/data.pkl", b"\x80\x02}q\x00.")
     model = models.build("linear", num_classes=3, input_shape=(6,))
-    with pytest.raises(ValueError, match="need the package torch.*np.savez|no plain state dict"):
+    with pytest.raises(ValueError, match=r"need the package torch.*np.savez|no plain state dict"):
         pretrained(model, path, LAYERS)
 
 
