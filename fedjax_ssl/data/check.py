@@ -90,7 +90,8 @@ def check(path: Path | str, source: str | None = None, **options: Any) -> Checke
     Args:
         path: a folder of images or of a saved dataset of Hugging Face, a table of images or of
             features (CSV, Parquet), or an `.npz` file.
-        source: "folder", "huggingface", "table", "npz" or "features"; by default what `path` looks like.
+        source: "folder", "huggingface", "table", "npz" or "features"; by default what `path` looks
+            like.
         **options: of the source, and root.
 
     Raises:
