@@ -43,7 +43,7 @@ def citations() -> dict[str, list[str]]:
     """Read the shipped BibTeX.
 
     Returns:
-        By name of a method, federated optimizer, personalization or dataset: its
+        By name of a method, federated optimizer, personalization, sum or dataset: its
             entries, in the file's order.
     """
     text = (Path(__file__).parents[1] / "citations.bib").read_text(encoding="utf-8")
@@ -65,8 +65,8 @@ def entries(names: Iterable[str]) -> list[str]:
 
 
 def used_by(folder: str) -> list[str]:
-    """Return the names of the method and its parts, the federated optimizer, the dataset and the
-    personalization of a stored run.
+    """Return the names of the method and its parts, the federated optimizer, the dataset, the
+    personalization and the sum of uploads of a stored run.
     """
     config = read_run(folder).config
     if not config:
@@ -74,14 +74,14 @@ def used_by(folder: str) -> list[str]:
     data = config["data"].get("like") or config["data"]["name"]
     method = config["method"]
     used = [method["name"], *method.get("parts", ()), config["federated"]["name"], data]
-    return [*used, config.get("personalize", {}).get("name", "none")]
+    return [*used, *(config.get(one, {}).get("name", "") for one in ("personalize", "sum"))]
 
 
 def _known(name: str) -> str:
     known = citations()
     if name not in known:
         raise ConfigError(
-            f"{name} is no run folder, and no method, optimizer, personalization or dataset with a "
-            f"citation.{did_you_mean(name, known)} Names: {', '.join(sorted(known))}"
+            f"{name} is no run folder, and no method, optimizer, personalization, sum or dataset "
+            f"with a citation.{did_you_mean(name, known)} Names: {', '.join(sorted(known))}"
         )
     return name

@@ -43,7 +43,8 @@ from fedjax_ssl.federated import (
     WEIGHTS,
     ByClient,
 )
-from fedjax_ssl.federated.uploads import PRIVACY, UPLOADS
+from fedjax_ssl.federated.uploads import PRIVACY, SUMS, UPLOADS
+from fedjax_ssl.federated.uploads.faults import FAULTS
 from fedjax_ssl.folder.writers import WRITERS
 from fedjax_ssl.graph.settings import GraphSettings, Hamming, Level
 from fedjax_ssl.methods.around import AROUND, PERSONALIZATIONS
@@ -74,9 +75,10 @@ CHOICES: dict[str, Registry[Any]] = {  # by section, whose name is one of these
     "federated": FEDERATED_OPTIMIZERS,
     "personalize": PERSONALIZATIONS,
     "privacy": PRIVACY,
+    "sum": SUMS,
 }
 # sections with their choices' defaults once resolved
-FILLED_IN = ("optimizer", "federated", "personalize", "privacy")
+FILLED_IN = ("optimizer", "federated", "personalize", "privacy", "sum")
 REGISTRIES: dict[str, Registry[Any]] = {"method": methods.METHODS, **CHOICES}
 _SHARE = In("[0, 1)")
 _WEIGHT = In("[0, inf)")
@@ -372,6 +374,20 @@ _SECTIONS: dict[str, dict[str, Option]] = {
         "deadline": _field(
             float, "seconds of a round after which clients are lost; none by default", _POSITIVE
         )._replace(traceable=True),
+    },
+    "sum": {
+        "name": _field(
+            "mean", "how a round's uploads become one, docs/robust.md; not the sum of terms"
+        ),
+    },
+    "faults": {
+        "name": _field("none", "what faulty clients do wrong", OneOf(FAULTS)),
+        "share": _field(
+            0.2, "share of the clients that are faulty, drawn by the seed", In("[0, 1]")
+        ),
+        "factor": _field(
+            10.0, "scale: what the updates of faulty clients are multiplied by", _FINITE
+        ),
     },
     "privacy": {"name": _field("none", "what hides a client in the sum of a round")},
     "early_stopping": {

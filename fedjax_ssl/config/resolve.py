@@ -34,6 +34,7 @@ _DROPS_OPTIONS = (
     "federated",
     "personalize",
     "privacy",
+    "sum",
 )
 
 

@@ -96,6 +96,12 @@ _RULES = (
         ),
         "supervision.which",
     ),
+    Rule(
+        ("faults.share",),
+        lambda config: config.faults.name != "none",
+        "config.faults.name",
+    ),
+    _needs_name("faults.name", ("scale",), "faults.factor"),
     _needs_one_of(("supervision.noise",), "supervision.noise_mode"),
     Rule(
         ("optimizer.nesterov", "optimizer.keep_state", "optimizer.average_state"),

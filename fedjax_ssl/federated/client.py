@@ -11,7 +11,7 @@ Parameters are carried in few arrays per group, see `fedjax_ssl.federated.packin
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ from fedjax_ssl.federated.messages import (
     Arrivals,
     ClientLog,
     Download,
+    Sent,
     Sums,
     Upload,
     Work,
@@ -56,6 +57,9 @@ from fedjax_ssl.federated.uploads.transform import (
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.models import Model, Outputs
 
+if TYPE_CHECKING:
+    from fedjax_ssl.federated.uploads.sums import Summation
+
 PyTree = Any
 # The scopes in which parts of a round are traced: profiles and compiled programs name them.
 LOCAL_STEP = "local_step"
@@ -83,6 +87,7 @@ class LocalTraining(NamedTuple):
     # ^ its state is averaged at the server, for the groups that are shared
     own_statistics: bool = False  # batch statistics stay at each client, and are never averaged
     unsent: Mapping[str, int] = MappingProxyType({})  # as in `ParameterGroups`
+    summation: "Summation | None" = None  # as in `Setup`
     participation: Participation | None = None
     # ^ how reliable clients are; None: all of them are
 
@@ -474,7 +479,10 @@ class ClientUpdate:
             if self.training.keep_models
             else None,
         )
-        return summed, Arrivals(upload.terms, counted, arrived, kept, log, fate)
+        sent: Sent | tuple[()] = ()
+        if self.training.summation is not None:
+            sent = Sent(summed.update, summed.statistics, summed.weight)
+        return summed, Arrivals(upload.terms, counted, arrived, kept, log, fate, sent)
 
     def result_of(
         self, client: Client, plan: Plan, begin: ClientProgress, end: ClientProgress

@@ -39,7 +39,8 @@ from fedjax_ssl.federated.sampler import with_local_steps
 from fedjax_ssl.federated.setup import KEEP_BY, WEIGHTINGS, Setup
 from fedjax_ssl.federated.steps_ahead import check_of, kinds_of, who_trains
 from fedjax_ssl.federated.traffic import Count
-from fedjax_ssl.federated.uploads.transform import REPORTED, chain, check_covers
+from fedjax_ssl.federated.uploads import sums
+from fedjax_ssl.federated.uploads.transform import REPORTED, UploadTransform, chain, check_covers
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.models import Outputs
 
@@ -90,6 +91,7 @@ def build(recipe: Recipe) -> Method:
     if setup.participation is not None:
         grouped = setup.federated_optimizer.groups.number > 1
         setup.participation.check_sent(what_leaves(recipe), grouped, setup.uploads)
+    told = _check_summation(recipe, uploads)
 
     # How a client trains. One that trains alone keeps all groups to itself.
     alone = setup.federated_optimizer.alone
@@ -112,6 +114,7 @@ def build(recipe: Recipe) -> Method:
         own_statistics=alone or groups.own_statistics,
         unsent=groups.unsent,
         participation=setup.participation,
+        summation=setup.summation,
     )
 
     # What predicts: a network, the method's own or the global one, whose scores a method may
@@ -140,6 +143,7 @@ def build(recipe: Recipe) -> Method:
     scored_by_network = recipe.class_scores and recipe.predict is None
 
     # What runs and their checks ask of a method, read off its stages.
+    check = check_of(recipe, training, stages)
     kinds = [kind for stage in stages for kind in kinds_of(stage)]
     unlabelled = [_trains_unlabelled(stage) for stage in stages]
     streams_unlabelled = any(_UNLABELLED & _streams(stage) for stage in stages)
@@ -153,7 +157,7 @@ def build(recipe: Recipe) -> Method:
         needs_all=recipe.needs.every_one,
         trains_unlabelled=any(unlabelled),
         learns_unlabelled=any(unlabelled) or streams_unlabelled,
-        check=check_of(recipe, training, stages),
+        check=partial(_told, told, check) if told else check,
         alone=alone,
         on_host=recipe.on_host,
         network=network_of,
@@ -165,6 +169,34 @@ def build(recipe: Recipe) -> Method:
         own_weights=any(kind.weigh is not None for kind in kinds),
         stages=tuple(_starts(stages)[1:]),
     )
+
+
+def _check_summation(recipe: Recipe, uploads: UploadTransform) -> list[str]:
+    """Refuse a sum of uploads that the recipe cannot have; returns what to say of it."""
+    summation = recipe.setup.summation
+    if summation is None:
+        return []
+    if uploads.at_server is not None:
+        raise ValueError(
+            f"config.sum.name is {summation.name!r}, but {uploads.name} needs the sum of the "
+            "uploads itself; use one of them"
+        )
+    participation = recipe.setup.participation
+    if participation is not None and participation.lateness is not None:
+        raise ValueError(
+            f"config.sum.name is {summation.name!r}, which is for the uploads of one round, and "
+            "config.participation.delay or buffer adds those of several; use one of them"
+        )
+    return sums.check(summation, what_leaves(recipe), recipe.setup.federated_optimizer)
+
+
+def _told(
+    said: list[str],
+    check: Callable[[FederatedData], list[str]] | None,
+    data: FederatedData,
+) -> list[str]:
+    """`Method.check` that also says this."""
+    return [*said, *([] if check is None else check(data))]
 
 
 def what_leaves(recipe: Recipe) -> dict[str, Sequence[str]]:

@@ -79,6 +79,14 @@ class Sums(NamedTuple):
     # ^ of the uploads that count, not times the weight
 
 
+class Sent(NamedTuple):
+    """What a client adds to the sums, by itself; for sums that look at all clients at once."""
+
+    update: PyTree  # as in `Sums`
+    statistics: Float[Array, " s"]  # as in `Sums`
+    weight: Float[Array, ""]  # its own, 0 where it does not count
+
+
 class Arrivals(NamedTuple):
     """What is not added up, client by client, leading axis p."""
 
@@ -88,3 +96,4 @@ class Arrivals(NamedTuple):
     kept: Kept  # what clients keep from now on
     log: ClientLog  # what the simulation alone sees
     fate: PyTree = ()  # `participation.Fate`, where clients are not reliable
+    sent: PyTree = ()  # `Sent`, where uploads are not simply added up

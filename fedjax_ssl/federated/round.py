@@ -48,6 +48,7 @@ from fedjax_ssl.federated.placement import train_cohort
 from fedjax_ssl.federated.round_log import Clients, bytes_sent, with_server, work_done
 from fedjax_ssl.federated.setup import Setup
 from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count, entries
+from fedjax_ssl.federated.uploads.sums import combined
 from fedjax_ssl.federated.uploads.transform import identity
 from fedjax_ssl.keys import named_key
 
@@ -267,6 +268,7 @@ def at_server(
             average_optimizer=False,
             own_statistics=False,
             unsent=MappingProxyType({}),
+            summation=None,
             participation=None,
         ),
         context=turn.context._replace(
@@ -373,6 +375,8 @@ def _absorb(turn: Turn, tasks: list[Task], trained: Trained) -> tuple[ServerStat
     together = _join(results, tasks, kept)
     counts = together.stacked.counts & context.valid
     summed = together.summed
+    if training.summation is not None:
+        summed = combined(training.summation, together.stacked.sent, summed, counts)
     participation = training.participation
     late = state.late
     if participation is not None:
@@ -519,6 +523,8 @@ def _join(results: list[Results], tasks: list[Task], before: Kept) -> Results:
             {name: value for r in results for name, value in r.stacked.log.measured.items()}, model
         ),
         fate=jax.tree.map(lambda *own: jnp.stack(own).max(0), *[r.stacked.fate for r in results]),
+        # A slot is of one kind, and weighs 0 in the others.
+        sent=jax.tree.map(lambda *own: sum(own), *[r.stacked.sent for r in results]),
     )
     total = reduce(partial(jax.tree.map, jnp.add), sums)
     return Results(total._replace(averages=averages), stacked)

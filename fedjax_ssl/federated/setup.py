@@ -15,6 +15,7 @@ from fedjax_ssl.objectives import RowLoss, cross_entropy
 
 if TYPE_CHECKING:
     from fedjax_ssl.federated.participation import Participation
+    from fedjax_ssl.federated.uploads.sums import Summation
     from fedjax_ssl.federated.uploads.transform import UploadTransform
 
 LearningRate = Callable[[Int[Array, ""]], Float[Array, ""]]  # of the round
@@ -88,5 +89,7 @@ class Setup(NamedTuple):
     # ^ as `normalize`, of what is predicted; None: the same
     local_scores: bool = False  # rounds log how well the cohort's own models do
     uploads: tuple["UploadTransform", ...] = ()  # between what clients send and the sum of it
+    summation: "Summation | None" = None
+    # ^ how uploads become one; None: they are added up, times their weights
     participation: "Participation | None" = None
     # ^ how reliable clients are; None: all of them are there and get through

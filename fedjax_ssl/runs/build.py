@@ -18,7 +18,14 @@ from fedjax_ssl.data import FederatedData
 from fedjax_ssl.data.fingerprint import fingerprint
 from fedjax_ssl.errors import counted
 from fedjax_ssl.federated import Execution, Facts, Method, Setup
-from fedjax_ssl.federated.uploads import private_sum, upload_transforms
+from fedjax_ssl.federated.uploads import (
+    SUMS,
+    Summation,
+    UploadTransform,
+    faults,
+    private_sum,
+    upload_transforms,
+)
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.around import PERSONALIZATIONS
 from fedjax_ssl.objectives import INVERSE, RowLoss, supervised_loss
@@ -123,6 +130,15 @@ def federate(
         inputs: inputs of another federation of this experiment, to share them; they may be traced.
             Not used where they stay on the host.
     """
+    federation = _drawn(experiment, key, inputs)
+    wrong = experiment.config.faults
+    if wrong.name != faults.FLIP_LABELS:
+        return federation
+    return faults.with_flipped_labels(federation, key, wrong.share)
+
+
+def _drawn(experiment: Experiment, key: Key[Array, ""], inputs: Array | None) -> FederatedData:
+    """Draw the federation, as `federate`, with the labels that there are."""
     config = experiment.config
     section = experiment.config.data
     given = inputs if experiment.host is None else experiment.host
@@ -209,7 +225,8 @@ def build_method(
         setup = setup._replace(model=start(setup.model))
     settings = config["method"]
     with configs.naming("uploads"):
-        setup = setup._replace(uploads=upload_transforms(config["uploads"], facts))
+        asked = upload_transforms(config["uploads"], facts)
+        setup = setup._replace(uploads=(*_faults(config, facts), *asked))
     own = config["personalize"]
     names = ("name", *PERSONALIZATIONS.options(own["name"]))
     personalize = {name: own[name] for name in names if own[name] is not None}
@@ -228,6 +245,22 @@ def facts_of(config: Any, federation: FederatedData) -> Facts:
     """
     number = federation.num_clients
     return Facts(number, cohort_size_of(config, number), config["rounds"])
+
+
+def _faults(config: dict[str, Any], facts: Facts) -> tuple[UploadTransform, ...]:
+    """Return what faulty clients do to their updates."""
+    section = config["faults"]
+    factors = {faults.FLIP_SIGNS: -1.0, faults.SCALE: section["factor"]}
+    if section["name"] not in factors:
+        return ()
+    return (faults.false_updates(factors[section["name"]], section["share"], facts.num_clients),)
+
+
+def _summation_of(section: Mapping[str, Any]) -> Summation | None:
+    """Return how uploads become one; None: they are added up."""
+    with configs.naming("sum"):
+        found = SUMS.build(section["name"], **configs.options(section))
+    return None if found.mean is None else found
 
 
 def setup_of(
@@ -293,6 +326,7 @@ def setup_of(
             local_epochs=local["local_epochs"],
             local_steps=local["local_steps"],
             weighting=server["weighting"],
+            summation=_summation_of(config["sum"]),
             keep_optimizer=local["keep_state"],
             average_optimizer=local["average_state"],
             keep_by=local["keep_by"],

@@ -134,6 +134,8 @@ def _setup(built: Built, federation: FederatedData) -> Setup:
         draw_cohort=federated.sample_cohort,
         local_scores=False,
         uploads=(),
+        participation=None,
+        summation=None,
     )
 
 

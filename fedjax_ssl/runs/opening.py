@@ -17,6 +17,7 @@ import ml_collections
 from fedjax_ssl import config as configs
 from fedjax_ssl import data
 from fedjax_ssl.federated import ServerState
+from fedjax_ssl.federated.uploads import faults
 from fedjax_ssl.folder.checkpoint import Checkpoints
 from fedjax_ssl.folder.progress import Progress
 from fedjax_ssl.folder.resume import LENGTHS, PLACES, UNCOMPARED
@@ -218,6 +219,12 @@ def _notes(run: Run) -> Iterator[str]:
     built = run.built
     yield built.experiment.standardization
     yield from about_data(built, run.template, run.names)
+    wrong = config.faults
+    if wrong.name != "none":
+        clients = run.names[: built.federation.num_clients]
+        yield faults.in_words(
+            wrong.name, wrong.factor, run.program.inputs.key, wrong.share, clients
+        )
     if run.privacy is not None and config.rounds:
         yield from run.privacy.lines(run.template.params)
     number = configs.saved_round(config)

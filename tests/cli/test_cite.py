@@ -9,6 +9,7 @@ from fedjax_ssl.cli import main
 from fedjax_ssl.cli.cite import TOOL, citations, entries
 from fedjax_ssl.data import SOURCES
 from fedjax_ssl.federated import FEDERATED_OPTIMIZERS
+from fedjax_ssl.federated.uploads import SUMS
 from fedjax_ssl.methods import METHODS, TERMS
 from fedjax_ssl.methods.around import PERSONALIZATIONS
 
@@ -22,6 +23,7 @@ def test_every_method_federated_optimizer_and_dataset_has_a_citation_and_no_othe
 ):
     names = {*METHODS.available(), *TERMS, *FEDERATED_OPTIMIZERS.available(), *SOURCES.available()}
     names |= PERSONALIZATIONS.available().keys() - {"none"}
+    names |= SUMS.available().keys() - {"mean"}
     assert names - OF_USERS - NO_PAPER == set(citations()) - {TOOL}
 
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from fedjax_ssl.federated.uploads.non_finite import drop_non_finite
     from fedjax_ssl.federated.uploads.privacy import PRIVACY, Gaussian, Sampled, private_sum
     from fedjax_ssl.federated.uploads.registry import UPLOADS, upload_transforms
+    from fedjax_ssl.federated.uploads.sums import SUMS, Summation
     from fedjax_ssl.federated.uploads.transform import (
         EVERYTHING,
         UploadTransform,

@@ -1,0 +1,222 @@
+"""How a round's uploads become one: their mean, or something that a few false ones cannot move far.
+
+Such sums look at all uploads at once, which are stacked in client order: the result is the same
+under every placement and number of devices, and takes the memory of the whole cohort's updates.
+They are of the parameters' changes and the batch statistics; `check` says what else a method sends.
+
+References:
+    Coordinate median and trimmed mean: Yin, Chen, Kannan, Bartlett, Byzantine-robust distributed
+    learning, ICML 2018. Geometric median: Pillutla, Kakade, Harchaoui, Robust aggregation for
+    federated learning, IEEE Transactions on Signal Processing 2022. Norm bound: Sun, Kairouz,
+    Suresh, McMahan, Can you really backdoor federated learning?, arXiv 1911.07963.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float
+
+from fedjax_ssl.checks import In, Whole, checked
+from fedjax_ssl.errors import ConfigError
+from fedjax_ssl.federated.messages import Sent, Sums
+from fedjax_ssl.federated.optimizers import FederatedOptimizer, mean_scale
+from fedjax_ssl.registry import Registry
+
+PyTree = Any
+
+
+class Summation(NamedTuple):
+    """A way to make one update of many."""
+
+    name: str  # for messages
+    mean: Callable[[PyTree, Float[Array, " p"]], PyTree] | None = None
+    # ^ (updates with leading axis p, their weights, 0 for those that do not count) -> one update;
+    # called for each parameter group by itself, and for the batch statistics. None: the weighted
+    # mean, for which nothing is stacked
+
+
+def mean() -> Summation:
+    """Take the mean of the uploads by their weights."""
+    return Summation("mean")
+
+
+def median() -> Summation:
+    """Take the median of every coordinate; clients count alike, whatever their weights."""
+    return Summation("median", lambda updates, weights: _of_the_middle(updates, weights, None))
+
+
+def trimmed_mean(trim: float = 0.2) -> Summation:
+    """Take the mean of every coordinate without the largest and smallest; clients count alike.
+
+    Args:
+        trim: share of the clients that is left out at either end, rounded down.
+
+    Raises:
+        ValueError: nobody would be left.
+    """
+    if not 0 <= trim < 0.5:
+        raise ValueError(
+            f"trim is {trim}, a share of the clients at either end; it must be at least 0 and "
+            "below 0.5, or nobody is left"
+        )
+    return Summation(
+        "trimmed_mean", lambda updates, weights: _of_the_middle(updates, weights, trim)
+    )
+
+
+@checked
+def geometric_median(
+    iterations: Annotated[int, Whole(1)] = 8, smoothing: Annotated[float, In("(0, inf)")] = 1e-6
+) -> Summation:
+    """Take the point with the least weighted sum of distances to the uploads.
+
+    Args:
+        iterations: of Weiszfeld's algorithm.
+        smoothing: least distance that an upload is weighted by.
+    """
+
+    def combine(updates: PyTree, weights: Float[Array, " p"]) -> PyTree:
+        def nearer(_: Any, point: PyTree) -> PyTree:
+            apart = jax.tree.map(lambda each, one: each - one, updates, point)
+            return _weighted(updates, weights / jnp.maximum(_norms(apart), smoothing))
+
+        return jax.lax.fori_loop(0, iterations, nearer, _weighted(updates, weights))
+
+    return Summation("geometric_median", combine)
+
+
+@checked
+def norm_bound(bound: Annotated[float, In("(0, inf)")] = 1.0) -> Summation:
+    """Take the weighted mean of the uploads, each scaled to at most this norm.
+
+    Args:
+        bound: largest Euclidean norm of a client's change of a parameter group, and of its batch
+            statistics.
+    """
+
+    def combine(updates: PyTree, weights: Float[Array, " p"]) -> PyTree:
+        scale = jnp.minimum(1.0, bound / jnp.maximum(_norms(updates), bound))
+        shorter = jax.tree.map(lambda x: _along(scale, x) * x, updates)
+        return _weighted(shorter, weights)
+
+    return Summation("norm_bound", combine)
+
+
+SUMS: Registry[Summation] = Registry(
+    "sum",
+    {
+        "mean": mean,
+        "median": median,
+        "trimmed_mean": trimmed_mean,
+        "geometric_median": geometric_median,
+        "norm_bound": norm_bound,
+    },
+    makes=Summation,
+)
+
+
+def check(
+    summation: Summation, leaves: Mapping[str, Sequence[str]], optimizer: FederatedOptimizer
+) -> list[str]:
+    """Refuse what cannot be summed so, and return what to say of the rest.
+
+    Args:
+        summation: of a run.
+        leaves: what leaves clients, as `check_covers` takes it.
+        optimizer: the federated optimizer.
+
+    Raises:
+        ConfigError: the federated optimizer needs other sums than of changes, or clients send the
+            states of their optimizers.
+    """
+    says = f"config.sum.name is {summation.name!r}"
+    if optimizer.alone or optimizer.groups.number > 1:
+        raise ConfigError(
+            f"{says}, and this federated optimizer does not add up what all clients send; use "
+            "config.federated.name=fedavg or another one that does"
+        )
+    for part in ("report", "optimizer"):
+        if leaves.get(part):
+            raise ConfigError(
+                f"{says}, which is for changes of the model alone, but clients also send "
+                f"{', '.join(leaves[part])}; use another federated optimizer, or leave "
+                "config.optimizer.average_state out"
+            )
+    more = [*leaves.get("terms", ()), *leaves.get("beside", ())]
+    if not more:
+        return []
+    return [f"{says}: it is for the model alone, and not for {', '.join(more)}"]
+
+
+def combined(summation: Summation, sent: Sent, summed: Sums, counts: Bool[Array, " p"]) -> Sums:
+    """Return the sums of a cohort with other changes and batch statistics in them.
+
+    Args:
+        summation: not the mean.
+        sent: by each client, leading axis p.
+        summed: added up.
+        counts: True for clients whose upload counts.
+    """
+    combine = summation.mean
+    assert combine is not None
+
+    def of_part(values: PyTree, weights: Float[Array, " p"], total: Float[Array, ""]) -> PyTree:
+        """Return the total weight times the update that the clients' are combined to."""
+        weights = jnp.where(counts, weights, 0.0)
+        scale = mean_scale(weights)
+        each = jax.tree.map(lambda x: _along(scale, x) * x, values)
+        return jax.tree.map(lambda x: total.astype(x.dtype) * x, combine(each, weights))
+
+    update = summed.update
+    change = {
+        group: of_part(sent.update.change[group], sent.update.weight[group], update.weight[group])
+        for group in update.change
+    }
+    statistics = summed.statistics
+    if statistics.size:
+        statistics = of_part(sent.statistics, sent.weight, summed.weight)
+    return summed._replace(update=update._replace(change=change), statistics=statistics)
+
+
+def _of_the_middle(updates: PyTree, weights: Float[Array, " p"], trim: float | None) -> PyTree:
+    """Return the mean of the middle of every coordinate, of clients that count alike.
+
+    Args:
+        updates: leading axis p.
+        weights: 0 for clients that do not count.
+        trim: share that is left out at either end; None: all but the middle one or two.
+    """
+    there = weights > 0
+    number = jnp.sum(there, dtype=jnp.int32)
+    if trim is None:
+        cut = jnp.maximum(number - 1, 0) // 2
+    else:
+        # A share such as 0.3 of 10 is a hair below 3 in floating point.
+        cut = jnp.floor(trim * number.astype(weights.dtype) + 1e-4).astype(jnp.int32)
+    rank = jnp.arange(weights.shape[0], dtype=jnp.int32)
+    inside = (rank >= cut) & (rank < number - cut)
+    left = jnp.maximum(number - 2 * cut, 1)
+
+    def of(values: Array) -> Array:
+        in_order = jnp.sort(jnp.where(_along(there, values), values, jnp.inf), axis=0)
+        total = jnp.sum(jnp.where(_along(inside, values), in_order, 0.0), axis=0)
+        return (total / left.astype(values.dtype)).astype(values.dtype)
+
+    return jax.tree.map(of, updates)
+
+
+def _weighted(updates: PyTree, weights: Float[Array, " p"]) -> PyTree:
+    shares = weights * mean_scale(jnp.sum(weights))
+    return jax.tree.map(lambda x: jnp.sum(_along(shares, x).astype(x.dtype) * x, axis=0), updates)
+
+
+def _norms(updates: PyTree) -> Float[Array, " p"]:
+    return jax.vmap(optax.tree.norm)(updates)
+
+
+def _along(by_client: Array, values: Array) -> Array:
+    """Give numbers by client the axes of what they belong to."""
+    return by_client.reshape(-1, *[1] * (values.ndim - 1))
