@@ -171,7 +171,13 @@ LOCAL = {"federated.name": "local"}
 STREAMING = {f"Local-{kind}": {**LOCAL, **KINDS[kind], "metric": "test_accuracy"} for kind in KINDS}
 STREAMING |= {f"FedProx-{kind}": {**PROX, **KINDS[kind]} for kind in KINDS}
 STREAMING["FedMatch"] = ROWS["FedMatch"]
-STREAMS = {where: {"config": f"mnist_fedmatch:{WHERE[where]}"} for where in WHERE}
+STREAMS = {
+    where: {
+        "config": f"mnist_fedmatch:{WHERE[where]}",
+        "small": {"steps": SERVER_COUNTS} if where == "LS" else {},
+    }
+    for where in WHERE
+}
 FASHION = {"data.name": "fashion_mnist", "metrics": ("clients", "f1", "ece", "local")}
 STREAM_DIFFERS = (
     "28x28 images get a border of two zeros and three equal channels, which the paper does not say",
@@ -246,6 +252,12 @@ TABLES = (
             "columns": tuple(BATCH),
         },
         wanted=dict.fromkeys(("IID LC", "IID LS"), WANTED),
+        why={
+            "small": (
+                "with labels at the server FedProx with UDA or FixMatch is behind and does not "
+                "collapse, within 25 rounds"
+            ),
+        },
         steps=STEPS,
         reduced=REDUCED,
         differs=DIFFERS,
@@ -498,6 +510,11 @@ CLAIMS = (
             for way in COSTS
             for column in columns
         ],
+        lacks=(
+            "both parts are sent, and psi is not sparse yet: 95 % of it go up in the first ten "
+            "rounds of the streaming task and 83 % in the last ten (seed 0), beside 49 and 34 % of "
+            "sigma; it falls with the rounds, 20 here and 100 in the paper"
+        ),
     ),
     Claim(
         paper="FedMatch",
@@ -507,6 +524,11 @@ CLAIMS = (
             *above("fedmatch-figure-a", "FedMatch", ["without inter-client consistency"], ("200",)),
             *above("fedmatch-figure-b", "FedMatch", PART_NAMES, ("200",)),
         ],
-        lacks="not run",
+        lacks=(
+            "at most 1.2 % of the images are confident within 25 rounds, so that the loss between "
+            "clients is of nothing: the two curves are alike; without psi or sigma, which is 0 "
+            "then, the L2 term pulls the other part to 0, by 1 % a step: at chance from round 20 "
+            "on, whatever the decomposition is worth"
+        ),
     ),
 )
