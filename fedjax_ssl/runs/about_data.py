@@ -32,6 +32,11 @@ def about_data(built: Built, template: ServerState, names: Sequence[str]) -> lis
     found = data.HeldOut(**given).unused_own_test(dataset)
     found += untested(built.federation, dataset.class_names, names)
     found += _unlabelled_classes(built.federation, dataset.class_names)
+    if (gone := np.flatnonzero(np.asarray(built.federation.num_examples) == 0)).size:
+        what = counted(len(gone), "client has", "clients have")
+        found.append(
+            f"{what} no training example, as the server holds all of them, and never trains"
+        )
     if jax.tree.leaves(template.model_state):
         found += _alone(built, names)
     return found

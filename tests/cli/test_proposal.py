@@ -84,6 +84,16 @@ KINDS = {
         ],
         "npz:semifl ",
     ),
+    "labels at a server that has nothing else": (
+        lambda f: [
+            save(
+                f,
+                client=np.where(SITE == "north", "server", SITE),
+                labels=np.where(SITE == "north", CLASS, -1),
+            )
+        ],
+        "npz:semifl ",
+    ),
     "coarse labels": (lambda f: [save(f, coarse=COARSE)], "npz:fedmt "),
     "coarse labels that go with classes": (
         lambda f: [save(f, coarse=COARSE, correspondence=MATRIX)],

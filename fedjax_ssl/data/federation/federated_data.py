@@ -307,7 +307,8 @@ def validate(data: FederatedData, truth_required: bool = True) -> None:
             "more data"
         )
     empty = np.flatnonzero(sizes == 0)
-    if empty.size:
+    # The server may have taken all that a client had, as where that client is the server.
+    if empty.size and not int(data.num_server):
         raise ValueError(
             f"{empty.size} of {sizes.size} clients have no training example (the first is client "
             f"{empty[0]}); use fewer clients, hold out less, or a partition with a minimum "
