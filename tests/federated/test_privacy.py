@@ -20,6 +20,7 @@ from fedjax_ssl.federated.uploads.privacy import (
     noise_beside_a_count,
     private_sum,
 )
+from fedjax_ssl.testing import promises
 from tests import toy
 from tests.methods import cases
 
@@ -260,3 +261,29 @@ def test_slots_are_beyond_what_is_drawn() -> None:
         Gaussian(slots=5).sampled(100, 10)
     with pytest.raises(ValueError, match="no account of cohorts that are cut"):
         Gaussian(slots=20, accountant="rdp").sampled(100, 10)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["fedavg", "semifl", "fixmatch"])
+def test_private_methods_keep_the_promises(name: str) -> None:
+    """A plain method, one with a server and one that learns without labels; resume among them."""
+    kind = "server" if name == "semifl" else "labels"
+    settings = {"threshold": 0.5} if name == "semifl" else {}
+    federation = toy.weak_federation(kind, noise=1.0)
+
+    def made(data, **changes) -> federated.Method:
+        run = toy.setup(data, augment=toy.jitter, **changes)
+        private = private_sum(ADAPTIVE, 0.5, expected=federation.num_clients)
+        return methods.build(name, run._replace(uploads=(private,)), **settings)
+
+    trial = promises.trial_of(made, promises.Special())
+    for promise in (
+        promises.state_keeps_its_types_and_rounds_compile_once,
+        promises.same_key_same_bits_other_key_other_result,
+        promises.hidden_labels_do_not_leak,
+        promises.resume_is_bit_exact,
+        promises.predictions_are_normalized_log_probabilities,
+        promises.keys_placement_and_padding_do_not_matter,
+        promises.lanes_train_every_client_as_if_alone,
+    ):
+        promise(trial)
