@@ -4,13 +4,16 @@ import ast
 import contextlib
 import io
 import json
+import math
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 import fedjax_ssl as fs
 from fedjax_ssl import config as configs
+from fedjax_ssl import runs
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.folder.run_folder import ConfigMismatch
 
@@ -116,3 +119,26 @@ def test_solved_noise_is_for_the_rounds_of_its_run(spent, tmp_path) -> None:
 def test_a_budget_below_one_round_is_refused(spent, tmp_path) -> None:
     with pytest.raises(ConfigError, match=r"but one round with noise 0\.5 costs"):
         fs.run(config_of(**{"privacy.noise": 0.5, "privacy.epsilon": 0.1}), tmp_path, quiet=True)
+
+
+@pytest.mark.thorough
+def test_an_adaptive_norm_finds_its_quantile() -> None:
+    """All 100 clients of the digits, 50 rounds; then a round without noise counts them."""
+    numbers = {"privacy.noise": 1.0, "privacy.count_noise": 2.5, "privacy.quantile": 0.5}
+    found = {"privacy.noise": 1e-6, "privacy.count_noise": 1e-6, "privacy.quantile": 0.5}
+    whole = {"rounds": 50, "federated.cohort_size": 100, "privacy.slots": 100}
+    methods = []
+    for given in (numbers, found):
+        config = fs.load_config("digits_private:noise", {**whole, **given})
+        experiment = runs.load_experiment(config)
+        federation = runs.federate(experiment, jax.random.key(0))
+        methods.append(runs.build(experiment, federation).method)
+    key = jax.random.key(1)
+    adapting, counting = (jax.jit(method.round) for method in methods)
+    state = methods[0].init(key, federation)
+    for _ in range(50):
+        state, _ = adapting(key, state, federation)
+    after, _ = counting(key, state, federation)
+    moved = float(after.uploads[-1].norm / state.uploads[-1].norm)
+    share = 0.5 - math.log(moved) / 0.2
+    assert abs(share - 0.5) < 0.05
