@@ -208,6 +208,7 @@ REFUSED = {
     "mean_teacher": WITH_MORE,
     "mixed": "codes",
     "protofssl": WITH_MORE,
+    "proxyfl": "weights in the average",
     "sage": "weights in the average",
     "xclp": "codes of their examples",
 }
