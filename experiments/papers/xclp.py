@@ -378,6 +378,8 @@ TABLES = (
         columns={f"{share:g}": {} for share in (0.0, 0.1, 0.3, 0.5)},
         cells={
             (row, f"{share:g}"): {"participation.lost": share, "participation.lost_when": when}
+            if share
+            else {}
             for row, when in (
                 ("before the distances", "start"),
                 ("between distances and row sums", "codes"),

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from pathlib import Path
 
 import chex
 import jax
@@ -292,3 +293,13 @@ def test_unreliable_clients_keep_the_promises(name: str, given: dict, settings: 
         promises.lanes_train_every_client_as_if_alone,
     ):
         promise(trial)
+
+
+@pytest.mark.thorough
+def test_the_page_on_unreliable_clients_runs(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = Path(__file__).parents[2] / "docs" / "unreliable.md"
+    mark = "<!-- tests/federated/test_participation.py runs this block. -->\n```python\n"
+    block = page.read_text(encoding="utf-8").partition(mark)[2].partition("```")[0]
+    exec(compile(block.replace('"rounds": 20', '"rounds": 2'), str(page), "exec"), {})
+    assert "times a writer was lost" in capsys.readouterr().out
