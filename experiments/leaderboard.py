@@ -1,0 +1,387 @@
+"""A leaderboard that others can check: all methods of a table on the same splits and rounds.
+
+    python experiments/leaderboard.py --run digits                       # a table, stored
+    python experiments/leaderboard.py --run digits --rows fixmatch sage  # rows of it
+    python experiments/leaderboard.py --run heart --data FOLDER          # whose data are elsewhere
+    python experiments/leaderboard.py --run mnist --data mnist.npz
+    python experiments/leaderboard.py                                    # writes the page anew
+
+A row is one `fedjax-ssl sweep` with five seeds, which the page names; a row that was run before
+goes on from its folder. Results are kept in experiments/leaderboard/TABLE.json, and
+docs/leaderboard.md is written from them. To add a method, add it to its tables in `TABLES` and run its rows.
+"""
+
+import argparse
+import json
+import resource
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.stats
+
+from fedjax_ssl import config as configs
+from fedjax_ssl.folder.environment import device_description, git_commit, versions
+from fedjax_ssl.folder.files import encode_json, write_atomically
+from fedjax_ssl.folder.stored_run import StoredRun, find_runs, read_run
+from fedjax_ssl.report.exports import markdown_table
+
+ROOT = Path(__file__).resolve().parents[1]
+STORED = ROOT / "experiments" / "leaderboard"
+PAGE = ROOT / "docs" / "leaderboard.md"
+RUNS = Path("runs/leaderboard")
+LEVEL = 0.95
+SEEDS = 5
+BASELINE = "fedavg"
+TITLES = (
+    "method",
+    "accuracy, %",
+    "over labels only",
+    "worst client, %",
+    "rounds",
+    "local steps",
+    "MB",
+    "CPU s",
+    "split",
+)
+HEAD = """# Leaderboard
+
+Methods for few labels on federations that others can check: the same examples at the same clients,
+the same labels, five seeds. This page is written by `python experiments/leaderboard.py` from the
+results in `experiments/leaderboard`. The command of a row, below its table, runs it again; its second word is the config, whose
+fields `fedjax-ssl run CONFIG --help` lists. `fedjax-ssl cite METHOD` prints BibTeX of a method, `fedjax-ssl cite RUN` of method, data and tool of a run.
+
+- accuracy: on the test examples after the last round, with no choice of a round; mean of five seeds and half the
+  width of its 95 % t interval. "over labels only": the same of the differences to `fedavg` by seed.
+- worst client: accuracy on the client with test examples that comes off worst.
+- local steps: mean of a client in a round, whole run. All methods of a table have the same rounds, cohorts,
+  network, and batches of ten labelled examples. A client takes as many steps in a round as batches of ten fit once into
+  its examples: methods over labels alone by `local_steps`, the others by as many epochs as their unlabelled batches are
+  larger. Where a table shows other numbers (a first stage on labels alone, confident examples alone, rounded
+  epochs), methods do not have the same work. All else is what their config recommends; nothing was tuned for these tables.
+- MB: sent both ways in a run. CPU s: processor seconds of all five seeds together, with start and compiling.
+- split: hash of the split of seed 0 ([split files](datasets.md#split-files)); rows with the same hash are paired.
+  `fedjax-ssl data split CONFIG --seeds 5` with the settings of a row writes its splits for other code."""
+Settings = Mapping[str, Any]
+# Which settings bring a method to the local steps of its table: those over labels take them as a
+# number, the others in epochs over all examples.
+IN_STEPS = ("fedavg", "alone", "pooled")
+IN_LABELLED = ("sage", "proxyfl")  # count an epoch in batches of labelled examples
+
+
+class Row(NamedTuple):
+    """A method in a table."""
+
+    method: str  # the config's name for it
+    settings: Mapping[str, Any] = {}  # beside those of the table
+
+
+class Table(NamedTuple):
+    """A federation and the methods that fit it."""
+
+    title: str
+    text: str  # what a reader has to know
+    config: str  # NAME:{method},PLACE
+    settings: Settings  # of all rows
+    steps: int  # local steps of a client in a round
+    rows: Mapping[str, Row]
+    place: str = ""  # what stands for the user's --data in commands
+
+
+LABELS_FROM = {"method.labels_from": "global"}
+CONSISTENCY = {
+    "fixmatch": Row("fixmatch"),
+    "fixmatch, labels of the received model": Row("fixmatch", LABELS_FROM),
+    "freematch, labels of the received model": Row(
+        "fixmatch", {**LABELS_FROM, "method.threshold_rule": "freematch"}
+    ),
+    "flexmatch": Row("fixmatch", {"method.threshold_rule": "flexmatch"}),
+    "softmatch": Row("fixmatch", {"method.threshold_rule": "softmatch"}),
+    **{
+        name: Row(name)
+        for name in ("uda", "mixmatch", "mean_teacher", "pi_model", "vat", "pseudo_label")
+    },
+}
+LABELS_ONLY = {"fedavg": Row("fedavg"), "alone": Row("alone"), "pooled": Row("pooled")}
+GRAPHS = {
+    name: Row(name) for name in ("xclp", "per_client_lp", "network_pseudo_label", "fedsem", "mixed")
+}
+AT_CLIENTS = {
+    **LABELS_ONLY,
+    **CONSISTENCY,
+    **GRAPHS,
+    **{name: Row(name) for name in ("sage", "proxyfl", "fedmatch", "protofssl", "fedrgd")},
+}
+AT_SERVER = {
+    name: Row(name)
+    for name in ("single", "semifl", "fl2", "fixmatch", "uda", "mean_teacher", "fedmatch", "fedrgd")
+}
+TABLES = {
+    "digits": Table(
+        "Digits, 5 labels at each writer",
+        "The digits of the package: 11 writers train with 5 labels of about 125 examples each, 10 of "
+        "them in a round, 3 writers that were never seen are the test. A network of one hidden "
+        "layer, 80 rounds. Client accuracy is that of a test writer.",
+        "digits:{method},per_client",
+        {"rounds": 80, "eval_every": 20, "optimizer.batch_size": 10},
+        12,
+        AT_CLIENTS,
+    ),
+    "digits-server": Table(
+        "Digits, 50 labels at the server",
+        "The same writers without any label, and 50 labelled examples at the server, taken from the "
+        "writers that train. 80 rounds; the server takes the steps of the method besides.",
+        "digits:{method},server",
+        {"rounds": 80, "eval_every": 20, "optimizer.batch_size": 10},
+        12,
+        AT_SERVER,
+    ),
+    "heart": Table(
+        "Fed-Heart-Disease, 10 labels at each hospital",
+        "FLamby's four hospitals with 386 patients who train and 254 who are tested, 13 numbers each; "
+        "softmax regression, all hospitals in each of 60 rounds. Client accuracy is that of a "
+        "hospital. Methods that augment images do not fit.",
+        "fed_heart_disease:{method},10",
+        {"rounds": 60, "eval_every": 20},
+        12,
+        {
+            **LABELS_ONLY,
+            **GRAPHS,
+            **{name: Row(name) for name in ("pseudo_label", "vat", "mean_teacher", "protofssl")},
+        },
+        "FOLDER",
+    ),
+    "mnist": Table(
+        "MNIST, 10 labels at each client",
+        "60,000 images dealt iid to 100 clients, 10 labels at each, 10 clients in each of 50 rounds; "
+        "a network of one hidden layer of 100.",
+        "mnist:{method},per_client",
+        {"rounds": 50, "eval_every": 10, "optimizer.batch_size": 10, "model.hidden": "(100,)"},
+        57,
+        AT_CLIENTS,
+        "mnist.npz",
+    ),
+    "cifar10-0.1": Table(
+        "CIFAR-10, 10 % labels at the clients, Dirichlet 0.1",
+        "SAGE's federation: 20 clients with 250 labelled of 2,500 images each, 8 in a round; "
+        "ResNet-8 of four times the width.",
+        "cifar10_{method}:0.1",
+        {},
+        95,
+        {name: Row(name) for name in ("sage", "proxyfl")},
+    ),
+    "cifar10-1": Table(
+        "CIFAR-10, 10 % labels at the clients, Dirichlet 1",
+        "The same with the concentration 1.",
+        "cifar10_{method}:1",
+        {},
+        95,
+        {name: Row(name) for name in ("sage", "proxyfl")},
+    ),
+}
+
+
+def command(name: str, row: str, data: str | None) -> list[str]:
+    """The sweep of a row, without the program."""
+    table = TABLES[name]
+    method, own = table.rows[row]
+    settings = {**table.settings, **steps(name, method), **own}
+    if data:
+        settings |= {"data.path": data}
+    if data and name == "mnist":
+        settings |= {"data.name": "npz"}
+    words = ["sweep", table.config.format(method=method), "--seeds", str(SEEDS)]
+    words += [f"--{field}={value}" for field, value in settings.items()]
+    return [*words, "--workdir", str(RUNS / name / row.replace(" ", "_").replace(",", ""))]
+
+
+def steps(name: str, method: str) -> Settings:
+    """Settings with which a client takes about as many local steps in a round as the table has."""
+    number = TABLES[name].steps
+    if method in IN_STEPS:
+        return {"optimizer.local_epochs": 1, "optimizer.local_steps": number}
+    if method == "fedrgd":
+        return {"method.local_steps": number}
+    if method == "fedmatch":  # goes through its labels, which are one batch
+        return {"optimizer.local_epochs": number}
+    # An epoch over examples in batches that are so many times larger is so many times shorter.
+    if method in IN_LABELLED:
+        return {"optimizer.local_epochs": 1}
+    config = configs.load(TABLES[name].config.format(method=method))
+    return {"optimizer.local_epochs": config.method.get("unlabelled_ratio", 1)}
+
+
+def run(name: str, row: str, data: str | None) -> None:
+    """Runs a row and stores what came out."""
+    words = command(name, row, data)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    program = [sys.executable, "-m", "fedjax_ssl.cli", *words, "--workers", "1", "--quiet"]
+    done = subprocess.run(program, check=False)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    stored = load(name)
+    if done.returncode:
+        print(f"{name}, {row}: did not run")
+        return
+    found = numbers(map(read_run, find_runs([words[-1]])))
+    if earlier := stored.get(row):
+        seconds = max(seconds, earlier["processor_seconds"])  # a finished row runs no more
+    stored[row] = found | {
+        "command": shlex.join(["fedjax-ssl", *command(name, row, TABLES[name].place)]),
+        "processor_seconds": round(seconds, 1),
+        "device": device_description(),
+        "commit": git_commit(),
+        "versions": versions(("jax",)),
+    }
+    STORED.mkdir(exist_ok=True)
+    write_atomically(path_of(name), encode_json(stored, indent=1) + "\n")
+    print(f"{name}, {row}: {in_words(np.array(found['accuracy']))} % ({seconds:.0f} s)", flush=True)
+
+
+def numbers(runs: Any) -> dict[str, Any]:
+    """What finished runs of a row say, by seed."""
+    ordered = sorted((one for one in runs if one.finished), key=lambda one: one.config["seed"])
+    return {
+        "seeds": [one.config["seed"] for one in ordered],
+        "accuracy": [one.rows[-1]["test_accuracy"] for one in ordered],
+        "worst_client": [worst(one) for one in ordered],
+        "rounds": ordered[0].summary["rounds"] if ordered[0].summary else None,
+        "bytes": float(
+            np.mean([total(one, "bytes_up") + total(one, "bytes_down") for one in ordered])
+        ),
+        "steps": float(np.mean([total(one, "local_steps") for one in ordered])),
+        "clients": float(np.mean([total(one, "clients") for one in ordered])),
+        "splits": [(one.summary or {})["split"] for one in ordered],
+        "diverged": sum("diverged" in (one.summary or {}) for one in ordered),
+    }
+
+
+def worst(one: StoredRun) -> float | None:
+    """Accuracy of the client on whose test examples the model is worst; None without such."""
+    found = list(one.clients.get("model", {}).values())
+    return min(found) if found else None
+
+
+def total(one: StoredRun, column: str) -> float:
+    """Sum over all rounds of a run."""
+    return float(sum(row.get(column) or 0 for row in one.rows))
+
+
+def path_of(name: str) -> Path:
+    """Where a table's results are."""
+    return STORED / f"{name}.json"
+
+
+def load(name: str) -> dict[str, Any]:
+    """The stored rows of a table; none: an empty dictionary."""
+    path = path_of(name)
+    if not path.exists():
+        return {}
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def page() -> str:
+    """docs/leaderboard.md, from the stored results."""
+    found = {name: load(name) for name in TABLES}
+    return "\n\n".join([HEAD, *(section(name, found[name]) for name in TABLES)]) + "\n"
+
+
+def section(name: str, stored: Mapping[str, Any]) -> str:
+    """A table with its splits and commands; rows by accuracy, and those that are not run yet."""
+    table = TABLES[name]
+    missing = [row for row in table.rows if row not in stored]
+    parts = [f"## {table.title}", table.text]
+    ranked = sorted(stored, key=lambda row: -float(np.mean(stored[row]["accuracy"])))
+    if ranked:
+        base = stored.get(BASELINE)
+        usual = stored[ranked[0]]["splits"]
+        lines = [line(row, stored[row], base, usual) for row in ranked]
+        parts += [markdown_table(TITLES, lines), notes(ranked, stored, usual)]
+        commands = [f"{stored[row]['command']}  # {row}" for row in ranked]
+        parts.append("```bash\n" + "\n".join(commands) + "\n```")
+    if missing:
+        data = f" --data {table.place}" if table.place else ""
+        parts.append(
+            f"Not run: {'; '.join(missing)}. `python experiments/leaderboard.py --run {name}{data} "
+            "--rows ROW` runs one and adds it."
+        )
+    return "\n\n".join(parts)
+
+
+def line(
+    row: str, stored: Mapping[str, Any], base: Mapping[str, Any] | None, usual: Sequence[str]
+) -> list[str]:
+    """The cells of a row."""
+    accuracy = np.array(stored["accuracy"])
+    gain = "-"
+    if base is not None and row != BASELINE and base["splits"] == stored["splits"]:
+        gain = in_words(accuracy - np.array(base["accuracy"]), "+")
+    worst = [value for value in stored["worst_client"] if value is not None]
+    split = stored["splits"][0] + " †" * (stored["splits"] != usual)
+    return [
+        row,
+        in_words(accuracy) + " ‡" * bool(stored["diverged"]),
+        gain,
+        in_words(np.array(worst)) if worst else "-",
+        str(stored["rounds"]),
+        f"{stored['steps'] / max(stored['clients'], 1):.1f}",
+        f"{stored['bytes'] / 1e6:.1f}",
+        f"{stored['processor_seconds']:.0f}",
+        f"`{split}`" if "†" not in split else f"`{split[:-2]}` †",
+    ]
+
+
+def notes(ranked: Sequence[str], stored: Mapping[str, Any], usual: Sequence[str]) -> str:
+    """What is common to the rows: splits, device, commit."""
+    seeds = stored[ranked[0]]["seeds"]
+    hashes = ", ".join(f"`{split}`" for split in usual)
+    said = [f"Splits of seeds {seeds[0]} to {seeds[-1]}: {hashes}."]
+    if any(stored[row]["splits"] != usual for row in ranked):
+        said.append("†: other splits.")
+    if any(stored[row]["diverged"] for row in ranked):
+        said.append("‡: some seed diverged.")
+    origins = {
+        f"{one['device']}, jax {one['versions'].get('jax')}, commit {str(one['commit'])[:8]}"
+        for one in stored.values()
+    }
+    return " ".join([*said, *(f"{origin}." for origin in sorted(origins))])
+
+
+def in_words(shares: np.ndarray, sign: str = "") -> str:
+    """Mean and half the width of the 95 % t interval, in percent.
+
+    Args:
+        shares: one for each seed.
+        sign: "+" to write the mean with its sign.
+    """
+    values = 100 * shares
+    mean = format(values.mean(), f"{sign}.1f")
+    if len(values) < 2:
+        return mean
+    half = scipy.stats.t.ppf((1 + LEVEL) / 2, len(values) - 1) * values.std(ddof=1)
+    return f"{mean} ± {half / len(values) ** 0.5:.1f}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs what is asked for, and writes the page."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--run", choices=TABLES, metavar="TABLE", help=", ".join(TABLES))
+    parser.add_argument("--rows", nargs="+", metavar="ROW", help="of the table; all by default")
+    parser.add_argument("--data", help="file or folder of the table's data, where they are yours")
+    asked = parser.parse_args(arguments)
+    if asked.run:
+        rows = TABLES[asked.run].rows
+        if unknown := [row for row in asked.rows or () if row not in rows]:
+            parser.error(f"{asked.run} has no row {unknown[0]!r}; its rows: {', '.join(rows)}")
+        for row in asked.rows or rows:
+            run(asked.run, row, asked.data)
+    write_atomically(PAGE, page())
+
+
+if __name__ == "__main__":
+    main()
