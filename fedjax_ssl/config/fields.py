@@ -409,10 +409,12 @@ _SECTIONS: dict[str, dict[str, Option]] = {
     },
     "prediction": {
         "predictors": _field(
-            "", "label test examples in the end by: network, xclp, per_client_lp, with commas"
+            "",
+            "label test examples in the end by: network, xclp, per_client_lp, class_means, "
+            "linear_head, with commas",
         ),
         "features": _field(
-            "network", "what the graphs compare; inputs as stored", OneOf(("network", "inputs"))
+            "network", "what is compared; inputs as stored", OneOf(("network", "inputs"))
         ),
         "variant": _field(
             "both",
@@ -428,6 +430,11 @@ _SECTIONS: dict[str, dict[str, Option]] = {
             str,
             "cosines, or their estimate by codes; xclp: lsh, per_client_lp: exact by default",
             OneOf(("exact", "lsh")),
+        ),
+        "ridge": _field(
+            1.0,
+            "weight of squared coefficients of linear_head, in mean variances of a feature",
+            _POSITIVE,
         ),
         "num_bits": _graph_field("num_bits", "bits of a code"),
         "num_neighbors": _graph_field("num_neighbors", "neighbours of a point in a graph"),

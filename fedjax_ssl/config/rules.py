@@ -16,7 +16,7 @@ from fedjax_ssl.federated import Facts
 from fedjax_ssl.objectives import INVERSE
 from fedjax_ssl.own_code import import_named
 
-PREDICTORS = ("network", "xclp", "per_client_lp")
+PREDICTORS = ("network", "xclp", "per_client_lp", "class_means", "linear_head")
 # Columns of validation data, and the name in `config.metrics` that brings them, if any.
 _COLUMNS = {
     "accuracy": None,
@@ -353,8 +353,10 @@ def check_prediction(config: ml_collections.ConfigDict) -> None:
             "config.prediction.predictors names 'network', whose classifier config.rounds=0 leaves "
             "untrained; train it, give config.start_from, or leave it out"
         )
-    of_features = {"xclp", "per_client_lp"} & {*names} and section.features == "network"
-    if untrained and of_features and not config.model.weights:
+    of_features = {*names} - {"network"} and section.features == "network"
+    # the features of a linear network are its inputs
+    trained = config.model.weights or config.model.name == "linear"
+    if untrained and of_features and not trained:
         raise ConfigError(
             "config.prediction.features is 'network', whose weights config.rounds=0 leaves random; "
             "train it, give config.model.weights (efficientnet_b0, resnet18), or use "

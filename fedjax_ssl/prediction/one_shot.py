@@ -40,7 +40,7 @@ from fedjax_ssl.graph import (
     neighbor_recall,
 )
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.prediction import graphs
+from fedjax_ssl.prediction import graphs, statistics
 
 # Of XCLP and per-client LP alike: the paper's text, and the authors' code.
 VARIANTS = {"paper": PAPER, "code": CODE}
@@ -51,7 +51,7 @@ class Job(NamedTuple):
 
     name: str  # tells the jobs of one run apart
     predictor: str
-    variant: str | None  # None for the network, which has none
+    variant: str | None  # None for what has no graph
     unlabelled: bool  # whether unlabelled training examples stand in the graph
 
 
@@ -63,7 +63,8 @@ class Predicted(NamedTuple):
     scores: Scores
     seconds: float  # seconds of all jobs that share its graph, compiling included
     neighbor_recall: float | None  # measured, where neighbours were searched approximately
-    protocol_bytes: int | None = None  # bytes of all messages of its graph, where they are counted
+    protocol_bytes: int | None = None
+    # ^ bytes of all messages of its graph, where they are counted, or of the sums that clients send
 
 
 def jobs_of(config: ml_collections.ConfigDict) -> list[Job]:
@@ -78,8 +79,8 @@ def jobs_of(config: ml_collections.ConfigDict) -> list[Job]:
     points = {"with": [True], "without": [False], "both": [True, False]}[section.unlabelled]
     jobs = []
     for predictor in configs.predictors(config):
-        if predictor == "network":
-            jobs.append(Job(predictor, predictor, None, True))
+        if predictor in ("network", *statistics.PREDICTORS):
+            jobs.append(Job(predictor, predictor, None, predictor == "network"))
             continue
         for unlabelled, variant in itertools.product(points, variants):
             parts = [
@@ -114,6 +115,11 @@ def check(config: ml_collections.ConfigDict, federation: data.FederatedData) -> 
     labels = np.concatenate(
         [np.asarray(federation.num_labelled), np.zeros(federation.num_new_clients, np.int32)]
     )
+    if {*statistics.PREDICTORS} & {*names} and not labels.any():
+        raise ConfigError(
+            f"config.prediction.predictors is {','.join(names)!r}, but no client has a label, of "
+            "which class_means and linear_head are made; leave them out"
+        )
     if "per_client_lp" in names and not labels[holders].any():
         raise ConfigError(
             "config.prediction.predictors names per_client_lp, which labels a client's examples "
@@ -132,6 +138,7 @@ def predict(
     federation: data.FederatedData,
     mesh: Mesh | None = None,
     report: Callable[[str], None] = lambda line: None,
+    views: bool = False,
 ) -> Iterator[Predicted]:
     """Label the test examples of all clients in every way that is asked for, one after another.
 
@@ -143,6 +150,7 @@ def predict(
         federation: see `check`.
         mesh: devices that share the search for neighbours in one graph of all clients.
         report: is told what is being done, a line for each graph.
+        views: inputs are [n, views, d], with the example as it is in front.
 
     Yields:
         One outcome per job.
@@ -154,7 +162,7 @@ def predict(
     truth = federation.labels[federation.test_index]
     begin = time.perf_counter()
     for jobs, found, recall, traffic in _predict(
-        config, method, state, key, federation, mesh, report
+        config, method, state, key, federation, mesh, report, views
     ):
         seconds = time.perf_counter() - begin
         for job, predictions in zip(jobs, found, strict=True):
@@ -208,6 +216,7 @@ def _predict(
     federation: data.FederatedData,
     mesh: Mesh | None,
     report: Callable[[str], None],
+    views: bool,
 ) -> Iterator[tuple[list[Job], list[graphs.Predictions], float | None, int | None]]:
     """Yield jobs that share a graph, their results, the recall of approximate searches, bytes of
     the protocols.
@@ -234,13 +243,22 @@ def _predict(
             report("predicting: network ...")
             yield jobs, [_by_network(method, state, federation)], None, None
             continue
+        if predictor in statistics.PREDICTORS:
+            report(f"predicting: {predictor} ...")
+            with naming("prediction"):
+                embed = _embedding(section.features, method, state, views)
+                found_by, sent = statistics.predict(
+                    predictor, federation, graphs.points_of(federation), embed, section.ridge
+                )
+            yield jobs, [found_by], None, sent
+            continue
         variants = [
             _variant(section, job.variant) for job in jobs if job.unlabelled == jobs[0].unlabelled
         ]
         points = graphs.points_of(federation)
         protocols = None
         with naming("prediction"):
-            embed = _embedding(section.features, method, state)
+            embed = _embedding(section.features, method, state, views)
             if predictor == "per_client_lp":
                 graph_of = jnp.arange(num_clients, dtype=jnp.int32)
                 num_graphs = num_clients
@@ -311,10 +329,17 @@ def _in_own_spaces(log_probs: Array, federation: data.FederatedData) -> Array:
     return jnp.asarray(labels)
 
 
-def _embedding(features: str, method: Method, state: ServerState) -> Callable[[Array], Array]:
-    """Map raw inputs -> what the graphs compare."""
+def _embedding(
+    features: str, method: Method, state: ServerState, views: bool
+) -> Callable[[Array], Array]:
+    """Map raw inputs -> what is compared; of inputs with stored views the example as it is."""
     if features == "inputs":
-        return lambda inputs: inputs.reshape(inputs.shape[0], -1).astype(jnp.result_type(float))
+
+        def flat(inputs: Array) -> Array:
+            plain = inputs[:, 0] if views else inputs
+            return plain.reshape(len(plain), -1).astype(jnp.result_type(float))
+
+        return flat
     embed = method.embed
     if embed is None:
         raise ConfigError(

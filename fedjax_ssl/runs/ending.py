@@ -94,6 +94,7 @@ def _predict(run: Run) -> list[one_shot.Predicted]:
         federation,
         built.execution.mesh,
         run.progress.note,
+        built.experiment.dataset.views is not None,
     ):
         outcomes.append(outcome)
         if run.folder is not None:

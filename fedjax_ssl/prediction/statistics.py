@@ -1,0 +1,160 @@
+"""One-shot classifiers of sums that clients send once: class means, and a linear head.
+
+A client sends, of its labelled training examples, the number and the sum of the features of each
+class; for the linear head also the matrix of all products of two features. The server adds them up
+and solves; nothing is trained. One number is sent for each, in single precision.
+
+References:
+    Nearest class mean: Mensink et al., Distance-based image classification, TPAMI 2013, with the
+    Euclidean distance. Linear head: ridge regression on one-vs-all targets, of which the sums are
+    sufficient statistics.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Int
+
+from fedjax_ssl import graph
+from fedjax_ssl.data import FederatedData
+from fedjax_ssl.federated import map_rows
+from fedjax_ssl.prediction.graphs import Embedding, Points, Predictions
+
+_BYTES = 4  # of a number that is sent
+
+
+class Statistics(NamedTuple):
+    """Sums over labelled examples, of one client or of all."""
+
+    counts: Float[np.ndarray, " K"]
+    sums: Float[np.ndarray, "K d"]
+    products: Float[np.ndarray, "d d"]  # of two features, summed
+
+
+def of_client(
+    features: Float[np.ndarray, "n d"], labels: Int[np.ndarray, " n"], num_classes: int
+) -> Statistics:
+    """Sum up the labelled examples of one client.
+
+    Example:
+        >>> import numpy as np
+        >>> from fedjax_ssl.prediction.statistics import of_client
+        >>> of_client(np.array([[1.0], [3.0]]), np.array([1, 1]), 2).sums.tolist()
+        [[0.0], [4.0]]
+    """
+    targets = np.eye(num_classes, dtype=features.dtype)[labels]
+    return Statistics(targets.sum(axis=0), targets.T @ features, features.T @ features)
+
+
+def of_clients(
+    points: Points, features: Float[np.ndarray, "n d"], num_classes: int
+) -> tuple[Statistics, int]:
+    """Add up what the clients send, one after another.
+
+    Args:
+        points: of the graphs; their training examples with a label count.
+        features: of all points.
+        num_classes: K.
+
+    Returns:
+        The sums, and the number of clients that have something to send.
+    """
+    client, observed, new = (np.asarray(column) for column in points[1:])
+    labelled = (observed >= 0) & (new < 0)
+    senders = np.unique(client[labelled])
+    total = None
+    for sender in senders:
+        own = labelled & (client == sender)
+        sent = of_client(features[own], observed[own], num_classes)
+        total = sent if total is None else Statistics(*map(np.add, total, sent))
+    assert total is not None, "one_shot.check has seen a label"
+    return total, len(senders)
+
+
+def class_means(
+    statistics: Statistics, features: Float[np.ndarray, "t d"]
+) -> Float[np.ndarray, "t K"]:
+    """Score classes by minus half the squared distance to their mean; -inf without a label.
+
+    Args:
+        statistics: of all clients.
+        features: to be labelled.
+    """
+    means = statistics.sums / np.maximum(statistics.counts, 1)[:, None]
+    scores = features @ means.T - np.sum(means**2, axis=1) / 2
+    return np.where(statistics.counts > 0, scores, -np.inf)
+
+
+def linear_head(
+    statistics: Statistics, features: Float[np.ndarray, "t d"], ridge: float
+) -> Float[np.ndarray, "t K"]:
+    """Score classes by ridge regression of one-vs-all targets, 1 for the class and 0 else.
+
+    Args:
+        statistics: of all clients.
+        features: to be labelled; their mean over the training examples should be near 0.
+        ridge: weight of the squared coefficients, in units of the mean variance of a feature times
+            the number of labels.
+    """
+    width = features.shape[1]
+    number = statistics.counts.sum()
+    # The constant is a feature that is not shrunk: all are taken relative to their mean.
+    mean = statistics.sums.sum(axis=0) / number
+    spread = statistics.products - number * np.outer(mean, mean)
+    with_target = statistics.sums - np.outer(statistics.counts, mean)
+    penalty = max(ridge * np.trace(spread) / width, np.finfo(np.float32).tiny)
+    weights = np.linalg.solve(spread + penalty * np.eye(width), with_target.T)
+    scores = (features - mean) @ weights + statistics.counts / number
+    return np.where(statistics.counts > 0, scores, -np.inf)
+
+
+# (statistics, features, settings) -> scores, by predictor
+SCORES: Mapping[str, Callable[..., Float[np.ndarray, "t K"]]] = {
+    "class_means": class_means,
+    "linear_head": linear_head,
+}
+PREDICTORS = tuple(SCORES)
+
+
+def bytes_sent(predictor: str, num_clients: int, num_classes: int, width: int) -> int:
+    """Count the bytes that clients send: half of the symmetric products, sums and counts."""
+    numbers = num_classes * (width + 1)
+    if predictor == "linear_head":
+        numbers += width * (width + 1) // 2
+    return _BYTES * numbers * num_clients
+
+
+def predict(
+    predictor: str, data: FederatedData, points: Points, embed: Embedding, ridge: float
+) -> tuple[Predictions, int]:
+    """Label the test examples by statistics that clients send once.
+
+    Args:
+        predictor: a name of `PREDICTORS`.
+        data: the federation.
+        points: from `graphs.points_of`.
+        embed: raw inputs [m, ...] -> features [m, d].
+        ridge: see `linear_head`.
+
+    Returns:
+        The predictions, whose confidence is that of graphs, of a softmax of the scores; and the
+        bytes that clients sent.
+    """
+    features = np.asarray(map_rows(embed, data.inputs, points.row), np.float32)
+    sums, senders = of_clients(points, features, data.num_classes)
+    is_new = np.asarray(points.new) >= 0
+    arguments: tuple[Any, ...] = (sums, features[is_new])
+    if predictor == "linear_head":
+        arguments += (ridge,)
+    scores = jnp.asarray(SCORES[predictor](*arguments))
+    place = points.new[is_new]
+    size = data.test_index.shape[0]
+    labels = jnp.full(size, -1, jnp.int32)
+    labels = labels.at[place].set(jnp.argmax(scores, axis=1).astype(jnp.int32))
+    certain = graph.confidence(jax.nn.softmax(scores, axis=1))
+    confidence = jnp.zeros(size, certain.dtype).at[place].set(certain)
+    sent = bytes_sent(predictor, senders, data.num_classes, features.shape[1])
+    return Predictions(labels, confidence), sent
