@@ -136,14 +136,16 @@ def solved(account: Account, epsilon: float, rounds: int) -> float:
 
     low = high = 0.0
     while above(high) > 0:
-        low, high = high, high + 1.0
+        low = high
+        high += 1.0
         if math.exp(high) > _MOST_NOISE:
             raise ValueError(
                 f"no noise up to {_MOST_NOISE:g} reaches epsilon {epsilon:g} in "
                 f"{counted(rounds, 'round')} at delta {account.delta:.3g}; give a larger epsilon"
             )
     while low == high or above(low) <= 0:
-        low, high = low - 0.5, low
+        high = low
+        low -= 0.5
         if math.exp(low) < _LEAST_NOISE:
             return math.exp(high)
     return math.exp(brentq(above, low, high, xtol=_ACCURACY / 2) + _ACCURACY / 2)

@@ -199,8 +199,8 @@ def clipped(update: Grouped, largest: float | Float[Array, ""]) -> tuple[Grouped
 
     Example:
         >>> update, norm = clipped({"model": jnp.array([3.0, 4.0])}, 1.0)
-        >>> float(norm), update["model"].round(4).tolist()
-        (5.0, [0.6000000238418579, 0.800000011920929])
+        >>> float(norm), [f"{number:.2f}" for number in update["model"]]
+        (5.0, ['0.60', '0.80'])
     """
     norm = optax.tree.norm(update)
     finite = jnp.isfinite(norm)
