@@ -30,6 +30,7 @@ from fedjax_ssl.folder.folder import (
     read_stored,
 )
 from fedjax_ssl.folder.folder import SWEEP_FILE as FILE
+from fedjax_ssl.folder.resume import PLACES
 from fedjax_ssl.registry import did_you_mean
 from fedjax_ssl.runs.build import federate, load_resolved
 from fedjax_ssl.runs.compile import static_part
@@ -327,6 +328,12 @@ def _refusal(missing: Sequence[PlannedRun], stored: Plan, wanted: Plan, folder: 
         changed = config_differences(stored.runs[0].config, wanted.runs[0].config, ignore=ignore)
         shown = [f"  {line}" for line in changed[:_SHOWN]] + ["  ..."] * (len(changed) > _SHOWN)
         reason += "\nTheir configs differ (stored -> now):\n" + "\n".join(shown) if shown else ""
+        apart = config_differences(stored.runs[0].config, wanted.runs[0].config, ignore=WATCHING)
+        if apart and all(line.partition(":")[0] in PLACES for line in apart):
+            reason += (
+                f"\nOnly the place of the data differs ({apart[0]}): where they moved, the old "
+                "command goes on with a link at their old place (ln -s NEW OLD)."
+            )
     return f"{reason}\nA sweep can grow: give its old values too. Or give another --workdir."
 
 

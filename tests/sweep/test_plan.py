@@ -214,6 +214,9 @@ def test_a_sweep_grows_and_does_not_shrink(tmp_path):
         plans.extended(plan, planned(RATES, seeds=(0,)), tmp_path)
     with pytest.raises(RunFolderError, match="rounds: 80 -> 20"):
         plans.extended(plan, planned(RATES, "rounds=20"), tmp_path)
+    here, moved = (planned(f"data.path={place}.npz", config="npz") for place in ("old", "new"))
+    with pytest.raises(RunFolderError, match=r'"old.npz" -> "new.npz"\).* goes on with a link'):
+        plans.extended(here, moved, tmp_path)
 
 
 def test_a_file_yields_configs(tmp_path, monkeypatch):
