@@ -95,6 +95,8 @@ def registry_of_part(part: str) -> Registry[Any]:
     Raises:
         ValueError: nobody knows it.
     """
+    if part == "compose":
+        raise ValueError("'compose' is no part of itself; name its parts one by one")
     if ":" not in str(part):
         check_known("part", part, [*TERMS, *(name for name in METHODS if name != "compose")])
     return TERMS if part in TERMS else METHODS

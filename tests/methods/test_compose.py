@@ -143,7 +143,7 @@ def test_a_weight_is_the_factor_of_a_parts_losses() -> None:
     [
         ((), {}, "parts is empty; name methods and terms"),
         (("fixmatch", "fixmach"), {}, "unknown part 'fixmach'. Did you mean 'fixmatch'"),
-        (("compose",), {}, "unknown part 'compose'"),
+        (("compose",), {}, "'compose' is no part of itself"),
         ((OWN, "other:entropy"), {}, "parts are called entropy, entropy; two of one name"),
         (("supervised",), {"uda.threshold": 0.5}, "settings of uda, which is not among the parts"),
         (("supervised", "fixmatch"), {"fixmatch.weight": 0.0}, "weight of 'fixmatch' is 0; leave"),
