@@ -65,7 +65,8 @@ def to_run(tables: Mapping[str, Table], found: Sequence[Result]) -> list[str]:
         "## To run next at the papers' scale",
         "",
         "Whole columns, so that methods can be compared. A command that was cut off goes on from "
-        "its folder when it is given again.",
+        "its folder when it is given again; `--scale smoke` in place of `--scale paper --store` "
+        "tries it on stand-in data.",
         "",
         "| command | state |",
         "|---|---|",

@@ -29,7 +29,12 @@ def recipe_of(experiment: Any, federation: FederatedData) -> Recipe:
     found = []
 
     def note(
-        name: str, setup: Setup, around: Any = (), facts: Any = None, **settings: Any
+        name: str,
+        setup: Setup,
+        around: Any = (),
+        facts: Any = None,
+        personalize: Any = None,
+        **settings: Any,
     ) -> Method:
         found.append(methods.recipe(name, setup, **settings))
         return federated.build(found[-1])
