@@ -19,6 +19,7 @@ from fedjax_ssl.data.reading.problems import some
 from fedjax_ssl.errors import counted, note
 from fedjax_ssl.federated import Method, ServerState, tree_bytes
 from fedjax_ssl.federated.recipe import Needs, in_words
+from fedjax_ssl.federated.uploads.faults import FLIP_LABELS
 from fedjax_ssl.folder.environment import device_description
 from fedjax_ssl.folder.files import bytes_in_words
 from fedjax_ssl.methods.parts.channel_terms import check_channels
@@ -59,6 +60,11 @@ def check(built: Built) -> None:
         note_missing_labels(config.supervision.name, config.supervision.labels, federation)
     check_weighting(config.federated.weighting, method, federation)
     check_cohorts(config, federation)
+    if config.faults.name == FLIP_LABELS and not int(federation.num_labelled.sum()):
+        raise ConfigError(
+            f"config.faults.name is {FLIP_LABELS!r}, but no client has class labels that could be "
+            "flipped; use flip_signs or scale, or give clients labels (config.supervision)"
+        )
     if config.rounds:
         note_loss(built)
     of_clients = (
