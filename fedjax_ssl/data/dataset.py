@@ -348,7 +348,8 @@ class Dataset:
         arrays = [split.x for split in self.splits().values()]
         found = []
         for array in arrays:
-            first, last = 0, array[0].nbytes
+            first = 0
+            last = array[0].nbytes
             if sum(one.nbytes for one in arrays) > KNOWN_WHOLE and last > KNOWN_BLOCK:
                 first = (last - KNOWN_BLOCK) // 2
                 last = first + KNOWN_BLOCK

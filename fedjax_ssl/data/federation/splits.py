@@ -278,7 +278,7 @@ def _what_cannot_be(given: SplitFile, truth: Int[np.ndarray, " N"]) -> str:
     order = np.argsort(rows, kind="stable")
     again = np.flatnonzero(np.diff(rows[order]) == 0)
     if len(again):
-        first, second = order[again[0]], order[again[0] + 1]
+        first, second = order[again[0] : again[0] + 2]
         return (
             f"row {rows[first]:,} is {places[client[first]]} and again {places[client[second]]}; "
             "an example has one place"
