@@ -8,7 +8,8 @@
 
 A row is one `fedjax-ssl sweep` with five seeds, which the page names; a row that was run before
 goes on from its folder. Results are kept in experiments/leaderboard/TABLE.json, and
-docs/leaderboard.md is written from them. To add a method, add it to its tables in `TABLES` and run its rows.
+docs/leaderboard.md is written from them. To add a method, add it to its tables in `TABLES` and run
+its rows.
 """
 
 import argparse
@@ -50,22 +51,29 @@ TITLES = (
 )
 HEAD = """# Leaderboard
 
-Methods for few labels on federations that others can check: the same examples at the same clients,
-the same labels, five seeds. This page is written by `python experiments/leaderboard.py` from the
-results in `experiments/leaderboard`. The command of a row, below its table, runs it again; its second word is the config, whose
-fields `fedjax-ssl run CONFIG --help` lists. `fedjax-ssl cite METHOD` prints BibTeX of a method, `fedjax-ssl cite RUN` of method, data and tool of a run.
+Methods for few labels on federations that others can check: the same examples at the same
+clients, the same labels, five seeds. This page is written by `python experiments/leaderboard.py`
+from the results in `experiments/leaderboard`. The command of a row, below its table, runs it
+again; its second word is the config, whose fields `fedjax-ssl run CONFIG --help` lists.
+`fedjax-ssl cite METHOD` prints BibTeX of a method, `fedjax-ssl cite RUN` of method, data and tool
+of a run.
 
-- accuracy: on the test examples after the last round, with no choice of a round; mean of five seeds and half the
-  width of its 95 % t interval. "over labels only": the same of the differences to `fedavg` by seed.
+- accuracy: on the test examples after the last round, with no choice of a round; mean of five
+  seeds and half the width of its 95 % t interval. "over labels only": the same of the differences
+  to `fedavg` by seed.
 - worst client: accuracy on the client with test examples that comes off worst.
-- local steps: mean of a client in a round, whole run. All methods of a table have the same rounds, cohorts,
-  network, and batches of ten labelled examples. A client takes as many steps in a round as batches of ten fit once into
-  its examples: methods over labels alone by `local_steps`, the others by as many epochs as their unlabelled batches are
-  larger. Where a table shows other numbers (a first stage on labels alone, confident examples alone, rounded
-  epochs), methods do not have the same work. All else is what their config recommends; nothing was tuned for these tables.
-- MB: sent both ways in a run. CPU s: processor seconds of all five seeds together, with start and compiling.
-- split: hash of the split of seed 0 ([split files](datasets.md#split-files)); rows with the same hash are paired.
-  `fedjax-ssl data split CONFIG --seeds 5` with the settings of a row writes its splits for other code."""
+- local steps: mean of a client in a round, whole run. All methods of a table have the same
+  rounds, cohorts, network, and batches of ten labelled examples. A client takes as many steps in
+  a round as batches of ten fit once into its examples: methods over labels alone by
+  `local_steps`, the others by as many epochs as their unlabelled batches are larger. Where a
+  table shows other numbers (a first stage on labels alone, confident examples alone, rounded
+  epochs), methods do not have the same work. All else is what their config recommends; nothing
+  was tuned for these tables.
+- MB: sent both ways in a run. CPU s: processor seconds of all five seeds together, with start and
+  compiling.
+- split: hash of the split of seed 0 ([split files](datasets.md#split-files)); rows with the same
+  hash are paired. `fedjax-ssl data split CONFIG --seeds 5` with the settings of a row writes its
+  splits for other code."""
 Settings = Mapping[str, Any]
 # Which settings bring a method to the local steps of its table: those over labels take them as a
 # number, the others in epochs over all examples.
@@ -123,8 +131,8 @@ AT_SERVER = {
 TABLES = {
     "digits": Table(
         "Digits, 5 labels at each writer",
-        "The digits of the package: 11 writers train with 5 labels of about 125 examples each, 10 of "
-        "them in a round, 3 writers that were never seen are the test. A network of one hidden "
+        "The digits of the package: 11 writers train with 5 labels of about 125 examples each, 10 "
+        "of them in a round, 3 writers that were never seen are the test. A network of one hidden "
         "layer, 80 rounds. Client accuracy is that of a test writer.",
         "digits:{method},per_client",
         {"rounds": 80, "eval_every": 20, "optimizer.batch_size": 10},
@@ -133,8 +141,8 @@ TABLES = {
     ),
     "digits-server": Table(
         "Digits, 50 labels at the server",
-        "The same writers without any label, and 50 labelled examples at the server, taken from the "
-        "writers that train. 80 rounds; the server takes the steps of the method besides.",
+        "The same writers without any label, and 50 labelled examples at the server, taken from "
+        "the writers that train. 80 rounds; the server takes the steps of the method besides.",
         "digits:{method},server",
         {"rounds": 80, "eval_every": 20, "optimizer.batch_size": 10},
         12,
@@ -142,9 +150,9 @@ TABLES = {
     ),
     "heart": Table(
         "Fed-Heart-Disease, 10 labels at each hospital",
-        "FLamby's four hospitals with 386 patients who train and 254 who are tested, 13 numbers each; "
-        "softmax regression, all hospitals in each of 60 rounds. Client accuracy is that of a "
-        "hospital. Methods that augment images do not fit.",
+        "FLamby's four hospitals with 386 patients who train and 254 who are tested, 13 numbers "
+        "each; softmax regression, all hospitals in each of 60 rounds. Client accuracy is that of "
+        "a hospital. Methods that augment images do not fit.",
         "fed_heart_disease:{method},10",
         {"rounds": 60, "eval_every": 20},
         12,
@@ -157,8 +165,8 @@ TABLES = {
     ),
     "mnist": Table(
         "MNIST, 10 labels at each client",
-        "60,000 images dealt iid to 100 clients, 10 labels at each, 10 clients in each of 50 rounds; "
-        "a network of one hidden layer of 100.",
+        "60,000 images dealt iid to 100 clients, 10 labels at each, 10 clients in each of 50 "
+        "rounds; a network of one hidden layer of 100.",
         "mnist:{method},per_client",
         {"rounds": 50, "eval_every": 10, "optimizer.batch_size": 10, "model.hidden": "(100,)"},
         57,
