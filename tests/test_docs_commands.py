@@ -31,7 +31,7 @@ from tests.test_docs_hospital import write_sites
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAMS = r"fedjax-ssl|python -m fedjax_ssl\.\w+"
 # Names that stand for what a reader writes there.
-FORM = re.compile(r"\b(NAME|PATH|FILE|RUN|PARTS|VALUE|CONFIG|KIND)\b|=S\b|\.\.\.")
+FORM = re.compile(r"\b(NAME|PATH|FILE|RUN|METHOD|PARTS|VALUE|CONFIG|KIND)\b|=S\b|\.\.\.")
 MISTAKES = {  # shown with their error
     "run digits_xclp --method.name=xlcp": "unknown method 'xlcp'. Did you mean 'xclp'",
     "run digits_fedul --method.l1=nan": "config.method.l1 is nan",
@@ -212,7 +212,7 @@ def understand(said: Said) -> None:
     elif name == "features":
         given, settings = features_parser().parse_known_args(rest)
         configs.resolve(configs.load(given.config, run.parse(settings).settings))
-    elif name == "data":
+    elif name == "data" and rest[0] != "split":  # which reads its own, and runs with its page
         data._parse(rest)
     elif name == "bench":
         bench.options(rest)
@@ -221,7 +221,7 @@ def understand(said: Said) -> None:
         if given.table:
             table = find_table(given.table, load_tables())
             assert table.make_cells(given.scale, given.rows, given.columns)
-    else:
+    elif name != "data":
         assert cli.main(list(said.words)) == 0
 
 
