@@ -493,7 +493,7 @@ CLAIMS = (
     ),
     Claim(
         paper="FedMatch",
-        text="labels at the server: ahead of FedProx with UDA or FixMatch, which collapse",
+        text="labels at the server: ahead of FedProx with UDA or FixMatch",
         source="Tables 1 and 2",
         pairs=[
             *above("fedmatch-table1", "FedMatch", NAIVE, LS),

@@ -8,10 +8,8 @@ own group, because only that group is differentiated.
 Parameters are carried in few arrays per group, see `fedjax_ssl.federated.packing`.
 """
 
-from collections.abc import Callable, Mapping
 from functools import partial
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +17,9 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from fedjax_ssl.federated.forward import forward_views, gather_streams, labelling_key, views_of
-from fedjax_ssl.federated.local_optimizer import LocalOptimizer, descend
+from fedjax_ssl.federated.local_optimizer import descend
 from fedjax_ssl.federated.local_step import LocalStep, StepTaken, TakeStep, plain_gradient
+from fedjax_ssl.federated.local_training import LocalTraining
 from fedjax_ssl.federated.messages import (
     Arrivals,
     ClientLog,
@@ -42,59 +41,26 @@ from fedjax_ssl.federated.method import (
     Streams,
     Term,
 )
-from fedjax_ssl.federated.optimizers import FederatedOptimizer, Grouped, Local, Report
+from fedjax_ssl.federated.optimizers import Grouped, Local, Report
 from fedjax_ssl.federated.packing import Packed, apart, cut, packing
-from fedjax_ssl.federated.participation import Participation
 from fedjax_ssl.federated.plan import Batch, ClientProgress, Plan, batch_of, step_bound
 from fedjax_ssl.federated.setup import WEIGHTINGS
 from fedjax_ssl.federated.traffic import entries
 from fedjax_ssl.federated.uploads.transform import (
     REPORTED,
-    UploadTransform,
     check_covers,
     is_finite,
 )
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.models import Model, Outputs
+from fedjax_ssl.models import Outputs
 
 if TYPE_CHECKING:
-    from fedjax_ssl.federated.uploads.sums import Summation
+    pass
 
 PyTree = Any
 # The scopes in which parts of a round are traced: profiles and compiled programs name them.
 LOCAL_STEP = "local_step"
 AVERAGE = "average_clients"
-
-
-class LocalTraining(NamedTuple):
-    """Parts of local training that are the same for every client and round."""
-
-    model: Model
-    combine: Callable[[Params], PyTree]  # parameter groups -> the network's parameters
-    groups: tuple[str, ...]  # order of the phases within a local step
-    private: tuple[str, ...]  # groups that clients keep to themselves
-    optimizer: LocalOptimizer
-    keep_optimizer: bool  # its state lives on, at the client
-    keep_by_slot: bool  # ... or in the slot of the cohort that a client fills
-    federated_optimizer: FederatedOptimizer
-    uploads: UploadTransform  # between what clients send and the sum of it
-    receive: Callable[[Client, Params], Params] | None = None
-    # ^ what a client has of what is sent; None: all of it
-    weighting: str = "uniform"
-    # ^ name of the weight in the average, where a kind of clients has no own
-    keep_models: bool = False  # the clients' models are stacked, too
-    average_optimizer: bool = False
-    # ^ its state is averaged at the server, for the groups that are shared
-    own_statistics: bool = False  # batch statistics stay at each client, and are never averaged
-    unsent: Mapping[str, int] = MappingProxyType({})  # as in `ParameterGroups`
-    summation: "Summation | None" = None  # as in `Setup`
-    participation: Participation | None = None
-    # ^ how reliable clients are; None: all of them are
-
-    @property
-    def shared(self) -> tuple[str, ...]:
-        """Groups that are sent and averaged."""
-        return tuple(group for group in self.groups if group not in self.private)
 
 
 def train_client(
@@ -519,8 +485,10 @@ class ClientUpdate:
         )
         statistics = end.model_state - self.flat_state
         upload = Upload(
-            update=_difference(
-                {group: end.params[group] for group in self.shared}, self.sent_to(client)
+            update=jax.tree.map(
+                jnp.subtract,
+                {group: end.params[group] for group in self.shared},
+                self.sent_to(client),
             ),
             statistics=jnp.zeros_like(statistics) if self.training.own_statistics else statistics,
             optimizer={
@@ -598,10 +566,6 @@ class ClientUpdate:
             },
         )
         return report, summed
-
-
-def _difference(new: PyTree, old: PyTree) -> PyTree:
-    return jax.tree.map(jnp.subtract, new, old)
 
 
 def _times(weight: Float[Array, ""], tree: PyTree) -> PyTree:

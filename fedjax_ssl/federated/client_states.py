@@ -15,7 +15,7 @@ from fedjax_ssl.federated.method import Client, Kept, Params, Term
 from fedjax_ssl.federated.packing import packing
 
 if TYPE_CHECKING:
-    from fedjax_ssl.federated.client import LocalTraining
+    from fedjax_ssl.federated.local_training import LocalTraining
 
 PyTree = Any
 

@@ -14,12 +14,12 @@ from jaxtyping import Array, Int
 
 from fedjax_ssl.checks import check_choices
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.federated.client import LocalTraining
 from fedjax_ssl.federated.client_states import all_clients, first_states, part_of
 from fedjax_ssl.federated.cohort import Cohort
 from fedjax_ssl.federated.execution import Execution
 from fedjax_ssl.federated.late import nothing_yet
 from fedjax_ssl.federated.local_optimizer import over_layers
+from fedjax_ssl.federated.local_training import LocalTraining
 from fedjax_ssl.federated.method import (
     AtClient,
     AtServer,

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 
 from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.federated.client import LocalTraining
 from fedjax_ssl.federated.client_states import server_as_client
+from fedjax_ssl.federated.local_training import LocalTraining
 from fedjax_ssl.federated.messages import Sums
 from fedjax_ssl.federated.method import Metrics, ServerState, Stage
 from fedjax_ssl.federated.recipe import Recipe

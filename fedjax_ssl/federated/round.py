@@ -13,7 +13,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from fedjax_ssl.data import FederatedData, LoadedInputs, NotLoaded
-from fedjax_ssl.federated.client import AVERAGE, ClientUpdate, LocalTraining
+from fedjax_ssl.federated.client import AVERAGE, ClientUpdate
 from fedjax_ssl.federated.client_states import (
     all_clients,
     clients_of,
@@ -26,6 +26,7 @@ from fedjax_ssl.federated.client_states import (
 )
 from fedjax_ssl.federated.cohort import Cohort, random_slots
 from fedjax_ssl.federated.execution import Execution, place_clients
+from fedjax_ssl.federated.local_training import LocalTraining
 from fedjax_ssl.federated.messages import Arrivals, ClientLog, Download, Sums
 from fedjax_ssl.federated.method import (
     Broadcast,

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.federated.client import LocalTraining
 from fedjax_ssl.federated.client_states import all_clients
+from fedjax_ssl.federated.local_training import LocalTraining
 from fedjax_ssl.federated.method import ClientKind, Now, Stage
 from fedjax_ssl.federated.recipe import Recipe
 from fedjax_ssl.federated.traffic import entries

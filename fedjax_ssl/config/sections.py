@@ -1,0 +1,440 @@
+"""The fields of every config, by section: default, meaning, and what is allowed."""
+
+import dataclasses
+import inspect
+from typing import Any
+
+from fedjax_ssl.checks import Declaration, Each, In, OneOf, Several, Whole, declared
+from fedjax_ssl.data import ORIGINS, RESIDENCES, STANDARDIZATIONS, HeldOut
+from fedjax_ssl.federated import (
+    COMMITS,
+    KEEP_BY,
+    LOST_WHEN,
+    PLACEMENTS,
+    REDUCTIONS,
+    SCHEDULES,
+    SCORES,
+    WEIGHTINGS,
+    WEIGHTS,
+    ByClient,
+)
+from fedjax_ssl.federated.uploads import UPLOADS
+from fedjax_ssl.federated.uploads.faults import FAULTS
+from fedjax_ssl.folder.writers import WRITERS
+from fedjax_ssl.graph.settings import GraphSettings, Hamming, Level
+from fedjax_ssl.methods.around import AROUND
+from fedjax_ssl.models import PRECISIONS
+from fedjax_ssl.objectives import INVERSE, LOSSES
+from fedjax_ssl.registry import Option, option_of
+
+DIRECTIONS = ("maximize", "minimize")
+BY_CLIENT: Any = float | str  # type of a number that may differ from client to client
+_SHARE = In("[0, 1)")
+_WEIGHT = In("[0, inf)")
+_POSITIVE = In("(0, inf)")
+_FINITE = In("(-inf, inf)")
+_COUNT = Whole(1)
+COUNT_OR_NONE = Whole(0)
+_HELD_OUT = {"left_out_client": object, "pools": tuple}  # types of fields that are None by default
+
+
+def _field(default: Any, meaning: str, allowed: Declaration | None = None) -> Option:
+    """Declare a setting of every run. A bare type as its default: None, until a value of this
+    type is given.
+    """
+    if isinstance(default, type):
+        return Option(default, None, True, allowed, meaning=meaning)
+    return Option(type(default), default, False, allowed, meaning=meaning)
+
+
+def _by_client(interval: str, meaning: str) -> Option:
+    """Declare a number of each client, which is that of all if it is given as one."""
+    return Option(BY_CLIENT, None, True, ByClient(interval), traceable=True, meaning=meaning)
+
+
+def _graph_field(name: str, meaning: str, of_variant: bool = False) -> Option:
+    """Declare a setting of graphs as `GraphSettings` does; `of_variant`: None stands for that of
+    the variant.
+    """
+    option = option_of(inspect.signature(GraphSettings, eval_str=True).parameters[name])
+    option = option._replace(meaning=meaning, traceable=False)
+    return option._replace(default=None, optional=True) if of_variant else option
+
+
+# Seeds end where jax.random would take the last 32 bits of a larger one, which are those of
+# another.
+SECTIONS: dict[str, dict[str, Option]] = {
+    "": {
+        "seed": _field(
+            0,
+            "decides all that is random: partition, labels, cohorts, batches, first network",
+            Whole(0, 2**32 - 1),
+        ),
+        "rounds": _field(
+            100, "rounds of training; 0: none, only what config.prediction asks for", COUNT_OR_NONE
+        ),
+        "eval_every": _field(5, "rounds between evaluations, run as one compiled call", _COUNT),
+        "checkpoint_every": _field(
+            1, "evaluations between checkpoints; 0: only at the end", COUNT_OR_NONE
+        ),
+        "select_from": _field(
+            0,
+            "rounds before a model may be the one of the best validation accuracy",
+            COUNT_OR_NONE,
+        ),
+        "precision": _field(
+            "float32",
+            "numbers of forward and backward passes; parameters are float32",
+            OneOf(PRECISIONS),
+        ),
+        "metrics": _field(
+            ("clients", "f1", "ece"),
+            "scores beside accuracy: by client, macro F1, calibration error, (slow) ROC area, "
+            "local models, your own",
+            Several(SCORES, own=True),
+        ),
+        "around": _field(
+            (),
+            "wrappers of the method, the first one inside, for example slow_clients or your own",
+            Several(AROUND, own=True),
+        ),
+        "uploads": _field(
+            (),
+            "what becomes of what clients send, in this order, for example your own my:clip",
+            Several(UPLOADS, own=True),
+        ),
+        "test_predictions": _field(
+            "auto",
+            "whether test_predictions.csv is written; auto: up to 2 MB",
+            OneOf(("auto", "all", "none")),
+        ),
+        "start_from": _field(
+            str,
+            "weights to start from, in place of random ones: folder of another run, or "
+            "FILE.safetensors",
+        ),
+        "profile": _field(
+            False,
+            "say where the time goes; jax.profiler's trace of the last block of rounds is kept",
+        ),
+        "save_clients": _field(
+            object,
+            "round, or last, whose clients' models are kept before they are averaged, "
+            "docs/trained.md",
+        ),
+        "threads": _field(
+            int, "threads of a CPU; one per core by default, one for small models", _COUNT
+        ),
+    },
+    "data": {
+        "name": _field("digits", "the dataset"),
+        "path": _field(str, "the file of npz, the folder of a published dataset"),
+        "root": _field(
+            str, "folder of downloads; $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl by default"
+        ),
+        "download": _field(True, "whether the network may be used"),
+        "source": _field(
+            "auto", "form of a published dataset: original files, TFDS's, or both", OneOf(ORIGINS)
+        ),
+        "residence": _field(
+            "auto",
+            "where examples lie; auto: on the device up to half of its memory",
+            OneOf(RESIDENCES),
+        ),
+        "standardize": _field(
+            "auto", "where mean and deviation of the inputs come from", OneOf(STANDARDIZATIONS)
+        ),
+        "mean": _field(
+            tuple, "mean of a channel or feature, in place of the dataset's", Each(_FINITE)
+        ),
+        "std": _field(
+            tuple, "deviation of a channel or feature, in place of the dataset's", Each(_POSITIVE)
+        ),
+        "test_mean": _field(
+            tuple, "mean where inputs are predicted, if not as in training", Each(_FINITE)
+        ),
+        "test_std": _field(
+            tuple, "deviation where inputs are predicted, if not as in training", Each(_POSITIVE)
+        ),
+        "split": _field(
+            str,
+            "file that says who has which example and label, in place of partition, supervision "
+            "and what is held out; {seed} in it stands for the seed",
+        ),
+        "pool_splits": _field(
+            False, "the dataset's own test examples are training examples too; hold others out"
+        ),
+        **{
+            one.name: _field(_HELD_OUT.get(one.name, one.default), **one.metadata)
+            for one in dataclasses.fields(HeldOut)
+        },
+    },
+    "partition": {
+        "name": _field("natural", "how examples are dealt to clients"),
+        "num_clients": _field(int, "clients that train; all natural ones by default", _COUNT),
+        "pooled": _field(
+            bool, "all clients' examples, and the server's, become those of one client"
+        ),
+    },
+    "supervision": {
+        "name": _field("all", "which labels are seen, by whom"),
+        "labelled_clients": _field(
+            int, "clients that keep class labels; all by default", COUNT_OR_NONE
+        ),
+        "which": _field(
+            str, "which clients keep class labels; first by default", OneOf(("first", "random"))
+        ),
+    },
+    "augment": {
+        "name": _field("none", "augmentation of training inputs; the weak view of methods")
+    },
+    "strong_augment": {"name": _field("none", "the strong view, in methods that have one")},
+    "model": {"name": _field("mlp", "the network")},
+    "optimizer": {
+        "name": _field("sgd", "optimizer of the clients' local training"),
+        "learning_rate": _field(0.1, "learning rate of a local step", _WEIGHT),
+        "schedule": _field(
+            "constant", "the learning rate over the rounds", OneOf(SCHEDULES, own=True)
+        ),
+        "schedule_rounds": _field(int, "length of the schedule; rounds by default", _COUNT),
+        "schedule_factor": _field(
+            0.1, "exponential: after schedule_rounds; piecewise: at every boundary", _POSITIVE
+        ),
+        "schedule_staircase": _field(False, "exponential: changes every schedule_rounds only"),
+        "schedule_boundaries": _field(
+            tuple, "piecewise: rounds; half and three quarters by default", Each(_COUNT)
+        ),
+        "schedule_warmup": _field(
+            int, "rounds of a warm-up; a tenth of schedule_rounds by default", _COUNT
+        ),
+        "schedule_end": _field(0.0, "linear, warmup_cosine: share of the rate in the end", _WEIGHT),
+        "clip_norm": _field(float, "largest norm of a gradient; no clipping by default", _POSITIVE),
+        "keep_state": _field(False, "clients keep momentum and the like between their rounds"),
+        "keep_by": _field(
+            "client",
+            "who keeps it: the client, or the cohort's slot, whoever fills it",
+            OneOf(KEEP_BY),
+        ),
+        "average_state": _field(
+            False, "clients start from the mean of what the last cohort ended with"
+        ),
+        "batch_size": _field(10, "examples of a local step", _COUNT),
+        "local_epochs": _field(1, "passes over a client's examples in a round", _COUNT),
+        "local_steps": _field(
+            int,
+            "local updates in a round, in place of local_epochs; batches go on where they stopped",
+            _COUNT,
+        ),
+    },
+    "loss": {
+        "name": _field("cross_entropy", "loss of labelled examples", OneOf(LOSSES)),
+        "gamma": _field(2.0, "focal: how little examples count that are right already", _WEIGHT),
+        "label_smoothing": _field(0.0, "share of a label that is spread over all classes", _SHARE),
+        "class_weights": _field(
+            tuple,
+            "factor of every class; inverse: by how seldom its labels are seen",
+            Each(_WEIGHT, *INVERSE),
+        ),
+        "logit_adjustment": _field(
+            0.0, "tau: scores get tau times the log of their class's share of labels", _WEIGHT
+        ),
+    },
+    "cohort": {"name": _field("uniform", "which clients take part in a round")},
+    "federated": {
+        "name": _field("fedavg", "how the clients' models become the next one"),
+        "cohort_size": _field(int, "clients per round; all by default", _COUNT),
+        "weighting": _field(
+            str,
+            "what a client's weight in the average follows; examples for your own data, else "
+            "uniform",
+            OneOf(WEIGHTINGS),
+        ),
+        "placement": _field(
+            "auto", "how a cohort's clients run inside the compiled round", OneOf(PLACEMENTS)
+        ),
+        "chunk_size": _field(int, "clients at once on a device; by default as many as fit", _COUNT),
+        "devices": _field(
+            int,
+            "devices that share a cohort; by default all of a CPU or of several processes, where "
+            "it is faster",
+            _COUNT,
+        ),
+        "reduce": _field("ordered", "how sums over devices are made", OneOf(REDUCTIONS)),
+    },
+    "personalize": {
+        "name": _field("none", "which models clients have of their own, docs/personal.md"),
+        "epochs": _field(
+            int,
+            "passes over a client's labelled examples in which it tunes a copy of the last model, "
+            "which is tested",
+            _COUNT,
+        ),
+        "steps": _field(int, "local steps of that tuning, in place of epochs", _COUNT),
+        "learning_rate": _field(
+            float, "learning rate of that tuning; optimizer.learning_rate by default", _POSITIVE
+        ),
+    },
+    "participation": {
+        "probability": _by_client(
+            "[0, 1]", "probability that a client is there in a round; 1 by default"
+        ),
+        "lost": _by_client("[0, 1]", "probability that a client drops out; 0 by default"),
+        "lost_when": _field(
+            "training",
+            "when: before it sends anything, once codes were compared, once scores were "
+            "propagated, after training",
+            OneOf(LOST_WHEN),
+        ),
+        "weights": _field(
+            "renormalise",
+            "of what arrives: over its sum, over that of the cohort, or by the probability to "
+            "arrive",
+            OneOf(WEIGHTS),
+        ),
+        "commit": _field(
+            "ack",
+            "what a client keeps that is lost after training: what it kept before, or its own",
+            OneOf(COMMITS),
+        ),
+        "slow": _by_client(
+            "[0, 1]", "probability that a client does a part of its work; 0 by default"
+        ),
+        "work": _field(
+            tuple,
+            "share of its steps that a slow client takes: one number, or two between which it is "
+            "drawn, 0,1 by default; epochs: all but some of its epochs",
+            Each(In("[0, 1]"), "epochs"),
+        ),
+        "delay": _by_client(
+            "[1, 10000]", "rounds after which a late upload arrives; none is late by default"
+        )._replace(traceable=False),
+        "late": _by_client("[0, 1]", "probability that an upload is late; 1 by default"),
+        "buffer": _field(
+            int,
+            "uploads that the server waits for before a step, as FedBuff; none by default",
+            _COUNT,
+        ),
+        "seconds_per_step": _by_client(
+            "[0, inf)", "seconds of a local step on a simulated clock; none by default"
+        ),
+        "seconds_per_byte": _by_client(
+            "[0, inf)", "seconds of a byte to or from a client; none by default"
+        ),
+        "deadline": _field(
+            float, "seconds of a round after which clients are lost; none by default", _POSITIVE
+        )._replace(traceable=True),
+    },
+    "sum": {
+        "name": _field(
+            "mean", "how a round's uploads become one, docs/robust.md; not the sum of terms"
+        ),
+    },
+    "faults": {
+        "name": _field("none", "what faulty clients do wrong", OneOf(FAULTS)),
+        "share": _field(
+            0.2, "share of the clients that are faulty, drawn by the seed", In("[0, 1]")
+        ),
+        "factor": _field(
+            10.0, "scale: what the updates of faulty clients are multiplied by", _FINITE
+        ),
+    },
+    "privacy": {"name": _field("none", "what hides a client in the sum of a round")},
+    "early_stopping": {
+        "patience": _field(int, "evaluations without a better model that end a run", _COUNT),
+        "metric": _field(
+            "validation_accuracy", "column of metrics.csv that says which model is the best"
+        ),
+        "direction": _field(
+            str,
+            "whether more or less of it is better; known but for metrics of your own",
+            OneOf(DIRECTIONS),
+        ),
+    },
+    "tracking": {
+        "writers": _field((), "viewers that get the metrics too", Several(WRITERS)),
+        "project": _field("fedjax_ssl", "project at wandb, experiment at mlflow"),
+        "offline": _field(False, "wandb and mlflow keep their records in the run folder"),
+        "uri": _field(str, "mlflow's server or store; $MLFLOW_TRACKING_URI by default"),
+    },
+    "prediction": {
+        "predictors": _field(
+            "",
+            "label test examples in the end by: network, xclp, per_client_lp, class_means, "
+            "linear_head, with commas",
+        ),
+        "features": _field(
+            "network", "what is compared; inputs as stored", OneOf(("network", "inputs"))
+        ),
+        "variant": _field(
+            "both",
+            "settings of the paper, or of the authors' code",
+            OneOf(("paper", "code", "both")),
+        ),
+        "unlabelled": _field(
+            "with",
+            "whether graphs hold unlabelled training examples",
+            OneOf(("with", "without", "both")),
+        ),
+        "similarity": _field(
+            str,
+            "cosines, or their estimate by codes; xclp: lsh, per_client_lp: exact by default",
+            OneOf(("exact", "lsh")),
+        ),
+        "ridge": _field(
+            1.0,
+            "weight of squared coefficients of linear_head, in mean variances of a feature",
+            _POSITIVE,
+        ),
+        "num_bits": _graph_field("num_bits", "bits of a code"),
+        "num_neighbors": _graph_field("num_neighbors", "neighbours of a point in a graph"),
+        "alpha": _graph_field("alpha", "how far labels spread in a graph"),
+        "similarity_power": _graph_field(
+            "similarity_power", "power of similarities; the variant's by default", of_variant=True
+        ),
+        "label_norm": _graph_field(
+            "label_norm", "what divides a label: nothing or its class's count", of_variant=True
+        ),
+        "confidence_scale": _graph_field(
+            "confidence_scale",
+            "what divides confidences: nothing, the largest, or the largest of a client",
+            of_variant=True,
+        ),
+        "groups": _field(
+            1, "xclp: clients are cut at random into groups, with a graph each", _COUNT
+        ),
+        "new_batch_size": _field(
+            int, "examples that a client brings at a time; all by default", _COUNT
+        ),
+        "neighbor_search": _field(
+            "exact", "xclp: approximate for millions of points", OneOf(("exact", "approximate"))
+        ),
+        "protocol": _field(
+            "none",
+            "xclp: protocol between the clients of a graph, docs/secure.md",
+            declared(Level),
+        ),
+        "hamming": _field("transfer", "how the protocol finds distances", declared(Hamming)),
+    },
+    "distributed": {
+        "coordinator": _field(
+            str, "host:port of process 0, or $FEDJAX_SSL_COORDINATOR; one process by default"
+        ),
+        "num_processes": _field(int, "processes of the run, or $FEDJAX_SSL_NUM_PROCESSES", _COUNT),
+        "process_id": _field(
+            int, "number of this process, from 0 on, or $FEDJAX_SSL_PROCESS_ID", COUNT_OR_NONE
+        ),
+        "auto": _field(False, "take the three from Slurm, Open MPI, GKE or a TPU"),
+        "heartbeat_seconds": _field(
+            30, "seconds without a sign of life until a process counts as dead", _COUNT
+        ),
+        "shutdown_seconds": _field(
+            60, "seconds that processes wait for each other at the end", _COUNT
+        ),
+        "initialization_seconds": _field(
+            120, "seconds that processes wait for each other at the start", _COUNT
+        ),
+        "stall_minutes": _field(
+            60.0, "minutes without a finished block that end a process; 0: never", _WEIGHT
+        ),
+    },
+}
