@@ -2,6 +2,7 @@
 user's own.
 """
 
+import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -121,8 +122,7 @@ def _own(name: str, dataset: Dataset) -> Encoder:
 
 def _torch(module: Any, input_max: float) -> Callable[[np.ndarray], Any]:
     """Run a module of PyTorch in evaluation mode on float32 [n, C, H, W], the largest value 1."""
-    import torch
-
+    torch = importlib.import_module("torch")
     module.eval()
 
     def encode(inputs: np.ndarray) -> Any:

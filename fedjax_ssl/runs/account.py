@@ -5,6 +5,7 @@ federations of which one has a client more.
 """
 
 import functools
+import importlib
 import logging
 import math
 from typing import Any, NamedTuple
@@ -190,11 +191,14 @@ def _loss_of_a_round(cohorts: Sampled, noise: float, step: float) -> Any:
 def _library() -> tuple[Any, Any, Any]:
     """Import dp-accounting: (itself, distributions of privacy loss, Renyi accounts)."""
     try:
-        import dp_accounting
-        from dp_accounting import rdp
-        from dp_accounting.pld import privacy_loss_distribution
+        names = (
+            "dp_accounting",
+            "dp_accounting.pld.privacy_loss_distribution",
+            "dp_accounting.rdp",
+        )
+        accounting, distribution, rdp = map(importlib.import_module, names)
     except ImportError as error:
         raise ConfigError(
             f"config.privacy needs dp-accounting: {how_to_install('privacy')}"
         ) from error
-    return dp_accounting, privacy_loss_distribution, rdp
+    return accounting, distribution, rdp

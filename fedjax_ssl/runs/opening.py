@@ -174,11 +174,12 @@ def _start(program: Program, folder: RunFolder | None, team: Team) -> _Start:
     experiment = program.built.experiment
     if folder is not None:
         folder.compare_data(experiment.known_by)
-        folder.compare_split(program.split)
         config = experiment.config
         named = own_sources.names(config)
         harmless = [name for name in named if named[name] in own_sources.HARMLESS]
         folder.compare_code(own_sources.code(config), harmless, own_sources.draws())
+        # Other code or another generator is why a split would differ, so it is named first.
+        folder.compare_split(program.split)
         folder.check_longer(config)
     template = program.template()
     found = None
