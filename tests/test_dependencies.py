@@ -42,6 +42,7 @@ def test_a_start_imports_nothing_that_it_does_not_need():
         "sklearn",
         "matplotlib",
         "wandb",
+        "dp_accounting",
     }
     code = (
         f"import sys, fedjax_ssl.train, fedjax_ssl.folder.run_folder; print([*{heavy} & "

@@ -51,7 +51,11 @@ def test_what_needs_no_jax_does_not_import_it():
             "sweep digits --set method.name=xclp,fedavg --set method.num_n",
             {"method.num_neighbors="},
         ),
-        ("run digits_xclp --optimizer.name=a", {"--optimizer.name=adam"}),
+        pytest.param(
+            "run digits_xclp --optimizer.name=a",
+            {"--optimizer.name=adam"},
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
 def test_a_shell_that_asks_is_answered(line, expected):

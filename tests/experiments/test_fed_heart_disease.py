@@ -70,6 +70,7 @@ def test_every_strategy_is_a_config_and_has_published_numbers(folder):  # noqa: 
     np.testing.assert_allclose(np.concatenate([labels for _, labels in own]), y)
 
 
+@pytest.mark.thorough
 def test_cells_of_few_labels_are_configs(folder):  # noqa: F811
     for method in (*experiment.FEW_LABELS.values(), None):
         for labels, count in (("2", 2), ("all", None), ("2, VA none", 2)):

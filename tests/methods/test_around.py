@@ -25,7 +25,7 @@ def recipe_of(name: str, data) -> Recipe:
 @pytest.mark.parametrize(
     "name",
     [
-        name if name in ("fedavg", "cbafed") else pytest.param(name, marks=pytest.mark.thorough)
+        name if name == "fedavg" else pytest.param(name, marks=pytest.mark.thorough)
         for name in sorted(methods.available())
     ],
 )

@@ -141,7 +141,12 @@ def model_bytes(data: Any) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(
-    ("rule", "down", "up"), [("flexmatch", 7, 4), ("freematch", 7, 7), ("softmatch", 5, 5)]
+    ("rule", "down", "up"),
+    [
+        pytest.param("flexmatch", 7, 4, marks=pytest.mark.thorough),
+        ("freematch", 7, 7),
+        pytest.param("softmatch", 5, 5, marks=pytest.mark.thorough),
+    ],
 )
 def test_what_a_rule_has_learned_is_sent_and_counted(rule: str, down: int, up: int) -> None:
     """With K = 3: FlexMatch's K + 1 changes of counts, and K rates more on the way down; 2 K + 1
