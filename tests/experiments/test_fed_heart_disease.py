@@ -6,6 +6,7 @@ import fed_heart_disease as experiment
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import fedjax_ssl as fs
 from fedjax_ssl.federated import Kept, Now, all_clients, labelled_epochs

@@ -4,7 +4,6 @@ import contextlib
 import io
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,7 +15,6 @@ from fedjax_ssl import runs
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.folder.run_folder import ConfigMismatch
 
-PACKAGE = Path(fs.__file__).parent
 PRIVATE = {"privacy.name": "gaussian", "privacy.accountant": "rdp", "privacy.delta": 0.01}
 SMALL = {
     "rounds": 6,
