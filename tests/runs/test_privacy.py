@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import jax
