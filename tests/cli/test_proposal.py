@@ -245,6 +245,7 @@ def test_the_readmes_sweeps_compare_methods_with_the_same_labels():
         assert all(one == labels[0] for one in labels)
 
 
+@pytest.mark.thorough
 def test_few_labels_all_train_and_the_last_round_counts(capsys, tmp_path):
     path = save(tmp_path)
     words = ["run", "npz:fedavg", f"--data.path={path}", "--data.client_test_fraction=0.2"]
@@ -261,6 +262,7 @@ def test_few_labels_all_train_and_the_last_round_counts(capsys, tmp_path):
         cli.run.main(stopping[1:])
 
 
+@pytest.mark.thorough
 def test_labels_of_ones_own_file_are_not_hidden_without_a_word(capsys, tmp_path):
     words = [
         "run",

@@ -259,6 +259,7 @@ def test_settings_that_do_not_go_with_clients_are_refused(fields):
         load_experiment(config)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", sorted(AUGMENTATIONS))
 def test_every_augmentation_gets_images_of_clients_in_the_range_of_stored_values(name):
     dark = IMAGES // 2

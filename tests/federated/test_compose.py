@@ -97,6 +97,7 @@ def test_parts_of_one_method_have_names_and_states_of_their_own() -> None:
     assert names == {f"{scope}{name}" for scope in ("", "pi_model/", "pi_model2/") for name in own}
 
 
+@pytest.mark.thorough
 def test_a_part_that_wraps_local_steps_finds_its_own_state() -> None:
     """The mean teacher beside FixMatch follows the network after every step."""
     recipe = part("mean_teacher")
@@ -142,6 +143,7 @@ def test_a_transform_of_a_part_finds_the_averages_of_its_own_terms() -> None:
     chex.assert_trees_all_close(state.params, alone.params, rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_a_server_that_is_a_member_of_the_average_stays_one() -> None:
     data = toy.federation(server=toy.NUM_SERVER)
     setup = toy.setup(data, augment=toy.jitter)

@@ -292,6 +292,7 @@ def test_what_is_wrong_with_code_of_ones_own_is_a_line(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.thorough
 def test_the_rate_of_a_run_is_a_column_and_a_function_of_ones_own_says_it(mine, tmp_path) -> None:
     def trained(folder: str, **fields) -> tuple[list[float], float]:
         fields = {f"optimizer__{field}": value for field, value in fields.items()}

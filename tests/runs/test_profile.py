@@ -78,6 +78,7 @@ def test_profile_is_a_word_of_its_own_on_the_command_line():
     assert parse(["digits", "--profile", "False"]).settings == [("profile", "False")]
 
 
+@pytest.mark.thorough
 def test_a_run_with_a_profile_says_where_its_time_went_and_is_the_same(tmp_path, capsys):
     given = config(rounds=2, eval_every=1)
     given.optimizer.local_epochs = 1

@@ -32,6 +32,7 @@ def stopping(**fields):
     return config
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(  # checkpoints of three evaluations
     ("every", "said"),
     [(1, True), *(pytest.param(every, False, marks=pytest.mark.thorough) for every in (2, 0))],

@@ -309,6 +309,7 @@ def test_a_worker_that_dies_fails_its_run_and_the_others_go_on(tmp_path, monkeyp
     ]
 
 
+@pytest.mark.filterwarnings("ignore::fedjax_ssl.errors.ConfigNote")
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     "config", [pytest.param("digits_xclp", marks=pytest.mark.promise), "digits_semifl"]

@@ -130,6 +130,7 @@ def check_same(model, examples, dataset):
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "make",
     [
