@@ -11,10 +11,4 @@ from fedjax_ssl import presets
 
 
 def get_config():
-    config = presets.source("glyphs", "fedavg")
-    config.eval_every = 20
-    config.data.writers = 40
-    config.data.validation_fraction = 0.0
-    config.model.update(name="mlp", hidden=(128,), norm="bn")
-    config.personalize.name = "ditto"
-    return config
+    return presets.personal_glyphs("ditto")

@@ -14,10 +14,4 @@ from fedjax_ssl import presets
 
 
 def get_config():
-    config = presets.source("glyphs", "fedavg")
-    config.eval_every = 20
-    config.data.writers = 40
-    config.data.validation_fraction = 0.0
-    config.model.update(name="mlp", hidden=(128,), norm="bn")
-    config.personalize.name = "fedbn"
-    return config
+    return presets.personal_glyphs("fedbn")

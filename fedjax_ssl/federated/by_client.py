@@ -1,4 +1,4 @@
-"""ClientNumbers that differ from client to client, or from round to round, as a config writes them.
+"""Numbers that differ from client to client, or from round to round, as a config writes them.
 
 A number is that of all clients. `uniform:LOW:HIGH`, `beta:A:B` and `lognormal:MEDIAN:SIGMA` are
 distributions over clients. A file has a column per client, in their order, and one row, or a row
@@ -40,7 +40,7 @@ class ClientNumbers(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ByClient(Declaration):
-    """ClientNumbers in an interval: one for all clients, a distribution over them, or a file."""
+    """Numbers in an interval: one for all clients, a distribution over them, or a file."""
 
     interval: str
 

@@ -9,7 +9,7 @@ Parameters are carried in few arrays per group, see `fedjax_ssl.federated.packin
 """
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -53,9 +53,6 @@ from fedjax_ssl.federated.uploads.transform import (
 )
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.models import Outputs
-
-if TYPE_CHECKING:
-    pass
 
 PyTree = Any
 # The scopes in which parts of a round are traced: profiles and compiled programs name them.

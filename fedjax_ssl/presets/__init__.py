@@ -24,4 +24,4 @@ from fedjax_ssl.presets.federations import (
     one_shot,
     unlabelled_sets,
 )
-from fedjax_ssl.presets.sources import federation, of_method, source
+from fedjax_ssl.presets.sources import federation, of_method, personal_glyphs, source

@@ -138,6 +138,22 @@ def federation(
     return config
 
 
+def personal_glyphs(name: str) -> ml_collections.ConfigDict:
+    """Return drawn characters of 40 writers who each want a model of their own, with batch
+    normalization.
+
+    Args:
+        name: of the personalization.
+    """
+    config = source("glyphs", "fedavg")
+    config.eval_every = 20
+    config.data.writers = 40
+    config.data.validation_fraction = 0.0
+    config.model.update(name="mlp", hidden=(128,), norm="bn")
+    config.personalize.name = name
+    return config
+
+
 def _hide_labels(
     section: ml_collections.ConfigDict, name: str, labels: str, count: int | None
 ) -> None:

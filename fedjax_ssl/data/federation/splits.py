@@ -83,9 +83,7 @@ def split_hash(dataset: Dataset, data: FederatedData) -> str:
     tested = real_rows(data.test_index, data.num_test)
     valid = real_rows(data.valid_index, data.num_valid)
     server = real_rows(data.server_index, data.num_server)
-    owner = np.full(len(tested), _NOBODY)
-    if data.owned_test:
-        owner = np.asarray(data.test_client)[: len(tested)]
+    owner = _owner_of_tests(data, len(tested))
     of_clients = np.nonzero(there)[0], np.asarray(data.index)[there], kind[there], own_set[there]
     parts = [of_clients]
     for rows, what in ((tested, _TEST), (valid, _VALIDATION), (server, _SERVER)):
@@ -123,8 +121,8 @@ def _ids_of_sets(
 
 def content_hash(dataset: Dataset) -> str:
     """Hash examples and labels of a dataset in their order, training examples first."""
-    labels = [split.y.astype("<i4").tobytes() for split in dataset.splits().values()]
-    content = b"".join([dataset.example_ids.astype("<u8").tobytes(), *labels])
+    labels = _labels(dataset).astype("<i4")
+    content = dataset.example_ids.astype("<u8").tobytes() + labels.tobytes()
     return hashlib.blake2b(content, digest_size=8).hexdigest()
 
 
@@ -164,9 +162,7 @@ def write_split(path: str | Path, dataset: Dataset, data: FederatedData) -> str:
             f"clients of this federation have {more}, which a split file does not hold"
         )
     tested = real_rows(data.test_index, data.num_test)
-    owner = np.full(len(tested), _NOBODY)
-    if data.owned_test:
-        owner = np.asarray(data.test_client)[: len(tested)]
+    owner = _owner_of_tests(data, len(tested))
     found = SplitFile(
         rows=rows,
         starts=np.append(0, np.cumsum(sizes)),
@@ -223,7 +219,7 @@ def read_split(path: str | Path, dataset: Dataset) -> SplitFile:
             f"{of} with other content, or in another order, than {dataset.name!r} has here (digest "
             f"{texts['content']}, here {content_hash(dataset)}): its rows would be other examples"
         )
-    truth = np.concatenate([split.y for split in dataset.splits().values()])
+    truth = _labels(dataset)
     defaults = {
         "labelled": given["rows"],
         "test": np.arange(own[0], sum(own)),
@@ -307,7 +303,7 @@ def federate_by_file(
         ValueError: as `read_split`, or a label is to be seen that the dataset does not have.
     """
     given = read_split(path, dataset)
-    truth = np.concatenate([split.y for split in dataset.splits().values()])
+    truth = _labels(dataset)
     seen = np.zeros(len(truth), bool)
     seen[given.labelled] = True
     sees = seen[given.rows]
@@ -389,6 +385,18 @@ def _widths(data: FederatedData) -> tuple[int, int, int, int, int, int]:
     tables = data.index, data.test_index, data.valid_index, data.server_index
     examples, test, valid, server = (table.shape[-1] for table in tables)
     return data.max_labelled, data.max_unlabelled, examples, test, valid, server
+
+
+def _owner_of_tests(data: FederatedData, count: int) -> Int[np.ndarray, " T"]:
+    """Return the client that each of the first `count` test examples belongs to."""
+    if data.owned_test:
+        return np.asarray(data.test_client)[:count]
+    return np.full(count, _NOBODY)
+
+
+def _labels(dataset: Dataset) -> Int[np.ndarray, " N"]:
+    """Return the labels of the training examples and then of the test examples."""
+    return np.concatenate([split.y for split in dataset.splits().values()])
 
 
 def _sizes(dataset: Dataset) -> tuple[int, int]:
