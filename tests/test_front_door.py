@@ -41,6 +41,8 @@ def test_importing_the_package_brings_nothing_else() -> None:
     }
 
 
+@pytest.mark.thorough
+@pytest.mark.promise
 @pytest.mark.parametrize("name", NAMES.split()[1:])
 def test_the_example_in_the_docstring_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -68,6 +68,8 @@ def test_a_row_counts_once_and_a_seed_can_be_set(paper, capsys):
     assert "scale small: 2 runs in 2 of 4 cells" in out
 
 
+@pytest.mark.thorough
+@pytest.mark.promise
 def test_a_table_runs_goes_on_and_keeps_its_folder_to_itself(paper, capsys):
     code, out, _ = call(
         capsys,

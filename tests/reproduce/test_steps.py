@@ -76,6 +76,8 @@ def check(name: str, columns: int | None, every_cell: bool) -> None:
         assert not other_steps(table, "small", steps_of(run)), run.name
 
 
+@pytest.mark.thorough
+@pytest.mark.promise
 @pytest.mark.filterwarnings("ignore::fedjax_ssl.errors.ConfigNote")
 def test_methods_with_labels_at_clients_take_as_many_steps():
     check("fedmatch-table1", 1, every_cell=False)

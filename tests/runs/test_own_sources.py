@@ -123,6 +123,8 @@ def test_a_thing_is_what_defines_it_through_modules_of_ones_own(tmp_path, write)
     assert fingerprint("optax:sgd").startswith("optax ")
 
 
+@pytest.mark.thorough
+@pytest.mark.promise
 @pytest.mark.filterwarnings("ignore:.*says the rate of every round")
 def test_other_code_does_not_go_on_and_changes_nothing(tmp_path, write, monkeypatch):
     folder = tmp_path / "run"

@@ -199,6 +199,8 @@ def test_black_and_white_can_be_given_and_come_from_the_training_images(tmp_path
         data.load("folder", tmp_path, path=tmp_path / "scans", black=-500, white=-500)
 
 
+@pytest.mark.thorough
+@pytest.mark.promise
 def test_a_table_beside_images_is_proposed_and_used_at_prediction(tmp_path, predict, capsys):
     folder = tmp_path / "scans"
     lines = ["image,diagnosis,hospital"]
