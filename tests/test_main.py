@@ -38,6 +38,7 @@ def test_a_run_leaves_everything_in_its_folder_and_goes_on_there(start, tmp_path
         "metrics.jsonl",
         "summary.json",
         "curves.png",
+        "citations.bib",
         "partition.txt",
     ):
         assert (folder / name).stat().st_size > 0, name

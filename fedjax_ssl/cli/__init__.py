@@ -76,7 +76,7 @@ COMMANDS = {
         "fedjax_ssl.cli.cite:main",
         "print BibTeX of the tool, methods and data",
         "cite xclp",
-        "fedjax_ssl.cli.cite:citations",
+        "fedjax_ssl.folder.citations:citations",
     ),
     "new": Command(
         "fedjax_ssl.cli.new:main", "write a folder to start a study from", "new my_study"

@@ -472,6 +472,7 @@ class RunFolder(Closing):
                 "config.json",
                 "metrics.csv",
                 "model.json",
+                "citations.bib",
                 "partition.txt",
                 ".lock",
                 ".owner",

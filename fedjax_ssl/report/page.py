@@ -23,8 +23,8 @@ import pandas
 from PIL import Image
 
 import fedjax_ssl
-from fedjax_ssl.cli.cite import entries
 from fedjax_ssl.errors import counted
+from fedjax_ssl.folder.citations import entries
 from fedjax_ssl.folder.folder import SEARCH_FILE, SWEEP_FILE, RunFolderError, read_stored
 from fedjax_ssl.folder.stored_run import StoredRun
 from fedjax_ssl.methods import described

@@ -19,6 +19,7 @@ from fedjax_ssl import data
 from fedjax_ssl.federated import ServerState
 from fedjax_ssl.federated.uploads import faults
 from fedjax_ssl.folder.checkpoint import Checkpoints
+from fedjax_ssl.folder.citations import CITATIONS_FILE, TOOL, entries, used_in
 from fedjax_ssl.folder.progress import Progress
 from fedjax_ssl.folder.resume import LENGTHS, PLACES, UNCOMPARED
 from fedjax_ssl.folder.run_folder import RunFolder
@@ -212,6 +213,8 @@ def _tell(run: Run) -> None:
             max_rows=_LISTED,
         )
         run.folder.write("partition.txt", table + "\n")
+        cited = entries((TOOL, *used_in(run.config.to_dict())))
+        run.folder.write(CITATIONS_FILE, "\n\n".join(cited) + "\n")
 
 
 def _notes(run: Run) -> Iterator[str]:

@@ -6,10 +6,10 @@ import pytest
 
 import fedjax_ssl as fs
 from fedjax_ssl.cli import main
-from fedjax_ssl.cli.cite import TOOL, citations, entries
 from fedjax_ssl.data import SOURCES
 from fedjax_ssl.federated import FEDERATED_OPTIMIZERS
 from fedjax_ssl.federated.uploads import SUMS
+from fedjax_ssl.folder.citations import TOOL, citations, entries
 from fedjax_ssl.methods import METHODS, TERMS
 from fedjax_ssl.methods.around import PERSONALIZATIONS
 
@@ -24,6 +24,7 @@ def test_every_method_federated_optimizer_and_dataset_has_a_citation_and_no_othe
     names = {*METHODS.available(), *TERMS, *FEDERATED_OPTIMIZERS.available(), *SOURCES.available()}
     names |= PERSONALIZATIONS.available().keys() - {"none"}
     names |= SUMS.available().keys() - {"mean"}
+    names |= {*METHODS.options("fixmatch")["threshold_rule"].allowed.names} - {"fixed"}
     assert names - OF_USERS - NO_PAPER == set(citations()) - {TOOL}
 
 
@@ -47,11 +48,14 @@ def test_the_tool_comes_with_its_version_and_each_entry_once(
 
 
 def test_a_run_names_what_it_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = fs.load_config("digits_xclp", {"federated.name": "fedprox"}).to_json_best_effort()
-    (tmp_path / "config.json").write_text(text)
+    """Also a rule of thresholds, and a part that a setting brings."""
+    more = {"federated.name": "fedprox", "method.threshold_rule": "freematch"}
+    config = fs.load_config("digits_fixmatch", more | {"method.tuning_epochs": 2})
+    (tmp_path / "config.json").write_text(config.to_json_best_effort())
     assert main(["cite", str(tmp_path)]) == 0
     cited = capsys.readouterr().out
-    assert all(key in cited for key in ("scott2023xclp", "li2020fedprox", "alpaydin1998digits"))
+    used = ("sohn2020fixmatch", "li2020fedprox", "alpaydin1998digits", "wang2023freematch")
+    assert all(key in cited for key in (*used, "2602.21078")) and "softmatch" not in cited
 
 
 @pytest.mark.parametrize("name", ["xlcp", "folder"])

@@ -34,6 +34,7 @@ def test_a_start_that_came_to_nothing_leaves_nothing(tmp_path):
     path = tmp_path / "runs" / "digits"
     with RunFolder(path, CONFIG) as folder:
         (folder.path / "partition.txt").write_text("")
+        (folder.path / "citations.bib").write_text("")
         (folder.path / "tensorboard").mkdir()
     assert not (tmp_path / "runs").exists()
     tmp_path.joinpath("notes").write_text("mine")

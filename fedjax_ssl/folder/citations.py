@@ -1,0 +1,61 @@
+"""BibTeX of the tool and of what a run uses, from `fedjax_ssl/citations.bib`."""
+
+import functools
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedjax_ssl import __version__
+from fedjax_ssl.folder.folder import flat_config
+
+TOOL = "tool"
+CITATIONS_FILE = "citations.bib"
+# Settings of methods by which they take a part of ProxyFL, and the part.
+_PARTS = {"contrast_weight": "candidates", "tuning_epochs": "proxy_tuning"}
+
+
+@functools.cache
+def citations() -> dict[str, list[str]]:
+    """Read the shipped BibTeX.
+
+    Returns:
+        By name of a method, term, rule of thresholds, federated optimizer, personalization, sum or
+            dataset: its entries, in the file's order.
+    """
+    text = (Path(__file__).parents[1] / CITATIONS_FILE).read_text(encoding="utf-8")
+    found: dict[str, list[str]] = {}
+    for entry in re.split(r"\n\n(?=@)", text.strip()):
+        # The last field says who uses it; it is ours and not for a bibliography.
+        body, _, users = entry.rpartition(",\n  keywords = {")
+        for user in users.rstrip("}\n").split(", "):
+            found.setdefault(user, []).append(f"{body}\n}}")
+    version = f",\n  version = {{{__version__}}}\n}}"
+    found[TOOL] = [entry.removesuffix("\n}") + version for entry in found[TOOL]]
+    return found
+
+
+def entries(names: Iterable[str]) -> list[str]:
+    """Return the entries of these names, each once; a name that no paper stands behind has none."""
+    known = citations()
+    return list(dict.fromkeys(entry for name in names for entry in known.get(name, ())))
+
+
+def used_in(config: Mapping[str, Any]) -> list[str]:
+    """Return the names of what a run uses: the method, its parts and its rules of thresholds, the
+    federated optimizer, the dataset, the personalization, the sum of uploads and the predictors.
+
+    Args:
+        config: of the run, as stored.
+    """
+    data = config["data"].get("like") or config["data"]["name"]
+    method = config["method"]
+    used = [method["name"], *method.get("parts", ()), config["federated"]["name"], data]
+    for field, value in flat_config(method).items():
+        setting = field.rpartition(".")[2]
+        if setting == "threshold_rule":
+            used.append(value)
+        elif setting in _PARTS and value:
+            used.append(_PARTS[setting])
+    used += config.get("prediction", {}).get("predictors", "").split(",")
+    return [*used, *(config.get(one, {}).get("name", "") for one in ("personalize", "sum"))]
