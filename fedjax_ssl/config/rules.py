@@ -162,6 +162,13 @@ def note_lengths(config: ml_collections.ConfigDict) -> None:
             f"config.rounds is {rounds}, stage 1 alone takes {first} (config.method.{stage}): no "
             "stage 2 here"
         )
+    for part in config.method.get("parts", ()):
+        joins = config.method.get(part.rpartition(":")[2], {}).get("after", 0)
+        if 0 < rounds <= joins:
+            note(
+                f"config.rounds is {rounds}, and the part {part!r} joins after {joins} "
+                f"(config.method.{part.rpartition(':')[2]}.after): it never trains here"
+            )
     if validates(config) and 0 < rounds < config.select_from:
         note(
             f"config.select_from={config.select_from} comes after the last of {rounds} rounds, "

@@ -20,7 +20,7 @@ from importlib import resources
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from fedjax_ssl.checks import In
+from fedjax_ssl.checks import In, Whole
 from fedjax_ssl.errors import check_known
 from fedjax_ssl.registry import Option, Registry
 
@@ -67,14 +67,15 @@ class Methods(Registry["Recipe | Method"]):
     def options_in(self, section: Mapping[str, Any]) -> dict[str, Option]:
         found = super().options_in(section)
         for part, registry in _parts_of(section):
-            own = {"weight": WEIGHT, **registry.options(part)}
+            own = {**OF_PARTS, **registry.options(part)}
             found |= {f"{short(part)}.{name}": one for name, one in own.items()}
         return found
 
     def meanings_in(self, section: Mapping[str, Any]) -> dict[str, str]:
         found = super().meanings_in(section)
         for part, registry in _parts_of(section):
-            own = {"weight": WEIGHT.meaning, **registry.meanings(part)}
+            common = {name: option.meaning for name, option in OF_PARTS.items()}
+            own = {**common, **registry.meanings(part)}
             found |= {f"{short(part)}.{name}": one for name, one in own.items()}
         return found
 
@@ -97,8 +98,14 @@ def registry_of_part(part: str) -> Registry[Any]:
     """
     if part == "compose":
         raise ValueError("'compose' is no part of itself; name its parts one by one")
+    if part == POOLED:
+        raise ValueError(
+            f"{POOLED!r} is no part, as it makes one client of all; take 'supervised' with "
+            "--partition.pooled=true"
+        )
     if ":" not in str(part):
-        check_known("part", part, [*TERMS, *(name for name in METHODS if name != "compose")])
+        known = [*TERMS, *(name for name in METHODS if name not in ("compose", POOLED))]
+        check_known("part", part, known)
     return TERMS if part in TERMS else METHODS
 
 
@@ -107,7 +114,14 @@ def short(part: str) -> str:
     return part.rpartition(":")[2]
 
 
-WEIGHT = Option(float, 1.0, False, In("[0, inf)"), True, "factor of its losses")
+# What every part of a composition has beside its own settings.
+OF_PARTS = {
+    "weight": Option(float, 1.0, False, In("[0, inf)"), True, "factor of its losses"),
+    "after": Option(int, 0, False, Whole(0), False, "rounds of the run before it joins the others"),
+    "rise": Option(
+        int, 0, False, Whole(0), False, "rounds in which its weight then rises to the whole"
+    ),
+}
 METHODS = Methods(
     "method",
     {

@@ -1,7 +1,8 @@
 """Compositions: methods and single terms, added up in one local step, as a config names them.
 
 `config.method.parts` names them, and each has a weight and its settings in a section of its name,
-as `config.method.fixmatch.threshold`. A term is the loss of a method without the batches of one:
+as `config.method.fixmatch.threshold`; with `after` it joins the others in a later round, in another
+stage. A term is the loss of a method without the batches of one:
 it looks at the examples with a label (stream "labelled") and at those without (stream
 "unlabelled"), as parts that draw such batches leave them, so that all of them share views and one
 forward pass.
@@ -9,20 +10,24 @@ forward pass.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from flax.traverse_util import unflatten_dict
+from jaxtyping import Array
 
 from fedjax_ssl import federated
 from fedjax_ssl.checks import checked, is_zero
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.federated import Needs, Recipe, Sampler, Setup, Stage, Term
-from fedjax_ssl.federated.method import Broadcast, PyTree, RoundContext
+from fedjax_ssl.federated import Needs, ParameterGroups, Recipe, Sampler, Setup, Stage, Step, Term
+from fedjax_ssl.federated.messages import Upload
+from fedjax_ssl.federated.method import Broadcast, ClientResult, PyTree, RoundContext
 from fedjax_ssl.federated.recipe import in_words
 from fedjax_ssl.federated.sampler import known_epochs, labelled_epochs, paired_batches, passes
-from fedjax_ssl.methods import TERMS, registry_of_part, short
+from fedjax_ssl.federated.uploads.transform import UploadTransform
+from fedjax_ssl.methods import METHODS, OF_PARTS, TERMS, registry_of_part, short
 from fedjax_ssl.methods.mixed import PropagatedLabels, propagated_term
 from fedjax_ssl.methods.parts.channel_terms import KNOWN, channel_term, own_channel
 from fedjax_ssl.methods.parts.consistency import LABELLED, UNLABELLED
@@ -52,6 +57,18 @@ _LOSS_OF = {
     "channel": set(KNOWN),
     "sets": {"sets"},
     "coarse": {"coarse"},
+}
+
+
+# Methods that are no part beside others, whatever their settings, and why.
+_BY_ITSELF = {
+    "alone": "its clients are never averaged",
+    "cbafed": "clients with labels and those without train in different ways in one round",
+    "fedmatch": "its parameters are two groups, each of which losses of its own move",
+    "fedrep": "every client keeps a head of its own",
+    "fedrgd": "its federated optimizer averages in groups of clients",
+    "fedtrans": "its clients train in a first stage alone, the server in a second one",
+    "fl2": "its local steps look ahead, and are two passes each",
 }
 
 
@@ -227,12 +244,14 @@ def compose(
         setup: the run.
         parts: methods and terms, `fedjax-ssl list terms`, or "module:function" of a function that
             returns a `Recipe` or a `Term`.
-        **sections: settings by the name of a part, or each as "PART.SETTING"; `weight` is the
-            factor of its losses.
+        **sections: settings by the name of a part, or each as "PART.SETTING". `weight` is the
+            factor of its losses; `after` the rounds before it joins the others, in a stage of its
+            own; `rise` those in which its weight then rises to the whole.
 
     Raises:
         ValueError: there are no parts, two of one name, one with the weight 0 or whose labels count
-            already, settings of one that is not there, or recipes that do not fit each other.
+            already, settings of one that is not there, one that cannot join later, or recipes that
+            do not fit each other.
     """
     names = [short(part) for part in parts]
     sections = unflatten_dict(sections, sep=".")
@@ -248,14 +267,26 @@ def compose(
             f"there are settings of {', '.join(unknown)}, which is not among the parts: "
             f"{', '.join(names)}"
         )
+    if len(names) > 1:
+        for name in names:
+            if name in _BY_ITSELF:
+                raise ValueError(
+                    f"the part {name!r} cannot be composed with others: {_BY_ITSELF[name]}; leave "
+                    f"it out of parts, or run it by itself with --method.name={name}"
+                )
     recipes = [_part(part, setup, sections.get(short(part), {})) for part in parts]
     if grown := [one.setup.model for one in recipes if one.setup.model is not setup.model]:
         # a part adds to the network, which is then that of all
         setup = setup._replace(model=grown[0])
         recipes = [_part(part, setup, sections.get(short(part), {})) for part in parts]
-    recipes, notes = _counted_once(recipes)
-    recipes = _with_batches(setup, recipes)
-    composed = federated.compose(*recipes)
+    begins = [sections.get(name, {}).get("after", 0) for name in names]
+    if begins[0]:
+        raise ValueError(
+            f"{names[0]}.after is {begins[0]}, but the first part predicts and is there from round "
+            "0 on; put another one first"
+        )
+    recipes, notes = _counted_once(recipes, begins)
+    composed = _joined(setup, recipes, begins)
     kinds = composed.needs.kinds or Needs().kinds
 
     def check(data: FederatedData) -> list[str]:
@@ -291,26 +322,44 @@ def _known(setup: Setup, kinds: tuple[str, ...], use_test_prior: bool = True) ->
 def _part(part: str, setup: Setup, settings: Mapping[str, Any]) -> Recipe:
     """Build a part, its losses times its weight."""
     registry = registry_of_part(part)
-    given = dict(settings)
-    weight = 1.0
-    if "weight" not in registry.options(part):
-        weight = given.pop("weight", 1.0)
+    name = short(part)
+    own = registry.options(part)
+    common = {option: one.default for option, one in OF_PARTS.items()}
+    for option in common.keys() & settings.keys() - own.keys():
+        allowed = OF_PARTS[option].allowed
+        assert allowed is not None
+        allowed.check(f"{name}.{option}", settings[option])
+        common[option] = settings[option]
+    weight = common["weight"]
     if is_zero(weight):
-        raise ValueError(f"the weight of {short(part)!r} is 0; leave it out of parts")
-    made = registry.build(part, setup, **given)
+        raise ValueError(f"the weight of {name!r} is 0; leave it out of parts")
+    given = {
+        option: value
+        for option, value in settings.items()
+        if option in own or option not in OF_PARTS
+    }
+    try:
+        made = registry.build(part, setup, **given)
+    except ValueError as error:
+        raise ValueError(f"the part {name!r}: {error}") from error
     if isinstance(made, Term):
         made = Recipe(setup, (Stage((made,), None),), needs=Needs(()))
     if not isinstance(made, Recipe):
         raise ValueError(
             f"{part} returned {type(made).__name__}; a part returns a fedjax_ssl.Recipe or a Term"
         )
-    made = made._replace(name=short(part))
-    if isinstance(weight, float) and weight == 1.0:
+    made = _joining_later(made._replace(name=name), common["after"])
+    whole = isinstance(weight, float) and weight == 1.0
+    if whole and not common["rise"]:
         return made
 
+    def changed(term: Term) -> Term:
+        if not whole:
+            term = term._replace(weight=weight * term.weight)
+        return _rising(term, common["after"], common["rise"]) if common["rise"] else term
+
     def weighted(stage: Any) -> Any:
-        terms = tuple(term._replace(weight=weight * term.weight) for term in stage.terms)
-        return stage._replace(terms=terms)
+        return stage._replace(terms=tuple(map(changed, stage.terms)))
 
     stages = (
         stage._replace(server=stage.server and weighted(stage.server))
@@ -319,8 +368,90 @@ def _part(part: str, setup: Setup, settings: Mapping[str, Any]) -> Recipe:
     return made._replace(stages=tuple(stages))
 
 
-def _counted_once(recipes: Sequence[Recipe]) -> tuple[list[Recipe], list[str]]:
+def _rising(term: Term, after: int, rounds: int) -> Term:
+    """Return a term whose loss counts more from round to round, and whole from the last of these
+    rounds on.
+    """
+
+    def loss(step: Step) -> Any:
+        found = term.loss(step)
+        since = step.now.round
+        assert since is not None, "in training it is known"
+        share = jnp.clip((since + 1 - after) / rounds, 0.0, 1.0)
+        if isinstance(found, tuple):
+            return share.astype(found[0].dtype) * found[0], *found[1:]
+        return share.astype(found.dtype) * found
+
+    return term._replace(loss=loss)
+
+
+def _joining_later(recipe: Recipe, after: int) -> Recipe:
+    """Return a part that is there in some of the rounds alone: before, it changes no upload.
+
+    Raises:
+        ValueError: it cannot be so, and why.
+    """
+    if not after:
+        return recipe
+    reasons = (
+        (len(recipe.stages) > 1, "it has stages of its own; set its warmup_rounds"),
+        (recipe.pretraining, "it trains before round 0"),
+        (
+            any(transform.at_server for transform in recipe.uploads),
+            "it changes sums of what clients send",
+        ),
+        (recipe.groups != ParameterGroups(), "it has parameter groups of its own"),
+    )
+    for wrong, reason in reasons:
+        if wrong:
+            raise ValueError(
+                f"{recipe.name}.after is {after}, but this part cannot join later: {reason}"
+            )
+    own = {term.name for term in recipe.stages[0].terms}
+
+    def where_sent(transform: UploadTransform) -> UploadTransform:
+        change = transform.at_client
+        if change is None:
+            return transform
+
+        def at_client(key: Array, upload: Upload, trained: ClientResult, state: PyTree) -> Upload:
+            return upload if own.isdisjoint(upload.terms) else change(key, upload, trained, state)
+
+        return transform._replace(at_client=at_client)
+
+    return recipe._replace(uploads=tuple(map(where_sent, recipe.uploads)))
+
+
+def _joined(setup: Setup, recipes: Sequence[Recipe], begins: Sequence[int]) -> Recipe:
+    """Compose parts, some of which begin later than others: a stage for each set of parts that is
+    there.
+
+    Raises:
+        ValueError: the recipes do not fit each other.
+    """
+    whole = federated.compose(*_with_batches(setup, recipes))
+    places = sorted({*begins})
+    if len(places) > 1 and len(whole.stages) > 1:
+        raise ValueError(
+            f"the parts have stages of {', '.join(str(one.rounds) for one in whole.stages[:-1])} "
+            "rounds, so that none can join after others; leave out `after`, or warmup_rounds"
+        )
+    stages = []
+    for begin, end in pairwise(places):
+        there = [one for one, first in zip(recipes, begins, strict=True) if first <= begin]
+        (stage,) = federated.compose(*_with_batches(setup, there)).stages
+        stages.append(stage._replace(rounds=end - begin))
+    return whole._replace(stages=(*stages, *whole.stages))
+
+
+def _counted_once(
+    recipes: Sequence[Recipe], begins: Sequence[int]
+) -> tuple[list[Recipe], list[str]]:
     """Leave out losses of class labels that another part has too: (recipes, what to say of it).
+
+    Args:
+        recipes: the parts.
+        begins: round in which each begins; who is there first keeps its loss.
 
     Raises:
         ValueError: two parts have a loss of the same labels, and it is all that one of them has.
@@ -328,8 +459,8 @@ def _counted_once(recipes: Sequence[Recipe]) -> tuple[list[Recipe], list[str]]:
     losses = [_losses_of(recipe) for recipe in recipes]
     holders = [place for place, own in enumerate(losses) if own & {"supervised", "channel"}]
 
-    def rank(place: int) -> tuple[bool, bool]:
-        return "supervised" in losses[place], recipes[place].name not in TERMS
+    def rank(place: int) -> tuple[int, bool, bool]:
+        return begins[place], "supervised" in losses[place], recipes[place].name not in TERMS
 
     changed = list(recipes)
     notes = []
@@ -346,6 +477,15 @@ def _counted_once(recipes: Sequence[Recipe]) -> tuple[list[Recipe], list[str]]:
             notes.append(
                 f"class labels count once, in the part {keeper!r}: the loss on them of "
                 f"{recipe.name!r}, which has another weight or form, is left out"
+            )
+    for recipe in recipes:
+        beside = (term for term in recipe.stages[-1].terms if term.name not in (*_LOSS_OF, *TERMS))
+        streams = {view.stream for term in beside for view in term.views}
+        learns = recipe.name in METHODS and "labels" in recipe.needs.kinds
+        if keeper and recipe.name != keeper and learns and streams - {UNLABELLED}:
+            notes.append(
+                f"class labels count in the part {keeper!r}, and once more in {recipe.name!r}, "
+                "whose loss on them is one with that on other examples"
             )
     counted: dict[str, str] = {}
     for recipe in changed:

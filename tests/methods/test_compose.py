@@ -1,17 +1,20 @@
 """Compositions that a config names: equal to methods, shared passes, refused in a sentence."""
 
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import fedjax_ssl as fs
 from fedjax_ssl import methods
-from fedjax_ssl.config import resolve, traced_numbers, with_settings
+from fedjax_ssl.config import ConfigNote, resolve, traced_numbers, with_settings
 from fedjax_ssl.federated import Stage, Term, build
+from fedjax_ssl.methods.compose import _rising
 from fedjax_ssl.methods.parts.terms import augmented_view
 from fedjax_ssl.testing import check_method
 from tests import toy
@@ -138,9 +141,69 @@ def test_a_weight_is_the_factor_of_a_parts_losses() -> None:
     assert program(composed(data, "supervised", OWN), data) != program(twice, data)
 
 
+def test_a_part_joins_after_rounds_of_the_others_in_a_stage_of_its_own() -> None:
+    """Each stage is the program of the parts that are there."""
+    data = toy.federation()
+    setup = toy.setup(data, augment=toy.jitter)
+    parts = ("supervised", OWN)
+    later = methods.recipe("compose", setup, parts=parts, **{"entropy.after": 2})
+    assert [stage.rounds for stage in later.stages] == [2, None]
+    for stage, there in zip(later.stages, (parts[:1], parts), strict=True):
+        alone = build(later._replace(stages=(stage._replace(rounds=None),)))
+        assert program(alone, data) == program(composed(data, *there), data)
+
+
+def test_the_weight_of_a_part_rises_once_it_is_there() -> None:
+    whole = Term("whole", (), lambda step: (jnp.ones(()), "local"))
+    ramp = _rising(whole, 2, 4).loss
+    found = [
+        ramp(SimpleNamespace(now=SimpleNamespace(round=jnp.asarray(number))))
+        for number in (1, 2, 4, 5, 9)
+    ]
+    assert [float(value) for value, _ in found] == [0, 0.25, 0.75, 1, 1]
+    assert all(local == "local" for _, local in found)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("part", "settings"),
+    [("graph", {"num_bits": 256, "num_neighbors": 3}), ("prototypes", {"threshold": 0.4})],
+)
+def test_a_part_that_joins_later_teaches_nothing_before_and_the_run_goes_on(part, settings) -> None:
+    data = toy.federation()
+    sections = {f"{part}.{name}": value for name, value in settings.items()}
+    method = composed(data, "supervised", part, **sections, **{f"{part}.after": 2})
+    one_round = jax.jit(method.round)
+    start = jax.jit(method.init)(KEY, data)
+    first, infos = toy.run(one_round, KEY, start, data, 2)
+    alone, _ = toy.train(composed(data, "supervised"), KEY, data, 2)
+    chex.assert_trees_all_equal(first.params, alone.params)
+    assert np.isnan(infos[-1][f"{part}/pseudo_label_accuracy"])
+    whole, infos = toy.run(one_round, KEY, start, data, 4)
+    assert infos[-1][f"{part}/pseudo_label_coverage"] > 0.5
+    stored = jax.tree.map(jnp.asarray, jax.device_get(toy.run(one_round, KEY, start, data, 3)[0]))
+    chex.assert_trees_all_equal(toy.run(one_round, KEY, stored, data, 1)[0], whole)
+
+
 @pytest.mark.parametrize(
     ("parts", "settings", "message"),
     [
+        (("supervised", "fedmatch"), {}, "'fedmatch' cannot .* its parameters are two groups"),
+        (("fixmatch", "fl2"), {}, "'fl2' cannot be composed with others: its local steps look"),
+        (("pooled",), {}, "'pooled' is no part, as it makes one client of all"),
+        (("supervised", "uda"), {}, "the part 'uda': tsa_rounds is 0"),
+        (("supervised",), {"supervised.after": 2}, "supervised.after is 2, but the first part"),
+        (("supervised", OWN), {"entropy.after": -1}, "entropy.after is -1; it must be a whole"),
+        (
+            ("supervised", "xclp"),
+            {"xclp.after": 2, "xclp.warmup_rounds": 3},
+            "xclp.after is 2, but this part cannot join later: it has stages of its own",
+        ),
+        (
+            ("xclp", "prototypes"),
+            {"xclp.warmup_rounds": 3, "prototypes.after": 2},
+            r"prototypes cannot be composed with xclp: their stages have \(3, None\)",
+        ),
         ((), {}, "parts is empty; name methods and terms"),
         (("fixmatch", "fixmach"), {}, "unknown part 'fixmach'. Did you mean 'fixmatch'"),
         (("compose",), {}, "'compose' is no part of itself"),
@@ -149,7 +212,6 @@ def test_a_weight_is_the_factor_of_a_parts_losses() -> None:
         (("supervised", "fixmatch"), {"fixmatch.weight": 0.0}, "weight of 'fixmatch' is 0; leave"),
         (("supervised", "channels"), {}, "'supervised' and 'channels' both have a loss on class"),
         (("sets", "fedul"), {}, "'sets' and 'fedul' both have a loss on sets with known"),
-        (("fixmatch", "fl2"), {}, "fl2 cannot be composed with fixmatch: one takes local steps"),
         (("supervised", f"{__name__}:elsewhere"), {}, "'elsewhere' looks at the stream 'moon'"),
         ((f"{__name__}:nothing",), {}, "nothing returned NoneType; a part returns a"),
     ],
@@ -168,6 +230,8 @@ def test_what_the_federation_lacks_and_what_is_left_out_is_said() -> None:
     data = toy.federation()
     (said,) = composed(data, "supervised", "uda", **{"uda.tsa_rounds": 2}).check(data)
     assert said.startswith("class labels count once, in the part 'supervised': the loss on them of")
+    (said,) = composed(data, "supervised", "fedsem").check(data)
+    assert said.startswith("class labels count in the part 'supervised', and once more in 'fedsem'")
 
 
 def test_a_config_has_the_settings_of_its_parts() -> None:
@@ -181,6 +245,9 @@ def test_a_config_has_the_settings_of_its_parts() -> None:
         },
     )
     assert config.method.fixmatch.threshold == 0.8 and config.method.entropy.factor == 1.0
+    short = with_settings(config, {"rounds": 10, "method.entropy.after": 10})
+    with pytest.warns(ConfigNote, match=r"joins after 10 \(config.method.entropy.after\)"):
+        resolve(short)
     assert traced_numbers(resolve(config))["method.entropy.weight"] == 0.5
     fewer = with_settings(config, {"method.parts": ("supervised", "fixmatch")})
     assert fewer.method.fixmatch.threshold == 0.8 and "entropy" not in fewer.method
