@@ -1,4 +1,4 @@
-"""Starting from weights that were trained before: with torchvision, or in another run."""
+"""Starting from weights that were trained before: with torchvision or timm, or in another run."""
 
 import itertools
 import zipfile
@@ -21,7 +21,8 @@ from fedjax_ssl.models.published import EXPORT, read_weights
 IGNORED = ".num_batches_tracked"
 
 Place = tuple[str, ...]
-# a layer's place in our parameters and state -> its name in the state dict
+# a layer's place in our parameters and state, or that of an array without a layer -> its name in
+# the state dict
 Layers = Mapping[Place, str]
 
 # Our arrays of a layer -> PyTorch's.
@@ -38,11 +39,12 @@ def their_names(places: Iterable[Place], layers: Layers) -> dict[Place, str]:
     """Find the names in the state dict of our arrays; a place is the tree, the layer's place and
     the array.
     """
-    return {
+    of_layers = {
         place: f"{layers[place[1:-1]]}.{NAMES[place[-1]]}"
         for place in places
         if place[1:-1] in layers
     }
+    return of_layers | {place: layers[place[1:]] for place in places if place[1:] in layers}
 
 
 def their_shape(ours: tuple[int, ...]) -> tuple[int, ...]:
@@ -127,10 +129,64 @@ def resnet18_layers() -> dict[Place, str]:
     return {**layers, ("head",): "fc"}
 
 
+def vit_layers(depth: int = 48) -> dict[Place, str]:
+    """List every layer of `ViTS16` and `ViTB16`, of so many blocks at most, with its name in timm;
+    the head is the last.
+    """
+    layers = {
+        ("patches",): "patch_embed.proj",
+        ("cls_token",): "cls_token",
+        ("pos_embed",): "pos_embed",
+    }
+    steps = {
+        ("norm1",): "norm1",
+        ("attention", "qkv"): "attn.qkv",
+        ("attention", "proj"): "attn.proj",
+        ("norm2",): "norm2",
+        ("dense1",): "mlp.fc1",
+        ("dense2",): "mlp.fc2",
+    }
+    for block, (ours, theirs) in itertools.product(range(depth), steps.items()):
+        layers[(f"block{block}", *ours)] = f"blocks.{block}.{theirs}"
+    return {**layers, ("norm",): "norm", ("head",): "head"}
+
+
+# torchvision's names of a vision transformer's arrays -> timm's, by their parts in this order
+_VIT_OF_TORCHVISION = {
+    "encoder.layers.encoder_layer_": "blocks.",
+    "encoder.pos_embedding": "pos_embed",
+    "encoder.ln.": "norm.",
+    "class_token": "cls_token",
+    "conv_proj.": "patch_embed.proj.",
+    "heads.head.": "head.",
+    ".ln_": ".norm",
+    ".self_attention.in_proj_": ".attn.qkv.",
+    ".self_attention.out_proj.": ".attn.proj.",
+    ".mlp.0.": ".mlp.fc1.",
+    ".mlp.3.": ".mlp.fc2.",
+    ".mlp.linear_1.": ".mlp.fc1.",
+    ".mlp.linear_2.": ".mlp.fc2.",
+}
+
+
+def _in_names_of_timm(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the arrays of a vision transformer by timm's names; those of others as they are."""
+    if "class_token" not in arrays:
+        return arrays
+    renamed = {}
+    for name, values in arrays.items():
+        for theirs, ours in _VIT_OF_TORCHVISION.items():
+            name = name.replace(theirs, ours)
+        renamed[name] = values
+    return renamed
+
+
 LAYERS: Mapping[str, Callable[[], Layers]] = {
     "efficientnet_b0": efficientnet_b0_layers,
     "efficientnet_lite0": efficientnet_lite0_layers,
     "resnet18": resnet18_layers,
+    "vit_s16": vit_layers,
+    "vit_b16": vit_layers,
 }
 
 
@@ -159,7 +215,9 @@ def pretrained(model: Model, path: str | Path, layers: Layers) -> Model:
     """
     path = Path(path).expanduser()
     arrays = {
-        name: values for name, values in read_weights(path).items() if not name.endswith(IGNORED)
+        name: values
+        for name, values in _in_names_of_timm(read_weights(path)).items()
+        if not name.endswith(IGNORED)
     }
     shapes = _flat(jax.eval_shape(model.init, jax.random.key(0)))
     names = their_names(shapes, layers)

@@ -73,6 +73,11 @@ _NETWORKS = {
         "efficientnet:EfficientNetLite0",
         "EfficientNet-Lite0, without squeeze-and-excitation; published weights with weights=FILE",
     ),
+    "vit_s16": ("vit:ViTS16", "vision transformer ViT-S/16; timm's weights with weights=FILE"),
+    "vit_b16": (
+        "vit:ViTB16",
+        "vision transformer ViT-B/16; timm's or torchvision's weights with weights=FILE",
+    ),
     "logistic": ("convnets:Logistic", "logistic regression of two classes, one weight per input"),
 }
 
