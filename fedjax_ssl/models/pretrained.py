@@ -133,12 +133,12 @@ def vit_layers(depth: int = 48) -> dict[Place, str]:
     """List every layer of `ViTS16` and `ViTB16`, of so many blocks at most, with its name in timm;
     the head is the last.
     """
-    layers = {
+    layers: dict[Place, str] = {
         ("patches",): "patch_embed.proj",
         ("cls_token",): "cls_token",
         ("pos_embed",): "pos_embed",
     }
-    steps = {
+    steps: dict[Place, str] = {
         ("norm1",): "norm1",
         ("attention", "qkv"): "attn.qkv",
         ("attention", "proj"): "attn.proj",
