@@ -119,7 +119,8 @@ def traced_numbers(config: ml_collections.ConfigDict) -> dict[str, float]:
         config: resolved.
 
     Returns:
-        Values by dotted names of fields, for `replace_numbers`.
+        Values by dotted names of fields, for `replace_numbers`. A delay is part of the code where
+        `participation.longest` does not say how much room there is for it.
     """
     local: list[Callable[..., Any]] = [local_optimizer, learning_rate_schedule]
     parameters = [
@@ -144,6 +145,8 @@ def traced_numbers(config: ml_collections.ConfigDict) -> dict[str, float]:
             continue
         options = REGISTRIES[section].options_in(config[section])
         names |= {name for name, option in options.items() if option.traceable}
+    if config.participation.longest is None:
+        sections["participation"].discard("delay")
     values = {
         f"{section}.{name}": get(config[section], name, None)
         for section, names in sections.items()

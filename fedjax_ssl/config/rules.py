@@ -121,7 +121,7 @@ _RULES = (
         "participation.weights",
         "participation.commit",
     ),
-    _needs_one_of(("participation.delay",), "participation.late"),
+    _needs_one_of(("participation.delay",), "participation.late", "participation.longest"),
     _needs_one_of(("participation.slow",), "participation.work"),
     _needs_name("loss.name", ("focal",), "loss.gamma"),
     _needs_name("tracking.writers", ("mlflow",), "tracking.uri"),

@@ -306,8 +306,14 @@ SECTIONS: dict[str, dict[str, Option]] = {
             Each(In("[0, 1]"), "epochs"),
         ),
         "delay": _by_client(
-            "[1, 10000]", "rounds after which a late upload arrives; none is late by default"
-        )._replace(traceable=False),
+            "[0, 10000]", "rounds after which a late upload arrives; none is late by default"
+        ),
+        "longest": _field(
+            int,
+            "rounds of delay that there is room for; runs with the same share a program whatever "
+            "their delay, which is it by default",
+            _COUNT,
+        ),
         "late": _by_client("[0, 1]", "probability that an upload is late; 1 by default"),
         "buffer": _field(
             int,

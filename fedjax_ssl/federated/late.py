@@ -22,7 +22,7 @@ from fedjax_ssl.federated.optimizers import Grouped
 from fedjax_ssl.federated.setup import Facts
 
 PyTree = Any
-_WHOLE = "[1, 10000]"
+_WHOLE = "[0, 10000]"
 
 
 class Lateness(NamedTuple):
@@ -55,9 +55,10 @@ class Late(NamedTuple):
 def lateness(
     facts: Facts,
     *,
-    delay: float | str | None = None,
+    delay: float | Array | str | None = None,
     late: float | Array | str | None = None,
     buffer: int | None = None,
+    longest: int | None = None,
 ) -> Lateness | None:
     """Read which uploads are late.
 
@@ -69,9 +70,11 @@ def lateness(
         late: probability that an upload is late, as there; None: each is.
         buffer: K. The server steps at the end of a round in which as many uploads lie there since
             its last step, with all of them; None: in every round.
+        longest: D, for which there is room, at least the longest delay; runs with one D share their
+            programs, and their delay may be traced. None: the longest delay.
 
     Returns:
-        None where neither a delay nor a buffer is given.
+        None where nothing is late and the server steps in every round.
 
     Raises:
         ValueError: a delay that is no whole number of rounds, or another setting that cannot be
@@ -79,16 +82,21 @@ def lateness(
     """
     if buffer is not None:
         check_whole_numbers(buffer=buffer)
-    if delay is None:
+    never = isinstance(delay, int | float) and delay == 0
+    if delay is None or never:
         return None if buffer is None else Lateness(buffer=buffer)
-    rounds, longest = _rounds(delay, facts)
+    rounds, most = _rounds(delay, facts)
+    if longest is not None and most > longest:
+        raise UserError(f"delay is {delay}, and longest {longest}; give longest={most:g} or more")
     share = None if late is None else numbers_by_client("late", late, "[0, 1]", facts)
-    return Lateness(rounds, share, longest, buffer)
+    return Lateness(rounds, share, longest or int(most), buffer)
 
 
-def _rounds(delay: float | str, facts: Facts) -> tuple[ClientNumbers, int]:
-    """Read a delay in rounds, and the longest there is."""
+def _rounds(delay: float | Array | str, facts: Facts) -> tuple[ClientNumbers, float]:
+    """Read a delay in rounds, and the longest there is; 0 where it is not known."""
     rounds = numbers_by_client("delay", delay, _WHOLE, facts, each_round=True)
+    if isinstance(delay, jax.Array):
+        return rounds, 0
     form, *bounds = str(delay).split(":")
     if form in ("beta", "lognormal"):
         raise UserError(f"delay is {delay!r}; give rounds: a number, uniform:LOW:HIGH or a file")
@@ -99,12 +107,11 @@ def _rounds(delay: float | str, facts: Facts) -> tuple[ClientNumbers, int]:
         wider = f"uniform:{bounds[0]}:{rounds.most + 1}"
         drawn = numbers_by_client("delay", wider, _WHOLE, facts, each_round=True)
         rounds = rounds._replace(of=drawn.of)
-    longest = int(rounds.most)
 
     def whole(*place: Array) -> Array:
-        return jnp.minimum(jnp.floor(rounds.of(*place)), longest)
+        return jnp.minimum(jnp.floor(rounds.of(*place)), rounds.most)
 
-    return rounds._replace(of=whole), longest
+    return rounds._replace(of=whole), rounds.most
 
 
 def parcel_of(summed: Sums, invited: dict[str, Float[Array, ""]], number: Array) -> Parcel:

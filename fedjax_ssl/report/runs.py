@@ -14,7 +14,7 @@ from typing import Any
 import pandas
 
 from fedjax_ssl.errors import UserError, counted
-from fedjax_ssl.folder.folder import COMPARED, WATCHING, flat_config
+from fedjax_ssl.folder.folder import COMPARED, ROOM, WATCHING, flat_config
 from fedjax_ssl.folder.stored_run import StoredRun, find_runs, on_other_data, read_run
 from fedjax_ssl.registry import did_you_mean
 from fedjax_ssl.report.numbers import COSTS, Cell, Metric, compare, known, metrics_of, numbers_of
@@ -297,7 +297,7 @@ def group_runs(runs: Iterable[StoredRun]) -> list[Group]:
     configs: dict[str, dict[str, Any]] = {}
     members: dict[str, dict[int, list[StoredRun]]] = {}
     for run in runs:
-        fields = flat_config(run.config, ignore=("seed", *WATCHING))
+        fields = flat_config(run.config, ignore=("seed", *WATCHING, *ROOM))
         summary = run.summary or {}
         if "left_out_client" in summary:  # its name, where the config may have a number
             fields["data.left_out_client"] = summary["left_out_client"]

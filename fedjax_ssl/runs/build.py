@@ -285,7 +285,7 @@ def setup_of(
     with configs.naming("participation"):
         epochs = None if local["local_steps"] else local["local_epochs"]
         given = dict(config["participation"])
-        late = {name: given.pop(name) for name in ("delay", "late", "buffer")}
+        late = {name: given.pop(name) for name in ("delay", "late", "buffer", "longest")}
         pace = {
             name: given.pop(name) for name in ("seconds_per_step", "seconds_per_byte", "deadline")
         }

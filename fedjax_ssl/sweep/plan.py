@@ -7,6 +7,7 @@ import hashlib
 import importlib
 import itertools
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,10 +20,12 @@ import ml_collections
 from fedjax_ssl import config as configs
 from fedjax_ssl import data, methods
 from fedjax_ssl.config import ConfigError
+from fedjax_ssl.data.federation.supervision import build_supervision
 from fedjax_ssl.errors import counted, how_to_install
 from fedjax_ssl.folder.files import plain_value, write_atomically
 from fedjax_ssl.folder.folder import (
     COMPARED,
+    ROOM,
     WATCHING,
     RunFolderError,
     config_differences,
@@ -144,15 +147,21 @@ def from_settings(name: str, points: Sequence[Settings]) -> Plan:
         if len({str(point[field]) for point in points if field in point}) > 1
     ]
 
-    def resolved() -> Iterable[tuple[ml_collections.ConfigDict, Settings]]:
-        for point in points:
-            config = configs.load(name, tuple(point.items()))
-            yield (
-                configs.resolve(config),
-                {field: point[field] for field in several if field in point},
-            )
+    loaded = [configs.load(name, tuple(point.items())) for point in points]
+    _make_room_for_delays(loaded)
+    written = [{field: point[field] for field in several if field in point} for point in points]
+    return plan(zip(map(configs.resolve, loaded), written, strict=True), several)
 
-    return plan(resolved(), several)
+
+def _make_room_for_delays(loaded: Sequence[ml_collections.ConfigDict]) -> None:
+    """Give runs whose uploads come after different numbers of rounds room for the longest delay, so
+    that they share a program.
+    """
+    late = [config.participation for config in loaded if config.participation.delay]
+    delays = {one.delay for one in late}
+    if len(delays) > 1 and all(isinstance(delay, float) for delay in delays):
+        for one in late:
+            one.longest = one.longest or math.ceil(max(delays))
 
 
 def _of_their_methods(points: Sequence[Settings]) -> list[Settings]:
@@ -263,7 +272,7 @@ def is_sweep_file(name: str) -> bool:
 
 def identity(config: Mapping[str, Any]) -> str:
     """Write a config as text that is the same for configs which give the same run."""
-    flat = flat_config(config, ignore=WATCHING)
+    flat = flat_config(config, ignore=(*WATCHING, *ROOM))
     # as older sweeps hold it where nobody set it
     flat["federated.devices"] = flat.get("federated.devices") or 1
     return json.dumps(flat, sort_keys=True)
@@ -324,7 +333,7 @@ def _refusal(missing: Sequence[PlannedRun], stored: Plan, wanted: Plan, folder: 
     )
     reason = f"{folder} holds a sweep with {left_out}"
     if len(missing) == len(stored.runs):
-        ignore = (*WATCHING, *stored.fields, *wanted.fields)
+        ignore = (*WATCHING, *ROOM, *stored.fields, *wanted.fields)
         changed = config_differences(stored.runs[0].config, wanted.runs[0].config, ignore=ignore)
         shown = [f"  {line}" for line in changed[:_SHOWN]] + ["  ..."] * (len(changed) > _SHOWN)
         reason += "\nTheir configs differ (stored -> now):\n" + "\n".join(shown) if shown else ""
@@ -338,8 +347,18 @@ def _refusal(missing: Sequence[PlannedRun], stored: Plan, wanted: Plan, folder: 
 
 
 def _program(config: ml_collections.ConfigDict) -> str:
-    """Digests everything that the code and the shapes of a run's programs follow from."""
-    sections = plain_value([config.partition.to_dict(), config.supervision.to_dict()])
+    """Digests everything that the code and the shapes of a run's programs follow from.
+
+    How many labels there are decides the width of tables, which `Shared.align` makes one. That of
+    coarse labels and sets decides more.
+    """
+    shown = config.supervision.to_dict()
+    with configs.naming("supervision"):
+        weak = build_supervision(shown["name"], **configs.options(config.supervision)).weak
+    if not weak:
+        numbers = [name for name, value in shown.items() if type(value) in (int, float)]
+        shown |= dict.fromkeys(numbers, "a table")
+    sections = plain_value([config.partition.to_dict(), shown])
     return hashlib.sha256((static_part(config) + json.dumps(sections)).encode()).hexdigest()[:16]
 
 

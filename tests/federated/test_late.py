@@ -144,7 +144,8 @@ def test_transforms_of_a_rounds_sum_are_refused() -> None:
     [
         (lateness, {"delay": 1.5}, "delay has 1.5; rounds are whole numbers"),
         (lateness, {"delay": "beta:1:2"}, "give rounds: a number, uniform:LOW:HIGH or a file"),
-        (lateness, {"delay": 0.0}, "delay is 0.0; it must be a number in [1, 10000]"),
+        (lateness, {"delay": -1.0}, "delay is -1.0; it must be a number in [0, 10000]"),
+        (lateness, {"delay": 5.0, "longest": 4}, "delay is 5.0, and longest 4; give longest=5"),
         (lateness, {"buffer": 0}, "buffer is 0; it must be a whole number of at least 1"),
         (clock, {"deadline": 3.0}, "deadline is 3.0 seconds, but clients take none"),
         (clock, {"seconds_per_step": -1.0}, "it must be a number of at least 0"),

@@ -23,7 +23,7 @@ from fedjax_ssl.errors import ConfigNote
 from fedjax_ssl.folder.folder import RunFolderError
 from fedjax_ssl.folder.run_folder import RunFolder
 from fedjax_ssl.runs import divergence
-from fedjax_ssl.runs.compile import OutOfMemory
+from fedjax_ssl.runs.compile import OutOfMemory, described
 from fedjax_ssl.runs.loop import run
 from fedjax_ssl.runs.shared import Shared
 from fedjax_ssl.sweep import cluster, results, search, workers
@@ -85,6 +85,61 @@ def test_runs_are_those_of_run_a_failure_stops_nobody_and_what_is_done_is_not_do
     )
     assert float(table(tmp_path)[1]["test_accuracy"]) == rows[1]["test_accuracy"]
     assert [one.name for one in results.unfinished(tmp_path, runs)] == ["broken"]
+
+
+SURFACE = (
+    *("model.name=linear", "model.hidden=None"),
+    *("supervision.name=fraction", "supervision.labels=None"),
+)
+
+
+def planned_surface():
+    """Plan two runs with other labels, clients and delays."""
+    fields = ("supervision.fraction", "participation.probability", "participation.delay")
+    common = dict(text.split("=") for text in (*SMALL, *SURFACE))
+    swept = [
+        common | dict(zip(fields, values, strict=True))
+        for values in (("0.1", "0.5", "1"), ("0.5", "1", "3"))
+    ]
+    return plans.from_settings("digits_fedavg", swept)
+
+
+def test_labels_probabilities_and_delays_are_numbers_of_one_program():
+    plan = planned_surface()
+    assert len(plan.runs) == 2 and len(plan.programs) == 1
+    shared = Shared()
+    given = [configs.resolve(plans.config_of(one)) for one in plan.runs]
+    shared.align(given)
+    few, many = (shared.program(config) for config in given)
+    assert few.code == many.code
+    assert described((few.template(), few.inputs)) == described((many.template(), many.inputs))
+    labels = [int(one.built.federation.num_labelled.sum()) for one in (few, many)]
+    assert labels[0] < labels[1]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["surface", "private"])
+def test_runs_of_a_surface_have_the_bits_of_run_and_compile_once(tmp_path, monkeypatch, kind):
+    if kind == "surface":
+        plan = planned_surface()
+        plans.save(tmp_path, plan, [])
+    else:
+        swept = ("privacy.noise=1.0,2.0", "privacy.clip=0.2,0.5")
+        plan = planned(tmp_path, *swept, seeds=(0,), config="digits_private:noise")
+    shared = []
+
+    class Kept(Shared):
+        def __init__(self, own_process=False):
+            super().__init__(own_process)
+            shared.append(self)
+
+    monkeypatch.setattr(workers, "Shared", Kept)
+    workers.do_runs(lambda told: None, tmp_path, [one.name for one in plan.runs])
+    (one_program,) = shared
+    assert [kind for kind, *_ in one_program.compiled].count("block") == 1
+    for one in plan.runs:
+        run(plans.config_of(one), tmp_path / one.name)
+        assert rows_of(results.folder_of(tmp_path, one.name)) == rows_of(tmp_path / one.name)
 
 
 def test_runs_that_do_not_fit_together_are_done_half_as_many_at_a_time(tmp_path, monkeypatch):
