@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import ml_collections
 
+from fedjax_ssl import methods
 from fedjax_ssl.checks import Several
 from fedjax_ssl.config.fields import FIELDS, get
 from fedjax_ssl.config.optimizers import local_training
@@ -138,8 +139,64 @@ _RULES = (
 )
 
 
+class _OfMethods(NamedTuple):
+    """Settings of a method, or of a part of a composition, that do nothing unless another one of it
+    has one of some values.
+    """
+
+    decides: str
+    values: tuple[str, ...]  # (): any but 0
+    settings: tuple[str, ...]
+
+    def holds(self, section: ml_collections.ConfigDict) -> bool:
+        value = section[self.decides]
+        return value in self.values if self.values else value not in _NOTHING
+
+    def needs(self, place: str) -> str:
+        """Say what has to hold, of the section at this place."""
+        if not self.values:
+            return f"{place}{self.decides}"
+        return " or ".join(f"{place}{self.decides}={value}" for value in self.values)
+
+
+_RULES_OF_METHODS = (
+    _OfMethods("threshold_rule", ("flexmatch", "freematch", "softmatch"), ("threshold_scope",)),
+    _OfMethods("threshold_rule", ("flexmatch", "freematch"), ("threshold_floor",)),
+    _OfMethods("threshold_rule", ("freematch", "softmatch"), ("threshold_decay",)),
+    _OfMethods("threshold_rule", ("flexmatch",), ("warm_up",)),
+    _OfMethods("threshold_rule", ("freematch",), ("threshold_ceiling", "fairness_weight")),
+    _OfMethods("threshold_rule", ("softmatch",), ("deviations", "alignment")),
+    _OfMethods("tsa", ("exp", "linear", "log"), ("tsa_rounds",)),
+    _OfMethods("variant", ("code",), ("prior_decay",)),
+    _OfMethods("contrast_weight", (), ("projection", "prior_decay")),
+    _OfMethods(
+        "tuning_epochs", (), ("tuning_rate", "tuning_batch_size", "tuning_cap", "tuning_anchor")
+    ),
+)
+# `threshold` of a fixed rule and of FlexMatch's examples, which the contrast of ProxyFL has too.
+_THRESHOLD = _OfMethods("threshold_rule", ("fixed", "flexmatch"), ("threshold",))
+
+
+def _note_settings_of_methods(config: ml_collections.ConfigDict) -> None:
+    """Name every setting of the method, or of its parts, that was given and does nothing."""
+    for field, option in methods.METHODS.options_in(config.method).items():
+        value = get(config, f"method.{field}", option.default)
+        if value == option.default:
+            continue
+        part, _, setting = field.rpartition(".")
+        section = config.method[part] if part else config.method
+        place = f"config.method.{part}{'.' * bool(part)}"
+        rules = [rule for rule in _RULES_OF_METHODS if setting in rule.settings]
+        if setting == "threshold" and not section.get("contrast_weight"):
+            rules.append(_THRESHOLD)
+        for rule in rules:
+            if rule.decides in section and not rule.holds(section):
+                note(f"{place}{setting}={value} has no effect without {rule.needs(place)}")
+
+
 def note_without_effect(config: ml_collections.ConfigDict) -> None:
     """Name every setting that was given and does nothing beside the others."""
+    _note_settings_of_methods(config)
     for rule in _RULES:
         if rule.holds(config):
             continue

@@ -166,6 +166,25 @@ def test_parts_of_a_stream_that_do_not_come_are_noted(given: dict[str, int], sai
             ["hamming=paillier"],
         ),
         ({"prediction.predictors": "network,xclp", "prediction.groups": 2}, []),
+        (
+            {
+                "method.name": "fixmatch",
+                "method.threshold_rule": "freematch",
+                "method.threshold": 0.5,
+                "method.warm_up": False,
+                "method.fairness_weight": 0.1,
+            },
+            ["method.threshold=0.5", "method.warm_up=False"],
+        ),
+        (
+            {
+                "method.name": "compose",
+                "method.parts": ("supervised", "fixmatch"),
+                "method.fixmatch.threshold_scope": "round",
+                "method.fixmatch.threshold": 0.5,
+            },
+            ["method.fixmatch.threshold_scope=round"],
+        ),
     ],
 )
 def test_settings_that_do_nothing_beside_the_others_are_named(

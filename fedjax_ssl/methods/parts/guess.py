@@ -27,7 +27,12 @@ from fedjax_ssl.federated.method import (
     RoundContext,
 )
 from fedjax_ssl.methods.parts.consistency import UNLABELLED
-from fedjax_ssl.methods.parts.terms import PseudoLabels, diagnose_pseudo_labels
+from fedjax_ssl.methods.parts.terms import (
+    PseudoLabels,
+    diagnose_pseudo_labels,
+    examples_mask,
+    network_outputs,
+)
 from fedjax_ssl.methods.parts.thresholds import Batch, Known, Rule, Thresholds, Weigh, rule_of
 
 # (step, inputs as the network sees them, scores of the model in training) -> scores of who labels
@@ -135,7 +140,11 @@ class Guesses(NamedTuple):
         rows = step.streams[UNLABELLED]
         probabilities = jax.nn.softmax(jax.lax.stop_gradient(logits))
         batch = Batch(probabilities, rows.mask, rows.position, step.client)
-        return self.rule.look(step.local.known, batch)
+        known: Known = step.local.known
+        if self._anew:
+            first = step.number == 0
+            known = jax.tree.map(lambda new, old: jnp.where(first, new, old), step.sent, known)
+        return self.rule.look(known, batch)
 
     def term(
         self,
@@ -193,9 +202,19 @@ class Guesses(NamedTuple):
         return self.how.threshold_scope == "global"
 
     @property
+    def _learns(self) -> bool:
+        """Whether the rule learns anything."""
+        return bool(jax.tree.leaves(self.rule.start(jnp.zeros(()), 1)))
+
+    @property
+    def _anew(self) -> bool:
+        """Whether what the rule has learned begins anew in every round."""
+        return self.how.threshold_scope == "round" and self.rule.labelled is not None
+
+    @property
     def _has_server(self) -> bool:
         """Whether the server knows something of the rule; clients that train alone have none."""
-        return self._shared and bool(jax.tree.leaves(self.rule.start(jnp.zeros(()), 1).common))
+        return self._shared and self._learns
 
     def _start(self, clients: Client, places: int) -> Known:
         """Return what the rule knows of the examples of a client, or of all of them together."""
@@ -209,6 +228,9 @@ class Guesses(NamedTuple):
             common = self._start(clients, 0).common if self._shared else ()
             return Local(jnp.zeros(clients.rows.shape[1:], jnp.int32), Known(common))
 
+        if self._anew:
+            # Clients do this themselves, with the model that they receive.
+            return AtServer(init=init, prepare=self._labelled, at_clients=True)
         if not self._has_server:
             return AtServer(init=init)
 
@@ -224,6 +246,23 @@ class Guesses(NamedTuple):
             return Broadcast(shared=state.known.common), state
 
         return AtServer(init=init, prepare=send, server_update=update)
+
+    def _labelled(self, state: Local, context: RoundContext) -> tuple[Broadcast, Local]:
+        """Return what each client knows by one pass of the received model over its examples."""
+        clients = context.clients
+        places = clients.rows.shape[1]
+        mask = examples_mask(clients)
+        if not self.labelled_too:
+            mask = mask & (clients.observed < 0)
+        probabilities = jax.nn.softmax(network_outputs(self.setup, context, clients).logits)
+        labelled = self.rule.labelled
+        assert labelled is not None, "asked for by `_anew`"
+
+        def of_client(q: Array, real: Array, client: Client) -> Known:
+            batch = Batch(q, real, jnp.arange(places, dtype=jnp.int32), client)
+            return labelled(self.rule.start(jnp.sum(real), places), batch)
+
+        return Broadcast(jax.vmap(of_client)(probabilities, mask, clients)), state
 
     def _at_client(self, name: str) -> AtClient:
         keeps_own = self.rule.summed is not None
@@ -247,6 +286,13 @@ class Guesses(NamedTuple):
         def mean(trained: ClientResult) -> PyTree:
             return trained.local[name].known.common
 
+        if self._anew:
+            # The first step has what the client was told; until then the shapes are enough.
+            return AtClient(
+                start=lambda state, *_: Local(
+                    state.notes, self.rule.start(jnp.zeros(()), state.notes.shape[0])
+                )
+            )
         nothing = AtClient()
         sends = self._has_server
         return AtClient(
@@ -254,7 +300,7 @@ class Guesses(NamedTuple):
             start=start,
             collect=change if sends and keeps_own else nothing.collect,
             average=mean if sends and not keeps_own else nothing.average,
-            remember=remember if jax.tree.leaves(self.rule.start(jnp.zeros(()), 1)) else None,
+            remember=remember if self._learns else None,
         )
 
 
@@ -279,4 +325,10 @@ def guesses_of(
         ValueError: settings that the federation cannot have.
     """
     rule = rule_of(setup, how, threshold, above)
+    if how.threshold_scope == "round" and setup.federated_optimizer.alone:
+        raise ValueError(
+            "threshold_scope is 'round', which begins with what the received model says, but "
+            "clients that train alone receive none; threshold_scope='client' has thresholds of "
+            "their own"
+        )
     return Guesses(setup, how, labeller(setup, how), rule, labelled_too)

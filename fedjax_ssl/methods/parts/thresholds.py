@@ -4,7 +4,8 @@ A rule looks at the labels' probabilities in every local step. What it knows is 
 is common to the clients, and what a client has of its own. With `threshold_scope="global"` the
 common part is sent to the clients, moves with their steps, and comes back: FreeMatch's and
 SoftMatch's as a weighted mean, FlexMatch's counts as the sum of their changes. With "client" both
-stay at the client, and nothing is sent.
+stay at the client, and nothing is sent. With "round" a client learns both anew in every round, from
+what the received model says of all its examples.
 """
 
 from collections.abc import Callable
@@ -48,7 +49,8 @@ class Thresholds:
             examples are confident of; "freematch": the mean confidence, lower for classes that are
             predicted less; "softmatch": a weight that falls below the mean confidence.
         threshold_scope: what the rule has learned is "global", sent, moved by the clients' steps
-            and averaged; or each "client" keeps its own.
+            and averaged; or each "client" keeps its own; or it begins in every "round" with what
+            the received model says of the client's examples.
         threshold_decay: of FreeMatch's and SoftMatch's averages, by local step.
         threshold_floor: the smallest threshold of a class of FlexMatch and FreeMatch.
         threshold_ceiling: the largest mean confidence of FreeMatch.
@@ -60,7 +62,7 @@ class Thresholds:
     """
 
     threshold_rule: Literal["fixed", "flexmatch", "freematch", "softmatch"] = "fixed"
-    threshold_scope: Literal["global", "client"] = "global"
+    threshold_scope: Literal["global", "client", "round"] = "global"
     threshold_decay: Decay = 0.999
     threshold_floor: Share = 0.0
     threshold_ceiling: Share = 1.0
@@ -98,6 +100,9 @@ class Rule(NamedTuple):
     # mean of what the clients end with, who have nothing of their own
     fairness: Callable[[Known, Array, Array], Array] | None = None
     # ^ (after the step, scores that learn, rows that count) -> a loss beside the method's
+    labelled: Callable[[Known, Batch], Known] | None = None
+    # ^ (before the first step, all examples of a client as a batch) -> what it knows by them alone;
+    # None: nothing
 
 
 def rule_of(setup: Setup, how: Thresholds, threshold: float | Array, above: bool = False) -> Rule:
@@ -176,18 +181,17 @@ def _flexmatch(setup: Setup, how: Thresholds, threshold: float | Array) -> Rule:
         counts = sent.counts + changes
         return _Counted(counts, flexmatch_rates(counts, sent.rates, how.warm_up))
 
-    return Rule(look, start, summed)
+    return Rule(look, start, summed, labelled=lambda known, batch: look(known, batch)[1])
 
 
 def _freematch(setup: Setup, how: Thresholds) -> Rule:
-    def look(known: Known, batch: Batch) -> tuple[Weigh, Known]:
-        state = freematch_update(
-            known.common,
-            batch.probabilities,
-            batch.mask,
-            how.threshold_decay,
-            how.threshold_ceiling,
+    def moved(known: Known, batch: Batch, decay: float | Array) -> FreeMatch:
+        return freematch_update(
+            known.common, batch.probabilities, batch.mask, decay, how.threshold_ceiling
         )
+
+    def look(known: Known, batch: Batch) -> tuple[Weigh, Known]:
+        state = moved(known, batch, how.threshold_decay)
         return _reach(freematch_thresholds(state), how.threshold_floor), Known(state)
 
     def fairness(known: Known, logits: Array, counted: Array) -> Array:
@@ -198,6 +202,7 @@ def _freematch(setup: Setup, how: Thresholds) -> Rule:
         look,
         lambda examples, places: Known(freematch_start(setup.num_classes)),
         fairness=fairness,
+        labelled=lambda known, batch: Known(moved(known, batch, 0.0)),
     )
 
 
@@ -213,11 +218,17 @@ def _softmatch(setup: Setup, how: Thresholds) -> Rule:
         total = jnp.sum(counts)
         return jnp.where(total > 0, counts / jnp.maximum(total, 1.0), uniform)
 
+    def moved(known: Known, batch: Batch, decay: float | Array) -> SoftMatch:
+        target = target_of(batch.client)
+        return softmatch_update(known.common, batch.probabilities, batch.mask, target, decay)
+
     def look(known: Known, batch: Batch) -> tuple[Weigh, Known]:
         target = target_of(batch.client)
-        state: SoftMatch = softmatch_update(
-            known.common, batch.probabilities, batch.mask, target, how.threshold_decay
-        )
+        state = moved(known, batch, how.threshold_decay)
         return lambda q: softmatch_weights(state, q, target, how.deviations), Known(state)
 
-    return Rule(look, lambda examples, places: Known(softmatch_start(setup.num_classes)))
+    return Rule(
+        look,
+        lambda examples, places: Known(softmatch_start(setup.num_classes)),
+        labelled=lambda known, batch: Known(moved(known, batch, 0.0)),
+    )
