@@ -66,7 +66,6 @@ def _registry(place: str) -> Callable[[], Mapping[str, str]]:
 
 def _terms() -> Mapping[str, str]:
     """Terms, with the labels that they learn from and what clients send for them."""
-    from fedjax_ssl.federated.engine import what_leaves
     from fedjax_ssl.federated.recipe import in_words
     from fedjax_ssl.methods import TERMS, recipe
     from fedjax_ssl.testing import toy
@@ -75,9 +74,11 @@ def _terms() -> Mapping[str, str]:
     found = {}
     for name, line in TERMS.available().items():
         alone = recipe("compose", setup, parts=(name,))
-        leaves = what_leaves(alone)
-        sent = " and ".join((*leaves["terms"], *leaves["beside"])) or "nothing"
-        found[name] = f"{line} Needs {in_words(alone.needs)}; sends {sent} beside the model."
+        (term,) = alone.stages[0].terms
+        needs = in_words(alone.needs) if term.views else "none of its own"
+        sent = term.sends or " and ".join(alone.sends)
+        beside = f"the model, and {sent}" if sent else "the model alone"
+        found[name] = f"{line}\nneeds: {needs}\nsends: {beside}"
     return found
 
 
@@ -108,14 +109,17 @@ KINDS: dict[str, tuple[str, Callable[[], Mapping[str, str]]]] = {
 
 
 def paragraph(head: str, text: str, column: int, width: int) -> str:
-    """Write a word and the text about it in two columns; a word that is too long stands above
-    the text.
+    """Write a word and the text about it in two columns, each line of the text anew; a word that is
+    too long stands above the text.
     """
     indent = " " * column
     above, first = (
         ("", f"  {head}".ljust(column)) if len(head) + 4 <= column else (f"  {head}\n", indent)
     )
-    filled = textwrap.fill(
-        text, width, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False
-    )
-    return above + filled
+    filled = [
+        textwrap.fill(
+            line, width, initial_indent=start, subsequent_indent=indent, break_on_hyphens=False
+        )
+        for line, start in zip(text.split("\n"), (first, *[indent] * text.count("\n")), strict=True)
+    ]
+    return above + "\n".join(filled)

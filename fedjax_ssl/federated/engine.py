@@ -209,7 +209,7 @@ def what_leaves(recipe: Recipe) -> dict[str, Sequence[str]]:
     kinds = [kind for stage in recipe.stages for kind in kinds_of(stage)]
     plain = AtClient()
     terms = {
-        term.name
+        term.name: f" ({term.sends})" * bool(term.sends)
         for kind in kinds
         for term in kind.terms
         if term.client.collect is not plain.collect or term.client.average is not plain.average
@@ -220,7 +220,7 @@ def what_leaves(recipe: Recipe) -> dict[str, Sequence[str]]:
         "statistics": ["batch statistics"] * bool(jax.tree.leaves(model_state)),
         "optimizer": ["states of optimizers"] * setup.average_optimizer,
         "weight": ["their weights in the average"] * weighed,
-        "terms": [f"what the term {name!r} uploads" for name in sorted(terms)],
+        "terms": [f"what the term {name!r} uploads{terms[name]}" for name in sorted(terms)],
         "beside": list(recipe.sends),
         **(REPORTED if reported else {}),
     }

@@ -419,6 +419,7 @@ class Term(NamedTuple):
     server: AtServer = AtServer()  # what it does at the server, around local training
     client: AtClient = AtClient()  # what it does at a client, beside the loss
     log: ForLog = ForLog()  # what it adds to metrics and to the count of bytes
+    sends: str = ""  # what clients send for it, in words; "": nothing, or nobody said
 
 
 class Losses(NamedTuple):

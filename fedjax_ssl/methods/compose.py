@@ -78,7 +78,9 @@ def supervised(setup: Setup) -> Recipe:
 
 
 def channels(setup: Setup, *, use_test_prior: bool = True) -> Recipe:
-    """Cross-entropy of class labels, coarse labels and sets, each through its client's channel.
+    """Cross-entropy of class labels, coarse labels and counted sets.
+
+    Each is explained through its client's channel.
 
     Args:
         setup: the run.
@@ -88,7 +90,9 @@ def channels(setup: Setup, *, use_test_prior: bool = True) -> Recipe:
 
 
 def sets(setup: Setup, *, use_test_prior: bool = True) -> Recipe:
-    """Cross-entropy of the sets that examples are in, through the sets' class shares (FedUL).
+    """Cross-entropy of the sets that examples are in (FedUL).
+
+    It goes through the sets' class shares.
 
     Args:
         setup: the run.
@@ -98,15 +102,17 @@ def sets(setup: Setup, *, use_test_prior: bool = True) -> Recipe:
 
 
 def coarse(setup: Setup) -> Recipe:
-    """Cross-entropy of coarse labels, through their correspondence to classes (FedMT's projection
-    loss).
+    """Cross-entropy of coarse labels (FedMT's projection loss).
+
+    It goes through their correspondence to classes.
     """
     return _known(setup, ("coarse",))
 
 
 def graph(setup: Setup, settings: PropagatedLabels) -> Recipe:
-    """Labels propagated over one graph of the cohort's examples (XCLP), which never contradict a
-    weak label.
+    """Labels propagated over one graph of the cohort (XCLP).
+
+    They never contradict a weak label.
     """
     term = propagated_term(setup, settings, UNLABELLED)
     recipe = _alone(setup, term, KNOWN, "any")
@@ -138,8 +144,9 @@ class Prototypes:
 
 
 def prototypes(setup: Setup, settings: Prototypes) -> Recipe:
-    """Pseudo-labels of unlabelled examples by the class prototypes of other clients (ProtoFSSL),
-    which the network's class scores learn.
+    """Pseudo-labels by other clients' class prototypes (ProtoFSSL).
+
+    The network's class scores learn them.
 
     Args:
         setup: the run.
@@ -171,7 +178,9 @@ def prototypes(setup: Setup, settings: Prototypes) -> Recipe:
         prepare=prepare, server_update=term.server.server_update, at_clients=False
     )
     log = taught.log._replace(traffic=term.log.traffic)
-    whole = taught._replace(name=term.name, server=server, client=term.client, log=log)
+    whole = taught._replace(
+        name=term.name, server=server, client=term.client, log=log, sends=term.sends
+    )
     alone = _alone(setup, whole, ("labels",), "any")
     return alone._replace(init=recipe.init, uploads=recipe.uploads)
 
@@ -195,8 +204,9 @@ class Candidates(LabelsFrom):
 
 
 def candidates(setup: Setup, settings: Candidates) -> Recipe:
-    """Contrast of unlabelled examples with the classes that they may be of, at the head's rows
-    (ProxyFL).
+    """Contrast with the classes that an example may be of (ProxyFL).
+
+    Classes are the rows of the network's head.
 
     Args:
         setup: the run.
@@ -215,7 +225,7 @@ def proxy_tuning(
     rate: Positive = 0.005,
     batch_size: Count = 4,
 ) -> Recipe:
-    """Tune the averaged rows of the head at the server by those of the clients (ProxyFL).
+    """Tune the averaged head by the clients' heads (ProxyFL).
 
     Args:
         setup: the run.

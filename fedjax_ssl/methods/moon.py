@@ -33,8 +33,9 @@ class _Previous(NamedTuple):
 
 
 def moon(setup: Setup, *, temperature: Positive = 0.5) -> Term:
-    """Contrast features of labelled examples with those of the received and the client's own last
-    network (MOON); its weight is mu.
+    """Contrast with the received and the client's last network (MOON).
+
+    Features of labelled examples are drawn to the received network's; the weight is mu.
 
     Args:
         setup: the run.

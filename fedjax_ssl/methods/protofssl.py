@@ -281,6 +281,7 @@ def _term(setup: Setup, settings: ProtoFSSL) -> Term:
         server=server,
         client=client,
         log=log,
+        sends="class prototypes",
     )
 
 

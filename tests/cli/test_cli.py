@@ -131,6 +131,12 @@ def test_lists_have_a_line_each(capsys):
     ):
         assert f"\n  {name} " in output
     assert "digits_xclp" in output and "FedAvg+XCLP on real handwriting" in output
+    terms = output[output.index("terms (") : output.index("models (")].splitlines()
+    (place,) = [number for number, line in enumerate(terms) if line.startswith("  prototypes ")]
+    assert [line.strip() for line in terms[place + 1 : place + 3]] == [
+        "needs: class labels at clients",
+        "sends: the model, and class prototypes",
+    ]
 
 
 def test_help_of_a_config_prints_every_field(capsys):

@@ -245,7 +245,14 @@ def candidates_term(
         start=lambda prior, *_: jnp.zeros_like(prior),
         collect=lambda trained: trained.local[CANDIDATES],
     )
-    return Term(CANDIDATES, (*labelled, *learns), loss, server=server, client=client)
+    return Term(
+        CANDIDATES,
+        (*labelled, *learns),
+        loss,
+        server=server,
+        client=client,
+        sends="counts of examples that they are sure of, by class",
+    )
 
 
 def projected(params: PyTree, features: Float[Array, "n d"]) -> tuple[Array, Array]:
@@ -299,6 +306,7 @@ def tuning_term(setup: Setup, how: Tuning) -> Term:
         server=server,
         client=AtClient(collect=head_of),
         log=ForLog(traffic=nothing_more),
+        sends="their heads, seen one by one",
     )
 
 
