@@ -323,6 +323,20 @@ def total(labels: Count, class_balanced: bool = False) -> Supervision:
     )
 
 
+def total_per_class(labels: Count) -> Supervision:
+    """`labels` labels of every class in the whole federation, at whichever clients have them.
+
+    Args:
+        labels: labels of each class, at least 1; all of a class of which fewer are there.
+    """
+    return Supervision(
+        lambda key, holdings: (
+            rank_within(key, jnp.where(holdings.eligible, holdings.labels, -1)) < labels
+        ),
+        lambda sizes, keeping, num_classes: labels * num_classes,
+    )
+
+
 def xclp_noniid(labels: Count, classes: Count = 5) -> Supervision:
     """XCLP's non-iid labels: each client has labels of `classes` classes only, while its data may
     hold all.
@@ -501,7 +515,17 @@ def balanced_draw(key: PRNGKey, labels: Ids, available: Mask, each: int) -> Mask
     return known & (in_class < each)
 
 
-_BY_NAME = (per_client, per_class, circulant, fraction, total, xclp_noniid, class_pairs, dealt)
+_BY_NAME = (
+    per_client,
+    per_class,
+    circulant,
+    fraction,
+    total,
+    total_per_class,
+    xclp_noniid,
+    class_pairs,
+    dealt,
+)
 SUPERVISIONS: Registry[Supervision] = Registry(
     "supervision",
     {

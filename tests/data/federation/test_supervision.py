@@ -62,6 +62,7 @@ CASES = [
     ("fraction", {"fraction": 1.0, "labelled_clients": 2, "which": "random"}),
     ("total", {"labels": 50}),
     ("total", {"labels": 7, "class_balanced": True}),
+    ("total_per_class", {"labels": 3}),
     ("xclp_noniid", {"labels": 4, "classes": 2}),
     ("class_pairs", {"labels": 5}),
     ("dealt", {}),
@@ -145,6 +146,14 @@ def test_per_class_is_exact_up_to_what_exists():
         have = np.bincount(LABELS[ELIGIBLE & (client == CLIENT)], minlength=NUM_CLASSES)
         got = np.bincount(LABELS[kept & (client == CLIENT)], minlength=NUM_CLASSES)
         np.testing.assert_array_equal(got, np.minimum(have, 2))
+
+
+def test_total_per_class_is_exact_up_to_what_exists():
+    have = np.bincount(LABELS[ELIGIBLE], minlength=NUM_CLASSES)
+    for labels in (1, 4, 1000):
+        kept = keep("total_per_class", labels=labels)
+        got = np.bincount(LABELS[kept], minlength=NUM_CLASSES)
+        np.testing.assert_array_equal(got, np.minimum(have, labels))
 
 
 def test_fraction_counts_and_at_least_one():
