@@ -18,6 +18,8 @@ from fedjax_ssl.objectives import INVERSE
 from fedjax_ssl.own_code import import_named
 
 PREDICTORS = ("network", "xclp", "per_client_lp", "class_means", "linear_head")
+# those for which clients send codes or sums of their examples
+_SENDING = ("xclp", "class_means", "linear_head")
 # Columns of validation data, and the name in `config.metrics` that brings them, if any.
 _COLUMNS = {
     "accuracy": None,
@@ -362,6 +364,7 @@ def check_privacy(config: ml_collections.ConfigDict) -> None:
         return
     loss = config.loss
     inverse = loss.class_weights is not None and tuple(loss.class_weights) == INVERSE
+    sent = [name for name in predictors(config) if name in _SENDING]
     wrong = (
         (
             config.federated.weighting != "uniform",
@@ -391,6 +394,11 @@ def check_privacy(config: ml_collections.ConfigDict) -> None:
         (
             config.save_clients is not None,
             "config.save_clients keeps models of single clients; leave it out",
+        ),
+        (
+            bool(sent),
+            f"config.prediction.predictors names {', '.join(sent)}, for which clients send "
+            "something of every example, once and without noise; leave that out",
         ),
     )
     for is_wrong, why in wrong:
@@ -423,7 +431,7 @@ def check_prediction(config: ml_collections.ConfigDict) -> None:
     if untrained and of_features and not trained:
         raise ConfigError(
             "config.prediction.features is 'network', whose weights config.rounds=0 leaves random; "
-            "train it, give config.model.weights (efficientnet_b0, resnet18), or use "
+            "train it, give config.model.weights (of a network with published ones), or use "
             "--config.prediction.features=inputs"
         )
     approximate = section.neighbor_search == "approximate"

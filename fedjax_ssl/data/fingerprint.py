@@ -39,10 +39,10 @@ def fingerprint(dataset: Dataset) -> dict[str, int | str]:
         "training_examples": len(dataset.train),
         "test_examples": 0 if dataset.test is None else len(dataset.test),
         **{
-            what: _digest(getattr(split, field) for split in splits)
+            what: of_arrays(getattr(split, field) for split in splits)
             for what, field in _NAMED.items()
         },
-        "other fields": _digest([names, dataset.correspondence, dataset.set_shares, *others]),
+        "other fields": of_arrays([names, dataset.correspondence, dataset.set_shares, *others]),
     }
 
 
@@ -50,11 +50,11 @@ def of_files(files: Iterable[Path]) -> str:
     """Compute a digest of the content of files, in this order; folders among them are left out."""
     there = [file for file in files if file.is_file()]
     mapped = (np.memmap(file, mode="r") if file.stat().st_size else None for file in there)
-    return _digest(mapped, MOST // max(len(there), 1))
+    return of_arrays(mapped, MOST // max(len(there), 1))
 
 
-def _digest(arrays: Iterable[np.ndarray | None], most: int = MOST) -> str:
-    """Compute a digest of shapes, types and bytes.
+def of_arrays(arrays: Iterable[np.ndarray | None], most: int = MOST) -> str:
+    """Compute a digest of shapes, types and bytes of arrays, of which `most` bytes each are read.
 
     The size alone decides what is read: what is in memory when it is made is mapped from the disk
     when it is opened.

@@ -106,7 +106,11 @@ def _of_run(folder: Path, dataset: Dataset) -> Encoder:
             f"--encoder {folder} was trained on inputs of shape {list(model.input_shape)}; those "
             f"of {dataset.name!r} have {list(dataset.input_shape)}"
         )
-    known = {"run": model.config.method.name, "round": model.round}
+    known = {
+        "run": model.config.method.name,
+        "round": model.round,
+        "parameters": model.digest(),
+    }
     return Encoder(known, model.embed)
 
 

@@ -77,6 +77,8 @@ class Setup(NamedTuple):
     evaluation_batch_size: int = 512  # examples that are predicted at once
     strong_augment: Callable[[Array, Array], Array] | None = None
     # ^ like `augment`; None: the weak one
+    stored_views: int | None = None
+    # ^ weak views of an example, from which `augment` draws; None: it makes them, any number
     min_labelled: int = 1
     # ^ bound over the clients that have labels, from `FederatedData`, as is the next one
     num_parts: int = 1  # in which clients' unlabelled examples come, one after another

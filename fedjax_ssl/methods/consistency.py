@@ -82,6 +82,7 @@ from fedjax_ssl.methods.parts.consistency import (
     UNLABELLED,
     Teacher,
     adversarial_pass,
+    check_weak_views,
     second_pass,
     strong_view,
     taught_term,
@@ -348,6 +349,7 @@ def mixmatch(setup: Setup, settings: MixMatch, guessing: Guessing) -> Recipe:
     Raises:
         ValueError: for a setting outside its range, or a federation with nothing to learn from.
     """
+    check_weak_views(setup, settings.num_augmentations)
     known: tuple[View, ...] = (augmented_view(setup, LABELLED),) if setup.max_labelled else ()
     weak = augmented_view(setup, UNLABELLED)
     more = (

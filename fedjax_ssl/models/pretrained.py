@@ -1,5 +1,6 @@
 """Starting from weights that were trained before: with torchvision or timm, or in another run."""
 
+import functools
 import itertools
 import zipfile
 import zlib
@@ -16,6 +17,7 @@ from fedjax_ssl.errors import counted
 from fedjax_ssl.models.efficientnet import STAGES
 from fedjax_ssl.models.model import Model
 from fedjax_ssl.models.published import EXPORT, read_weights
+from fedjax_ssl.models.residual import RESNET18_BLOCKS, RESNET50_BLOCKS
 
 # Counts of batches, which PyTorch needs only for a momentum that we do not have.
 IGNORED = ".num_batches_tracked"
@@ -110,23 +112,68 @@ def efficientnet_lite0_layers() -> dict[Place, str]:
     return {**layers, ("last", "conv"): "_conv_head", ("last", "norm"): "_bn1", ("head",): "_fc"}
 
 
-def resnet18_layers() -> dict[Place, str]:
-    """List every layer of `ResNet18` with its name in torchvision's `resnet18`; the head is the
-    last.
+def timm_efficientnet_layers(excitation: bool) -> dict[Place, str]:
+    """List every layer of `EfficientNetB0`, or of `EfficientNetLite0` without excitation, with its
+    name in timm's state dicts; the head is the last.
+    """
+    layers: dict[Place, str] = {("stem", "conv"): "conv_stem", ("stem", "norm"): "bn1"}
+    for i, stage in enumerate(STAGES, 1):
+        for block in range(1, stage.blocks + 1):
+            ours = f"block{i}_{block}"
+            theirs = f"blocks.{i - 1}.{block - 1}"
+            steps = {"expand": "conv_pw", "depthwise": "conv_dw", "project": "conv_pwl"}
+            if stage.expansion == 1:
+                steps = {"depthwise": "conv_dw", "project": "conv_pw"}
+            for number, (step, conv) in enumerate(steps.items(), 1):
+                layers |= {
+                    (ours, step, "conv"): f"{theirs}.{conv}",
+                    (ours, step, "norm"): f"{theirs}.bn{number}",
+                }
+            if excitation:
+                layers |= {
+                    (ours, "squeeze"): f"{theirs}.se.conv_reduce",
+                    (ours, "excite"): f"{theirs}.se.conv_expand",
+                }
+    return {
+        **layers,
+        ("last", "conv"): "conv_head",
+        ("last", "norm"): "bn2",
+        ("head",): "classifier",
+    }
+
+
+def resnet_layers(blocks: tuple[int, ...], convolutions: int) -> dict[Place, str]:
+    """List every layer of `ResNet18` or `ResNet50` with its name in torchvision's and timm's state
+    dicts; the head is the last.
+
+    Args:
+        blocks: of each stage.
+        convolutions: of a block: 2 of a basic one, 3 of a bottleneck.
     """
     layers: dict[Place, str] = {("stem", "conv"): "conv1", ("stem", "norm"): "bn1"}
-    for stage, block in itertools.product(range(1, 5), (1, 2)):
-        ours = f"block{stage}_{block}"
-        theirs = f"layer{stage}.{block - 1}"
-        steps = {"layer1": ("conv1", "bn1"), "layer2": ("conv2", "bn2")}
-        if stage > 1 and block == 1:
-            steps["shortcut"] = "downsample.0", "downsample.1"
-        for step, (conv, norm) in steps.items():
-            layers |= {
-                (ours, step, "conv"): f"{theirs}.{conv}",
-                (ours, step, "norm"): f"{theirs}.{norm}",
-            }
+    for stage, count in enumerate(blocks, 1):
+        for block in range(1, count + 1):
+            ours = f"block{stage}_{block}"
+            theirs = f"layer{stage}.{block - 1}"
+            steps = {f"layer{i}": (f"conv{i}", f"bn{i}") for i in range(1, convolutions + 1)}
+            if block == 1 and (stage > 1 or convolutions > 2):
+                steps["shortcut"] = "downsample.0", "downsample.1"
+            for step, (conv, norm) in steps.items():
+                layers |= {
+                    (ours, step, "conv"): f"{theirs}.{conv}",
+                    (ours, step, "norm"): f"{theirs}.{norm}",
+                }
     return {**layers, ("head",): "fc"}
+
+
+def resnet18_layers() -> dict[Place, str]:
+    """List every layer of `ResNet18` with its name in torchvision and timm."""
+    return resnet_layers(RESNET18_BLOCKS, convolutions=2)
+
+
+def resnet50_layers() -> dict[Place, str]:
+    """List every layer of `ResNet50` with its name in torchvision and timm."""
+    return resnet_layers(RESNET50_BLOCKS, convolutions=3)
 
 
 def vit_layers(depth: int = 48) -> dict[Place, str]:
@@ -185,12 +232,25 @@ LAYERS: Mapping[str, Callable[[], Layers]] = {
     "efficientnet_b0": efficientnet_b0_layers,
     "efficientnet_lite0": efficientnet_lite0_layers,
     "resnet18": resnet18_layers,
+    "resnet50": resnet50_layers,
     "vit_s16": vit_layers,
     "vit_b16": vit_layers,
 }
+# Other names of the same layers.
+TIMM_LAYERS: Mapping[str, Callable[[], Layers]] = {
+    "efficientnet_b0": functools.partial(timm_efficientnet_layers, excitation=True),
+    "efficientnet_lite0": functools.partial(timm_efficientnet_layers, excitation=False),
+}
 
 
-def pretrained(model: Model, path: str | Path, layers: Layers) -> Model:
+def layers_of(network: str) -> tuple[Layers, ...]:
+    """List the names that a network's layers may have in a file; none of a network without
+    published weights.
+    """
+    return tuple(table[network]() for table in (LAYERS, TIMM_LAYERS) if network in table)
+
+
+def pretrained(model: Model, path: str | Path, *named: Layers) -> Model:
     """Return the same model, started from the arrays of a PyTorch state dict.
 
     The file is made where PyTorch is installed, from any model of that architecture:
@@ -204,7 +264,8 @@ def pretrained(model: Model, path: str | Path, layers: Layers) -> Model:
     Args:
         model: the network with random weights.
         path: the file, `.npz`, `.safetensors`, or `.pth` where PyTorch is installed.
-        layers: the names of the network's layers, the classifier last.
+        *named: the names of the network's layers, the classifier last; of several namings the one
+            that most arrays of the file have.
 
     Returns:
         A model with another `init` and the same `apply`.
@@ -220,6 +281,7 @@ def pretrained(model: Model, path: str | Path, layers: Layers) -> Model:
         if not name.endswith(IGNORED)
     }
     shapes = _flat(jax.eval_shape(model.init, jax.random.key(0)))
+    layers = max(named, key=lambda one: len(arrays.keys() & their_names(shapes, one).values()))
     names = their_names(shapes, layers)
     classifier = list(layers)[-1]
     # The classifier is left out where the file has none, or one of other classes.

@@ -31,6 +31,7 @@ PUBLISHED = {
     "efficientnet_b0": Published(224, IMAGENET_MEAN, IMAGENET_STD),
     "efficientnet_lite0": Published(224, (127 / 255,) * 3, (128 / 255,) * 3),
     "resnet18": Published(224, IMAGENET_MEAN, IMAGENET_STD, {"stem": "imagenet"}),
+    "resnet50": Published(224, IMAGENET_MEAN, IMAGENET_STD, {"stem": "imagenet"}),
     "vit_s16": Published(224, (0.5,) * 3, (0.5,) * 3),
     "vit_b16": Published(224, IMAGENET_MEAN, IMAGENET_STD),
 }

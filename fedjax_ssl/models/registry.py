@@ -33,6 +33,7 @@ _NETWORKS = {
         "residual:ResNet18",
         "residual network, stem='cifar', 'imagenet' (torchvision's) or 'imagenet_unpooled'",
     ),
+    "resnet50": ("residual:ResNet50", "the same with bottleneck blocks, stem='cifar' by default"),
     "resnet8_basic": (
         "residual:ThreeStageResNet8",
         "a basic block per stage, the CIFAR network of SAGE",
@@ -161,7 +162,8 @@ def build(name: str, *, num_classes: int, input_shape: tuple[int, ...], **given:
     # A shape or value that does not fit is an error here, not later; nothing is computed.
     jax.eval_shape(lambda: model.init(jax.random.key(0)))
     if weights := getattr(module, "weights", None):
-        from fedjax_ssl.models.pretrained import LAYERS, pretrained
+        from fedjax_ssl.models.pretrained import layers_of, pretrained
 
-        return pretrained(model, weights, LAYERS[name]()) if name in LAYERS else model
+        named = layers_of(name)
+        return pretrained(model, weights, *named) if named else model
     return model

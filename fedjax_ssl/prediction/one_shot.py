@@ -30,6 +30,7 @@ from fedjax_ssl.federated import (
     map_rows,
     score_labels,
 )
+from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER
 from fedjax_ssl.graph import (
     CODE,
     PAPER,
@@ -64,7 +65,7 @@ class Predicted(NamedTuple):
     seconds: float  # seconds of all jobs that share its graph, compiling included
     neighbor_recall: float | None  # measured, where neighbours were searched approximately
     protocol_bytes: int | None = None
-    # ^ bytes of all messages of its graph, where they are counted, or of the sums that clients send
+    # ^ bytes of all messages of its protocol; without one, of the codes or sums that clients send
 
 
 def jobs_of(config: ml_collections.ConfigDict) -> list[Job]:
@@ -296,11 +297,13 @@ def _predict(
                 found = graphs.predict_with_graphs(
                     federation, points, label, graph_of, num_graphs, **options
                 )
-            counted = (
-                protocols.traffic.total() - before
-                if protocols and protocols.level != "ideal"
-                else None
-            )
+            counted = None
+            if protocols and protocols.level != "ideal":
+                counted = protocols.traffic.total() - before
+            elif protocols is None and predictor == "xclp" and section.similarity != "exact":
+                there = unlabelled | (points.observed >= 0) | (points.new >= 0)
+                words = -(-variants[0].num_bits // 32)
+                counted = int(jnp.sum(there)) * BYTES_PER_NUMBER * words
             yield together, found, float(np.mean(recalls)) if recalls else None, counted
 
 

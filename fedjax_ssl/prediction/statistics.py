@@ -1,13 +1,14 @@
 """One-shot classifiers of sums that clients send once: class means, and a linear head.
 
 A client sends, of its labelled training examples, the number and the sum of the features of each
-class; for the linear head also the matrix of all products of two features. The server adds them up
-and solves; nothing is trained. One number is sent for each, in single precision.
+class; for the linear head also the matrix of all products of two features. For class means,
+features are scaled to length 1 before. The server adds the sums up and solves; nothing is trained.
+One number is sent for each, in single precision.
 
 References:
     Nearest class mean: Mensink et al., Distance-based image classification, TPAMI 2013, with the
-    Euclidean distance. Linear head: ridge regression on one-vs-all targets, of which the sums are
-    sufficient statistics.
+    Euclidean distance between features of length 1. Linear head: ridge regression on one-vs-all
+    targets, of which the sums are sufficient statistics.
 """
 
 from collections.abc import Callable, Mapping
@@ -144,6 +145,9 @@ def predict(
         bytes that clients sent.
     """
     features = np.asarray(map_rows(embed, data.inputs, points.row), np.float32)
+    if predictor == "class_means":
+        length = np.linalg.norm(features, axis=1, keepdims=True)
+        features = features / np.maximum(length, np.finfo(np.float32).tiny)
     sums, senders = of_clients(points, features, data.num_classes)
     is_new = np.asarray(points.new) >= 0
     arguments: tuple[Any, ...] = (sums, features[is_new])

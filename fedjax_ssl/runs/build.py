@@ -312,6 +312,7 @@ def setup_of(
             normalize_test=None if predicted is dataset else data.normalizer(predicted),
             augment=augment,
             strong_augment=strong_augment,
+            stored_views=None if dataset.views is None else dataset.views.weak,
             federated_optimizer=federated_optimizer,
             local_optimizer=local_optimizer,
             learning_rate=learning_rate,

@@ -44,9 +44,9 @@ class Axis(NamedTuple):
 def parse_axis(text: str) -> Axis:
     """Read `--set FIELD=VALUES`.
 
-    VALUES are separated by commas, but not inside brackets or quotes: `0.03,0.1`, `(64,64),(128,)`.
-    Or they are a range: `0.001..1` is spread evenly in the logarithm, `linear:0..1` evenly, `1..10`
-    over whole numbers.
+    VALUES are separated by commas, but not inside brackets or quotes: `0.03,0.1`, `(64,64),(128,)`,
+    `'network,xclp'`. Or they are a range: `0.001..1` is spread evenly in the logarithm,
+    `linear:0..1` evenly, `1..10` over whole numbers.
 
     Raises:
         ConfigError: it is no such text.
@@ -60,7 +60,7 @@ def parse_axis(text: str) -> Axis:
         )
     if found := _RANGE.fullmatch(values.strip()):
         return Axis(field, _range(text, found))
-    given = tuple(part.strip() for part in _split(values))
+    given = tuple(_unquoted(part.strip()) for part in _split(values))
     if "" in given:
         raise ConfigError(
             f"--set {text!r} has an empty value between its commas; write None for no value"
@@ -204,6 +204,13 @@ def _range(text: str, found: re.Match[str]) -> Range:
             f"--set {text!r}: a range in the logarithm starts above 0; or write linear:{found[0]}"
         )
     return Range(low, high, log, whole)
+
+
+def _unquoted(value: str) -> str:
+    """Take the quotes off that stand around a whole value."""
+    if len(value) > 1 and value[0] in "'\"" and value.find(value[0], 1) == len(value) - 1:
+        return value[1:-1]
+    return value
 
 
 def _split(values: str) -> list[str]:

@@ -19,6 +19,7 @@ from jaxtyping import Float, Shaped
 
 from fedjax_ssl.data.dataset import check_finite
 from fedjax_ssl.data.federation.federated_data import client_number
+from fedjax_ssl.data.fingerprint import of_arrays
 from fedjax_ssl.data.reading.features import TableReading
 from fedjax_ssl.data.reading.problems import Findings
 from fedjax_ssl.errors import how_to_install, note
@@ -202,6 +203,13 @@ class TrainedModel:
             )
         function = partial(self._compiled.setdefault("embed", jax.jit(embed)), self._state)
         return self._in_batches(lambda batch: function(prepare(batch)), inputs, batch_size)
+
+    def digest(self) -> str:
+        """Compute a digest of the global model: of its parameters and all else that it embeds
+        with.
+        """
+        leaves = jax.tree.leaves(self._state._replace(clients={}))
+        return of_arrays(np.atleast_1d(np.asarray(leaf)) for leaf in leaves)
 
     def save_parameters(self, path: str | os.PathLike, *, client: int | str | None = None) -> Path:
         """Write the network's parameters and batch statistics as a `.safetensors` file.

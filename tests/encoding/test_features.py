@@ -17,6 +17,8 @@ from fedjax_ssl.encoding import write
 from fedjax_ssl.encoding.encoders import Encoder, checked
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.folder.files import StorageError
+from fedjax_ssl.methods.parts.consistency import second_pass
+from tests import toy
 
 BLOCK = 16
 
@@ -172,13 +174,32 @@ def test_augmentation_has_no_use_beside_stored_views(encoded_digits, tmp_path):
 
 @pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:.*hides:fedjax_ssl.errors.ConfigNote")
-@pytest.mark.parametrize("method", ["fixmatch", "uda", "protofssl", "xclp", "mixmatch"])
+@pytest.mark.parametrize("method", ["fixmatch", "uda", "protofssl", "xclp"])
 def test_heads_train_on_stored_views_and_predict(encoded_digits, tmp_path, method):
     folder = encoded_digits[0]
     config = fs.load_config(f"features:{method},per_client", settings_of(folder))
     assert fs.run(config, tmp_path / "run", quiet=True)["test_accuracy"] > 0.1
     new = data.load("features", path=folder).train.x[:3, 0].astype(np.float32)
     assert fs.load_run(tmp_path / "run").predict(new).shape == (3, 10)
+
+
+def test_fewer_weak_views_than_a_method_draws():
+    one = toy.setup()._replace(stored_views=1)
+    for method, draws in (("mixmatch", 2), ("mixmatch", 3)):
+        with pytest.raises(ValueError, match=f"draws {draws} weak views .* 1; .* --views {draws}`"):
+            fs.methods.recipe(method, one, num_augmentations=draws)
+    fs.methods.recipe("mixmatch", one._replace(stored_views=2))
+    with pytest.raises(ValueError, match="hold none; encode them .* --views 2`"):
+        second_pass(one._replace(stored_views=0), None, None, None)
+
+
+@pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore:.*hides:fedjax_ssl.errors.ConfigNote")
+@pytest.mark.parametrize("method", ["pi_model", "mean_teacher", "fedsiam"])
+def test_methods_of_two_weak_views_need_them(encoded_digits, tmp_path, method):
+    config = fs.load_config(f"features:{method},per_client", settings_of(encoded_digits[0]))
+    with pytest.raises(ValueError, match="draws 2 weak views .* hold 1; .* --views 2`"):
+        fs.run(config, tmp_path / "run", quiet=True)
 
 
 @pytest.mark.thorough

@@ -265,9 +265,11 @@ def test_clients_with_coarse_labels_get_predictions_in_their_own_space_too(tmp_p
 def test_class_statistics_stand_in_the_same_table(features, tmp_path):
     config = of_file(features[0])
     config.rounds = 0
-    config.prediction.predictors = "class_means,linear_head"
+    config.prediction.update(predictors="class_means,linear_head,xclp", variant="code", num_bits=33)
     rows = run(config, tmp_path / "run", quiet=True)["predictions"]
-    assert [row["name"] for row in rows] == ["class_means", "linear_head"]
+    assert [row["name"] for row in rows] == ["class_means", "linear_head", "xclp"]
     # clusters are far apart; two clients have labels
     assert all(row["accuracy"] == 1.0 and row["coverage"] == 1.0 for row in rows)
-    assert [row["protocol_bytes"] for row in rows] == [2 * 108, 2 * 252]
+    arrays = np.load(features[0])
+    points = len(arrays["inputs"]) + len(arrays["test_inputs"])
+    assert [row["protocol_bytes"] for row in rows] == [2 * 108, 2 * 252, points * 8]

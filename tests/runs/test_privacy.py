@@ -40,6 +40,10 @@ def config_of(**settings: Any):
         ({"loss.class_weights": ("inverse",)}, "count the labels of all clients"),
         ({"data.standardize": "train"}, "a mean and a deviation of all clients' examples"),
         ({"save_clients": "last"}, "save_clients keeps models of single clients"),
+        (
+            {"prediction.predictors": "per_client_lp,class_means"},
+            "predictors names class_means, for which clients send something of every example",
+        ),
         ({"privacy.delta": 1.5}, r"config.privacy.delta is 1.5; it must be a number in \(0, 1\)"),
     ],
 )

@@ -21,6 +21,10 @@ METHOD = parse_axis("config.method.name=fedavg, xclp")
     [
         ("optimizer.learning_rate=0.03,0.1", Axis("optimizer.learning_rate", ("0.03", "0.1"))),
         ("model.hidden=(64,64),(128,)", Axis("model.hidden", ("(64,64)", "(128,)"))),
+        (
+            "prediction.predictors='network,xclp',\"xclp\"",
+            Axis("prediction.predictors", ("network,xclp", "xclp")),
+        ),
         ("data.path=../a.npz", Axis("data.path", ("../a.npz",))),
         (
             "optimizer.learning_rate=0.001..1",

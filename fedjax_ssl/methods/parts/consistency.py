@@ -50,6 +50,21 @@ def strong_view(setup: Setup, stream: str = UNLABELLED) -> View:
     )
 
 
+def check_weak_views(setup: Setup, count: int) -> None:
+    """Raise ValueError where a method draws more weak views of an example than are stored.
+
+    Args:
+        setup: the run.
+        count: views of one example in one step, which are meant to differ.
+    """
+    if setup.stored_views is not None and setup.stored_views < count:
+        raise ValueError(
+            f"the method draws {count} weak views of an example in a step, and the features hold "
+            f"{setup.stored_views or 'none'}; encode them with `fedjax-ssl features CONFIG --views "
+            f"{count}`"
+        )
+
+
 class SecondPass(NamedTuple):
     """A pass of a network by itself."""
 
@@ -75,7 +90,11 @@ def second_pass(
         model_state: its running statistics.
         stream: the examples.
         keys: names of the random streams of augmentation and dropout.
+
+    Raises:
+        ValueError: there is only one view to draw.
     """
+    check_weak_views(setup, 2)
     batch = step.streams[stream]
     inputs = setup.normalize(setup.augment(named_key(step.key, keys[0]), batch.inputs))
     key = named_key(step.key, keys[1])
