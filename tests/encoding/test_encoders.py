@@ -1,15 +1,10 @@
-"""Encoders: the network of a run, modules and files of weights of PyTorch, published networks
-against their libraries.
-"""
+"""Encoders: published networks against their libraries, modules and files of weights of PyTorch."""
 
 import importlib
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import fedjax_ssl as fs
 from fedjax_ssl import data
 from fedjax_ssl.encoding.encoders import encoder
 from fedjax_ssl.errors import UserError
@@ -31,27 +26,6 @@ SIDE = 64
 def images(side=SIDE):
     pixels = np.random.default_rng(0).integers(0, 256, (3, side, side, 3), np.uint8)
     return data.Dataset("some", data.Split(pixels, np.arange(3)), None, ("a", "b", "c"))
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs") / "other"
-    config = fs.load_config("digits_fedavg", {"rounds": 1, "eval_every": 1, "model.hidden": (8,)})
-    fs.run(config, folder, quiet=True)
-    return folder
-
-
-def test_a_run_is_known_by_its_parameters(run):
-    digits = fs.load_dataset("digits")
-    found = encoder(str(run), digits, None, None)
-    model = fs.load_run(run)
-    some = digits.train.x[:3]
-    np.testing.assert_array_equal(found.encode(some), model.embed(some))
-    assert found.known_by["parameters"] == model.digest()
-    model._state = model._state._replace(params=jax.tree.map(jnp.zeros_like, model._state.params))
-    assert model.digest() != found.known_by["parameters"]
-    with pytest.raises(UserError, match=r"inputs of shape \[8, 8, 1\]; those of 'some' have"):
-        encoder(str(run), images(), None, None)
 
 
 @pytest.mark.parametrize(

@@ -184,12 +184,14 @@ def test_heads_train_on_stored_views_and_predict(encoded_digits, tmp_path, metho
 
 
 def test_fewer_weak_views_than_a_method_draws():
-    one = toy.setup()._replace(stored_views=1)
+    one = toy.setup(toy.federation(), stored_views=1)
     for method, draws in (("mixmatch", 2), ("mixmatch", 3)):
-        with pytest.raises(ValueError, match=f"draws {draws} weak views .* 1; .* --views {draws}`"):
+        with pytest.raises(
+            ValueError, match=rf"draws {draws} weak views .* 1; .* --views {draws}`"
+        ):
             fs.methods.recipe(method, one, num_augmentations=draws)
     fs.methods.recipe("mixmatch", one._replace(stored_views=2))
-    with pytest.raises(ValueError, match="hold none; encode them .* --views 2`"):
+    with pytest.raises(ValueError, match=r"hold none; encode them .* --views 2`"):
         second_pass(one._replace(stored_views=0), None, None, None)
 
 
@@ -198,7 +200,7 @@ def test_fewer_weak_views_than_a_method_draws():
 @pytest.mark.parametrize("method", ["pi_model", "mean_teacher", "fedsiam"])
 def test_methods_of_two_weak_views_need_them(encoded_digits, tmp_path, method):
     config = fs.load_config(f"features:{method},per_client", settings_of(encoded_digits[0]))
-    with pytest.raises(ValueError, match="draws 2 weak views .* hold 1; .* --views 2`"):
+    with pytest.raises(ValueError, match=r"draws 2 weak views .* hold 1; .* --views 2`"):
         fs.run(config, tmp_path / "run", quiet=True)
 
 

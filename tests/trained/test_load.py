@@ -11,11 +11,14 @@ from pathlib import Path
 
 import jax
 import jax.export
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl import cli, load_run, presets
+from fedjax_ssl import cli, data, load_run, presets
 from fedjax_ssl.config import resolve
+from fedjax_ssl.encoding.encoders import encoder
+from fedjax_ssl.errors import UserError
 from fedjax_ssl.runs.build import federate, load_experiment, load_resolved
 from fedjax_ssl.runs.loop import run
 from fedjax_ssl.trained import TrainedModelError
@@ -259,3 +262,16 @@ def test_every_method_predicts_what_its_run_was_scored_by(tmp_path, capsys, name
     accuracy = model.metrics["test_accuracy"]
     assert np.mean(np.argmax(found, axis=1) == labels) == pytest.approx(accuracy, abs=1e-6)
     assert f"accuracy   {accuracy:.2%} (all have a label)" in output.err
+
+
+def test_as_an_encoder_a_run_is_known_by_its_parameters(folder, digits):
+    found = encoder(str(folder), digits, None, None)
+    model = load_run(folder)
+    some = digits.train.x[:3]
+    np.testing.assert_array_equal(found.encode(some), model.embed(some))
+    assert found.known_by["parameters"] == model.digest()
+    model._state = model._state._replace(params=jax.tree.map(jnp.zeros_like, model._state.params))
+    assert model.digest() != found.known_by["parameters"]
+    other = data.Dataset("some", data.Split(some[:, :4], np.arange(3)), None, ("a", "b", "c"))
+    with pytest.raises(UserError, match=r"inputs of shape \[8, 8, 1\]; those of 'some' have"):
+        encoder(str(folder), other, None, None)
