@@ -543,8 +543,8 @@ class Sampler(NamedTuple):
     equal_steps: bool = False
     # ^ every client that trains takes all S steps of its schedule: the loop relies on it
     going_on: Callable[[int], "Sampler"] | None = None
-    # ^ (local steps a round) -> the same batches, so many a round, that go on where the client's
-    # last round ended
+    # ^ (local steps a round) -> the same batches, so many a round; epochs over labelled examples go
+    # on where the client's last round ended
     streams: tuple[str, ...] = ()
     # ^ "labelled", or "labelled" and "unlabelled", where these are the client's examples with and
     # without a label and other terms may look at them too

@@ -209,23 +209,23 @@ def epochs(
 
 
 def with_local_steps(stage: Stage, steps: int) -> Stage:
-    """Return the stage with so many local steps a round in place of epochs, which go on from round
-    to round.
+    """Return the stage with so many local steps a round in place of epochs.
 
-    A client keeps how many steps it has taken; all else follows from its identity and the run's
-    key. A client whose update is dropped takes its steps again. Clients without examples for the
-    batches sit out.
+    Epochs over labelled examples go on from round to round: a client keeps how many steps it has
+    taken, all else follows from its identity and the run's key, and a client whose update is
+    dropped takes its steps again. Endless sequences, which batches with unlabelled examples are,
+    begin anew in every round. Clients without examples for the batches sit out.
 
     Raises:
-        ValueError: batches of the stage's clients are no epochs over labelled examples.
+        ValueError: the method has numbers of steps of its own.
     """
     check_whole_numbers(local_steps=steps)
     kinds = [kind for kind in (stage.own_kind, *stage.kinds) if kind is not None and kind.terms]
     if any(kind.sampler.going_on is None for kind in kinds):
         raise ValueError(
             f"config.optimizer.local_steps is {steps}, but this method draws its batches "
-            "otherwise than as epochs over labelled examples; leave local_steps out and give "
-            "config.optimizer.local_epochs, or use a method such as 'fedavg' or 'fedul'"
+            "otherwise than in passes over examples; leave local_steps out and give "
+            "config.optimizer.local_epochs, or use a method such as 'fedavg' or 'fixmatch'"
         )
     stage = stage._replace(kinds=tuple(_going_on(kind, steps) for kind in stage.kinds))
     return _going_on(stage, steps) if stage.terms else stage
@@ -315,7 +315,32 @@ def mixed_epochs(
         )
         return Schedule({"mixed": positions}, {"mixed": masks}, local_epochs * per_epoch)
 
-    return Sampler(schedule)
+    def going_on(steps: int) -> Sampler:
+        def schedule(key: Key[Array, ""], client: Client, now: Now) -> Schedule:
+            labelled = count(client)
+            unlabelled = client.num_examples - labelled
+            with_labels = labelled > 0
+            whole = 2 * steps * batch_size
+            others = labelled + cycled_permutations(
+                named_key(key, "unlabelled"), unlabelled, whole, size
+            )
+            # A client without labels fills both halves from one sequence.
+            halves = others.reshape(steps, 2, batch_size)
+            known = cycled_permutations(
+                named_key(key, "labelled"), labelled, whole // 2, max(max_labelled, 1)
+            )
+            left = jnp.where(with_labels, known.reshape(steps, batch_size), halves[:, 0])
+            one_half = others[: whole // 2].reshape(steps, batch_size)
+            right = jnp.where(with_labels, one_half, halves[:, 1])
+            real = jnp.stack([client.num_examples > 0, unlabelled > 0])
+            mask = jnp.broadcast_to(jnp.repeat(real, batch_size), (steps, 2 * batch_size))
+            positions = jnp.where(mask, jnp.concatenate([left, right], axis=1), 0)
+            taken = jnp.where(real[0], steps, 0).astype(jnp.int32)
+            return Schedule({"mixed": positions}, {"mixed": mask}, taken)
+
+        return Sampler(schedule, equal_steps=True)
+
+    return Sampler(schedule, going_on=going_on)
 
 
 def in_turn(*samplers: Sampler) -> Sampler:
@@ -480,8 +505,16 @@ def paired_batches(
             taken.astype(jnp.int32),
         )
 
-    def with_weak(max_known: int) -> Sampler:
-        sizes = (batch_size, unlabelled_batch_size, steps, max_labelled, max_unlabelled)
-        return paired_batches(*sizes, labelled_too, max_known)
+    sizes = (batch_size, unlabelled_batch_size)
+    bounds = (max_labelled, max_unlabelled)
 
-    return Sampler(schedule, streams=("labelled", "unlabelled"), with_weak=with_weak)
+    def with_weak(max_known: int) -> Sampler:
+        return paired_batches(*sizes, steps, *bounds, labelled_too, max_known)
+
+    def going_on(number: int) -> Sampler:
+        fixed = Steps(lambda client: jnp.where(steps.of(client) > 0, number, 0), number)
+        taken = paired_batches(*sizes, fixed, *bounds, labelled_too, max_known)
+        return taken._replace(equal_steps=True)
+
+    streams = ("labelled", "unlabelled")
+    return Sampler(schedule, going_on=going_on, streams=streams, with_weak=with_weak)

@@ -9,8 +9,15 @@ import pytest
 
 import fedjax_ssl as fs
 from fedjax_ssl.config import ConfigError, ConfigNote
-from fedjax_ssl.federated import Kept, Now, labelled_epochs, to_numbers
-from fedjax_ssl.federated.sampler import LOCAL_STEPS
+from fedjax_ssl.federated import (
+    Kept,
+    Now,
+    labelled_epochs,
+    mixed_epochs,
+    paired_batches,
+    to_numbers,
+)
+from fedjax_ssl.federated.sampler import LOCAL_STEPS, passes
 from tests.federated.test_sampler import a_client
 
 RUN = jax.random.key(3)
@@ -100,11 +107,47 @@ def test_one_step_a_round_of_a_single_client_is_gradient_descent_over_its_passes
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
+def drawn(sampler, labelled: int, examples: int):
+    """Positions of real rows by stream, step by step, and the number of steps."""
+    schedule = sampler.going_on(4).schedule
+    found = schedule(RUN, a_client(labelled, examples, 16), Now(jnp.int32(0), run_key=RUN))
+    rows = {
+        name: [row[mask].tolist() for row, mask in zip(table, found.masks[name], strict=True)]
+        for name, table in found.positions.items()
+    }
+    return rows, int(found.num_steps)
+
+
+@pytest.mark.parametrize("labelled_too", [False, True])
+def test_pairs_of_batches_have_the_steps_that_are_given(labelled_too: bool) -> None:
+    sampler = paired_batches(2, 3, passes(2, 3, 1, 5, 12), 5, 12, labelled_too)
+    rows, steps = drawn(sampler, 2, 8)
+    assert steps == 4 and [sorted(row) for row in rows["labelled"]] == 4 * [[0, 1]]
+    seen = [place for row in rows["unlabelled"] for place in row]
+    first = 0 if labelled_too else 2
+    assert sorted(seen[: 8 - first]) == list(range(first, 8)) and len(seen) == 12
+    assert drawn(sampler, 0, 0)[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("labelled", "examples", "halves"), [(2, 8, (2, 2)), (0, 8, (0, 4)), (3, 3, (2, 0))]
+)
+def test_mixed_batches_have_the_steps_that_are_given(labelled, examples, halves) -> None:
+    rows, steps = drawn(mixed_epochs(2, 1, 5, 12), labelled, examples)
+    assert steps == 4
+    for row in rows["mixed"]:
+        with_label = sum(place < labelled for place in row)
+        assert (with_label, len(row) - with_label) == halves
+    others = [place for row in rows["mixed"] for place in row if place >= labelled]
+    left = examples - labelled
+    assert sorted(others[:left]) == list(range(labelled, examples))[: len(others)]
+
+
 def test_other_batches_are_refused_and_epochs_beside_it_are_noted():
     with pytest.raises(
         ConfigError, match=r"local_steps is 5, but this method draws its batches otherwise"
     ):
-        fs.make_train(fs.load_config("digits_fixmatch", FIVE))(jax.random.key(0))
+        fs.make_train(fs.load_config("digits_protofssl", FIVE))(jax.random.key(0))
     with pytest.warns(
         ConfigNote,
         match=r"local_epochs=5 has no effect at the clients: config\.optimizer\.local_steps=3",
