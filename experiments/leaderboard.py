@@ -137,7 +137,7 @@ AT_SERVER = {
 # SAGE's federation on a tenth of the images and an eighth of the network's width, for one core.
 CIFAR = {
     "rounds": 12,
-    "eval_every": 12,
+    "eval_every": 4,
     "data.pools": "(500,0,200)",
     "partition.labels_per_class": 50,
     "model.widen": 1,
