@@ -36,11 +36,11 @@ STORED = ROOT / "experiments" / "leaderboard"
 PAGE = ROOT / "docs" / "leaderboard.md"
 RUNS = Path("runs/leaderboard")
 LEVEL = 0.95
-BASELINE = "fedavg"
+SAME_STEPS = 0.5  # a step's half: what rounding makes of a mean over clients of unequal size
 TITLES = (
     "method",
     "accuracy, %",
-    "over labels only",
+    "over labels alone",
     "worst client, %",
     "rounds",
     "local steps",
@@ -51,24 +51,25 @@ TITLES = (
 HEAD = """# Leaderboard
 
 Methods for few labels on federations that others can check: the same examples at the same
-clients, the same labels, five seeds. This page is written by `python experiments/leaderboard.py`
-from the results in `experiments/leaderboard`. The command of a row, below its table, runs it
-again; its second word is the config, whose fields `fedjax-ssl run CONFIG --help` lists.
-`fedjax-ssl cite METHOD` prints BibTeX of a method, `fedjax-ssl cite RUN` of method, data and tool
-of a run.
+clients, the same labels, the same rounds and local steps, five seeds. This page is written by
+`python experiments/leaderboard.py` from the results in `experiments/leaderboard`. A method's name
+leads to its config; the command of its row, below the table, runs it again, and
+`fedjax-ssl run CONFIG --help` lists all settings. `fedjax-ssl cite METHOD` prints BibTeX of a
+method, `fedjax-ssl cite RUN` of method, data and tool of a run.
 
 - accuracy: on the test examples after the last round, with no choice of a round; mean of five
-  seeds and half the width of its 95 % t interval. "over labels only": the same of the differences
-  to `fedavg` by seed.
+  seeds and half the width of its 95 % t interval. "over labels alone": the same of the differences
+  by seed to the method that learns from labels alone.
+- "more than chance" below a table: such an interval of differences without 0. One in twenty is
+  wrong, so that of twenty methods that are as good as labels alone one would be named.
 - worst client: accuracy on the client with test examples that comes off worst.
 - local steps: mean of a client in a round, whole run. All methods of a table have the same
-  rounds, cohorts, network, and batches of ten labelled examples. A client takes as many steps in
-  a round as batches of ten fit once into its examples: methods over labels alone by
-  `local_steps`, the others by as many epochs as their unlabelled batches are larger. Where a
-  table shows other numbers (a first stage on labels alone, confident examples alone, rounded
-  epochs), methods do not have the same work. All else is what their config recommends; nothing
-  was tuned for these tables.
-- MB: sent both ways in a run. CPU s: processor seconds of all five seeds together, with start and
+  rounds, cohorts, network, and batches of as many labelled examples; unlabelled ones are the
+  method's `unlabelled_ratio` times as many. `optimizer.local_steps` gives all the same steps;
+  ProtoFSSL takes as many episodes, FedMatch as many passes over its labels, which are one batch.
+  §: a method that took others. All else is what its config recommends; nothing was tuned for these
+  tables, no learning rate either.
+- MB: sent both ways in a run. CPU s: processor seconds of all seeds together, with start and
   compiling.
 - split: hash of the split of seed 0 ([split files](datasets.md#split-files)); rows with the same
   hash are paired. `fedjax-ssl data split CONFIG --seeds 5` with the settings of a row writes its
@@ -101,6 +102,10 @@ class Table(NamedTuple):
     rows: Mapping[str, Row]
     place: str = ""  # what stands for the user's --data in commands
     seeds: int = 5
+    alone: str = "fedavg"  # the row that learns from labels alone
+    pairs: Sequence[tuple[str, str]] = ()  # rows whose differences by seed are written
+    found: str = ""  # what the results show beside that
+    uneven: str = ""  # why some rows have other local steps
 
 
 LABELS_FROM = {"method.labels_from": "global"}
@@ -321,59 +326,125 @@ def page() -> str:
 
 
 def section(name: str, stored: Mapping[str, Any]) -> str:
-    """A table with its splits and commands; rows by accuracy, and those that are not run yet."""
+    """A table with what it shows, its splits and commands, and the rows that are not run yet."""
     table = TABLES[name]
     missing = [row for row in table.rows if row not in stored]
     parts = [f"## {table.title}", table.text]
     ranked = sorted(stored, key=lambda row: -float(np.mean(stored[row]["accuracy"])))
     if ranked:
-        base = stored.get(BASELINE)
-        usual = stored[ranked[0]]["splits"]
-        lines = [line(row, stored[row], base, usual) for row in ranked]
-        parts += [markdown_table(TITLES, lines), notes(ranked, stored, usual)]
-        commands = [f"{stored[row]['command']}  # {row}" for row in ranked]
-        parts.append("```bash\n" + "\n".join(commands) + "\n```")
+        usual = stored[table.alone if table.alone in stored else ranked[0]]["splits"]
+        lines = [line(table, row, stored, usual) for row in ranked]
+        said = " ".join([*shown(table, ranked, stored), table.found]).strip()
+        parts += [markdown_table(TITLES, lines), said, notes(table, ranked, stored, usual)]
+        parts.append("\n".join(f"    {stored[row]['command']}  # {row}" for row in ranked))
     if missing:
         data = f" --data {table.place}" if table.place else ""
         parts.append(
             f"Not run: {'; '.join(missing)}. `python experiments/leaderboard.py --run {name}{data} "
             "--rows ROW` runs one and adds it."
         )
-    return "\n\n".join(parts)
+    return "\n\n".join(part for part in parts if part)
 
 
-def line(
-    row: str, stored: Mapping[str, Any], base: Mapping[str, Any] | None, usual: Sequence[str]
-) -> list[str]:
+def shown(table: Table, ranked: Sequence[str], stored: Mapping[str, Any]) -> list[str]:
+    """Sentences: who is ahead of labels alone, whom the seeds cannot tell from the best."""
+    said = []
+    against = verdicts(ranked, table.alone, stored)
+    for words, verdict in (
+        ("By more than chance ahead of labels alone", "ahead"),
+        ("By more than chance behind", "behind"),
+        (f"{counted_seeds(stored[ranked[0]])} cannot tell from labels alone", "unknown"),
+    ):
+        if rows := [row for row, found in against.items() if found == verdict]:
+            said.append(f"{words}: {'; '.join(rows)}.")
+    best, *others = [row for row in ranked if stored[row]["splits"] == stored[ranked[0]]["splits"]]
+    alike = [row for row, found in verdicts(others, best, stored).items() if found == "unknown"]
+    if alike:
+        said.append(f"Not told from the best, {best}: {'; '.join(alike)}.")
+    elif others:
+        said.append(f"The best, {best}, is ahead of every other by more than chance.")
+    pairs = [
+        f"{first} over {second} {in_words(difference(stored, first, second), '+')}"
+        for first, second in table.pairs
+        if {first, second} <= stored.keys()
+    ]
+    if pairs:
+        said.append(f"Differences by seed: {'; '.join(pairs)}.")
+    return said
+
+
+def counted_seeds(stored: Mapping[str, Any]) -> str:
+    """The number of seeds of a row, at the start of a sentence."""
+    number = len(stored["seeds"])
+    return {2: "Two seeds", 5: "Five seeds"}.get(number, f"{number} seeds")
+
+
+def difference(stored: Mapping[str, Any], first: str, second: str) -> np.ndarray:
+    """Differences of accuracy by seed, as shares."""
+    return np.array(stored[first]["accuracy"]) - np.array(stored[second]["accuracy"])
+
+
+def verdicts(rows: Sequence[str], other: str, stored: Mapping[str, Any]) -> dict[str, str]:
+    """Row -> "ahead" of another on the same splits, "behind" it or "unknown"."""
+    found = {}
+    for row in rows:
+        if row == other or other not in stored or stored[row]["splits"] != stored[other]["splits"]:
+            continue
+        values = difference(stored, row, other)
+        mean, half = values.mean(), half_width(values)
+        found[row] = "unknown"
+        if abs(mean) > half:
+            found[row] = "ahead" if mean > 0 else "behind"
+    return found
+
+
+def line(table: Table, row: str, all_rows: Mapping[str, Any], usual: Sequence[str]) -> list[str]:
     """The cells of a row."""
-    accuracy = np.array(stored["accuracy"])
+    stored = all_rows[row]
+    base = all_rows.get(table.alone)
     gain = "-"
-    if base is not None and row != BASELINE and base["splits"] == stored["splits"]:
-        gain = in_words(accuracy - np.array(base["accuracy"]), "+")
+    if base is not None and row != table.alone and base["splits"] == stored["splits"]:
+        gain = in_words(difference(all_rows, row, table.alone), "+")
     worst = [value for value in stored["worst_client"] if value is not None]
-    split = stored["splits"][0] + " †" * (stored["splits"] != usual)
+    config = stored["command"].split()[2].partition(":")[0]
+    taken = steps_of(stored)
     return [
-        row,
-        in_words(accuracy) + " ‡" * bool(stored["diverged"]),
+        f"[{row}](../configs/{config}.py)",
+        in_words(np.array(stored["accuracy"])) + " ‡" * bool(stored["diverged"]),
         gain,
         in_words(np.array(worst)) if worst else "-",
         str(stored["rounds"]),
-        f"{stored['steps'] / max(stored['clients'], 1):.1f}",
+        f"{taken:.1f}" + " §" * differs(table, stored),
         f"{stored['bytes'] / 1e6:.1f}",
         f"{stored['processor_seconds']:.0f}",
-        f"`{split}`" if "†" not in split else f"`{split[:-2]}` †",
+        f"`{stored['splits'][0]}`" + " †" * (stored["splits"] != usual),
     ]
 
 
-def notes(ranked: Sequence[str], stored: Mapping[str, Any], usual: Sequence[str]) -> str:
-    """What is common to the rows: splits, device, commit."""
+def steps_of(stored: Mapping[str, Any]) -> float:
+    """Mean local steps of a client in a round."""
+    return float(stored["steps"] / max(stored["clients"], 1))
+
+
+def differs(table: Table, stored: Mapping[str, Any]) -> bool:
+    """Whether a row has other local steps than its table."""
+    return abs(steps_of(stored) - table.steps) > SAME_STEPS
+
+
+def notes(
+    table: Table, ranked: Sequence[str], stored: Mapping[str, Any], usual: Sequence[str]
+) -> str:
+    """What is common to the rows: splits, device, commit; what the marks say."""
     seeds = stored[ranked[0]]["seeds"]
     hashes = ", ".join(f"`{split}`" for split in usual)
     said = [f"Splits of seeds {seeds[0]} to {seeds[-1]}: {hashes}."]
     if any(stored[row]["splits"] != usual for row in ranked):
-        said.append("†: other splits.")
+        said.append("†: other splits, all examples being at one place.")
     if any(stored[row]["diverged"] for row in ranked):
         said.append("‡: some seed diverged.")
+    others = [row for row in ranked if differs(table, stored[row])]
+    if others:
+        said.append(f"§: others have {table.steps}. {table.uneven}".strip())
     origins = {
         f"{one['device']}, jax {one['versions'].get('jax')}, commit {str(one['commit'])[:8]}"
         for one in stored.values()
@@ -392,8 +463,13 @@ def in_words(shares: np.ndarray, sign: str = "") -> str:
     mean = format(values.mean(), f"{sign}.1f")
     if len(values) < 2:
         return mean
-    half = scipy.stats.t.ppf((1 + LEVEL) / 2, len(values) - 1) * values.std(ddof=1)
-    return f"{mean} ± {half / len(values) ** 0.5:.1f}"
+    return f"{mean} ± {half_width(values):.1f}"
+
+
+def half_width(values: np.ndarray) -> float:
+    """Half the width of the 95 % t interval of a mean of at least two values."""
+    quantile = scipy.stats.t.ppf((1 + LEVEL) / 2, len(values) - 1)
+    return float(quantile * values.std(ddof=1) / len(values) ** 0.5)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -49,6 +49,7 @@ NOT_RUN = {
     r"^reproduce .*--run(?!.*--scale smoke)": "hours, and a download",
     r"million\.npz": "a million examples, on a machine of its own",
     r"sklearn\.metrics|--tracking|--search": "needs scikit-learn, wandb, mlflow or Optuna",
+    r"runs/leaderboard": "five seeds each: experiments/leaderboard.py runs them",
     r"runs/hospital": "tests/test_docs_hospital.py trains them whole",
 }
 BEFORE = {  # what a page takes for done
