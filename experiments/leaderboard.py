@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.stats
 
-from fedjax_ssl import config as configs
 from fedjax_ssl.folder.environment import device_description, git_commit, versions
 from fedjax_ssl.folder.files import encode_json, write_atomically
 from fedjax_ssl.folder.stored_run import StoredRun, find_runs, read_run

@@ -205,7 +205,7 @@ def understand(said: Said) -> None:
         asked = run.parse(rest)
         configs.resolve(configs.load(asked.name, asked.settings))
     elif name == "sweep":
-        given = sweep.parser().parse_args(rest)
+        given = sweep.parser().parse_args(list(sweep._with_fields(rest)))
         given.seeds = None  # all seeds have one program
         assert given.search or sweep._plan(given).runs
     elif name in parsers:
