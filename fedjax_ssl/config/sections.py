@@ -222,8 +222,8 @@ SECTIONS: dict[str, dict[str, Option]] = {
         "local_epochs": _field(1, "passes over a client's examples in a round", _COUNT),
         "local_steps": _field(
             int,
-            "local updates in a round, in place of local_epochs; batches of labels go on where they "
-            "stopped",
+            "local updates in a round, in place of local_epochs; batches of labels go on where "
+            "they stopped",
             _COUNT,
         ),
     },
