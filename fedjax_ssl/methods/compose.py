@@ -215,7 +215,8 @@ def candidates(setup: Setup, settings: Candidates) -> Recipe:
     if settings.projection:
         setup = with_projections(setup)
     form = Contrast(settings.threshold, LabelsFrom(settings.labels_from), settings.projection)
-    return with_notes(_alone(setup, candidates_term(setup, form), ("labels",), "any"))
+    recipe = _alone(setup, candidates_term(setup, form), ("labels",), "any")
+    return with_notes(recipe, tunes=False)
 
 
 def proxy_tuning(
@@ -234,7 +235,8 @@ def proxy_tuning(
         batch_size: rows in a step.
     """
     term = tuning_term(setup, Tuning(epochs, rate, batch_size))
-    return with_tuning(_alone(setup, term, ("labels",), "only")._replace(needs=Needs(())))
+    recipe = with_tuning(_alone(setup, term, ("labels",), "only")._replace(needs=Needs(())))
+    return with_notes(recipe, tunes=True)
 
 
 def compose(
@@ -309,7 +311,8 @@ def compose(
                     f"the part {recipe.name!r} learns from {in_words(recipe.needs)}, and this "
                     f"federation has {in_words(Needs(there, True))}; leave it out of method.parts"
                 )
-        return [*notes, *([] if composed.check is None else composed.check(data))]
+        found = [] if composed.check is None else composed.check(data)
+        return list(dict.fromkeys([*notes, *found]))
 
     return composed._replace(check=check, needs=Needs(kinds))
 

@@ -13,7 +13,7 @@ from fedjax_ssl.federated import Execution, Recipe, Step, build
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.consistency import UNLABELLED, strong_view
 from fedjax_ssl.methods.parts.guess import Guessing, guesses_of
-from fedjax_ssl.methods.parts.proxies import TUNING, with_projections
+from fedjax_ssl.methods.parts.proxies import TUNING, head_of, with_projections
 from fedjax_ssl.methods.parts.terms import augmented_view, supervised_term
 from fedjax_ssl.methods.parts.whole_batches import whole_batches
 from fedjax_ssl.models.model import count_parameters
@@ -173,13 +173,67 @@ def test_what_cannot_be_is_said() -> None:
     run = toy.setup(DATA)
     with pytest.raises(ValueError, match="one class alone"):
         methods.build("proxyfl", toy.setup(DATA, model=one_class())._replace(num_classes=1))
-    with pytest.raises(ValueError, match="head/kernel with a row for each of 3 classes"):
+    with pytest.raises(ValueError, match="head/kernel with a row or a column for each of 3"):
         methods.build("proxyfl", toy.setup(DATA, model=toy.linear_model()))
     alone = run._replace(federated_optimizer=federated.local())
     with pytest.raises(ValueError, match="clients that train alone"):
         methods.build("proxyfl", alone)
     with pytest.raises(ValueError, match="are not averaged"):
         methods.build("fixmatch", alone, tuning_epochs=1)
+
+
+def by_columns(run: Any, hidden: int = 8) -> Any:
+    """The network with its head's weight stored as [d, K]."""
+    shape = DATA.inputs.shape[1:]
+    model = models.build("mlp", num_classes=3, input_shape=shape, hidden=(hidden,))
+
+    def turned(params: Any) -> Any:
+        head = params["head"]
+        return {**params, "head": {**head, "kernel": head["kernel"].T}}
+
+    def init(key: Any) -> Any:
+        params, state = model.init(key)
+        return turned(params), state
+
+    def apply(params: Any, *given: Any, **how: Any) -> Any:
+        return model.apply(turned(params), *given, **how)
+
+    return run._replace(model=model._replace(init=init, apply=apply))
+
+
+def test_a_head_of_columns_has_their_rows() -> None:
+    run = toy.setup(DATA)
+    params, _ = jax.eval_shape(by_columns(run).model.init, KEY)
+    params = jax.tree.map(lambda leaf: np.arange(leaf.size).reshape(leaf.shape), params)
+    head = head_of(by_columns(run))
+    rows = head.rows(params)
+    assert params["head"]["kernel"].shape == (8, 3) and rows.shape == (3, 8)
+    np.testing.assert_array_equal(head.with_rows(params, 2 * rows)["head"]["kernel"], 2 * rows.T)
+
+
+@pytest.mark.thorough
+def test_a_head_of_columns_whose_shape_does_not_tell_is_refused() -> None:
+    """It has as many features as classes."""
+    run = toy.setup(DATA)
+    square = methods.build("fixmatch", by_columns(run, hidden=3), contrast_weight=1.0)
+    with pytest.raises(ValueError, match=r"3 classes and as many features.* store it as \[classes"):
+        square.check(DATA)
+    three = models.build("mlp", num_classes=3, input_shape=DATA.inputs.shape[1:], hidden=(3,))
+    rows_of_three = methods.build("fixmatch", toy.setup(DATA, model=three), contrast_weight=1.0)
+    assert not rows_of_three.check(DATA)
+
+
+@pytest.mark.thorough
+def test_a_head_of_columns_trains_as_one_of_rows() -> None:
+    run = toy.setup(DATA, augment=toy.jitter)
+    found = []
+    for one in (run, by_columns(run)):
+        method = methods.build("proxyfl", one, threshold=0.5, tuning_epochs=2)
+        state, _ = jax.jit(method.round)(KEY, method.init(KEY, DATA), DATA)
+        model = state.params["model"]
+        head = {**model["head"], "kernel": head_of(one).rows(model)}
+        found.append({**model, "head": head})
+    chex.assert_trees_all_close(*found, rtol=1e-4, atol=1e-6)
 
 
 def one_class() -> Any:
@@ -194,3 +248,11 @@ def test_what_teaches_little_is_said() -> None:
         "no client has a label",
     ]
     assert not methods.build("proxyfl", toy.setup(DATA)).check(DATA)
+    lonely = toy.setup(DATA, cohort_size=1)
+    parts = ("supervised", "fixmatch", "candidates")
+    assert not methods.build("compose", lonely, parts=parts).check(DATA), "nothing is tuned"
+    both = methods.build("compose", lonely, parts=(*parts, "proxy_tuning"))
+    assert [line[:21] for line in both.check(seen)] == [
+        "no client has a label",
+        "a round has one clien",
+    ]

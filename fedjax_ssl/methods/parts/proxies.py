@@ -84,9 +84,71 @@ class Contrast(NamedTuple):
     # ^ of the prior, by round; None: it is the mean of this round's shares of clients
 
 
-def head_rows(params: PyTree) -> Float[Array, "K d"]:
-    """Return the rows of the head's weight."""
-    return params["head"]["kernel"]
+class Head(NamedTuple):
+    """Where the rows of a network's head are: one for each class."""
+
+    by_columns: bool  # the weight is stored as [d, K], as flax has it, and not as [K, d]
+
+    def rows(self, params: PyTree) -> Float[Array, "K d"]:
+        """Return the rows."""
+        kernel = params["head"]["kernel"]
+        return kernel.T if self.by_columns else kernel
+
+    def with_rows(self, params: PyTree, rows: Float[Array, "K d"]) -> PyTree:
+        """Return the parameters with other rows."""
+        kernel = rows.T if self.by_columns else rows
+        return {**params, "head": {**params["head"], "kernel": kernel}}
+
+
+def head_of(setup: Setup) -> Head:
+    """Return where the rows of the run's network are.
+
+    Raises:
+        ValueError: its head has no rows, or there is one class.
+    """
+    params, _ = jax.eval_shape(setup.model.init, jax.random.key(0))
+    kernel = params.get("head", {}).get("kernel")
+    shape: tuple[int, ...] = () if kernel is None else kernel.shape
+    if len(shape) != 2 or setup.num_classes not in shape:
+        raise ValueError(
+            "proxies are the rows of the network's head, an array head/kernel with a row or a "
+            f"column for each of {setup.num_classes} classes, which this network has not: its "
+            f"parameters are {', '.join(sorted(params))}; take another network (cnn13's head has "
+            "normalized weights)"
+        )
+    if setup.num_classes < 2:
+        raise ValueError("proxies tell classes from each other; there is one class alone")
+    return Head(by_columns=shape[0] != setup.num_classes)
+
+
+def _check_square_head(setup: Setup, shape: tuple[int, ...]) -> None:
+    """Raise ValueError where a head with as many features as classes has columns in place of rows,
+    which its shape does not tell.
+
+    Args:
+        setup: the run.
+        shape: of one example.
+    """
+    like, _ = jax.eval_shape(setup.model.init, jax.random.key(0))
+    size = like["head"]["kernel"].shape
+    if size[0] != size[1]:
+        return
+    of_weights, of_inputs = jax.random.split(jax.random.key(0))
+    params, state = setup.model.init(of_weights)
+    rows = jax.random.normal(of_weights, size)
+    params = head_of(setup).with_rows(params, rows)
+    inputs = jax.random.normal(of_inputs, (2, *shape))
+    outputs, _ = setup.model.apply(params, state, inputs, train=False)
+    # between two examples the bias drops out
+    features = outputs.features[0] - outputs.features[1]
+    found = outputs.logits[0] - outputs.logits[1]
+    off = jnp.linalg.norm(found - rows @ features)
+    if off > 0.1 * jnp.linalg.norm(found):  # far above the rounding of bfloat16
+        raise ValueError(
+            f"the head of this network has {len(found)} classes and as many features, and its "
+            "scores are not features times the rows of head/kernel; store it as [classes, "
+            "features], or take another number of features"
+        )
 
 
 def with_projections(setup: Setup) -> Setup:
@@ -100,12 +162,12 @@ def with_projections(setup: Setup) -> Setup:
     params, _ = jax.eval_shape(model.init, jax.random.key(0))
     if PROJECTIONS in params:
         return setup
-    _check_head(setup)
-    size = head_rows(params).shape[1]
+    head = head_of(setup)
+    size = jax.eval_shape(head.rows, params).shape[1]
 
     def init(key: Array) -> tuple[PyTree, PyTree]:
         params, state = model.init(key)
-        own = head_rows(params)
+        own = head.rows(params)
 
         def draw(name: str, *shape: int) -> Array:
             bound = size**-0.5
@@ -132,20 +194,6 @@ def _without_projections(params: PyTree) -> PyTree:
     return {name: part for name, part in params.items() if name != PROJECTIONS}
 
 
-def _check_head(setup: Setup) -> None:
-    params, _ = jax.eval_shape(setup.model.init, jax.random.key(0))
-    kernel = params.get("head", {}).get("kernel")
-    if kernel is None or kernel.ndim != 2 or kernel.shape[0] != setup.num_classes:
-        raise ValueError(
-            "proxies are the rows of the network's head, an array head/kernel with a row for each "
-            f"of {setup.num_classes} classes, which this network has not: its parameters are "
-            f"{', '.join(sorted(params))}; take another network (cnn13's head has normalized "
-            "weights)"
-        )
-    if setup.num_classes < 2:
-        raise ValueError("proxies tell classes from each other; there is one class alone")
-
-
 def candidates_term(
     setup: Setup,
     how: Contrast,
@@ -165,7 +213,7 @@ def candidates_term(
     Raises:
         ValueError: the network's head has no rows, or clients receive no model to label with.
     """
-    _check_head(setup)
+    head = head_of(setup)
     num_classes = setup.num_classes
     label = labeller(setup, how.labels_from)
     labelled = (augmented_view(setup, LABELLED),) if setup.max_labelled else ()
@@ -204,7 +252,7 @@ def candidates_term(
         mask = jnp.concatenate([view.real(step.streams) for view in views])
         features = jnp.concatenate([step.outputs[view.name].features for view in views])
         rows = proxy_contrast(
-            *projected(step.params, features),
+            *projected(head, step.params, features),
             candidate_classes(q, step.shared, confident_rows, weights),
             mask,
             how.least_similar,
@@ -255,9 +303,9 @@ def candidates_term(
     )
 
 
-def projected(params: PyTree, features: Float[Array, "n d"]) -> tuple[Array, Array]:
+def projected(head: Head, params: PyTree, features: Float[Array, "n d"]) -> tuple[Array, Array]:
     """Return features and rows of the head, each through its map where the network has them."""
-    rows = head_rows(params)
+    rows = head.rows(params)
     if PROJECTIONS not in params:
         return features, rows
     maps = params[PROJECTIONS]
@@ -272,7 +320,7 @@ def tuning_term(setup: Setup, how: Tuning) -> Term:
     Raises:
         ValueError: the network's head has no rows, or there is no average.
     """
-    _check_head(setup)
+    head = head_of(setup)
     if setup.federated_optimizer.alone:
         raise ValueError(
             "tuning_epochs tunes the average of the clients' heads, and clients that train alone "
@@ -280,7 +328,7 @@ def tuning_term(setup: Setup, how: Tuning) -> Term:
         )
 
     def update(state: Array, outcome: RoundResult) -> Array:
-        averaged = head_rows(outcome.after.params["model"])
+        averaged = head.rows(outcome.after.params["model"])
         key = named_key(outcome.context.key, TUNING)
         clients = outcome.context.clients.id
         tuned = tuned_proxies(key, averaged, outcome.uploads, outcome.counts, clients, how)
@@ -291,20 +339,20 @@ def tuning_term(setup: Setup, how: Tuning) -> Term:
         return Traffic(count(0), count(0))
 
     server = AtServer(
-        init=lambda key, params, *_: jnp.zeros_like(head_rows(params)),
+        init=lambda key, params, *_: jnp.zeros_like(head.rows(params)),
         participates=never,
         server_update=update,
     )
 
-    def head_of(trained: ClientResult) -> Array:
-        return head_rows(trained.params)
+    def rows_of(trained: ClientResult) -> Array:
+        return head.rows(trained.params)
 
     return Term(
         TUNING,
         (),
         lambda step: jnp.zeros(()),
         server=server,
-        client=AtClient(collect=head_of),
+        client=AtClient(collect=rows_of),
         log=ForLog(traffic=nothing_more),
         sends="their heads, seen one by one",
     )
@@ -312,23 +360,30 @@ def tuning_term(setup: Setup, how: Tuning) -> Term:
 
 def with_tuning(recipe: Recipe) -> Recipe:
     """Return the same method, whose model after a round has the head that `tuning_term` tuned."""
+    head = head_of(recipe.setup)
 
     def after_average(before: ServerState, after: ServerState, data: FederatedData) -> ServerState:
         after = recipe.after_average(before, after, data)
         model = after.params["model"]
-        tuned = head_rows(model) + after.terms[TUNING]
-        model = {**model, "head": {**model["head"], "kernel": tuned}}
+        model = head.with_rows(model, head.rows(model) + after.terms[TUNING])
         return after._replace(params={**after.params, "model": model})
 
-    return with_notes(recipe._replace(after_average=after_average))
+    return recipe._replace(after_average=after_average)
 
 
-def with_notes(recipe: Recipe) -> Recipe:
-    """Return the same method, which says where proxies teach little."""
+def with_notes(recipe: Recipe, tunes: bool) -> Recipe:
+    """Return the same method, which says where proxies teach little, and refuses a network whose
+    head has no rows after all.
+
+    Args:
+        recipe: the method.
+        tunes: its server tunes the head.
+    """
 
     def check(data: FederatedData) -> list[str]:
         lines = [] if recipe.check is None else recipe.check(data)
-        if recipe.setup.cohort_size == 1:
+        _check_square_head(recipe.setup, data.inputs.shape[1:])
+        if tunes and recipe.setup.cohort_size == 1:
             lines = [
                 *lines,
                 "a round has one client: tuning by its proxies alone only drives the classes "
@@ -375,4 +430,7 @@ def with_proxies(
     if proxies.tuning_epochs:
         terms = (*terms, tuning_term(setup, tuning))
     recipe = recipe._replace(stages=(stage._replace(terms=terms),))
-    return with_tuning(recipe) if proxies.tuning_epochs else recipe
+    if proxies.tuning_epochs:
+        recipe = with_tuning(recipe)
+    tunes = bool(proxies.tuning_epochs)
+    return with_notes(recipe, tunes) if proxies.contrasts or tunes else recipe
