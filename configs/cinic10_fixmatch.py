@@ -8,7 +8,7 @@
     python -m fedjax_ssl.main --config configs/cinic10_fixmatch.py:0.1,code
 
 20 clients with 450 labelled of 4,500 images each, 8 per round, ResNet-8 of four times the width,
-400 rounds of 180 local steps, where SAGE has 175: a run for a GPU, not reproduced. Differences of
+400 rounds of 175 local steps, as of SAGE: a run for a GPU, not reproduced. Differences of
 settings: docs/methods/modern.md.
 """
 

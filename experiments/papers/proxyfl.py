@@ -43,7 +43,6 @@ SYSTEMS = {
     "SAGE": {"method.name": "sage"},
     "ProxyFL": {},
 }
-OWN_STEPS = ("SAGE", "ProxyFL")  # which count them by epochs
 # Columns: dataset by dataset, Dirichlet 0.1, 0.5 and 1.
 TENTH = {
     "FedAvg": "69.60 68.88 69.39 34.08 33.21 35.31 82.40 83.40 78.60 57.17 60.09 61.54",

@@ -20,12 +20,12 @@ SAGE_TEST = {
     "cinic10": ((0.4789, 0.4723, 0.4305), (0.2421, 0.2383, 0.2587)),
     "svhn": ((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)),
 }
-# SAGE's rounds, and labelled images of each class.
+# SAGE's rounds, labelled images of each class, and local steps: five epochs of whole batches of 128.
 SAGE_RUNS = {
-    "cifar10": (300, 500),
-    "cifar100": (500, 50),
-    "cinic10": (400, 900),
-    "svhn": (150, 460),
+    "cifar10": (300, 500, 95),
+    "cifar100": (500, 50, 95),
+    "cinic10": (400, 900, 175),
+    "svhn": (150, 460, 140),
 }
 # ProtoFSSL: training, validation and test examples of each class; clients, and labels of each class
 # at each of them.
@@ -101,8 +101,8 @@ def sage_on_cifar(dataset: str, split: str, method: str = "sage") -> ml_collecti
             "svhn" (230).
         split: "iid" or the concentration of the split in pairs; "0.1,code": inputs are standardized
             as in the code, by CIFAR-10's numbers in training and by others in testing.
-        method: "sage", "proxyfl", or one of the consistency methods such as "fixmatch", with SAGE's
-            batches and nearly its number of local steps.
+        method: "sage", "proxyfl", "fedavg" or one of the consistency methods such as "fixmatch",
+            with SAGE's batches and number of local steps.
 
     Raises:
         ConfigError: it is something else.
@@ -112,7 +112,7 @@ def sage_on_cifar(dataset: str, split: str, method: str = "sage") -> ml_collecti
         raise ConfigError(
             f"the argument of this config ends with {norm!r}; give a split alone, or 0.1,code"
         )
-    rounds, per_class = SAGE_RUNS[dataset]
+    rounds, per_class, steps = SAGE_RUNS[dataset]
     labels = per_class * (100 if dataset == "cifar100" else 10)
     _, alpha = _labels_and_split(f"{labels},{split}")
     config = default(method)
@@ -133,8 +133,10 @@ def sage_on_cifar(dataset: str, split: str, method: str = "sage") -> ml_collecti
     config.optimizer.update(learning_rate=0.1, momentum=0.9, weight_decay=1e-4, batch_size=128)
     if method == "proxyfl" and dataset == "cifar100":
         config.method.tuning_epochs = 10
-    # SAGE counts an epoch in batches of 128, the others in their batches of 256.
-    config.optimizer.local_epochs = 5 if method in ("sage", "proxyfl") else 10
+    if method in ("sage", "proxyfl"):
+        config.optimizer.local_epochs = 5
+    else:  # whose epochs are over labels alone, or in batches of 256
+        config.optimizer.update(local_epochs=1, local_steps=steps)
     if "labelled_too" in config.method:
         config.method.update(unlabelled_ratio=2, labelled_too=True)
     config.federated.cohort_size = 8

@@ -51,13 +51,13 @@ def steps_of(run: Run) -> float:
     local = config.optimizer
     if config.method.name == "protofssl":  # episodes, whatever was sent
         return local.local_epochs
-    if local.local_steps:
-        return local.local_steps
     with config.unlocked():
         use_stand_in(config)
     experiment = build.load_resolved(configs.resolve(config))
     federation = build.federate(experiment, jax.random.key(0))
     stage = recipe_of(experiment, federation).stages[-1]
+    if local.local_steps:  # and the method takes them, or it would not have been built
+        return local.local_steps
     key = jax.random.key(0)
     now = Now(np.int32(0))
     count = jax.jit(jax.vmap(lambda client: stage.sampler.schedule(key, client, now).num_steps))
