@@ -20,7 +20,7 @@ SAGE_TEST = {
     "cinic10": ((0.4789, 0.4723, 0.4305), (0.2421, 0.2383, 0.2587)),
     "svhn": ((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)),
 }
-# SAGE's rounds, labelled images of each class, and local steps: five epochs of whole batches of 128.
+# SAGE's rounds, labelled images of each class, local steps: five epochs of whole batches of 128.
 SAGE_RUNS = {
     "cifar10": (300, 500, 95),
     "cifar100": (500, 50, 95),
