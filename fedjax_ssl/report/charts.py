@@ -1,10 +1,11 @@
-"""The numbers behind the page's charts: curves over rounds and costs, effects of settings,
-accuracy over clients.
+"""The numbers behind the page's charts: curves over rounds and costs, effects of settings, maps
+over two of them, accuracy over clients.
 """
 
+import itertools
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas
@@ -13,16 +14,18 @@ from fedjax_ssl.folder.stored_run import StoredRun
 from fedjax_ssl.report.numbers import is_number, short
 from fedjax_ssl.report.runs import Group, table_of
 
-# Axes of the curves, each the running sum of some columns.
+# Axes of the curves, each the running sum of some columns; of none: not a sum.
 AXES = {
     "round": (),
     "bytes": ("bytes_up", "bytes_down"),
     "seconds": ("seconds",),
     "local_steps": ("local_steps",),
     "simulated_seconds": ("simulated_seconds",),  # where clients have a clock
+    "epsilon_spent": (),  # what privacy has cost so far
 }
 _FEWEST_DOTS = 4  # values from which on numbers that were drawn together, as in a search, are shown
 _MOST_CLIENTS = 61  # points of a curve over clients
+_FULL = 0.6  # share of the combinations of two numbers from which on they make a map
 
 
 def curves_of(group: Group, metrics: Sequence[str], points: int) -> dict[str, Any]:
@@ -71,8 +74,10 @@ def _rows(run: StoredRun, metrics: Sequence[str]) -> pandas.DataFrame:
     found = {
         axis: table.reindex(columns=of).sum(axis=1, skipna=False).cumsum(skipna=False)
         for axis, of in AXES.items()
+        if of
     }
     found["round"] = table.index.to_series()
+    found["epsilon_spent"] = table.reindex(columns=["epsilon"])["epsilon"]
     return pandas.concat([pandas.DataFrame(found), table.reindex(columns=metrics)], axis=1)
 
 
@@ -91,33 +96,94 @@ def effects_of(groups: Sequence[Group]) -> list[dict[str, Any]]:
     table = table.loc[:, ~table.T.duplicated()]  # schedule_rounds is rounds where it is not given
     found: list[dict[str, Any]] = []
     for field in table:
-        given: list[Any] = [group.config.get(field) for group in groups]
-        values = set[Any](filter(is_number, given))
+        values = _values(groups, field)
         if len(values) < 2:
             continue
+        given = [group.config.get(field) for group in groups]
         others = [one for one in table if one != field]
-        lines = [line for line in _lines(groups, table, field, others) if line["points"][1:]]
+        lines = [line for line in _lines(groups, table, given, others) if line["points"][1:]]
         alone = bool(lines)
         if not alone:
             names = [one for one in others if one.endswith(".name")]
-            lines = _lines(groups, table, field, names)
+            lines = _lines(groups, table, given, names)
             if max(len(dict(line["points"])) for line in lines) < _FEWEST_DOTS:
                 continue
-        log = min(values) > 0 and max(values) >= 10 * min(values)
+        log = _is_log(values)
         found.append({"field": field, "log": log, "alone": alone, "lines": lines})
-    return found
+    return found + _effect_of_epsilon(groups, table)
+
+
+def _effect_of_epsilon(groups: Sequence[Group], table: pandas.DataFrame) -> list[dict[str, Any]]:
+    """Find what privacy has cost in the end, where the noise differs, as an effect."""
+    if "privacy.noise" not in table:
+        return []
+    costs = [group.numbers.get("epsilon") for group in groups]
+    given = [None if cost is None or cost.isna().all() else float(cost.mean()) for cost in costs]
+    others = [one for one in table if one != "privacy.noise"]
+    lines = [one for one in _lines(groups, table, given, others) if one["points"][1:]]
+    if not lines:
+        return []
+    log = _is_log({value for value in given if value is not None})
+    return [{"field": "epsilon", "log": log, "alone": True, "lines": lines}]
+
+
+def _is_log(values: Collection[float]) -> bool:
+    return min(values) > 0 and max(values) >= 10 * min(values)
 
 
 def _lines(
-    groups: Sequence[Group], table: pandas.DataFrame, field: str, others: list[str]
+    groups: Sequence[Group], table: pandas.DataFrame, given: Sequence[Any], others: list[str]
 ) -> list[dict[str, Any]]:
+    """Join the groups that have the same in all `others`, by the values `given` of each."""
     lines: dict[tuple[str, ...], dict[str, Any]] = {}
-    for place, group in enumerate(groups):
-        if is_number(value := group.config.get(field)):
-            name = ", ".join(text for part, text in group.parts.items() if part in others)
+    for place, (group, value) in enumerate(zip(groups, given, strict=True)):
+        if is_number(value):
+            name = _name_of(group, others)
             line = lines.setdefault(tuple(table.loc[place, others]), {"name": name, "points": []})
             line["points"] = sorted([*line["points"], (value, place)])
     return list(lines.values())
+
+
+def _name_of(group: Group, fields: Collection[str]) -> str:
+    return ", ".join(text for part, text in group.parts.items() if part in fields)
+
+
+class Map(NamedTuple):
+    """Groups that differ in two numbers and in nothing else."""
+
+    name: str  # of what they have in common; "": of all groups
+    across: str  # a field
+    down: str
+    columns: list[float]  # its values
+    rows: list[float]
+    cells: list[list[int | None]]  # number of the group; None: there is none
+
+
+def maps_of(groups: Sequence[Group]) -> list[Map]:
+    """Find pairs of numbers all of whose combinations, or most of them, are there."""
+    table = table_of([group.config for group in groups])
+    table = table.loc[:, ~table.T.duplicated()]
+    numbers = [field for field in table if len(_values(groups, field)) > 1]
+    found = []
+    for across, down in itertools.combinations(numbers, 2):
+        others = [one for one in table if one not in (across, down)]
+        members: dict[tuple[str, ...], dict[tuple[float, float], int]] = {}
+        for place, group in enumerate(groups):
+            at = group.config.get(across), group.config.get(down)
+            if all(map(is_number, at)):
+                members.setdefault(tuple(table.loc[place, others]), {})[at] = place
+        for places in members.values():
+            columns, rows = (sorted(set(values)) for values in zip(*places, strict=True))
+            if min(len(columns), len(rows)) < 2 or len(places) < _FULL * len(columns) * len(rows):
+                continue
+            cells = [[places.get((column, row)) for column in columns] for row in rows]
+            name = _name_of(groups[next(iter(places.values()))], others)
+            found.append(Map(name, across, down, columns, rows, cells))
+    return found
+
+
+def _values(groups: Sequence[Group], field: str) -> set[float]:
+    return {value for group in groups if is_number(value := group.config.get(field))}
 
 
 def profile(runs: Sequence[Sequence[float]]) -> dict[str, Any]:

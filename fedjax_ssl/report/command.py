@@ -187,7 +187,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help=(
             "with --export pdf or svg: which of the page's curves, with commas between: round, "
-            "bytes, seconds, local_steps, clients, roc, reliability or a number that was swept"
+            "bytes, seconds, local_steps, epsilon_spent, epsilon, clients, roc, reliability or a "
+            "number that was swept"
         ),
     )
     return own

@@ -174,6 +174,15 @@ class Cell(NamedTuple):
             return 0
         return (self.low > 0) - (self.high < 0)
 
+    @property
+    def around(self) -> float | None:
+        """Half of the interval of the mean over seeds, t(0.975, n - 1) · s / √n; None of a single
+        value.
+        """
+        if self.deviation is None:
+            return None
+        return float(stats.t.ppf((1 + LEVEL) / 2, self.runs - 1)) * self.deviation / self.runs**0.5
+
 
 def compare(values: pandas.Series, baseline: pandas.Series | None = None) -> Cell:
     """Sum up values, and their differences to those of the baseline.
@@ -211,6 +220,12 @@ def mean_text(cell: Cell, unit: str) -> str:
     """Write a mean, for example "91.4 ± 0.6"."""
     mean = written(cell.mean, unit)
     return mean if cell.deviation is None else f"{mean} ± {written(cell.deviation, unit)}"
+
+
+def around_text(cell: Cell, unit: str) -> str:
+    """Write the interval of a mean, for example "91.4 ± 0.8"."""
+    mean = written(cell.mean, unit)
+    return mean if cell.around is None else f"{mean} ± {written(cell.around, unit)}"
 
 
 def difference_text(cell: Cell, unit: str) -> str:

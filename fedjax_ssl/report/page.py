@@ -28,11 +28,13 @@ from fedjax_ssl.folder.citations import entries
 from fedjax_ssl.folder.folder import SEARCH_FILE, SWEEP_FILE, RunFolderError, read_stored
 from fedjax_ssl.folder.stored_run import StoredRun
 from fedjax_ssl.methods import described
-from fedjax_ssl.report.charts import AXES, curves_of, effects_of, profiles_of
+from fedjax_ssl.report.charts import AXES, Map, curves_of, effects_of, maps_of, profiles_of
 from fedjax_ssl.report.mistakes import mistakes_of
 from fedjax_ssl.report.numbers import (
+    LEVEL,
     METHOD,
     Metric,
+    around_text,
     compare,
     cost_texts,
     difference_text,
@@ -56,6 +58,7 @@ _BEST = 7  # groups that charts start with: one colour each
 _NUMBERED = 20  # classes up to which a confusion matrix has numbers in it
 _NUMBERS = 160_000  # in all curves of a page, about six bytes each
 _MOST_CURVES = 300  # groups
+_MOST_MAPS = 12
 # sections of a config that decide who holds which data
 _DATA = ("data", "partition", "supervision")
 # pixels and colours of a picture, lines of the table under it
@@ -120,6 +123,8 @@ def render(
         pictures=_pictures(groups, problems),
         scores=_scores(report, scored),
         verdict=verdict(report),
+        maps=_maps(groups, problems),
+        level=f"{LEVEL:.0%}",
         methods=_methods(groups),
         problems=problems,
         configs=_configs([group.config for group in groups]),
@@ -149,9 +154,18 @@ def _packed(metric: Metric, report: Report) -> dict[str, Any]:
         numbers = (cell.mean, cell.deviation, cell.difference, cell.low, cell.high)
         texts = (mean_text(cell, metric.unit), difference_text(cell, metric.unit))
         # 1 where the interval says better than the baseline, -1 where it says worse
-        cells.append([*texts, cell.sign * metric.better, *map(short, numbers)])
+        around = around_text(cell, metric.unit)
+        cells.append([*texts, cell.sign * metric.better, *map(short, numbers), around])
     difference = headings(metric, report.baseline.name)[3]
     return {**metric._asdict(), "title": metric.title, "difference": difference, "cells": cells}
+
+
+def _maps(groups: Sequence[Group], problems: list[str]) -> list[Map]:
+    """Find the maps that are shown: of very many the first ones, and a sentence says so."""
+    found = maps_of(groups)
+    if len(found) > _MOST_MAPS:
+        problems.append(f"of {len(found)} maps over two numbers the first {_MOST_MAPS} are shown")
+    return found[:_MOST_MAPS]
 
 
 def made_of(page: str) -> list[str] | None:

@@ -5,6 +5,7 @@ should be.
 import contextlib
 import csv
 import io
+import itertools
 import json
 import re
 import shutil
@@ -15,9 +16,10 @@ import pytest
 
 from fedjax_ssl import cli
 from fedjax_ssl.report import ReportError, read
-from fedjax_ssl.report.charts import effects_of, profile
+from fedjax_ssl.report.charts import curves_of, effects_of, maps_of, profile
 from fedjax_ssl.report.exports import TABLES
-from fedjax_ssl.report.numbers import compare
+from fedjax_ssl.report.numbers import around_text, compare
+from fedjax_ssl.report.page import render
 from fedjax_ssl.report.runs import choose_baseline
 from fedjax_ssl.report.scores import roc
 from fedjax_ssl.report.verdict import verdict
@@ -195,6 +197,51 @@ def test_effects_join_what_differs_in_nothing_else(sweep, tmp_path):
     effects = effects_of(read([tmp_path]).groups)
     assert [one["field"] for one in effects] == ["optimizer.learning_rate", "optimizer.momentum"]
     assert all(not one["alone"] and len(one["lines"][0]["points"]) == 5 for one in effects)
+
+
+@pytest.fixture(scope="module")
+def private(tmp_path_factory):
+    """Runs with three noises and two clip norms, two seeds each; the largest noise has one norm."""
+    folder = tmp_path_factory.mktemp("private")
+    for noise, clip, seed in itertools.product((1.0, 2.0, 10.0), (0.1, 0.3), (0, 1)):
+        if (noise, clip) == (10.0, 0.3):
+            continue
+        settings = {"privacy.noise": noise, "privacy.clip": clip}
+        path = write_run(
+            folder / f"{noise}-{clip}-{seed}",
+            seed=seed,
+            settings=settings,
+            accuracy=1 / noise + clip / 10 + seed / 50,
+            picture=False,
+        )
+        rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+        lines = [json.dumps(row | {"epsilon": row["round"] / noise}) for row in rows]
+        (path / "metrics.jsonl").write_text("\n".join([*lines, ""]))
+    return folder
+
+
+def test_maps_have_the_groups_that_differ_in_two_numbers(private, sweep):
+    report = read([private])
+    (found,) = maps_of(report.groups)
+    assert (found.across, found.down, found.name) == ("privacy.clip", "privacy.noise", "")
+    assert (found.columns, found.rows) == ([0.1, 0.3], [1.0, 2.0, 10.0])
+    assert found.cells[-1][1] is None
+    cell = report.cells(report.metric)[found.cells[1][0]]
+    # two seeds, 0.02 apart: half of the interval is t(0.975, 1) times 0.01
+    assert around_text(cell, "%") == "52.0 ± 12.7"
+    assert maps_of(read([sweep]).groups) == []
+    page = render(report, "command")
+    assert 'class="matrix map"' in page and ">52.0 ± 12.7</td>" in page
+
+
+def test_accuracy_is_drawn_over_epsilon_too(private):
+    groups = read([private]).groups
+    effect = {one["field"]: one for one in effects_of(groups)}["epsilon"]
+    assert effect["log"]
+    lines = {line["name"]: [x for x, _ in line["points"]] for line in effect["lines"]}
+    assert lines == {"clip=0.1": [6.0, 30.0, 60.0], "clip=0.3": [30.0, 60.0]}
+    curve = curves_of(groups[0], ["test_accuracy"], 100)
+    assert curve["x"]["epsilon_spent"] == [5.0 * number for number in range(1, 13)]
 
 
 def test_worst_tenth_of_the_clients(sweep):

@@ -15,7 +15,7 @@ const SHAPES = [
 const AXES = {
   round: ["round", ""], bytes: ["bytes sent, both ways", "bytes"],
   seconds: ["seconds of training", "s"], local_steps: ["local steps, all clients", "steps"],
-  simulated_seconds: ["seconds of the clients' clock", "s"],
+  simulated_seconds: ["seconds of the clients' clock", "s"], epsilon_spent: ["epsilon spent so far", ""],
 };
 const rows = $$(".groups tbody tr");
 const shown = new Map(); // number of a group in the charts -> its look; the first ones have colours of their own
@@ -163,7 +163,7 @@ function drawCurves() {
       return { ...one, points };
     });
     const over = `${drawn.title}${suffix(drawn.unit)} over ${axis.replace("_", " ")}`;
-    chart(host, over, series, { title, unit, whole: axis === "round" }, drawn);
+    chart(host, over, series, { title, unit, whole: axis === "round", log: axis === "epsilon_spent" }, drawn);
   }
 }
 function drawEffects() {
@@ -177,6 +177,19 @@ function drawEffects() {
     const title = `${metric.title}${suffix(metric.unit)} by ${field}`;
     chart(host, title, series, { title: field, unit: "", log }, metric, true);
     if (series.length > 1 && series.length <= 14) host.append(legend(html("ul", "", "legend"), series));
+  }
+}
+function drawMaps() {
+  for (const map of $$(".map")) {
+    const cells = $$("[data-group]", map).map((cell) => ({ cell, found: metric.cells[cell.dataset.group] }));
+    const means = cells.map(({ found }) => found[3]).filter((mean) => mean !== null);
+    const low = Math.min(...means), high = Math.max(...means);
+    for (const { cell, found } of cells) {
+      cell.textContent = found[8];
+      cell.title = data.groups[cell.dataset.group];
+      cell.style.setProperty("--share", `${found[3] === null ? 0 : (100 * (found[3] - low)) / (high - low || 1)}%`);
+    }
+    $(".of", map).textContent = metric.title + suffix(metric.unit);
   }
 }
 function drawProfile() {
@@ -208,7 +221,7 @@ function drawPanels() {
   }
 }
 function drawIntervals() {
-  const ends = metric.cells.flatMap((cell) => cell.slice(5)).filter((value) => value !== null);
+  const ends = metric.cells.flatMap((cell) => cell.slice(5, 8)).filter((value) => value !== null);
   const [low, high] = range([0, ...ends], false, 0.05);
   const X = (value) => (((value - low) / (high - low)) * 150).toFixed(1);
   for (const [group, row] of rows.entries()) {
@@ -228,6 +241,7 @@ function draw() {
   if (list) legend(list, visible());
   drawCurves();
   drawEffects();
+  drawMaps();
   drawProfile();
   drawPanels();
 }
