@@ -169,7 +169,7 @@ def maps_of(groups: Sequence[Group]) -> list[Map]:
         others = [one for one in table if one not in (across, down)]
         members: dict[tuple[str, ...], dict[tuple[float, float], int]] = {}
         for place, group in enumerate(groups):
-            at = group.config.get(across), group.config.get(down)
+            at: Any = group.config.get(across), group.config.get(down)
             if all(map(is_number, at)):
                 members.setdefault(tuple(table.loc[place, others]), {})[at] = place
         for places in members.values():
@@ -183,7 +183,8 @@ def maps_of(groups: Sequence[Group]) -> list[Map]:
 
 
 def _values(groups: Sequence[Group], field: str) -> set[float]:
-    return {value for group in groups if is_number(value := group.config.get(field))}
+    given: list[Any] = [group.config.get(field) for group in groups]
+    return set(filter(is_number, given))
 
 
 def profile(runs: Sequence[Sequence[float]]) -> dict[str, Any]:
