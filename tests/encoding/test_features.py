@@ -100,7 +100,7 @@ def test_after_a_stop_and_a_full_disk_the_rest_gives_the_same_bits(whole, tmp_pa
 @pytest.mark.parametrize(
     ("others", "message"),
     [
-        ({"count": 39}, "other data or of another encoder: data is"),
+        ({"count": 39}, "another encoder: data.training_examples is 39, was 40; data.inputs is"),
         ({"views": 1}, "weak is 1, was 2"),
         ({"encode": lambda inputs: 2 * halves(inputs)}, "gives other features of the first"),
     ],

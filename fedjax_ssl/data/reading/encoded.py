@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from flax.traverse_util import flatten_dict
 from numpy.lib import format as npy
 
 from fedjax_ssl.data.dataset import Dataset, StoredViews
@@ -54,12 +55,12 @@ class Encoded:
 
     def differences(self, other: "Encoded") -> list[str]:
         """Name what another folder was made with that this one was not."""
-        here = dataclasses.asdict(self)
-        there = dataclasses.asdict(other)
+        here = flatten_dict(dataclasses.asdict(self), sep=".")
+        there = flatten_dict(dataclasses.asdict(other), sep=".")
         return [
-            f"{name} is {there[name]}, was {here[name]}"
-            for name in here
-            if here[name] != there[name]
+            f"{name} is {there.get(name)}, was {here.get(name)}"
+            for name in here | there
+            if here.get(name) != there.get(name)
         ]
 
 
