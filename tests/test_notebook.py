@@ -128,6 +128,17 @@ def check_one_shot_prediction(shown: Shown) -> None:
     assert surest >= everything
 
 
+def check_few_labels_on_features(shown: Shown) -> None:
+    assert shown.pictures == 1
+    assert "(as they are, 4 weak and 4 strong views of each)" in shown.text
+    assert "ready: fedjax-ssl run features --data.path=new_features" in shown.text
+    for row in ("pixels, FedAvg", "features, FedAvg head", "features, FixMatch head"):
+        assert len(shown.numbers(rf"{row} +(\S+) %")) == 1
+    (one_shot,) = shown.numbers(r"features, xclp in one shot +(\S+) %")
+    (left_out,) = shown.numbers(r"xclp +(\S+) % of \d+ digits")
+    assert min(one_shot, left_out) > 20  # chance
+
+
 CHECKS: dict[str, Callable[[Shown], None]] = {
     name: globals()[f"check_{name}"] for name in NOTEBOOKS
 }
