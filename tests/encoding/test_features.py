@@ -174,10 +174,12 @@ def test_augmentation_has_no_use_beside_stored_views(encoded_digits, tmp_path):
 
 @pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:.*hides:fedjax_ssl.errors.ConfigNote")
-@pytest.mark.parametrize("method", ["fixmatch", "uda", "protofssl", "xclp"])
-def test_heads_train_on_stored_views_and_predict(encoded_digits, tmp_path, method):
+@pytest.mark.parametrize(
+    "config", ["fixmatch,per_client", "uda,per_client", "protofssl,per_class", "xclp,per_client"]
+)
+def test_heads_train_on_stored_views_and_predict(encoded_digits, tmp_path, config):
     folder = encoded_digits[0]
-    config = fs.load_config(f"features:{method},per_client", settings_of(folder))
+    config = fs.load_config(f"features:{config}", settings_of(folder))
     assert fs.run(config, tmp_path / "run", quiet=True)["test_accuracy"] > 0.1
     new = data.load("features", path=folder).train.x[:3, 0].astype(np.float32)
     assert fs.load_run(tmp_path / "run").predict(new).shape == (3, 10)

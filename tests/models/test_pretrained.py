@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import models
-from fedjax_ssl.models.pretrained import pretrained, resnet18_layers
+from fedjax_ssl.models.pretrained import LAYERS as NAMED
+from fedjax_ssl.models.pretrained import layers_of, pretrained, resnet18_layers
 from tests.models.torchvision_arrays import arrays_of
 
 # the layers of model "mlp" with batch norm, under made-up names
@@ -59,6 +60,21 @@ def test_arrays_go_to_their_places(load):
     hidden = hidden / np.sqrt(expected["var"] + 1e-5) * ARRAYS["bn.weight"] + ARRAYS["bn.bias"]
     logits = np.maximum(hidden, 0) @ ARRAYS["classifier.1.weight"].T + ARRAYS["classifier.1.bias"]
     np.testing.assert_allclose(outputs.logits, logits, rtol=1e-4, atol=1e-5)
+
+
+def test_of_several_namings_the_file_decides(load, tmp_path):
+    load()
+    others = {place: f"net.{name}" for place, name in LAYERS.items()}
+    model = models.build("mlp", num_classes=3, input_shape=(6,), hidden=(4,), norm="bn")
+    for namings in ((LAYERS, others), (others, LAYERS)):
+        params, _ = pretrained(model, tmp_path / "weights.npz", *namings).init(jax.random.key(0))
+        np.testing.assert_array_equal(params["dense1"]["kernel"], ARRAYS["fc.weight"])
+
+
+@pytest.mark.parametrize("network", sorted(NAMED))
+def test_every_layer_has_a_name_of_its_own(network):
+    for layers in layers_of(network):
+        assert len({*layers.values()}) == len(layers)
 
 
 @pytest.mark.parametrize(
