@@ -6,6 +6,7 @@ per round.
 """
 
 import dataclasses
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -134,11 +135,25 @@ def _distribution(name: str, text: str, interval: str) -> tuple[str, float, floa
     return form, first, second
 
 
-def _table(name: str, path: str, interval: str, facts: Facts) -> np.ndarray:
-    """Read a table [rounds or 1, C]."""
+class Trace(NamedTuple):
+    """What a run knows a file by: a run that gets longer may have a file that does, too."""
+
+    rows: int
+    digest: str  # of the numbers in these rows
+
+    @classmethod
+    def of(cls, path: str, rows: int | None = None) -> "Trace":
+        """Return what the first rows of a file are known by; None: all of them."""
+        known = _read("trace", path)[:rows]
+        digest = hashlib.blake2b(known.tobytes(), digest_size=8).hexdigest()
+        return cls(len(known), digest)
+
+
+def _read(name: str, path: str) -> np.ndarray:
+    """Read the numbers of a file, [rows, columns]."""
     try:
         raw = np.load(path) if path.endswith(".npy") else np.loadtxt(path, delimiter=",", ndmin=2)
-        table = np.atleast_2d(np.asarray(raw, np.float64))
+        return np.atleast_2d(np.asarray(raw, np.float64))
     except OSError as error:
         raise UserError(f"{name}: {path} cannot be read: {error}") from error
     except (ValueError, TypeError) as error:
@@ -146,6 +161,11 @@ def _table(name: str, path: str, interval: str, facts: Facts) -> np.ndarray:
             f"{name}: {path} has something else than numbers ({error}); give a column per client, "
             "in their order, without a line of names, and one row or a row per round"
         ) from error
+
+
+def _table(name: str, path: str, interval: str, facts: Facts) -> np.ndarray:
+    """Read a table [rounds or 1, C]."""
+    table = _read(name, path)
     if table.shape == (facts.num_clients, 1):
         table = table.T
     if table.ndim != 2 or table.shape[1] != facts.num_clients:

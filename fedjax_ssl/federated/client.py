@@ -44,8 +44,8 @@ from fedjax_ssl.federated.method import (
 from fedjax_ssl.federated.optimizers import Grouped, Local, Report
 from fedjax_ssl.federated.packing import Packed, apart, cut, packing
 from fedjax_ssl.federated.plan import Batch, ClientProgress, Plan, batch_of, step_bound
+from fedjax_ssl.federated.round_log import bytes_of_client
 from fedjax_ssl.federated.setup import WEIGHTINGS
-from fedjax_ssl.federated.traffic import entries
 from fedjax_ssl.federated.uploads.transform import (
     REPORTED,
     check_covers,
@@ -417,11 +417,13 @@ class ClientUpdate:
         fate: Any = ()
         if participation is not None:
             now = self.download.now
-            down = self.sent_to(client), client.sent, now.shared
-            up = upload.update, upload.optimizer, upload.terms, upload.averages
-            statistics = 0 if self.training.own_statistics else self.flat_state.size
-            size = entries((down, up)) + 2 * (statistics - sum(self.training.unsent.values()))
-            fate = participation.fate(now, client, trained, plan.num_steps, size)
+            sent_bytes: Array | float = 0.0
+            if participation.clock is not None and participation.clock.per_byte is not None:
+                shared = {group: self.common[group] for group in self.shared}
+                sent_bytes = bytes_of_client(
+                    self.training, self.kind.terms, self.download, shared, client, upload
+                )
+            fate = participation.fate(now, client, trained, plan.num_steps, sent_bytes)
             arrived = arrived & ~fate.lost
             counted = trained & ~fate.lost
             weights = self.weights_of(upload, trained)

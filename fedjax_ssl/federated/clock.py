@@ -9,16 +9,13 @@ from fedjax_ssl.checks import check_numbers
 from fedjax_ssl.errors import ConfigError, UserError
 from fedjax_ssl.federated.by_client import ClientNumbers, numbers_by_client
 from fedjax_ssl.federated.setup import Facts
-from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER
-
-_NOTHING = ClientNumbers(lambda key, number, ids: jnp.zeros(ids.shape, jnp.result_type(float)))
 
 
 class Clock(NamedTuple):
     """How fast clients are, and how long the server waits for them."""
 
-    per_step: ClientNumbers  # seconds of a local step
-    per_byte: ClientNumbers  # seconds of a byte, down or up
+    per_step: ClientNumbers | None = None  # seconds of a local step; None: none
+    per_byte: ClientNumbers | None = None  # seconds of a byte, down or up; None: none
     deadline: float | Array | None = None  # seconds of a round; None: the server waits for all
 
     def seconds(
@@ -27,7 +24,7 @@ class Clock(NamedTuple):
         number: Int[Array, ""],
         client: Int[Array, ""],
         steps: Int[Array, ""],
-        numbers_sent: int,
+        sent: Float[Array, ""] | float,
     ) -> Float[Array, ""]:
         """Return the seconds from the start of a round until a client's upload is there.
 
@@ -36,12 +33,15 @@ class Clock(NamedTuple):
             number: rounds before this one.
             client: its id.
             steps: local steps that it takes.
-            numbers_sent: numbers that go down to it and up from it.
+            sent: bytes that go down to it and up from it.
         """
         place = run_key, number, client[None]
-        step = self.per_step.of(*place)[0]
-        byte = self.per_byte.of(*place)[0]
-        return steps.astype(step.dtype) * step + BYTES_PER_NUMBER * numbers_sent * byte
+        total = jnp.zeros(())
+        if self.per_step is not None:
+            total = steps.astype(total.dtype) * self.per_step.of(*place)[0]
+        if self.per_byte is not None:
+            total = total + sent * self.per_byte.of(*place)[0]
+        return total
 
     def of_round(
         self, seconds: Float[Array, " p"], lost: Bool[Array, " p"], waited: Bool[Array, " p"]
@@ -59,17 +59,18 @@ class Clock(NamedTuple):
             return last
         return jnp.where(jnp.any(lost), self.deadline, last)
 
-    def check(self, steps: int, numbers_sent: int) -> None:
+    def check(self, steps: int, sent: int) -> None:
         """Raise ValueError where no client is ever there before the deadline.
 
         Args:
             steps: local steps of the client that takes the fewest.
-            numbers_sent: numbers that go down to it and up from it.
+            sent: bytes that go down to it and up from it, at least.
         """
         if not isinstance(self.deadline, (int, float)):
             return
-        sent = BYTES_PER_NUMBER * numbers_sent
-        fastest = steps * self.per_step.least + sent * self.per_byte.least
+        fastest = 0.0
+        for number, each in ((steps, self.per_step), (sent, self.per_byte)):
+            fastest += 0.0 if each is None else number * each.least
         if fastest > self.deadline:
             raise ConfigError(
                 f"config.participation.deadline is {self.deadline:g} seconds; the fastest client "
@@ -101,8 +102,8 @@ def clock(
         ValueError: a deadline without a time that clients take, or a setting that cannot be used.
     """
 
-    def read(name: str, given: float | Array | str | None) -> ClientNumbers:
-        return _NOTHING if given is None else numbers_by_client(name, given, "[0, inf)", facts)
+    def read(name: str, given: float | Array | str | None) -> ClientNumbers | None:
+        return None if given is None else numbers_by_client(name, given, "[0, inf)", facts)
 
     if seconds_per_step is None and seconds_per_byte is None:
         if deadline is not None:

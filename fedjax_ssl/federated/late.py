@@ -1,7 +1,9 @@
 """Uploads that come rounds after they were sent, and a server that waits for a number of them.
 
 What is under way is a part of `ServerState`: sums of the uploads that are due in one round, in two,
-and so on. Shapes: D, the longest delay.
+and so on. How stale an upload is, is how often the server has stepped since the client was sent its
+model: as many times as rounds went by, but where the server waits for a buffer. Shapes: D, the
+longest delay.
 
 References:
     Nguyen et al., Federated learning with buffered asynchronous aggregation (FedBuff), AISTATS
@@ -48,7 +50,9 @@ class Parcel(NamedTuple):
 class Late(NamedTuple):
     """What the server has of earlier rounds."""
 
-    coming: Parcel | tuple[()] = ()  # leading axis D: due in 1 to D rounds
+    coming: Parcel | tuple[()] = ()
+    # ^ leading axis D: due in 1 to D rounds; with a buffer a second one D + 1: after 0 to D steps
+    # of the server
     waiting: Parcel | tuple[()] = ()  # arrived since its last step
 
 
@@ -133,23 +137,22 @@ def unpacked(summed: Sums, parcel: Parcel) -> Sums:
     return summed._replace(update=update, statistics=parcel.statistics, weight=parcel.total)
 
 
-def split(parcel: Parcel, rounds: Int[Array, ""], longest: int) -> tuple[Parcel, Parcel]:
+def split(parcel: Parcel, rounds: Int[Array, ""], how: Lateness) -> tuple[Parcel, Parcel]:
     """Return what is there of a client's upload at the end of its round, and what is due later.
 
     Args:
         parcel: its upload.
         rounds: after which it arrives; 0: in its own.
-        longest: D.
+        how: what is late.
 
     Returns:
-        (now, later with a leading axis D); differences of later are times (1 + rounds)^-1/2.
+        (now, later with a leading axis D). Differences of later are times (1 + rounds)^-1/2, but
+        where the server waits for a buffer: then only `arrive` knows how stale they are.
     """
-    stale = jax.lax.rsqrt(1.0 + rounds.astype(parcel.total.dtype))
-    scaled = parcel._replace(
-        change=jax.tree.map(lambda x: stale * x, parcel.change),
-        statistics=stale.astype(parcel.statistics.dtype) * parcel.statistics,
-    )
-    due = rounds == jnp.arange(1, longest + 1, dtype=rounds.dtype)
+    scaled = parcel
+    if how.buffer is None:
+        scaled = _times(jax.lax.rsqrt(1.0 + rounds.astype(parcel.total.dtype)), parcel)
+    due = rounds == jnp.arange(1, how.longest + 1, dtype=rounds.dtype)
 
     def at_its_round(x: Array) -> Array:
         here = due.reshape(-1, *[1] * x.ndim)
@@ -157,6 +160,14 @@ def split(parcel: Parcel, rounds: Int[Array, ""], longest: int) -> tuple[Parcel,
 
     now = jax.tree.map(lambda x: jnp.where(rounds == 0, x, jnp.zeros_like(x)), parcel)
     return now, jax.tree.map(at_its_round, scaled)
+
+
+def _times(factor: Float[Array, ""], parcel: Parcel) -> Parcel:
+    """Return a parcel with its differences times a factor."""
+    return parcel._replace(
+        change=jax.tree.map(lambda x: factor * x, parcel.change),
+        statistics=factor.astype(parcel.statistics.dtype) * parcel.statistics,
+    )
 
 
 def nothing_yet(how: Lateness, shared: Grouped, statistics: Float[Array, " s"]) -> Late:
@@ -179,7 +190,8 @@ def nothing_yet(how: Lateness, shared: Grouped, statistics: Float[Array, " s"]) 
     )
     coming: Any = ()
     if how.longest:
-        coming = jax.tree.map(lambda x: jnp.zeros((how.longest, *x.shape), x.dtype), empty)
+        shape = (how.longest,) if how.buffer is None else (how.longest, how.longest + 1)
+        coming = jax.tree.map(lambda x: jnp.zeros((*shape, *x.shape), x.dtype), empty)
     return Late(coming, () if how.buffer is None else empty)
 
 
@@ -194,10 +206,15 @@ def arrive(how: Lateness, state: Late, now: Parcel, later: PyTree) -> tuple[Parc
     """
     coming = state.coming
     if how.longest:
-        now = jax.tree.map(lambda x, due: x + due[0], now, coming)
-        coming = jax.tree.map(
-            lambda due, x: jnp.concatenate([due[1:], jnp.zeros_like(due[:1])]) + x, coming, later
-        )
+        assert isinstance(coming, Parcel)
+        due = jax.tree.map(lambda x: x[0], coming)
+        coming = jax.tree.map(lambda x: jnp.concatenate([x[1:], jnp.zeros_like(x[:1])]), coming)
+        if how.buffer is None:
+            coming = jax.tree.map(jnp.add, coming, later)
+        else:
+            due = _of_all_ages(due)
+            coming = jax.tree.map(lambda x, new: x.at[:, 0].add(new), coming, later)
+        now = jax.tree.map(jnp.add, now, due)
     if how.buffer is None:
         return now, Late(coming)
     there = jax.tree.map(jnp.add, state.waiting, now)
@@ -208,4 +225,19 @@ def arrive(how: Lateness, state: Late, now: Parcel, later: PyTree) -> tuple[Parc
         found: Parcel = jax.tree.map(lambda x: jnp.where(taken, x, jnp.zeros_like(x)), there)
         return found
 
-    return where(steps), Late(coming, where(~steps))
+    def older(x: Array) -> Array:
+        return jnp.where(steps, jnp.roll(x, 1, axis=1), x)
+
+    return where(steps), Late(jax.tree.map(older, coming), where(~steps))
+
+
+def _of_all_ages(due: Parcel) -> Parcel:
+    """Return what arrives in sum; differences are times (1 + staleness)^-1/2.
+
+    Args:
+        due: leading axis D + 1, by steps of the server since the clients were sent their model.
+    """
+    ages = jnp.arange(due.total.shape[0], dtype=due.total.dtype)
+    weighted = jax.vmap(_times)(jax.lax.rsqrt(1.0 + ages), due)
+    total: Parcel = jax.tree.map(lambda x: jnp.sum(x, axis=0, dtype=x.dtype), weighted)
+    return total

@@ -131,6 +131,11 @@ class Participation(NamedTuple):
         assert context.round is not None, "clients are drawn in rounds"
         return self.happens("lost", self.lost, context.run_key, context.round, context.clients.id)
 
+    def staying(self, context: RoundContext) -> Client:
+        """Return a cohort in which the clients of `left` have no examples."""
+        left = self.left(context)
+        return context.clients if left is None else without_examples(context.clients, ~left)
+
     def shortened(self, now: Now, client: Client, schedule: Schedule) -> Schedule:
         """Return the batches of a client, which takes the first of its steps where it is slow."""
         if self.slow is None:
@@ -153,7 +158,7 @@ class Participation(NamedTuple):
         client: Client,
         trained: Bool[Array, ""],
         steps: Int[Array, ""],
-        numbers_sent: int,
+        sent: Float[Array, ""] | float,
     ) -> Fate:
         """Draw what becomes of a client after its training.
 
@@ -162,7 +167,7 @@ class Participation(NamedTuple):
             client: the client.
             trained: whether it trained; else it is neither lost nor late.
             steps: local steps that it took.
-            numbers_sent: numbers that go down to it and up from it.
+            sent: bytes that go down to it and up from it, where they take time.
         """
         place = _place(now)
         ids = client.id[None]
@@ -172,7 +177,7 @@ class Participation(NamedTuple):
         if self.lost is not None and self.lost_when == "training":
             lost = self.happens("lost", self.lost, *place, ids)[0]
         if self.clock is not None:
-            seconds = self.clock.seconds(*place, client.id, steps, numbers_sent)
+            seconds = self.clock.seconds(*place, client.id, steps, sent)
             if self.clock.deadline is not None:
                 lost = lost | (seconds > self.clock.deadline)
         if self.lateness is not None and self.lateness.delay is not None:
@@ -207,7 +212,7 @@ class Participation(NamedTuple):
         if self.lateness is None or not self.lateness.longest:
             return summed._replace(beside=Beside(weights, counted.astype(jnp.int32)))
         parcel = parcel_of(summed, weights, counted)
-        parcel, later = split(parcel, fate.rounds, self.lateness.longest)
+        parcel, later = split(parcel, fate.rounds, self.lateness)
         beside = Beside(parcel.invited, parcel.number, later)
         return unpacked(summed, parcel)._replace(beside=beside)
 
@@ -268,6 +273,17 @@ class Participation(NamedTuple):
             _refuse(setting, {part: sent[part] for part in sent if part not in _MAY_BE_LATE})
         if self.weights != "renormalise":
             _refuse("weights", {"report": sent.get("report", ())})
+
+    def notes(self) -> list[str]:
+        """Return what a user may not expect of these settings."""
+        there = self.probability
+        if self.weights != "inverse" or there is None or there.least == there.most:
+            return []
+        return [
+            "config.participation.weights=inverse makes up for clients that are lost, not for "
+            "those that are not there (config.participation.probability): who is there less often "
+            "counts less"
+        ]
 
     def averaged(self, summed: Sums) -> Sums:
         """Return sums over the arrivals whose means are taken over all that trained, where the
@@ -381,6 +397,12 @@ def participation(
             f"weights is {weights!r}, which needs the weights of the clients that are lost; these "
             f"drop out before they have any (lost_when={lost_when!r}). Use lost_when='training', "
             "or weights='renormalise'"
+        )
+    if weights == "inverse" and clock is not None and clock.deadline is not None:
+        raise UserError(
+            "weights is 'inverse', which takes 1 - lost for the probability to arrive, and nobody "
+            "knows that of missing the deadline; use renormalise or fixed, or leave the deadline "
+            "out"
         )
     given = None if work is None else tuple(work)
     whole_epochs = local_epochs if given == (EPOCHS,) else None

@@ -11,6 +11,7 @@ the data.
     class_names     K names
     client_names    of all clients, those that train first
     code            fingerprints of what the config names of a user's own
+    traces          rows and digests of the files of config.participation
     draws           settings of JAX that decide what a seed draws
     temperature     value, by which logits are divided, the round whose model it is for, and how
                     many validation examples it was fitted on; null: none was
@@ -35,6 +36,7 @@ from fedjax_ssl.data.reading.cache import reading_from_json
 from fedjax_ssl.data.reading.features import TableReading
 from fedjax_ssl.errors import UserError, did_you_mean
 from fedjax_ssl.federated import Method, ServerState
+from fedjax_ssl.federated.by_client import Trace
 from fedjax_ssl.folder.checkpoint import Checkpoints
 from fedjax_ssl.folder.folder import CODE_FOLDER
 from fedjax_ssl.folder.stored_run import StoredRun, read_run
@@ -43,6 +45,8 @@ from fedjax_ssl.runs.build import Experiment, build
 
 VERSION = 1
 CHECKPOINTS = ("auto", "best", "last")
+# Fields of participation that decide the shapes of a state.
+_OF_STATES = ("participation.delay", "participation.buffer")
 # Sections whose code of a user's own a trained model does without; of "optimizer" unless its state
 # is kept.
 _OF_TRAINING = ("data", "partition", "supervision", "augment", "strong_augment", "cohort")
@@ -92,6 +96,10 @@ def describe(experiment: Experiment, federation: FederatedData, split: str) -> d
         "class_names": dataset.class_names,
         "client_names": client_names(dataset, federation, natural),
         "code": own_sources.code(experiment.config),
+        "traces": {
+            name: Trace.of(path)._asdict()
+            for name, path in own_sources.traces(experiment.config).items()
+        },
         "draws": own_sources.draws(),
         "federation": _without_contents(federation),
     }
@@ -182,7 +190,11 @@ def resolved_of(stored: dict[str, Any]) -> ml_collections.ConfigDict:
 
 def _without_training(config: dict[str, Any]) -> dict[str, Any]:
     """Take what is of a user's own and only training needs out of a stored config."""
-    kept = flatten_dict(config, sep=".")
+    kept = {
+        field: value
+        for field, value in flatten_dict(config, sep=".").items()
+        if not field.startswith("participation.") or field in _OF_STATES
+    }
     sections = [*_OF_TRAINING]
     if not (kept.get("optimizer.keep_state") or kept.get("optimizer.average_state")):
         sections.append("optimizer")

@@ -58,7 +58,7 @@ def test_uploads_arrive_after_their_delay_and_count_less() -> None:
             {"model": weight, "": weight},
             jnp.int32(1),
         )
-        parts = split(parcel, jnp.int32(rounds), how.longest)
+        parts = split(parcel, jnp.int32(rounds), how)
         if now is None:
             now, later = parts
         else:
@@ -70,6 +70,26 @@ def test_uploads_arrive_after_their_delay_and_count_less() -> None:
         found.append((float(step.change["model"]), float(step.statistics[0]), int(step.number)))
     late, latest = 2 / np.sqrt(2), 4 / np.sqrt(4)
     expected = [(1, 1, 1), (late, late, 1), (0, 0, 0), (latest, latest, 1), (0, 0, 0)]
+    np.testing.assert_allclose(found, expected)
+
+
+@pytest.mark.usefixtures("float64")
+def test_behind_a_buffer_staleness_counts_steps_of_the_server() -> None:
+    """An upload of 1 is sent in each of six rounds; the one of round 0 comes four rounds late, when
+    with K = 2 the server has stepped once, after round 2.
+    """
+    how = lateness(FACTS, delay=4, buffer=2)
+    one = jnp.ones(())
+    weights = {"model": one}
+    parcel = Parcel(weights, weights, jnp.ones(1), one, {**weights, "": one}, jnp.int32(1))
+    state = nothing_yet(how, weights, jnp.zeros(1))
+    found = []
+    for number in range(6):
+        sent = split(parcel, jnp.int32(4 if number == 0 else 0), how)
+        step, state = arrive(how, state, *sent)
+        found.append((float(step.change["model"]), float(step.statistics[0]), int(step.number)))
+    late = 1 + 1 + 2**-0.5
+    expected = [(0, 0, 0), (0, 0, 0), (2, 2, 2), (0, 0, 0), (late, late, 3), (0, 0, 0)]
     np.testing.assert_allclose(found, expected)
 
 

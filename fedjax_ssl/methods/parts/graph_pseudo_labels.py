@@ -25,7 +25,12 @@ from fedjax_ssl.graph.settings import CODE, ConfidenceScale, GraphSettings, Labe
 from fedjax_ssl.graph.weighting import scale_confidence
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.settings import Positive
-from fedjax_ssl.methods.parts.terms import PseudoLabels, examples_mask, network_features
+from fedjax_ssl.methods.parts.terms import (
+    PseudoLabels,
+    examples_mask,
+    network_features,
+    staying,
+)
 
 
 @checked
@@ -67,9 +72,7 @@ def cohort_features(
 
 def receiving(setup: Setup, context: RoundContext) -> Bool[Array, "p n"]:
     """Return which examples are real and of a client that is still there for its labels."""
-    real = examples_mask(context.clients)
-    left = None if setup.participation is None else setup.participation.left(context)
-    return real if left is None else real & ~left[:, None]
+    return examples_mask(staying(setup, context))
 
 
 def propagate_over_cohort(
@@ -118,11 +121,14 @@ def propagate_over_cohort(
 
 
 def graph_traffic(setup: Setup, num_bits: int, outcome: RoundResult) -> Traffic:
-    """Bytes of the plaintext path: codes go up, every client's rows of the scores come down."""
+    """Bytes of the plaintext path: codes go up, the rows of the scores come down to every client
+    that is still there.
+    """
     examples = jnp.sum(outcome.context.clients.num_examples)
+    staying_examples = jnp.sum(staying(setup, outcome.context).num_examples)
     words = -(-num_bits // 32)
     return Traffic(
-        count(examples, BYTES_PER_NUMBER * setup.num_classes),
+        count(staying_examples, BYTES_PER_NUMBER * setup.num_classes),
         count(examples, BYTES_PER_NUMBER * words),
     )
 

@@ -108,7 +108,7 @@ def pseudo_label_term(
         server=AtServer(init, send, participates, at_clients=traffic is None),
         log=ForLog(
             diagnose=lambda outcome, truth, _: diagnose_pseudo_labels(
-                outcome.sent.own, truth, outcome.context.clients
+                outcome.sent.own, truth, staying(setup, outcome.context)
             ),
             traffic=traffic,
         ),
@@ -178,6 +178,12 @@ def network_features(
         key: if given, the network sees weakly augmented examples.
     """
     return network_outputs(setup, context, context.clients, key).features
+
+
+def staying(setup: Setup, context: RoundContext) -> Client:
+    """Return the cohort, in which clients that are lost before they train have no examples."""
+    participation = setup.participation
+    return context.clients if participation is None else participation.staying(context)
 
 
 def examples_mask(clients: Client) -> Bool[Array, "p n"]:
