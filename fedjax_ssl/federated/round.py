@@ -515,6 +515,12 @@ def _join(results: list[Results], tasks: list[Task], before: Kept) -> Results:
     for result, task in zip(results[1:], tasks[1:], strict=True):
         mine = partial(where_slots, task.members)
         model = jax.tree.map(mine, result.stacked.log.model, model)
+    fates = [
+        jax.tree.map(
+            lambda x, mine=task.members: jnp.where(mine, x, jnp.zeros_like(x)), r.stacked.fate
+        )
+        for r, task in zip(results, tasks, strict=True)
+    ]
     stacked = Arrivals(
         terms={},
         counts=jnp.stack([result.stacked.counts for result in results]).any(0),
@@ -523,7 +529,7 @@ def _join(results: list[Results], tasks: list[Task], before: Kept) -> Results:
         log=ClientLog(
             {name: value for r in results for name, value in r.stacked.log.measured.items()}, model
         ),
-        fate=jax.tree.map(lambda *own: jnp.stack(own).max(0), *[r.stacked.fate for r in results]),
+        fate=jax.tree.map(lambda *own: jnp.stack(own).max(0), *fates),
         # A slot is of one kind, and weighs 0 in the others.
         sent=jax.tree.map(lambda *own: sum(own), *[r.stacked.sent for r in results]),
     )

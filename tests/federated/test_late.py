@@ -215,6 +215,49 @@ def test_a_deadline_before_the_first_client_is_refused() -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
+    ("name", "settings", "optimizer"),
+    [
+        ("fedavg", {}, federated.fedavg()),
+        ("fedavg", {}, federated.scaffold()),
+        ("xclp", {"num_bits": 64, "num_neighbors": 3}, federated.fedavg()),
+        ("protofssl", {}, federated.fedavg()),
+        ("fedmatch", {"l2_weight": 0.1, "lr_schedule": "none"}, federated.fedavg()),
+        ("cbafed", {}, federated.fedavg()),
+    ],
+)
+def test_the_clock_counts_the_bytes_that_the_log_counts(name, settings, optimizer) -> None:
+    """With one client a round, the last one's seconds are those of the round."""
+    setup = {
+        "cohort_size": 1,
+        "augment": toy.jitter,
+        "strong_augment": toy.jitter,
+        "federated_optimizer": optimizer,
+    }
+    _, infos = toy.train(method_of(name, DATA, setup, settings, seconds_per_byte=1.0), KEY, DATA, 3)
+    for info in infos:
+        assert info["simulated_seconds"] == info["bytes_down"] + info["bytes_up"] > 0
+
+
+@pytest.mark.thorough
+def test_a_chain_that_changes_nothing_changes_nothing_of_what_is_late() -> None:
+    nothing = UploadTransform(
+        "nothing", at_client=lambda key, upload, *_: upload, covers=EVERYTHING
+    )
+    given = {"delay": 1, "late": 0.5, "buffer": 3}
+    plain, _ = toy.train(method_of(**given), KEY, DATA, 3)
+    chained, _ = toy.train(method_of(setup={"uploads": (nothing,)}, **given), KEY, DATA, 3)
+    chex.assert_trees_all_close(plain.params, chained.params, atol=1e-6)
+    chex.assert_trees_all_close(plain.late.coming, chained.late.coming, atol=1e-6)
+
+
+def test_a_deadline_and_inverse_weights_are_refused() -> None:
+    pace = clock(FACTS, seconds_per_step=1.0, deadline=3.0)
+    with pytest.raises(ValueError, match="nobody knows that of missing the deadline"):
+        participation(FACTS, lost=0.1, weights="inverse", clock=pace)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
     ("name", "given", "settings"),
     [
         ("fedavg", {"delay": "uniform:1:2", "late": 0.4, "buffer": 4}, {}),

@@ -225,6 +225,14 @@ def test_a_config_says_it() -> None:
             fs.load_config("digits_xclp", {f"method.{old}": 0.5})
 
 
+def test_what_inverse_weights_do_not_make_up_for_is_said() -> None:
+    for there, said in ((0.5, 0), ("uniform:0.2:0.9", 1)):
+        how = participation(FACTS, probability=there, lost=0.1, weights="inverse")
+        assert len(how.notes()) == said
+    (note,) = how.notes()
+    assert "makes up for clients that are lost, not for those that are not there" in note
+
+
 @pytest.mark.thorough
 def test_reliable_clients_change_no_bit() -> None:
     plain, _ = toy.train(methods.build("fedavg", toy.setup(DATA)), KEY, DATA, 2)

@@ -107,10 +107,12 @@ def test_clients_lost_after_that_have_no_labels_and_do_not_train() -> None:
     method = losing(0.999999, "codes")
     state = method.init(KEY, DATA)
     after, info = jax.jit(method.round)(KEY, state, DATA)
-    assert float(info["pseudo_label_coverage"]) == 0.0 and int(info["local_steps"]) == 0
+    # Coverage is that of clients that stay, and there is none.
+    assert np.isnan(float(info["pseudo_label_coverage"])) and int(info["local_steps"]) == 0
     assert int(info["lost_clients"]) == int(info["clients"])
     bytes_up = federated.to_numbers(info)["bytes_up"]
-    assert 0 < bytes_up < federated.to_numbers(info)["bytes_down"]  # their codes
+    assert bytes_up == 4 * 2 * sum(toy.SIZES)  # their codes of 64 bits
+    assert federated.to_numbers(info)["bytes_down"] == 4 * 67 * int(info["clients"])
     jax.tree.map(np.testing.assert_array_equal, after.params, state.params)
 
 
@@ -124,6 +126,7 @@ def test_the_labels_of_clients_lost_after_the_scores_count() -> None:
         method = methods.build("xclp", toy.setup(DATA, participation=how), **GRAPH)
         infos[when] = toy.train(method, KEY, DATA, 1)[1][0]
     assert infos["codes"]["local_steps"] == infos["scores"]["local_steps"]
+    assert infos["codes"]["pseudo_label_coverage"] == 1.0
     assert infos["codes"]["confidence_correct"] != infos["scores"]["confidence_correct"]
 
 
