@@ -101,7 +101,9 @@ def bytes_of_client(
         upload: what it sends.
     """
     now = download.now
+    kept = client.kept
     assert now.run_key is not None and now.round is not None, "clients train in rounds"
+    assert kept is not None, "clients of a round have kept something, be it nothing"
 
     def alone(tree: PyTree) -> PyTree:
         return jax.tree.map(lambda x: x[None], tree)
@@ -127,7 +129,7 @@ def bytes_of_client(
         model_state=download.model_state,
         optimizer=download.optimizer,
         terms=download.terms,
-        clients=context.clients.kept,
+        clients=alone(kept),
         server=(),
         local_optimizer=download.local_optimizer,
     )
