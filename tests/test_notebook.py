@@ -242,6 +242,10 @@ def test_notebooks_have_badges_once_the_project_has_an_address() -> None:
         f"{place}/{name}.ipynb" for name in re.findall(r"^- `(\w+)\.ipynb`", page, re.MULTILINE)
     ]
     assert drawn.count("Open in Colab") == len(NOTEBOOKS)
+    page = "| [uda](../configs/digits.py) | 81 |"
+    assert drawn_for("") == "| uda | 81 |"
+    source = "https://github.com/who/what/blob/main/configs/digits.py"
+    assert drawn_for("https://github.com/who/what") == f"| [uda]({source}) | 81 |"
 
 
 # Stands for pip: writes down what it was asked for, and installs a package unless $PIP_FAILS.
