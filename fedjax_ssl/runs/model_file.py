@@ -173,6 +173,9 @@ def _rebuilt(
         model["dataset"], blank, None, tuple(model["class_names"]), mean=mean, std=std, **known
     )
     federation = _of_shapes(FederatedData, model["federation"])
+    # What is predicted has no stored views.
+    bare = jax.ShapeDtypeStruct((federation.inputs.shape[0], *shape), federation.inputs.dtype)
+    federation = dataclasses.replace(federation, inputs=bare)
     method = build(Experiment(_for_prediction(resolved, model_options), dataset), federation).method
     state = jax.eval_shape(method.init, jax.random.key(0), federation)
     return resolved, Rebuilt(
