@@ -233,7 +233,7 @@ TABLES = {
         AT_CLIENTS | {name: Row(name, PLAIN_SGD) for name in ("sage", "proxyfl")},
         "mnist.npz",
         found="`sage` and `proxyfl` are without the momentum of their config: at the rate 0.1 this "
-        "network, which has no norm, hardly learns with it (SAGE 57.9 ± 5.9 %).",
+        "network, which has no norm, hardly learns with it (57.9 ± 5.9 and 47.8 ± 4.4 %).",
     ),
     **{
         f"cifar10-{alpha}": Table(
