@@ -63,6 +63,11 @@ COMMANDS = {
         "which datasets there are, and what is in them",
         "data info digits",
     ),
+    "choose": Command(
+        "fedjax_ssl.cli.choose:main",
+        "which methods fit the labels that are there",
+        "choose digits_mixed",
+    ),
     "bench": Command(
         "fedjax_ssl.bench:command", "measure the speed of federated rounds", "bench --workloads W2"
     ),

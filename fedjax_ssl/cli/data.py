@@ -2,7 +2,6 @@
 
 import argparse
 import logging
-import shlex
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -97,19 +96,19 @@ def _check(asked: argparse.Namespace, settings: list[tuple[str, str]]) -> int:
     if source == "huggingface":
         config = "folder" if content.train.x.ndim == 4 else "table"
         read_by = {"data.name": source, **read_by}
-    command = propose(content, config, read_by, found.standardize)
+    command, composed = propose(content, config, read_by, found.standardize)
     if isinstance(command, str):
         print(f"\nnot ready: {command}")
         return 2
-    told = [f"--{field}={value}" for field, value in command.settings.items()]
     print(f"\n{command.proposal.method}: {command.proposal.why}")
-    line = shlex.join(["fedjax-ssl", "run", command.config, *told])
     if found.dataset is not None:
-        print(f"ready: {line}")
+        print(f"ready: {command.line}")
+        if composed is not None:
+            print(f"\nor terms in one step: {composed.proposal.why}\nready: {composed.line}")
         return 0
     guesses = ", ".join(f"{option}={as_text(value)}" for option, value in found.assumed.items())
     print("not ready: mend the problems, and check again")
-    print(f"as the file is, this runs, if {guesses} is right: {line}")
+    print(f"as the file is, this runs, if {guesses} is right: {command.line}")
     return 2
 
 

@@ -1,9 +1,11 @@
 """What `data check` proposes: the method for the labels that are there, and a command that runs."""
 
 import logging
+import shlex
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import numpy as np
@@ -12,8 +14,48 @@ from fedjax_ssl import config as configs
 from fedjax_ssl import data
 from fedjax_ssl.errors import UserError, counted
 
+if TYPE_CHECKING:
+    from fedjax_ssl.runs.shared import Shared
+
 SERVERS = ("server", "central", "coordinator", "zentrale")  # names of who has labels for all
 MANY_UNLABELLED = 0.25  # from this share on they are worth a method that learns from them
+
+
+class Labels(NamedTuple):
+    """What is known of training examples.
+
+    Attributes:
+        examples: how many there are.
+        labelled: how many have a class label.
+        only_server: all of these are at the server.
+        coarse: some have a coarse label.
+        tied: it is known how coarse labels go with the classes.
+        sets: some are in sets whose class shares are known.
+        blind_sets: some are in sets of which nobody knows the shares.
+    """
+
+    examples: int
+    labelled: int
+    only_server: bool = False
+    coarse: bool = False
+    tied: bool = False
+    sets: bool = False
+    blind_sets: bool = False
+
+    @property
+    def missing(self) -> int:
+        """Examples without a class label."""
+        return self.examples - self.labelled
+
+    @property
+    def many_missing(self) -> bool:
+        """Whether these are worth a method that learns from them."""
+        return self.missing >= MANY_UNLABELLED * self.examples
+
+    @property
+    def weak(self) -> bool:
+        """Whether weak labels tell something of the classes."""
+        return self.sets or (self.coarse and self.tied)
 
 
 class Proposal(NamedTuple):
@@ -23,11 +65,13 @@ class Proposal(NamedTuple):
         method: its name.
         why: the labels that it is proposed for, and what it does with them.
         labels: where a config puts labels, as `fedjax_ssl.presets.source` takes it; "": as given.
+        settings: its own, by field.
     """
 
     method: str
     why: str
     labels: str = ""
+    settings: Mapping[str, str] = MappingProxyType({})
 
 
 class Command(NamedTuple):
@@ -43,44 +87,98 @@ class Command(NamedTuple):
     config: str
     settings: Mapping[str, str]
 
+    @property
+    def line(self) -> str:
+        """The command, as it is typed."""
+        told = [f"--{field}={value}" for field, value in self.settings.items()]
+        return shlex.join(["fedjax-ssl", "run", self.config, *told])
 
-def methods_for(dataset: data.Dataset) -> list[Proposal]:
-    """List methods for the labels of a dataset, the best one first; none: nobody knows a label.
+
+def labels_of(dataset: data.Dataset) -> Labels:
+    """Count what a dataset says of its training examples."""
+    train = dataset.train
+    return Labels(
+        len(train),
+        int((train.y >= 0).sum()),
+        only_server=_only_server(dataset),
+        coarse=train.coarse is not None and bool((train.coarse >= 0).any()),
+        tied=dataset.correspondence is not None,
+        sets=train.set is not None and dataset.set_shares is not None,
+        blind_sets=train.set is not None and dataset.set_shares is None,
+    )
+
+
+def labels_in(federation: data.FederatedData) -> Labels:
+    """Count what clients and the server of a federation see of their examples."""
+    summary = federation.summary()
+    kinds = federation.kinds()
+    return Labels(
+        summary["train_examples"] + summary["server_examples"],
+        summary["labelled_examples"] + summary["server_examples"],
+        only_server="server" in kinds and "labels" not in kinds,
+        coarse="coarse" in kinds,
+        tied=True,
+        sets="sets" in kinds,
+    )
+
+
+def methods_for(labels: Labels) -> list[Proposal]:
+    """List methods for the labels that are there, the best one first; none: nobody knows a label.
 
     Example:
-        >>> from fedjax_ssl.cli.proposal import methods_for
-        >>> [one.method for one in methods_for(fs.load_dataset("digits"))]
+        >>> from fedjax_ssl.cli.proposal import labels_of, methods_for
+        >>> [one.method for one in methods_for(labels_of(fs.load_dataset("digits")))]
         ['fedavg']
     """
-    train = dataset.train
-    labelled = train.y >= 0
-    count = counted(len(train), "training example")
-    missing = int((~labelled).sum())
-    has_coarse = train.coarse is not None and bool((train.coarse >= 0).any())
-    has_sets = train.set is not None and dataset.set_shares is not None
-    weak = ["coarse labels"] * has_coarse + ["class shares of sets"] * has_sets
+    some = bool(labels.labelled)
+    count = counted(labels.examples, "training example")
+    weak = ["coarse labels"] * labels.coarse + ["class shares of sets"] * labels.sets
     found = []
-    if weak and (labelled.any() or has_coarse) and (has_sets or dataset.correspondence is not None):
-        known = " and ".join(["class labels"] * bool(labelled.any()) + weak)
+    if labels.weak and (some or labels.coarse) and not labels.only_server:
+        known = " and ".join(["class labels"] * some + weak)
         found.append(Proposal("mixed", f"there are {known}, and it learns from all of these"))
-    if has_coarse and labelled.any():
+    if labels.coarse and some:
         why = "there are coarse labels, and it estimates how they go with the classes"
         found.append(Proposal("fedmt", why))
-    if has_sets:
+    if labels.sets:
         found.append(Proposal("fedul", "it learns classes from the class shares of sets"))
     # Sets of which nobody knows the shares tell nothing.
-    place = "all" if train.set is not None and dataset.set_shares is None else ""
-    if labelled.any() and missing >= MANY_UNLABELLED * len(train):
-        without = f"{missing:,} of {count} have no label"
-        if _only_server(dataset):
+    place = "all" if labels.blind_sets else ""
+    if some and labels.many_missing:
+        without = f"{labels.missing:,} of {count} have no label"
+        if labels.only_server:
             why = f"{without}, and all labels are at the server"
             found.append(Proposal("semifl", f"{why}: clients label their own examples"))
         why = f"{without}: it carries labels to the examples that are alike"
         found.append(Proposal("xclp", why, place))
-    if labelled.any():
-        why = f"{missing:,} of {count} have no label" if missing else "every example has its label"
+    if some:
+        why = "every example has its label"
+        if labels.missing:
+            why = f"{labels.missing:,} of {count} have no label"
         found.append(Proposal("fedavg", why, place))
     return found
+
+
+def composition_for(labels: Labels, rounds: int) -> Proposal | None:
+    """Return a composition of terms for the labels that are there; None where one term is all.
+
+    Args:
+        labels: what is known.
+        rounds: of the run; pseudo-labels beside weak labels come in its second half.
+    """
+    if labels.only_server or not labels.labelled or not labels.many_missing:
+        return None
+    place = "all" if labels.blind_sets else ""
+    if labels.weak:
+        kinds = "class labels" + ", coarse labels" * labels.coarse + ", sets" * labels.sets
+        why = f"{kinds}, each through its channel, and labels that travel over a graph later on"
+        later = {"method.graph.after": str(rounds // 2)} if rounds > 1 else {}
+        return Proposal("compose", why, place, {"method.parts": "channels,graph", **later})
+    why = (
+        "class labels, confident predictions of another view, and class prototypes of other clients"
+    )
+    parts = {"method.parts": "supervised,fixmatch,prototypes"}
+    return Proposal("compose", why, place, parts)
 
 
 def _only_server(dataset: data.Dataset) -> bool:
@@ -94,7 +192,7 @@ def _only_server(dataset: data.Dataset) -> bool:
 
 def propose(
     dataset: data.Dataset, config: str, settings: Mapping[str, str], standardize: bool
-) -> Command | str:
+) -> tuple[Command | str, Command | None]:
     """Find a command that runs: its data are read, its clients drawn, its method built and traced.
 
     Args:
@@ -104,30 +202,43 @@ def propose(
         standardize: inputs should be standardized by client.
 
     Returns:
-        The command; or, where none runs, what keeps the best one from running.
+        (the command; or, where none runs, what keeps the best one from running; a composition for
+            the same labels and data, None without one).
     """
-    proposals = methods_for(dataset)
-    if not proposals:
-        return (
-            "no training example has a label, and there are no sets with class shares; give "
-            "labels to some examples of every class, or class shares as data.proportions"
-        )
-    why_not = ""
+    labels = labels_of(dataset)
+    proposals = methods_for(labels)
+    why_not = (
+        "no training example has a label, and there are no sets with class shares; give "
+        "labels to some examples of every class, or class shares as data.proportions"
+    )
+    if proposals:
+        why_not = ""
     # What is given up last: the method.
     for proposal in proposals:
         for more in _further_settings(dataset, standardize):
-            argument = proposal.method
-            if proposal.labels:
-                argument += f",{proposal.labels}"
-            plain = argument == "fedavg"
-            command = Command(
-                proposal, config if plain else f"{config}:{argument}", {**settings, **more}
-            )
+            command = _command(proposal, config, {**settings, **more})
             problem = rehearse(command)
             if not problem:
-                return command
+                return command, _composed(labels, config, command.settings)
             why_not = why_not or problem
-    return why_not
+    return why_not, None
+
+
+def _command(proposal: Proposal, config: str, settings: Mapping[str, str]) -> Command:
+    argument = proposal.method
+    if proposal.labels:
+        argument += f",{proposal.labels}"
+    named = config if argument == "fedavg" else f"{config}:{argument}"
+    return Command(proposal, named, {**settings, **proposal.settings})
+
+
+def _composed(labels: Labels, config: str, settings: Mapping[str, str]) -> Command | None:
+    """Return the composition for these labels, if it can be built on the data of a command."""
+    proposal = composition_for(labels, configs.load(config).rounds)
+    if proposal is None:
+        return None
+    command = _command(proposal, config, settings)
+    return None if rehearse(command, traced=False) else command
 
 
 def _further_settings(dataset: data.Dataset, standardize: bool) -> Iterator[dict[str, str]]:
@@ -152,8 +263,14 @@ def _further_settings(dataset: data.Dataset, standardize: bool) -> Iterator[dict
         yield clients | test
 
 
-def rehearse(command: Command) -> str:
-    """Do all of a run but its training: "" where nothing keeps it from running, else why not."""
+def rehearse(command: Command, shared: "Shared | None" = None, traced: bool = True) -> str:
+    """Do all of a run but its training: "" where nothing keeps it from running, else why not.
+
+    Args:
+        command: the run.
+        shared: what other runs of this process have loaded.
+        traced: a round is traced, too.
+    """
     from fedjax_ssl.runs import advice
     from fedjax_ssl.runs.shared import Shared
 
@@ -162,11 +279,11 @@ def rehearse(command: Command) -> str:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             config = configs.resolve(configs.load(command.config, command.settings))
-            built = Shared().build(config)
+            built = (shared or Shared()).build(config)
             advice.check(built)
             method = built.method
             key = jax.random.key(0)
-            if not method.on_host and built.experiment.host is None:
+            if traced and not method.on_host and built.experiment.host is None:
                 start = jax.eval_shape(method.init, key, built.federation)
                 jax.eval_shape(method.round, key, start, built.federation)
     except (UserError, ValueError, data.DatasetUnavailable) as error:

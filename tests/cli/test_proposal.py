@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from fedjax_ssl import cli
-from fedjax_ssl.cli.proposal import Command, Proposal, rehearse
+from fedjax_ssl.cli.proposal import Command, Labels, Proposal, composition_for, rehearse
 from fedjax_ssl.config import ConfigError, load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -124,6 +124,28 @@ KINDS = {
 }
 
 
+# ... and the parts of the composition that is printed beside it.
+_TERMS = "supervised,fixmatch,prototypes"
+_WEAK_TERMS = "channels,graph --method.graph.after=30"
+COMPOSED = {
+    **dict.fromkeys(
+        (
+            "few labels everywhere",
+            "labels at one site",
+            "coarse labels",
+            "sets without shares",
+            "no sites",
+            "a table with German headers",
+            "images with a table",
+        ),
+        _TERMS,
+    ),
+    **dict.fromkeys(
+        ("coarse labels that go with classes", "sets with shares and labels"), _WEAK_TERMS
+    ),
+}
+
+
 def printed(capsys, *words) -> tuple[int, str]:
     code = cli.main(["data", "check", *map(str, words)])
     return code, capsys.readouterr().out
@@ -141,12 +163,15 @@ def test_the_command_for_every_kind_of_labels_runs(kind, capsys, tmp_path, monke
     make, expected = KINDS[kind]
     code, output = printed(capsys, *make(tmp_path))
     assert code == 0, output
-    command = output.splitlines()[-1].removeprefix("ready: ")
-    assert re.match(f"fedjax-ssl run {expected}", command), output
-    words = shlex.split(command)[1:]
-    folder = tmp_path / "run"
-    assert cli.main([*words, "--rounds=1", "--workdir", str(folder)]) == 0
-    assert (folder / "summary.json").exists()
+    first, *others = re.findall("^ready: (.*)$", output, re.M)
+    assert re.match(f"fedjax-ssl run {expected}", first), output
+    parts = re.search("--method.parts=(.*)$", others[0])[1] if others else ""
+    assert parts == COMPOSED.get(kind, ""), output
+    for number, command in enumerate([first, *others] if kind not in QUICK else [first]):
+        words = shlex.split(command)[1:]
+        folder = tmp_path / f"run{number}"
+        assert cli.main([*words, "--rounds=1", "--workdir", str(folder)]) == 0
+        assert (folder / "summary.json").exists()
 
 
 def test_labels_by_site_and_what_is_wrong_with_columns_are_said(capsys, tmp_path):
@@ -216,6 +241,43 @@ def test_roles_are_found_by_the_words_in_headers(names, found, capsys, tmp_path)
     else:
         assert f"--data.label_column={label}" in output
     assert f"--data.client_column={client}" in output
+
+
+@pytest.mark.thorough
+def test_methods_for_clients_of_four_kinds_are_one_for_all_and_terms_in_one_step(capsys):
+    assert cli.main(["choose", "digits_mixed", "--rounds=4"]) == 0
+    output = capsys.readouterr().out
+    assert output.startswith("digits_mixed: 11 clients, 2 labelled clients, 4 clients with coarse")
+    lines = re.findall(r"^  fedjax-ssl (run .*)$", output, re.M)
+    assert lines[0] == "run digits_mixed --rounds=4 --method.name=mixed"
+    assert lines[1].endswith("=compose --method.parts=channels,graph --method.graph.after=2")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("config", ["digits_fixmatch", "digits_semifl", "digits_fedmt"])
+def test_what_is_chosen_for_a_config_trains(config, capsys, tmp_path):
+    assert cli.main(["choose", config, "--rounds=2"]) == 0
+    lines = re.findall(r"^  fedjax-ssl (run .*)$", capsys.readouterr().out, re.M)
+    for number, line in enumerate(lines):
+        assert cli.main([*shlex.split(line), "--workdir", str(tmp_path / str(number))]) == 0
+    assert lines
+
+
+def test_a_choice_needs_a_name(capsys):
+    assert cli.main(["choose"]) == 2
+    assert "the config's name, or the path of your data, is missing" in capsys.readouterr().err
+
+
+def test_the_composition_follows_from_the_labels():
+    few = Labels(100, 20)
+    assert composition_for(few, 60).settings == {"method.parts": "supervised,fixmatch,prototypes"}
+    later = {"method.parts": "channels,graph", "method.graph.after": "30"}
+    assert composition_for(few._replace(sets=True), 60).settings == later
+    assert composition_for(few._replace(coarse=True, tied=True), 60).settings == later
+    assert composition_for(few._replace(coarse=True), 60).labels == ""
+    assert composition_for(few._replace(blind_sets=True), 60).labels == "all"
+    for alone in (Labels(100, 0, sets=True), Labels(100, 100), few._replace(only_server=True)):
+        assert composition_for(alone, 60) is None
 
 
 def test_data_that_nothing_learns_from_are_not_ready(capsys, tmp_path):
