@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from fedjax_ssl import data, folder, own_code, processor, runs
+from fedjax_ssl import data, folder, gpus, own_code, processor, runs
 from fedjax_ssl.config import ConfigError, ConfigNote, check_field
 from fedjax_ssl.errors import INTERRUPTED, UserError, counted, note
 
@@ -67,17 +67,19 @@ def map_large_buffers() -> bool:
 
 
 def use_processor(threads: int | None, devices: int | None = None) -> None:
-    """Set with what XLA's CPU backend starts; without effect once something was computed.
+    """Set with what JAX's backend starts; without effect once something was computed.
 
     Args:
         threads: threads of the pool; None: one per core, or what the environment allows.
         devices: that share each cohort; None: one per thread.
 
     Raises:
-        ConfigError: less than one thread, or $JAX_PLATFORMS names what JAX has no part for.
+        ConfigError: less than one thread, $JAX_PLATFORMS names what JAX has no part for, or other
+            processes fill the GPU.
     """
     check_field("threads", threads)
     processor.check_platform()
+    gpus.take_what_is_free()
     cores = processor.cores()
     pool, variable = processor.allowed()
     # A config is checked later; what makes no sense here is refused there.

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedjax_ssl import command_line
+from fedjax_ssl import command_line, gpus
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.errors import counted
 from fedjax_ssl.folder.folder import FolderLock
@@ -33,15 +33,19 @@ class Job:
     names: tuple[str, ...]  # runs of one program
 
     def __call__(self) -> dict[str, int]:
-        """Do the missing runs and writes the tables; returns the number of runs by status."""
+        """Do the missing runs, a part on each GPU of several, and write the tables; returns the
+        number of runs by status.
+        """
         plan = plans.load(self.sweep)
         assert plan is not None, "it was written before the job was handed in"
         own = [run for run in plan.runs if run.name in self.names]
         missing = [run.name for run in results.unfinished(self.sweep, own)]
         try:
-            if missing:
-                workers.set_up()
-                with command_line.notes_instead_of_warnings():
+            with command_line.notes_instead_of_warnings():
+                if len(gpus.found()) > 1:
+                    workers.execute(self.sweep, plan, len(gpus.found()), only=own)
+                elif missing:
+                    workers.set_up()
                     workers.do_runs(partial(print, flush=True), self.sweep, missing)
         finally:
             rows = results.write(self.sweep, plan)
@@ -74,6 +78,13 @@ def submit(given: argparse.Namespace, folder: Path, plan: Plan, command: Sequenc
     if not waiting:
         print(f"all runs are done: {folder / 'results.csv'}")
         return 0
+    several = str(options.get("gpus_per_node", "1")).rpartition(":")[2]
+    most = max(len(task.runs) for task in waiting)
+    if several.isdecimal() and int(several) > 1:
+        idle = f"; the largest has {counted(most, 'run')}, so that GPUs idle" * (
+            most < int(several)
+        )
+        print(f"every job deals its runs to {several} GPUs{idle}")
     if given.show:
         settings = "".join(f", {name}={value}" for name, value in options.items())
         print(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import jax
 
-from fedjax_ssl import command_line, processor
+from fedjax_ssl import command_line, gpus, processor
 from fedjax_ssl import config as configs
 from fedjax_ssl.cli import Parser, one_of
 from fedjax_ssl.cli import parser as new_parser
@@ -92,7 +92,7 @@ def parser() -> Parser:
         "--workers",
         type=int,
         metavar="N",
-        help="processes at a time; by default one per core, or one on accelerators",
+        help="processes at a time, each bound to a GPU; by default one per GPU, or per core",
     )
     add("--quiet", action="store_true", help="print nothing but notes and errors")
     add("--dry-run", action="store_true", help="show the plan and do nothing")
@@ -299,7 +299,11 @@ def check_workers(given: int | None) -> None:
 
 
 def default_workers() -> int:
-    """Count the cores; 1 where there is an accelerator, on which runs are vectorized."""
+    """Count the GPUs, on each of which runs are vectorized; where there is none, 1 for another
+    accelerator, or the cores.
+    """
+    if gpus.found():
+        return len(gpus.found())
     if os.environ.get("JAX_PLATFORMS") == "cpu" or not importlib.metadata.entry_points(
         group="jax_plugins"
     ):

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import dataclasses
 import math
 import multiprocessing
 import os
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple, cast
 
 import jax
 
-from fedjax_ssl import command_line, processor
+from fedjax_ssl import command_line, gpus, processor
 from fedjax_ssl import config as configs
 from fedjax_ssl.errors import counted, note
 from fedjax_ssl.runs.compile import OutOfMemory
@@ -68,31 +69,43 @@ def do_tasks(
     """Do tasks in processes of their own, which end when this process does; prints their notes
     once.
 
+    Each process is bound to a GPU, where there are some, and several on one share its memory.
+
     Args:
         tasks: in the order of their starts.
-        processes: at a time, at most; they share the cores.
+        processes: at a time, at most; they share the cores and the GPUs.
         take: is given every event that is no note.
         ended: task and exit code -> tasks to do next.
         notes: shown before.
+
+    Raises:
+        ConfigError: the memory that is free of the GPUs is too small for so many processes.
     """
     shown = set(notes)
     waiting = list(tasks)
-    busy = dict[Connection, tuple[BaseProcess, Task]]()
+    processes = min(processes, len(waiting))
+    gpus.check(gpus.found(), processes)
+    idle = list(range(processes))  # places of processes, which decide their GPUs
+    busy = dict[Connection, tuple[BaseProcess, Task, int]]()
     try:
         while waiting or busy:
-            while waiting and len(busy) < processes:
+            while waiting and idle:
                 sharers = min(processes, len(waiting) + len(busy))
                 task = waiting.pop(0)
+                place = idle.pop(0)
                 connection, process = _start(
-                    task, max(processor.threads() // sharers, 1) if sharers > 1 else None
+                    task,
+                    max(processor.threads() // sharers, 1) if sharers > 1 else None,
+                    gpus.environment(gpus.found(), place, processes),
                 )
-                busy[connection] = process, task
+                busy[connection] = process, task, place
             for ready in cast(list[Connection], wait(list(busy))):
                 try:
                     event = ready.recv()
                 except (EOFError, OSError):
-                    process, task = busy.pop(ready)
+                    process, task, place = busy.pop(ready)
                     process.join()
+                    idle.append(place)
                     waiting = [*ended(task, process.exitcode or 0), *waiting]
                 else:
                     if not isinstance(event, str):
@@ -103,15 +116,17 @@ def do_tasks(
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt("the same command goes on with what is missing") from stop
     finally:
-        for process, _ in busy.values():
+        for process, *_ in busy.values():
             process.terminate()
-        for process, _ in busy.values():
+        for process, *_ in busy.values():
             process.join()
 
 
-def _start(task: Task, threads: int | None) -> tuple[Connection, BaseProcess]:
+def _start(
+    task: Task, threads: int | None, environment: Mapping[str, str]
+) -> tuple[Connection, BaseProcess]:
     receiver, sender = _SPAWN.Pipe(duplex=False)
-    process = _SPAWN.Process(target=_work, args=(sender, threads, task))
+    process = _SPAWN.Process(target=_work, args=(sender, threads, environment, task))
     with _no_interrupts():
         process.start()
     sender.close()
@@ -134,9 +149,12 @@ def _no_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _work(sender: Connection, threads: int | None, task: Task) -> None:
+def _work(
+    sender: Connection, threads: int | None, environment: Mapping[str, str], task: Task
+) -> None:
     """Do a task in a process that is set up as a run's."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    os.environ.update(environment)  # CUDA reads it when JAX first computes
     if threads is not None:
         processor.start(threads)
     set_up()
@@ -295,7 +313,12 @@ def task_of(sweep: Path, runs: Sequence[PlannedRun]) -> Task:
 
 
 def execute(
-    sweep: Path, plan: Plan, workers: int, notes: Iterable[str] = (), together: bool = False
+    sweep: Path,
+    plan: Plan,
+    workers: int,
+    notes: Iterable[str] = (),
+    together: bool = False,
+    only: Collection[PlannedRun] | None = None,
 ) -> None:
     """Do all runs that are missing, and writes the tables after every task.
 
@@ -305,8 +328,10 @@ def execute(
         workers: processes at a time.
         notes: shown before; those of all workers are shown once.
         together: see `tasks`.
+        only: do these runs of the plan.
     """
-    todo = tasks(sweep, plan, workers, together)
+    chosen = plan if only is None else dataclasses.replace(plan, runs=tuple(only))
+    todo = tasks(sweep, chosen, workers, together)
     methods = {run.name: run.config["method"]["name"] for task in todo for run in task.runs}
     spent = collections.defaultdict[str, list[float]](list)
     started = set[str]()
