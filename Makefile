@@ -1,6 +1,6 @@
 # Everything here runs on a machine with Python 3.11 or newer, pip, git and make.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test promises thorough newest lint format types smoke docs build release clean
+.PHONY: help setup demo test promises thorough newest lint format types smoke docs gpu build release clean
 
 # The first interpreter that is new enough; a name may exist and still not run, so each is tried.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
@@ -81,6 +81,11 @@ smoke: setup  ## run the main job for two rounds on both embedded data sets
 docs:  ## build the documentation into site/; a warning is an error
 	$(MAKE) setup EXTRAS=dev,docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# On the GPU that is here, which nothing else may use; JAX's part for it: make gpu EXTRAS=dev,cuda12
+TORCH ?= $(BIN)/python
+gpu: setup  ## measure the GPU that is here and check results on it, into docs/benchmarks.md
+	$(BIN)/python experiments/benchmarks/gpu.py --torch $(TORCH) --write docs/benchmarks.md
 
 build: setup  ## build the wheel into dist/
 	$(BIN)/python -m pip wheel --disable-pip-version-check --quiet --no-deps --wheel-dir dist .

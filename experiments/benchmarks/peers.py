@@ -175,10 +175,14 @@ def run_peer(system: str, plan: Path, environments: Path, limit: float) -> dict[
     Raises:
         RuntimeError: it cannot be installed, fails or takes longer than `limit` seconds; says why.
     """
-    interpreter = python_of(system, environments)
+    return run_script(python_of(system, environments), SYSTEMS[system][0], plan, limit)
+
+
+def run_script(interpreter: str, script: str, plan: Path, limit: float) -> dict[str, Any]:
+    """Train a plan by a script of `peers/`; raises as `run_peer`."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
-        command = [interpreter, PEERS / SYSTEMS[system][0], plan, result]
+        command = [interpreter, PEERS / script, plan, result]
         peak = 0
         start = time.monotonic()
         with open(Path(folder) / "errors", "w+") as errors:

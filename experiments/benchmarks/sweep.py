@@ -2,6 +2,7 @@
 learning rates on digits.
 
     python experiments/benchmarks/sweep.py                  # 100 runs and a sample of 5 commands
+    python experiments/benchmarks/sweep.py --seeds 25 --sample 0    # 500 runs, and nothing beside them
     python experiments/benchmarks/sweep.py --seeds 2 --sample 2
 
 The sample has a command per method, which find compiled programs in a cache that the sweep does not
@@ -88,7 +89,7 @@ def main() -> None:
                     f"{method}: {times[-1][0]:.1f} s, {times[-1][1]:.1f} s of the processor",
                     flush=True,
                 )
-        for kind, mine in ((0, wall), (1, used)):
+        for kind, mine in ((0, wall), (1, used)) if first else ():
             each_first = sum(one[kind] for one in first) / len(first)
             each_later = sum(one[kind] for one in later) / len(later)
             total = len(METHODS) * each_first + (len(rows) - len(METHODS)) * each_later

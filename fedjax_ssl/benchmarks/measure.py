@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,16 @@ from fedjax_ssl.runs.rounds import run_rounds
 from fedjax_ssl.train import over_seeds
 
 
+class Prepared(NamedTuple):
+    """A workload whose block of rounds is compiled."""
+
+    about: dict[str, Any]  # what is known before it runs, as of `measure`
+    workload: Workload
+    program: Any
+    run: Callable[[], Metrics]  # a block
+    operations: int  # of a training step, by example
+
+
 def measure(name: str, workload: Workload, given: argparse.Namespace) -> dict[str, Any]:
     """Measure one way to run a workload.
 
@@ -45,6 +55,11 @@ def measure(name: str, workload: Workload, given: argparse.Namespace) -> dict[st
     Raises:
         ConfigError: a setting cannot be used.
     """
+    return timed(prepare(name, workload, given), given)
+
+
+def prepare(name: str, workload: Workload, given: argparse.Namespace) -> Prepared:
+    """Make a workload's federation and compile a block of its rounds; arguments as of `measure`."""
     mapped = not given.heap and map_large_buffers()
     use_processor(given.threads, given.devices)
     workload = workload.scaled(given.scale)
@@ -59,15 +74,7 @@ def measure(name: str, workload: Workload, given: argparse.Namespace) -> dict[st
     program, run, compile_seconds = compile_block(
         workload, experiment, federation, rounds, choices.append
     )
-    peak = product_operations_per_second()
-    wall, processor_seconds, warm, metrics = time_blocks(run, given.repeats, given.limit)
-    peak = max(peak, product_operations_per_second())
-    seconds = statistics.median(wall)
-    totals = {
-        field: float(np.sum(metrics[field])) for field in ("examples", "local_steps", "clients")
-    }
-    per_example = _operations_per_example(config.model, federation)
-    return {
+    about = {
         "workload": name,
         "variant": workload.variant,
         "title": workload.title,
@@ -82,21 +89,39 @@ def measure(name: str, workload: Workload, given: argparse.Namespace) -> dict[st
         "threads": processor.threads(),
         "devices": devices,
         "rounds_per_block": rounds,
+        "compile_seconds": compile_seconds,
+    }
+    operations = _operations_per_example(config.model, federation)
+    return Prepared(about, workload, program, run, operations)
+
+
+def timed(prepared: Prepared, given: argparse.Namespace) -> dict[str, Any]:
+    """Time blocks of a workload that is compiled; as `measure`."""
+    peak = product_operations_per_second()
+    wall, processor_seconds, warm, metrics = time_blocks(prepared.run, given.repeats, given.limit)
+    peak = max(peak, product_operations_per_second())
+    seconds = statistics.median(wall)
+    totals = {
+        field: float(np.sum(metrics[field])) for field in ("examples", "local_steps", "clients")
+    }
+    rounds = prepared.about["rounds_per_block"]
+    memory = prepared.program.memory_analysis()
+    return {
+        **prepared.about,
         "blocks": len(wall),
         "warm": warm,
         "examples_per_second": totals["examples"] / seconds,
         "local_steps_per_second": totals["local_steps"] / seconds,
         "client_updates_per_second": totals["clients"] / seconds,
-        "rounds_per_second": workload.seeds * rounds / seconds,
+        "rounds_per_second": prepared.workload.seeds * rounds / seconds,
         "seconds_per_round": seconds / rounds,
         "processor_seconds_per_round": statistics.median(processor_seconds) / rounds,
         "fastest_seconds_per_round": min(wall) / rounds,
-        "compile_seconds": compile_seconds,
         "peak_memory_bytes": folder.peak_memory_bytes(),
-        "temporary_bytes": int(getattr(program.memory_analysis(), "temp_size_in_bytes", 0) or 0),
-        "operations_per_example": per_example,
+        "temporary_bytes": int(getattr(memory, "temp_size_in_bytes", 0) or 0),
+        "operations_per_example": prepared.operations,
         "product_operations_per_second": peak,
-        "fraction_of_peak": per_example * totals["examples"] / seconds / peak,
+        "fraction_of_peak": prepared.operations * totals["examples"] / seconds / peak,
         "loss": float(np.mean(metrics["loss"])),
         "device": folder.device_description(),
         "versions": folder.versions(),

@@ -17,6 +17,7 @@ from fedjax_ssl.cli import Parser, one_of
 from fedjax_ssl.cli import parser as new_parser
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.errors import counted
+from fedjax_ssl.models import PRECISIONS
 from fedjax_ssl.reproduce import page, results, running, scales
 from fedjax_ssl.reproduce.claims import load_claims
 from fedjax_ssl.reproduce.scales import Run
@@ -55,6 +56,10 @@ def main(arguments: list[str]) -> int:
     command = ["fedjax-ssl", "reproduce", *arguments]
     data = axes.pairs("--data", given.data, "NAME=PATH")
     settings = axes.pairs("--set", given.set, "FIELD=VALUE")
+    if given.precision is not None:
+        if "precision" in settings:
+            raise ConfigError("--precision and --set precision=... are both given; leave one out")
+        settings["precision"] = given.precision
     with command_line.notes_instead_of_warnings() as notes:
         cells = table.make_cells(given.scale, given.rows, given.columns)
         runs = scales.runs_of(
@@ -121,6 +126,12 @@ def parser() -> Parser:
         default=[],
         metavar="FIELD=VALUE",
         help="a setting of all cells, such as threads=1",
+    )
+    add(
+        "--precision",
+        type=one_of("precision", tuple(PRECISIONS)),
+        metavar="NAME",
+        help=f"of forward and backward passes in all cells: {', '.join(PRECISIONS)}",
     )
     add("--workdir", metavar="FOLDER", help="runs/reproduce_TABLE_SCALE by default")
     add("--workers", type=int, metavar="N", help="processes at a time, as for `sweep`")

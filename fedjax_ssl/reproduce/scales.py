@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import ml_collections
+from flax.traverse_util import flatten_dict
 
 from fedjax_ssl import config as configs
 from fedjax_ssl import data, models, processor
@@ -103,7 +104,10 @@ def runs_of(
             named.add(dataset)
             with config.unlocked():
                 if scale == "smoke":
+                    values = flatten_dict(config.to_dict(), sep=".")
                     make_tiny(config)
+                    asked_for = {field: values[field] for field in settings or {}}
+                    config.update_from_flattened_dict(asked_for)
                     if cell.value[0] == "round":  # that are fewer here
                         cell = cell._replace(value="last")
                 else:

@@ -281,7 +281,7 @@ class Profile:
             ran = time.perf_counter() - begin
             begin = time.perf_counter()
         text = program.as_text() if hasattr(program, "as_text") else ""
-        self._shares = profile.device_shares(text, self._folder)
+        self._shares = profile.device_shares(profile.operations(text), self._folder)
         self._traced = (
             f"rounds {start + 1} to {end} and an evaluation, traced in {ran:,.1f} s: {self._folder}"
         )

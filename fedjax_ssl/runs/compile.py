@@ -219,7 +219,7 @@ class Program:
         """Make the state before the first round, with the weights that the config starts from."""
         start = start_of(self.built.experiment)
         compiled = self._once(
-            lambda: jax.jit(self._init(start)).lower(*_shapes(self.inputs)).compile(),
+            lambda: compiled_program(jax.jit(self._init(start)).lower(*_shapes(self.inputs))),
             "init",
             self.built.experiment.config.start_from,
             *described(self.inputs),

@@ -224,6 +224,9 @@ def _notes(run: Run) -> Iterator[str]:
     built = run.built
     yield built.experiment.standardization
     yield from about_data(built, run.template, run.names)
+    if run.round == 0:
+        dataset = built.experiment.dataset
+        yield from advice.faster_in_bf16(config, dataset.num_classes, dataset.input_shape)
     wrong = config.faults
     if wrong.name != "none":
         clients = run.names[: built.federation.num_clients]

@@ -50,17 +50,16 @@ def operations(program: str) -> dict[str, str]:
     }
 
 
-def device_shares(program: str, folder: Path) -> dict[str, float]:
-    """Give the shares of a program's time by row of the table, which add up to 1.
+def device_shares(rows: Mapping[str, str], folder: Path) -> dict[str, float]:
+    """Give the shares of a program's time by row of a table, which add up to 1.
 
     Args:
-        program: text of the program that ran.
+        rows: row of every operation of the program that ran, such as `operations` gives them.
         folder: where JAX's profiler wrote its trace.
 
     Returns:
         The shares; nothing where the trace names no operation of the program.
     """
-    rows = operations(program)
     spent = Counter[str]()
     for file in sorted(folder.rglob("*.xplane.pb"))[-1:]:
         for plane in jax.profiler.ProfileData.from_file(str(file)).planes:

@@ -278,6 +278,18 @@ def test_cells_that_predict_otherwise_are_runs_of_their_own():
     assert len({run.program for run in planned}) == 1
 
 
+def test_what_is_asked_for_is_not_made_tiny():
+    table = load_tables()["fedul-table1"]
+    cells = table.make_cells("smoke")[:1]
+    (run,) = runs_of(table, "smoke", cells, settings={"precision": "bf16", "rounds": 3})
+    assert (run.config.precision, run.config.rounds, run.config.eval_every) == ("bf16", 3, 1)
+
+
+def test_a_precision_is_given_once(capsys):
+    code, _, error = call(capsys, "fedul-table1", "--precision=bf16", "--set=precision=bf16")
+    assert code == 2 and "--precision and --set precision=... are both given" in error
+
+
 def test_the_page_is_made_from_the_stored_results():
     page = Path(__file__).parents[2] / "docs" / "reproductions.md"
     assert page.read_text(encoding="utf-8") == pages.page(load_tables(), load_claims()) + "\n"

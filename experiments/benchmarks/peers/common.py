@@ -104,8 +104,28 @@ class Clock:
             json.dump({"laps": self.laps, **facts}, file)
 
 
+def torch_device() -> Any:
+    """The GPU where PyTorch has one, with products in TF32 as ours; else the processor."""
+    import torch
+
+    torch.set_float32_matmul_precision("high")
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def torch_wait() -> None:
+    """Wait for what a GPU computes: it runs behind Python."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
 def torch_network(plan: Plan) -> Any:
     """The network of a workload in PyTorch."""
+    return _torch_layers(plan).to(torch_device())
+
+
+def _torch_layers(plan: Plan) -> Any:
     import torch
     from torch import nn
 
@@ -132,7 +152,9 @@ def torch_data(plan: Plan) -> tuple[Any, Any]:
     """Images [n, c, h, w] and labels as tensors."""
     import torch
 
-    return torch.tensor(plan.images).permute(0, 3, 1, 2).contiguous(), torch.tensor(plan.labels)
+    device = torch_device()
+    images = torch.tensor(plan.images).permute(0, 3, 1, 2).contiguous()
+    return images.to(device), torch.tensor(plan.labels).to(device)
 
 
 def torch_accuracy(network: Any, data: tuple[Any, Any]) -> float:

@@ -4,7 +4,7 @@ import sys
 
 import numpy as np
 import torch
-from common import Clock, load, torch_accuracy, torch_data, torch_network, torch_steps
+from common import Clock, load, torch_accuracy, torch_data, torch_network, torch_steps, torch_wait
 
 
 def main() -> None:
@@ -30,9 +30,10 @@ def main() -> None:
                 total[name] += value
         parameters = {name: value / len(clients) for name, value in total.items()}
         network.load_state_dict(parameters)
+        torch_wait()
         clock.lap(lambda: torch_accuracy(network, data))
     if "--from-start" in sys.argv:
-        np.savez(sys.argv[2], **{name: value.numpy() for name, value in parameters.items()})
+        np.savez(sys.argv[2], **{name: value.cpu().numpy() for name, value in parameters.items()})
     else:
         clock.write()
 
