@@ -160,7 +160,7 @@ def speed(given: argparse.Namespace) -> Iterator[str]:
 
     words = ["--repeats", str(given.repeats), "--scale", str(given.scale), "--limit"]
     options = bench.options([*words, str(given.limit)])
-    chosen = list(workloads(given.scale))
+    chosen = [one for one in workloads(given.scale) if one[0] in (given.workloads or [one[0]])]
     begin = time.perf_counter()
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         waiting = [pool.submit(prepare, name, one, options) for name, one in chosen]
@@ -333,6 +333,7 @@ def main() -> None:
     add("--scale", type=float, default=1.0, help="factor on clients, points, steps and rounds (1)")
     add("--repeats", type=int, default=5, help="timed blocks (5)")
     add("--limit", type=float, default=20.0, help="seconds of a workload, about (20)")
+    add("--workloads", nargs="+", metavar="NAME", help="of speed; all by default")
     add("--torch", default=sys.executable, help="a Python with PyTorch (this one)")
     add("--write", type=Path, help="the page whose section the result becomes")
     add("--part", choices=[*PARTS, "place"], help=argparse.SUPPRESS)
