@@ -21,9 +21,10 @@ from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import Method, Recipe, ServerState
 from fedjax_ssl.federated.method import Metrics
 from fedjax_ssl.runs import own_callbacks
-from fedjax_ssl.runs.build import Experiment, build, federate, load_experiment
+from fedjax_ssl.runs.build import Built, Experiment, build, federate, load_experiment
 from fedjax_ssl.runs.callbacks import Block, Callback
 from fedjax_ssl.runs.compile import Program, plain, with_examples
+from fedjax_ssl.runs.privacy import privacy_of_run
 from fedjax_ssl.runs.processes import share_out
 from fedjax_ssl.runs.residence import Feed, on_host
 from fedjax_ssl.runs.rounds import run_block
@@ -103,11 +104,12 @@ class Train:
             )
         federation = federate(experiment, key, inputs)
         start = start_of(experiment)
-        method = build(experiment, federation, hyperparameters, start).method
+        built = build(experiment, federation, hyperparameters, start)
+        method = built.method
         state = method.init(key, federation)
 
         every = experiment.config.eval_every
-        rounds = experiment.config.rounds
+        rounds, costs = _private(built, hyperparameters or {})
         names = experiment.config.metrics
         state, metrics = jax.lax.scan(
             lambda s, _: run_block(method, s, key, federation, every, names),
@@ -123,7 +125,7 @@ class Train:
             metrics = jax.tree.map(
                 lambda all, one: jnp.concatenate([all, one[None]]), metrics, last
             )
-        return state, metrics
+        return state, metrics | {name: jnp.asarray(values) for name, values in costs.items()}
 
     def _block_by_block(
         self, key: Key[Array, ""], hyperparameters: Mapping[str, Array]
@@ -133,6 +135,7 @@ class Train:
         rows = []
         config = experiment.config
         built = build(experiment, federate(experiment, key), hyperparameters)
+        end, costs = _private(built, hyperparameters)
         program = Program(built, key=key, numbers=hyperparameters)
         mesh = built.execution.mesh
         state, inputs = share_out((program.init(), program.inputs), mesh)
@@ -140,8 +143,8 @@ class Train:
             feed = None
             if experiment.host is not None:
                 feed = stack.enter_context(Feed(built, key))
-            for start in range(0, config.rounds, config.eval_every):
-                rounds = min(config.eval_every, config.rounds - start)
+            for start in range(0, end, config.eval_every):
+                rounds = min(config.eval_every, end - start)
                 if feed is not None:
                     inputs = with_examples(inputs, feed.block(start, rounds))
                 (row,), (state,), *_ = program.advance([state], [inputs], rounds)
@@ -153,9 +156,31 @@ class Train:
                     }
                 )
         names = dict.fromkeys(name for row in rows for name in row)
-        return state, {
+        stacked = {
             name: np.stack([np.asarray(row.get(name, np.nan)) for row in rows]) for name in names
         }
+        return state, stacked | {name: np.asarray(values) for name, values in costs.items()}
+
+
+def _private(built: Built, numbers: Mapping[str, Array]) -> tuple[int, dict[str, list[float]]]:
+    """Return the rounds within the budget of privacy, and epsilon after every evaluation.
+
+    Args:
+        built: what is trained.
+        numbers: settings that were replaced.
+    """
+    config = built.experiment.config
+    privacy = privacy_of_run(built)
+    if privacy is None:
+        return config.rounds, {}
+    if replaced := [name for name in numbers if name.startswith("privacy.")]:
+        raise ConfigError(
+            f"{', '.join(replaced)} is given as a number of the program, from which epsilon cannot "
+            "be told; give it in the config, or use fedjax-ssl sweep, which has one program too"
+        )
+    end = privacy.limit
+    rounds = [*range(config.eval_every, end, config.eval_every), end]
+    return end, {"epsilon": [privacy.account.cost(number) for number in rounds]}
 
 
 def _awaited(results: PyTree) -> PyTree:
@@ -193,7 +218,8 @@ def make_train(config: ml_collections.ConfigDict) -> Train:
         `train(key, hyperparameters=None) -> (final state, metrics)`; every metric is an array with
         one entry per evaluation (of `fedjax_ssl.federated.BY_CLIENT`: a row), "round" says after
         which. "bytes_up" and "bytes_down" are exact beyond 32 bits, as `Count`:
-        `fedjax_ssl.federated.to_numbers(metrics)` turns all metrics into NumPy arrays.
+        `fedjax_ssl.federated.to_numbers(metrics)` turns all metrics into NumPy arrays. With
+        `config.privacy`, "epsilon" is among them, and a budget ends the rounds.
 
     Raises:
         ConfigError: a setting cannot be used.

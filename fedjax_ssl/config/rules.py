@@ -359,9 +359,12 @@ def check_client_standardization(config: ml_collections.ConfigDict) -> None:
 
 
 def check_privacy(config: ml_collections.ConfigDict) -> None:
-    """Refuse settings by which something of the clients' data is known beside the noisy sums."""
+    """Refuse settings by which something of the clients' data is known beside the noisy sums, or
+    beside noisy steps.
+    """
     if config.privacy.name == "none":
         return
+    of_examples = config.privacy.name == "dp_sgd"
     loss = config.loss
     inverse = loss.class_weights is not None and tuple(loss.class_weights) == INVERSE
     sent = [name for name in predictors(config) if name in _SENDING]
@@ -372,12 +375,12 @@ def check_privacy(config: ml_collections.ConfigDict) -> None:
             "clients' data; use uniform",
         ),
         (
-            config.participation.weights != "renormalise",
+            config.participation.weights != "renormalise" and not of_examples,
             f"config.participation.weights={config.participation.weights} stretches updates after "
             "they were clipped; use renormalise, as the denominator is fixed anyway",
         ),
         (
-            config.cohort.name != "uniform",
+            config.cohort.name != "uniform" and not of_examples,
             f"config.cohort.name={config.cohort.name} draws cohorts of which nobody knows what "
             "they cost; use uniform, every client with one probability",
         ),
@@ -392,7 +395,12 @@ def check_privacy(config: ml_collections.ConfigDict) -> None:
             "use none, or give config.data.mean and config.data.std",
         ),
         (
-            config.save_clients is not None,
+            config.data.standardize == "client" and of_examples,
+            "config.data.standardize=client has a mean and a deviation of all examples of a "
+            "client; give config.data.mean and config.data.std, or use none",
+        ),
+        (
+            config.save_clients is not None and not of_examples,
             "config.save_clients keeps models of single clients; leave it out",
         ),
         (

@@ -111,6 +111,7 @@ def _both(first: Recipe, other: Recipe) -> Recipe:
         after_average=after_average,
         class_scores=first.class_scores or other.class_scores,
         sends=tuple(dict.fromkeys((*first.sends, *other.sends))),
+        in_sum="",
         uploads=(*first.uploads, *map(scope.of_uploads, other.uploads)),
         check=check if checks else None,
         looks_at_all=first.looks_at_all or other.looks_at_all,

@@ -208,19 +208,23 @@ def what_leaves(recipe: Recipe) -> dict[str, Sequence[str]]:
     reported = setup.federated_optimizer.sends(jax.eval_shape(recipe.groups.split, network)).up
     kinds = [kind for stage in recipe.stages for kind in kinds_of(stage)]
     plain = AtClient()
-    terms = {
-        term.name: f" ({term.sends})" * bool(term.sends)
-        for kind in kinds
-        for term in kind.terms
-        if term.client.collect is not plain.collect or term.client.average is not plain.average
-    }
+    means = {}
+    terms = {}
+    for term in (term for kind in kinds for term in kind.terms):
+        what = f"what the term {term.name!r} uploads" + f" ({term.sends})" * bool(term.sends)
+        averages = term.client.average is not plain.average
+        if averages and term.client.in_sum:
+            means[term.name] = f"the mean of {what}"
+        if term.client.collect is not plain.collect or (averages and not term.client.in_sum):
+            terms[term.name] = what
     weighed = setup.weighting != "uniform" or any(kind.weigh is not None for kind in kinds)
     return {
         "update": ["updates"],
         "statistics": ["batch statistics"] * bool(jax.tree.leaves(model_state)),
         "optimizer": ["states of optimizers"] * setup.average_optimizer,
         "weight": ["their weights in the average"] * weighed,
-        "terms": [f"what the term {name!r} uploads{terms[name]}" for name in sorted(terms)],
+        "terms": [terms[name] for name in sorted(terms)],
+        "means": [means[name] for name in sorted(means)],
         "beside": list(recipe.sends),
         **(REPORTED if reported else {}),
     }
@@ -232,6 +236,8 @@ def _with_options(recipe: Recipe) -> tuple[Stage, ...]:
     """
     setup = recipe.setup
     stages = recipe.stages
+    if setup.private_steps is not None:
+        stages = tuple(setup.private_steps(stage) for stage in stages)
     if setup.local_steps is not None:
         stages = tuple(with_local_steps(stage, setup.local_steps) for stage in stages)
     if setup.local_scores:

@@ -134,6 +134,8 @@ class Recipe(NamedTuple):
     sends: tuple[str, ...] = ()
     # ^ names of things that clients send beside their uploads, before local training or after the
     # average
+    in_sum: str = ""
+    # ^ the setting with which its server sees what clients send in sum alone, for messages
     receive: Callable[[Client, Params], Params] | None = None
     # ^ where something is lost on the way to a client: (client, with what terms sent to it; the
     # parameters sent, by shared group) -> those that it starts from

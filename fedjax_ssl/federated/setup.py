@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from fedjax_ssl.federated.cohort import CohortSampler, sample_cohort
 from fedjax_ssl.federated.local_optimizer import LocalOptimizer
-from fedjax_ssl.federated.method import Client
+from fedjax_ssl.federated.method import Client, Stage
 from fedjax_ssl.federated.optimizers import FederatedOptimizer
 from fedjax_ssl.models import Model
 from fedjax_ssl.objectives import RowLoss, cross_entropy
@@ -93,5 +93,7 @@ class Setup(NamedTuple):
     uploads: tuple["UploadTransform", ...] = ()  # between what clients send and the sum of it
     summation: "Summation | None" = None
     # ^ how uploads become one; None: they are added up, times their weights
+    private_steps: "Callable[[Stage], Stage] | None" = None
+    # ^ a stage -> the same with local steps that hide single examples; None: as they are
     participation: "Participation | None" = None
     # ^ how reliable clients are; None: all of them are there and get through

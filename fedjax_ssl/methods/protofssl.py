@@ -61,6 +61,7 @@ from fedjax_ssl.federated.sampler import masked_permutation
 from fedjax_ssl.federated.setup import Setup
 from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count
 from fedjax_ssl.federated.uploads import EVERYTHING, UploadTransform
+from fedjax_ssl.federated.uploads.transform import is_finite
 from fedjax_ssl.graph.weighting import class_counts
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.consistency import judge_unlabelled
@@ -118,6 +119,9 @@ class ProtoFSSL:
             probability is clipped at 1e-7.
         num_helpers: prototype sets that make the pseudo-labels; all there are, if fewer. In the
             paper's runs as many as clients in a cohort.
+        helpers: who they are: "clients", whose own prototypes go to all others; or their "mean", of
+            which the server sees the sum over the cohort alone, as privacy asks for; it is then the
+            only helper of a round, and predicts.
         helper_interval: rounds between two choices of helpers.
         proto_source: of the local predictions: "local_support", or "global", the helpers' mean
             (algorithm 2), where all labelled examples of a step are queries.
@@ -147,6 +151,7 @@ class ProtoFSSL:
     stop_gradient_pseudo_label: bool = False
     absent_classes: Literal["stop", "flow"] = "stop"
     num_helpers: Count = 5
+    helpers: Literal["clients", "mean"] = "clients"
     helper_interval: Count = 1
     proto_source: Literal["local_support", "global"] = "local_support"
     proto_refresh: Literal["end", "begin"] = "end"
@@ -170,9 +175,15 @@ class ProtoFSSL:
         return self.proto_source == "global"
 
     @property
+    def in_sum(self) -> bool:
+        """Returns whether the server sees the prototypes of all clients together alone."""
+        return self.helpers == "mean"
+
+    @property
     def most_helpers(self) -> int:
         """Prototype sets that are sent, at most."""
-        return self.num_helpers if self.pseudo_labelled or self.global_source else 0
+        most = min(self.num_helpers, self.keep_proto_rounds) if self.in_sum else self.num_helpers
+        return most if self.pseudo_labelled or self.global_source else 0
 
 
 def protofssl(setup: Setup, settings: ProtoFSSL) -> Recipe:
@@ -194,6 +205,11 @@ def protofssl(setup: Setup, settings: ProtoFSSL) -> Recipe:
             f"protofssl: warmup_episode is {settings.warmup_episode}; of {setup.local_epochs} "
             "local steps (config.optimizer.local_epochs) none would use unlabelled examples"
         )
+    if settings.in_sum and settings.proto_refresh == "begin":
+        raise ValueError(
+            "protofssl: helpers is 'mean', of what clients upload at the end of their training, "
+            "but proto_refresh is 'begin'; use proto_refresh=end, or helpers=clients"
+        )
     # A step is an episode; unlabelled examples are drawn from the first step that learns from them.
     sampler = episodes(setup, settings, partial(_first_unlabelled_step, setup, settings))
     stage = Stage(
@@ -208,6 +224,7 @@ def protofssl(setup: Setup, settings: ProtoFSSL) -> Recipe:
         predict=partial(_predict, settings),
         class_scores=False,
         uploads=(_as_shared(settings),) if settings.proto_refresh == "end" else (),
+        in_sum="config.method.helpers=mean",
         sends=("prototypes before they train",) if settings.proto_refresh == "begin" else (),
         check=partial(check_episodes, settings),
     )
@@ -222,6 +239,13 @@ class PrototypeSets(NamedTuple):
 
     centers: Float[Array, "*sets K d"]
     present: Bool[Array, "*sets K"]
+
+
+class WeighedPrototypes(NamedTuple):
+    """What a client sends where prototypes are added up; sums of it give their mean."""
+
+    centers: Float[Array, "K d"]  # 0 for a class that it does not share
+    counts: Float[Array, " K"]  # 1 for a class that it shares
 
 
 class Helpers(NamedTuple):
@@ -271,7 +295,10 @@ def _term(setup: Setup, settings: ProtoFSSL) -> Term:
         diagnose=partial(_diagnose, setup, settings),
         traffic=partial(_traffic, setup, settings),
     )
-    if settings.proto_refresh == "end":
+    if settings.in_sum:
+        server = server._replace(server_update=_store_mean)
+        client = AtClient(average=partial(_weighed_prototypes, setup, settings), in_sum=True)
+    elif settings.proto_refresh == "end":
         server = server._replace(server_update=store)
         client = client._replace(collect=partial(_prototypes_after, setup, settings))
     return Term(
@@ -285,6 +312,18 @@ def _term(setup: Setup, settings: ProtoFSSL) -> Term:
     )
 
 
+def _store_mean(state: State, outcome: RoundResult) -> State:
+    """Store the mean prototypes of a round; with noise, classes whose count is not above 0 have
+    none.
+    """
+    sums: WeighedPrototypes = outcome.averages
+    present = sums.counts > 0
+    centers = sums.centers / jnp.where(present, sums.counts, 1.0)[:, None]
+    one = jax.tree.map(lambda x: x[None], PrototypeSets(centers, present))
+    owner = jnp.zeros(1, jnp.int32)
+    return state._replace(bank=push(state.bank, one, owner, jnp.ones(1, bool)))
+
+
 def _as_shared(settings: ProtoFSSL) -> UploadTransform:
     """Add noise to the prototypes that a client uploads; an upload whose prototypes are not finite
     is lost.
@@ -293,6 +332,13 @@ def _as_shared(settings: ProtoFSSL) -> UploadTransform:
     def at_client(
         key: Key[Array, ""], upload: Upload, trained: ClientResult, state: PyTree
     ) -> Upload:
+        if settings.in_sum:
+            sums: WeighedPrototypes = upload.averages[TERM]
+            noisy = _with_noise(settings, PrototypeSets(*sums), trained.key)
+            sums = sums._replace(centers=noisy.centers)
+            return upload._replace(
+                averages={**upload.averages, TERM: sums}, arrived=upload.arrived & is_finite(sums)
+            )
         sets = _with_noise(settings, upload.terms[TERM], trained.key)
         return upload._replace(
             terms={**upload.terms, TERM: sets},
@@ -336,6 +382,16 @@ def _prototypes_after(setup: Setup, settings: ProtoFSSL, trained: ClientResult) 
     """At the end of local training, for the next round."""
     network = trained.params, trained.model_state
     return _own_prototypes(setup, settings, network, trained.client, trained.inputs)
+
+
+def _weighed_prototypes(
+    setup: Setup, settings: ProtoFSSL, trained: ClientResult
+) -> WeighedPrototypes:
+    """Return them for the sum over clients, nothing where a class is absent."""
+    centers, present = _prototypes_after(setup, settings, trained)
+    return WeighedPrototypes(
+        jnp.where(present[:, None], centers, 0.0), present.astype(centers.dtype)
+    )
 
 
 def _prototypes_before(setup: Setup, settings: ProtoFSSL, context: RoundContext) -> PrototypeSets:
@@ -461,6 +517,9 @@ def _traffic(setup: Setup, settings: ProtoFSSL, outcome: RoundResult) -> Traffic
     down = jnp.sum(sets.present) * jnp.sum(context.valid)
     classes = jax.vmap(partial(_shared_classes, setup, settings))(context.clients)
     size = BYTES_PER_NUMBER * sets.centers.shape[-1]
+    if settings.in_sum:  # a client does not show which classes it has
+        whole = (size + BYTES_PER_NUMBER) * setup.num_classes
+        return Traffic(count(down, size), count(jnp.sum(context.valid), whole))
     return Traffic(count(down, size), count(jnp.sum(classes & context.valid[:, None]), size))
 
 
@@ -476,7 +535,8 @@ def _with_bank(
         return setup.model.apply(*network, inputs, train=False)[0].features
 
     width = jax.eval_shape(features).shape[-1]
-    bank = empty_bank(settings.keep_proto_rounds + 1, setup.cohort_size, setup.num_classes, width)
+    slots = 1 if settings.in_sum else setup.cohort_size
+    bank = empty_bank(settings.keep_proto_rounds + 1, slots, setup.num_classes, width)
     choice: Any = jax.eval_shape(
         lambda: choose_helpers(key, bank, settings.keep_proto_rounds, settings.most_helpers)
     )

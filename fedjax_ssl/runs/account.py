@@ -16,6 +16,7 @@ from scipy.optimize import brentq
 from fedjax_ssl import config as configs
 from fedjax_ssl.config import ConfigError, naming
 from fedjax_ssl.errors import counted, how_to_install
+from fedjax_ssl.federated.private_steps import DPSGD, mechanisms
 from fedjax_ssl.federated.uploads import PRIVACY, Gaussian, Sampled
 
 # Steps of the privacy loss: dp-accounting's own, and coarser ones for a search, whose noise is a
@@ -42,6 +43,9 @@ class Account(NamedTuple):
     delta: float
     accountant: str  # of `ACCOUNTANTS`
     noise: float  # deviation of the noise in units of the clip norm
+    steps: tuple[tuple[Sampled, int], ...] = ()
+    # ^ with private steps: how clients draw batches, and their steps a round; the costs are those
+    # of the client whose examples pay most
 
     def cost(self, rounds: int) -> float:
         """Return epsilon after these rounds."""
@@ -62,7 +66,7 @@ class Account(NamedTuple):
         return enough
 
 
-def privacy_of(config: Any) -> Gaussian | None:
+def privacy_of(config: Any) -> Gaussian | DPSGD | None:
     """Return the privacy settings of a resolved config, or of a dictionary like one, in which
     numbers may be traced; None: there is none.
     """
@@ -71,13 +75,17 @@ def privacy_of(config: Any) -> Gaussian | None:
         return PRIVACY.build(section["name"], **configs.options(section))
 
 
-def account_of(config: ml_collections.ConfigDict, clients: int, expected: int) -> Account | None:
+def account_of(
+    config: ml_collections.ConfigDict, clients: int, expected: int, labelled: tuple[int, int]
+) -> Account | None:
     """Return the account of a run; None: it has no privacy.
 
     Args:
         config: resolved.
         clients: of the federation that train.
         expected: of a round on average.
+        labelled: examples with a label of the client with the fewest, if any, and of that with the
+            most.
 
     Raises:
         ConfigError: the bound would say nothing, no noise reaches the budget, or dp-accounting is
@@ -87,13 +95,24 @@ def account_of(config: ml_collections.ConfigDict, clients: int, expected: int) -
     if settings is None:
         return None
     with naming("privacy"):
-        cohorts = settings.sampled(clients, expected)
-        delta = clients**-1.1 if settings.delta is None else settings.delta
-        if delta >= 1 / clients:
+        if isinstance(settings, DPSGD):
+            local = config.optimizer
+            steps = mechanisms(local.batch_size, local.local_epochs, local.local_steps, labelled)
+            cohorts = Sampled(clients, expected, expected)
+            number = labelled[1]
+            what = "example"
+            account = Account(cohorts, math.nan, "pld", math.nan, steps)
+        else:
+            number = clients
+            what = "client"
+            cohorts = settings.sampled(clients, expected)
+            account = Account(cohorts, math.nan, settings.accountant, math.nan)
+        delta = number**-1.1 if settings.delta is None else settings.delta
+        if delta >= 1 / number:
             raise ValueError(
-                f"delta is {delta:g} for {counted(clients, 'client')}: with 1/{clients} and more, "
-                "all data of a client might be published; give less, such as delta="
-                f"{min(0.1 / clients, clients**-1.1):.2g}"
+                f"delta is {delta:g} for {counted(number, what)}: with 1/{number} and more, all "
+                f"data of one might be published; give less, such as delta="
+                f"{min(0.1 / number, number**-1.1):.2g}"
             )
         noise = settings.noise
         if noise is None and settings.epsilon is None:
@@ -103,10 +122,12 @@ def account_of(config: ml_collections.ConfigDict, clients: int, expected: int) -
                 "noise is 0, whose epsilon is infinite; give more, epsilon in its place, or leave "
                 "name=none"
             )
-        account = Account(cohorts, delta, settings.accountant, float(noise or math.nan))
+        account = account._replace(delta=delta, noise=float(noise or math.nan))
         if noise is None:
             assert settings.epsilon is not None
             account = account._replace(noise=solved(account, settings.epsilon, config.rounds))
+        if isinstance(settings, DPSGD):
+            return account
         limit = 2 * settings.deviation_of_count(expected)
         if settings.quantile is not None and account.noise >= limit:
             raise ValueError(
@@ -154,6 +175,11 @@ def solved(account: Account, epsilon: float, rounds: int) -> float:
 
 def _epsilon(account: Account, rounds: int, step: float) -> float:
     """Return epsilon after some rounds, with privacy losses in steps of this size."""
+    if account.steps:
+        return max(
+            _epsilon(account._replace(cohorts=drawn, steps=()), rounds * steps, step)
+            for drawn, steps in account.steps
+        )
     cohorts = account.cohorts
     if account.accountant == "pld":
         loss = _loss_of_a_round(cohorts, account.noise, step)

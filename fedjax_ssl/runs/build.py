@@ -18,8 +18,10 @@ from fedjax_ssl.data import FederatedData
 from fedjax_ssl.data.fingerprint import fingerprint
 from fedjax_ssl.errors import counted
 from fedjax_ssl.federated import Execution, Facts, Method, Setup
+from fedjax_ssl.federated.private_steps import DPSGD
 from fedjax_ssl.federated.uploads import (
     SUMS,
+    Gaussian,
     Summation,
     UploadTransform,
     faults,
@@ -29,7 +31,7 @@ from fedjax_ssl.federated.uploads import (
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.around import PERSONALIZATIONS
 from fedjax_ssl.objectives import INVERSE, RowLoss, supervised_loss
-from fedjax_ssl.runs.account import account_of, privacy_of
+from fedjax_ssl.runs.account import Account, account_of, privacy_of
 from fedjax_ssl.runs.devices import choose_devices
 from fedjax_ssl.runs.processes import run_devices
 
@@ -231,7 +233,7 @@ def build_method(
     names = ("name", *PERSONALIZATIONS.options(own["name"]))
     personalize = {name: own[name] for name in names if own[name] is not None}
     settings |= {"around": config["around"], "facts": facts, "personalize": personalize}
-    setup = _private(setup, experiment.config, config, federation.num_clients)
+    setup = _private(setup, experiment.config, config, federation)
     with configs.naming("method"):
         return federated.execute(methods.build(settings.pop("name"), setup, **settings), execution)
 
@@ -341,27 +343,43 @@ def setup_of(
 
 
 def _private(
-    setup: Setup, resolved: ml_collections.ConfigDict, config: dict[str, Any], clients: int
+    setup: Setup,
+    resolved: ml_collections.ConfigDict,
+    config: dict[str, Any],
+    federation: FederatedData,
 ) -> Setup:
-    """Return a setup whose sums are as private as the config says.
+    """Return a setup whose sums, or local steps, are as private as the config says.
 
     Args:
         setup: without it.
         resolved: the config of the account.
         config: the same with numbers in it that may be traced.
-        clients: that train.
+        federation: gives sizes.
     """
     settings = privacy_of(config)
-    if settings is None:
+    account = account_of_run(resolved, federation)
+    if settings is None or account is None:
         return setup
-    expected = expected_of(config, clients)
-    account = account_of(resolved, clients, expected)
-    assert account is not None
     noise = account.noise if settings.noise is None else settings.noise
+    if isinstance(settings, DPSGD):
+        return settings.in_steps(setup, noise)
+    expected = account.cohorts.expected
     return setup._replace(
         draw_cohort=federated.poisson(account.cohorts.probability),
         uploads=(*setup.uploads, private_sum(settings, noise, expected)),
     )
+
+
+def account_of_run(config: ml_collections.ConfigDict, federation: FederatedData) -> Account | None:
+    """Return what the privacy of a run costs; None: it has none.
+
+    Args:
+        config: resolved.
+        federation: gives sizes.
+    """
+    clients = federation.num_clients
+    labelled = (federation.min_labelled, federation.max_labelled)
+    return account_of(config, clients, expected_of(config, clients), labelled)
 
 
 def _loss_of(section: dict[str, Any], federation: FederatedData) -> RowLoss:
@@ -437,7 +455,7 @@ def cohort_size_of(config: Any, number: int) -> int:
     """Return the slots of a cohort out of a number of clients that train."""
     expected = expected_of(config, number)
     settings = privacy_of(config)
-    if settings is None:
+    if not isinstance(settings, Gaussian):
         return expected
     with configs.naming("privacy"):
         return settings.sampled(number, expected).slots

@@ -9,12 +9,16 @@ from typing import Any
 
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.errors import counted
+from fedjax_ssl.federated.uploads import Gaussian
 from fedjax_ssl.models import count_parameters
-from fedjax_ssl.runs import account
-from fedjax_ssl.runs.account import Account
-from fedjax_ssl.runs.build import Built, expected_of
+from fedjax_ssl.runs.account import Account, privacy_of
+from fedjax_ssl.runs.build import Built, account_of_run
 from fedjax_ssl.runs.callbacks import Block
 
+_LOGGED = (
+    "scores, losses and counts in metrics.csv, and a model or a round chosen by them; noise "
+    "follows from config.seed, which has to stay secret"
+)
 # Norm of a round's noise, over the largest norm of the mean update, beyond which little is learned.
 _HOPELESS = 20
 
@@ -36,7 +40,7 @@ class Privacy:
     def __call__(self, block: Block) -> None:
         """Add epsilon so far, and an adaptive clip norm."""
         block.row["epsilon"] = self.account.cost(block.row["round"])
-        if self.settings.quantile is not None:
+        if isinstance(self.settings, Gaussian) and self.settings.quantile is not None:
             block.row["clip_norm"] = float(block.state.uploads[-1].norm)
 
     @cached_property
@@ -74,7 +78,8 @@ class Privacy:
         """
         noise = self.account.noise
         cohorts = self.account.cohorts
-        neighbours = "of one client more or less"
+        if self.account.steps:
+            return [*self._of_examples(), *self._end()]
         drawn = f"all {cohorts.clients} clients in every round"
         if cohorts.probability < 1:
             drawn = (
@@ -82,17 +87,12 @@ class Privacy:
                 f"{cohorts.probability:.4g}, at most {cohorts.slots} in a round"
             )
         lines = [
-            f"privacy {neighbours}: epsilon {self.account.cost(self.limit):.4g} at delta "
-            f"{self.account.delta:.3g} after {counted(self.limit, 'round')}, noise {noise:.4g} "
-            f"times the clip norm, {drawn} ({self.account.accountant})",
-            "outside this epsilon: scores, losses and counts in metrics.csv, and a model or a "
-            "round chosen by them; noise follows from config.seed, which has to stay secret",
+            f"privacy of one client more or less: epsilon {self.account.cost(self.limit):.4g} at "
+            f"delta {self.account.delta:.3g} after {counted(self.limit, 'round')}, noise "
+            f"{noise:.4g} times the clip norm, {drawn} ({self.account.accountant})",
+            f"outside this epsilon: {_LOGGED}",
         ]
-        if self.limit < self.rounds:
-            lines.append(
-                f"the budget epsilon={self.settings.epsilon:g} is spent after round {self.limit} "
-                f"of {self.rounds}: the run ends there"
-            )
+        lines += self._end()
         length = noise * math.sqrt(count_parameters(params)) / cohorts.expected
         if length > _HOPELESS:
             lines.append(
@@ -103,11 +103,30 @@ class Privacy:
             )
         return lines
 
+    def _of_examples(self) -> list[str]:
+        """Say what private steps cost."""
+        drawn, steps = max(self.account.steps, key=lambda one: one[0].probability * one[1])
+        return [
+            f"privacy of one example more or less at a client, also from the server: epsilon "
+            f"{self.account.cost(self.limit):.4g} at delta {self.account.delta:.3g} after "
+            f"{counted(self.limit, 'round')}, noise {self.account.noise:.4g} times the clip norm "
+            f"of a gradient; a client of {counted(drawn.clients, 'example')} takes "
+            f"{counted(steps, 'step')} a round and draws each of them with probability "
+            f"{drawn.probability:.4g}",
+            f"outside this epsilon: how many examples a client has, {_LOGGED}",
+        ]
+
+    def _end(self) -> list[str]:
+        if self.limit == self.rounds:
+            return []
+        return [
+            f"the budget epsilon={self.settings.epsilon:g} is spent after round {self.limit} of "
+            f"{self.rounds}: the run ends there"
+        ]
+
 
 def privacy_of_run(built: Built) -> Privacy | None:
     """Return the privacy of a run; None: it has none."""
     config = built.experiment.config
-    clients = built.federation.num_clients
-    settings = account.privacy_of(config)
-    found = account.account_of(config, clients, expected_of(config, clients))
-    return None if found is None else Privacy(found, settings, config.rounds)
+    found = account_of_run(config, built.federation)
+    return None if found is None else Privacy(found, privacy_of(config), config.rounds)

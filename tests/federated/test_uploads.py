@@ -322,7 +322,7 @@ def test_the_message_names_what_is_not_covered() -> None:
 def test_a_misspelt_name_in_covers_is_refused() -> None:
     message = (
         r"covers names 'weights', which clients never send\. Did you mean 'weight'\? Allowed: "
-        r"beside, optimizer, report, statistics, terms, update, weight"
+        r"beside, means, optimizer, report, statistics, terms, update, weight"
     )
     with pytest.raises(ValueError, match=message):
         build(recipe_of("fedavg", toy.federation(), doing(covers=frozenset(("weights",)))))

@@ -113,7 +113,7 @@ def config_of(**settings):
 )
 def test_an_account_that_says_nothing_is_refused(settings, says) -> None:
     with pytest.raises(ConfigError, match=f"config.privacy: {says}"):
-        account_of(config_of(**settings), 11, 10)
+        account_of(config_of(**settings), 11, 10, (5, 5))
 
 
 def test_what_is_missing_is_said_with_how_to_install_it(monkeypatch) -> None:
@@ -124,7 +124,7 @@ def test_what_is_missing_is_said_with_how_to_install_it(monkeypatch) -> None:
 
 
 def test_delta_is_below_one_over_the_clients() -> None:
-    found = account_of(config_of(noise=1.0), 11, 10)
+    found = account_of(config_of(noise=1.0), 11, 10, (5, 5))
     assert found is not None
     assert found.delta == pytest.approx(11**-1.1)
     assert Gaussian(noise=1.0).delta is None

@@ -24,14 +24,16 @@ from fedjax_ssl.federated.messages import Sums, Upload
 from fedjax_ssl.federated.method import ClientResult, RoundContext
 from fedjax_ssl.federated.optimizers import Grouped
 from fedjax_ssl.federated.uploads.transform import UploadTransform
+from fedjax_ssl.keys import named_key
 from fedjax_ssl.registry import Registry
 
 if TYPE_CHECKING:
+    from fedjax_ssl.federated.private_steps import DPSGD
     from fedjax_ssl.federated.recipe import Recipe
 
 PyTree = Any
 ACCOUNTANTS = ("pld", "rdp")
-_COVERS = frozenset(("update", "weight"))
+_COVERS = frozenset(("update", "means", "weight"))
 _WITHIN = "within_clip"
 # Deviations of the number of drawn clients for which there are slots beyond its mean.
 _DEVIATIONS = 5
@@ -69,6 +71,9 @@ class Gaussian:
         slots: most clients of a round, of which as many as federated.cohort_size are drawn on
             average; by default so many that more are almost never drawn.
         accountant: pld (tight) or rdp (fast; every client has to have a slot).
+        means_clip: largest norm of all that a client's terms send for a mean (ProtoFSSL's
+            prototypes with method.helpers=mean), where a method does so.
+        means_share: their share of the account; the rest is the updates'.
     """
 
     noise: Annotated[float | Array | None, In("[0, inf)")] = None
@@ -80,6 +85,8 @@ class Gaussian:
     count_noise: Annotated[float | None, In("(0, inf)")] = None
     slots: Annotated[int | None, Whole(1)] = None
     accountant: Literal["pld", "rdp"] = "pld"
+    means_clip: Annotated[float | Array, In("(0, inf)")] = 1.0
+    means_share: Annotated[float | Array, In("(0, 1)")] = 0.5
 
     def sampled(self, clients: int, expected: int) -> Sampled:
         """Return how cohorts of a federation are drawn.
@@ -118,7 +125,14 @@ def no_privacy() -> None:
     """Hide nothing: whoever sees the model may learn what a client gave."""
 
 
-PRIVACY: Registry[Gaussian | None] = Registry("privacy", {"none": no_privacy, "gaussian": Gaussian})
+PRIVACY: "Registry[Gaussian | DPSGD | None]" = Registry(
+    "privacy",
+    {
+        "none": no_privacy,
+        "gaussian": Gaussian,
+        "dp_sgd": "fedjax_ssl.federated.private_steps:DPSGD",
+    },
+)
 
 
 class Clip(NamedTuple):
@@ -135,7 +149,9 @@ def private_sum(settings: Gaussian, noise: float | Array, expected: int) -> Uplo
     an empty cohort adds noise, too. Noise follows from the key of the run.
 
     An adaptive norm costs nothing more: with sigma_b on the count of updates shorter than S, the
-    sum gets (z^-2 - (2 sigma_b)^-2)^(-1/2), and both together cost what one sum with z costs.
+    sum gets (z^-2 - (2 sigma_b)^-2)^(-1/2), and both together cost what one sum with z costs. In
+    the same way a method whose terms send means has two sums: with their share s, that of the
+    updates gets z (1-s)^(-1/2) and theirs z s^(-1/2), each in units of its own clip norm.
 
     Args:
         settings: of the mechanism.
@@ -163,6 +179,9 @@ def private_sum(settings: Gaussian, noise: float | Array, expected: int) -> Uplo
         key: Key[Array, ""], upload: Upload, trained: ClientResult, state: Clip
     ) -> Upload:
         update, norm = clipped(upload.update, state.norm)
+        if jax.tree.leaves(upload.averages):
+            means, _ = clipped(upload.averages, settings.means_clip)
+            upload = upload._replace(averages=means)
         tallies = {_WITHIN: jnp.where(norm <= state.norm, 0.5, -0.5)} if adaptive else {}
         return upload._replace(update=update, weight=jnp.ones_like(upload.weight), tallies=tallies)
 
@@ -170,7 +189,13 @@ def private_sum(settings: Gaussian, noise: float | Array, expected: int) -> Uplo
         key: Key[Array, ""], summed: Sums, context: RoundContext, state: Clip
     ) -> tuple[Sums, Clip]:
         of_update, key_of_count = jax.random.split(key)
-        change = with_noise(of_update, summed.update.change, of_sum * state.norm)
+        of_change = of_sum
+        if jax.tree.leaves(summed.averages):
+            of_change, of_means = noise_of_two(of_sum, settings.means_share)
+            key_of_means = named_key(key, "means")
+            means = with_noise(key_of_means, summed.averages, of_means * settings.means_clip)
+            summed = summed._replace(averages=means)
+        change = with_noise(of_update, summed.update.change, of_change * state.norm)
         weight = jnp.full_like(summed.weight, expected)
         weights = dict.fromkeys(summed.update.weight, weight)
         after = summed._replace(
@@ -224,6 +249,17 @@ def noise_beside_a_count(noise: float | Array, of_count: float) -> Any:
     return (noise**-2.0 - (2.0 * of_count) ** -2.0) ** -0.5
 
 
+def noise_of_two(noise: Any, share: float | Array) -> tuple[Any, Any]:
+    """Return the noise of two sums, the second with this share, that cost together what z costs.
+
+    Example:
+        >>> of_update, of_means = noise_of_two(2.0, 0.2)
+        >>> round((of_update**-2 + of_means**-2) ** -0.5, 6)
+        2.0
+    """
+    return noise * (1 - share) ** -0.5, noise * share**-0.5
+
+
 def moved(norm: Float[Array, ""], share: Float[Array, ""], settings: Gaussian) -> Float[Array, ""]:
     """Return the next clip norm: longer where fewer updates are shorter than wanted.
 
@@ -263,6 +299,8 @@ def refuse_leaks(recipe: "Recipe", leaves: Mapping[str, Sequence[str]]) -> None:
     more = [name for part, names in leaves.items() if part not in _COVERS for name in names]
     if more:
         instead = "another method or federated optimizer"
+        if leaves["terms"] and recipe.in_sum:
+            instead = f"{recipe.in_sum}, or {instead}"
         if leaves["statistics"]:
             instead = "a network without batch norm (config.model.norm=gn or none), " + instead
         raise ConfigError(

@@ -145,7 +145,7 @@ def check(
                 f"{', '.join(leaves[part])}; use another federated optimizer, or leave "
                 "config.optimizer.average_state out"
             )
-    more = [*leaves.get("terms", ()), *leaves.get("beside", ())]
+    more = [name for part in ("terms", "means", "beside") for name in leaves.get(part, ())]
     if not more:
         return []
     return [f"{says}: it is for the model alone, and not for {', '.join(more)}"]

@@ -25,10 +25,13 @@ if TYPE_CHECKING:
 
 PyTree = Any
 _Message = TypeVar("_Message", Upload, Sums)
-# All that may leave a client: the parts of an upload; things sent beside it, before local training
-# or after the average (XCLP's codes); what the federated optimizer reports beside the change, made
-# of the upload after the transforms (SCAFFOLD's variates, FedNova's steps).
-EVERYTHING = frozenset(("update", "statistics", "optimizer", "terms", "weight", "beside", "report"))
+# All that may leave a client: the parts of an upload, where "means" are `Upload.averages` of terms
+# that say `AtClient.in_sum`, and "terms" what else terms upload; things sent beside it, before
+# local training or after the average (XCLP's codes); what the federated optimizer reports beside
+# the change, made of the upload after the transforms (SCAFFOLD's variates, FedNova's steps).
+EVERYTHING = frozenset(
+    ("update", "statistics", "optimizer", "terms", "means", "weight", "beside", "report")
+)
 REPORTED = {"report": ("what the federated optimizer (config.federated.name) reports",)}
 
 

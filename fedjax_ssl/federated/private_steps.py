@@ -1,0 +1,244 @@
+"""Example-level differential privacy: clients take the local steps of DP-SGD.
+
+A step draws each of a client's n labelled examples with probability B/n, whatever the others do,
+shortens the gradient of each to the norm C, and moves by
+
+    (sum_i g_i min(1, C/|g_i|) + N(0, z^2 C^2)) / B
+
+where B is the batch size, however many were drawn. All that comes of these steps (the client's
+model, its update, the global model) hides a single example, from the server too; what a client has
+beside them is refused. What it costs is counted in `fedjax_ssl.runs.account`.
+
+References:
+    Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar and Zhang, Deep learning with differential
+    privacy, CCS 2016.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int, Key
+
+from fedjax_ssl.checks import In, checked
+from fedjax_ssl.errors import ConfigError
+from fedjax_ssl.federated.local_step import LocalStep, TakeStep, plain_gradient
+from fedjax_ssl.federated.method import Client, Losses, Now, Sampler, Schedule, Stage
+from fedjax_ssl.federated.packing import Packed
+from fedjax_ssl.federated.recipe import Recipe
+from fedjax_ssl.federated.sampler import labelled_epochs
+from fedjax_ssl.federated.setup import Setup
+from fedjax_ssl.federated.uploads.privacy import Sampled
+from fedjax_ssl.federated.uploads.transform import UploadTransform
+from fedjax_ssl.keys import named_key
+
+# Deviations of the number of drawn examples for which there are slots beyond its mean.
+_DEVIATIONS = 5
+_STREAM = "labelled"
+# What is made of the private steps alone.
+_COVERS = frozenset(("update", "optimizer", "weight", "report"))
+
+
+@checked
+@dataclasses.dataclass(frozen=True)
+class DPSGD:
+    """Clients' local steps hide every single example (Abadi et al. 2016).
+
+    Attributes:
+        noise: z, deviation of the noise in units of the clip norm; solved for epsilon where it is
+            not given.
+        epsilon: budget of every example; a run ends before the round that would exceed it.
+        delta: probability with which the bound may fail; by default n^-1.1 for the n examples of
+            the largest client.
+        clip: C, largest norm of an example's gradient.
+    """
+
+    noise: Annotated[float | Array | None, In("[0, inf)")] = None
+    epsilon: Annotated[float | None, In("(0, inf)")] = None
+    delta: Annotated[float | None, In("(0, 1)")] = None
+    clip: Annotated[float | Array, In("(0, inf)")] = 1.0
+
+    def in_steps(self, setup: Setup, noise: float | Array) -> Setup:
+        """Return the setup of a run whose clients take private steps.
+
+        Args:
+            setup: without them.
+            noise: z; may be traced.
+
+        Example:
+            >>> from fedjax_ssl.federated.private_steps import DPSGD
+            >>> from fedjax_ssl.testing import toy
+            >>> data = toy.federation()
+            >>> setup = DPSGD(clip=0.5).in_steps(toy.setup(data), noise=1.0)
+            >>> recipe = fs.methods.recipe("fedavg", setup)
+            >>> _, rows = fs.train(recipe, data, rounds=2, key=jax.random.key(0))
+            >>> len(rows)
+            2
+        """
+
+        def private(stage: Stage) -> Stage:
+            sampler = poisson_batches(setup.batch_size, setup.local_epochs, setup.max_labelled)
+            return stage._replace(
+                sampler=sampler if stage.terms else stage.sampler,
+                wrap_step=lambda step: with_noisy_gradients(
+                    step, self.clip, noise, setup.batch_size
+                ),
+            )
+
+        guard = UploadTransform("dp_sgd", covers=_COVERS, check=_refuse)
+        return setup._replace(uploads=(*setup.uploads, guard), private_steps=private)
+
+
+def mechanisms(
+    batch_size: int, epochs: int, steps: int | None, sizes: tuple[int, int]
+) -> tuple[tuple[Sampled, int], ...]:
+    """Return how batches are drawn and the steps in a round, of clients of which one has the
+    largest epsilon.
+
+    Of clients with as many steps that is the smallest: each of its examples is drawn most often.
+
+    Args:
+        batch_size: B.
+        epochs: over a client's examples, in a round.
+        steps: in a round, in place of epochs.
+        sizes: labelled examples of the smallest client that has some, and of the largest.
+
+    Example:
+        >>> mechanisms(batch_size=4, epochs=2, steps=None, sizes=(6, 9))
+        ((Sampled(clients=6, expected=4, slots=6), 4), (Sampled(clients=9, expected=4, slots=9), 6))
+    """
+
+    def of_sizes() -> Iterator[tuple[Sampled, int]]:
+        smallest, largest = sizes
+        slots = slots_of(batch_size, largest)
+        number = smallest
+        while number <= largest:
+            batches = -(-number // batch_size)
+            drawn = Sampled(number, min(batch_size, number), min(slots, number))
+            yield drawn, epochs * batches if steps is None else steps
+            number = largest + 1 if steps is not None else batches * batch_size + 1
+
+    return tuple(of_sizes())
+
+
+def slots_of(batch_size: int, most: int) -> int:
+    """Return the rows of a batch of this size on average, out of so many examples at most."""
+    return min(math.ceil(batch_size + _DEVIATIONS * math.sqrt(batch_size)), max(most, 1))
+
+
+def poisson_batches(
+    batch_size: int, local_epochs: int, max_labelled: int, steps: int | None = None
+) -> Sampler:
+    """Batches of stream "labelled" in which every example is with one probability, whatever the
+    others do: what accounts of privacy assume. Of more examples than slots, a random subset is in.
+
+    Args:
+        batch_size: B, examples of a batch on average; of a client with fewer, all.
+        local_epochs: an epoch is as many steps as whole passes over the examples would take.
+        max_labelled: static bound of labelled examples per client.
+        steps: in a round, in place of epochs.
+    """
+    size = max(max_labelled, 1)
+    slots = slots_of(batch_size, size)
+    most = local_epochs * -(-size // batch_size) if steps is None else steps
+
+    def schedule(key: Key[Array, ""], client: Client, now: Now) -> Schedule:
+        number = client.num_labelled
+        mine = jnp.arange(size, dtype=jnp.int32) < number
+        share = batch_size / jnp.maximum(number, 1).astype(jnp.float32)
+
+        def one_step(step: Int[Array, ""]) -> tuple[Array, Array]:
+            own = jax.random.fold_in(named_key(key, "labelled"), step)
+            drawn = jax.random.uniform(own, (size,), jnp.float32)
+            is_in = mine & (drawn < share)
+            _, places = jax.lax.top_k(jnp.where(is_in, 1.0 - drawn, -1.0), slots)
+            return places.astype(jnp.int32), is_in[places]
+
+        positions, masks = jax.vmap(one_step)(jnp.arange(most, dtype=jnp.int32))
+        taken = local_epochs * -(-number // batch_size) if steps is None else jnp.asarray(steps)
+        taken = jnp.where(number > 0, taken, 0).astype(jnp.int32)
+        return Schedule({_STREAM: positions}, {_STREAM: masks}, taken)
+
+    def going_on(steps: int) -> Sampler:
+        return poisson_batches(batch_size, local_epochs, max_labelled, steps)
+
+    return Sampler(schedule, going_on=going_on)
+
+
+def with_noisy_gradients(
+    step: TakeStep, clip: float | Array, noise: float | Array, batch_size: int
+) -> TakeStep:
+    """Take a local step by the sum of clipped gradients with noise, over the expected batch.
+
+    Args:
+        step: with the gradient of the batch.
+        clip: C.
+        noise: z.
+        batch_size: B.
+    """
+
+    def noisy(at: LocalStep) -> tuple[Float[Array, ""], Packed, Losses]:
+        batch = at.inputs.streams[_STREAM]
+        slots = batch.mask.shape[0]
+
+        def of_row(place: Int[Array, ""]) -> tuple[Array, Packed, Losses]:
+            row = jax.tree.map(lambda x: x[place][None], batch._replace(key=None))
+            inputs = at.inputs._replace(
+                streams={_STREAM: row._replace(key=batch.key)},
+                key=jax.random.fold_in(at.inputs.key, place),
+            )
+            return plain_gradient(at._replace(inputs=inputs))
+
+        loss, slopes, losses = jax.vmap(of_row)(jnp.arange(slots, dtype=jnp.int32))
+        norms = jax.vmap(optax.tree.norm)(slopes)
+        counts = batch.mask & jnp.isfinite(norms) & jnp.isfinite(loss)
+        slopes = jax.tree.map(
+            lambda x: jnp.where(counts.reshape(-1, *[1] * (x.ndim - 1)), x, 0.0), slopes
+        )
+        key = named_key(at.inputs.key, "noise")
+        private = optax.contrib.differentially_private_aggregate(clip, noise, key)
+        mean, _ = private.update(slopes, private.init(at.weights))
+        rescaled = jax.tree.map(lambda x: x * (slots / batch_size), mean)
+        logged = jnp.sum(jnp.where(counts, loss, 0.0)) / jnp.maximum(jnp.sum(counts), 1)
+        outputs = jax.tree.map(lambda x: x[:, 0], losses.outputs)
+        one = jax.tree.map(lambda x: x[0], losses)
+        return logged, rescaled, one._replace(outputs=outputs)
+
+    return lambda at: step(at._replace(gradient=noisy))
+
+
+def _refuse(recipe: Recipe, leaves: Mapping[str, Sequence[str]]) -> None:
+    """Raise ValueError where a client sends what its private steps did not make, or learns by other
+    steps.
+    """
+    begin = "config.privacy.name='dp_sgd' protects what the steps of clients make of examples, but "
+    setup = recipe.setup
+    usual = labelled_epochs(setup.batch_size, setup.local_epochs, setup.max_labelled)
+    for stage in recipe.stages:
+        supervised = [term.name for term in stage.terms] == ["supervised"]
+        if not supervised or stage.sampler is not usual or stage.wrap_step is not None:
+            raise ConfigError(
+                f"{begin}clients of {recipe.name or 'this method'} do more than to learn from "
+                "labelled examples one by one; use config.method.name=fedavg, without "
+                "config.around and config.personalize"
+            )
+    if setup.federated_optimizer.alone:
+        raise ConfigError(
+            f"{begin}with config.federated.name='local' nothing leaves a client; leave one of them "
+            "out"
+        )
+    if leaves["weight"]:
+        raise ConfigError(
+            f"{begin}clients have weights in the average that follow from their data; use "
+            "config.federated.weighting=uniform"
+        )
+    more = [name for part, names in leaves.items() if part not in _COVERS for name in names]
+    if more:
+        raise ConfigError(
+            f"{begin}also {', '.join(more)} would leave the clients; use another method, or a "
+            "network without batch norm (config.model.norm=gn or none)"
+        )
