@@ -95,3 +95,20 @@ def test_a_whole_number_setting_cannot_be_traced(keys):
     train = make_train(experiment("xclp", **{"method.warmup_rounds": 1}))
     with pytest.raises(configs.ConfigError, match=r"method\.num_neighbors"):
         train(keys[0], {"method.num_neighbors": jnp.asarray(3)})
+
+
+def test_a_private_run_has_epsilon_and_ends_with_its_budget(keys):
+    pytest.importorskip("dp_accounting")
+    given = {"name": "gaussian", "accountant": "rdp", "delta": 0.01, "noise": 1.5, "epsilon": 3.0}
+    train = make_train(
+        experiment(
+            rounds=6,
+            **{f"privacy.{name}": value for name, value in given.items()},
+            **{"data.validation_fraction": 0.0, "federated.cohort_size": 8},
+        )
+    )
+    _, metrics = train(keys[0])
+    assert metrics["round"].tolist() == [2, 3]
+    assert 0 < metrics["epsilon"][0] < metrics["epsilon"][1] <= 3.0
+    with pytest.raises(configs.ConfigError, match=r"privacy\.noise is given as a number of"):
+        train(keys[0], {"privacy.noise": jnp.asarray(2.0)})

@@ -11,7 +11,7 @@ import pytest
 from fedjax_ssl import federated, methods
 from fedjax_ssl.federated import build
 from fedjax_ssl.federated.cohort import poisson
-from fedjax_ssl.federated.uploads import UploadTransform, drop_non_finite
+from fedjax_ssl.federated.uploads import EVERYTHING, UploadTransform, drop_non_finite
 from fedjax_ssl.federated.uploads.privacy import (
     Clip,
     Gaussian,
@@ -35,11 +35,13 @@ def float64():
         yield
 
 
-def sums_of(change: Any, weight: float, tallies: dict[str, Any]) -> federated.Sums:
+def sums_of(
+    change: Any, weight: float, tallies: dict[str, Any], averages: Any = ()
+) -> federated.Sums:
     update = federated.Moved({"model": jnp.asarray(weight)}, {"model": change})
     nothing = dict.fromkeys(federated.Sums._fields, ())
     made = federated.Sums(**{**nothing, "update": update, "weight": jnp.asarray(weight)})
-    return made._replace(tallies=tallies)
+    return made._replace(tallies=tallies, averages=averages)
 
 
 def test_updates_are_clipped_and_divided_by_the_expected_cohort(float64) -> None:
@@ -109,6 +111,28 @@ def test_noise_has_its_deviation_over_a_thousand_keys() -> None:
     assert np.std(noise) == pytest.approx(deviation, rel=0.012)
     assert abs(np.mean(noise)) < 4 * deviation / np.sqrt(64_000)
     assert np.std(log_norms) == pytest.approx(0.2 * 4.0 / 8, rel=0.09)
+
+
+def test_means_of_terms_are_clipped_jointly_and_have_noise_of_their_own() -> None:
+    settings = Gaussian(clip=0.5, means_clip=2.0, means_share=0.2)
+    transform = private_sum(settings, noise=1.5, expected=8)
+    state = transform.init({})
+    given = dict.fromkeys(federated.messages.Upload._fields, ())
+    upload = federated.messages.Upload(**{**given, "update": {"model": jnp.ones(4)}})
+    means = {"term": (jnp.array([3.0, 0.0]), jnp.array([4.0]))}
+    sent = transform.at_client(KEY, upload._replace(averages=means, weight=jnp.ones(())), (), state)
+    np.testing.assert_allclose(sent.averages["term"][0], [1.2, 0.0], rtol=1e-6)
+    np.testing.assert_allclose(sent.averages["term"][1], [1.6], rtol=1e-6)
+
+    def noise(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        nothing = {"term": jnp.zeros(64)}
+        after, _ = transform.at_server(key, sums_of(jnp.zeros(64), 0.0, {}, nothing), None, state)
+        return after.update.change["model"], after.averages["term"]
+
+    of_update, of_means = jax.jit(jax.vmap(noise))(jax.random.split(KEY, 1000))
+    assert np.std(of_update) == pytest.approx(1.5 * 0.8**-0.5 * 0.5, rel=0.012)
+    assert np.std(of_means) == pytest.approx(1.5 * 0.2**-0.5 * 2.0, rel=0.012)
+    assert abs(np.corrcoef(of_update.ravel(), of_means.ravel())[0, 1]) < 4 / np.sqrt(64_000)
 
 
 def test_every_client_is_drawn_with_one_probability_into_its_slots() -> None:
@@ -188,6 +212,37 @@ def test_a_client_more_moves_the_sum_by_the_clip_norm_at_most(data) -> None:
         assert 0 < distance <= 0.05 / data.num_clients * 1.001
 
 
+OUTSIDE = {"xclp": "codes", "mixed": "codes"}  # said in `Recipe.sends`
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name == "fedavg" else pytest.mark.thorough)
+        for name in sorted({*methods.available()} - {"compose", "alone", *OUTSIDE})
+    ],
+)
+def test_nothing_leaves_a_client_but_its_upload(name: str) -> None:
+    """Where every upload is lost, the server ends with the same bits whatever clients have."""
+
+    def lost(key: Any, upload: Any, trained: Any, state: Any) -> Any:
+        return upload._replace(arrived=jnp.zeros((), bool))
+
+    transform = UploadTransform("lost", at_client=lost, covers=EVERYTHING)
+    like = toy.weak_federation("labels")
+    kind = cases.build(name, like).needs[0]
+    one = toy.weak_federation(kind)
+    made = methods.recipe(name, cases.setup(name, one), **cases.of(name).settings)
+    method = build(made._replace(setup=made.setup._replace(uploads=(transform,))))
+    inputs = np.array(one.inputs)
+    inputs[np.unique(one.index)] *= -3.0
+    ends = [
+        toy.train(method, KEY, data, 3)[0]._replace(clients=())
+        for data in (one, toy.changed(one, inputs=inputs))
+    ]
+    chex.assert_trees_all_equal(*ends)
+
+
 def test_a_round_without_anybody_has_noise(data) -> None:
     nobody = toy.without(data, *range(data.num_clients))
     method = build(methods.recipe("fedavg", setup_of(data)))
@@ -207,7 +262,7 @@ REFUSED = {
     "fl2": "weights in the average",
     "mean_teacher": WITH_MORE,
     "mixed": "codes",
-    "protofssl": WITH_MORE,
+    "protofssl": f"{WITH_MORE}.*use config.method.helpers=mean",
     "proxyfl": "weights in the average",
     "sage": "weights in the average",
     "xclp": "codes of their examples",
@@ -265,11 +320,15 @@ def test_slots_are_beyond_what_is_drawn() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", ["fedavg", "semifl", "fixmatch"])
+@pytest.mark.parametrize("name", ["fedavg", "semifl", "fixmatch", "protofssl"])
 def test_private_methods_keep_the_promises(name: str) -> None:
-    """A plain method, one with a server and one that learns without labels; resume among them."""
+    """A plain method, one with a server, one that learns without labels and one whose clients learn
+    from each other; resume among them.
+    """
     kind = "server" if name == "semifl" else "labels"
-    settings = {"threshold": 0.5} if name == "semifl" else {}
+    settings: dict[str, Any] = {"semifl": {"threshold": 0.5}}.get(name, {})
+    if name == "protofssl":
+        settings = {**cases.of(name).settings, "helpers": "mean"}
     federation = toy.weak_federation(kind, noise=1.0)
 
     def made(data, **changes) -> federated.Method:

@@ -9,8 +9,9 @@ import pytest
 import fedjax_ssl as fs
 from fedjax_ssl import config as configs
 from fedjax_ssl.config import ConfigError
+from fedjax_ssl.federated.private_steps import mechanisms
 from fedjax_ssl.federated.uploads import Gaussian, Sampled
-from fedjax_ssl.federated.uploads.privacy import noise_beside_a_count
+from fedjax_ssl.federated.uploads.privacy import noise_beside_a_count, noise_of_two
 from fedjax_ssl.runs import account as accounts
 from fedjax_ssl.runs.account import Account, account_of, solved
 
@@ -73,7 +74,8 @@ def test_noise_is_solved_for_and_stays_within_the_budget(setting, epsilon, noise
 
 def test_sum_and_count_together_cost_what_the_sum_would() -> None:
     whole = dp_accounting.pld.PLDAccountant()
-    for noise in (noise_beside_a_count(1.0, 5.0), 10.0):
+    of_sums = noise_of_two(noise_beside_a_count(1.0, 5.0), 0.3)  # updates, means of terms
+    for noise in (*of_sums, 10.0):
         whole.compose(dp_accounting.GaussianDpEvent(noise))
     one = Account(Sampled(1, 1, 1), 1e-5, "pld", 1.0)
     assert whole.get_epsilon(1e-5) == pytest.approx(4.3771781, abs=2e-5)
@@ -114,6 +116,22 @@ def config_of(**settings):
 def test_an_account_that_says_nothing_is_refused(settings, says) -> None:
     with pytest.raises(ConfigError, match=f"config.privacy: {says}"):
         account_of(config_of(**settings), 11, 10, (5, 5))
+
+
+def test_private_steps_cost_what_the_client_pays_whose_examples_are_drawn_most() -> None:
+    """The hospitals, 100 steps of 4 patients a round; and epochs, where more examples may be more
+    steps with a probability that is hardly smaller.
+    """
+    steps = mechanisms(batch_size=4, epochs=1, steps=100, sizes=(30, 199))
+    assert steps == ((Sampled(30, 4, 14), 100),)
+    smallest = Account(Sampled(4, 4, 4), 1e-3, "pld", 2.6, steps)
+    event = dp_accounting.TruncatedSubsampledGaussianDpEvent(30, 4 / 30, 14, 2.6)
+    whole = dp_accounting.pld.PLDAccountant()
+    whole.compose(dp_accounting.SelfComposedDpEvent(event, 200))
+    assert smallest.cost(2) == pytest.approx(whole.get_epsilon(1e-3), rel=1e-3)
+    of_epochs = mechanisms(batch_size=4, epochs=2, steps=None, sizes=(4, 5))
+    by_size = [Account(Sampled(4, 4, 4), 0.1, "pld", 2.6, (one,)).cost(3) for one in of_epochs]
+    assert by_size[0] < by_size[1] == Account(Sampled(4, 4, 4), 0.1, "pld", 2.6, of_epochs).cost(3)
 
 
 def test_what_is_missing_is_said_with_how_to_install_it(monkeypatch) -> None:

@@ -52,6 +52,31 @@ def test_what_would_be_known_beside_the_sums_is_refused(settings, says) -> None:
         configs.resolve(config_of(**settings))
 
 
+def test_means_over_a_clients_examples_are_refused_beside_private_steps() -> None:
+    steps = {"privacy.name": "dp_sgd", "privacy.noise": 1.0, "data.standardize": "client"}
+    with pytest.raises(ConfigError, match="standardize=client has a mean and a deviation of all"):
+        configs.resolve(fs.load_config("digits_fedavg", {**SMALL, **steps}))
+
+
+@pytest.mark.thorough
+def test_private_steps_cost_by_round_and_end_with_their_budget(tmp_path) -> None:
+    pytest.importorskip("dp_accounting")
+    steps = {"privacy.name": "dp_sgd", "privacy.noise": 2.0, "privacy.epsilon": 6.0}
+    config = fs.load_config("digits_fedavg:all", {**SMALL, **steps, "rounds": 20})
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        summary = fs.run(config, tmp_path)
+    assert 0 < summary["epsilon"] <= 6.0 and summary["budget_spent"]
+    text = " ".join(said.getvalue().split())
+    for part in (
+        "privacy of one example more or less at a client, also from the server: epsilon",
+        "noise 2 times the clip norm of a gradient",
+        "outside this epsilon: how many examples a client has, scores",
+        "the budget epsilon=6 is spent after round",
+    ):
+        assert part in text, part
+
+
 def test_settings_without_a_mechanism_are_said_to_do_nothing() -> None:
     with pytest.warns(configs.ConfigNote, match=r"config.privacy.noise=1.0 has no effect"):
         configs.resolve(fs.load_config("digits_fedavg", {"privacy.noise": 1.0}))
