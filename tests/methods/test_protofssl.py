@@ -482,5 +482,5 @@ def test_the_mean_of_clients_prototypes_is_that_of_what_they_would_have_shared()
 
 def test_prototypes_of_the_beginning_have_no_mean() -> None:
     data = toy.federation()
-    with pytest.raises(ValueError, match="helpers is 'mean'.*use proto_refresh=end"):
+    with pytest.raises(ValueError, match=r"helpers is 'mean'.*use proto_refresh=end"):
         methods.build(TERM, toy.setup(data), helpers="mean", proto_refresh="begin")
