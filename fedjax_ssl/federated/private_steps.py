@@ -52,14 +52,13 @@ class DPSGD:
         noise: z, deviation of the noise in units of the clip norm; solved for epsilon where it is
             not given.
         epsilon: budget of every example; a run ends before the round that would exceed it.
-        delta: probability with which the bound may fail; by default n^-1.1 for the n examples of
-            the largest client.
+        delta: probability with which the bound may fail; below 1 over the examples of any client.
         clip: C, largest norm of an example's gradient.
     """
 
     noise: Annotated[float | Array | None, In("[0, inf)")] = None
     epsilon: Annotated[float | None, In("(0, inf)")] = None
-    delta: Annotated[float | None, In("(0, 1)")] = None
+    delta: Annotated[float, In("(0, 1)")] = 1e-5
     clip: Annotated[float | Array, In("(0, inf)")] = 1.0
 
     def in_steps(self, setup: Setup, noise: float | Array) -> Setup:
@@ -114,7 +113,7 @@ def mechanisms(
 
     def of_sizes() -> Iterator[tuple[Sampled, int]]:
         smallest, largest = sizes
-        slots = slots_of(batch_size, largest)
+        slots = slots_of(batch_size)
         number = smallest
         while number <= largest:
             batches = -(-number // batch_size)
@@ -125,9 +124,9 @@ def mechanisms(
     return tuple(of_sizes())
 
 
-def slots_of(batch_size: int, most: int) -> int:
-    """Return the rows of a batch of this size on average, out of so many examples at most."""
-    return min(math.ceil(batch_size + _DEVIATIONS * math.sqrt(batch_size)), max(most, 1))
+def slots_of(batch_size: int) -> int:
+    """Return the rows of a batch of this size on average."""
+    return math.ceil(batch_size + _DEVIATIONS * math.sqrt(batch_size))
 
 
 def poisson_batches(
@@ -142,9 +141,10 @@ def poisson_batches(
         max_labelled: static bound of labelled examples per client.
         steps: in a round, in place of epochs.
     """
-    size = max(max_labelled, 1)
-    slots = slots_of(batch_size, size)
-    most = local_epochs * -(-size // batch_size) if steps is None else steps
+    # What is drawn does not depend on how wide tables are.
+    slots = slots_of(batch_size)
+    size = max(max_labelled, slots)
+    most = local_epochs * -(-max(max_labelled, 1) // batch_size) if steps is None else steps
 
     def schedule(key: Key[Array, ""], client: Client, now: Now) -> Schedule:
         number = client.num_labelled

@@ -98,15 +98,16 @@ def account_of(
         if isinstance(settings, DPSGD):
             local = config.optimizer
             steps = mechanisms(local.batch_size, local.local_epochs, local.local_steps, labelled)
-            cohorts = Sampled(clients, expected, expected)
+            account = Account(
+                Sampled(clients, expected, expected), math.nan, "pld", math.nan, steps
+            )
             number = labelled[1]
             what = "example"
-            account = Account(cohorts, math.nan, "pld", math.nan, steps)
         else:
-            number = clients
-            what = "client"
             cohorts = settings.sampled(clients, expected)
             account = Account(cohorts, math.nan, settings.accountant, math.nan)
+            number = clients
+            what = "client"
         delta = number**-1.1 if settings.delta is None else settings.delta
         if delta >= 1 / number:
             raise ValueError(
