@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh
 
 from fedjax_ssl import federated, methods
 from fedjax_ssl.federated import build
@@ -185,15 +186,18 @@ def test_without_noise_and_bound_it_is_uniform_federated_averaging(data) -> None
         {"placement": "vmap"},
         pytest.param({"placement": "chunked", "chunk_size": 2}, marks=pytest.mark.thorough),
         pytest.param({"placement": "lanes", "chunk_size": 2}, marks=pytest.mark.thorough),
+        pytest.param({"devices": 2}, marks=pytest.mark.thorough),
     ],
-    ids=lambda how: how["placement"],
+    ids=lambda how: how.get("placement", "devices"),
 )
-def test_placement_changes_no_noise(how: dict[str, Any], data, trained) -> None:
-    """The noise has the same bits; what is added to it differs by rounding, as without privacy."""
+def test_placement_and_devices_change_no_bit(how: dict[str, Any], data, trained) -> None:
+    """Uploads, their noisy sum and the clip norm that follows it, of a small network on a CPU."""
+    if "devices" in how:
+        how = {"mesh": Mesh(np.array(jax.devices()[:2]), ("clients",))}
     method = toy.executed(build(methods.recipe("fedavg", setup_of(data, ADAPTIVE))), **how)
     state, _ = toy.train(method, KEY, data, 2)
-    chex.assert_trees_all_close(state.params, trained[0].params, atol=1e-6)
-    chex.assert_trees_all_close(state.uploads, trained[0].uploads, atol=1e-6)
+    chex.assert_trees_all_equal(state.params, trained[0].params)
+    chex.assert_trees_all_equal(state.uploads, trained[0].uploads)
 
 
 def test_a_client_more_moves_the_sum_by_the_clip_norm_at_most(data) -> None:
