@@ -58,7 +58,7 @@ def gradient_of(rows: Any, mask: Any, noise: float, key: jax.Array) -> tuple[Any
         batch = at.inputs.streams["labelled"]
         each = batch.inputs @ weights[0]
         loss = jnp.sum(each, where=batch.mask) / jnp.maximum(jnp.sum(batch.mask), 1)
-        outputs = {"view": Outputs(logits=each[:, None], features=each[:, None])}
+        outputs = {"view": Outputs(each[:, None], each[:, None], None)}
         return Losses({"loss": loss}, {}, jnp.zeros(0), outputs)
 
     whole = jnp.zeros(len(rows), jnp.int32)
