@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fedjax_ssl.federated.evaluation import (
         BY_CLIENT,
         EVALUATION,
+        GLOBAL_BY_CLIENT,
         SCORES,
         Scores,
         balanced_accuracy,

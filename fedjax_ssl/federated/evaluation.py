@@ -25,7 +25,7 @@ from fedjax_ssl.federated.method import Method, Metrics, ServerState
 
 EVALUATION = "evaluation"  # the scope in which it is traced: profiles and compiled programs name it
 BY_CLIENT = "test_accuracy_by_client"  # a metric that is no scalar
-_GLOBAL_BY_CLIENT = "test_global_accuracy_by_client"  # for comparison alone
+GLOBAL_BY_CLIENT = "test_global_accuracy_by_client"  # of the clients that train; no scalar
 # What `evaluate` can add to its scores; "local" is logged by the rounds, see `local_models.py`.
 SCORES = ("clients", "f1", "ece", "auroc", "local")
 ECE_BINS = 15  # of equal width, open on the left
@@ -66,21 +66,23 @@ def evaluate(
         "_worst_tenth" and "_spread", and `BY_CLIENT` [clients that train, new clients], NaN for
         those without a test example that has a label. Where clients have models of their own beside
         a global one, also "test_client_global_accuracy", its "_worst_tenth" and "test_client_gain",
-        see `compared`.
+        see `compared`, and `GLOBAL_BY_CLIENT` [clients that train].
     """
     test = _Examples("test", data.test_index, data.num_test)
     found = _score(method, state, data, test, batch_size, metrics)
     if method.predict_for is not None:
         own = own_accuracies(method.predict_for, state, data, batch_size)
         found["test_client_accuracy"] = jnp.mean(own, where=~jnp.isnan(own))
-        common = found.pop(_GLOBAL_BY_CLIENT, None)
+        common = found.pop(GLOBAL_BY_CLIENT, None)
         if "clients" in metrics:
             # they have no model of their own
             strangers = jnp.full(data.num_new_clients, jnp.nan, own.dtype)
             found |= _by_client(jnp.concatenate([own, strangers]))
         if common is not None:
-            beside = compared(common[: data.num_clients], own)
+            common = common[: data.num_clients]
+            beside = compared(common, own)
             found |= {f"test_client_{name}": value for name, value in beside.items()}
+            found[GLOBAL_BY_CLIENT] = common
     if data.valid_index.shape[0]:
         validation = _Examples("validation", data.valid_index, data.num_valid)
         found |= _score(method, state, data, validation, batch_size, metrics)
@@ -152,7 +154,7 @@ def _score_model(
         by_client = accuracy_by_client(correct, real, data.test_client, num_clients)
         if method.predict_for is None:
             return found | _by_client(by_client)
-        found[_GLOBAL_BY_CLIENT] = by_client
+        found[GLOBAL_BY_CLIENT] = by_client
     return found
 
 

@@ -14,9 +14,10 @@ from typing import Any
 
 import jax
 import ml_collections
+import numpy as np
 
 from fedjax_ssl import config as configs
-from fedjax_ssl.federated import BY_CLIENT, ServerState
+from fedjax_ssl.federated import BY_CLIENT, GLOBAL_BY_CLIENT, ServerState
 from fedjax_ssl.folder.files import encode_json
 from fedjax_ssl.folder.folder import CODE_FOLDER
 from fedjax_ssl.folder.progress import Progress
@@ -64,6 +65,7 @@ class Run:
         summary: content of `summary.json`, once the run is complete.
         error: what ended it, where it could not go on.
         of_clients: accuracies of clients after the last evaluation.
+        of_clients_by_global: the same of the global model, where clients have their own beside it.
         waited: seconds for examples from the host.
         privacy: its account; None: it has no privacy.
     """
@@ -92,6 +94,7 @@ class Run:
     summary: dict[str, Any] | None = None
     error: Exception | None = None
     of_clients: dict[str, float] = field(default_factory=dict)
+    of_clients_by_global: dict[str, float] = field(default_factory=dict)
     waited: float = 0.0
     privacy: Privacy | None = None
     _said: set[str] = field(default_factory=set)
@@ -197,10 +200,8 @@ class Run:
         if self.feed is not None and self.feed.held and self.team.count > 1:
             self._say_once(self.feed.held, by_all=True)
         row = advanced.rows[place]
-        by_client = row.pop(BY_CLIENT, None)
-        if by_client is not None:
-            named = zip(self.names, by_client.tolist(), strict=True)
-            self.of_clients = {name: value for name, value in named if not math.isnan(value)}
+        self.of_clients = self._of_tested(row.pop(BY_CLIENT, None))
+        self.of_clients_by_global = self._of_tested(row.pop(GLOBAL_BY_CLIENT, None))
         rounds = self.rounds
         self.round = row["round"]
         self.state = advanced.states[place]
@@ -262,6 +263,13 @@ class Run:
             name = f"{self.config.method.name} on {self.config.data.name}"
             examples = int(self.built.federation.num_valid)
             self.folder.draw_curves(examples, title=name, stages=self.built.method.stages)
+
+    def _of_tested(self, by_client: np.ndarray | None) -> dict[str, float]:
+        """Name the accuracies of the clients that have test examples; new clients are last."""
+        if by_client is None:
+            return {}
+        named = zip(self.names, by_client.tolist(), strict=False)
+        return {name: value for name, value in named if not math.isnan(value)}
 
     def _say_once(self, line: str, by_all: bool = False) -> None:
         if line not in self._said:

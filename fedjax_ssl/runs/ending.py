@@ -44,6 +44,10 @@ def finish(run: Run) -> None:
             run.folder.write(fine_tuning.FILE, tuned.file)
             run.progress.note(tuned.line)
             summary["fine_tuning"] = tuned.fields
+        elif run.of_clients_by_global:
+            files["clients' own models"] = run.path / fine_tuning.FILE
+            both = fine_tuning.both_by_client(run.of_clients_by_global, run.of_clients)
+            run.folder.write(fine_tuning.FILE, both)
         evaluating = min(scored.seconds * len(rows), summary["train_seconds"])
         summary |= {**scored.fields, "evaluate_seconds": evaluating}
     if run.privacy is not None and rows:

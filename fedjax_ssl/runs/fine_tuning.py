@@ -1,7 +1,8 @@
 """Fine-tuning at the end of a run: every client tunes a copy of the model that was chosen on its
 labelled examples, and tests the copy. Nothing comes back from it.
 
-    personal_accuracy.csv   a line per client that has test examples, before and after
+    personal_accuracy.csv   a line per client that has test examples, before and after; without
+                            fine-tuning, of the global model and of the client's own
 
 The clients train as in the rest of the package: one round of the method 'alone', which starts from
 the model in place of random weights.
@@ -113,6 +114,12 @@ def tune(built: Built, state: ServerState, inputs: Inputs, names: list[str]) -> 
     )
     fields = {**asked, "tuned_clients": number, **scores}
     return Tuned(fields, as_csv(rows, "%.6f"), line)
+
+
+def both_by_client(common: dict[str, float], own: dict[str, float]) -> str:
+    """Write clients' accuracies by the global model and by their own ones, as `FILE` holds them."""
+    rows = [{"client": name, "global": common[name], "own": own[name]} for name in common]
+    return as_csv(rows, "%.6f")
 
 
 def _setup(built: Built, federation: FederatedData) -> Setup:

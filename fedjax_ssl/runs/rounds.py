@@ -120,8 +120,8 @@ def run_block(
 ) -> tuple[ServerState, Metrics]:
     """Run rounds and the evaluation after them, with further `metrics`: the block of a run.
 
-    Returns as `run_rounds`; every other metric is a scalar, but for
-    `fedjax_ssl.federated.BY_CLIENT`.
+    Returns as `run_rounds`; every other metric is a scalar, but for `BY_CLIENT` and
+    `GLOBAL_BY_CLIENT` of `fedjax_ssl.federated`.
     """
     state, infos = run_rounds(method, key, state, federation, rounds, saved)
     return state, {**infos, **federated.evaluate(method, state, federation, metrics=metrics)}

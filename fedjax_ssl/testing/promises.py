@@ -41,6 +41,7 @@ class Special(NamedTuple):
     clients_train: int = ROUNDS  # rounds in which clients train, the server alone in all others
     first_targets: int = 0  # rounds at the start in which pseudo-labels are possible and none
     never_sent: tuple[str, ...] = ()  # parameter groups that stay where they are
+    unsent: int = 0  # numbers of the other groups that stay at the clients, as normalization may
     learns_without_labels: bool = False  # it moves although nobody knows anything of a class
 
 
@@ -170,7 +171,7 @@ def every_round_reports_the_common_metrics_and_the_loss_falls(trial: Trial) -> N
     special = trial.special
     kept = special.never_sent
     sent = {group: one for group, one in trial.start.params.items() if group not in kept}
-    one_model = 4 * count_parameters(sent)
+    one_model = 4 * (count_parameters(sent) - special.unsent)
     for number, info in enumerate(trial.infos):
         assert info.keys() >= COMMON
         assert all(math.isfinite(info[name]) for name in COMMON)

@@ -114,10 +114,10 @@ def test_a_false_update_moves_the_mean_and_not_the_median() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("summation", [median(), geometric_median()])
+@pytest.mark.parametrize("summation", [median(), trimmed_mean(), geometric_median(), norm_bound()])
 def test_bits_do_not_depend_on_placement_or_devices(summation) -> None:
     data = toy.federation()
-    method = method_of(data, summation)
+    method = method_of(data, summation, uploads=(false_updates(-3.0, 0.4, data.num_clients),))
     place = partial(toy.executed, method)
     mesh = Mesh(np.array(jax.devices()[:2]), ("clients",))
     ends = [

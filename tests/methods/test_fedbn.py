@@ -73,6 +73,42 @@ def test_layers_of_nnx_are_found_by_their_type() -> None:
     assert network.normalization() == {("scale",)}
 
 
+def test_layers_of_equinox_are_found_by_their_type() -> None:
+    equinox = pytest.importorskip("equinox")
+
+    class Block(equinox.Module):
+        bn: equinox.nn.Linear
+        scale: equinox.nn.BatchNorm
+
+        def __init__(self, key):
+            self.bn = equinox.nn.Linear(4, 5, key=key)
+            self.scale = equinox.nn.BatchNorm(5, axis_name="batch", mode="batch")
+
+        def __call__(self, x, state):
+            return self.scale(self.bn(x), state)
+
+    class Net(equinox.Module):
+        blocks: list
+        head: equinox.nn.Sequential
+
+        def __init__(self, key):
+            self.blocks = [Block(key)]
+            layers = [equinox.nn.LayerNorm(5), equinox.nn.Linear(5, toy.NUM_CLASSES, key=key)]
+            self.head = equinox.nn.Sequential(layers)
+
+        def __call__(self, x, state):
+            x, state = self.blocks[0](x, state)
+            return self.head(x), state
+
+    data = toy.federation()
+    with jax.numpy_dtype_promotion("standard"):  # equinox needs it
+        network = own_network(lambda key: Net(key), ("key",), toy.NUM_CLASSES, (4,), "here")
+        layers = network.normalization()
+        kept = fedbn(methods.recipe("fedavg", toy.setup(data, model=network)))
+    assert {"/".join(path) for path in layers} == {"blocks/0/scale", "head/layers/0"}
+    assert sum(kept.groups.unsent.values()) == 4 * 5  # scale and shift of both
+
+
 def test_normalization_never_moves_at_the_server(trained) -> None:
     before = trained.start.params["model"]
     after = trained.end.params["model"]

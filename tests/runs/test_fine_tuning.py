@@ -76,6 +76,13 @@ def test_a_kept_model_predicts_and_is_compared_with_the_global_one(tmp_path) -> 
     summary = run(tmp_path / "ditto", **given)
     assert 0 <= summary["test_client_gain"] <= 1
     assert summary["test_client_global_accuracy"] != summary["test_client_accuracy"]
+    text = (tmp_path / "ditto" / "personal_accuracy.csv").read_text()
+    table = list(csv.DictReader(text.splitlines()))
+    assert table[0].keys() == {"client", "global", "own"}
+    by_global = np.mean([float(row["global"]) for row in table])
+    np.testing.assert_allclose(by_global, summary["test_client_global_accuracy"], atol=1e-5)
+    gain = np.mean([float(row["own"]) > float(row["global"]) for row in table])
+    np.testing.assert_allclose(gain, summary["test_client_gain"], atol=1e-5)
     model = fs.load_run(tmp_path / "ditto")
     inputs = fs.load_dataset("digits").train.x[:4]
     own = model.predict(inputs, client="writer 3")
