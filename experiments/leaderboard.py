@@ -62,7 +62,8 @@ method, `fedjax-ssl cite RUN` of method, data and tool of a run.
   by seed to the method that learns from labels alone.
 - "more than chance" below a table: such an interval of differences without 0. One in twenty is
   wrong, so that of twenty methods that are as good as labels alone one would be named.
-- worst client: accuracy on the client with test examples that comes off worst.
+- worst client: accuracy on the client with test examples that comes off worst; "-" where no client
+  has any, or each a model of its own.
 - local steps: mean of a client in a round, whole run. All methods of a table have the same
   rounds, cohorts, network, and batches of as many labelled examples; unlabelled ones are the
   method's `unlabelled_ratio` times as many. `optimizer.local_steps` gives all the same steps;
@@ -73,7 +74,9 @@ method, `fedjax-ssl cite RUN` of method, data and tool of a run.
   compiling.
 - split: hash of the split of seed 0 ([split files](datasets.md#split-files)); rows with the same
   hash are paired. `fedjax-ssl data split CONFIG --seeds 5` with the settings of a row writes its
-  splits for other code."""
+  splits for other code.
+- commit: of the code that ran; some of it was rebased between the runs and its landing, and the
+  commit named is the one that landed."""
 Settings = Mapping[str, Any]
 # Methods whose rounds are counted otherwise than by `optimizer.local_steps`.
 OWN_STEPS = {
