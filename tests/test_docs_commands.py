@@ -64,6 +64,7 @@ BEFORE = {  # what a page takes for done
 OWN = {
     "my_methods": "def entropy_minimization",
     "my_parts": "def tired",
+    "my_terms": "def calm",
     "my_things": "def partition",
     "my_uploads": "def clip(",
     "my_nets": "class Linen",
@@ -202,7 +203,7 @@ def understand(said: Said) -> None:
     if "--help" in rest:
         with contextlib.suppress(SystemExit):
             cli.main([name, *rest])
-    elif name == "run":
+    elif name in ("run", "choose"):
         asked = run.parse(rest)
         configs.resolve(configs.load(asked.name, asked.settings))
     elif name == "sweep":

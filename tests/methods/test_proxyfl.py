@@ -119,6 +119,21 @@ def test_without_contrast_and_tuning_it_is_fixmatch_with_either_models_confidenc
 
 
 @pytest.mark.thorough
+def test_without_its_parts_and_without_a_confident_row_it_is_federated_averaging() -> None:
+    """Check 5: no contrast, no epoch of tuning, a threshold that is never reached."""
+    run = toy.setup(DATA, augment=toy.jitter, local_epochs=3)
+    settings = {"threshold": 1.0, "contrast_weight": 0.0, "tuning_epochs": 0}
+    results = []
+    terms = (supervised_term(run),)
+    for method in (
+        methods.build("proxyfl", run, **settings),
+        build(Recipe(run, (whole_batches(run, terms, 2, 1.0),))),
+    ):
+        results.append(jax.jit(method.round)(KEY, method.init(KEY, DATA), DATA)[0].params)
+    chex.assert_trees_all_close(*results, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("variant", ["code", "paper"])
 def test_both_variants_train_and_the_contrast_moves_the_model(variant: str) -> None:
     with_it = round_of(variant=variant, projection=False)

@@ -247,6 +247,24 @@ def test_a_mean_confidence_of_nothing_counts_everything() -> None:
 
 
 @pytest.mark.thorough
+def test_a_threshold_that_is_never_reached_leaves_the_labels() -> None:
+    """The same bits by every rule, and those of federated averaging in the same batches but for the
+    rounding of a pass with fewer rows.
+    """
+    data = toy.federation()
+    never = [
+        {"threshold": 1.0},
+        {"threshold_rule": "flexmatch", "threshold_floor": 1.0},
+        {"threshold_rule": "freematch", "threshold_floor": 1.0, "fairness_weight": 0.0},
+    ]
+    first, *others = (trained(data, 2, **settings)[0].params for settings in never)
+    for other in others:
+        chex.assert_trees_all_equal(first, other)
+    labels, _ = trained(data, 2, unlabelled_weight=0.0)
+    chex.assert_trees_all_close(first, labels.params, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("rule", RULES)
 def test_rules_keep_the_promises(rule: str) -> None:
     check_method(
