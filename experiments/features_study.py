@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("sweeps", nargs="+", type=Path, metavar="FOLDER", help="folders of sweeps")
     parser.add_argument("--output", type=Path, help="the picture; none by default")
-    parser.add_argument("--rows", metavar="NAME,NAME", help="rows of the picture; all by default")
+    parser.add_argument("--rows", nargs="+", metavar="ROW", help="of the picture; all by default")
     options = parser.parse_args(arguments)
     found = pandas.DataFrame([row for sweep in options.sweeps for row in rows_of(sweep)])
     panels = list(found.groupby("partition", sort=False))
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.output is None:
         return
     if options.rows:
-        panels = [(name, part[part.row.isin(options.rows.split(","))]) for name, part in panels]
+        panels = [(name, part[part.row.isin(options.rows)]) for name, part in panels]
     figure = Figure(figsize=(4.2 * len(panels), 3.6), dpi=90, layout="constrained")
     FigureCanvasAgg(figure)
     shown = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
@@ -111,7 +111,7 @@ def table(found: pandas.DataFrame) -> str:
 
 def draw(axes: Any, found: pandas.DataFrame) -> None:
     """Draws the rows of one partition."""
-    both = summed_up(found)
+    both = summed_up(found).sort_values("labels", kind="stable")
     for color, (row, line) in zip(COLORS, both.groupby("row", sort=False), strict=False):
         ends = line["mean"] - line["half"], line["mean"] + line["half"]
         axes.plot(line.labels, line["mean"], color=color, marker="o", markersize=3, label=row)
