@@ -21,7 +21,7 @@ from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import Method, Recipe, ServerState
 from fedjax_ssl.federated.method import Metrics
 from fedjax_ssl.runs import own_callbacks
-from fedjax_ssl.runs.build import Built, Experiment, build, federate, load_experiment
+from fedjax_ssl.runs.build import Built, Experiment, build, federate, load_experiment, rest_of
 from fedjax_ssl.runs.callbacks import Block, Callback
 from fedjax_ssl.runs.compile import Program, plain, with_examples
 from fedjax_ssl.runs.privacy import privacy_of_run
@@ -70,6 +70,7 @@ class Train:
         """
         return (
             self._experiment.host is not None
+            or self._experiment.config.model.train != "all"  # the rest is an argument of programs
             or build(self._experiment, self._of_one_key).method.on_host
         )
 
@@ -104,7 +105,7 @@ class Train:
             )
         federation = federate(experiment, key, inputs)
         start = start_of(experiment)
-        built = build(experiment, federation, hyperparameters, start)
+        built = build(experiment, federation, hyperparameters, start, rest_of(key))
         method = built.method
         state = method.init(key, federation)
 
@@ -134,7 +135,9 @@ class Train:
         experiment = self._experiment
         rows = []
         config = experiment.config
-        built = build(experiment, federate(experiment, key), hyperparameters)
+        federation = federate(experiment, key)
+        weights = None if config.model.train == "all" else start_of(experiment)
+        built = build(experiment, federation, hyperparameters, weights, rest_of(key))
         end, costs = _private(built, hyperparameters)
         program = Program(built, key=key, numbers=hyperparameters)
         mesh = built.execution.mesh

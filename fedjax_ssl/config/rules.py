@@ -127,6 +127,9 @@ _RULES = (
     _needs_one_of(("participation.delay",), "participation.late", "participation.longest"),
     _needs_one_of(("participation.slow",), "participation.work"),
     _needs_name("loss.name", ("focal",), "loss.gamma"),
+    _needs_name(
+        "model.train", ("lora",), "model.lora_rank", "model.lora_layers", "model.lora_scale"
+    ),
     _needs_name("tracking.writers", ("mlflow",), "tracking.uri"),
     _needs_name("tracking.writers", ("mlflow", "wandb"), "tracking.project", "tracking.offline"),
     _needs_one_of(

@@ -189,7 +189,17 @@ SECTIONS: dict[str, dict[str, Option]] = {
         "name": _field("none", "augmentation of training inputs; the weak view of methods")
     },
     "strong_augment": {"name": _field("none", "the strong view, in methods that have one")},
-    "model": {"name": _field("mlp", "the network")},
+    "model": {
+        "name": _field("mlp", "the network"),
+        "train": _field(
+            "all",
+            "what of it is trained and sent: all, head, lora (the head, and pairs of matrices "
+            "beside kernels), or names of layers with commas between, * for anything",
+        ),
+        "lora_rank": _field(4, "rank of the pairs of model.train=lora", _COUNT),
+        "lora_layers": _field("*", "layers whose kernels have a pair, as names in model.train"),
+        "lora_scale": _field(1.0, "factor of what a pair adds to its kernel", _POSITIVE),
+    },
     "optimizer": {
         "name": _field("sgd", "optimizer of the clients' local training"),
         "learning_rate": _field(0.1, "learning rate of a local step", _WEIGHT),

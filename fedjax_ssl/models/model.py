@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -11,6 +11,9 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
 from fedjax_ssl.checks import check_choices
 from fedjax_ssl.models.normalization import Norm
+
+if TYPE_CHECKING:
+    from fedjax_ssl.models.trained_part import TrainedPart
 
 Places = frozenset[tuple[str, ...]]  # of layers in a network's parameters
 LINEN_NORMS = (Norm, nn.BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.InstanceNorm)
@@ -47,6 +50,8 @@ class Model(NamedTuple):
         normalization: `() -> places`, of the layers that normalize (batch, group, layer norm): the
             path of each one's parameters in `params`, as a tuple of names. Found by the type of a
             layer; of functions that somebody wrote nothing is known.
+        part: of a network whose `params` and `state` are those that are trained: how the rest
+            starts, and the network with it (`trained_part.part_of`). None: all are trained.
     """
 
     init: Callable[[PRNGKeyArray], tuple[PyTree, PyTree]]
@@ -55,6 +60,7 @@ class Model(NamedTuple):
     batch_weights: Callable[[], PyTree] = dict
     forward_operations: Callable[[], int] | None = None
     normalization: Callable[[], Places] = frozenset
+    part: "TrainedPart | None" = None
 
 
 def count_parameters(params: PyTree) -> int:
@@ -200,6 +206,8 @@ def in_precision(model: Model, precision: str) -> Model:
     check_choices(PRECISIONS, precision=precision)
     if precision == "float32":
         return model
+    if model.part is not None:
+        return model.part.of(lambda whole: in_precision(whole, precision))
     dtype = PRECISIONS[precision]
 
     def apply(

@@ -151,7 +151,10 @@ def describe_start(
     alone = " (no federation: scores are means over the clients' models)" * method.alone
     resumed = f", resumed after round {round}" * bool(round)
     weights = weights_in_words(config.federated.weighting, method)
-    parameters = models.count_parameters(template.params)
+    parameters = f"{models.count_parameters(template.params):,} parameters"
+    if built.network is not None and built.network.part is not None:
+        of_all = f"{built.network.part.parameters:,}"
+        parameters += f" trained, of {of_all}: model.train={config.model.train}"
     by_file = ""
     if config.data.split:
         file = split_path(config.data.split, config.seed)
@@ -161,7 +164,7 @@ def describe_start(
         "data": f"{config.data.name} ({', '.join(counts)})",
         "split": f"{split}{by_file}",
         "method": config.method.name + alone,
-        "model": f"{config.model.name} ({parameters:,} parameters)",
+        "model": f"{config.model.name} ({parameters})",
         "rounds": f"{config.rounds}{resumed}",
         "weights": weights if config.rounds else "no training",
         "folder": str(path),

@@ -88,7 +88,8 @@ def _predict(run: Run) -> list[one_shot.Predicted]:
     """Predict in every way that is asked for, and write the tables after each."""
     built = run.built
     natural = run.config.partition.name == "natural"
-    _, key, federation = run.inputs
+    key = run.inputs.key
+    federation = run.inputs.federation
     outcomes: list[one_shot.Predicted] = []
     for outcome in one_shot.predict(
         run.config,

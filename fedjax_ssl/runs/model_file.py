@@ -22,6 +22,7 @@ the data.
 import dataclasses
 import json
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,10 +40,13 @@ from fedjax_ssl.federated import Method, ServerState
 from fedjax_ssl.federated.by_client import Trace
 from fedjax_ssl.folder.checkpoint import Checkpoints
 from fedjax_ssl.folder.folder import CODE_FOLDER
+from fedjax_ssl.folder.run_folder import FROZEN
 from fedjax_ssl.folder.stored_run import StoredRun, read_run
+from fedjax_ssl.models import Frozen, Model
 from fedjax_ssl.runs import own_sources
 from fedjax_ssl.runs.build import Experiment, build
 
+PyTree = Any
 VERSION = 1
 CHECKPOINTS = ("auto", "best", "last")
 # Fields of participation that decide the shapes of a state.
@@ -64,6 +68,8 @@ class Rebuilt(NamedTuple):
     dataset: Dataset  # dataset of one blank example
     client_names: tuple[str, ...]
     num_clients: int  # that train; the new ones follow in `client_names`
+    whole: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
+    # ^ (parameters, batch statistics) as the method has them -> those of all of the network
 
 
 def describe(experiment: Experiment, federation: FederatedData, split: str) -> dict[str, Any]:
@@ -134,7 +140,7 @@ def rebuild(
     copy = stored.path / CODE_FOLDER
     path = f"PYTHONPATH={copy.resolve()}"
     try:
-        resolved, rebuilt = _rebuilt(stored.config, model, model_options)
+        resolved, rebuilt = _rebuilt(stored, model, model_options)
     except configs.ConfigError as error:
         if not model.get("code"):
             raise
@@ -155,9 +161,9 @@ def rebuild(
 
 
 def _rebuilt(
-    config: dict[str, Any], model: dict[str, Any], model_options: dict[str, Any]
+    stored: StoredRun, model: dict[str, Any], model_options: dict[str, Any]
 ) -> tuple[ml_collections.ConfigDict, Rebuilt]:
-    resolved = resolved_of(_without_training(config))
+    resolved = resolved_of(_without_training(stored.config))
     shape = model["inputs"]["shape"]
     dtype = np.dtype(model["inputs"]["dtype"])
     blank = Split(np.zeros((1, *shape), dtype), np.full(1, -1))
@@ -176,11 +182,25 @@ def _rebuilt(
     # What is predicted has no stored views.
     bare = jax.ShapeDtypeStruct((federation.inputs.shape[0], *shape), federation.inputs.dtype)
     federation = dataclasses.replace(federation, inputs=bare)
-    method = build(Experiment(_for_prediction(resolved, model_options), dataset), federation).method
+
+    def rest(network: Model) -> Frozen:
+        assert network.part is not None, "a part of it is trained"
+        like = jax.eval_shape(network.part.start, jax.random.key(0))
+        frozen: Frozen = Checkpoints(stored.path, folder=FROZEN).restore(like)[1]
+        return frozen
+
+    def whole(params: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
+        if built.network is None:
+            return params, state
+        assert built.network.part is not None and built.frozen is not None
+        return built.network.part.whole(built.frozen, params, state)
+
+    experiment = Experiment(_for_prediction(resolved, model_options), dataset)
+    built = build(experiment, federation, rest=rest)
+    method = built.method
     state = jax.eval_shape(method.init, jax.random.key(0), federation)
-    return resolved, Rebuilt(
-        method, state, dataset, tuple(model["client_names"]), federation.num_clients
-    )
+    names = tuple(model["client_names"])
+    return resolved, Rebuilt(method, state, dataset, names, federation.num_clients, whole)
 
 
 def resolved_of(stored: dict[str, Any]) -> ml_collections.ConfigDict:

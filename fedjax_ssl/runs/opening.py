@@ -113,6 +113,7 @@ def opened(
         privacy = privacy_of_run(built)
         end = config.rounds if privacy is None else privacy.limit
         start = _start(program, folder, team)
+        program = start.program
         history = History(config, start.rows)
         team.connect(mesh)
         state, inputs = share_out((start.state, program.inputs), mesh)
@@ -163,6 +164,7 @@ def opened(
 class _Start(NamedTuple):
     """Where a run begins, the same in all processes."""
 
+    program: Program  # with what is not trained as the run began with it
     template: ServerState  # shapes and types
     round: int  # rounds done
     state: ServerState  # after these
@@ -183,6 +185,11 @@ def _start(program: Program, folder: RunFolder | None, team: Team) -> _Start:
         # Other code or another generator is why a split would differ, so it is named first.
         folder.compare_split(program.split)
         folder.check_longer(config)
+    if program.inputs.frozen is not None:
+        frozen = program.inputs.frozen
+        if folder is not None:
+            frozen = folder.keep_frozen(frozen)
+        program = program.with_frozen(team.from_first(frozen))
     template = program.template()
     found = None
     rows: list[dict[str, Any]] = []
@@ -191,7 +198,7 @@ def _start(program: Program, folder: RunFolder | None, team: Team) -> _Start:
         rows = folder.rows()
     nothing = {"compile_seconds": 0.0, "train_seconds": 0.0}
     round, state, seconds = team.from_first(found or (0, program.init(), nothing))
-    return _Start(template, round, state, seconds, team.values_from_first(rows))
+    return _Start(program, template, round, state, seconds, team.values_from_first(rows))
 
 
 def _tell(run: Run) -> None:

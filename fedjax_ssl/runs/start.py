@@ -138,7 +138,8 @@ def _of_run(folder: Path) -> Mapping[str, np.ndarray]:
                 f"the run in {folder} has no global network; save that of a client with "
                 "save_parameters"
             )
-        params, statistics = rebuilt.method.network(checkpoints.restore(rebuilt.state)[1])
+        network = rebuilt.method.network(checkpoints.restore(rebuilt.state)[1])
+        params, statistics = rebuilt.whole(*network)
         return flatten_dict(jax.device_get({"params": params, "batch_stats": statistics}), sep=".")
 
 

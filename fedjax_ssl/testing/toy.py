@@ -150,7 +150,7 @@ def setup(
     `changes` are fields of `Setup`.
     """
     if isinstance(model, str):
-        options = {"hidden": (8,)} if model == "mlp" else {}
+        options: dict[str, Any] = {"hidden": (8,)} if model == "mlp" else {}
         model = models.build(
             model,
             num_classes=data.num_classes,

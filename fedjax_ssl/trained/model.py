@@ -114,6 +114,7 @@ class TrainedModel:
         )
         self._state = jax.tree.map(jnp.asarray, state)
         self._method = rebuilt.method
+        self._whole = rebuilt.whole
         self._num_clients = rebuilt.num_clients
         self._compiled: dict[str, Callable[..., jax.Array]] = {}
         self._clients = Checkpoints(self.path, folder="clients")
@@ -247,6 +248,7 @@ class TrainedModel:
             "round": self.round,
             "temperature": self.temperature_for(client),  # divides the logits
         }
+        parameters, statistics = self._whole(parameters, statistics)
         trees = jax.device_get({"params": parameters, "batch_stats": statistics})
         arrays = {
             name: np.ascontiguousarray(array)
