@@ -300,7 +300,9 @@ def _as_in_evaluation(
         return call(inputs, False, mask)
     if isinstance(layer, nn.BatchNorm):
         found.add(tuple(layer.path))
-        return call(*args, **{**kwargs, "use_running_average": True})
+        # It refuses to be told twice; the layer lives for this call alone.
+        object.__setattr__(layer, "use_running_average", True)
+        return call(*args, **{k: v for k, v in kwargs.items() if k != "use_running_average"})
     return call(*args, **kwargs)
 
 

@@ -8,6 +8,7 @@ The clients train as in the rest of the package: one round of the method 'alone'
 the model in place of random weights.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -19,13 +20,14 @@ from jaxtyping import Array, Float
 from fedjax_ssl import federated, methods
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.errors import ConfigError, counted
-from fedjax_ssl.federated import Execution, Method, ServerState
+from fedjax_ssl.federated import Execution, ServerState
 from fedjax_ssl.federated.evaluation import compared, over_clients, own_accuracies
 from fedjax_ssl.federated.packing import packing
 from fedjax_ssl.federated.setup import Setup
 from fedjax_ssl.keys import named_key
+from fedjax_ssl.models import Frozen
 from fedjax_ssl.prediction.one_shot import as_csv
-from fedjax_ssl.runs.build import Built, facts_of, setup_of
+from fedjax_ssl.runs.build import Built, build, facts_of, setup_of
 from fedjax_ssl.runs.compile import Inputs
 
 FILE = "personal_accuracy.csv"
@@ -92,9 +94,9 @@ def tune(built: Built, state: ServerState, inputs: Inputs, names: list[str]) -> 
     inputs = jax.tree.map(lambda leaf: leaf.addressable_data(0), inputs)
     federation = inputs.federation
     setup = _setup(built, federation)
-    program = jax.jit(_tuned, static_argnums=(0, 1))
+    program = jax.jit(partial(_tuned, built, setup))
     key = named_key(inputs.key, "fine-tuning")
-    before, after = program(built.method, setup, key, state, federation)
+    before, after = program(key, state, federation, inputs.frozen)
     mean = jnp.mean(after, where=~jnp.isnan(after))
     worst = over_clients(after)["worst_tenth"]
     found = {"accuracy": mean, "accuracy_worst_tenth": worst, **compared(before, after)}
@@ -133,7 +135,8 @@ def _setup(built: Built, federation: FederatedData) -> Setup:
         "keep_state": False,
         "average_state": False,
     }
-    setup = setup_of(given, built.experiment.dataset, federation, facts_of(given, federation))
+    facts = facts_of(given, federation)
+    setup = setup_of(given, built.experiment.dataset, federation, facts, built.network)
     rate = own.learning_rate or config.optimizer.learning_rate
     return setup._replace(
         learning_rate=lambda number: jnp.asarray(rate, jnp.result_type(float)),
@@ -147,9 +150,19 @@ def _setup(built: Built, federation: FederatedData) -> Setup:
 
 
 def _tuned(
-    method: Method, setup: Setup, key: Array, state: ServerState, data: FederatedData
+    built: Built,
+    setup: Setup,
+    key: Array,
+    state: ServerState,
+    data: FederatedData,
+    frozen: Frozen | None,
 ) -> tuple[Float[Array, " C"], Float[Array, " C"]]:
     """Return each client's accuracy before and after."""
+    if frozen is not None:
+        built = build(built.experiment, data, rest=lambda _: frozen, network=built.network)
+        assert built.network is not None
+        setup = setup._replace(model=built.network)
+    method = built.method
     network = method.network
     apply = method.apply
     assert network is not None and apply is not None, "see `check`"
