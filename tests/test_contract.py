@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from fedjax_ssl import federated, methods
+from fedjax_ssl import federated, methods, models
 from fedjax_ssl.federated import FederatedOptimizer, compose
 from fedjax_ssl.methods.around.slow_clients import slow_clients
 from fedjax_ssl.testing import PROMISES, check_method, promises
@@ -146,6 +146,56 @@ def test_first_stage_is_labels_only_federated_averaging(case: Trial) -> None:
     chex.assert_trees_all_equal(first.params, one)
     second, _ = toy.run(case.round, key(), first, case.data, 1)
     assert float(optax.tree.norm(optax.tree.sub(second.params, two))) > 1e-4
+
+
+PARTS = ("head", "lora", "dense1,head")  # of `Model.part`, a case per mode
+
+
+def with_part(name: str, train: str, data: Any, **changes: Any) -> Any:
+    """The method of a case, on its toy network of which a part is trained."""
+    options = {"hidden": (8,), "lora_rank": 2, **cases.of(name).model}
+    shape = data.inputs.shape[1:]
+    model = models.build(
+        "mlp", num_classes=data.num_classes, input_shape=shape, train=train, **options
+    )
+    assert model.part is not None
+    bound = model.part.bind(model.part.start(key()))
+    setup = toy.setup(data, model=bound, augment=toy.jitter, **changes)
+    return methods.build(name, setup, **cases.of(name).settings)
+
+
+# Methods with a reason against a mode, and what they say.
+REFUSED = {
+    ("protofssl", "head"): "learns by features",
+    ("fedrep", "head"): "trains body apart",
+    ("fedtrans", "head"): "trains body apart",
+}
+
+
+@pytest.mark.parametrize("train", PARTS)
+@pytest.mark.parametrize("name", quick_are({"fedavg"}))
+def test_a_part_of_the_network_is_trained_alone(name: str, train: str) -> None:
+    """Traced, not computed: the state has what is trained, and nothing else."""
+    if (name, train) in REFUSED:
+        with pytest.raises(ValueError, match=REFUSED[name, train]):
+            with_part(name, train, federation("labels"))
+        return
+    data = federation(cases.build(name, federation("labels")).needs[0])
+    method = with_part(name, train, data)
+    start = jax.eval_shape(method.init, key(), data)
+    after, _ = jax.eval_shape(method.round, key(), start, data)
+    chex.assert_trees_all_equal_shapes_and_dtypes(start, after)
+    names = jax.tree_util.tree_leaves_with_path(start.params)
+    assert not [path for path, _ in names if "dense1" in str(path) and train == "head"]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("train", PARTS)
+def test_a_trained_part_keeps_the_promises(train: str) -> None:
+    build = functools.partial(with_part, "fixmatch", train)
+    trial = promises.trial_of(build, cases.special("fixmatch"), federation)
+    for promise in PROMISES:
+        promise(trial)
 
 
 @pytest.mark.thorough

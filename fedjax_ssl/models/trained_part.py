@@ -48,6 +48,7 @@ class TrainedPart(NamedTuple):
     of: Callable[[Callable[[Model], Model]], Model]
     # ^ the same part of another network, which a function makes of the whole one
     parameters: int  # of the whole network
+    moves_features: bool  # whether anything that is trained comes before the features
 
 
 def part_of(
@@ -168,6 +169,7 @@ def part_of(
         whole=whole,
         of=lambda change: part_of(change(model), *how),
         parameters=sum(leaf.size for leaf in shapes.values()),
+        moves_features=train != HEAD,
     )
     return own._replace(part=part)
 

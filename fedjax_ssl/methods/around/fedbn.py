@@ -156,8 +156,8 @@ def _places(recipe: Recipe) -> Places:
     if not found:
         raise ValueError(
             "fedbn keeps normalization layers at the clients, and none can be found in this "
-            "network; use one that has some, for example config.model.norm=bn of a network that "
-            "takes it, or another personalization"
+            "network, or none is trained (config.model.train); use one that has some, for example "
+            "config.model.norm=bn of a network that takes it, or another personalization"
         )
     split = jax.eval_shape(groups.split, network)
     parts = {group: list(flatten_dict(tree)) for group, tree in split.items()}
