@@ -197,7 +197,8 @@ def note_loss(built: Built) -> None:
         calls.append(None)
         return cross_entropy(logits, targets)
 
-    method = build_method(experiment, federation, built.execution, loss=heard)
+    how = (experiment, federation, built.execution)
+    method = build_method(*how, loss=heard, network=built.network)
     key = jax.random.key(0)
     if not method.on_host:
         jax.eval_shape(lambda: method.round(key, method.init(key, federation), federation))
