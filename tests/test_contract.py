@@ -148,7 +148,7 @@ def test_first_stage_is_labels_only_federated_averaging(case: Trial) -> None:
     assert float(optax.tree.norm(optax.tree.sub(second.params, two))) > 1e-4
 
 
-PARTS = ("head", "lora", "dense1,head")  # of `Model.part`, a case per mode
+PARTS = ("head", "lora", "dense1,*head")  # of `Model.part`, a case per mode
 
 
 def with_part(name: str, train: str, data: Any, **changes: Any) -> Any:
