@@ -86,7 +86,7 @@ def test_the_model_predicts_and_starts_another_run_of_the_whole_network(folder, 
     assert sizes(arrays) == REST + 128 * 10 + 10
     for place in (folder, path):
         for train in ("all", "head"):
-            start = {"start_from": str(place), "model.train": train}
+            start = {"start_from": str(place), "model.train": train, "model.lora_rank": 4}
             fs.run(config(1, **start), tmp_path / f"{train}{place.suffix}", quiet=True)
     both = (Checkpoints(tmp_path / f"all{end}").arrays(1) for end in ("", ".safetensors"))
     first, second = both
