@@ -31,7 +31,11 @@ METHODS: dict[str, dict[str, Any]] = {
     "XCLP": {"method.name": "xclp"},
     "FixMatch": {"method.name": "fixmatch"},
     "ProtoFSSL, mean prototypes": {"method.name": "protofssl", **PROTOTYPES},
-    "FedMatch": {"method.name": "fedmatch", "method.l2_weight": 0.03},
+    "FedMatch": {
+        "method.name": "fedmatch",
+        "method.l2_weight": 0.03,
+        "method.lr_schedule": "none",
+    },
 }
 WHY = {"XCLP": "refused: codes leave the client", "FedMatch": "refused: helpers' models leave it"}
 # Prototypes of this network are means of its inputs: they need no rounds of training, and most of
@@ -51,7 +55,7 @@ DP_SGD = {
     "data.mean": MEAN,
     "data.std": STD,
     "federated.weighting": "uniform",
-    "optimizer.learning_rate": 0.1,
+    "optimizer.learning_rate": 0.005,
 }
 
 

@@ -35,6 +35,7 @@ from fedjax_ssl.federated.setup import Setup
 from fedjax_ssl.federated.uploads.privacy import Sampled
 from fedjax_ssl.federated.uploads.transform import UploadTransform
 from fedjax_ssl.keys import named_key
+from fedjax_ssl.objectives.cross_entropy import batch_mean
 
 # Deviations of the number of drawn examples for which there are slots beyond its mean.
 _DEVIATIONS = 5
@@ -203,7 +204,7 @@ def with_noisy_gradients(
         private = optax.contrib.differentially_private_aggregate(clip, noise, key)
         mean, _ = private.update(slopes, private.init(at.weights))
         rescaled = jax.tree.map(lambda x: x * (slots / batch_size), mean)
-        logged = jnp.sum(jnp.where(counts, loss, 0.0)) / jnp.maximum(jnp.sum(counts), 1)
+        logged = batch_mean(loss, counts)
         outputs = jax.tree.map(lambda x: x[:, 0], losses.outputs)
         one = jax.tree.map(lambda x: x[0], losses)
         return logged, rescaled, one._replace(outputs=outputs)

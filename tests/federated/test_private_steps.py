@@ -20,6 +20,7 @@ from fedjax_ssl.federated.private_steps import (
 )
 from fedjax_ssl.methods.around.slow_clients import slow_clients
 from fedjax_ssl.models import Outputs
+from fedjax_ssl.objectives.cross_entropy import batch_mean
 from fedjax_ssl.testing import promises
 from tests import toy
 from tests.methods import cases
@@ -57,7 +58,7 @@ def gradient_of(rows: Any, mask: Any, noise: float, key: jax.Array) -> tuple[Any
     def run(at: LocalStep, weights: Any, terms: Any, earlier: Any) -> Losses:
         batch = at.inputs.streams["labelled"]
         each = batch.inputs @ weights[0]
-        loss = jnp.sum(each, where=batch.mask) / jnp.maximum(jnp.sum(batch.mask), 1)
+        loss = batch_mean(each, batch.mask)
         outputs = {"view": Outputs(each[:, None], each[:, None], None)}
         return Losses({"loss": loss}, {}, jnp.zeros(0), outputs)
 
