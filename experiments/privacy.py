@@ -28,7 +28,7 @@ PROTOTYPES = {
 }
 METHODS: dict[str, dict[str, Any]] = {
     "FedAvg": {"method.name": "fedavg"},
-    "XCLP": {"method.name": "xclp"},
+    "XCLP": {"method.name": "xclp", "method.warmup_rounds": 5},
     "FixMatch": {"method.name": "fixmatch"},
     "ProtoFSSL, mean prototypes": {"method.name": "protofssl", **PROTOTYPES},
     "FedMatch": {
