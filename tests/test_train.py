@@ -97,6 +97,7 @@ def test_a_whole_number_setting_cannot_be_traced(keys):
         train(keys[0], {"method.num_neighbors": jnp.asarray(3)})
 
 
+@pytest.mark.thorough
 def test_a_private_run_has_epsilon_and_ends_with_its_budget(keys):
     pytest.importorskip("dp_accounting")
     given = {"name": "gaussian", "accountant": "rdp", "delta": 0.01, "noise": 1.5, "epsilon": 3.0}

@@ -18,6 +18,7 @@ from flax.traverse_util import flatten_dict
 from fedjax_ssl import config as configs
 from fedjax_ssl import data, models, processor
 from fedjax_ssl.config import ConfigError, naming
+from fedjax_ssl.config.sections import SECTIONS
 from fedjax_ssl.errors import ConfigNote, check_known
 from fedjax_ssl.folder.files import bytes_in_words
 from fedjax_ssl.models.pretrained import EXPORT
@@ -179,7 +180,7 @@ def make_tiny(config: ml_collections.ConfigDict) -> None:
     config.model.name = _SHALLOW.get(config.model.name, config.model.name)
     network = models.options(config.model.name)
     for option in configs.options(config.model):
-        if option not in network:
+        if option not in (*network, *SECTIONS["model"]):
             config.model[option] = None
     if "widen" in network:
         config.model.widen = 1

@@ -57,13 +57,13 @@ def test_it_is_that_of_the_kept_form_and_of_large_arrays_reads_blocks(tmp_path, 
     kept(tmp_path / "kept", lambda: DATASET)
     assert fingerprint(load_converted(tmp_path / "kept")) == whole
     monkeypatch.setattr(of, "_LEAST", 24)
-    some = of._digest([SPLIT.x], most=240)
-    assert some == of._digest([SPLIT.x.copy()], most=240) != of._digest([SPLIT.x])
-    assert {of._digest([other("x", row).train.x], most=240) == some for row in range(1, 40)} == {
+    some = of.of_arrays([SPLIT.x], most=240)
+    assert some == of.of_arrays([SPLIT.x.copy()], most=240) != of.of_arrays([SPLIT.x])
+    assert {of.of_arrays([other("x", row).train.x], most=240) == some for row in range(1, 40)} == {
         True,
         False,
     }
-    assert some != of._digest([other("x", 39).train.x], most=240)  # the last block is the end
+    assert some != of.of_arrays([other("x", 39).train.x], most=240)  # the last block is the end
 
 
 def test_files_are_known_by_what_they_hold(tmp_path):

@@ -149,6 +149,7 @@ RULES = {
     "all": ({"labelled_clients": 4}, "xclp,per_client"),
     "per_client": ({"labels": 3}, "fedsem,per_client"),
     "per_class": ({"labels": 1}, "fixmatch,per_class"),
+    "total_per_class": ({"labels": 3}, "fedsem,per_client"),
     "circulant": ({"label_counts": (3, 2, 0, 0, 0, 0, 0, 0, 0, 1)}, "fedsem,per_client"),
     "fraction": ({"fraction": 0.2}, "fedsem,per_client"),
     "total": ({"labels": 30}, "fedsem,per_client"),
