@@ -2,7 +2,7 @@
 it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -18,10 +18,10 @@ from fedjax_ssl.federated.client_states import all_clients, first_states, part_o
 from fedjax_ssl.federated.cohort import Cohort
 from fedjax_ssl.federated.execution import Execution
 from fedjax_ssl.federated.late import nothing_yet
+from fedjax_ssl.federated.leaves import what_leaves
 from fedjax_ssl.federated.local_optimizer import over_layers
 from fedjax_ssl.federated.local_training import LocalTraining
 from fedjax_ssl.federated.method import (
-    AtClient,
     AtServer,
     Method,
     Metrics,
@@ -40,7 +40,7 @@ from fedjax_ssl.federated.setup import KEEP_BY, WEIGHTINGS, Setup
 from fedjax_ssl.federated.steps_ahead import check_of, kinds_of, who_trains
 from fedjax_ssl.federated.traffic import Count
 from fedjax_ssl.federated.uploads import sums
-from fedjax_ssl.federated.uploads.transform import REPORTED, UploadTransform, chain, check_covers
+from fedjax_ssl.federated.uploads.transform import UploadTransform, chain, check_covers
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.models import Outputs
 
@@ -197,37 +197,6 @@ def _told(
 ) -> list[str]:
     """`Method.check` that also says this."""
     return [*said, *([] if check is None else check(data))]
-
-
-def what_leaves(recipe: Recipe) -> dict[str, Sequence[str]]:
-    """Return what leaves clients, as `check_covers` takes it."""
-    setup = recipe.setup
-    if setup.federated_optimizer.alone:
-        return {}
-    network, model_state = jax.eval_shape(setup.model.init, jax.random.key(0))
-    reported = setup.federated_optimizer.sends(jax.eval_shape(recipe.groups.split, network)).up
-    kinds = [kind for stage in recipe.stages for kind in kinds_of(stage)]
-    plain = AtClient()
-    means = {}
-    terms = {}
-    for term in (term for kind in kinds for term in kind.terms):
-        what = f"what the term {term.name!r} uploads" + f" ({term.sends})" * bool(term.sends)
-        averages = term.client.average is not plain.average
-        if averages and term.client.in_sum:
-            means[term.name] = f"the mean of {what}"
-        if term.client.collect is not plain.collect or (averages and not term.client.in_sum):
-            terms[term.name] = what
-    weighed = setup.weighting != "uniform" or any(kind.weigh is not None for kind in kinds)
-    return {
-        "update": ["updates"],
-        "statistics": ["batch statistics"] * bool(jax.tree.leaves(model_state)),
-        "optimizer": ["states of optimizers"] * setup.average_optimizer,
-        "weight": ["their weights in the average"] * weighed,
-        "terms": [terms[name] for name in sorted(terms)],
-        "means": [means[name] for name in sorted(means)],
-        "beside": list(recipe.sends),
-        **(REPORTED if reported else {}),
-    }
 
 
 def _with_options(recipe: Recipe) -> tuple[Stage, ...]:

@@ -65,6 +65,15 @@ from fedjax_ssl.federated.uploads.transform import is_finite
 from fedjax_ssl.graph.weighting import class_counts
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.consistency import judge_unlabelled
+from fedjax_ssl.methods.parts.prototype_bank import (
+    PrototypeBank,
+    PrototypeSets,
+    choose_helpers,
+    empty_bank,
+    finite_sets,
+    newest_sets,
+    push,
+)
 from fedjax_ssl.methods.parts.settings import Count, CountOrZero, Positive, Weight
 from fedjax_ssl.methods.parts.static_batch_norm import with_static_batch_norm
 from fedjax_ssl.methods.parts.terms import augmented_view
@@ -234,13 +243,6 @@ def protofssl(setup: Setup, settings: ProtoFSSL) -> Recipe:
 # One round: what is sent, learned, stored and logged
 
 
-class PrototypeSets(NamedTuple):
-    """Class prototypes of several clients; a set without any class is an empty slot."""
-
-    centers: Float[Array, "*sets K d"]
-    present: Bool[Array, "*sets K"]
-
-
 class WeighedPrototypes(NamedTuple):
     """What a client sends where prototypes are added up; sums of it give their mean."""
 
@@ -253,13 +255,6 @@ class Helpers(NamedTuple):
 
     sets: PrototypeSets  # [H, K, d]; all absent where they are not needed
     active: Bool[Array, ""]  # unlabelled examples are learned from in this round
-
-
-class PrototypeBank(NamedTuple):
-    """A ring buffer of rounds, the newest first."""
-
-    sets: PrototypeSets  # [B, p, K, d]
-    owner: Int[Array, "B p"]  # client id
 
 
 class State(NamedTuple):
@@ -726,91 +721,6 @@ def labelled_prototypes(
     bound = min(max(setup.max_labelled, 1), client.rows.shape[0])
     embeddings = map_rows(embed, inputs, client.rows[:bound], setup.evaluation_batch_size)
     return objectives.class_prototypes(embeddings, client.observed[:bound], setup.num_classes)[0]
-
-
-# The prototypes that clients uploaded in the last rounds, and the helpers that are chosen among
-# them
-
-
-def empty_bank(rounds: int, slots: int, num_classes: int, num_features: int) -> PrototypeBank:
-    """Return a bank in which nothing was stored yet."""
-    shape = (rounds, slots, num_classes)
-    centers = jnp.zeros((*shape, num_features), jnp.result_type(float))
-    return PrototypeBank(
-        PrototypeSets(centers, jnp.zeros(shape, bool)), jnp.zeros(shape[:2], jnp.int32)
-    )
-
-
-def push(
-    bank: PrototypeBank, uploads: PrototypeSets, owner: Int[Array, " p"], kept: Bool[Array, " p"]
-) -> PrototypeBank:
-    """Store the uploads of a round in place of the oldest round.
-
-    A set with a value that is not finite is left out as a whole. If no set is left, the bank stays
-    as it is.
-
-    Args:
-        bank: before the round.
-        uploads: [p, K, d].
-        owner: client ids.
-        kept: which clients took part and were not dropped.
-    """
-    present = uploads.present & (kept & finite_sets(uploads))[:, None]
-    centers = jnp.where(present[:, :, None], uploads.centers, 0.0).astype(bank.sets.centers.dtype)
-    newest = PrototypeBank(PrototypeSets(centers, present), owner)
-    moved = jax.tree.map(lambda new, old: jnp.concatenate([new[None], old[:-1]]), newest, bank)
-    return jax.tree.map(lambda new, old: jnp.where(jnp.any(present), new, old), moved, bank)
-
-
-def finite_sets(sets: PrototypeSets) -> Bool[Array, "*sets"]:
-    """Return which sets have finite prototypes of all the classes that they have."""
-    finite = jnp.all(jnp.isfinite(sets.centers), axis=-1)
-    return jnp.all(finite | ~sets.present, axis=-1)
-
-
-def newest_sets(bank: PrototypeBank, rounds: int, filled_from: int | None = None) -> PrototypeSets:
-    """Return the sets of the newest rounds, [rounds * p, K, d]; classes that a set lacks are filled
-    from the others.
-
-    Args:
-        bank: what was uploaded.
-        rounds: whose sets they are.
-        filled_from: rounds whose means fill them, at least as many; the same by default.
-    """
-    held = jax.tree.map(lambda x: x[: filled_from or rounds].reshape(-1, *x.shape[2:]), bank.sets)
-    centers, known = objectives.fill_missing_prototypes(held.centers, held.present)
-    filled = jnp.any(held.present, axis=1, keepdims=True) & known
-    newest = PrototypeSets(jnp.where(filled[:, :, None], centers, 0.0), filled)
-    return jax.tree.map(lambda x: x[: rounds * bank.owner.shape[1]], newest)
-
-
-def choose_helpers(
-    key: Key[Array, ""], bank: PrototypeBank, rounds: int, num_helpers: int
-) -> PrototypeSets:
-    """Draws helpers among the sets of the newest rounds, uniformly without replacement.
-
-    Args:
-        key: the draw follows from it, from client ids and from the age of a set, not from slots.
-        bank: what was uploaded.
-        rounds: how many of its rounds are candidates.
-        num_helpers: H at most; all candidates if there are not more.
-
-    Returns:
-        [min(H, rounds * p), K, d], empty slots included.
-    """
-    candidates = newest_sets(bank, rounds)
-    if num_helpers >= candidates.present.shape[0]:
-        return candidates
-    ids = bank.owner[:rounds]
-    age = jnp.broadcast_to(jnp.arange(rounds, dtype=jnp.int32)[:, None], ids.shape)
-    keys = jax.vmap(lambda a, i: jax.random.fold_in(jax.random.fold_in(key, a), i))(
-        age.reshape(-1), ids.reshape(-1)
-    )
-    # 24 bits, which float32 holds exactly.
-    priority = (jax.vmap(jax.random.bits)(keys) >> 8).astype(jnp.float32)
-    counted = jnp.any(candidates.present, axis=1)
-    _, chosen = jax.lax.top_k(jnp.where(counted, priority, -1.0), num_helpers)
-    return jax.tree.map(lambda x: x[jnp.sort(chosen)], candidates)
 
 
 # Episodes: local steps on a few examples of every class, as prototypical networks train (Snell,

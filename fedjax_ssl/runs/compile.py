@@ -123,8 +123,7 @@ def static_part(config: Any) -> str:
 class Program:
     """The compiled functions of a run: `init`, `advance` and `predict`.
 
-    Each is compiled when it is first called, once for all runs of the process with the same code
-    and shapes.
+    Each is compiled at its first call, once for all runs of the process with one code and shapes.
 
     Attributes:
         built: what the run is made of.
@@ -597,6 +596,5 @@ def _explaining_memory() -> Iterator[None]:
                 "a kernel of XLA's products needs more shared memory than this GPU has. "
                 f"XLA_FLAGS=--xla_gpu_enable_triton_gemm=false goes without them. {said}"
             ) from error
-        raise OutOfMemory(
-            f"the device has not enough memory for a round. Lower {_LOWER}. {said}"
-        ) from error
+        needs = "the device has not enough memory for a round"
+        raise OutOfMemory(f"{needs}. Lower {_LOWER}. {said}") from error

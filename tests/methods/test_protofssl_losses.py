@@ -10,16 +10,18 @@ import pytest
 
 from fedjax_ssl import models
 from fedjax_ssl.methods import protofssl
-from fedjax_ssl.methods.protofssl import ProtoFSSL, PrototypeSets, empty_bank
+from fedjax_ssl.methods.parts import prototype_bank
+from fedjax_ssl.methods.parts.prototype_bank import PrototypeSets, empty_bank
+from fedjax_ssl.methods.protofssl import ProtoFSSL
 
 # Compiled: one program is quicker than many operations.
 query_loss = jax.jit(protofssl.query_loss, static_argnames="settings")
 unlabelled_loss = jax.jit(protofssl.unlabelled_loss, static_argnames="settings")
 pseudo_labels = jax.jit(protofssl.pseudo_labels, static_argnames="settings")
 mean_log_probs = jax.jit(protofssl.mean_log_probs, static_argnames="distance")
-push = jax.jit(protofssl.push)
-newest_sets = jax.jit(protofssl.newest_sets, static_argnums=(1, 2))
-choose_helpers = jax.jit(protofssl.choose_helpers, static_argnames=("rounds", "num_helpers"))
+push = jax.jit(prototype_bank.push)
+newest_sets = jax.jit(prototype_bank.newest_sets, static_argnums=(1, 2))
+choose_helpers = jax.jit(prototype_bank.choose_helpers, static_argnames=("rounds", "num_helpers"))
 
 LOCAL = np.array([[1.0, 1, 0, 0], [0, 2, 2, 0], [3, 1, 1, 1]])
 LABELLED = np.array([[1.0, 0, 0, 1], [2, 2, 1, 1]])

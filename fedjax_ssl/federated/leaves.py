@@ -1,0 +1,41 @@
+"""What leaves the clients of a recipe, for what has to cover it: privacy, sums, late uploads."""
+
+from collections.abc import Sequence
+
+import jax
+
+from fedjax_ssl.federated.method import AtClient
+from fedjax_ssl.federated.recipe import Recipe
+from fedjax_ssl.federated.steps_ahead import kinds_of
+from fedjax_ssl.federated.uploads.transform import REPORTED
+
+
+def what_leaves(recipe: Recipe) -> dict[str, Sequence[str]]:
+    """Return what leaves clients, as `check_covers` takes it."""
+    setup = recipe.setup
+    if setup.federated_optimizer.alone:
+        return {}
+    network, model_state = jax.eval_shape(setup.model.init, jax.random.key(0))
+    reported = setup.federated_optimizer.sends(jax.eval_shape(recipe.groups.split, network)).up
+    kinds = [kind for stage in recipe.stages for kind in kinds_of(stage)]
+    plain = AtClient()
+    means = {}
+    terms = {}
+    for term in (term for kind in kinds for term in kind.terms):
+        what = f"what the term {term.name!r} uploads" + f" ({term.sends})" * bool(term.sends)
+        averages = term.client.average is not plain.average
+        if averages and term.client.in_sum:
+            means[term.name] = f"the mean of {what}"
+        if term.client.collect is not plain.collect or (averages and not term.client.in_sum):
+            terms[term.name] = what
+    weighed = setup.weighting != "uniform" or any(kind.weigh is not None for kind in kinds)
+    return {
+        "update": ["updates"],
+        "statistics": ["batch statistics"] * bool(jax.tree.leaves(model_state)),
+        "optimizer": ["states of optimizers"] * setup.average_optimizer,
+        "weight": ["their weights in the average"] * weighed,
+        "terms": [terms[name] for name in sorted(terms)],
+        "means": [means[name] for name in sorted(means)],
+        "beside": list(recipe.sends),
+        **(REPORTED if reported else {}),
+    }
