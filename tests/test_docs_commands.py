@@ -228,6 +228,8 @@ def understand(said: Said) -> None:
         assert cli.main(list(said.words)) == 0
 
 
+@pytest.mark.thorough
+@pytest.mark.promise
 def test_every_command_is_understood(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["new", "my_study"])
     wrong = []

@@ -276,6 +276,8 @@ def test_every_augmentation_gets_images_of_clients_in_the_range_of_stored_values
     assert np.abs(views.reshape(2, -1).mean(axis=1)).max() < 3
 
 
+@pytest.mark.thorough
+@pytest.mark.promise
 def test_a_trained_model_standardizes_by_the_client_that_is_named(tmp_path):
     settings = {
         "data.standardize": "client",

@@ -20,6 +20,8 @@ ROUNDS = 3
 BATCH = 4
 
 
+@pytest.mark.thorough
+@pytest.mark.promise
 def test_fedavg_with_local_steps_is_a_plain_loop(folder):  # noqa: F811
     settings = {
         "data.path": str(folder),

@@ -49,6 +49,8 @@ def test_it_does_not_go_on_with_other_data_and_says_what_differs(tmp_path):
     assert start(tmp_path, 2)["data"] == first["data"] == json.loads(stored)["data"]
 
 
+@pytest.mark.thorough
+@pytest.mark.promise
 def test_data_that_moved_with_their_run_are_known_by_content(tmp_path):
     write(tmp_path / "t.npz")
     start(tmp_path, 1)
@@ -68,6 +70,8 @@ def test_data_that_moved_with_their_run_are_known_by_content(tmp_path):
         start(tmp_path, 2)
 
 
+@pytest.mark.thorough
+@pytest.mark.promise
 def test_a_run_of_before_goes_on_with_a_note(tmp_path):
     write(tmp_path / "t.npz")
     start(tmp_path, 1)

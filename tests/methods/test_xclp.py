@@ -130,6 +130,8 @@ def test_the_labels_of_clients_lost_after_the_scores_count() -> None:
     assert infos["codes"]["confidence_correct"] != infos["scores"]["confidence_correct"]
 
 
+@pytest.mark.thorough
+@pytest.mark.promise
 def test_exact_cosines_are_what_many_bits_come_to() -> None:
     run = toy.setup(DATA)
     shared = {"num_neighbors": 3, "graph_features": "inputs"}

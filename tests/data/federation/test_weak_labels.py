@@ -213,6 +213,8 @@ def test_own_coarse_labels_with_and_without_a_matrix() -> None:
     )
 
 
+@pytest.mark.thorough
+@pytest.mark.promise
 def test_clients_in_turn_have_label_spaces_of_their_own() -> None:
     data = draw("coarse", correspondence="shape,parity", num_clients=3)
     assert data.coarse_names == ("curved / even", "straight / odd", "both")

@@ -54,6 +54,8 @@ def test_every_result_is_a_padded_crop_and_all_occur(name, options, mode):
         assert len(seen) == (50 if name == "crop_flip" else 25)
 
 
+@pytest.mark.thorough
+@pytest.mark.promise
 def test_flamby_changes_every_second_image_within_its_bounds():
     quarters = np.full((400, 128, 128, 1), 128, np.uint8)
     quarters[:, :64, 64:], quarters[:, 64:, :64] = 98, 158
