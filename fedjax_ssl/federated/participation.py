@@ -27,7 +27,7 @@ from fedjax_ssl.federated.messages import Arrivals, Sums
 from fedjax_ssl.federated.method import Client, Metrics, Now, RoundContext, Schedule
 from fedjax_ssl.federated.optimizers import mean_scale
 from fedjax_ssl.federated.setup import Facts
-from fedjax_ssl.federated.uploads.transform import UploadTransform
+from fedjax_ssl.federated.uploads.transform import UploadTransform, uncovered
 from fedjax_ssl.keys import named_key
 
 # When a client drops out: before it sends anything; once its codes were compared; once scores were
@@ -270,7 +270,7 @@ class Participation(NamedTuple):
                     f"config.participation.{setting} is for clients that move one common model "
                     "(config.federated.name)"
                 )
-            _refuse(setting, {part: sent[part] for part in sent if part not in _MAY_BE_LATE})
+            _refuse(setting, uncovered(sent, _MAY_BE_LATE))
         if self.weights != "renormalise":
             _refuse("weights", {"report": sent.get("report", ())})
 

@@ -32,8 +32,8 @@ from fedjax_ssl.federated.packing import Packed
 from fedjax_ssl.federated.recipe import Recipe
 from fedjax_ssl.federated.sampler import labelled_epochs
 from fedjax_ssl.federated.setup import Setup
-from fedjax_ssl.federated.uploads.privacy import Sampled
-from fedjax_ssl.federated.uploads.transform import UploadTransform
+from fedjax_ssl.federated.uploads.privacy import Sampled, refuse_alone
+from fedjax_ssl.federated.uploads.transform import UploadTransform, uncovered
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.objectives.cross_entropy import batch_mean
 
@@ -227,17 +227,13 @@ def _refuse(recipe: Recipe, leaves: Mapping[str, Sequence[str]]) -> None:
                 "labelled examples one by one; use config.method.name=fedavg, without "
                 "config.around and config.personalize"
             )
-    if setup.federated_optimizer.alone:
-        raise ConfigError(
-            f"{begin}with config.federated.name='local' nothing leaves a client; leave one of them "
-            "out"
-        )
+    refuse_alone(setup, begin)
     if leaves["weight"]:
         raise ConfigError(
             f"{begin}clients have weights in the average that follow from their data; use "
             "config.federated.weighting=uniform"
         )
-    more = [name for part, names in leaves.items() if part not in _COVERS for name in names]
+    more = [name for names in uncovered(leaves, _COVERS).values() for name in names]
     if more:
         raise ConfigError(
             f"{begin}also {', '.join(more)} would leave the clients; use another method, or a "

@@ -23,13 +23,14 @@ from fedjax_ssl.errors import ConfigError
 from fedjax_ssl.federated.messages import Sums, Upload
 from fedjax_ssl.federated.method import ClientResult, RoundContext
 from fedjax_ssl.federated.optimizers import Grouped
-from fedjax_ssl.federated.uploads.transform import UploadTransform
+from fedjax_ssl.federated.uploads.transform import UploadTransform, uncovered
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.registry import Registry
 
 if TYPE_CHECKING:
     from fedjax_ssl.federated.private_steps import DPSGD
     from fedjax_ssl.federated.recipe import Recipe
+    from fedjax_ssl.federated.setup import Setup
 
 PyTree = Any
 ACCOUNTANTS = ("pld", "rdp")
@@ -272,6 +273,20 @@ def moved(norm: Float[Array, ""], share: Float[Array, ""], settings: Gaussian) -
     return norm * jnp.exp(-settings.clip_rate * (share - settings.quantile))
 
 
+def refuse_alone(setup: "Setup", begin: str) -> None:
+    """Raise ValueError where there is nothing to protect, as clients send nothing.
+
+    Args:
+        setup: of the run.
+        begin: of the sentence, what protects what.
+    """
+    if setup.federated_optimizer.alone:
+        raise ConfigError(
+            f"{begin}with config.federated.name='local' nothing leaves a client; leave one of them "
+            "out"
+        )
+
+
 def refuse_leaks(recipe: "Recipe", leaves: Mapping[str, Sequence[str]]) -> None:
     """Raise ValueError for a method of which more becomes known than the noisy sum of updates.
 
@@ -281,11 +296,7 @@ def refuse_leaks(recipe: "Recipe", leaves: Mapping[str, Sequence[str]]) -> None:
     """
     setup = recipe.setup
     begin = "config.privacy.name='gaussian' protects the sum of the clients' updates, but "
-    if setup.federated_optimizer.alone:
-        raise ConfigError(
-            f"{begin}with config.federated.name='local' nothing leaves a client; leave one of them "
-            "out"
-        )
+    refuse_alone(setup, begin)
     if setup.federated_optimizer.groups.number > 1:
         raise ConfigError(
             f"{begin}this federated optimizer makes a model of every group, whose few clients the "
@@ -296,7 +307,7 @@ def refuse_leaks(recipe: "Recipe", leaves: Mapping[str, Sequence[str]]) -> None:
             f"{begin}clients of this method have weights in the average that follow from their "
             "data; use a method without weights of its own, and config.federated.weighting=uniform"
         )
-    more = [name for part, names in leaves.items() if part not in _COVERS for name in names]
+    more = [name for names in uncovered(leaves, _COVERS).values() for name in names]
     if more:
         instead = "another method or federated optimizer"
         if leaves["terms"] and recipe.in_sum:

@@ -7,7 +7,7 @@ whole upload, and gives back one of the same form. What travels beside the uploa
 client that one of its transforms does not name in `covers`.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import jax
@@ -121,8 +121,7 @@ def check_covers(transforms: Iterable[UploadTransform], sent: Mapping[str, Seque
         sent: what leaves clients, of `EVERYTHING` -> names of it.
     """
     for one in transforms:
-        left = {part: names for part, names in sent.items() if names and part not in one.covers}
-        if left:
+        if left := uncovered(sent, one.covers):
             covered = _listed(sorted(one.covers)) or "nothing"
             more = _listed([name for names in left.values() for name in names])
             parts = _listed([repr(part) for part in left])
@@ -131,6 +130,18 @@ def check_covers(transforms: Iterable[UploadTransform], sent: Mapping[str, Seque
                 "which it would leave unchanged. Use another method or federated optimizer, or a "
                 f"transform whose covers names {parts} too"
             )
+
+
+def uncovered(
+    sent: Mapping[str, Sequence[str]], covers: Collection[str]
+) -> dict[str, Sequence[str]]:
+    """Return what clients send beside what is covered.
+
+    Args:
+        sent: as `check_covers` takes it.
+        covers: names of `EVERYTHING`.
+    """
+    return {part: names for part, names in sent.items() if names and part not in covers}
 
 
 def _check_functions(transform: UploadTransform) -> None:

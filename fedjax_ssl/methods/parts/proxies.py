@@ -180,7 +180,7 @@ def with_projections(setup: Setup) -> Setup:
         rows = {"kernel": draw("rows", size, size)}
         return {**params, PROJECTIONS: {"features": features, "rows": rows}}, state
 
-    return setup._replace(model=Model(init, _ignoring_projections(model), *model[2:]))
+    return setup._replace(model=model._replace(init=init, apply=_ignoring_projections(model)))
 
 
 def _ignoring_projections(model: Model) -> Callable:
