@@ -24,7 +24,7 @@ from fedjax_ssl.folder.progress import Progress
 from fedjax_ssl.folder.resume import LENGTHS, PLACES, UNCOMPARED
 from fedjax_ssl.folder.run_folder import RunFolder
 from fedjax_ssl.folder.writers import WriterSettings, check_writers, open_writers
-from fedjax_ssl.runs import advice, fine_tuning, own_sources
+from fedjax_ssl.runs import advice, compiled_before, fine_tuning, own_sources
 from fedjax_ssl.runs.about_data import about_data
 from fedjax_ssl.runs.active import Run
 from fedjax_ssl.runs.callbacks import (
@@ -204,9 +204,11 @@ def _start(program: Program, folder: RunFolder | None, team: Team) -> _Start:
 def _tell(run: Run) -> None:
     """Say and write what is about to run."""
     say = run.progress.note
-    run.progress.start(
-        advice.describe_start(run.built, run.program.split, run.template, run.round, run.path)
-    )
+    told = advice.describe_start(run.built, run.program.split, run.template, run.round, run.path)
+    kept = run.compiled_before
+    if kept is not None and not run.over:
+        told["compiling"] = compiled_before.in_words(kept)
+    run.progress.start(told)
     for line in _notes(run):
         say(line)
     if run.folder is None:

@@ -2,6 +2,9 @@
 ordinary run folders.
 """
 
+import json
+import re
+
 import jax
 import numpy as np
 import pytest
@@ -9,6 +12,7 @@ import pytest
 from fedjax_ssl import config as configs
 from fedjax_ssl import presets
 from fedjax_ssl.data.federation.federated_data import of_one_shape
+from fedjax_ssl.runs import compiled_before
 from fedjax_ssl.runs.loop import Point, run, run_batch
 from fedjax_ssl.runs.shared import Shared
 from tests.test_resume import rows_of
@@ -45,6 +49,16 @@ def test_another_seed_or_learning_rate_needs_no_other_program(alone):
     assert sum(kind == "block" for kind, *_ in shared.compiled) == 1
     one, other = (rows_of(folder / f"{seed}-{rate}")[-1]["test_loss"] for seed, rate in RUNS)
     assert one != other
+
+
+def test_what_compiling_took_is_said_to_the_next_run(alone, tmp_path, capsys):
+    _, shared = alone
+    run(experiment(), tmp_path, shared=shared)
+    assert re.search(r"^compiling +.*\d s.*kept", capsys.readouterr().out, re.MULTILINE)
+    program = shared.program(configs.resolve(experiment()))
+    noted = compiled_before.file_of(program.built, program.inputs, rounds=2)
+    # runs that found the program in their process noted nothing
+    assert all(seconds > 0.05 for seconds in json.loads(noted.read_text()).popitem()[1])
 
 
 @pytest.mark.thorough
