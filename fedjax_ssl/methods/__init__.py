@@ -257,7 +257,18 @@ def recommended(name: str) -> dict[str, Mapping[str, Any]]:
     """
     from fedjax_ssl.methods.parts.recommended import AT_CLIENTS
 
-    builder = METHODS.builder(name)
+    return _said_by_file(METHODS, name, "RECOMMENDED", {"per_client": AT_CLIENTS})
+
+
+def by_itself(part: str) -> str:
+    """Return why a part cannot stand beside others in a composition, as the table `BY_ITSELF` of
+    its file says it; "" where it can.
+    """
+    return _said_by_file(registry_of_part(part), part, "BY_ITSELF", "")
+
+
+def _said_by_file(registry: Registry[Any], name: str, table: str, default: Any) -> Any:
+    builder = registry.builder(name)
     # not an import: what is defined where no file is has no module
-    table = getattr(sys.modules.get(builder.__module__), "RECOMMENDED", {})
-    return table.get(getattr(builder, "__name__", name), {"per_client": AT_CLIENTS})
+    found = getattr(sys.modules.get(builder.__module__), table, {})
+    return found.get(getattr(builder, "__name__", name), default)

@@ -78,6 +78,7 @@ RECOMMENDED = {
         }
     }
 }
+BY_ITSELF = {"cbafed": "clients with labels and those without train in different ways in one round"}
 
 RESIDUAL = "global residual"  # of the state's terms: the model of the last global residual
 

@@ -27,7 +27,7 @@ from fedjax_ssl.federated.method import Broadcast, ClientResult, PyTree, RoundCo
 from fedjax_ssl.federated.recipe import in_words
 from fedjax_ssl.federated.sampler import known_epochs, labelled_epochs, paired_batches, passes
 from fedjax_ssl.federated.uploads.transform import UploadTransform
-from fedjax_ssl.methods import METHODS, OF_PARTS, TERMS, registry_of_part, short
+from fedjax_ssl.methods import METHODS, OF_PARTS, TERMS, by_itself, registry_of_part, short
 from fedjax_ssl.methods.mixed import PropagatedLabels, propagated_term
 from fedjax_ssl.methods.parts.channel_terms import KNOWN, channel_term, own_channel
 from fedjax_ssl.methods.parts.consistency import LABELLED, UNLABELLED
@@ -57,18 +57,6 @@ _LOSS_OF = {
     "channel": set(KNOWN),
     "sets": {"sets"},
     "coarse": {"coarse"},
-}
-
-
-# Methods that are no part beside others, whatever their settings, and why.
-_BY_ITSELF = {
-    "alone": "its clients are never averaged",
-    "cbafed": "clients with labels and those without train in different ways in one round",
-    "fedmatch": "its parameters are two groups, each of which losses of its own move",
-    "fedrep": "every client keeps a head of its own",
-    "fedrgd": "its federated optimizer averages in groups of clients",
-    "fedtrans": "its clients train in a first stage alone, the server in a second one",
-    "fl2": "its local steps look ahead, and are two passes each",
 }
 
 
@@ -280,11 +268,11 @@ def compose(
             f"{', '.join(names)}"
         )
     if len(names) > 1:
-        for name in names:
-            if name in _BY_ITSELF:
+        for part in parts:
+            if reason := by_itself(part):
                 raise ValueError(
-                    f"the part {name!r} cannot be composed with others: {_BY_ITSELF[name]}; leave "
-                    f"it out of parts, or run it by itself with --method.name={name}"
+                    f"the part {part!r} cannot be composed with others: {reason}; leave it out of "
+                    f"parts, or run it by itself with --method.name={part}"
                 )
     recipes = [_part(part, setup, sections.get(short(part), {})) for part in parts]
     if grown := [one.setup.model for one in recipes if one.setup.model is not setup.model]:

@@ -36,6 +36,8 @@ from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import Recipe, Setup, local
 from fedjax_ssl.methods.parts.two_stages import labelled_stage
 
+BY_ITSELF = {"alone": "its clients are never averaged"}
+
 
 def fedavg(setup: Setup) -> Recipe:
     """FedAvg (or whatever federated optimizer the run names) on labelled examples of clients that

@@ -99,6 +99,7 @@ RECOMMENDED = {
         "server": {**_FIELDS, "method.unlabelled_batch_size": 20},
     }
 }
+BY_ITSELF = {"fedmatch": "its parameters are two groups, each of which losses of its own move"}
 
 TERM = "fedmatch"
 SIGMA = "sigma"
@@ -291,9 +292,8 @@ def fedmatch(setup: Setup, settings: FedMatch) -> Recipe:
         "client": lambda one: _remembered(one).plateau.factor,
         "global": lambda one: one.sent[TERM].rate,
     }
-    terms = (_unsupervised(setup, settings),)
     rate = rates.get(settings.lr_schedule)
-    stage = Stage(terms, sampler, labelled_quota="any", rate=rate)
+    stage = Stage((_unsupervised(setup, settings),), sampler, labelled_quota="any", rate=rate)
     supervised = supervised_term(setup)._replace(
         weight=settings.supervised_weight, group=settings.parts[0]
     )

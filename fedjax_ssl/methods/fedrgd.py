@@ -100,6 +100,7 @@ RECOMMENDED = {
         "per_client": {**AT_CLIENTS, **_FIELDS, "method.labels": "client"},
     }
 }
+BY_ITSELF = {"fedrgd": "its federated optimizer averages in groups of clients"}
 
 # of an epoch in the code, whose runs are nominally 1024 epochs; "fast" ones end after 200
 NOMINAL_STEPS = 1024

@@ -44,6 +44,7 @@ RECOMMENDED = {
         }
     }
 }
+BY_ITSELF = {"fedtrans": "its clients train in a first stage alone, the server in a second one"}
 
 
 @checked
