@@ -27,7 +27,8 @@ def layers(tree):
     return blocks | {"head": {"kernel": tree["8"].T}}
 
 
-@pytest.mark.parametrize("scenario", ["lc", pytest.param("ls", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("scenario", [pytest.param("lc", marks=pytest.mark.promise), "ls"])
 def test_weights_costs_and_rates_are_those_of_the_code(monkeypatch, scenario):
     said = fixture(f"fedmatch_{scenario}")
     at_server = scenario == "ls"

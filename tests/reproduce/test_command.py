@@ -257,7 +257,8 @@ def test_a_mistake_gets_one_message(paper, capsys, arguments, message):
 
 
 @pytest.mark.filterwarnings("ignore::fedjax_ssl.errors.ConfigNote")
-@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("every", [pytest.param(False, marks=pytest.mark.promise), True])
 def test_every_cell_has_a_config(every):
     for table in load_tables().values():
         for scale in SCALES:

@@ -71,6 +71,8 @@ def written(path, arrays):
     return str(path)
 
 
+@pytest.mark.thorough
+@pytest.mark.promise
 def test_a_run_starts_where_another_ended_and_needs_it_no_more(source, shared, tmp_path):
     model = fs.load_run(source)
     kept = tmp_path / "kept"
