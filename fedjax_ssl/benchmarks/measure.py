@@ -22,7 +22,7 @@ from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import VECTORIZED_RUNS, Choice, ServerState, execute
 from fedjax_ssl.federated.method import Metrics
 from fedjax_ssl.runs.build import Experiment, build, federate
-from fedjax_ssl.runs.compile import compiled_program
+from fedjax_ssl.runs.compiler import compiled_program
 from fedjax_ssl.runs.devices import choose_devices, start_processor
 from fedjax_ssl.runs.processes import share_out
 from fedjax_ssl.runs.rounds import run_rounds

@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -43,18 +42,11 @@ from fedjax_ssl.federated.method import Metrics
 from fedjax_ssl.folder.files import bytes_in_words, plain_value
 from fedjax_ssl.models import Frozen
 from fedjax_ssl.runs.build import Built, Start, build, build_method, cohort_size_of
+from fedjax_ssl.runs.compiler import compiled_program
 from fedjax_ssl.runs.rounds import run_block
 from fedjax_ssl.runs.start import start_of
 
 PyTree = Any
-# Passes of XLA's that rewrite loops, a bit in each of up to 16 turns of all passes. On CPUs nothing
-# was slower without.
-_REWRITING_LOOPS = (
-    "simplify-while-loops",
-    "while-loop-invariant-code-motion",
-    "while-loop-constant-sinking",
-)
-_LEFT_OUT = (*_REWRITING_LOOPS, "reshape-mover")
 # Sections and fields of a config that no compiled code depends on. What the first ones say is in
 # shapes and arrays; the others say what is done between blocks and after them.
 _IN_ARRAYS = ("seed", "partition", "supervision", "start_from")
@@ -507,45 +499,6 @@ def _compile(
     if backend() == "cpu":  # which says nothing: the process ends
         _check_bytes(bytes_of(program), "a round")
     return program
-
-
-def compiled_program(lowered: jax.stages.Lowered) -> Callable[..., Any]:
-    """Compile a program as a run's programs are compiled."""
-    try:
-        return lowered.compile(compiler_options=compiler_options())
-    except jax.errors.JaxRuntimeError as error:
-        if "opt-barrier" not in str(error):
-            raise
-        # XLA writes a loop over a handful of numbers as one kernel, and cannot write a barrier
-        # within.
-        return lowered.compile(compiler_options=compiler_options(barriers=False))
-
-
-def compiler_options(barriers: bool = True) -> dict[str, Any]:
-    """Give XLA's options: on CPUs to have less to compile and to use AVX-512
-    (docs/design-notes.md).
-
-    LLVM optimizes less, loops are not rewritten, and barriers stay until operations were put
-    together to kernels, as on accelerators, see `fedjax_ssl.federated.packing`. Vectors have 512
-    bits where the processor has them, not 256 as by XLA's default. What is named in $XLA_FLAGS
-    stays as it is there.
-
-    Args:
-        barriers: whether barriers are to stay.
-    """
-    if backend() != "cpu":
-        return {}
-    left_out = [*_LEFT_OUT, "cse_barrier_expander"] if barriers else _LEFT_OUT
-    options: dict[str, Any] = {
-        "xla_backend_optimization_level": 1,
-        "xla_cpu_prefer_vector_width": 512,
-        "xla_disable_hlo_passes": ",".join(left_out),
-    }
-    return {
-        name: value
-        for name, value in options.items()
-        if name not in os.environ.get("XLA_FLAGS", "")
-    }
 
 
 def _shapes(arguments: tuple[Any, ...]) -> tuple[Any, ...]:

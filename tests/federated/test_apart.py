@@ -10,7 +10,7 @@ from jax.flatten_util import ravel_pytree
 
 from fedjax_ssl.federated import packing as apart
 from fedjax_ssl.federated.packing import packing
-from fedjax_ssl.runs import compile as programs
+from fedjax_ssl.runs import compiler
 
 LAYERS = [jnp.full((4,), float(place)) for place in range(apart.MANY)]
 
@@ -27,7 +27,7 @@ def test_arrays_cut_out_of_a_vector_are_cut_before_they_are_used(
     # Otherwise every layer has a kernel with its place in it, which is compiled for this layer
     # alone.
     monkeypatch.setenv("XLA_FLAGS", "")
-    compiled = programs.compiled_program(lowered)
+    compiled = compiler.compiled_program(lowered)
     assert "opt-barrier" in compiled.as_text()
     for layer, doubled in zip(LAYERS, compiled(vector), strict=True):
         np.testing.assert_array_equal(doubled, 2 * layer)

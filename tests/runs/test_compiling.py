@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.runs import compile as programs
+from fedjax_ssl.runs import compiler
 
 
 def test_a_loop_that_takes_no_barrier_is_compiled_without(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,5 +17,5 @@ def test_a_loop_that_takes_no_barrier_is_compiled_without(monkeypatch: pytest.Mo
 
     lowered = doubled.lower(jnp.float32(1))
     with pytest.raises(jax.errors.JaxRuntimeError, match="opt-barrier"):
-        lowered.compile(compiler_options=programs.compiler_options())
-    np.testing.assert_array_equal(programs.compiled_program(lowered)(jnp.float32(1)), 22)
+        lowered.compile(compiler_options=compiler.compiler_options())
+    np.testing.assert_array_equal(compiler.compiled_program(lowered)(jnp.float32(1)), 22)

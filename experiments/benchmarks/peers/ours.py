@@ -11,7 +11,7 @@ from fedjax_ssl import bench
 from fedjax_ssl.benchmarks import WORKLOADS
 from fedjax_ssl.command_line import map_large_buffers, use_processor
 from fedjax_ssl.runs.build import Experiment, build, federate
-from fedjax_ssl.runs.compile import compiled_program
+from fedjax_ssl.runs.compiler import compiled_program
 from fedjax_ssl.runs.devices import start_processor
 from fedjax_ssl.runs.processes import share_out
 from fedjax_ssl.runs.rounds import run_rounds

@@ -1,0 +1,57 @@
+"""What XLA is told where it compiles a program of a run."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from fedjax_ssl.backend import backend
+
+# Passes of XLA's that rewrite loops, a bit in each of up to 16 turns of all passes. On CPUs nothing
+# was slower without.
+_REWRITING_LOOPS = (
+    "simplify-while-loops",
+    "while-loop-invariant-code-motion",
+    "while-loop-constant-sinking",
+)
+_LEFT_OUT = (*_REWRITING_LOOPS, "reshape-mover")
+
+
+def compiled_program(lowered: jax.stages.Lowered) -> Callable[..., Any]:
+    """Compile a program as a run's programs are compiled."""
+    try:
+        return lowered.compile(compiler_options=compiler_options())
+    except jax.errors.JaxRuntimeError as error:
+        if "opt-barrier" not in str(error):
+            raise
+        # XLA writes a loop over a handful of numbers as one kernel, and cannot write a barrier
+        # within.
+        return lowered.compile(compiler_options=compiler_options(barriers=False))
+
+
+def compiler_options(barriers: bool = True) -> dict[str, Any]:
+    """Give XLA's options: on CPUs to have less to compile and to use AVX-512
+    (docs/design-notes.md).
+
+    LLVM optimizes less, loops are not rewritten, and barriers stay until operations were put
+    together to kernels, as on accelerators, see `fedjax_ssl.federated.packing`. Vectors have 512
+    bits where the processor has them, not 256 as by XLA's default. What is named in $XLA_FLAGS
+    stays as it is there.
+
+    Args:
+        barriers: whether barriers are to stay.
+    """
+    if backend() != "cpu":
+        return {}
+    left_out = [*_LEFT_OUT, "cse_barrier_expander"] if barriers else _LEFT_OUT
+    options: dict[str, Any] = {
+        "xla_backend_optimization_level": 1,
+        "xla_cpu_prefer_vector_width": 512,
+        "xla_disable_hlo_passes": ",".join(left_out),
+    }
+    return {
+        name: value
+        for name, value in options.items()
+        if name not in os.environ.get("XLA_FLAGS", "")
+    }
