@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         VECTORIZED_RUNS,
         Choice,
         Execution,
+        decided_by_sizes,
         execute,
         tree_bytes,
     )

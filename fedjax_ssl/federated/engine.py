@@ -168,6 +168,7 @@ def build(recipe: Recipe) -> Method:
         else None,
         own_weights=any(kind.weigh is not None for kind in kinds),
         stages=tuple(_starts(stages)[1:]),
+        samplers=tuple(kind.sampler for kind in kinds),
     )
 
 

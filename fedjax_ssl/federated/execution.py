@@ -1,6 +1,6 @@
 """Execute a round: placement of clients and devices. None of it is a method's concern."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -107,8 +107,8 @@ def choose(
     at_once = max(min(CLIENTS_AT_ONCE if given is None else given, num_clients), 1)
     if placement == "auto":
         # Lanes are for clients that wait: where all train at once, nobody does.
-        unequal = spread is not None and spread > _UNEQUAL and at_once < num_clients
-        placement = "lanes" if unequal else "chunked"
+        waits = _is_unequal(spread) and at_once < num_clients
+        placement = "lanes" if waits else "chunked"
         if backend == "cpu":
             placement = "sequential"
     clients_at_once = {"sequential": 1, "vmap": num_clients}.get(placement, at_once)
@@ -135,6 +135,26 @@ class StepCounts(NamedTuple):
         more steps.
         """
         return self.mean > 0 and self.bound <= _UNEQUAL * self.mean
+
+
+def _is_unequal(spread: float | None) -> bool:
+    return spread is not None and spread > _UNEQUAL
+
+
+def decided_by_sizes(samplers: Iterable[Sampler], clients: Client) -> list[tuple[bool, str]]:
+    """Tell all that a program's text has of the sizes of clients, beside shapes: for each sampler
+    whether they are too unequal to wait for each other, and how their loops of local steps end.
+
+    Args:
+        samplers: those that draw the batches of clients.
+        clients: leading axis C; not traced.
+    """
+    known = [sampler for sampler in samplers if not sampler.reads_sent]
+    counts = [step_counts(sampler, clients) for sampler in known]
+    return [
+        (_is_unequal(count.spread), _loop(sampler, count))
+        for sampler, count in zip(known, counts, strict=True)
+    ]
 
 
 def step_counts(sampler: Sampler, clients: Client) -> StepCounts:

@@ -76,6 +76,8 @@ class Method(NamedTuple):
     own_weights: bool = False
     # ^ in some stage its clients have other weights in the average than the run's weighting
     stages: tuple[int, ...] = ()  # rounds after which another stage begins
+    samplers: "tuple[Sampler, ...]" = ()
+    # ^ of clients, by stage and kind, where the steps they draw decide how clients are placed
 
 
 class Kept(NamedTuple):

@@ -151,10 +151,9 @@ class Program:
             built.frozen,
         )
         parts = [static_part(config), dataset.input_max, dataset.mean, dataset.std]
-        digest = hashlib.sha256(repr(parts).encode())
-        for leaf in jax.tree.leaves(execution.all_clients):  # their sizes decide the placement
-            digest.update(np.ascontiguousarray(leaf).tobytes())
-        self.code = digest.hexdigest()
+        if execution.all_clients is not None:
+            parts += federated.decided_by_sizes(built.method.samplers, execution.all_clients)
+        self.code = hashlib.sha256(repr(parts).encode()).hexdigest()
         several = execution.placement in ("auto", "chunked", "lanes")
         fits = several and execution.chunk_size is None and backend() != "cpu"
         # bytes of the device that clients at once are to fill; None where their number is given

@@ -2,9 +2,11 @@
 ordinary run folders.
 """
 
+import importlib
 import json
 import re
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -21,8 +23,8 @@ ROUNDS = 4
 RUNS = ((0, 0.3), (1, 0.1))  # seed and learning rate
 
 
-def experiment(method="fedavg", **fields):
-    config = presets.digits_by_writer(method, "2")
+def experiment(method="fedavg", labels="2", **fields):
+    config = presets.digits_by_writer(method, labels)
     config.rounds = ROUNDS
     config.eval_every = 2
     config.optimizer.local_epochs = 1
@@ -114,3 +116,43 @@ def test_examples_are_held_once_for_all_seeds_and_tables_get_one_width():
     assert jax.tree.structure(after[0]) == jax.tree.structure(after[1])
     for one, wide in zip(before, of_one_shape(before), strict=True):
         assert one.summary() == wide.summary()
+
+
+@pytest.fixture
+def pretended(monkeypatch):
+    """A GPU is pretended where clients are placed: configs of two seeds, whose clients have other
+    sizes, and of a split in equal parts.
+    """
+    for module in ("fedjax_ssl.runs.build", "fedjax_ssl.federated.execution"):
+        monkeypatch.setattr(importlib.import_module(module), "backend", lambda: "gpu")
+    fields = {
+        "partition.num_clients": 12,
+        "data.test_clients": 0,
+        "data.test_fraction": 0.2,
+        "federated.chunk_size": 2,
+        "model.name": "linear",
+    }
+    unequal = fields | {"partition.name": "dirichlet", "partition.alpha": 0.5}
+    splits = ((0, unequal), (1, unequal), (0, fields | {"partition.name": "iid"}))
+    return [configs.resolve(experiment(labels="all", seed=seed, **one)) for seed, one in splits]
+
+
+def test_on_an_accelerator_a_program_has_no_more_of_a_split_than_how_clients_are_placed(pretended):
+    one, other, equal = (Shared().program(config) for config in pretended)
+    tables = [program.built.execution.all_clients.rows for program in (one, other)]
+    assert not np.array_equal(tables[0][:, :9], tables[1][:, :9])
+    assert one.code == other.code != equal.code
+
+
+@pytest.mark.thorough
+def test_on_an_accelerator_seeds_share_a_program_and_keep_their_bits(pretended):
+    def trained(wanted):
+        shared = Shared()
+        shared.align(pretended[:2])
+        found = [shared.program(config) for config in wanted]
+        after = [one.advance([one.init()], [one.inputs], 1).states[0] for one in found]
+        (blocks,) = (value for (kind, *_), value in shared.compiled.items() if kind == "block")
+        assert [choice.placement for choice in blocks[1]] == ["lanes"]
+        return after
+
+    chex.assert_trees_all_equal(trained(pretended[:2])[1], *trained(pretended[1:2]))
