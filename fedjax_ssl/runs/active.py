@@ -68,6 +68,7 @@ class Run:
         of_clients_by_global: the same of the global model, where clients have their own beside it.
         waited: seconds for examples from the host.
         privacy: its account; None: it has no privacy.
+        pictures: whether its split and its curves are drawn.
     """
 
     path: Path
@@ -97,6 +98,7 @@ class Run:
     of_clients_by_global: dict[str, float] = field(default_factory=dict)
     waited: float = 0.0
     privacy: Privacy | None = None
+    pictures: bool = True
     _said: set[str] = field(default_factory=set)
     _noting: Path | None = None  # where to note how long compiling this block takes
 
@@ -125,7 +127,9 @@ class Run:
         """The files of the folder that a person is told of in the end."""
         names = {"summary": "summary.json"}
         if self.config.rounds:
-            names |= {"metrics": "metrics.csv", "curves": "curves.png"}
+            names["metrics"] = "metrics.csv"
+            if self.pictures:
+                names["curves"] = "curves.png"
         if configs.predictors(self.config):
             names |= {"predictions": "predictions.csv", "by client": "predictions_by_client.csv"}
         return {what: self.path / name for what, name in names.items()}
@@ -264,12 +268,12 @@ class Run:
 
     def draw_data(self) -> None:
         """Draw the picture of the partition, unless it is there."""
-        if self.folder is not None:
+        if self.folder is not None and self.pictures:
             self.folder.draw_data(partial(self.shared.draw, self.built.experiment))
 
     def draw_curves(self) -> None:
         """Draw the curves of all rows."""
-        if self.folder is not None:
+        if self.folder is not None and self.pictures:
             name = f"{self.config.method.name} on {self.config.data.name}"
             examples = int(self.built.federation.num_valid)
             self.folder.draw_curves(examples, title=name, stages=self.built.method.stages)

@@ -83,6 +83,7 @@ class Point(NamedTuple):
     config: ml_collections.ConfigDict  # as a config file returns it
     workdir: str | Path
     callbacks: Sequence[Callback] = ()  # called after every block; they may stop the run
+    pictures: bool = True  # draw its split and its curves
 
 
 def run(
@@ -179,7 +180,8 @@ def run_batch(points: Sequence[Point], shared: Shared) -> list[dict[str, Any] | 
         for place, point in enumerate(points):
             try:
                 config = configs.resolve(point.config)
-                one = opened(config, point.workdir, Team(), shared, point.callbacks, quiet=True)
+                folder, callbacks, pictures = point[1:]
+                one = opened(config, folder, Team(), shared, callbacks, True, pictures)
                 active[place] = stack.enter_context(one)
             except Exception as error:
                 results[place] = error

@@ -60,6 +60,7 @@ def opened(
     shared: Shared,
     callbacks: Sequence[Callback] = (),
     quiet: bool = False,
+    pictures: bool = True,
 ) -> Iterator[Run]:
     """Open a run folder, build the run, and give it, ready for its next block; a run that is
     complete already has its summary.
@@ -71,6 +72,7 @@ def opened(
         shared: datasets and programs of this process.
         callbacks: the user's own.
         quiet: print nothing.
+        pictures: draw the split and the curves.
 
     Raises:
         UserError: a callback cannot be called.
@@ -142,6 +144,7 @@ def opened(
             profile=Profile(path / "profile", config) if config.profile and folder else None,
             own=own,
             privacy=privacy,
+            pictures=pictures,
             over=start.round >= end or out_of_patience(config, history.rows),
         )
         _tell(run)
@@ -284,9 +287,10 @@ def _summary(run: Run) -> dict[str, Any] | None:
 
 
 def _files_that_are_there(run: Run) -> dict[str, Path]:
-    """Files of a complete run; says which are gone, and draws the curves anew."""
+    """Files of a complete run; says which are gone, and draws pictures that are not there."""
     if run.folder is None:
         return {}
+    run.draw_data()
     curves = run.path / "curves.png"
     if run.config.rounds and not curves.exists():
         run.draw_curves()
