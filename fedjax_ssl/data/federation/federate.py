@@ -5,7 +5,7 @@ traceable draw.
 import dataclasses
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -15,79 +15,34 @@ from jaxtyping import Array, Int
 from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.data.dataset import Dataset, with_pooled_splits
 from fedjax_ssl.data.federation.dealing import (
-    Ids,
     Mask,
-    count_groups,
     int_range,
     running_sum,
     with_their_groups,
 )
 from fedjax_ssl.data.federation.federated_data import (
     FederatedData,
-    WeakLabels,
     client_number,
     natural_names,
 )
 from fedjax_ssl.data.federation.held_out import (
     HeldOut,
-    balanced_test_examples,
-    clients_of_own_test,
     stratified,
 )
 from fedjax_ssl.data.federation.host_inputs import HostInputs, load_examples
 from fedjax_ssl.data.federation.partition import PARTITIONS
 from fedjax_ssl.data.federation.pool import (
-    Entries,
     Facts,
     Holdings,
     OwnWeakLabels,
-    Partition,
     Pool,
     in_parts,
 )
 from fedjax_ssl.data.federation.supervision import Supervision, build_supervision
-from fedjax_ssl.data.federation.weak_labels import shares_of_sets
+from fedjax_ssl.data.federation.tables import Plan, Roles, find_widths, tabulate, with_own_test
 from fedjax_ssl.keys import PRNGKey, named_key
 from fedjax_ssl.own_code import check_returned, where
 from fedjax_ssl.registry import did_you_mean
-
-
-class _Plan(NamedTuple):
-    """Everything about a federation but its key and arrays."""
-
-    facts: Facts
-    supervision: Supervision
-    # Bounds for every key, of what is held out of the training examples.
-    max_test: int
-    max_valid: int
-    partition: Partition
-    held_out: HeldOut
-    num_train: int  # examples of the dataset's own training split
-    natural: bool  # clients are the dataset's own
-    off: int  # sizes of clients may be off by so many, since groups are held out as a whole
-
-
-class _Widths(NamedTuple):
-    """Static sizes of the tables."""
-
-    max_labelled: int
-    max_unlabelled: int
-    examples: int
-    test: int
-    valid: int
-    server: int
-    min_labelled: int = 1  # labels of a client that has any
-
-
-class _Roles(NamedTuple):
-    """The use of every training example."""
-
-    holder: Ids  # client that has it, for training or as a test example; -1 = nobody
-    entries: Entries  # the examples as clients train on them
-    weak: WeakLabels | None
-    test: Mask
-    valid: Mask
-    server: Mask
 
 
 def federate(
@@ -181,9 +136,9 @@ def federate(
             )
     # Write it down in tables, as rows of the training examples; the dataset's own test examples
     # follow these.
-    widths = _widths(plan, roles, widest)
-    tables = _tabulate(roles, labels, num_clients=num_clients, widths=widths)
-    splits, truth, tables = _with_own_test(key, dataset, plan, roles, tables)
+    widths = find_widths(plan, roles, widest)
+    tables = tabulate(roles, labels, num_clients=num_clients, widths=widths)
+    splits, truth, tables = with_own_test(key, dataset, plan, roles, tables)
     if inputs is None:
         inputs = jnp.asarray(splits[0] if len(splits) == 1 else np.concatenate(splits))
     named = (
@@ -236,7 +191,7 @@ def _make_plan(
     partition_options: Mapping[str, Any],
     supervision: str,
     supervision_options: Mapping[str, Any],
-) -> tuple[_Plan, Dataset, Int[np.ndarray, " N"]]:
+) -> tuple[Plan, Dataset, Int[np.ndarray, " N"]]:
     """Check what is asked for, and work out what holds for every key.
 
     Returns:
@@ -286,7 +241,7 @@ def _make_plan(
             "them once"
         )
     off = 0 if group is None else len(group)
-    plan = _Plan(*counted, dealt, held_out, num_train, is_natural, off)
+    plan = Plan(*counted, dealt, held_out, num_train, is_natural, off)
     return plan, dataset, natural
 
 
@@ -407,9 +362,9 @@ def _draw_roles(
     key: PRNGKey,
     examples: tuple[Array, Array, Array | None],
     *,
-    plan: _Plan,
+    plan: Plan,
     own: OwnWeakLabels,
-) -> _Roles:
+) -> Roles:
     """Decide the use of every training example, by labels, natural clients and groups."""
     labels, natural, group = examples
     facts = plan.facts
@@ -479,121 +434,4 @@ def _draw_roles(
     entries = entries._replace(row=row[entries.row], labelled=labelled[entries.row])
     if plan.partition.parts > 1:
         entries = in_parts(named_key(key, "parts"), entries, labels, plan.partition.parts, facts)
-    return _Roles(jnp.maximum(holder, newcomer), entries, weak, test, valid, server)
-
-
-def _widths(plan: _Plan, roles: _Roles, widest: float) -> _Widths:
-    """Find widths for the tables: every key fits in them under a trace, or if they are hardly
-    wider than needed.
-    """
-    facts = plan.facts
-    taken = plan.max_valid + plan.supervision.server_labels
-    sizes = plan.held_out.sizes_left(plan.partition.bounds(facts), taken, plan.off)
-    bounds = plan.supervision.bounds(
-        sizes, facts.num_clients, facts.num_classes, facts.num_unlabelled == 0
-    )
-    held_out = plan.max_test, plan.max_valid, plan.supervision.server_labels
-    fitting = _Widths(*bounds, *held_out)
-    # Asked of the result, not of the key: a fixed key inside somebody's jit also gives traced
-    # roles.
-    if isinstance(roles.entries.client, jax.core.Tracer):
-        return fitting
-    client = np.asarray(roles.entries.client)
-    labelled = np.asarray(roles.entries.labelled)
-    counts = np.bincount(client[client >= 0], minlength=facts.num_clients)
-    with_label = np.bincount(client[labelled & (client >= 0)], minlength=facts.num_clients)
-    fewest = int(with_label[with_label > 0].min()) if with_label.any() else 1
-    needed = int(with_label.max()), int((counts - with_label).max()), int(counts.max())
-    # These three belong together: none may be wider than the other two allow.
-    if all(bound <= widest * least for least, bound in zip(needed, bounds, strict=True)):
-        needed = bounds
-    others = [int(np.asarray(mask).sum()) for mask in (roles.test, roles.valid, roles.server)]
-    test, valid, server = (
-        bound if bound <= widest * least else least
-        for least, bound in zip(others, held_out, strict=True)
-    )
-    return _Widths(*needed, test, valid, server, fewest)
-
-
-@partial(jax.jit, static_argnames=("num_clients", "widths"))
-def _tabulate(roles: _Roles, labels: Ids, *, num_clients: int, widths: _Widths) -> dict[str, Any]:
-    """All index tables and counts of a federation, by the names of `FederatedData`."""
-    entries = roles.entries
-    labelled = entries.labelled
-    weak = roles.weak
-    assert labelled is not None
-    # An example that is dealt again may have its label at one client and none at another.
-    seen = roles.server.at[entries.row].max(labelled & (entries.client >= 0))
-    weakly = ~labelled & (entries.observation >= 0)
-    num_examples = count_groups(entries.client, num_clients)
-    owner = jnp.where(entries.client >= 0, entries.client, num_clients)
-    order = jnp.lexsort((~weakly, ~labelled, owner)).astype(jnp.int32)
-    start = running_sum(num_examples) - num_examples
-    column = int_range(max(widths.examples, 1))
-    place = order[jnp.minimum(start[:, None] + column, order.shape[0] - 1)]
-    real = column < num_examples[:, None]
-    tables: dict[str, Any] = {
-        "observed": jnp.where(seen, labels, -1),
-        "index": jnp.where(real, entries.row[place], 0),
-        "num_labelled": count_groups(jnp.where(labelled, entries.client, -1), num_clients),
-        "num_examples": num_examples,
-        "weak": weak,
-    }
-    if weak is not None:
-        tables["weak"] = dataclasses.replace(
-            weak,
-            labels=jnp.where(real & weakly[place], entries.observation[place], -1),
-            num_examples=count_groups(jnp.where(weakly, entries.client, -1), num_clients),
-            share=shares_of_sets(weak, entries, weakly),
-        )
-    for name, mask, width in (
-        ("test", roles.test, widths.test),
-        ("valid", roles.valid, widths.valid),
-        ("server", roles.server, widths.server),
-    ):
-        tables[f"{name}_index"] = jnp.nonzero(mask, size=width, fill_value=0)[0].astype(jnp.int32)
-        tables[f"num_{name}"] = mask.sum(dtype=jnp.int32)
-    tested = int_range(widths.test) < tables["num_test"]
-    tables["test_client"] = jnp.where(tested, roles.holder[tables["test_index"]], -1)
-    return tables
-
-
-def _with_own_test(
-    key: PRNGKey, dataset: Dataset, plan: _Plan, roles: _Roles, tables: dict[str, Any]
-) -> tuple[list[np.ndarray], Int[Array, " M"], dict[str, Any]]:
-    """Add the dataset's own test examples to the tables, where it is tested on them.
-
-    Returns:
-        (examples of the splits in use, the labels of them all, tables with two further fields of
-        `FederatedData`).
-    """
-    facts = plan.facts
-    held_out = plan.held_out
-    rows = held_out.own_test_examples(dataset)
-    strangers = 0
-    owned = bool(held_out.num_natural or held_out.client_test_fraction)
-    splits = [dataset.train.x]
-    truth = dataset.train.y
-    if dataset.test is not None and rows.size:
-        row = jnp.asarray(rows, jnp.int32)
-        client = jnp.full(rows.size, -1, jnp.int32)
-        if held_out.balanced_test:
-            owned = True
-            row, client = balanced_test_examples(
-                named_key(key, "test"), dataset.test.y, facts.num_clients, facts.num_classes
-            )
-        elif plan.natural or held_out.left_out_client is not None:
-            taken = facts.num_clients + held_out.num_natural
-            client, strangers = clients_of_own_test(dataset, rows, roles.holder, taken)
-            owned |= plan.natural and dataset.test.client is not None
-        unseen = jnp.full(len(dataset.test), -1, jnp.int32)
-        tables = tables | {
-            "test_index": jnp.concatenate([len(truth) + row, tables["test_index"]]),
-            "test_client": jnp.concatenate([client, tables["test_client"]]),
-            "num_test": tables["num_test"] + row.size,  # all of these are real
-            "observed": jnp.concatenate([tables["observed"], unseen]),
-        }
-        splits.append(dataset.test.x)
-        truth = np.concatenate([truth, dataset.test.y])
-    tables |= {"num_new_clients": held_out.num_natural + strangers, "owned_test": owned}
-    return splits, jnp.asarray(truth, jnp.int32), tables
+    return Roles(jnp.maximum(holder, newcomer), entries, weak, test, valid, server)
