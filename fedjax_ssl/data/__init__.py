@@ -12,7 +12,7 @@ from fedjax_ssl.lazy import attach
 if TYPE_CHECKING:
     from fedjax_ssl.data.check import Checked, check, remarks, source_of
     from fedjax_ssl.data.dataset import Dataset, Split, StoredViews, with_pooled_splits
-    from fedjax_ssl.data.federation.federate import federate
+    from fedjax_ssl.data.federation.federate import Drawing, federate
     from fedjax_ssl.data.federation.federated_data import (
         FederatedData,
         WeakLabels,

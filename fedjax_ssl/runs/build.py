@@ -126,8 +126,37 @@ def _check_statistics(section: ml_collections.ConfigDict, dataset: data.Dataset)
         )
 
 
+def drawing_of(experiment: Experiment) -> data.Drawing | None:
+    """Give what draws the federations of the config, whatever the key; None: a file has the split.
+
+    Raises:
+        ConfigError: a setting cannot be used.
+    """
+    config = experiment.config
+    section = config.data
+    if section.split:
+        return None
+    partition_options = configs.options(config.partition)
+    num_clients = partition_options.pop("num_clients", None)
+    partition_options.pop("pooled", None)
+    with configs.naming("data, config.partition or config.supervision"):
+        return data.Drawing(
+            experiment.dataset,
+            config.partition.name,
+            num_clients,
+            partition_options,
+            config.supervision.name,
+            configs.options(config.supervision),
+            data.HeldOut(**{one.name: section[one.name] for one in fields(data.HeldOut)}),
+            _WIDEST,
+        )
+
+
 def federate(
-    experiment: Experiment, key: Key[Array, ""], inputs: Array | None = None
+    experiment: Experiment,
+    key: Key[Array, ""],
+    inputs: Array | None = None,
+    drawing: data.Drawing | None = None,
 ) -> FederatedData:
     """Draw the federation that the config describes, with everything random in it drawn from `key`;
     `config.data.split` leaves nothing to draw.
@@ -137,15 +166,21 @@ def federate(
         key: key of the run.
         inputs: inputs of another federation of this experiment, to share them; they may be traced.
             Not used where they stay on the host.
+        drawing: that of a config which differs in the seed alone, to share what it has compiled.
     """
-    federation = _drawn(experiment, key, inputs)
+    federation = _drawn(experiment, key, inputs, drawing)
     wrong = experiment.config.faults
     if wrong.name != faults.FLIP_LABELS:
         return federation
     return faults.with_flipped_labels(federation, key, wrong.share)
 
 
-def _drawn(experiment: Experiment, key: Key[Array, ""], inputs: Array | None) -> FederatedData:
+def _drawn(
+    experiment: Experiment,
+    key: Key[Array, ""],
+    inputs: Array | None,
+    drawing: data.Drawing | None,
+) -> FederatedData:
     """Draw the federation, as `federate`, with the labels that there are."""
     config = experiment.config
     section = experiment.config.data
@@ -154,24 +189,13 @@ def _drawn(experiment: Experiment, key: Key[Array, ""], inputs: Array | None) ->
         with configs.naming("data.split"):
             path = data.split_path(section.split, config.seed)
             return data.federate_by_file(path, experiment.dataset, given)
-    partition_options = configs.options(config.partition)
-    num_clients = partition_options.pop("num_clients", None)
-    pooled = partition_options.pop("pooled", False)
-    held_out = data.HeldOut(**{one.name: section[one.name] for one in fields(data.HeldOut)})
+    drawing = drawing or drawing_of(experiment)
+    assert drawing is not None
     with configs.naming("data, config.partition or config.supervision"):
-        federation = data.federate(
-            named_key(key, "data"),
-            experiment.dataset,
-            partition=config.partition.name,
-            num_clients=num_clients,
-            partition_options=partition_options,
-            supervision=config.supervision.name,
-            supervision_options=configs.options(config.supervision),
-            held_out=held_out,
-            inputs=given,
-            widest=_WIDEST,
-        )
-        return data.pooled(federation, not held_out.num_natural) if pooled else federation
+        federation = drawing(named_key(key, "data"), given)
+        if not configs.options(config.partition).get("pooled", False):
+            return federation
+        return data.pooled(federation, not drawing.held_out.num_natural)
 
 
 def build(

@@ -22,6 +22,7 @@ from fedjax_ssl.runs.build import (
     Experiment,
     Rest,
     build,
+    drawing_of,
     federate,
     load_resolved,
     rest_of,
@@ -56,6 +57,7 @@ class Shared:
         self._own_process = own_process
         self._dataset: tuple[str, Experiment] | None = None
         self._federations: dict[str, FederatedData] = {}
+        self._drawing: tuple[str, data.Drawing | None] | None = None
         self._pictures: dict[str, bytes] = {}
         self._frozen: Frozen | None = None
         self.compiled: dict[tuple[Hashable, ...], Any] = {}
@@ -74,6 +76,7 @@ class Shared:
             if self._own_process:
                 start_processor(config, self._dataset[1].dataset)
             self._federations = {}
+            self._drawing = None
             self._pictures = {}
         return self._dataset[1]._replace(config=config)
 
@@ -138,8 +141,14 @@ class Shared:
                 for one in self._federations.values()
                 if not isinstance(one.inputs, LoadedInputs)
             )
-            key = jax.random.key(experiment.config.seed)
-            self._federations[name] = federate(experiment, key, next(whole, None))
+            config = experiment.config
+            described = _text(config.partition) + _text(config.supervision)
+            # that of the last run alone, as it may hold examples
+            if self._drawing is None or self._drawing[0] != described:
+                self._drawing = described, drawing_of(experiment)
+            key = jax.random.key(config.seed)
+            drawing = self._drawing[1]
+            self._federations[name] = federate(experiment, key, next(whole, None), drawing)
         return self._federations[name]
 
     def draw(self, experiment: Experiment, path: Path) -> None:

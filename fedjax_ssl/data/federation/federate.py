@@ -103,66 +103,112 @@ def federate(
         >>> data.num_clients, data.num_labelled.tolist()
         (11, [5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5])
     """
-    # Check what is asked for, and work out what holds for every key.
-    plan, dataset, natural = _make_plan(
+    held_out = dataclasses.replace(held_out or HeldOut(), **held)
+    drawing = Drawing(
         dataset,
-        dataclasses.replace(held_out or HeldOut(), **held),
         partition,
         num_clients,
         partition_options or {},
         supervision or ("per_client" if supervision_options else "all"),
         supervision_options or {},
+        held_out,
+        widest,
     )
-    num_clients = plan.facts.num_clients
-    # Draw the use of every training example. Compiled as a whole, since operation by operation a
-    # first start takes much longer (docs/design-notes.md).
-    labels = jnp.asarray(dataset.train.y, jnp.int32)
-    own = OwnWeakLabels(
-        dataset.train.coarse,
-        len(dataset.coarse_names or ()),
-        dataset.correspondence,
-        dataset.train.set,
-        dataset.set_shares,
-    )
-    draw = jax.jit(partial(_draw_roles, plan=plan, own=own))
-    roles = draw(key, (labels, natural, dataset.train.group))
-    # Only what a concrete key gives can be looked at.
-    if not isinstance(key, jax.core.Tracer):
-        stray = int(roles.entries.client.max())
-        if stray >= num_clients:
-            raise ValueError(
-                f"partition {partition!r} gives examples to client {stray}; there are clients 0 to "
-                f"{num_clients - 1}, and -1 for nobody ({where(plan.partition.assign)})"
-            )
-    # Write it down in tables, as rows of the training examples; the dataset's own test examples
-    # follow these.
-    widths = find_widths(plan, roles, widest)
-    tables = tabulate(roles, labels, num_clients=num_clients, widths=widths)
-    splits, truth, tables = with_own_test(key, dataset, plan, roles, tables)
-    if inputs is None:
-        inputs = jnp.asarray(splits[0] if len(splits) == 1 else np.concatenate(splits))
-    named = (
-        rule.coarse_names(dataset.num_classes)
-        for rule, _ in plan.supervision.weak
-        if rule.coarse_names
-    )
-    federation = FederatedData(
-        inputs=cast(Array, inputs),
-        labels=truth,
-        num_classes=dataset.num_classes,
-        max_labelled=widths.max_labelled,
-        max_unlabelled=widths.max_unlabelled,
-        min_labelled=widths.min_labelled,
-        num_parts=plan.partition.parts,
-        rounds_per_part=plan.partition.rounds_per_part,
-        coarse_names=next(named, dataset.coarse_names or ()),
-        **tables,
-    )
-    # Bring to the device what evaluation reads, where examples stay on the host.
-    if isinstance(inputs, HostInputs):
-        loaded = cast(Array, load_examples(inputs, federation))
-        federation = dataclasses.replace(federation, inputs=loaded)
-    return federation
+    return drawing(key, inputs)
+
+
+class Drawing:
+    """Federations of one description, drawn by their keys; checked and compiled once for all of
+    them.
+
+    Attributes:
+        held_out: what is held out of each.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        partition: str,
+        num_clients: int | None,
+        partition_options: Mapping[str, Any],
+        supervision: str,
+        supervision_options: Mapping[str, Any],
+        held_out: HeldOut,
+        widest: float = 1.0,
+    ):
+        """Check what is asked for, and work out what holds for every key; as `federate`."""
+        plan, dataset, natural = _make_plan(
+            dataset,
+            held_out,
+            partition,
+            num_clients,
+            partition_options,
+            supervision,
+            supervision_options,
+        )
+        self.held_out = held_out
+        self._plan = plan
+        self._dataset = dataset
+        self._partition = partition
+        self._widest = widest
+        self._labels = jnp.asarray(dataset.train.y, jnp.int32)
+        own = OwnWeakLabels(
+            dataset.train.coarse,
+            len(dataset.coarse_names or ()),
+            dataset.correspondence,
+            dataset.train.set,
+            dataset.set_shares,
+        )
+        # Compiled as a whole, since operation by operation a first start takes much longer
+        # (docs/design-notes.md).
+        self._draw = jax.jit(partial(_draw_roles, plan=plan, own=own))
+        self._examples = self._labels, natural, dataset.train.group
+
+    def __call__(self, key: PRNGKey, inputs: Array | HostInputs | None = None) -> FederatedData:
+        """Draw a federation; as `federate`."""
+        plan = self._plan
+        dataset = self._dataset
+        num_clients = plan.facts.num_clients
+        # Draw the use of every training example.
+        roles = self._draw(key, self._examples)
+        # Only what a concrete key gives can be looked at.
+        if not isinstance(key, jax.core.Tracer):
+            stray = int(roles.entries.client.max())
+            if stray >= num_clients:
+                raise ValueError(
+                    f"partition {self._partition!r} gives examples to client {stray}; there are "
+                    f"clients 0 to {num_clients - 1}, and -1 for nobody "
+                    f"({where(plan.partition.assign)})"
+                )
+        # Write it down in tables, as rows of the training examples; the dataset's own test examples
+        # follow these.
+        widths = find_widths(plan, roles, self._widest)
+        tables = tabulate(roles, self._labels, num_clients=num_clients, widths=widths)
+        splits, truth, tables = with_own_test(key, dataset, plan, roles, tables)
+        if inputs is None:
+            inputs = jnp.asarray(splits[0] if len(splits) == 1 else np.concatenate(splits))
+        named = (
+            rule.coarse_names(dataset.num_classes)
+            for rule, _ in plan.supervision.weak
+            if rule.coarse_names
+        )
+        federation = FederatedData(
+            inputs=cast(Array, inputs),
+            labels=truth,
+            num_classes=dataset.num_classes,
+            max_labelled=widths.max_labelled,
+            max_unlabelled=widths.max_unlabelled,
+            min_labelled=widths.min_labelled,
+            num_parts=plan.partition.parts,
+            rounds_per_part=plan.partition.rounds_per_part,
+            coarse_names=next(named, dataset.coarse_names or ()),
+            **tables,
+        )
+        # Bring to the device what evaluation reads, where examples stay on the host.
+        if isinstance(inputs, HostInputs):
+            loaded = cast(Array, load_examples(inputs, federation))
+            federation = dataclasses.replace(federation, inputs=loaded)
+        return federation
 
 
 def _number_of(dataset: Dataset, client: int | str | None) -> int | None:
