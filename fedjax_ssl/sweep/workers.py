@@ -30,6 +30,10 @@ from fedjax_ssl.sweep import plan as plans
 from fedjax_ssl.sweep import results
 from fedjax_ssl.sweep.plan import Plan, PlannedRun
 
+# Runs that are worth a process of their own, whose start takes some seconds, and how many parts of
+# a large sweep a worker gets.
+_WORTH_A_START = 25
+_PARTS = 4
 _SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -294,9 +298,11 @@ def tasks(sweep: Path, plan: Plan, workers: int, together: bool = False) -> list
     """Make a task of every program that has runs to do; programs that would leave workers idle are
     cut into parts.
 
-    Of five programs for two workers, two are dealt to each, and the fifth is cut in two. With
-    `together` every worker does many programs in one process, as is faster for runs that take less
-    time than its start.
+    Of five programs for two workers, two are dealt to each, and the fifth is cut in two. Programs
+    of very many runs are cut on processors, so that no worker waits long for a slow method. Later
+    parts come last, and find the program that the first one has compiled. With `together` every
+    worker does many programs in one process, as is faster for runs that take less time than its
+    start.
     """
     programs = [results.unfinished(sweep, runs) for runs in plan.programs]
     if together:
@@ -309,9 +315,20 @@ def tasks(sweep: Path, plan: Plan, workers: int, together: bool = False) -> list
         waiting = sorted(filter(None, programs), key=len, reverse=True)
         last = len(waiting) % workers
         whole = len(waiting) - last
-        parts = math.ceil(workers / max(last, 1))
-        cut = (runs[place::parts] for runs in waiting[whole:] for place in range(parts))
-        dealt = [*waiting[:whole], *filter(None, cut)]
+        most = math.inf
+        if workers > 1 and not gpus.found():  # which do all runs of a program at once
+            most = max(math.ceil(sum(map(len, waiting)) / (_PARTS * workers)), _WORTH_A_START)
+        least = [1] * whole + [math.ceil(workers / max(last, 1))] * last
+        parts = [
+            max(one, math.ceil(len(runs) / most)) for runs, one in zip(waiting, least, strict=True)
+        ]
+        cut = sorted(zip(waiting, parts, strict=True), key=lambda pair: -pair[1])
+        dealt = [
+            part
+            for place in range(max(parts, default=0))
+            for runs, count in cut
+            if place < count and (part := runs[place::count])
+        ]
     return [task_of(sweep, runs) for runs in dealt]
 
 

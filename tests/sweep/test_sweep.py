@@ -178,7 +178,12 @@ def test_tasks_are_programs_and_those_that_would_leave_workers_idle_are_cut_into
         [one.name for one in plan.runs[5:]]
     ]
     three = planned(tmp_path / "three", "optimizer.batch_size=2,5,10", seeds=(0, 1, 2, 3))
-    assert [len(task.runs) for task in workers.tasks(tmp_path / "three", three, 2)] == [4, 4, 2, 2]
+    dealt = workers.tasks(tmp_path / "three", three, 2)
+    assert [len(task.runs) for task in dealt] == [2, 4, 4, 2]
+    assert dealt[0].runs[0].program == dealt[-1].runs[0].program
+    many = planned(tmp_path / "many", "optimizer.batch_size=5,10", seeds=range(60))
+    sizes = [len(task.runs) for task in workers.tasks(tmp_path / "many", many, 2)]
+    assert sizes == [20] * 6
 
 
 def test_the_time_left_is_of_the_methods_that_wait():
