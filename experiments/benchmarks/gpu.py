@@ -206,7 +206,9 @@ def peers(given: argparse.Namespace) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         for name in AGAINST[: max(round(given.scale * len(AGAINST)), 1)]:
             plan = Path(folder) / f"{name}.npz"
-            in_own_process(save_plan, name, CHOSEN[name][0] if given.scale >= 1 else 2, plan)
+            rounds, every = CHOSEN[name]
+            # a rate takes two evaluations
+            in_own_process(save_plan, name, rounds if given.scale >= 1 else 2 * every, plan)
             for system, script in PEERS.items():
                 yield f"| {system} | {name} | {_rate(run_script, given, script, plan)} |"
     small = min(given.scale, 1)
