@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import ml_collections
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
@@ -70,6 +71,8 @@ class Rebuilt(NamedTuple):
     num_clients: int  # that train; the new ones follow in `client_names`
     whole: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
     # ^ (parameters, batch statistics) as the method has them -> those of all of the network
+    frozen: Frozen | None  # what is not trained of the network; None: all of it is
+    bound: Callable[[Frozen | None], Method]  # -> the method with such a rest, which may be traced
 
 
 def describe(experiment: Experiment, federation: FederatedData, split: str) -> dict[str, Any]:
@@ -186,8 +189,14 @@ def _rebuilt(
     def rest(network: Model) -> Frozen:
         assert network.part is not None, "a part of it is trained"
         like = jax.eval_shape(network.part.start, jax.random.key(0))
-        frozen: Frozen = Checkpoints(stored.path, folder=FROZEN).restore(like)[1]
-        return frozen
+        frozen = Checkpoints(stored.path, folder=FROZEN).restore(like)[1]
+        on_device: Frozen = jax.tree.map(jnp.asarray, frozen)
+        return on_device
+
+    def bound(frozen: Frozen | None) -> Method:
+        if frozen is None:
+            return built.method
+        return build(experiment, federation, rest=lambda _: frozen, network=built.network).method
 
     def whole(params: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
         if built.network is None:
@@ -200,7 +209,9 @@ def _rebuilt(
     method = built.method
     state = jax.eval_shape(method.init, jax.random.key(0), federation)
     names = tuple(model["client_names"])
-    return resolved, Rebuilt(method, state, dataset, names, federation.num_clients, whole)
+    number = federation.num_clients
+    parts = (method, state, dataset, names, number, whole, built.frozen, bound)
+    return resolved, Rebuilt(*parts)
 
 
 def resolved_of(stored: dict[str, Any]) -> ml_collections.ConfigDict:

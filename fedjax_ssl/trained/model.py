@@ -27,6 +27,7 @@ from fedjax_ssl.federated import Method
 from fedjax_ssl.folder.checkpoint import Checkpoints
 from fedjax_ssl.folder.files import write_atomically
 from fedjax_ssl.folder.stored_run import StoredRun
+from fedjax_ssl.models import Frozen
 from fedjax_ssl.registry import did_you_mean
 from fedjax_ssl.runs import model_file
 from fedjax_ssl.runs.model_file import TrainedModelError
@@ -115,6 +116,9 @@ class TrainedModel:
         self._state = jax.tree.map(jnp.asarray, state)
         self._method = rebuilt.method
         self._whole = rebuilt.whole
+        # An argument of its programs, as in a run: large networks would be constants in them.
+        self._frozen = rebuilt.frozen
+        self._bound = rebuilt.bound
         self._num_clients = rebuilt.num_clients
         self._compiled: dict[str, Callable[..., jax.Array]] = {}
         self._clients = Checkpoints(self.path, folder="clients")
@@ -153,7 +157,7 @@ class TrainedModel:
             TrainedModelError: inputs of another shape or type, an unknown client, or no such model.
         """
         prepare = self._preparation(client)
-        way, function, model = self._function(self._method, client, calibrated)
+        way, function, model = self._function(self._bound, client, calibrated)
         predict = partial(self._compiled.setdefault(way, jax.jit(function)), *model)
         return self._in_batches(lambda batch: predict(prepare(batch)), inputs, batch_size)
 
@@ -190,19 +194,19 @@ class TrainedModel:
             TrainedModelError: inputs of another shape or type, a client whose inputs are like all
                 others', or a method without features.
         """
-        embed = self._method.embed
         prepare = self._preparation(client)
         if client is not None and not self._own_inputs:
             raise TrainedModelError(
                 f"client is {client!r}, but features are the global model's; leave client out"
             )
-        if embed is None:
+        if self._method.embed is None:
             raise TrainedModelError(
                 f"method {self.config.method.name!r} with "
                 f"config.federated.name={self.config.federated.name!r} has no global model, and "
                 "so no features"
             )
-        function = partial(self._compiled.setdefault("embed", jax.jit(embed)), self._state)
+        embed = self._compiled.setdefault("embed", jax.jit(_of_method(self._bound, "embed")))
+        function = partial(embed, self._frozen, self._state)
         return self._in_batches(lambda batch: function(prepare(batch)), inputs, batch_size)
 
     def digest(self) -> str:
@@ -288,7 +292,7 @@ class TrainedModel:
         # The plain convolution: the others are chosen for this machine, and their shapes for
         # batches of known size.
         _, rebuilt = model_file.rebuild(self._stored, self._description, lowering="lax")
-        _, predict, model = self._function(rebuilt.method, client)
+        _, predict, model = self._function(rebuilt.bound, client)
         with _needing("flatbuffers"):
             program = as_program(
                 lambda x: predict(*model, prepare(x)), self.input_shape, self.input_dtype, platforms
@@ -342,30 +346,31 @@ class TrainedModel:
         return model["params"], model["model_state"]
 
     def _function(
-        self, method: Method, client: int | str | None, calibrated: bool = True
+        self,
+        bound: Callable[[Frozen | None], Method],
+        client: int | str | None,
+        calibrated: bool = True,
     ) -> tuple[str, Callable[..., jax.Array], tuple[Any, ...]]:
         """Find a function (*model, inputs) -> probabilities: (what it is known by, the
         function, the model).
         """
         if (model := self._model_before_average(client)) is not None:
-            apply = method.apply
-            assert apply is not None, "runs of other methods keep no models"
-            return "before average", lambda *given: jnp.exp(apply(*given)), model
+            assert self._method.apply is not None, "runs of other methods keep no models"
+            return "before average", _exp(_of_method(bound, "apply")), (self._frozen, *model)
         number = self._client_number(client)
         temperature = self.temperature_for(client) if calibrated else None
-        predict = method.predict
-        predict_for = method.predict_for
-        state = self._state
-        if number is not None and predict_for is not None:
-            model = (state, jnp.int32(number))
-            return "client", lambda *given: jnp.exp(predict_for(*given)), model
+        known = (self._frozen, self._state)
+        if number is not None and self._method.predict_for is not None:
+            model = (*known, jnp.int32(number))
+            return "client", _exp(_of_method(bound, "predict_for")), model
+        predict = _of_method(bound, "predict")
         if temperature is None:
-            return "global", lambda *given: jnp.exp(predict(*given)), (state,)
+            return "global", _exp(predict), known
 
         def calibrated_one(*given: Any) -> jax.Array:
             return jax.nn.softmax(predict(*given) / temperature)
 
-        return "calibrated", calibrated_one, (state,)
+        return "calibrated", calibrated_one, known
 
     def _number_of(self, client: int | str) -> int:
         known = self.client_names[: self._num_clients]
@@ -473,6 +478,20 @@ class TrainedModel:
                 "Give raw values, neither divided nor standardized: the model does that"
             )
         return values.astype(np.uint8, copy=False)
+
+
+def _of_method(bound: Callable[[Frozen | None], Method], name: str) -> Callable[..., jax.Array]:
+    """Give a function of a method as one of (what is not trained, its own arguments)."""
+
+    def function(frozen: Frozen | None, *given: Any) -> jax.Array:
+        found: jax.Array = getattr(bound(frozen), name)(*given)
+        return found
+
+    return function
+
+
+def _exp(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    return lambda *given: jnp.exp(function(*given))
 
 
 def as_program(

@@ -1,8 +1,10 @@
 """Runs that train a part of their network: what is sent, kept, gone on with and taken elsewhere."""
 
 import json
+import re
 import shutil
 
+import jax
 import numpy as np
 import pytest
 
@@ -70,6 +72,34 @@ def test_a_rest_that_is_gone_is_said(folder, shared, tmp_path):
     shutil.rmtree(tmp_path / "run" / "frozen")
     with pytest.raises(CheckpointError, match=r"no checkpoint in .*frozen"):
         fs.run(config(3), tmp_path / "run", quiet=True, shared=shared)
+
+
+@pytest.fixture
+def constants(tmp_path):
+    """Give a function: the largest constant of the programs that were lowered, in characters."""
+    jax.config.update("jax_dump_ir_to", str(tmp_path / "programs"))
+    yield lambda: max(
+        len(found)
+        for file in (tmp_path / "programs").iterdir()
+        for found in re.findall(r"dense<[^>]*>|$", file.read_text())
+    )
+    jax.config.update("jax_dump_ir_to", None)
+
+
+def test_the_rest_is_an_argument_of_a_trained_models_programs(folder, constants):
+    model = fs.load_run(folder)
+    inputs = fs.load_dataset("digits").train.x[:2]
+    assert (model.predict(inputs).shape, model.embed(inputs).shape) == ((2, 10), (2, 128))
+    assert constants() < REST
+
+
+@pytest.mark.thorough
+def test_the_rest_is_an_argument_of_a_runs_programs(tmp_path, constants):
+    held_out = {"data.test_clients": 0, "data.client_test_fraction": 0.2}
+    names = "network,xclp,per_client_lp,class_means,linear_head"
+    more = {"prediction.predictors": names, "personalize.epochs": 1, "model.hidden": (1024,)}
+    fs.run(config(1, **held_out, **more), tmp_path / "run", quiet=True)
+    assert constants() < 8 * REST
 
 
 @pytest.mark.thorough
