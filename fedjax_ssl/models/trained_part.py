@@ -6,6 +6,7 @@ rest, its `Frozen`, exists once: `Model.part` says how it starts and binds it to
 arrays or with arguments of a traced program.
 """
 
+import contextlib
 import re
 from collections.abc import Callable, Collection
 from fnmatch import fnmatchcase
@@ -20,6 +21,7 @@ from jax.interpreters import partial_eval
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from fedjax_ssl.keys import named_key
+from fedjax_ssl.models.layers import Dense
 from fedjax_ssl.models.model import Model, Outputs
 from fedjax_ssl.models.normalization import Norm
 
@@ -27,6 +29,7 @@ ALL = "all"
 HEAD = "head"
 LORA = "lora"  # the mode, and where its pairs are among the parameters
 KERNELS = ("kernel", "weight")  # names of what a layer multiplies with
+DENSE = (nn.Dense, Dense)
 Place = tuple[str, ...]
 Flat = dict[Place, Any]
 
@@ -99,7 +102,12 @@ def part_of(
     if train == ALL:
         return model
     shapes, statistics = map(flatten_dict, jax.eval_shape(model.init, jax.random.key(0)))
-    chosen, pairs = _choose(model, input_shape, shapes, train, rank, layers)
+    dense: set[Place] = set()
+    with nn.intercept_methods(partial(_find_dense, dense)):
+        chosen, pairs = _choose(model, input_shape, shapes, train, rank, layers)
+    # These are applied beside their layer. A kernel that both are added to would exist once for
+    # every client, and so would its gradient.
+    beside = {place for place in pairs if place[:-1] in dense}
     moving = {place for place in statistics if _belongs(place, chosen)}
     still = statistics.keys() - moving
     quiet = train == HEAD or (bool(still) and not moving)
@@ -120,27 +128,37 @@ def part_of(
         rest = _only(params, params.keys() - chosen)
         return Frozen(unflatten_dict(rest), unflatten_dict(_only(state, still)))
 
-    def whole(frozen: Frozen, params: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
+    def whole(
+        frozen: Frozen, params: PyTree, state: PyTree, added: Collection[Place] = pairs
+    ) -> tuple[PyTree, PyTree]:
         own = flatten_dict(params)
         merged = flatten_dict(frozen.params)
         merged |= {place: values for place, values in own.items() if place[0] != LORA}
-        for place in pairs:
-            left, right = (own[(LORA, *place, side)] for side in ("left", "right"))
+        for place in added:
+            left, right = pair_of(own, place)
             kernel = merged[place]
             merged[place] = kernel + scale * (left @ right).reshape(kernel.shape)
         everything = {**flatten_dict(frozen.state), **flatten_dict(state)}
         return unflatten_dict(merged), unflatten_dict(everything)
 
+    def pair_of(own: Flat, place: Place) -> tuple[Array, Array]:
+        return own[(LORA, *place, "left")], own[(LORA, *place, "right")]
+
     def apply(
         frozen: Frozen, params: PyTree, state: PyTree, inputs: Array, *, train: bool, **more: Any
     ) -> tuple[Outputs, PyTree]:
         learns = train and not quiet
-        everything = whole(frozen, params, state)
-        if not (learns and mixed):
+        own = flatten_dict(params)
+        factors = {place[:-1]: pair_of(own, place) for place in beside}
+        everything = whole(frozen, params, state, pairs.keys() - beside)
+        with contextlib.ExitStack() as listening:
+            for listener in (
+                partial(_with_pair, factors, scale) if factors else None,
+                partial(_as_in_evaluation, _layers_of(still), set()) if learns and mixed else None,
+            ):
+                if listener is not None:
+                    listening.enter_context(nn.intercept_methods(listener))
             outputs, new = model.apply(*everything, inputs, train=learns, **more)
-        else:
-            with nn.intercept_methods(partial(_as_in_evaluation, _layers_of(still), set())):
-                outputs, new = model.apply(*everything, inputs, train=True, **more)
         return outputs, unflatten_dict(_only(flatten_dict(new), moving))
 
     def unbound(*given: Any, **more: Any) -> Any:
@@ -282,6 +300,39 @@ def _head(model: Model, input_shape: tuple[int, ...]) -> set[Place]:
     _, used = partial_eval.dce_jaxpr(traced.jaxpr, [True])
     flat = flatten_dict(jax.tree.unflatten(jax.tree.structure(params), used))
     return {place for place, is_used in flat.items() if not is_used}
+
+
+def _find_dense(
+    found: set[Place],
+    call: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    context: nn.module.InterceptorContext,
+) -> Any:
+    """Note which layers of linen are dense."""
+    if isinstance(context.module, DENSE):
+        found.add(tuple(context.module.path))
+    return call(*args, **kwargs)
+
+
+def _with_pair(
+    factors: dict[Place, tuple[Array, Array]],
+    scale: float,
+    call: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    context: nn.module.InterceptorContext,
+) -> Any:
+    """Call a layer of linen; a dense one with a pair adds what its inputs are by the pair."""
+    layer = context.module
+    outputs = call(*args, **kwargs)
+    if not isinstance(layer, DENSE) or tuple(layer.path) not in factors:
+        return outputs
+    inputs = args[0]
+    left, right = (one.astype(outputs.dtype) for one in factors[tuple(layer.path)])
+    if isinstance(layer, Dense):  # whose kernel is [outputs, inputs]
+        left, right = right.T, left.T
+    return outputs + scale * (inputs.astype(outputs.dtype) @ left @ right)
 
 
 def _as_in_evaluation(

@@ -75,6 +75,8 @@ class ViTS16(Network):
         dim: values of a token.
         depth: number of blocks.
         heads: of attention.
+        recompute: compute each block again for its gradient, and keep only what goes into it: the
+            memory of activations falls to about that of one block, and a step takes longer.
     """
 
     weights: str | None = None
@@ -83,6 +85,7 @@ class ViTS16(Network):
     dim: Size = 384
     depth: Size = 12
     heads: Size = 6
+    recompute: bool = False
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Outputs:
@@ -103,8 +106,9 @@ class ViTS16(Network):
         token = self.param("cls_token", START, (1, 1, self.dim), default)
         place = self.param("pos_embed", START, (1, patches.shape[1] + 1, self.dim), default)
         tokens = jnp.concatenate([jnp.tile(token, (number, 1, 1)), patches], axis=1) + place
-        for block in range(self.depth):
-            tokens = Block(self.heads, name=f"block{block}")(tokens)
+        block = nn.remat(Block) if self.recompute else Block
+        for number in range(self.depth):
+            tokens = block(self.heads, name=f"block{number}")(tokens)
         return self.scores(_norm("norm")(tokens[:, 0]), START)
 
 

@@ -165,7 +165,7 @@ class Program:
         return data.split_hash(self.built.experiment.dataset, self.built.federation)
 
     def with_frozen(self, frozen: Frozen) -> "Program":
-        """Give the same program with another rest of the network, on one device."""
+        """Give the same program with another rest of the network, wherever it lies."""
         found = copy.copy(self)
         found.built = build(
             self.built.experiment,
@@ -258,7 +258,7 @@ class Program:
         arguments = (
             state,
             self.inputs.numbers,
-            self.inputs.frozen,
+            on_one_device(self.inputs.frozen),
             jnp.int32(client or 0),
             inputs,
         )
@@ -413,6 +413,11 @@ class Program:
             row["client_updates_per_second"] = row["clients"] / row["seconds"]
         new = list(after) if count > 1 else [after]
         return Advanced(rows, new, models, compiled - begin, elapsed)
+
+
+def on_one_device(tree: PyTree) -> PyTree:
+    """Give of arrays that lie whole on each of some devices those of the first one here."""
+    return jax.tree.map(lambda leaf: leaf.addressable_data(0), tree)
 
 
 def plain(value: np.ndarray) -> Any:

@@ -4,13 +4,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from fedjax_ssl import config as configs
 from fedjax_ssl import data
 from fedjax_ssl.prediction import one_shot
 from fedjax_ssl.runs import divergence, fine_tuning
 from fedjax_ssl.runs.active import Run
+from fedjax_ssl.runs.compile import on_one_device
 from fedjax_ssl.runs.processes import share_out
 from fedjax_ssl.runs.scores import score_run
 from fedjax_ssl.runs.summary import summarize
@@ -76,7 +75,7 @@ def _chosen(run: Run) -> tuple[int, Any]:
     """Give the round and the state, on one device, of the model that is chosen; predictions
     are made by the last one unless `config.early_stopping` asks for the best.
     """
-    here = jax.tree.map(lambda leaf: leaf.addressable_data(0), run.state)
+    here = on_one_device(run.state)
     best = None if run.folder is None else run.folder.restore_best(run.template)
     round, chosen, _ = best or (run.round, here, {})
     if run.config.early_stopping.patience is not None:

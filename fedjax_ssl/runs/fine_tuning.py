@@ -28,7 +28,7 @@ from fedjax_ssl.keys import named_key
 from fedjax_ssl.models import Frozen
 from fedjax_ssl.prediction.one_shot import as_csv
 from fedjax_ssl.runs.build import Built, build, facts_of, setup_of
-from fedjax_ssl.runs.compile import Inputs
+from fedjax_ssl.runs.compile import Inputs, on_one_device
 
 FILE = "personal_accuracy.csv"
 BATCH = 512  # examples per forward pass, at most
@@ -91,7 +91,7 @@ def tune(built: Built, state: ServerState, inputs: Inputs, names: list[str]) -> 
     if not is_asked(config):
         return None
     own = config.personalize
-    inputs = jax.tree.map(lambda leaf: leaf.addressable_data(0), inputs)
+    inputs = on_one_device(inputs)
     federation = inputs.federation
     setup = _setup(built, federation)
     program = jax.jit(partial(_tuned, built, setup))

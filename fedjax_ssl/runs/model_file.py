@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import ml_collections
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
@@ -189,9 +188,8 @@ def _rebuilt(
     def rest(network: Model) -> Frozen:
         assert network.part is not None, "a part of it is trained"
         like = jax.eval_shape(network.part.start, jax.random.key(0))
-        frozen = Checkpoints(stored.path, folder=FROZEN).restore(like)[1]
-        on_device: Frozen = jax.tree.map(jnp.asarray, frozen)
-        return on_device
+        frozen: Frozen = Checkpoints(stored.path, folder=FROZEN).restore(like)[1]
+        return frozen
 
     def bound(frozen: Frozen | None) -> Method:
         if frozen is None:

@@ -40,7 +40,7 @@ from fedjax_ssl.runs.callbacks import (
     Rows,
     Viewers,
 )
-from fedjax_ssl.runs.compile import Program
+from fedjax_ssl.runs.compile import Inputs, Program, on_one_device
 from fedjax_ssl.runs.own_callbacks import OwnCallbacks
 from fedjax_ssl.runs.own_metrics import OwnMetrics
 from fedjax_ssl.runs.privacy import privacy_of_run
@@ -103,7 +103,6 @@ def opened(
             stream = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
         program = shared.program(config)
         built = program.built
-        mesh = built.execution.mesh
         team.check_same(
             "data",
             built.federation,
@@ -114,11 +113,10 @@ def opened(
         own_metrics = OwnMetrics(built, team)
         privacy = privacy_of_run(built)
         end = config.rounds if privacy is None else privacy.limit
-        start = _start(program, folder, team)
+        start = _start(program, shared, folder, team)
         program = start.program
+        built = program.built
         history = History(config, start.rows)
-        team.connect(mesh)
-        state, inputs = share_out((start.state, program.inputs), mesh)
         feed = None
         if built.experiment.host is not None:
             feed = stack.enter_context(Feed(built, program.inputs.key))
@@ -134,8 +132,8 @@ def opened(
             names=data.client_names(built.experiment.dataset, built.federation, natural),
             template=start.template,
             round=start.round,
-            state=state,
-            inputs=inputs,
+            state=start.state,
+            inputs=start.inputs,
             feed=feed,
             seconds=start.seconds,
             before=dict(start.seconds),
@@ -170,13 +168,14 @@ class _Start(NamedTuple):
     program: Program  # with what is not trained as the run began with it
     template: ServerState  # shapes and types
     round: int  # rounds done
-    state: ServerState  # after these
+    state: ServerState  # after these, on all devices that share the run, as are the inputs
+    inputs: Inputs
     seconds: dict[str, float]  # "compile_seconds" and "train_seconds" of earlier starts
     rows: list[dict[str, Any]]
 
 
-def _start(program: Program, folder: RunFolder | None, team: Team) -> _Start:
-    """Load the last checkpoint, or initialize."""
+def _start(program: Program, shared: Shared, folder: RunFolder | None, team: Team) -> _Start:
+    """Load the last checkpoint, or initialize; no copy stays of what is put on several devices."""
     experiment = program.built.experiment
     if folder is not None:
         folder.compare_data(experiment.known_by)
@@ -201,7 +200,14 @@ def _start(program: Program, folder: RunFolder | None, team: Team) -> _Start:
         rows = folder.rows()
     nothing = {"compile_seconds": 0.0, "train_seconds": 0.0}
     round, state, seconds = team.from_first(found or (0, program.init(), nothing))
-    return _Start(program, template, round, state, seconds, team.values_from_first(rows))
+    mesh = program.built.execution.mesh
+    team.connect(mesh)
+    state, inputs = share_out((state, program.inputs), mesh)
+    if inputs.frozen is not None and mesh is not None:
+        program = program.with_frozen(inputs.frozen)
+        shared.frozen = on_one_device(inputs.frozen)
+    rows = team.values_from_first(rows)
+    return _Start(program, template, round, state, inputs, seconds, rows)
 
 
 def _tell(run: Run) -> None:

@@ -59,7 +59,7 @@ class Shared:
         self._federations: dict[str, FederatedData] = {}
         self._drawing: tuple[str, data.Drawing | None] | None = None
         self._pictures: dict[str, bytes] = {}
-        self._frozen: Frozen | None = None
+        self.frozen: Frozen | None = None  # not trained of the last run's network, on one device
         self.compiled: dict[tuple[Hashable, ...], Any] = {}
 
     def experiment(self, config: ml_collections.ConfigDict) -> Experiment:
@@ -125,10 +125,10 @@ class Shared:
 
         def rest(network: Model) -> Frozen:
             found = rest_of(jax.random.key(config.seed))(network)
-            before = self._frozen
+            before = self.frozen
             if before is None or not equal(found, before):
-                self._frozen = found
-            return self._frozen or found
+                self.frozen = found
+            return self.frozen or found
 
         return rest
 

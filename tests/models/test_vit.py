@@ -2,6 +2,7 @@
 input.
 """
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -62,6 +63,22 @@ def test_values_are_those_of_timm_and_torchvision(arrays, tmp_path):
     np.testing.assert_allclose(outputs.logits, LOGITS, atol=1e-5)
     same = second.init(jax.random.key(0))[0]
     assert jax.tree.all(jax.tree.map(np.array_equal, params, same))
+
+
+def test_blocks_that_are_computed_again_have_the_same_gradients():
+    x = jnp.ones((2, 8, 8, 3))
+    found = []
+    for recompute in (False, True):
+        model = models.build("vit_s16", **SMALL, recompute=recompute, train="lora", lora_rank=2)
+        bound = model.part.bind(model.part.start(jax.random.key(0)))
+        params, state = model.init(jax.random.key(0))
+
+        def loss(params, bound=bound, state=state):
+            return bound.apply(params, state, x, train=True)[0].logits[:, 0].sum()
+
+        found.append(jax.jit(jax.grad(loss))(params))
+    chex.assert_trees_all_close(*found, rtol=1e-5, atol=1e-7)
+    assert any(np.any(leaf) for leaf in jax.tree.leaves(found[0]["lora"]))
 
 
 @pytest.mark.thorough

@@ -1,8 +1,10 @@
 """Runs that train a part of their network: what is sent, kept, gone on with and taken elsewhere."""
 
+import gc
 import json
 import re
 import shutil
+import weakref
 
 import jax
 import numpy as np
@@ -10,8 +12,10 @@ import pytest
 
 import fedjax_ssl as fs
 from fedjax_ssl.folder.checkpoint import CheckpointError, Checkpoints
-from fedjax_ssl.runs import Shared
+from fedjax_ssl.runs import Shared, processes
+from fedjax_ssl.runs.build import rest_of as original
 from fedjax_ssl.runs.loop import Point, run_batch
+from fedjax_ssl.runs.processes import data_of
 from tests.saved import state_of
 
 FIELDS = {"eval_every": 1, "optimizer.local_epochs": 1, "data.test_clients": 9}
@@ -142,6 +146,37 @@ def test_it_does_not_depend_on_where_clients_run(folder, tmp_path, more):
     arrays, expected = (Checkpoints(place).arrays(2) for place in (tmp_path / "run", folder))
     for name, array in expected.items():
         np.testing.assert_allclose(arrays[name], array, atol=1e-5)
+
+
+@pytest.mark.thorough
+def test_what_is_put_on_several_devices_is_nowhere_else(tmp_path, monkeypatch):
+    more = {
+        "federated.devices": 2,
+        "data.test_clients": 0,
+        "data.client_test_fraction": 0.2,
+        "prediction.predictors": "network,class_means",
+    }
+    made = []
+
+    def rest_of(key):
+        def rest(network):
+            frozen = original(key)(network)
+            made.extend(map(weakref.ref, jax.tree.leaves(frozen)))
+            return frozen
+
+        return rest
+
+    monkeypatch.setattr("fedjax_ssl.runs.shared.rest_of", rest_of)
+    # as on accelerators: devices of a CPU may look at one copy
+    monkeypatch.setattr(processes, "data_of", lambda leaf: np.array(data_of(leaf)))
+    gone = []
+
+    def look(block):
+        gc.collect()
+        gone.extend(one() is None for one in made)
+
+    fs.run(config(1, **more), tmp_path / "run", quiet=True, callbacks=[look])
+    assert gone == [True, True]
 
 
 @pytest.mark.thorough
