@@ -65,6 +65,7 @@ def test_values_are_those_of_timm_and_torchvision(arrays, tmp_path):
     assert jax.tree.all(jax.tree.map(np.array_equal, params, same))
 
 
+@pytest.mark.thorough
 def test_blocks_that_are_computed_again_have_the_same_gradients():
     x = jnp.ones((2, 8, 8, 3))
     found = []
