@@ -361,8 +361,8 @@ class TrainedModel:
         temperature = self.temperature_for(client) if calibrated else None
         known = (self._frozen, self._state)
         if number is not None and self._method.predict_for is not None:
-            model = (*known, jnp.int32(number))
-            return "client", _exp(_of_method(bound, "predict_for")), model
+            its_own = _exp(_of_method(bound, "predict_for"))
+            return "client", its_own, (*known, jnp.int32(number))
         predict = _of_method(bound, "predict")
         if temperature is None:
             return "global", _exp(predict), known
