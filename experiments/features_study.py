@@ -2,10 +2,11 @@
 
     python experiments/features_study.py runs/features/* --output docs/images/features.png
 
-Every sweep has its own method or partition, and supervision.labels with several values. A run's
-method is a row, and so is each predictor of `prediction.predictors`. Cells are the mean over the
-seeds and half of its 95 % t interval; seconds are those of the fastest run, without compiling for
-what is trained; bytes go up.
+A method with its rounds and local steps is a row, and so is each predictor of
+`prediction.predictors`; a sweep has some of a row's numbers of labels, 0 where clients know class
+shares alone. Cells are the mean over the seeds and half of its 95 % t interval; local steps are
+those of all clients together; seconds are those of the fastest run, without compiling for what is
+trained; bytes go up. `--against ROW` adds differences from a row, over the seeds that both have.
 """
 
 import argparse
@@ -37,11 +38,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("sweeps", nargs="+", type=Path, metavar="FOLDER", help="folders of sweeps")
     parser.add_argument("--output", type=Path, help="the picture; none by default")
     parser.add_argument("--rows", nargs="+", metavar="ROW", help="of the picture; all by default")
+    parser.add_argument("--against", metavar="ROW", help="differences from this row, in points")
     options = parser.parse_args(arguments)
     found = pandas.DataFrame([row for sweep in options.sweeps for row in rows_of(sweep)])
     panels = list(found.groupby("partition", sort=False))
     for partition, part in panels:
         print(f"\n{partition}\n{table(part)}")
+        if options.against:
+            apart = differences(part, options.against)
+            print(f"\n{partition}, points ahead of {options.against}\n{table(apart)}")
     if options.output is None:
         return
     if options.rows:
@@ -62,13 +67,18 @@ def rows_of(sweep: Path) -> Iterator[dict[str, Any]]:
     for file in sorted(sweep.glob("runs/*/summary.json")):
         summary = json.loads(file.read_text())
         config = json.loads((file.parent / "config.json").read_text())
+        optimizer = config["optimizer"]
         shared = {
             "partition": config["partition"]["name"],
-            "labels": config["supervision"]["labels"],
+            "labels": config["supervision"]["labels"] or 0,
             "seed": config["seed"],
         }
+        work = f"{optimizer['local_steps']} steps"
+        if optimizer["local_steps"] is None:
+            work = f"{optimizer['local_epochs']} epochs"
         yield shared | {
-            "row": config["method"]["name"],
+            "row": f"{config['method']['name']}, {config['rounds']} x {work}",
+            "steps": summary["local_steps"],
             "accuracy": summary["test_accuracy"],
             "seconds": summary["train_seconds"],
             "bytes": summary["bytes_up"],
@@ -77,6 +87,7 @@ def rows_of(sweep: Path) -> Iterator[dict[str, Any]]:
             if one["predictor"] != "network":
                 yield shared | {
                     "row": f"{one['predictor']}, one shot",
+                    "steps": 0,
                     "accuracy": one["accuracy"],
                     "seconds": one["seconds"],
                     "bytes": one.get("protocol_bytes", 0),
@@ -88,6 +99,19 @@ def summed_up(found: pandas.DataFrame) -> pandas.DataFrame:
     grouped = (100 * found.set_index(["row", "labels"]).accuracy).groupby(level=[0, 1], sort=False)
     both = grouped.agg(["mean", "sem", "count"]).reset_index()
     return both.assign(half=both["sem"] * stats.t.ppf((1 + LEVEL) / 2, both["count"] - 1))
+
+
+def differences(found: pandas.DataFrame, against: str) -> pandas.DataFrame:
+    """Subtract a row's accuracy from that of all others, at the same number of labels and seed.
+
+    Raises:
+        SystemExit: there is no such row.
+    """
+    base = found[found.row == against].set_index(["labels", "seed"]).accuracy
+    if base.empty:
+        raise SystemExit(f"no row is {against!r}; there are {', '.join(found.row.unique())}")
+    others = found[found.row != against].join(base.rename("base"), on=["labels", "seed"])
+    return others.assign(accuracy=others.accuracy - others.base).dropna(subset="accuracy")
 
 
 def table(found: pandas.DataFrame) -> str:
@@ -103,10 +127,10 @@ def table(found: pandas.DataFrame) -> str:
             for n in counts
         ]
         sent = runs.groupby("labels").bytes.mean() / 1e6
-        written.append(
-            [row, *shown, f"{runs.seconds.min():.1f}", f"{sent.min():.1f} to {sent.max():.1f} MB"]
-        )
-    return markdown(["", *map(str, counts), "seconds", "sent up"], written)
+        seconds = f"{runs.seconds.min():.1f}"
+        steps = f"{runs.steps.min():,} to {runs.steps.max():,}"
+        written.append([row, *shown, steps, seconds, f"{sent.min():.1f} to {sent.max():.1f} MB"])
+    return markdown(["", *map(str, counts), "local steps", "seconds", "sent up"], written)
 
 
 def draw(axes: Any, found: pandas.DataFrame) -> None:
@@ -114,10 +138,13 @@ def draw(axes: Any, found: pandas.DataFrame) -> None:
     both = summed_up(found).sort_values("labels", kind="stable")
     for color, (row, line) in zip(COLORS, both.groupby("row", sort=False), strict=False):
         ends = line["mean"] - line["half"], line["mean"] + line["half"]
+        if not line.labels.any():  # no labels: the same wherever others have some
+            axes.axhline(line["mean"].item(), color=color, linestyle=":", label=row)
+            continue
         axes.plot(line.labels, line["mean"], color=color, marker="o", markersize=3, label=row)
         axes.fill_between(line.labels, *ends, color=color, alpha=0.12, linewidth=0)
     axes.set_xscale("log")
-    counts = sorted(found.labels.unique())
+    counts = sorted(found.labels[found.labels > 0].unique())
     axes.set_xticks(counts, counts)
     axes.set_xlabel("labels of a class, in all")
     axes.grid(alpha=0.25)
