@@ -50,7 +50,7 @@ def in_words(file: Path) -> str:
         return f"anew: what is kept is for {others}, and this is {_here()}"
     first, *again = found[_here()]
     if not again:
-        return f"less than {first:.1f} s, which it took before the program was kept"
+        return f"{first:.1f} s the last time, before the program was kept"
     return f"{again[0]:.1f} s the last time, {first:.1f} s before the program was kept"
 
 
