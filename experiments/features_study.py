@@ -76,6 +76,8 @@ def rows_of(sweep: Path) -> Iterator[dict[str, Any]]:
         work = f"{optimizer['local_steps']} steps"
         if optimizer["local_steps"] is None:
             work = f"{optimizer['local_epochs']} epochs"
+        if config["model"].get("start") == "zero":
+            work += " from zero"
         yield shared | {
             "row": f"{config['method']['name']}, {config['rounds']} x {work}",
             "steps": summary["local_steps"],

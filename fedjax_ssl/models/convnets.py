@@ -98,13 +98,19 @@ def check_images(model: str, inputs: Array, least: int, hint: str = "") -> None:
 
 
 class Linear(Network):
-    """One affine map of the flattened input, which is also the feature. Weights LeCun normal,
-    bias zero.
+    """One affine map of the flattened input, which is also the feature. Bias zero.
+
+    Attributes:
+        start: of the weights, "lecun_normal" or "zero". Where few labels say little of the inputs,
+            what is random at the start stays in the scores.
     """
+
+    start: Literal["lecun_normal", "zero"] = "lecun_normal"
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n ..."], train: bool, mask: Mask) -> Outputs:
-        return self.scores(inputs.reshape(inputs.shape[0], -1), lecun_normal)
+        start = nn.initializers.zeros if self.start == "zero" else lecun_normal
+        return self.scores(inputs.reshape(inputs.shape[0], -1), start)
 
 
 class Logistic(Network):

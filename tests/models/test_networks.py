@@ -167,6 +167,12 @@ def test_features_are_the_heads_input():
         np.testing.assert_allclose(outputs.logits, logits, rtol=1e-4, atol=1e-5)
 
 
+def test_linear_starts_at_zero_where_asked_to():
+    model = models.build("linear", num_classes=3, input_shape=(5,), start="zero")
+    params, _ = model.init(jax.random.key(0))
+    assert all(not leaf.any() for leaf in jax.tree.leaves(params))
+
+
 def test_mlp_without_activation_is_linear():
     model, shape = small("mlp", hidden=(6, 5), activation="none")
     params, state = drawn(model)
