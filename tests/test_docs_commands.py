@@ -45,7 +45,7 @@ NOT_RUN = {
     r"^run (cifar10|mnist)": "needs a download",
     r"model\.weights": "needs weights of torchvision: tests/models/test_pretrained.py",
     r"lite0": "needs weights of a package: tests/models/test_efficientnet.py",
-    r"(other|new)\.npz|data\.path=writing": "needs Omniglot, and minutes",
+    r"runs/other|data\.path=writing": "needs Omniglot, and minutes",
     r"^bench": "minutes to hours, on a machine of its own: tests/test_bench.py",
     r"^reproduce .*--run(?!.*--scale smoke)": "hours, and a download",
     r"million\.npz": "a million examples, on a machine of its own",
@@ -70,6 +70,7 @@ OWN = {
     "my_uploads": "def clip(",
     "my_nets": "class Linen",
     "my_metrics": "def weighted_f1",
+    "lite0_parts": "def until_block6",
 }
 
 
