@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Shaped
 from fedjax_ssl import models, own_code
 from fedjax_ssl.data import Dataset
 from fedjax_ssl.errors import UserError, did_you_mean
+from fedjax_ssl.models.own import as_it_predicts
 from fedjax_ssl.models.published import PUBLISHED, Published, digest
 from fedjax_ssl.trained.model import load_run
 
@@ -115,13 +116,24 @@ def _of_run(folder: Path, dataset: Dataset) -> Encoder:
 
 
 def _own(name: str, dataset: Dataset) -> Encoder:
-    """Take a function of a user's own: plain, or a module of PyTorch."""
+    """Take a function of a user's own: plain, or a module, which works as in evaluation."""
     found = own_code.import_named("encoder", name)
     known = {"own": name, "code": own_code.fingerprint(name)}
     if hasattr(found, "state_dict") and hasattr(found, "eval"):
-        return Encoder(known, _torch(found, dataset.input_max))
-    own_code.check_arguments(f"encoder {name!r}", found, ("inputs",))
-    return Encoder(known, found)
+        function = _torch(found, dataset.input_max)
+    else:
+        own_code.check_arguments(f"encoder {name!r}", found, ("inputs",))
+        function = as_it_predicts(found)
+
+    def encode(inputs: np.ndarray) -> Any:
+        try:
+            return function(inputs)
+        except Exception as error:
+            told = own_code.blame(error) or f"{type(error).__name__}: {own_code.said(error)}"
+            given = f"{inputs.dtype} {list(inputs.shape)}"
+            raise UserError(f"encoder {name!r}, given {given}, raised {told}") from error
+
+    return Encoder(known, encode)
 
 
 def _torch(module: Any, input_max: float) -> Callable[[np.ndarray], Any]:

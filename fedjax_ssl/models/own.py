@@ -254,6 +254,16 @@ def _linen(module: nn.Module, input_shape: Shape) -> Kind:
     return Kind(start, call, lambda: normalizing(lambda: start(jax.random.key(0))))
 
 
+def as_it_predicts(net: Any) -> Any:
+    """Give a module of nnx or equinox as it works in evaluation; anything else as it is."""
+    if isinstance(net, nnx.Module):
+        net.eval()
+    equinox = sys.modules.get("equinox")
+    if equinox is not None and isinstance(net, equinox.Module):
+        return equinox.nn.inference_mode(net)
+    return net
+
+
 def _nnx(build: Callable[[PRNGKeyArray], nnx.Module]) -> Kind:
     def parts(net: nnx.Module) -> Any:
         return nnx.split(net, nnx.Param, nnx.RngState, ...)

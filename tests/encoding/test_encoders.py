@@ -41,6 +41,51 @@ def test_what_is_no_encoder(name, side, message):
         encoder(name, images(), None, side)
 
 
+MODULES = """
+import equinox, jax, numpy
+from flax import linen, nnx
+
+class Mine(nnx.Module):
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.dense = nnx.Linear(3072, 4, rngs=rngs)
+        self.norm = nnx.BatchNorm(4, rngs=rngs)
+    def __call__(self, x):
+        return self.norm(self.dense(x.reshape(len(x), -1) / 255))
+
+class Each(equinox.Module):
+    net: equinox.nn.Sequential
+    def __call__(self, x):
+        return jax.vmap(self.net)(x.reshape(len(x), -1) / 255)
+
+key = jax.random.key(0)
+dense = equinox.nn.Linear(3072, 4, key=key)
+flat = linen.Sequential([lambda x: x.reshape(len(x), -1) / 255, linen.Dense(4)])
+of_nnx = Mine()
+of_equinox = Each(equinox.nn.Sequential([dense, equinox.nn.Dropout(0.5)]))
+of_linen = flat.bind(flat.init(key, numpy.ones((1, 32, 32, 3))))
+alone = linen.Dense(4)
+"""
+
+
+@pytest.mark.thorough
+def test_modules_of_flax_and_equinox_encode_as_they_predict(tmp_path, monkeypatch):
+    pytest.importorskip("equinox")
+    (tmp_path / "of_jax.py").write_text(MODULES)
+    monkeypatch.syspath_prepend(tmp_path)
+    some = images(side=32)
+    for name in ("of_nnx", "of_equinox", "of_linen"):
+        encode = encoder(f"of_jax:{name}", some, None, None).encode
+        together, first = encode(some.train.x), encode(some.train.x[:1])
+        assert together.shape == (3, 4)
+        np.testing.assert_allclose(together[:1], first, atol=1e-5)
+    for name in ("alone", "dense"):
+        with pytest.raises(
+            UserError, match=rf"'of_jax:{name}', given uint8 \[3, 32, 32, 3\], rais"
+        ):
+            encoder(f"of_jax:{name}", some, None, None).encode(some.train.x)
+
+
 def random_network(library, name):
     """Make a network of a library whose weights and batch statistics are all drawn."""
     torch = pytest.importorskip("torch", reason=NEEDS)
