@@ -85,3 +85,14 @@ def test_own_arrays_become_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     )
     assert federation.summary()["clients"] == 3
     assert federation.summary()["labelled_examples"] == 9
+
+
+@pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore:.*hides:fedjax_ssl.errors.ConfigNote")
+def test_heads_train_on_an_array_of_features(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = run_block("features.md")
+    assert found["probabilities"].shape == (3, 10)
+    assert found["summary"]["test_accuracy"] > 0.3

@@ -299,6 +299,11 @@ class RunFolder(Closing):
                 f"-> {split}. Give it the split that it began on, or another --workdir."
             )
 
+    @property
+    def begun(self) -> bool:
+        """Whether there is a checkpoint to go on from."""
+        return self._checkpoints.latest() is not None
+
     def restore(self, template: Any) -> tuple[int, Any, dict[str, Any]] | None:
         """Load the last sound checkpoint, then store the config and drop the metric rows of later
         rounds; of a run that gets longer, the summary and checkpoints that it cannot go on from.
@@ -310,7 +315,7 @@ class RunFolder(Closing):
             (round, state, extra), None where there is no checkpoint.
         """
         found = None
-        if self._checkpoints.latest() is not None:
+        if self.begun:
             found = self._checkpoints.restore(template, self._longer_from)
         with self._storing(self.config_file):
             if self._longer_from is not None:
@@ -362,7 +367,7 @@ class RunFolder(Closing):
             CheckpointError: it is gone, damaged, or of another network.
         """
         stored = Checkpoints(self.path, folder=FROZEN)
-        if self._checkpoints.latest() is not None:
+        if self.begun:
             return stored.restore(frozen)[1]
         with self._storing(self.path / FROZEN, tree_bytes(frozen)):
             stored.save(0, frozen)

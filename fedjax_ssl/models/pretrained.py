@@ -299,11 +299,27 @@ def pretrained(model: Model, path: str | Path, *named: Layers) -> Model:
     _refuse_others(
         path, set(wanted.values()) - set(arrays), set(arrays) - set(names.values()), hint
     )
+    if ("params", "pos_embed") in wanted:
+        _check_side(path, arrays, shapes["params", "pos_embed"].shape[1])
     loaded: dict[Place, np.ndarray] = {}
     for place, name in wanted.items():
         values = _checked(path, name, arrays, their_shape(shapes[place].shape))
         loaded[place] = values.transpose(2, 3, 1, 0) if values.ndim == 4 else values
     return _starting_from(model, loaded)
+
+
+def _check_side(path: Path, arrays: Mapping[str, np.ndarray], tokens: int) -> None:
+    """Refuse positions of other images than those that a vision transformer has so many tokens
+    for.
+    """
+    theirs = arrays["pos_embed"].shape[1:-1]
+    if len(theirs) == 1 and theirs[0] != tokens:
+        side = round((theirs[0] - 1) ** 0.5) * arrays["patch_embed.proj.weight"].shape[-1]
+        raise ValueError(
+            f"weights {path}: 'pos_embed' has {theirs[0]} positions, this network {tokens}; bring "
+            f"images to {side} x {side} pixels, for which the weights are (model.side={side}; "
+            f"--side {side} of `fedjax-ssl features`)"
+        )
 
 
 def started(model: Model, arrays: Mapping[str, np.ndarray], source: str | Path) -> Model:

@@ -101,7 +101,8 @@ def opened(
         stream = None
         if quiet or folder is None:
             stream = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
-        program = shared.program(config)
+        begun = team.values_from_first(folder is not None and folder.begun)
+        program = shared.program(_without_what_is_gone(config) if begun else config)
         built = program.built
         team.check_same(
             "data",
@@ -160,6 +161,20 @@ def opened(
             run.adding = [Divergence(history), *accounts, own_metrics, own]
             run.callbacks = _callbacks(run, history)
         yield run
+
+
+def _without_what_is_gone(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+    """Leave out where the first weights came from, if it is gone: a checkpoint has all of them."""
+    places = {"model.weights": config.model.get("weights"), "start_from": config.start_from}
+    gone = {
+        name: None
+        for name, place in places.items()
+        if place and not Path(place).expanduser().exists()
+    }
+    changed = ml_collections.ConfigDict(config.to_dict())
+    with changed.ignore_type():
+        changed.update_from_flattened_dict(gone)
+    return changed.lock() if gone else config
 
 
 class _Start(NamedTuple):

@@ -11,17 +11,22 @@ import numpy as np
 import pytest
 
 import fedjax_ssl as fs
+from fedjax_ssl import models
+from fedjax_ssl.config import ConfigError
 from fedjax_ssl.folder.checkpoint import CheckpointError, Checkpoints
+from fedjax_ssl.models.pretrained import vit_layers
 from fedjax_ssl.runs import Shared, processes
 from fedjax_ssl.runs.build import rest_of as original
 from fedjax_ssl.runs.loop import Point, run_batch
 from fedjax_ssl.runs.processes import data_of
+from tests.models.torchvision_arrays import arrays_of
 from tests.saved import state_of
 
 FIELDS = {"eval_every": 1, "optimizer.local_epochs": 1, "data.test_clients": 9}
 LORA = {"model.train": "lora", "model.lora_rank": 2}
 NUMBERS = 2 * (128 + 64) + 128 * 10 + 10  # of the pair and of the head
 REST = 128 * 64 + 128
+VIT = {"patch": 4, "dim": 8, "depth": 1, "heads": 2}
 
 
 def config(rounds, **more):
@@ -69,6 +74,31 @@ def test_it_goes_on_with_the_rest_in_its_folder(folder, shared, tmp_path):
     frozen.write(0, stored, {})
     fs.run(config(2), tmp_path / "run", quiet=True, shared=shared)
     assert state_of(tmp_path / "run") != state_of(folder)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["model.weights", "start_from"])
+def test_it_goes_on_without_the_weights_that_it_began_with(folder, tmp_path, kind):
+    given = tmp_path / "given.npz"
+    network = {"model.name": "vit_s16", "model.lora_layers": "*.qkv"}
+    network |= {f"model.{name}": value for name, value in VIT.items()}
+    if kind == "start_from":
+        shutil.copytree(folder, given)
+        network = {"model.train": "head", "model.lora_rank": 4}
+    else:
+        built = models.build("vit_s16", num_classes=10, input_shape=(8, 8, 1), **VIT)
+        np.savez(given, **arrays_of(built, vit_layers()))
+    for name, rounds in (("run", (1, 2)), ("whole", (2,))):
+        for number in rounds:
+            gone = number == 2 and name == "run"
+            if gone:
+                given.rename(tmp_path / "gone")
+            fs.run(config(number, **network, **{kind: str(given)}), tmp_path / name, quiet=True)
+            if gone:
+                (tmp_path / "gone").rename(given)
+    assert state_of(tmp_path / "run") == state_of(tmp_path / "whole")
+    with pytest.raises(ConfigError, match="gone"):
+        fs.run(config(1, **network, **{kind: str(tmp_path / "gone")}), tmp_path / "new", quiet=True)
 
 
 def test_a_rest_that_is_gone_is_said(folder, shared, tmp_path):
