@@ -522,14 +522,14 @@ def _check_part(recipe: Recipe) -> None:
     assert model.part is not None
     if not (recipe.class_scores or model.part.moves_features):
         raise ValueError(
-            f"{recipe.name} learns by features, which stay as they are where the head alone is "
+            "this method learns by features, which stay as they are where the head alone is "
             "trained; use model.train=lora or name layers, or a method that learns class scores"
         )
     params, _ = jax.eval_shape(model.init, jax.random.key(0))
     groups = jax.eval_shape(recipe.groups.split, params)
     if empty := [group for group, tree in groups.items() if not jax.tree.leaves(tree)]:
         raise ValueError(
-            f"{recipe.name} trains {', '.join(empty)} apart, of which nothing is trained with this "
+            f"this method trains {', '.join(empty)} apart, of which nothing is trained with this "
             "model.train; name some of its layers or use lora, or another method"
         )
 
