@@ -328,11 +328,11 @@ def _with_pair(
     outputs = call(*args, **kwargs)
     if not isinstance(layer, DENSE) or tuple(layer.path) not in factors:
         return outputs
-    inputs = args[0]
+    inputs = args[0].astype(outputs.dtype)
     left, right = (one.astype(outputs.dtype) for one in factors[tuple(layer.path)])
     if isinstance(layer, Dense):  # whose kernel is [outputs, inputs]
-        left, right = right.T, left.T
-    return outputs + scale * (inputs.astype(outputs.dtype) @ left @ right)
+        return outputs + scale * (inputs @ right.T @ left.T)
+    return outputs + scale * (inputs @ left @ right)
 
 
 def _as_in_evaluation(
