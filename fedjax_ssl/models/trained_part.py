@@ -6,7 +6,6 @@ rest, its `Frozen`, exists once: `Model.part` says how it starts and binds it to
 arrays or with arguments of a traced program.
 """
 
-import contextlib
 import re
 from collections.abc import Callable, Collection
 from fnmatch import fnmatchcase
@@ -151,13 +150,11 @@ def part_of(
         own = flatten_dict(params)
         factors = {place[:-1]: pair_of(own, place) for place in beside}
         everything = whole(frozen, params, state, pairs.keys() - beside)
-        with contextlib.ExitStack() as listening:
-            for listener in (
-                partial(_with_pair, factors, scale) if factors else None,
-                partial(_as_in_evaluation, _layers_of(still), set()) if learns and mixed else None,
-            ):
-                if listener is not None:
-                    listening.enter_context(nn.intercept_methods(listener))
+        quiet_layers = _layers_of(still) if learns and mixed else set()
+        with (
+            nn.intercept_methods(partial(_with_pair, factors, scale)),
+            nn.intercept_methods(partial(_as_in_evaluation, quiet_layers, set())),
+        ):
             outputs, new = model.apply(*everything, inputs, train=learns, **more)
         return outputs, unflatten_dict(_only(flatten_dict(new), moving))
 

@@ -208,8 +208,7 @@ def _rebuilt(
     state = jax.eval_shape(method.init, jax.random.key(0), federation)
     names = tuple(model["client_names"])
     number = federation.num_clients
-    parts = (method, state, dataset, names, number, whole, built.frozen, bound)
-    return resolved, Rebuilt(*parts)
+    return resolved, Rebuilt(method, state, dataset, names, number, whole, built.frozen, bound)
 
 
 def resolved_of(stored: dict[str, Any]) -> ml_collections.ConfigDict:
