@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("sweeps", nargs="+", type=Path, metavar="FOLDER", help="folders of sweeps")
     parser.add_argument("--output", type=Path, help="the picture; none by default")
-    parser.add_argument("--rows", nargs="+", metavar="ROW", help="of the picture; all by default")
+    parser.add_argument("--rows", nargs="+", metavar="ROW", help="of the picture; eight at most")
     parser.add_argument("--against", metavar="ROW", help="differences from this row, in points")
     options = parser.parse_args(arguments)
     found = pandas.DataFrame([row for sweep in options.sweeps for row in rows_of(sweep)])
@@ -49,16 +49,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"\n{partition}, points ahead of {options.against}\n{table(apart)}")
     if options.output is None:
         return
-    if options.rows:
-        panels = [(name, part[part.row.isin(options.rows)]) for name, part in panels]
-    figure = Figure(figsize=(4.2 * len(panels), 3.6), dpi=90, layout="constrained")
+    rows = options.rows or list(found.row.unique())
+    figure = Figure(figsize=(4.2 * len(panels) + 2.4, 3.6), dpi=90, layout="constrained")
     FigureCanvasAgg(figure)
     shown = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
     for axes, (partition, part) in zip(shown, panels, strict=True):
-        draw(axes, part)
+        draw(axes, part, rows)
         axes.set_title(partition, fontsize=10)
     shown[0].set_ylabel("new examples that are labelled right, %")
-    shown[0].legend(frameon=False, fontsize=8)
+    lines = {line.get_label(): line for axes in shown for line in axes.lines}
+    figure.legend(lines.values(), lines.keys(), loc="outside right upper", frameon=False, fontsize=8)
     figure.savefig(options.output)
 
 
@@ -135,10 +135,13 @@ def table(found: pandas.DataFrame) -> str:
     return markdown(["", *map(str, counts), "local steps", "seconds", "sent up"], written)
 
 
-def draw(axes: Any, found: pandas.DataFrame) -> None:
-    """Draws the rows of one partition."""
-    both = summed_up(found).sort_values("labels", kind="stable")
-    for color, (row, line) in zip(COLORS, both.groupby("row", sort=False), strict=False):
+def draw(axes: Any, found: pandas.DataFrame, rows: Sequence[str]) -> None:
+    """Draws these rows of one partition, each in its color, those that are there."""
+    both = summed_up(found).sort_values("labels", kind="stable").set_index("row")
+    for color, row in zip(COLORS, rows, strict=False):
+        line = both[both.index == row]
+        if line.empty:
+            continue
         ends = line["mean"] - line["half"], line["mean"] + line["half"]
         if not line.labels.any():  # no labels: the same wherever others have some
             axes.axhline(line["mean"].item(), color=color, linestyle=":", label=row)
