@@ -58,7 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         axes.set_title(partition, fontsize=10)
     shown[0].set_ylabel("new examples that are labelled right, %")
     lines = {line.get_label(): line for axes in shown for line in axes.lines}
-    figure.legend(lines.values(), lines.keys(), loc="outside right upper", frameon=False, fontsize=8)
+    figure.legend(
+        lines.values(), lines.keys(), loc="outside right upper", frameon=False, fontsize=8
+    )
     figure.savefig(options.output)
 
 
