@@ -3,6 +3,7 @@
 import dataclasses
 from functools import partial
 
+import chex
 import jax
 import jax.numpy as jnp
 import matplotlib
@@ -11,8 +12,9 @@ import pytest
 from PIL import Image
 
 from fedjax_ssl.data.dataset import Dataset, Split
-from fedjax_ssl.data.federation.federate import federate
+from fedjax_ssl.data.federation.federate import Drawing, federate
 from fedjax_ssl.data.federation.federated_data import WeakLabels, validate
+from fedjax_ssl.data.federation.held_out import HeldOut
 from fedjax_ssl.data.federation.partition import PARTITIONS
 from fedjax_ssl.data.federation.report import class_counts, plot_partition, report
 
@@ -242,6 +244,15 @@ def test_vmapped_over_keys_has_the_same_content_per_key(dataset, options):
 def test_a_fixed_key_inside_somebody_elses_jit():
     inside = jax.jit(lambda: draw(jax.random.key(0), DATASET, test_clients=3))()
     assert contents(inside) == contents(draw(jax.random.key(0), DATASET, test_clients=3))
+
+
+def test_a_drawing_gives_every_key_the_federation_that_it_has_alone():
+    drawing = Drawing(DATASET, "iid", 3, {}, "per_client", {"labels": 2}, HeldOut(), 1.25)
+    first, second = (drawing(jax.random.key(seed)) for seed in (0, 1))
+    assert not np.array_equal(first.index, second.index)
+    options = {"partition": "iid", "num_clients": 3, "supervision_options": {"labels": 2}}
+    alone = federate(jax.random.key(1), DATASET, widest=1.25, **options)
+    chex.assert_trees_all_equal(second, alone)
 
 
 @pytest.mark.thorough
