@@ -179,9 +179,15 @@ def run_batch(points: Sequence[Point], shared: Shared) -> list[dict[str, Any] | 
         active: dict[int, Run] = {}
         for place, point in enumerate(points):
             try:
-                config = configs.resolve(point.config)
-                folder, callbacks, pictures = point[1:]
-                one = opened(config, folder, Team(), shared, callbacks, True, pictures)
+                one = opened(
+                    configs.resolve(point.config),
+                    point.workdir,
+                    Team(),
+                    shared,
+                    point.callbacks,
+                    quiet=True,
+                    pictures=point.pictures,
+                )
                 active[place] = stack.enter_context(one)
             except Exception as error:
                 results[place] = error

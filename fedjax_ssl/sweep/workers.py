@@ -311,25 +311,30 @@ def tasks(sweep: Path, plan: Plan, workers: int, together: bool = False) -> list
         size = max(math.ceil(len(runs) / workers), 1)
         dealt = [runs[start : start + size] for start in range(0, len(runs), size)]
     else:
-        # the longest first, so that workers end together
-        waiting = sorted(filter(None, programs), key=len, reverse=True)
-        last = len(waiting) % workers
-        whole = len(waiting) - last
-        most = math.inf
-        if workers > 1 and not gpus.found():  # which do all runs of a program at once
-            most = max(math.ceil(sum(map(len, waiting)) / (_PARTS * workers)), _WORTH_A_START)
-        least = [1] * whole + [math.ceil(workers / max(last, 1))] * last
-        parts = [
-            max(one, math.ceil(len(runs) / most)) for runs, one in zip(waiting, least, strict=True)
-        ]
-        cut = sorted(zip(waiting, parts, strict=True), key=lambda pair: -pair[1])
-        dealt = [
-            part
-            for place in range(max(parts, default=0))
-            for runs, count in cut
-            if place < count and (part := runs[place::count])
-        ]
+        dealt = _cut(programs, workers)
     return [task_of(sweep, runs) for runs in dealt]
+
+
+def _cut(programs: Sequence[list[PlannedRun]], workers: int) -> list[list[PlannedRun]]:
+    """Cut programs into the parts that `tasks` speaks of."""
+    # the longest first, so that workers end together
+    waiting = sorted(filter(None, programs), key=len, reverse=True)
+    last = len(waiting) % workers  # programs that would leave workers idle
+    largest = math.inf
+    if workers > 1 and not gpus.found():  # which do all runs of a program at once
+        total = sum(map(len, waiting))
+        largest = max(math.ceil(total / (_PARTS * workers)), _WORTH_A_START)
+    counts = []
+    for place, runs in enumerate(waiting):
+        least = math.ceil(workers / last) if place >= len(waiting) - last else 1
+        counts.append(max(least, math.ceil(len(runs) / largest)))
+    cut = sorted(zip(waiting, counts, strict=True), key=lambda pair: -pair[1])
+    return [
+        runs[place::count]
+        for place in range(max(counts, default=0))
+        for runs, count in cut
+        if place < min(count, len(runs))
+    ]
 
 
 def task_of(sweep: Path, runs: Sequence[PlannedRun]) -> Task:
