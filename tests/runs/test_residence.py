@@ -97,6 +97,7 @@ def prepared(monkeypatch, large=None, residence="host", **fields):
     monkeypatch.setattr(
         shared_module, "load_resolved", lambda config: Experiment(config, toy_dataset(whole))
     )
+    monkeypatch.setattr(shared_module, "drawing_of", lambda experiment: None)
     monkeypatch.setattr(
         shared_module, "federate", lambda one, *_: toy_host(whole)[1] if one.host else whole
     )
