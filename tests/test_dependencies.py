@@ -9,6 +9,8 @@ import tomllib
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -54,6 +56,8 @@ def test_a_start_imports_nothing_that_it_does_not_need():
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.thorough
+@pytest.mark.promise
 def test_folders_are_reported_without_jax():
     code = (
         "import sys, fedjax_ssl.report.command; print('jax' in sys.modules or 'flax' in "

@@ -51,7 +51,10 @@ def test_a_single_part_stays_as_it_is() -> None:
     assert compose(recipe) is recipe
 
 
-@pytest.mark.parametrize(("second", "kind"), [("protofssl", "labels"), ("fedul", "sets")])
+@pytest.mark.parametrize(
+    ("second", "kind"),
+    [pytest.param("protofssl", "labels", marks=pytest.mark.thorough), ("fedul", "sets")],
+)
 def test_a_second_part_that_weighs_nothing_leaves_the_first_one_alone(second, kind) -> None:
     """And its batches, targets and metrics are there, under its name."""
     data = toy.weak_federation(kind)

@@ -83,6 +83,8 @@ def losing(share: float, when: str):
     return methods.build("xclp", toy.setup(DATA, participation=how), **GRAPH)
 
 
+@pytest.mark.thorough
+@pytest.mark.promise
 @pytest.mark.parametrize("share", [0.4, pytest.param(0.6, marks=pytest.mark.thorough)])
 def test_clients_lost_before_their_codes_are_compared_might_not_have_been_invited(share) -> None:
     method = losing(share, "start")

@@ -151,7 +151,7 @@ def with_weights_of(kind, params):
     }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", QUICK)
 def test_with_the_same_weights_they_are_our_network(nets, kind):
     ours = models.build("mlp", num_classes=3, input_shape=(8, 8, 1), hidden=(5,), norm="bn")
     theirs = build(kind, width=5, rate=0.0)

@@ -204,6 +204,8 @@ def torchvisions_resnet18(a, x):
     return x.mean((2, 3)) @ a["fc.weight"].T + a["fc.bias"]
 
 
+@pytest.mark.thorough
+@pytest.mark.promise
 def test_resnet18_computes_what_torchvisions_does(tmp_path):
     options = {
         "num_classes": 3,

@@ -1,6 +1,7 @@
 """(FL)^2 against its authors' code: weights, batch statistics and thresholds of three rounds."""
 
 import jax
+import pytest
 
 from fedjax_ssl import methods
 from tests import toy
@@ -17,6 +18,8 @@ from tests.parity.parity import (
 ROUNDS = 3
 
 
+@pytest.mark.thorough
+@pytest.mark.promise
 def test_weights_statistics_and_predictions_are_those_of_the_code(monkeypatch, exact):
     without_chance(monkeypatch)
     said = fixture("fl2")

@@ -4,6 +4,7 @@ helpers.
 
 import jax
 import numpy as np
+import pytest
 
 from fedjax_ssl import federated, methods, models
 from tests import toy
@@ -22,6 +23,8 @@ LABELLED = 12
 ROUNDS = 4
 
 
+@pytest.mark.thorough
+@pytest.mark.promise
 def test_weights_and_predictions_are_those_of_the_code(monkeypatch, exact):
     without_chance(monkeypatch)
     said = fixture("protofssl")

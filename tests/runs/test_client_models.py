@@ -38,6 +38,8 @@ def centred(values):
     return values - values.mean(axis=-1, keepdims=True)
 
 
+@pytest.mark.thorough
+@pytest.mark.promise
 @pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_the_global_model_is_the_mean_of_what_is_kept_and_nothing_else_changes(
     tmp_path, devices, capsys, shared

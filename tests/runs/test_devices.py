@@ -64,6 +64,8 @@ def test_the_choice_changes_no_bit() -> None:
     )
 
 
+@pytest.mark.thorough
+@pytest.mark.promise
 def test_a_config_is_resolved_before_jax_starts():
     """Only then can a process for small steps have one thread."""
     code = (

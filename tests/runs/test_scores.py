@@ -153,6 +153,8 @@ def test_a_temperature_is_found_again_and_none_where_nothing_is_wrong():
     assert fit_temperature(scaled(logits, 1.0), logits.argmax(axis=1)) is None
 
 
+@pytest.mark.thorough
+@pytest.mark.promise
 def test_clients_own_models_predict_their_examples(tmp_path):
     fields = {
         "rounds": 2,

@@ -13,6 +13,8 @@ from fedjax_ssl.trained import TrainedModelError
 from fedjax_ssl.trained.model import as_program
 
 
+@pytest.mark.thorough
+@pytest.mark.promise
 def test_prediction_as_a_program_for_any_batch_and_platform(model, digits, tmp_path):
     path = model.save_prediction(tmp_path / "prediction.stablehlo")
     program = jax.export.deserialize(bytearray(path.read_bytes()))

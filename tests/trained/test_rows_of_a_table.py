@@ -64,6 +64,8 @@ def predict(trained, tmp_path, capsys):
     return call
 
 
+@pytest.mark.thorough
+@pytest.mark.promise
 def test_rows_left_out_in_another_order_of_columns_are_predicted_as_in_the_run(trained, predict):
     folder, table = trained
     east = table[table["hospital"] == "east"]
