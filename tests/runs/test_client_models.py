@@ -39,8 +39,7 @@ def centred(values):
 
 
 @pytest.mark.thorough
-@pytest.mark.promise
-@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.thorough), 2])
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.promise)])
 def test_the_global_model_is_the_mean_of_what_is_kept_and_nothing_else_changes(
     tmp_path, devices, capsys, shared
 ):
