@@ -76,8 +76,9 @@ class Method(NamedTuple):
     own_weights: bool = False
     # ^ in some stage its clients have other weights in the average than the run's weighting
     stages: tuple[int, ...] = ()  # rounds after which another stage begins
-    samplers: "tuple[Sampler, ...]" = ()
-    # ^ of clients, by stage and kind, where the steps they draw decide how clients are placed
+    samplers: "tuple[Sampler, ...] | None" = None
+    # ^ of clients, by stage and kind: the steps they draw decide how clients are placed; None: not
+    # known
 
 
 class Kept(NamedTuple):

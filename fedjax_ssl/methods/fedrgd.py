@@ -544,7 +544,9 @@ def with_gradient_pass(
             sums = [jnp.zeros_like(values) for values, mine in pairs if mine]
             begin = after._replace(round=state.round, params={"model": model, "sum": sums})
             begin = begin._replace(clients=Kept({}, {}, {}, ()), server={}, local_optimizer={})
-            silent = (execution or Execution())._replace(report=None)
+            # Of sizes the pass is told nothing: `Method.samplers`, which say what a program has of
+            # them, are those that train.
+            silent = (execution or Execution())._replace(report=None, all_clients=None)
             return look_at(key, begin, data, silent)[1]["full_gradient_diversity"]
 
         if how.diversity_every == 1:

@@ -178,7 +178,7 @@ class Run:
     @property
     def compiled_before(self) -> Path | None:
         """The file that says how long compiling its next block took before, if one does."""
-        return compiled_before.file_of(self.built, self.inputs, self.rounds)
+        return compiled_before.file_of(self.program, self.inputs, self.rounds, self.saved)
 
     def compiling(self) -> None:
         """Say that its program is compiled now."""

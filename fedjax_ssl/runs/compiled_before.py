@@ -6,38 +6,49 @@ JAX keeps programs by card and version: those of another card are not found agai
 import contextlib
 import hashlib
 import json
+import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from fedjax_ssl.runs.build import Built
-from fedjax_ssl.runs.compile import Inputs, described, static_part
+from fedjax_ssl.runs.compile import Inputs, Program, described
 
 
-def file_of(built: Built, inputs: Inputs, rounds: int) -> Path | None:
+def file_of(program: Program, inputs: Inputs, rounds: int, saved: int | None) -> Path | None:
     """Name the file for a block of rounds; None: no program is kept, or none is compiled.
 
     Args:
-        built: the run.
-        inputs: arguments of its programs.
+        program: of the run.
+        inputs: its arguments.
         rounds: length of the block.
+        saved: round of the block whose clients' models are kept, if there is one.
     """
+    built = program.built
     settings: Any = jax.config
     folder = settings.jax_compilation_cache_dir
     if not folder or not settings.jax_enable_compilation_cache or built.method.on_host:
         return None
     mesh = built.execution.mesh
     devices = 1 if mesh is None else mesh.size
-    parts = static_part(built.experiment.config), described(inputs)[1], rounds, devices
+    parts = program.code, described(inputs)[1], rounds, saved, devices
     return Path(folder) / f"fedjax_ssl-{hashlib.sha256(repr(parts).encode()).hexdigest()}.json"
 
 
 def note(file: Path, seconds: float) -> None:
     """Add how long it took here; a folder that cannot be written is JAX's to complain of."""
     found = _read(file)
-    with contextlib.suppress(OSError):
-        file.write_text(json.dumps(found | {_here(): [*found.get(_here(), [])[:1], seconds]}))
+    content = json.dumps(found | {_here(): [*found.get(_here(), [])[:1], seconds]})
+    with (
+        contextlib.suppress(OSError),
+        # Processes of several machines note here: each writes a file of its own, and none finds a
+        # part of another's.
+        tempfile.TemporaryDirectory(dir=file.parent) as own,
+    ):
+        whole = Path(own) / file.name
+        whole.write_text(content)
+        os.replace(whole, file)
 
 
 def in_words(file: Path) -> str:

@@ -31,6 +31,7 @@ def test_seconds_of_another_card_promise_nothing(
         compiled_before.note(file, seconds)
     said = "3.0 s the last time, 25.1 s before the program was kept"
     assert says_on("NVIDIA H100") == said
+    assert [*tmp_path.iterdir()] == [file]
     file.write_text("{")
     assert says_on("NVIDIA H100").startswith("for the first time")
     compiled_before.note(tmp_path / "nowhere" / "kept", 1.0)
