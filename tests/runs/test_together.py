@@ -69,6 +69,7 @@ def test_what_compiling_took_is_said_to_the_next_run(alone, tmp_path, capsys):
 
 
 @pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore:1 class without a label")
 def test_runs_together_are_the_same_runs_and_a_mistake_stops_nobody(alone, tmp_path):
     folder, _ = alone
     points = [
