@@ -1,12 +1,14 @@
 """Draws the study of docs/features.md from its sweeps: accuracy by labels of a class, and a table.
 
-    python experiments/features_study.py runs/features/* --output docs/images/features.png
+    python experiments/features_study.py runs/lite0 runs/fedavg_zero --output features.png
 
 A method with its rounds and local steps is a row, and so is each predictor of
 `prediction.predictors`; a sweep has some of a row's numbers of labels, 0 where clients know class
-shares alone. Cells are the mean over the seeds and half of its 95 % t interval; local steps are
-those of all clients together; seconds are those of the fastest run, without compiling for what is
-trained; bytes go up. `--against ROW` adds differences from a row, over the seeds that both have.
+shares alone. Two runs of one row, number of labels and seed are refused: they differ in what no row
+tells, as in the learning rate. Cells are the mean over the seeds and half of its 95 % t interval;
+local steps are those of all clients together; seconds are those of the fastest run, without
+compiling for what is trained; bytes go up. `--against ROW` adds differences from a row, over the
+seeds that both have.
 """
 
 import argparse
@@ -41,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--against", metavar="ROW", help="differences from this row, in points")
     options = parser.parse_args(arguments)
     found = pandas.DataFrame([row for sweep in options.sweeps for row in rows_of(sweep)])
+    refuse_twice(found)
     panels = list(found.groupby("partition", sort=False))
     for partition, part in panels:
         print(f"\n{partition}\n{table(part)}")
@@ -65,12 +68,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def rows_of(sweep: Path) -> Iterator[dict[str, Any]]:
-    """Reads a row for each run, and for each predictor of it."""
-    for file in sorted(sweep.glob("runs/*/summary.json")):
+    """Reads a row for each run, and for each predictor of it.
+
+    Raises:
+        SystemExit: no run of the sweep is complete.
+    """
+    files = sorted(sweep.glob("runs/*/summary.json"))
+    if not files:
+        raise SystemExit(f"{sweep} is no folder of a sweep with complete runs")
+    for file in files:
         summary = json.loads(file.read_text())
         config = json.loads((file.parent / "config.json").read_text())
         optimizer = config["optimizer"]
         shared = {
+            "run": str(file.parent),
             "partition": config["partition"]["name"],
             "labels": config["supervision"]["labels"] or 0,
             "seed": config["seed"],
@@ -96,6 +107,21 @@ def rows_of(sweep: Path) -> Iterator[dict[str, Any]]:
                     "seconds": one["seconds"],
                     "bytes": one.get("protocol_bytes", 0),
                 }
+
+
+def refuse_twice(found: pandas.DataFrame) -> None:
+    """Refuse two runs that would count as one seed of a row.
+
+    Raises:
+        SystemExit: there are such runs; the first two are named.
+    """
+    cell = ["partition", "row", "labels", "seed"]
+    for _, runs in found[found.duplicated(cell, keep=False)].groupby(cell, sort=False):
+        one = runs.iloc[0]
+        raise SystemExit(
+            f"{one.run} and {runs.iloc[1].run} are both {one.row!r} with {one.labels} labels and "
+            f"seed {one.seed} ({one.partition}), which no row tells apart: leave one out"
+        )
 
 
 def summed_up(found: pandas.DataFrame) -> pandas.DataFrame:

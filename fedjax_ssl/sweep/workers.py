@@ -300,9 +300,9 @@ def tasks(sweep: Path, plan: Plan, workers: int, together: bool = False) -> list
 
     Of five programs for two workers, two are dealt to each, and the fifth is cut in two. Programs
     of very many runs are cut on processors, so that no worker waits long for a slow method. Later
-    parts come last, and find the program that the first one has compiled. With `together` every
-    worker does many programs in one process, as is faster for runs that take less time than its
-    start.
+    parts come last; those that start later find the program that the first one has compiled. With
+    `together` every worker does many programs in one process, as is faster for runs that take less
+    time than its start.
     """
     programs = [results.unfinished(sweep, runs) for runs in plan.programs]
     if together:
