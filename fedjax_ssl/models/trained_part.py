@@ -29,6 +29,7 @@ HEAD = "head"
 LORA = "lora"  # the mode, and where its pairs are among the parameters
 KERNELS = ("kernel", "weight")  # names of what a layer multiplies with
 DENSE = (nn.Dense, Dense)
+REWRITES = (nn.WeightNorm, nn.SpectralNorm)  # the layer in them gets another kernel
 Place = tuple[str, ...]
 Flat = dict[Place, Any]
 
@@ -105,8 +106,8 @@ def part_of(
     with nn.intercept_methods(partial(_find_dense, dense)):
         chosen, pairs = _choose(model, input_shape, shapes, train, rank, layers)
     # These are applied beside their layer. A kernel that both are added to would exist once for
-    # every client, and so would its gradient.
-    beside = {place for place in pairs if place[:-1] in dense}
+    # every client, and so would its gradient. A kernel with more axes is a stack, as of `nn.scan`.
+    beside = {place for place in pairs if place[:-1] in dense and shapes[place].ndim == 2}
     moving = {place for place in statistics if _belongs(place, chosen)}
     still = statistics.keys() - moving
     quiet = train == HEAD or (bool(still) and not moving)
@@ -306,10 +307,19 @@ def _find_dense(
     kwargs: Any,
     context: nn.module.InterceptorContext,
 ) -> Any:
-    """Note which layers of linen are dense."""
-    if isinstance(context.module, DENSE):
+    """Note which layers of linen multiply with their kernel and do nothing else with it."""
+    if _is_dense(context):
         found.add(tuple(context.module.path))
-    return call(*args, **kwargs)
+    before = set(found)
+    outputs = call(*args, **kwargs)
+    if isinstance(context.module, REWRITES):
+        found.intersection_update(before)
+    return outputs
+
+
+def _is_dense(context: nn.module.InterceptorContext) -> bool:
+    # A subclass may do more than the product, and its call is within another one of its own.
+    return type(context.module) in DENSE and context.method_name == "__call__"
 
 
 def _with_pair(
@@ -323,9 +333,10 @@ def _with_pair(
     """Call a layer of linen; a dense one with a pair adds what its inputs are by the pair."""
     layer = context.module
     outputs = call(*args, **kwargs)
-    if not isinstance(layer, DENSE) or tuple(layer.path) not in factors:
+    if not _is_dense(context) or tuple(layer.path) not in factors:
         return outputs
-    inputs = args[0].astype(outputs.dtype)
+    given = args[0] if args else kwargs["inputs"]
+    inputs = given.astype(outputs.dtype)
     left, right = (one.astype(outputs.dtype) for one in factors[tuple(layer.path)])
     if isinstance(layer, Dense):  # whose kernel is [outputs, inputs]
         return outputs + scale * (inputs @ right.T @ left.T)

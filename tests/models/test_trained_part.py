@@ -10,7 +10,10 @@ from flax import nnx
 from flax.traverse_util import flatten_dict
 
 from fedjax_ssl import models
+from fedjax_ssl.models.layers import Dense
+from fedjax_ssl.models.model import Outputs, from_linen
 from fedjax_ssl.models.pretrained import started
+from fedjax_ssl.models.trained_part import part_of
 from fedjax_ssl.registry import Registry
 
 KEY = jax.random.key(0)
@@ -115,6 +118,67 @@ def test_weights_of_another_run_and_precision_go_to_the_whole_network():
     outputs, _ = half.part.bind(half.part.start(KEY)).apply(own, statistics, X, train=False)
     full, _ = model.part.bind(model.part.start(KEY)).apply(own, statistics, X, train=False)
     assert 0 < float(jnp.abs(outputs.logits - full.logits).max()) < 0.1
+
+
+class Active(nn.Dense):
+    @nn.compact
+    def __call__(self, inputs):
+        return nn.tanh(super().__call__(inputs))
+
+
+class Step(nn.Module):
+    @nn.compact
+    def __call__(self, x, _):
+        return nn.tanh(nn.Dense(5)(x)), None
+
+
+class Layers(nn.Module):
+    @nn.compact
+    def __call__(self, x, train, mask):
+        split = {"params": True}
+        scan = nn.scan(Step, {"params": 0}, split_rngs=split, length=2)
+        blocks = [
+            Dense(5)(inputs=x),
+            nn.Dense(5)(x),
+            nn.Dense(5)(inputs=x),
+            Active(5)(x),
+            nn.WeightNorm(nn.Dense(5))(x),
+            scan()(x, None)[0],
+        ]
+        return Outputs(nn.Dense(3)(blocks[0]), jnp.stack(blocks), None)
+
+
+LAYERS = ("ours by keyword", "dense", "dense by keyword", "subclass", "weight norm", "scan")
+
+
+@pytest.fixture(scope="module")
+def features():
+    """Return layers' outputs with pairs as they are applied, in the kernels, and without pairs."""
+    whole = from_linen(Layers(), (5,), needs_key=False)
+    model = part_of(whole, (5,), "lora", rank=2)
+
+    @jax.jit
+    def compute():
+        frozen = model.part.start(KEY)
+        params, state = model.init(KEY)
+        moved = jax.tree.map(lambda leaf: leaf + 1, params)
+        merged = model.part.whole(frozen, moved, state)
+        without = model.part.whole(frozen, params, state)
+        bound = model.part.bind(frozen)
+        outputs = (
+            bound.apply(moved, state, X, train=True),
+            *(whole.apply(*one, X, train=True) for one in (merged, without)),
+        )
+        return [one.features for one, _ in outputs]
+
+    return compute()
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_pair_of_a_layer_of_linen_is_as_if_added_to_its_kernel(features, layer):
+    found, expected, without = (np.asarray(one[LAYERS.index(layer)]) for one in features)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    assert np.abs(found - without).max() > 0.1
 
 
 class Linen(nn.Module):
