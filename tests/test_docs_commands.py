@@ -55,7 +55,6 @@ NOT_RUN = {
     r"runs/hospital": "tests/test_docs_hospital.py trains them whole",
 }
 BEFORE = {  # what a page takes for done
-    "docs/features.md": ["run digits_fedavg --rounds=5 --workdir runs/start"],
     "docs/trained.md": ["run digits_xclp --rounds=5"],
     "docs/report.md": [
         "sweep digits:5 --set method.name=fedavg,xclp --rounds=1 --workdir runs/sweep"
