@@ -118,4 +118,5 @@ def _write(wanted: write.Wanted, folder: Path, config: str) -> None:
                 told = tenth
                 seconds = time.perf_counter() - begin
                 print(f"  {done:,} of {number:,}, {seconds:.0f} s", file=sys.stderr, flush=True)
-    print(f"ready: fedjax-ssl run features --data.path={folder}")
+    held_out = " --data.client_test_fraction=0.2" if wanted.dataset.test is None else ""
+    print(f"ready: fedjax-ssl run features --data.path={folder}{held_out}")

@@ -158,7 +158,8 @@ def encoded_digits(tmp_path_factory):
 def test_the_command_says_what_it_does(encoded_digits):
     folder, said = encoded_digits
     assert "1,797 training examples (as they are, 1 weak and 1 strong views of each)" in said
-    assert f"ready: fedjax-ssl run features --data.path={folder.name}" in said
+    ready = f"ready: fedjax-ssl run features --data.path={folder.name}"
+    assert f"{ready} --data.client_test_fraction=0.2\n" in said
     assert json.loads((folder / "features.json").read_text())["width"] == 16
 
 
