@@ -7,7 +7,7 @@ Mean and standard deviation over three runs, in %. Labels are at the clients (LC
 
 from collections.abc import Iterable
 
-from fedjax_ssl.reproduce import Table
+from fedjax_ssl.reproduce import LABELLED_ONLY, Table, without_unlabelled
 from fedjax_ssl.reproduce.claims import Claim, Pair, above
 
 SOURCE = "arXiv:2006.12097, "
@@ -37,7 +37,21 @@ ROWS = {
     for kind in KINDS
     for name, way in (("FedAvg", AVERAGE), ("FedProx", PROX))
 }
-ROWS["FedMatch"] = {"small": {"method.l2_weight": 3.3}}
+ROWS["FedMatch"] = {"small": {"method.l2_weight": 3.3}}  # the rate times it is the paper's
+# The same methods at the same steps, with a weight of 0 on the unlabelled loss. What is left of
+# FixMatch under FedAvg is the labelled-only baseline.
+NO_LOSS = {"method.unlabelled_weight": 0.0}
+NO_CONSISTENCY = {"method.agreement_weight": 0.0, "method.kl_weight": 0.0}
+CONTROLS = {
+    without_unlabelled("FedMatch"): {**ROWS["FedMatch"], **NO_CONSISTENCY},
+    **{
+        without_unlabelled(f"FedProx-{kind}"): {**ROWS[f"FedProx-{kind}"], **NO_LOSS}
+        for kind in ("UDA", "FixMatch")
+    },
+    LABELLED_ONLY: {**ROWS["FedAvg-FixMatch"], **NO_LOSS},
+}
+OWN_CONTROLS = {name: CONTROLS[name] for name in (without_unlabelled("FedMatch"), LABELLED_ONLY)}
+ROWS |= CONTROLS
 WHERE = {"LC": "lc", "LS": "ls"}
 SPLITS = {"IID": "iid", "NonIID": "noniid"}
 SERVER_COUNTS = "a client takes five; the server's ten of a round are counted among them"
@@ -70,7 +84,7 @@ NETWORK = {
 UNLABELLED = 100  # images of a client of the batch task
 RATE = {"optimizer.learning_rate": 3e-3}
 SMALL = {
-    "seeds": 2,
+    "seeds": 3,
     "rounds": 25,
     "eval_every": 5,
     "data.pools": (300, 50, 200),
@@ -87,7 +101,7 @@ REDUCED = (
     "1e-3; UDA and FixMatch with 20 images without a label a step in place of 100"
 )
 SMALL_STREAM = {
-    "seeds": 2,
+    "seeds": 3,
     "rounds": 20,
     "eval_every": 10,
     "data.pools": (350, 30, 100),
@@ -116,6 +130,7 @@ def steps(row: str, where: str, stream: bool = False, each: int = 5) -> dict:
         each: labels of a class at a client.
     """
     labels = 10 * each if where == "LC" else 0
+    row = "FixMatch" if row == LABELLED_ONLY else row.partition(without_unlabelled(""))[0]
     if row.endswith("SL"):
         whole = {("LC", False): UNLABELLED + labels, ("LC", True): 350, ("LS", True): 250}
         found: dict = {"optimizer.batch_size": whole.get((where, stream), UNLABELLED) // STEPS}
@@ -163,7 +178,7 @@ TABLE1 = {
     "FedProx-FixMatch": ("47.20 ± 0.12", "25.61 ± 0.32", "45.55 ± 0.63", "9.21 ± 0.24"),
     "FedMatch": ("52.13 ± 0.34", "44.95 ± 0.49", "52.25 ± 0.81", "44.17 ± 0.19"),
 }
-WANTED = ("FedProx-SL", "FedProx-UDA", "FedProx-FixMatch", "FedMatch")
+WANTED = ("FedProx-SL", "FedProx-UDA", "FedProx-FixMatch", "FedMatch", *CONTROLS)
 COSTS = {way.upper(): {**ROWS["FedMatch"], "metric": way} for way in ("s2c", "c2s")}
 
 # The streaming task: the mean test accuracy of the models of all ten clients after their training.
@@ -171,6 +186,7 @@ LOCAL = {"federated.name": "local"}
 STREAMING = {f"Local-{kind}": {**LOCAL, **KINDS[kind], "metric": "test_accuracy"} for kind in KINDS}
 STREAMING |= {f"FedProx-{kind}": {**PROX, **KINDS[kind]} for kind in KINDS}
 STREAMING["FedMatch"] = ROWS["FedMatch"]
+STREAMING |= CONTROLS
 STREAMS = {
     where: {
         "config": f"mnist_fedmatch:{WHERE[where]}",
@@ -190,6 +206,7 @@ PARTS = {
     "without decomposition": {"method.decomposition": "none"},
     "without sigma": {"method.decomposition": "without_sigma", **ROWS["FedMatch"]},
     "without psi": {"method.decomposition": "without_psi", **ROWS["FedMatch"]},
+    **OWN_CONTROLS,
 }
 ROUNDS = {f"{rounds}": {"rounds": rounds} for rounds in (50, 100, 150, 200)}
 ROUNDS["200"]["small"] = {"name": "25"}
@@ -208,6 +225,8 @@ def by_class(rows: Iterable[str]) -> dict:
     return {(row, each): cell(row, "LC", each=int(each)) for row in rows for each in PER_CLASS}
 
 
+# The ablations' baseline at their steps.
+BASELINE_STEPS = {(LABELLED_ONLY, rounds): cell(LABELLED_ONLY, "LC") for rounds in ROUNDS}
 ALEXNET = {"model.name": "fedmatch_alexnet"}
 
 
@@ -248,7 +267,14 @@ TABLES = (
         seeds=3,
         small={**SMALL, "name": "Test accuracy on CIFAR-10 with 20 clients, batch tasks, in %"},
         small_cells={
-            "rows": ("FedAvg-SL", "FedProx-SL", "FedProx-UDA", "FedProx-FixMatch", "FedMatch"),
+            "rows": (
+                "FedAvg-SL",
+                "FedProx-SL",
+                "FedProx-UDA",
+                "FedProx-FixMatch",
+                "FedMatch",
+                *CONTROLS,
+            ),
             "columns": tuple(BATCH),
         },
         wanted=dict.fromkeys(("IID LC", "IID LS"), WANTED),
@@ -347,10 +373,17 @@ TABLES = (
             "FedProx-FixMatch": ROWS["FedProx-FixMatch"],
             "FedMatch without decomposition": PARTS["without decomposition"],
             "FedMatch": PARTS["FedMatch"],
+            **CONTROLS,
         },
         columns=PER_CLASS,
         cells=by_class(
-            ("FedProx-UDA", "FedProx-FixMatch", "FedMatch without decomposition", "FedMatch")
+            (
+                "FedProx-UDA",
+                "FedProx-FixMatch",
+                "FedMatch without decomposition",
+                "FedMatch",
+                *CONTROLS,
+            )
         ),
         paper={
             "FedProx-UDA": ("31.95", "47.45", "41.4", "47.15"),
@@ -405,12 +438,14 @@ TABLES = (
                 "method.kl_weight": 0.0,
                 **ROWS["FedMatch"],
             },
+            **OWN_CONTROLS,
         },
         columns=ROUNDS,
+        cells=BASELINE_STEPS,
         x="rounds",
         small=SMALL,
         small_cells={"columns": ("200",)},
-        wanted={"200": ("FedMatch", "without inter-client consistency")},
+        wanted={"200": ("FedMatch", "without inter-client consistency", *OWN_CONTROLS)},
         steps=STEPS,
         reduced=REDUCED,
         differs=("the figure has no numbers",),
@@ -425,6 +460,7 @@ TABLES = (
         config="cifar10_fedmatch:lc,iid",
         rows=PARTS,
         columns=ROUNDS,
+        cells=BASELINE_STEPS,
         x="rounds",
         small=SMALL,
         small_cells={"columns": ("200",)},
@@ -465,9 +501,11 @@ TABLES = (
         source=SOURCE + "Ablation study (d)",
         config="cifar10_fedmatch:lc,iid",
         rows={name: PARTS[name] for name in ("FedMatch", "without decomposition")}
-        | {name: ROWS[name] for name in ("FedProx-UDA", "FedProx-FixMatch")},
+        | {name: ROWS[name] for name in ("FedProx-UDA", "FedProx-FixMatch", *CONTROLS)},
         columns=PER_CLASS,
-        cells=by_class(("FedMatch", "without decomposition", "FedProx-UDA", "FedProx-FixMatch")),
+        cells=by_class(
+            ("FedMatch", "without decomposition", "FedProx-UDA", "FedProx-FixMatch", *CONTROLS)
+        ),
         x="labels of a class at a client",
         small=SMALL,
         steps=STEPS,
@@ -479,7 +517,7 @@ TABLES = (
 LC = ("IID LC", "NonIID LC")
 LS = ("IID LS", "NonIID LS")
 NAIVE = ("FedProx-UDA", "FedProx-FixMatch")
-PART_NAMES = tuple(PARTS)[1:]
+PART_NAMES = ("without decomposition", "without sigma", "without psi")
 
 CLAIMS = (
     Claim(

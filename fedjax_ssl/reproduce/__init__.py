@@ -15,6 +15,6 @@ from typing import TYPE_CHECKING
 from fedjax_ssl.lazy import attach
 
 if TYPE_CHECKING:
-    from fedjax_ssl.reproduce.table import Table
+    from fedjax_ssl.reproduce.table import LABELLED_ONLY, Table, without_unlabelled
 
 __getattr__, __dir__ = attach(__name__)

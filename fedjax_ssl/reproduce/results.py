@@ -337,7 +337,7 @@ def notes(table: Table, result: Result) -> list[str]:
     ]
     every = len(table.make_cells("paper"))
     if len(counts) < every:
-        said.append(f"results of {len(counts)} of the paper's {counted(every, 'cell')}")
+        said.append(f"results of {len(counts)} of {counted(every, 'cell')}")
     if result.scale == "small" and table.reduced:
         said.append(f"reduced: {table.reduced}")
     if result.scale == "smoke":

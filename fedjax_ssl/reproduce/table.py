@@ -15,6 +15,7 @@ from fedjax_ssl.shipped import shipped_papers
 SCALES = ("smoke", "small", "paper")
 Settings = Mapping[str, Any]  # dotted field -> value, and the words below
 _WORDS = ("config", "metric", "value", "missing", "small", "seeds", "name", "steps")
+LABELLED_ONLY = "labelled-only baseline"  # a row that learns from the labels alone
 _NUMBER = re.compile(r"(-?\d+(?:\.\d+)?)(?:\s*±\s*(\d+(?:\.\d+)?))?")
 
 
@@ -201,6 +202,11 @@ class Table:
         """Give the number that the paper prints in a cell; empty where it prints none."""
         numbers = self.paper.get(row)
         return numbers[list(self.columns).index(column)] if numbers else ""
+
+
+def without_unlabelled(row: str) -> str:
+    """Name the control of a method: the row that has everything but its loss on unlabelled data."""
+    return f"{row} without its unlabelled loss"
 
 
 def number_of(text: str) -> tuple[float, float | None] | None:
