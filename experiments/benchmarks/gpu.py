@@ -237,11 +237,11 @@ def _rate(run: Callable[..., Any], given: argparse.Namespace, script: str, plan:
 
 
 def neighbors(given: argparse.Namespace) -> Iterator[str]:
-    """Seconds of exact and approximate searches, of the products alone and of products and topk."""
+    """Seconds of exact searches, of the products alone and of products and topk."""
     import jax
     import jax.numpy as jnp
 
-    from fedjax_ssl.graph import approximate_neighbors, nearest_neighbors
+    from fedjax_ssl.graph import nearest_neighbors
 
     def over_tiles(take: Callable[..., Any], signs: jax.Array, dtype: Any, sums: Any) -> Any:
         """What `take` makes of the products of all pairs, some rows at a time."""
@@ -268,7 +268,7 @@ def neighbors(given: argparse.Namespace) -> Iterator[str]:
             lambda row: jax.lax.top_k(row, NEIGHBORS), signs, jnp.bfloat16, jnp.float32
         )
 
-    heads = ("exact", "approximate", "int8 products", "bf16 products and topk")
+    heads = ("exact", "int8 products", "bf16 products and topk")
     yield f"| points | bits | {', s | '.join(heads)}, s |\n|---:|---:{'|---:' * len(heads)}|"
     for points, bits in GRAPHS:
         count = max(round(given.scale * points), 100)
@@ -277,7 +277,6 @@ def neighbors(given: argparse.Namespace) -> Iterator[str]:
         signs = (2 * ((codes[..., None] >> shifts) & 1).astype(jnp.int8) - 1).reshape(count, bits)
         row = [
             seconds(lambda x, bits=bits: nearest_neighbors(x, bits, NEIGHBORS), codes),
-            seconds(lambda x, bits=bits: approximate_neighbors(x, bits, NEIGHBORS), codes),
             seconds(lambda x: over_tiles(jnp.max, x, jnp.int8, jnp.int32), signs),
             seconds(sorted_products, signs) if points <= SORTED else "",
         ]

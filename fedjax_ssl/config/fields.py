@@ -54,11 +54,6 @@ FIELDS = {
     for section, fields in SECTIONS.items()
     for name, field in fields.items()
 }
-# Fields of before, and what says it now.
-RENAMED = {
-    "method.lost_before": "config.participation.lost with config.participation.lost_when=start",
-    "method.lost_after": "config.participation.lost with config.participation.lost_when=codes",
-}
 
 
 def register(kind: str, name: str | None = None, builder: Callable[..., Any] | None = None) -> Any:

@@ -21,13 +21,13 @@ from fedjax_ssl.config.choose import choose
 from fedjax_ssl.config.fields import (
     BY_CLIENT,
     REGISTRIES,
-    RENAMED,
     default,
     method_section,
     options_of,
     words_of,
 )
 from fedjax_ssl.errors import ConfigError, did_you_mean, naming
+from fedjax_ssl.gone import sentence
 from fedjax_ssl.own_code import blame, make_importable, said
 from fedjax_ssl.registry import Option
 from fedjax_ssl.shipped import shipped_configs
@@ -154,6 +154,8 @@ def with_settings(
         given = {"data.fewest_validation": 0, **given}
     for field in sorted(given, key=_place):
         known = options_of(copy)
+        if words := sentence(field, given[field], copy.method.name):
+            raise ConfigError(words)
         if field not in known:
             raise ConfigError(_no_field(copy, field, known))
         value = _value(field, given[field], known[field])
@@ -180,8 +182,6 @@ def _given(settings: Settings) -> dict[str, Any]:
 
 
 def _no_field(config: ml_collections.ConfigDict, field: str, known: Iterable[str]) -> str:
-    if field in RENAMED:
-        return f"config.{field} is {RENAMED[field]} now"
     section, _, last = field.rpartition(".")
     part = section.removeprefix("method.")
     if part != section and config.method.name == "compose" and part not in config.method:

@@ -12,7 +12,6 @@ from fedjax_ssl.config.choose import choose
 from fedjax_ssl.config.fields import (
     CHOICES,
     FILLED_IN,
-    RENAMED,
     check_field,
     get,
     method_section,
@@ -22,6 +21,7 @@ from fedjax_ssl.config.optimizers import federated_optimizer
 from fedjax_ssl.data import is_own
 from fedjax_ssl.errors import ConfigError, did_you_mean, naming, note
 from fedjax_ssl.federated import FEDERATED_OPTIMIZERS, OPTIMIZERS, Facts, schedule_name
+from fedjax_ssl.gone import sentence
 
 # Overriding one of these by another choice leaves options behind that the new one need not take.
 _DROPS_OPTIONS = (
@@ -60,6 +60,7 @@ def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
         )
     resolved = ml_collections.ConfigDict(config.to_dict())
     # Every field is known, and the method has its own settings.
+    _refuse_gone(resolved)
     _refuse_unknown(resolved)
     _take_over_method(resolved)
     resolved.optimizer.schedule = schedule_name(resolved.optimizer.schedule)
@@ -100,6 +101,13 @@ def _facts(config: ml_collections.ConfigDict) -> Facts | None:
     return Facts(clients, cohort_size, config.rounds) if clients else None
 
 
+def _refuse_gone(config: ml_collections.ConfigDict) -> None:
+    """Refuse a field of an earlier version, which a file may set in a section that it unlocked."""
+    for field, value in flatten_dict(config.to_dict(), sep=".").items():
+        if words := sentence(field, value, config.method.name):
+            raise ConfigError(words)
+
+
 def _refuse_unknown(config: ml_collections.ConfigDict) -> None:
     """Refuse a field that nobody knows: a file may unlock the config, to set options of its own
     choices, and misspell one.
@@ -112,8 +120,6 @@ def _refuse_unknown(config: ml_collections.ConfigDict) -> None:
             for setting, option in methods.METHODS.options(method).items():
                 known[f"method.{setting}"] = option
     for field in unknown:
-        if field in RENAMED:
-            raise ConfigError(f"config.{field} is {RENAMED[field]} now")
         if field not in known:
             hint = did_you_mean(f"config.{field}", [f"config.{name}" for name in known])
             raise ConfigError(f"unknown field config.{field}.{hint}")

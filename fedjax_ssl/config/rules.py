@@ -136,7 +136,7 @@ _RULES = (
         ("prediction.predictors",), *(field for field in FIELDS if field.startswith("prediction."))
     ),
     Rule(
-        ("prediction.groups", "prediction.neighbor_search", "prediction.protocol"),
+        ("prediction.groups", "prediction.protocol"),
         lambda config: "xclp" in predictors(config),
         "config.prediction.predictors=xclp",
     ),
@@ -445,20 +445,11 @@ def check_prediction(config: ml_collections.ConfigDict) -> None:
             "train it, give config.model.weights (of a network with published ones), or use "
             "--config.prediction.features=inputs"
         )
-    approximate = section.neighbor_search == "approximate"
-    of_codes = section.protocol != "none" or approximate
-    if "xclp" in names and section.similarity == "exact" and of_codes:
+    if "xclp" in names and section.similarity == "exact" and section.protocol != "none":
         raise ConfigError(
-            "config.prediction.similarity is 'exact', but protocols and the approximate search of "
-            "predictor 'xclp' compare codes; leave it out"
+            "config.prediction.similarity is 'exact', but the protocols of predictor 'xclp' "
+            "compare codes; leave it out"
         )
-    for field, exact_only in (("protocol", "none"), ("groups", 1)):
-        if approximate and section[field] != exact_only:
-            raise ConfigError(
-                f"config.prediction.{field} is {section[field]!r} and neighbor_search is "
-                "'approximate', which is for one graph of all clients without protocols; use one "
-                "of them"
-            )
 
 
 def saved_round(config: ml_collections.ConfigDict) -> int | None:

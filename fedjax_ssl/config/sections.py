@@ -422,9 +422,6 @@ SECTIONS: dict[str, dict[str, Option]] = {
         "new_batch_size": _field(
             int, "examples that a client brings at a time; all by default", _COUNT
         ),
-        "neighbor_search": _field(
-            "exact", "xclp: approximate for millions of points", OneOf(("exact", "approximate"))
-        ),
         "protocol": _field(
             "none",
             "xclp: protocol between the clients of a graph, docs/secure.md",

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import filelock
 
 from fedjax_ssl.folder.files import Closing
+from fedjax_ssl.gone import gone, without_gone
 
 # Fields, or groups of fields, of a config that decide how a run is watched and where it finds its
 # data, but not what comes out of it.
@@ -114,8 +115,9 @@ def config_differences(
         One line per differing field, sorted by name: "name: old -> new", "-" standing for a missing
         field.
     """
-    old = flat_config(stored, ignore)
+    old = flat_config(without_gone(stored), ignore)
     new = flat_config(config, ignore)
+    method = str(old.get("method.name", ""))
     lines = []
     for name in sorted(old.keys() | new.keys()):
         # As text, because 1, 1.0 and True are equal in Python and are three different settings.
@@ -123,7 +125,8 @@ def config_differences(
             json.dumps(values[name]) if name in values else "-" for values in (old, new)
         )
         if before != after:
-            lines.append(f"{name}: {before} -> {after}")
+            went = gone(name, old[name], method) if name in old else None
+            lines.append(f"{name}: {before} -> {went.now if went else after}")
     return lines
 
 

@@ -280,8 +280,6 @@ def _prediction_lines(predictions: Sequence[Mapping[str, Any]]) -> dict[str, str
     lines = {}
     for row in predictions:
         parts = [f"{row['seconds']:,.1f} s"]
-        if "neighbor_recall" in row:
-            parts = [f"{row['neighbor_recall']:.1%} of the neighbours found", *parts]
         if row["coverage"] < 1:
             parts = [f"{1 - row['coverage']:.2%} without a label", *parts]
         if "accuracy" in row:

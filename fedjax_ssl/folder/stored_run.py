@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from fedjax_ssl.folder.files import decode_json
 from fedjax_ssl.folder.folder import WATCHING, RunFolderError, flat_config
+from fedjax_ssl.gone import without_gone
 
 _MARKS = ("config.json", "metrics.jsonl", "summary.json")  # one of them makes a folder a candidate
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
@@ -92,7 +93,8 @@ def read_run(folder: str | os.PathLike) -> StoredRun:
     clients |= _read(path / "predictions_by_client.csv", problems, _by_predictor) or {}
     ended = _read(path / "ended.json", problems, _object) or {}
     said = ": ".join(str(ended[name]) for name in ("status", "message") if ended.get(name))
-    return StoredRun(path, config or {}, rows, summary, clients, said, tuple(problems))
+    config = without_gone(config or {})
+    return StoredRun(path, config, rows, summary, clients, said, tuple(problems))
 
 
 def read_object(path: Path) -> dict[str, Any] | None:

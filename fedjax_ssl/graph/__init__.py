@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from fedjax_ssl.lazy import attach
 
 if TYPE_CHECKING:
-    from fedjax_ssl.graph.approximate import approximate_neighbors, neighbor_recall
     from fedjax_ssl.graph.codes import cosine_from_hamming, hamming_matrix, has_angle, lsh_codes
     from fedjax_ssl.graph.exchange import IDEAL, Exchange, protocols
     from fedjax_ssl.graph.graph import Graph, build_graph, dense_matrix, multiply

@@ -174,16 +174,6 @@ def fastest_kernel(platform: str) -> str:
     return "popcount" if platform == "cpu" else "matmul"
 
 
-def hamming_distances(
-    codes: UInt32[Array, "n words"], words: UInt32[Array, "words m"]
-) -> Int[Array, "n m"]:
-    """Distances in bits between codes and others, transposed, the fast way on each platform."""
-    dtype = jnp.dtype(jnp.int16 if 32 * codes.shape[1] < 2**15 - 1 else jnp.int32)
-    if fastest_kernel(backend()) == "popcount":
-        return popcount_distances(codes, words, dtype)
-    return matmul_distances(signs_from_codes(codes), signs_from_codes(words.T), dtype)
-
-
 @jax.jit
 def hamming_matrix(codes: UInt32[Array, "n words"]) -> Int32[Array, "n n"]:
     """Count the bits in which every two codes differ (XCLP, Algorithm 1 step 4).
@@ -203,7 +193,10 @@ def hamming_matrix(codes: UInt32[Array, "n words"]) -> Int32[Array, "n n"]:
         [[0, 3, 2], [3, 0, 1], [2, 1, 0]]
     """
     codes = jnp.asarray(codes)
-    return hamming_distances(codes, codes.T).astype(jnp.int32)
+    if fastest_kernel(backend()) == "popcount":
+        return popcount_distances(codes, codes.T, jnp.dtype(jnp.int32))
+    signs = signs_from_codes(codes)
+    return matmul_distances(signs, signs, jnp.dtype(jnp.int32))
 
 
 def cosine_from_hamming(distance: Int[Array, "..."], num_bits: int) -> Float[Array, "..."]:

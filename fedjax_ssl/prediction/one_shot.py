@@ -9,6 +9,7 @@ import hashlib
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -31,15 +32,7 @@ from fedjax_ssl.federated import (
     score_labels,
 )
 from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER
-from fedjax_ssl.graph import (
-    CODE,
-    PAPER,
-    GraphSettings,
-    Neighbors,
-    approximate_neighbors,
-    nearest_neighbors,
-    neighbor_recall,
-)
+from fedjax_ssl.graph import CODE, PAPER, GraphSettings, nearest_neighbors
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.prediction import graphs, statistics
 
@@ -63,7 +56,6 @@ class Predicted(NamedTuple):
     found: graphs.Predictions
     scores: Scores
     seconds: float  # seconds of all jobs that share its graph, compiling included
-    neighbor_recall: float | None  # measured, where neighbours were searched approximately
     protocol_bytes: int | None = None
     # ^ bytes of all messages of its protocol; without one, of the codes or sums that clients send
 
@@ -162,7 +154,7 @@ def predict(
     num_clients = federation.num_clients + federation.num_new_clients
     truth = federation.labels[federation.test_index]
     begin = time.perf_counter()
-    for jobs, found, recall, traffic in _predict(
+    for jobs, found, traffic in _predict(
         config, method, state, key, federation, mesh, report, views
     ):
         seconds = time.perf_counter() - begin
@@ -174,7 +166,7 @@ def predict(
                 num_clients,
                 federation.num_classes,
             )
-            yield Predicted(job, predictions, scores, seconds, recall, traffic)
+            yield Predicted(job, predictions, scores, seconds, traffic)
         begin = time.perf_counter()
     if advice := how_to_read(jobs_of(config)):
         report(advice)
@@ -218,31 +210,17 @@ def _predict(
     mesh: Mesh | None,
     report: Callable[[str], None],
     views: bool,
-) -> Iterator[tuple[list[Job], list[graphs.Predictions], float | None, int | None]]:
-    """Yield jobs that share a graph, their results, the recall of approximate searches, bytes of
-    the protocols.
-    """
+) -> Iterator[tuple[list[Job], list[graphs.Predictions], int | None]]:
+    """Yield jobs that share a graph, their results, and bytes of the protocols."""
     section = config.prediction
     key = named_key(key, "prediction")
     num_clients = federation.num_clients + federation.num_new_clients
-    recalls: list[float] = []
-
-    def search(
-        codes: Array, num_bits: int, num_neighbors: int, valid: Array | None = None
-    ) -> Neighbors:
-        if section.neighbor_search != "approximate":
-            return nearest_neighbors(
-                codes, num_bits, num_neighbors, valid, mesh=mesh if section.groups == 1 else None
-            )
-        neighbors = approximate_neighbors(codes, num_bits, num_neighbors, valid)
-        recalls.append(float(neighbor_recall(neighbors, codes, num_bits, valid)))
-        return neighbors
-
+    search = partial(nearest_neighbors, mesh=mesh if section.groups == 1 else None)
     for predictor, of_predictor in itertools.groupby(jobs_of(config), lambda job: job.predictor):
         jobs = list(of_predictor)
         if predictor == "network":
             report("predicting: network ...")
-            yield jobs, [_by_network(method, state, federation)], None, None
+            yield jobs, [_by_network(method, state, federation)], None
             continue
         if predictor in statistics.PREDICTORS:
             report(f"predicting: {predictor} ...")
@@ -251,7 +229,7 @@ def _predict(
                 found_by, sent = statistics.predict(
                     predictor, federation, graphs.points_of(federation), embed, section.ridge
                 )
-            yield jobs, [found_by], None, sent
+            yield jobs, [found_by], sent
             continue
         variants = [
             _variant(section, job.variant) for job in jobs if job.unlabelled == jobs[0].unlabelled
@@ -290,7 +268,6 @@ def _predict(
         for unlabelled, sharing in itertools.groupby(jobs, lambda job: job.unlabelled):
             together = list(sharing)
             report(f"predicting: {', '.join(job.name for job in together)} ...")
-            recalls.clear()
             before = protocols.traffic.total() if protocols else 0
             options = {"unlabelled": unlabelled, "new_batch_size": section.new_batch_size}
             with naming("prediction"):
@@ -304,7 +281,7 @@ def _predict(
                 there = unlabelled | (points.observed >= 0) | (points.new >= 0)
                 words = -(-variants[0].num_bits // 32)
                 counted = int(jnp.sum(there)) * BYTES_PER_NUMBER * words
-            yield together, found, float(np.mean(recalls)) if recalls else None, counted
+            yield together, found, counted
 
 
 def _by_network(
@@ -391,8 +368,6 @@ def summary_of(outcomes: Sequence[Predicted]) -> list[dict[str, Any]]:
                 ),
             }
         row["seconds"] = outcome.seconds
-        if outcome.neighbor_recall is not None:
-            row["neighbor_recall"] = outcome.neighbor_recall
         if outcome.protocol_bytes is not None:
             row["protocol_bytes"] = outcome.protocol_bytes
         rows.append(row)

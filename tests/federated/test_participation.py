@@ -221,7 +221,9 @@ def test_a_config_says_it() -> None:
     with pytest.raises(ConfigError, match=r"config.participation.lost is 2"):
         resolved(fs.load_config("digits_fedavg", {"participation.lost": 2}))
     for old, when in (("lost_before", "start"), ("lost_after", "codes")):
-        with pytest.raises(ConfigError, match=f"is config.participation.lost with .*{when} now"):
+        with pytest.raises(
+            ConfigError, match=f"is gone: write config.participation.lost with .*{when}"
+        ):
             fs.load_config("digits_xclp", {f"method.{old}": 0.5})
 
 

@@ -3,7 +3,6 @@ refused.
 """
 
 import csv
-import json
 
 import numpy as np
 import pytest
@@ -147,16 +146,6 @@ def test_after_training_the_network_predicts_too_and_features_are_its_own(traine
     assert again["predictions"] == summary["predictions"]
 
 
-@pytest.mark.thorough
-def test_an_approximate_search_says_how_many_neighbours_it_found(features, tmp_path):
-    config = of_file(features[0])
-    config.prediction.predictors = "xclp"
-    config.prediction.neighbor_search = "approximate"
-    (row,) = run(config, tmp_path / "run")["predictions"]
-    assert row["neighbor_recall"] == 1  # so few points are searched exactly
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["predictions"][0] == row
-
-
 def test_ways_of_predicting_have_names_of_their_own():
     config = presets.one_shot("network", rounds=1)
     names = [job.name for job in jobs_of(config)]
@@ -185,7 +174,6 @@ def test_ways_of_predicting_have_names_of_their_own():
             "names 'network', whose classifier config.rounds=0",
         ),
         ({"prediction.variant": "both of them"}, "config.prediction.variant is 'both of them'"),
-        ({"prediction.groups": 2, "prediction.neighbor_search": "approximate"}, "use one of them"),
         ({"prediction.groups": 99}, "config.prediction.groups is 99; there are 14 clients"),
         ({"prediction.predictors": "xclp, xclp"}, "names one of them twice"),
         ({"prediction.features": "network"}, "whose weights config.rounds=0 leaves random"),
@@ -222,10 +210,8 @@ def test_exact_cosines_of_a_group_per_client_are_per_client_label_propagation(fe
     assert any(row["xclp"] for row in rows)
     assert all(row["xclp"] == row["per_client_lp"] for row in rows)
     config.prediction.groups = 1
-    config.prediction.neighbor_search = "approximate"
-    with pytest.raises(
-        ConfigError, match=r"prediction\.similarity is 'exact', but protocols and the approximate"
-    ):
+    config.prediction.protocol = "real"
+    with pytest.raises(ConfigError, match=r"prediction\.similarity is 'exact', but the protocols"):
         run(config, tmp_path / "refused", quiet=True)
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import graph, presets
-from fedjax_ssl.config import ConfigError, resolve
 from fedjax_ssl.runs.loop import run as run_experiment
 from fedjax_ssl.secure import DROPS, SERVER, TooFewClients, __main__, messages, protocols
 from fedjax_ssl.secure.real import RealProtocols
@@ -137,16 +136,6 @@ def test_columns_that_differ_are_seen():
     assert who == 1 and "do not fit the digest" in str(error)
     with pytest.raises(TooFewClients):
         real.row_sums({c: np.ones((3, 1), np.uint32) for c in range(3)}, np.arange(3))
-
-
-def test_protocols_search_exactly():
-    config = presets.one_shot("inputs", rounds=0)
-    config.prediction.update({"neighbor_search": "approximate", "protocol": "real"})
-    with pytest.raises(
-        ConfigError,
-        match=r"protocol is 'real' and neighbor_search is 'approximate'.* use one of them",
-    ):
-        resolve(config)
 
 
 @pytest.mark.thorough

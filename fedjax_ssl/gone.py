@@ -1,0 +1,79 @@
+"""Settings that earlier versions had, and what to write now: the table of CHANGELOG.md as data."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+
+class Gone(NamedTuple):
+    """A setting that an earlier version had, or one value of it."""
+
+    now: str  # what to write now, or what holds now
+    plain: tuple[Any, ...] = ()
+    # ^ values that ask for what holds now: a stored config may have them
+
+
+# By field; a method's own setting by "METHOD.SETTING", and a single value by "FIELD=VALUE".
+GONE = {
+    "method.lost_before": Gone(
+        "write config.participation.lost with config.participation.lost_when=start", (0.0,)
+    ),
+    "method.lost_after": Gone(
+        "write config.participation.lost with config.participation.lost_when=codes", (0.0,)
+    ),
+    "prediction.neighbor_search": Gone("neighbours are always searched exactly", ("exact",)),
+}
+
+
+def gone(field: str, value: Any, method: str) -> Gone | None:
+    """Return the entry of a field that went, or of its value; None: it is still there.
+
+    Args:
+        field: dotted name, as in a config.
+        value: its value.
+        method: name of the config's method.
+    """
+    names = [field]
+    if field.startswith("method."):
+        setting = field.removeprefix("method.")
+        # a part of a composition has its name in front already
+        names.insert(0, setting if "." in setting else f"{method}.{setting}")
+    for name in names:
+        if found := GONE.get(name) or GONE.get(f"{name}={value}"):
+            return found
+    return None
+
+
+def sentence(field: str, value: Any, method: str) -> str:
+    """Return what a user is told who sets a field that went; empty: it is still there."""
+    found = gone(field, value, method)
+    return f"config.{field}={value} is gone: {found.now}" if found else ""
+
+
+def words_of(name: str) -> str:
+    """Return what holds now in place of settings of this name, whatever their section; may be
+    empty.
+    """
+    found = {entry.now for field, entry in GONE.items() if field.rpartition(".")[2] == name}
+    return " or ".join(sorted(found))
+
+
+def without_gone(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a stored config without the fields that went and whose value asks for what holds
+    now.
+    """
+    method = config.get("method")
+    name = str(method.get("name", "")) if isinstance(method, Mapping) else ""
+    return dict(_without_gone(config, name, ""))
+
+
+def _without_gone(
+    section: Mapping[str, Any], method: str, prefix: str
+) -> Iterator[tuple[str, Any]]:
+    for own, value in section.items():
+        field = f"{prefix}{own}"
+        if isinstance(value, Mapping):
+            yield own, dict(_without_gone(value, method, f"{field}."))
+            continue
+        found = gone(field, value, method)
+        if found is None or value not in found.plain:
+            yield own, value

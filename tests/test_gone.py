@@ -1,0 +1,55 @@
+"""Settings that an earlier version had: what a user of one is told, and old run folders."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import fedjax_ssl as fs
+from fedjax_ssl.config import ConfigError
+from fedjax_ssl.folder.folder import config_differences
+from fedjax_ssl.gone import GONE, without_gone
+from fedjax_ssl.runs.model_file import resolved_of
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_changelog_has_the_same_words() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    rows = [re.sub("`", "", line) for line in text.splitlines() if line.startswith("| `")]
+    for name, entry in GONE.items():
+        assert any(name in row.split("|")[1] and entry.now in row for row in rows), name
+
+
+def test_a_setting_that_went_is_told_what_holds_now(tmp_path) -> None:
+    words = "neighbours are always searched exactly"
+    with pytest.raises(ConfigError, match=f"neighbor_search=approximate is gone: {words}"):
+        fs.load_config("digits_predict", {"prediction.neighbor_search": "approximate"})
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import fedjax_ssl as fs\n\n\ndef get_config():\n    config = fs.config.default()\n"
+        "    config.prediction.neighbor_search = 'approximate'\n    return config\n"
+    )
+    with pytest.raises(
+        ConfigError, match=rf"'neighbor_search' is gone: {words} .*mine\.py, line 6"
+    ):
+        fs.load_config(str(file))
+    config = fs.config.default()
+    with config.unlocked():
+        config.prediction.neighbor_search = "approximate"
+    with pytest.raises(ConfigError, match=words):
+        fs.config.resolve(config)
+
+
+def test_a_stored_config_may_have_it_at_the_value_that_holds_now() -> None:
+    now = fs.config.resolve(fs.config.default()).to_dict()
+    stored = {**now, "prediction": {**now["prediction"], "neighbor_search": "exact"}}
+    assert without_gone(stored) == now
+    assert not config_differences(stored, now)
+    assert resolved_of(without_gone(stored)).to_dict() == now
+    stored["prediction"]["neighbor_search"] = "approximate"
+    assert config_differences(stored, now) == [
+        'prediction.neighbor_search: "approximate" -> neighbours are always searched exactly'
+    ]
+    with pytest.raises(ConfigError, match="is gone: neighbours are always searched exactly"):
+        resolved_of(without_gone(stored))
