@@ -4,7 +4,7 @@ Our text of the paper ends before its experiments: tables without numbers are wh
 name, with SemiFL's settings. The curves are those that the authors published.
 """
 
-from fedjax_ssl.reproduce import Table
+from fedjax_ssl.reproduce import Table, without_unlabelled
 from fedjax_ssl.reproduce.claims import Claim, above
 
 SOURCE = "arXiv:2210.02042, "
@@ -35,6 +35,13 @@ SYSTEMS = {
     "FedMT(E), all examples": {"method.correspondence": "estimated", **ALL_EXAMPLES},
     "FedAvg, all class labels": {"method.name": "fedavg", **COARSE_GONE, "supervision.name": "all"},
 }
+# FedMT without losses on pseudo-labels, with that on coarse labels. SemiFL without its own is the
+# server alone, the labelled-only baseline.
+NO_LOSS = {"method.fix_weight": 0.0, "method.mix_weight": 0.0}
+CONTROLS = {
+    without_unlabelled(row): {**SYSTEMS[row], **NO_LOSS} for row in ("FedMT(T)", "FedMT(E)")
+}
+SYSTEMS |= CONTROLS
 NO_SERVER = ("FedRep", "FedAvg, all class labels")  # without epochs at the server
 SPLITS = {"iid": "iid", "Dirichlet 0.3": "0.3", "Dirichlet 0.1": "0.1"}
 # Two cores: MNIST's digits by the shape of their strokes.
@@ -120,7 +127,7 @@ def systems(
 
 def curve(row: str, number: int) -> dict:
     """A point of a curve; at the small scale, of a twenty-fifth of the rounds."""
-    settings = cell({"FedMT": "FedMT(T)"}.get(row, row), 2_000)
+    settings = cell(row.replace("FedMT", "FedMT(T)"), 2_000)
     return settings | {"small": {**settings["small"], "value": ("round", number // 25)}}
 
 
@@ -161,8 +168,9 @@ WEIGHTS = (
     "Weights of FedMT(T)'s losses: test accuracy on CIFAR-100 with 20 superclasses, 2,000 "
     "labels, in %"
 )
-FEDMT = tuple(row for row in SYSTEMS if row.startswith("FedMT"))
-SPACED = ("SemiFL", "FedRep", *FEDMT)
+FEDMT = tuple(row for row in SYSTEMS if row.startswith("FedMT") and row not in CONTROLS)
+SPACED = ("server alone", "SemiFL", "FedRep", *FEDMT, *CONTROLS)
+CURVES = ("FedMT", "SemiFL", without_unlabelled("FedMT"), "server alone")
 
 TABLES = (
     systems(
@@ -232,15 +240,11 @@ TABLES = (
         ),
         config="cifar100_fedmt",
         settings={"eval_every": 50},
-        rows={"FedMT": {}, "SemiFL": {}},
+        rows={row: {} for row in CURVES},
         columns={
             f"{one}": {"value": ("round", one), "small": {"name": f"{one // 25}"}} for one in ROUNDS
         },
-        cells={
-            (row, f"{number}"): curve(row, number)
-            for row in ("FedMT", "SemiFL")
-            for number in ROUNDS
-        },
+        cells={(row, f"{number}"): curve(row, number) for row in CURVES for number in ROUNDS},
         paper={
             "FedMT": ("50.5", "52.7", "54.0", "55.0", "56.1", "57.1", "62.3", "68.8", "69.8"),
             "SemiFL": ("14.0", "15.9", "20.0", "23.9", "27.3", "32.1", "33.8", "33.6", "33.7"),

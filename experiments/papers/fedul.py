@@ -45,7 +45,7 @@ STEPS = 20
 IMAGES_SMALL = 2_000
 WHOLE_SETS = "a step goes through a set, a round through all"
 SMALL = {
-    "seeds": 2,
+    "seeds": 3,
     "rounds": 10,
     "eval_every": 5,
     "data.pools": (IMAGES_SMALL // 10, 50, 200),
@@ -62,7 +62,7 @@ REDUCED = (
 )
 # FedUL alone: a fifth of the images, a tenth of the rounds.
 ALONE = {
-    "seeds": 2,
+    "seeds": 3,
     "rounds": 10,
     "data.pools": (1000, 200, 500),
     "data.validation_fraction": 0.0,

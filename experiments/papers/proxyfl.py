@@ -5,7 +5,7 @@ methods that are not in this package (FedLabel, FedLoke, FedDure, FedDB), and of
 networks and batches are its own, are left out.
 """
 
-from fedjax_ssl.reproduce import Table
+from fedjax_ssl.reproduce import LABELLED_ONLY, Table, without_unlabelled
 from fedjax_ssl.reproduce.claims import Claim, above
 
 SOURCE = "arXiv:2602.21078, "
@@ -43,6 +43,14 @@ SYSTEMS = {
     "SAGE": {"method.name": "sage"},
     "ProxyFL": {},
 }
+NO_LOSS = {"method.unlabelled_weight": 0.0}
+CONTROLS = {
+    # its contrast is in the loss with this weight
+    without_unlabelled("ProxyFL"): NO_LOSS,
+    without_unlabelled("SAGE"): {**SYSTEMS["SAGE"], **NO_LOSS},
+    without_unlabelled("FixMatch, local labels"): {**SYSTEMS["FixMatch, local labels"], **NO_LOSS},
+}
+SYSTEMS |= CONTROLS
 # Columns: dataset by dataset, Dirichlet 0.1, 0.5 and 1.
 TENTH = {
     "FedAvg": "69.60 68.88 69.39 34.08 33.21 35.31 82.40 83.40 78.60 57.17 60.09 61.54",
@@ -82,6 +90,8 @@ PARTS = {
     "tuning alone": {"method.contrast_weight": 0.0},
     "contrast alone": {"method.tuning_epochs": 0},
     "ProxyFL": {},
+    without_unlabelled("ProxyFL"): NO_LOSS,
+    LABELLED_ONLY: PLAIN,
 }
 ABLATION = {
     "FixMatch, global labels": TENTH["FixMatch, global labels"],
@@ -148,7 +158,11 @@ def cells(rows: dict, labels: int = 1) -> dict:
 
 def systems(name: str, title: str, source: str, paper: dict, rows: dict, labels: int = 1) -> Table:
     """A table of systems on all datasets."""
-    rows = {row: rows[row] for row in paper}
+    rows = {
+        row: own
+        for row, own in rows.items()
+        if row in paper or row in CONTROLS or row == LABELLED_ONLY
+    }
     own = {}
     if "FedAvg, all labels" in rows:
         own["FedAvg, all labels"] = {
