@@ -16,7 +16,7 @@ GPU; not run yet.
 "client": 5 of 100 clients in each of 600 rounds of 5 steps, ResNet-9 with group norm. Table 3 of
 ProtoFSSL (arXiv 2205.13921) quotes 69.7 % (iid) and 63.4 % (non-iid) for FedRGD; not run yet. What
 differs from what is known of these runs, whose code was not published complete: the schedule is a
-plain cosine (theirs runs through 2.24 pi, see `lr_schedule`), pseudo-labels go from the weak to the
+plain cosine (theirs runs through 2.24 pi), pseudo-labels go from the weak to the
 strong view, and unlabelled images of "noniid" are the client's iid part without its labelled ones.
 More in docs/methods/fedrgd.md.
 """

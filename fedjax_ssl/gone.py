@@ -12,6 +12,8 @@ class Gone(NamedTuple):
     # ^ values that ask for what holds now: a stored config may have them
 
 
+_DIVERSITY = "gradient diversity is no longer measured"
+
 # By field; a method's own setting by "METHOD.SETTING", and a single value by "FIELD=VALUE".
 GONE = {
     "method.lost_before": Gone(
@@ -20,6 +22,20 @@ GONE = {
     "method.lost_after": Gone(
         "write config.participation.lost with config.participation.lost_when=codes", (0.0,)
     ),
+    "fedrgd.consistency": Gone(
+        "the strong view learns the pseudo-labels of the weak one", ("cross_view",)
+    ),
+    "fedrgd.lr_schedule=reference_fast": Gone("write plain, the cosine over the run, or run"),
+    "fedrgd.schedule_steps": Gone("the cosine is as long as the run", (None,)),
+    "fedrgd.first_period_extra_step": Gone("all rounds have local_steps steps", (False,)),
+    "fedrgd.replica_same_batches": Gone("every group has a replica of its own", (False,)),
+    "fedrgd.bn_stats": Gone("running statistics are those of the server", ("server",)),
+    "fedrgd.diversity": Gone(_DIVERSITY, ("updates",)),
+    "fedrgd.diversity_every": Gone(_DIVERSITY, (1,)),
+    "fedrgd.norm_ord": Gone(_DIVERSITY, (2,)),
+    "fedrgd.squared": Gone(_DIVERSITY, (True,)),
+    "fedrgd.include_server": Gone(_DIVERSITY, (True,)),
+    "fedrgd.exclude_norm": Gone(_DIVERSITY, (False,)),
     "prediction.neighbor_search": Gone("neighbours are always searched exactly", ("exact",)),
 }
 

@@ -84,7 +84,6 @@ if TYPE_CHECKING:
     from fedjax_ssl.federated.optimizer_registry import FEDERATED_OPTIMIZERS
     from fedjax_ssl.federated.optimizers import (
         FederatedOptimizer,
-        Groups,
         Local,
         LocalSettings,
         Moved,

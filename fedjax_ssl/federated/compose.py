@@ -151,10 +151,6 @@ def _check_fit(first: Recipe, other: Recipe) -> None:
             any(stage.wrap_step for stage in stages),
             "one takes local steps of its own",
         ),
-        (
-            other.around_round is not Recipe._field_defaults["around_round"],
-            "the second looks at a round as a whole; put it first",
-        ),
         (other.receive, "the second loses something on the way down; put it first"),
         (first.pretraining and other.pretraining, "both train before round 0"),
         (any(a.weigh and b.weigh for a, b in pairs), "both weigh clients in the average"),

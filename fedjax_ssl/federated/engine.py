@@ -89,7 +89,7 @@ def build(recipe: Recipe) -> Method:
                 one.check(recipe, leaves)
         check_covers(setup.uploads, leaves)
     if setup.participation is not None:
-        grouped = setup.federated_optimizer.groups.number > 1
+        grouped = setup.federated_optimizer.num_groups > 1
         setup.participation.check_sent(what_leaves(recipe), grouped, setup.uploads)
     told = _check_summation(recipe, uploads)
 
@@ -149,7 +149,7 @@ def build(recipe: Recipe) -> Method:
     streams_unlabelled = any(_UNLABELLED & _streams(stage) for stage in stages)
     return Method(
         _init_of(recipe, training, stages),
-        recipe.around_round(_round_of(recipe, training, stages)),
+        _round_of(recipe, training, stages),
         predict,
         embed=None if alone else embed,
         predict_for=predict_for if has_own and recipe.own_networks else None,

@@ -18,7 +18,6 @@ from fedjax_ssl.federated.method import RoundContext
 from fedjax_ssl.federated.optimizers import (
     FederatedOptimizer,
     Grouped,
-    Groups,
     Local,
     Moved,
     Report,
@@ -214,16 +213,12 @@ def grouped(
             )
         return moved, means
 
-    members = Groups(
-        number=num_groups,
-        membership=lambda received: (received["share"] > 0).astype(received["share"].dtype),
-        models=lambda state, params: state,
-    )
-
     def many(params):
         return jax.tree.map(lambda w: jnp.stack([w] * num_groups), params)
 
-    return FederatedOptimizer(many, apply, send=send, start=start, report=report, groups=members)
+    return FederatedOptimizer(
+        many, apply, send=send, start=start, report=report, num_groups=num_groups
+    )
 
 
 def _outer(shares: Float[Array, " S"], values: Array) -> Array:

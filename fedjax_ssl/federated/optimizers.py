@@ -48,7 +48,6 @@ class Moved(NamedTuple):
     weight: dict[str, Array]  # by group
     change: Grouped  # times the weight
     more: PyTree = ()  # what else a federated optimizer needs in sum; leaves the client, too
-    measured: PyTree = ()  # for `FederatedOptimizer.log` alone: `apply` does not get it
 
 
 class Report(NamedTuple):
@@ -77,18 +76,6 @@ class Numbers(NamedTuple):
 
     down: int  # to a client
     up: int  # from a client
-
-
-class Groups(NamedTuple):
-    """Parts of a cohort that are averaged on their own."""
-
-    number: int = 1  # G
-    membership: Callable[[PyTree], Float[Array, " G"]] = lambda received: jnp.ones((1,))
-    # ^ received -> 1 for the groups that a client is in, else 0
-    models: Callable[[PyTree, Grouped], Grouped] = lambda state, params: jax.tree.map(
-        lambda w: w[None], params
-    )
-    # ^ (state, global parameters) -> the model of every group, leading axis G
 
 
 def _same_for_all(state: PyTree, received: PyTree, common: Grouped) -> Grouped:
@@ -121,10 +108,8 @@ class FederatedOptimizer(NamedTuple):
     # transform sees it, so that a run refuses those that do not cover "report"
     alone: bool = False
     # ^ no federation: every client goes on with its own model, and nothing is averaged
-    groups: Groups = Groups()  # which clients are averaged with which; by default all with all
-    # For the log and the count of bytes.
-    log: Callable[[Moved, RoundContext], dict[str, Array]] = lambda summed, context: {}
-    # ^ (sum, round) -> metrics
+    num_groups: int = 1  # how many parts of a cohort are averaged on their own
+    # For the count of bytes.
     sends: Callable[[Grouped], Numbers] = lambda params: Numbers(0, 0)
     # ^ shared parameters -> numbers beside the model; with any that go up, "report" has to be
     # covered

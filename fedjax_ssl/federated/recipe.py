@@ -116,8 +116,6 @@ class Recipe(NamedTuple):
         lambda before, after, data: after
     )
     # ^ (state before a round, state at its end, federation) -> state that the next one begins with
-    around_round: Callable[[Callable], Callable] = lambda context: context
-    # ^ `Method.round` -> another one: for what looks at a round as a whole
     network: Callable[[ServerState], tuple[PyTree, PyTree]] | None = None
     # ^ state -> (parameters, batch statistics) of the network that predicts and embeds; None: the
     # global one

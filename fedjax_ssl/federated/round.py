@@ -392,8 +392,7 @@ def _absorb(turn: Turn, tasks: list[Task], trained: Trained) -> tuple[ServerStat
     before = {
         group: packing(state.params[group]).pack(state.params[group]) for group in training.shared
     }
-    reported = summed.update._replace(measured=())
-    moved, optimizer_state = optimizer.apply(state.optimizer, before, reported, context)
+    moved, optimizer_state = optimizer.apply(state.optimizer, before, summed.update, context)
     flat_state, unravel_state = ravel_pytree(state.model_state)
     scale = mean_scale(summed.weight).astype(flat_state.dtype)
     slots = context.slots if training.keep_by_slot else None
@@ -443,7 +442,6 @@ def _absorb(turn: Turn, tasks: list[Task], trained: Trained) -> tuple[ServerStat
         # does not count it.
         size = 2 * BYTES_PER_NUMBER * entries(state.local_optimizer)
         info["optimizer_state_bytes"] = count(info["clients"], size)
-    info |= optimizer.log(summed.update, context)
     truth = turn.data.labels[context.clients.rows]
     log = together.stacked.log
     if log.model is not None:

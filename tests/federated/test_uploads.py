@@ -279,28 +279,6 @@ def test_a_report_that_is_not_said_is_refused_when_the_round_is_traced() -> None
         shapes(doing(unchanged, covers=EVERYTHING - {"report"}))
 
 
-def test_what_is_measured_for_the_log_does_not_reach_the_step() -> None:
-    """Nor has it to be covered: the simulation alone sees it."""
-    seen = []
-
-    def report(local):
-        made = federated.fedavg().report(local)
-        return made._replace(summed=made.summed._replace(measured=local.num_steps))
-
-    def apply(state, anchor, summed, context):
-        seen.append(summed.measured)
-        return federated.fedavg().apply(state, anchor, summed, context)
-
-    own = federated.fedavg()._replace(
-        report=report, apply=apply, log=lambda summed, context: {"steps": summed.measured}
-    )
-    data = toy.federation()
-    transform = doing(unchanged, covers=EVERYTHING - {"report"})
-    _, infos = toy.train(with_optimizer(data, own, transform), KEY, data, 1)
-    assert infos[0]["steps"] == infos[0]["local_steps"] > 0
-    assert seen and all(one == () for one in seen)
-
-
 def test_the_message_names_what_is_not_covered() -> None:
     sent = {"update": ["updates"], "terms": ["what the term 'a' uploads"], "beside": []}
     with pytest.raises(ValueError) as one:

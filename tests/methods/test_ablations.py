@@ -8,7 +8,6 @@ import jax
 import pytest
 
 from fedjax_ssl.federated import Method
-from fedjax_ssl.models import Model
 from tests import toy
 from tests.methods import cases
 
@@ -34,25 +33,8 @@ ABLATIONS: list[tuple[str, dict[str, Any], str, Any]] = [
     ("sage", {}, "labelled_copies", 2000.0),
     ("fixmatch", {}, "augment_labelled", False),
     ("mixmatch", {}, "num_augmentations", 3),
-    ("fedrgd", {}, "include_server", False),
-    ("fedrgd", {"diversity": "both"}, "exclude_norm", True),
-    ("fedrgd", {}, "consistency", "self_view"),
-    ("fedrgd", {}, "lr_schedule", "reference_fast"),
+    ("fedrgd", {}, "lr_schedule", "run"),
 ]
-
-
-def with_norm() -> Model:
-    """The linear network, with its bias in a module whose name tells of a norm."""
-    plain = toy.linear_model()
-
-    def init(key):
-        params, state = plain.init(key)
-        return {"dense": {"w": params["w"]}, "norm": {"b": params["b"]}}, state
-
-    def apply(params, *inputs, **how):
-        return plain.apply({**params["dense"], **params["norm"]}, *inputs, **how)
-
-    return plain._replace(init=init, apply=apply)
 
 
 @functools.cache
@@ -64,8 +46,6 @@ def program(name: str, settings: tuple[tuple[str, Any], ...]) -> str:
     if name == "fedmatch":
         rows = data.test_index[-5:]
         data = toy.changed(data, valid_index=rows, num_valid=5)
-    if ("diversity", "both") in settings:
-        changes["model"] = with_norm()
     method: Method = cases.build(name, data, dict(settings), **changes)
     key = jax.random.key(0)
     state = jax.eval_shape(method.init, key, data)

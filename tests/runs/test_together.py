@@ -13,7 +13,7 @@ import pytest
 from fedjax_ssl import config as configs
 from fedjax_ssl import presets
 from fedjax_ssl.data.federation.federated_data import of_one_shape
-from fedjax_ssl.runs import build, compiled_before
+from fedjax_ssl.runs import compiled_before
 from fedjax_ssl.runs.compile import Program
 from fedjax_ssl.runs.loop import Point, run, run_batch
 from fedjax_ssl.runs.shared import Shared
@@ -161,21 +161,6 @@ def test_on_an_accelerator_a_program_has_no_more_of_a_split_than_how_clients_are
         for program in (one, other)
     )
     assert first.code != second.code
-
-
-@pytest.mark.thorough
-def test_a_pass_that_measures_has_the_same_text_for_every_split_of_a_program(pretended):
-    given = pretended("fedrgd", **{"method.labels": "client", "method.diversity": "gradients"})[1:]
-    shared = Shared()
-    found = [shared.program(config) for config in given]
-    assert found[0].code == found[1].code
-    federations = of_one_shape([program.built.federation for program in found])
-    texts = []
-    for program, federation in zip(found, federations, strict=True):
-        wide = Program(build(program.built.experiment, federation))
-        arguments = (wide.template(), *wide.inputs)
-        texts.append(jax.jit(wide.block(1)).lower(*arguments).as_text())
-    assert texts[0] == texts[1]
 
 
 @pytest.mark.thorough

@@ -297,7 +297,7 @@ def refuse_leaks(recipe: "Recipe", leaves: Mapping[str, Sequence[str]]) -> None:
     setup = recipe.setup
     begin = "config.privacy.name='gaussian' protects the sum of the clients' updates, but "
     refuse_alone(setup, begin)
-    if setup.federated_optimizer.groups.number > 1:
+    if setup.federated_optimizer.num_groups > 1:
         raise ConfigError(
             f"{begin}this federated optimizer makes a model of every group, whose few clients the "
             "noise would not hide; use another config.federated.name, such as fedavg"
