@@ -133,7 +133,7 @@ def check(
             states of their optimizers.
     """
     says = f"config.sum.name is {summation.name!r}"
-    if optimizer.alone or optimizer.groups.number > 1:
+    if optimizer.alone or optimizer.num_groups > 1:
         raise ConfigError(
             f"{says}, and this federated optimizer does not add up what all clients send; use "
             "config.federated.name=fedavg or another one that does"
