@@ -100,7 +100,7 @@ def parser() -> Parser:
         type=one_of("scale", SCALES),
         default="small",
         metavar="SCALE",
-        help="smoke, small (default), paper",
+        help="smoke, small (default), medium, paper",
     )
     add(
         "--seeds",

@@ -89,8 +89,8 @@ def _as_accuracy(metric: str, value: float | None) -> float | None:
 
 
 def other_steps(table: Table, scale: str, steps: float | None) -> bool:
-    """Tell whether a cell took other numbers of steps than the table has at the scale small."""
-    number = table.steps if scale == "small" else ""
+    """Tell whether a cell took other numbers of steps than the table has at a reduced scale."""
+    number = table.steps if scale in ("small", "medium") else ""
     if not isinstance(number, int) or steps is None:
         return False
     return abs(steps - number) > _NEAR * number

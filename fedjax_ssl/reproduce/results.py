@@ -338,8 +338,8 @@ def notes(table: Table, result: Result) -> list[str]:
     every = len(table.make_cells("paper"))
     if len(counts) < every:
         said.append(f"results of {len(counts)} of {counted(every, 'cell')}")
-    if result.scale == "small" and table.reduced:
-        said.append(f"reduced: {table.reduced}")
+    if reduced := table.reduced_at(result.scale):
+        said.append(f"reduced: {reduced}")
     if result.scale == "smoke":
         said.append("two rounds on stand-in data: these numbers mean nothing")
     said += _said_of_marks(table, result)
@@ -367,10 +367,10 @@ def notes(table: Table, result: Result) -> list[str]:
 def _said_of_marks(table: Table, result: Result) -> list[str]:
     """Explain every letter that a cell has, and name its cells."""
     whys = {cell.place: cell.steps for cell in table.make_cells("paper")}
-    if result.scale == "small":
+    if result.scale in ("small", "medium"):
         whys |= {
             cell.place: cell.steps
-            for cell in table.make_cells("small", list(table.rows), list(table.columns))
+            for cell in table.make_cells(result.scale, list(table.rows), list(table.columns))
         }
     said = []
     for letter, meaning in MEANINGS.items():

@@ -70,7 +70,7 @@ def describe(
             if path
             else f"  data: {name}, {known.get(name, 'your own')}"
         )
-    reduced = f"; {table.reduced}" if scale == "small" and table.reduced else ""
+    reduced = f"; {table.reduced_at(scale)}" * bool(table.reduced_at(scale))
     expected = scales.hours(runs)
     time = (
         counted(max(round(60 * expected), 1), "minute")

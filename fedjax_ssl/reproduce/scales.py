@@ -87,9 +87,7 @@ def runs_of(
     if own_seed and seeds is not None:
         raise ConfigError("--seeds and --set seed=... are both given; leave one out")
     if seeds is None:
-        seeds = range(
-            {"smoke": 1, "small": table.small.get("seeds", 2), "paper": table.seeds}[scale]
-        )
+        seeds = range(table.seeds_at(scale))
     if given and scale == "smoke":
         raise ConfigError(
             "--data does nothing at the scale smoke, which has stand-in data; leave it out"

@@ -12,9 +12,10 @@ from fedjax_ssl.errors import ConfigError, did_you_mean
 from fedjax_ssl.own_code import blame
 from fedjax_ssl.shipped import shipped_papers
 
-SCALES = ("smoke", "small", "paper")
+SCALES = ("smoke", "small", "medium", "paper")
+_REDUCED = ("small", "medium")  # scales for a CPU: each adds its settings to those before it
 Settings = Mapping[str, Any]  # dotted field -> value, and the words below
-_WORDS = ("config", "metric", "value", "missing", "small", "seeds", "name", "steps")
+_WORDS = ("config", "metric", "value", "missing", "seeds", "name", "steps", "reduced", *_REDUCED)
 LABELLED_ONLY = "labelled-only baseline"  # a row that learns from the labels alone
 _NUMBER = re.compile(r"(-?\d+(?:\.\d+)?)(?:\s*±\s*(\d+(?:\.\d+)?))?")
 
@@ -44,11 +45,11 @@ class Table:
 
     Settings are dotted fields of a config, as `fedjax_ssl.config.load` takes them. Those of the
     table come first, then those of the row, the column, the cell and the scale. A row, column or
-    cell can also name another `config`, `metric` or `value`, settings of the scale `small` of its
-    own, and in a sentence what is `missing`, where no config can express it, or why its `steps` are
-    not the table's. Cells whose configs
-    are the same share their runs. Where `small` makes a title or the name of a row or column wrong,
-    it gives the `name` that is shown at that scale.
+    cell can also name another `config`, `metric` or `value`, settings of the scales `small` and
+    `medium` of its own, and in a sentence what is `missing`, where no config can express it, or why
+    its `steps` are not the table's. Cells whose configs are the same share their runs. Where a
+    scale makes a title or the name of a row or column wrong, it gives the `name` that is shown
+    there.
 
     Raises:
         ConfigError: parts that do not fit together; names the table.
@@ -86,12 +87,15 @@ class Table:
     small: Settings = dataclasses.field(default_factory=dict)
     # ^ settings of the scale; "seeds": repetitions there
     small_cells: Mapping[str, Sequence[str]] | None = None
-    # ^ "rows", "columns": those run at that scale; None: all
+    # ^ "rows", "columns": those run at the scales small and medium; None: all
     reduced: str = ""  # what `small` makes smaller, in words
+    medium: Settings = dataclasses.field(default_factory=dict)
+    # ^ settings of the scale medium, which follow those of small; "reduced": what it makes smaller,
+    # in words. Empty: the table has no such scale
     differs: Sequence[str] = ()  # what differs from the paper at the scale `paper`
     steps: int | str = ""
-    # ^ local steps that a client takes in a round of the scale small, whatever the method; or why
-    # there is no such number
+    # ^ local steps that a client takes in a round of the scales small and medium, whatever the
+    # method; or why there is no such number
     x: str | None = None  # name of a figure's x axis; None: it is a table
     wanted: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
     # ^ columns to run as a whole at the scale paper, before others -> their rows
@@ -123,8 +127,11 @@ class Table:
                 raise wrong(f"the number {bad[0]!r} of {row!r} is not of the form '84.1 ± 0.4'")
         for kind in ("rows", "columns"):
             names = getattr(self, kind)
-            if len({self.name_at("small", kind, name) for name in names}) < len(names):
-                raise wrong(f"two {kind} have one name at the scale small")
+            for scale in _REDUCED:
+                if len({self.name_at(scale, kind, name) for name in names}) < len(names):
+                    raise wrong(f"two {kind} have one name at the scale {scale}")
+        if self.medium and not self.reduced_at("medium"):
+            raise wrong("its scale medium does not say what is 'reduced'")
         if unknown := [scale for scale in self.why if scale not in SCALES]:
             raise wrong(f"why names the scale {unknown[0]!r}; there are {', '.join(SCALES)}")
         for column, rows in self.wanted.items():
@@ -136,15 +143,29 @@ class Table:
             if unknown := [one for one in names if one not in getattr(self, kind)]:
                 raise wrong(f"small_cells names {unknown[0]!r}")
 
+    @property
+    def scales(self) -> Sequence[str]:
+        """The scales that the table has."""
+        return [scale for scale in SCALES if scale != "medium" or self.medium]
+
     def name_at(self, scale: str, kind: str, name: str) -> str:
         """Name a row or column, of the kind "rows" or "columns", as it is shown at a scale."""
-        if scale != "small":
-            return name
-        return getattr(self, kind)[name].get("small", {}).get("name", name)
+        own = getattr(self, kind)[name]
+        return _last([own.get(one, {}) for one in _reductions(scale)], "name", name)
 
     def title_at(self, scale: str) -> str:
         """Give the title at a scale."""
-        return self.small.get("name", self.title) if scale == "small" else self.title
+        return _last([getattr(self, one) for one in _reductions(scale)], "name", self.title)
+
+    def reduced_at(self, scale: str) -> str:
+        """Say what a scale makes smaller; empty where it is nothing."""
+        own = {"small": self.reduced, "medium": self.medium.get("reduced", "")}
+        return own.get(scale, "")
+
+    def seeds_at(self, scale: str) -> int:
+        """Give the number of repetitions at a scale."""
+        usual = {"smoke": 1, "paper": self.seeds}.get(scale, 2)
+        return _last([getattr(self, one) for one in _reductions(scale)], "seeds", usual)
 
     def make_cells(
         self, scale: str, rows: Sequence[str] | None = None, columns: Sequence[str] | None = None
@@ -159,13 +180,15 @@ class Table:
             columns: the same.
 
         Raises:
-            ConfigError: there is no such row or column, or no cell of them.
+            ConfigError: there is no such row or column, no cell of them, or no such scale.
         """
+        if scale not in self.scales:
+            raise ConfigError(f"{self.name} has no scale {scale}; it has {', '.join(self.scales)}")
         chosen = {}
         for kind, asked in (("rows", rows), ("columns", columns)):
             known = getattr(self, kind)
             here = {self.name_at(scale, kind, name): name for name in known}
-            usual = (self.small_cells or {}).get(kind) if scale == "small" else None
+            usual = (self.small_cells or {}).get(kind) if _reductions(scale) else None
             wanted = asked or usual or known
             chosen[kind] = dict.fromkeys(
                 one if one in known else here.get(one, one) for one in wanted
@@ -186,9 +209,10 @@ class Table:
 
     def _cell(self, row: str, column: str, scale: str) -> Cell:
         own = self.cells.get((row, column)) or {}
-        parts = [self.settings, self.rows[row], self.columns[column], own]
-        if scale == "small":
-            parts += [self.small, *(part.get("small", {}) for part in parts)]
+        usual = [self.settings, self.rows[row], self.columns[column], own]
+        parts = list(usual)
+        for one in _reductions(scale):
+            parts += [getattr(self, one), *(part.get(one, {}) for part in usual)]
         own_words = {name: getattr(self, name) for name in ("config", "metric", "value")}
         merged: dict[str, Any] = {**own_words, "missing": ""}
         for part in parts:
@@ -207,6 +231,16 @@ class Table:
 def without_unlabelled(row: str) -> str:
     """Name the control of a method: the row that has everything but its loss on unlabelled data."""
     return f"{row} without its unlabelled loss"
+
+
+def _reductions(scale: str) -> Sequence[str]:
+    """Name the scales whose settings a scale has, one after another."""
+    return _REDUCED[: _REDUCED.index(scale) + 1] if scale in _REDUCED else ()
+
+
+def _last(parts: Sequence[Settings], word: str, usual: Any) -> Any:
+    """Give what the last part that has a word says."""
+    return next((part[word] for part in reversed(parts) if word in part), usual)
 
 
 def number_of(text: str) -> tuple[float, float | None] | None:

@@ -14,7 +14,7 @@ from fedjax_ssl.reproduce import Table, results
 from fedjax_ssl.reproduce import page as pages
 from fedjax_ssl.reproduce.claims import load_claims
 from fedjax_ssl.reproduce.scales import runs_of
-from fedjax_ssl.reproduce.table import SCALES, Cell, load_tables
+from fedjax_ssl.reproduce.table import Cell, load_tables
 from fedjax_ssl.sweep import plan as plans
 
 PAPER = """
@@ -261,12 +261,13 @@ def test_a_mistake_gets_one_message(paper, capsys, arguments, message):
 @pytest.mark.parametrize("every", [pytest.param(False, marks=pytest.mark.promise), True])
 def test_every_cell_has_a_config(every):
     for table in load_tables().values():
-        for scale in SCALES:
+        for scale in table.scales:
             cells = table.make_cells(scale)
             assert cells and not any(cell.missing for cell in cells)
             # one of every column of the paper's, of every row of the small ones and of every table
             if not every:
-                kinds = [{"paper": cell.column, "small": cell.row}.get(scale) for cell in cells]
+                by = {"paper": "column", "small": "row", "medium": "row"}.get(scale)
+                kinds = [by and getattr(cell, by) for cell in cells]
                 cells = [*dict(zip(kinds, cells, strict=True)).values()]
             assert len(runs_of(table, scale, cells, seeds=[0])) == len(cells)
 

@@ -1,5 +1,5 @@
-"""All methods of a table take as many local steps a round at the scale small, or their cells say
-why not.
+"""All methods of a table take as many local steps a round at the scales small and medium, or
+their cells say why not.
 """
 
 import importlib
@@ -21,7 +21,12 @@ from fedjax_ssl.reproduce.table import load_tables
 
 build = importlib.import_module("fedjax_ssl.runs.build")
 TABLES = load_tables()
-COUNTED = [name for name, table in TABLES.items() if isinstance(table.steps, int)]
+COUNTED = [
+    (name, scale)
+    for name, table in TABLES.items()
+    for scale in ("small", "medium")
+    if isinstance(table.steps, int) and scale in table.scales
+]
 
 
 def recipe_of(experiment: Any, federation: FederatedData) -> Recipe:
@@ -65,29 +70,27 @@ def steps_of(run: Run) -> float:
     return float(taken[taken > 0].mean())
 
 
-def check(name: str, columns: int | None, every_cell: bool) -> None:
+def check(name: str, scale: str, columns: int | None) -> None:
     table = TABLES[name]
-    cells = table.make_cells("small")
-    if every_cell:
-        cells = table.make_cells("small", list(table.rows), list(table.columns))
+    cells = table.make_cells(scale)
     chosen = [*dict.fromkeys(cell.column for cell in cells)][:columns]
     cells = [cell for cell in cells if cell.column in chosen and not cell.steps]
-    for run in runs_of(table, "small", cells, seeds=[0]):
-        assert not other_steps(table, "small", steps_of(run)), run.name
+    for run in runs_of(table, scale, cells, seeds=[0]):
+        assert not other_steps(table, scale, steps_of(run)), run.name
 
 
 @pytest.mark.thorough
 @pytest.mark.promise
 @pytest.mark.filterwarnings("ignore::fedjax_ssl.errors.ConfigNote")
 def test_methods_with_labels_at_clients_take_as_many_steps():
-    check("fedmatch-table1", 1, every_cell=False)
+    check("fedmatch-table1", "small", 1)
 
 
 @pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore::fedjax_ssl.errors.ConfigNote")
-@pytest.mark.parametrize("name", COUNTED)
-def test_methods_take_as_many_steps(name):
-    check(name, None, every_cell=False)
+@pytest.mark.parametrize(("name", "scale"), COUNTED)
+def test_methods_take_as_many_steps(name, scale):
+    check(name, scale, None)
 
 
 def test_tables_of_several_methods_say_how_many_steps():

@@ -44,6 +44,23 @@ def test_later_parts_replace_what_earlier_ones_set() -> None:
     assert [cell.settings["rounds"] for cell in TABLE.make_cells("small")] == [3, 4]
 
 
+def test_medium_adds_its_settings_to_those_of_small() -> None:
+    with pytest.raises(ConfigError, match="no scale medium; it has smoke, small, paper"):
+        TABLE.make_cells("medium")
+    columns = {**TABLE.columns, "x": {"small": {"rounds": 3, "name": "a"}, "medium": {"name": "b"}}}
+    table = dataclasses.replace(
+        TABLE, columns=columns, medium={"rounds": 50, "seeds": 5, "reduced": "fewer rounds"}
+    )
+    own = {"rounds": 50, "optimizer.learning_rate": 0.1}
+    assert [cell.settings for cell in table.make_cells("medium")] == [own, own]
+    assert [cell.settings["rounds"] for cell in table.make_cells("small")] == [3, 4]
+    shown = [
+        (table.name_at(scale, "columns", "x"), table.seeds_at(scale), table.reduced_at(scale))
+        for scale in ("small", "medium", "paper")
+    ]
+    assert shown == [("a", 2, ""), ("b", 5, "fewer rounds"), ("x", 1, "")]
+
+
 def test_cells_are_chosen_by_name() -> None:
     assert [(cell.row, cell.column) for cell in TABLE.make_cells("small", rows=["B"])] == [
         ("B", "y")
@@ -69,6 +86,7 @@ def test_cells_are_chosen_by_name() -> None:
         ({"paper": {"A": ("84,1", "")}}, "'84,1' of 'A' is not of the form"),
         ({"small_cells": {"rows": ["C"]}}, "small_cells names 'C'"),
         ({"why": {"tiny": "too few rounds"}}, "why names the scale 'tiny'"),
+        ({"medium": {"rounds": 5}}, "medium does not say what is 'reduced'"),
         (
             {"rows": {"A": {"small": {"name": "B"}}, "B": {}}},
             "two rows have one name at the scale small",
