@@ -22,6 +22,19 @@ GONE = {
     "method.lost_after": Gone(
         "write config.participation.lost with config.participation.lost_when=codes", (0.0,)
     ),
+    "fedmatch.preset=streaming_alt": Gone(
+        "write paper with method.supervised_weight=1 and method.delta_threshold=1e-5"
+    ),
+    "fedmatch.helper_hold": Gone("helpers serve one round", ("one_round",)),
+    "fedmatch.tie": Gone("of classes with as many votes the lowest counts", ("lowest_index",)),
+    "fedmatch.noise": Gone("the image of noise is truncated to [0, 1]", ("truncated",)),
+    "fedmatch.evaluate_sparse": Gone("small weights of psi count as 0 in evaluation", (True,)),
+    "fedmatch.s2c_lossy": Gone("clients start from the whole model", (False,)),
+    "fedmatch.first_contact": Gone("a first contact costs a whole model", ("dense",)),
+    "fedmatch.c2s_send_sparsified": Gone("uploads have the raw values of psi", (False,)),
+    "fedmatch.encoding": Gone("every message has its shortest form", ("smallest",)),
+    "fedmatch.lr_schedule=global": Gone("write client or none"),
+    "fedmatch.lr_divisor": Gone("the learning rate is divided by 3", (3.0,)),
     "fedrgd.consistency": Gone(
         "the strong view learns the pseudo-labels of the weak one", ("cross_view",)
     ),

@@ -125,7 +125,6 @@ _PAPER: dict[str, tuple[float, float]] = {
 PRESETS = {
     "paper": _PAPER,
     "code": _PAPER | {"threshold": (0.75, 0.75), "patience": (5, 20), "clip_eps": (1e-7, 1e-7)},
-    "streaming_alt": _PAPER | {"supervised_weight": (1.0, 1.0), "delta_threshold": (1e-5, 1e-5)},
 }
 
 
@@ -135,9 +134,8 @@ class FedMatch:
     """Settings of FedMatch.
 
     Attributes:
-        preset: what a setting that is None is: "paper", "code" (threshold 0.75, patience 20 with
-            labels at the server, clip_eps 1e-7) or "streaming_alt" (supervised_weight 1,
-            delta_threshold 1e-5).
+        preset: what a setting that is None is: "paper" or "code" (threshold 0.75, patience 20 with
+            labels at the server, clip_eps 1e-7).
         labels_at: who trains on labels: the "server", the "clients", or "auto": the server, if it
             has some.
         supervised_weight: lambda_s; 10.
@@ -149,36 +147,25 @@ class FedMatch:
             0.85.
         num_helpers: H; fewer where fewer clients were seen. 0: no inter-client loss.
         helper_interval: rounds between two with helpers.
-        helper_hold: they serve "one_round", or clients "keep" them until they get others.
-        tie: rule for classes with as many votes, see `agreement_vote`.
         clip_eps: probabilities below it count as it in cross-entropy and divergence; 0: they do
             not.
-        noise: image by which helpers are found, see `noise_image`.
         decomposition: "full"; "none": one part and neither L2 nor L1; "without_sigma",
             "without_psi": that part is 0 and both losses move the other one. A single part starts
             as (1 + psi_factor) sigma.
         psi_factor: psi starts as this times sigma.
-        evaluate_sparse: evaluation takes weights of psi up to l1_threshold as 0.
-        l1_threshold: 5e-6 with labels at the clients, 1e-5 at the server.
+        l1_threshold: evaluation takes weights of psi up to it as 0; 5e-6 with labels at the
+            clients, 1e-5 at the server.
         delta_threshold: weights that differ by no more are not sent; 5e-5 and 1e-5.
-        s2c_lossy: clients start from what they are sent, as in the paper; False: the code's, it
-            only counts.
-        first_contact: cost of the first model that a client is sent after round 0: "dense", or
-            "init", its difference from the initial one.
-        c2s_send_sparsified: uploads are psi as it is evaluated.
-        encoding: form of what is sent, for the count of bytes, see `message_bytes`.
         unlabelled_batch_size: unlabelled examples per step; see `matched_batches`.
         server_batch_size: labelled examples per step at the server.
         server_epochs: epochs at the server before every round.
         shuffle: batches in a fresh order instead of the stored one.
-        lr_schedule: the learning rate falls with the loss on validation examples of each "client"'s
-            model, once per participation, of the "global" model, once per round, or not at all
-            ("none").
-        lr_divisor: factor by which it falls.
+        lr_schedule: the learning rate is divided by 3 where the loss of each "client"'s model on
+            validation examples does not fall, looked at once per participation, or never ("none").
         patience: evaluations without an improvement before it does; 5.
     """
 
-    preset: Literal["paper", "code", "streaming_alt"] = "paper"
+    preset: Literal["paper", "code"] = "paper"
     labels_at: Literal["auto", "clients", "server"] = "auto"
     supervised_weight: kinds.Weight = PRESET
     agreement_weight: kinds.Weight = 1e-2
@@ -188,25 +175,16 @@ class FedMatch:
     threshold: kinds.Share = PRESET
     num_helpers: Annotated[int, Whole(0, 1000)] = 2
     helper_interval: kinds.Count = 10
-    helper_hold: Literal["one_round", "keep"] = "one_round"
-    tie: Literal["lowest_index", "local"] = "lowest_index"
     clip_eps: kinds.Decay = PRESET
-    noise: Literal["truncated", "normal"] = "truncated"
     decomposition: Literal["full", "none", "without_sigma", "without_psi"] = "full"
     psi_factor: Annotated[float | Array, In("(-1, inf)")] = 0.2
-    evaluate_sparse: bool = True
     l1_threshold: kinds.Weight = PRESET
     delta_threshold: kinds.Weight = PRESET
-    s2c_lossy: bool = False
-    first_contact: Literal["dense", "init"] = "dense"
-    c2s_send_sparsified: bool = False
-    encoding: Literal["smallest", "dense", "bitmap", "coordinates"] = "smallest"
     unlabelled_batch_size: Annotated[int | None, Whole(1)] = None
     server_batch_size: kinds.Count = 100
     server_epochs: kinds.Count = 1
     shuffle: bool = False
-    lr_schedule: Literal["client", "global", "none"] = "client"
-    lr_divisor: Annotated[float | Array, In("[1, inf)")] = 3.0
+    lr_schedule: Literal["client", "none"] = "client"
     patience: kinds.Count = PRESET
 
     @property
@@ -257,7 +235,7 @@ class FedMatch:
 
     def network(self, parts: Params) -> PyTree:
         """Return the network of a model as it is evaluated."""
-        return combine(self.visible(parts) if self.evaluate_sparse else parts)
+        return combine(self.visible(parts))
 
     def changed(self, new: PyTree, old: PyTree) -> PyTree:
         """Return which entries differ enough to be sent; a tree of bool arrays."""
@@ -288,12 +266,9 @@ def fedmatch(setup: Setup, settings: FedMatch) -> Recipe:
         Bounds(setup.max_labelled, setup.min_labelled, setup.max_unlabelled),
         settings.shuffle,
     )
-    rates = {
-        "client": lambda one: _remembered(one).plateau.factor,
-        "global": lambda one: one.sent[TERM].rate,
-    }
-    rate = rates.get(settings.lr_schedule)
-    stage = Stage((_unsupervised(setup, settings),), sampler, labelled_quota="any", rate=rate)
+    stage = Stage((_unsupervised(setup, settings),), sampler, labelled_quota="any")
+    if settings.lr_schedule == "client":
+        stage = stage._replace(rate=lambda one: _remembered(one).plateau.factor)
     supervised = supervised_term(setup)._replace(
         weight=settings.supervised_weight, group=settings.parts[0]
     )
@@ -303,8 +278,9 @@ def fedmatch(setup: Setup, settings: FedMatch) -> Recipe:
         stage = stage._replace(terms=(supervised, *stage.terms))
 
     def check(data: FederatedData) -> list[str]:
-        often = {"client": setup.cohort_size / data.index.shape[0], "global": 1.0}
-        looks = int((setup.rounds or 0) * often.get(settings.lr_schedule, 0.0))
+        if settings.lr_schedule == "none":
+            return notes
+        looks = int((setup.rounds or 0) * setup.cohort_size / data.index.shape[0])
         return notes + _may_end_early(settings, looks)
 
     return Recipe(
@@ -314,7 +290,6 @@ def fedmatch(setup: Setup, settings: FedMatch) -> Recipe:
         Needs(("server",) if settings.at_server else ("labels",)),
         network=lambda state: (settings.network(state.params), state.model_state),
         uploads=(sparse_messages(settings),),
-        receive=_receive if settings.s2c_lossy else None,
         check=check,
     )
 
@@ -361,7 +336,6 @@ def consistency(
     available: Bool[Array, " H"],
     mask: Bool[Array, " n"],
     threshold: float | Array,
-    tie: str = "lowest_index",
     clip_eps: float | Array = 0.0,
 ) -> Consistency:
     """Inter-client consistency (equations 2 to 4), without its weights. Votes and helpers are
@@ -373,7 +347,7 @@ def consistency(
     )
     confidence = jax.lax.stop_gradient(jnp.max(q, axis=1))
     confident = mask & (confidence >= threshold)
-    vote = jnp.where(confident, agreement_vote(q, helper_probs, available, tie), -1)
+    vote = jnp.where(confident, agreement_vote(q, helper_probs, available), -1)
     # -log max(p, eps) is the smaller of the two.
     ceiling = jnp.where(clip_eps > 0, -jnp.log(clip_eps), jnp.inf)
     pseudo = jnp.minimum(cross_entropy(strong_logits, vote), ceiling)
@@ -395,19 +369,11 @@ def regularizer(
     return l2_weight * squares + (l1_weight * l1_norm(parts[PSI]) if PSI in parts else 0.0)
 
 
-class State(NamedTuple):
-    """State that the server keeps beside the model."""
-
-    store: "Store"
-    plateau: Any  # `Plateau` of the learning rate that all clients have, if they do
-
-
 class Remembered(NamedTuple):
-    """State that a client keeps; None where its settings need nothing."""
+    """State that a client keeps, if it has a learning rate of its own."""
 
-    plateau: Any  # `Plateau` of its learning rate
-    accuracy: Float[Array, ""] | None  # accuracy of its model on the validation examples
-    helpers: tuple[PyTree, Bool[Array, " H"]] | None  # the last ones, and which there are
+    plateau: "Plateau"  # of its learning rate
+    accuracy: Float[Array, ""]  # accuracy of its model on the validation examples
 
 
 def _unsupervised(setup: Setup, settings: FedMatch) -> Term:
@@ -415,8 +381,6 @@ def _unsupervised(setup: Setup, settings: FedMatch) -> Term:
     plain = augmented_view(setup, "unlabelled")
     strong = strong_view(setup)
     own_rate = settings.lr_schedule == "client"
-    keeps = settings.helper_hold == "keep"
-    same_rate = settings.lr_schedule == "global"
 
     def loss(step: Step) -> tuple[Array, PseudoLabels]:
         batch = step.streams["unlabelled"]
@@ -426,7 +390,6 @@ def _unsupervised(setup: Setup, settings: FedMatch) -> Term:
             *_ask_helpers(setup, settings, step, step.inputs[plain.name]),
             batch.mask,
             settings.threshold,
-            settings.tie,
             settings.clip_eps,
         )
         total = (
@@ -444,47 +407,26 @@ def _unsupervised(setup: Setup, settings: FedMatch) -> Term:
             lambda table, new: table.at[place].set(new, mode="drop"), step.local, votes
         )
 
-    def init(key: Key[Array, ""], network: PyTree, model_state: PyTree, clients: Client) -> State:
+    def init(key: Key[Array, ""], network: PyTree, model_state: PyTree, clients: Client) -> Store:
         many = clients.id.shape[0]
         parts = settings.split(network)
         uploads = jax.tree.map(lambda x: jnp.broadcast_to(x, (many, *x.shape)), parts)
         embeddings = jnp.zeros((many, setup.num_classes), jnp.result_type(float))
-        store = Store(uploads, jnp.zeros(many, bool), embeddings)
-        return State(store, first_plateau(settings.patience) if same_rate else None)
+        return Store(uploads, jnp.zeros(many, bool), embeddings)
 
-    def prepare(state: State, context: RoundContext) -> tuple[Broadcast, State]:
-        sent = to_cohort(settings, state.store, context)
-        plateau = state.plateau
-        if same_rate:
-            loss, _ = validate(setup, settings, context)
-            after = next_plateau(plateau, loss, settings)
-            plateau = jax.tree.map(
-                lambda new, old: jnp.where(context.number > 0, new, old), after, plateau
-            )
-            sent = sent._replace(rate=jnp.broadcast_to(plateau.factor, context.valid.shape))
-        with_helpers = helpers_due(settings, context.number)
-        if keeps:
-            with_helpers = context.number + 1 >= settings.helper_interval
-        return Broadcast(sent, with_helpers), State(state.store, plateau)
+    def prepare(store: Store, context: RoundContext) -> tuple[Broadcast, Store]:
+        sent = to_cohort(settings, store, context)
+        return Broadcast(sent, helpers_due(settings, context.number)), store
 
     def keep(network: PyTree, model_state: PyTree, client: Client) -> Remembered:
-        many = (settings.num_helpers,)
-        nobody = jax.tree.map(lambda w: jnp.zeros(many + w.shape, w.dtype), network)
-        return Remembered(
-            first_plateau(settings.patience) if own_rate else None,
-            jnp.zeros(()) if own_rate else None,
-            (nobody, jnp.zeros(many, bool)) if keeps else None,
-        )
+        return Remembered(first_plateau(settings.patience), jnp.zeros(()))
 
     def remember(trained: ClientResult) -> Remembered:
-        kept = _remembered(trained.client)
-        if own_rate:
-            loss, accuracy = validate(setup, settings, trained)
-            after = next_plateau(kept.plateau, loss, settings)
-            kept = kept._replace(plateau=after, accuracy=accuracy)
-        return kept._replace(helpers=_latest(trained.client.sent[TERM], kept)) if keeps else kept
+        loss, accuracy = validate(setup, settings, trained)
+        plateau = _remembered(trained.client).plateau
+        return Remembered(next_plateau(plateau, loss, settings.patience), accuracy)
 
-    def start(state: State, params: PyTree, model_state: PyTree, kept: PyTree) -> PseudoLabels:
+    def start(store: Store, params: PyTree, model_state: PyTree, kept: PyTree) -> PseudoLabels:
         width = setup.max_labelled + setup.max_unlabelled  # no table is wider
         return PseudoLabels(jnp.full(width, -1, jnp.int32), jnp.zeros(width), jnp.zeros(width))
 
@@ -497,15 +439,15 @@ def _unsupervised(setup: Setup, settings: FedMatch) -> Term:
         return metrics
 
     client = AtClient(start=start, collect=partial(from_client, settings))
-    if own_rate or keeps:
+    if own_rate:
         client = client._replace(keep=keep, remember=remember)
-    server = AtServer(init, prepare, server_update=partial(_stored, setup, settings))
+    server = AtServer(init, prepare, server_update=partial(_stored, setup))
     log = ForLog(
         lambda trained: jax.tree.map(
             lambda votes: votes[: trained.client.rows.shape[0]], trained.local[TERM]
         ),
         diagnose,
-        partial(_traffic, settings),
+        _traffic,
     )
     return Term(
         TERM, (plain, strong), loss, group=settings.parts[-1], server=server, client=client, log=log
@@ -526,30 +468,20 @@ def _ask_helpers(
     round.
     """
     sent: ToClient = step.sent
-    helpers = sent.helpers
-    available = sent.available
-    if settings.helper_hold == "keep":
-        helpers, available = _latest(sent, _remembered(step.client))
 
     def predict(helper: PyTree) -> Float[Array, "n K"]:
         params = combine({**step.start_network.groups, settings.parts[-1]: helper})
         outputs, _ = setup.model.apply(params, step.start_network.model_state, inputs, train=False)
         return jax.nn.softmax(outputs.logits)
 
-    shape = jax.eval_shape(jax.vmap(predict), helpers)
+    shape = jax.eval_shape(jax.vmap(predict), sent.helpers)
     probs = nobody = jnp.zeros(shape.shape, shape.dtype)
     if settings.num_helpers:
         # Nine rounds of ten have no helpers, and no forward passes of theirs.
-        probs = jax.lax.cond(step.shared, lambda: jax.lax.map(predict, helpers), lambda: nobody)
-    return jax.lax.stop_gradient(probs), available
-
-
-def _latest(sent: "ToClient", kept: Remembered) -> tuple[PyTree, Bool[Array, " H"]]:
-    """Return the helpers of this round, or where there are none those of before."""
-    fresh = jnp.any(sent.available)
-    return jax.tree.map(
-        lambda new, old: jnp.where(fresh, new, old), (sent.helpers, sent.available), kept.helpers
-    )
+        probs = jax.lax.cond(
+            step.shared, lambda: jax.lax.map(predict, sent.helpers), lambda: nobody
+        )
+    return jax.lax.stop_gradient(probs), sent.available
 
 
 def helpers_due(settings: FedMatch, number: Int[Array, ""]) -> Bool[Array, ""]:
@@ -576,9 +508,6 @@ class ToClient(NamedTuple):
     helpers: PyTree  # [H, ...]
     available: Bool[Array, " H"]
     entries: dict[str, Int[Array, "..."]]  # numbers that are sent, by part; of each helper [H]
-    lossy: tuple[Params, Params] | None
-    # ^ which entries are sent, and what the client has in place of the others
-    rate: Any = None  # factor of the learning rate, where it is the same for all
 
 
 class FromClient(NamedTuple):
@@ -592,9 +521,7 @@ def to_cohort(settings: FedMatch, store: Store, context: RoundContext) -> ToClie
     """Return what every client of the cohort is sent (S2C)."""
     ids = context.clients.id
     part = settings.parts[-1]
-    fresh = jnp.full(ids.shape, context.number == 0)
-    if settings.first_contact == "dense":
-        fresh = fresh | ~store.seen.at[ids].get(mode="clip")
+    fresh = (context.number == 0) | ~store.seen.at[ids].get(mode="clip")
     held = jax.tree.map(lambda table: table.at[ids].get(mode="clip"), store.uploads)
     chosen, there = nearest_clients(ids, store.embeddings, store.seen, settings.num_helpers)
     there = there & helpers_due(settings, context.number)
@@ -607,30 +534,19 @@ def to_cohort(settings: FedMatch, store: Store, context: RoundContext) -> ToClie
         differs = settings.changed(settings.visible(context.groups), has)
         masks = jax.tree.map(lambda mask: mask | fresh, differs)
 
-        def helper(raw: PyTree) -> tuple[Int[Array, ""], PyTree]:
+        def size_of(raw: PyTree) -> Int[Array, ""]:
             seen = settings.visible({part: raw})[part]
             # Where a helper has no weight nothing is sent, whatever the client has there.
             base = jax.tree.map(lambda h, w: jnp.where(h != 0, w, 0), seen, has[part])
-            mask = settings.changed(seen, base)
-            return num_sent(mask), merge(mask, raw, base) if settings.s2c_lossy else raw
+            return num_sent(settings.changed(seen, base))
 
-        sizes, received = jax.vmap(helper)(helpers)
+        sizes = jax.vmap(size_of)(helpers)
         entries = {name: num_sent(mask) for name, mask in masks.items()} | {
             HELPERS: jnp.where(there, sizes, 0)
         }
-        return ToClient(received, there, entries, (masks, held) if settings.s2c_lossy else None)
+        return ToClient(helpers, there, entries)
 
     return jax.vmap(to_one)(held, fresh, helpers, there)
-
-
-def _receive(client: Client, parts: Params) -> Params:
-    """Return the model that a client has of the one that was sent, where differences are all that
-    is sent.
-    """
-    lossy = client.sent[TERM].lossy
-    assert lossy is not None, "only with s2c_lossy"
-    masks, held = lossy
-    return merge(masks, parts, held)
 
 
 def sparse_messages(settings: FedMatch) -> UploadTransform:
@@ -662,21 +578,18 @@ def from_client(settings: FedMatch, trained: ClientResult) -> FromClient:
     new = {part: trained.groups[part] for part in settings.uploaded}
     old = {part: trained.start_params[part] for part in settings.uploaded}
     masks = settings.changed(settings.visible(new), old)
-    if settings.c2s_send_sparsified:
-        new = settings.visible(new)
     parts = {part: merge(masks[part], new[part], old[part]) for part in settings.uploaded}
     entries = {part: num_sent(masks[part]) for part in settings.uploaded}
     return FromClient({**trained.groups, **parts}, entries)
 
 
-def _stored(setup: Setup, settings: FedMatch, state: State, outcome: RoundResult) -> State:
+def _stored(setup: Setup, store: Store, outcome: RoundResult) -> Store:
     """Keep the uploads, and what each says of the noise image; one that says nothing finite is
     no upload.
     """
     context = outcome.context
-    store = state.store
     shape = jax.eval_shape(setup.normalize, context.inputs[:1]).shape[1:]
-    noise = noise_image(named_key(context.run_key, "noise image"), shape, settings.noise)[None]
+    noise = noise_image(named_key(context.run_key, "noise image"), shape)[None]
 
     def embed(parts: Params) -> Float[Array, " K"]:
         outputs, _ = setup.model.apply(
@@ -692,10 +605,10 @@ def _stored(setup: Setup, settings: FedMatch, state: State, outcome: RoundResult
         return table.at[place].set(rows.astype(table.dtype), mode="drop")
 
     new = Store(outcome.uploads.parts, jnp.ones_like(sound), embeddings)
-    return state._replace(store=jax.tree.map(put, store, new))
+    return jax.tree.map(put, store, new)
 
 
-def _traffic(settings: FedMatch, outcome: RoundResult) -> Traffic:
+def _traffic(outcome: RoundResult) -> Traffic:
     """Bytes each way, in place of the model's."""
     valid = outcome.context.valid
     size = count_parameters(next(iter(outcome.before.params.values())))
@@ -704,10 +617,7 @@ def _traffic(settings: FedMatch, outcome: RoundResult) -> Traffic:
     to_clients: ToClient = outcome.sent.own
 
     def total(entries: dict[str, Array], there: dict[str, Array]) -> Count:
-        messages = [
-            message_bytes(entries[name], size, settings.encoding, there.get(name, valid))
-            for name in entries
-        ]
+        messages = [message_bytes(entries[name], size, there.get(name, valid)) for name in entries]
         return sum(messages, start=statistics)
 
     down = total(to_clients.entries, {HELPERS: to_clients.available & valid[:, None]})
@@ -746,7 +656,7 @@ def _server_training(setup: Setup, settings: FedMatch, supervised: Term) -> Serv
         return ServerTraining((supervised,), sampler, when=("before",))
 
     def server_update(state: Plateau, outcome: RoundResult) -> Plateau:
-        after = next_plateau(state, outcome.uploads[0], settings)
+        after = next_plateau(state, outcome.uploads[0], settings.patience)
         return jax.tree.map(lambda new, old: jnp.where(outcome.counts[0], new, old), after, state)
 
     term = supervised._replace(
@@ -799,20 +709,15 @@ def nearest_clients(
     return jnp.pad(jnp.where(there, order, 0), missing), jnp.pad(there, missing)
 
 
-def noise_image(
-    key: Key[Array, ""], shape: tuple[int, ...], kind: str = "truncated"
-) -> Float[Array, "*shape"]:
-    """Independent normal values of mean and deviation 125 / 255, as input of a network.
+def noise_image(key: Key[Array, ""], shape: tuple[int, ...]) -> Float[Array, "*shape"]:
+    """Independent normal values of mean and deviation 125 / 255, as input of a network, truncated
+    to [0, 1] as in the code, which gives them the mean 0.497 and the deviation 0.269.
 
     Args:
         key: typed PRNG key.
         shape: shape of the image.
-        kind: "normal", or "truncated" to [0, 1], as in the code, which gives them the mean 0.497
-            and the deviation 0.269.
     """
     dtype = jnp.result_type(float)
-    if kind == "normal":
-        return NOISE_MEAN + NOISE_STD * jax.random.normal(key, shape, dtype)
     lowest = -NOISE_MEAN / NOISE_STD
     highest = (1 - NOISE_MEAN) / NOISE_STD
     return NOISE_MEAN + NOISE_STD * jax.random.truncated_normal(key, lowest, highest, shape, dtype)
@@ -822,6 +727,7 @@ def noise_image(
 # Overcoming catastrophic forgetting with hard attention to the task, ICML 2018, without its early
 # end
 
+DIVISOR = 3.0  # of the learning rate
 LOWEST = 1e-17  # factor of the learning rate; of 1e-3 it is the code's lowest rate
 
 
@@ -842,15 +748,14 @@ def first_plateau(patience: int) -> Plateau:
     )
 
 
-def next_plateau(state: Plateau, loss: Float[Array, ""], settings: FedMatch) -> Plateau:
+def next_plateau(state: Plateau, loss: Float[Array, ""], patience: int) -> Plateau:
     """After an evaluation: the rate is divided where the loss was not below the best for `patience`
     evaluations.
     """
-    patience = settings.patience
     better = loss < state.best
     left = jnp.where(better, patience, state.patience - 1)
     over = left <= 0
-    factor = jnp.where(over, jnp.maximum(state.factor / settings.lr_divisor, LOWEST), state.factor)
+    factor = jnp.where(over, jnp.maximum(state.factor / DIVISOR, LOWEST), state.factor)
     best = jnp.where(better, loss, state.best).astype(state.best.dtype)
     return Plateau(factor, best, jnp.where(over, patience, left).astype(jnp.int32))
 
@@ -863,7 +768,7 @@ def _may_end_early(settings: FedMatch, looks: int) -> list[str]:
     if isinstance(patience, jax.core.Tracer) or looks <= 4 * patience:
         return []
     return [
-        f"a learning rate is divided by {settings.lr_divisor:g} where {patience} looks at the "
+        f"a learning rate is divided by {DIVISOR:g} where {patience} looks at the "
         f"validation loss bring nothing, and this run has {looks} of them (the paper's have 10): "
         f"learning may end early. config.method.patience={looks // 2} waits as long as the "
         "paper's, lr_schedule='none' never lowers the rate"
@@ -871,10 +776,9 @@ def _may_end_early(settings: FedMatch, looks: int) -> list[str]:
 
 
 def validate(
-    setup: Setup, settings: FedMatch, seen: RoundContext | ClientResult
+    setup: Setup, settings: FedMatch, seen: ClientResult
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Mean cross-entropy and accuracy on the federation's validation examples, of a round's model
-    or a trained one.
+    """Mean cross-entropy and accuracy of a trained model on the federation's validation examples.
 
     Raises:
         ValueError: there are none.

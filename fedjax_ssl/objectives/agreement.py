@@ -25,7 +25,6 @@ from fedjax_ssl.objectives.cross_entropy import (
 )
 
 MaskMean = Literal["batch", "confident"]
-TIES = ("lowest_index", "local")
 
 
 @checked
@@ -169,29 +168,22 @@ def teacher_decay(step: Float[Array, ""], decay: float | Array) -> Float[Array, 
     return jnp.minimum(1.0 - 1.0 / (step + 1.0), decay)
 
 
-@checked
 def agreement_vote(
     local_probs: Float[Array, "n K"],
     helper_probs: Float[Array, "H n K"],
     available: Bool[Array, " H"] | None = None,
-    tie: Annotated[str, OneOf(TIES)] = "lowest_index",
 ) -> Int[Array, " n"]:
-    """Return the class that most models predict; every model has one vote, for its most probable
-    class (the lowest if equal).
+    """Return the class that most models predict, the lowest of classes with as many votes; every
+    model has one vote, for its most probable class.
 
     Args:
         local_probs: probs of the model that asks; any increasing function of them gives the same
             votes.
         helper_probs: probs of the helpers; H may be 0.
         available: helpers that are there; all by default.
-        tie: between classes with as many votes: "lowest_index", or "local": the class of the model
-            that asks, if it is among them.
 
     Returns:
         int32.
-
-    Raises:
-        ValueError: for another rule.
     """
     classes = jnp.arange(local_probs.shape[-1], dtype=jnp.int32)
 
@@ -202,9 +194,8 @@ def agreement_vote(
     others = votes(helper_probs)
     if available is not None:
         others = others & available[:, None, None]
-    # Half a vote more decides among equals and never against more votes.
-    count = 2 * (own + jnp.sum(others, axis=0, dtype=jnp.int32))
-    return jnp.argmax(count + own if tie == "local" else count, axis=-1).astype(jnp.int32)
+    count = own + jnp.sum(others, axis=0, dtype=jnp.int32)
+    return jnp.argmax(count, axis=-1).astype(jnp.int32)
 
 
 def inter_client_kl(

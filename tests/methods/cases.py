@@ -82,10 +82,10 @@ CASES = {
             **{
                 "helper_interval": 2,
                 "lr_schedule": "none",
-                "encoding": "dense",
                 "labels_at": "clients",
             },
         },
+        never_sent=("sigma", "psi"),  # as a whole: messages are sparse
         learns_without_labels="psi follows sigma, and the network labels whatever it is sure of",
     ),
     "fedrep": Case(

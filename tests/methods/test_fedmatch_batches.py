@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.federated import Client, Now
-from fedjax_ssl.methods.fedmatch import FedMatch, first_plateau, next_plateau
+from fedjax_ssl.methods.fedmatch import first_plateau, next_plateau
 from fedjax_ssl.methods.parts.matched_batches import Bounds, matched_batches, steps_per_epoch
 
 
@@ -91,7 +91,7 @@ def test_the_rate_falls_where_the_loss_does_not(float64) -> None:
     restores the patience.
     """
     losses = [1, 0.9, 0.95, 0.9, 0.91, 0.92, 0.93, 0.89, 0.95, 0.95, 0.95, 0.95, 0.95, float("nan")]
-    step = jax.jit(lambda state, loss: next_plateau(state, loss, FedMatch(patience=5)))
+    step = jax.jit(lambda state, loss: next_plateau(state, loss, 5))
     state = first_plateau(5)
     rates = []
     for loss in losses:

@@ -88,7 +88,7 @@ def test_weights_costs_and_rates_are_those_of_the_code(monkeypatch, scenario):
             theirs = {part: layers(tree) for part, tree in under(said, f"round{number}").items()}
             gaps[f"weights {number}"] = difference(state.params, theirs)
         gaps[f"embeddings {number}"] = difference(
-            state.terms["fedmatch"].store.embeddings, said[f"embeddings{number}"]
+            state.terms["fedmatch"].embeddings, said[f"embeddings{number}"]
         )
         gaps[f"rates {number}"] = difference(
             1e-2 * state.clients.terms["fedmatch"].plateau.factor, said[f"rates{number}"]

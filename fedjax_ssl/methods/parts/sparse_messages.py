@@ -27,32 +27,23 @@ def num_sent(sent: PyTree) -> Int[Array, ""]:
 def message_bytes(
     entries: Int[Array, "*messages"],
     size: int,
-    encoding: str,
     there: Bool[Array, "*messages"] | None = None,
 ) -> Count:
     """Count the bytes of messages that each carry `entries` of a model's `size` numbers.
 
-    "dense": all numbers, 4 bytes each. "bitmap": a bit for every number says whether it follows.
-    "coordinates": its place beside each. "smallest": for every message the shortest of them.
+    Every message has the shortest of three forms: all numbers, 4 bytes each; a bit for every number
+    that says whether it follows; the place of each number beside it.
 
     Args:
         entries: numbers that are sent.
         size: numbers of the whole model.
-        encoding: see above.
         there: messages that are sent at all; others have 0 bytes.
     """
     some = jnp.ones_like(entries, bool) if there is None else there
     bitmap = -(-size // 8)
-    if encoding == "smallest":
-        # 8 e < 4 e + bitmap, and 4 e + bitmap >= 4 size; each as one comparison that cannot
-        # overflow.
-        few = entries < -(-bitmap // BYTES_PER_NUMBER)
-        nearly_all = entries >= size - bitmap // BYTES_PER_NUMBER
-        nearly_all = some & ~few & nearly_all
-        few = some & few
-    else:
-        few = some & (encoding == "coordinates")
-        nearly_all = some & (encoding == "dense")
+    # 8 e < 4 e + bitmap, and 4 e + bitmap >= 4 size; each as one comparison that cannot overflow.
+    few = some & (entries < -(-bitmap // BYTES_PER_NUMBER))
+    nearly_all = some & ~few & (entries >= size - bitmap // BYTES_PER_NUMBER)
     by_bitmap = some & ~few & ~nearly_all
     return (
         count(jnp.where(few, entries, 0), 2 * BYTES_PER_NUMBER)
