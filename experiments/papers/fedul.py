@@ -590,24 +590,42 @@ TABLES = (
 EVERY = tuple(f"{dataset} {split}, {sets} sets" for dataset, split, sets in TABLE1)
 TENTH = tuple(column for column in EVERY if ", 10 sets" in column)
 
+# FedUL has no control: without the loss on its sets it learns nothing.
+LABELLED = "FedAvg 10%"
+TRAINED = (
+    "where FedLLP is trained the order depends on the sets: on MNIST with one hidden layer FedUL is "
+    "ahead of it in five of six columns and level in one, on digits with 29 or 7 images in a set "
+    "behind it in all four (three seeds, docs/methods/fedul.md)"
+)
+
 CLAIMS = (
     Claim(
         paper="FedUL",
-        text="ahead of FedPL, FedLLP and FedLLP-VAT, which learn from the same sets",
+        text="ahead of FedPL, which learns from the same sets",
         source="Table 1",
-        pairs=above("fedul-table1", "FedUL", ("FedPL", "FedLLP", "FedLLP-VAT"), EVERY),
+        pairs=above("fedul-table1", "FedUL", ("FedPL",), EVERY),
+        baseline=LABELLED,
+    ),
+    Claim(
+        paper="FedUL",
+        text="ahead of FedLLP and FedLLP-VAT, which learn from the same sets",
+        source="Table 1",
+        pairs=above("fedul-table1", "FedUL", ("FedLLP", "FedLLP-VAT"), EVERY),
+        baseline=LABELLED,
+        lacks=TRAINED,
     ),
     Claim(
         paper="FedUL",
         text="ahead of FedAvg with a tenth of the labels",
         source="Table 1",
-        pairs=above("fedul-table1", "FedUL", ("FedAvg 10%",), TENTH),
+        pairs=above("fedul-table1", "FedUL", (LABELLED,), TENTH),
+        baseline=LABELLED,
     ),
     Claim(
         paper="FedUL",
         text="as good as with labels",
         source="Theorem 4",
-        proof="tests/methods/test_fedul.py, docs/hospital.md",
+        proof="tests/methods/test_fedul.py, docs/fed_heart_disease.md",
     ),
     Claim(
         paper="FedUL",

@@ -1,4 +1,4 @@
-"""What a paper claims, and what the stored results say of it."""
+"""What a paper claims, and what the stored results say of it, by the rule of our own report."""
 
 import dataclasses
 import math
@@ -6,21 +6,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
+import pandas
 
 from fedjax_ssl.errors import ConfigError, counted
+from fedjax_ssl.report.numbers import TELLING, compare
+from fedjax_ssl.report.numbers import Cell as Difference
 from fedjax_ssl.reproduce import results
 from fedjax_ssl.reproduce.marks import CHANCE, DIVERGED
 from fedjax_ssl.reproduce.results import Measured, Result
-from fedjax_ssl.reproduce.table import Table, names_of
+from fedjax_ssl.reproduce.table import SCALES, Table, names_of, without_unlabelled
 from fedjax_ssl.shipped import shipped_papers
 
 Place = tuple[str, str]  # row and column
 SHOWN = "shown"
-PARTLY = "partly"
+PARTLY = "shown in part of the columns"
 NOT = "not shown"
+FEW = "too few seeds"
 NOT_RUN = "not run"
-STATES = (SHOWN, PARTLY, NOT, NOT_RUN)  # the best first
+STATES = (SHOWN, PARTLY, NOT, FEW, NOT_RUN)
 _LOWER = (
     "error",
     "s2c",
@@ -28,7 +31,12 @@ _LOWER = (
     "gflop",
     "megabytes",
 )  # parts of the names of metrics that should be low
-_SHOWN_CELLS = 8
+_UNTRAINED = 0.5  # of the labelled-only baseline's accuracy: an opponent below it has not learned
+
+# what two cells say
+_AHEAD = "ahead"
+_LEVEL = "not ahead"
+_NO_OPPONENT = "untrained"
 
 
 class Pair(NamedTuple):
@@ -43,6 +51,12 @@ class Pair(NamedTuple):
     def places(self) -> list[Place]:
         """Cells of the pair."""
         return [self.first, self.second] if isinstance(self.second, tuple) else [self.first]
+
+    @property
+    def column(self) -> tuple[str, str, str]:
+        """Table, and what both cells share: a column, or where columns are compared a row."""
+        same_row = isinstance(self.second, tuple) and self.first[1] != self.second[1]
+        return self.table, *(("row", self.first[0]) if same_row else ("column", self.first[1]))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,8 +77,12 @@ class Claim:
     text: str
     source: str  # table or section
     pairs: Sequence[Pair] = ()
+    unlabelled: bool = False  # it is about unlabelled data: the method has a control
+    baseline: str = ""  # row that learns from labels alone; says which opponents are trained
+    setting: str = ""  # of ours, in which it is judged; without, in the paper's, at any scale
     proof: str = ""  # a test or page of the project that shows it, where no table does
     proof_scale: str = "a test"  # or what data
+    proof_seeds: int = TELLING  # of the page
     lacks: str = ""  # why it is not shown: what was checked, or is missing
 
     def __post_init__(self) -> None:
@@ -72,6 +90,34 @@ class Claim:
             raise ConfigError(
                 f"the claim {self.text!r} names no cells, no proof and nothing that it lacks"
             )
+        if self.unlabelled and not self.baseline:
+            raise ConfigError(f"the claim {self.text!r} names no labelled-only baseline")
+
+    @property
+    def columns(self) -> dict[tuple[str, str, str], list[Pair]]:
+        """Pairs by column: the paper's; for a claim about unlabelled data also of each method with
+        its control, and with the baseline, which only has to be there.
+        """
+        found = dict[tuple[str, str, str], list[Pair]]()
+        for pair in self.pairs:
+            found.setdefault(pair.column, []).append(pair)
+        for (table, _, column), pairs in found.items():
+            for first in dict.fromkeys(pair.first for pair in pairs):
+                others = {pair.second for pair in pairs if pair.first == first}
+                if not self.unlabelled:
+                    continue
+                pairs.append(Pair(table, first, (without_unlabelled(first[0]), column)))
+                if (self.baseline, column) not in others:
+                    pairs.append(Pair(table, first, (self.baseline, column), math.inf))
+        return found
+
+
+class Compared(NamedTuple):
+    """What stored results say of a pair."""
+
+    pair: Pair
+    said: str
+    difference: Difference | None = None  # to the second, in points; more is better
 
 
 class Row(NamedTuple):
@@ -79,9 +125,9 @@ class Row(NamedTuple):
 
     claim: Claim
     state: str
-    scale: str  # of the results that say most; empty without any
-    held: int  # pairs
-    compared: int
+    scale: str  # of the results; empty without any
+    held: int  # columns
+    columns: int
     numbers: str
     tables: Sequence[str]  # whose results these are
 
@@ -125,21 +171,25 @@ def ahead(
 def row_of(claim: Claim, tables: Mapping[str, Table], found: Sequence[Result]) -> Row:
     """Judge a claim by stored results alone.
 
-    A pair holds where the difference of the means is larger than the larger standard error, or,
-    of cells that should be as good, where the first is not worse by more than is said. A claim is
-    "shown" at a scale where everything that it names was compared in some place and all pairs
-    hold, "partly" where some hold. Cells at chance, or whose training diverged, show nothing.
+    A pair holds where at least three common seeds have a paired 95 % t interval of the difference
+    without zero, on the claimed side; of cells that should be as good, an interval above what the
+    first may be worse. A column holds where all its pairs hold, with the method ahead of its own
+    control and a labelled-only baseline beside it. A claim is "shown" where all its columns hold.
+    The largest scale whose seeds suffice decides.
 
     Args:
         claim: the claim.
         tables: all tables by name.
         found: stored results.
     """
-    rows = [_at_scale(claim, tables, found, scale) for scale in ("paper", "small")]
-    best = min(rows, key=lambda row: (STATES.index(row.state), -row.held))
-    if best.state == NOT_RUN and claim.proof:
-        return best._replace(state=SHOWN, scale=claim.proof_scale)
-    return best
+    scales = [scale for scale in reversed(SCALES) if scale != "smoke"]
+    rows = [_at_scale(claim, tables, found, scale) for scale in scales]
+    row = next((row for row in rows if row.state not in (FEW, NOT_RUN)), None)
+    row = row or min(rows, key=lambda row: STATES.index(row.state))
+    if row.state == NOT_RUN and claim.proof:
+        state = SHOWN if claim.proof_seeds >= TELLING else FEW
+        return row._replace(state=state, scale=claim.proof_scale, numbers="")
+    return row
 
 
 def _at_scale(
@@ -149,89 +199,102 @@ def _at_scale(
         (result.table, cell.place): cell
         for result in found
         for cell in result.cells
-        if result.scale == scale and cell.values
+        if result.scale == scale and result.table in tables and cell.values
+        if claim.setting or not results.other_than_paper(tables[result.table], scale, cell)
+        if DIVERGED not in "".join(cell.marks)
     }
-    named = set[tuple[str, Place | float]]()
-    compared = dict[Pair, bool]()
-    for pair in claim.pairs:
-        named.add(_opponent(pair))
-        first, *second = (cells.get((pair.table, place)) for place in pair.places)
-        if first is None or None in second or _shows_nothing(first):
-            continue
-        other = second[0] if second else None
-        if other is not None and _shows_nothing(other):
-            continue
-        compared[pair] = _holds(pair, tables[pair.table], first, other)
-    held = sum(compared.values())
-    if not compared:
-        state = NOT_RUN
-    elif held == len(compared) and {_opponent(pair) for pair in compared} == named:
-        state = SHOWN
-    else:
-        state = PARTLY if held else NOT
-    numbers = _numbers(compared, tables, cells, scale)
-    used = list(dict.fromkeys(pair.table for pair in compared))
-    return Row(claim, state, scale * bool(compared), held, len(compared), numbers, used)
+    columns = {
+        column: [_compare(pair, tables[pair.table], cells, claim.baseline) for pair in pairs]
+        for column, pairs in claim.columns.items()
+    }
+    states = [_state(own) for own in columns.values()]
+    held = states.count(SHOWN)
+    state = min(states, key=STATES.index, default=NOT_RUN)
+    if 0 < held < len(states):
+        state = PARTLY
+    words = [
+        _numbers(column, own, tables[column[0]], cells, scale)
+        for column, own in columns.items()
+        if any(one.said != NOT_RUN for one in own)
+    ]
+    used = dict.fromkeys(
+        column[0] for column, own in columns.items() if any(one.difference for one in own)
+    )
+    return Row(claim, state, scale * bool(words), held, len(columns), "; ".join(words), [*used])
 
 
-def _opponent(pair: Pair) -> tuple[str, Place | float]:
-    """Name what a pair compares with, whatever the row or column in which it does."""
-    if not isinstance(pair.second, tuple):
-        return pair.table, pair.first
-    same_column = pair.first[1] == pair.second[1]
-    return pair.table, (pair.second[0], "") if same_column else ("", pair.second[1])
+def _state(compared: Sequence[Compared]) -> str:
+    """Judge a column."""
+    said = {one.said for one in compared if one.pair.level != math.inf}
+    if {one.said for one in compared} == {_AHEAD}:
+        return SHOWN
+    if _LEVEL in said:
+        return NOT
+    if FEW in said:
+        return FEW
+    return NOT if _AHEAD in said else NOT_RUN
 
 
-def _shows_nothing(cell: Measured) -> bool:
-    return any(letter in one for one in cell.marks for letter in (DIVERGED, CHANCE))
-
-
-def _holds(pair: Pair, table: Table, first: Measured, second: Measured | None) -> bool:
-    factor = 100 if table.percent else 1
+def _compare(
+    pair: Pair, table: Table, cells: Mapping[tuple[str, Place], Measured], baseline: str
+) -> Compared:
     metrics = {cell.place: cell.metric for cell in table.make_cells("paper")}
+    factor = 100 if table.percent else 1
     sign = -1 if any(part in metrics[pair.first] for part in _LOWER) else 1
-    values = [np.asarray(first.values)]
-    if isinstance(pair.second, float):
-        other = pair.second / factor
-    else:
-        assert second is not None, "a pair of cells has both"
-        values.append(np.asarray(second.values))
-        other = float(values[1].mean())
-    difference = sign * (float(values[0].mean()) - other) * factor
-    if pair.level is not None:
-        return difference >= -pair.level
-    errors = [one.std(ddof=1) / math.sqrt(one.size) for one in values if one.size > 1]
-    return difference > max(errors, default=0.0) * factor
+    first, *second = (cells.get((pair.table, place)) for place in pair.places)
+    if first is None or None in second:
+        return Compared(pair, NOT_RUN)
+    ours = sign * factor * first.by_seed
+    theirs = pandas.Series(pair.second if not second else math.nan, ours.index) * sign
+    for other in filter(None, second):
+        theirs = sign * factor * other.by_seed
+        lowest = cells.get((pair.table, (baseline, other.column)))
+        if CHANCE in "".join(other.marks) or (
+            lowest and _accuracy(other, sign) < _UNTRAINED * _accuracy(lowest, sign)
+        ):
+            return Compared(pair, _NO_OPPONENT)
+    difference = compare(ours, theirs)
+    if difference.pairs < TELLING or difference.low is None:
+        return Compared(pair, FEW, difference)
+    holds = difference.low > (0 if pair.level is None else -pair.level)
+    return Compared(pair, _AHEAD if holds else _LEVEL, difference)
+
+
+def _accuracy(cell: Measured, sign: int) -> float:
+    """Return the mean accuracy, which is one minus an error."""
+    mean = float(cell.by_seed.mean())
+    return mean if sign > 0 else 1 - mean
 
 
 def _numbers(
-    compared: Iterable[Pair],
-    tables: Mapping[str, Table],
+    column: tuple[str, str, str],
+    compared: Sequence[Compared],
+    table: Table,
     cells: Mapping[tuple[str, Place], Measured],
     scale: str,
 ) -> str:
-    """Write the numbers of the cells that were compared, by what they have in common."""
-    groups: dict[tuple[str, str], dict[str, str]] = {}
-    for pair in compared:
-        table = tables[pair.table]
-        across = not isinstance(pair.second, tuple) or pair.first[1] == pair.second[1]
-        for place in pair.places:
-            row, column = (
-                table.name_at(scale, kind, name)
-                for kind, name in zip(("rows", "columns"), place, strict=True)
-            )
-            own, shared = (row, column) if across else (column, row)
-            values = np.asarray(cells[pair.table, place].values) * (100 if table.percent else 1)
-            spread = values.std(ddof=1) if values.size > 1 else math.nan
-            named = own if across else f"at {own}"
-            text = f"{named} {results.number_in_words(float(values.mean()), float(spread))}"
-            groups.setdefault((pair.table, shared), {})[own] = text
-    words = [
-        f"{shared}: {', '.join(list(texts.values())[:_SHOWN_CELLS])}"
-        for (_, shared), texts in groups.items()
-    ]
-    shown = "; ".join(words[:2])
-    return f"{shown}; and {len(words) - 2} more" if len(words) > 2 else shown
+    """Write the differences of a column: "IID LC: FedMatch 33.9, over FixMatch +6.8 ± 1.2"."""
+    _, kind, shared = column
+    own = 0 if kind == "column" else 1  # what names a cell: its row or its column
+    words: dict[str, list[str]] = {}
+    for one in compared:
+        first, *others = (
+            table.name_at(scale, ("rows", "columns")[own], place[own]) for place in one.pair.places
+        )
+        if (cell := cells.get((one.pair.table, one.pair.first))) is not None:
+            mean = float(cell.by_seed.mean()) * (100 if table.percent else 1)
+            first += f" {results.number_in_words(mean, math.nan)}"
+        second = (others or [f"{one.pair.second:g}"])[0]
+        said = f"{second} {one.said}"
+        if one.difference is not None and one.difference.difference is not None:
+            said = f"over {second} {one.difference.difference:+.1f}"
+            if one.said == FEW:
+                said += f" ({counted(one.difference.pairs, 'seed')})"
+            elif one.difference.low is not None and one.difference.high is not None:
+                said += f" ± {(one.difference.high - one.difference.low) / 2:.1f}"
+        words.setdefault(first, []).append(said)
+    name = table.name_at(scale, f"{kind}s", shared)
+    return f"{name}: " + "; ".join(f"{first}, {', '.join(texts)}" for first, texts in words.items())
 
 
 def markdown(rows: Sequence[Row]) -> list[str]:
@@ -247,23 +310,26 @@ def markdown(rows: Sequence[Row]) -> list[str]:
     return lines + [line(row) for row in rows]
 
 
-def line(row: Row, page: str = "") -> str:
-    """Write a claim as a row of Markdown; `page` is where the tables are, seen from its file."""
+def state_in_words(row: Row) -> str:
+    """Write "shown", "shown in 1 of 2 columns" or why not."""
+    return f"shown in {row.held} of {row.columns} columns" if row.state == PARTLY else row.state
+
+
+def line(row: Row) -> str:
+    """Write a claim as a row of Markdown."""
     claim = row.claim
-    state = row.state
-    if row.compared:
-        state += f", {row.held} of {counted(row.compared, 'pair')}"
-    numbers = [row.numbers] if row.numbers else []
-    if claim.lacks and state != SHOWN:
+    numbers = [f"in a setting of ours, {claim.setting}"] if claim.setting else []
+    numbers += [row.numbers] if row.numbers else []
+    if claim.lacks and row.state != SHOWN:
         numbers.append(claim.lacks)
     made = ", ".join(
-        f"[`fedjax-ssl reproduce {name} --run --scale {row.scale}`]({page}#{name}-{row.scale})"
+        f"[`fedjax-ssl reproduce {name} --run --scale {row.scale}`](#{name}-{row.scale})"
         for name in row.tables
     )
     cells = (
         claim.text,
         f"{claim.paper}, {claim.source}",
-        state,
+        state_in_words(row),
         row.scale or "-",
         ". ".join(numbers) or "-",
         made or claim.proof or "-",

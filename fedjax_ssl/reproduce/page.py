@@ -12,8 +12,6 @@ from fedjax_ssl.shipped import papers
 
 HEAD = "| table | scale | source | pairs in the paper's order | why not |\n|---|---|---|---|---|"
 _CLAIMS = "CLAIMS"  # where page.md has the table of claims
-_STRONGEST = 5  # claims of README.md
-_TABLES = "docs/reproductions.md"  # seen from README.md
 
 
 def page(tables: Mapping[str, Table], asserted: Sequence[claims.Claim]) -> str:
@@ -80,18 +78,16 @@ def command(table: Table, column: str, rows: Sequence[str]) -> str:
     return shlex.join([*words, "--columns", column, "--rows", *rows])
 
 
-def strongest(rows: Sequence[claims.Row]) -> list[str]:
-    """Write README's claims: shown before partly shown, by stored numbers before other proofs, by
-    more pairs before fewer.
+def sentences(rows: Sequence[claims.Row]) -> list[str]:
+    """Write README's claims, a sentence each: those that stored results show, if only in some of
+    their columns.
     """
-    ranked = sorted(
-        rows,
-        key=lambda row: (
-            claims.STATES.index(row.state),
-            not row.compared,
-            row.scale != "paper",
-            -row.held,
-        ),
-    )
-    short = [row._replace(numbers=row.numbers.partition(";")[0]) for row in ranked[:_STRONGEST]]
-    return [claims.line(row, _TABLES) for row in short]
+    found = []
+    for row in rows:
+        if not row.tables or row.state not in (claims.SHOWN, claims.PARTLY):
+            continue
+        claim = row.claim
+        where = f", on {claim.setting}" * bool(claim.setting)
+        part = f", in {row.held} of {row.columns} columns" * (row.state == claims.PARTLY)
+        found.append(f"- {claim.paper} ({claim.source}): {claim.text}{where}{part}.")
+    return found

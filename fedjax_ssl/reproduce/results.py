@@ -2,18 +2,23 @@
 written as tables.
 """
 
+import ast
+import functools
 import itertools
 import json
 import math
 import shlex
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas
+from flax.traverse_util import flatten_dict
 
-from fedjax_ssl.errors import ConfigError, counted
+from fedjax_ssl import config as configs
+from fedjax_ssl.errors import ConfigError, ConfigNote, counted
 from fedjax_ssl.folder.files import encode_json, write_atomically
 from fedjax_ssl.folder.stored_run import StoredRun, read_run
 from fedjax_ssl.report.exports import markdown_table
@@ -51,6 +56,12 @@ class Measured(NamedTuple):
     origin: Origin
     steps: float | None = None  # local steps of a client in a round; None: was not kept
     marks: Sequence[str] = ()  # letters of `fedjax_ssl.reproduce.marks`, one text per seed
+    seeds: Sequence[int] = ()  # of the values, where they are not 0, 1, ...
+
+    @property
+    def by_seed(self) -> pandas.Series:
+        """Values by seed."""
+        return pandas.Series(self.values, self.seeds or range(len(self.values)), dtype=float)
 
     @property
     def place(self) -> tuple[str, str]:
@@ -151,7 +162,13 @@ def collect(
         ]
         steps = seen[0].steps if seen else None
         letters = [one.marks for one in seen] if any(one.marks for one in seen) else ()
-        cells.append(Measured(*cell.place, values, rounds, minutes(own), origin, steps, letters))
+        seeds = [runs[one].config["seed"] for one, number in numbers.items() if number is not None]
+        if seeds == [*range(len(seeds))]:
+            seeds = []
+        took = minutes(own)
+        cells.append(
+            Measured(*cell.place, values, rounds, took, origin, steps, letters, tuple(seeds))
+        )
     return Result(table.name, scale, cells, origin)
 
 
@@ -259,7 +276,8 @@ def rows_of(table: Table, result: Result) -> pandas.DataFrame:
     rows = []
     for cell in result.cells:
         row, column = _named(table, result.scale, cell)
-        printed = table.printed(*cell.place) if result.scale != "smoke" else ""
+        comparable = result.scale != "smoke" and not other_than_paper(table, result.scale, cell)
+        printed = table.printed(*cell.place) if comparable else ""
         paper, paper_spread = number_of(printed) or (None, None)
         values = pandas.Series(cell.values, dtype=float) * factor
         rows.append(
@@ -328,7 +346,7 @@ def notes(table: Table, result: Result) -> list[str]:
     count = f"mean and sample deviation of {seeds} seeds" if counts else "no results"
     if seeds == "1":
         count = "one seed"
-    beside = "; in brackets the paper's" * (result.scale != "smoke")
+    beside = "; in brackets the paper's" * bool(rows_of(table, result).paper.notna().any())
     said = [f"ours, {count}{beside}"]
     said += [
         f"runs of {', '.join(cell.place)} are done and have no such number"
@@ -340,15 +358,18 @@ def notes(table: Table, result: Result) -> list[str]:
         said.append(f"results of {len(counts)} of {counted(every, 'cell')}")
     if reduced := table.reduced_at(result.scale):
         said.append(f"reduced: {reduced}")
+        said += _said_of_settings(table, result)
     if result.scale == "smoke":
         said.append("two rounds on stand-in data: these numbers mean nothing")
+    others = {other_than_paper(table, result.scale, cell): None for cell in result.cells}
+    said += [f"not the paper's in more than scale: {text}" for text in others if text]
     said += _said_of_marks(table, result)
     said += filter(None, [_said_of_steps(table, result)])
     said += [f"differs: {text}" for text in table.differs]
     if result.scale != "smoke":
         said += filter(None, [order(table, result)])
     said += [f"data: {text}" for text in other_data(result)]
-    said += [f"set in place of all above: {text}" for text in _given(result, "--set")]
+    said += [f"set in place of all above: {text}" for text in _given(result.cells, "--set")]
     origins: dict[Origin, list[str]] = {}
     for cell in result.cells:
         origins.setdefault(cell.origin, []).append(", ".join(_named(table, result.scale, cell)))
@@ -362,6 +383,44 @@ def notes(table: Table, result: Result) -> list[str]:
         with_versions = f", {origin.versions}" * bool(origin.versions)
         said.append(f"`{origin.command}`{which}: {took}{with_versions}")
     return said
+
+
+def _said_of_settings(table: Table, result: Result) -> list[str]:
+    """List every setting that is not the paper's, first those of all cells, then those of rows."""
+    changed = dict[str, dict[str, None]]()
+    for measured in result.cells:
+        (here,) = table.make_cells(result.scale, [measured.row], [measured.column])
+        (paper,) = table.make_cells("paper", [measured.row], [measured.column])
+        theirs = _values(paper.config, repr(sorted(paper.settings.items())))
+        row = table.name_at(result.scale, "rows", measured.row)
+        changed.setdefault(row, {}).update(
+            {
+                f"`{field}={value}` ({theirs.get(field)})": None
+                for field, value in here.settings.items()
+                if value is not None and theirs.get(field) != value
+            }
+        )
+    shared = [
+        text
+        for text in next(iter(changed.values()))
+        if all(text in own for own in changed.values())
+    ]
+    rows = dict[str, list[str]]()
+    for row, texts in changed.items():
+        own = "; ".join(text for text in texts if text not in shared)
+        rows.setdefault(own, []).append(row)
+    rows.pop("", None)
+    said = [f"settings, in brackets the paper's: {'; '.join(shared) or 'by row'}"]
+    return said + [f"settings of {', '.join(names)}: {own}" for own, names in rows.items()]
+
+
+@functools.cache
+def _values(config: str, settings: str) -> dict[str, Any]:
+    """Return the fields of a config with settings, which stand as a text, by their dotted names."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConfigNote)
+        loaded = configs.load(config, dict(ast.literal_eval(settings)))
+    return flatten_dict(loaded.to_dict(), sep=".")
 
 
 def _said_of_marks(table: Table, result: Result) -> list[str]:
@@ -405,9 +464,21 @@ def _said_of_steps(table: Table, result: Result) -> str:
     return f"local steps of a client in a round: {named}"
 
 
+def other_than_paper(table: Table, scale: str, cell: Measured) -> str:
+    """Say how a cell differs from the paper in more than scale: by what its table says, or by data
+    of another name (`cifar10_jpeg.npz` is of the name cifar10). Empty: in scale alone, if at all.
+    """
+    found = [table.make_cells(scale, [cell.row], [cell.column])[0].other]
+    for text in _given([cell], "--data"):
+        name, _, place = text.partition("=")
+        if not Path(place).stem.startswith(name):
+            found.append(f"data of {Path(place).stem}, not {name}")
+    return "; ".join(filter(None, found))
+
+
 def other_data(result: Result) -> list[str]:
     """Say which files or datasets were taken in place of those of a table."""
-    pairs = (text.partition("=")[::2] for text in _given(result, "--data"))
+    pairs = (text.partition("=")[::2] for text in _given(result.cells, "--data"))
     return [
         f"{Path(place).name} in place of {name}"
         for name, place in pairs
@@ -415,10 +486,10 @@ def other_data(result: Result) -> list[str]:
     ]
 
 
-def _given(result: Result, option: str) -> list[str]:
-    """Find the values of an option in the commands of a result."""
+def _given(cells: Iterable[Measured], option: str) -> list[str]:
+    """Find the values of an option in the commands of cells."""
     found = []
-    for command in dict.fromkeys(cell.origin.command for cell in result.cells):
+    for command in dict.fromkeys(cell.origin.command for cell in cells):
         for before, word in itertools.pairwise(shlex.split(command)):
             if before == option:
                 found.append(word)

@@ -15,7 +15,8 @@ from fedjax_ssl.shipped import shipped_papers
 SCALES = ("smoke", "small", "medium", "paper")
 _REDUCED = ("small", "medium")  # scales for a CPU: each adds its settings to those before it
 Settings = Mapping[str, Any]  # dotted field -> value, and the words below
-_WORDS = ("config", "metric", "value", "missing", "seeds", "name", "steps", "reduced", *_REDUCED)
+_OWN_WORDS = ("config", "metric", "value", "missing", "seeds", "name", "steps", "reduced", "other")
+_WORDS = (*_OWN_WORDS, *_REDUCED)
 LABELLED_ONLY = "labelled-only baseline"  # a row that learns from the labels alone
 _NUMBER = re.compile(r"(-?\d+(?:\.\d+)?)(?:\s*±\s*(\d+(?:\.\d+)?))?")
 
@@ -32,6 +33,7 @@ class Cell(NamedTuple):
     paper: str  # "84.1 ± 0.4"; empty where it prints none
     missing: str  # why no config can express it; empty where one does
     steps: str = ""  # why it takes other numbers of local steps than the rest of the table
+    other: str = ""  # how it differs from the paper in more than scale: its number is no other's
 
     @property
     def place(self) -> tuple[str, str]:

@@ -1,6 +1,8 @@
 """Claims of papers, from made-up results alone; marks of numbers that are not what they seem."""
 
+import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -12,91 +14,200 @@ from fedjax_ssl.reproduce import page as pages
 from fedjax_ssl.reproduce.claims import Claim, Pair, above
 from fedjax_ssl.reproduce.marks import signs
 from fedjax_ssl.reproduce.results import Measured, Origin, Result
-from fedjax_ssl.reproduce.table import Cell, Table, load_tables
+from fedjax_ssl.reproduce.table import (
+    LABELLED_ONLY,
+    Cell,
+    Table,
+    load_tables,
+    without_unlabelled,
+)
 
+CONTROL = without_unlabelled("Ours")
 TABLE = Table(
     name="mine-table1",
     title="Digits",
     source="nowhere",
     config="digits",
-    rows={"Ours": {}, "Theirs": {}, "Others": {"small": {"steps": "it goes through its sets"}}},
-    columns={"5 labels": {}, "20 labels": {}},
-    paper={"Ours": ("84.1 ± 0.4", ""), "Theirs": ("80.0", "")},
+    rows={
+        "Ours": {},
+        "Theirs": {},
+        "Others": {"small": {"steps": "it goes through its sets"}},
+        CONTROL: {},
+        LABELLED_ONLY: {},
+    },
+    columns={"5 labels": {}, "20 labels": {"small": {"other": "letters in place of digits"}}},
+    paper={"Ours": ("84.1 ± 0.4", "89.0"), "Theirs": ("80.0", "")},
     steps=5,
     wanted={"5 labels": ("Ours", "Theirs")},
 )
 ORIGIN = Origin("CPU", "0123456789", 0.5, "fedjax-ssl reproduce mine-table1 --run", "jax 1.2")
+PLACE = ("Ours", "5 labels"), ("Theirs", "5 labels")
+GOOD = (0.80, 0.82, 0.81)
+BASELINE = (0.68, 0.69, 0.69)
+LESS = (0.70, 0.72, 0.70)
 BEST = Claim(
     paper="Mine",
     text="ours is best",
     source="Table 1",
-    pairs=above("mine-table1", "Ours", ["Theirs", "Others"], ["5 labels", "20 labels"]),
+    pairs=above("mine-table1", "Ours", ["Theirs"], ["5 labels"]),
+    unlabelled=True,
+    baseline=LABELLED_ONLY,
     lacks="too few rounds",
+)
+IN_BOTH = dataclasses.replace(
+    BEST, pairs=above("mine-table1", "Ours", ["Theirs"], ["5 labels", "20 labels"])
 )
 
 
 def stored(
-    scale: str, marks: dict[str, tuple[str, ...]] | None = None, **values: tuple[float, ...]
+    scale: str,
+    marks: dict[str, tuple[str, ...]] | None = None,
+    column: str = "5 labels",
+    seeds: tuple[int, ...] = (),
+    origin: Origin = ORIGIN,
+    **values: tuple[float, ...],
 ) -> Result:
-    """Results with 5 labels; a row's values are its seeds'."""
+    """Results of a column; a row's values are its seeds'. Control and baseline are there too."""
+    named = {"control": CONTROL, "baseline": LABELLED_ONLY}
     cells = [
         Measured(
-            row,
-            "5 labels",
+            named.get(row, row),
+            column,
             own,
             3,
             0.1,
-            ORIGIN,
+            origin,
             steps=20.0 if row == "Others" else 5.0,
             marks=(marks or {}).get(row, ()),
+            seeds=seeds if row == "Ours" else (),
         )
         for row, own in values.items()
     ]
-    return Result("mine-table1", scale, cells, ORIGIN)
+    return Result("mine-table1", scale, cells, origin)
 
 
 def judged(*found: Result, claim: Claim = BEST) -> claims.Row:
     return claims.row_of(claim, {"mine-table1": TABLE}, found)
 
 
-def test_a_claim_is_judged_by_stored_results_alone():
+def test_a_claim_is_shown_ahead_of_all_and_of_its_control():
     assert judged().state == "not run"
-    row = judged(stored("small", Ours=(0.8, 0.82), Theirs=(0.7, 0.72), Others=(0.5, 0.5)))
-    assert (row.state, row.scale, row.held, row.compared) == ("shown", "small", 2, 2)
-    assert row.numbers == "5 labels: Ours 81.0 ± 1.4, Theirs 71.0 ± 1.4, Others 50.0 ± 0.0"
+    found = stored("small", Ours=GOOD, Theirs=LESS, control=LESS, baseline=BASELINE)
+    row = judged(found)
+    assert (row.state, row.scale, row.held, row.columns) == ("shown", "small", 1, 1)
+    # by seed 10, 10 and 11 points: 10.33 ± 4.303 x 0.577 / 3^0.5
+    assert row.numbers == (
+        f"5 labels: Ours 81.0, over Theirs +10.3 ± 1.4, over {CONTROL} +10.3 ± 1.4, over "
+        f"{LABELLED_ONLY} +12.3 ± 1.4"
+    )
     assert "[`fedjax-ssl reproduce mine-table1 --run --scale small`](#mine-table1-small)" in (
         claims.line(row)
     )
-    # one of two methods was not run
-    row = judged(stored("small", Ours=(0.8,), Theirs=(0.7,)))
-    assert (row.state, row.held, row.compared) == ("partly", 1, 1)
-    row = judged(stored("small", Ours=(0.8,), Theirs=(0.7,), Others=(0.9,)))
-    assert (row.state, row.held, row.compared) == ("partly", 1, 2)
-    row = judged(stored("small", Ours=(0.4,), Theirs=(0.7,), Others=(0.9,)))
-    assert row.state == "not shown" and "too few rounds" in claims.line(row)
 
 
-def test_the_papers_scale_says_more_where_both_say_as_much():
-    both = [stored(one, Ours=(0.8,), Theirs=(0.7,), Others=(0.6,)) for one in ("small", "paper")]
-    assert judged(*both).scale == "paper"
+@pytest.mark.parametrize(
+    ("rows", "state", "said"),
+    [
+        ({"Theirs": LESS, "baseline": BASELINE}, "not shown", f"{CONTROL} not run"),
+        ({"Theirs": LESS, "control": LESS}, "not shown", f"{LABELLED_ONLY} not run"),
+        (
+            {"Theirs": LESS, "control": (0.81, 0.80, 0.82), "baseline": BASELINE},
+            "not shown",
+            f"over {CONTROL} +0.0 ± 4.3",
+        ),
+        (
+            {"Theirs": (0.9, 0.91, 0.9), "control": LESS, "baseline": BASELINE},
+            "not shown",
+            "over Theirs -9.3",
+        ),
+        # more than one standard error, and less than a 95 % interval
+        (
+            {"Theirs": (0.77, 0.82, 0.78), "control": LESS, "baseline": BASELINE},
+            "not shown",
+            "over Theirs +2.0 ± 4.3",
+        ),
+        (
+            {"Theirs": LESS[:2], "control": LESS, "baseline": BASELINE},
+            "too few seeds",
+            "over Theirs +10.0 (2 seeds)",
+        ),
+        # at chance by its mark, and far below what labels alone give
+        (
+            {"Theirs": (0.1, 0.1, 0.1), "control": LESS, "baseline": BASELINE},
+            "not shown",
+            "Theirs untrained",
+        ),
+        (
+            {"Theirs": (0.3, 0.34, 0.3), "control": LESS, "baseline": BASELINE},
+            "not shown",
+            "Theirs untrained",
+        ),
+    ],
+)
+def test_a_claim_is_not_shown(rows, state, said):
+    marks = {"Theirs": ("", "", "c")} if rows["Theirs"][0] == 0.1 else None
+    row = judged(stored("small", marks, Ours=GOOD, **rows))
+    assert row.state == state and said in row.numbers, row
+    assert "too few rounds" in claims.line(row)
 
 
-def test_differences_within_the_standard_error_show_nothing():
-    row = judged(stored("small", Ours=(0.6, 0.8), Theirs=(0.64, 0.65), Others=(0.1, 0.1)))
-    assert (row.state, row.held, row.compared) == ("partly", 1, 2)
+def test_seeds_are_paired_by_number():
+    rows = {"Theirs": LESS, "control": LESS, "baseline": BASELINE}
+    assert judged(stored("small", Ours=GOOD, seeds=(1, 2, 3), **rows)).state == "too few seeds"
+    assert judged(stored("small", Ours=GOOD, seeds=(2, 1, 0), **rows)).state == "shown"
 
 
-@pytest.mark.parametrize("letter", ["d", "c"])
-def test_cells_at_chance_or_diverged_show_nothing(letter):
-    found = stored("small", {"Theirs": ("", letter)}, Ours=(0.8, 0.8), Theirs=(0.1, 0.1))
-    assert judged(found).state == "not run"
+def test_an_error_is_better_where_it_is_smaller():
+    table = dataclasses.replace(TABLE, metric="test_error")
+    found = stored("small", Ours=LESS, Theirs=GOOD, control=GOOD, baseline=GOOD)
+    assert claims.row_of(BEST, {"mine-table1": table}, [found]).state == "shown"
 
 
-def test_as_good_is_not_worse_by_more_than_is_said():
-    places = ("Ours", "5 labels"), ("Theirs", "5 labels")
-    found = stored("small", Ours=(0.68,), Theirs=(0.7,))
-    for level, state in ((3, "shown"), (1, "not shown")):
-        pairs = [Pair("mine-table1", *places, level)]
+def test_a_column_that_is_missing_or_fails_is_counted():
+    rows = {"Ours": GOOD, "Theirs": LESS, "control": LESS, "baseline": BASELINE}
+    row = judged(stored("paper", **rows), claim=IN_BOTH)
+    assert row.state == claims.PARTLY and "| shown in 1 of 2 columns |" in claims.line(row)
+    behind = {"Ours": LESS, "Theirs": GOOD, "control": LESS, "baseline": BASELINE}
+    both = stored("paper", **rows), stored("paper", column="20 labels", **behind)
+    assert (judged(*both, claim=IN_BOTH).held, judged(*both, claim=IN_BOTH).columns) == (1, 2)
+    assert pages.sentences([judged(*both, claim=IN_BOTH), judged(both[1], claim=BEST)]) == [
+        "- Mine (Table 1): ours is best, in 1 of 2 columns."
+    ]
+
+
+def test_data_that_are_not_the_papers_say_nothing_of_it():
+    rows = {"Ours": GOOD, "Theirs": LESS, "control": LESS, "baseline": BASELINE}
+    letters = stored("small", column="20 labels", **rows)
+    elsewhere = ORIGIN._replace(command=f"{ORIGIN.command} --data digits=mnist.npz")
+    row = judged(letters, stored("small", origin=elsewhere, **rows), claim=IN_BOTH)
+    assert row.state == "not run"
+    copied = ORIGIN._replace(command=f"{ORIGIN.command} --data digits=digits_jpeg.npz")
+    assert judged(stored("small", origin=copied, **rows)).state == "shown"
+    text = results.markdown(TABLE, letters)
+    assert "89.0" not in text and "in brackets the paper's\n" not in text
+    assert "not the paper's in more than scale: letters in place of digits" in text
+    own = dataclasses.replace(IN_BOTH, setting="letters")
+    assert judged(letters, claim=own).held == 1
+
+
+def test_the_largest_scale_with_enough_seeds_decides():
+    rows = {"Ours": GOOD, "Theirs": LESS, "control": LESS, "baseline": BASELINE}
+    small = stored("small", **rows)
+    assert judged(small, stored("paper", **(rows | {"Theirs": GOOD}))).state == "not shown"
+    assert judged(small, stored("paper", Ours=GOOD[:1], Theirs=GOOD[:1])).state == "shown"
+
+
+@pytest.mark.parametrize("row", ["Ours", "Theirs"])
+def test_cells_whose_training_diverged_show_nothing(row):
+    rows = {"Ours": GOOD, "Theirs": LESS}
+    assert judged(stored("small", {row: ("", "d", "")}, **rows)).state == "not run"
+
+
+def test_as_good_is_an_interval_above_what_is_said():
+    found = stored("small", Ours=(0.68, 0.69, 0.68), Theirs=(0.70, 0.70, 0.70))
+    # -1.67 ± 1.43
+    for level, state in ((4, "shown"), (3, "not shown")):
+        pairs = [Pair("mine-table1", *PLACE, level)]
         claim = Claim(paper="Mine", text="as good", source="Table 1", pairs=pairs)
         assert judged(found, claim=claim).state == state
 
@@ -104,28 +215,45 @@ def test_as_good_is_not_worse_by_more_than_is_said():
 def test_a_claim_without_cells_needs_a_proof_or_says_what_it_lacks():
     with pytest.raises(ConfigError, match="names no cells"):
         Claim(paper="Mine", text="ours is secure", source="section 3")
+    with pytest.raises(ConfigError, match="no labelled-only baseline"):
+        dataclasses.replace(BEST, baseline="")
     claim = Claim(paper="Mine", text="ours is secure", source="section 3", proof="tests/a.py")
     assert judged(claim=claim).state == "shown"
+    assert judged(claim=dataclasses.replace(claim, proof_seeds=1)).state == "too few seeds"
 
 
-def test_every_claim_names_cells_that_there_are():
+def test_every_claim_names_cells_and_proofs_that_there_are():
     tables = load_tables()
-    found = claims.load_claims()
-    assert len(found) == 27
-    for claim in found:
-        for pair in claim.pairs:
-            cells = {cell.place for cell in tables[pair.table].make_cells("paper")}
-            assert cells.issuperset(pair.places), (claim.text, pair)
+    root = Path(__file__).parents[2]
+    for claim in claims.load_claims():
+        for pairs in claim.columns.values():
+            for pair in pairs:
+                cells = {cell.place for cell in tables[pair.table].make_cells("paper")}
+                assert cells.issuperset(pair.places), (claim.text, pair)
+        for path in filter(None, claim.proof.split(", ")):
+            assert (root / path).is_file(), claim.text
 
 
-def test_readme_has_the_five_strongest_claims():
+def test_small_scales_on_other_data_say_so():
+    for table in load_tables().values():
+        for cell in table.make_cells("small"):
+            (paper,) = table.make_cells("paper", [cell.row], [cell.column])
+            named = [(one.config, one.settings.get("data.name")) for one in (cell, paper)]
+            assert cell.other or named[0] == named[1], (table.name, cell.place)
+
+
+def test_readme_has_the_claims_that_are_shown_and_the_leaderboards_numbers():
     tables = load_tables()
     rows = [claims.row_of(claim, tables, results.stored()) for claim in claims.load_claims()]
-    strongest = pages.strongest(rows)
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    assert len(strongest) == 5
-    for line in strongest:
-        assert line in readme, f"README.md lacks\n{line}"
+    root = Path(__file__).parents[2]
+    readme = (root / "README.md").read_text(encoding="utf-8")
+    papers = tuple(f"- {row.claim.paper} (" for row in rows)
+    assert [line for line in readme.splitlines() if line.startswith(papers)] == pages.sentences(
+        rows
+    )
+    board = (root / "docs/leaderboard.md").read_text(encoding="utf-8")
+    for number in re.findall(r"by (\d+\.\d ± \d+\.\d)", readme):
+        assert f"+{number} |" in board, number
 
 
 def test_what_is_to_be_run_next_is_listed_with_what_is_there():
