@@ -262,7 +262,9 @@ def estimated(
     columns = jax.vmap(normalize)(counts, label_counts)
     # A fallback spreads over padding rows too, which no label of this client's space has.
     columns = jnp.where(
-        (jnp.arange(num_rows) < num_observations[:, None])[:, :, None], columns, 0.0
+        (jnp.arange(num_rows, dtype=jnp.int32) < num_observations[:, None])[:, :, None],
+        columns,
+        0.0,
     )
     totals = columns.sum(axis=1, keepdims=True)
     return Estimate(columns / jnp.where(totals > 0, totals, 1.0), counts.sum(axis=1))

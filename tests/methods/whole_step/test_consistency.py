@@ -1,0 +1,236 @@
+"""A step of FixMatch, UDA, MixMatch, mean teacher, Pi-model, VAT and Pseudo-label, federated (the
+formulas at the top of `fedjax_ssl.methods.consistency`, and the papers named there).
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl import models
+from tests import toy
+from tests.methods.whole_step import harness
+from tests.methods.whole_step.harness import BATCH, cross_entropy, cycled, forward, softmax
+
+CLASSES = toy.NUM_CLASSES
+FIRST = harness.first_weights()
+WEIGHTS = {"unlabelled_weight": 1.4, "labelled_weight": 0.6, "unlabelled_ratio": 2}
+THIRD = harness.in_round(2)  # r = 3, where a ramp is neither 0 nor 1
+
+
+@pytest.fixture(scope="module")
+def data():
+    with jax.enable_x64(True):
+        return toy.federation(sizes=harness.SIZES, labelled=harness.LABELLED, num_test=1, noise=1.0)
+
+
+def squares(one: np.ndarray, other: np.ndarray) -> float:
+    """Squared distance, averaged over rows and classes."""
+    return float(np.mean((one - other) ** 2))
+
+
+def both(client: harness.Examples, unsupervised: harness.Loss, factor: float = 1.0) -> harness.Loss:
+    """w_s L_s + w_u a(r) L_u."""
+    by = WEIGHTS["unlabelled_weight"] * factor
+    known = harness.supervised(client, WEIGHTS["labelled_weight"])
+    return harness.added(known, lambda params: by * unsupervised(params))
+
+
+def hard_labels(params, seen: np.ndarray, threshold: float) -> tuple[np.ndarray, np.ndarray]:
+    """The likeliest class, and where its probability reaches the threshold."""
+    q = softmax(forward(params, seen).logits)
+    return q.argmax(axis=1), q.max(axis=1) >= threshold
+
+
+def test_fixmatch(data) -> None:
+    """Predictions come from a moving average of the global networks."""
+    run = harness.rounds_of("fixmatch", data, 2, threshold=0.55, ema_decay=0.3, **WEIGHTS)
+    networks = [FIRST]
+    for number in range(2):
+        losses = []
+        counted = []
+        for client in harness.clients_of(data):
+            labels, sure = hard_labels(networks[-1], client.others.view, 0.55)
+            counted += sure.tolist()
+
+            def unsupervised(p, x=client.others, labels=labels, sure=sure) -> float:
+                rows = cross_entropy(forward(p, x.strong).logits, labels, 1.0)
+                return float(np.mean(sure * rows))
+
+            losses.append(both(client, unsupervised))
+        assert 0 < np.mean(counted) < 1
+        after = harness.federated_step(losses, networks[-1], run.infos[number]["loss"])
+        networks.append(after)
+    harness.assert_same(run.params(), networks[-1], atol=2e-8)
+    average = run.states[-1].terms["moving_average"].params
+    harness.assert_same(average, harness.mean_of(networks[1:], [0.3, 0.7]), atol=2e-8)
+
+
+def test_uda(data) -> None:
+    """Sharpened targets, and labelled examples that the network knows already are left out."""
+    settings = {"threshold": 0.5, "temperature": 0.6, "tsa": "exp", "tsa_rounds": 3}
+    run = harness.rounds_of("uda", data, start=THIRD, **settings, **WEIGHTS)
+    ceiling = np.exp(5 * (2 / 3 - 1)) * (1 - 1 / CLASSES) + 1 / CLASSES
+    losses = []
+    kept = []
+    counted = []
+    for client in harness.clients_of(data):
+        others = client.others
+        z = forward(FIRST, others.view).logits
+        targets = softmax(z / 0.6)
+        sure = softmax(z).max(axis=1) > 0.5
+        counted += sure.tolist()
+        known = client.labelled
+        p_true = np.exp(-cross_entropy(forward(FIRST, known.view).logits, known.observed, 1.0))
+        kept += (p_true <= ceiling).tolist()
+        few = known.at(p_true <= ceiling)
+
+        def unsupervised(p, others=others, targets=targets, sure=sure) -> float:
+            q = softmax(forward(p, others.strong).logits)
+            return float(np.mean(sure * -np.sum(targets * np.log(q), axis=1)))
+
+        losses.append(both(few, unsupervised))
+    assert 0 < np.mean(kept) < 1 and 0 < np.mean(counted) < 1
+    harness.assert_same(run.params(), harness.federated_step(losses, FIRST, run.infos[0]["loss"]))
+
+
+def test_mixmatch(data) -> None:
+    """Row i of the n real ones is mixed with row n - 1 - i, by a share of at least a half."""
+    settings = {"temperature": 0.6, "mixup_alpha": 0.6, "ramp_rounds": 8}
+    run = harness.rounds_of("mixmatch", data, start=THIRD, **settings, **WEIGHTS)
+    share = 1 - harness.mixup_share(0.6)
+    losses = []
+    for client in harness.clients_of(data):
+        known = client.labelled.at(cycled(len(client.labelled.observed), BATCH))
+        others = client.others.at(cycled(len(client.others.observed), 2 * BATCH))
+        q = softmax(forward(FIRST, others.view).logits)
+        guess = q ** (1 / 0.6) / np.sum(q ** (1 / 0.6), axis=1, keepdims=True)
+        targets = np.concatenate([np.eye(CLASSES)[known.observed], guess, guess])
+        inputs = np.concatenate([known.view, others.view, others.view])
+        targets, inputs = (share * x + (1 - share) * x[::-1] for x in (targets, inputs))
+        first = len(known.observed)
+
+        def loss(p, inputs=inputs, targets=targets, first=first) -> float:
+            p = softmax(forward(p, inputs).logits)
+            entropies = -np.sum(targets * np.log(p), axis=1)[:first]
+            unsupervised = squares(p[first:], targets[first:])
+            return float(0.6 * entropies.sum() / max(first, 1) + 1.4 * 3 / 8 * unsupervised)
+
+        losses.append(loss)
+    harness.assert_same(run.params(), harness.federated_step(losses, FIRST, run.infos[0]["loss"]))
+
+
+def test_mean_teacher(data) -> None:
+    """Two steps: in the second the teacher lags behind its student."""
+    settings = {"decay": 0.6, "ramp_rounds": 5}
+    run = harness.rounds_of(
+        "mean_teacher", data, start=THIRD, run={"local_epochs": 2}, **settings, **WEIGHTS
+    )
+    ramp = np.exp(-5 * (1 - 3 / 5) ** 2)
+    students = []
+    teachers = []
+    losses = []
+    for client in harness.clients_of(data):
+        batches = cycled(len(client.observed), 4 * BATCH).reshape(2, -1)
+        student = teacher = FIRST
+        for step, places in enumerate(batches, 1):
+            seen = client.at(places).view
+            taught = softmax(forward(teacher, seen).logits)
+
+            def unsupervised(p, seen=seen, taught=taught) -> float:
+                return squares(softmax(forward(p, seen).logits), taught)
+
+            loss = both(client, unsupervised, ramp)
+            losses.append(loss(student))
+            student = harness.descended(loss, student)
+            keep = min(1 - 1 / (step + 1), 0.6)
+            teacher = harness.mean_of([teacher, student], [keep, 1 - keep])
+        students.append(student)
+        teachers.append(teacher)
+    assert run.infos[0]["loss"] == pytest.approx(np.mean(losses), rel=1e-9)
+    harness.assert_same(run.params(), harness.mean_of(students, harness.SIZES), atol=1e-8)
+    average = run.states[-1].terms["consistency"].params
+    harness.assert_same(average, harness.mean_of(teachers, harness.SIZES), atol=1e-8)
+
+
+def test_pi_model(data) -> None:
+    """Two views of every example, as the network saw them; the gradient flows through both."""
+    seen: list[np.ndarray] = []
+
+    def augment(key, inputs):
+        return inputs + 0.3 * jax.random.gumbel(key, inputs.shape, inputs.dtype)
+
+    def apply(params, state, inputs, **how):
+        # a callback knows no numbers of 64 bits
+        bits = jax.lax.bitcast_convert_type(inputs, jnp.uint32)
+        jax.debug.callback(lambda x: seen.append(np.asarray(x).view(np.float64)[..., 0]), bits)
+        return forward(params, inputs, jnp), state
+
+    whole = toy.federation(sizes=(7,), labelled=(3,), num_test=1, noise=1.0)
+    model = models.Model(harness.network().init, apply)
+    run = harness.rounds_of(
+        "pi_model",
+        whole,
+        start=THIRD,
+        run={"model": model, "augment": augment},
+        ramp_rounds=5,
+        **WEIGHTS,
+    )
+    jax.effects_barrier()
+    together, second = sorted(seen, key=len, reverse=True)
+    labels = harness.client_of(whole, 0).observed[cycled(3, BATCH)]
+    assert len(together) == 3 * BATCH and len(second) == 2 * BATCH
+
+    def loss(p) -> float:
+        logits = forward(p, together).logits
+        rows = cross_entropy(logits[:BATCH], labels)
+        first, other = softmax(logits[BATCH:]), softmax(forward(p, second).logits)
+        ramp = np.exp(-5 * (1 - 3 / 5) ** 2)
+        return float(0.6 * np.mean(rows) + 1.4 * ramp * squares(first, other))
+
+    harness.assert_same(
+        run.params(), harness.federated_step([loss], FIRST, run.infos[0]["loss"], (1,))
+    )
+
+
+def test_vat(data) -> None:
+    """With entropy minimization, which is the paper's VAT+EntMin."""
+    settings = {"radius": 0.4, "entropy_weight": 0.7}
+    run = harness.rounds_of("vat", data, **settings, **WEIGHTS)
+    losses = []
+    for client in harness.clients_of(data):
+        seen = client.at(cycled(len(client.observed), 2 * BATCH)).view
+        target = softmax(forward(FIRST, seen).logits)
+        moved = seen + harness.adversarial(FIRST, seen, 0.4)
+
+        def unsupervised(p, seen=seen, moved=moved, target=target) -> float:
+            log_p = np.log(softmax(forward(p, moved).logits))
+            q = softmax(forward(p, seen).logits)
+            divergence = np.sum(target * (np.log(target) - log_p), axis=1)
+            return float(np.mean(divergence) - 0.7 * np.mean(np.sum(q * np.log(q), axis=1)))
+
+        losses.append(both(client, unsupervised))
+    harness.assert_same(run.params(), harness.federated_step(losses, FIRST, run.infos[0]["loss"]))
+
+
+def test_pseudo_label_beside_a_server_with_labels() -> None:
+    """The server trains first, with the weight of labelled examples; the clients have none."""
+    data = toy.federation(sizes=harness.SIZES, labelled=(0, 0, 0), num_test=1, noise=1.0, server=5)
+    settings = {"threshold": 0.6, "ramp_start": 1, "ramp_end": 5, "server_batch_size": 5}
+    run = harness.rounds_of("pseudo_label", data, start=THIRD, **settings, **WEIGHTS)
+    counted = []
+    begin = harness.descended(harness.supervised(harness.server_of(data), 0.6), FIRST)
+    losses = []
+    for client in harness.clients_of(data):
+        size = len(client.observed)
+        x = client.at(cycled(size, 2 * BATCH)).view
+        labels, sure = hard_labels(begin, x, 0.6)
+        counted += sure.tolist()
+
+        def loss(p, x=x, labels=labels, sure=sure) -> float:
+            rows = cross_entropy(forward(p, x).logits, labels, 1.0)
+            return 1.4 * (3 - 1) / (5 - 1) * float(np.mean(sure * rows))
+
+        losses.append(loss)
+    assert 0 < np.mean(counted) < 1
+    harness.assert_same(run.params(), harness.federated_step(losses, begin, run.infos[0]["loss"]))

@@ -1,0 +1,143 @@
+"""Steps of FedUL, FedPL, FedLLP and FedLLP-VAT (arXiv 2204.03304, theorem 1, algorithm 1, section
+5), on clients with class labels, with sets, and with both.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests import toy
+from tests.methods.whole_step import harness
+from tests.methods.whole_step.harness import SIZES, cross_entropy, forward, softmax
+
+FIRST = harness.first_weights()
+PRIOR = np.array([0.5, 0.3, 0.2])
+L1 = 0.02
+WHOLE = {"batch_size": max(SIZES)}  # one batch holds a client's examples
+
+
+@pytest.fixture(scope="module")
+def data():
+    """Sets in shares of their own, and a test whose classes are not equally frequent."""
+    with jax.enable_x64(True):
+        made = toy.federation(
+            sizes=SIZES, labelled=harness.LABELLED, num_test=1, noise=1.0, weak="sets"
+        )
+        return dataclasses.replace(
+            made, weak=dataclasses.replace(made.weak, prior=jnp.asarray(PRIOR))
+        )
+
+
+def sizes_of_weights(params) -> float:
+    """l1 sum |w|."""
+    return L1 * sum(float(np.abs(leaf).sum()) for leaf in jax.tree.leaves(dict(params)))
+
+
+def shares_of(data, client: int) -> tuple[np.ndarray, np.ndarray]:
+    """Class shares of every set, and each set's share of the client's examples in sets."""
+    return np.asarray(data.weak.matrix)[client], np.asarray(data.weak.share)[client]
+
+
+def set_probabilities(logits: np.ndarray, matrix: np.ndarray, share: np.ndarray) -> np.ndarray:
+    """Theorem 1: Q_m = bar_pi_m sum_k pi_mk eta_k / pi_k, normalized."""
+    q = share * ((softmax(logits) / PRIOR) @ matrix.T)
+    return q / q.sum(axis=1, keepdims=True)
+
+
+def test_fedul(data) -> None:
+    run = harness.rounds_of("fedul", data, run=WHOLE, l1=L1)
+    losses = []
+    for number, client in enumerate(harness.clients_of(data)):
+        matrix, share = shares_of(data, number)
+        assert np.ptp(share) > 0.1 and np.ptp(matrix) > 0.5
+
+        def loss(p, x=client, matrix=matrix, share=share) -> float:
+            logits = forward(p, x.view).logits
+            q = set_probabilities(logits, matrix, share)[np.arange(len(x.weak)), x.weak]
+            rows = np.where(
+                x.observed >= 0, cross_entropy(logits, x.observed), -np.log(np.maximum(q, 1e-300))
+            )
+            return float(np.mean(rows)) + sizes_of_weights(p)
+
+        losses.append(loss)
+    harness.assert_same(run.params(), harness.federated_step(losses, FIRST, run.infos[0]["loss"]))
+
+
+def test_fedpl(data) -> None:
+    """A round on the sets' most frequent classes, then one on the network's own predictions."""
+    settings = {"warmup_rounds": 1, "threshold": 0.55, "mix_weight": 0.4, "mix_alpha": 0.6}
+    run = harness.rounds_of("fedpl", data, 2, run=WHOLE, l1=L1, **settings)
+    first = []
+    for number, client in enumerate(harness.clients_of(data)):
+        majority = shares_of(data, number)[0].argmax(axis=1)
+        labels = np.where(client.observed >= 0, client.observed, majority[client.weak])
+
+        def of_sets(p, x=client, labels=labels) -> float:
+            rows = cross_entropy(forward(p, x.view).logits, labels, 1.0)
+            return float(np.mean(rows)) + sizes_of_weights(p)
+
+        first.append(of_sets)
+    after = harness.federated_step(first, FIRST, run.infos[0]["loss"])
+    harness.assert_same(run.params(1), after)
+    second = []
+    share = harness.mixup_share(0.6)
+    pairs = 0
+    for client in harness.clients_of(data):
+        batch = client.at(slice(None, None, -1))  # the order that the batch is in
+        q = softmax(forward(after, batch.view).logits)
+        known = batch.observed >= 0
+        labels = np.where(known, batch.observed, q.argmax(axis=1))
+        sure = known | (q.max(axis=1) >= 0.55)
+        number = min(sure.sum(), (~sure).sum())
+        one, other = (np.flatnonzero(rows)[:number] for rows in (sure, ~sure))
+        pairs += number
+
+        def loss(p, x=batch, labels=labels, sure=sure, one=one, other=other) -> float:
+            rows = cross_entropy(forward(p, x.view[sure]).logits, labels[sure], 1.0)
+            mixed = share * x.view[one] + (1 - share) * x.view[other]
+            logits = forward(p, mixed).logits
+            parts = [cross_entropy(logits, labels[rows], 1.0) for rows in (one, other)]
+            mix = share * parts[0] + (1 - share) * parts[1]
+            fixed = np.sum(rows) / max(len(rows), 1)
+            return float(fixed + 0.4 * np.sum(mix) / max(len(mix), 1)) + sizes_of_weights(p)
+
+        second.append(loss)
+    assert pairs > 1
+    harness.assert_same(
+        run.params(2), harness.federated_step(second, after, run.infos[1]["loss"]), atol=2e-8
+    )
+
+
+@pytest.mark.parametrize("vat", [False, True], ids=["fedllp", "fedllp_vat"])
+def test_fedllp(data, vat: bool) -> None:
+    """A step for every set, the last one first; the weight of VAT rises with the local epochs."""
+    settings = {"vat_weight": 1.5, "vat_radius": 0.4, "ramp_epochs": 4} if vat else {}
+    name = "fedllp_vat" if vat else "fedllp"
+    run = harness.rounds_of(name, data, start=harness.in_round(1), l1=L1, **settings)
+    ends = []
+    losses = []
+    for number, client in enumerate(harness.clients_of(data)):
+        matrix, share = shares_of(data, number)
+        params = FIRST
+        sets = np.flatnonzero(share)[::-1]
+        for step, own in enumerate(sets):
+            members = client.at(np.flatnonzero(client.weak == own)[::-1])
+            wanted = np.clip(matrix[own], 1e-7, 1 - 1e-7)
+            target = softmax(forward(params, members.view).logits)
+            moved = members.view + harness.adversarial(params, members.view, 0.4)
+            weight = 1.5 * np.exp(-5 * (1 - min(1 + step / len(sets), 4) / 4) ** 2) * vat
+
+            def loss(p, x=members, y=wanted, t=target, moved=moved, weight=weight) -> float:
+                mean = softmax(forward(p, x.view).logits).mean(axis=0)
+                divergence = t * (np.log(t) - np.log(softmax(forward(p, moved).logits)))
+                value = -np.sum(y * np.log(mean)) + weight * np.mean(divergence.sum(axis=1))
+                return float(value) + sizes_of_weights(p)
+
+            losses.append(loss(params))
+            params = harness.descended(loss, params)
+        ends.append(params)
+    assert run.infos[0]["loss"] == pytest.approx(np.mean(losses), rel=1e-8)
+    harness.assert_same(run.params(), harness.mean_of(ends, SIZES), atol=1e-8)

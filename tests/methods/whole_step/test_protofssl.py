@@ -1,0 +1,108 @@
+"""Two rounds of ProtoFSSL: episodes on labels, then with pseudo-labels by the prototypes of the
+clients of the round before (arXiv 2205.13921, algorithm 1, in the form of its code).
+"""
+
+import jax
+import numpy as np
+
+from tests import toy
+from tests.methods.whole_step import harness
+from tests.methods.whole_step.harness import forward, softmax
+
+CLASSES = toy.NUM_CLASSES
+# Three labels of every class, two of every class, and one of two classes.
+SIZES = (13, 11, 6)
+LABELLED = (9, 6, 2)
+TEMPERATURE = 0.4
+WEIGHT = 0.7
+Prototypes = dict[int, np.ndarray]  # by class
+
+
+def probabilities(z: np.ndarray, prototypes: Prototypes) -> np.ndarray:
+    """Softmax of minus the mean squared difference; 0 for a class without a prototype."""
+    minus = np.full((len(z), CLASSES), -np.inf)
+    for k, center in prototypes.items():
+        minus[:, k] = -np.mean((z - center) ** 2, axis=1)
+    return softmax(minus)
+
+
+def class_means(z: np.ndarray, labels: np.ndarray) -> Prototypes:
+    return {int(k): z[labels == k].mean(axis=0) for k in np.unique(labels)}
+
+
+def filled(sets: list[Prototypes]) -> list[Prototypes]:
+    """A class that a set lacks is the mean of the others' prototypes."""
+    means = {k: np.mean([own[k] for own in sets if k in own], axis=0) for k in range(CLASSES)}
+    return [{**means, **own} for own in sets]
+
+
+def mean_of_sets(z: np.ndarray, sets: list[Prototypes]) -> np.ndarray:
+    return np.mean([probabilities(z, own) for own in sets], axis=0)
+
+
+def episode(client: harness.Examples) -> tuple[harness.Examples, harness.Examples]:
+    """One support and up to two queries of every class; a single example is support."""
+    support: list[int] = []
+    query: list[int] = []
+    for k in range(CLASSES):
+        places = np.flatnonzero(client.observed == k)[::-1].tolist()
+        support += places[:1]
+        query += places[1:3]
+    return client.at(support), client.at(query)
+
+
+def sharpened(z: np.ndarray, helpers: list[Prototypes]) -> np.ndarray:
+    powers = mean_of_sets(z, helpers) ** (1 / TEMPERATURE)
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+def loss_of(client: harness.Examples, helpers: list[Prototypes], received) -> harness.Loss:
+    """L_s + lambda L_u; the gradient flows through pseudo-labels unless a class is absent."""
+    support, query = episode(client)
+    others = client.others
+    others = others.at(harness.cycled(len(others.observed), 4))
+    absent = len(support.observed) < CLASSES
+
+    def loss(p) -> float:
+        local = class_means(forward(p, support.view).features, support.observed)
+        value = 0.0
+        if len(query.observed):
+            q = probabilities(forward(p, query.view).features, local)
+            value -= np.mean(np.log(q[np.arange(len(q)), query.observed]))
+        if helpers:
+            z = forward(p, others.view).features
+            fixed = forward(received, others.view).features
+            targets = sharpened(fixed if absent else z, helpers)
+            clipped = np.clip(probabilities(z, local), 1e-7, 1 - 1e-7)
+            value -= WEIGHT * np.mean(np.sum(targets * np.log(clipped), axis=1))
+        return float(value)
+
+    return loss
+
+
+def test_protofssl() -> None:
+    data = toy.federation(sizes=SIZES, labelled=LABELLED, num_test=3, noise=1.0)
+    settings = {
+        "num_unlabelled": 4,
+        "unlabelled_weight": WEIGHT,
+        "temperature": TEMPERATURE,
+    }
+    run = harness.rounds_of("protofssl", data, 2, **settings)
+    params = harness.first_weights()
+    shared: list[list[Prototypes]] = []
+    for number in range(2):
+        helpers = filled(shared[-1]) if shared else []
+        losses = [loss_of(client, helpers, params) for client in harness.clients_of(data)]
+        sets = []
+        for client, loss in zip(harness.clients_of(data), losses, strict=True):
+            known = client.labelled
+            trained = harness.descended(loss, params)
+            sets.append(class_means(forward(trained, known.plain).features, known.observed))
+        shared.append(sets)
+        params = harness.federated_step(losses, params, run.infos[number]["loss"], SIZES)
+        harness.assert_same(run.params(number + 1), params, atol=2e-8)
+    raw = np.asarray(data.inputs)[np.asarray(data.test_index)]
+    z = forward(params, harness.normalized(raw)).features
+    expected = mean_of_sets(z, filled([*shared[0], *shared[1]]))
+    found = np.exp(jax.jit(run.method.predict)(run.states[-1], raw))
+    np.testing.assert_allclose(found, expected, atol=1e-8)
