@@ -6,6 +6,7 @@ shares nothing with the package but the network and the views.
 """
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from typing import Any, NamedTuple
@@ -31,6 +32,7 @@ BATCH = 6
 SERVER = 5
 WIDTH = 4
 STEP = 1e-5  # of the central differences
+PRIOR = np.array([0.5, 0.3, 0.2])  # class shares of the test, where there are sets
 UNIFORM = (0.15, 0.6)  # the two columns that replace uniform draws
 
 Params = Mapping[str, Mapping[str, np.ndarray]]
@@ -149,6 +151,23 @@ def supervised(examples: "Examples", factor: float = 1.0) -> Loss:
 def added(*losses: Loss) -> Loss:
     """The sum of losses."""
     return lambda params: sum(loss(params) for loss in losses)
+
+
+def observed_loss(
+    logits: np.ndarray, examples: "Examples", matrix: np.ndarray, share: np.ndarray
+) -> np.ndarray:
+    """Every row's loss of what was observed: cross-entropy of a class label; -log Q_m of set m with
+    Q_m = share_m sum_k matrix_mk eta_k / prior_k, normalized (FedUL, theorem 1); else 0.
+    """
+    q = share * ((softmax(logits) / PRIOR) @ matrix.T)
+    q = (q / q.sum(axis=1, keepdims=True))[np.arange(len(q)), examples.weak]
+    of_set = np.where(examples.weak >= 0, -np.log(np.where(examples.weak >= 0, q, 1)), 0)
+    return np.where(examples.observed >= 0, cross_entropy(logits, examples.observed), of_set)
+
+
+def size_of(params: Params) -> float:
+    """Sum of the parameters' absolute values."""
+    return sum(float(np.abs(leaf).sum()) for leaf in jax.tree.leaves(dict(params)))
 
 
 def mixup_share(alpha: float) -> float:
@@ -272,6 +291,22 @@ def server_of(data: FederatedData) -> Examples:
     """The labelled examples of the server."""
     rows = np.asarray(data.server_index)
     return Examples(np.asarray(data.inputs)[rows], np.asarray(data.observed)[rows])
+
+
+def with_sets(labelled: tuple[int, ...] = LABELLED, **options: Any) -> FederatedData:
+    """A federation whose examples without a label are in sets, and whose test has a prior."""
+    made = toy.federation(
+        sizes=SIZES, labelled=labelled, num_test=1, noise=1.0, weak="sets", **options
+    )
+    assert made.weak is not None
+    prior = jnp.asarray(PRIOR)
+    return dataclasses.replace(made, weak=dataclasses.replace(made.weak, prior=prior))
+
+
+def sets_of(data: FederatedData, client: int) -> tuple[np.ndarray, np.ndarray]:
+    """Class shares of every set of a client, and each set's share of its examples in sets."""
+    assert data.weak is not None
+    return np.asarray(data.weak.matrix)[client], np.asarray(data.weak.share)[client]
 
 
 class Rounds(NamedTuple):

@@ -2,65 +2,34 @@
 5), on clients with class labels, with sets, and with both.
 """
 
-import dataclasses
-
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests import toy
 from tests.methods.whole_step import harness
 from tests.methods.whole_step.harness import SIZES, cross_entropy, forward, softmax
 
 FIRST = harness.first_weights()
-PRIOR = np.array([0.5, 0.3, 0.2])
 L1 = 0.02
 WHOLE = {"batch_size": max(SIZES)}  # one batch holds a client's examples
 
 
 @pytest.fixture(scope="module")
 def data():
-    """Sets in shares of their own, and a test whose classes are not equally frequent."""
     with jax.enable_x64(True):
-        made = toy.federation(
-            sizes=SIZES, labelled=harness.LABELLED, num_test=1, noise=1.0, weak="sets"
-        )
-        return dataclasses.replace(
-            made, weak=dataclasses.replace(made.weak, prior=jnp.asarray(PRIOR))
-        )
-
-
-def sizes_of_weights(params) -> float:
-    """l1 sum |w|."""
-    return L1 * sum(float(np.abs(leaf).sum()) for leaf in jax.tree.leaves(dict(params)))
-
-
-def shares_of(data, client: int) -> tuple[np.ndarray, np.ndarray]:
-    """Class shares of every set, and each set's share of the client's examples in sets."""
-    return np.asarray(data.weak.matrix)[client], np.asarray(data.weak.share)[client]
-
-
-def set_probabilities(logits: np.ndarray, matrix: np.ndarray, share: np.ndarray) -> np.ndarray:
-    """Theorem 1: Q_m = bar_pi_m sum_k pi_mk eta_k / pi_k, normalized."""
-    q = share * ((softmax(logits) / PRIOR) @ matrix.T)
-    return q / q.sum(axis=1, keepdims=True)
+        return harness.with_sets()
 
 
 def test_fedul(data) -> None:
     run = harness.rounds_of("fedul", data, run=WHOLE, l1=L1)
     losses = []
     for number, client in enumerate(harness.clients_of(data)):
-        matrix, share = shares_of(data, number)
+        matrix, share = harness.sets_of(data, number)
         assert np.ptp(share) > 0.1 and np.ptp(matrix) > 0.5
 
         def loss(p, x=client, matrix=matrix, share=share) -> float:
-            logits = forward(p, x.view).logits
-            q = set_probabilities(logits, matrix, share)[np.arange(len(x.weak)), x.weak]
-            rows = np.where(
-                x.observed >= 0, cross_entropy(logits, x.observed), -np.log(np.maximum(q, 1e-300))
-            )
-            return float(np.mean(rows)) + sizes_of_weights(p)
+            rows = harness.observed_loss(forward(p, x.view).logits, x, matrix, share)
+            return float(np.mean(rows)) + L1 * harness.size_of(p)
 
         losses.append(loss)
     harness.assert_same(run.params(), harness.federated_step(losses, FIRST, run.infos[0]["loss"]))
@@ -72,12 +41,12 @@ def test_fedpl(data) -> None:
     run = harness.rounds_of("fedpl", data, 2, run=WHOLE, l1=L1, **settings)
     first = []
     for number, client in enumerate(harness.clients_of(data)):
-        majority = shares_of(data, number)[0].argmax(axis=1)
+        majority = harness.sets_of(data, number)[0].argmax(axis=1)
         labels = np.where(client.observed >= 0, client.observed, majority[client.weak])
 
         def of_sets(p, x=client, labels=labels) -> float:
             rows = cross_entropy(forward(p, x.view).logits, labels, 1.0)
-            return float(np.mean(rows)) + sizes_of_weights(p)
+            return float(np.mean(rows)) + L1 * harness.size_of(p)
 
         first.append(of_sets)
     after = harness.federated_step(first, FIRST, run.infos[0]["loss"])
@@ -102,7 +71,7 @@ def test_fedpl(data) -> None:
             parts = [cross_entropy(logits, labels[rows], 1.0) for rows in (one, other)]
             mix = share * parts[0] + (1 - share) * parts[1]
             fixed = np.sum(rows) / max(len(rows), 1)
-            return float(fixed + 0.4 * np.sum(mix) / max(len(mix), 1)) + sizes_of_weights(p)
+            return float(fixed + 0.4 * np.sum(mix) / max(len(mix), 1)) + L1 * harness.size_of(p)
 
         second.append(loss)
     assert pairs > 1
@@ -120,7 +89,7 @@ def test_fedllp(data, vat: bool) -> None:
     ends = []
     losses = []
     for number, client in enumerate(harness.clients_of(data)):
-        matrix, share = shares_of(data, number)
+        matrix, share = harness.sets_of(data, number)
         params = FIRST
         sets = np.flatnonzero(share)[::-1]
         for step, own in enumerate(sets):
@@ -134,7 +103,7 @@ def test_fedllp(data, vat: bool) -> None:
                 mean = softmax(forward(p, x.view).logits).mean(axis=0)
                 divergence = t * (np.log(t) - np.log(softmax(forward(p, moved).logits)))
                 value = -np.sum(y * np.log(mean)) + weight * np.mean(divergence.sum(axis=1))
-                return float(value) + sizes_of_weights(p)
+                return float(value) + L1 * harness.size_of(p)
 
             losses.append(loss(params))
             params = harness.descended(loss, params)
