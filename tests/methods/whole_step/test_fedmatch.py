@@ -86,12 +86,13 @@ def uploaded(new, old, sparse: bool):
 
 def helped(state):
     """The second round, which is one with helpers; all clients were seen."""
-    term = state.terms["fedmatch"]
+    store = state.terms["fedmatch"]
     stacked = jax.tree.map(lambda *own: jnp.stack([jnp.asarray(w) for w in own]), *PSI)
-    seen = jnp.ones_like(term.store.seen)
-    store = term.store._replace(uploads={**term.store.uploads, "psi": stacked}, seen=seen)
+    store = store._replace(
+        uploads={**store.uploads, "psi": stacked}, seen=jnp.ones_like(store.seen)
+    )
     state = harness.in_round(1)(state)
-    return state._replace(terms={**state.terms, "fedmatch": term._replace(store=store)})
+    return state._replace(terms={**state.terms, "fedmatch": store})
 
 
 def slices(examples: harness.Examples, size: int, steps: int) -> list[harness.Examples]:
