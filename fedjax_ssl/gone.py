@@ -12,6 +12,7 @@ class Gone(NamedTuple):
     # ^ values that ask for what holds now: a stored config may have them
 
 
+_SHARED = "clients share every class of which they have a label"
 _DIVERSITY = "gradient diversity is no longer measured"
 
 # By field; a method's own setting by "METHOD.SETTING", and a single value by "FIELD=VALUE".
@@ -35,6 +36,14 @@ GONE = {
     "fedmatch.encoding": Gone("every message has its shortest form", ("smallest",)),
     "fedmatch.lr_schedule=global": Gone("write client or none"),
     "fedmatch.lr_divisor": Gone("the learning rate is divided by 3", (3.0,)),
+    "prototypes.min_proto_count": Gone(_SHARED, (1,)),
+    "protofssl.min_proto_count": Gone(_SHARED, (1,)),
+    "protofssl.proto_refresh": Gone("clients share prototypes after their training", ("end",)),
+    "protofssl.unlabel_loss": Gone("the loss of unlabelled examples is cross-entropy", ("ce",)),
+    "protofssl.stop_gradient_pseudo_label": Gone("method.absent_classes says", (False,)),
+    "protofssl.warmup_episode": Gone("unlabelled examples count in every step", (0,)),
+    "protofssl.eval_bank": Gone("prototypes of the newest two rounds predict", ("two_rounds",)),
+    "protofssl.l2": Gone("write config.optimizer.weight_decay", (0.0,)),
     "fedrgd.consistency": Gone(
         "the strong view learns the pseudo-labels of the weak one", ("cross_view",)
     ),

@@ -119,7 +119,6 @@ class Prototypes:
             number of features, which makes pseudo-labels of a small network vague) or "euclidean".
         temperature: T, pseudo-labels are sharpened with exponent 1/T.
         num_helpers: prototype sets that make them; all there are, if fewer.
-        min_proto_count: labels below which a client does not share a class.
         proto_noise_std: std of Gaussian noise on what is shared.
     """
 
@@ -127,7 +126,6 @@ class Prototypes:
     distance: Literal["sq_euclidean", "mean_sq", "euclidean"] = "sq_euclidean"
     temperature: Positive = 0.5
     num_helpers: Count = 5
-    min_proto_count: Count = 1
     proto_noise_std: Weight = 0.0
 
 

@@ -103,8 +103,8 @@ QUERY = "query"
 UNLABELLED = "unlabelled"
 GIGA = 1e9
 MEGA = 1e6
-# Rounds whose prototypes predict, and rounds that fill what these lack.
-EVAL_ROUNDS = {"two_rounds": (2, 2), "latest": (1, 1), "latest_filled": (1, 2)}
+# rounds whose prototypes predict
+EVAL_ROUNDS = 2
 Number = float | Array
 
 
@@ -120,9 +120,6 @@ class ProtoFSSL:
         unlabelled_weight: lambda, of the loss on them; 0 leaves them out of the step.
         temperature: T, pseudo-labels are sharpened with exponent 1/T.
         distance: "mean_sq" (the code's), "euclidean" (the paper's text) or "sq_euclidean".
-        unlabel_loss: "ce", against probabilities clipped at 1e-7, or "mse".
-        stop_gradient_pseudo_label: hold pseudo-labels fixed; in the code the gradient flows through
-            them.
         absent_classes: gradient through the pseudo-labels of a client that lacks labels of a class.
             "stop": there is none. "flow", the code's: it drives embeddings off that class, as its
             probability is clipped at 1e-7.
@@ -134,17 +131,9 @@ class ProtoFSSL:
         helper_interval: rounds between two choices of helpers.
         proto_source: of the local predictions: "local_support", or "global", the helpers' mean
             (algorithm 2), where all labelled examples of a step are queries.
-        proto_refresh: clients compute the prototypes they share at the "end" of their training, for
-            the next round, or at its "begin", with the model just received, for the same round.
         keep_proto_rounds: rounds whose prototypes may help.
-        min_proto_count: labels below which a client does not share a class.
         proto_noise_std: std of Gaussian noise on what is shared.
         unlabel_round: unlabelled examples are used in rounds after this one, counted from 0.
-        warmup_episode: steps at the start of every round without them.
-        eval_bank: predictions average over the prototypes of the newest "two_rounds" or of the
-            "latest"; classes that a client lacks are the mean of the others there. "latest_filled",
-            as in the code of October 2022: the latest, filled from both rounds.
-        l2: weight of the sum of the squared convolution weights.
         static_batch_norm: statistics of batch norm layers (norm "bn") by a pass over the data after
             every round, as in HeteroFL, in place of running averages; see
             `fedjax_ssl.methods.parts.static_batch_norm`.
@@ -156,21 +145,14 @@ class ProtoFSSL:
     unlabelled_weight: Weight = 0.3
     temperature: Positive = 0.5
     distance: Literal["sq_euclidean", "mean_sq", "euclidean"] = "mean_sq"
-    unlabel_loss: Literal["ce", "mse"] = "ce"
-    stop_gradient_pseudo_label: bool = False
     absent_classes: Literal["stop", "flow"] = "stop"
     num_helpers: Count = 5
     helpers: Literal["clients", "mean"] = "clients"
     helper_interval: Count = 1
     proto_source: Literal["local_support", "global"] = "local_support"
-    proto_refresh: Literal["end", "begin"] = "end"
     keep_proto_rounds: Count = 1
-    min_proto_count: Count = 1
     proto_noise_std: Weight = 0.0
     unlabel_round: CountOrZero = 0
-    warmup_episode: CountOrZero = 0
-    eval_bank: Literal["two_rounds", "latest", "latest_filled"] = "two_rounds"
-    l2: Weight = 0.0
     static_batch_norm: bool = False
 
     @property
@@ -209,18 +191,8 @@ def protofssl(setup: Setup, settings: ProtoFSSL) -> Recipe:
     Raises:
         ValueError: for a setting outside its range.
     """
-    if settings.warmup_episode >= setup.local_epochs:
-        raise ValueError(
-            f"protofssl: warmup_episode is {settings.warmup_episode}; of {setup.local_epochs} "
-            "local steps (config.optimizer.local_epochs) none would use unlabelled examples"
-        )
-    if settings.in_sum and settings.proto_refresh == "begin":
-        raise ValueError(
-            "protofssl: helpers is 'mean', of what clients upload at the end of their training, "
-            "but proto_refresh is 'begin'; use proto_refresh=end, or helpers=clients"
-        )
-    # A step is an episode; unlabelled examples are drawn from the first step that learns from them.
-    sampler = episodes(setup, settings, partial(_first_unlabelled_step, setup, settings))
+    # A step is an episode.
+    sampler = episodes(setup, settings, _learns_unlabelled)
     stage = Stage(
         (_term(setup, settings),),
         sampler,
@@ -232,9 +204,8 @@ def protofssl(setup: Setup, settings: ProtoFSSL) -> Recipe:
         init=partial(_with_bank, setup, settings),
         predict=partial(_predict, settings),
         class_scores=False,
-        uploads=(_as_shared(settings),) if settings.proto_refresh == "end" else (),
+        uploads=(_as_shared(settings),),
         in_sum="config.method.helpers=mean",
-        sends=("prototypes before they train",) if settings.proto_refresh == "begin" else (),
         check=partial(check_episodes, settings),
     )
     return with_static_batch_norm(recipe) if settings.static_batch_norm else recipe
@@ -283,8 +254,10 @@ def _term(setup: Setup, settings: ProtoFSSL) -> Term:
             bank=push(state.bank, outcome.uploads, outcome.context.clients.id, outcome.counts)
         )
 
-    server = AtServer(prepare=partial(_prepare, setup, settings), participates=participates)
-    client = AtClient()
+    server = AtServer(
+        prepare=partial(_prepare, settings), participates=participates, server_update=store
+    )
+    client = AtClient(collect=partial(_prototypes_after, setup))
     log = ForLog(
         measure=partial(_rows_used, setup, settings),
         diagnose=partial(_diagnose, setup, settings),
@@ -292,10 +265,7 @@ def _term(setup: Setup, settings: ProtoFSSL) -> Term:
     )
     if settings.in_sum:
         server = server._replace(server_update=_store_mean)
-        client = AtClient(average=partial(_weighed_prototypes, setup, settings), in_sum=True)
-    elif settings.proto_refresh == "end":
-        server = server._replace(server_update=store)
-        client = client._replace(collect=partial(_prototypes_after, setup, settings))
+        client = AtClient(average=partial(_weighed_prototypes, setup), in_sum=True)
     return Term(
         TERM,
         tuple(views.values()),
@@ -351,66 +321,36 @@ def _with_noise(settings: ProtoFSSL, sets: PrototypeSets, key: Key[Array, ""]) -
     return sets._replace(centers=centers + settings.proto_noise_std * noise)
 
 
-def _first_unlabelled_step(
-    setup: Setup, settings: ProtoFSSL, client: Client, now: Now
-) -> Int[Array, ""]:
-    return jnp.where(now.shared[TERM].active, settings.warmup_episode, setup.local_epochs)
+def _learns_unlabelled(now: Now) -> Bool[Array, ""]:
+    return now.shared[TERM].active
 
 
-def _shared_classes(setup: Setup, settings: ProtoFSSL, client: Client) -> Bool[Array, " K"]:
-    return class_counts(client.observed, setup.num_classes) >= settings.min_proto_count
+def _shared_classes(setup: Setup, client: Client) -> Bool[Array, " K"]:
+    return class_counts(client.observed, setup.num_classes) >= 1
 
 
-def _own_prototypes(
-    setup: Setup,
-    settings: ProtoFSSL,
-    network: tuple[PyTree, PyTree],
-    client: Client,
-    inputs: Array,
-) -> PrototypeSets:
-    """Return the prototypes of one client's labelled examples."""
-    centers = labelled_prototypes(setup, *network, client, inputs)
-    return PrototypeSets(centers, _shared_classes(setup, settings, client))
+def _prototypes_after(setup: Setup, trained: ClientResult) -> PrototypeSets:
+    """Return the prototypes of one client's labelled examples, at the end of local training, for
+    the next round.
+    """
+    client = trained.client
+    centers = labelled_prototypes(
+        setup, trained.params, trained.model_state, client, trained.inputs
+    )
+    return PrototypeSets(centers, _shared_classes(setup, client))
 
 
-def _prototypes_after(setup: Setup, settings: ProtoFSSL, trained: ClientResult) -> PrototypeSets:
-    """At the end of local training, for the next round."""
-    network = trained.params, trained.model_state
-    return _own_prototypes(setup, settings, network, trained.client, trained.inputs)
-
-
-def _weighed_prototypes(
-    setup: Setup, settings: ProtoFSSL, trained: ClientResult
-) -> WeighedPrototypes:
+def _weighed_prototypes(setup: Setup, trained: ClientResult) -> WeighedPrototypes:
     """Return them for the sum over clients, nothing where a class is absent."""
-    centers, present = _prototypes_after(setup, settings, trained)
+    centers, present = _prototypes_after(setup, trained)
     return WeighedPrototypes(
         jnp.where(present[:, None], centers, 0.0), present.astype(centers.dtype)
     )
 
 
-def _prototypes_before(setup: Setup, settings: ProtoFSSL, context: RoundContext) -> PrototypeSets:
-    """At the beginning, with the model just received, for the same round; leading axis p."""
-    begin = named_key(context.key, "begin")
-    keys = jax.vmap(lambda client: jax.random.fold_in(begin, client))(context.clients.id)
-    network = context.params, context.model_state
-
-    def share(client: Client, key: Key[Array, ""]) -> PrototypeSets:
-        sets = _own_prototypes(setup, settings, network, client, context.inputs)
-        return _with_noise(settings, sets, key)
-
-    return jax.vmap(share)(context.clients, keys)
-
-
-def _prepare(
-    setup: Setup, settings: ProtoFSSL, state: State, context: RoundContext
-) -> tuple[Broadcast, State]:
+def _prepare(settings: ProtoFSSL, state: State, context: RoundContext) -> tuple[Broadcast, State]:
     """Chooses the helpers whose prototypes everybody receives."""
     bank = state.bank
-    if settings.proto_refresh == "begin":
-        bank = push(
-            bank, _prototypes_before(setup, settings, context), context.clients.id, context.valid
-        )
     key = named_key(context.key, "helpers")
     helpers = choose_helpers(key, bank, settings.keep_proto_rounds, settings.most_helpers)
     if settings.helper_interval > 1:
@@ -456,11 +396,7 @@ def _loss(
             features[UNLABELLED], mask, centers, present, helpers.sets, settings
         )
     # A client whose support is not finite is dropped even where it has nothing to compare with it.
-    total = total + 0.0 * jnp.sum(centers)
-    if not is_zero(settings.l2):
-        kernels = [leaf for leaf in jax.tree.leaves(step.params) if leaf.ndim == 4]
-        total = total + settings.l2 * sum(jnp.sum(jnp.square(kernel)) for kernel in kernels)
-    return total
+    return total + 0.0 * jnp.sum(centers)
 
 
 def _rows_used(
@@ -475,9 +411,8 @@ def _rows_used(
     support, query = support_and_query(counts, settings)
     rows = steps * jnp.sum(support + query, dtype=jnp.int32)
     if settings.pseudo_labelled:
-        without = jnp.minimum(_first_unlabelled_step(setup, settings, client, trained.now), steps)
         unlabelled = jnp.minimum(settings.num_unlabelled, client.num_examples - client.num_labelled)
-        rows = rows + (steps - without) * unlabelled
+        rows = rows + jnp.where(_learns_unlabelled(trained.now), steps, 0) * unlabelled
     return rows, client.num_labelled
 
 
@@ -510,7 +445,7 @@ def _traffic(setup: Setup, settings: ProtoFSSL, outcome: RoundResult) -> Traffic
     context = outcome.context
     sets = outcome.sent.shared.sets
     down = jnp.sum(sets.present) * jnp.sum(context.valid)
-    classes = jax.vmap(partial(_shared_classes, setup, settings))(context.clients)
+    classes = jax.vmap(partial(_shared_classes, setup))(context.clients)
     size = BYTES_PER_NUMBER * sets.centers.shape[-1]
     if settings.in_sum:  # a client does not show which classes it has
         whole = (size + BYTES_PER_NUMBER) * setup.num_classes
@@ -541,7 +476,7 @@ def _with_bank(
 
 def _predict(settings: ProtoFSSL, state: ServerState, outputs: Outputs) -> Float[Array, "n K"]:
     """Score classes by the prototypes of the bank."""
-    sets = newest_sets(state.terms[TERM].bank, *EVAL_ROUNDS[settings.eval_bank])
+    sets = newest_sets(state.terms[TERM].bank, EVAL_ROUNDS)
     return mean_log_probs(outputs.features, sets, settings.distance)
 
 
@@ -682,18 +617,14 @@ def unlabelled_loss(
         centers: local prototypes.
         present: classes that have one.
         helpers: constants.
-        settings: distance, sharpening, loss, and whether gradients flow through pseudo-labels.
+        settings: distance, sharpening, and whether gradients flow through pseudo-labels.
     """
     targets = pseudo_labels(embeddings, helpers, settings)
-    if settings.stop_gradient_pseudo_label:
-        targets = jax.lax.stop_gradient(targets)
-    elif settings.absent_classes == "stop":
+    if settings.absent_classes == "stop":
         targets = jnp.where(jnp.all(present), targets, jax.lax.stop_gradient(targets))
     log_probs = objectives.prototype_log_probs(
         embeddings, centers, present, distance=settings.distance
     )
-    if settings.unlabel_loss == "mse":
-        return objectives.consistency(jnp.exp(log_probs), targets, mask)
     return objectives.clipped_cross_entropy(targets, log_probs, mask)
 
 
@@ -730,7 +661,7 @@ def labelled_prototypes(
 def episodes(
     setup: Setup,
     settings: ProtoFSSL,
-    first_unlabelled_step: Callable[[Client, Now], Int[Array, ""]],
+    learns_unlabelled: Callable[[Now], Bool[Array, ""]],
 ) -> Sampler:
     """Every step draws anew: `num_support` and `num_query` examples of each class, and unlabelled
     ones.
@@ -745,8 +676,8 @@ def episodes(
             none.
         settings: the method's own. There is no stream "unlabelled" where nothing is learned from
             it.
-        first_unlabelled_step: (client, round) -> the step from which unlabelled queries are drawn;
-            `local_epochs`: none are. It may read what terms sent.
+        learns_unlabelled: round -> whether unlabelled queries are drawn in it. It may read what
+            terms sent.
     """
     num_steps = setup.local_epochs
 
@@ -755,7 +686,7 @@ def episodes(
         bound = min(max(setup.max_labelled, 1), size)
         known = jnp.arange(bound, dtype=jnp.int32) < client.num_labelled
         classes = jnp.where(known, client.observed[:bound], -1)
-        first = first_unlabelled_step(client, now)
+        learns = learns_unlabelled(now)
         number = client.num_examples - client.num_labelled
 
         def one_step(step: Int[Array, ""]) -> tuple[dict[str, Array], dict[str, Array]]:
@@ -767,12 +698,12 @@ def episodes(
                 taken = min(settings.num_unlabelled, size)
                 slot = jnp.arange(taken, dtype=jnp.int32)
                 places[UNLABELLED] = jnp.minimum(client.num_labelled + order[:taken], size - 1)
-                masks[UNLABELLED] = (slot < number) & (step >= first)
+                masks[UNLABELLED] = (slot < number) & learns
             return places, masks
 
         positions, masks = jax.vmap(one_step)(jnp.arange(num_steps, dtype=jnp.int32))
-        learns = jnp.any(known) | ((number > 0) & (first < num_steps))
-        return Schedule(positions, masks, jnp.where(learns, num_steps, 0))
+        trains = jnp.any(known) | ((number > 0) & learns)
+        return Schedule(positions, masks, jnp.where(trains, num_steps, 0))
 
     return Sampler(schedule, reads_sent=True, equal_steps=True)
 
@@ -819,7 +750,7 @@ def check_episodes(settings: ProtoFSSL, data: FederatedData) -> list[str]:
 
 def _absent(settings: ProtoFSSL) -> str:
     """Says what becomes of a class without labels at a client."""
-    if not settings.pseudo_labelled or settings.stop_gradient_pseudo_label:
+    if not settings.pseudo_labelled:
         return "probability 0 there"
     if settings.absent_classes == "stop":
         return (

@@ -19,8 +19,6 @@ ABLATIONS: list[tuple[str, dict[str, Any], str, Any]] = [
     ("fedsiam", {"warmup_rounds": 0}, "head_weight", 0.5),
     ("fedmt", {"correspondence": "estimated"}, "estimate_scope", "pooled"),
     ("protofssl", {}, "num_support", 2),
-    ("protofssl", {}, "eval_bank", "latest"),
-    ("protofssl", {}, "eval_bank", "latest_filled"),
     ("fedmatch", {"lr_schedule": "client"}, "preset", "code"),
     ("mixed", {"warmup_rounds": 0}, "anchor_confidence", 0.5),
     ("fl2", {}, "perturb", "sam"),

@@ -35,7 +35,7 @@ def client(labels=tuple(LABELS), unlabelled: int = 5, padding: int = 3) -> Clien
 
 
 @functools.partial(jax.jit, static_argnames=("bound", "num_unlabelled", "support"))
-def schedule_of(one: Client, key, first, bound: int, num_unlabelled: int, support: int):
+def schedule_of(one: Client, key, learns, bound: int, num_unlabelled: int, support: int):
     run = toy.setup(toy.federation(), local_epochs=STEPS)
     run = run._replace(num_classes=CLASSES, max_labelled=bound)
     settings = ProtoFSSL(
@@ -43,7 +43,7 @@ def schedule_of(one: Client, key, first, bound: int, num_unlabelled: int, suppor
         num_unlabelled=max(num_unlabelled, 1),
         unlabelled_weight=float(num_unlabelled > 0),
     )
-    return episodes(run, settings, lambda *_: first).schedule(key, one, toy.NOW)
+    return episodes(run, settings, lambda now: learns).schedule(key, one, toy.NOW)
 
 
 def draw(
@@ -51,11 +51,11 @@ def draw(
     seed: int = 0,
     bound: int = 12,
     num_unlabelled: int = 4,
-    first: int = 2,
+    learns: bool = True,
     support: int = 1,
 ):
     schedule = schedule_of(
-        one, jax.random.key(seed), np.int32(first), bound, num_unlabelled, support
+        one, jax.random.key(seed), np.bool_(learns), bound, num_unlabelled, support
     )
     return jax.tree.map(np.asarray, schedule)
 
@@ -101,10 +101,11 @@ def test_classes_with_fewer_labels_than_asked_for(number: int, support: int, que
     assert (schedule.masks["query"].sum(1) == query).all()
 
 
-def test_unlabelled_queries_begin_at_their_step_and_do_not_repeat() -> None:
+def test_unlabelled_queries_do_not_repeat() -> None:
     schedule = draw(client())
-    assert schedule.masks["unlabelled"].sum(1).tolist() == [0, 0] + [4] * (STEPS - 2)
-    for step in range(2, STEPS):
+    assert schedule.masks["unlabelled"].sum(1).tolist() == [4] * STEPS
+    assert not draw(client(), learns=False).masks["unlabelled"].any()
+    for step in range(STEPS):
         places = schedule.positions["unlabelled"][step]
         assert (
             len(np.unique(places)) == 4
@@ -112,7 +113,7 @@ def test_unlabelled_queries_begin_at_their_step_and_do_not_repeat() -> None:
             and places.max() < len(LABELS) + 5
         )
     few = draw(client(unlabelled=3))
-    assert few.masks["unlabelled"].sum(1).tolist() == [0, 0] + [3] * (STEPS - 2)
+    assert few.masks["unlabelled"].sum(1).tolist() == [3] * STEPS
     assert "unlabelled" not in draw(client(), num_unlabelled=0).masks
 
 
@@ -126,10 +127,10 @@ def test_padding_and_bounds_change_no_draw() -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "unlabelled", "first", "steps"),
-    [((), 5, 0, STEPS), ((), 5, STEPS, 0), ((), 0, 0, 0), ((1,), 0, STEPS, STEPS)],
+    ("labels", "unlabelled", "learns", "steps"),
+    [((), 5, True, STEPS), ((), 5, False, 0), ((), 0, True, 0), ((1,), 0, False, STEPS)],
 )
 def test_a_client_with_nothing_to_learn_from_takes_no_step(
-    labels, unlabelled, first, steps
+    labels, unlabelled, learns, steps
 ) -> None:
-    assert draw(client(labels=labels, unlabelled=unlabelled), first=first).num_steps == steps
+    assert draw(client(labels=labels, unlabelled=unlabelled), learns=learns).num_steps == steps

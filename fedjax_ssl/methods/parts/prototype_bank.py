@@ -62,20 +62,18 @@ def finite_sets(sets: PrototypeSets) -> Bool[Array, "*sets"]:
     return jnp.all(finite | ~sets.present, axis=-1)
 
 
-def newest_sets(bank: PrototypeBank, rounds: int, filled_from: int | None = None) -> PrototypeSets:
+def newest_sets(bank: PrototypeBank, rounds: int) -> PrototypeSets:
     """Return the sets of the newest rounds, [rounds * p, K, d]; classes that a set lacks are filled
     from the others.
 
     Args:
         bank: what was uploaded.
         rounds: whose sets they are.
-        filled_from: rounds whose means fill them, at least as many; the same by default.
     """
-    held = jax.tree.map(lambda x: x[: filled_from or rounds].reshape(-1, *x.shape[2:]), bank.sets)
+    held = jax.tree.map(lambda x: x[:rounds].reshape(-1, *x.shape[2:]), bank.sets)
     centers, known = objectives.fill_missing_prototypes(held.centers, held.present)
     filled = jnp.any(held.present, axis=1, keepdims=True) & known
-    newest = PrototypeSets(jnp.where(filled[:, :, None], centers, 0.0), filled)
-    return jax.tree.map(lambda x: x[: rounds * bank.owner.shape[1]], newest)
+    return PrototypeSets(jnp.where(filled[:, :, None], centers, 0.0), filled)
 
 
 def choose_helpers(
