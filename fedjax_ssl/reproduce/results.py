@@ -450,18 +450,26 @@ def _said_of_marks(table: Table, result: Result) -> list[str]:
 
 def _said_of_steps(table: Table, result: Result) -> str:
     """Say how many local steps the methods took, in a table of several."""
-    known = {cell.steps for cell in result.cells if cell.values}
-    if len({cell.row for cell in result.cells}) < 2 or not known:
+    cells = [cell for cell in result.cells if cell.values]
+    if len({cell.row for cell in cells}) < 2:
         return ""
-    if None in known:
-        return "local steps of every cell: not kept when these runs were made" * (known == {None})
-    if len(known) == 1:
-        return f"local steps of a client in a round: {known.pop():g} in every cell"
-    if isinstance(table.steps, str) and table.steps:
-        return f"local steps differ: {table.steps}"
-    each = {cell.row: cell.steps for cell in result.cells if cell.values}
-    named = "; ".join(f"{row} {steps:g}" for row, steps in each.items())
-    return f"local steps of a client in a round: {named}"
+    if {cell.steps for cell in cells} == {None}:
+        return "local steps of every cell: not kept when these runs were made"
+    columns = dict[str, dict[str, str]]()
+    for cell in cells:
+        row, column = _named(table, result.scale, cell)
+        steps = "not kept" if cell.steps is None else f"{cell.steps:g}"
+        columns.setdefault(column, {})[row] = steps
+    said = dict[str, str]()
+    for column, rows in columns.items():
+        each = "; ".join(f"{row} {steps}" for row, steps in rows.items())
+        said[column] = each if len(set(rows.values())) > 1 else min(rows.values())
+    texts = "; ".join(f"{column}: {text}" for column, text in said.items())
+    if len(set(said.values())) == 1:
+        texts = min(said.values())
+        texts += " in every cell" * (";" not in texts)
+    why = f" ({table.steps})" * bool(isinstance(table.steps, str) and table.steps)
+    return f"local steps of a client in a round: {texts}{why}"
 
 
 def other_than_paper(table: Table, scale: str, cell: Measured) -> str:

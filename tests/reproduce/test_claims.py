@@ -282,6 +282,28 @@ def test_marks_stand_in_the_table_and_are_explained():
     assert "0.5 minutes of runs on CPU, commit 0123456, jax 1.2" in text
 
 
+def test_steps_are_said_by_column():
+    first = stored("small", Ours=(0.2,), Others=(0.5,))
+    second = stored("small", column="20 labels", Ours=(0.2,), Theirs=(0.7,))
+    both = first._replace(cells=[*first.cells, *second.cells])
+    said = "local steps of a client in a round: 5 labels: Ours 5; Others 20; 20 labels: 5"
+    assert said in results.notes(TABLE, both)
+    assert "local steps of a client in a round: 5 in every cell" in results.notes(TABLE, second)
+
+
+def test_every_reduced_setting_is_listed_with_the_papers():
+    table = load_tables()["fedmatch-table1"]
+    cells = [
+        Measured(row, "IID LC", GOOD, 25, 0.1, ORIGIN, steps=5.0)
+        for row in ("FedProx-FixMatch", "FedMatch")
+    ]
+    said = results.notes(table, Result(table.name, "small", cells, ORIGIN))
+    shared = next(note for note in said if note.startswith("settings, in brackets the paper's: "))
+    assert "`rounds=25` (200)" in shared and "l2_weight" not in shared
+    own = next(note for note in said if note.startswith("settings of FedMatch: "))
+    assert "`method.l2_weight=3.3` (10.0)" in own
+
+
 def test_a_smoke_table_has_no_number_of_the_paper():
     text = results.markdown(TABLE, stored("smoke", Ours=(0.2,)))
     assert "84.1" not in text and "the paper's" not in text.partition("results of")[0]
