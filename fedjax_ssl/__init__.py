@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         build,
         compose,
     )
-    from fedjax_ssl.graph import propagate_labels
+    from fedjax_ssl.graph import plan_labels, propagate_labels
     from fedjax_ssl.runs import run
     from fedjax_ssl.train import make_train, over_seeds, train
     from fedjax_ssl.trained import load_run
@@ -57,7 +57,12 @@ __all__ = [
         "train",
     ),
     *("load_dataset", "federate", "Dataset", "FederatedData"),
-    *("propagate_labels", "graph", "objectives"),  # labels without a training loop, and losses
+    *(
+        "propagate_labels",
+        "plan_labels",
+        "graph",
+        "objectives",
+    ),  # labels without a training loop, and losses
     *(
         "Method",
         "Recipe",

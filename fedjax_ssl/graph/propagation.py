@@ -109,8 +109,8 @@ def _solve(
         iterations = jnp.int32(0)
     else:
         scores, iterations = _conjugate_gradients(system, target, tolerance, max_iterations)
-    size = _sum_rows(target**2)
-    error = _sum_rows((target - system(scores)) ** 2)
+    size = sum_rows(target**2)
+    error = sum_rows((target - system(scores)) ** 2)
     residual = jnp.sqrt(jnp.max(jnp.where(size > 0, error / jnp.where(size > 0, size, 1), 0)))
     # The recomputed residual carries the rounding of one multiplication on top of the tolerance.
     rounding = 100 * jnp.finfo(target.dtype).eps
@@ -123,7 +123,7 @@ def _conjugate_gradients(
     # Not `jax.scipy.sparse.linalg.cg`: it stops by the sum over columns, and classes would depend
     # on each other. Here a column that has converged takes steps of length 0 while the others go
     # on.
-    goal = tolerance**2 * _sum_rows(target**2)
+    goal = tolerance**2 * sum_rows(target**2)
 
     def unfinished(carry: tuple) -> Array:
         _, _, _, size, iteration = carry
@@ -133,20 +133,20 @@ def _conjugate_gradients(
         scores, residual, direction, size, iteration = carry
         moving = size > goal
         image = system(direction)
-        curvature = _sum_rows(direction * image)
+        curvature = sum_rows(direction * image)
         step = jnp.where(moving, size / jnp.where(moving, curvature, 1), 0)
         scores = scores + step * direction
         residual = residual - step * image
-        next_size = _sum_rows(residual**2)
+        next_size = sum_rows(residual**2)
         ratio = jnp.where(moving, next_size / jnp.where(moving, size, 1), 0)
         return scores, residual, residual + ratio * direction, next_size, iteration + 1
 
-    start = (jnp.zeros_like(target), target, target, _sum_rows(target**2), jnp.int32(0))
+    start = (jnp.zeros_like(target), target, target, sum_rows(target**2), jnp.int32(0))
     scores, _, _, _, iterations = lax.while_loop(unfinished, improve, start)
     return scores, iterations
 
 
-def _sum_rows(values: Array) -> Array:
+def sum_rows(values: Array) -> Array:
     """Sum over axis 0 in an order that rows of zeros at the end do not change.
 
     The compiler splits long sums in a way that depends on their length, and padding must not change
