@@ -407,6 +407,11 @@ def check_privacy(config: ml_collections.ConfigDict) -> None:
             "config.save_clients keeps models of single clients; leave it out",
         ),
         (
+            config.supervision.name == "planned",
+            "config.supervision.name=planned makes its plan of something of every example, without "
+            "noise; use total or per_client",
+        ),
+        (
             bool(sent),
             f"config.prediction.predictors names {', '.join(sent)}, for which clients send "
             "something of every example, once and without noise; leave that out",

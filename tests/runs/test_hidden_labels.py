@@ -160,6 +160,7 @@ RULES = {
     "coarse": ({}, "fedmt,coarse"),
     "sets": ({"sets": 3}, "fedul,sets"),
     "mixed": ({}, "mixed,mixed"),
+    "planned": ({"labels": 30}, "fedsem,per_client"),
 }
 
 

@@ -41,6 +41,10 @@ def config_of(**settings: Any):
         ({"data.standardize": "train"}, "a mean and a deviation of all clients' examples"),
         ({"save_clients": "last"}, "save_clients keeps models of single clients"),
         (
+            {"supervision.name": "planned", "supervision.labels": 20},
+            "supervision.name=planned makes its plan of something of every example",
+        ),
+        (
             {"prediction.predictors": "per_client_lp,class_means"},
             "predictors names class_means, for which clients send something of every example",
         ),

@@ -31,6 +31,7 @@ from fedjax_ssl.data.federation.held_out import (
 )
 from fedjax_ssl.data.federation.host_inputs import HostInputs, load_examples
 from fedjax_ssl.data.federation.partition import PARTITIONS
+from fedjax_ssl.data.federation.planned import compared
 from fedjax_ssl.data.federation.pool import (
     Facts,
     Holdings,
@@ -38,7 +39,7 @@ from fedjax_ssl.data.federation.pool import (
     Pool,
     in_parts,
 )
-from fedjax_ssl.data.federation.supervision import Supervision, build_supervision
+from fedjax_ssl.data.federation.supervision import SUPERVISIONS, Supervision, build_supervision
 from fedjax_ssl.data.federation.tables import Plan, Roles, find_widths, tabulate, with_own_test
 from fedjax_ssl.keys import PRNGKey, named_key
 from fedjax_ssl.own_code import check_returned, where
@@ -274,7 +275,10 @@ def _make_plan(
             "shares of the sets of the dataset's own clients; use partition 'natural'"
         )
     count = _count_clients(partition, num_clients, len(sizes) - held_out.num_natural)
-    shown = build_supervision(supervision, **supervision_options)
+    own: dict[str, Any] = {}
+    if SUPERVISIONS.takes(supervision, "points"):
+        own["points"] = compared(dataset)
+    shown = build_supervision(supervision, **own, **supervision_options)
     counted = _count_examples(dataset, sizes, held_out, count, shown)
     given = {"facts": counted[0]} if PARTITIONS.takes(partition, "facts") else {}
     dealt = PARTITIONS.build(partition, **given, **partition_options)

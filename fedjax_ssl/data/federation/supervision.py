@@ -3,8 +3,9 @@
 A supervision hides labels after the data have been dealt; only "server" acts before, because its
 examples leave the clients. Only the rules that balance classes look at labels, as the person who
 prepares such a split would; "all", "fraction", "total" and "per_client" choose blindly among the
-examples that have a label. A client with fewer labels than asked for keeps all it has;
-`FederatedData.num_labelled` tells. Shapes: N training examples, C clients, K classes.
+examples that have a label, and "planned" by their inputs. A client with fewer labels than asked for
+keeps all it has; `FederatedData.num_labelled` tells. Shapes: N training examples, C clients, K
+classes.
 """
 
 from collections.abc import Callable, Sequence
@@ -534,7 +535,9 @@ SUPERVISIONS: Registry[Supervision] = Registry(
         **{rule.__name__: rule for rule in (*_BY_NAME, server, coarse, sets)},
         "given": as_given,
         "mixed": mixed,
+        "planned": "fedjax_ssl.data.federation.planned:planned",
     },
+    given=("points",),
     common={"labelled_clients": int, "which": str},
     makes=Supervision,
 )

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fedjax_ssl.data.federation.planned import Compared
 from fedjax_ssl.data.federation.pool import Bounds, Holdings
 from fedjax_ssl.data.federation.supervision import SUPERVISIONS, balanced_draw, build_supervision
 
@@ -17,6 +18,7 @@ LABELS = GENERATOR.choice(np.arange(-1, NUM_CLASSES), 300, p=(0.1, 0.3, 0.3, 0.2
 ELIGIBLE = (CLIENT >= 0) & (LABELS >= 0)
 SIZES = np.bincount(CLIENT[CLIENT >= 0], minlength=NUM_CLIENTS)
 WITH_LABEL = np.bincount(CLIENT[ELIGIBLE], minlength=NUM_CLIENTS)
+POINTS = Compared(np.random.default_rng(2).normal(size=(300, 6)).astype(np.float32), jnp.asarray)
 
 
 def keep(
@@ -71,6 +73,7 @@ CASES = [
     ("sets", {"sets": 2}),
     ("given", {}),
     ("mixed", {"labelled_clients": 3, "labels": 2, "coarse_clients": 2, "set_clients": 2}),
+    ("planned", {"labels": 20, "points": POINTS}),
 ]
 TRACED = ("per_class", "fraction", "total", "xclp_noniid")
 
@@ -226,6 +229,21 @@ def test_xclp_noniid_has_five_shifted_classes(labels, num_clients):
         assert (rows.sum(axis=0) == 5).all()
 
 
+def test_planned_labels_are_as_many_as_asked_for_and_no_client_has_more_than_its_share():
+    assert keep("planned", labels=20, points=POINTS).sum() == 20
+    shared = keep("planned", labels=20, per_client=2, points=POINTS, labelled_clients=8)
+    counts = per_client(shared)
+    assert counts.max() == 2 and counts.sum() == 16 and not counts[8:].any()
+    with pytest.raises(ValueError, match="'planned' needs the option labels or per_client"):
+        build_supervision("planned")
+    with pytest.raises(ValueError, match="10 neighbours of each example, but there are 9 training"):
+        build_supervision("planned", labels=2, points=POINTS._replace(stored=POINTS.stored[:9]))
+    with pytest.raises(ValueError, match="a partition that deals some examples twice"):
+        keep(
+            "planned", client=np.zeros(301, int), truth=np.zeros(301, int), labels=2, points=POINTS
+        )
+
+
 def test_class_pairs_have_labels_of_two_classes(labels=50):
     """FedRGD: 100 clients with 25 labels of each of their two classes; every class is at 20 of
     them.
@@ -261,6 +279,7 @@ def test_uniform_labels_do_not_depend_on_the_classes():
         ("per_client", {"labels": 3}),
         ("fraction", {"fraction": 0.2}),
         ("total", {"labels": 30}),
+        ("planned", {"labels": 20, "points": POINTS}),
     ):
         np.testing.assert_array_equal(keep(name, **options), keep(name, truth=shuffled, **options))
 
