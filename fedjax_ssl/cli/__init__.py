@@ -53,6 +53,11 @@ COMMANDS = {
         "label new examples with a trained run",
         "predict runs/digits_xclp new.npz",
     ),
+    "plan-labels": Command(
+        "fedjax_ssl.trained.plan_labels:main",
+        "say which examples to label next",
+        "plan-labels runs/digits_xclp --budget 40",
+    ),
     "features": Command(
         "fedjax_ssl.encoding.command:main",
         "encode a dataset once, so that methods train heads in seconds",
