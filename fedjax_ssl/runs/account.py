@@ -23,9 +23,15 @@ from fedjax_ssl.federated.uploads import PRIVACY, Gaussian, Sampled
 # little larger for them.
 _STEP = 1e-4
 _COARSE_STEP = 1e-3
+# Losses of little noise are so large that steps get wider, for at most so many in the losses of a
+# round and of all rounds. Epsilon stays an upper bound.
+_MOST_STEPS = 5e5
+_MOST_STEPS_OF_ALL = 1e7
+_TAIL = 12  # deviations of a loss up to which it counts
 _ACCURACY = 1e-3  # of a noise that is solved for, relative
 _MOST_NOISE = 1e5
 _LEAST_NOISE = 0.1
+_LEAST_NOISE_GIVEN = 1e-3  # of which one round has an epsilon of half a million
 
 
 class Account(NamedTuple):
@@ -123,6 +129,11 @@ def account_of(
                 "noise is 0, whose epsilon is infinite; give more, epsilon in its place, or leave "
                 "name=none"
             )
+        if noise is not None and noise < _LEAST_NOISE_GIVEN:
+            raise ValueError(
+                f"noise is {float(noise):g}, whose epsilon is beyond counting; give at least "
+                f"{_LEAST_NOISE_GIVEN:g}, epsilon in its place, or leave name=none"
+            )
         account = account._replace(delta=delta, noise=float(noise or math.nan))
         if noise is None:
             assert settings.epsilon is not None
@@ -183,6 +194,7 @@ def _epsilon(account: Account, rounds: int, step: float) -> float:
         )
     cohorts = account.cohorts
     if account.accountant == "pld":
+        step = _wide_enough(step, account.noise, rounds)
         loss = _loss_of_a_round(cohorts, account.noise, step)
         return float(loss.self_compose(rounds).get_epsilon_for_delta(account.delta))
     dp_accounting, _, rdp = _library()
@@ -196,6 +208,13 @@ def _epsilon(account: Account, rounds: int, step: float) -> float:
     accountant.compose(event, rounds)
     logger.setLevel(level)
     return float(accountant.get_epsilon(account.delta))
+
+
+def _wide_enough(step: float, noise: float, rounds: int) -> float:
+    """Return this step of the privacy loss, doubled until there are few enough of them."""
+    mean = 0.5 / noise**2
+    least = max((mean + _TAIL / noise) / _MOST_STEPS, rounds * mean / _MOST_STEPS_OF_ALL)
+    return step * 2 ** max(math.ceil(math.log2(least / step)), 0)
 
 
 @functools.lru_cache(maxsize=32)

@@ -264,6 +264,7 @@ REFUSED = {
     "alone": "nothing leaves a client",
     "cbafed": "weights in the average",
     "fedmatch": WITH_MORE,
+    "fedrep": r"keep layers to themselves \(aux_head\)",
     "fedsiam": WITH_MORE,
     "fl2": "weights in the average",
     "mean_teacher": WITH_MORE,
@@ -271,6 +272,7 @@ REFUSED = {
     "protofssl": f"{WITH_MORE}.*use config.method.helpers=mean",
     "proxyfl": "weights in the average",
     "sage": "weights in the average",
+    "single": "no client of this method trains",
     "xclp": "codes of their examples",
 }
 

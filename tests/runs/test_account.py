@@ -102,6 +102,7 @@ def config_of(**settings):
     [
         ({}, "neither noise nor epsilon is given"),
         ({"noise": 0.0}, "noise is 0, whose epsilon is infinite"),
+        ({"noise": 1e-9}, "noise is 1e-09, whose epsilon is beyond counting; give at least 0.001"),
         ({"noise": 1.0, "delta": 0.1}, "delta is 0.1 for 11 clients: with 1/11 and more"),
         (
             {"epsilon": 1e-3, "delta": 1e-9},
@@ -116,6 +117,16 @@ def config_of(**settings):
 def test_an_account_that_says_nothing_is_refused(settings, says) -> None:
     with pytest.raises(ConfigError, match=f"config.privacy: {says}"):
         account_of(config_of(**settings), 11, 10, (5, 5))
+
+
+def test_little_noise_has_an_epsilon_without_an_account_that_fills_the_memory() -> None:
+    """That of a Gaussian mechanism with noise z / sqrt(rounds), whose losses have the mean and
+    variance r/(2 z^2) and r/z^2: by the normal quantile of delta where they are large.
+    """
+    noise, rounds = 0.01, 100
+    found = account((10, 10, 0, 1e-3), "pld", noise).cost(rounds)
+    ratio = rounds**0.5 / noise
+    assert found == pytest.approx(ratio**2 / 2 + 3.0902 * ratio, rel=2e-3)
 
 
 def test_private_steps_cost_what_the_client_pays_whose_examples_are_drawn_most() -> None:

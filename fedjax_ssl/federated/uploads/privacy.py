@@ -297,6 +297,19 @@ def refuse_leaks(recipe: "Recipe", leaves: Mapping[str, Sequence[str]]) -> None:
     setup = recipe.setup
     begin = "config.privacy.name='gaussian' protects the sum of the clients' updates, but "
     refuse_alone(setup, begin)
+    if not any(stage.trains_clients for stage in recipe.stages):
+        raise ConfigError(
+            f"{begin}no client of this method trains, so that nothing leaves it; leave one of them "
+            "out"
+        )
+    # The global network has them as a plain mean (FedBN), or as the run began (FedRep's heads).
+    kept = [*recipe.groups.private, *["normalization"] * recipe.groups.own_statistics]
+    if kept:
+        raise ConfigError(
+            f"{begin}clients of this method keep layers to themselves ({', '.join(kept)}), which "
+            "the global network would have without noise; use a method that shares all layers, or "
+            "config.personalize.name=ditto for models of the clients' own"
+        )
     if setup.federated_optimizer.num_groups > 1:
         raise ConfigError(
             f"{begin}this federated optimizer makes a model of every group, whose few clients the "
