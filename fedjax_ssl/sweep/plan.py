@@ -34,6 +34,7 @@ from fedjax_ssl.folder.folder import (
 )
 from fedjax_ssl.folder.folder import SWEEP_FILE as FILE
 from fedjax_ssl.folder.resume import PLACES
+from fedjax_ssl.gone import without_gone
 from fedjax_ssl.registry import did_you_mean
 from fedjax_ssl.runs.build import federate, load_resolved
 from fedjax_ssl.runs.compile import static_part
@@ -282,7 +283,7 @@ def is_sweep_file(name: str) -> bool:
 
 def identity(config: Mapping[str, Any]) -> str:
     """Write a config as text that is the same for configs which give the same run."""
-    flat = flat_config(config, ignore=(*WATCHING, *ROOM))
+    flat = flat_config(without_gone(config), ignore=(*WATCHING, *ROOM))
     # as older sweeps hold it where nobody set it
     flat["federated.devices"] = flat.get("federated.devices") or 1
     return json.dumps(flat, sort_keys=True)

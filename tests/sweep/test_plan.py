@@ -279,3 +279,11 @@ def test_a_plan_says_what_a_report_cannot_pair(text, said):
     assert len(found) == len(said) and all(
         words in line for words, line in zip(said, found, strict=True)
     )
+
+
+def test_a_stored_run_is_the_same_without_a_setting_that_is_gone():
+    now = {"method": {"name": "fedavg"}}
+    stored = {"method": {"name": "fedavg", "lost_after": 0.0}}
+    assert plans.identity(stored) == plans.identity(now)
+    stored["method"]["lost_after"] = 0.5
+    assert plans.identity(stored) != plans.identity(now)
