@@ -14,13 +14,34 @@ class Gone(NamedTuple):
 
 _SHARED = "clients share every class of which they have a label"
 _DIVERSITY = "gradient diversity is no longer measured"
+# of methods with a rule of thresholds
+_OF_RULES = {
+    "threshold_scope": Gone("what a threshold rule has learned is sent and averaged", ("global",)),
+    "threshold_floor": Gone("thresholds have no floor", (0.0,)),
+    "threshold_ceiling": Gone("the mean confidence has no ceiling", (1.0,)),
+    "fairness_weight": Gone("FreeMatch's fairness has the weight 0.001", (0.001,)),
+    "warm_up": Gone(
+        "examples without a confident prediction lower FlexMatch's thresholds", (True,)
+    ),
+    "deviations": Gone("SoftMatch's n_sigma is 2", (2.0,)),
+    "alignment": Gone("SoftMatch aligns predictions with uniform classes", ("uniform",)),
+}
+_WITH_RULES = (
+    *("fixmatch", "uda", "mixmatch", "vat", "pi_model", "pseudo_label"),
+    *("sage", "proxyfl"),
+)
 
 # By field; a method's own setting by "METHOD.SETTING", and a single value by "FIELD=VALUE".
 GONE = {
-    "method.lost_before": Gone(
+    **{
+        f"{method}.{setting}": entry
+        for method in _WITH_RULES
+        for setting, entry in _OF_RULES.items()
+    },
+    "xclp.lost_before": Gone(
         "write config.participation.lost with config.participation.lost_when=start", (0.0,)
     ),
-    "method.lost_after": Gone(
+    "xclp.lost_after": Gone(
         "write config.participation.lost with config.participation.lost_when=codes", (0.0,)
     ),
     "fedmatch.preset=streaming_alt": Gone(
@@ -70,15 +91,12 @@ def gone(field: str, value: Any, method: str) -> Gone | None:
         value: its value.
         method: name of the config's method.
     """
-    names = [field]
+    name = field
     if field.startswith("method."):
         setting = field.removeprefix("method.")
         # a part of a composition has its name in front already
-        names.insert(0, setting if "." in setting else f"{method}.{setting}")
-    for name in names:
-        if found := GONE.get(name) or GONE.get(f"{name}={value}"):
-            return found
-    return None
+        name = setting if "." in setting else f"{method}.{setting}"
+    return GONE.get(name) or GONE.get(f"{name}={value}")
 
 
 def sentence(field: str, value: Any, method: str) -> str:

@@ -165,12 +165,7 @@ class _OfMethods(NamedTuple):
 
 
 _RULES_OF_METHODS = (
-    _OfMethods("threshold_rule", ("flexmatch", "freematch", "softmatch"), ("threshold_scope",)),
-    _OfMethods("threshold_rule", ("flexmatch", "freematch"), ("threshold_floor",)),
     _OfMethods("threshold_rule", ("freematch", "softmatch"), ("threshold_decay",)),
-    _OfMethods("threshold_rule", ("flexmatch",), ("warm_up",)),
-    _OfMethods("threshold_rule", ("freematch",), ("threshold_ceiling", "fairness_weight")),
-    _OfMethods("threshold_rule", ("softmatch",), ("deviations", "alignment")),
     _OfMethods("tsa", ("exp", "linear", "log"), ("tsa_rounds",)),
     _OfMethods("variant", ("code",), ("prior_decay",)),
     _OfMethods("contrast_weight", (), ("projection", "prior_decay")),

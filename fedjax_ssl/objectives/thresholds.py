@@ -16,23 +16,21 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+DEVIATIONS = 2.0  # n_sigma of SoftMatch
 _SMALLEST = 1e-6  # added to what is divided in an alignment
 _EPSILON = 1e-12  # added before a logarithm
 
 
-def flexmatch_rates(
-    counts: Float[Array, " K+1"], before: Float[Array, " K"], warm_up: bool = True
-) -> Float[Array, " K"]:
-    """Return how well each class is learned, beta: its examples by those of the class with most.
+def flexmatch_rates(counts: Float[Array, " K+1"], before: Float[Array, " K"]) -> Float[Array, " K"]:
+    """Return how well each class is learned, beta: its examples by those of the class with most, or
+    by those without a confident prediction where they are more.
 
     Args:
         counts: examples by the class of their last confident prediction, and those without one.
         before: beta so far, which stays while all examples are in one place.
-        warm_up: examples without a confident prediction count as a class of their own.
     """
-    most = jnp.max(counts[:-1])
-    largest = jnp.maximum(most, counts[-1])
-    rates = counts[:-1] / jnp.maximum(largest if warm_up else most, 1.0)
+    largest = jnp.maximum(jnp.max(counts[:-1]), counts[-1])
+    rates = counts[:-1] / jnp.maximum(largest, 1.0)
     return jnp.where(largest < jnp.sum(counts), rates, before)
 
 
@@ -67,7 +65,6 @@ def freematch_update(
     probabilities: Float[Array, "n K"],
     mask: Bool[Array, " n"],
     decay: float | Array = 0.999,
-    ceiling: float | Array = 1.0,
 ) -> FreeMatch:
     """Move the averages towards a batch.
 
@@ -76,7 +73,6 @@ def freematch_update(
         probabilities: q.
         mask: rows that belong to the batch; without any, nothing moves.
         decay: of the averages.
-        ceiling: largest t.
     """
     labels = jax.nn.one_hot(
         jnp.argmax(probabilities, axis=1), probabilities.shape[1], dtype=probabilities.dtype
@@ -86,8 +82,7 @@ def freematch_update(
         _row_mean(probabilities, mask),
         _row_mean(labels, mask),
     )
-    new = _moved(state, batch, jnp.any(mask), decay)
-    return new._replace(confidence=jnp.minimum(new.confidence, ceiling))
+    return _moved(state, batch, jnp.any(mask), decay)
 
 
 def freematch_thresholds(state: FreeMatch) -> Float[Array, " K"]:
@@ -138,7 +133,7 @@ def softmatch_update(
     state: SoftMatch,
     probabilities: Float[Array, "n K"],
     mask: Bool[Array, " n"],
-    target: Float[Array, " K"] | None,
+    target: Float[Array, " K"],
     decay: float | Array = 0.999,
 ) -> SoftMatch:
     """Move the averages towards a batch.
@@ -148,7 +143,7 @@ def softmatch_update(
         probabilities: q.
         mask: rows that belong to the batch; without any, nothing moves, and with one the variance
             does not.
-        target: distribution that predictions are aligned with; None: they are not.
+        target: distribution that predictions are aligned with.
         decay: of the averages.
     """
     seen = _row_mean(probabilities, mask)
@@ -171,38 +166,34 @@ def softmatch_update(
 def softmatch_weights(
     state: SoftMatch,
     probabilities: Float[Array, "n K"],
-    target: Float[Array, " K"] | None,
-    deviations: float | Array = 2.0,
+    target: Float[Array, " K"],
 ) -> Float[Array, " n"]:
-    """Return exp(-min(m - mean, 0)^2 / (2 variance / deviations^2)), m the largest aligned
+    """Return exp(-min(m - mean, 0)^2 / (2 variance / 2^2)), m the largest aligned
     probability of each row.
 
     Args:
         state: the averages.
         probabilities: q.
         target: as in `softmatch_update`.
-        deviations: n_sigma; the larger, the steeper.
     """
     below = jnp.minimum(
         jnp.max(aligned(probabilities, state.classes, target), axis=1) - state.mean, 0.0
     )
-    return jnp.exp(-(below**2) / (2.0 * state.variance / deviations**2))
+    return jnp.exp(-(below**2) / (2.0 * state.variance / DEVIATIONS**2))
 
 
 def aligned(
     probabilities: Float[Array, "n K"],
     average: Float[Array, " K"],
-    target: Float[Array, " K"] | None,
+    target: Float[Array, " K"],
 ) -> Float[Array, "n K"]:
-    """Return SN(q (target + 1e-6) / (average + 1e-6)); q where there is no target.
+    """Return SN(q (target + 1e-6) / (average + 1e-6)).
 
     Args:
         probabilities: q.
         average: what predictions are on average.
         target: what they should be.
     """
-    if target is None:
-        return probabilities
     scaled = probabilities * (target + _SMALLEST) / (average + _SMALLEST)
     return scaled / jnp.sum(scaled, axis=1, keepdims=True)
 

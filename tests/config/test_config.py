@@ -171,19 +171,18 @@ def test_parts_of_a_stream_that_do_not_come_are_noted(given: dict[str, int], sai
                 "method.name": "fixmatch",
                 "method.threshold_rule": "freematch",
                 "method.threshold": 0.5,
-                "method.warm_up": False,
-                "method.fairness_weight": 0.1,
+                "method.threshold_decay": 0.9,
             },
-            ["method.threshold=0.5", "method.warm_up=False"],
+            ["method.threshold=0.5"],
         ),
         (
             {
                 "method.name": "compose",
                 "method.parts": ("supervised", "fixmatch"),
-                "method.fixmatch.threshold_scope": "round",
+                "method.fixmatch.threshold_decay": 0.9,
                 "method.fixmatch.threshold": 0.5,
             },
-            ["method.fixmatch.threshold_scope=round"],
+            ["method.fixmatch.threshold_decay=0.9"],
         ),
     ],
 )

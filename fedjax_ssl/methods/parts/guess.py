@@ -30,8 +30,6 @@ from fedjax_ssl.methods.parts.consistency import UNLABELLED
 from fedjax_ssl.methods.parts.terms import (
     PseudoLabels,
     diagnose_pseudo_labels,
-    examples_mask,
-    network_outputs,
 )
 from fedjax_ssl.methods.parts.thresholds import Batch, Known, Rule, Thresholds, Weigh, rule_of
 
@@ -139,12 +137,8 @@ class Guesses(NamedTuple):
         """Return which rows count, and what the rule has learned of these scores."""
         rows = step.streams[UNLABELLED]
         probabilities = jax.nn.softmax(jax.lax.stop_gradient(logits))
-        batch = Batch(probabilities, rows.mask, rows.position, step.client)
-        known: Known = step.local.known
-        if self._anew:
-            first = step.number == 0
-            known = jax.tree.map(lambda new, old: jnp.where(first, new, old), step.sent, known)
-        return self.rule.look(known, batch)
+        batch = Batch(probabilities, rows.mask, rows.position)
+        return self.rule.look(step.local.known, batch)
 
     def term(
         self,
@@ -198,23 +192,9 @@ class Guesses(NamedTuple):
         )
 
     @property
-    def _shared(self) -> bool:
-        return self.how.threshold_scope == "global"
-
-    @property
     def _learns(self) -> bool:
         """Whether the rule learns anything."""
         return bool(jax.tree.leaves(self.rule.start(jnp.zeros(()), 1)))
-
-    @property
-    def _anew(self) -> bool:
-        """Whether what the rule has learned begins anew in every round."""
-        return self.how.threshold_scope == "round" and self.rule.labelled is not None
-
-    @property
-    def _has_server(self) -> bool:
-        """Whether the server knows something of the rule; clients that train alone have none."""
-        return self._shared and self._learns
 
     def _start(self, clients: Client, places: int) -> Known:
         """Return what the rule knows of the examples of a client, or of all of them together."""
@@ -225,13 +205,10 @@ class Guesses(NamedTuple):
 
     def _at_server(self) -> AtServer:
         def init(key: Array, params: PyTree, model_state: PyTree, clients: Client) -> Local:
-            common = self._start(clients, 0).common if self._shared else ()
+            common = self._start(clients, 0).common
             return Local(jnp.zeros(clients.rows.shape[1:], jnp.int32), Known(common))
 
-        if self._anew:
-            # Clients do this themselves, with the model that they receive.
-            return AtServer(init=init, prepare=self._labelled, at_clients=True)
-        if not self._has_server:
+        if not self._learns:
             return AtServer(init=init)
 
         def update(state: Local, outcome: RoundResult) -> Local:
@@ -247,54 +224,27 @@ class Guesses(NamedTuple):
 
         return AtServer(init=init, prepare=send, server_update=update)
 
-    def _labelled(self, state: Local, context: RoundContext) -> tuple[Broadcast, Local]:
-        """Return what each client knows by one pass of the received model over its examples."""
-        clients = context.clients
-        places = clients.rows.shape[1]
-        mask = examples_mask(clients)
-        if not self.labelled_too:
-            mask = mask & (clients.observed < 0)
-        probabilities = jax.nn.softmax(network_outputs(self.setup, context, clients).logits)
-        labelled = self.rule.labelled
-        assert labelled is not None, "asked for by `_anew`"
-
-        def of_client(q: Array, real: Array, client: Client) -> Known:
-            batch = Batch(q, real, jnp.arange(places, dtype=jnp.int32), client)
-            return labelled(self.rule.start(jnp.sum(real), places), batch)
-
-        return Broadcast(jax.vmap(of_client)(probabilities, mask, clients)), state
-
     def _at_client(self, name: str) -> AtClient:
         keeps_own = self.rule.summed is not None
 
         def keep(params: PyTree, model_state: PyTree, client: Client) -> PyTree:
-            known = self._start(client, client.observed.shape[0])
-            return known.own if self._shared else known
+            return self._start(client, client.observed.shape[0]).own
 
         def start(state: Local, params: PyTree, model_state: PyTree, kept: PyTree) -> Local:
-            known = Known(state.known.common, kept) if self._shared else kept
-            return Local(state.notes, known or Known())
+            return Local(state.notes, Known(state.known.common, kept))
 
         def change(trained: ClientResult) -> PyTree:
             sent = trained.now.shared[name]
             return trained.local[name].known.common.counts - sent.counts
 
         def remember(trained: ClientResult) -> PyTree:
-            known: Known = trained.local[name].known
-            return known.own if self._shared else known
+            return trained.local[name].known.own
 
         def mean(trained: ClientResult) -> PyTree:
             return trained.local[name].known.common
 
-        if self._anew:
-            # The first step has what the client was told; until then the shapes are enough.
-            return AtClient(
-                start=lambda state, *_: Local(
-                    state.notes, self.rule.start(jnp.zeros(()), state.notes.shape[0])
-                )
-            )
         nothing = AtClient()
-        sends = self._has_server
+        sends = self._learns
         return AtClient(
             keep=keep,
             start=start,
@@ -325,10 +275,4 @@ def guesses_of(
         ValueError: settings that the federation cannot have.
     """
     rule = rule_of(setup, how, threshold, above)
-    if how.threshold_scope == "round" and setup.federated_optimizer.alone:
-        raise ValueError(
-            "threshold_scope is 'round', which begins with what the received model says, but "
-            "clients that train alone receive none; threshold_scope='client' has thresholds of "
-            "their own"
-        )
     return Guesses(setup, how, labeller(setup, how), rule, labelled_too)

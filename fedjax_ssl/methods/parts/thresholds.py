@@ -1,28 +1,24 @@
-"""Which pseudo-labels count: rules of thresholds, and where their state lives in a federation.
+"""Which pseudo-labels count: rules of thresholds.
 
 A rule looks at the labels' probabilities in every local step. What it knows is in two parts: what
-is common to the clients, and what a client has of its own. With `threshold_scope="global"` the
-common part is sent to the clients, moves with their steps, and comes back: FreeMatch's and
-SoftMatch's as a weighted mean, FlexMatch's counts as the sum of their changes. With "client" both
-stay at the client, and nothing is sent. With "round" a client learns both anew in every round, from
-what the received model says of all its examples.
+is common to the clients, and what a client has of its own. The common part is sent to the clients,
+moves with their steps, and comes back: FreeMatch's and SoftMatch's as a weighted mean, FlexMatch's
+counts as the sum of their changes.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_ssl.checks import checked
-from fedjax_ssl.federated import Client, Setup
+from fedjax_ssl.federated import Setup
 from fedjax_ssl.federated.method import PyTree
-from fedjax_ssl.methods.parts.settings import Decay, Positive, Share, Weight
+from fedjax_ssl.methods.parts.settings import Decay
 from fedjax_ssl.objectives import (
     FreeMatch,
-    SoftMatch,
     class_fairness,
     flexmatch_rates,
     flexmatch_thresholds,
@@ -34,6 +30,8 @@ from fedjax_ssl.objectives import (
     softmatch_update,
     softmatch_weights,
 )
+
+FAIRNESS_WEIGHT = 0.001  # of FreeMatch's fairness beside the loss of unlabelled examples
 
 # probabilities [b, K] -> rows that count [b], or a weight of each
 Weigh = Callable[[Array], Array]
@@ -48,28 +46,11 @@ class Thresholds:
         threshold_rule: "fixed": the method's threshold; "flexmatch": lower for classes that few
             examples are confident of; "freematch": the mean confidence, lower for classes that are
             predicted less; "softmatch": a weight that falls below the mean confidence.
-        threshold_scope: what the rule has learned is "global", sent, moved by the clients' steps
-            and averaged; or each "client" keeps its own; or it begins in every "round" with what
-            the received model says of the client's examples.
         threshold_decay: of FreeMatch's and SoftMatch's averages, by local step.
-        threshold_floor: the smallest threshold of a class of FlexMatch and FreeMatch.
-        threshold_ceiling: the largest mean confidence of FreeMatch.
-        fairness_weight: of FreeMatch's fairness beside the loss of unlabelled examples.
-        warm_up: FlexMatch's examples that nobody was confident of yet lower all thresholds.
-        deviations: SoftMatch's weights fall the steeper, the larger it is.
-        alignment: SoftMatch's predictions are aligned with "uniform" classes, with the classes of
-            the client's "labels", or not ("none").
     """
 
     threshold_rule: Literal["fixed", "flexmatch", "freematch", "softmatch"] = "fixed"
-    threshold_scope: Literal["global", "client", "round"] = "global"
     threshold_decay: Decay = 0.999
-    threshold_floor: Share = 0.0
-    threshold_ceiling: Share = 1.0
-    fairness_weight: Weight = 0.001
-    warm_up: bool = True
-    deviations: Positive = 2.0
-    alignment: Literal["uniform", "labels", "none"] = "uniform"
 
 
 class Known(NamedTuple):
@@ -85,7 +66,6 @@ class Batch(NamedTuple):
     probabilities: Float[Array, "b K"]  # of whose labels they are; no gradient
     mask: Bool[Array, " b"]
     place: Int[Array, " b"]  # in `Client.rows`
-    client: Client
 
 
 class Rule(NamedTuple):
@@ -100,9 +80,6 @@ class Rule(NamedTuple):
     # mean of what the clients end with, who have nothing of their own
     fairness: Callable[[Known, Array, Array], Array] | None = None
     # ^ (after the step, scores that learn, rows that count) -> a loss beside the method's
-    labelled: Callable[[Known, Batch], Known] | None = None
-    # ^ (before the first step, all examples of a client as a batch) -> what it knows by them alone;
-    # None: nothing
 
 
 def rule_of(setup: Setup, how: Thresholds, threshold: float | Array, above: bool = False) -> Rule:
@@ -124,15 +101,10 @@ def rule_of(setup: Setup, how: Thresholds, threshold: float | Array, above: bool
                 f"unlabelled examples come in {setup.num_parts} parts; take another rule, or leave "
                 "config.partition.parts at 1"
             )
-        return _flexmatch(setup, how, threshold)
+        return _flexmatch(setup, threshold)
     if how.threshold_rule == "freematch":
         return _freematch(setup, how)
     if how.threshold_rule == "softmatch":
-        if how.alignment == "labels" and not setup.max_labelled:
-            raise ValueError(
-                "alignment is 'labels', but no client has a label; with labels at the server only "
-                "take 'uniform' or 'none'"
-            )
         return _softmatch(setup, how)
 
     def fixed(probabilities: Float[Array, "b K"]) -> Bool[Array, " b"]:
@@ -142,10 +114,9 @@ def rule_of(setup: Setup, how: Thresholds, threshold: float | Array, above: bool
     return Rule(lambda known, batch: (fixed, known))
 
 
-def _reach(thresholds: Float[Array, " K"], floor: float | Array) -> Weigh:
+def _reach(thresholds: Float[Array, " K"]) -> Weigh:
     """Return which rows' largest probability reaches the threshold of its class."""
-    limits = jnp.maximum(thresholds, floor)
-    return lambda q: jnp.max(q, axis=1) >= limits[jnp.argmax(q, axis=1)]
+    return lambda q: jnp.max(q, axis=1) >= thresholds[jnp.argmax(q, axis=1)]
 
 
 class _Counted(NamedTuple):
@@ -155,7 +126,7 @@ class _Counted(NamedTuple):
     rates: Float[Array, " K"]
 
 
-def _flexmatch(setup: Setup, how: Thresholds, threshold: float | Array) -> Rule:
+def _flexmatch(setup: Setup, threshold: float | Array) -> Rule:
     classes = setup.num_classes
 
     def start(examples: Array, places: int) -> Known:
@@ -169,66 +140,44 @@ def _flexmatch(setup: Setup, how: Thresholds, threshold: float | Array) -> Rule:
 
     def look(known: Known, batch: Batch) -> tuple[Weigh, Known]:
         common: _Counted = known.common
-        weigh = _reach(flexmatch_thresholds(common.rates, threshold), how.threshold_floor)
+        weigh = _reach(flexmatch_thresholds(common.rates, threshold))
         sure = batch.mask & (jnp.max(batch.probabilities, axis=1) >= threshold)
         labels = jnp.argmax(batch.probabilities, axis=1).astype(jnp.int32)
         own = last_labels(known.own, batch.place, labels, sure)
         counts = common.counts + histogram(own) - histogram(known.own)
-        rates = flexmatch_rates(counts, common.rates, how.warm_up)
+        rates = flexmatch_rates(counts, common.rates)
         return weigh, Known(_Counted(counts, rates), own)
 
     def summed(sent: _Counted, changes: Float[Array, " K+1"]) -> _Counted:
         counts = sent.counts + changes
-        return _Counted(counts, flexmatch_rates(counts, sent.rates, how.warm_up))
+        return _Counted(counts, flexmatch_rates(counts, sent.rates))
 
-    return Rule(look, start, summed, labelled=lambda known, batch: look(known, batch)[1])
+    return Rule(look, start, summed)
 
 
 def _freematch(setup: Setup, how: Thresholds) -> Rule:
-    def moved(known: Known, batch: Batch, decay: float | Array) -> FreeMatch:
-        return freematch_update(
-            known.common, batch.probabilities, batch.mask, decay, how.threshold_ceiling
-        )
-
     def look(known: Known, batch: Batch) -> tuple[Weigh, Known]:
-        state = moved(known, batch, how.threshold_decay)
-        return _reach(freematch_thresholds(state), how.threshold_floor), Known(state)
+        state = freematch_update(known.common, batch.probabilities, batch.mask, how.threshold_decay)
+        return _reach(freematch_thresholds(state)), Known(state)
 
     def fairness(known: Known, logits: Array, counted: Array) -> Array:
         state: FreeMatch = known.common
-        return how.fairness_weight * class_fairness(logits, counted, state)
+        return FAIRNESS_WEIGHT * class_fairness(logits, counted, state)
 
     return Rule(
         look,
         lambda examples, places: Known(freematch_start(setup.num_classes)),
         fairness=fairness,
-        labelled=lambda known, batch: Known(moved(known, batch, 0.0)),
     )
 
 
 def _softmatch(setup: Setup, how: Thresholds) -> Rule:
     uniform = jnp.full((setup.num_classes,), 1.0 / setup.num_classes)
 
-    def target_of(client: Client) -> Array | None:
-        if how.alignment == "none":
-            return None
-        if how.alignment == "uniform":
-            return uniform
-        counts = jnp.sum(jax.nn.one_hot(client.observed, setup.num_classes), axis=0)
-        total = jnp.sum(counts)
-        return jnp.where(total > 0, counts / jnp.maximum(total, 1.0), uniform)
-
-    def moved(known: Known, batch: Batch, decay: float | Array) -> SoftMatch:
-        target = target_of(batch.client)
-        return softmatch_update(known.common, batch.probabilities, batch.mask, target, decay)
-
     def look(known: Known, batch: Batch) -> tuple[Weigh, Known]:
-        target = target_of(batch.client)
-        state = moved(known, batch, how.threshold_decay)
-        return lambda q: softmatch_weights(state, q, target, how.deviations), Known(state)
+        state = softmatch_update(
+            known.common, batch.probabilities, batch.mask, uniform, how.threshold_decay
+        )
+        return lambda q: softmatch_weights(state, q, uniform), Known(state)
 
-    return Rule(
-        look,
-        lambda examples, places: Known(softmatch_start(setup.num_classes)),
-        labelled=lambda known, batch: Known(moved(known, batch, 0.0)),
-    )
+    return Rule(look, lambda examples, places: Known(softmatch_start(setup.num_classes)))
