@@ -65,6 +65,11 @@ GONE = {
     "protofssl.warmup_episode": Gone("unlabelled examples count in every step", (0,)),
     "protofssl.eval_bank": Gone("prototypes of the newest two rounds predict", ("two_rounds",)),
     "protofssl.l2": Gone("write config.optimizer.weight_decay", (0.0,)),
+    "fedmt.fallback": Gone(
+        "a class without a confident example has the frequencies of the client's labels", ("prior",)
+    ),
+    "fedmt.smoothing": Gone("estimates are not smoothed", (0.0,)),
+    "fedmt.estimate_scope": Gone("every client estimates its own correspondence", ("client",)),
     "fedrgd.consistency": Gone(
         "the strong view learns the pseudo-labels of the weak one", ("cross_view",)
     ),

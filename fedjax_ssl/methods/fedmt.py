@@ -33,7 +33,6 @@ from fedjax_ssl import objectives
 from fedjax_ssl.checks import checked, is_zero
 from fedjax_ssl.data import WeakLabels
 from fedjax_ssl.federated import (
-    BYTES_PER_NUMBER,
     Client,
     Recipe,
     RoundContext,
@@ -42,16 +41,13 @@ from fedjax_ssl.federated import (
     Stage,
     Step,
     Term,
-    Traffic,
 )
 from fedjax_ssl.federated.forward import separate_passes
 from fedjax_ssl.federated.method import AtServer, Broadcast, Metrics, PyTree, never
-from fedjax_ssl.federated.traffic import count
 from fedjax_ssl.methods.parts.alternating_training import ServerTurn, alternating
 from fedjax_ssl.methods.parts.channel_terms import (
     channel_losses,
     channel_of,
-    check_one_space,
     learns,
 )
 from fedjax_ssl.methods.parts.confident_pseudo_labels import (
@@ -75,7 +71,7 @@ class Estimate(NamedTuple):
     for the cohort.
     """
 
-    matrix: Float[Array, "O K"]  # columns sum to 1, but for fallback "zero"
+    matrix: Float[Array, "O K"]  # columns sum to 1
     support: Float[Array, " K"]  # confident examples of each class that the estimate is made of
 
 
@@ -96,12 +92,6 @@ class FedMT(ServerTurn):
             examples with a label.
         gate: "confident": who has no confident example sits the round out; "none": trains by
             projection alone, over all its examples with a label.
-        fallback: what the column of a class without a confident example becomes in an estimate:
-            "prior" (frequencies of the client's labels), "uniform" or "zero".
-        smoothing: that many examples with the frequencies of the client's labels are added to every
-            column.
-        estimate_scope: "client", or "pooled" for one estimate from the counts of all clients of the
-            round, which must then have one label space.
         mixup_alpha: alpha of the Beta distribution of the mixing share, > 0.
         warm_start: before round 0 the server trains alone, for its epochs of a round at the
             learning rate of round 0.
@@ -116,9 +106,6 @@ class FedMT(ServerTurn):
     projection_weight: Weight = 1.0
     projection_examples: Literal["fix", "all"] = "fix"
     gate: Literal["confident", "none"] = "confident"
-    fallback: Literal["prior", "uniform", "zero"] = "prior"
-    smoothing: Weight = 0.0
-    estimate_scope: Literal["client", "pooled"] = "client"
     mixup_alpha: BetaParameter = 0.75
     warm_start: bool = True
     separate_passes: bool = False
@@ -140,7 +127,6 @@ def fedmt(setup: Setup, settings: FedMT) -> Recipe:
     """
     losses = confident_losses(setup, settings.fix_weight, settings.mix_weight, settings.mixup_alpha)
     projects = not is_zero(settings.projection_weight)
-    pooled = projects and settings.estimate_scope == "pooled"
     from_all = settings.projection_examples == "all"
     ungated = settings.gate == "none"
     if ungated and not from_all:
@@ -162,22 +148,17 @@ def fedmt(setup: Setup, settings: FedMT) -> Recipe:
     labels = confident_term(setup, choose)
     terms = losses
     if projects:
-        labels = confident_term(setup, choose, partial(estimated, settings), diagnose=_diagnose)
+        labels = confident_term(setup, choose, estimated, diagnose=_diagnose)
         terms = (*losses, projection_term(setup, settings))
     if ungated:
         labels = labels._replace(server=labels.server._replace(participates=_confident_or_labelled))
-    if pooled:
-        labels = labels._replace(log=labels.log._replace(traffic=_counts_traffic))
     sampler = confident_epochs(setup.batch_size, setup.local_epochs, from_all, ungated)
     clients = Stage(
         (labels, *terms), sampler, wrap_step=separate_passes if settings.separate_passes else None
     )
-    recipe = alternating(
+    return alternating(
         setup, clients, settings, ("coarse", "server"), pretraining_rounds=int(settings.warm_start)
     )
-    if not pooled:
-        return recipe
-    return recipe._replace(check=check_one_space, sends=("counts of their labels",))
 
 
 def projection_term(setup: Setup, settings: FedMT) -> Term:
@@ -208,25 +189,19 @@ def _channel(settings: FedMT, client: Client, weak: WeakLabels) -> Channel:
     matrix = estimate.matrix.astype(weak.matrix.dtype)
     if settings.correspondence == "known":
         matrix = jnp.where(jnp.any(weak.matrix > 0), weak.matrix, matrix)
-    # the columns of an estimate may sum to less than 1
-    coarse = objectives.correspondence_channel(matrix, remainder=settings.fallback == "zero")
+    coarse = objectives.correspondence_channel(matrix)
     sets = objectives.pad_channel(channel_of(weak), coarse.valid.shape[0])
     return jax.tree.map(partial(jnp.where, weak.from_sets), sets, coarse)
 
 
 def estimated(
-    settings: FedMT,
     context: RoundContext,
     probabilities: Float[Array, "p n K"],
     confident: Bool[Array, "p n"],
 ) -> PyTree:
     """Return the correspondence of every client, from its confident pseudo-labels (equation 4).
 
-    A pooled estimate is of all clients of the round, but for those with values that are not
-    finite.
-
     Args:
-        settings: the method's own.
         context: gives the cohort and its weak labels.
         probabilities: probabilities of the classes, by the model just received.
         confident: examples that count.
@@ -239,7 +214,6 @@ def estimated(
         return ()
     num_rows = weak.matrix.shape[1]
     real = examples_mask(context.clients)
-    # Pooled counts must not suffer from one client's broken values.
     sound = jnp.all(jnp.isfinite(probabilities).all(axis=2) | ~real, axis=1) & ~weak.from_sets
     real = real & sound[:, None]
 
@@ -248,24 +222,10 @@ def estimated(
         return counts, objectives.correspondence_counts(p, labels, num_rows, 2.0, counted)[1]
 
     counts, label_counts = jax.vmap(count)(probabilities, weak.labels, confident, real)
-    num_observations = weak.num_observations
-    if settings.estimate_scope == "pooled":
-        counts, label_counts = (
-            jnp.broadcast_to(x.sum(axis=0, keepdims=True), x.shape) for x in (counts, label_counts)
-        )
-        num_observations = jnp.broadcast_to(
-            jnp.max(jnp.where(sound, num_observations, 0)), num_observations.shape
-        )
-    normalize = partial(
-        objectives.normalize_counts, fallback=settings.fallback, smoothing=settings.smoothing
-    )
-    columns = jax.vmap(normalize)(counts, label_counts)
-    # A fallback spreads over padding rows too, which no label of this client's space has.
-    columns = jnp.where(
-        (jnp.arange(num_rows, dtype=jnp.int32) < num_observations[:, None])[:, :, None],
-        columns,
-        0.0,
-    )
+    columns = jax.vmap(objectives.normalize_counts)(counts, label_counts)
+    # A column without counts may spread over padding rows, which no label of this client has.
+    inside = jnp.arange(num_rows, dtype=jnp.int32) < weak.num_observations[:, None]
+    columns = jnp.where(inside[:, :, None], columns, 0.0)
     totals = columns.sum(axis=1, keepdims=True)
     return Estimate(columns / jnp.where(totals > 0, totals, 1.0), counts.sum(axis=1))
 
@@ -273,14 +233,6 @@ def estimated(
 def _confident_or_labelled(sent: Broadcast, context: RoundContext) -> Bool[Array, " p"]:
     labelled = learns(context.clients) & (context.clients.num_known > 0)
     return has_confident(sent, context) | (context.valid & labelled)
-
-
-def _counts_traffic(outcome: RoundResult) -> Traffic:
-    """Count go up, the estimate comes down."""
-    weak = outcome.context.clients.weak
-    numbers = 0 if weak is None else weak.matrix[0].size
-    both_ways = count(jnp.sum(outcome.context.valid), BYTES_PER_NUMBER * numbers)
-    return Traffic(both_ways, both_ways)
 
 
 def _diagnose(outcome: RoundResult) -> Metrics:

@@ -12,16 +12,13 @@ channel is dropped at test time. Everything stays in log space; products of prob
 (FedMT, equation 4).
 """
 
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
-from fedjax_ssl.checks import OneOf, checked
 from fedjax_ssl.objectives.cross_entropy import at_least_float32, at_target, most_negative
-
-FALLBACKS = ("prior", "uniform", "zero")  # columns of classes that an estimate knows nothing about
 
 
 class Channel(NamedTuple):
@@ -44,7 +41,7 @@ def identity_channel(num_classes: int) -> Channel:
     return _channel_of_weights(jnp.eye(num_classes))
 
 
-def correspondence_channel(matrix: Float[ArrayLike, "J K"], *, remainder: bool = False) -> Channel:
+def correspondence_channel(matrix: Float[ArrayLike, "J K"]) -> Channel:
     """Return the channel of a client with labels of another label space (FedMT, equation 3).
 
     Where all columns sum to 1 the normalization changes nothing and q = M softmax(z). It is not
@@ -52,15 +49,8 @@ def correspondence_channel(matrix: Float[ArrayLike, "J K"], *, remainder: bool =
 
     Args:
         matrix: M_jk = P(observed label j | class k); columns sum to 1.
-        remainder: whether to add a last row of 1 minus the column sum, an observation that never
-            occurs. It keeps q = M softmax(z) where columns hold less than 1, as in an estimate with
-            `fallback="zero"`.
     """
-    weights = at_least_float32(matrix)
-    if remainder:
-        rest = jnp.maximum(1.0 - jnp.sum(weights, axis=0, keepdims=True), 0.0)
-        weights = jnp.concatenate([weights, rest])
-    return _channel_of_weights(weights)
+    return _channel_of_weights(at_least_float32(matrix))
 
 
 def set_channel(
@@ -231,32 +221,19 @@ def correspondence_counts(
     return jax.lax.stop_gradient((counts, jnp.sum(labels, axis=0)))
 
 
-@checked
 def normalize_counts(
-    counts: Float[Array, "J K"],
-    label_counts: Float[Array, " J"],
-    *,
-    fallback: Annotated[str, OneOf(FALLBACKS)] = "prior",
-    smoothing: float | Float[Array, ""] = 0.0,
+    counts: Float[Array, "J K"], label_counts: Float[Array, " J"]
 ) -> Float[Array, "J K"]:
-    """Correspondence matrix of counts: (n_jk + a pi_j) / (n_k + a), pi = frequencies of the
+    """Correspondence matrix of counts: n_jk / n_k; where there are none, frequencies of the
     observed labels.
 
     Args:
         counts: how often observed label j meets pseudo-label k.
-        label_counts: how often observed label j occurs; all 0 makes pi uniform.
-        fallback: what a column without counts becomes where a = 0: "prior" (pi), "uniform" (1 / J)
-            or "zero". Zero columns take mass away from M p, which pushes the model away from
-            classes that are not confident yet.
-        smoothing: a, counts of the frequencies that are added to every column.
-
-    Raises:
-        ValueError: an unknown fallback.
+        label_counts: how often observed label j occurs; all 0 makes their frequencies uniform.
     """
     total = jnp.sum(label_counts)
     uniform = jnp.full_like(label_counts, 1.0 / label_counts.shape[0])
     prior = jnp.where(total > 0, label_counts / jnp.maximum(total, 1.0), uniform)
-    empty = {"prior": prior, "uniform": uniform, "zero": jnp.zeros_like(prior)}[fallback]
-    support = jnp.sum(counts, axis=0) + smoothing
-    columns = (counts + smoothing * prior[:, None]) / jnp.where(support > 0, support, 1)
-    return jax.lax.stop_gradient(jnp.where(support > 0, columns, empty[:, None]))
+    support = jnp.sum(counts, axis=0)
+    columns = counts / jnp.where(support > 0, support, 1)
+    return jax.lax.stop_gradient(jnp.where(support > 0, columns, prior[:, None]))

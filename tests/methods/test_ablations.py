@@ -17,7 +17,6 @@ ABLATIONS: list[tuple[str, dict[str, Any], str, Any]] = [
     ("per_client_lp", {"warmup_rounds": 0}, "graph_augment", True),
     ("network_pseudo_label", {"warmup_rounds": 0}, "augment_predictions", True),
     ("fedsiam", {"warmup_rounds": 0}, "head_weight", 0.5),
-    ("fedmt", {"correspondence": "estimated"}, "estimate_scope", "pooled"),
     ("protofssl", {}, "num_support", 2),
     ("fedmatch", {"lr_schedule": "client"}, "preset", "code"),
     ("mixed", {"warmup_rounds": 0}, "anchor_confidence", 0.5),

@@ -9,7 +9,7 @@ from fedjax_ssl import objectives
 channel_cross_entropy = jax.jit(objectives.channel_cross_entropy)
 channel_cross_entropy_on_probs = jax.jit(objectives.channel_cross_entropy_on_probs)
 channel_log_probs = jax.jit(objectives.channel_log_probs)
-correspondence_channel = jax.jit(objectives.correspondence_channel, static_argnames="remainder")
+correspondence_channel = jax.jit(objectives.correspondence_channel)
 cross_entropy = jax.jit(objectives.cross_entropy)
 prototype_log_probs = jax.jit(objectives.prototype_log_probs, static_argnames="distance")
 helper_pseudo_labels = jax.jit(objectives.helper_pseudo_labels, static_argnames="distance")

@@ -40,19 +40,18 @@ def estimate_correspondence(
     num_observed: int,
     threshold: float,
     mask: jax.Array | None = None,
-    **options,
 ) -> tuple[jax.Array, jax.Array]:
     """The correspondence of one client as FedMT(E) makes it, and its confident rows of every
     class.
     """
     counts, label_counts = correspondence_counts(probs, observed, num_observed, threshold, mask)
-    return normalize_counts(counts, label_counts, **options), counts.sum(axis=0)
+    return normalize_counts(counts, label_counts), counts.sum(axis=0)
 
 
-def estimate(threshold: float = 0.95, **options: object) -> tuple[np.ndarray, np.ndarray]:
-    found = jax.jit(
-        lambda probs, observed: estimate_correspondence(probs, observed, 3, threshold, **options)
-    )(jnp.asarray(PROBS), jnp.asarray(OBSERVED))
+def estimate(threshold: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
+    found = jax.jit(lambda probs, observed: estimate_correspondence(probs, observed, 3, threshold))(
+        jnp.asarray(PROBS), jnp.asarray(OBSERVED)
+    )
     return np.asarray(found[0]), np.asarray(found[1])
 
 
@@ -62,27 +61,19 @@ def test_ten_samples_with_a_class_that_is_never_confident(float64) -> None:
     np.testing.assert_array_equal(counts, [[2, 1, 0, 0], [0, 2, 0, 0], [0, 0, 1, 0]])
     np.testing.assert_array_equal(label_counts, [4, 4, 2])
     seen = np.array([[1, 0, 0], [1 / 3, 2 / 3, 0], [0, 0, 1]])
-    for fallback, column in [
-        ("prior", [0.4, 0.4, 0.2]),
-        ("uniform", [1 / 3] * 3),
-        ("zero", [0, 0, 0]),
-    ]:
-        matrix, support = estimate(fallback=fallback)
-        np.testing.assert_allclose(matrix.T, [*seen, column], rtol=1e-14)
-        np.testing.assert_array_equal(support, [2, 3, 1, 0])
+    matrix, support = estimate()
+    np.testing.assert_allclose(matrix.T, [*seen, [0.4, 0.4, 0.2]], rtol=1e-14)
+    np.testing.assert_array_equal(support, [2, 3, 1, 0])
 
 
-def test_the_threshold_is_strict_and_smoothing_adds_the_prior(float64) -> None:
+def test_the_threshold_is_strict(float64) -> None:
     """Check 7: one sample lies exactly at the threshold."""
     matrix, _ = estimate(float(np.nextafter(0.95, 0)))
     np.testing.assert_allclose(matrix[:, 1], [0.5, 0.5, 0], rtol=1e-14)
-    matrix, _ = estimate(smoothing=1.0)
-    expected = [[0.8, 2 / 15, 1 / 15], [0.35, 0.6, 0.05], [0.2, 0.2, 0.6], [0.4, 0.4, 0.2]]
-    np.testing.assert_allclose(matrix.T, expected, rtol=1e-14)
 
 
 def test_projection_losses_with_the_estimate(float64) -> None:
-    """Check 7: losses of the six confident samples; what a zero column takes away."""
+    """Check 7: losses of the six confident samples."""
     with np.errstate(divide="ignore"):
         logits = jnp.asarray(np.maximum(np.log(PROBS), -1e300))
     observed = jnp.asarray(OBSERVED)
@@ -92,12 +83,6 @@ def test_projection_losses_with_the_estimate(float64) -> None:
     expected = [0.01477529, 0.02292750, 1.06711362, 0.41369891, 0.42261127, 0.02839947]
     np.testing.assert_allclose(found, expected, atol=1e-8)
     assert float(jnp.mean(found)) == pytest.approx(0.3282543443, abs=1e-10)
-    zero = estimate(fallback="zero")[0]
-    found = channel_cross_entropy(logits, observed, correspondence_channel(zero, remainder=True))[
-        CONFIDENT
-    ]
-    assert float(jnp.mean(found)) == pytest.approx(0.3323813198, abs=1e-10)
-    assert (zero @ PROBS[9]).sum() == pytest.approx(0.3)
 
 
 def test_loss_of_sure_predictions_is_the_conditional_entropy(float64) -> None:
@@ -133,17 +118,13 @@ def test_bias_of_the_estimate(float64) -> None:
 def test_the_estimate_is_a_constant_and_empty_clients_are_uniform() -> None:
     probs = jnp.asarray(PROBS, jnp.float32)
     observed = jnp.asarray(OBSERVED)
-    slope = jax.grad(
-        lambda p: jnp.sum(estimate_correspondence(p, observed, 3, 0.9, smoothing=0.5)[0] ** 2)
-    )(probs)
+    slope = jax.grad(lambda p: jnp.sum(estimate_correspondence(p, observed, 3, 0.9)[0] ** 2))(probs)
     np.testing.assert_array_equal(slope, 0.0)
     nothing, support = estimate_correspondence(probs, jnp.full(10, -1, jnp.int32), 3, 0.5)
     np.testing.assert_allclose(nothing, 1 / 3, rtol=1e-6)
     np.testing.assert_array_equal(support, 0.0)
     half = estimate_correspondence(probs.astype(jnp.bfloat16), observed, 3, 0.5)[0]
     assert half.dtype == jnp.float32
-    with pytest.raises(ValueError, match=r"fallback is 'ones'.* Allowed: prior, uniform, zero"):
-        estimate_correspondence(probs, observed, 3, 0.5, fallback="ones")
 
 
 def test_total_client_loss(float64) -> None:
