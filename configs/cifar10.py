@@ -14,5 +14,5 @@ network. Settings of papers: `cifar10_METHOD`. No result is stated; a run for a 
 from fedjax_ssl import presets
 
 
-def get_config(argument="fedavg", method=None, rounds=None):
-    return presets.source("cifar10", argument, method, rounds)
+def get_config(argument="fedavg", method=None, rounds=None, place=None):
+    return presets.source("cifar10", argument, method, rounds, place)

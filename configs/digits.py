@@ -17,5 +17,5 @@ Results of a comparison: docs/results.md.
 from fedjax_ssl import presets
 
 
-def get_config(argument="fedavg", method=None, rounds=None):
-    return presets.source("digits", argument, method, rounds)
+def get_config(argument="fedavg", method=None, rounds=None, place=None):
+    return presets.source("digits", argument, method, rounds, place)

@@ -14,7 +14,7 @@ ones; `--participation` has more (docs/unreliable.md, with a table of six method
 from fedjax_ssl import presets
 
 
-def get_config(argument="fedavg", method=None, rounds=None):
-    config = presets.source("digits", argument, method, rounds)
+def get_config(argument="fedavg", method=None, rounds=None, place=None):
+    config = presets.source("digits", argument, method, rounds, place)
     config.participation.probability = 0.5
     return config

@@ -16,5 +16,5 @@ linear head; 60 rounds of all clients.
 from fedjax_ssl import presets
 
 
-def get_config(argument="fedavg", method=None, rounds=None):
-    return presets.source("features", argument, method, rounds)
+def get_config(argument="fedavg", method=None, rounds=None, place=None):
+    return presets.source("features", argument, method, rounds, place)

@@ -14,5 +14,5 @@ network. The files: docs/data.md; not run yet, a run for a GPU.
 from fedjax_ssl import presets
 
 
-def get_config(argument="fedavg", method=None, rounds=None):
-    return presets.source("femnist", argument, method, rounds)
+def get_config(argument="fedavg", method=None, rounds=None, place=None):
+    return presets.source("femnist", argument, method, rounds, place)

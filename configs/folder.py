@@ -17,5 +17,5 @@ network; weak views are shifted, --augment.name=crop_flip flips them too. 60 rou
 from fedjax_ssl import presets
 
 
-def get_config(argument="fedavg", method=None, rounds=None):
-    return presets.source("folder", argument, method, rounds)
+def get_config(argument="fedavg", method=None, rounds=None, place=None):
+    return presets.source("folder", argument, method, rounds, place)

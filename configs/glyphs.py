@@ -15,5 +15,5 @@ network. Accuracies are not FEMNIST's. Results of a comparison: docs/results.md.
 from fedjax_ssl import presets
 
 
-def get_config(argument="fedavg", method=None, rounds=None):
-    return presets.source("glyphs", argument, method, rounds)
+def get_config(argument="fedavg", method=None, rounds=None, place=None):
+    return presets.source("glyphs", argument, method, rounds, place)

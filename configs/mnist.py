@@ -15,5 +15,5 @@ clients, two hidden layers of 200. An .npz file with Keras' arrays in place of t
 from fedjax_ssl import presets
 
 
-def get_config(argument="fedavg", method=None, rounds=None):
-    return presets.source("mnist", argument, method, rounds)
+def get_config(argument="fedavg", method=None, rounds=None, place=None):
+    return presets.source("mnist", argument, method, rounds, place)

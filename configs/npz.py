@@ -18,5 +18,5 @@ clients.
 from fedjax_ssl import presets
 
 
-def get_config(argument="fedavg", method=None, rounds=None):
-    return presets.source("npz", argument, method, rounds)
+def get_config(argument="fedavg", method=None, rounds=None, place=None):
+    return presets.source("npz", argument, method, rounds, place)

@@ -15,5 +15,5 @@ or a whole client, --data.left_out_client=NAME. One hidden layer. 60 rounds of a
 from fedjax_ssl import presets
 
 
-def get_config(argument="fedavg", method=None, rounds=None):
-    return presets.source("table", argument, method, rounds)
+def get_config(argument="fedavg", method=None, rounds=None, place=None):
+    return presets.source("table", argument, method, rounds, place)

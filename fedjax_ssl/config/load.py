@@ -56,7 +56,7 @@ class Source(NamedTuple):
         return f"{self.path.stem}-{rest}" if taken else name
 
 
-def load(name: str, settings: Settings = ()) -> ml_collections.ConfigDict:
+def load(name: str, settings: Settings = (), place: str | None = None) -> ml_collections.ConfigDict:
     """Return the config of a name, with settings of one's own.
 
     Args:
@@ -70,6 +70,8 @@ def load(name: str, settings: Settings = ()) -> ml_collections.ConfigDict:
             the config sets in a section is carried to another choice there, and a note says what;
             all else has the new choice's defaults. `rounds` is told to a config that fits the
             lengths of its stages to them.
+        place: where labels are in a comparison of methods, as supervisions are named; told to a
+            config that takes any method.
 
     Returns:
         A config, not resolved yet.
@@ -92,6 +94,8 @@ def load(name: str, settings: Settings = ()) -> ml_collections.ConfigDict:
         for parameter, (field, kind) in _TOLD.items()
         if parameter in parameters and field in given
     }
+    if place is not None and "place" in parameters:
+        told["place"] = place
     return with_settings(_call(get_config, source, told), given.items())
 
 

@@ -260,6 +260,29 @@ def recommended(name: str) -> dict[str, Mapping[str, Any]]:
     return _said_by_file(METHODS, name, "RECOMMENDED", {"per_client": AT_CLIENTS})
 
 
+def fits(name: str, place: str) -> bool:
+    """Say whether a method is made for labels at a place: its file recommends settings for a place
+    that has no other kinds of labels.
+
+    Args:
+        name: of the method.
+        place: where labels are, as supervisions are named.
+
+    Raises:
+        ValueError: for an unknown method, naming the nearest one.
+
+    Example:
+        >>> fs.methods.fits("fedmatch", "per_client"), fs.methods.fits("semifl", "per_client")
+        (True, False)
+    """
+    from fedjax_ssl.methods.parts.recommended import kinds_at
+
+    there = kinds_at(place)
+    if name == POOLED:  # whose one client has those of the server too
+        return bool(there & {"labels", "server"})
+    return any(kinds_at(own) <= there for own in recommended(name))
+
+
 def by_itself(part: str) -> str:
     """Return why a part cannot stand beside others in a composition, as the table `BY_ITSELF` of
     its file says it; "" where it can.

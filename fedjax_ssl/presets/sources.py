@@ -13,7 +13,7 @@ import ml_collections
 from fedjax_ssl.config import ConfigError, default, naming
 from fedjax_ssl.data import OWN
 from fedjax_ssl.errors import check_known
-from fedjax_ssl.methods import recommended
+from fedjax_ssl.methods import fits, recommended
 from fedjax_ssl.presets.digits import digits_by_writer, recommend
 
 # rounds of a first stage, which keeps its share of a run
@@ -47,7 +47,11 @@ SOURCES = {
 
 
 def source(
-    name: str, argument: str, method: str | None = None, rounds: int | None = None
+    name: str,
+    argument: str,
+    method: str | None = None,
+    rounds: int | None = None,
+    place: str | None = None,
 ) -> ml_collections.ConfigDict:
     """Return a dataset and a method.
 
@@ -58,6 +62,8 @@ def source(
             them elsewhere.
         method: in place of the argument's, for example from `--method.name`.
         rounds: in place of the dataset's. A first stage keeps its share of them.
+        place: of the labels in a comparison of several methods. A method that fits them has them
+            there; the others have their default.
 
     Raises:
         ConfigError: there is no such method, or no such place for labels.
@@ -69,6 +75,8 @@ def source(
     with naming():
         if labels:
             check_known("place of labels", labels, PLACES)
+        if not labels and place not in (None, "given") and fits(method, place):
+            labels = place
     own = _own_config(method, labels)
     if not labels:
         labels = own.supervision.name

@@ -203,9 +203,9 @@ def _label(text: str) -> tuple[str, str]:
 
 def _show(report: Report) -> None:
     """Print the table in a terminal."""
-    found = lines(report).iloc[:, :4]
+    found = lines(report).iloc[:, :5]
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("group", "runs", found.columns[2], "difference"):
+    for title in ("group", "runs", found.columns[2], "difference", "labels"):
         table.add_column(
             Text(title), justify="left" if title == "group" else "right", overflow="fold"
         )

@@ -31,6 +31,7 @@ def lines(report: Report) -> pandas.DataFrame:
             group.counts,
             mean_text(cell, unit),
             difference_text(cell, unit),
+            group.labels_text,
             *cost_texts(costs),
         ]
         for group, cell, costs in report.rows
@@ -138,6 +139,7 @@ def comma_separated(report: Report) -> str:
             "metric": report.metric.name,
             **cell._asdict(),
             "diverged": group.diverged,
+            "labels": group.labels_text,
             "baseline": report.baseline.name,
             **dict(zip(titles, costs, strict=True)),
         }

@@ -246,7 +246,7 @@ def headings(metric: Metric, baseline: str) -> list[str]:
     points = "points, " if metric.unit == "%" else ""
     difference = f"difference to {baseline} ({points}{LEVEL:.0%} interval)"
     costs = [f"{title} (s)" if unit == "s" else title for title, unit in COSTS.items()]
-    return ["group", "runs", f"{metric.title}{unit}", difference, *costs]
+    return ["group", "runs", f"{metric.title}{unit}", difference, "labels", *costs]
 
 
 def cost_texts(costs: Sequence[float | None]) -> list[str]:

@@ -102,6 +102,17 @@ class Group:
         return sum(run.state != "finished" for run in self.finished)
 
     @property
+    def labels(self) -> list[int]:
+        """How many class labels the finished runs were trained with: each number once, in order."""
+        told = [one["labels_seen"] for one in self.summaries.values() if "labels_seen" in one]
+        return sorted({*told})
+
+    @property
+    def labels_text(self) -> str:
+        """The labels in words: "55", "52 to 55", or "-" where no run tells."""
+        return " to ".join(map(str, dict.fromkeys((*self.labels[:1], *self.labels[-1:])))) or "-"
+
+    @property
     def counts(self) -> str:
         """The finished runs in words: "3", "2 of 3", "3, 1 diverged"."""
         text = str(len(self.finished))

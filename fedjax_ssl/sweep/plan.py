@@ -141,7 +141,8 @@ def named(runs: Iterable[tuple[str, ml_collections.ConfigDict]]) -> Plan:
 def from_settings(name: str, points: Sequence[Settings]) -> Plan:
     """Plans the runs of a config with different settings.
 
-    Where several methods are swept, a setting of a method is for those that have it.
+    Where several methods are swept, a setting of a method is for those that have it, and all of
+    them that can use the config's labels have these.
 
     Args:
         name: a config's, as `fedjax_ssl.config.load` takes it.
@@ -158,10 +159,22 @@ def from_settings(name: str, points: Sequence[Settings]) -> Plan:
         if len({str(point[field]) for point in points if field in point}) > 1
     ]
 
-    loaded = [configs.load(name, tuple(point.items())) for point in points]
+    place = place_of_labels(name, points)
+    loaded = [configs.load(name, tuple(point.items()), place) for point in points]
     _make_room_for_delays(loaded)
     written = [{field: point[field] for field in several if field in point} for point in points]
     return plan(zip(map(configs.resolve, loaded), written, strict=True), several)
+
+
+def place_of_labels(name: str, points: Sequence[Settings]) -> str | None:
+    """Return where the labels of a config are, as supervisions are named, if several methods are
+    compared on them; None if they are not, or if a setting says where.
+    """
+    swept = {str(point.get("method.name")) for point in points}
+    if len(swept) < 2 or any("supervision.name" in point for point in points):
+        return None
+    place: str = configs.load(name).supervision.name
+    return place
 
 
 def _make_room_for_delays(loaded: Sequence[ml_collections.ConfigDict]) -> None:
@@ -268,10 +281,47 @@ def apart(plan: Plan) -> list[str]:
         len(runs) > _DRAWN
     )
     for field, words in COMPARED.items():
-        if differ := [run for run in others if found[run.name][field] != found[first.name][field]]:
+        differ = [run for run in others if found[run.name][field] != found[first.name][field]]
+        if differ and field == "labels_seen":
+            lines += _other_labels(first, differ, {name: one[field] for name, one in found.items()})
+        elif differ:
             what = f"{words} than {first.name}, so that a report pairs none of them"
             lines.append(f"  {what}: {names_of(differ)}")
     return lines
+
+
+def _other_labels(
+    first: PlannedRun, differ: Sequence[PlannedRun], seen: Mapping[str, int]
+) -> list[str]:
+    """Say which runs see another number of labels than the first one, and how they could see the
+    same.
+    """
+    lines = []
+    for run in differ:
+        line = f"{_short(run)} sees {seen[run.name]} labels, {_short(first)} {seen[first.name]}"
+        lines.append(f"  {line}: not comparable.")
+        method = run.config["method"]["name"]
+        if any(field.startswith("supervision.") for field in run.point):
+            continue  # it is what is asked for
+        supervision = first.config["supervision"]
+        if method != first.config["method"]["name"] and not methods.fits(
+            method, supervision["name"]
+        ):
+            lines[-1] += f" {method} is not made for supervision.name={supervision['name']}"
+        elif run.config["supervision"] != supervision:
+            shown = (
+                f"--set supervision.{name}={supervision[name]}"
+                for name in sorted(supervision, key=lambda name: name != "name")
+                if supervision[name] is not None
+            )
+            lines[-1] += f" Same labels: {' '.join(shown)}"
+    return lines
+
+
+def _short(run: PlannedRun) -> str:
+    """Name a run without its seed."""
+    point = {field: value for field, value in run.point.items() if field != "seed"}
+    return _name(point).removeprefix("method=") or run.name
 
 
 def is_sweep_file(name: str) -> bool:

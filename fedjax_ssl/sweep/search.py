@@ -33,7 +33,7 @@ from fedjax_ssl.runs.loop import Point
 from fedjax_ssl.runs.shared import Shared
 from fedjax_ssl.sweep import axes, results, workers
 from fedjax_ssl.sweep.axes import Axis, Range
-from fedjax_ssl.sweep.plan import Plan, PlannedRun, needed
+from fedjax_ssl.sweep.plan import Plan, PlannedRun, needed, place_of_labels
 
 METRIC = "validation_accuracy"
 # Names here and Optuna's; the first ones are the defaults.
@@ -80,7 +80,14 @@ class Search:
             for one in map(axes.parse_axis, self.settings)
             if one.field not in chosen
         }
-        config = configs.load(self.config, tuple({**common, **chosen}.items()))
+        several = [
+            {**common, **chosen, "method.name": name}
+            for one in self.axes
+            if one.field == "method.name" and not isinstance(one.values, Range)
+            for name in one.values
+        ]
+        place = place_of_labels(self.config, several)
+        config = configs.load(self.config, tuple({**common, **chosen}.items()), place)
         return config if seed is None else configs.with_settings(config, [("seed", seed)])
 
     @property

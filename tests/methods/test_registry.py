@@ -52,6 +52,22 @@ def test_label_propagation_alone_and_across_clients_have_the_same_variant() -> N
         assert alone[name] == across[name], name
 
 
+def test_a_method_fits_the_labels_that_it_can_learn_from() -> None:
+    """What files recommend and what recipes need say the same."""
+    for name in methods.METHODS:
+        for place in methods.recommended(name):
+            assert methods.fits(name, place), (name, place)
+    fitting = {
+        place: {name for name in methods.METHODS if methods.fits(name, place)}
+        for place in ("per_client", "server", "sets", "none")
+    }
+    assert {"fedavg", "xclp", "fedmatch", "protofssl", "cbafed"} <= fitting["per_client"]
+    assert not {"semifl", "fedmt", "fedul"} & fitting["per_client"]
+    assert {"semifl", "fixmatch", "fedmatch", "pooled"} <= fitting["server"]
+    assert "fedavg" not in fitting["server"] and "fedul" in fitting["sets"]
+    assert not fitting["none"]
+
+
 @pytest.mark.parametrize("name", [*methods.METHODS])
 def test_recommended_settings_are_settings_of_the_method(name: str) -> None:
     """A shared one, such as the epochs at a server, may be no setting of a method."""

@@ -17,7 +17,7 @@ import pytest
 from fedjax_ssl import cli
 from fedjax_ssl.report import ReportError, read
 from fedjax_ssl.report.charts import curves_of, effects_of, maps_of, profile
-from fedjax_ssl.report.exports import TABLES
+from fedjax_ssl.report.exports import TABLES, lines
 from fedjax_ssl.report.numbers import around_text, compare
 from fedjax_ssl.report.page import render
 from fedjax_ssl.report.runs import choose_baseline
@@ -160,6 +160,11 @@ def test_no_difference_where_test_examples_or_labels_differ(tmp_path, field, val
     report = read([tmp_path])
     assert [cell.difference is None for cell in report.cells(report.metric)] == [True, True, False]
     assert said in report.problems
+    labels = ["50", "50 to 60" if field == "labels_seen" else "50", "50"]
+    assert [*lines(report)["labels"]] == labels
+    assert f'<td class="num" data-value="50" data-title="labels">{labels[1]}</td>' in render(
+        report, "report"
+    )
 
 
 def test_curves_are_means_over_the_seeds(sweep):

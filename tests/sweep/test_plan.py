@@ -259,10 +259,13 @@ def test_a_file_yields_configs(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("supervision.labels=2,5", ["with another number of labels than labels=2,seed=0"]),
+        ("supervision.labels=2,5", ["labels=5 sees 55 labels, labels=2 22: not comparable."]),
         (
             "data.test_clients=2,3",
-            ["tested on other examples than test_clients=2,seed=0", "another number of labels"],
+            [
+                "tested on other examples than test_clients=2,seed=0",
+                "test_clients=3 sees 55 labels, test_clients=2 60: not comparable.",
+            ],
         ),
         ("optimizer.learning_rate=0.1,0.2", []),
         ("partition.name=natural,iid", []),  # equal clients of equally many labels
@@ -287,3 +290,44 @@ def test_a_stored_run_is_the_same_without_a_setting_that_is_gone():
     assert plans.identity(stored) == plans.identity(now)
     stored["method"]["lost_after"] = 0.5
     assert plans.identity(stored) != plans.identity(now)
+
+
+def test_methods_that_are_compared_have_the_labels_of_their_config(tmp_path):
+    """Each by itself has those that it was made for."""
+    plan = planned("method.name=fedavg,fedmatch,fedrgd,semifl", config="digits", seeds=(0,))
+    places = {
+        run.point["method.name"]: (
+            run.config["supervision"]["name"],
+            run.config["supervision"]["labels"],
+        )
+        for run in plan.runs
+    }
+    assert places.pop("semifl") == ("server", 50)  # its server has to have labels
+    assert {*places.values()} == {("per_client", 5)}
+    # what suits the method with labels at the clients
+    assert plan.runs[2].config["method"]["labels"] == "client"
+    assert plans.apart(plan) == [
+        "  semifl sees 50 labels, fedavg 55: not comparable. semifl is not made for "
+        "supervision.name=per_client"
+    ]
+    for config, axis, place in (
+        ("digits", "method.name=fedmatch", "per_class"),
+        ("digits:fedmatch", "method.name=fedavg,fedmatch", "per_class"),
+        ("digits:semifl", "method.name=semifl,fixmatch,pooled", "server"),
+    ):
+        runs = planned(axis, config=config, seeds=(0,)).runs
+        assert {run.config["supervision"]["name"] for run in runs} == {place}
+
+
+def test_a_config_that_chooses_labels_by_method_is_told_how_they_would_be_the_same(tmp_path):
+    path = tmp_path / "study.py"
+    path.write_text(
+        "from fedjax_ssl import presets\n"
+        "def get_config(argument='fedavg', method=None):\n"
+        "    return presets.source('digits', argument, method)\n"
+    )
+    plan = planned("method.name=fedavg,fedmatch", config=str(path), seeds=(0,))
+    assert plans.apart(plan) == [
+        "  fedmatch sees 550 labels, fedavg 55: not comparable. Same labels: "
+        "--set supervision.name=per_client --set supervision.labels=5"
+    ]

@@ -13,13 +13,14 @@ from fedjax_ssl import presets
 OWN = "my_study_method:entropy_minimization"
 
 
-def get_config(argument=OWN, method=None, rounds=None):
+def get_config(argument=OWN, method=None, rounds=None, place=None):
     """Return the config.
 
     Args:
         argument: what follows the colon: a method, your own or one of `fedjax-ssl list methods`.
         method: in its place, where --method.name is given.
         rounds: where --rounds is given; stages keep their share.
+        place: where labels are, where a sweep compares several methods.
     """
     # Your own data: presets.source("npz", ...), and --data.path=FILE.npz on the command line.
-    return presets.source("digits", argument, method, rounds or 60)
+    return presets.source("digits", argument, method, rounds or 60, place)

@@ -45,6 +45,14 @@ MIXED: Fields = {
     "optimizer.local_epochs": 5,
     "optimizer.batch_size": 32,
 }
+# Kinds of labels at a place, see `FederatedData.kinds`; at all others, class labels at clients.
+_KINDS = {
+    "none": frozenset[str](),
+    "server": frozenset({"server"}),
+    "coarse": frozenset({"coarse", "server"}),
+    "sets": frozenset({"sets"}),
+    "mixed": frozenset({"labels", "coarse", "sets"}),
+}
 # What a method has that says nothing of a place.
 PLACES: dict[str, Fields] = {
     "per_client": AT_CLIENTS,
@@ -53,3 +61,8 @@ PLACES: dict[str, Fields] = {
     "sets": IN_SETS,
     "mixed": MIXED,
 }
+
+
+def kinds_at(place: str) -> frozenset[str]:
+    """Return the kinds of labels of a federation whose labels are at this place."""
+    return _KINDS.get(place, frozenset({"labels"}))
