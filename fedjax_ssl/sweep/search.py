@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import importlib
 import json
+import sys
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -144,11 +145,22 @@ def search(
         _take_up_again(study, wanted, folder)
         count = min(processes, wanted.trials)
         tasks = [workers.Task(run_trials, (folder, number)) for number in range(count)]
+
+        def ended(task: workers.Task, code: int) -> list[workers.Task]:
+            """Say which trials a worker left that was killed, and start another worker. One that
+            had no trial would end likewise.
+            """
+            _, number = task.arguments
+            left = [] if code == 0 else _cut_off(study, wanted, folder, number)
+            for trial in left:
+                print(f"{name_of(trial)}: its process {workers.how_it_ended(code)}", flush=True)
+            return [task._replace(arguments=(folder, number + count))] if left else []
+
         try:
-            workers.do_tasks(tasks, count, notes=notes)
+            workers.do_tasks(tasks, count, ended=ended, notes=notes)
         finally:
             write_table(study, wanted, folder)
-    return _say_end(study, folder)
+    return _say_end(study, wanted, folder)
 
 
 def search_of(given: argparse.Namespace, folder: Path) -> Search:
@@ -284,11 +296,26 @@ def _take_up_again(study: Any, search: Search, folder: Path) -> None:
     """Asks again for trials that ran when a search of this folder was killed; they go on from
     their checkpoints.
     """
-    states = _optuna().trial.TrialState
-    for trial in _own(study, search, folder):
-        if trial.state == states.RUNNING:
-            study.tell(trial.number, state=states.FAIL)
-            study.enqueue_trial(trial.params, user_attrs={"name": name_of(trial)})
+    for trial in _cut_off(study, search, folder):
+        study.tell(trial.number, state=_optuna().trial.TrialState.FAIL)
+        study.enqueue_trial(trial.params, user_attrs={"name": name_of(trial)})
+
+
+def _cut_off(study: Any, search: Search, folder: Path, worker: int | None = None) -> list[Any]:
+    """List the trials of this folder that a process began and did not end.
+
+    Args:
+        study: the search's.
+        search: its settings.
+        folder: its folder.
+        worker: number of the process; None: of any.
+    """
+    running = _optuna().trial.TrialState.RUNNING
+    return [
+        trial
+        for trial in _own(study, search, folder)
+        if trial.state == running and worker in (None, trial.user_attrs.get("worker"))
+    ]
 
 
 def run_trials(tell: workers.Tell, folder: Path, worker: int, at_once: int | None = None) -> None:
@@ -310,7 +337,7 @@ def run_trials(tell: workers.Tell, folder: Path, worker: int, at_once: int | Non
     count = at_once or (
         _BEFORE_LEARNING if workers.vectorizes(Point(example, folder), shared) else 1
     )
-    while trials := _ask(study, search, folder, count):
+    while trials := _ask(study, search, folder, count, worker):
         programs: dict[str, list[Any]] = {}
         for trial in trials:
             try:
@@ -324,7 +351,7 @@ def run_trials(tell: workers.Tell, folder: Path, worker: int, at_once: int | Non
                 _tell(study, trial, outcome)
 
 
-def _ask(study: Any, search: Search, folder: Path, most: int) -> list[Any]:
+def _ask(study: Any, search: Search, folder: Path, most: int, worker: int) -> list[Any]:
     """Asks for up to so many trials; workers of one folder ask in turn, so that there are not
     too many.
     """
@@ -336,6 +363,7 @@ def _ask(study: Any, search: Search, folder: Path, most: int) -> list[Any]:
         for trial in trials:
             trial.set_user_attr("name", name_of(trial))
             trial.set_user_attr("folder", str(folder.resolve()))
+            trial.set_user_attr("worker", worker)
     return trials
 
 
@@ -423,7 +451,7 @@ def write_table(study: Any, search: Search, folder: Path) -> list[dict[str, Any]
     return results.write(folder, Plan(tuple(fields), tuple(runs)))
 
 
-def _say_end(study: Any, folder: Path) -> int:
+def _say_end(study: Any, search: Search, folder: Path) -> int:
     states = [trial.state.name for trial in current(study)]
     done, pruned, failed = (states.count(state) for state in ("COMPLETE", "PRUNED", "FAIL"))
     print(
@@ -435,7 +463,15 @@ def _say_end(study: Any, folder: Path) -> int:
         print(f"best: {name_of(best)}, validation accuracy {best.value:.1%}")
         settings = (f"--{field}={value}" for field, value in best.params.items())
         print("its settings:", *settings)
-    return 1 if failed or not done else 0
+    cut_off = _cut_off(study, search, folder)
+    if cut_off:
+        names = ", ".join(map(name_of, cut_off))
+        what = f"{counted(len(cut_off), 'trial')} cut off as its process was killed: {names}"
+        print(f"{what}. The same command does the rest.", file=sys.stderr)
+    left = search.trials - len(current(study))
+    if left > 0:
+        print(f"{counted(left, 'trial')} not begun. The same command does them.", file=sys.stderr)
+    return 1 if failed or cut_off or not done or left > 0 else 0
 
 
 def _describe(search: Search, folder: Path, processes: int, there: bool) -> list[str]:

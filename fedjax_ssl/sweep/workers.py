@@ -166,6 +166,14 @@ def _work(
         task.work(sender.send, *task.arguments)
 
 
+def how_it_ended(code: int) -> str:
+    """Say how a process ended that did not end by itself, from its exit code."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    memory = "; was the memory enough?" if code == -signal.SIGKILL else ""
+    return f"ended by {signal.Signals(-code).name}{memory}"
+
+
 def time_left(waiting: Sequence[str], spent: Mapping[str, Sequence[float]], workers: int) -> str:
     """Say how long runs will take: each as long as those of its method, or as all where none of
     these is done.
@@ -384,11 +392,9 @@ def execute(
     def ended(task: Task, code: int) -> list[Task]:
         left = [run for run in task.runs if run.name not in over] if code else []
         dead = [run for run in left if run.name in started] or left
-        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-        memory = "; was the memory enough?" if code == -signal.SIGKILL else ""
         for run in dead:
             folder = results.folder_of(sweep, run.name)
-            end = results.mark(folder, results.FAILED, f"its process ended {how}{memory}")
+            end = results.mark(folder, results.FAILED, f"its process {how_it_ended(code)}")
             take(Ended(run.name, end))
         results.write(sweep, plan)
         rest = [run for run in left if run not in dead]

@@ -464,6 +464,30 @@ def test_two_workers_share_a_study_that_is_killed_and_goes_on(tmp_path):
 
 
 @pytest.mark.thorough
+def test_a_search_goes_on_without_a_trial_whose_process_is_killed(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("optuna")
+    (tmp_path / "deadly.py").write_text(
+        "import os, pathlib\n"
+        "def score(labels, probabilities):\n"
+        "    calls = pathlib.Path(os.environ['CALLS'])\n"
+        "    calls.write_text((calls.read_text() if calls.exists() else '') + 'x')\n"
+        "    if len(calls.read_text()) == 3:\n"
+        "        os.kill(os.getpid(), 9)\n"
+        "    return 1.0\n"
+    )
+    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    given = [*command(tmp_path / "a", *SEARCH, "metrics=deadly:score"), "--search=optuna"][1:]
+    assert main([*given, "--trials=3"]) == 1
+    said = capsys.readouterr()
+    assert "its process ended by SIGKILL; was the memory enough?" in said.out
+    assert "1 trial cut off as its process was killed" in said.err
+    assert main([*given, "--trials=4"]) == 0
+    assert [row["status"] for row in table(tmp_path / "a")] == ["done"] * 4
+
+
+@pytest.mark.thorough
 def test_a_bad_trial_is_pruned_and_trials_together_share_a_program(tmp_path, monkeypatch):
     optuna = pytest.importorskip("optuna")
     study = study_in(tmp_path, "--trials=6", "--pruner=median", "--sampler=random")
