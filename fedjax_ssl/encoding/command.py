@@ -16,7 +16,7 @@ from fedjax_ssl.config import ConfigError
 from fedjax_ssl.data import Dataset
 from fedjax_ssl.data.images.weak import Augmentation
 from fedjax_ssl.encoding import write
-from fedjax_ssl.encoding.encoders import encoder
+from fedjax_ssl.encoding.encoders import Moments, encoder
 from fedjax_ssl.errors import naming
 from fedjax_ssl.folder.progress import Console
 from fedjax_ssl.models.published import PUBLISHED
@@ -50,7 +50,12 @@ def main(arguments: list[str]) -> int:
     command_line.use_compilation_cache()
     with command_line.notes_instead_of_warnings(), naming():
         config = load_experiment(configs.load(given.config, asked.settings))
-        wanted = _wanted(given, config.config, config.dataset)
+        # What a config sets is for its own network.
+        typed = {field.removeprefix("config.") for field, _ in asked.settings}
+        data = config.config.data
+        own = {one: data[one] for one in Moments._fields if f"data.{one}" in typed}
+        moments = Moments(**own)
+        wanted = _wanted(given, config.config, config.dataset, moments)
         _write(wanted, given.output, given.config)
     return 0
 
@@ -69,7 +74,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _wanted(given: argparse.Namespace, config: Any, dataset: Dataset) -> write.Wanted:
+def _wanted(
+    given: argparse.Namespace, config: Any, dataset: Dataset, moments: Moments
+) -> write.Wanted:
     for name, least in (("views", 0), ("block", 1), ("side", 1)):
         value = getattr(given, name)
         if value is not None and value < least:
@@ -78,7 +85,7 @@ def _wanted(given: argparse.Namespace, config: Any, dataset: Dataset) -> write.W
     augmentation = {kind: config[kind].to_dict() for kind in kinds}
     return write.Wanted(
         dataset,
-        encoder(given.encoder, dataset, given.weights, given.side),
+        encoder(given.encoder, dataset, given.weights, given.side, moments),
         given.encoder,
         _augmentation(kinds[0], config, dataset, given.views),
         _augmentation(kinds[1], config, dataset, given.views),
@@ -100,6 +107,8 @@ def _write(wanted: write.Wanted, folder: Path, config: str) -> None:
     """Encode with a bar, or with lines where there is no terminal."""
     facts = write.describe(wanted)
     print(f"{write.in_words(facts)}, in {folder}", flush=True)
+    if wanted.encoder.takes:
+        print(wanted.encoder.takes, flush=True)
     for kind, count in (("augment", facts.weak), ("strong_augment", facts.strong)):
         if not count and wanted.views:
             print(f"no views of config.{kind}, whose name is 'none' in {config}", flush=True)

@@ -19,6 +19,8 @@ from fedjax_ssl.models.own import as_it_predicts
 from fedjax_ssl.models.published import PUBLISHED, Published, digest
 from fedjax_ssl.trained.model import load_run
 
+_LOOKED_AT = 1000  # images whose values are looked at
+_BYTE = 255
 CLASSES = 1000  # of the classifiers that published weights have; it is not looked at
 
 
@@ -27,9 +29,28 @@ class Encoder(NamedTuple):
 
     known_by: Mapping[str, Any]  # differs where its features may; fits into JSON
     encode: Callable[[Shaped[np.ndarray, "n ..."]], Any]  # inputs as stored -> [n, d]
+    takes: str = ""  # what is made of inputs before, for a person; "": that is its own affair
 
 
-def encoder(name: str, dataset: Dataset, weights: Path | None, side: int | None) -> Encoder:
+class Moments(NamedTuple):
+    """Mean and deviation of inputs in place of an encoder's own, where the largest stored value
+    is 1; None: its own.
+    """
+
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+
+
+_THEIR_OWN = Moments()
+
+
+def encoder(
+    name: str,
+    dataset: Dataset,
+    weights: Path | None,
+    side: int | None,
+    given: Moments = _THEIR_OWN,
+) -> Encoder:
     """Find an encoder.
 
     Args:
@@ -37,6 +58,7 @@ def encoder(name: str, dataset: Dataset, weights: Path | None, side: int | None)
         dataset: what is encoded.
         weights: file of a published network.
         side: side that images are brought to for a published network; None: that of its training.
+        given: mean and deviation that the weights of a published network were trained with.
 
     Returns:
         The encoder.
@@ -46,11 +68,12 @@ def encoder(name: str, dataset: Dataset, weights: Path | None, side: int | None)
     """
     own = ":" in name
     if name in PUBLISHED:
-        return _published(name, dataset, weights, side)
-    if weights is not None or side is not None:
-        given = "--weights" if weights is not None else "--side"
+        return _published(name, dataset, weights, side, given)
+    options = {"--weights": weights, "--side": side}
+    options |= {"--data.mean": given.mean, "--data.std": given.std}
+    if idle := [option for option, value in options.items() if value is not None]:
         raise UserError(
-            f"{given} is for networks of the package ({', '.join(PUBLISHED)}), --encoder is "
+            f"{idle[0]} is for networks of the package ({', '.join(PUBLISHED)}), --encoder is "
             f"{name!r}; leave it out"
         )
     if own:
@@ -63,7 +86,9 @@ def encoder(name: str, dataset: Dataset, weights: Path | None, side: int | None)
     return _of_run(Path(name), dataset)
 
 
-def _published(name: str, dataset: Dataset, weights: Path | None, side: int | None) -> Encoder:
+def _published(
+    name: str, dataset: Dataset, weights: Path | None, side: int | None, given: Moments
+) -> Encoder:
     """Take a published network up to its last layer."""
     if weights is None:
         raise UserError(f"--encoder {name} needs --weights FILE: .npz, .safetensors, or .pth")
@@ -75,28 +100,86 @@ def _published(name: str, dataset: Dataset, weights: Path | None, side: int | No
         )
     facts = PUBLISHED[name]
     length = side or facts.side
-    given = {"num_classes": CLASSES, "input_shape": (length, length, 3), **facts.options}
-    model = models.build(name, **given, weights=str(weights))
+    mean, std = _moments(facts, given)
+    _check_range(dataset)
+    options = {"num_classes": CLASSES, "input_shape": (length, length, 3), **facts.options}
+    model = models.build(name, **options, weights=str(weights))
     params, state = model.init(jax.random.key(0))
 
     # The parameters are arguments: as constants they would be compiled into the program.
     @jax.jit
     def encode(params: Any, state: Any, images: Shaped[Array, "n h w c"]) -> Float[Array, "n d"]:
-        inputs = _as_inputs(images, facts, length, dataset.input_max)
+        inputs = _as_inputs(images, mean, std, length, dataset.input_max)
         return model.apply(params, state, inputs, train=False)[0].features
 
-    known = {"name": name, "weights": digest(weights), "side": length}
-    return Encoder(known, lambda images: encode(params, state, images))
+    known: dict[str, Any] = {"name": name, "weights": digest(weights), "side": length}
+    if (mean, std) != (facts.mean, facts.std):
+        known |= {"mean": mean, "std": std}
+    whose = "as given"
+    if "mean" not in known:
+        whose = "of its training; for other weights give --data.mean and --data.std"
+    takes = (
+        f"images are brought to {length} x {length}, divided by {dataset.input_max:g} and "
+        f"standardized by mean {_listed(mean)} and deviation {_listed(std)} ({whose})"
+    )
+    return Encoder(known, lambda images: encode(params, state, images), takes)
+
+
+def _moments(facts: Published, given: Moments) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and deviation of the three channels of a published network.
+
+    Raises:
+        UserError: another number of values than one or three, or a deviation that is not positive.
+    """
+    found = []
+    for name, own, values in zip(Moments._fields, (facts.mean, facts.std), given, strict=True):
+        values = own if values is None else values
+        if len(values) not in (1, 3) or (name == "std" and min(values) <= 0):
+            raise UserError(
+                f"--data.{name} is {list(values)}; a published network takes one number or three, "
+                "a deviation above 0"
+            )
+        found.append(tuple(map(float, values)) * (3 // len(values)))
+    return found[0], found[1]
+
+
+def _check_range(dataset: Dataset) -> None:
+    """Refuse images whose values are not from 0 to the largest value, which weights take for black
+    and white. Images that are standardized by client are.
+
+    Raises:
+        UserError: some are below or above, or none is more than 1 of 255.
+    """
+    first = dataset.train.x[:_LOOKED_AT]
+    if "client_statistics" in dataset.extra or first.dtype == np.uint8:
+        return
+    low, high = float(first.min()), float(first.max())
+    if low < 0 or high > dataset.input_max or high <= 1 < dataset.input_max:
+        remedy = "bring them to 0 to 1" if low < 0 else f"give --data.input_max={high:g}"
+        if 1 < high <= _BYTE:
+            remedy = f"give --data.input_max={_BYTE}, or store them as uint8"
+        raise UserError(
+            f"images of {dataset.name!r} have values from {low:g} to {high:g}, and those from 0 to "
+            f"{dataset.input_max:g} are taken for black to white; {remedy}"
+        )
+
+
+def _listed(values: tuple[float, ...]) -> str:
+    return ", ".join(f"{value:.4g}" for value in values)
 
 
 def _as_inputs(
-    images: Shaped[Array, "n h w c"], facts: Published, side: int, input_max: float
+    images: Shaped[Array, "n h w c"],
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    side: int,
+    input_max: float,
 ) -> Float[Array, "n side side 3"]:
     """Bring images to the size, the channels and the standardization of a published network."""
     values = images.astype(jnp.float32) / input_max
     colour = jnp.broadcast_to(values, (*values.shape[:-1], 3))
     sized = jax.image.resize(colour, (len(images), side, side, 3), "linear")
-    return (sized - jnp.asarray(facts.mean)) / jnp.asarray(facts.std)
+    return (sized - jnp.asarray(mean)) / jnp.asarray(std)
 
 
 def _of_run(folder: Path, dataset: Dataset) -> Encoder:
@@ -120,6 +203,7 @@ def _own(name: str, dataset: Dataset) -> Encoder:
     found = own_code.import_named("encoder", name)
     known = {"own": name, "code": own_code.fingerprint(name)}
     if hasattr(found, "state_dict") and hasattr(found, "eval"):
+        _check_range(dataset)
         function = _torch(found, dataset.input_max)
     else:
         own_code.check_arguments(f"encoder {name!r}", found, ("inputs",))

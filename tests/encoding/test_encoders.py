@@ -1,12 +1,14 @@
 """Encoders: published networks against their libraries, modules and files of weights of PyTorch."""
 
+import dataclasses
 import importlib
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fedjax_ssl import data
-from fedjax_ssl.encoding.encoders import encoder
+from fedjax_ssl.encoding.encoders import Moments, encoder
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.models.published import PUBLISHED
 
@@ -39,6 +41,29 @@ def images(side=SIDE):
 def test_what_is_no_encoder(name, side, message):
     with pytest.raises(UserError, match=message):
         encoder(name, images(), None, side)
+
+
+def test_inputs_of_published_weights_are_refused_where_they_cannot_be_right():
+    """Values above the largest one would be taken for a white 255 times as bright."""
+    some = images()
+    floats = some.train.x.astype(np.float32)
+    for values, largest, message in (
+        (floats, 1.0, "values from 0 to 255, .* give --data.input_max=255"),
+        (floats / 255, 255.0, "values from 0 to 1, .* give --data.input_max=1"),
+        (floats / 127.5 - 1, 1.0, "values from -1 to 1, .* bring them to 0 to 1"),
+    ):
+        split = dataclasses.replace(some.train, x=values)
+        dataset = dataclasses.replace(some, train=split, input_max=largest)
+        with pytest.raises(UserError, match=message):
+            encoder("resnet18", dataset, Path("weights.npz"), None)
+    for given, message in (
+        (Moments(mean=(0.5, 0.5)), r"--data.mean is \[0.5, 0.5\]"),
+        (Moments(std=(0.0,)), r"--data.std is \[0.0\]; .* a deviation above 0"),
+    ):
+        with pytest.raises(UserError, match=message):
+            encoder("resnet18", some, Path("weights.npz"), None, given)
+    with pytest.raises(UserError, match=r"--data\.std is for networks of the package"):
+        encoder("runs/none", some, None, None, Moments(std=(0.5,)))
 
 
 MODULES = """
