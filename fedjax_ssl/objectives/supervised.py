@@ -39,11 +39,12 @@ def supervised_loss(
 
     Args:
         name: "cross_entropy", for which gamma is 0, or "focal".
-        counts: labels of every class that are seen; a class without any counts as if it had one.
+        counts: labels of every class that are seen; a class without any has a prior as if it had
+            one, and no part in the weights of the others.
         label_smoothing: s, in [0, 1).
         gamma: how little rows count that are right already.
-        class_weights: w, a number per class, or ("inverse",) for labels / (K * labels of the
-            class), whose mean over the labelled examples is 1.
+        class_weights: w, a number per class, or ("inverse",) for labels / (classes that have
+            some * labels of the class), whose mean over the labelled examples is 1.
         logit_adjustment: tau; 1 is consistent with the balanced error.
 
     Raises:
@@ -59,6 +60,10 @@ def supervised_loss(
         return cross_entropy
     found = jnp.ones(1) if counts is None else jnp.maximum(counts, 1).astype(jnp.result_type(float))
     total = jnp.sum(found)
+    labels, present = total, jnp.ones((), found.dtype)
+    if counts is not None:
+        labels = jnp.sum(counts).astype(found.dtype)
+        present = jnp.sum(counts > 0).astype(found.dtype)
 
     def loss(logits: Float[Array, "n K"], targets: Int[Array, " n"]) -> Float[Array, " n"]:
         if logit_adjustment:
@@ -72,7 +77,7 @@ def supervised_loss(
             # Not 0, where a power below 1 has no slope.
             losses = losses * jnp.maximum(-jnp.expm1(chosen), jnp.finfo(losses.dtype).tiny) ** gamma
         if class_weights is not None:
-            inverse = total / (logits.shape[1] * found)
+            inverse = labels / (present * found)
             weights = inverse if tuple(class_weights) == INVERSE else jnp.asarray(class_weights)
             losses = losses * weights.astype(losses.dtype)[targets]
         return jnp.where(targets >= 0, losses, 0)
