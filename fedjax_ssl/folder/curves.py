@@ -11,6 +11,7 @@ import numpy as np
 
 from fedjax_ssl.errors import counted
 from fedjax_ssl.folder.files import write_atomically
+from fedjax_ssl.pictures import use_matplotlib
 
 
 class _Panel(NamedTuple):
@@ -75,6 +76,7 @@ def plot_curves(
         )
     # Without pyplot there is no global state and no display: the figure is drawn by Agg and
     # forgotten.
+    use_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter, MaxNLocator

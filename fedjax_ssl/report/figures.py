@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_ssl.errors import did_you_mean
+from fedjax_ssl.pictures import use_matplotlib
 from fedjax_ssl.report.charts import AXES, curves_of, effects_of, profiles_of
 from fedjax_ssl.report.numbers import headings
 from fedjax_ssl.report.runs import Report, ReportError
@@ -42,6 +43,7 @@ def figure(report: Report, curve: str, kind: str) -> bytes:
     Raises:
         ReportError: the runs have no such curve.
     """
+    use_matplotlib()
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 

@@ -21,6 +21,7 @@ from fedjax_ssl import config as configs
 from fedjax_ssl.errors import ConfigError, ConfigNote, counted
 from fedjax_ssl.folder.files import encode_json, write_atomically
 from fedjax_ssl.folder.stored_run import StoredRun, read_run
+from fedjax_ssl.pictures import use_matplotlib
 from fedjax_ssl.report.exports import markdown_table
 from fedjax_ssl.reproduce import costs
 from fedjax_ssl.reproduce.marks import MEANINGS, STEPS, other_steps, signs
@@ -544,6 +545,7 @@ def write(table: Table, result: Result, folder: Path) -> Path:
 
 def draw(table: Table, found: pandas.DataFrame, path: Path) -> None:
     """Draw the rows of a table over its columns: ours filled, the paper's hollow."""
+    use_matplotlib()
     from matplotlib.figure import Figure
 
     rows = found.row.unique()

@@ -10,6 +10,7 @@ from jaxtyping import Int
 from fedjax_ssl.data.federation.federated_data import FederatedData, real_rows
 from fedjax_ssl.data.reading.problems import some
 from fedjax_ssl.errors import counted
+from fedjax_ssl.pictures import use_matplotlib
 
 _BARS = " ▁▂▃▄▅▆▇█"
 # columns in words
@@ -215,6 +216,7 @@ def plot_partition(
         client_names: names for the other axis, of all clients or of those that train, where there
             is room for them; None: client numbers.
     """
+    use_matplotlib()
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
