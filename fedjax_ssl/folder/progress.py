@@ -259,7 +259,9 @@ def _summary_lines(summary: Mapping[str, Any]) -> dict[str, str]:
         last = f"round {summary['rounds']}, the last one"
         error = f" (accuracy by these is known to about {50 / by**0.5:.1f} points)" if by else ""
         best = f"round {chosen}, the best of {by or 'the'} validation examples{error}"
-        shown["model"] = f"predict takes that of {last if chosen is None else best}"
+        # of clients with models of their own, of which validation examples say nothing
+        of_clients = chosen == summary["rounds"] and "test_client_accuracy" in summary
+        shown["model"] = f"predict takes that of {last if chosen is None or of_clients else best}"
     for name, field in (
         ("sent up", "bytes_up"),
         ("sent down", "bytes_down"),

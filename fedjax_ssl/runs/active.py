@@ -6,7 +6,7 @@ How it opens is in `opening.py`, how it ends in `ending.py`.
 import contextlib
 import math
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,11 +18,12 @@ import numpy as np
 
 from fedjax_ssl import config as configs
 from fedjax_ssl.federated import BY_CLIENT, GLOBAL_BY_CLIENT, ServerState
-from fedjax_ssl.folder.files import encode_json
+from fedjax_ssl.folder.files import StorageError, encode_json
 from fedjax_ssl.folder.folder import CODE_FOLDER
 from fedjax_ssl.folder.progress import Progress
 from fedjax_ssl.folder.run_folder import RunFolder
 from fedjax_ssl.folder.writers import Writers
+from fedjax_ssl.own_code import said
 from fedjax_ssl.runs import compiled_before, model_file, own_sources
 from fedjax_ssl.runs.build import Built
 from fedjax_ssl.runs.callbacks import Block, Callback, Profile
@@ -269,14 +270,26 @@ class Run:
     def draw_data(self) -> None:
         """Draw the picture of the partition, unless it is there."""
         if self.folder is not None and self.pictures:
-            self.folder.draw_data(partial(self.shared.draw, self.built.experiment))
+            with self._picture("partition.png"):
+                self.folder.draw_data(partial(self.shared.draw, self.built.experiment))
 
     def draw_curves(self) -> None:
         """Draw the curves of all rows."""
         if self.folder is not None and self.pictures:
             name = f"{self.config.method.name} on {self.config.data.name}"
             examples = int(self.built.federation.num_valid)
-            self.folder.draw_curves(examples, title=name, stages=self.built.method.stages)
+            with self._picture("curves.png"):
+                self.folder.draw_curves(examples, title=name, stages=self.built.method.stages)
+
+    @contextlib.contextmanager
+    def _picture(self, name: str) -> Iterator[None]:
+        """Say that a picture cannot be drawn, which ends no run; a disk without room does."""
+        try:
+            yield
+        except StorageError:
+            raise
+        except Exception as error:
+            self._say_once(f"{name} cannot be drawn: {said(error)}")
 
     def _of_tested(self, by_client: np.ndarray | None) -> dict[str, float]:
         """Name the accuracies of the clients that have test examples; new clients are last."""

@@ -25,7 +25,10 @@ from fedjax_ssl.runs.summary import out_of_patience, selected, why_nobody_traine
 
 _LONG = 5.0  # seconds of a checkpoint that are worth a line
 # Columns by which a run decides how it goes on; the others are on the disk.
-_DECISIVE = ("round", "validation_accuracy", "loss", "local_steps", divergence.DIVERGED_ROUNDS)
+_DECISIVE = (
+    *("round", "validation_accuracy", "loss", "local_steps", divergence.DIVERGED_ROUNDS),
+    *("test_client_accuracy", "test_client_global_accuracy"),  # whether clients have own models
+)
 
 
 class Block(NamedTuple):

@@ -18,6 +18,7 @@ import ml_collections
 from fedjax_ssl import config as configs
 from fedjax_ssl.errors import note
 from fedjax_ssl.runs.about_data import about_data
+from fedjax_ssl.runs.about_training import about_training
 from fedjax_ssl.runs.active import Run
 from fedjax_ssl.runs.callbacks import Callback
 from fedjax_ssl.runs.compile import Advanced
@@ -147,7 +148,8 @@ def run(
         opened(resolved, workdir, team, shared or Shared(), callbacks, quiet) as active,
     ):
         if quiet and active.folder is not None:
-            for line in about_data(active.built, active.template, active.names):
+            about = about_data(active.built, active.template, active.names)
+            for line in (*about, *about_training(active.built)):
                 print(f"note: {line}", file=sys.stderr)
         loop([active])
         if active.error is not None:
@@ -193,7 +195,8 @@ def run_batch(points: Sequence[Point], shared: Shared) -> list[dict[str, Any] | 
                 results[place] = error
         # Of one run: the data of the others differ by their draws alone.
         for run_here in list(active.values())[:1]:
-            for line in about_data(run_here.built, run_here.template, run_here.names):
+            about = about_data(run_here.built, run_here.template, run_here.names)
+            for line in (*about, *about_training(run_here.built)):
                 note(line)
         loop(list(active.values()))
         for place, run_here in active.items():

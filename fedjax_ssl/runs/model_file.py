@@ -144,6 +144,12 @@ def rebuild(
     try:
         resolved, rebuilt = _rebuilt(stored, model, model_options)
     except configs.ConfigError as error:
+        if unknown := registered_elsewhere(stored.config):
+            raise TrainedModelError(
+                f"{stored.path} was trained with {', '.join(unknown)}, which the session of then "
+                "had registered: register the same here first (fs.register), or train it from a "
+                "file, named as module:function"
+            ) from error
         if not model.get("code"):
             raise
         raise TrainedModelError(
@@ -160,6 +166,16 @@ def rebuild(
     with resolved.unlocked(), resolved.ignore_type():
         resolved.update_from_flattened_dict(flatten_dict(stored.config, sep="."))
     return resolved, rebuilt
+
+
+def registered_elsewhere(config: dict[str, Any]) -> list[str]:
+    """List what a stored config names that neither the package nor this session knows."""
+    found = []
+    for section, registry in configs.REGISTRIES.items():
+        name = str(config.get(section, {}).get("name"))
+        if section not in _OF_TRAINING and ":" not in name and name not in registry:
+            found.append(f"{registry.kind} {name!r}")
+    return found
 
 
 def _rebuilt(
@@ -231,7 +247,7 @@ def _without_training(config: dict[str, Any]) -> dict[str, Any]:
         sections.append("optimizer")
     for section in sections:
         name = kept.get(f"{section}.name") or ""
-        if ":" in name and name.partition(":")[0] not in configs.CHOICES[section]:
+        if name and name.partition(":")[0] not in configs.CHOICES[section]:
             kept = {
                 field: value
                 for field, value in kept.items()

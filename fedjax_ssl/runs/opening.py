@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import ml_collections
 
 from fedjax_ssl import config as configs
@@ -26,6 +27,7 @@ from fedjax_ssl.folder.run_folder import RunFolder
 from fedjax_ssl.folder.writers import WriterSettings, check_writers, open_writers
 from fedjax_ssl.runs import advice, compiled_before, fine_tuning, own_sources
 from fedjax_ssl.runs.about_data import about_data
+from fedjax_ssl.runs.about_training import about_training
 from fedjax_ssl.runs.active import Run
 from fedjax_ssl.runs.callbacks import (
     Best,
@@ -81,6 +83,7 @@ def opened(
         RunFolderError: the run began on other data.
     """
     begin = time.perf_counter()
+    _check_debugging()
     own = OwnCallbacks(callbacks, team)
     viewers = WriterSettings(**config.tracking)
     with configs.naming("tracking"):
@@ -161,6 +164,19 @@ def opened(
             run.adding = [Divergence(history), *accounts, own_metrics, own]
             run.callbacks = _callbacks(run, history)
         yield run
+
+
+def _check_debugging() -> None:
+    """Refuse JAX's search for NaN and infinity, which stand for what is not defined, such as the
+    accuracy of a client without test examples.
+    """
+    for name in ("jax_debug_nans", "jax_debug_infs"):
+        if getattr(jax.config, name):
+            raise configs.ConfigError(
+                f"{name.upper()} is set, and finds the NaN and infinities that stand for what is "
+                "not defined, such as the accuracy of a client without test examples; leave it "
+                "out: a run says itself from which round on no update is finite"
+            )
 
 
 def _without_what_is_gone(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
@@ -257,6 +273,8 @@ def _notes(run: Run) -> Iterator[str]:
     built = run.built
     yield built.experiment.standardization
     yield from about_data(built, run.template, run.names)
+    yield from about_training(built)
+    yield from own_sources.registered_in_words(config)
     if run.round == 0:
         dataset = built.experiment.dataset
         yield from advice.faster_in_bf16(config, dataset.num_classes, dataset.input_shape)

@@ -17,6 +17,7 @@ from fedjax_ssl.own_code import definitions, fingerprint, source
 
 # Fields whose code decides no network: data are known by their content.
 HARMLESS = ("metrics", "data.name")
+_PACKAGE = __name__.partition(".")[0]
 _DRAWS = (
     "jax_default_prng_impl",
     "jax_enable_x64",
@@ -50,6 +51,21 @@ def _named(config: ml_collections.ConfigDict) -> Iterator[tuple[str, str]]:
         name = f"{builder.__module__}:{getattr(builder, '__name__', '')}"
         if definitions(name):  # registered under a name of the user's own
             yield f"{section}.name", name
+
+
+def registered_in_words(config: ml_collections.ConfigDict) -> Iterator[str]:
+    """Say which names of a config this session has registered, so that another one does not know
+    them.
+    """
+    for section, registry in configs.REGISTRIES.items():
+        name = config[section].name
+        builder: Any = registry.builder(name)
+        builder = builder.func if isinstance(builder, partial) else builder
+        if ":" not in name and not builder.__module__.startswith(f"{_PACKAGE}."):
+            yield (
+                f"{registry.kind} {name!r} is registered in this session: another one has to "
+                "register it too (fs.register) before it loads this run or goes on with it"
+            )
 
 
 def code(config: ml_collections.ConfigDict) -> dict[str, str]:

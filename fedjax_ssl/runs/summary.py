@@ -129,9 +129,13 @@ def selected(config: ml_collections.ConfigDict, rows: Sequence[Row]) -> Row | No
 
     Returns:
         The first row of the best `config.early_stopping.metric`; None without validation examples.
+        Where clients have models of their own, of which these say nothing, the last row, unless the
+        config asks for more than the default.
     """
     if not rows or "validation_accuracy" not in rows[-1]:
         return None
+    if of_own_models(config, rows[-1]) and not asks_for_selection(config):
+        return rows[-1]
     first = min(max(config.method.get("warmup_rounds", 0), config.select_from), rows[-1]["round"])
     metric = config.early_stopping.metric
     sign = -1.0 if config.early_stopping.direction == "minimize" else 1.0
@@ -142,6 +146,30 @@ def selected(config: ml_collections.ConfigDict, rows: Sequence[Row]) -> Row | No
         return -math.inf if math.isnan(value) else value
 
     return max((row for row in rows if row["round"] >= first), key=goodness)
+
+
+def of_own_models(config: ml_collections.ConfigDict, row: Row) -> bool:
+    """Tell whether clients predict with models of their own beside a common one, of which the
+    validation scores are.
+
+    Args:
+        config: resolved.
+        row: any row of the run. With the metric "clients" a common model has accuracies by client
+            too, but where no test example is a client's.
+    """
+    if config.method.name == "alone" or config.federated.name == "local":
+        return False
+    if "test_client_global_accuracy" in row or "clients" not in config.metrics:
+        return "test_client_accuracy" in row
+    accuracy = row.get("test_client_accuracy", 0.0)
+    return accuracy is None or math.isnan(accuracy)
+
+
+def asks_for_selection(config: ml_collections.ConfigDict) -> bool:
+    """Tell whether the config says in its own words which round is chosen."""
+    asked = config.early_stopping
+    by_default = asked.metric == "validation_accuracy"
+    return asked.patience is not None or not by_default or config.select_from > 0
 
 
 def out_of_patience(config: ml_collections.ConfigDict, rows: Sequence[Row]) -> bool:

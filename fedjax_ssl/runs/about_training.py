@@ -1,0 +1,99 @@
+"""What a run tells its user about its training before it starts: settings that are right each by
+itself and that together do what few people mean.
+"""
+
+from collections.abc import Iterator
+
+import jax
+
+from fedjax_ssl import config as configs
+from fedjax_ssl import federated
+from fedjax_ssl.errors import counted
+from fedjax_ssl.models.published import PUBLISHED
+from fedjax_ssl.runs.build import Built, facts_of
+from fedjax_ssl.runs.summary import asks_for_selection
+
+
+def about_training(built: Built) -> Iterator[str]:
+    """Find what of the training may not be meant, a sentence each.
+
+    Args:
+        built: the run.
+    """
+    if jax.config.jax_enable_x64:
+        yield (
+            "JAX_ENABLE_X64 is set: float64 in places, and other draws of the same seed than "
+            "without it"
+        )
+    if not built.experiment.config.rounds:
+        return
+    yield from _kept_round(built)
+    yield from _server_that_never_steps(built)
+    yield from _random_rest(built)
+    yield from _inputs_of_weights(built)
+
+
+def _kept_round(built: Built) -> Iterator[str]:
+    """Say which round's models are kept where clients have models of their own, which are not
+    scored on validation examples.
+    """
+    method = built.method
+    if method.predict_for is None or method.alone or not built.federation.valid_index.shape[0]:
+        return
+    what = "validation examples are scored by the common model alone, not by clients' own models"
+    if asks_for_selection(built.experiment.config):
+        yield f"{what}: the round in best/ may be a poor one for these"
+    else:
+        yield f"{what}: the models of the last round are kept, and no round is chosen"
+
+
+def _server_that_never_steps(built: Built) -> Iterator[str]:
+    """Say where no upload arrives before the run ends, or fewer than the server waits for."""
+    config = built.experiment.config
+    facts = facts_of(config, built.federation)
+    given = {name: config.participation[name] for name in ("delay", "late", "buffer", "longest")}
+    with configs.naming("participation"):
+        lateness = federated.lateness(facts, **given)
+    if lateness is None:
+        return
+    least = 0 if lateness.delay is None or lateness.late is not None else lateness.delay.least
+    there = facts.cohort_size * max(config.rounds - int(least), 0)
+    stays = "the server never steps, and the model stays as it starts"
+    if not there:
+        yield (
+            f"config.participation.delay={given['delay']} is as long as the run of "
+            f"{counted(config.rounds, 'round')}: no upload arrives, {stays}"
+        )
+    elif lateness.buffer is not None and lateness.buffer > there:
+        yield (
+            f"config.participation.buffer={lateness.buffer} is more than the {there:,} uploads "
+            f"that can arrive in {counted(config.rounds, 'round')}: {stays}"
+        )
+
+
+def _random_rest(built: Built) -> Iterator[str]:
+    """Say where a part is trained of a network of the package that starts from nothing."""
+    config = built.experiment.config
+    model = config.model
+    frozen = 0 if built.frozen is None else len(jax.tree.leaves(built.frozen))
+    if frozen and not (model.get("weights") or config.start_from or ":" in model.name):
+        yield (
+            f"config.model.train={model.train} trains a part of {model.name!r}, and the rest of it "
+            "stays as random as it starts: give --model.weights or --start_from"
+        )
+
+
+def _inputs_of_weights(built: Built) -> Iterator[str]:
+    """Say where inputs are standardized otherwise than those that published weights were trained
+    on.
+    """
+    config = built.experiment.config
+    theirs = PUBLISHED.get(config.model.name)
+    if theirs is None or not config.model.get("weights") or config.data.mean is not None:
+        return
+    dataset = built.experiment.dataset
+    if (dataset.mean, dataset.std) != (theirs.mean, theirs.std):
+        yield (
+            f"the usual weights of {config.model.name} were trained on inputs standardized "
+            f"otherwise: --data.mean='{theirs.mean}' --data.std='{theirs.std}'"
+        )

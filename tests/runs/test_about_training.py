@@ -1,0 +1,83 @@
+"""What a run says of its training before it starts: parts that are right each by itself and that
+together do what few people mean.
+"""
+
+import jax
+import pytest
+
+import fedjax_ssl as fs
+from fedjax_ssl import config as configs
+from fedjax_ssl.config import ConfigError
+from fedjax_ssl.runs.about_training import about_training
+from fedjax_ssl.runs.build import Built, build, federate, load_experiment
+from fedjax_ssl.runs.loop import run
+from fedjax_ssl.runs.model_file import registered_elsewhere
+from fedjax_ssl.runs.own_sources import registered_in_words
+
+
+@pytest.fixture(scope="module")
+def federation():
+    experiment = load_experiment(fs.load_config("digits_fedavg", {"data.validation_fraction": 0.2}))
+    return experiment, federate(experiment, jax.random.key(0))
+
+
+def said(federation, **settings) -> list[str]:
+    settings = {"rounds": 6, "data.validation_fraction": 0.2} | settings
+    config = configs.resolve(fs.load_config("digits_fedavg", settings))
+    experiment, data = federation
+    return list(about_training(build(experiment._replace(config=config), data)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({}, None),
+        ({"participation.buffer": 66}, None),
+        ({"participation.buffer": 67}, "buffer=67 is more than the 66 uploads that can arrive"),
+        ({"participation.delay": 5}, None),
+        ({"participation.delay": 6}, "delay=6.0 is as long as the run of 6 rounds"),
+        ({"participation.delay": 6, "participation.late": 0.5}, None),
+        ({"participation.delay": 2, "participation.buffer": 45}, "more than the 44 uploads"),
+        ({"model.train": "head"}, "the rest of it stays as random as it starts"),
+        ({"model.name": "linear", "model.train": "head"}, None),
+        ({"personalize.name": "ditto"}, "the models of the last round are kept"),
+        (
+            {"personalize.name": "ditto", "select_from": 2},
+            "the round in best/ may be a poor one for these",
+        ),
+    ],
+)
+def test_what_parts_do_together(federation, settings, told) -> None:
+    found = said(federation, **settings)
+    assert [told in line for line in found] == [True] if told else found == []
+
+
+def test_double_precision_is_named(federation) -> None:
+    built = federation[0]._replace(config=configs.resolve(fs.load_config("digits", {"rounds": 1})))
+    with jax.enable_x64(True):
+        line = next(about_training(Built(built, federation[1], None, None)))
+    assert line.startswith("JAX_ENABLE_X64 is set")
+
+
+def test_a_search_for_nan_is_refused(tmp_path) -> None:
+    jax.config.update("jax_debug_nans", True)
+    try:
+        with pytest.raises(ConfigError, match="JAX_DEBUG_NANS is set"):
+            run(fs.load_config("digits_fedavg", {"rounds": 1}), tmp_path / "a")
+    finally:
+        jax.config.update("jax_debug_nans", False)
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_name_that_a_session_has_registered_is_said_at_both_ends() -> None:
+    config = fs.load_config("digits_fedavg")
+    assert not [*registered_in_words(config)] and not registered_elsewhere(config.to_dict())
+    fs.register("model", "of_a_cell", lambda num_classes, input_shape: None)
+    try:
+        own = fs.load_config("digits_fedavg", {"model.name": "of_a_cell"})
+        (line,) = registered_in_words(own)
+        assert line.startswith("model 'of_a_cell' is registered in this session")
+        assert not registered_elsewhere(own.to_dict())
+    finally:
+        del configs.REGISTRIES["model"]._builders["of_a_cell"]
+    assert registered_elsewhere(own.to_dict()) == ["model 'of_a_cell'"]
