@@ -153,7 +153,8 @@ def _check_range(dataset: Dataset) -> None:
     first = dataset.train.x[:_LOOKED_AT]
     if "client_statistics" in dataset.extra or first.dtype == np.uint8:
         return
-    low, high = float(first.min()), float(first.max())
+    low = float(first.min())
+    high = float(first.max())
     if low < 0 or high > dataset.input_max or high <= 1 < dataset.input_max:
         remedy = "bring them to 0 to 1" if low < 0 else f"give --data.input_max={high:g}"
         if 1 < high <= _BYTE:

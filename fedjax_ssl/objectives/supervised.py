@@ -60,7 +60,8 @@ def supervised_loss(
         return cross_entropy
     found = jnp.ones(1) if counts is None else jnp.maximum(counts, 1).astype(jnp.result_type(float))
     total = jnp.sum(found)
-    labels, present = total, jnp.ones((), found.dtype)
+    labels = total
+    present = jnp.ones((), found.dtype)
     if counts is not None:
         labels = jnp.sum(counts).astype(found.dtype)
         present = jnp.sum(counts > 0).astype(found.dtype)
