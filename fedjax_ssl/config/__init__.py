@@ -15,5 +15,11 @@ from fedjax_ssl.config.optimizers import (
     traced_numbers,
 )
 from fedjax_ssl.config.resolve import options, resolve
-from fedjax_ssl.config.rules import own_metrics, predictors, saved_round, validates
+from fedjax_ssl.config.rules import (
+    divides_by_shares,
+    own_metrics,
+    predictors,
+    saved_round,
+    validates,
+)
 from fedjax_ssl.errors import ConfigError, ConfigNote, naming

@@ -356,6 +356,14 @@ def check_client_standardization(config: ml_collections.ConfigDict) -> None:
     )
 
 
+def divides_by_shares(config: ml_collections.ConfigDict) -> bool:
+    """Tell whether clients with sets divide their class shares by those of all clients' examples
+    (FedUL).
+    """
+    of_all = config.supervision.get("test_prior") != "uniform"
+    return of_all and bool(config.method.get("use_test_prior", True))
+
+
 def check_privacy(config: ml_collections.ConfigDict) -> None:
     """Refuse settings by which something of the clients' data is known beside the noisy sums, or
     beside noisy steps.
@@ -366,6 +374,9 @@ def check_privacy(config: ml_collections.ConfigDict) -> None:
     loss = config.loss
     inverse = loss.class_weights is not None and tuple(loss.class_weights) == INVERSE
     sent = [name for name in predictors(config) if name in _SENDING]
+    supervision = config.supervision
+    # Of a "given" supervision only the data say whether there are sets.
+    in_sets = supervision.name == "sets" or supervision.get("set_clients") not in (0, None)
     wrong = (
         (
             config.federated.weighting != "uniform",
@@ -386,6 +397,16 @@ def check_privacy(config: ml_collections.ConfigDict) -> None:
             inverse or loss.logit_adjustment,
             "config.loss.class_weights=inverse and logit_adjustment count the labels of all "
             "clients; leave them out",
+        ),
+        (
+            in_sets and divides_by_shares(config),
+            "clients divide the class shares of their sets by those of all clients' examples; use "
+            "config.supervision.test_prior=uniform",
+        ),
+        (
+            config.federated.name == "feddyn" and not of_examples,
+            "config.federated.name=feddyn tells every client the mean number of examples of all "
+            "clients; use another one, such as fedavg",
         ),
         (
             config.data.standardize == "train",

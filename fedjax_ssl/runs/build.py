@@ -16,6 +16,7 @@ from fedjax_ssl import data, federated, methods, models
 from fedjax_ssl.backend import backend
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.data.fingerprint import fingerprint
+from fedjax_ssl.data.reading.features import TableReading
 from fedjax_ssl.errors import counted
 from fedjax_ssl.federated import Execution, Facts, Method, Setup
 from fedjax_ssl.federated.private_steps import DPSGD
@@ -38,6 +39,7 @@ from fedjax_ssl.runs.processes import run_devices
 # Tables may be a quarter wider than a seed needs, so that another seed does not need another
 # program.
 _WIDEST = 1.25
+_AXES_OF_IMAGES = 4
 Start = Callable[[models.Model], models.Model]  # gives a network other weights to start from
 # what is not trained of a network of which a part is
 Rest = Callable[[models.Model], models.Frozen]
@@ -106,7 +108,7 @@ def load_resolved(config: ml_collections.ConfigDict) -> Experiment:
         if section.pool_splits:
             dataset = data.with_pooled_splits(dataset)
         if config.privacy.name != "none":
-            _check_statistics(section, dataset)
+            _check_facts_of_all(config, dataset)
         statistics = (section.standardize, section.mean, section.std, section.left_out_client)
         dataset, said = data.standardized(dataset, *statistics)
         _, more = data.for_prediction(dataset, section.test_mean, section.test_std)
@@ -115,14 +117,33 @@ def load_resolved(config: ml_collections.ConfigDict) -> Experiment:
         return Experiment(config, dataset, said + more, known_by=known_by)
 
 
-def _check_statistics(section: ml_collections.ConfigDict, dataset: data.Dataset) -> None:
-    """Raise ValueError where inputs would be standardized by the examples of all clients."""
+def _check_facts_of_all(config: ml_collections.ConfigDict, dataset: data.Dataset) -> None:
+    """Raise ConfigError where a client would train with something of all clients' examples."""
+    section = config.data
+    begin = f"config.privacy.name is set, but dataset {section.name!r} "
     known = (dataset.mean, dataset.std, section.mean, section.std)
     if section.standardize == "auto" and all(one is None for one in known):
         raise configs.ConfigError(
-            f"config.privacy.name is set, but dataset {section.name!r} has no mean and deviation "
-            "of its own, and those of all clients' examples would be known; give config.data.mean "
-            "and config.data.std, or config.data.standardize=none"
+            f"{begin}has no mean and deviation of its own, and those of all clients' examples "
+            "would be known; give config.data.mean and config.data.std, or "
+            "config.data.standardize=none"
+        )
+    if section.standardize == "client" and dataset.train.x.ndim == _AXES_OF_IMAGES:
+        raise configs.ConfigError(
+            f"{begin}has images, which config.data.standardize=client brings to the mean "
+            "brightness of all clients; give config.data.mean and config.data.std, or "
+            "config.data.standardize=none"
+        )
+    if dataset.train.set is not None and configs.divides_by_shares(config):
+        raise configs.ConfigError(
+            f"{begin}has sets, whose class shares clients divide by those of all clients' "
+            "examples; use config.supervision.test_prior=uniform"
+        )
+    learned = dataset.reading.learned if isinstance(dataset.reading, TableReading) else {}
+    for what, instead in learned.items():
+        raise configs.ConfigError(
+            f"{begin}is read by {what}, which are those of all clients' rows and stay in "
+            f"model.json; {instead}"
         )
 
 

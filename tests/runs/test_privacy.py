@@ -39,6 +39,7 @@ def config_of(**settings: Any):
         ({"cohort.name": "by_size"}, "cohort.name=by_size draws cohorts"),
         ({"loss.class_weights": ("inverse",)}, "count the labels of all clients"),
         ({"data.standardize": "train"}, "a mean and a deviation of all clients' examples"),
+        ({"federated.name": "feddyn"}, "the mean number of examples of all clients"),
         ({"save_clients": "last"}, "save_clients keeps models of single clients"),
         (
             {"supervision.name": "planned", "supervision.labels": 20},
@@ -54,6 +55,57 @@ def config_of(**settings: Any):
 def test_what_would_be_known_beside_the_sums_is_refused(settings, says) -> None:
     with pytest.raises(ConfigError, match=says):
         configs.resolve(config_of(**settings))
+
+
+def test_class_shares_of_all_clients_are_refused_where_sets_are_divided_by_them() -> None:
+    def resolve(**settings: Any) -> None:
+        private = {**PRIVATE, "privacy.noise": 1.0}
+        configs.resolve(fs.load_config("digits_fedul:10,iid,fedul", {**private, **settings}))
+
+    for given in ({}, {"supervision.test_prior": "sets"}):
+        with pytest.raises(ConfigError, match=r"those of all clients' .*test_prior=uniform"):
+            resolve(**given)
+    resolve(**{"supervision.test_prior": "uniform"})
+    resolve(**{"method.use_test_prior": False})
+
+
+ROWS = [f"{40 + row % 7},{'ab'[row % 2]},{row % 2},c{row % 4}" for row in range(16)]
+
+
+@pytest.mark.parametrize(
+    "row, settings, says",
+    [
+        (
+            "60,a,1,c1",
+            {},
+            r"words of drug, which are those of all clients' rows .* data.ignore=drug",
+        ),
+        (",a,1,c1", {"data.ignore": ("drug",), "data.missing": "median"}, "medians of columns"),
+        ("60,a,1,c1", {"data.ignore": ("drug",)}, ""),
+        (",a,1,c1", {"data.ignore": ("drug",), "data.missing": "drop"}, ""),
+    ],
+)
+@pytest.mark.parametrize("privacy", ["gaussian", "dp_sgd"])
+def test_what_a_table_has_of_all_rows_is_refused(privacy, row, settings, says, tmp_path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("\n".join(["age,drug,label,client", *ROWS, row]))
+    fixed = {"privacy.name": privacy, "privacy.noise": 1.0, "data.standardize": "none"}
+    root = {"data.path": str(path), "data.root": str(tmp_path / "root")}
+    config = fs.load_config("table", {**fixed, **root, "model.name": "linear", **settings})
+    if says:
+        with pytest.raises(ConfigError, match=f"config.privacy.name is set, but .*{says}"):
+            runs.load_experiment(config)
+        return
+    reading = runs.load_experiment(config).dataset.reading
+    assert [one.fill for one in reading.features] == [0.0]
+
+
+def test_a_mean_that_is_far_from_0_is_refused(tmp_path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("\n".join(["age,label", *(f"{1e9 + row},{row % 2}" for row in range(16))]))
+    config = {**PRIVATE, "privacy.noise": 1.0, "data.path": str(path), "data.standardize": "none"}
+    with pytest.raises(ConfigError, match="means of age, which are far from 0"):
+        runs.load_experiment(fs.load_config("table", {**config, "data.root": str(tmp_path)}))
 
 
 def test_means_over_a_clients_examples_are_refused_beside_private_steps() -> None:
@@ -146,7 +198,7 @@ def test_a_budget_below_one_round_is_refused(spent, tmp_path) -> None:
 def test_an_adaptive_norm_finds_its_quantile() -> None:
     """All 100 clients of the digits, 50 rounds; then a round without noise counts them."""
     numbers = {"privacy.noise": 1.0, "privacy.count_noise": 2.5, "privacy.quantile": 0.5}
-    found = {"privacy.noise": 1e-6, "privacy.count_noise": 1e-6, "privacy.quantile": 0.5}
+    found = {"privacy.noise": 1e-3, "privacy.count_noise": 1e-3, "privacy.quantile": 0.5}
     whole = {"rounds": 50, "federated.cohort_size": 100, "privacy.slots": 100}
     methods = []
     for given in (numbers, found):

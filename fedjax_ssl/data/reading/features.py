@@ -39,8 +39,8 @@ class Feature:
     center: float = 0.0
     # ^ subtracted in double precision, before single precision would round differences away
     fill: float = 0.0
-    # ^ stands in for a missing cell: median of the training examples; place of the most frequent
-    # word
+    # ^ stands in for a missing cell, where `TableReading.missing` is median: that of the training
+    # examples; place of the most frequent word
 
     def values(self, cells: Sequence[str]) -> Float[np.ndarray, " n"]:
         """Read cells as numbers, words as places among the levels; NaN where a cell is missing
@@ -78,6 +78,25 @@ class TableReading(Reading):
             for one in self.features
             for level in one.levels or ("",)
         ]
+
+    @property
+    def learned(self) -> dict[str, str]:
+        """Describe what it has of all training rows: what it is -> what does without it."""
+        words = [one.name for one in self.features if one.levels]
+        far = [one.name for one in self.features if one.center]
+        found = {}
+        if self.missing == "median":
+            found["medians of columns"] = "fill in missing cells, or give data.missing=drop"
+        if words:
+            found[f"words of {', '.join(words)}"] = (
+                "write columns of 0 and 1 for words that everybody knows, or give "
+                f"data.ignore={','.join(words)}"
+            )
+        if far:
+            found[f"means of {', '.join(far)}, which are far from 0"] = (
+                "subtract a number that everybody knows"
+            )
+        return found
 
     def read(self, table: "pandas.DataFrame", findings: Findings) -> tuple[np.ndarray, np.ndarray]:
         """Read the rows of a table, whose other columns are passed over.
@@ -185,12 +204,13 @@ def fit(
     """
     features = []
     scarce = []
+    fills = reading.missing == "median"
     for name in names:
         cells = as_cells(as_text(table[name]), reading.marks)
         feature = kind_of(name, np.array(cells, object)[train].tolist(), reading, findings)
         values = feature.values(cells)
         known = values[train & np.isfinite(values)]
-        if reading.missing == "median" and 0 < len(known) < SCARCE * train.sum():
+        if fills and 0 < len(known) < SCARCE * train.sum():
             scarce.append(f"{name} ({len(known):,} of {train.sum():,})")
         if not len(known):
             findings.problems.append(
@@ -198,12 +218,12 @@ def fit(
                 f"data.ignore={name}"
             )
         elif feature.levels:
-            fill = float(np.bincount(known.astype(int)).argmax())
+            fill = float(np.bincount(known.astype(int)).argmax()) if fills else 0.0
             features.append(dataclasses.replace(feature, fill=fill))
         else:
             mean = float(known.mean())
             center = mean if 0 < known.std() * FAR < abs(mean) else 0.0
-            fill = float(np.median(known))
+            fill = float(np.median(known)) if fills else 0.0
             features.append(dataclasses.replace(feature, fill=fill, center=center))
     kinds = {
         "columns of words, one-hot encoded": [
