@@ -21,7 +21,15 @@ from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import Method, Recipe, ServerState
 from fedjax_ssl.federated.method import Metrics
 from fedjax_ssl.runs import own_callbacks
-from fedjax_ssl.runs.build import Built, Experiment, build, federate, load_experiment, rest_of
+from fedjax_ssl.runs.build import (
+    Built,
+    Experiment,
+    build,
+    federate,
+    load_experiment,
+    rest_of,
+    round_key,
+)
 from fedjax_ssl.runs.callbacks import Block, Callback
 from fedjax_ssl.runs.compile import Program, plain, with_examples
 from fedjax_ssl.runs.privacy import privacy_of_run
@@ -107,6 +115,7 @@ class Train:
         start = start_of(experiment)
         built = build(experiment, federation, hyperparameters, start, rest_of(key))
         method = built.method
+        key = round_key(experiment.config, key)
         state = method.init(key, federation)
 
         every = experiment.config.eval_every
@@ -145,7 +154,7 @@ class Train:
         with contextlib.ExitStack() as stack:
             feed = None
             if experiment.host is not None:
-                feed = stack.enter_context(Feed(built, key))
+                feed = stack.enter_context(Feed(built, program.inputs.key))
             for start in range(0, end, config.eval_every):
                 rounds = min(config.eval_every, end - start)
                 if feed is not None:

@@ -23,6 +23,7 @@ _SHOWN = (
     ("client updates/s", "client_updates_per_second", "{:,.0f}"),
 )
 COMPILING = "compiling ..."
+_WEAK_DELTA = 1e-3  # above which a bound that holds but for delta is none
 _LISTED_CLIENTS = 10  # by accuracy, at the end of a run
 
 
@@ -36,6 +37,11 @@ class Console(rich.console.Console):
         `fedjax_ssl.cli.main` in the end.
         """
         raise
+
+
+def no_protection(delta: float) -> str:
+    """Say that an epsilon at this delta protects nobody; "" where it may."""
+    return f"no protection, as delta {delta:.3g} is above 0.001" if delta > _WEAK_DELTA else ""
 
 
 class Progress(Closing):
@@ -53,6 +59,7 @@ class Progress(Closing):
         start_round: int = 0,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
+        delta: float = 0.0,
     ):
         """Prepare the report; nothing is printed yet.
 
@@ -61,7 +68,9 @@ class Progress(Closing):
             start_round: rounds that a restored checkpoint has finished already.
             stream: where to write; standard output by default.
             clock: seconds, for the time left.
+            delta: of the privacy of the run, if it has any.
         """
+        self._weak = no_protection(delta)
         stream = sys.stdout if stream is None else stream
         # Rich would also colour a pipe when FORCE_COLOR is set; lines in a log file stay plain.
         terminal = stream.isatty()
@@ -110,6 +119,8 @@ class Progress(Closing):
             for label, name, form in _SHOWN
             if row.get(name) is not None and math.isfinite(float(row[name]))
         }
+        if self._weak and "epsilon" in values:
+            values["epsilon"] += f" ({self._weak})"
         if 0 < float(row.get("client_updates_per_second") or 0) < 1:
             values["client_updates_per_second"] = (
                 f"client updates {_pace(row['client_updates_per_second'])}"
@@ -246,7 +257,11 @@ def _summary_lines(summary: Mapping[str, Any]) -> dict[str, str]:
         )
         shown["interval"] = f"{low:.2%} to {high:.2%} (95 %), {whose}"
     if summary.get("epsilon") is not None:
-        shown["epsilon"] = f"{summary['epsilon']:.4g} at delta {summary.get('delta', 0):.3g}"
+        delta = summary.get("delta", 0)
+        weak = no_protection(delta)
+        shown["epsilon"] = f"{summary['epsilon']:.4g} at delta {delta:.3g}" + f" ({weak})" * bool(
+            weak
+        )
     if summary.get("stopped_early"):
         best = summary.get("selected_round")
         by_validation = "" if best is None else f"; best by validation: round {best}"

@@ -18,6 +18,7 @@ from fedjax_ssl.config import ConfigError, naming
 from fedjax_ssl.errors import counted, how_to_install
 from fedjax_ssl.federated.private_steps import DPSGD, mechanisms
 from fedjax_ssl.federated.uploads import PRIVACY, Gaussian, Sampled
+from fedjax_ssl.runs.earlier import Earlier, earlier_of
 
 # Steps of the privacy loss: dp-accounting's own, and coarser ones for a search, whose noise is a
 # little larger for them.
@@ -52,10 +53,16 @@ class Account(NamedTuple):
     steps: tuple[tuple[Sampled, int], ...] = ()
     # ^ with private steps: how clients draw batches, and their steps a round; the costs are those
     # of the client whose examples pay most
+    earlier: Earlier = Earlier()  # spent before the run began
 
     def cost(self, rounds: int) -> float:
-        """Return epsilon after these rounds."""
-        return _epsilon(self, rounds, _STEP) if rounds else 0.0
+        """Return epsilon after these rounds, with what was spent before."""
+        return self.earlier.epsilon + (_epsilon(self, rounds, _STEP) if rounds else 0.0)
+
+    @property
+    def whole_delta(self) -> float:
+        """Delta of that epsilon."""
+        return self.earlier.delta + self.delta
 
     def rounds_within(self, epsilon: float, most: int) -> int:
         """Return how many rounds cost at most epsilon, up to `most`."""
@@ -134,10 +141,17 @@ def account_of(
                 f"noise is {float(noise):g}, whose epsilon is beyond counting; give at least "
                 f"{_LEAST_NOISE_GIVEN:g}, epsilon in its place, or leave name=none"
             )
-        account = account._replace(delta=delta, noise=float(noise or math.nan))
+        earlier = earlier_of(config)
+        account = account._replace(delta=delta, noise=float(noise or math.nan), earlier=earlier)
+        left = None if settings.epsilon is None else settings.epsilon - earlier.epsilon
+        if left is not None and left <= 0:
+            raise ValueError(
+                f"epsilon is {settings.epsilon:g}, and config.start_from has spent "
+                f"{earlier.epsilon:.4g} already; give a larger epsilon"
+            )
         if noise is None:
-            assert settings.epsilon is not None
-            account = account._replace(noise=solved(account, settings.epsilon, config.rounds))
+            assert left is not None
+            account = account._replace(noise=solved(account, left, config.rounds))
         if isinstance(settings, DPSGD):
             return account
         limit = 2 * settings.deviation_of_count(expected)

@@ -41,7 +41,14 @@ from fedjax_ssl.federated.memory import FittingProgram, bytes_of, bytes_to_come,
 from fedjax_ssl.federated.method import Metrics
 from fedjax_ssl.folder.files import bytes_in_words, plain_value
 from fedjax_ssl.models import Frozen
-from fedjax_ssl.runs.build import Built, Start, build, build_method, cohort_size_of
+from fedjax_ssl.runs.build import (
+    Built,
+    Start,
+    build,
+    build_method,
+    cohort_size_of,
+    round_key,
+)
 from fedjax_ssl.runs.compiler import compiled_program
 from fedjax_ssl.runs.rounds import run_block
 from fedjax_ssl.runs.start import start_of
@@ -106,6 +113,8 @@ class Advanced(NamedTuple):
 def static_part(config: Any) -> str:
     """Give the part of a resolved config that decides the code of its programs, as text."""
     fields = {name: value for name, value in config.to_dict().items() if name not in NOT_CODE}
+    if config.privacy.name != "none":
+        fields["start_from"] = config.start_from  # what it has spent decides the noise
     for field in configs.traced_numbers(config):
         section, _, name = field.rpartition(".")
         get(fields, section)[name] = "an argument"
@@ -146,7 +155,7 @@ class Program:
         values = configs.traced_numbers(config) | dict(numbers or {})
         self.inputs = Inputs(
             {name: jnp.asarray(value) for name, value in values.items()},
-            jax.random.key(config.seed) if key is None else key,
+            round_key(config, jax.random.key(config.seed) if key is None else key),
             built.federation,
             built.frozen,
         )

@@ -50,7 +50,7 @@ def finish(run: Run) -> None:
         evaluating = min(scored.seconds * len(rows), summary["train_seconds"])
         summary |= {**scored.fields, "evaluate_seconds": evaluating}
     if run.privacy is not None and rows:
-        summary |= run.privacy.summary()
+        summary |= run.privacy.summary(summary["rounds"])
     if "selected_round" in summary:
         examples = built.federation.summary()["validation_examples"]
         summary["validation_examples"] = examples

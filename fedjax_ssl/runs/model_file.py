@@ -266,13 +266,14 @@ def _without_training(config: dict[str, Any]) -> dict[str, Any]:
 def _for_prediction(
     config: ml_collections.ConfigDict, model_options: dict[str, Any]
 ) -> ml_collections.ConfigDict:
-    """Give the config of the same network on one device, without the file that its weights once
+    """Give the config of the same network on one device, without the places that its weights once
     came from.
     """
     changed = ml_collections.ConfigDict(config.to_dict())
     changed.federated.update({"devices": 1, "reduce": "ordered", "placement": "sequential"})
     taken = configs.CHOICES["model"].options(config.model.name)
     with changed.ignore_type():
+        changed.start_from = None
         changed.model.update(
             {name: v for name, v in {"weights": None, **model_options}.items() if name in taken}
         )

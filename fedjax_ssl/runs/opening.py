@@ -124,7 +124,8 @@ def opened(
         feed = None
         if built.experiment.host is not None:
             feed = stack.enter_context(Feed(built, program.inputs.key))
-        progress = Progress(end, start_round=start.round, stream=stream)
+        delta = 0.0 if privacy is None else privacy.account.whole_delta
+        progress = Progress(end, start_round=start.round, stream=stream, delta=delta)
         stack.enter_context(progress)
         natural = config.partition.name == "natural"
         run = Run(
@@ -182,6 +183,8 @@ def _check_debugging() -> None:
 def _without_what_is_gone(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     """Leave out where the first weights came from, if it is gone: a checkpoint has all of them."""
     places = {"model.weights": config.model.get("weights"), "start_from": config.start_from}
+    if config.privacy.name != "none":
+        del places["start_from"]  # which has spent some of epsilon
     gone = {
         name: None
         for name, place in places.items()

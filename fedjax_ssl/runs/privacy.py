@@ -10,14 +10,15 @@ from typing import Any
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.errors import counted
 from fedjax_ssl.federated.uploads import Gaussian
+from fedjax_ssl.folder.progress import no_protection
 from fedjax_ssl.models import count_parameters
 from fedjax_ssl.runs.account import Account, privacy_of
 from fedjax_ssl.runs.build import Built, account_of_run
 from fedjax_ssl.runs.callbacks import Block
 
 _LOGGED = (
-    "scores, losses and counts in metrics.csv, and a model or a round chosen by them; noise "
-    "follows from config.seed, which has to stay secret"
+    "scores, losses and counts in metrics.csv, and a model, a round or a temperature chosen by "
+    "them; names of classes and columns; noise follows from config.seed, which has to stay secret"
 )
 # Norm of a round's noise, over the largest norm of the mean update, beyond which little is learned.
 _HOPELESS = 20
@@ -62,12 +63,13 @@ class Privacy:
             )
         return limit
 
-    def summary(self) -> dict[str, Any]:
-        """Give the fields of `summary.json` beside epsilon."""
+    def summary(self, rounds: int) -> dict[str, Any]:
+        """Give the fields of `summary.json` beside epsilon, after these rounds."""
         return {
-            "delta": self.account.delta,
+            "delta": self.account.whole_delta,
             "noise": self.account.noise,
             "budget_spent": self.limit < self.rounds,
+            **self.account.earlier.fields(rounds),
         }
 
     def lines(self, params: Any) -> list[str]:
@@ -79,7 +81,7 @@ class Privacy:
         noise = self.account.noise
         cohorts = self.account.cohorts
         if self.account.steps:
-            return [*self._of_examples(), *self._end()]
+            return [*self._of_examples(), *self._beyond(), *self._end()]
         drawn = f"all {cohorts.clients} clients in every round"
         if cohorts.probability < 1:
             drawn = (
@@ -88,11 +90,11 @@ class Privacy:
             )
         lines = [
             f"privacy of one client more or less: epsilon {self.account.cost(self.limit):.4g} at "
-            f"delta {self.account.delta:.3g} after {counted(self.limit, 'round')}, noise "
+            f"delta {self.account.whole_delta:.3g} after {counted(self.limit, 'round')}, noise "
             f"{noise:.4g} times the clip norm, {drawn} ({self.account.accountant})",
             f"outside this epsilon: {_LOGGED}",
         ]
-        lines += self._end()
+        lines += [*self._beyond(), *self._end()]
         length = noise * math.sqrt(count_parameters(params)) / cohorts.expected
         if length > _HOPELESS:
             lines.append(
@@ -108,12 +110,36 @@ class Privacy:
         drawn, steps = max(self.account.steps, key=lambda one: one[0].probability * one[1])
         return [
             f"privacy of one example more or less at a client, also from the server: epsilon "
-            f"{self.account.cost(self.limit):.4g} at delta {self.account.delta:.3g} after "
+            f"{self.account.cost(self.limit):.4g} at delta {self.account.whole_delta:.3g} after "
             f"{counted(self.limit, 'round')}, noise {self.account.noise:.4g} times the clip norm "
             f"of a gradient; a client of {counted(drawn.clients, 'example')} takes "
             f"{counted(steps, 'step')} a round and draws each of them with probability "
             f"{drawn.probability:.4g}",
             f"outside this epsilon: how many examples a client has, {_LOGGED}",
+        ]
+
+    def _beyond(self) -> list[str]:
+        """Say what weakens this epsilon: its delta, and training before the run."""
+        delta = self.account.whole_delta
+        earlier = self.account.earlier
+        lines = []
+        if weak := no_protection(delta):
+            whom = "an example" if self.account.steps else "a client"
+            lines.append(
+                f"epsilon {self.account.cost(self.limit):.4g} is {weak}: with this probability all "
+                f"data of {whom} may be shown; have more of them, or set config.privacy.delta to "
+                "0.001 or less"
+            )
+        if earlier.epsilon:
+            lines.append(
+                f"this epsilon counts the {counted(earlier.rounds, 'private round')} before "
+                f"config.start_from too: epsilon {earlier.epsilon:.4g} and delta "
+                f"{earlier.delta:.3g} of it"
+            )
+        return lines + [
+            f"outside this epsilon: config.start_from, {one}: its weights may show all that it "
+            "learned from these clients"
+            for one in earlier.outside
         ]
 
     def _end(self) -> list[str]:

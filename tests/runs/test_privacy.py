@@ -14,6 +14,7 @@ import fedjax_ssl as fs
 from fedjax_ssl import config as configs
 from fedjax_ssl import runs
 from fedjax_ssl.config import ConfigError
+from fedjax_ssl.folder.progress import no_protection
 from fedjax_ssl.folder.run_folder import ConfigMismatch
 
 PRIVATE = {"privacy.name": "gaussian", "privacy.accountant": "rdp", "privacy.delta": 0.01}
@@ -171,8 +172,12 @@ def test_a_run_says_what_is_protected_and_what_is_not(spent) -> None:
         "round 2/3, accuracy",
         "epsilon 2.",
         "after round 3, which spends the budget of privacy",
+        "is no protection, as delta 0.01 is above 0.001: with this probability all data of a client",
     ):
         assert part in said, part
+    # beside every epsilon that is printed: at the start, after two evaluations, at the end
+    assert said.count("no protection, as delta 0.01 is above 0.001") == 4
+    assert no_protection(0.0011) and not no_protection(0.001)
 
 
 def test_a_run_that_is_complete_stays_complete(spent) -> None:
