@@ -34,6 +34,15 @@ _WITH_RULES = (
 # By field; a method's own setting by "METHOD.SETTING", and a single value by "FIELD=VALUE".
 GONE = {
     **{
+        f"{method}.server_turn": Gone("the server trains before the clients", ("before",))
+        for method in (*_WITH_RULES[:6], "mean_teacher")
+    },
+    "cbafed.tail_share": Gone("a class with less than 0.03 is a tail class", (0.03,)),
+    "cbafed.residual_epochs": Gone("local residuals are 5 epochs apart", (5,)),
+    "cbafed.residual_rounds": Gone("global residuals are 5 rounds apart", (5,)),
+    "cbafed.unlabelled_epochs": Gone("clients without labels train for one epoch", (1,)),
+    "cbafed.unlabelled_rate": Gone("clients without labels have 2/3 of the rate", (2 / 3,)),
+    **{
         f"{method}.{setting}": entry
         for method in _WITH_RULES
         for setting, entry in _OF_RULES.items()

@@ -80,6 +80,12 @@ RECOMMENDED = {
 }
 BY_ITSELF = {"cbafed": "clients with labels and those without train in different ways in one round"}
 
+TAIL_SHARE = 0.03  # a class with less is a tail class
+RESIDUAL_EPOCHS = 5  # between two local residuals
+RESIDUAL_ROUNDS = 5  # between two global residuals
+# of clients without labels, as a factor of the run's learning rate; in the code 0.02 of 0.03
+UNLABELLED_RATE = 2 / 3
+
 RESIDUAL = "global residual"  # of the state's terms: the model of the last global residual
 
 
@@ -101,14 +107,9 @@ class CBAFed:
         warmup_epochs: local epochs of these.
         base_threshold: T_c of a class with as many examples as the standard deviation.
         largest_threshold: the most that T_c may be; the code has 0.9 for SVHN.
-        tail_share: a class with less than this is a tail class.
         tail_second: whether an unsure example may be labelled with its second class.
         local_residual: share of the earlier weights at a client with labels; 0 leaves it out.
-        residual_epochs: between two local residuals.
         global_residual: share of the earlier model at the server; 0 leaves it out.
-        residual_rounds: between two global residuals.
-        unlabelled_epochs: local epochs at a client without labels.
-        unlabelled_rate: its learning rate, as a factor of the run's; 0.02 to 0.03 in the code.
         labelled_weight: factor of the weight of clients with labels in the average.
     """
 
@@ -116,14 +117,9 @@ class CBAFed:
     warmup_epochs: Count = 501
     base_threshold: Share = 0.84
     largest_threshold: Share = 0.95
-    tail_share: Share = 0.03
     tail_second: bool = True
     local_residual: Decay = 0.8
-    residual_epochs: Count = 5
     global_residual: Decay = 0.5
-    residual_rounds: Count = 5
-    unlabelled_epochs: Count = 1
-    unlabelled_rate: Weight = 2 / 3
     labelled_weight: Weight = 1.0
 
 
@@ -154,10 +150,8 @@ def cbafed(setup: Setup, settings: CBAFed) -> Recipe:
             _labelling_term(setup, settings),
             fix_term(setup, 1.0, as_labelled=True),
         ),
-        sampler=confident_epochs(
-            setup.batch_size, settings.unlabelled_epochs, with_partners=False, skip_single=True
-        ),
-        rate=lambda client: jnp.asarray(settings.unlabelled_rate, jnp.result_type(float)),
+        sampler=confident_epochs(setup.batch_size, 1, with_partners=False, skip_single=True),
+        rate=lambda client: jnp.asarray(UNLABELLED_RATE, jnp.result_type(float)),
         weigh=lambda client, uploads: jnp.sum(uploads[CONFIDENT]),
     )
     epochs = partial(
@@ -192,7 +186,7 @@ def class_thresholds(counts: Float[Array, " K"], settings: CBAFed) -> Thresholds
     num_classes = counts.shape[0]
     share = counts / jnp.maximum(jnp.sum(counts), 1.0) * (num_classes / 10)
     lowest = share + settings.base_threshold - jnp.std(share, ddof=1)
-    return Thresholds(jnp.minimum(lowest, settings.largest_threshold), share < settings.tail_share)
+    return Thresholds(jnp.minimum(lowest, settings.largest_threshold), share < TAIL_SHARE)
 
 
 def choose_by_class(
@@ -261,7 +255,7 @@ def _labelled_counts(setup: Setup, context: RoundContext) -> Float[Array, " K"]:
 
 
 def with_local_residual(batch_size: int, settings: CBAFed) -> AtClient:
-    """Step 1: weights and batch statistics W after every `residual_epochs` epochs become a share of
+    """Step 1: weights and batch statistics W after every 5 epochs become a share of
     R and the rest of W, which is then R.
 
     R is at first what there is after epoch 0. Momentum stays as it is.
@@ -278,7 +272,7 @@ def with_local_residual(batch_size: int, settings: CBAFed) -> AtClient:
             steps = jnp.maximum(batches_per_epoch(labelled, batch_size, skip_single=True), 1)
             number = at.inputs.number
             epoch = number // steps
-            ends = ((number + 1) % steps == 0) & (epoch % settings.residual_epochs == 0)
+            ends = ((number + 1) % steps == 0) & (epoch % RESIDUAL_EPOCHS == 0)
             now = _blend(ends & (epoch > 0), settings.local_residual, held, at.network(taken))
             held = jax.tree.map(lambda old, new: jnp.where(ends, new, old), held, now)
             taken = at.with_network(taken, now)
@@ -298,7 +292,7 @@ def _blend(due: Bool[Array, ""], share: float | Array, old: Any, new: Any) -> An
 
 def with_global_residual(recipe: Recipe, settings: CBAFed) -> Recipe:
     """Return the same method with step 3: the model W, its batch statistics among it, after every
-    `residual_rounds` rounds becomes a share of W' and the rest of W, which is then W'.
+    5 rounds becomes a share of W' and the rest of W, which is then W'.
 
     Counting begins after the warm-up; W' is at first the model before that. A share of 0 leaves
     everything as it is.
@@ -316,7 +310,7 @@ def with_global_residual(recipe: Recipe, settings: CBAFed) -> Recipe:
         after = recipe.after_average(before, after, data)
         number = before.round - settings.warmup_rounds
         held = after.terms[RESIDUAL]
-        due = (number > 0) & (number % settings.residual_rounds == 0)
+        due = (number > 0) & (number % RESIDUAL_ROUNDS == 0)
         now = _blend(due, settings.global_residual, held, Snapshot(after.params, after.model_state))
         held = jax.tree.map(lambda old, new: jnp.where(due | (number < 0), new, old), held, now)
         terms = {**after.terms, RESIDUAL: held}

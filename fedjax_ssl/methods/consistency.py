@@ -148,8 +148,6 @@ class Settings:
         ema_decay: predictions come from a moving average of the global network over the rounds, of
             this decay; 0: from the network itself. (The papers average over steps, with decay 0.999
             or 0.9999.)
-        server_turn: a server that has labelled examples trains on them "before" the clients or
-            "after".
         server_batch_size: examples per step at the server.
         server_epochs: epochs per round at the server.
         threshold: of the largest probability, from which on an unlabelled example counts; 0: all
@@ -162,7 +160,6 @@ class Settings:
     unlabelled_ratio: Count = 7
     labelled_too: bool = False
     ema_decay: Decay = 0.0
-    server_turn: Literal["before", "after"] = "before"
     server_batch_size: Count = 100
     server_epochs: Count = 1
 
@@ -724,7 +721,7 @@ def _method_of_terms(
         average = _moving_average_term(settings.ema_decay)
         network = teacher_network(AVERAGE)
         # It follows what the round ends with.
-        if at_server and (settings.server_turn == "after" or not terms):
+        if at_server and not terms:
             at_server = (*at_server, average)
         else:
             terms = (*terms, average)
@@ -733,7 +730,7 @@ def _method_of_terms(
         epochs = labelled_epochs(
             settings.server_batch_size, settings.server_epochs, setup.max_server
         )
-        server = ServerTraining(at_server, epochs, when=(settings.server_turn,))
+        server = ServerTraining(at_server, epochs, when=("before",))
     size = settings.unlabelled_ratio * setup.batch_size
     bounds = (setup.max_labelled, setup.max_unlabelled)
     sampler = paired_batches(

@@ -356,8 +356,7 @@ def test_without_weight_on_unlabelled_examples_only_labels_are_learned(name: str
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("turn", ["before", "after"])
-def test_labels_at_the_server(turn: str) -> None:
+def test_labels_at_the_server() -> None:
     """One step at the server with the weight of labels, two at a client without any."""
     with jax.enable_x64(True):
         data = toy.federation(sizes=(4,), labelled=(0,), server=4)
@@ -375,7 +374,6 @@ def test_labels_at_the_server(turn: str) -> None:
             labelled_weight=3.0,
             unlabelled_ratio=1,
             ema_decay=0.4,
-            server_turn=turn,
         )
         start = method.init(KEY, data)
         state, info = jax.device_get(jax.jit(method.round)(KEY, start, data))
@@ -386,11 +384,7 @@ def test_labels_at_the_server(turn: str) -> None:
     known = inputs[-4:]
     targets = one_hot(labels[-4:])
 
-    def server() -> None:
-        oracle.step((known, 3 * (softmax(oracle.scores(known)) - targets) / 4))
-
-    if turn == "before":
-        server()
+    oracle.step((known, 3 * (softmax(oracle.scores(known)) - targets) / 4))
     for _ in range(STEPS):
         weak = softmax(oracle.scores(unlabelled))
         strong = 0.5 * unlabelled
@@ -398,8 +392,6 @@ def test_labels_at_the_server(turn: str) -> None:
         oracle.step(
             (strong, (softmax(oracle.scores(strong)) - one_hot(weak.argmax(1))) * confident / 4)
         )
-    if turn == "after":
-        server()
     oracle.check(state)
     np.testing.assert_allclose(state.terms["moving_average"].params["w"], oracle.w, rtol=1e-9)
     assert info["local_steps"] == 1 + STEPS and info["clients"] == 1
