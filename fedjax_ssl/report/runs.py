@@ -15,6 +15,7 @@ import pandas
 
 from fedjax_ssl.errors import UserError, counted
 from fedjax_ssl.folder.folder import COMPARED, ROOM, WATCHING, flat_config
+from fedjax_ssl.folder.progress import no_protection
 from fedjax_ssl.folder.stored_run import StoredRun, find_runs, on_other_data, read_run
 from fedjax_ssl.registry import did_you_mean
 from fedjax_ssl.report.numbers import COSTS, Cell, Metric, compare, known, metrics_of, numbers_of
@@ -259,6 +260,8 @@ def read(
                 f"{group.name} predicts one class, {told[0]!r}, for every test example in "
                 f"{told[1]} of {counted(len(group.finished), 'run')}: it has learned nothing there"
             )
+    weak = [run for run in started if no_protection((run.summary or {}).get("delta", 0.0))]
+    problems += _together("epsilon is no protection, as delta is above 0.001", _described(weak))
     few = [group for group in groups if len(group.finished) == 2]
     if few and len(groups) > 1:
         problems.append(

@@ -32,11 +32,13 @@ class Privacy:
         account: of its mechanism.
         settings: of `config.privacy`.
         rounds: that the config asks for.
+        outside: what of this config no epsilon counts, in words.
     """
 
     account: Account
     settings: Any
     rounds: int
+    outside: tuple[str, ...] = ()
 
     def __call__(self, block: Block) -> None:
         """Add epsilon so far, and an adaptive clip norm."""
@@ -136,11 +138,12 @@ class Privacy:
                 f"config.start_from too: epsilon {earlier.epsilon:.4g} and delta "
                 f"{earlier.delta:.3g} of it"
             )
-        return lines + [
+        lines += [
             f"outside this epsilon: config.start_from, {one}: its weights may show all that it "
             "learned from these clients"
             for one in earlier.outside
         ]
+        return lines + [f"outside this epsilon: {one}" for one in self.outside]
 
     def _end(self) -> list[str]:
         if self.limit == self.rounds:
@@ -155,4 +158,14 @@ def privacy_of_run(built: Built) -> Privacy | None:
     """Return the privacy of a run; None: it has none."""
     config = built.experiment.config
     found = account_of_run(config, built.federation)
-    return None if found is None else Privacy(found, privacy_of(config), config.rounds)
+    if found is None:
+        return None
+    outside = []
+    if config.data.standardize == "client":
+        outside.append(
+            "mean and deviation of each client (config.data.standardize=client), which model.json "
+            "keeps: do not give that file away"
+        )
+    if config.data.name == "features":
+        outside.append("what the encoder of config.data.path learned, if from these clients")
+    return Privacy(found, privacy_of(config), config.rounds, tuple(outside))

@@ -222,6 +222,9 @@ def private(tmp_path_factory):
         rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
         lines = [json.dumps(row | {"epsilon": row["round"] / noise}) for row in rows]
         (path / "metrics.jsonl").write_text("\n".join([*lines, ""]))
+        summary = json.loads((path / "summary.json").read_text())
+        delta = 0.07 if noise == 1.0 else 0.001
+        (path / "summary.json").write_text(json.dumps({**summary, "delta": delta}))
     return folder
 
 
@@ -240,7 +243,10 @@ def test_maps_have_the_groups_that_differ_in_two_numbers(private, sweep):
 
 
 def test_accuracy_is_drawn_over_epsilon_too(private):
-    groups = read([private]).groups
+    report = read([private])
+    groups = report.groups
+    (weak,) = [line for line in report.problems if line.startswith("epsilon is no protection")]
+    assert "delta is above 0.001: " in weak and weak.count("1.0-0.") == 4
     effect = {one["field"]: one for one in effects_of(groups)}["epsilon"]
     assert effect["log"]
     lines = {line["name"]: [x for x, _ in line["points"]] for line in effect["lines"]}

@@ -101,6 +101,12 @@ def test_what_a_table_has_of_all_rows_is_refused(privacy, row, settings, says, t
     assert [one.fill for one in reading.features] == [0.0]
 
 
+def test_images_have_the_mean_brightness_of_all_clients_and_are_refused() -> None:
+    settings = {"privacy.noise": 1.0, "data.standardize": "client"}
+    with pytest.raises(ConfigError, match="brings to the mean brightness of all clients"):
+        runs.load_experiment(config_of(**settings))
+
+
 def test_a_mean_that_is_far_from_0_is_refused(tmp_path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text("\n".join(["age,label", *(f"{1e9 + row},{row % 2}" for row in range(16))]))
