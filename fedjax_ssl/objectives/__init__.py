@@ -29,13 +29,14 @@ if TYPE_CHECKING:
         training_signal_ceiling,
     )
     from fedjax_ssl.objectives.channel_checks import (
-        assess_identifiability,
+        channel_warnings,
         check_correspondence,
         check_observed,
         check_set_priors,
         check_test_prior,
-        diagnose_matrix,
-        identifiability_warnings,
+        is_constant,
+        open_directions,
+        open_note,
         posterior_constraints,
     )
     from fedjax_ssl.objectives.channels import (

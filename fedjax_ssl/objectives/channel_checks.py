@@ -8,8 +8,7 @@ clients have a null space of one dimension, the ray of eta. A matrix of full col
 client is sufficient for that, not necessary.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,7 +16,6 @@ from numpy.typing import ArrayLike, NDArray
 # set priors and test prior: a larger deviation from 1 is an error, a smaller one is divided out
 ROW_TOLERANCE = 1e-3
 COLUMN_TOLERANCE = 1e-6  # correspondence matrices
-SMALL_SINGULAR_VALUE = 1e-3  # below it a client's own matrix is close to singular
 # singular values below this share of the largest one count as 0: shares come in float32
 RANK_TOLERANCE = 1e-6
 
@@ -224,65 +222,6 @@ def _owner(client: int | str | None) -> str:
     return "" if client is None else f" of client {client}"
 
 
-class MatrixDiagnostics(NamedTuple):
-    """Condition of one client's matrix [O, K] could be inverted."""
-
-    num_rows: int  # observations with a positive weight
-    num_classes: int
-    rank: int
-    singular_values: NDArray[np.float64]  # descending, K of them
-    condition_number: float  # largest singular value over the K-th; inf for a rank below K
-    empty_rows: tuple[int, ...]  # observations without any weight: sets without examples
-    missing_classes: tuple[int, ...]  # classes without any weight: zero columns
-
-    @property
-    def smallest_singular_value(self) -> float:
-        """The K-th singular value; 0 where there are fewer observations than classes."""
-        return float(self.singular_values[-1])
-
-    @property
-    def is_constant(self) -> bool:
-        """Tells whether the loss ignores the logits: one observation, or all of them with
-        proportional rows.
-        """
-        return self.num_rows > 0 and self.rank <= 1
-
-
-class Identifiability(NamedTuple):
-    """Identifiability of the classes from all clients together."""
-
-    clients: tuple[MatrixDiagnostics, ...]  # with rows scaled to sum 1
-    singular_values: NDArray[np.float64]  # values of the stacked constraints, descending, K of them
-    null_space: NDArray[np.float64]  # [K, m], orthonormal; m = 1 where the posterior is identified
-    identified: bool
-
-
-def diagnose_matrix(matrix: ArrayLike) -> MatrixDiagnostics:
-    """Rank, singular values and empty rows and columns of a client's matrix [O, K], used as it is.
-
-    Raises:
-        ValueError: not a matrix of finite numbers >= 0.
-    """
-    weights = np.asarray(matrix, np.float64)
-    if weights.ndim != 2 or not np.all(np.isfinite(weights)) or np.any(weights < 0):
-        raise ValueError(
-            f"A client's matrix has shape {weights.shape}; it must be [observations, classes] of "
-            "finite numbers >= 0."
-        )
-    singular_values = _singular_values(weights)
-    rank = _rank(singular_values)
-    full = rank == weights.shape[1]
-    return MatrixDiagnostics(
-        num_rows=int(np.any(weights > 0, axis=1).sum()),
-        num_classes=weights.shape[1],
-        rank=rank,
-        singular_values=singular_values,
-        condition_number=float(singular_values[0] / singular_values[-1]) if full else float("inf"),
-        empty_rows=tuple(np.flatnonzero(~np.any(weights > 0, axis=1)).tolist()),
-        missing_classes=tuple(np.flatnonzero(~np.any(weights > 0, axis=0)).tolist()),
-    )
-
-
 def posterior_constraints(
     matrices: Sequence[ArrayLike], posterior: ArrayLike
 ) -> NDArray[np.float64]:
@@ -297,10 +236,9 @@ def posterior_constraints(
     eta = np.asarray(posterior, np.float64)
     rows = [np.zeros((0, len(eta)))]
     for matrix in matrices:
-        weights = np.asarray(matrix, np.float64)
         # A row of zeros would only say that 0 = 0, and as the last row it would take the place of a
         # real constraint.
-        weights = weights[np.any(weights > 0, axis=1)]
+        weights = _filled_rows(matrix)
         if len(weights):
             scores = weights @ eta
             observed = scores / scores.sum()
@@ -308,10 +246,9 @@ def posterior_constraints(
     return np.concatenate(rows)
 
 
-def assess_identifiability(
-    matrices: Sequence[ArrayLike], posterior: ArrayLike | None = None
-) -> Identifiability:
-    """Return whether the clients' observations together determine the class posterior.
+def open_directions(matrices: Sequence[ArrayLike], posterior: ArrayLike | None = None) -> int:
+    """Return how many directions of the class posterior all clients' observations together leave
+    open; 0: they determine it.
 
     Args:
         matrices: A_c [O_c, K] of every client: the identity for labels, the correspondence matrix
@@ -323,84 +260,70 @@ def assess_identifiability(
     Raises:
         ValueError: no client, or matrices that differ in their number of classes.
     """
-    arrays = [np.asarray(matrix, np.float64) for matrix in matrices]
-    widths = {array.shape[-1] for array in arrays}
+    widths = {np.asarray(matrix).shape[-1] for matrix in matrices}
     if len(widths) != 1:
         raise ValueError(
             f"The clients' matrices have {sorted(widths)} columns; at least one client is needed, "
             "and all matrices must have one column per class."
         )
-    clients = tuple(diagnose_matrix(_rows_of_sum_one(array)) for array in arrays)
-    drawn = np.random.default_rng(0).dirichlet(np.ones(widths.pop()), size=3)
+    num_classes = widths.pop()
+    drawn = np.random.default_rng(0).dirichlet(np.ones(num_classes), size=3)
     posteriors = drawn if posterior is None else np.asarray(posterior, np.float64)[None]
-    stacks = [posterior_constraints(arrays, eta) for eta in posteriors]
-    worst = min(stacks, key=lambda stack: _rank(_singular_values(stack)))
-    singular_values = _singular_values(worst)
-    rank = _rank(singular_values)
-    # The triangular factor has the same null space as the stack, and no more rows than there are
-    # classes.
-    square = np.zeros((worst.shape[1], worst.shape[1]))
-    factor = np.linalg.qr(worst, mode="r")
-    square[: len(factor)] = factor
-    _, _, right = np.linalg.svd(square)
-    return Identifiability(clients, singular_values, right[rank:].T, rank == worst.shape[1] - 1)
+    return num_classes - 1 - min(_rank(posterior_constraints(matrices, eta)) for eta in posteriors)
 
 
-def identifiability_warnings(report: Identifiability) -> list[str]:
-    """Return what a user should know about a federation, a sentence per weakness with the
+def is_constant(matrix: ArrayLike) -> bool:
+    """Return whether a client's loss ignores the logits: it has one observation, or all of its
+    observations have proportional rows.
+    """
+    rows = _filled_rows(matrix)
+    # how large a set is says nothing about what it can tell apart
+    return len(rows) > 0 and _rank(rows / rows.sum(axis=1, keepdims=True)) <= 1
+
+
+def channel_warnings(matrices: Sequence[ArrayLike], quiet: Collection[int] = ()) -> list[str]:
+    """Return what a user should know about clients' observations, a sentence per weakness with the
     clients that have it.
+
+    Args:
+        matrices: as for `open_directions`.
+        quiet: clients of whom nothing is said.
     """
     clients_with: dict[str, list[int]] = {}
-    for client, diagnostics in enumerate(report.clients):
-        for weakness in _weaknesses(diagnostics):
+    for client, matrix in enumerate(matrices):
+        for weakness in [] if client in quiet else _weaknesses(matrix):
             clients_with.setdefault(weakness, []).append(client)
-    warnings = [
+    return [
         f"{'Client' if len(clients) == 1 else 'Clients'} {_listed(tuple(clients))}: {weakness}"
         for weakness, clients in clients_with.items()
     ]
-    if not report.identified:
-        num_classes, dimension = report.null_space.shape
-        warnings.append(
-            f"The federation as a whole does not identify the class posterior: {dimension - 1} of "
+
+
+def _weaknesses(matrix: ArrayLike) -> list[str]:
+    found = []
+    rows = _filled_rows(matrix)
+    if len(rows) == 1:
+        found.append("there is only one set, so the loss is constant and its gradient 0.")
+    elif is_constant(matrix):
+        found.append(
+            "all sets have the same class proportions, so the loss is constant and its gradient 0."
+        )
+    elif len(rows) and not rows.any(axis=0).all():
+        missing = tuple(np.flatnonzero(~rows.any(axis=0)).tolist())
+        found.append(f"classes {_listed(missing)} occur in no set; nothing is learned about them.")
+    return found
+
+
+def open_note(directions: int, num_classes: int) -> list[str]:
+    """Return the sentence about a federation that leaves directions of the class posterior open."""
+    notes = []
+    if directions:
+        notes.append(
+            f"The federation as a whole does not identify the class posterior: {directions} of "
             f"{num_classes - 1} directions are left open by all observations together; add "
             "labelled examples, or sets with other class proportions."
         )
-    return warnings
-
-
-def _weaknesses(diagnostics: MatrixDiagnostics) -> list[str]:
-    found = []
-    if diagnostics.empty_rows:
-        found.append(
-            f"observations {_listed(diagnostics.empty_rows)} have no weight (sets without "
-            "examples, or labels that no class carries); they are dropped."
-        )
-    if not diagnostics.num_rows:
-        return found
-    if diagnostics.is_constant:
-        reason = (
-            "there is only one set"
-            if diagnostics.num_rows == 1
-            else "all sets have the same class proportions"
-        )
-        found.append(f"{reason}, so the loss is constant and its gradient 0.")
-        return found
-    if diagnostics.missing_classes:
-        found.append(
-            f"classes {_listed(diagnostics.missing_classes)} occur in no set; nothing is learned "
-            "about them."
-        )
-    if diagnostics.rank < diagnostics.num_classes:
-        found.append(
-            f"rank {diagnostics.rank} of {diagnostics.num_classes}; a client's observations alone "
-            "do not tell all classes apart."
-        )
-    elif diagnostics.smallest_singular_value < SMALL_SINGULAR_VALUE:
-        found.append(
-            f"the smallest singular value is {diagnostics.smallest_singular_value:.1g} (condition "
-            f"number {diagnostics.condition_number:.1g}); some classes are hardly told apart."
-        )
-    return found
+    return notes
 
 
 def _listed(numbers: tuple[int, ...], most: int = 10) -> str:
@@ -408,19 +331,14 @@ def _listed(numbers: tuple[int, ...], most: int = 10) -> str:
     return text if len(numbers) <= most else f"{text}, ... ({len(numbers)} in all)"
 
 
-def _rows_of_sum_one(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Rows scaled to sum 1: how large a set is says nothing about what it can tell apart."""
-    sums = matrix.sum(axis=-1, keepdims=True)
-    return np.divide(matrix, sums, out=matrix.copy(), where=sums > 0)
+def _filled_rows(matrix: ArrayLike) -> NDArray[np.float64]:
+    """Return the rows of observations that can be: sets with examples."""
+    weights = np.asarray(matrix, np.float64)
+    return weights[np.any(weights > 0, axis=1)]
 
 
-def _singular_values(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
-    """As many singular values as columns: those that a matrix with few rows lacks are 0."""
-    found = np.linalg.svd(matrix, compute_uv=False)
-    return np.pad(found, (0, matrix.shape[1] - len(found)))
-
-
-def _rank(singular_values: NDArray[np.float64]) -> int:
-    if not len(singular_values) or singular_values[0] == 0:
+def _rank(matrix: NDArray[np.float64]) -> int:
+    values = np.linalg.svd(matrix, compute_uv=False)
+    if not len(values) or values[0] == 0:
         return 0
-    return int(np.sum(singular_values > RANK_TOLERANCE * singular_values[0]))
+    return int(np.sum(values > RANK_TOLERANCE * values[0]))

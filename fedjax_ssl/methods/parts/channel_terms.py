@@ -267,26 +267,17 @@ def check_channels(data: FederatedData) -> list[str]:
         )
         for c in range(data.num_clients)
     ]
-    report = objectives.assess_identifiability(
-        [*matrices, *[sees_classes] * bool(int(data.num_server))]
-    )
+    matrices += [sees_classes] * bool(int(data.num_server))
     # Coarse labels tell fewer classes apart than there are by their nature: that is worth no
     # sentence.
-    plain = objectives.diagnose_matrix(sees_classes)
-    coarse = known & ~from_sets
-    quiet = [
-        plain if client < len(coarse) and coarse[client] else found
-        for client, found in enumerate(report.clients)
-    ]
-    described = report._replace(
-        clients=tuple(quiet), identified=report.identified or bool(estimated.any())
-    )
+    notes = objectives.channel_warnings(matrices, quiet=np.flatnonzero(known & ~from_sets).tolist())
     if estimated.any():
-        return objectives.identifiability_warnings(described)
-    if all(client.is_constant or not client.num_rows for client in report.clients):
+        return notes
+    if all(objectives.is_constant(one) or not one.any() for one in matrices):
         raise ValueError(
             "no client's observations tell anything about the class: each has one set, or sets "
             "with equal class shares; give at least one client a second set with other shares, "
             "or class labels"
         )
-    return objectives.identifiability_warnings(described)
+    directions = objectives.open_directions(matrices)
+    return notes + objectives.open_note(directions, data.num_classes)
