@@ -274,23 +274,19 @@ def mixmatch(oracle: Oracle, number: int, step: int, mixes: bool = True) -> list
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("slopes", "weights", "fixed", "rounds"),
     [
         (fixmatch, {"unlabelled_weight": 2.0, "labelled_weight": 3.0}, {}, 2),
-        *(
-            pytest.param(*case, marks=pytest.mark.thorough)
-            for case in (
-                (uda, {}, {}, 2),
-                (pseudo_label, {"unlabelled_weight": 3.0}, {}, 2),
-                (mean_teacher, {}, {}, 2),
-                (pi_model, {}, {}, 1),
-                (vat, {}, {}, 1),
-                (mixmatch, {}, {}, 1),
-                # squared distance to guesses
-                (functools.partial(mixmatch, mixes=False), {}, {"mixup_alpha": 1e-3}, 1),
-            )
-        ),
+        (uda, {}, {}, 2),
+        (pseudo_label, {"unlabelled_weight": 3.0}, {}, 2),
+        (mean_teacher, {}, {}, 2),
+        (pi_model, {}, {}, 1),
+        (vat, {}, {}, 1),
+        (mixmatch, {}, {}, 1),
+        # squared distance to guesses
+        (functools.partial(mixmatch, mixes=False), {}, {"mixup_alpha": 1e-3}, 1),
     ],
 )
 def test_rounds_follow_the_formula(slopes: Any, weights: dict, fixed: dict, rounds: int) -> None:
@@ -307,6 +303,7 @@ def test_rounds_follow_the_formula(slopes: Any, weights: dict, fixed: dict, roun
                 assert infos[number][f"pseudo_label_{metric}"] == pytest.approx(value)
 
 
+@pytest.mark.thorough
 def test_predictions_by_the_moving_average_leave_training_alone() -> None:
     """d = min(1 - 1/t, decay): the first network alone, then 0.4 of it."""
     states, _ = train("fixmatch")
@@ -331,16 +328,8 @@ def test_a_teacher_without_memory_is_the_pi_model_with_constant_targets() -> Non
     assert np.abs(pi[2].params["model"]["w"] - supervised[2].params["model"]["w"]).max() > 1e-3
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "fixmatch",
-        *(
-            pytest.param(x, marks=pytest.mark.thorough)
-            for x in ("mean_teacher", "pi_model", "vat", "pseudo_label")
-        ),
-    ],
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["fixmatch", "mean_teacher", "pi_model", "vat", "pseudo_label"])
 def test_without_weight_on_unlabelled_examples_only_labels_are_learned(name: str) -> None:
     """UDA would still anneal, and MixMatch mix labelled examples with the others."""
     states, _ = train(name, unlabelled_weight=0.0)

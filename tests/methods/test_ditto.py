@@ -34,14 +34,19 @@ def own_model(method, state, client: int = 0) -> float:
     return float(method.network(state, client)[0]["w"][0])
 
 
-def with_own_start(method, start: float, name: str):
-    """The first state, of clients whose own models start elsewhere."""
-    state = method.init(KEY, toy.federation())
-    kept = state.clients.terms[name]
-    weights = jax.tree.map(lambda x: jnp.full_like(x, start), kept.model.weights)
-    kept = kept._replace(model=kept.model._replace(weights=weights))
-    clients = state.clients._replace(terms={**state.clients.terms, name: kept})
-    return state._replace(clients=clients)
+def after_one_round(method, start: float, name: str):
+    """The state after a round of clients whose own models start elsewhere."""
+
+    @jax.jit
+    def one_round(data):
+        state = method.init(KEY, data)
+        kept = state.clients.terms[name]
+        weights = jax.tree.map(lambda x: jnp.full_like(x, start), kept.model.weights)
+        kept = kept._replace(model=kept.model._replace(weights=weights))
+        clients = state.clients._replace(terms={**state.clients.terms, name: kept})
+        return method.round(KEY, state._replace(clients=clients), data)[0]
+
+    return one_round(toy.federation())
 
 
 @pytest.mark.parametrize(
@@ -54,7 +59,7 @@ def with_own_start(method, start: float, name: str):
 )
 def test_dittos_pull_on_a_quadratic(float64, steps: int, expected: float) -> None:
     method = build(ditto(on_a_line(0.0, 2.0, steps), pull=0.5))
-    end, _ = method.round(KEY, with_own_start(method, 1.0, "ditto"), toy.federation())
+    end = after_one_round(method, 1.0, "ditto")
     np.testing.assert_allclose(own_model(method, end), expected, atol=1e-12)
     common = 2.0 - 2.0 * 0.9**steps  # which knows nothing of the others
     np.testing.assert_allclose(float(method.network(end)[0]["w"][0]), common, atol=1e-12)
@@ -63,7 +68,7 @@ def test_dittos_pull_on_a_quadratic(float64, steps: int, expected: float) -> Non
 def test_apfls_mixture_on_a_quadratic(float64) -> None:
     """Two steps by hand: v takes a times the step of the mixture, a moves in the first one."""
     method = build(apfl(on_a_line(0.0, 2.0, 2), mix=0.25, adaptive=True))
-    end, _ = method.round(KEY, with_own_start(method, 1.0, "apfl"), toy.federation())
+    end = after_one_round(method, 1.0, "apfl")
     v, w, share = 1.0, 0.0, 0.25
     for number in range(2):
         slope = share * v + (1 - share) * w - 2.0

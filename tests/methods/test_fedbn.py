@@ -42,7 +42,7 @@ def trained():
     """Two rounds of three of the six clients: (method, first state, last state, data, info)."""
     data = toy.federation()
     method = build(fedbn(recipe_of(data, cohort_size=3)))
-    start = method.init(KEY, data)
+    start = jax.jit(method.init)(KEY, data)
     end, infos = toy.run(jax.jit(method.round), KEY, start, data, 2)
     return SimpleNamespace(method=method, start=start, end=end, data=data, info=infos[-1])
 

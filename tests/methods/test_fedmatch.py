@@ -222,6 +222,7 @@ def one_step():
     return call
 
 
+@pytest.mark.thorough
 def test_disjoint_steps(one_step) -> None:
     """Check 5: psi moves at the sigma that already moved; helpers have the sigma that was
     received.
@@ -238,6 +239,7 @@ def test_disjoint_steps(one_step) -> None:
     assert info["c2s"] == 2.0 and info["s2c_helpers"] == pytest.approx((2 + 3) / 6)
 
 
+@pytest.mark.thorough
 def test_losses_move_their_own_part_alone(one_step) -> None:
     """Check 6, bit for bit."""
     sigma, psi, _ = one_step(supervised_weight=10.0)
@@ -247,6 +249,7 @@ def test_losses_move_their_own_part_alone(one_step) -> None:
     assert np.array_equal(sigma, SIGMA) and (psi != 0.2 * SIGMA).all()
 
 
+@pytest.mark.thorough
 def test_psi_follows_sigma(one_step) -> None:
     """Check 7: psi - sigma shrinks by 1 - 2 * 0.001 * 10 a step, here by 1 - 2 * 0.01 * 1."""
     psi = 0.2 * SIGMA
@@ -259,6 +262,7 @@ def test_psi_follows_sigma(one_step) -> None:
         assert seen[number] == pytest.approx(share, abs=5e-7)
 
 
+@pytest.mark.thorough
 def test_nobody_confident_leaves_the_regularizers(one_step) -> None:
     """Check 18d, tau above 1; and without any weight psi stays (18a)."""
     _, psi, info = one_step(threshold=1.0, **{**PAPER, "supervised_weight": 0.0})
@@ -269,6 +273,7 @@ def test_nobody_confident_leaves_the_regularizers(one_step) -> None:
     assert info["pseudo_label_coverage"] == 0 and np.isnan(info["pseudo_label_accuracy"])
 
 
+@pytest.mark.thorough
 def test_no_helpers_yet(one_step) -> None:
     """The client's own class is the vote, and there is no divergence."""
     weights = {"agreement_weight": 1.0, "kl_weight": 1.0}

@@ -133,6 +133,7 @@ def some_setup() -> federated.Setup:
     return toy.setup(toy.federation())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("known", [True, False])
 def test_total_loss(known):
     """Check 10."""

@@ -128,7 +128,7 @@ def test_clients_with_sets_or_class_labels_alone_take_no_part(trained, data):
         observed=data.observed.at[rows].set(data.labels[rows]),
     )
     one_round = jax.jit(method.round)
-    start = method.init(KEY, data)
+    start = jax.jit(method.init)(KEY, data)
     state, info = one_round(KEY, start, others)
     absent, expected = one_round(KEY, start, toy.without(data, 0, 1))
     assert info["clients"] == expected["clients"] == 4

@@ -1,6 +1,7 @@
 """FedPL, FedLLP and FedLLP-VAT (notes on FedUL, sections 5, 13 and 14)."""
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import chex
@@ -15,7 +16,12 @@ from fedjax_ssl import methods, presets
 from fedjax_ssl.data import FederatedData, WeakLabels
 from fedjax_ssl.federated import Client, Now, Step, Stream
 from fedjax_ssl.methods.fedllp import local_epochs_done, set_per_step
-from fedjax_ssl.methods.fedpl import majority_labels, split_by_confidence, split_loss
+from fedjax_ssl.methods.fedpl import (
+    Confidence,
+    majority_labels,
+    split_by_confidence,
+    split_loss,
+)
 from fedjax_ssl.objectives import consistency_ramp, mixup
 from tests import toy
 
@@ -60,38 +66,39 @@ def client_with(weak: WeakLabels) -> Client:
     )
 
 
-def mixed_loss(
-    logits: jax.Array, batch: Stream, threshold: float = 0.4, skip_empty: bool = False
-) -> jax.Array:
+@partial(jax.jit, static_argnames="skip_empty")
+def split_and_loss(
+    logits: jax.Array,
+    batch: Stream,
+    threshold: float = 0.4,
+    mix_weight: float = 0.3,
+    skip_empty: bool = False,
+) -> tuple[Confidence, jax.Array]:
     split = split_by_confidence(logits, batch, threshold)
-    return split_loss(
-        logits, mixup(logits[split.first], logits[split.second], 0.3), split, 0.3, 0.3, skip_empty
-    )
+    mixed = mixup(logits[split.first], logits[split.second], 0.3)
+    return split, split_loss(logits, mixed, split, 0.3, mix_weight, skip_empty)
 
 
 def test_worked_batch_of_fedpl(float64) -> None:
     """Check 14."""
     logits = jnp.asarray(LOGITS)
-    split = split_by_confidence(logits, stream(4), 0.4)
+    split, fixed = split_and_loss(logits, stream(4), mix_weight=0.0)
     np.testing.assert_array_equal(split.labels, [0, 0, 1, 2])
     np.testing.assert_array_equal(split.confident, [True, False, True, False])
     np.testing.assert_array_equal(split.paired, [True, True, False, False])
     np.testing.assert_array_equal(np.stack([split.first, split.second])[:, :2], [[0, 2], [1, 3]])
-    mixed = mixup(logits[split.first], logits[split.second], 0.3)
-    assert float(split_loss(logits, mixed, split, 0.3, 0.0)) == pytest.approx(
-        0.3033374432, abs=1e-10
-    )
-    both = float(split_loss(logits, mixed, split, 0.3, 1.0))
+    assert float(fixed) == pytest.approx(0.3033374432, abs=1e-10)
+    both = float(split_and_loss(logits, stream(4), mix_weight=1.0)[1])
     assert both - 0.3033374432 == pytest.approx(0.8276322038, abs=1e-10)
-    assert float(mixed_loss(logits, stream(4))) == pytest.approx(0.5516271043, abs=1e-10)
+    assert float(split_and_loss(logits, stream(4))[1]) == pytest.approx(0.5516271043, abs=1e-10)
 
 
 def test_padding_of_a_batch_and_class_labels_in_it(float64) -> None:
-    logits = jnp.concatenate([jnp.asarray(LOGITS), jnp.full((2, 3), 7.0)])
-    padded = stream(6, mask=jnp.arange(6) < 4)
-    assert float(mixed_loss(logits, padded)) == pytest.approx(0.5516271043, abs=1e-10)
+    logits = jnp.asarray([*LOGITS, *[[7.0] * 3] * 2])
+    padded = stream(6, mask=jnp.asarray([True] * 4 + [False] * 2))
+    assert float(split_and_loss(logits, padded)[1]) == pytest.approx(0.5516271043, abs=1e-10)
     labelled = stream(4, observed=jnp.asarray([-1, 2, -1, -1], jnp.int32))
-    split = split_by_confidence(jnp.asarray(LOGITS), labelled, 0.4)
+    split, _ = split_and_loss(jnp.asarray(LOGITS), labelled)
     np.testing.assert_array_equal(split.labels, [0, 2, 1, 2])
     np.testing.assert_array_equal(split.confident, [True, True, True, False])
 
@@ -101,12 +108,13 @@ def test_a_batch_without_a_pair(float64) -> None:
     is left.
     """
     logits = jnp.asarray(LOGITS)
-    losses = -np.log(np.asarray(jax.nn.softmax(logits)).max(axis=1))
-    assert float(mixed_loss(logits, stream(4), threshold=0.0)) == pytest.approx(
-        losses.mean(), abs=1e-12
-    )
-    assert float(mixed_loss(logits, stream(4), threshold=0.0, skip_empty=True)) == 0
-    value, slope = jax.value_and_grad(lambda z: mixed_loss(z, stream(4), threshold=0.99))(logits)
+    sure = np.exp(LOGITS).max(axis=1) / np.exp(LOGITS).sum(axis=1)
+    _, value = split_and_loss(logits, stream(4), threshold=0.0)
+    assert float(value) == pytest.approx(-np.log(sure).mean(), abs=1e-12)
+    assert float(split_and_loss(logits, stream(4), threshold=0.0, skip_empty=True)[1]) == 0
+    value, slope = jax.jit(
+        jax.value_and_grad(lambda z: split_and_loss(z, stream(4), threshold=0.99)[1])
+    )(logits)
     assert float(value) == 0 and not np.asarray(slope).any()
 
 
@@ -115,9 +123,10 @@ def test_majority_labels() -> None:
     weak = sets_of_one_client([0, 1, 2], shares)
     batch = stream(5, weak=jnp.asarray([0, 1, 2, -1, 2]), observed=jnp.asarray([-1, -1, -1, -1, 0]))
     # of equal ones the first
-    np.testing.assert_array_equal(majority_labels(batch, weak), [1, 0, 2, -1, 0])
+    labels = jax.jit(majority_labels)
+    np.testing.assert_array_equal(labels(batch, weak), [1, 0, 2, -1, 0])
     coarse = dataclasses.replace(weak, from_sets=jnp.asarray(False))
-    np.testing.assert_array_equal(majority_labels(batch, coarse), [-1, -1, -1, -1, 0])
+    np.testing.assert_array_equal(labels(batch, coarse), [-1, -1, -1, -1, 0])
     np.testing.assert_array_equal(majority_labels(batch, None), batch.observed)
 
 
@@ -275,7 +284,8 @@ def test_learning_from_proportions_needs_sets() -> None:
     data = toy.federation()
     method = methods.build("fedllp", toy.setup(data))
     with pytest.raises(ValueError, match="this federation has none; use supervision 'sets'"):
-        jax.eval_shape(method.round, KEY, method.init(KEY, data), data)
+        state = jax.eval_shape(method.init, KEY, data)
+        jax.eval_shape(method.round, KEY, state, data)
 
 
 @pytest.mark.parametrize("argument", ["ten", "1", "10,dirichlet", "10,iid,xclp", "10,iid,fedul,5"])

@@ -265,7 +265,7 @@ def test_a_client_with_less_than_a_batch_takes_no_step_and_one_without_labels_le
     data = toy.federation(sizes=(3, 8), labelled=(3, 0))
     run = toy.setup(data, model=toy.linear_model())
     method = methods.build("sage", run, threshold=0.0)
-    start = method.init(key(), data)
+    start = jax.jit(method.init)(key(), data)
     state, info = jax.jit(method.round)(key(), start, data)
     assert info["local_steps"] == 2 * 2 and info["examples"] == 4 * 8
     chex.assert_tree_all_finite(state)

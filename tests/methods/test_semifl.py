@@ -44,7 +44,7 @@ CHANGES = {
 def one_round(data: FederatedData, name: str) -> tuple[ServerState, ServerState, Metrics]:
     """State before and after the first round of a method with a linear model, and its info."""
     method = methods.build(name, toy.setup(data, model=toy.linear_model(), **CHANGES))
-    start = method.init(key(), data)
+    start = jax.jit(method.init)(key(), data)
     end, info = jax.jit(method.round)(key(), start, data)
     return start, end, info
 
@@ -346,7 +346,7 @@ def test_inputs_and_targets_are_mixed_in_the_same_share():
     method = federated.build(
         federated.Recipe(run, (federated.Stage(terms, confident_epochs(4, 2)),))
     )
-    start = method.init(key(), data)
+    start = jax.jit(method.init)(key(), data)
     third = {"w": jnp.zeros_like(start.params["model"]["w"]), "b": jnp.asarray([0.0, 0.0, 5.0])}
     _, info = jax.jit(method.round)(key(), start._replace(params={"model": third}), data)
     assert info["local_steps"] > 5 and info["loss"] < 1e-6

@@ -8,7 +8,6 @@ from fedjax_ssl.methods.parts.terms import (
     PseudoLabels,
     diagnose_pseudo_labels,
     network_features,
-    network_pseudo_labels,
 )
 from tests import toy
 
@@ -49,31 +48,6 @@ def features(run, context: RoundContext, key: jax.Array | None = None) -> np.nda
             lambda context, key: network_features(run, context, *(() if key is None else (key,)))
         )(context, key)
     )
-
-
-def test_network_pseudo_labels_are_the_networks_classes_weighted_by_entropy() -> None:
-    """XCLP section 5.4: argmax of the softmax, weight 1 - H / log K; labelled examples keep
-    label and weight 1.
-    """
-    data = toy.federation()
-    ids = [0, 2, 5]
-    found = jax.jit(
-        lambda: network_pseudo_labels(setup(data), a_round(data, ids), a_round(data, ids).clients)
-    )()
-    weights = toy.linear_model().init(jax.random.key(0))[0]
-    for slot, client in enumerate(ids):
-        size = toy.SIZES[client]
-        seen = toy.LABELLED[client]
-        rows = np.asarray(data.index)[client, :size]
-        scores = np.asarray(data.inputs)[rows] @ np.asarray(weights["w"]) + np.asarray(weights["b"])
-        probs = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
-        certainty = 1 + (probs * np.log(probs)).sum(1) / np.log(toy.NUM_CLASSES)
-        labels = np.where(np.arange(size) < seen, np.asarray(data.labels)[rows], probs.argmax(1))
-        np.testing.assert_array_equal(found.labels[slot, :size], labels)
-        np.testing.assert_array_equal(found.labels[slot, size:], -1)
-        expected = np.where(np.arange(size) < seen, 1.0, certainty)
-        np.testing.assert_allclose(found.weights[slot, :size], expected, rtol=1e-4, atol=1e-5)
-        np.testing.assert_array_equal(found.weights[slot, size:], 0.0)
 
 
 def test_network_features_do_not_depend_on_cohort_and_padding() -> None:

@@ -74,13 +74,15 @@ def trained(said, monkeypatch, name, rounds, decay=0.0, said_name="", first="fir
                 "drop_last": True,
             },
         ),
-        ("fedllp", {"l1": 1e-2}),
+        pytest.param(*("fedllp", {"l1": 1e-2}), marks=[pytest.mark.thorough, pytest.mark.promise]),
     ],
 )
 def test_weights_and_statistics_are_those_of_the_code(monkeypatch, exact, name, settings):
     assert max(trained(fixture("fedul"), monkeypatch, name, 3, **settings).values()) < 1e-12
 
 
+@pytest.mark.thorough
+@pytest.mark.promise
 def test_fedllp_vat_is_the_code_but_for_statistics_and_lengths(monkeypatch, exact):
     """`whole_vat` is the code with perturbations of their length, and with running statistics that
     follow one pass.

@@ -52,7 +52,10 @@ def test_labels_and_weights_of_a_graph_are_those_of_the_code(exact, kind):
     assert max(gaps) < 1e-6  # weights of classes are float32 in the code
 
 
-@pytest.mark.parametrize("name", ["xclp", "per_client"])
+@pytest.mark.parametrize(
+    "name",
+    ["xclp", pytest.param("per_client", marks=[pytest.mark.thorough, pytest.mark.promise])],
+)
 def test_rounds_are_those_of_the_code(monkeypatch, exact, name):
     without_chance(monkeypatch)
     said = fixture("xclp")

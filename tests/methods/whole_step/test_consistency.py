@@ -59,6 +59,7 @@ def test_fixmatch(data) -> None:
 
             losses.append(both(client, unsupervised))
         assert 0 < np.mean(counted) < 1
+        assert run.infos[number]["pseudo_label_coverage"] == np.mean(counted)
         after = harness.federated_step(losses, networks[-1], run.infos[number]["loss"])
         networks.append(after)
     harness.assert_same(run.params(), networks[-1], atol=2e-8)
@@ -180,6 +181,7 @@ def test_pi_model(data) -> None:
     together, second = sorted(seen, key=len, reverse=True)
     labels = harness.client_of(whole, 0).observed[cycled(3, BATCH)]
     assert len(together) == 3 * BATCH and len(second) == 2 * BATCH
+    assert np.abs(together[BATCH:] - second).min() > 1e-6
 
     def loss(p) -> float:
         logits = forward(p, together).logits

@@ -99,7 +99,7 @@ def slices(examples: harness.Examples, size: int, steps: int) -> list[harness.Ex
     return [examples.at(slice(step * size, (step + 1) * size)) for step in range(steps)]
 
 
-@pytest.mark.parametrize("at_server", [False, True], ids=["labels at clients", "labels at server"])
+@pytest.mark.parametrize("at_server", [False, True], ids=["clients", "server"])
 def test_sigma_and_psi(at_server: bool) -> None:
     labelled = (0, 0, 0) if at_server else harness.LABELLED
     data = toy.federation(

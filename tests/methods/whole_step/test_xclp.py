@@ -50,6 +50,7 @@ def test_xclp_over_one_graph(monkeypatch, data) -> None:
     kappa = graphs.balance(labels)
     weights = np.where(observed >= 0, 1, sure) * kappa[labels]
     assert np.ptp(kappa) > 0.1 and 0 < sure.min() < 0.5
+    assert_operations(run.infos[0])
     targets = graphs.apart(clients, labels, weights)
     losses = [weighted(*own) for own in zip(clients, targets, strict=True)]
     harness.assert_same(run.params(), harness.federated_step(losses, FIRST, run.infos[0]["loss"]))
@@ -78,6 +79,20 @@ def test_label_propagation_at_every_client_alone(data) -> None:
     sizes = harness.SIZES[: len(clients)]
     expected = harness.federated_step(losses, FIRST, run.infos[0]["loss"], sizes)
     harness.assert_same(run.params(), expected)
+
+
+def assert_operations(info: dict[str, float]) -> None:
+    """Those of the paper's formulas (section 3.3), in millions, for the mean client."""
+    sizes = np.array(harness.SIZES)
+    total = sizes.sum()
+    expected = {
+        "codes": sizes.mean() * harness.WIDTH * graphs.BITS,
+        "distances": sizes.mean() * total * graphs.BITS,
+        "inverse": total**3,
+        "row_sums": total * np.mean(harness.LABELLED) * CLASSES,
+    }
+    for step, number in expected.items():
+        assert info[f"operations_{step}"] == pytest.approx(number / 1e6)
 
 
 def said_by_network(params, client: harness.Examples) -> Targets:
