@@ -55,6 +55,7 @@ ROWS |= CONTROLS
 WHERE = {"LC": "lc", "LS": "ls"}
 SPLITS = {"IID": "iid", "NonIID": "noniid"}
 SERVER_COUNTS = "a client takes five; the server's ten of a round are counted among them"
+SERVER_ALONE = "clients have nothing to train; the server takes its ten a round"
 BATCH = {
     f"{split} {where}": {
         "config": f"cifar10_fedmatch:{WHERE[where]},{SPLITS[split]}",
@@ -160,6 +161,8 @@ def cell(row: str, column: str, stream: bool = False, each: int = 5) -> dict:
     """
     where = "LS" if column.endswith("LS") else "LC"
     small = {"small": steps(row, where, stream, each)}
+    if where == "LS" and row in CONTROLS and not row.startswith("FedMatch"):
+        small["small"] |= {"steps": SERVER_ALONE}
     supervised = row.endswith("SL") and where == "LS"
     return small | ({"supervision.server_labels": 1000} if supervised else {})
 

@@ -68,11 +68,13 @@ def _diverged(run: StoredRun, trained: Sequence[dict[str, Any]]) -> bool:
 
 
 def _steps(trained: Sequence[dict[str, Any]]) -> float | None:
-    """Return the mean of the last row whose clients trained; a row counts the rounds since the one
-    before.
+    """Return the mean of the last row whose clients trained, 0 where the server alone does; a row
+    counts the rounds since the one before.
     """
     rows = [row for row in trained if row.get("clients")]
-    return round(rows[-1]["local_steps"] / rows[-1]["clients"], 2) if rows else None
+    if not rows:
+        return 0.0 if trained else None
+    return round(rows[-1]["local_steps"] / rows[-1]["clients"], 2)
 
 
 def _classes(run: StoredRun) -> int:

@@ -309,9 +309,9 @@ def test_a_smoke_table_has_no_number_of_the_paper():
     assert "84.1" not in text and "the paper's" not in text.partition("results of")[0]
 
 
-def run_folder(tmp_path: Path, losses: list[float], **summary: object) -> Path:
+def run_folder(tmp_path: Path, losses: list[float], clients: int = 5, **summary: object) -> Path:
     rows = [
-        {"round": place + 1, "loss": loss, "local_steps": 100, "clients": 5}
+        {"round": place + 1, "loss": loss, "local_steps": 100, "clients": clients}
         for place, loss in enumerate(losses)
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
@@ -336,3 +336,9 @@ def test_marks_of_a_run(tmp_path, losses, summary, value, marks):
     run = read_run(run_folder(tmp_path, losses, **summary))
     cell = Cell("A", "B", "digits", {}, "test_accuracy", "selected", "", "")
     assert signs(run, cell, value) == (20.0, marks)
+
+
+def test_a_server_that_trains_alone_has_no_local_steps(tmp_path):
+    run = read_run(run_folder(tmp_path, [2.3, 1.9], clients=0))
+    cell = Cell("A", "B", "digits", {}, "test_accuracy", "last", "", "")
+    assert signs(run, cell, 0.4).steps == 0
