@@ -7,7 +7,7 @@ from typing import Any
 from fedjax_ssl import config as configs
 from fedjax_ssl import data
 from fedjax_ssl.prediction import one_shot
-from fedjax_ssl.runs import divergence, fine_tuning
+from fedjax_ssl.runs import divergence, fine_tuning, prediction_files
 from fedjax_ssl.runs.active import Run
 from fedjax_ssl.runs.compile import on_one_device
 from fedjax_ssl.runs.processes import share_out
@@ -25,7 +25,7 @@ def finish(run: Run) -> None:
     round, chosen = _chosen(run)
     rows = [] if run.folder is None else run.folder.rows()
     outcomes = _predict(run)
-    summary = summarize(config, rows, run.seconds, one_shot.summary_of(outcomes))
+    summary = summarize(config, rows, run.seconds, prediction_files.summary_of(outcomes))
     summary |= divergence.ended(last, rows, config)
     files = run.files
     # on one of its devices; the others wait for the summary
@@ -103,8 +103,8 @@ def _predict(run: Run) -> list[one_shot.Predicted]:
         outcomes.append(outcome)
         if run.folder is not None:
             known = (built.experiment.dataset, built.federation, outcomes, natural)
-            run.folder.write("predictions.csv", one_shot.predictions_csv(*known))
-            run.folder.write("predictions_by_client.csv", one_shot.clients_csv(*known))
+            run.folder.write("predictions.csv", prediction_files.predictions_csv(*known))
+            run.folder.write("predictions_by_client.csv", prediction_files.clients_csv(*known))
         run.team.feed()
     return outcomes
 

@@ -72,7 +72,7 @@ def summarize(
         config: resolved config of the run.
         rows: all metric rows.
         seconds: "compile_seconds" and "train_seconds", the latter without compiling.
-        predictions: from `fedjax_ssl.prediction.one_shot.summary_of`.
+        predictions: from `fedjax_ssl.runs.prediction_files.summary_of`.
 
     Returns:
         The fields in the order of the file. `test_accuracy` is the last row's, `best_test_accuracy`

@@ -23,8 +23,8 @@ from fedjax_ssl.errors import UserError, counted, note
 from fedjax_ssl.folder import read_run
 from fedjax_ssl.folder.files import write_output
 from fedjax_ssl.prediction import points_of
-from fedjax_ssl.prediction.one_shot import as_csv
 from fedjax_ssl.runs.build import federate, load_experiment, load_resolved
+from fedjax_ssl.runs.prediction_files import as_csv
 from fedjax_ssl.trained.model import load_run
 
 HELP = """Says which examples to label next: those that say most about all others, by the graph of
