@@ -101,11 +101,11 @@ class Claim:
         found = dict[tuple[str, str, str], list[Pair]]()
         for pair in self.pairs:
             found.setdefault(pair.column, []).append(pair)
+        if not self.unlabelled:
+            return found
         for (table, _, column), pairs in found.items():
             for first in dict.fromkeys(pair.first for pair in pairs):
                 others = {pair.second for pair in pairs if pair.first == first}
-                if not self.unlabelled:
-                    continue
                 pairs.append(Pair(table, first, (without_unlabelled(first[0]), column)))
                 if (self.baseline, column) not in others:
                     pairs.append(Pair(table, first, (self.baseline, column), math.inf))
@@ -254,7 +254,7 @@ def _compare(
         ):
             return Compared(pair, _NO_OPPONENT)
     difference = compare(ours, theirs)
-    if difference.pairs < TELLING or difference.low is None:
+    if difference.low is None or difference.pairs < TELLING:
         return Compared(pair, FEW, difference)
     holds = difference.low > (0 if pair.level is None else -pair.level)
     return Compared(pair, _AHEAD if holds else _LEVEL, difference)
