@@ -55,7 +55,12 @@ TEXT = {  # what the paper's text has where the released code has something else
 METHOD_NAMES = tuple(METHODS)
 # XCLP's steps on labels alone: those of its second stage, through both stages.
 CONTROL = without_unlabelled("FedAvg+XCLP")
-METHODS[CONTROL] = {"method.name": "fedavg", "rounds": BOTH["rounds"]}
+# Its schedule is as long as those of both stages: it would end at the rate 0 after two thirds.
+METHODS[CONTROL] = {
+    "method.name": "fedavg",
+    "rounds": BOTH["rounds"],
+    "optimizer.schedule_rounds": 4000,
+}
 RUN_SMALL = tuple(METHODS)
 METHODS |= {f"FedAvg+XCLP, the text's {name}": {**BOTH, **TEXT[name]} for name in TEXT}
 METHODS["FedAvg+XCLP, all of the text's"] = {
@@ -95,7 +100,11 @@ REDUCED = (
 for method in METHODS.values():
     method["small"] = dict(SMALL_BOTH if method["rounds"] == BOTH["rounds"] else SMALL_STAGE1)
 METHODS["FedAvg (labeled only)"]["small"] |= {"optimizer.local_steps": STEPS}
-METHODS[CONTROL]["small"] = {"rounds": SMALL_BOTH["rounds"], "optimizer.local_steps": STEPS}
+METHODS[CONTROL]["small"] = {
+    "rounds": SMALL_BOTH["rounds"],
+    "optimizer.local_steps": STEPS,
+    "optimizer.schedule_rounds": 96,
+}
 METHODS["FedMatch"]["small"] |= {
     "optimizer.schedule_rounds": None,
     "optimizer.local_epochs": STEPS,
@@ -121,7 +130,10 @@ MEDIUM = {
 }
 for method in METHODS.values():
     method["medium"] = dict(MEDIUM_BOTH if method["rounds"] == BOTH["rounds"] else MEDIUM_STAGE1)
-METHODS[CONTROL]["medium"] = {"rounds": MEDIUM_BOTH["rounds"]}
+METHODS[CONTROL]["medium"] = {
+    "rounds": MEDIUM_BOTH["rounds"],
+    "optimizer.schedule_rounds": 160,
+}
 METHODS["FedMatch"]["medium"] |= {
     "optimizer.local_steps": None,
     "optimizer.schedule_rounds": None,
