@@ -69,7 +69,7 @@ def encoder(
     own = ":" in name
     if name in PUBLISHED:
         return _published(name, dataset, weights, side, given)
-    options = {"--weights": weights, "--side": side}
+    options: dict[str, Any] = {"--weights": weights, "--side": side}
     options |= {"--data.mean": given.mean, "--data.std": given.std}
     if idle := [option for option, value in options.items() if value is not None]:
         raise UserError(

@@ -20,7 +20,7 @@ def about_training(built: Built) -> Iterator[str]:
     Args:
         built: the run.
     """
-    if jax.config.jax_enable_x64:
+    if jax.config.read("jax_enable_x64"):
         yield (
             "JAX_ENABLE_X64 is set: float64 in places, and other draws of the same seed than "
             "without it"
