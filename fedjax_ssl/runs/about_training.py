@@ -28,6 +28,7 @@ def about_training(built: Built) -> Iterator[str]:
     if not built.experiment.config.rounds:
         return
     yield from _kept_round(built)
+    yield from _own_models_at_start(built)
     yield from _server_that_never_steps(built)
     yield from _random_rest(built)
     yield from _inputs_of_weights(built)
@@ -45,6 +46,16 @@ def _kept_round(built: Built) -> Iterator[str]:
         yield f"{what}: the round in best/ may be a poor one for these"
     else:
         yield f"{what}: the models of the last round are kept, and no round is chosen"
+
+
+def _own_models_at_start(built: Built) -> Iterator[str]:
+    """Say what clients' own models start from, where another run's weights are the start."""
+    method = built.method
+    if built.experiment.config.start_from and method.predict_for is not None and not method.alone:
+        yield (
+            "config.start_from gives the common model alone: clients' own models start as a copy "
+            "of it"
+        )
 
 
 def _server_that_never_steps(built: Built) -> Iterator[str]:

@@ -81,3 +81,16 @@ def test_a_name_that_a_session_has_registered_is_said_at_both_ends() -> None:
     finally:
         del configs.REGISTRIES["model"]._builders["of_a_cell"]
     assert registered_elsewhere(own.to_dict()) == ["model 'of_a_cell'"]
+
+
+def test_own_models_start_from_the_common_one(federation) -> None:
+    experiment, data = federation
+    built = build(
+        experiment._replace(
+            config=configs.resolve(
+                fs.load_config("digits_fedavg", {"personalize.name": "ditto", "start_from": "runs"})
+            )
+        ),
+        data,
+    )
+    assert any("clients' own models start as a copy" in line for line in about_training(built))
