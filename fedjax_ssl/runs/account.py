@@ -25,8 +25,9 @@ from fedjax_ssl.runs.earlier import Earlier, earlier_of
 _STEP = 1e-4
 _COARSE_STEP = 1e-3
 # Losses of little noise are so large that steps get wider, for at most so many in the losses of a
-# round and of all rounds. Epsilon stays an upper bound.
-_MOST_STEPS = 5e5
+# round and of all rounds; of other noise in those of all rounds. Epsilon stays an upper bound.
+_LITTLE_NOISE = 0.25
+_MOST_STEPS = 5e4
 _MOST_STEPS_OF_ALL = 1e7
 _TAIL = 12  # deviations of a loss up to which it counts
 _ACCURACY = 1e-3  # of a noise that is solved for, relative
@@ -199,6 +200,7 @@ def solved(account: Account, epsilon: float, rounds: int) -> float:
     return math.exp(brentq(above, low, high, xtol=_ACCURACY / 2) + _ACCURACY / 2)
 
 
+@functools.lru_cache(maxsize=256)
 def _epsilon(account: Account, rounds: int, step: float) -> float:
     """Return epsilon after some rounds, with privacy losses in steps of this size."""
     if account.steps:
@@ -227,7 +229,9 @@ def _epsilon(account: Account, rounds: int, step: float) -> float:
 def _wide_enough(step: float, noise: float, rounds: int) -> float:
     """Return this step of the privacy loss, doubled until there are few enough of them."""
     mean = 0.5 / noise**2
-    least = max((mean + _TAIL / noise) / _MOST_STEPS, rounds * mean / _MOST_STEPS_OF_ALL)
+    least = rounds * mean / _MOST_STEPS_OF_ALL
+    if noise < _LITTLE_NOISE:
+        least = max(least, (mean + _TAIL / noise) / _MOST_STEPS)
     return step * 2 ** max(math.ceil(math.log2(least / step)), 0)
 
 
