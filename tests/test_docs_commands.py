@@ -26,6 +26,7 @@ from fedjax_ssl.secure.__main__ import _parser as secure_parser
 from fedjax_ssl.secure.__main__ import main as secure
 from fedjax_ssl.sweep import command as sweep
 from fedjax_ssl.trained.command import _parser as predict_parser
+from fedjax_ssl.trained.plan_labels import _parser as plan_parser
 from tests.test_docs_hospital import write_sites
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,6 +53,7 @@ NOT_RUN = {
     r"--workers 16|devices=8|gpus_per_node": "several GPUs, a cluster: tests/test_gpus.py",
     r"sklearn\.metrics|--tracking|--search": "needs scikit-learn, wandb, mlflow or Optuna",
     r"runs/leaderboard": "five seeds each: experiments/leaderboard.py runs them",
+    r"runs/label_plan": "five seeds each: experiments/label_plan.py runs them",
     r"runs/hospital": "tests/test_docs_hospital.py trains them whole",
 }
 BEFORE = {  # what a page takes for done
@@ -213,6 +215,9 @@ def understand(said: Said) -> None:
         assert given.search or sweep._plan(given).runs
     elif name in parsers:
         parsers[name]().parse_args(rest)
+    elif name == "plan-labels":
+        _, settings = plan_parser().parse_known_args(rest)
+        run.parse(settings)
     elif name == "features":
         given, settings = features_parser().parse_known_args(rest)
         configs.resolve(configs.load(given.config, run.parse(settings).settings))

@@ -96,3 +96,9 @@ def test_heads_train_on_an_array_of_features(
     found = run_block("features.md")
     assert found["probabilities"].shape == (3, 10)
     assert found["summary"]["test_accuracy"] > 0.3
+
+
+@pytest.mark.thorough
+def test_twenty_planned_labels_reach_most_digits(capsys: pytest.CaptureFixture[str]) -> None:
+    run_block("plan_labels.md")
+    assert float(capsys.readouterr().out) > 0.85
