@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_ssl.errors import UserError, did_you_mean
-from fedjax_ssl.gone import words_of
 
 _PACKAGE = str(Path(__file__).resolve().parent)
 # Where other people's code is; what is called from here and lies elsewhere is the user's.
@@ -128,6 +127,8 @@ def said(error: BaseException) -> str:
     text = " ".join(str(error.args[0] if theirs else error).strip().split("\n\n")[0].split())
     if unknown := re.match(r'Key "(.*?)" does not exist and cannot be added', text):
         others = re.findall(r"'(\w+)': ", text)
+        from fedjax_ssl.gone import words_of  # a recipe does not need it
+
         if words := words_of(unknown[1]):
             return f"the setting {unknown[1]!r} is gone: {words}"
         return f"there is no field {unknown[1]!r}.{did_you_mean(unknown[1], others)}"
