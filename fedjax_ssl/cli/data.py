@@ -13,7 +13,7 @@ import numpy as np
 from fedjax_ssl import data
 from fedjax_ssl.cli import one_of, parser, split
 from fedjax_ssl.cli.listing import print_list
-from fedjax_ssl.cli.proposal import propose
+from fedjax_ssl.cli.proposal import FEW_TESTED, labels_tested, propose
 from fedjax_ssl.config import ConfigError, as_text, default, naming, options, with_settings
 from fedjax_ssl.errors import counted
 from fedjax_ssl.registry import check_known
@@ -105,6 +105,11 @@ def _check(asked: argparse.Namespace, settings: list[tuple[str, str]]) -> int:
         print(f"ready: {command.line}")
         if composed is not None:
             print(f"\nor terms in one step: {composed.proposal.why}\nready: {composed.line}")
+        if (tested := labels_tested(content)) < FEW_TESTED:
+            print(
+                f"\nwith error bars, since {counted(tested, 'labelled test example')} a run say "
+                f"little: {command.sweep}"
+            )
         return 0
     guesses = ", ".join(f"{option}={as_text(value)}" for option, value in found.assumed.items())
     print("not ready: mend the problems, and check again")

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from fedjax_ssl.runs.shared import Shared
 
 SERVERS = ("server", "central", "coordinator", "zentrale")  # names of who has labels for all
+FEW_TESTED = 100  # labelled test examples, of which fewer say little in one run
+TESTED = 0.2  # share of the examples that is held out for testing
 MANY_UNLABELLED = 0.25  # from this share on they are worth a method that learns from them
 
 
@@ -92,6 +94,16 @@ class Command(NamedTuple):
         """The command, as it is typed."""
         told = [f"--{field}={value}" for field, value in self.settings.items()]
         return shlex.join(["fedjax-ssl", "run", self.config, *told])
+
+    @property
+    def sweep(self) -> str:
+        """The same run with five seeds, as it is typed."""
+        # A comma in a value of a sweep would part two values.
+        told = [
+            f"--{field}='{value}'" if "," in value else f"--{field}={value}"
+            for field, value in self.settings.items()
+        ]
+        return shlex.join(["fedjax-ssl", "sweep", self.config, *told, "--seeds", "5"])
 
 
 def labels_of(dataset: data.Dataset) -> Labels:
@@ -224,6 +236,13 @@ def propose(
     return why_not, None
 
 
+def labels_tested(dataset: data.Dataset) -> int:
+    """Count the labelled test examples of a run that `propose` finds, about."""
+    if dataset.test is not None:
+        return int((dataset.test.y >= 0).sum())
+    return round(TESTED * labels_of(dataset).labelled)
+
+
 def _command(proposal: Proposal, config: str, settings: Mapping[str, str]) -> Command:
     argument = proposal.method
     if proposal.labels:
@@ -249,8 +268,8 @@ def _further_settings(dataset: data.Dataset, standardize: bool) -> Iterator[dict
     if dataset.train.client is None:
         number = min(10, max(len(dataset.train) // 20, 2))
         clients = {"partition.name": "iid", "partition.num_clients": str(number)}
-    by_client = {"data.client_test_fraction": "0.2"}
-    of_labels = {"data.test_fraction": "0.2"}
+    by_client = {"data.client_test_fraction": str(TESTED)}
+    of_labels = {"data.test_fraction": str(TESTED)}
     only_predicted = {"prediction.predictors": "network"}
     tests = [by_client, of_labels, by_client | only_predicted]
     if dataset.train.client is None or 2 * (dataset.train.y < 0).sum() >= len(dataset.train):

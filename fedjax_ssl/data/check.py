@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fedjax_ssl.data.dataset import Dataset, Names, distinct
+from fedjax_ssl.data.dataset import Dataset, Names
 from fedjax_ssl.data.federation.report import lacking
 from fedjax_ssl.data.reading.columns import ROLES
 from fedjax_ssl.data.reading.encoded import FACTS as FEATURES
@@ -26,7 +26,8 @@ from fedjax_ssl.data.reading.tables import (
     one_hot,
     read_table,
 )
-from fedjax_ssl.data.sources import SOURCES, read
+from fedjax_ssl.data.sites_apart import Apart, sites_apart
+from fedjax_ssl.data.sources import SOURCES, names_apart, read
 from fedjax_ssl.data.sources.folder import FILE, find_table
 from fedjax_ssl.data.sources.huggingface import is_saved_dataset
 from fedjax_ssl.errors import counted
@@ -41,10 +42,15 @@ CLASSES = 20  # more different values are no classes, where no name tells
 STRAYS = 3  # words among numbers that may all mean a missing one
 
 FEW_CODES = 6  # whole numbers of a column, of which so many may be codes
+# Categories of Unicode that a reader does not see, or takes for a hyphen, and letters like these;
+# and punctuation that may stand around a name.
+_UNSEEN = ("Cc", "Cf", "Zs", "Zl", "Zp", "Pd")
+_UNSEEN_LETTERS = "\u034f\u115f\u1160\u17b4\u17b5\u2212\u2800\u3164\uffa0" + "".join(
+    map(chr, range(0xFE00, 0xFE10))
+)
+_AROUND = ".,;:!'\"`()[]\u00b4\u2018\u2019\u201c\u201d\u00ab\u00bb"
+
 EMPTY = 0.9  # share of a column's cells from which on it is left out
-# Sites differ where their means lie as far apart as examples of a site do, in deviations.
-APART = 1.0
-FEWEST = 8  # examples of a site, of which fewer have no mean worth a word
 
 # Words that name a role in headers, without accents: alone, or at the end of a longer name.
 _NAMES = {
@@ -98,12 +104,13 @@ def check(path: Path | str, source: str | None = None, **options: Any) -> Checke
         DatasetUnavailable: `path` is not there.
         ValueError: an unknown source or option.
     """
-    given = Path(path).expanduser()
-    name = source or source_of(given, options.get("file_column") or "file")
+    place = Path(path).expanduser()
+    name = source or source_of(place, options.get("file_column") or "file")
     places = {"path": path, "root": options.pop("root", None)}
-    taken = {place: value for place, value in places.items() if SOURCES.takes(name, place)}
+    options = names_apart(name, options)
+    taken = {where: value for where, value in places.items() if SOURCES.takes(name, where)}
     findings = Findings()
-    proposed, assumed = _proposed(name, given, options, findings)
+    proposed, assumed = _proposed(name, place, options, findings)
     problems: list[str] = []
     notes = findings.notes
     dataset = None
@@ -118,12 +125,31 @@ def check(path: Path | str, source: str | None = None, **options: Any) -> Checke
             notes += error.notes
     standardize = False
     if dataset is not None:
-        apart, standardize = sites_apart(dataset)
-        notes += [*dataset.extra.get("notes", ()), *remarks(dataset), *apart]
+        given = {**taken, **options, **proposed, **passed_over}
+        dataset, apart = _by_client(name, dataset, given, notes)
+        standardize = apart is not None and apart.by_client
+        notes += [*dataset.extra.get("notes", ()), *remarks(dataset)]
+        notes += [] if apart is None else [apart.sentence]
     said = tuple(dict.fromkeys(problems)), tuple(dict.fromkeys(notes))
     if not problems:
         return Checked(name, dataset, *said, proposed, standardize)
     return Checked(name, None, *said, proposed, standardize, assumed, dataset)
+
+
+def _by_client(
+    source: str, dataset: Dataset, given: Mapping[str, Any], notes: list[str]
+) -> tuple[Dataset, Apart | None]:
+    """Find sites that differ, and read a table again as a run standardized by client reads it:
+    with missing cells filled in by each client's own rows. Notes of the other reading go.
+    """
+    if dataset.train.client is None or given.get("missing") != "median":
+        return dataset, sites_apart(dataset)
+    by_client = read(source, **given, standardize="client")
+    apart = sites_apart(by_client)
+    if apart is None or not apart.by_client:
+        return dataset, apart
+    notes[:] = [note for note in notes if note not in dataset.extra["notes"]]
+    return by_client, apart
 
 
 def _proposed(
@@ -356,53 +382,6 @@ def remarks(dataset: Dataset) -> list[str]:
     return found
 
 
-def sites_apart(dataset: Dataset) -> tuple[list[str], bool]:
-    """Find sites whose images differ in brightness, or whose features differ in size.
-
-    Returns:
-        A sentence where they do; and whether standardizing by client is right: every site with
-        labels has several classes, so that the difference is not that of the classes.
-    """
-    train = dataset.train
-    images = train.x.ndim == 4
-    if train.client is None:
-        return [], False
-    # Of an image its brightness alone.
-    values = train.x.mean(axis=(1, 2, 3), dtype=np.float64)[:, None] if images else train.x
-    sites = [
-        number for number in distinct(train.client) if (train.client == number).sum() >= FEWEST
-    ]
-    if len(sites) < 2:
-        return [], False
-    of_site = [values[train.client == number] for number in sites]
-    means = np.array([own.mean(axis=0, dtype=np.float64) for own in of_site])
-    within = np.mean([own.std(axis=0, dtype=np.float64) for own in of_site], axis=0)
-    ratio = means.std(axis=0) / np.where(within > 0, within, np.inf)
-    worst = int(ratio.argmax())
-    if ratio[worst] < APART:
-        return [], False
-    names = [
-        str(one) if dataset.client_names is None else dataset.client_names[one] for one in sites
-    ]
-    low = int(means[:, worst].argmin())
-    high = int(means[:, worst].argmax())
-    features = dataset.extra.get("features") or [f"number {i}" for i in range(values.shape[1])]
-    what = "brightness of images" if images else f"feature {features[worst]!r}"
-    several = all(
-        len(set(train.y[(train.client == number) & (train.y >= 0)].tolist())) != 1
-        for number in sites
-    )
-    has_statistics = dataset.test is None or dataset.test.client is not None
-    advice = "data.standardize=client makes them alike"
-    if not several:
-        advice = "some sites have labels of one class alone, so it may be the classes that differ"
-    said = (
-        f"sites differ in the {what}: {means[low, worst]:.3g} on average at {names[low]!r}, "
-        f"{means[high, worst]:.3g} at {names[high]!r}; {advice}"
-    )
-    return [said], several and has_statistics
-
-
 def _about_classes(dataset: Dataset) -> list[str]:
     labels = dataset.train.y[dataset.train.y >= 0]
     counts = np.bincount(labels, minlength=dataset.num_classes)
@@ -425,9 +404,11 @@ def _about_classes(dataset: Dataset) -> list[str]:
 
 
 def _spelt_alike(what: str, names: Sequence[str], times: np.ndarray) -> list[str]:
-    """Find names that differ by capitals, blanks or one letter, one of them rare."""
+    """Find names that differ by capitals, blanks, a dot at the end or what nobody sees, or by one
+    letter, one of them rare.
+    """
     found: list[str] = []
-    plain = [re.sub(r"[\s_-]+", "", name).casefold() for name in names]
+    plain = list(map(_as_seen, names))
     order = sorted(range(len(names)), key=lambda number: (times[number], -number))
     for place, small in enumerate(order):
         for large in sorted(order[place + 1 :]):
@@ -441,6 +422,19 @@ def _spelt_alike(what: str, names: Sequence[str], times: np.ndarray) -> list[str
                 )
                 break
     return found[:SHOWN]
+
+
+def _as_seen(name: str) -> str:
+    """Write a name without capitals, blanks, hyphens, invisible characters, and punctuation around
+    it; signs stay, which may be all that differs: ">50K" and "<=50K".
+    """
+    letters = (
+        letter
+        for letter in unicodedata.normalize("NFKC", name)
+        if unicodedata.category(letter) not in _UNSEEN and letter not in _UNSEEN_LETTERS
+    )
+    plain = re.sub(r"[\s_]+", "", "".join(letters)).casefold()
+    return plain.strip(_AROUND) or plain
 
 
 def _one_letter_off(first: str, second: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from fedjax_ssl.data.dataset import Dataset, distinct
 from fedjax_ssl.data.federation.federated_data import client_number, natural_names
@@ -161,6 +161,28 @@ def _statistics(
     return mean / input_max, np.where(constant, 0.0, std / input_max)
 
 
+def statistics_of(
+    stored: Shaped[np.ndarray, "n *shape C"],
+    input_max: float,
+    rows: Int[np.ndarray, " m"] | None = None,
+) -> tuple[dict[str, list[float]], Bool[np.ndarray, " C"]]:
+    """Compute what a client's inputs are standardized by.
+
+    Args:
+        stored: inputs as the dataset has them.
+        input_max: the stored value that maps to 1.0.
+        rows: the client's; None: all.
+
+    Returns:
+        "mean" and "std", the sample deviation, per channel or feature, 1 where it does not vary;
+        and where it varies.
+    """
+    mean, std = _statistics(stored, input_max, rows)
+    count = (len(stored) if rows is None else len(rows)) * (stored[0].size // stored.shape[-1])
+    sample = np.where(std, std * np.sqrt(count / max(count - 1, 1)), 1.0)
+    return {"mean": mean.tolist(), "std": sample.tolist()}, std > 0
+
+
 def _by_client(dataset: Dataset) -> tuple[Dataset, str]:
     """Standardize the inputs of every natural client by its own training examples, and keep the
     statistics.
@@ -192,14 +214,12 @@ def _by_client(dataset: Dataset) -> tuple[Dataset, str]:
     for name, number in zip(natural_names(dataset), whose, strict=True):
         rows = np.flatnonzero(train.client == number)
         stored = train.x if dataset.views is None else train.x[:, 0]
-        mean, std = _statistics(stored, dataset.input_max, rows)
-        count = len(rows) * (stored[0].size // stored.shape[-1])
-        if not std.all():
-            constant = ", ".join(columns[at] for at in np.flatnonzero(std == 0)[:5])
-            why = "one example" if count == 1 else f"constant: {constant}"
+        statistics[name], varies = statistics_of(stored, dataset.input_max, rows)
+        if not varies.all():
+            constant = ", ".join(columns[at] for at in np.flatnonzero(~varies)[:5])
+            one = len(rows) * (stored[0].size // stored.shape[-1]) == 1
+            why = "one example" if one else f"constant: {constant}"
             notes.append(f"{name!r} ({why})")
-        std = np.where(std, std * np.sqrt(count / max(count - 1, 1)), 1.0)
-        statistics[name] = {"mean": mean.tolist(), "std": std.tolist()}
     centre = np.zeros(1)
     width = np.ones(1)
     if train.x.ndim == 4:

@@ -3,7 +3,7 @@ user's own.
 """
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +14,8 @@ from jaxtyping import Array, Float, Shaped
 
 from fedjax_ssl import models, own_code
 from fedjax_ssl.data import Dataset
+from fedjax_ssl.data.reading.features import rows_of
+from fedjax_ssl.data.reading.problems import SHOWN
 from fedjax_ssl.errors import UserError, did_you_mean
 from fedjax_ssl.models.own import as_it_predicts
 from fedjax_ssl.models.published import PUBLISHED, Published, digest
@@ -28,8 +30,11 @@ class Encoder(NamedTuple):
     """What makes a feature vector of an example."""
 
     known_by: Mapping[str, Any]  # differs where its features may; fits into JSON
-    encode: Callable[[Shaped[np.ndarray, "n ..."]], Any]  # inputs as stored -> [n, d]
+    encode: Callable[..., Any]
+    # ^ inputs as stored -> [n, d]; with the client of each, where `clients` counts
     takes: str = ""  # what is made of inputs before, for a person; "": that is its own affair
+    clients: Mapping[str, Sequence[str]] | None = None
+    # ^ split -> who has each of its examples; None: all inputs are alike
 
 
 class Moments(NamedTuple):
@@ -196,7 +201,33 @@ def _of_run(folder: Path, dataset: Dataset) -> Encoder:
         "round": model.round,
         "parameters": model.digest(),
     }
-    return Encoder(known, model.embed)
+    if not model.scales:
+        return Encoder(known, model.embed)
+    clients = _clients(dataset)
+    for name, rows in rows_of(clients["train"]).items():
+        # Inputs of a dataset that is standardized by client are no longer those of training.
+        if not model.scales.has(name) or "client_statistics" in dataset.extra:
+            model.add_client(name, dataset.train.x[rows])
+    if strangers := set(clients.get("test", ())) - set(clients["train"]):
+        names = sorted(name for name in strangers if not model.scales.has(name))
+        if names:
+            raise UserError(
+                f"--encoder {folder} standardizes inputs by client, and {', '.join(names[:SHOWN])} "
+                f"of {dataset.name!r} has test examples alone; give it training examples"
+            )
+    takes = "inputs are standardized by mean and deviation of each client, as in the run's training"
+    return Encoder(known, lambda inputs, names: model.embed(inputs, client=names), takes, clients)
+
+
+def _clients(dataset: Dataset) -> dict[str, list[str]]:
+    """Name the client of every example, by split; "" where nobody says it."""
+    found = {}
+    for name, split in dataset.splits().items():
+        numbers = [] if split.client is None else split.client.tolist()
+        known = dataset.client_names
+        names = [str(one) if known is None else known[one] for one in numbers]
+        found[name] = names or [""] * len(split)
+    return found
 
 
 def _own(name: str, dataset: Dataset) -> Encoder:

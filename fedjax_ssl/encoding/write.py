@@ -43,7 +43,7 @@ def describe(wanted: Wanted) -> Encoded:
     """Describe the features, for which the first block is encoded."""
     dataset = wanted.dataset
     first = dataset.train.x[: wanted.block]
-    width = checked(_encode(wanted, first), len(first), None, wanted.name).shape[1]
+    width = checked(_first(wanted, len(first)), len(first), None, wanted.name).shape[1]
     sizes = {name: len(split) for name, split in dataset.splits().items()}
     return Encoded(
         data=dict(fingerprint(dataset)),
@@ -109,7 +109,7 @@ def write(wanted: Wanted, facts: Encoded, folder: Path) -> Iterator[int]:
         inputs = wanted.dataset.splits()[split].x
         for start in range(rows.done, len(inputs), facts.block):
             block = inputs[start : start + facts.block]
-            features = _views(wanted, facts, block, start, split == "train")
+            features = _views(wanted, facts, block, start, split)
             with storing(folder, lambda: safe, facts.nbytes):
                 rows.add(features)
             done += len(block) * facts.views_of(split)
@@ -132,7 +132,7 @@ def _check_same(wanted: Wanted, facts: Encoded, rows: Rows, folder: Path) -> Non
     count = min(rows.done, facts.block)
     if not count:
         return
-    now = checked(_encode(wanted, wanted.dataset.train.x[:count]), count, facts.width, wanted.name)
+    now = checked(_first(wanted, count), count, facts.width, wanted.name)
     there = rows.first(count).astype(np.float32)
     if np.abs(now - there).max() > _CLOSE * max(np.abs(there).max(), 1e-3):
         raise UserError(
@@ -141,8 +141,18 @@ def _check_same(wanted: Wanted, facts: Encoded, rows: Rows, folder: Path) -> Non
         )
 
 
-def _encode(wanted: Wanted, block: np.ndarray) -> np.ndarray:
-    return np.asarray(wanted.encoder.encode(_filled(wanted, block)))[: len(block)]
+def _first(wanted: Wanted, count: int) -> np.ndarray:
+    """Encode the first training examples."""
+    filled = _filled(wanted, wanted.dataset.train.x[:count])
+    return np.asarray(_encode(wanted, filled, "train", 0, count))[:count]
+
+
+def _encode(wanted: Wanted, filled: np.ndarray, split: str, start: int, count: int) -> Any:
+    """Encode a block that is filled up, of `count` examples from a row of a split on."""
+    if wanted.encoder.clients is None:
+        return wanted.encoder.encode(filled)
+    names = list(wanted.encoder.clients[split][start : start + count])
+    return wanted.encoder.encode(filled, names + names[:1] * (len(filled) - count))
 
 
 def _filled(wanted: Wanted, block: np.ndarray) -> np.ndarray:
@@ -151,19 +161,22 @@ def _filled(wanted: Wanted, block: np.ndarray) -> np.ndarray:
 
 
 def _views(
-    wanted: Wanted, facts: Encoded, block: np.ndarray, start: int, with_views: bool
+    wanted: Wanted, facts: Encoded, block: np.ndarray, start: int, split: str
 ) -> Float[np.ndarray, "b views d"]:
     """Encode examples as they are, and views of them, which the first row's number decides."""
     filled = _filled(wanted, block)
     seen = [filled]
     kinds = {"weak": (wanted.weak, facts.weak), "strong": (wanted.strong, facts.strong)}
     for name, (augment, count) in kinds.items():
-        if augment is None or not with_views:
+        if augment is None or split != "train":
             continue
         key = jax.random.fold_in(named_key(jax.random.key(wanted.seed), name), start)
         for number in range(count):
             seen.append(np.asarray(augment(jax.random.fold_in(key, number), jnp.asarray(filled))))
     found = [
-        checked(wanted.encoder.encode(one), len(filled), facts.width, wanted.name) for one in seen
+        checked(
+            _encode(wanted, one, split, start, len(block)), len(filled), facts.width, wanted.name
+        )
+        for one in seen
     ]
     return np.stack(found, axis=1)[: len(block)]

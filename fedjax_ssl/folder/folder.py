@@ -43,7 +43,7 @@ FILES = (
     ),
     *("predictions_by_client.csv", "partition.txt", "partition.png", "client_accuracy.csv"),
     *("test_predictions.csv", "test_scores_by_client.csv", "personal_accuracy.csv"),
-    "citations.bib",
+    *("labels_seen.txt", "citations.bib"),
 )
 # Fields of `summary.json` that runs of a seed have in common where they are compared, and how
 # others differ.

@@ -125,6 +125,18 @@ def on_other_data(
     return found
 
 
+def only_class(summary: Mapping[str, Any]) -> str | None:
+    """Name the class that a finished run predicts for all its test examples of several classes;
+    None where there is none.
+    """
+    scores = summary.get("scores")
+    if not isinstance(scores, dict) or sum(map(bool, scores.get("support", ()))) < 2:
+        return None
+    # precision says nothing of a class that is never predicted
+    places = [place for place, one in enumerate(scores.get("precision", ())) if one is not None]
+    return scores["classes"][places[0]] if len(places) == 1 else None
+
+
 def find_runs(paths: Iterable[str | os.PathLike]) -> list[Path]:
     """Find run folders: the paths themselves, or folders at any depth below them.
 

@@ -13,10 +13,11 @@ from typing import Any
 
 import pandas
 
+from fedjax_ssl.data.sites_apart import remedy
 from fedjax_ssl.errors import UserError, counted
 from fedjax_ssl.folder.folder import COMPARED, ROOM, WATCHING, flat_config
 from fedjax_ssl.folder.progress import no_protection
-from fedjax_ssl.folder.stored_run import StoredRun, find_runs, on_other_data, read_run
+from fedjax_ssl.folder.stored_run import StoredRun, find_runs, on_other_data, only_class, read_run
 from fedjax_ssl.registry import did_you_mean
 from fedjax_ssl.report.numbers import COSTS, Cell, Metric, compare, known, metrics_of, numbers_of
 
@@ -85,16 +86,8 @@ class Group:
         """The class that finished runs predict for all test examples, and how many runs do; None
         where none does.
         """
-        found = []
-        for summary in self.summaries.values():
-            scores = summary.get("scores")
-            if not isinstance(scores, dict) or sum(map(bool, scores.get("support", ()))) < 2:
-                continue
-            # precision says nothing of a class that is never predicted
-            taken = [
-                place for place, one in enumerate(scores.get("precision", ())) if one is not None
-            ]
-            found += [scores["classes"][taken[0]]] if len(taken) == 1 else []
+        classes = map(only_class, self.summaries.values())
+        found = [one for one in classes if one is not None]
         return (", ".join(dict.fromkeys(found)), len(found)) if found else None
 
     @property
@@ -258,10 +251,13 @@ def read(
         if (told := group.of_one_class) is not None:
             problems.append(
                 f"{group.name} predicts one class, {told[0]!r}, for every test example in "
-                f"{told[1]} of {counted(len(group.finished), 'run')}: it has learned nothing there"
+                f"{told[1]} of {counted(len(group.finished), 'run')}, as one does that has learned "
+                f"nothing: {remedy(group.finished[0].config)}"
             )
     weak = [run for run in started if no_protection((run.summary or {}).get("delta", 0.0))]
     problems += _together("epsilon is no protection, as delta is above 0.001", _described(weak))
+    told_apart = [(run.summary or {}).get("sites_apart") for run in started]
+    problems += dict.fromkeys(one for one in told_apart if one)
     few = [group for group in groups if len(group.finished) == 2]
     if few and len(groups) > 1:
         problems.append(

@@ -264,6 +264,9 @@ class Run:
         )
         content = encode_json(model | {"temperature": temperature}, indent=1)
         self.folder.write("model.json", content + "\n")
+        seen = model_file.labels_seen(self.built.experiment, self.built.federation)
+        if seen is not None:
+            self.folder.write(model_file.SEEN, seen)
         for name, text in own_sources.copies(self.config).items():
             self.folder.write(f"{CODE_FOLDER}/{name}", text)
 

@@ -17,6 +17,7 @@ from fedjax_ssl.config import ConfigError, naming
 from fedjax_ssl.data import FederatedData, is_own, split_path
 from fedjax_ssl.data.federation.federated_data import real_rows
 from fedjax_ssl.data.reading.problems import some
+from fedjax_ssl.data.sites_apart import sites_apart
 from fedjax_ssl.errors import counted, note
 from fedjax_ssl.federated import Method, ServerState, tree_bytes
 from fedjax_ssl.federated.recipe import Needs, in_words
@@ -60,6 +61,8 @@ def check(built: Built) -> None:
         labels_by = f"config.data.split={config.data.split}"
     check_labels(labels_by, config.method.name, method, federation)
     note_hidden_labels(labels_by, config.data.name, federation)
+    if (apart := apart_in(built)) is not None:
+        note(apart)
     if not config.data.split:
         note_validation(config, federation)
         note_missing_labels(config.supervision.name, config.supervision.labels, federation)
@@ -83,6 +86,16 @@ def check(built: Built) -> None:
             "inputs of their own, or a network that does not score classes alone; leave it "
             "out"
         )
+
+
+def apart_in(built: Built) -> str | None:
+    """Say that sites of a user's own differ; None where they do not, or are made alike."""
+    config = built.experiment.config
+    natural = config.partition.name == "natural"
+    if not is_own(config.data.name) or not natural or config.data.standardize == "client":
+        return None
+    apart = sites_apart(built.experiment.dataset)
+    return None if apart is None else apart.sentence
 
 
 def note_validation(config: ml_collections.ConfigDict, federation: FederatedData) -> None:

@@ -55,6 +55,7 @@ class Experiment(NamedTuple):
     host: data.HostInputs | None = None
     # ^ where its inputs stay; None: all of them are on the device
     known_by: Mapping[str, int | str] = {}  # fingerprint of the data, as they were read
+    stored: data.Dataset | None = None  # as it was read, where standardizing by client changed it
 
 
 class Built(NamedTuple):
@@ -104,6 +105,7 @@ def load_resolved(config: ml_collections.ConfigDict) -> Experiment:
             "source": section.source,
         }
         places["left_out_client"] = section.left_out_client
+        places["standardize"] = section.standardize
         dataset = data.load(section.name, **places, **configs.options(given))
         known_by = fingerprint(dataset)
         if section.pool_splits:
@@ -111,11 +113,12 @@ def load_resolved(config: ml_collections.ConfigDict) -> Experiment:
         if config.privacy.name != "none":
             _check_facts_of_all(config, dataset)
         statistics = (section.standardize, section.mean, section.std, section.left_out_client)
+        stored = dataset if section.standardize == "client" else None
         dataset, said = data.standardized(dataset, *statistics)
         _, more = data.for_prediction(dataset, section.test_mean, section.test_std)
         if dataset.views is not None:
             more += f"; {data.views_in_words(dataset.views)}"
-        return Experiment(config, dataset, said + more, known_by=known_by)
+        return Experiment(config, dataset, said + more, known_by=known_by, stored=stored)
 
 
 def _check_facts_of_all(config: ml_collections.ConfigDict, dataset: data.Dataset) -> None:

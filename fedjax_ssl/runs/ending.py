@@ -7,7 +7,7 @@ from typing import Any
 from fedjax_ssl import config as configs
 from fedjax_ssl import data
 from fedjax_ssl.prediction import one_shot
-from fedjax_ssl.runs import divergence, fine_tuning, prediction_files
+from fedjax_ssl.runs import advice, divergence, fine_tuning, prediction_files
 from fedjax_ssl.runs.active import Run
 from fedjax_ssl.runs.compile import on_one_device
 from fedjax_ssl.runs.processes import share_out
@@ -61,6 +61,8 @@ def finish(run: Run) -> None:
         "split": run.program.split,
         **data.what_is_compared(dataset, built.federation),
     }
+    if (apart := advice.apart_in(built)) is not None:
+        summary["sites_apart"] = apart
     if run.folder is not None:
         run.draw_curves()
         run.folder.finish(summary)

@@ -32,7 +32,17 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from fedjax_ssl import config as configs
-from fedjax_ssl.data import Dataset, FederatedData, Split, WeakLabels, client_names, for_prediction
+from fedjax_ssl.data import (
+    Dataset,
+    FederatedData,
+    Split,
+    WeakLabels,
+    client_names,
+    for_prediction,
+    is_own,
+)
+from fedjax_ssl.data.federation.federated_data import real_rows
+from fedjax_ssl.data.fingerprint import of_examples
 from fedjax_ssl.data.reading.cache import reading_from_json
 from fedjax_ssl.data.reading.features import TableReading
 from fedjax_ssl.errors import UserError, did_you_mean
@@ -49,6 +59,9 @@ from fedjax_ssl.runs.build import Experiment, build
 PyTree = Any
 VERSION = 1
 CHECKPOINTS = ("auto", "best", "last")
+SEEN = "labels_seen.txt"  # digests of the examples of a user's own whose labels a run has seen
+_MOST_SEEN = 1 << 30  # bytes of these
+_ALIKE = 0.9  # share of these that differ, below which examples cannot be told apart
 # Fields of participation that decide the shapes of a state.
 _OF_STATES = ("participation.delay", "participation.buffer")
 # Sections whose code of a user's own a trained model does without; of "optimizer" unless its state
@@ -111,6 +124,33 @@ def describe(experiment: Experiment, federation: FederatedData, split: str) -> d
         "draws": own_sources.draws(),
         "federation": _without_contents(federation),
     }
+
+
+def labels_seen(experiment: Experiment, federation: FederatedData) -> str | None:
+    """List digests of the examples that a run is trained on with their labels, or chosen by; None
+    for published data, which everybody knows, where clients are to stay private, and where
+    examples cannot be told apart.
+
+    Args:
+        experiment: resolved config and dataset.
+        federation: not traced.
+    """
+    config = experiment.config
+    dataset = experiment.dataset
+    if not is_own(config.data.name) or config.privacy.name != "none" or dataset.views is not None:
+        return None
+    tables = (
+        (federation.index, federation.num_labelled),
+        (federation.server_index, federation.num_server),
+        (federation.valid_index, federation.num_valid),
+    )
+    rows = np.unique(np.concatenate([real_rows(*one) for one in tables]))
+    rows = rows[rows < len(dataset.train)]
+    stored = (experiment.stored or dataset).train.x
+    if not len(rows) or len(rows) * stored[0].nbytes > _MOST_SEEN:
+        return None
+    found = of_examples(stored[rows])
+    return "\n".join(found) + "\n" if len(set(found)) >= _ALIKE * len(found) else None
 
 
 def columns(model: dict[str, Any]) -> list[str] | None:

@@ -30,6 +30,7 @@ from jaxtyping import Bool, Float, Int
 from fedjax_ssl.data import HostInputs
 from fedjax_ssl.data.federation.federated_data import real_rows
 from fedjax_ssl.data.reading.problems import SHOWN
+from fedjax_ssl.data.sites_apart import remedy
 from fedjax_ssl.errors import counted
 from fedjax_ssl.federated import ServerState
 from fedjax_ssl.federated.evaluation import ECE_BINS
@@ -113,7 +114,8 @@ def score_run(program: Program, round: int, state: ServerState, names: Sequence[
             **scores(log_probs[known], labels[rows[known]]),
         }
         predicted = log_probs[known].argmax(axis=1)
-        notes += one_class(predicted, labels[rows[known]], client[known], names, fields["classes"])
+        told = predicted, labels[rows[known]], client[known], names, fields["classes"]
+        notes += one_class(*told, built.experiment.config)
     if value is not None:
         examples = int((labels[held_out] >= 0).sum())
         temperature = {"value": value, "round": round, "examples": examples}
@@ -142,6 +144,7 @@ def one_class(
     client: Int[np.ndarray, " n"],
     names: Sequence[str],
     classes: Sequence[str],
+    config: Mapping[str, Any],
 ) -> list[str]:
     """Say where a model predicts one class for all test examples of several classes, or of a
     client.
@@ -152,26 +155,24 @@ def one_class(
         client: who has it, -1 = nobody.
         names: of the clients.
         classes: their names.
+        config: of the run.
     """
 
     def stuck(chosen: Bool[np.ndarray, " n"]) -> bool:
         enough = chosen.sum() >= FEW and len(np.unique(labels[chosen])) > 1
         return bool(enough) and len(np.unique(predicted[chosen])) == 1
 
-    remedy = (
-        "where sites differ in brightness or units, which `fedjax-ssl data check` says, "
-        "--data.standardize=client makes them alike; else train longer, or at another learning rate"
-    )
+    helps = remedy(config)
     if stuck(np.ones(len(labels), bool)):
         return [
             f"the model predicts {classes[predicted[0]]!r} for all {len(labels):,} test examples, "
-            f"as one does that has learned nothing: {remedy}"
+            f"as one does that has learned nothing: {helps}"
         ]
     clients = [names[one] for one in np.unique(client[client >= 0]) if stuck(client == one)]
     if not clients:
         return []
     shown = ", ".join(clients[:SHOWN]) + (", ..." if len(clients) > SHOWN else "")
-    return [f"one class is predicted for all test examples of {shown}: {remedy}"]
+    return [f"one class is predicted for all test examples of {shown}: {helps}"]
 
 
 def _temperature(

@@ -11,6 +11,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from fedjax_ssl.config import CHOICES, naming
+from fedjax_ssl.data import Dataset
 from fedjax_ssl.data.reading.features import TableReading
 from fedjax_ssl.data.reading.problems import SHOWN
 from fedjax_ssl.errors import how_to_install, note
@@ -19,6 +20,7 @@ from fedjax_ssl.runs import model_file
 from fedjax_ssl.runs.build import Experiment
 
 # options of networks that change their training or how they are computed, and not what arrays mean
+OTHERWISE = 0.1  # deviations that standardized inputs are off, or this share of one, and more
 TRAINING = ("dropout", "dropout_rate", "lowering", "stochastic_depth", "weights")
 
 
@@ -56,6 +58,7 @@ def check_names(experiment: Experiment) -> None:
     path = Path(experiment.config.start_from).expanduser()
     facts = _facts_of_file(path) if path.is_file() else _facts_of_run(path)
     _note_options(facts.get("model", {}), experiment.config.model)
+    _note_standardization(facts.get("inputs") or {}, dataset)
     reading = dataset.reading
     inputs = reading.inputs if isinstance(reading, TableReading) else None
     for what, option, before, now in (
@@ -88,6 +91,59 @@ def _note_options(trained: Mapping[str, Any], network: Mapping[str, Any]) -> Non
         )
         if trained and name not in TRAINING and before != now:
             note(f"config.start_from: its network has model.{name}={before}, and this one {now}")
+
+
+def _note_standardization(trained: Mapping[str, Any], dataset: Dataset) -> None:
+    """Note where a network gets inputs that are standardized otherwise than those of its training:
+    the same example is another one to it.
+    """
+    was_by_client = bool(trained.get("clients"))
+    if was_by_client != ("client_statistics" in dataset.extra):
+        now = "and these are not"
+        remedy = "standardize these likewise: --data.standardize=client"
+        if not was_by_client:
+            now = "and these are"
+            remedy = "leave data.standardize=client out"
+        had = "were" if was_by_client else "were not"
+        note(
+            f"config.start_from: the inputs of its training {had} standardized by client, {now}, "
+            f"so that its network sees other values; {remedy}"
+        )
+        return
+    mean, std, own_mean, own_std = (
+        np.asarray(one or neutral, float)
+        for one, neutral in (
+            (trained.get("mean"), (0.0,)),
+            (trained.get("std"), (1.0,)),
+            (dataset.mean, (0.0,)),
+            (dataset.std, (1.0,)),
+        )
+    )
+    sizes = {len(one) for one in (mean, std, own_mean, own_std)} - {1}
+    if was_by_client or not trained or len(sizes) > 1:  # another number of columns is refused
+        return
+    shift = np.abs(mean - own_mean) / std
+    if max(shift.max(), np.abs(np.log(std / own_std)).max()) < OTHERWISE:
+        return
+    before, after = (
+        f"mean {_numbers(pair[0])} and deviation {_numbers(pair[1])}"
+        for pair in ((mean, std), (own_mean, own_std))
+    )
+    keep = f"--data.mean='{_all(mean)}' --data.std='{_all(std)}'"
+    note(
+        f"config.start_from: the inputs of its training were standardized by {before}, and these "
+        f"are by {after}, so that its network sees other values; to standardize as it was trained: "
+        f"{keep}"
+    )
+
+
+def _numbers(values: np.ndarray) -> str:
+    more = ", ..." * (len(values) > SHOWN)
+    return ", ".join(f"{value:.4g}" for value in values[:SHOWN]) + more
+
+
+def _all(values: np.ndarray) -> str:
+    return f"({','.join(f'{value:.6g}' for value in values)},)" if len(values) else "()"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -8,19 +8,21 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 
-from fedjax_ssl import command_line, gpus, processor
+from fedjax_ssl import command_line, data, gpus, processor
 from fedjax_ssl import config as configs
 from fedjax_ssl.cli import Parser, one_of
 from fedjax_ssl.cli import parser as new_parser
 from fedjax_ssl.config import ConfigError
+from fedjax_ssl.data.sites_apart import remedy
 from fedjax_ssl.errors import counted, how_to_install
 from fedjax_ssl.folder.folder import FolderLock, RunFolderError
-from fedjax_ssl.folder.stored_run import on_other_data
+from fedjax_ssl.folder.stored_run import on_other_data, only_class
 from fedjax_ssl.runs.divergence import EXIT_CODE
 from fedjax_ssl.sweep import axes, cluster, results, search, workers
 from fedjax_ssl.sweep import plan as plans
@@ -149,6 +151,8 @@ def _with_fields(arguments: Sequence[str]) -> Iterator[str]:
         if not name:
             yield word
             continue
+        if _holds_several(name) and value[:1] not in ("(", "[", "'", '"'):
+            value = f"'{value}'"
         values = axes.parse_axis(f"{name}={value}").values
         if len(values) != 1:
             raise ConfigError(
@@ -156,6 +160,14 @@ def _with_fields(arguments: Sequence[str]) -> Iterator[str]:
                 f"stands in brackets: --{name}='({value})'"
             )
         yield from ("--set", f"{name}={value}")
+
+
+def _holds_several(field: str) -> bool:
+    """Tell whether a value of a field is a tuple, so that its commas are its own."""
+    section, _, option = field.partition(".")
+    if section == "data" and field not in configs.FIELDS:
+        return data.SOURCES.fields().get(option) is tuple
+    return field in configs.FIELDS and configs.FIELDS[field].type is tuple
 
 
 def _field_of(option: str) -> str:
@@ -334,5 +346,19 @@ def _say_end(folder: Path, plan: Plan) -> int:
     if changed := on_other_data((run, run.config, end.summary) for run, end in ends):
         said = f"on other data than the first run, which have changed: {names_of(changed)}"
         print(said, file=sys.stderr)
+    for said in _learned_nothing((run, end.summary) for run, end in ends):
+        print(f"note: {said}", file=sys.stderr)
     print(f"compare them: {shlex.join(['fedjax-ssl', 'report', str(folder)])}")
     return code
+
+
+def _learned_nothing(
+    ends: Iterable[tuple[PlannedRun, Mapping[str, Any] | None]],
+) -> Iterator[str]:
+    """Say which runs predict one class, and what helps."""
+    stuck = [run for run, summary in ends if summary and only_class(summary) is not None]
+    if stuck:
+        yield (
+            "the model predicts one class for all test examples, as one does that has learned "
+            f"nothing, in {names_of(stuck)}: {remedy(stuck[0].config)}"
+        )

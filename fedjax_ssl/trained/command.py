@@ -4,6 +4,7 @@ labels.
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -56,7 +57,8 @@ def _parser() -> argparse.ArgumentParser:
         "--client",
         help=(
             "the client whose own model is used or whose inputs these are, by name (by number "
-            "where no name is one)"
+            "where no name is one); of a run that standardizes by client, by default the column or "
+            "the folders that the run was told of, and a new one is a new site"
         ),
     )
     add(
@@ -93,20 +95,22 @@ def _predict(given: argparse.Namespace) -> None:
     chosen = {"client": given.client}
     facts = {"model": str(model).strip("<>") + f" ({model.checkpoint} checkpoint)"}
     if given.inputs:
-        examples = read_examples(given.inputs, model, given.resize)
-        probabilities = model.predict(examples.inputs, **chosen, calibrated=not given.uncalibrated)
+        examples = read_examples(given.inputs, model, given.resize, given.client)
+        whose = given.client if examples.clients is None else given.client or examples.clients
+        calibrated = not given.uncalibrated
+        probabilities = model.predict(examples.inputs, client=whose, calibrated=calibrated)
         if (temperature := model.temperature_for(**chosen)) and not given.uncalibrated:
             how = "divides the logits, fitted on validation examples (--uncalibrated: without it)"
             facts["calibration"] = f"temperature {temperature:.3g} {how}"
         facts["inputs"] = f"{len(examples.inputs):,} ({examples.source})"
+        if isinstance(whose, list):
+            facts["clients"] = _of_clients(whose)
         for note in examples.notes:
             print(f"note: {note}", file=sys.stderr)
+        predicted = probabilities.argmax(axis=1)
+        facts |= _accuracy(examples.labels, predicted, model.was_trained_on(examples.inputs))
         known = examples.labels >= 0
         if known.any():
-            predicted = probabilities.argmax(axis=1)
-            right = predicted[known] == examples.labels[known]
-            of = "all" if known.all() else f"{known.sum():,} of {known.size:,}"
-            facts["accuracy"] = f"{right.mean():.2%} ({of} have a label)"
             matrix = _confusion(model.class_names, examples.labels[known], predicted[known])
         table = _table(model, examples, probabilities, given.all)
         text = table.to_csv(index=False, lineterminator="\n")
@@ -124,6 +128,39 @@ def _predict(given: argparse.Namespace) -> None:
     for name, value in facts.items():
         print(f"{name:<11} {value}", file=sys.stderr)
     print(matrix, end="", file=sys.stderr)
+
+
+def _of_clients(whose: Sequence[str]) -> str:
+    """Count the inputs of every client."""
+    counts = Counter(one or "(no name)" for one in whose)
+    shown = [f"{name} ({count:,})" for name, count in counts.most_common(MANY)]
+    return ", ".join(shown) + ", ..." * (len(counts) > MANY)
+
+
+def _accuracy(labels: np.ndarray, predicted: np.ndarray, seen: np.ndarray) -> dict[str, str]:
+    """Say how many labels are right; those that the run has seen say nothing of new examples.
+
+    Args:
+        labels: -1 = none is known.
+        predicted: classes.
+        seen: which labels the run has seen.
+    """
+    known = labels >= 0
+    right = predicted == labels
+    new = known & ~seen
+    old = known & seen
+    said = {}
+    if new.any():
+        of = "all" if new.all() else f"{new.sum():,} of {new.size:,}"
+        which = "have a label" + " that training did not see" * bool(old.any())
+        said["accuracy"] = f"{right[new].mean():.2%} ({of} {which})"
+    if old.any():
+        of = "all" if old.all() else f"{old.sum():,} of {old.size:,}"
+        said["accuracy" if not said else "trained on"] = (
+            f"{right[old].mean():.2%} ({of} have a label that the model was trained on or chosen "
+            "by: this says nothing of new examples)"
+        )
+    return said
 
 
 def _confusion(names: Sequence[str], true: np.ndarray, predicted: np.ndarray) -> str:

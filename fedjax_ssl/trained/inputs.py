@@ -2,7 +2,9 @@
 them.
 """
 
-from collections.abc import Mapping, Sequence
+import os
+import re
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,7 +12,8 @@ import numpy as np
 import pandas
 from jaxtyping import Int, Shaped
 
-from fedjax_ssl.data.dataset import check_labels
+from fedjax_ssl.data.check import USUAL
+from fedjax_ssl.data.dataset import in_one_form
 from fedjax_ssl.data.reading.arrays import (
     TEST_ARRAYS,
     TRAIN_ARRAYS,
@@ -18,9 +21,9 @@ from fedjax_ssl.data.reading.arrays import (
     one_each,
     read_arrays,
 )
-from fedjax_ssl.data.reading.columns import read_columns
+from fedjax_ssl.data.reading.columns import TEST, TRAIN, VALIDATION, read_columns
 from fedjax_ssl.data.reading.features import TableReading
-from fedjax_ssl.data.reading.names import cell_text
+from fedjax_ssl.data.reading.names import MARKS, cell_text, named
 from fedjax_ssl.data.reading.pictures import (
     ImageReading,
     by_cell,
@@ -29,8 +32,15 @@ from fedjax_ssl.data.reading.pictures import (
     read_alike,
     spelling,
 )
-from fedjax_ssl.data.reading.problems import DatasetUnavailable, Findings
-from fedjax_ssl.data.reading.tables import as_text, is_table, no_column, read_roles, read_table
+from fedjax_ssl.data.reading.problems import SHOWN, DatasetUnavailable, Findings
+from fedjax_ssl.data.reading.tables import (
+    as_numbers,
+    as_text,
+    is_table,
+    no_column,
+    read_roles,
+    read_table,
+)
 from fedjax_ssl.data.sources.folder import UNLABELLED, find_table
 from fedjax_ssl.errors import counted
 from fedjax_ssl.trained.model import TrainedModel, TrainedModelError
@@ -38,6 +48,9 @@ from fedjax_ssl.trained.model import TrainedModel, TrainedModelError
 IMAGES = "images (.bmp, .gif, .jpg, .png, .tif, .webp, ...)"
 # the first that is there is taken
 _ARRAYS = {**TEST_ARRAYS, **TRAIN_ARRAYS, **VALIDATION_ARRAYS, "x": "y"}
+_CLIENT = "client"  # array or column, where the run was told of no other
+# Words of headers, and arrays, that name examples.
+_IDS = ("id", "ids", "patient", "case", "subject", "name", "names", "index", "record", "file")
 
 
 class Examples(NamedTuple):
@@ -48,9 +61,13 @@ class Examples(NamedTuple):
     labels: Int[np.ndarray, " n"]  # -1 = none is known
     source: str  # in words
     notes: tuple[str, ...] = ()  # what was left out or is unlike training
+    clients: list[str] | None = None
+    # ^ who has each, where the run standardizes by client; None: nobody says it
 
 
-def read_examples(paths: Sequence[Path], model: TrainedModel, resize: bool = False) -> Examples:
+def read_examples(
+    paths: Sequence[Path], model: TrainedModel, resize: bool = False, client: str | None = None
+) -> Examples:
     """Read the files that the user names.
 
     Args:
@@ -60,6 +77,7 @@ def read_examples(paths: Sequence[Path], model: TrainedModel, resize: bool = Fal
         model: decides shape and type.
         resize: bring images of another size to the model's where it is not known how training's
             were read.
+        client: who has all of them; None: as the files say.
 
     Returns:
         The examples, in the order of the paths, and of the names in a folder.
@@ -87,9 +105,9 @@ def read_examples(paths: Sequence[Path], model: TrainedModel, resize: bool = Fal
         if paths[0].suffix.lower() == ".npz":
             return _read_npz(paths[0], model)
         if is_table(paths[0]) and not isinstance(model.reading, ImageReading):
-            return _read_table(paths[0], model)
-        labels = dict(pair for path in paths for pair in _labelled(path, model))
-        return _read_images(labels, model, resize)
+            return _read_table(paths[0], model, client)
+        said = dict(pair for path in paths for pair in _labelled(path, model))
+        return _read_images(said, model, resize)
     except TrainedModelError:
         raise
     except (ValueError, DatasetUnavailable) as error:
@@ -114,15 +132,24 @@ def _read_npz(path: Path, model: TrainedModel) -> Examples:
             given = _by_name(given, arrays["class_names"], path)
         elif given.dtype.kind in "iu" and model.config.data.name in ("table", "folder"):
             given = _as_in_texts(given, model.class_names, notes)
-        labels = _labels(given, len(inputs), f"array {label_name!r}", model.class_names)
+        labels = _labels(given, len(inputs), f"array {label_name!r}", model.class_names, notes)
     rows = list(map(str, range(len(inputs))))
+    for one in (*_IDS, "group"):
+        given = arrays.get(one, np.zeros(0))
+        if given.shape == (len(inputs),) and len(set(given.tolist())) == len(inputs):
+            rows = list(map(cell_text, given.tolist()))
+            break
     if isinstance(model.reading, TableReading):
         columns = ", ".join(model.reading.inputs)
         notes.append(f"columns of an array have no names: they are taken as {columns}")
-    return Examples(inputs, rows, labels, f"{path}, array {name!r}", tuple(notes))
+    whose = f"test_{_CLIENT}" if name in TEST_ARRAYS else _CLIENT
+    clients = None
+    if model.scales and whose in names:
+        clients = named(list(map(cell_text, one_each(whose, arrays[whose], len(inputs)).tolist())))
+    return Examples(inputs, rows, labels, f"{path}, array {name!r}", tuple(notes), clients)
 
 
-def _read_table(path: Path, model: TrainedModel) -> Examples:
+def _read_table(path: Path, model: TrainedModel, client: str | None) -> Examples:
     reading = model.reading
     findings = Findings()
     if not isinstance(reading, TableReading):
@@ -132,22 +159,72 @@ def _read_table(path: Path, model: TrainedModel) -> Examples:
             "images"
         )
     table = read_table(path, findings)
-    inputs, used = reading.read(table, findings)
+    clients = None
+    column = reading.roles.get("client")
+    if model.scales and client is None and column in table:
+        clients = named(as_text(table[column]))
+    whose = model.scales.names_of(client if clients is None else clients, len(table))
+    inputs, used = reading.read(table, findings, whose)
+    findings.stop(path)
     label = {
         role: name for role, name in reading.roles.items() if role == "label" and name in table
     }
-    columns = read_columns(
-        read_roles(table, label, (), findings), model.class_names, findings, reading.marks
-    )
-    findings.stop(path)
+    texts = read_roles(table, label, (), findings)
+    labels = _known(texts, model.class_names, findings.notes, reading.marks)[used]
+    places = table.index[used].tolist()
+    names = _named_rows(table, reading)
     known = (*reading.roles.values(), *(feature.name for feature in reading.features))
     if others := [name for name in table if name not in known]:
         findings.notes.append(f"columns that the model does not use: {', '.join(others)}")
-    labels = columns.y[used]
-    names = table.index[used].tolist()
-    return Examples(
-        inputs[used], names, labels, f"{path}, {counted(len(names), 'row')}", tuple(findings.notes)
-    )
+    if names is not None:
+        findings.notes.append(f"rows are named by column {names!r}")
+        ids = as_text(table[names][used])
+        twice = len(set(ids)) < len(ids)
+        pairs = zip(ids, places, strict=True)
+        places = [f"{one}, {place}" if twice or not one else one for one, place in pairs]
+    rows = f"{path}, {counted(len(places), 'row')}"
+    whose_rows = None if clients is None else [clients[row] for row in np.flatnonzero(used)]
+    return Examples(inputs[used], places, labels, rows, tuple(findings.notes), whose_rows)
+
+
+def _named_rows(table: pandas.DataFrame, reading: TableReading) -> str | None:
+    """Choose the column that names rows: of patients or the like, whose header says that it names
+    something, or another one that the model does not use and that differs in every row.
+    """
+    group = reading.roles.get("group")
+    if group in table:
+        return group
+    used = {*reading.roles.values(), *(feature.name for feature in reading.features)}
+    free = [name for name in table if name not in used]
+    for name in free:
+        words = set(re.split(r"[\W_]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).casefold()))
+        if words & {*_IDS, *USUAL["group"]}:
+            return str(name)
+    for name in free:
+        cells = as_text(table[name])
+        whole = all(cell.isdecimal() for cell in cells) or np.isnan(as_numbers(cells)).all()
+        if whole and "" not in cells and len(set(cells)) == len(cells):
+            return str(name)
+    return None
+
+
+def _known(
+    texts: pandas.DataFrame,
+    classes: Sequence[str],
+    notes: list[str],
+    marks: Collection[str] = MARKS,
+) -> np.ndarray:
+    """Give numbers to labels, -1 = none that training knew; note those."""
+    told = Findings()
+    labels = read_columns(texts, classes, told, marks).y
+    notes += told.notes
+    if told.problems:
+        more = f"; {len(told.problems) - SHOWN} more" * (len(told.problems) > SHOWN)
+        notes.append(
+            f"{'; '.join(told.problems[:SHOWN])}{more}; all rows are predicted, and the accuracy "
+            "leaves these out"
+        )
+    return labels
 
 
 def _by_name(labels: np.ndarray, class_names: np.ndarray, path: Path) -> np.ndarray:
@@ -178,59 +255,106 @@ def _as_in_texts(labels: np.ndarray, classes: Sequence[str], notes: list[str]) -
     return labels
 
 
-def _labels(given: np.ndarray, length: int, name: str, classes: Sequence[str]) -> np.ndarray:
+def _labels(
+    given: np.ndarray, length: int, name: str, classes: Sequence[str], notes: list[str]
+) -> np.ndarray:
     given = one_each(name, given, length)
     if given.dtype.kind in "SU":
-        findings = Findings()
         table = pandas.DataFrame({"label": given.astype(str)}).rename("row {}".format)
-        found = read_columns(table, classes, findings)
-        findings.stop(name)
-        return found.y
+        return _known(table, classes, notes)
     if given.dtype.kind not in "iu":
         raise TrainedModelError(
             f"{name} is {given.dtype}; labels are whole numbers or names of classes"
         )
-    check_labels(name, given, len(classes))
-    return given
+    labels = given.astype(np.int64)
+    unknown = np.flatnonzero((labels < -1) | (labels >= len(classes)))
+    if len(unknown):
+        rows = [f"row {row}" for row in unknown]
+        notes.append(
+            f"{name}: {counted(len(unknown), 'label')} of no class that training knew, first "
+            f"{labels[unknown[0]]} in {rows[0]}; allowed are 0 to {len(classes) - 1}, and -1 for "
+            "none; all rows are predicted, and the accuracy leaves these out"
+        )
+    return np.where(np.isin(np.arange(length), unknown), -1, labels)
 
 
-def _labelled(path: Path, model: TrainedModel) -> list[tuple[Path, str]]:
+class _Said(NamedTuple):
+    """What folders or a table say of an image; "" = nothing."""
+
+    label: str
+    client: str
+
+
+def _labelled(path: Path, model: TrainedModel) -> list[tuple[Path, _Said]]:
     """Find image files, and what a table beside them, or else the names of their folders, says
-    that they show.
+    that they show and who has them.
     """
     if path.is_file() and is_image(path):
-        return [(path, path.absolute().parent.name)]
+        return [(path, _by_folders(path.parent, path, model))]
     folder = path if path.is_dir() else path.parent
     data = model.config.data
     listing = list_images(folder)
     column = data.get("file_column") or "file"
     of_labels = data.get("label_column") or "label"
+    of_clients = data.get("client_column") or _CLIENT
     table, paths_column = find_table(path, listing, column)
-    if table is None or paths_column != column:
-        found = [(folder / name, (folder.absolute() / name).parent.name) for name in listing.images]
-    else:
+    found = {
+        name: _by_folders(folder, folder / name, model)
+        for name in listing.images
+        if path.is_dir() or table is None or paths_column != column
+    }
+    if table is not None and paths_column == column:
         cells = read_table(table)
         if column not in cells:
             raise TrainedModelError(f"{table}: {no_column(column, cells, ', of files')}")
         texts = as_text(cells[of_labels]) if of_labels in cells else [""] * len(cells)
+        clients = named(as_text(cells[of_clients])) if of_clients in cells else None
         there = by_cell(listing.images, folder)
-        names = [there.get(spelling(cell), "") for cell in cells[column]]
-        said = dict(zip(names, texts, strict=True))
-        listed = [name for name in listing.images if path.is_dir() or name in said]
-        found = [(folder / name, said.get(name, "")) for name in listed]
+        found = {name: _Said("", one.client) for name, one in found.items()}
+        for row, cell in enumerate(cells[column]):
+            if (name := there.get(spelling(cell))) is not None:
+                by_folder = _by_folders(folder, folder / name, model).client
+                found[name] = _Said(texts[row], by_folder if clients is None else clients[row])
     if not found:
         raise TrainedModelError(f"{path} has no images; {IMAGES} are looked for, at any depth")
-    return found
+    return [(folder / name, found[name]) for name in listing.images if name in found]
 
 
-def _read_images(labels: Mapping[Path, str], model: TrainedModel, resize: bool) -> Examples:
+def _by_folders(folder: Path, file: Path, model: TrainedModel) -> _Said:
+    """Read class and site of an image from the names of its folders: the nearest that is one."""
+    above = Path(os.path.abspath(folder))
+    inside = [*reversed(file.parent.relative_to(folder).parts), above.name]
+    classes = {in_one_form(name) for name in (*model.class_names, *UNLABELLED)}
+    outer = [parent.name for parent in above.parents]
+    while outer and _is_split(inside[-1]):
+        inside.append(outer.pop(0))
+    forms = list(map(in_one_form, inside))
+    places = [name for name in forms if name in classes]
+    plain = [name for name in inside if not _is_split(name)]
+    label = places[0] if places else (plain or inside)[0]
+    if not model.scales:
+        return _Said(label, "")
+    while outer and (_is_split(inside[-1]) or in_one_form(inside[-1]) in classes):
+        inside.append(outer.pop(0))
+    sites = [
+        name for name in inside if not _is_split(name) and in_one_form(name) not in classes
+    ] or inside
+    known = [name for name in sites if model.scales.has(name)]
+    return _Said(label, (known or sites)[0])
+
+
+def _is_split(name: str) -> bool:
+    return name.casefold() in (*TRAIN[1:], *TEST, *VALIDATION)
+
+
+def _read_images(said: Mapping[Path, _Said], model: TrainedModel, resize: bool) -> Examples:
     if len(model.input_shape) != 3 or model.input_shape[-1] not in (1, 3):
         raise TrainedModelError(
             f"this model takes inputs of shape {list(model.input_shape)}, not images; give an "
             ".npz file"
         )
-    files = list(labels)
-    names = list(map(str, labels))
+    files = list(said)
+    names = list(map(str, said))
     findings = Findings()
     stored = model.reading if isinstance(model.reading, ImageReading) else None
     read = read_alike(
@@ -249,10 +373,13 @@ def _read_images(labels: Mapping[Path, str], model: TrainedModel, resize: bool) 
     values = read.x * (model.input_max / 255.0)
     if model.input_dtype == np.uint8:
         values = np.rint(values)
-    texts = pandas.DataFrame({"label": [labels[files[row]] for row in read.rows]}, index=names)
+    shown = [said[files[row]] for row in read.rows]
+    texts = pandas.DataFrame({"label": [one.label for one in shown]}, index=names)
     texts[texts.isin(UNLABELLED)] = ""
-    told = Findings()
-    known = read_columns(texts, model.class_names, told).y
-    notes = (*findings.notes, *(told.problems if (known >= 0).any() else ()))
+    told: list[str] = []
+    known = _known(texts, model.class_names, told)
+    # Names of folders that are no class are no labels.
+    notes = (*findings.notes, *(told if (known >= 0).any() else ()))
+    clients = [one.client for one in shown] if model.scales else None
     inputs = values.astype(model.input_dtype)
-    return Examples(inputs, names, known, counted(len(names), "image"), notes)
+    return Examples(inputs, names, known, counted(len(names), "image"), notes, clients)

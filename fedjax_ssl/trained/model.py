@@ -15,14 +15,16 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict
-from jaxtyping import Float, Shaped
+from jaxtyping import Bool, Float, Shaped
 
 from fedjax_ssl.data.dataset import check_finite
 from fedjax_ssl.data.federation.federated_data import client_number
-from fedjax_ssl.data.fingerprint import of_arrays
-from fedjax_ssl.data.reading.features import TableReading
+from fedjax_ssl.data.fingerprint import of_arrays, of_examples
+from fedjax_ssl.data.reading.features import TableReading, rows_of
+from fedjax_ssl.data.reading.names import named
 from fedjax_ssl.data.reading.problems import Findings
-from fedjax_ssl.errors import how_to_install, note
+from fedjax_ssl.data.reading.tables import as_text
+from fedjax_ssl.errors import counted, how_to_install, note
 from fedjax_ssl.federated import Method
 from fedjax_ssl.folder.checkpoint import Checkpoints
 from fedjax_ssl.folder.files import write_atomically
@@ -30,7 +32,8 @@ from fedjax_ssl.folder.stored_run import StoredRun
 from fedjax_ssl.models import Frozen
 from fedjax_ssl.registry import did_you_mean
 from fedjax_ssl.runs import model_file
-from fedjax_ssl.runs.model_file import TrainedModelError
+from fedjax_ssl.runs.model_file import SEEN, TrainedModelError
+from fedjax_ssl.trained.scales import Client, Scale, Scales
 
 if TYPE_CHECKING:  # takes long to import
     import pandas
@@ -84,6 +87,7 @@ class TrainedModel:
         reading: says how files became the inputs of training; None: nobody knows it.
         temperature: divides the logits of the global model, fitted on validation examples at the
             end of the run; None: there is none for this checkpoint.
+        scales: mean and deviation by client; empty where all inputs are standardized alike.
     """
 
     def __init__(
@@ -122,6 +126,7 @@ class TrainedModel:
         self._num_clients = rebuilt.num_clients
         self._compiled: dict[str, Callable[..., jax.Array]] = {}
         self._clients = Checkpoints(self.path, folder="clients")
+        self.scales = Scales(description["inputs"])
 
     def __repr__(self) -> str:
         """Return the method, dataset, round and accuracy."""
@@ -133,7 +138,7 @@ class TrainedModel:
         self,
         inputs: Shaped[np.ndarray, "n ..."],
         *,
-        client: int | str | None = None,
+        client: Client = None,
         batch_size: int = 512,
         calibrated: bool = True,
     ) -> Float[np.ndarray, "n K"]:
@@ -146,7 +151,10 @@ class TrainedModel:
                 no name is one), where clients have models of their own, else by the one that it had
                 after local training, before all were averaged, in the round that
                 `config.save_clients` kept; None: by the global model. Of a run with
-                `data.standardize="client"`, the client whose inputs these are.
+                `data.standardize="client"`, the client whose inputs these are; one that the run did
+                not have, and None, is a new site, whose inputs are standardized by their own mean
+                and deviation. Or a list, one for each input; by default the column of a DataFrame
+                that the run was told of.
             batch_size: examples per forward pass, at most.
             calibrated: divide the global model's logits by `temperature`, where there is one.
 
@@ -156,35 +164,54 @@ class TrainedModel:
         Raises:
             TrainedModelError: inputs of another shape or type, an unknown client, or no such model.
         """
-        prepare = self._preparation(client)
-        way, function, model = self._function(self._bound, client, calibrated)
-        predict = partial(self._compiled.setdefault(way, jax.jit(function)), *model)
-        return self._in_batches(lambda batch: predict(prepare(batch)), inputs, batch_size)
+        values, whose = self._values(inputs, client)
 
-    def temperature_for(self, client: int | str | None = None) -> float | None:
+        def of_one(rows: Any, client: Client) -> np.ndarray:
+            scale = self.scales.of(values[rows], client)
+            whose_model = self._with_model(client)
+            way, function, model = self._function(self._bound, whose_model, calibrated)
+            predict = partial(self._compiled.setdefault(way, jax.jit(function)), *model)
+            return self._in_batches(predict, values[rows], scale, batch_size)
+
+        alike = bool(self.scales) and self._method.predict_for is None  # one model for all
+        if alike or not isinstance(whose, list):
+            return of_one(slice(None), whose)
+        found = np.zeros((len(values), len(self.class_names)), np.float32)
+        for name, rows in rows_of(whose).items():
+            found[rows] = of_one(rows, name)
+        return found
+
+    def temperature_for(self, client: Client = None) -> float | None:
         """Return what divides the logits of `predict`: `temperature`, but None for models of
         clients' own.
         """
-        tells_inputs = self._method.predict_for is None and self._own_inputs
+        tells_inputs = self._method.predict_for is None and self.scales
         return self.temperature if client is None or tells_inputs else None
 
-    @property
-    def _own_inputs(self) -> dict[str, Any]:
-        """By client, how its inputs are standardized; empty where all are alike."""
-        return self._description["inputs"].get("clients") or {}
+    def add_client(self, name: str, inputs: Shaped[np.ndarray, "n ..."]) -> None:
+        """Keep mean and deviation of a new site's inputs, where a run standardizes by client.
+
+        Args:
+            name: what `predict` and `embed` then know it by.
+            inputs: all that it has, raw; as for `predict`, and refused alike.
+        """
+        if not self.scales:
+            raise TrainedModelError("this run standardizes all inputs alike; leave add_client out")
+        self.scales.add(name, self._values(inputs, name)[0])
 
     def embed(
         self,
         inputs: Shaped[np.ndarray, "n ..."],
         *,
-        client: int | str | None = None,
+        client: Client = None,
         batch_size: int = 512,
     ) -> Float[np.ndarray, "n d"]:
         """Features of the global model, its head's inputs.
 
         Args:
             inputs: as for `predict`.
-            client: the one whose inputs these are, of a run with `data.standardize="client"`.
+            client: the one whose inputs these are, or a list, of a run with
+                `data.standardize="client"`; as for `predict`.
             batch_size: as for `predict`.
 
         Returns:
@@ -194,8 +221,7 @@ class TrainedModel:
             TrainedModelError: inputs of another shape or type, a client whose inputs are like all
                 others', or a method without features.
         """
-        prepare = self._preparation(client)
-        if client is not None and not self._own_inputs:
+        if client is not None and not self.scales:
             raise TrainedModelError(
                 f"client is {client!r}, but features are the global model's; leave client out"
             )
@@ -207,7 +233,8 @@ class TrainedModel:
             )
         embed = self._compiled.setdefault("embed", jax.jit(_of_method(self._bound, "embed")))
         function = partial(embed, self._frozen, self._state)
-        return self._in_batches(lambda batch: function(prepare(batch)), inputs, batch_size)
+        values, whose = self._values(inputs, client)
+        return self._in_batches(function, values, self.scales.of(values, whose), batch_size)
 
     def digest(self) -> str:
         """Compute a digest of the global model: of its parameters and all else that it embeds
@@ -301,25 +328,38 @@ class TrainedModel:
         return Path(path)
 
     def _preparation(self, client: int | str | None) -> Callable[[Any], Any]:
-        """Make the map of one client's inputs that stands before the model: where each client
-        has its own.
-        """
-        known = list(self._own_inputs)
-        if not known:
+        """Make the map of one client's inputs that stands before an exported model."""
+        if not self.scales:
             return lambda inputs: inputs
-        number = None if client is None else client_number(known, client)
-        if number is None:
+        name = self.scales.find(client)
+        if name is None:
             raise TrainedModelError(
                 f"client is {client!r}, but this run standardizes inputs by client; name the one "
-                f"whose inputs these are: {_some(known)}"
+                f"whose inputs these are: {_some(self.scales.names)}; a new site is one after "
+                "model.add_client(name, inputs)"
             )
-        own = self._own_inputs[known[number]]
-        center = np.asarray(own["mean"], np.float32) * np.float32(self.input_max)
-        width = np.asarray(own["std"], np.float32)
-        common = self._description["inputs"]
-        spread = np.asarray(common["std"], np.float32)
-        middle = np.asarray(common["mean"], np.float32) * np.float32(self.input_max)
-        return lambda inputs: (inputs - center) / width * spread + middle
+        return partial(self.scales.apply, self.scales.known(name))
+
+    def was_trained_on(self, inputs: Shaped[np.ndarray, "n ..."]) -> Bool[np.ndarray, " n"]:
+        """Tell which inputs, as of `predict`, are examples whose labels the run has seen: it was
+        trained on them, or chose its round by them; none, where the folder does not say it.
+        """
+        file = self.path / SEEN
+        values, _ = self._values(inputs, "")
+        if not file.is_file():
+            return np.zeros(len(values), bool)
+        return np.isin(of_examples(values), np.array(file.read_text().split()))
+
+    def _with_model(self, client: Client) -> int | str | None:
+        """Name the client whose model is taken; a new site, and one of several clients, has the
+        global model.
+        """
+        if client is None or not isinstance(client, int | str):
+            return None
+        if not self.scales or self._method.predict_for is None:
+            return client
+        known = self.client_names[: self._num_clients]
+        return None if client_number(known, client) is None else client
 
     def _model_before_average(self, client: int | str | None) -> tuple[Any, Any] | None:
         """Read a client's parameters and batch statistics of the round that was kept; None:
@@ -391,7 +431,7 @@ class TrainedModel:
             return None
         if self._method.predict_for is not None:
             return self._number_of(client)
-        if self._own_inputs:
+        if self.scales:
             return None
         raise TrainedModelError(
             f"client is {client!r}, but with method {self.config.method.name!r} all clients "
@@ -400,7 +440,11 @@ class TrainedModel:
         )
 
     def _in_batches(
-        self, function: Callable[..., jax.Array], inputs: Any, batch_size: int
+        self,
+        function: Callable[..., jax.Array],
+        values: np.ndarray,
+        scale: Scale | None,
+        batch_size: int,
     ) -> np.ndarray:
         """Results of batches of one size, so that one program serves all; the last one is filled
         up with zeros.
@@ -409,7 +453,6 @@ class TrainedModel:
             raise TrainedModelError(
                 f"batch_size is {batch_size!r}; it must be a whole number of at least 1"
             )
-        values = self._checked(self._rows(inputs) if hasattr(inputs, "columns") else inputs)
         count = len(values)
         # Few inputs take the next power of two, so that callers with ever other numbers do not
         # compile each time.
@@ -417,25 +460,48 @@ class TrainedModel:
         results = []
         for start in range(0, max(count, 1), size):
             batch = values[start : start + size]
+            if scale is not None:
+                by_row = scale[0].ndim == values.ndim
+                here = [one[start : start + size] if by_row else one for one in scale]
+                batch = self.scales.apply((here[0], here[1]), batch)
             filled = np.zeros((size, *self.input_shape), self.input_dtype)
             filled[: len(batch)] = batch
             results.append(np.asarray(function(filled))[: len(batch)])
         return np.concatenate(results)
 
-    def _rows(self, table: "pandas.DataFrame") -> np.ndarray:
+    def _values(self, inputs: Any, client: Any) -> tuple[np.ndarray, Client]:
+        """Take inputs as the model has them, and who has them: one client, or a list of one for
+        each.
+        """
+        if hasattr(inputs, "columns"):
+            return self._rows(inputs, client)
+        values = self._checked(inputs)
+        if client is None or isinstance(client, int | str):
+            return values, client
+        whose = list(map(str, client))
+        if len(whose) != len(values):
+            raise TrainedModelError(
+                f"client has {counted(len(whose), 'name')} for {counted(len(values), 'input')}; "
+                "give one for each, or one for all"
+            )
+        return values, whose
+
+    def _rows(self, table: "pandas.DataFrame", client: Any) -> tuple[np.ndarray, Client]:
         if not isinstance(self.reading, TableReading):
             raise TrainedModelError(
                 "inputs are a table, but this model did not learn from one; give an array"
             )
         findings = Findings()
-        rows, used = self.reading.read(
-            table.set_axis([f"row {row}" for row in range(len(table))]), findings
-        )
+        column = self.reading.roles.get("client")
+        if client is None and self.scales and column in table:
+            client = named(as_text(table[column]))
+        table = table.set_axis([f"row {row}" for row in range(len(table))])
+        rows, used = self.reading.read(table, findings, self.scales.names_of(client, len(table)))
         for text in findings.notes:
             note(text)
         if findings.problems or not used.all():
             raise TrainedModelError("; ".join(findings.problems or findings.notes))
-        return rows
+        return self._values(rows, client)
 
     def _checked(self, inputs: Any) -> np.ndarray:
         values = np.asarray(inputs)
@@ -458,7 +524,11 @@ class TrainedModel:
             raise TrainedModelError(str(error)) from error
         if self.input_dtype == np.uint8:
             return self._as_stored(values)
-        if values.dtype.kind not in "iuf" or (values.dtype == np.uint8 and len(shape) == 3):
+        if values.dtype.kind not in "iuf" or (
+            values.dtype == np.uint8
+            and len(shape) == 3
+            and not (self.scales and self.input_max == np.iinfo(np.uint8).max)
+        ):
             raise TrainedModelError(
                 f"inputs are {values.dtype}; this model takes floating-point values, as its "
                 f"dataset stores them (up to {self.input_max:g} before they are standardized, "

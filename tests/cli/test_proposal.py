@@ -165,6 +165,10 @@ def test_the_command_for_every_kind_of_labels_runs(kind, capsys, tmp_path, monke
     assert code == 0, output
     first, *others = re.findall("^ready: (.*)$", output, re.M)
     assert re.match(f"fedjax-ssl run {expected}", first), output
+    sweep = re.search(
+        "^with error bars, .* say little: (fedjax-ssl sweep .* --seeds 5)$", output, re.M
+    )
+    assert sweep is not None and cli.main([*shlex.split(sweep[1])[1:], "--dry-run"]) == 0
     parts = re.search("--method.parts=(.*)$", others[0])[1] if others else ""
     assert parts == COMPOSED.get(kind, ""), output
     for number, command in enumerate([first, *others] if kind not in QUICK else [first]):

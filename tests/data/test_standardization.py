@@ -17,6 +17,7 @@ from fedjax_ssl.data import (
     standardization,
     standardized,
 )
+from fedjax_ssl.errors import ConfigNote
 from fedjax_ssl.runs.build import load_experiment
 from fedjax_ssl.trained.model import TrainedModelError
 
@@ -297,8 +298,21 @@ def test_a_trained_model_standardizes_by_the_client_that_is_named(tmp_path):
     expected = np.exp(model._method.predict(state, one.x[rows]))
     np.testing.assert_allclose(model.predict(inputs, client="writer 3"), expected, atol=1e-5)
     assert model.embed(inputs, client="writer 3").shape[0] == rows.sum()
+    own = (inputs - inputs.mean()) / inputs.std(ddof=1)
+    common = model._description["inputs"]
+    brought = (own * common["std"] + common["mean"] * np.float32(16)).astype(np.float32)
+    expected = np.exp(model._method.predict(state, brought))
     for client in (None, "writer 99"):
-        with pytest.raises(
-            TrainedModelError, match="name the one whose inputs these are: writer 0"
-        ):
-            model.predict(inputs, client=client)
+        with pytest.warns(ConfigNote, match="as those of a new site$"):
+            np.testing.assert_allclose(model.predict(inputs, client=client), expected, atol=1e-4)
+    with pytest.raises(TrainedModelError, match="name the one whose inputs these are: writer 0"):
+        model.save_prediction(tmp_path / "x", client="writer 99")
+    mixed = raw.x[[0, -1]].astype(np.float32)
+    names = [f"writer {raw.client[row]}" for row in (0, -1)]
+    by_row = model.predict(mixed, client=names)
+    for row, name in enumerate(names):
+        alone = model.predict(mixed[[row]], client=name)
+        np.testing.assert_allclose(by_row[[row]], alone, atol=1e-5)
+    with pytest.warns(ConfigNote, match="of these 9 examples alone.*so few say little"):
+        model.add_client("writer 99", inputs[:9])
+    model.predict(inputs[:1], client="writer 99")

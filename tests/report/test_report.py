@@ -484,7 +484,16 @@ def test_a_group_that_predicts_one_class_is_called_so(ill, capsys):
     page = page_of(ill)
     said = capsys.readouterr().err
     assert "fixmatch predicts one class, 'well', for every test example in 2 of 2 runs" in said
+    assert "--data.standardize=client makes them alike" in said
     assert page.count(">predicts one class<") == 1
+
+
+def test_sites_that_differ_are_said_once(ill, capsys):
+    for file in ill.glob("*/summary.json"):
+        summary = json.loads(file.read_text())
+        file.write_text(json.dumps(summary | {"sites_apart": "sites differ in the brightness"}))
+    page_of(ill)
+    assert capsys.readouterr().err.count("sites differ in the brightness") == 1
 
 
 def test_the_class_table_has_a_row_per_class_and_a_column_per_group(ill):

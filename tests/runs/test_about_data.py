@@ -2,11 +2,17 @@
 and clients that no test example has, batches of one.
 """
 
+import dataclasses
+import re
+
+import numpy as np
 import pytest
 
 import fedjax_ssl as fs
-from fedjax_ssl.data import client_names
+from fedjax_ssl.data import Dataset, Split, client_names
+from fedjax_ssl.data.sites_apart import sites_apart
 from fedjax_ssl.errors import ConfigNote
+from fedjax_ssl.runs import advice
 from fedjax_ssl.runs.about_data import about_data
 from fedjax_ssl.runs.loop import Point, run_batch
 from fedjax_ssl.runs.shared import Shared
@@ -52,6 +58,13 @@ def test_classes_and_clients_that_the_test_lacks(said):
     ]
 
 
+def test_classes_that_the_validation_lacks(said):
+    told = said(**{"data.validation_fraction": 0.2})
+    assert any(
+        re.match(r"\d class(es)? without a validation example \(.*rare", one) for one in told
+    )
+
+
 def test_own_test_examples_that_are_used_for_nothing(said):
     told = said(**{"data.client_test_fraction": 0.3})[0]
     assert told.startswith(f"{UNUSED}client_test_fraction=0.3 makes another test set")
@@ -76,3 +89,33 @@ def test_a_quiet_run_says_it_and_nothing_else(said, config_of, tmp_path, capsys)
     with pytest.warns(ConfigNote) as notes:
         run_batch([Point(config_of(rounds=1), tmp_path / "run")], Shared())
     assert [str(one.message) for one in notes] == said()
+
+
+def test_sites_that_differ_are_said_where_nothing_makes_them_alike():
+    x = np.linspace(0, 1, 40, dtype=np.float32)[:, None] + np.repeat([[0.0], [9.0]], 20, axis=0)
+    train = Split(x.astype(np.float32), np.arange(40) % 2, np.arange(40) // 20)
+    apart = sites_apart(Dataset("toy", train, None, ("a", "b"), ("north", "south"), 1.0))
+    assert apart.by_client
+    assert apart.sentence.startswith("sites differ in the feature 'number 0': 0.244 on average")
+    assert apart.sentence.endswith("--data.standardize=client makes them alike")
+    of_one_class = dataclasses.replace(train, y=train.client)
+    other = sites_apart(Dataset("toy", of_one_class, None, ("a", "b"), None, 1.0))
+    assert not other.by_client and "it may be the classes that differ" in other.sentence
+    alike = dataclasses.replace(train, client=np.arange(40) % 2)
+    assert sites_apart(Dataset("toy", alike, None, ("a", "b"), None, 1.0)) is None
+
+
+def test_a_run_says_that_sites_differ_and_its_summary_has_it(tmp_path):
+    lines = [
+        "a,label,client",
+        *(f"{i % 7 + 90 * (i % 2)},{'xyy'[i % 3]},{'pq'[i % 2]}" for i in range(60)),
+    ]
+    (tmp_path / "rows.csv").write_text("\n".join(lines))
+    fields = {"data.path": str(tmp_path / "rows.csv"), "data.root": str(tmp_path)}
+    fields |= {"data.client_test_fraction": 0.2, "data.validation_fraction": 0}
+    built = Shared().build(fs.config.resolve(fs.load_config("table", fields)))
+    with pytest.warns(ConfigNote, match="sites differ in the feature 'a'.*standardize=client"):
+        advice.check(built)
+    by_client = {**fields, "data.standardize": "client"}
+    built = Shared().build(fs.config.resolve(fs.load_config("table", by_client)))
+    assert advice.apart_in(built) is None

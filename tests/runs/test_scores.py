@@ -190,13 +190,18 @@ def test_one_class_for_all_test_examples_is_said():
     labels = np.arange(40) % 2
     client = np.arange(40) // 20
     names = ["north", "south"]
-    said = functools.partial(one_class, labels=labels, client=client, names=names, classes="ab")
+    config = {"partition": {"name": "natural"}, "data": {"standardize": "auto"}}
+    known = {"labels": labels, "client": client, "names": names, "classes": "ab"}
+    said = functools.partial(one_class, **known, config=config)
     (note,) = said(np.zeros(40, int))
     assert note.startswith("the model predicts 'a' for all 40 test examples")
     assert "--data.standardize=client" in note
+    by_client = {**config, "data": {"standardize": "client"}}
+    (note,) = one_class(np.zeros(40, int), **known, config=by_client)
+    assert note.endswith("learned nothing: train longer, or at another learning rate")
     (note,) = said(np.where(client == 1, 1, labels))
     assert note.startswith("one class is predicted for all test examples of south:")
     assert not said(labels) and not said(np.where(np.arange(40) < 9, 0, labels))
     # classes that are not there, and a handful of examples, say nothing
-    assert not one_class(labels * 0, labels * 0, client, names, "ab")
-    assert not one_class(labels[:8] * 0, labels[:8], client[:8], names, "ab")
+    assert not one_class(labels * 0, labels * 0, client, names, "ab", config)
+    assert not one_class(labels[:8] * 0, labels[:8], client[:8], names, "ab", config)

@@ -4,6 +4,7 @@ no later time.
 
 import importlib.util
 import shutil
+import warnings
 
 import chex
 import jax
@@ -13,11 +14,12 @@ from flax.traverse_util import flatten_dict
 
 import fedjax_ssl as fs
 from fedjax_ssl import cli
+from fedjax_ssl.errors import ConfigNote
 from fedjax_ssl.runs.build import load_experiment
 from fedjax_ssl.runs.compile import static_part
 from fedjax_ssl.runs.loop import run
 from fedjax_ssl.runs.shared import Shared
-from fedjax_ssl.runs.start import start_of
+from fedjax_ssl.runs.start import _note_standardization, start_of
 
 NETWORK = {"model.name": "mlp", "model.hidden": (8,), "model.norm": "bn"}
 NNX = """
@@ -216,3 +218,20 @@ def test_classes_and_columns_are_those_of_the_same_name(
         return
     with pytest.raises((ValueError, fs.config.ConfigNote), match=expected):
         start_of(experiment)
+
+
+def test_inputs_that_are_standardized_otherwise_than_in_training_are_said():
+    x = np.zeros((4, 2), np.float32)
+    train = fs.data.Split(x, np.arange(4) % 2)
+    now = {"mean": (0.8, 0.0), "std": (0.5, 1.0), "input_max": 1.0}
+    dataset = fs.data.Dataset("toy", train, None, ("a", "b"), **now)
+    before = {"mean": [0.0, 0.0], "std": [1.0, 1.0], "clients": None}
+    with pytest.warns(ConfigNote, match=r"--data.mean='\(0,0,\)' --data.std='\(1,1,\)'") as said:
+        _note_standardization(before, dataset)
+    assert "by mean 0, 0 and deviation 1, 1, and these are by mean 0.8, 0" in str(said[0].message)
+    with pytest.warns(ConfigNote, match="likewise: --data.standardize=client"):
+        _note_standardization({**before, "clients": {"north": {}}}, dataset)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _note_standardization({**before, **now}, dataset)
+        _note_standardization({}, dataset)

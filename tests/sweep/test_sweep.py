@@ -19,7 +19,7 @@ import pytest
 
 from fedjax_ssl import config as configs
 from fedjax_ssl.cli import main
-from fedjax_ssl.errors import ConfigNote
+from fedjax_ssl.errors import ConfigError, ConfigNote
 from fedjax_ssl.folder.folder import RunFolderError
 from fedjax_ssl.folder.run_folder import RunFolder
 from fedjax_ssl.runs import divergence
@@ -505,3 +505,24 @@ def test_a_bad_trial_is_pruned_and_trials_together_share_a_program(tmp_path, mon
     pruned = next(row for row in table(tmp_path) if row["state"] == "pruned")
     assert pruned["message"] == "stopped by the pruner" and pruned["status"] == "stopped"
     assert 0 < len(rows_of(results.folder_of(tmp_path, pruned["run"]))) < 4
+
+
+def test_commas_of_a_field_that_holds_several_values_are_its_own():
+    words = ["--data.missing_marks=?,NA", "--metrics=f1,ece", "--data.ignore='a,b'"]
+    assert list(sweep_command._with_fields(words)) == [
+        *("--set", "data.missing_marks='?,NA'"),
+        *("--set", "metrics='f1,ece'"),
+        *("--set", "data.ignore='a,b'"),
+    ]
+    with pytest.raises(ConfigError, match="has several values"):
+        list(sweep_command._with_fields(["--method.name=fedavg,xclp"]))
+
+
+def test_runs_that_predict_one_class_are_named_with_what_helps():
+    config = {"partition": {"name": "natural"}, "data": {"standardize": "auto"}}
+    runs = [plans.PlannedRun(f"seed={seed}", "", {}, config) for seed in range(2)]
+    stuck = {"scores": {"classes": ["a", "b"], "support": [3, 4], "precision": [0.4, None]}}
+    fine = {"scores": {**stuck["scores"], "precision": [0.4, 0.9]}}
+    (said,) = sweep_command._learned_nothing(zip(runs, (fine, stuck), strict=True))
+    assert "learned nothing, in seed=1" in said and "--data.standardize=client" in said
+    assert not list(sweep_command._learned_nothing([(runs[0], fine), (runs[1], None)]))

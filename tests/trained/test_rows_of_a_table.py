@@ -85,9 +85,8 @@ def test_rows_left_out_in_another_order_of_columns_are_predicted_as_in_the_run(t
     np.testing.assert_allclose(found, expected, atol=1e-6)
     with pytest.warns(ConfigNote, match=r"by column: chol \d+; filled in"):
         np.testing.assert_allclose(model.predict(east), expected, atol=1e-7)
-    assert rows[0]["input"] == "new.csv, line 2" and rows[0]["true_label"] == str(
-        east["num"].iloc[0]
-    )
+    assert "rows are named by column 'id'" in said
+    assert rows[0]["input"] == "0" and rows[0]["true_label"] == str(east["num"].iloc[0])
     own = list(csv.DictReader(io.StringIO((folder / "run" / "predictions.csv").read_text())))
     assert [row["network"] for row in own] == [row["name"] for row in rows]
     assert own[0]["input"] == f"heart.csv, line {east.index[0] + 2}"

@@ -5,13 +5,15 @@ what is unlike it.
 import csv
 import io
 import unicodedata
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from fedjax_ssl import cli, data, load_run
-from fedjax_ssl.trained.inputs import read_examples
+from fedjax_ssl.trained.inputs import _by_folders, read_examples
+from fedjax_ssl.trained.scales import Scales
 
 RNG = np.random.default_rng(0)
 CLASSES = ("lower", "upper")
@@ -274,3 +276,23 @@ def test_arrays_of_medmnist_are_predicted_as_they_were_trained_on(tmp_path):
     np.testing.assert_array_equal(examples.labels, labels[30:, 0])
     right = model.predict(examples.inputs).argmax(axis=1) == examples.labels
     assert right.mean() == pytest.approx(model.metrics["test_accuracy"], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("path", "file", "label", "client"),
+    [
+        ("scans", "lower/test/1.png", "lower", "scans"),
+        ("scans", "west/lower/train/1.png", "lower", "west"),
+        ("scans", "train/west/upper/1.png", "upper", "west"),
+        ("scans", "west/2024/1.png", "2024", "west"),
+        ("scans", "harbor/upper/1.png", "upper", "harbor"),
+        ("scans/west/upper", "1.png", "upper", "west"),
+        ("scans/west", "1.png", "west", "west"),
+    ],
+)
+def test_folders_say_class_and_site(path, file, label, client, tmp_path):
+    model = SimpleNamespace(
+        class_names=CLASSES, scales=Scales({"clients": {"west": {"mean": [0], "std": [1]}}})
+    )
+    folder = tmp_path / path
+    assert _by_folders(folder, folder / file, model) == (label, client)

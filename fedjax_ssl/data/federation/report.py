@@ -158,7 +158,8 @@ def _weak_columns(data: FederatedData) -> dict[str, Int[np.ndarray, " C"]]:
 def untested(
     data: FederatedData, class_names: Sequence[str], client_names: Sequence[str]
 ) -> list[str]:
-    """Find classes and clients without a test example where others have some, a sentence each.
+    """Find classes and clients without a test example, and classes without a validation example,
+    where others have some, a sentence each.
 
     Args:
         data: one federation, not traced.
@@ -170,29 +171,34 @@ def untested(
     if data.owned_test:
         clients = list(client_names)[: data.num_clients]
         found += lacking("client", clients, real_rows(data.test_client, data.num_test))
-    return found
+    chosen = np.asarray(data.labels)[real_rows(data.valid_index, data.num_valid)]
+    return found + lacking("class", class_names, chosen, "validation")
 
 
 _LEFT_OUT = {
-    "class": ("classes", "what is said of the test leaves it out"),
-    "client": ("clients", "means over clients leave it out"),
+    ("class", "test"): ("classes", "not tested: what is said of the test leaves it out"),
+    ("client", "test"): ("clients", "means over clients leave it out"),
+    ("class", "validation"): ("classes", "the choice of a round leaves it out"),
 }
 
 
-def lacking(what: str, names: Sequence[str], tested: Int[np.ndarray, " t"]) -> list[str]:
+def lacking(
+    what: str, names: Sequence[str], tested: Int[np.ndarray, " t"], kind: str = "test"
+) -> list[str]:
     """Find what no test example has where others have some: a sentence, or none.
 
     Args:
         what: "class" or "client".
         names: of all of them.
         tested: that of each test example; -1, or a number without a name: it does not count.
+        kind: "test" or "validation": of which examples.
     """
     counts = np.bincount(tested[(tested >= 0) & (tested < len(names))], minlength=len(names))
     without = np.flatnonzero(counts == 0)
     if not 0 < len(without) < len(names):
         return []
-    several, so = _LEFT_OUT[what]
-    told = f"{counted(len(without), what, several)} without a test example"
+    several, so = _LEFT_OUT[what, kind]
+    told = f"{counted(len(without), what, several)} without a {kind} example"
     return [f"{told} ({some(without, names)}): {so}"]
 
 

@@ -106,11 +106,15 @@ def axes_of_images(name: str, shape: tuple[int, ...]) -> list[str]:
     """
     if len(shape) != 4 or shape[3] in CHANNELS:
         return []
-    if shape[1] in CHANNELS:
+    # Images are mostly square, and have fewer channels than pixels a side.
+    in_front = shape[1] in CHANNELS or shape[1] < shape[2] == shape[3]
+    if in_front:
         raise ValueError(
-            f"{name} has shape {shape}, which looks like [n, C, H, W]; transpose it to [n, H, W, C]"
+            f"{name} has shape {shape}, which looks like [n, C, H, W]; transpose it to "
+            f"[n, H, W, C]: np.moveaxis({name}, 1, -1); of volumes give slices [n, H, W]"
         )
     return [
         f"{name} has shape {shape}, whose last axis is taken as {shape[3]} channels; give slices "
-        "[n, H, W] of volumes, and move channels that stand elsewhere to the end"
+        "[n, H, W] of volumes, and move channels that stand elsewhere to the end "
+        f"(np.moveaxis({name}, 1, -1))"
     ]

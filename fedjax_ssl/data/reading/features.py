@@ -4,11 +4,11 @@ prediction alike.
 
 import dataclasses
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from fedjax_ssl.data.dataset import Names, Reading, in_one_form
 from fedjax_ssl.data.reading.names import MARKS, as_cells, numbered
@@ -64,6 +64,9 @@ class TableReading(Reading):
     codes: Names = ()  # columns of numbers that are one-hot encoded as words are
     max_levels: int = MOST_LEVELS  # words that a column may hold
     features: tuple[Feature, ...] = ()  # columns that are inputs, in their order
+    # client -> what stands in for its missing cells, by feature, where inputs are standardized by
+    # client; None: it has no value in training, and all its cells are like missing ones
+    fills: Mapping[str, tuple[float | None, ...]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # What JSON kept of a feature is a dictionary.
@@ -98,19 +101,27 @@ class TableReading(Reading):
             )
         return found
 
-    def read(self, table: "pandas.DataFrame", findings: Findings) -> tuple[np.ndarray, np.ndarray]:
+    def read(
+        self,
+        table: "pandas.DataFrame",
+        findings: Findings,
+        clients: Sequence[str] | None = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Read the rows of a table, whose other columns are passed over.
 
         Args:
             table: as `read_table` gives it, columns in any order.
             findings: for problems, and notes of unknown words and missing cells.
+            clients: who has each row, where `fills` counts; one that is not there is filled in by
+                its own rows. None: all rows are of one such client.
 
         Returns:
             Inputs, float32 [n, inputs], and which rows are used, bool [n].
         """
         blocks = [np.zeros((len(table), 0))]
         gaps = dict[str, np.ndarray]()
-        for feature in self.features:
+        whose = rows_of(clients or [""] * len(table)) if self.fills else {}
+        for place, feature in enumerate(self.features):
             if feature.name not in table:
                 findings.problems.append(no_column(feature.name, table))
                 continue
@@ -123,12 +134,38 @@ class TableReading(Reading):
                 findings.notes.append(f"a comma is taken as the decimal point in {feature.name}")
             if gap.any():
                 gaps[feature.name] = gap
-            values = np.where(gap, feature.fill, values)[:, None]
+            values = self._filled(place, values, gap, whose, findings)[:, None]
             if feature.levels:
                 blocks.append(values == np.arange(len(feature.levels)))
             else:
                 blocks.append(values - feature.center)
         return np.concatenate(blocks, axis=1).astype(np.float32), self._used(gaps, table, findings)
+
+    def _filled(
+        self,
+        place: int,
+        values: Float[np.ndarray, " n"],
+        gap: Bool[np.ndarray, " n"],
+        whose: Mapping[str, Int[np.ndarray, " m"]],
+        findings: Findings,
+    ) -> Float[np.ndarray, " n"]:
+        """Fill in the missing cells of a feature, by client where `fills` counts."""
+        feature = self.features[place]
+        filled = np.where(gap, feature.fill, values)
+        for client, rows in whose.items():
+            if client in self.fills:
+                own = self.fills[client][place]
+            else:
+                own = usual(feature, values[rows][~gap[rows]])
+            if own is not None:
+                filled[rows] = np.where(gap[rows], own, values[rows])
+            elif not gap[rows].all():
+                filled[rows] = feature.fill
+                findings.notes.append(
+                    f"column {feature.name!r} had no value at {client!r} in training, so that what "
+                    "its rows hold there does not count"
+                )
+        return filled
 
     def _tell(self, feature: Feature, cell: str, rows: str, findings: Findings) -> None:
         """Tell of a cell that does not fit its column."""
@@ -173,8 +210,9 @@ class TableReading(Reading):
                 "data.missing=drop, which leaves these rows out"
             )
         else:
+            whose = "each client's own" if self.fills else "the"
             filled = (
-                "filled in with the median of the training examples, of words with the most "
+                f"filled in with the median of {whose} training examples, of words with the most "
                 "frequent one"
             )
             findings.notes.append(
@@ -189,6 +227,7 @@ def fit(
     train: np.ndarray,
     reading: TableReading,
     findings: Findings,
+    clients: Sequence[str] = (),
 ) -> TableReading:
     """Choose how columns become inputs, by their cells in the training examples.
 
@@ -198,13 +237,17 @@ def fit(
         train: bool [n], rows whose levels, medians and means count.
         reading: everything but the features.
         findings: for problems and notes.
+        clients: who has each row, where missing cells are filled in by client; "" = a row that
+            does not count.
 
     Returns:
         The reading with its features.
     """
     features = []
+    fills: list[list[float | None]] = []
     scarce = []
-    fills = reading.missing == "median"
+    whose = rows_of(clients)
+    whose.pop("", None)
     for name in names:
         cells = as_cells(as_text(table[name]), reading.marks)
         feature = kind_of(name, np.array(cells, object)[train].tolist(), reading, findings)
@@ -217,14 +260,14 @@ def fit(
                 f"column {name!r} is missing in all training examples; leave it out with "
                 f"data.ignore={name}"
             )
-        elif feature.levels:
-            fill = float(np.bincount(known.astype(int)).argmax()) if fills else 0.0
-            features.append(dataclasses.replace(feature, fill=fill))
-        else:
+            continue
+        center = 0.0
+        if not feature.levels:
             mean = float(known.mean())
             center = mean if 0 < known.std() * FAR < abs(mean) else 0.0
-            fill = float(np.median(known)) if fills else 0.0
-            features.append(dataclasses.replace(feature, fill=fill, center=center))
+        fill = (usual(feature, known) or 0.0) if reading.missing == "median" else 0.0
+        features.append(dataclasses.replace(feature, fill=fill, center=center))
+        fills.append([usual(feature, values[rows]) for rows in whose.values()])
     kinds = {
         "columns of words, one-hot encoded": [
             f"{one.name} ({len(one.levels)})" for one in features if one.levels
@@ -238,9 +281,34 @@ def fit(
         "far from 0, so that the mean is subtracted in double precision": [
             one.name for one in features if one.center
         ],
+        "columns without a value at a client, where they say nothing (0 after standardization)": [
+            f"{feature.name} at {client}"
+            for feature, row in zip(features, fills, strict=True)
+            for client, fill in zip(whose, row, strict=True)
+            if fill is None
+        ],
     }
     findings.notes += [f"{kind}: {', '.join(found)}" for kind, found in kinds.items() if found]
-    return dataclasses.replace(reading, features=tuple(features))
+    by_client = dict(zip(whose, zip(*fills, strict=True), strict=False))
+    return dataclasses.replace(reading, features=tuple(features), fills=by_client)
+
+
+def usual(feature: Feature, values: Float[np.ndarray, " n"]) -> float | None:
+    """Return the median of those values that are there, of words the most frequent one; None:
+    there is none.
+    """
+    known = values[np.isfinite(values)]
+    if not len(known):
+        return None
+    return float(np.bincount(known.astype(int)).argmax() if feature.levels else np.median(known))
+
+
+def rows_of(clients: Sequence[Any]) -> dict[Any, Int[np.ndarray, " m"]]:
+    """List the rows of every client."""
+    rows: dict[Any, list[int]] = {}
+    for row, client in enumerate(clients):
+        rows.setdefault(client, []).append(row)
+    return {client: np.array(found) for client, found in rows.items()}
 
 
 def kind_of(name: str, cells: Sequence[str], reading: TableReading, findings: Findings) -> Feature:

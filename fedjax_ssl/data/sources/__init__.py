@@ -4,6 +4,7 @@ import importlib
 import inspect
 import logging
 import pkgutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -26,7 +27,7 @@ TERMS = {name: entry.terms for name, entry in _ORDERED}  # licence and whom to c
 SOURCES: Registry[Dataset] = Registry(
     "dataset",
     {name: (entry.load, entry.description) for name, entry in _ORDERED},
-    given=(*PLACES, "left_out_client"),
+    given=(*PLACES, "left_out_client", "standardize"),
     makes=Dataset,
 )
 available = SOURCES.available  # () -> names that `load` knows, each with a line about it
@@ -50,6 +51,7 @@ def load(
     *,
     path: Place = None,
     left_out_client: int | str | None = None,
+    standardize: str = "auto",
     **options: Any,
 ) -> Dataset:
     """Load a dataset by name.
@@ -69,6 +71,8 @@ def load(
             published datasets a folder with their original files.
         left_out_client: the client that a run leaves out, by name or number: nothing is learnt from
             its rows.
+        standardize: how a run standardizes, which decides what missing cells of a table are filled
+            with.
         **options: of the source, for example writers=20 for "glyphs".
 
     Returns:
@@ -98,7 +102,7 @@ def load(
             "out. Its datasets as they are: tfds:NAME"
         )
     places = {"root": root or None, "path": path or None, "download": download, "source": source}
-    own = {"left_out_client": left_out_client, **places}
+    own = {"left_out_client": left_out_client, "standardize": standardize, **places}
     usual = inspect.signature(load).parameters
     taken = inspect.signature(SOURCES.builder(name)).parameters
     given = {  # what is not given is the loader's own default
@@ -127,9 +131,22 @@ def read(name: str, **given: Any) -> Dataset:
         name: as for `load`.
         **given: places and options that the source takes.
     """
-    dataset = SOURCES.build(name, **given)
+    dataset = SOURCES.build(name, **names_apart(name, given))
     entry = ENTRIES.get(name.partition(":")[0])
     return keep_copies_together(dataset) if entry is None or entry.kind == "own" else dataset
+
+
+def names_apart(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Cut text at its commas where an option of a source holds several names, as a command line
+    does: else it would be taken letter by letter.
+    """
+    known = SOURCES.options(name)
+    return {
+        option: tuple(part.strip() for part in value.split(","))
+        if isinstance(value, str) and option in known and known[option].type is tuple
+        else value
+        for option, value in given.items()
+    }
 
 
 def archive(name: str, **options: Any) -> Archive:

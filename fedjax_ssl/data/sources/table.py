@@ -3,11 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
+import numpy as np
+
 from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.dataset import Dataset, Names
 from fedjax_ssl.data.federation.federated_data import client_number
 from fedjax_ssl.data.reading.cache import facts_of, kept_for
-from fedjax_ssl.data.reading.columns import TableOptions, read_columns
+from fedjax_ssl.data.reading.columns import Columns, TableOptions, read_columns
 from fedjax_ssl.data.reading.features import (
     MOST_LEVELS,
     Missing,
@@ -36,6 +38,7 @@ def load_table(
     root: Place = None,
     path: Place = None,
     left_out_client: int | str | None = None,
+    standardize: str = "auto",
     features: Names | None = None,
     ignore: Names = (),
     codes: Names = (),
@@ -56,12 +59,15 @@ def load_table(
             needs pyarrow.
         left_out_client: the client that is the test set, by name or number: its rows are no
             training rows.
+        standardize: as `config.data.standardize`: of "client", missing cells are filled in by the
+            rows of each client.
         features: columns that are inputs, in this order; by default all but those below.
         ignore: columns that are not.
         codes: columns of numbers that are one-hot encoded as words are.
         max_levels: the most different words that a column may hold.
         missing: what becomes of rows with missing cells: an error; filled in by the median of the
-            training examples, of words by the most frequent one; or left out and counted.
+            training examples, of words by the most frequent one, each client by its own where
+            inputs are standardized by client; or left out and counted.
         missing_marks: what stands for a missing cell, beside an empty one, in capitals or not.
         options: columns beside the features, classes and class shares.
 
@@ -98,8 +104,12 @@ def load_table(
         if left_out_client is not None and columns.client_names is not None:
             train &= columns.client != client_number(columns.client_names, left_out_client)
         asked = TableReading(there, missing, marks, named["codes"], max_levels)
-        reading = fit(table, chosen, train, asked, findings)
-        x, used = reading.read(table, findings)
+        clients = _clients(columns)
+        fitted_for: list[str] = []
+        if clients and missing == "median" and standardize == "client":
+            fitted_for = np.where(columns.is_test, "", clients).tolist()
+        reading = fit(table, chosen, train, asked, findings, fitted_for)
+        x, used = reading.read(table, findings, clients)
         findings.stop(given)
         findings.notes += identifiers(reading.inputs, x[train], columns.y[train])
         return columns.rows(used).dataset(
@@ -113,8 +123,16 @@ def load_table(
         )
 
     content = [facts_of([given]), proportions_digest(options.proportions)]
-    told = [options, named, marks, max_levels, missing, left_out_client]
+    told = [options, named, marks, max_levels, missing, left_out_client, standardize == "client"]
     return kept_for(root, "table", given, told, content, make)
+
+
+def _clients(columns: Columns) -> list[str] | None:
+    """Name the client of each row; None: nobody says who has them."""
+    if columns.client is None or columns.client_names is None:
+        return None
+    names = [*columns.client_names, ""]
+    return [names[number] for number in columns.client]
 
 
 def _features(

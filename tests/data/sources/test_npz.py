@@ -146,6 +146,8 @@ def with_nan():
         ({"inputs": IMAGES.reshape(-1)}, r"inputs has shape \(360,\)"),
         ({"inputs": np.zeros((12, 3, 8, 8), np.uint8)}, r"looks like \[n, C, H, W\]"),
         ({"inputs": np.zeros((12, 4, 8, 8), np.uint8)}, r"looks like \[n, C, H, W\]"),
+        ({"inputs": np.zeros((12, 5, 8, 8), np.uint8)}, r"np.moveaxis\(inputs, 1, -1\)"),
+        ({"test_inputs": np.zeros((12, 6, 8, 8))}, r"test_inputs .*looks like \[n, C, H, W\]"),
         ({"inputs": np.zeros((5, 6, 12), np.uint8)}, r"np\.moveaxis\(inputs, -1, 0\)"),
         ({"inputs": np.zeros((12, 4, 4, 4, 1), np.uint8)}, "of volumes give slices"),
         ({"labels": np.where(LABELS, 1, -1)}, "labels holds 1 class beside -1, taken as no label"),

@@ -8,7 +8,18 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_ssl.data import BadData, DatasetUnavailable, check, federate, load, source_of
+from fedjax_ssl.data import (
+    BadData,
+    Dataset,
+    DatasetUnavailable,
+    Split,
+    check,
+    federate,
+    load,
+    remarks,
+    source_of,
+    standardized,
+)
 from fedjax_ssl.data.reading.proportions import read_proportions
 from fedjax_ssl.data.reading.tables import read_table
 
@@ -216,6 +227,48 @@ def test_marks_words_dates_and_large_offsets(write):
         "by column: age 1, chol 2, seen 1",
     ):
         assert said in notes
+
+
+def test_missing_cells_of_a_client_are_filled_by_its_own_rows_where_it_is_standardized(write):
+    first = ["100,1,x,p", "200,2,y,p", "300,3,x,p", ",,y,p"]
+    path = write("chol,crp,label,client", *2 * first, *2 * ["3,,x,q", "5,,y,q", ",,x,q", "7,,y,q"])
+    assert read(path, missing="median").train.x[[3, 10], 0].tolist() == [53.5, 53.5]
+    data = read(path, missing="median", standardize="client")
+    assert data.train.x[[3, 10], 0].tolist() == [200.0, 5.0]
+    assert data.train.x[8:, 1].tolist() == [2.0] * 8  # nothing is known there
+    notes = "; ".join(data.extra["notes"])
+    assert "they say nothing (0 after standardization): crp at q" in notes
+    assert "each client's own training examples" in notes
+    x = standardized(data, "client")[0].train.x
+    assert (x[8:, 1] == 0).all() and np.abs(x[8:, 0].mean()) < 1e-6
+    found = check(path, root=path.parent / "root", missing="median")
+    assert found.standardize and found.dataset.train.x[10, 0] == 5.0
+    assert "of the training examples" not in " ".join(found.notes)
+
+
+def test_text_for_several_names_is_cut_at_its_commas(write):
+    path = write("a,b,label", "1,?,x", "NA,2,y", "3,4,x")
+    data = read(path, missing="drop", missing_marks="?, NA")
+    assert data.train.x.tolist() == [[3.0, 4.0]]
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "alike"),
+    [
+        (">50K", ">50K.", True),
+        (">50K", "<=50K", False),
+        ("low income", "low income\u200b", True),
+        ("yes", "\ufeffYES", True),
+        ("pre-term", "pre\u2013term", True),
+        ("yes", "'yes'", True),
+        ("HER2+", "HER2", False),
+    ],
+)
+def test_classes_that_differ_by_a_dot_or_by_what_nobody_sees_are_said(name, other, alike):
+    x = np.zeros((40, 1), np.float32)
+    train = Split(x, np.arange(40) % 2)
+    found = remarks(Dataset("toy", train, None, (name, other)))
+    assert any("is spelt almost like" in one for one in found) == alike
 
 
 def test_a_client_that_is_left_out_teaches_nothing(write):

@@ -1,0 +1,97 @@
+"""Sites whose inputs differ by more than their examples do, as scanners and units make them, and
+what helps: said alike by `data check`, runs, sweeps and reports.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:  # brings jax, which a report does not need
+    from fedjax_ssl.data.dataset import Dataset
+
+ALIKE = "--data.standardize=client makes them alike"
+# Sites differ where their means lie as far apart as examples of a site do, in deviations.
+APART = 1.0
+FEWEST = 8  # examples of a site, of which fewer have no mean worth a word
+MOST = 1000  # examples of a site that are looked at, evenly spaced
+
+
+class Apart(NamedTuple):
+    """How sites differ.
+
+    Attributes:
+        sentence: where they differ most, and what makes them alike.
+        by_client: whether standardizing by client is right: every site with labels has several
+            classes, so that the difference is not that of the classes.
+    """
+
+    sentence: str
+    by_client: bool
+
+
+def remedy(config: Mapping[str, Any]) -> str:
+    """Say what helps a model that predicts one class.
+
+    Args:
+        config: of its run, as a dictionary or like one.
+    """
+    longer = "train longer, or at another learning rate"
+    natural = config["partition"].get("name") == "natural"
+    if config["data"].get("standardize") == "client" or not natural:
+        return longer
+    return (
+        "where sites differ in brightness or units, which `fedjax-ssl data check` says, "
+        f"{ALIKE}; else {longer}"
+    )
+
+
+def sites_apart(dataset: "Dataset") -> Apart | None:
+    """Find sites whose images differ in brightness, or whose features differ in size; None where
+    they do not.
+    """
+    from fedjax_ssl.data.dataset import distinct
+
+    train = dataset.train
+    images = train.x.ndim == 4
+    if train.client is None:
+        return None
+    of_site = {}
+    for number in distinct(train.client).tolist():
+        rows = np.flatnonzero(train.client == number)
+        if len(rows) < FEWEST:
+            continue
+        looked_at = train.x[rows[:: -(-len(rows) // MOST)]]
+        if dataset.views is not None:
+            looked_at = looked_at[:, 0]
+        # Of an image its brightness alone.
+        brightness = looked_at.mean(axis=(1, 2, 3), dtype=np.float64)[:, None] if images else None
+        of_site[number] = looked_at if brightness is None else brightness
+    if len(of_site) < 2:
+        return None
+    means = np.array([own.mean(axis=0, dtype=np.float64) for own in of_site.values()])
+    within = np.mean([own.std(axis=0, dtype=np.float64) for own in of_site.values()], axis=0)
+    ratio = means.std(axis=0) / np.where(within > 0, within, np.inf)
+    worst = int(ratio.argmax())
+    if ratio[worst] < APART:
+        return None
+    names = [
+        str(one) if dataset.client_names is None else dataset.client_names[one] for one in of_site
+    ]
+    low = int(means[:, worst].argmin())
+    high = int(means[:, worst].argmax())
+    features = dataset.extra.get("features") or [f"number {i}" for i in range(means.shape[1])]
+    what = "brightness of images" if images else f"feature {features[worst]!r}"
+    several = all(
+        len(set(train.y[(train.client == number) & (train.y >= 0)].tolist())) != 1
+        for number in of_site
+    )
+    has_statistics = dataset.test is None or dataset.test.client is not None
+    advice = ALIKE
+    if not several:
+        advice = "some sites have labels of one class alone, so it may be the classes that differ"
+    said = (
+        f"sites differ in the {what}: {means[low, worst]:.3g} on average at {names[low]!r}, "
+        f"{means[high, worst]:.3g} at {names[high]!r}; {advice}"
+    )
+    return Apart(said, several and has_statistics)

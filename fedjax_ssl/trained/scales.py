@@ -1,0 +1,105 @@
+"""How a model's inputs are standardized where each client has a mean and a deviation of its own."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedjax_ssl.data.dataset import in_one_form
+from fedjax_ssl.data.federation.federated_data import client_number
+from fedjax_ssl.data.reading.features import rows_of
+from fedjax_ssl.data.standardization import statistics_of
+from fedjax_ssl.errors import counted, note
+from fedjax_ssl.registry import did_you_mean
+
+FEW = 20  # examples of a new site, of which fewer say little of its mean and deviation
+Client = int | str | Sequence[int | str] | None
+Scale = tuple[np.ndarray, np.ndarray]  # subtracted from an input, which is then divided by
+
+
+class Scales:
+    """Means and deviations by client; none where a run standardizes all inputs alike."""
+
+    def __init__(self, inputs: Mapping[str, Any]):
+        """Take what `model.json` says of inputs."""
+        self._inputs = inputs
+        self._known: dict[str, Any] = dict(inputs.get("clients") or {})
+
+    def __bool__(self) -> bool:
+        return bool(self._known)
+
+    @property
+    def names(self) -> list[str]:
+        """Clients whose mean and deviation are known."""
+        return list(self._known)
+
+    def find(self, client: Any) -> str | None:
+        """Find a known client by its name, or by its number where no name is one."""
+        number = None if client is None else client_number(self.names, client)
+        return None if number is None else self.names[number]
+
+    def has(self, name: str) -> bool:
+        """Tell whether a client of this name is known."""
+        return in_one_form(name) in map(in_one_form, self._known)
+
+    def names_of(self, client: Client, count: int) -> list[str]:
+        """Name the client of every row of a table, as its reading knows them."""
+        given = client if isinstance(client, list) else [client] * count
+        known = {name: self.find(name) for name in dict.fromkeys(given)}
+        return [known[name] or str(name or "") for name in given]
+
+    def add(self, name: str, values: np.ndarray) -> None:
+        """Keep mean and deviation of a client's inputs."""
+        self._known[name] = self._of_new_site(name, values)
+
+    def known(self, name: str) -> Scale:
+        """Give those of a known client, on the scale of stored inputs."""
+        return self._stored(self._known[name])
+
+    def of(self, values: np.ndarray, client: Client) -> Scale | None:
+        """Find mean and deviation of the client that has all inputs, or of each row's; None: all
+        inputs are alike. A client that is not known has those of its own inputs here.
+        """
+        if not self:
+            return None
+        if not isinstance(client, list):
+            name = self.find(client)
+            return self._stored(
+                self._of_new_site(client, values) if name is None else self._known[name]
+            )
+        shape = (len(values), *[1] * (values.ndim - 2), values.shape[-1])
+        center = np.zeros(shape, np.float32)
+        width = np.ones(shape, np.float32)
+        for one, rows in rows_of(client).items():
+            center[rows], width[rows] = self.of(values[rows], one) or (0, 1)
+        return center, width
+
+    def apply(self, scale: Scale, inputs: Any) -> Any:
+        """Standardize inputs by their client's mean and deviation, to the common ones."""
+        center, width = scale
+        middle, spread = self._stored(self._inputs)
+        return (inputs - center) / width * spread + middle
+
+    def _stored(self, own: Mapping[str, Any]) -> Scale:
+        largest = np.float32(self._inputs["max"])
+        return np.asarray(own["mean"], np.float32) * largest, np.asarray(own["std"], np.float32)
+
+    def _of_new_site(self, client: Any, values: np.ndarray) -> dict[str, list[float]]:
+        """Compute mean and deviation of inputs of a client that the run did not have; say so."""
+        if not len(values):
+            return {"mean": [0.0], "std": [1.0]}
+        who = "no client is named: the"
+        if client and self.has(str(client)):
+            who = f"{client!r}: its"
+        elif client:
+            who = f"{client!r} is no client of the run.{did_you_mean(client, self.names)} Its"
+        few = ""
+        if len(values) < FEW:
+            few = "; so few say little of a site: predictions are unsure, give more of them at once"
+        if len(values) == 1 and values.ndim == 2:
+            few = "; nothing is left of a single one, and its prediction says nothing: give more"
+        note(
+            f"{who} inputs are standardized by mean and deviation of these "
+            f"{counted(len(values), 'example')} alone, as those of a new site{few}"
+        )
+        return statistics_of(values, self._inputs["max"])[0]
