@@ -47,7 +47,7 @@ def sets_of_one_client(
         from_sets=jnp.asarray(from_sets),
         matrix=matrix,
         share=jnp.asarray(counts / counts.sum(), jnp.float32),
-        prior=jnp.full(3, 1 / 3),
+        prior=jnp.asarray([0.7, 0.2, 0.1]),
     )
 
 

@@ -303,6 +303,18 @@ def with_sets(labelled: tuple[int, ...] = LABELLED, **options: Any) -> Federated
     return dataclasses.replace(made, weak=dataclasses.replace(made.weak, prior=prior))
 
 
+def with_fewer_weak(data: FederatedData, numbers: tuple[int, ...]) -> FederatedData:
+    """The same federation in which each client has so many weak labels, and knows nothing of the
+    examples behind these.
+    """
+    assert data.weak is not None
+    labels = np.array(data.weak.labels)
+    for client, number in enumerate(numbers):
+        labels[client, int(data.num_labelled[client]) + number :] = -1
+    weak_labels = toy.changed(data.weak, labels=labels, num_examples=numbers)
+    return dataclasses.replace(data, weak=weak_labels)
+
+
 def sets_of(data: FederatedData, client: int) -> tuple[np.ndarray, np.ndarray]:
     """Class shares of every set of a client, and each set's share of its examples in sets."""
     assert data.weak is not None

@@ -2,10 +2,7 @@
 (the docstrings of `fedjax_ssl.methods.mixed`).
 """
 
-import dataclasses
-
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from tests.methods.whole_step import graphs, harness
@@ -16,21 +13,9 @@ BATCH = 7
 WITH_SET = (2, 4, 0)  # examples of each client that are in a set
 
 
-def federation():
-    """The last examples of the first client, and all of the last one's, are in no set."""
-    made = harness.with_sets()
-    labels = np.array(made.weak.labels)
-    for client, (first, number) in enumerate(zip(harness.LABELLED, WITH_SET, strict=True)):
-        labels[client, first + number :] = -1
-    weak = dataclasses.replace(
-        made.weak, labels=jnp.asarray(labels), num_examples=jnp.asarray(WITH_SET, jnp.int32)
-    )
-    return dataclasses.replace(made, weak=weak)
-
-
 def test_mixed(monkeypatch) -> None:
     with jax.enable_x64(True):
-        data = federation()
+        data = harness.with_fewer_weak(harness.with_sets(), WITH_SET)
     graphs.use_directions(monkeypatch)
     run = harness.rounds_of(
         "mixed",
