@@ -83,6 +83,15 @@ def network() -> models.Model:
     )
 
 
+def counting_network() -> models.Model:
+    """The network, with the number of passes in training as its running batch statistics."""
+
+    def apply(params: Any, state: Any, inputs: Any, *, train: bool, **how: Any) -> Any:
+        return forward(params, inputs, jnp), {"passes": state["passes"] + float(train)}
+
+    return models.Model(lambda key: (network().init(key)[0], {"passes": jnp.zeros(())}), apply)
+
+
 def softmax(scores: np.ndarray) -> np.ndarray:
     """Row by row."""
     powers = np.exp(scores - scores.max(axis=-1, keepdims=True))

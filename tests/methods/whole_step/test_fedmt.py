@@ -223,9 +223,12 @@ def test_fedrep(coarse) -> None:
     """Two steps of a head and one of the body below it; the server is one more client, of weight
     1.
     """
+    counting = {"model": harness.counting_network(), **WHOLE}
     run = harness.rounds_of(
-        "fedrep", coarse, run=WHOLE, head_epochs=2, server_batch_size=harness.SERVER
+        "fedrep", coarse, run=counting, head_epochs=2, server_batch_size=harness.SERVER
     )
+    # batch statistics: the mean of all members, each of three passes
+    assert float(run.states[1].model_state["passes"]) == pytest.approx(3, rel=1e-12)
     ends = []
     for client in harness.clients_of(coarse):
         params = FIRST
