@@ -65,6 +65,7 @@ if TYPE_CHECKING:
         Losses,
         Method,
         Now,
+        PyTree,
         RoundContext,
         RoundResult,
         Sampler,

@@ -143,7 +143,6 @@ TERMS: Registry[Any] = Registry(
                 *("candidates", "proxy_tuning"),
             )
         },
-        "moon": "fedjax_ssl.methods.moon:moon",
         **contributed("term"),
     },
     leading=1,

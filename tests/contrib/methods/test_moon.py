@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import methods
+from fedjax_ssl.contrib.methods.moon import model_contrast
 from fedjax_ssl.federated import build
-from fedjax_ssl.methods.moon import model_contrast
 from tests import toy
 
 KEY = jax.random.key(2)

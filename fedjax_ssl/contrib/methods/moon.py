@@ -17,11 +17,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from fedjax_ssl.federated import Client, Setup, Step, Term
-from fedjax_ssl.federated.method import AtClient, ClientResult, PyTree
+from fedjax_ssl.federated import AtClient, Client, ClientResult, PyTree, Setup, Step, Term
 from fedjax_ssl.methods.parts.settings import Positive
 from fedjax_ssl.methods.parts.terms import augmented_view
-from fedjax_ssl.models.layers import unit_length
+from fedjax_ssl.models import unit_length
 
 
 class _Previous(NamedTuple):
