@@ -176,9 +176,11 @@ def _read_table(path: Path, model: TrainedModel, client: str | None) -> Examples
     known = (*reading.roles.values(), *(feature.name for feature in reading.features))
     if others := [name for name in table if name not in known]:
         findings.notes.append(f"columns that the model does not use: {', '.join(others)}")
+    ids = table.attrs.get("index", []) if names is None else as_text(table[names])
     if names is not None:
         findings.notes.append(f"rows are named by column {names!r}")
-        ids = as_text(table[names][used])
+    if ids:
+        ids = [ids[row] for row in np.flatnonzero(used)]
         twice = len(set(ids)) < len(ids)
         pairs = zip(ids, places, strict=True)
         places = [f"{one}, {place}" if twice or not one else one for one, place in pairs]
@@ -259,6 +261,12 @@ def _labels(
     given: np.ndarray, length: int, name: str, classes: Sequence[str], notes: list[str]
 ) -> np.ndarray:
     given = one_each(name, given, length)
+    if given.dtype.kind == "f":  # gaps make floating-point numbers of whole ones
+        given = np.array(["" if np.isnan(one) else cell_text(one) for one in given.tolist()])
+        if not any(one in classes for one in given) and all(map(_is_whole, given)):
+            given = np.array([int(one or -1) for one in given])
+    elif given.dtype.kind == "b":
+        given = given.astype(int)
     if given.dtype.kind in "SU":
         table = pandas.DataFrame({"label": given.astype(str)}).rename("row {}".format)
         return _known(table, classes, notes)
@@ -276,6 +284,10 @@ def _labels(
             "none; all rows are predicted, and the accuracy leaves these out"
         )
     return np.where(np.isin(np.arange(length), unknown), -1, labels)
+
+
+def _is_whole(text: str) -> bool:
+    return text in ("", "-1") or text.isdecimal()
 
 
 class _Said(NamedTuple):

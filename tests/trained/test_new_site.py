@@ -11,7 +11,7 @@ import pytest
 from fedjax_ssl import cli, load_dataset, load_run
 from fedjax_ssl.encoding.encoders import encoder
 from fedjax_ssl.errors import ConfigNote
-from fedjax_ssl.trained.inputs import read_examples
+from fedjax_ssl.trained.inputs import _labels, read_examples
 
 OPTIONS = {
     "client_column": "Klinik",
@@ -144,3 +144,16 @@ def test_arrays_say_who_has_them_and_what_they_are_called(trained, tmp_path):
     )
     found = read_examples([tmp_path / "x.npz"], model)
     assert found.clients == ["north", "x"] and found.names == ["a", "b"]
+
+
+def test_an_index_names_rows_and_labels_have_any_type(trained, tmp_path):
+    model = load_run(trained[0] / "run")
+    new = patients("north", 4, 3).drop(columns="patient")
+    new.index = ["p7", "p8", "p9", "p10"]
+    new.to_csv(tmp_path / "new.csv")
+    assert read_examples([tmp_path / "new.csv"], model).names == list(new.index)
+    notes = []
+    given = np.array([0.0, np.nan, 1.0, 5.0])
+    assert _labels(given, 4, "labels", ("ill", "well"), notes).tolist() == [0, -1, 1, -1]
+    assert "first 5 in row 3" in notes[0]
+    assert _labels(np.array([True, False]), 2, "labels", ("ill", "well"), []).tolist() == [1, 0]

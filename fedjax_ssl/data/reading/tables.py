@@ -63,7 +63,8 @@ def read_table(
         columns: their names, for a file of text in which no line may name them.
 
     Returns:
-        The table: of separated text all columns are text without blanks at the ends of cells.
+        The table: of separated text all columns are text without blanks at the ends of cells. A
+        column without a name is its `attrs["index"]`.
 
     Raises:
         DatasetUnavailable: the file is not there.
@@ -85,7 +86,11 @@ def read_table(
         raise BadData(
             path, "has no rows; the first line names the columns, every other one is an example"
         )
-    return frame[names]
+    unnamed = [name for name in frame.columns if name not in names]
+    table = frame[names]
+    if len(unnamed) == 1:
+        table.attrs["index"] = as_text(frame[unnamed[0]])
+    return table
 
 
 def no_column(name: str, there: Iterable[str], asked: str = "") -> str:
