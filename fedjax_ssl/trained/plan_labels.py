@@ -201,10 +201,12 @@ def _plan(given: argparse.Namespace, examples: Examples) -> None:
     written = {given.output: as_csv(columns, "%.6f").encode()}
     labelled = int((examples.labels >= 0).sum())
     shares = np.bincount(owner, minlength=examples.client.max() + 1)[distinct(examples.client)]
+    spread = f"{shares.min()} to {shares.max()} of a client"
+    if shares.min() == shares.max():
+        spread = f"{shares.min()} of each client"
     print(
         f"{counted(len(examples.labels), 'example')} of {counted(len(shares), 'client')}, "
-        f"{labelled:,} labelled; planned: {len(row):,}, {shares.min()} to {shares.max()} of a "
-        "client"
+        f"{labelled:,} labelled; planned: {len(row):,}, {spread}"
     )
     if given.strategy == "influence":
         curve = np.concatenate([[plan.covered], coverage])
