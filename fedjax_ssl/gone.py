@@ -13,6 +13,7 @@ class Gone(NamedTuple):
 
 
 _SHARED = "clients share every class of which they have a label"
+_PROXYFL = "ProxyFL's parts are those of method.name=proxyfl"
 _DIVERSITY = "gradient diversity is no longer measured"
 # of methods with a rule of thresholds
 _OF_RULES = {
@@ -47,6 +48,8 @@ GONE = {
         for method in _WITH_RULES
         for setting, entry in _OF_RULES.items()
     },
+    "sage.contrast_weight": Gone(_PROXYFL, (0.0,)),
+    "sage.tuning_epochs": Gone(_PROXYFL, (0,)),
     "xclp.lost_before": Gone(
         "write config.participation.lost with config.participation.lost_when=start", (0.0,)
     ),

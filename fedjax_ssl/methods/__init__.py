@@ -44,7 +44,6 @@ _RECIPES = {
     "mixed": ("mixed",),
     "fl2": ("fl2",),
     "cbafed": ("cbafed",),
-    "sage": ("sage",),
     "proxyfl": ("proxyfl",),
     "consistency": (
         "fixmatch",

@@ -47,11 +47,11 @@ from fedjax_ssl.methods.parts.proxies import Contrast, Proxies, with_projections
 from fedjax_ssl.methods.parts.settings import Count, CountOrZero, Decay, Positive, Share, Weight
 from fedjax_ssl.methods.parts.terms import augmented_view, supervised_term
 from fedjax_ssl.methods.parts.thresholds import Thresholds
+from fedjax_ssl.methods.parts.whole_batches import RECOMMENDED as WHOLE_BATCHES
 from fedjax_ssl.methods.parts.whole_batches import steps_per_epoch, whole_batches
-from fedjax_ssl.methods.sage import RECOMMENDED as OF_SAGE
 from fedjax_ssl.objectives import Tuning, soft_label_divergence
 
-RECOMMENDED = {"proxyfl": OF_SAGE["sage"]}
+RECOMMENDED = {"proxyfl": WHOLE_BATCHES}
 
 # what the text and the code have differently
 CODE = Contrast()

@@ -146,7 +146,6 @@ def test_both_variants_train_and_the_contrast_moves_the_model(variant: str) -> N
 @pytest.mark.parametrize(
     ("method", "settings"),
     [
-        ("sage", {"contrast_weight": 0.5, "tuning_epochs": 2}),
         ("uda", {"contrast_weight": 0.5, "tuning_epochs": 2, "tsa": "none"}),
         ("fixmatch", {"contrast_weight": 0.5, "tuning_epochs": 2, "labels_from": "either"}),
         (

@@ -60,7 +60,8 @@ def texts() -> str:
         *(ROOT / "experiments" / "leaderboard").glob("*.json"),
         *(ROOT / "notebooks").glob("*.ipynb"),
     )
-    own = "\n".join(path.read_text("utf-8") for path in (ROOT / "fedjax_ssl/methods").rglob("*.py"))
+    folders = ROOT / "fedjax_ssl" / "methods", ROOT / "fedjax_ssl" / "contrib"
+    own = "\n".join(path.read_text("utf-8") for folder in folders for path in folder.rglob("*.py"))
     recommended = re.findall(r'"method\.\w+"', own)
     return "\n".join([*(path.read_text("utf-8") for path in places), *recommended])
 

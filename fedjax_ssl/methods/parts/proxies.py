@@ -1,6 +1,6 @@
 """Two terms on proxies, the rows of a network's head: contrast with the classes that an unlabelled
 example may be of, and tuning at the server. ProxyFL is made of them
-(`fedjax_ssl.methods.proxyfl`); FixMatch, UDA, SAGE and compositions may have them too.
+(`fedjax_ssl.methods.proxyfl`); FixMatch, UDA and compositions may have them too.
 """
 
 from collections.abc import Callable

@@ -6,6 +6,18 @@ from jaxtyping import Array, Float, Int
 from fedjax_ssl.federated import Client, Setup, Stage, Steps, Term, paired_batches
 from fedjax_ssl.federated.method import PyTree
 
+RECOMMENDED = {
+    "per_client": {
+        "rounds": 80,
+        "optimizer.learning_rate": 0.1,
+        "optimizer.batch_size": 16,
+        # ten steps: with fifty, clients believe their own mistakes
+        "optimizer.local_epochs": 1,
+        "optimizer.momentum": 0.9,
+        "optimizer.weight_decay": 1e-4,
+    }
+}
+
 
 def whole_batches(
     setup: Setup, terms: tuple[Term, ...], unlabelled_ratio: int, labelled_copies: float | Array

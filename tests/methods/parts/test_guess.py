@@ -14,7 +14,7 @@ from fedjax_ssl.methods.parts.guess import Guessing, Local, guesses_of
 from fedjax_ssl.objectives import batch_mean, cross_entropy
 from fedjax_ssl.testing import check_method, promises
 from tests import toy
-from tests.methods.test_sage import OURS, STRONG, THEIRS
+from tests.contrib.methods.test_sage import OURS, STRONG, THEIRS
 
 KEY = jax.random.key(3)
 METHODS = ("fixmatch", "uda", "pseudo_label", "mixmatch", "mean_teacher", "pi_model", "vat")

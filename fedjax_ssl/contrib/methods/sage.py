@@ -22,7 +22,6 @@ References:
 
 import math
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -33,26 +32,14 @@ from fedjax_ssl.checks import checked
 from fedjax_ssl.federated import Recipe, Setup, Step, Term
 from fedjax_ssl.methods.parts.consistency import UNLABELLED, strong_view
 from fedjax_ssl.methods.parts.guess import Guess, Guessing, guesses_of, received_logits
-from fedjax_ssl.methods.parts.proxies import Contrast, Proxies, with_projections, with_proxies
 from fedjax_ssl.methods.parts.settings import Count, Share, Weight
 from fedjax_ssl.methods.parts.terms import augmented_view, supervised_term
 from fedjax_ssl.methods.parts.thresholds import Thresholds, Weigh
-from fedjax_ssl.methods.parts.whole_batches import steps_per_epoch, whole_batches
-from fedjax_ssl.objectives import Tuning, soft_label_divergence
+from fedjax_ssl.methods.parts.whole_batches import RECOMMENDED as WHOLE_BATCHES
+from fedjax_ssl.methods.parts.whole_batches import whole_batches
+from fedjax_ssl.objectives import soft_label_divergence
 
-RECOMMENDED = {
-    "sage": {
-        "per_client": {
-            "rounds": 80,
-            "optimizer.learning_rate": 0.1,
-            "optimizer.batch_size": 16,
-            # ten steps: with fifty, clients believe their own mistakes
-            "optimizer.local_epochs": 1,
-            "optimizer.momentum": 0.9,
-            "optimizer.weight_decay": 1e-4,
-        }
-    }
-}
+RECOMMENDED = {"sage": WHOLE_BATCHES}
 
 HALVES_AT_05 = math.log(2) / 0.05  # the local share is 1/2 where confidences differ by 0.05
 _SMALLEST = 1e-6  # of a difference and of a share
@@ -80,7 +67,7 @@ class SAGE:
     labelled_copies: Weight = 1.0
 
 
-def sage(setup: Setup, settings: SAGE, thresholds: Thresholds, proxies: Proxies) -> Recipe:
+def sage(setup: Setup, settings: SAGE, thresholds: Thresholds) -> Recipe:
     """SAGE: FixMatch at the clients, its pseudo-labels softly corrected by the received model.
 
     A local epoch has as many steps as whole batches of `config.optimizer.batch_size` fit into a
@@ -91,23 +78,13 @@ def sage(setup: Setup, settings: SAGE, thresholds: Thresholds, proxies: Proxies)
         settings: the method's own.
         thresholds: by which rule a model is confident; what it learns, it learns of the received
             model.
-        proxies: what ProxyFL adds.
 
     Raises:
         ValueError: for a setting outside these.
     """
-    if proxies.contrasts:
-        setup = with_projections(setup)
     terms = supervised_term(setup), _correction_term(setup, settings, thresholds)
     stage = whole_batches(setup, terms, settings.unlabelled_ratio, settings.labelled_copies)
-    return with_proxies(
-        Recipe(setup, (stage,)),
-        proxies,
-        Contrast(settings.threshold),
-        Tuning(proxies.tuning_epochs),
-        partial(steps_per_epoch, setup),
-        weight=settings.unlabelled_weight,
-    )
+    return Recipe(setup, (stage,))
 
 
 def _correction_term(setup: Setup, settings: SAGE, thresholds: Thresholds) -> Term:
