@@ -16,6 +16,9 @@ A method moves to the core when a paper of the core needs it.
 # Kind of choice -> file in this folder -> names of the choices, functions of these names there.
 # The registries of the core read this table, and load a file when one of its names is asked for.
 FILES: dict[str, dict[str, tuple[str, ...]]] = {
-    "method": {"methods/sage": ("sage",)},
+    "method": {
+        "methods/cbafed": ("cbafed",),
+        "methods/sage": ("sage",),
+    },
     "term": {"methods/moon": ("moon",)},
 }

@@ -112,6 +112,7 @@ if TYPE_CHECKING:
     from fedjax_ssl.federated.round import CLIENT_MODELS
     from fedjax_ssl.federated.sampler import (
         Steps,
+        batches_per_epoch,
         epochs,
         fixed_steps,
         in_turn,

@@ -42,6 +42,6 @@ if TYPE_CHECKING:
         solve,
     )
     from fedjax_ssl.graph.settings import CODE, PAPER, GraphSettings
-    from fedjax_ssl.graph.weighting import class_weights, confidence
+    from fedjax_ssl.graph.weighting import class_counts, class_weights, confidence
 
 __getattr__, __dir__ = attach(__name__)

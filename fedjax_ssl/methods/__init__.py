@@ -43,7 +43,6 @@ _RECIPES = {
     "fedmatch": ("fedmatch",),
     "mixed": ("mixed",),
     "fl2": ("fl2",),
-    "cbafed": ("cbafed",),
     "proxyfl": ("proxyfl",),
     "consistency": (
         "fixmatch",

@@ -9,6 +9,15 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import federated, methods
+from fedjax_ssl.contrib.methods.cbafed import (
+    RESIDUAL,
+    CBAFed,
+    Thresholds,
+    choose_by_class,
+    class_thresholds,
+    with_global_residual,
+    with_local_residual,
+)
 from fedjax_ssl.federated import (
     AtClient,
     Client,
@@ -20,15 +29,6 @@ from fedjax_ssl.federated import (
     labelled_epochs,
 )
 from fedjax_ssl.federated.sampler import batches_per_epoch
-from fedjax_ssl.methods.cbafed import (
-    RESIDUAL,
-    CBAFed,
-    Thresholds,
-    choose_by_class,
-    class_thresholds,
-    with_global_residual,
-    with_local_residual,
-)
 from fedjax_ssl.methods.parts.confident_pseudo_labels import (
     CONFIDENT,
     ConfidentLabels,

@@ -37,21 +37,28 @@ from jaxtyping import Array, Bool, Float, Int
 from fedjax_ssl.checks import checked, is_zero
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import (
+    BYTES_PER_NUMBER,
+    AtClient,
+    ClientKind,
+    ClientResult,
+    LocalStep,
+    PyTree,
     Recipe,
     RoundContext,
+    RoundResult,
     ServerState,
     Setup,
     Snapshot,
     Stage,
+    StepTaken,
+    TakeStep,
     Term,
     Traffic,
+    batches_per_epoch,
+    count,
     labelled_epochs,
 )
-from fedjax_ssl.federated.local_step import LocalStep, StepTaken, TakeStep
-from fedjax_ssl.federated.method import AtClient, ClientKind, ClientResult, PyTree, RoundResult
-from fedjax_ssl.federated.sampler import batches_per_epoch
-from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count
-from fedjax_ssl.graph.weighting import class_counts
+from fedjax_ssl.graph import class_counts
 from fedjax_ssl.methods.parts.confident_pseudo_labels import (
     CONFIDENT,
     Choice,
