@@ -18,6 +18,7 @@ A method moves to the core when a paper of the core needs it.
 FILES: dict[str, dict[str, tuple[str, ...]]] = {
     "method": {
         "methods/cbafed": ("cbafed",),
+        "methods/fl2": ("fl2",),
         "methods/sage": ("sage",),
     },
     "term": {"methods/moon": ("moon",)},

@@ -42,7 +42,6 @@ _RECIPES = {
     "protofssl": ("protofssl",),
     "fedmatch": ("fedmatch",),
     "mixed": ("mixed",),
-    "fl2": ("fl2",),
     "proxyfl": ("proxyfl",),
     "consistency": (
         "fixmatch",

@@ -62,6 +62,16 @@ def test_the_core_names_the_folder_in_one_line_and_never_imports_it() -> None:
     assert line.startswith(f'_CONTRIBUTED = "{registry._CONTRIBUTED}"')
 
 
+def test_a_test_of_the_core_needs_no_contributed_file() -> None:
+    tests = (path for path in (ROOT / "tests").rglob("*.py") if "contrib" not in path.parts)
+    assert not [
+        str(path)
+        for path in tests
+        for module, _ in imported(path)
+        if re.match(r"(fedjax_ssl|tests)\.contrib", module)
+    ]
+
+
 def is_offered(module: str, name: str) -> bool:
     """Whether a contributed file may import this: what a room offers, a piece that methods share, a
     public name of a small module, or a piece that contributed files share.

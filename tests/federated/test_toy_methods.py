@@ -41,7 +41,6 @@ from fedjax_ssl.federated import (
 )
 from fedjax_ssl.federated.uploads import EVERYTHING, UploadTransform
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.methods.fl2 import perturbed_step
 from fedjax_ssl.methods.parts.terms import supervised_term
 from fedjax_ssl.models import Model, Outputs
 from tests import toy
@@ -486,30 +485,6 @@ def test_a_view_may_draw_on_two_streams_and_say_which_rows_are_real() -> None:
 
 
 # 11. Steps of another kind.
-
-
-def test_a_gradient_at_perturbed_weights(float64) -> None:
-    """Sharpness-aware step on w^4 / 4 + w at w = 1: the gradient of w^4 / 4 is taken at 1 + rho,
-    that of w at 1.
-    """
-    data = toy.federation()
-    rho = 0.1
-
-    def loss(step):
-        at_first = step.earlier["all"].logits[0, 0] - step.inputs["all"][0, 0]
-        return step.params["w"] ** 4 / 4 + 0.0 * at_first
-
-    sharp = Term("sharp", (looking(),), loss)
-    wrap_step = perturbed_step(
-        sharp,
-        Term("probe", (looking(),), lambda step: step.params["w"] ** 3),
-        lambda params, gradient: jax.tree.map(lambda g: rho * g / jnp.abs(g), gradient),
-    )
-    terms = (sharp, Term("plain", (looking(),), lambda step: step.params["w"]))
-    state, _ = after(
-        method_of(data, *terms, start={"w": 1.0}, wrap_step=wrap_step, learning_rate=0.1), data
-    )
-    assert number(state) == pytest.approx(1.0 - 0.1 * (1.1**3 + 1.0), rel=1e-12)
 
 
 def test_a_step_sees_the_model_that_was_received(float64) -> None:

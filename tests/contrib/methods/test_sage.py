@@ -16,27 +16,11 @@ from fedjax_ssl.methods.parts.terms import supervised_term
 from fedjax_ssl.methods.parts.whole_batches import client_weight
 from fedjax_ssl.objectives import batch_cross_entropy, soft_label_divergence
 from tests import toy
+from tests.methods.parts.test_guess import OURS, STRONG, THEIRS
 
 
 def key() -> jax.Array:
     return jax.random.key(3)
-
-
-OURS = [
-    [0.97, 0.02, 0.01],
-    [0.96, 0.03, 0.01],
-    [0.5, 0.3, 0.2],
-    [0.6, 0.3, 0.1],
-    [0.955, 0.035, 0.01],
-]
-THEIRS = [
-    [0.99, 0.005, 0.005],
-    [0.2, 0.7, 0.1],
-    [0.01, 0.98, 0.01],
-    [0.3, 0.6, 0.1],
-    [0.02, 0.97, 0.01],
-]
-STRONG = [[2.0, 0.0, -1.0], [1.0, 0.5, 0.0], [0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.2, 0.4, -0.3]]
 
 
 def sure_at(threshold: float):

@@ -14,10 +14,26 @@ from fedjax_ssl.methods.parts.guess import Guessing, Local, guesses_of
 from fedjax_ssl.objectives import batch_mean, cross_entropy
 from fedjax_ssl.testing import check_method, promises
 from tests import toy
-from tests.contrib.methods.test_sage import OURS, STRONG, THEIRS
 
 KEY = jax.random.key(3)
 METHODS = ("fixmatch", "uda", "pseudo_label", "mixmatch", "mean_teacher", "pi_model", "vat")
+
+# Predictions by two models, and scores of strong views.
+OURS = [
+    [0.97, 0.02, 0.01],
+    [0.96, 0.03, 0.01],
+    [0.5, 0.3, 0.2],
+    [0.6, 0.3, 0.1],
+    [0.955, 0.035, 0.01],
+]
+THEIRS = [
+    [0.99, 0.005, 0.005],
+    [0.2, 0.7, 0.1],
+    [0.01, 0.98, 0.01],
+    [0.3, 0.6, 0.1],
+    [0.02, 0.97, 0.01],
+]
+STRONG = [[2.0, 0.0, -1.0], [1.0, 0.5, 0.0], [0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.2, 0.4, -0.3]]
 
 
 def step_of(guesses: Any) -> Any:

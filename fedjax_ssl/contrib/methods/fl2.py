@@ -40,12 +40,18 @@ from fedjax_ssl.federated import (
     AtClient,
     AtServer,
     Client,
+    LocalStep,
     Losses,
+    PyTree,
     Recipe,
+    RoundContext,
     Setup,
+    Stage,
+    Step,
+    TakeStep,
+    Term,
+    never,
 )
-from fedjax_ssl.federated.local_step import LocalStep, TakeStep
-from fedjax_ssl.federated.method import PyTree, RoundContext, Stage, Step, Term, never
 from fedjax_ssl.methods.parts.alternating_training import ServerTurn, alternating
 from fedjax_ssl.methods.parts.confident_pseudo_labels import (
     CONFIDENT,

@@ -12,12 +12,18 @@ import optax
 import pytest
 
 from fedjax_ssl import federated, methods, models
+from fedjax_ssl.contrib.methods.fl2 import (
+    at_own_thresholds,
+    by_uncertainty,
+    client_thresholds,
+    perturbed_step,
+)
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.federated import Client, RoundContext, ServerState
-from fedjax_ssl.methods.fl2 import at_own_thresholds, by_uncertainty, client_thresholds
+from fedjax_ssl.federated import Client, RoundContext, ServerState, Term
 from fedjax_ssl.methods.parts.confident_pseudo_labels import CONFIDENT, Choice
 from fedjax_ssl.objectives import batch_cross_entropy, divergence_from, sharpness_ascent
 from tests import toy
+from tests.federated.test_toy_methods import after, looking, method_of, number
 
 
 def key() -> jax.Array:
@@ -288,3 +294,27 @@ def test_without_a_sure_row_a_step_is_plain_pseudo_labelling() -> None:
     chex.assert_trees_all_equal(one, other)
     chex.assert_tree_all_finite(one)
     assert float(optax.tree.norm(optax.tree.sub(one, start))) > 1e-3
+
+
+def test_a_gradient_at_perturbed_weights(float64) -> None:
+    """Sharpness-aware step on w^4 / 4 + w at w = 1: the gradient of w^4 / 4 is taken at 1 + rho,
+    that of w at 1.
+    """
+    data = toy.federation()
+    rho = 0.1
+
+    def loss(step):
+        at_first = step.earlier["all"].logits[0, 0] - step.inputs["all"][0, 0]
+        return step.params["w"] ** 4 / 4 + 0.0 * at_first
+
+    sharp = Term("sharp", (looking(),), loss)
+    wrap_step = perturbed_step(
+        sharp,
+        Term("probe", (looking(),), lambda step: step.params["w"] ** 3),
+        lambda params, gradient: jax.tree.map(lambda g: rho * g / jnp.abs(g), gradient),
+    )
+    terms = (sharp, Term("plain", (looking(),), lambda step: step.params["w"]))
+    state, _ = after(
+        method_of(data, *terms, start={"w": 1.0}, wrap_step=wrap_step, learning_rate=0.1), data
+    )
+    assert number(state) == pytest.approx(1.0 - 0.1 * (1.1**3 + 1.0), rel=1e-12)
