@@ -287,7 +287,8 @@ def _numbers(
         second = (others or [f"{one.pair.second:g}"])[0]
         said = f"{second} {one.said}"
         if one.difference is not None and one.difference.difference is not None:
-            said = f"over {second} {one.difference.difference:+.1f}"
+            points = round(one.difference.difference, 1) + 0.0  # of -0.0 too
+            said = f"over {second} {points:+.1f}"
             if one.said == FEW:
                 said += f" ({counted(one.difference.pairs, 'seed')})"
             elif one.difference.low is not None and one.difference.high is not None:
