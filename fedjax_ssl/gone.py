@@ -14,6 +14,8 @@ class Gone(NamedTuple):
 
 _SHARED = "clients share every class of which they have a label"
 _PROXYFL = "ProxyFL's parts are those of method.name=proxyfl"
+_CONTRAST = "the contrast is the part candidates of method.name=compose"
+_TUNING = "tuning is the part proxy_tuning of method.name=compose"
 _DIVERSITY = "gradient diversity is no longer measured"
 # of methods with a rule of thresholds
 _OF_RULES = {
@@ -50,6 +52,8 @@ GONE = {
     },
     "sage.contrast_weight": Gone(_PROXYFL, (0.0,)),
     "sage.tuning_epochs": Gone(_PROXYFL, (0,)),
+    **{f"{method}.contrast_weight": Gone(_CONTRAST, (0.0,)) for method in ("fixmatch", "uda")},
+    **{f"{method}.tuning_epochs": Gone(_TUNING, (0,)) for method in ("fixmatch", "uda")},
     "xclp.lost_before": Gone(
         "write config.participation.lost with config.participation.lost_when=start", (0.0,)
     ),

@@ -19,7 +19,11 @@ FILES: dict[str, dict[str, tuple[str, ...]]] = {
     "method": {
         "methods/cbafed": ("cbafed",),
         "methods/fl2": ("fl2",),
+        "methods/proxyfl": ("proxyfl",),
         "methods/sage": ("sage",),
     },
-    "term": {"methods/moon": ("moon",)},
+    "term": {
+        "methods/moon": ("moon",),
+        "methods/proxyfl": ("candidates", "proxy_tuning"),
+    },
 }

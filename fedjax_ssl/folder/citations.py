@@ -11,8 +11,6 @@ from fedjax_ssl.folder.folder import flat_config
 
 TOOL = "tool"
 CITATIONS_FILE = "citations.bib"
-# Settings of methods by which they take a part of ProxyFL, and the part.
-_PARTS = {"contrast_weight": "candidates", "tuning_epochs": "proxy_tuning"}
 
 
 @functools.cache
@@ -51,11 +49,10 @@ def used_in(config: Mapping[str, Any]) -> list[str]:
     data = config["data"].get("like") or config["data"]["name"]
     method = config["method"]
     used = [method["name"], *method.get("parts", ()), config["federated"]["name"], data]
-    for field, value in flat_config(method).items():
-        setting = field.rpartition(".")[2]
-        if setting == "threshold_rule":
-            used.append(value)
-        elif setting in _PARTS and value:
-            used.append(_PARTS[setting])
+    used += [
+        value
+        for field, value in flat_config(method).items()
+        if field.rpartition(".")[2] == "threshold_rule"
+    ]
     used += config.get("prediction", {}).get("predictors", "").split(",")
     return [*used, *(config.get(one, {}).get("name", "") for one in ("personalize", "sum"))]

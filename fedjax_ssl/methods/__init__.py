@@ -42,7 +42,6 @@ _RECIPES = {
     "protofssl": ("protofssl",),
     "fedmatch": ("fedmatch",),
     "mixed": ("mixed",),
-    "proxyfl": ("proxyfl",),
     "consistency": (
         "fixmatch",
         "uda",
@@ -135,10 +134,7 @@ TERMS: Registry[Any] = Registry(
     {
         **{
             name: f"fedjax_ssl.methods.compose:{name}"
-            for name in (
-                *("supervised", "channels", "sets", "coarse", "graph", "prototypes"),
-                *("candidates", "proxy_tuning"),
-            )
+            for name in (*("supervised", "channels", "sets", "coarse", "graph", "prototypes"),)
         },
         **contributed("term"),
     },

@@ -31,15 +31,6 @@ from fedjax_ssl.methods import METHODS, OF_PARTS, TERMS, by_itself, registry_of_
 from fedjax_ssl.methods.mixed import PropagatedLabels, propagated_term
 from fedjax_ssl.methods.parts.channel_terms import KNOWN, channel_term, own_channel
 from fedjax_ssl.methods.parts.consistency import LABELLED, UNLABELLED
-from fedjax_ssl.methods.parts.guess import LabelsFrom
-from fedjax_ssl.methods.parts.proxies import (
-    Contrast,
-    candidates_term,
-    tuning_term,
-    with_notes,
-    with_projections,
-    with_tuning,
-)
 from fedjax_ssl.methods.parts.settings import Count, Positive, Share, Weight
 from fedjax_ssl.methods.parts.terms import (
     PseudoLabels,
@@ -49,7 +40,6 @@ from fedjax_ssl.methods.parts.terms import (
     supervised_term,
 )
 from fedjax_ssl.methods.protofssl import ProtoFSSL, protofssl, pseudo_labels
-from fedjax_ssl.objectives import Tuning
 
 # Terms by name, and of which labels of clients they are the loss: each kind counts once.
 _LOSS_OF = {
@@ -169,60 +159,6 @@ def prototypes(setup: Setup, settings: Prototypes) -> Recipe:
     )
     alone = _alone(setup, whole, ("labels",), "any")
     return alone._replace(init=recipe.init, uploads=recipe.uploads)
-
-
-@checked
-@dataclass(frozen=True)
-class Candidates(LabelsFrom):
-    """Settings of the contrast of examples with the classes that they may be of.
-
-    Attributes:
-        labels_from: whose probabilities: of the "local" model, which trains; of the "global" one as
-            the client received it; "either": of that one, and an example is of one class where
-            either is confident.
-        threshold: of the largest probability of an example that is of one class.
-        projection: features and rows of the head are compared through maps that are trained too.
-    """
-
-    labels_from: Literal["local", "global", "either"] = "either"
-    threshold: Share = 0.95
-    projection: bool = True
-
-
-def candidates(setup: Setup, settings: Candidates) -> Recipe:
-    """Contrast with the classes that an example may be of (ProxyFL).
-
-    Classes are the rows of the network's head.
-
-    Args:
-        setup: the run.
-        settings: the term's own.
-    """
-    if settings.projection:
-        setup = with_projections(setup)
-    form = Contrast(settings.threshold, LabelsFrom(settings.labels_from), settings.projection)
-    recipe = _alone(setup, candidates_term(setup, form), ("labels",), "any")
-    return with_notes(recipe, tunes=False)
-
-
-def proxy_tuning(
-    setup: Setup,
-    *,
-    epochs: Count = 100,
-    rate: Positive = 0.005,
-    batch_size: Count = 4,
-) -> Recipe:
-    """Tune the averaged head by the clients' heads (ProxyFL).
-
-    Args:
-        setup: the run.
-        epochs: passes over the clients' rows after every round.
-        rate: learning rate.
-        batch_size: rows in a step.
-    """
-    term = tuning_term(setup, Tuning(epochs, rate, batch_size))
-    recipe = with_tuning(_alone(setup, term, ("labels",), "only")._replace(needs=Needs(())))
-    return with_notes(recipe, tunes=True)
 
 
 def compose(

@@ -64,7 +64,6 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from fedjax_ssl import objectives
 from fedjax_ssl.checks import check_whole_numbers, checked, is_zero
 from fedjax_ssl.federated import (
-    Client,
     Needs,
     Recipe,
     ServerTraining,
@@ -89,7 +88,6 @@ from fedjax_ssl.methods.parts.consistency import (
     teacher_network,
 )
 from fedjax_ssl.methods.parts.guess import Guess, Guessing, LabelsFrom, guesses_of, labeller
-from fedjax_ssl.methods.parts.proxies import Contrast, Proxies, with_projections, with_proxies
 from fedjax_ssl.methods.parts.recommended import AT_CLIENTS, AT_SERVER, Fields
 from fedjax_ssl.methods.parts.settings import (
     BetaParameter,
@@ -101,7 +99,6 @@ from fedjax_ssl.methods.parts.settings import (
     Weight,
 )
 from fedjax_ssl.methods.parts.terms import augmented_view, supervised_term
-from fedjax_ssl.objectives import Tuning
 
 # A weak view is moved, a strong one turned.
 _VIEWS = {
@@ -182,7 +179,7 @@ class FixMatch(Settings):
     augment_labelled: bool = True
 
 
-def fixmatch(setup: Setup, settings: FixMatch, guessing: Guessing, proxies: Proxies) -> Recipe:
+def fixmatch(setup: Setup, settings: FixMatch, guessing: Guessing) -> Recipe:
     """FixMatch at the clients, or at clients without labels beside a server that has some.
 
     A confident prediction for a weak view of an example is the label of its strong view. Weak views
@@ -192,12 +189,10 @@ def fixmatch(setup: Setup, settings: FixMatch, guessing: Guessing, proxies: Prox
         setup: the run. Its `batch_size` is B; a local epoch goes through the unlabelled examples.
         settings: the method's own.
         guessing: whose labels unlabelled examples get, and which count.
-        proxies: what ProxyFL adds.
 
     Raises:
         ValueError: for a setting outside its range, or a federation with nothing to learn from.
     """
-    setup = with_projections(setup) if proxies.contrasts else setup
     weak = augmented_view(setup, UNLABELLED)
     strong = strong_view(setup)
     stored = View(
@@ -222,8 +217,7 @@ def fixmatch(setup: Setup, settings: FixMatch, guessing: Guessing, proxies: Prox
         return objectives.batch_cross_entropy(logits, batch.observed, batch.mask, loss=setup.loss)
 
     supervised = None if settings.augment_labelled else Term("supervised", (stored,), as_stored)
-    recipe = _method(setup, settings, guesses.term(TERM, (weak, strong), loss), supervised)
-    return _with_proxies(recipe, settings, guessing, proxies)
+    return _method(setup, settings, guesses.term(TERM, (weak, strong), loss), supervised)
 
 
 @checked
@@ -247,7 +241,7 @@ class UDA(Settings):
     tsa_rounds: CountOrZero = 0
 
 
-def uda(setup: Setup, settings: UDA, guessing: Guessing, proxies: Proxies) -> Recipe:
+def uda(setup: Setup, settings: UDA, guessing: Guessing) -> Recipe:
     """UDA at the clients, or at clients without labels beside a server that has some and anneals as
     they would.
 
@@ -258,7 +252,6 @@ def uda(setup: Setup, settings: UDA, guessing: Guessing, proxies: Proxies) -> Re
         setup: the run.
         settings: the method's own.
         guessing: whose labels unlabelled examples get, and which count.
-        proxies: what ProxyFL adds.
 
     Raises:
         ValueError: for a setting outside its range, a federation with nothing to learn from, or
@@ -269,7 +262,6 @@ def uda(setup: Setup, settings: UDA, guessing: Guessing, proxies: Proxies) -> Re
         raise ValueError(
             "tsa_rounds is 0, all rounds of the run, but it is not known how many; set tsa_rounds"
         )
-    setup = with_projections(setup) if proxies.contrasts else setup
     weak = augmented_view(setup, UNLABELLED)
     strong = strong_view(setup)
     labelled = augmented_view(setup, LABELLED)
@@ -292,8 +284,7 @@ def uda(setup: Setup, settings: UDA, guessing: Guessing, proxies: Proxies) -> Re
         )
 
     supervised = None if settings.tsa == "none" else Term("supervised", (labelled,), annealed)
-    recipe = _method(setup, settings, guesses.term(TERM, (weak, strong), loss), supervised)
-    return _with_proxies(recipe, settings, guessing, proxies)
+    return _method(setup, settings, guesses.term(TERM, (weak, strong), loss), supervised)
 
 
 @checked
@@ -632,31 +623,6 @@ def _hard_label_loss(
     """Return the mean cross-entropy of the guessed classes, 0 for rows that do not count."""
     losses = objectives.cross_entropy(logits, guess.labels)
     return objectives.batch_mean(losses, mask, guess.counted)
-
-
-def _with_proxies(
-    recipe: Recipe, settings: Settings, guessing: LabelsFrom, proxies: Proxies
-) -> Recipe:
-    """Return the same method with what ProxyFL adds; unsure rows are those below `threshold`,
-    whatever the rule.
-    """
-    if proxies == Proxies():
-        return recipe
-    setup = recipe.setup
-    contrast = Contrast(settings.threshold, LabelsFrom(guessing.labels_from))
-    of = _steps(setup, settings).of
-
-    def steps_per_epoch(client: Client) -> Int[Array, ""]:
-        return of(client) // setup.local_epochs
-
-    return with_proxies(
-        recipe,
-        proxies,
-        contrast,
-        Tuning(proxies.tuning_epochs),
-        steps_per_epoch,
-        weight=settings.unlabelled_weight,
-    )
 
 
 def _steps(setup: Setup, settings: Settings) -> Steps:

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
         mixup,
         mixup_cross_entropy,
         mixup_share,
+        most_negative,
         proportion_loss,
         soft_cross_entropy,
     )
@@ -79,17 +80,6 @@ if TYPE_CHECKING:
         mean_prototypes,
         prototype_log_probs,
         sharpen,
-    )
-    from fedjax_ssl.objectives.proxies import (
-        Candidates,
-        Tuning,
-        candidate_classes,
-        mean_prior,
-        pooled_prior,
-        proxy_contrast,
-        proxy_margin,
-        tuned_proxies,
-        tuning_loss,
     )
     from fedjax_ssl.objectives.supervised import INVERSE, LOSSES, supervised_loss
     from fedjax_ssl.objectives.thresholds import (

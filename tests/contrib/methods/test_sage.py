@@ -10,10 +10,10 @@ import optax
 import pytest
 
 from fedjax_ssl import federated, methods
+from fedjax_ssl.contrib.methods._whole_batches import client_weight
 from fedjax_ssl.contrib.methods.sage import corrected_labels, local_share
 from fedjax_ssl.federated import Client, Recipe, Stage, build
 from fedjax_ssl.methods.parts.terms import supervised_term
-from fedjax_ssl.methods.parts.whole_batches import client_weight
 from fedjax_ssl.objectives import batch_cross_entropy, soft_label_divergence
 from tests import toy
 from tests.methods.parts.test_guess import OURS, STRONG, THEIRS

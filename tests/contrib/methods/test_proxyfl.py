@@ -1,4 +1,4 @@
-"""ProxyFL: its parts in a round, limits and edge cases; numbers: tests/objectives/test_proxies.py."""
+"""ProxyFL: its parts in a round, limits and edge cases; numbers: tests/contrib/methods/test_proxies.py."""
 
 from typing import Any
 
@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import federated, methods, models
+from fedjax_ssl.contrib.methods._proxies import Tuning, tuned_proxies
+from fedjax_ssl.contrib.methods._whole_batches import whole_batches
+from fedjax_ssl.contrib.methods.proxyfl import TUNING, head_of, with_projections
 from fedjax_ssl.federated import Execution, Recipe, Step, build
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.consistency import UNLABELLED, strong_view
 from fedjax_ssl.methods.parts.guess import Guessing, guesses_of
-from fedjax_ssl.methods.parts.proxies import TUNING, head_of, with_projections
 from fedjax_ssl.methods.parts.terms import augmented_view, supervised_term
-from fedjax_ssl.methods.parts.whole_batches import whole_batches
 from fedjax_ssl.models.model import count_parameters
-from fedjax_ssl.objectives import Tuning, batch_mean, cross_entropy, tuned_proxies
+from fedjax_ssl.objectives import batch_mean, cross_entropy
 from tests import toy
 
 KEY = jax.random.key(3)
@@ -146,8 +147,6 @@ def test_both_variants_train_and_the_contrast_moves_the_model(variant: str) -> N
 @pytest.mark.parametrize(
     ("method", "settings"),
     [
-        ("uda", {"contrast_weight": 0.5, "tuning_epochs": 2, "tsa": "none"}),
-        ("fixmatch", {"contrast_weight": 0.5, "tuning_epochs": 2, "labels_from": "either"}),
         (
             "compose",
             {
@@ -193,7 +192,7 @@ def test_what_cannot_be_is_said() -> None:
     with pytest.raises(ValueError, match="clients that train alone"):
         methods.build("proxyfl", alone)
     with pytest.raises(ValueError, match="are not averaged"):
-        methods.build("fixmatch", alone, tuning_epochs=1)
+        methods.build("compose", alone, parts=("supervised", "proxy_tuning"))
 
 
 def by_columns(run: Any, hidden: int = 8) -> Any:
@@ -229,11 +228,11 @@ def test_a_head_of_columns_has_their_rows() -> None:
 def test_a_head_of_columns_whose_shape_does_not_tell_is_refused() -> None:
     """It has as many features as classes."""
     run = toy.setup(DATA)
-    square = methods.build("fixmatch", by_columns(run, hidden=3), contrast_weight=1.0)
+    square = methods.build("proxyfl", by_columns(run, hidden=3))
     with pytest.raises(ValueError, match=r"3 classes and as many features.* store it as \[classes"):
         square.check(DATA)
     three = models.build("mlp", num_classes=3, input_shape=DATA.inputs.shape[1:], hidden=(3,))
-    rows_of_three = methods.build("fixmatch", toy.setup(DATA, model=three), contrast_weight=1.0)
+    rows_of_three = methods.build("proxyfl", toy.setup(DATA, model=three))
     assert not rows_of_three.check(DATA)
 
 

@@ -5,17 +5,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.objectives import (
+from fedjax_ssl.contrib.methods._proxies import (
     Tuning,
     candidate_classes,
     mean_prior,
     pooled_prior,
     proxy_contrast,
     proxy_margin,
-    soft_label_divergence,
     tuned_proxies,
     tuning_loss,
 )
+from fedjax_ssl.objectives import soft_label_divergence
 
 FEATURES = [[1, 0.2], [-0.3, 1], [0.8, 0.6], [0.5, -0.5], [0.9, 0.4], [0.2, -0.8]]
 HEAD = [[0.6, 0.1], [-0.2, 0.7], [0.1, -0.6]]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from fedjax_ssl.checks import OneOf, checked
-from fedjax_ssl.objectives.cross_entropy import at_least_float32, most_negative
+from fedjax_ssl.objectives import at_least_float32, most_negative
 
 Anchor = Literal["client", "server"]
 SIMILAR = 1e-6  # rows that are less similar are nobody's negatives

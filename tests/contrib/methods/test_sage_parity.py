@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import federated, methods, models
-from fedjax_ssl.methods.parts.proxies import with_projections
+from fedjax_ssl.contrib.methods.proxyfl import with_projections
 from tests import toy
 from tests.parity.parity import (
     KEY,

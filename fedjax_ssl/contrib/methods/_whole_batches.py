@@ -3,8 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from fedjax_ssl.federated import Client, Setup, Stage, Steps, Term, paired_batches
-from fedjax_ssl.federated.method import PyTree
+from fedjax_ssl.federated import Client, PyTree, Setup, Stage, Steps, Term, paired_batches
 
 RECOMMENDED = {
     "per_client": {

@@ -1,0 +1,3 @@
+"""Fixtures of the comparisons with released code."""
+
+from tests.parity.conftest import exact as exact
