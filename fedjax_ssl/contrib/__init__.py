@@ -1,4 +1,6 @@
-"""Contributed methods: one file for each, with its paper on top. The core never imports them.
+"""Contributed methods, and models of the clients' own: one file for each, with its paper on top.
+
+The core never imports them.
 
 Rules, which tests/contrib/test_rules.py keeps:
 
@@ -21,6 +23,10 @@ FILES: dict[str, dict[str, tuple[str, ...]]] = {
         "methods/fl2": ("fl2",),
         "methods/proxyfl": ("proxyfl",),
         "methods/sage": ("sage",),
+    },
+    "personalization": {
+        "personal/fedbn": ("fedbn",),
+        "personal/ditto": ("ditto", "apfl"),
     },
     "term": {
         "methods/moon": ("moon",),

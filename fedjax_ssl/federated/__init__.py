@@ -49,7 +49,12 @@ if TYPE_CHECKING:
     from fedjax_ssl.federated.forward import AUGMENT, GATHER, map_rows, separate_passes
     from fedjax_ssl.federated.grouped import grouped
     from fedjax_ssl.federated.late import Lateness, lateness
-    from fedjax_ssl.federated.local_optimizer import OPTIMIZERS, LocalOptimizer, local_optimizer
+    from fedjax_ssl.federated.local_optimizer import (
+        OPTIMIZERS,
+        LocalOptimizer,
+        local_optimizer,
+        over_layers,
+    )
     from fedjax_ssl.federated.local_step import LocalStep, StepTaken, TakeStep
     from fedjax_ssl.federated.memory import USABLE, device_memory, how_many_fit, own_memory
     from fedjax_ssl.federated.messages import ClientLog, Download, Sums, Upload
@@ -65,6 +70,7 @@ if TYPE_CHECKING:
         Losses,
         Method,
         Now,
+        Params,
         PyTree,
         RoundContext,
         RoundResult,
@@ -99,6 +105,7 @@ if TYPE_CHECKING:
         local,
         scaffold,
     )
+    from fedjax_ssl.federated.packing import Packed, packing
     from fedjax_ssl.federated.participation import (
         COMMITS,
         LOST_WHEN,

@@ -25,6 +25,7 @@ WITHOUT = """
 import json
 from functools import partial
 from fedjax_ssl import methods
+from fedjax_ssl.methods.around import PERSONALIZATIONS
 from fedjax_ssl.testing import promises
 from tests.methods import cases
 from tests.toy import weak_federation
@@ -36,7 +37,7 @@ trial = promises.trial_of(partial(cases.build, "fedavg"), cases.special("fedavg"
 promises.state_keeps_its_types_and_rounds_compile_once(trial)
 promises.every_round_reports_the_common_metrics_and_the_loss_falls(trial)
 promises.predictions_are_normalized_log_probabilities(trial)
-print(json.dumps([methods.__file__, names, [*methods.TERMS]]))
+print(json.dumps([methods.__file__, names, [*methods.TERMS], [*PERSONALIZATIONS]]))
 """
 
 
@@ -76,15 +77,15 @@ def is_offered(module: str, name: str) -> bool:
     """Whether a contributed file may import this: what a room offers, a piece that methods share, a
     public name of a small module, or a piece that contributed files share.
     """
-    if name.startswith("_"):
-        return module == "fedjax_ssl.contrib.methods"
-    if module.startswith("fedjax_ssl.contrib."):
-        return module.rpartition(".")[2].startswith("_")
-    shared = module.startswith("fedjax_ssl.methods.parts.")
-    small = (PACKAGE / f"{module.removeprefix('fedjax_ssl.')}.py").is_file()
-    if module.count(".") != 1 and not shared:
-        return False
-    return shared or small or name in dir(importlib.import_module(module))
+    *folders, last = module.split(".")[1:]
+    if folders[:1] == ["contrib"]:
+        return last.startswith("_")
+    shared = folders == ["methods", "parts"]
+    small = not folders and (PACKAGE / f"{last}.py").is_file()
+    if shared or small:
+        return not name.startswith("_")
+    is_room = PACKAGE.joinpath(*folders, last).is_dir()
+    return is_room and name in dir(importlib.import_module(module))
 
 
 @pytest.mark.parametrize("path", CONTRIBUTED, ids=lambda path: path.stem)
@@ -115,7 +116,8 @@ def test_without_the_folder_the_core_lists_builds_and_keeps_promises(tmp_path: P
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
-    home, methods, terms = json.loads(done.stdout.splitlines()[-1])
+    home, methods, terms, personalizations = json.loads(done.stdout.splitlines()[-1])
     assert Path(home).is_relative_to(copied)
-    ours = contributed("method").keys() | contributed("term").keys()
-    assert {"fedavg", "xclp", "compose"} <= {*methods} and not ours & {*methods, *terms}
+    assert {"fedavg", "xclp", "compose"} <= {*methods}
+    ours = {name for kind in contrib.FILES for name in contributed(kind)}
+    assert not ours & {*methods, *terms, *personalizations}

@@ -10,15 +10,14 @@ from fedjax_ssl import federated, methods
 from fedjax_ssl.federated import Method, Recipe
 from fedjax_ssl.federated.uploads.faults import false_updates
 from fedjax_ssl.federated.uploads.sums import geometric_median, median, norm_bound, trimmed_mean
-from fedjax_ssl.methods.around.ditto import apfl, ditto
-from fedjax_ssl.methods.around.fedbn import fedbn
+from fedjax_ssl.methods.around import PERSONALIZATIONS, personalized
 from fedjax_ssl.testing import PROMISES, promises
 from tests import toy
 from tests.methods import cases
 
 pytestmark = pytest.mark.thorough
 METHODS = ("fedavg", "semifl", "xclp")
-WRAPPERS = {"fedbn": fedbn, "ditto": ditto, "apfl": apfl}
+WRAPPERS = [name for name in PERSONALIZATIONS if name != "none"]
 SUMS = {
     "median": median(),
     "trimmed_mean": trimmed_mean(),
@@ -33,7 +32,7 @@ def recipe_of(what: str, name: str, data: Any, **changes: Any) -> Recipe:
     if what in SUMS:
         setup = setup._replace(summation=SUMS[what], uploads=(false_updates(2.0, 0.2, 6),))
     recipe = methods.recipe(name, setup, **cases.of(name).settings)
-    return WRAPPERS[what](recipe) if what in WRAPPERS else recipe
+    return personalized(recipe, what) if what in WRAPPERS else recipe
 
 
 @pytest.fixture(

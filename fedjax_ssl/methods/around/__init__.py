@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedjax_ssl.errors import naming
 from fedjax_ssl.own_code import blame, said
-from fedjax_ssl.registry import Registry
+from fedjax_ssl.registry import Registry, contributed
 
 if TYPE_CHECKING:
     from fedjax_ssl.federated import Facts, Recipe
@@ -26,14 +26,17 @@ AROUND: "Registry[Recipe]" = Registry(
 PERSONALIZATIONS: "Registry[Recipe]" = Registry(
     "personalization",
     {
-        "none": ("fedjax_ssl.methods.parts.own_models:as_it_is", "clients have the global model"),
-        "fedbn": "fedjax_ssl.methods.around.fedbn:fedbn",
-        "ditto": "fedjax_ssl.methods.around.ditto:ditto",
-        "apfl": "fedjax_ssl.methods.around.ditto:apfl",
+        "none": (f"{__name__}:as_it_is", "clients have the global model"),
+        **contributed("personalization"),
     },
     leading=1,
     makes="fedjax_ssl.federated.recipe:Recipe",
 )
+
+
+def as_it_is(recipe: "Recipe") -> "Recipe":
+    """Change nothing: clients predict as the method has it."""
+    return recipe
 
 
 def personalized(recipe: "Recipe", name: str = "none", **options: Any) -> "Recipe":

@@ -4,13 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
-from fedjax_ssl.federated import Recipe
-from fedjax_ssl.federated.method import Snapshot
-
-
-def as_it_is(recipe: Recipe) -> Recipe:
-    """Change nothing: clients predict as the method has it."""
-    return recipe
+from fedjax_ssl.federated import Recipe, Snapshot
 
 
 def check_predicts(recipe: Recipe, name: str) -> None:

@@ -14,20 +14,24 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float
 
-from fedjax_ssl.federated import Client, Recipe, ServerState, Stage, Term
-from fedjax_ssl.federated.messages import Upload
-from fedjax_ssl.federated.method import (
+from fedjax_ssl.contrib.personal._own_models import check_predicts, check_stages, when_trained
+from fedjax_ssl.federated import (
     AtClient,
     AtServer,
+    Client,
     ClientResult,
     Params,
     PyTree,
+    Recipe,
+    ServerState,
     Snapshot,
+    Stage,
+    Term,
+    Upload,
     never,
+    packing,
 )
-from fedjax_ssl.federated.packing import packing
-from fedjax_ssl.federated.uploads.transform import EVERYTHING, UploadTransform
-from fedjax_ssl.methods.parts.own_models import check_predicts, check_stages, when_trained
+from fedjax_ssl.federated.uploads import EVERYTHING, UploadTransform
 
 TERM = "fedbn"
 Places = dict[str, list[tuple[str, ...]]]  # by shared group, the arrays of its normalization layers

@@ -8,8 +8,8 @@ import optax
 import pytest
 
 from fedjax_ssl import federated, methods, models
+from fedjax_ssl.contrib.personal.ditto import apfl, ditto
 from fedjax_ssl.federated import Recipe, Stage, Term, build, local
-from fedjax_ssl.methods.around.ditto import apfl, ditto
 from tests import toy
 
 KEY = jax.random.key(5)

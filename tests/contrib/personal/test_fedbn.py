@@ -11,8 +11,8 @@ from flax import nnx
 from jax.flatten_util import ravel_pytree
 
 from fedjax_ssl import methods, models
+from fedjax_ssl.contrib.personal.fedbn import TERM, fedbn
 from fedjax_ssl.federated import Recipe, build, local
-from fedjax_ssl.methods.around.fedbn import TERM, fedbn
 from fedjax_ssl.models.own import own_network
 from tests import toy
 

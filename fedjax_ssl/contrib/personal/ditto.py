@@ -19,12 +19,26 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float
 
 from fedjax_ssl.checks import checked
-from fedjax_ssl.federated import Client, Recipe, ServerState, Stage, Term
-from fedjax_ssl.federated.local_optimizer import over_layers
-from fedjax_ssl.federated.local_step import LocalStep, StepTaken, TakeStep
-from fedjax_ssl.federated.method import AtClient, AtServer, ClientResult, PyTree, Snapshot, never
-from fedjax_ssl.federated.packing import Packed, packing
-from fedjax_ssl.methods.parts.own_models import check_predicts, check_stages, when_trained
+from fedjax_ssl.contrib.personal._own_models import check_predicts, check_stages, when_trained
+from fedjax_ssl.federated import (
+    AtClient,
+    AtServer,
+    Client,
+    ClientResult,
+    LocalStep,
+    Packed,
+    PyTree,
+    Recipe,
+    ServerState,
+    Snapshot,
+    Stage,
+    StepTaken,
+    TakeStep,
+    Term,
+    never,
+    over_layers,
+    packing,
+)
 from fedjax_ssl.methods.parts.settings import Share, Weight
 
 
