@@ -34,8 +34,9 @@ PERSONALIZATIONS: "Registry[Recipe]" = Registry(
 )
 
 
-def as_it_is(recipe: "Recipe") -> "Recipe":
+def as_it_is(recipe: Any) -> Any:
     """Change nothing: clients predict as the method has it."""
+    # registries read annotations, so that a type imported for checkers alone cannot be one
     return recipe
 
 
