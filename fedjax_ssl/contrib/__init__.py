@@ -1,6 +1,6 @@
-"""Contributed methods, and models of the clients' own: one file for each, with its paper on top.
+"""Contributed methods, models of the clients' own and sums of uploads, with their papers on top.
 
-The core never imports them.
+Each has a file. The core never imports them.
 
 Rules, which tests/contrib/test_rules.py keeps:
 
@@ -27,6 +27,9 @@ FILES: dict[str, dict[str, tuple[str, ...]]] = {
     "personalization": {
         "personal/fedbn": ("fedbn",),
         "personal/ditto": ("ditto", "apfl"),
+    },
+    "sum": {
+        "robust/robust_sums": ("median", "trimmed_mean", "geometric_median", "norm_bound"),
     },
     "term": {
         "methods/moon": ("moon",),

@@ -103,6 +103,7 @@ if TYPE_CHECKING:
         fedopt,
         fedprox,
         local,
+        mean_scale,
         scaffold,
     )
     from fedjax_ssl.federated.packing import Packed, packing

@@ -24,12 +24,14 @@ CONTRIBUTED = sorted(path for path in CONTRIB.rglob("*.py") if path.name != "__i
 WITHOUT = """
 import json
 from functools import partial
-from fedjax_ssl import methods
+from fedjax_ssl import config, methods
+from fedjax_ssl.federated.uploads import SUMS
 from fedjax_ssl.methods.around import PERSONALIZATIONS
 from fedjax_ssl.testing import promises
 from tests.methods import cases
 from tests.toy import weak_federation
 
+config.resolve(config.default())
 names = [*methods.available()]
 for name in names:
     cases.build(name, weak_federation("labels"))
@@ -37,7 +39,7 @@ trial = promises.trial_of(partial(cases.build, "fedavg"), cases.special("fedavg"
 promises.state_keeps_its_types_and_rounds_compile_once(trial)
 promises.every_round_reports_the_common_metrics_and_the_loss_falls(trial)
 promises.predictions_are_normalized_log_probabilities(trial)
-print(json.dumps([methods.__file__, names, [*methods.TERMS], [*PERSONALIZATIONS]]))
+print(json.dumps([methods.__file__, names, [*methods.TERMS], [*PERSONALIZATIONS, *SUMS]]))
 """
 
 
@@ -116,8 +118,8 @@ def test_without_the_folder_the_core_lists_builds_and_keeps_promises(tmp_path: P
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
-    home, methods, terms, personalizations = json.loads(done.stdout.splitlines()[-1])
+    home, methods, terms, others = json.loads(done.stdout.splitlines()[-1])
     assert Path(home).is_relative_to(copied)
     assert {"fedavg", "xclp", "compose"} <= {*methods}
     ours = {name for kind in contrib.FILES for name in contributed(kind)}
-    assert not ours & {*methods, *terms, *personalizations}
+    assert not ours & {*methods, *terms, *others}

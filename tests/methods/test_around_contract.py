@@ -9,7 +9,7 @@ import pytest
 from fedjax_ssl import federated, methods
 from fedjax_ssl.federated import Method, Recipe
 from fedjax_ssl.federated.uploads.faults import false_updates
-from fedjax_ssl.federated.uploads.sums import geometric_median, median, norm_bound, trimmed_mean
+from fedjax_ssl.federated.uploads.sums import SUMS as REGISTRY
 from fedjax_ssl.methods.around import PERSONALIZATIONS, personalized
 from fedjax_ssl.testing import PROMISES, promises
 from tests import toy
@@ -18,12 +18,7 @@ from tests.methods import cases
 pytestmark = pytest.mark.thorough
 METHODS = ("fedavg", "semifl", "xclp")
 WRAPPERS = [name for name in PERSONALIZATIONS if name != "none"]
-SUMS = {
-    "median": median(),
-    "trimmed_mean": trimmed_mean(),
-    "geometric_median": geometric_median(),
-    "norm_bound": norm_bound(),
-}
+SUMS = {name: REGISTRY.build(name) for name in REGISTRY if name != "mean"}
 
 
 def recipe_of(what: str, name: str, data: Any, **changes: Any) -> Recipe:
