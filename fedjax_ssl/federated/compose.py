@@ -137,7 +137,7 @@ def _check_fit(first: Recipe, other: Recipe) -> None:
         (
             differ,
             f"their setups differ in {', '.join(differ)}; make both from one setup, and leave out "
-            "a method that changes its setup, as fedrgd does",
+            "a method that changes its setup, as alone does",
         ),
         (
             lengths[0] != lengths[1],

@@ -171,7 +171,7 @@ def test_the_first_part_predicts() -> None:
         ("fixmatch", {"name": "cbafed", "warmup_rounds": 0}, "several kinds of clients"),
         ("fixmatch", {"name": "fedmatch"}, "their parameter groups differ"),
         ("fl2", {"name": "fixmatch"}, "local steps of its own"),
-        ("fixmatch", {"name": "fedrgd"}, "differ in federated_optimizer; .* as fedrgd does"),
+        ("fixmatch", {"name": "alone"}, "differ in federated_optimizer; .* as alone does"),
         ("sage", {"name": "sage"}, "both weigh clients in the average"),
     ],
 )

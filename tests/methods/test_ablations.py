@@ -25,7 +25,7 @@ ABLATIONS: list[tuple[str, dict[str, Any], str, Any]] = [
     ("sage", {}, "labelled_copies", 2000.0),
     ("fixmatch", {}, "augment_labelled", False),
     ("mixmatch", {}, "num_augmentations", 3),
-    ("fedrgd", {}, "lr_schedule", "run"),
+    ("fedrgd", {}, "user_loss", "self_training"),
 ]
 
 
