@@ -89,8 +89,12 @@ def check(built: Built) -> None:
 
 
 def apart_in(built: Built) -> str | None:
-    """Say that sites of a user's own differ; None where they do not, or are made alike."""
+    """Say that sites of a user's own differ; None where they do not, or are made alike, or where
+    clients are private: the sentence has their means without noise.
+    """
     config = built.experiment.config
+    if config.privacy.name != "none":
+        return None
     natural = config.partition.name == "natural"
     if not is_own(config.data.name) or not natural or config.data.standardize == "client":
         return None

@@ -53,11 +53,11 @@ def earlier_of(config: ml_collections.ConfigDict) -> Earlier:
             "is not known; let its own command end it"
         )
     outside = tuple(summary.get("outside_epsilon", ()))
+    rounds = summary.get("private_rounds", summary["rounds"])
     if name != config.privacy.name:
         whom = {"gaussian": "clients", "dp_sgd": "single examples"}
         return Earlier(
-            rounds=summary["rounds"],
+            rounds=rounds,
             outside=(*outside, f"{place}, whose privacy.name={name} is that of {whom[name]}"),
         )
-    rounds = summary.get("private_rounds", summary["rounds"])
     return Earlier(summary["epsilon"], summary.get("delta", math.nan), rounds, outside)

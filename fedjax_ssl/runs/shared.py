@@ -70,7 +70,10 @@ class Shared:
         return away if away.host is None else self.build(config).experiment
 
     def _load(self, config: ml_collections.ConfigDict) -> Experiment:
-        name = _text(config.data)
+        # What a private run refuses of a dataset depends on no more than these.
+        private = config.privacy.name != "none"
+        divides = private and configs.divides_by_shares(config)
+        name = f"{_text(config.data)} {private} {divides}"
         if self._dataset is None or self._dataset[0] != name:
             self._dataset = name, load_resolved(config)
             if self._own_process:

@@ -14,6 +14,7 @@ from fedjax_ssl.data.sites_apart import sites_apart
 from fedjax_ssl.errors import ConfigNote
 from fedjax_ssl.runs import advice
 from fedjax_ssl.runs.about_data import about_data
+from fedjax_ssl.runs.build import load_resolved
 from fedjax_ssl.runs.loop import Point, run_batch
 from fedjax_ssl.runs.shared import Shared
 
@@ -116,6 +117,8 @@ def test_a_run_says_that_sites_differ_and_its_summary_has_it(tmp_path):
     built = Shared().build(fs.config.resolve(fs.load_config("table", fields)))
     with pytest.warns(ConfigNote, match="sites differ in the feature 'a'.*standardize=client"):
         advice.check(built)
-    by_client = {**fields, "data.standardize": "client"}
-    built = Shared().build(fs.config.resolve(fs.load_config("table", by_client)))
-    assert advice.apart_in(built) is None
+    private = {"privacy.name": "gaussian", "privacy.noise": 1.0, "data.standardize": "none"}
+    by_client = {"data.standardize": "client"}
+    for more in (by_client, private):  # alike, or means that no noise hides
+        config = fs.config.resolve(fs.load_config("table", {**fields, **more}))
+        assert advice.apart_in(built._replace(experiment=load_resolved(config))) is None

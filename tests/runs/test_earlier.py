@@ -54,6 +54,8 @@ def test_epsilons_and_deltas_of_a_chain_of_private_runs_add_up(folder) -> None:
     last = config_of(folder("second", "gaussian", {**SPENT, "rounds": 5, **summary}), noise=1.0)
     assert earlier_of(last).rounds == 9
     keys = {str(jax.random.key_data(round_key(one, jax.random.key(0)))) for one in (first, last)}
+    other = config_of(folder("steps", "dp_sgd", {**SPENT, "rounds": 5, **summary}), noise=1.0)
+    assert earlier_of(other).rounds == 9  # of the whole chain, whatever kind its last run is of
     assert len(keys) == 2  # with one noise twice, the difference of two models would have none
     assert static_part(first) != static_part(last)  # whose noise may differ
 

@@ -101,6 +101,21 @@ def test_what_a_table_has_of_all_rows_is_refused(privacy, row, settings, says, t
     assert [one.fill for one in reading.features] == [0.0]
 
 
+def test_a_dataset_that_a_run_without_privacy_loaded_is_looked_at_again(tmp_path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("\n".join(["age,drug,label,client", *ROWS]))
+    given = {"data.path": str(path), "data.root": str(tmp_path / "root"), "model.name": "linear"}
+    given |= {"data.standardize": "none", "optimizer.batch_size": 2}
+    open_one, private = (
+        configs.resolve(fs.load_config("table", {**given, **more}))
+        for more in ({}, {"privacy.name": "gaussian", "privacy.noise": 1.0})
+    )
+    shared = runs.Shared()
+    shared.experiment(open_one)
+    with pytest.raises(ConfigError, match="words of drug, which are those of all clients' rows"):
+        shared.experiment(private)
+
+
 def test_images_have_the_mean_brightness_of_all_clients_and_are_refused() -> None:
     settings = {"privacy.noise": 1.0, "data.standardize": "client"}
     with pytest.raises(ConfigError, match="brings to the mean brightness of all clients"):
