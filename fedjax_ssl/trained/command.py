@@ -99,7 +99,7 @@ def _predict(given: argparse.Namespace) -> None:
         whose = given.client if examples.clients is None else given.client or examples.clients
         calibrated = not given.uncalibrated
         probabilities = model.predict(examples.inputs, client=whose, calibrated=calibrated)
-        if (temperature := model.temperature_for(**chosen)) and not given.uncalibrated:
+        if (temperature := model.temperature_for(whose)) and not given.uncalibrated:
             how = "divides the logits, fitted on validation examples (--uncalibrated: without it)"
             facts["calibration"] = f"temperature {temperature:.3g} {how}"
         facts["inputs"] = f"{len(examples.inputs):,} ({examples.source})"

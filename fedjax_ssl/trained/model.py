@@ -476,15 +476,7 @@ class TrainedModel:
         if hasattr(inputs, "columns"):
             return self._rows(inputs, client)
         values = self._checked(inputs)
-        if client is None or isinstance(client, int | str):
-            return values, client
-        whose = list(map(str, client))
-        if len(whose) != len(values):
-            raise TrainedModelError(
-                f"client has {counted(len(whose), 'name')} for {counted(len(values), 'input')}; "
-                "give one for each, or one for all"
-            )
-        return values, whose
+        return values, _whose(client, len(values))
 
     def _rows(self, table: "pandas.DataFrame", client: Any) -> tuple[np.ndarray, Client]:
         if not isinstance(self.reading, TableReading):
@@ -495,6 +487,7 @@ class TrainedModel:
         column = self.reading.roles.get("client")
         if client is None and self.scales and column in table:
             client = named(as_text(table[column]))
+        client = _whose(client, len(table))
         table = table.set_axis([f"row {row}" for row in range(len(table))])
         rows, used = self.reading.read(table, findings, self.scales.names_of(client, len(table)))
         for text in findings.notes:
@@ -592,6 +585,23 @@ def _needing(package: str) -> Iterator[None]:
         raise TrainedModelError(
             f"this needs the package {package}: {how_to_install('export')}"
         ) from error
+
+
+def _whose(client: Any, count: int) -> Client:
+    """Take who has inputs: one client, or a list of one for each of these.
+
+    Raises:
+        TrainedModelError: there are more or fewer.
+    """
+    if client is None or isinstance(client, int | str):
+        return client
+    whose = list(map(str, client))
+    if len(whose) != count:
+        raise TrainedModelError(
+            f"client has {counted(len(whose), 'name')} for {counted(count, 'input')}; give one for "
+            "each, or one for all"
+        )
+    return whose
 
 
 def _some(names: Collection[str]) -> str:

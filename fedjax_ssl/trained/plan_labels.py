@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 from jaxtyping import Float, Int
 
@@ -22,6 +21,7 @@ from fedjax_ssl.data.federation.planned import compared
 from fedjax_ssl.errors import UserError, counted, note
 from fedjax_ssl.folder import read_run
 from fedjax_ssl.folder.files import write_output
+from fedjax_ssl.pictures import use_matplotlib
 from fedjax_ssl.prediction import points_of
 from fedjax_ssl.runs.build import federate, load_experiment, load_resolved
 from fedjax_ssl.runs.prediction_files import as_csv
@@ -106,12 +106,8 @@ def _of_run(path: Path, strategy: str) -> Examples:
     _refuse_private(config)
     experiment = load_resolved(config)
     federation = federate(experiment, jax.random.key(config.seed))
-    dataset = raw = experiment.dataset
-    by_client = config.data.standardize == "client"
-    if by_client:
-        plain = ml_collections.ConfigDict(config)
-        plain.data.standardize = "none"
-        raw = load_resolved(plain).dataset
+    dataset = experiment.dataset
+    raw = experiment.stored or dataset
     points = jax.device_get(points_of(federation))
     there = points.new < 0
     at_server = np.asarray(federation.server_index)[: int(federation.num_server)]
@@ -121,25 +117,13 @@ def _of_run(path: Path, strategy: str) -> Examples:
     known = np.asarray(federation.labels)[at_server]
     names = [*client_names(dataset, federation, config.partition.name == "natural"), "server"]
     inputs = raw.train.x if raw.views is None else raw.train.x[:, 0]
-    features = probabilities = np.zeros((len(row), 0))
-    for number in distinct(client) if by_client else [None]:
-        own = slice(None) if number is None else client == number
-        whose = {} if number is None else {"client": names[number]}
-        found = model.embed(inputs[row[own]], **whose)
-        features = found if number is None else _filled(features, own, found)
-        if strategy == "margin":
-            found = model.predict(inputs[row[own]], **whose)
-            probabilities = found if number is None else _filled(probabilities, own, found)
+    whose = [names[number] for number in client] if model.scales else None
+    features = model.embed(inputs[row], client=whose)
+    probabilities = None
+    if strategy == "margin":
+        probabilities = model.predict(inputs[row], client=whose)
     labels = np.concatenate([points.observed[there], known])
     return Examples(dataset, row, client, names, labels, features, probabilities)
-
-
-def _filled(values: np.ndarray, rows: Any, part: np.ndarray) -> np.ndarray:
-    """Put some rows into an array, which is as wide as they are."""
-    if not values.shape[1]:
-        values = np.zeros((len(values), part.shape[1]), part.dtype)
-    values[rows] = part
-    return values
 
 
 def _of_data(path: Path, settings: list[tuple[str, str]], strategy: str) -> Examples:
@@ -184,7 +168,7 @@ def _plan(given: argparse.Namespace, examples: Examples) -> None:
         budget=given.budget,
         per_client=given.per_client,
         strategy=given.strategy,
-        probabilities=examples.probabilities if given.strategy == "margin" else None,
+        probabilities=examples.probabilities,
         seed=given.seed,
     )
     names = np.asarray(examples.client_names, object)
@@ -225,6 +209,7 @@ def _plan(given: argparse.Namespace, examples: Examples) -> None:
 
 def _coverage_picture(curve: np.ndarray, labelled: int) -> bytes:
     """Draw the coverage over the number of labels, which bends where more of them stop paying."""
+    use_matplotlib()
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5, 3.2), dpi=110, layout="constrained")

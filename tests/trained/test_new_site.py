@@ -12,6 +12,7 @@ from fedjax_ssl import cli, load_dataset, load_run
 from fedjax_ssl.encoding.encoders import encoder
 from fedjax_ssl.errors import ConfigNote
 from fedjax_ssl.trained.inputs import _labels, read_examples
+from fedjax_ssl.trained.model import TrainedModelError
 
 OPTIONS = {
     "client_column": "Klinik",
@@ -112,6 +113,10 @@ def test_in_python_rows_and_arrays(trained):
     with pytest.warns(ConfigNote, match="by column: marker"):
         rows = model.predict(table)
     np.testing.assert_allclose(model.predict(expected.train.x, client=names), rows, atol=1e-6)
+    with pytest.warns(ConfigNote, match="by column: marker"):
+        np.testing.assert_array_equal(model.predict(table, client=table["Klinik"]), rows)
+    with pytest.raises(TrainedModelError, match=r"client has 1 name for \d+ inputs"):
+        model.predict(table, client=["north"])
     harbor = patients("harbor", 40, 2)
     with pytest.warns(ConfigNote, match="as those of a new site$"):
         whole = model.predict(harbor.assign(marker=harbor["marker"].fillna(70.0)))
