@@ -64,7 +64,7 @@ def supervised_loss(
     present = jnp.ones((), found.dtype)
     if counts is not None:
         labels = jnp.sum(counts).astype(found.dtype)
-        present = jnp.sum(counts > 0).astype(found.dtype)
+        present = jnp.maximum(jnp.sum(counts > 0), 1).astype(found.dtype)
 
     def loss(logits: Float[Array, "n K"], targets: Int[Array, " n"]) -> Float[Array, " n"]:
         if logit_adjustment:

@@ -72,6 +72,8 @@ def test_weights_and_priors_are_of_the_labels_that_are_seen(float64) -> None:
     np.testing.assert_allclose(
         losses(class_weights=("inverse",)), plain * weights[TARGETS], rtol=1e-12
     )
+    nobody = supervised_loss(counts=jnp.zeros(3, jnp.int32), class_weights=("inverse",))
+    assert np.isfinite(nobody(jnp.asarray(LOGITS), jnp.asarray(TARGETS))).all()
     shifted = jnp.asarray(LOGITS + 1.5 * np.log(seen / seen.sum()))
     expected = cross_entropy(shifted, jnp.asarray(TARGETS))
     np.testing.assert_allclose(losses(logit_adjustment=1.5), expected, rtol=1e-12)

@@ -253,7 +253,7 @@ def fit(
         feature = kind_of(name, np.array(cells, object)[train].tolist(), reading, findings)
         values = feature.values(cells)
         known = values[train & np.isfinite(values)]
-        if fills and 0 < len(known) < SCARCE * train.sum():
+        if reading.missing == "median" and 0 < len(known) < SCARCE * train.sum():
             scarce.append(f"{name} ({len(known):,} of {train.sum():,})")
         if not len(known):
             findings.problems.append(

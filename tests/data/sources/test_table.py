@@ -342,8 +342,13 @@ def test_values_below_detection_and_columns_that_are_nearly_empty_are_said(write
     found = check(path, root=path.parent / "root")
     assert found.dataset is None and "<5" not in found.proposed.get("missing_marks", ())
     assert "column 'crp' holds '<5'" in found.problems[0] and "beyond a limit" in found.problems[0]
-    notes = read(path, missing="median", ignore=("crp",)).extra["notes"]
-    assert any(note.startswith("nearly empty columns") and "b (1 of 12)" in note for note in notes)
+    for kept, ignored in (("a and b", ("crp",)), ("b alone", ("crp", "a"))):
+        notes = read(path, missing="median", ignore=ignored).extra["notes"]
+        (scarce,) = (note for note in notes if note.startswith("nearly empty columns"))
+        assert scarce.endswith("b (1 of 12)"), kept
+    more = write("a,b,label", *(f"{i},{i if i in (3, 8) else ''},{i % 2}" for i in range(40)))
+    notes = read(more, missing="drop").extra["notes"]
+    assert not any("the median" in note for note in notes)  # nothing is filled in
     assert read(write("age,label", "<40,x", "40-60,y", ">60,x")).extra["features"] == [
         "age=40-60",
         "age=<40",
