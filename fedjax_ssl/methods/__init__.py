@@ -134,7 +134,7 @@ TERMS: Registry[Any] = Registry(
     {
         **{
             name: f"fedjax_ssl.methods.compose:{name}"
-            for name in (*("supervised", "channels", "sets", "coarse", "graph", "prototypes"),)
+            for name in ("supervised", "channels", "sets", "coarse", "graph", "prototypes")
         },
         **contributed("term"),
     },

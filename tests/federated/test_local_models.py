@@ -15,11 +15,7 @@ DATA = toy.federation()
 @pytest.mark.parametrize("method", ["fedavg", pytest.param("fedmatch", marks=pytest.mark.thorough)])
 def test_one_client_alone_is_the_next_global_model_and_training_stays_as_it_is(method) -> None:
     data = toy.only(DATA, 0)
-    options = (
-        {"lr_schedule": "none", "evaluate_sparse": False, "l2_weight": 0.1}
-        if method == "fedmatch"
-        else {}
-    )
+    options = {"lr_schedule": "none", "l2_weight": 0.1} if method == "fedmatch" else {}
     plain = methods.build(method, toy.setup(data), **options)
     told = methods.build(method, toy.setup(data)._replace(local_scores=True), **options)
     state = plain.init(KEY, data)
