@@ -24,7 +24,7 @@ from fedjax_ssl.data.reading.features import TableReading, rows_of
 from fedjax_ssl.data.reading.names import named
 from fedjax_ssl.data.reading.problems import Findings
 from fedjax_ssl.data.reading.tables import as_text
-from fedjax_ssl.errors import counted, how_to_install, note
+from fedjax_ssl.errors import how_to_install, note
 from fedjax_ssl.federated import Method
 from fedjax_ssl.folder.checkpoint import Checkpoints
 from fedjax_ssl.folder.files import write_atomically
@@ -33,7 +33,7 @@ from fedjax_ssl.models import Frozen
 from fedjax_ssl.registry import did_you_mean
 from fedjax_ssl.runs import model_file
 from fedjax_ssl.runs.model_file import SEEN, TrainedModelError
-from fedjax_ssl.trained.scales import Client, Scale, Scales
+from fedjax_ssl.trained.scales import Client, Scale, Scales, whose_inputs
 
 if TYPE_CHECKING:  # takes long to import
     import pandas
@@ -476,7 +476,7 @@ class TrainedModel:
         if hasattr(inputs, "columns"):
             return self._rows(inputs, client)
         values = self._checked(inputs)
-        return values, _whose(client, len(values))
+        return values, whose_inputs(client, len(values))
 
     def _rows(self, table: "pandas.DataFrame", client: Any) -> tuple[np.ndarray, Client]:
         if not isinstance(self.reading, TableReading):
@@ -487,7 +487,7 @@ class TrainedModel:
         column = self.reading.roles.get("client")
         if client is None and self.scales and column in table:
             client = named(as_text(table[column]))
-        client = _whose(client, len(table))
+        client = whose_inputs(client, len(table))
         table = table.set_axis([f"row {row}" for row in range(len(table))])
         rows, used = self.reading.read(table, findings, self.scales.names_of(client, len(table)))
         for text in findings.notes:
@@ -585,23 +585,6 @@ def _needing(package: str) -> Iterator[None]:
         raise TrainedModelError(
             f"this needs the package {package}: {how_to_install('export')}"
         ) from error
-
-
-def _whose(client: Any, count: int) -> Client:
-    """Take who has inputs: one client, or a list of one for each of these.
-
-    Raises:
-        TrainedModelError: there are more or fewer.
-    """
-    if client is None or isinstance(client, int | str):
-        return client
-    whose = list(map(str, client))
-    if len(whose) != count:
-        raise TrainedModelError(
-            f"client has {counted(len(whose), 'name')} for {counted(count, 'input')}; give one for "
-            "each, or one for all"
-        )
-    return whose
 
 
 def _some(names: Collection[str]) -> str:

@@ -11,10 +11,30 @@ from fedjax_ssl.data.reading.features import rows_of
 from fedjax_ssl.data.standardization import statistics_of
 from fedjax_ssl.errors import counted, note
 from fedjax_ssl.registry import did_you_mean
+from fedjax_ssl.runs.model_file import TrainedModelError
 
 FEW = 20  # examples of a new site, of which fewer say little of its mean and deviation
 Client = int | str | Sequence[int | str] | None
 Scale = tuple[np.ndarray, np.ndarray]  # subtracted from an input, which is then divided by
+
+
+def whose_inputs(client: Any, count: int) -> Client:
+    """Take who has inputs: one client, or a list of one for each of these.
+
+    Raises:
+        TrainedModelError: there are more or fewer.
+    """
+    if isinstance(client, np.integer):
+        return int(client)
+    if client is None or isinstance(client, int | str):
+        return client
+    whose = list(map(str, client))
+    if len(whose) != count:
+        raise TrainedModelError(
+            f"client has {counted(len(whose), 'name')} for {counted(count, 'input')}; give one for "
+            "each, or one for all"
+        )
+    return whose
 
 
 class Scales:

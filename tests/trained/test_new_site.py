@@ -115,6 +115,8 @@ def test_in_python_rows_and_arrays(trained):
     np.testing.assert_allclose(model.predict(expected.train.x, client=names), rows, atol=1e-6)
     with pytest.warns(ConfigNote, match="by column: marker"):
         np.testing.assert_array_equal(model.predict(table, client=table["Klinik"]), rows)
+    by_number = (model.predict(expected.train.x, client=one) for one in (np.int64(0), 0))
+    np.testing.assert_array_equal(*by_number)
     with pytest.raises(TrainedModelError, match=r"client has 1 name for \d+ inputs"):
         model.predict(table, client=["north"])
     harbor = patients("harbor", 40, 2)
