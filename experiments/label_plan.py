@@ -130,8 +130,8 @@ TABLES = {
     ),
     "mnist": Table(
         "MNIST",
-        "5,000 images at 20 iid clients, 1,000 for testing; a network of one hidden layer, 40 "
-        "rounds.",
+        "The first 3,000 training images at 20 iid clients, 500 of them for testing; a network of "
+        "one hidden layer, 40 rounds.",
         "npz:{method},given",
         10,
         {
@@ -142,7 +142,7 @@ TABLES = {
             "eval_every": "40",
             "model.name": "mlp",
         },
-        place="mnist.npz",
+        place="mnist3000.npz",
     ),
 }
 
@@ -172,18 +172,28 @@ def run(name: str, choice: str, method: str, data: str) -> None:
         return
     runs = [one for one in map(read_run, find_runs([words[-1]])) if one.finished]
     shown = shlex.join(["fedjax-ssl", *command(name, choice, method, TABLES[name].place)])
-    store(name, LEARNERS[method], {choice: accuracies(runs, TABLES[name].classes)}, shown)
+    rows = {choice: accuracies(runs, TABLES[name].classes)}
+    store(name, LEARNERS[method], rows, shown, commit_of(runs))
 
 
-def store(name: str, learner: str, rows: Mapping[str, Any], made_by: str) -> None:
-    """Add rows of accuracies to the stored results of a table."""
+def commit_of(runs: Sequence[StoredRun]) -> str | None:
+    """Return the commits that runs were made at: a sweep goes on from its folder."""
+    summaries = [one.summary for one in runs if one.summary is not None]
+    found = {str(summary["versions"].get("git_commit")) for summary in summaries}
+    return ", ".join(sorted(found)) or None
+
+
+def store(
+    name: str, learner: str, rows: Mapping[str, Any], made_by: str, commit: str | None = None
+) -> None:
+    """Add rows of accuracies to the stored results of a table; made at today's commit by default."""
     stored = load(name)
     for choice, accuracy in rows.items():
         stored.setdefault(learner, {})[choice] = {
             "accuracy": accuracy,
             "command": made_by,
             "device": device_description(),
-            "commit": git_commit(),
+            "commit": commit or git_commit(),
             "versions": versions(("jax",)),
         }
     STORED.mkdir(exist_ok=True)
