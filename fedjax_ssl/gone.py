@@ -127,11 +127,14 @@ def sentence(field: str, value: Any, method: str) -> str:
 
 
 def words_of(name: str) -> str:
-    """Return what holds now in place of settings of this name, whatever their section; may be
-    empty.
+    """Return a sentence for each setting of this name that went, whatever its section, with a
+    blank in front; may be empty.
     """
-    found = {entry.now for field, entry in GONE.items() if field.rpartition(".")[2] == name}
-    return " or ".join(sorted(found))
+    fields = dict[str, str]()
+    for field, entry in GONE.items():
+        if field.rpartition(".")[2] == name:
+            fields.setdefault(entry.now, field)
+    return "".join(f" The setting {field} is gone: {now}." for now, field in fields.items())
 
 
 def without_gone(config: Mapping[str, Any]) -> dict[str, Any]:

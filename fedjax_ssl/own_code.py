@@ -129,9 +129,8 @@ def said(error: BaseException) -> str:
         others = re.findall(r"'(\w+)': ", text)
         from fedjax_ssl.gone import words_of  # a recipe does not need it
 
-        if words := words_of(unknown[1]):
-            return f"the setting {unknown[1]!r} is gone: {words}"
-        return f"there is no field {unknown[1]!r}.{did_you_mean(unknown[1], others)}"
+        told = f"there is no field {unknown[1]!r}.{did_you_mean(unknown[1], others)}"
+        return told + words_of(unknown[1])
     return text
 
 

@@ -33,7 +33,9 @@ def test_a_setting_that_went_is_told_what_holds_now(tmp_path) -> None:
         "    config.prediction.neighbor_search = 'approximate'\n    return config\n"
     )
     with pytest.raises(
-        ConfigError, match=rf"'neighbor_search' is gone: {words} .*mine\.py, line 6"
+        ConfigError,
+        match=rf"'neighbor_search'.* The setting prediction\.neighbor_search is gone: {words}\. "
+        r".*mine\.py, line 6",
     ):
         fs.load_config(str(file))
     config = fs.config.default()

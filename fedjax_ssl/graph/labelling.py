@@ -90,8 +90,7 @@ def xclp(
         clients: [n], which client holds a point, any integers; needed by "client_max" and by an
             exchange only.
         neighbor_search: finds the neighbours, called as `neighbor_search(codes, num_bits,
-            num_neighbors, valid)`: `nearest_neighbors`, with a mesh by `functools.partial`, or
-            `approximate_neighbors`.
+            num_neighbors, valid)`: `nearest_neighbors`, or with a mesh by `functools.partial`.
         exchange: protocols in place of the kernels, on the host, see `Exchange`. None: the kernels.
         **changes: fields of `settings` that differ, for example `num_bits=1024`.
 

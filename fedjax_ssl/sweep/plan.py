@@ -173,7 +173,10 @@ def place_of_labels(name: str, points: Sequence[Settings]) -> str | None:
     swept = {str(point.get("method.name")) for point in points}
     if len(swept) < 2 or any("supervision.name" in point for point in points):
         return None
-    place: str = configs.load(name).supervision.name
+    try:
+        place: str = configs.load(name).supervision.name
+    except ConfigError:  # it has no labels of its own where it needs a method or another argument
+        return None
     return place
 
 

@@ -331,3 +331,6 @@ def test_a_config_that_chooses_labels_by_method_is_told_how_they_would_be_the_sa
         "  fedmatch sees 550 labels, fedavg 55: not comparable. Same labels: "
         "--set supervision.name=per_client --set supervision.labels=5"
     ]
+    path.write_text(path.read_text().replace("argument='fedavg', method=None", "method"))
+    path.write_text(path.read_text().replace("argument, method", "method"))
+    assert len(planned("method.name=fedavg,fixmatch", config=str(path), seeds=(0,)).runs) == 2
