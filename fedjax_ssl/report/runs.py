@@ -256,6 +256,11 @@ def read(
             )
     weak = [run for run in started if no_protection((run.summary or {}).get("delta", 0.0))]
     problems += _together("epsilon is no protection, as delta is above 0.001", _described(weak))
+    open_start = [run for run in started if (run.summary or {}).get("outside_epsilon")]
+    problems += _together(
+        "what the weights of config.start_from have learned is not in epsilon",
+        _described(open_start),
+    )
     told_apart = [(run.summary or {}).get("sites_apart") for run in started]
     problems += dict.fromkeys(one for one in told_apart if one)
     few = [group for group in groups if len(group.finished) == 2]

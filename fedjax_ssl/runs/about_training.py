@@ -3,6 +3,7 @@ itself and that together do what few people mean.
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import jax
 
@@ -11,6 +12,7 @@ from fedjax_ssl import federated
 from fedjax_ssl.errors import counted
 from fedjax_ssl.models.published import PUBLISHED
 from fedjax_ssl.runs.build import Built, facts_of
+from fedjax_ssl.runs.start import round_of
 from fedjax_ssl.runs.summary import asks_for_selection
 
 
@@ -27,11 +29,22 @@ def about_training(built: Built) -> Iterator[str]:
         )
     if not built.experiment.config.rounds:
         return
+    yield from _round_of_start(built)
     yield from _kept_round(built)
     yield from _own_models_at_start(built)
     yield from _server_that_never_steps(built)
     yield from _random_rest(built)
     yield from _inputs_of_weights(built)
+
+
+def _round_of_start(built: Built) -> Iterator[str]:
+    """Say which round of another run the first weights are of."""
+    place = built.experiment.config.start_from
+    if not place:
+        return
+    folder = Path(place).expanduser()
+    if (folder / "model.json").exists():  # else a file, or gone since
+        yield f"config.start_from takes the model of {place} after {round_of(folder)}"
 
 
 def _kept_round(built: Built) -> Iterator[str]:

@@ -9,7 +9,7 @@ run -> opened (opening.py) -> Run (active.py)
 import contextlib
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,13 +17,11 @@ import ml_collections
 
 from fedjax_ssl import config as configs
 from fedjax_ssl.errors import note
-from fedjax_ssl.runs.about_data import about_data
-from fedjax_ssl.runs.about_training import about_training
 from fedjax_ssl.runs.active import Run
 from fedjax_ssl.runs.callbacks import Callback
 from fedjax_ssl.runs.compile import Advanced
 from fedjax_ssl.runs.ending import finish
-from fedjax_ssl.runs.opening import opened
+from fedjax_ssl.runs.opening import opened, quiet_notes
 from fedjax_ssl.runs.processes import Team
 from fedjax_ssl.runs.shared import Shared
 
@@ -148,8 +146,7 @@ def run(
         opened(resolved, workdir, team, shared or Shared(), callbacks, quiet) as active,
     ):
         if quiet and active.folder is not None:
-            about = about_data(active.built, active.template, active.names)
-            for line in (*about, *about_training(active.built)):
+            for line in quiet_notes(active):
                 print(f"note: {line}", file=sys.stderr)
         loop([active])
         if active.error is not None:
@@ -158,6 +155,17 @@ def run(
             finish(active)
         assert active.summary is not None
         return active.summary
+
+
+def _notes_of(runs: Iterable[Run]) -> Iterator[str]:
+    """List what runs have to say, each line once: of those that differ by their draws alone, what
+    the first one says.
+    """
+    first_of = {}
+    for one in runs:
+        settings = {name: value for name, value in one.config.to_dict().items() if name != "seed"}
+        first_of.setdefault(repr(settings), one)
+    yield from dict.fromkeys(line for one in first_of.values() for line in quiet_notes(one))
 
 
 def run_batch(points: Sequence[Point], shared: Shared) -> list[dict[str, Any] | Exception | None]:
@@ -193,11 +201,8 @@ def run_batch(points: Sequence[Point], shared: Shared) -> list[dict[str, Any] | 
                 active[place] = stack.enter_context(one)
             except Exception as error:
                 results[place] = error
-        # Of one run: the data of the others differ by their draws alone.
-        for run_here in list(active.values())[:1]:
-            about = about_data(run_here.built, run_here.template, run_here.names)
-            for line in (*about, *about_training(run_here.built)):
-                note(line)
+        for line in _notes_of(active.values()):
+            note(line)
         loop(list(active.values()))
         for place, run_here in active.items():
             results[place] = run_here.error or run_here.summary

@@ -270,14 +270,25 @@ def _tell(run: Run) -> None:
         run.folder.write(CITATIONS_FILE, "\n\n".join(cited) + "\n")
 
 
+def quiet_notes(run: Run) -> Iterator[str]:
+    """List what a person is told also where a run prints no report: in a sweep, in a notebook."""
+    yield from _of_settings(run)
+    if run.privacy is not None and run.config.rounds:
+        yield from run.privacy.beyond()
+
+
+def _of_settings(run: Run) -> Iterator[str]:
+    yield from about_data(run.built, run.template, run.names)
+    yield from about_training(run.built)
+    yield from own_sources.registered_in_words(run.config)
+
+
 def _notes(run: Run) -> Iterator[str]:
     """List what a person is told before the first block."""
     config = run.config
     built = run.built
     yield built.experiment.standardization
-    yield from about_data(built, run.template, run.names)
-    yield from about_training(built)
-    yield from own_sources.registered_in_words(config)
+    yield from _of_settings(run)
     if run.round == 0:
         dataset = built.experiment.dataset
         yield from advice.faster_in_bf16(config, dataset.num_classes, dataset.input_shape)

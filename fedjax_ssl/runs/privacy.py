@@ -83,7 +83,7 @@ class Privacy:
         noise = self.account.noise
         cohorts = self.account.cohorts
         if self.account.steps:
-            return [*self._of_examples(), *self._beyond(), *self._end()]
+            return [*self._of_examples(), *self.beyond(), *self._end()]
         drawn = f"all {cohorts.clients} clients in every round"
         if cohorts.probability < 1:
             drawn = (
@@ -96,7 +96,7 @@ class Privacy:
             f"{noise:.4g} times the clip norm, {drawn} ({self.account.accountant})",
             f"outside this epsilon: {_LOGGED}",
         ]
-        lines += [*self._beyond(), *self._end()]
+        lines += [*self.beyond(), *self._end()]
         length = noise * math.sqrt(count_parameters(params)) / cohorts.expected
         if length > _HOPELESS:
             lines.append(
@@ -120,7 +120,7 @@ class Privacy:
             f"outside this epsilon: how many examples a client has, {_LOGGED}",
         ]
 
-    def _beyond(self) -> list[str]:
+    def beyond(self) -> list[str]:
         """Say what weakens this epsilon: its delta, and training before the run."""
         delta = self.account.whole_delta
         earlier = self.account.earlier

@@ -12,6 +12,7 @@ from flax.traverse_util import flatten_dict
 
 from fedjax_ssl.config import CHOICES, naming
 from fedjax_ssl.data import Dataset
+from fedjax_ssl.data.reading.cache import reading_from_json
 from fedjax_ssl.data.reading.features import TableReading
 from fedjax_ssl.data.reading.problems import SHOWN
 from fedjax_ssl.errors import how_to_install, note
@@ -61,6 +62,7 @@ def check_names(experiment: Experiment) -> None:
     _note_standardization(facts.get("inputs") or {}, dataset)
     reading = dataset.reading
     inputs = reading.inputs if isinstance(reading, TableReading) else None
+    _note_fills(facts, reading)
     for what, option, before, now in (
         ("classes", "data.classes", facts.get("class_names"), dataset.class_names),
         ("columns", "data.features", model_file.columns(facts), inputs),
@@ -137,6 +139,31 @@ def _note_standardization(trained: Mapping[str, Any], dataset: Dataset) -> None:
     )
 
 
+def _note_fills(trained: Mapping[str, Any], now: Any) -> None:
+    """Note columns whose missing cells are filled in with other medians than in training."""
+    before = reading_from_json(trained.get("reading"))
+    if not (isinstance(before, TableReading) and isinstance(now, TableReading)):
+        return
+    if not before.missing == now.missing == "median" or before.fills or now.fills:
+        return  # by client: a cell that is filled in is then in the middle of its client's
+    deviations = trained["inputs"]["std"] or [1.0] * len(before.inputs)
+    widths = dict(zip(before.inputs, deviations, strict=True))
+    fills = {one.name: one.fill for one in before.features if not one.levels}
+    apart = [
+        f"{one.name} ({fills[one.name]:.4g}, and here {one.fill:.4g})"
+        for one in now.features
+        if one.name in fills
+        and not one.levels
+        and abs(one.fill - fills[one.name]) >= OTHERWISE * widths[one.name]
+    ]
+    if apart:
+        note(
+            "config.start_from: missing cells were filled in with other medians in its training: "
+            f"{_listed(apart)}, so that its network sees other values; to fill them in as it was "
+            "trained, write those into the file"
+        )
+
+
 def _numbers(values: np.ndarray) -> str:
     more = ", ..." * (len(values) > SHOWN)
     return ", ".join(f"{value:.4g}" for value in values[:SHOWN]) + more
@@ -148,6 +175,15 @@ def _all(values: np.ndarray) -> str:
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:SHOWN]) + ", ..." * (len(names) > SHOWN)
+
+
+def round_of(folder: Path) -> str:
+    """Say which round's model a run gives to one that starts from it."""
+    stored, _, kind, checkpoints = model_file.find(folder, "auto")
+    which = "the last one" if stored.summary is not None else "the last one so far"
+    if kind == "best":
+        which = "the best by its validation examples"
+    return f"round {checkpoints.latest()} of {stored.config['rounds']}, {which}"
 
 
 def _facts_of_run(folder: Path) -> dict[str, Any]:

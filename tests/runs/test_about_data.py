@@ -4,9 +4,11 @@ and clients that no test example has, batches of one.
 
 import dataclasses
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
 import fedjax_ssl as fs
 from fedjax_ssl.data import Dataset, Split, client_names
@@ -15,7 +17,7 @@ from fedjax_ssl.errors import ConfigNote
 from fedjax_ssl.runs import advice
 from fedjax_ssl.runs.about_data import about_data
 from fedjax_ssl.runs.build import load_resolved
-from fedjax_ssl.runs.loop import Point, run_batch
+from fedjax_ssl.runs.loop import Point, _notes_of, run_batch
 from fedjax_ssl.runs.shared import Shared
 
 UNUSED = "7 of 7 of the data's own test examples are used for nothing, because data."
@@ -90,6 +92,16 @@ def test_a_quiet_run_says_it_and_nothing_else(said, config_of, tmp_path, capsys)
     with pytest.warns(ConfigNote) as notes:
         run_batch([Point(config_of(rounds=1), tmp_path / "run")], Shared())
     assert [str(one.message) for one in notes] == said()
+
+
+def test_runs_at_once_say_what_each_of_their_settings_brings(monkeypatch):
+    def quiet_notes(one):
+        return ["of all", f"delay {one.config.delay}"]
+
+    monkeypatch.setattr("fedjax_ssl.runs.loop.quiet_notes", quiet_notes)
+    settings = ({"seed": 0, "delay": 1}, {"seed": 1, "delay": 1}, {"seed": 0, "delay": 9})
+    runs = [SimpleNamespace(config=ConfigDict(one)) for one in settings]
+    assert [*_notes_of(runs)] == ["of all", "delay 1", "delay 9"]
 
 
 def test_sites_that_differ_are_said_where_nothing_makes_them_alike():

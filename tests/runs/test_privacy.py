@@ -201,10 +201,12 @@ def test_a_run_says_what_is_protected_and_what_is_not(spent) -> None:
     assert no_protection(0.0011) and not no_protection(0.001)
 
 
-def test_a_run_that_is_complete_stays_complete(spent) -> None:
+def test_a_run_that_is_complete_stays_complete(spent, capsys) -> None:
     folder, summary, _ = spent
     budget = {"privacy.noise": 1.5, "privacy.epsilon": 3.0, **ADAPTIVE}
     assert fs.run(config_of(**budget), folder, quiet=True) == summary
+    # what weakens epsilon is said where no report is printed, too
+    assert "is no protection, as delta 0.01 is above 0.001" in capsys.readouterr().err
 
 
 @pytest.mark.thorough

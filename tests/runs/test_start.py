@@ -14,12 +14,13 @@ from flax.traverse_util import flatten_dict
 
 import fedjax_ssl as fs
 from fedjax_ssl import cli
+from fedjax_ssl.data.reading.features import Feature, TableReading
 from fedjax_ssl.errors import ConfigNote
 from fedjax_ssl.runs.build import load_experiment
 from fedjax_ssl.runs.compile import static_part
 from fedjax_ssl.runs.loop import run
 from fedjax_ssl.runs.shared import Shared
-from fedjax_ssl.runs.start import _note_standardization, start_of
+from fedjax_ssl.runs.start import _note_fills, _note_standardization, round_of, start_of
 
 NETWORK = {"model.name": "mlp", "model.hidden": (8,), "model.norm": "bn"}
 NNX = """
@@ -197,7 +198,8 @@ def of_rows(tmp_path_factory):
     ("columns", "classes", "options", "expected"),
     [
         ("cba", CLASSES, {}, r"another order; .*data\.features=a,b,c"),
-        ("cba", CLASSES, {"data.features": tuple("abc")}, ""),
+        # in its order, and of another mean: the rows are others
+        ("cba", CLASSES, {"data.features": tuple("abc")}, "so that its network sees other values"),
         ("abd", CLASSES, {}, "columns a, b, c, and these are a, b, d: other columns"),
         ("abc", ("neg", "a"), {}, r"classes neg, pos, and these are a, neg: in another order"),
         ("abc", ("pos", "neg"), {"data.classes": ("pos", "neg")}, r"data\.classes=neg,pos"),
@@ -213,9 +215,6 @@ def test_classes_and_columns_are_those_of_the_same_name(
         pytest.skip("safetensors is not there")
     config = of_table(of_rows, columns, classes, start_from=str(place), **options)
     experiment = load_experiment(config)
-    if not expected:
-        assert start_of(experiment) is not None
-        return
     with pytest.raises((ValueError, fs.config.ConfigNote), match=expected):
         start_of(experiment)
 
@@ -235,3 +234,30 @@ def test_inputs_that_are_standardized_otherwise_than_in_training_are_said():
         warnings.simplefilter("error")
         _note_standardization({**before, **now}, dataset)
         _note_standardization({}, dataset)
+
+
+def test_missing_cells_that_are_filled_in_otherwise_than_in_training_are_said():
+    def reading(median, **changed):
+        fields = {"roles": {}, "missing": "median", **changed}
+        return TableReading(**fields, features=(Feature("a", "number", fill=median),))
+
+    before = {"reading": reading(0.5).as_json(), "inputs": {"std": [2.0]}}
+    with pytest.warns(ConfigNote, match=r"other medians in its training: a \(0.5, and here 0.71\)"):
+        _note_fills(before, reading(0.71))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _note_fills(before, reading(0.69))
+        _note_fills(before, reading(0.71, missing="drop"))
+        _note_fills(before, reading(0.71, fills={"north": (0.71,)}))
+        _note_fills({}, reading(0.71))
+        _note_fills(before, None)
+
+
+def test_the_round_that_a_run_starts_from_is_said(source, tmp_path):
+    assert round_of(source) == "round 2 of 2, the last one"
+    shutil.copytree(source, tmp_path / "chosen")
+    shutil.copytree(source / "checkpoints", tmp_path / "chosen" / "best")
+    assert round_of(tmp_path / "chosen") == "round 2 of 2, the best by its validation examples"
+    (tmp_path / "chosen" / "summary.json").unlink()
+    shutil.rmtree(tmp_path / "chosen" / "best")
+    assert round_of(tmp_path / "chosen") == "round 2 of 2, the last one so far"
