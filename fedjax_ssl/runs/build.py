@@ -57,6 +57,11 @@ class Experiment(NamedTuple):
     known_by: Mapping[str, int | str] = {}  # fingerprint of the data, as they were read
     stored: data.Dataset | None = None  # as it was read, where standardizing by client changed it
 
+    @property
+    def as_read(self) -> data.Dataset:
+        """Dataset before inputs are standardized by client: by it examples are known."""
+        return self.stored or self.dataset
+
 
 class Built(NamedTuple):
     """What a run is made of, before anything is compiled.

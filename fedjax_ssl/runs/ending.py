@@ -20,7 +20,6 @@ def finish(run: Run) -> None:
     run.draw_data()
     config = run.config
     built = run.built
-    dataset = built.experiment.dataset
     last = run.state
     round, chosen = _chosen(run)
     rows = [] if run.folder is None else run.folder.rows()
@@ -59,7 +58,7 @@ def finish(run: Run) -> None:
     summary |= {
         "data": dict(built.experiment.known_by),
         "split": run.program.split,
-        **data.what_is_compared(dataset, built.federation),
+        **data.what_is_compared(built.experiment.as_read, built.federation),
     }
     if (apart := advice.apart_in(built)) is not None:
         summary["sites_apart"] = apart

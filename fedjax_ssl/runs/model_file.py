@@ -146,7 +146,7 @@ def labels_seen(experiment: Experiment, federation: FederatedData) -> str | None
     )
     rows = np.unique(np.concatenate([real_rows(*one) for one in tables]))
     rows = rows[rows < len(dataset.train)]
-    stored = (experiment.stored or dataset).train.x
+    stored = experiment.as_read.train.x
     if not len(rows) or len(rows) * stored[0].nbytes > _MOST_SEEN:
         return None
     found = of_examples(stored[rows])

@@ -272,7 +272,7 @@ def apart(plan: Plan) -> list[str]:
         experiment = load_resolved(config)
         nothing = jnp.zeros((0, *experiment.dataset.train.x.shape[1:]))
         federation = federate(experiment, jax.random.key(first.config["seed"]), nothing)
-        return data.what_is_compared(experiment.dataset, federation)
+        return data.what_is_compared(experiment.as_read, federation)
 
     try:
         found = {run.name: drawn(run) for run in (first, *others)} if others else {}

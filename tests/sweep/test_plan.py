@@ -268,6 +268,7 @@ def test_a_file_yields_configs(tmp_path, monkeypatch):
             ],
         ),
         ("optimizer.learning_rate=0.1,0.2", []),
+        ("data.standardize=auto,client", []),  # examples are known as they are read
         ("partition.name=natural,iid", []),  # equal clients of equally many labels
         ("data.name=digits,npz", ["is not known: "]),
     ],

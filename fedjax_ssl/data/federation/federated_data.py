@@ -193,7 +193,7 @@ def what_is_compared(dataset: "Dataset", data: FederatedData) -> dict[str, Any]:
     many labels they saw.
 
     Args:
-        dataset: that the federation was made of.
+        dataset: that the federation was made of, as it was read.
         data: one federation, not traced.
 
     Returns:
