@@ -161,7 +161,7 @@ def _notes_of(runs: Iterable[Run]) -> Iterator[str]:
     """List what runs have to say, each line once: of those that differ by their draws alone, what
     the first one says.
     """
-    first_of = {}
+    first_of: dict[str, Run] = {}
     for one in runs:
         settings = {name: value for name, value in one.config.to_dict().items() if name != "seed"}
         first_of.setdefault(repr(settings), one)

@@ -224,7 +224,9 @@ def private(tmp_path_factory):
         (path / "metrics.jsonl").write_text("\n".join([*lines, ""]))
         summary = json.loads((path / "summary.json").read_text())
         delta = 0.07 if noise == 1.0 else 0.001
-        (path / "summary.json").write_text(json.dumps({**summary, "delta": delta}))
+        outside = ["open, trained without privacy"] * (noise == 2.0)
+        summary |= {"delta": delta, "outside_epsilon": outside}
+        (path / "summary.json").write_text(json.dumps(summary))
     return folder
 
 
@@ -247,6 +249,8 @@ def test_accuracy_is_drawn_over_epsilon_too(private):
     groups = report.groups
     (weak,) = [line for line in report.problems if line.startswith("epsilon is no protection")]
     assert "delta is above 0.001: " in weak and weak.count("1.0-0.") == 4
+    (opened,) = [line for line in report.problems if line.startswith("what the weights of config")]
+    assert "start_from have learned is not in epsilon: " in opened and opened.count("2.0-0.") == 4
     effect = {one["field"]: one for one in effects_of(groups)}["epsilon"]
     assert effect["log"]
     lines = {line["name"]: [x for x, _ in line["points"]] for line in effect["lines"]}
