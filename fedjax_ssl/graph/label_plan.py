@@ -152,6 +152,11 @@ def plan_labels(
         )
     plan: Plan = jax.device_get(found)
     there = plan.rows >= 0
+    if there.sum() < count:
+        note(
+            f"only {counted(int(there.sum()), 'label')} of {count} are planned, as the plan "
+            f"chooses among {candidates:,} examples; label these, and plan again"
+        )
     return plan._replace(rows=plan.rows[there], gain=plan.gain[there])
 
 

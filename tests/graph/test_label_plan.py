@@ -214,6 +214,9 @@ def test_bad_input_in_one_sentence():
     with pytest.warns(UserWarning, match="budget is 31, but only 30 unlabelled examples are there"):
         plan = fs.plan_labels(points, labels, budget=31, strategy="random")
     assert sorted(plan.rows) == list(range(30))
+    with pytest.warns(UserWarning, match="only 6 labels of 9 are planned, .* among 6 examples"):
+        few = fs.plan_labels(points, labels, budget=9, candidates=6, settings=FEW)
+    assert len(few.rows) == 6
     labels[20:] = 0
     with pytest.warns(UserWarning, match="without an unlabelled example get no row: 2"):
         client = np.arange(30) // 10
