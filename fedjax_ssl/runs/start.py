@@ -146,7 +146,8 @@ def _note_fills(trained: Mapping[str, Any], now: Any) -> None:
         return
     if not before.missing == now.missing == "median" or before.fills or now.fills:
         return  # by client: a cell that is filled in is then in the middle of its client's
-    deviations = trained["inputs"]["std"] or [1.0] * len(before.inputs)
+    std = (trained.get("inputs") or {}).get("std") or (1.0,)  # one for all, or one for each
+    deviations = np.broadcast_to(std, len(before.inputs)).tolist()
     widths = dict(zip(before.inputs, deviations, strict=True))
     fills = {one.name: one.fill for one in before.features if not one.levels}
     apart = [

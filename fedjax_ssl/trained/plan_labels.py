@@ -107,7 +107,7 @@ def _of_run(path: Path, strategy: str) -> Examples:
     experiment = load_resolved(config)
     federation = federate(experiment, jax.random.key(config.seed))
     dataset = experiment.dataset
-    raw = experiment.stored or dataset
+    raw = experiment.as_read
     points = jax.device_get(points_of(federation))
     there = points.new < 0
     at_server = np.asarray(federation.server_index)[: int(federation.num_server)]

@@ -239,8 +239,10 @@ def test_inputs_that_are_standardized_otherwise_than_in_training_are_said():
 def test_missing_cells_that_are_filled_in_otherwise_than_in_training_are_said():
     def reading(median, **changed):
         fields = {"roles": {}, "missing": "median", **changed}
-        return TableReading(**fields, features=(Feature("a", "number", fill=median),))
+        features = Feature("a", "number", fill=median), Feature("b", "number")
+        return TableReading(**fields, features=features)
 
+    # One deviation for all columns, as `data.std` may give it.
     before = {"reading": reading(0.5).as_json(), "inputs": {"std": [2.0]}}
     with pytest.warns(ConfigNote, match=r"other medians in its training: a \(0.5, and here 0.71\)"):
         _note_fills(before, reading(0.71))
@@ -248,7 +250,7 @@ def test_missing_cells_that_are_filled_in_otherwise_than_in_training_are_said():
         warnings.simplefilter("error")
         _note_fills(before, reading(0.69))
         _note_fills(before, reading(0.71, missing="drop"))
-        _note_fills(before, reading(0.71, fills={"north": (0.71,)}))
+        _note_fills(before, reading(0.71, fills={"north": (0.71, 0.0)}))
         _note_fills({}, reading(0.71))
         _note_fills(before, None)
 
