@@ -12,6 +12,7 @@ from fedjax_ssl import federated
 from fedjax_ssl.errors import counted
 from fedjax_ssl.models.published import PUBLISHED
 from fedjax_ssl.runs.build import Built, facts_of
+from fedjax_ssl.runs.model_file import TrainedModelError
 from fedjax_ssl.runs.start import round_of
 from fedjax_ssl.runs.summary import asks_for_selection
 
@@ -43,8 +44,13 @@ def _round_of_start(built: Built) -> Iterator[str]:
     if not place:
         return
     folder = Path(place).expanduser()
-    if (folder / "model.json").exists():  # else a file, or gone since
-        yield f"config.start_from takes the model of {place} after {round_of(folder)}"
+    if not (folder / "model.json").exists():  # a file, or gone since
+        return
+    try:
+        round = round_of(folder)
+    except TrainedModelError:  # its checkpoints are gone, which a run that goes on does without
+        return
+    yield f"config.start_from takes the model of {place} after {round}"
 
 
 def _kept_round(built: Built) -> Iterator[str]:

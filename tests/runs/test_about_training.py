@@ -94,3 +94,9 @@ def test_own_models_start_from_the_common_one(federation) -> None:
         data,
     )
     assert any("clients' own models start as a copy" in line for line in about_training(built))
+
+
+def test_a_start_whose_checkpoints_are_gone_stops_no_run_that_goes_on(federation, tmp_path) -> None:
+    for name in ("model.json", "config.json"):
+        (tmp_path / name).write_text('{"version": 1, "rounds": 2}')
+    assert not said(federation, start_from=str(tmp_path))
