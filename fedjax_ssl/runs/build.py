@@ -34,7 +34,7 @@ from fedjax_ssl.methods.around import PERSONALIZATIONS
 from fedjax_ssl.objectives import INVERSE, RowLoss, supervised_loss
 from fedjax_ssl.runs.account import Account, account_of, privacy_of
 from fedjax_ssl.runs.devices import choose_devices
-from fedjax_ssl.runs.earlier import earlier_of
+from fedjax_ssl.runs.earlier import start_digest
 from fedjax_ssl.runs.processes import run_devices
 
 # Tables may be a quarter wider than a seed needs, so that another seed does not need another
@@ -466,17 +466,19 @@ def _private(
 
 
 def round_key(config: ml_collections.ConfigDict, key: Key[Array, ""]) -> Key[Array, ""]:
-    """Return the key of a run's rounds: the run's own, but where private rounds came before it.
+    """Return the key of a run's rounds: the run's own, but where a private run starts from trained
+    weights.
 
-    With the same cohorts and the same noise as these, the difference of two models would have no
-    noise at all.
+    Private rounds may lie before these weights, also behind a run without privacy. With the same
+    cohorts and the same noise as there, the difference of two models would have no noise at all.
 
     Args:
         config: resolved.
         key: of the run.
     """
-    rounds = 0 if config.privacy.name == "none" else earlier_of(config).rounds
-    return jax.random.fold_in(named_key(key, "rounds"), rounds) if rounds else key
+    if config.privacy.name == "none" or not config.start_from:
+        return key
+    return jax.random.fold_in(named_key(key, "rounds"), start_digest(config.start_from))
 
 
 def account_of_run(config: ml_collections.ConfigDict, federation: FederatedData) -> Account | None:

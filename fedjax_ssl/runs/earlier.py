@@ -1,5 +1,6 @@
 """What a run's start has cost of privacy: the runs that its first weights were trained by."""
 
+import hashlib
 import math
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +23,21 @@ class Earlier(NamedTuple):
     def fields(self, rounds: int) -> dict[str, Any]:
         """Give what `summary.json` keeps for a run that goes on from this one after some rounds."""
         return {"private_rounds": self.rounds + rounds, "outside_epsilon": list(self.outside)}
+
+
+def start_digest(place: str) -> int:
+    """Return 32 bits that tell one start of a private run from another: from the bytes of a file of
+    weights, or from a run's config and rows.
+
+    Args:
+        place: `config.start_from`.
+    """
+    path = Path(place).expanduser()
+    files = [path] if path.is_file() else [path / "config.json", path / "metrics.jsonl"]
+    found = hashlib.sha256()
+    for file in files:
+        found.update(file.read_bytes() if file.exists() else b"")
+    return int.from_bytes(found.digest()[:4], "big")
 
 
 def earlier_of(config: ml_collections.ConfigDict) -> Earlier:

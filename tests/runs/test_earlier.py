@@ -29,6 +29,7 @@ def folder(tmp_path):
         path.mkdir()
         config = {"seed": 0, "method": {"name": "fedavg"}, "privacy": {"name": privacy}}
         (path / "config.json").write_text(json.dumps(config))
+        (path / "metrics.jsonl").write_text(json.dumps({"round": 1, "of": name}))
         if summary is not None:
             (path / "summary.json").write_text(json.dumps(summary))
         return str(path)
@@ -105,3 +106,17 @@ def test_a_file_of_weights_says_nothing_of_its_training(tmp_path) -> None:
     (said,) = earlier_of(config_of(str(file), noise=1.0)).outside
     assert "of whose training a file says nothing" in said
     assert earlier_of(config_of(None, noise=1.0)) == Earlier()
+
+
+def test_a_private_run_draws_anew_wherever_trained_weights_come_from(folder, tmp_path) -> None:
+    # Private rounds may lie behind a run without privacy, and behind a file.
+    file = tmp_path / "weights.safetensors"
+    starts = [None, folder("open", "none", SPENT), folder("other", "none", SPENT), str(file)]
+    keys = []
+    for content in (b"first", b"second"):
+        file.write_bytes(content)
+        configs_of_starts = [config_of(start, noise=1.0) for start in starts]
+        keys += [round_key(one, jax.random.key(0)) for one in configs_of_starts]
+    drawn = [str(jax.random.key_data(key)) for key in keys]
+    assert drawn[:3] == drawn[4:7]
+    assert len(set(drawn)) == 5
