@@ -262,7 +262,7 @@ TABLES = (
     ),
 )
 
-WEAKER = ("server alone", "SemiFL", "FedTrans", "FedRep")
+WEAKER = ("server alone", "SemiFL", "FedTrans", "FedTrans, head alone", "FedRep")
 FEW = ("2,000 labels",)
 
 # The claims are about coarse labels. Without them, and what follows from them, FedMT is the server

@@ -80,7 +80,7 @@ def plan_labels(
         features: [n, d], the points of all clients, one after the other: features of a network, or
             inputs.
         labels: [n], -1 where there is none; a label counts as one that is there, whatever it is.
-        clients: [n], the client that holds each point, any integers. None: one client has all.
+        clients: [n], the client that holds each point, numbers or names. None: one client has all.
         budget: labels in all. None: as many as `per_client` allows.
         per_client: most labels of one client. None: the budget alone counts.
         strategy: a name of `STRATEGIES`.
@@ -111,17 +111,15 @@ def plan_labels(
     points = jnp.asarray(features, jnp.result_type(float))
     check_features(points)
     known = np.asarray(labels)
-    check_labels(jnp.asarray(known), len(points), int(known.max(initial=0)) + 1)
+    num_classes = int(known.max(initial=0)) + 1 if known.dtype.kind in "iu" else 1
+    check_labels(jnp.asarray(known), len(points), num_classes)
     whose = np.zeros(len(known), int) if clients is None else np.asarray(clients)
-    check_rows("clients", jnp.asarray(whose), len(points))
     names, holder = np.unique(whose, return_inverse=True)
+    check_rows("clients", jnp.asarray(holder), len(points))
     free = np.bincount(holder[known < 0], minlength=len(names))
     margin = None
     if strategy == "margin":
-        if probabilities is None:
-            raise ValueError("strategy 'margin' needs probabilities, [points, classes]")
-        best = np.sort(np.asarray(probabilities), axis=1)
-        margin = jnp.asarray(best[:, -1] - (best[:, -2] if best.shape[1] > 1 else 0))
+        margin = _margin(probabilities, len(points))
     count = _count(free, names, budget, per_client)
     if strategy == "influence" and len(points) <= settings.num_neighbors:
         raise ValueError(
@@ -158,6 +156,18 @@ def plan_labels(
             f"chooses among {candidates:,} examples; label these, and plan again"
         )
     return plan._replace(rows=plan.rows[there], gain=plan.gain[there])
+
+
+def _margin(probabilities: ArrayLike | None, num_points: int) -> Array:
+    """Return how far the first class of each point is ahead of its second."""
+    given = np.asarray(() if probabilities is None else probabilities)
+    if given.ndim != 2 or given.shape[0] != num_points or not np.isfinite(given).all():
+        raise ValueError(
+            "strategy 'margin' needs probabilities of a network, finite numbers of shape "
+            f"({num_points}, classes); they have shape {given.shape}"
+        )
+    best = np.sort(given, axis=1)
+    return jnp.asarray(best[:, -1] - (best[:, -2] if best.shape[1] > 1 else 0))
 
 
 def most_candidates(num_points: int) -> int:

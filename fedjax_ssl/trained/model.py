@@ -101,6 +101,8 @@ class TrainedModel:
         self.path = stored.path
         self.checkpoint = checkpoint
         self.summary = stored.summary
+        if sentence := (self.summary or {}).get("diverged"):
+            note(f"{self.path}: {sentence}")
         self._stored = stored
         self._description = description
         self.config, rebuilt = model_file.rebuild(stored, description)

@@ -18,6 +18,7 @@ from fedjax_ssl.config import ConfigError, naming
 from fedjax_ssl.data import Dataset, client_names, natural_names, source_of
 from fedjax_ssl.data.dataset import distinct
 from fedjax_ssl.data.federation.planned import compared
+from fedjax_ssl.data.sites_apart import sites_apart
 from fedjax_ssl.errors import UserError, counted, note
 from fedjax_ssl.folder import read_run
 from fedjax_ssl.folder.files import write_output
@@ -128,13 +129,17 @@ def _of_run(path: Path, strategy: str) -> Examples:
 
 def _of_data(path: Path, settings: list[tuple[str, str]], strategy: str) -> Examples:
     """Take the training examples of files, and their inputs in place of features."""
-    if strategy == "margin":
-        raise UserError("strategy 'margin' is of a run's network; give a run folder")
     named = dict(settings)
     source = named.get("data.name") or source_of(path, named.get("data.file_column", "file"))
     config = configs.load(source, [("data.path", str(path)), *settings])
     _refuse_private(config)
-    dataset = load_experiment(config).dataset
+    experiment = load_experiment(config)
+    dataset = experiment.dataset
+    if strategy == "margin":
+        raise UserError("strategy 'margin' is of a run's network; give a run folder")
+    apart = sites_apart(experiment.as_read)
+    if apart is not None and config.data.standardize != "client":
+        note(apart.sentence)
     if source != "features":
         note(
             "the plan compares inputs; features of a network are better: plan from a run folder, "

@@ -624,6 +624,8 @@ def test_a_term_of_an_unknown_group_is_refused() -> None:
         method_of(data, pull("pull", own_id), private=("head",))
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_a_method_of_two_stages_traces_each_once() -> None:
     data = toy.federation()
     traced = []

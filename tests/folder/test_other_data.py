@@ -30,6 +30,8 @@ def start(folder, rounds):
     return run(configs.load("npz", given), folder / "run", quiet=True)
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_it_does_not_go_on_with_other_data_and_says_what_differs(tmp_path):
     write(tmp_path / "t.npz")
     first = start(tmp_path, 1)

@@ -222,3 +222,19 @@ def test_bad_input_in_one_sentence():
         client = np.arange(30) // 10
         plan = fs.plan_labels(points, labels, client, per_client=2, strategy="random")
     assert len(plan.rows) == 4
+
+
+@pytest.mark.parametrize("wrong", [None, np.ones(6), np.ones((2, 3)), np.full((6, 3), np.nan)])
+def test_margin_needs_probabilities_of_every_point(wrong) -> None:
+    points = np.random.default_rng(0).normal(size=(6, 4))
+    with pytest.raises(ValueError, match=r"finite numbers of shape \(6, classes\)"):
+        graph.plan_labels(points, np.full(6, -1), budget=2, strategy="margin", probabilities=wrong)
+
+
+def test_clients_may_be_names_and_labels_are_whole_numbers() -> None:
+    points = np.random.default_rng(0).normal(size=(6, 4))
+    names = ["b", "a", "b", "a", "b", "a"]
+    plan = graph.plan_labels(points, np.full(6, -1), names, per_client=1, strategy="random")
+    assert sorted(names[row] for row in plan.rows) == ["a", "b"]
+    with pytest.raises(ValueError, match="they must be integers"):
+        graph.plan_labels(points, np.full(6, np.nan), budget=1)

@@ -80,6 +80,7 @@ def test_a_name_that_a_session_has_registered_is_said_at_both_ends() -> None:
         assert not registered_elsewhere(own.to_dict())
     finally:
         del configs.REGISTRIES["model"]._builders["of_a_cell"]
+        del configs.REGISTRIES["model"]._lines["of_a_cell"]
     assert registered_elsewhere(own.to_dict()) == ["model 'of_a_cell'"]
 
 

@@ -52,6 +52,8 @@ def test_the_examples_record_a_column_and_end_the_run(names, capsys) -> None:
     assert "this run is complete already" in capsys.readouterr().out
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_a_run_that_goes_on_calls_them_again_and_has_the_same_rows(names, tmp_path) -> None:
     config = fs.load_config(
         "digits_fedavg:all", {"rounds": 4, "eval_every": 1, "save_clients": "last"}
@@ -123,6 +125,8 @@ def test_a_run_that_a_callback_stopped_goes_on_with_more_rounds(names, shared) -
     assert summary["rounds"] == longer.rounds and "stopped_early" not in summary
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_one_of_several_runs_fails_and_the_others_go_on(tmp_path, shared) -> None:
     config = fs.load_config("digits_fedavg:all", {"rounds": 2, "eval_every": 1})
     points = [

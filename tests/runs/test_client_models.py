@@ -97,6 +97,8 @@ def test_a_run_that_was_stopped_keeps_the_same_models(tmp_path, shared, number, 
     np.testing.assert_array_equal(whole, stopped)
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_the_command_takes_a_client(tmp_path, capsys, shared):
     run(config(rounds=2, eval_every=2, save_clients=1), tmp_path / "run", shared=shared, quiet=True)
     np.savez(tmp_path / "images.npz", inputs=IMAGES)

@@ -98,6 +98,8 @@ def test_it_stops_a_run_and_chooses_its_model(tmp_path, shared, direction):
     assert summary["selected_validation_cross_entropy"] == values[best]
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_runs_that_are_vectorized_have_it_and_one_program_refuses_it(tmp_path):
     fields = {"metrics": ("my_metrics:in_jax",), "rounds": 1, "data.validation_fraction": 0.0}
     points = [Point(experiment(**fields, seed=seed), tmp_path / str(seed)) for seed in (0, 1)]

@@ -166,6 +166,8 @@ def test_other_code_does_not_go_on_and_changes_nothing(tmp_path, write, monkeypa
     assert fs.load_run(folder).round == 1
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_other_random_numbers_do_not_go_on(tmp_path, monkeypatch):
     config = presets.digits_by_writer("fedavg", "all")
     config.update_from_flattened_dict({"rounds": 1, "eval_every": 1})

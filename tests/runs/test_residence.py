@@ -53,6 +53,8 @@ def toy_host(federation):
     return host, dataclasses.replace(federation, inputs=data.load_examples(host, federation))
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_rounds_on_the_cohorts_examples_have_the_bits_of_rounds_on_all():
     cohort = 2
     whole = toy.federation(server=9)

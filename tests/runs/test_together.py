@@ -150,6 +150,8 @@ def pretended(monkeypatch):
     return of
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_on_an_accelerator_a_program_has_no_more_of_a_split_than_how_clients_are_placed(pretended):
     one, other, equal = (Shared().program(config) for config in pretended())
     tables = [program.built.execution.all_clients.rows for program in (one, other)]

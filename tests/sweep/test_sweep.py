@@ -55,6 +55,8 @@ def table(folder):
     return list(csv.DictReader((folder / "results.csv").read_text().splitlines()))
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_runs_are_those_of_run_a_failure_stops_nobody_and_what_is_done_is_not_done_again(tmp_path):
     plan = planned(tmp_path, seeds=(0,))
     wrong = {**plan.runs[0].config["data"], "test_clients": 100}
@@ -163,6 +165,8 @@ def test_runs_that_do_not_fit_together_are_done_half_as_many_at_a_time(tmp_path,
     assert [one["seed"] for one in ended] == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_tasks_are_programs_and_those_that_would_leave_workers_idle_are_cut_into_parts(tmp_path):
     plan = planned(tmp_path, "optimizer.batch_size=5,10", seeds=(0, 1, 2, 3))
     assert [len(task.runs) for task in workers.tasks(tmp_path, plan, 2)] == [4, 4]

@@ -44,6 +44,8 @@ def scans(path, labels, count=40, sites=4):
     return kind
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_a_run_gives_features_and_its_clients(plan, folder, digits, tmp_path):
     code, rows, said = plan(folder, "--budget", 8)
     assert code == 2 and rows is None and "every example has a label" in said

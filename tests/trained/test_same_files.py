@@ -160,6 +160,8 @@ def test_a_folder_is_read_for_prediction_as_it_was_for_training(tmp_path, predic
     )
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_values_kinds_and_sizes_unlike_training_are_told(tmp_path, predict):
     model = train(tmp_path, hospital(tmp_path / "scans", signed), "--data.size=10")
     assert (model.reading.fit, model.reading.kinds) == (
@@ -259,6 +261,8 @@ def test_names_are_the_same_with_accents_in_either_form(tmp_path, predict):
     assert "(all have a label)" in predict(folder)[1]
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_arrays_of_medmnist_are_predicted_as_they_were_trained_on(tmp_path):
     images = np.stack([half(i % 2) for i in range(40)]).astype(np.uint8)
     labels = (np.arange(40) % 2)[:, None]

@@ -50,7 +50,7 @@ def keep_copies_together(dataset: Dataset) -> Dataset:
             f"example {row[0]}" if train.names is None else train.names[row[0]]
             for row in (copies, original)
         )
-        differ = int((train.y[copies] != train.y[original]).sum())
+        differ = _other_labels(train.y, first[: len(train)])
         apart = 0 if group is None else int((group[copies] != group[original]).sum())
         what = "rows" if train.x.ndim == 2 else "images"
         labels = f", and {differ:,} of them have another label" if differ else ""
@@ -68,6 +68,13 @@ def keep_copies_together(dataset: Dataset) -> Dataset:
             f"{again:,} of {len(test):,} test examples are training examples too, to the bit"
         )
     return replace(dataset, train=train, test=test, extra={**dataset.extra, "notes": notes})
+
+
+def _other_labels(labels: np.ndarray, first: np.ndarray) -> int:
+    """Count labelled examples whose label is not that of the first labelled copy of theirs."""
+    rows = np.flatnonzero(labels >= 0)
+    _, place, copy_of = np.unique(first[rows], return_index=True, return_inverse=True)
+    return int((labels[rows] != labels[rows[place]][copy_of]).sum())
 
 
 def _first_copies(arrays: list[np.ndarray]) -> np.ndarray:

@@ -258,3 +258,11 @@ def test_groups_are_read_from_tables_folders_and_arrays(tmp_path):
         )
     with pytest.raises(ValueError, match="no column 'patients'"):
         data.load("table", root=tmp_path / "data", path=tmp_path / "t.csv", group_column="patients")
+
+
+def test_a_copy_without_a_label_has_no_other_label() -> None:
+    labels = np.array([-1, 0, -1, 1, 0, -1])
+    found = keep_copies_together(Dataset("toy", Split(np.zeros((6, 1)), labels), None, ("a", "b")))
+    (said,) = found.extra["notes"]
+    assert said.startswith("5 of 6 rows are copies of others")
+    assert "and 1 of them have another label" in said
