@@ -122,6 +122,8 @@ def number(state, name: str = "w") -> float:
 # 1. State of a client that lives on.
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_private_parameters_are_trained_where_they_are_and_never_averaged(float64) -> None:
     """FedRep: a shared number and a head per client; of six clients, three take part in a round."""
     data = toy.federation()
@@ -148,6 +150,8 @@ def test_private_parameters_are_trained_where_they_are_and_never_averaged(float6
     assert infos[0]["bytes_up"] == 3 * 4  # the shared number alone
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_the_local_optimizer_goes_on_where_the_client_left_it(float64) -> None:
     """One client with momentum: two rounds of three steps are one round of six."""
     data = toy.only(toy.federation(), 0)
@@ -160,6 +164,8 @@ def test_the_local_optimizer_goes_on_where_the_client_left_it(float64) -> None:
     assert abs(number(anew) - number(once)) > 1e-3
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_terms_remember_what_a_client_had_and_dropped_clients_forget_nothing() -> None:
     """Rounds that a client took part in, counted at the client; the server reads the counts by
     cohort.
@@ -223,6 +229,8 @@ def grouped(num_groups: int) -> FederatedOptimizer:
     return FederatedOptimizer(many, apply, send=send, start=start, report=report)
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_groups_start_from_their_own_model_and_mix_through_the_server_alone(float64) -> None:
     """FedRGD's mixing rate: with two groups of 3 and a replica each, a gap shrinks by 3 / 4 a
     round; the mean stays.
@@ -252,6 +260,8 @@ def test_groups_start_from_their_own_model_and_mix_through_the_server_alone(floa
     assert float(info["server_loss"]) == 0.0 and int(info["clients"]) == 6
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_uploads_may_decide_how_much_a_client_weighs(float64) -> None:
     """(FL)^2: weights 1 - tau; worked example tau = .9, .6, .5 of three clients with 2, 0, 1."""
     data = toy.federation(sizes=(4, 4, 4), labelled=(4, 4, 4))
@@ -269,6 +279,8 @@ def test_uploads_may_decide_how_much_a_client_weighs(float64) -> None:
 # 3. Prediction for a client.
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_every_client_is_scored_on_its_own_examples_by_its_own_model() -> None:
     data = toy.federation(num_test=30)
     owner = jnp.asarray([0] * 5 + [2] * 20 + [4] * 3 + [-1] * 2, jnp.int32)
@@ -315,6 +327,8 @@ TO_TEN = pull("server", lambda step: jnp.asarray(10.0))
 TO_ZERO = pull("clients", lambda step: jnp.asarray(0.0))
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_the_server_trains_before_and_after_the_clients(float64) -> None:
     """Every training halves the distance: 4 -> 2 at the clients, and towards 10 at the server."""
     data = toy.federation(server=4)
@@ -337,6 +351,8 @@ def test_the_server_goes_on_with_its_momentum(float64) -> None:
     assert abs(server_alone(2, 2, False) - server_alone(1, 4, False)) > 1e-3
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_the_server_trains_alone_before_round_0(float64) -> None:
     data = toy.federation(server=4)
     server = ServerTraining(
@@ -350,6 +366,8 @@ def test_the_server_trains_alone_before_round_0(float64) -> None:
 # 6. What is sent.
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_uploads_may_lose_something_and_bytes_are_those_of_what_was_sent(float64) -> None:
     """Differences of at most 1 are not sent, and the server keeps its own value there; a number
     sent takes 8 bytes.
@@ -378,6 +396,8 @@ def test_uploads_may_lose_something_and_bytes_are_those_of_what_was_sent(float64
 # 7. Diagnostics see uploads and the aggregate, and change nothing.
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_gradient_diversity_is_measured_and_reaches_nothing(float64) -> None:
     """1/n sum ||v_i||^2 / ||mean v||^2 of the clients' changes 0.5 id: 2.2 for ids 0 to 5 (mean
     1.25).
@@ -404,6 +424,8 @@ def test_gradient_diversity_is_measured_and_reaches_nothing(float64) -> None:
 # 8. Batches know the round; a group without a row takes no step.
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_streaming_parts_follow_the_round_and_a_group_without_rows_stands_still() -> None:
     """Round r uses part r of a client's data; number v has rows only in even steps, and weight
     decay all the time.
@@ -446,6 +468,8 @@ def test_streaming_parts_follow_the_round_and_a_group_without_rows_stands_still(
 # 9. Views of mixtures.
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_a_view_may_draw_on_two_streams_and_say_which_rows_are_real() -> None:
     data = toy.federation(sizes=(6, 6), labelled=(6, 6))
 
@@ -487,6 +511,8 @@ def test_a_view_may_draw_on_two_streams_and_say_which_rows_are_real() -> None:
 # 11. Steps of another kind.
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_a_step_sees_the_model_that_was_received(float64) -> None:
     """Three steps, each by 1 away from the frozen copy: 0 -> 1 -> 2 -> 3 only if the copy stays
     where it was.
@@ -500,6 +526,8 @@ def test_a_step_sees_the_model_that_was_received(float64) -> None:
     assert number(state) == 6.0
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_two_kinds_of_clients_have_their_own_terms_steps_and_rates(float64) -> None:
     """CBAFed: clients 0 and 1 take one step at the full rate towards 1, the others two at half
     of it towards 9.
@@ -545,6 +573,8 @@ def test_two_kinds_of_clients_have_their_own_terms_steps_and_rates(float64) -> N
     assert infos[0]["bytes_up"] == 4 * 4 + 1 and infos[0]["bytes_down"] == 6 * 4
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_a_weight_of_zero_keeps_what_was_learned_and_one_that_is_no_number_drops_the_client(
     float64,
 ) -> None:
@@ -585,6 +615,8 @@ def test_private_parameters_do_not_depend_on_placement_devices_or_seeds_at_once(
     )
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_an_epoch_goes_over_what_a_round_chose() -> None:
     """A term chooses examples before the round; the sampler walks through these alone."""
     data = toy.federation(sizes=(6, 4), labelled=(6, 4))
@@ -614,6 +646,8 @@ def test_an_epoch_goes_over_what_a_round_chose() -> None:
 # 12. Small things.
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_a_term_of_an_unknown_group_is_refused() -> None:
     data = toy.federation()
     with pytest.raises(

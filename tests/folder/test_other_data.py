@@ -85,6 +85,8 @@ def test_a_run_of_before_goes_on_with_a_note(tmp_path):
     assert json.loads(file.read_text()) == stored
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_runs_on_other_data_are_found_where_their_settings_are_the_same():
     one = {"inputs": "a"}
     two = {"inputs": "b"}

@@ -39,6 +39,8 @@ def names(tmp_path_factory) -> dict:
     return defined
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_the_examples_record_a_column_and_end_the_run(names, capsys) -> None:
     summary = names["summary"]
     rows = rows_of(names["folder"])
@@ -94,6 +96,8 @@ def failing(places: set[int]):
     return stumble
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_the_block_of_an_error_is_saved_and_the_same_call_goes_on(tmp_path, shared, capsys) -> None:
     config = fs.load_config("digits_fedavg:all", {"rounds": 3, "eval_every": 1})
     for rounds in (1, 2):
@@ -109,6 +113,8 @@ def test_the_block_of_an_error_is_saved_and_the_same_call_goes_on(tmp_path, shar
     assert capsys.readouterr().out.count("the same call goes on after them") == 2
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_a_run_that_a_callback_stopped_goes_on_with_more_rounds(names, shared) -> None:
     stopped = rows_of(names["folder"])[-1]["round"]
     longer = names["config"].copy_and_resolve_references()
@@ -154,6 +160,8 @@ def no_argument() -> None:
         ([no_argument], r"no_argument cannot be called with a block .*\(.*line \d+\)"),
     ],
 )
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_what_is_no_list_of_callbacks_is_refused_before_anything_else(
     tmp_path, given, message
 ) -> None:
@@ -183,6 +191,8 @@ def writing(column, value):
         (lambda block: block.row.clear(), "changed the column 'round'"),
     ],
 )
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_what_no_callback_may_do_is_said_and_the_row_is_as_before(callback, message) -> None:
     row = {"round": 1, "loss": 0.5}
     with pytest.raises(UserError, match=message):
@@ -191,6 +201,8 @@ def test_what_no_callback_may_do_is_said_and_the_row_is_as_before(callback, mess
 
 
 @pytest.mark.parametrize("value", [True, np.True_, jnp.bool_(True)])
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_scalars_of_every_kind_are_numbers_and_truths(value) -> None:
     row = {"round": 1}
     block = Block(row, None, {}, None, None, 1, False)
@@ -199,6 +211,8 @@ def test_scalars_of_every_kind_are_numbers_and_truths(value) -> None:
     assert type(row["share"]) is float
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_a_metric_of_ones_own_that_fails_costs_no_block(tmp_path, shared, monkeypatch) -> None:
     module = types.ModuleType("failing_metric")
     calls = []
@@ -230,6 +244,8 @@ class Together:
         return here or self.answers.pop(0)
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_processes_stop_together_and_fail_together() -> None:
     block = Block({"round": 1}, None, {}, None, None, 1, False)
     seen = []

@@ -110,6 +110,8 @@ def test_the_command_takes_a_client(tmp_path, capsys, shared):
     np.testing.assert_allclose(found, model.predict(IMAGES, client=3), atol=1e-5)
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_who_did_not_train_or_was_not_kept_is_said(tmp_path, capsys, shared):
     given = config(save_clients="last")
     given.federated.cohort_size = 3
@@ -134,6 +136,8 @@ def test_who_did_not_train_or_was_not_kept_is_said(tmp_path, capsys, shared):
     assert "names round 2, which this folder is past without them" in capsys.readouterr().out
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_a_run_that_ends_before_its_round_says_that_no_models_are_kept(tmp_path, capsys, shared):
     given = config(rounds=3, eval_every=1, save_clients="last")
     given.data.validation_fraction = 0.2
@@ -149,12 +153,16 @@ def test_a_run_that_ends_before_its_round_says_that_no_models_are_kept(tmp_path,
 
 
 @pytest.mark.parametrize("given", [5, "first", 0])
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_rounds_that_are_not_there_are_refused(given):
     message = rf"config\.save_clients is {given!r}; allowed: last, or a round from 1 to 4"
     with pytest.raises(ConfigError, match=message):
         resolve(config(save_clients=given))
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_clients_with_models_of_their_own_need_none(tmp_path, shared):
     given = config(save_clients="last")
     given.federated.name = "local"

@@ -56,6 +56,8 @@ def module(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "my_metrics", raising=False)
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_in_rows_report_and_summary(tmp_path, shared, capsys):
     names = ("ece", "my_metrics:weighted_f1", "my_metrics:in_jax")
     summary = run(experiment(metrics=names), tmp_path / "run", shared=shared, quiet=True)
@@ -142,6 +144,8 @@ WRONG = {  # name, other fields -> what is said
 
 
 @pytest.mark.parametrize(("given", "said"), WRONG.items())
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_what_is_wrong_is_said_in_one_line_before_anything_is_compiled(
     tmp_path, monkeypatch, given, said
 ):
@@ -158,6 +162,8 @@ def test_what_is_wrong_is_said_in_one_line_before_anything_is_compiled(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_scores_whose_better_values_are_known_need_no_direction():
     for metric, direction in (("loss", "minimize"), ("ece", "minimize"), ("macro_f1", "maximize")):
         config = experiment(**{"early_stopping.metric": f"validation_{metric}"})

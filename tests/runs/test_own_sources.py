@@ -98,6 +98,8 @@ def contents(folder):
     return {path: path.read_bytes() for path in files}
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_a_thing_is_what_defines_it_through_modules_of_ones_own(tmp_path, write):
     before = known()
     assert {*definitions("own_net:Net")} >= {

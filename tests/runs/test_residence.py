@@ -81,6 +81,8 @@ def test_rounds_on_the_cohorts_examples_have_the_bits_of_rounds_on_all():
     )
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_a_test_split_that_is_not_used_counts_nowhere():
     whole = toy.federation()
     inputs = np.asarray(whole.inputs)
@@ -108,6 +110,8 @@ def prepared(monkeypatch, large=None, residence="host", **fields):
     return shared.program(config)
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_the_next_block_is_brought_while_one_computes(monkeypatch):
     run = prepared(monkeypatch)
     asked = []
@@ -152,6 +156,8 @@ def test_what_needs_all_examples_is_refused_and_left_on_the_device_by_auto(
     )
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_auto_goes_by_size(monkeypatch):
     assert prepared(monkeypatch, residence="auto").built.experiment.host is None
     # too large for another process: then all leave them on the host

@@ -79,6 +79,8 @@ def assert_equal_to_sklearn(found, labels, probabilities):
     )
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_scores_and_predictions_of_a_run(folder, shared, capsys):
     model = load_run(folder)
     (table, probabilities, labels) = table_of(folder)
@@ -113,6 +115,8 @@ def test_scores_and_predictions_of_a_run(folder, shared, capsys):
     assert load_run(folder).temperature == model.temperature
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_scores_of_every_client(folder):
     table, probabilities, labels = table_of(folder)
     clients = pd.read_csv(folder / "test_scores_by_client.csv").set_index("client")
@@ -137,6 +141,8 @@ def test_scores_of_every_client(folder):
         assert (row["accuracy_low"], row["accuracy_high"]) == pytest.approx(ends, abs=1e-5)
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_classes_that_are_never_there_or_never_predicted():
     log_probs = np.log(np.array([[0.7, 0.2, 0.1], [0.6, 0.3, 0.1], [0.5, 0.4, 0.1]]))
     found = scores(log_probs, np.array([0, 0, 2]))
@@ -144,6 +150,8 @@ def test_classes_that_are_never_there_or_never_predicted():
     assert found["f1"] == [0.8, None, 0.0] and found["accuracy_high"] < 1.0
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_a_temperature_is_found_again_and_none_where_nothing_is_wrong():
     generator = np.random.default_rng(0)
     logits = generator.normal(size=(20_000, 4)) * 2
@@ -173,6 +181,8 @@ def test_clients_own_models_predict_their_examples(tmp_path):
         np.testing.assert_allclose(expected, probabilities[own], atol=1e-6)
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_the_file_is_written_as_asked_for(tmp_path, shared, capsys, monkeypatch):
     monkeypatch.setattr("fedjax_ssl.runs.scores.MOST_NUMBERS", 100)
     for asked, said in (
@@ -186,6 +196,8 @@ def test_the_file_is_written_as_asked_for(tmp_path, shared, capsys, monkeypatch)
         assert (tmp_path / "test_predictions.csv").exists() == (asked == "all")
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_one_class_for_all_test_examples_is_said():
     labels = np.arange(40) % 2
     client = np.arange(40) // 20

@@ -42,6 +42,8 @@ def original(tmp_path_factory):
     return start(folder / "run"), folder
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_it_has_the_same_hash_and_rows_and_says_what_it_does_not_use(original, tmp_path, capsys):
     summary, folder = original
     file = f"{folder}/digits_fedavg-{{seed}}.npz"
@@ -65,6 +67,8 @@ def test_it_has_the_same_hash_and_rows_and_says_what_it_does_not_use(original, t
         start(tmp_path / "run", **{"data.split": str(moved)})
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_the_command_says_what_it_wrote_and_how_to_run_on_it(original, capsys, tmp_path):
     summary, folder = original
     main(
@@ -85,6 +89,8 @@ def test_the_command_says_what_it_wrote_and_how_to_run_on_it(original, capsys, t
     assert json.loads((folder / "run/model.json").read_text())["split"] == summary["split"]
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_the_code_of_the_page_reads_one_and_writes_one(original, monkeypatch, capsys):
     summary, folder = original
     monkeypatch.chdir(folder.parent)
@@ -97,6 +103,8 @@ def test_the_code_of_the_page_reads_one_and_writes_one(original, monkeypatch, ca
     assert hash_by("ours.npz") == summary["split"]
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_labels_that_the_method_needs_and_the_file_hides(original, tmp_path):
     _, folder = original
     with np.load(folder / "digits_fedavg-0.npz") as content:

@@ -136,12 +136,16 @@ def test_every_method_starts_from_parameters_and_statistics(tmp_path, monkeypatc
     chex.assert_trees_all_equal(by_name(*network_at_start(config)), arrays)
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_one_function_of_a_key_starts_there_too(source):
     train = fs.make_train(config_of(start_from=str(source), **{"optimizer.learning_rate": 0.0}))
     state, _ = train(jax.random.key(1))
     chex.assert_trees_all_equal(state.params, fs.load_run(source)._state.params)
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_without_a_round_the_other_run_predicts(source, tmp_path):
     settings = {"rounds": 0, "prediction.predictors": "network", "start_from": str(source)}
     summary = fs.run(config_of(seed=5, **settings), tmp_path / "run", quiet=True)
@@ -156,6 +160,8 @@ def test_without_a_round_the_other_run_predicts(source, tmp_path):
         ({"start_from": "nowhere"}, "run folder nowhere does not exist"),
     ],
 )
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_weights_that_do_not_fit_are_named(source, tmp_path, capsys, settings, expected):
     fields = {**NETWORK, "start_from": str(source), **settings}
     values = [
@@ -207,6 +213,8 @@ def of_rows(tmp_path_factory):
         ("abc", CLASSES, {"model.activation": "none"}, 'activation="relu", and this one "none"'),
     ],
 )
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_classes_and_columns_are_those_of_the_same_name(
     of_rows, kind, columns, classes, options, expected
 ):
@@ -219,6 +227,8 @@ def test_classes_and_columns_are_those_of_the_same_name(
         start_of(experiment)
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_inputs_that_are_standardized_otherwise_than_in_training_are_said():
     x = np.zeros((4, 2), np.float32)
     train = fs.data.Split(x, np.arange(4) % 2)
@@ -236,6 +246,8 @@ def test_inputs_that_are_standardized_otherwise_than_in_training_are_said():
         _note_standardization({}, dataset)
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_missing_cells_that_are_filled_in_otherwise_than_in_training_are_said():
     def reading(median, **changed):
         fields = {"roles": {}, "missing": "median", **changed}
@@ -255,6 +267,8 @@ def test_missing_cells_that_are_filled_in_otherwise_than_in_training_are_said():
         _note_fills(before, None)
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_the_round_that_a_run_starts_from_is_said(source, tmp_path):
     assert round_of(source) == "round 2 of 2, the last one"
     shutil.copytree(source, tmp_path / "chosen")

@@ -46,6 +46,8 @@ def alone(tmp_path_factory):
     return folder, shared
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_another_seed_or_learning_rate_needs_no_other_program(alone):
     folder, shared = alone
     assert sum(kind == "block" for kind, *_ in shared.compiled) == 1
@@ -53,6 +55,8 @@ def test_another_seed_or_learning_rate_needs_no_other_program(alone):
     assert one != other
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_what_compiling_took_is_said_to_the_next_run(alone, tmp_path, capsys):
     _, shared = alone
     program = shared.program(configs.resolve(experiment()))

@@ -47,6 +47,8 @@ def test_checkpoints_that_take_longer_than_the_rounds_are_said(
     assert ("a larger config.checkpoint_every writes fewer" in capsys.readouterr().out) == said
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_a_run_ends_when_nothing_gets_better_and_viewers_are_told(tmp_path, capsys, monkeypatch):
     told = []
     writer = SimpleNamespace(
@@ -75,6 +77,8 @@ def test_a_run_ends_when_nothing_gets_better_and_viewers_are_told(tmp_path, caps
     assert "this run is complete already" in capsys.readouterr().out
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_patience_without_validation_examples_is_refused(tmp_path):
     with pytest.raises(
         configs.ConfigError, match=r"patience is 2, but there are no validation data"
@@ -91,6 +95,8 @@ def test_predictions_are_made_by_the_best_model(tmp_path):
     )
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_a_viewer_that_is_not_installed_is_said_before_anything_is_done(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(
@@ -100,6 +106,8 @@ def test_a_viewer_that_is_not_installed_is_said_before_anything_is_done(tmp_path
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_unknown_scores_and_viewers_are_named():
     config = configs.load("digits", [("metrics", "f1,auroc"), ("tracking.writers", "wandb,mlflow")])
     resolved = configs.resolve(config)
@@ -114,6 +122,8 @@ def test_unknown_scores_and_viewers_are_named():
         configs.resolve(config)
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_test_examples_without_a_label_are_counted():
     data = toy.federation()
     labels = np.array(data.labels)

@@ -106,6 +106,8 @@ def planned_surface():
     return plans.from_settings("digits_fedavg", swept)
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_labels_probabilities_and_delays_are_numbers_of_one_program():
     plan = planned_surface()
     assert len(plan.runs) == 2 and len(plan.programs) == 1
@@ -144,6 +146,8 @@ def test_runs_of_a_surface_have_the_bits_of_run_and_compile_once(tmp_path, monke
         assert rows_of(results.folder_of(tmp_path, one.name)) == rows_of(tmp_path / one.name)
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_runs_that_do_not_fit_together_are_done_half_as_many_at_a_time(tmp_path, monkeypatch):
     plan = planned(tmp_path, seeds=(0, 1, 2, 3, 4))
     tried = []
@@ -190,6 +194,8 @@ def test_tasks_are_programs_and_those_that_would_leave_workers_idle_are_cut_into
     assert sizes == [20] * 6
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_the_time_left_is_of_the_methods_that_wait():
     spent = {"fedavg": [10.0, 12.0], "xclp": [100.0]}
     assert workers.time_left(["xclp", "xclp", "fedavg"], spent, 1) == ", about 0:03:31 left"
@@ -200,6 +206,8 @@ def test_the_time_left_is_of_the_methods_that_wait():
     assert workers.time_left([], spent, 1) == workers.time_left(["fedavg"], {}, 1) == ""
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path, capsys):
     given = command(tmp_path / "a", "optimizer.batch_size=5,10", seeds=3, slurm="partition=gpu")
     assert (
@@ -224,6 +232,8 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path, capsys):
     assert not (tmp_path / "a").exists()
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_mistakes_are_told_at_once(tmp_path, capsys):
     for name, file in (("run", "config.json"), ("sweep", "sweep.json"), ("search", "search.json")):
         (tmp_path / name).mkdir()
@@ -273,6 +283,8 @@ def test_mistakes_are_told_at_once(tmp_path, capsys):
         ),
     ],
 )
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_a_word_that_the_command_does_not_know_is_told_with_the_nearest(capsys, given, said):
     try:
         code = main(["sweep", "digits_fedavg", *given, "--dry-run"])
@@ -301,6 +313,8 @@ def test_the_command_grows_a_sweep_and_writes_both_tables(tmp_path, capsys):
     assert "3 runs that this command leaves out" in capsys.readouterr().err
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_zeros_in_the_names_of_clients_are_kept_in_both_tables(tmp_path):
     plan = planned(tmp_path, "data.left_out_client=01,02,10", seeds=None)
     results.write(tmp_path, plan)
@@ -511,6 +525,8 @@ def test_a_bad_trial_is_pruned_and_trials_together_share_a_program(tmp_path, mon
     assert 0 < len(rows_of(results.folder_of(tmp_path, pruned["run"]))) < 4
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_commas_of_a_field_that_holds_several_values_are_its_own():
     words = ["--data.missing_marks=?,NA", "--metrics=f1,ece", "--data.ignore='a,b'"]
     assert list(sweep_command._with_fields(words)) == [
@@ -522,6 +538,8 @@ def test_commas_of_a_field_that_holds_several_values_are_its_own():
         list(sweep_command._with_fields(["--method.name=fedavg,xclp"]))
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_runs_that_predict_one_class_are_named_with_what_helps():
     config = {"partition": {"name": "natural"}, "data": {"standardize": "auto"}}
     runs = [plans.PlannedRun(f"seed={seed}", "", {}, config) for seed in range(2)]

@@ -92,6 +92,8 @@ def test_rows_left_out_in_another_order_of_columns_are_predicted_as_in_the_run(t
     assert own[0]["input"] == f"heart.csv, line {east.index[0] + 2}"
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_unknown_words_are_told_and_a_missing_column_is_refused(trained, predict):
     table = trained[1].head(3).drop(columns="num")
     code, rows, said = predict(table.assign(chest="z"))
@@ -107,6 +109,8 @@ def test_unknown_words_are_told_and_a_missing_column_is_refused(trained, predict
     assert code == 2 and "column 'age' holds 'old' in new.csv, line 2" in said
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_arrays_for_a_model_of_a_table_say_what_is_taken_by_place(trained, tmp_path, capsys):
     folder, table = trained
     inputs = np.zeros((2, len(load_run(folder / "run").reading.inputs)), np.float32)
@@ -121,6 +125,8 @@ def test_arrays_for_a_model_of_a_table_say_what_is_taken_by_place(trained, tmp_p
     assert _as_in_texts(np.array([0, 1]), ("neg", "pos"), notes).tolist() == [0, 1] and notes
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_data_check_proposes_the_columns_and_what_is_missing(trained, tmp_path, capsys):
     folder, _ = trained
     assert cli.main(["data", "check", str(folder / "heart.csv"), "--root", str(tmp_path)]) == 0

@@ -187,6 +187,8 @@ def test_values_kinds_and_sizes_unlike_training_are_told(tmp_path, predict):
     assert "images of other sizes than 10x10: 2; they are cropped as in training" in said
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_black_and_white_can_be_given_and_come_from_the_training_images(tmp_path):
     folder = hospital(tmp_path / "train", signed)
     (tmp_path / "test").mkdir()
@@ -294,6 +296,8 @@ def test_arrays_of_medmnist_are_predicted_as_they_were_trained_on(tmp_path):
         ("scans/west", "1.png", "west", "west"),
     ],
 )
+@pytest.mark.promise
+@pytest.mark.thorough
 def test_folders_say_class_and_site(path, file, label, client, tmp_path):
     model = SimpleNamespace(
         class_names=CLASSES, scales=Scales({"clients": {"west": {"mean": [0], "std": [1]}}})
