@@ -61,7 +61,7 @@ def registered_in_words(config: ml_collections.ConfigDict) -> Iterator[str]:
         name = config[section].name
         builder: Any = registry.builder(name)
         builder = builder.func if isinstance(builder, partial) else builder
-        if ":" not in name and not builder.__module__.startswith(f"{_PACKAGE}."):
+        if ":" not in name and not (builder.__module__ or "").startswith(f"{_PACKAGE}."):
             yield (
                 f"{registry.kind} {name!r} is registered in this session: another one has to "
                 "register it too (fs.register) before it loads this run or goes on with it"

@@ -300,7 +300,7 @@ def test_a_trained_model_standardizes_by_the_client_that_is_named(tmp_path):
     assert model.embed(inputs, client="writer 3").shape[0] == rows.sum()
     own = (inputs - inputs.mean()) / inputs.std(ddof=1)
     common = model._description["inputs"]
-    brought = (own * common["std"] + common["mean"] * np.float32(16)).astype(np.float32)
+    brought = 16 * (own * common["std"] + np.asarray(common["mean"])).astype(np.float32)
     expected = np.exp(model._method.predict(state, brought))
     for client in (None, "writer 99"):
         with pytest.warns(ConfigNote, match="as those of a new site$"):
