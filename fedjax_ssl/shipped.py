@@ -1,4 +1,4 @@
-"""The configs and papers that the package brings. Nothing is imported here: a shell's completion
+"""The configs that the package brings. Nothing is imported here: a shell's completion
 asks for the names.
 """
 
@@ -22,16 +22,3 @@ def shipped_configs() -> dict[str, Path]:
     inside = _PACKAGE / "configs"
     folder = inside if inside.is_dir() else _PACKAGE.parent / "configs"
     return {path.stem: path for path in sorted(folder.glob("*.py"))}
-
-
-def papers() -> Path:
-    """Return the folder of the papers' tables, and of their results: inside an installed package,
-    or in a checkout.
-    """
-    inside = _PACKAGE / "papers"
-    return inside if inside.is_dir() else _PACKAGE.parent / "experiments" / "papers"
-
-
-def shipped_papers() -> list[Path]:
-    """Return the files that hold the tables of papers, one per paper."""
-    return sorted(papers().glob("*.py"))

@@ -14,14 +14,14 @@ import numpy as np
 import pandas
 import pytest
 
+from experiments.papers import command as reproduce
+from experiments.papers.table import find_table, load_tables
 from fedjax_ssl import bench, cli
 from fedjax_ssl import config as configs
 from fedjax_ssl.cli import data, run
 from fedjax_ssl.command_line import USER_ERRORS
 from fedjax_ssl.encoding.command import _parser as features_parser
 from fedjax_ssl.report.command import _parser as report_parser
-from fedjax_ssl.reproduce import command as reproduce
-from fedjax_ssl.reproduce.table import find_table, load_tables
 from fedjax_ssl.secure.__main__ import _parser as secure_parser
 from fedjax_ssl.secure.__main__ import main as secure
 from fedjax_ssl.sweep import command as sweep

@@ -42,10 +42,9 @@ COMMANDS = {
         "sweep digits --seeds 5 --set method.name=fedavg,xclp",
     ),
     "reproduce": Command(
-        "fedjax_ssl.reproduce.command:main",
-        "tables and figures of papers, beside their numbers",
+        "fedjax_ssl.cli.clone:reproduce",
+        "tables and figures of papers, beside their numbers (in a clone)",
         "reproduce fedul-table1 --run",
-        "fedjax_ssl.reproduce.table:load_tables",
     ),
     "report": Command("fedjax_ssl.report.command:main", "compare runs on one page", "report runs"),
     "predict": Command(

@@ -5,8 +5,8 @@ Accuracies in %; the number of runs behind them is not known. Settings are those
 code at the time of the paper (docs/methods/protofssl.md).
 """
 
-from fedjax_ssl.reproduce import Table, without_unlabelled
-from fedjax_ssl.reproduce.claims import Claim, Pair, above
+from experiments.papers import Table, without_unlabelled
+from experiments.papers.claims import Claim, Pair, above
 
 SOURCE = "arXiv:2205.13921, "
 MU = {"CIFAR-10": 1e-2, "SVHN": 1e-3, "STL-10": 1e-2}  # of FedProx with ProtoFSSL
@@ -631,6 +631,6 @@ CLAIMS = (
             *above("protofssl-table2", "ProtoFSSL", FORMULAS, ["GFLOP"]),
             *above("protofssl-table2", "ProtoFSSL", ["FedMatch"], ["MB"]),
         ],
-        proof="tests/reproduce/test_costs.py",
+        proof="tests/papers/test_costs.py",
     ),
 )

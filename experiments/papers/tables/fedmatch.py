@@ -7,8 +7,8 @@ Mean and standard deviation over three runs, in %. Labels are at the clients (LC
 
 from collections.abc import Iterable
 
-from fedjax_ssl.reproduce import LABELLED_ONLY, Table, without_unlabelled
-from fedjax_ssl.reproduce.claims import Claim, Pair, above
+from experiments.papers import LABELLED_ONLY, Table, without_unlabelled
+from experiments.papers.claims import Claim, Pair, above
 
 SOURCE = "arXiv:2006.12097, "
 # Baselines: lambda_s = 10, lambda_u = 1, batches of 10 and 100, one network of one part.

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import ml_collections
 from flax.traverse_util import flatten_dict
 
+from experiments.papers.table import Cell, Table
 from fedjax_ssl import config as configs
 from fedjax_ssl import data, models, processor
 from fedjax_ssl.config import ConfigError, naming
@@ -22,7 +23,6 @@ from fedjax_ssl.config.sections import SECTIONS
 from fedjax_ssl.errors import ConfigNote, check_known
 from fedjax_ssl.folder.files import bytes_in_words
 from fedjax_ssl.models.pretrained import EXPORT
-from fedjax_ssl.reproduce.table import Cell, Table
 from fedjax_ssl.runs.build import load_resolved
 from fedjax_ssl.runs.devices import forward_operations
 
@@ -74,7 +74,7 @@ def runs_of(
 
     Args:
         table: the table.
-        scale: one of `fedjax_ssl.reproduce.table.SCALES`.
+        scale: one of `experiments.papers.table.SCALES`.
         cells: of the table, at this scale.
         seeds: those of every cell; by default as many as the scale has.
         given: name of a dataset -> a file or folder, or another dataset, in its place.

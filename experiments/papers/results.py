@@ -17,17 +17,16 @@ import numpy as np
 import pandas
 from flax.traverse_util import flatten_dict
 
+from experiments.papers import costs
+from experiments.papers.marks import MEANINGS, STEPS, other_steps, signs
+from experiments.papers.table import FOLDER, Cell, Table, number_of
 from fedjax_ssl import config as configs
 from fedjax_ssl.errors import ConfigError, ConfigNote, counted
 from fedjax_ssl.folder.files import encode_json, write_atomically
 from fedjax_ssl.folder.stored_run import StoredRun, read_run
 from fedjax_ssl.pictures import use_matplotlib
 from fedjax_ssl.report.exports import markdown_table
-from fedjax_ssl.reproduce import costs
-from fedjax_ssl.reproduce.marks import MEANINGS, STEPS, other_steps, signs
-from fedjax_ssl.reproduce.table import Cell, Table, number_of
 from fedjax_ssl.runs.devices import forward_operations
-from fedjax_ssl.shipped import papers
 from fedjax_ssl.sweep import results
 
 BAR = r"\|"  # in a cell of Markdown
@@ -56,7 +55,7 @@ class Measured(NamedTuple):
     minutes: float  # of its runs
     origin: Origin
     steps: float | None = None  # local steps of a client in a round; None: was not kept
-    marks: Sequence[str] = ()  # letters of `fedjax_ssl.reproduce.marks`, one text per seed
+    marks: Sequence[str] = ()  # letters of `experiments.papers.marks`, one text per seed
     seeds: Sequence[int] = ()  # of the values, where they are not 0, 1, ...
 
     @property
@@ -175,7 +174,7 @@ def collect(
 
 def stored(table: str | None = None) -> list[Result]:
     """Read the results that the package brings, of one table or all."""
-    found = map(_read, sorted((papers() / "results").glob("*.json")))
+    found = map(_read, sorted((FOLDER / "results").glob("*.json")))
     return [one for one in found if table in (None, one.table)]
 
 
@@ -241,7 +240,7 @@ def check_store(
     Raises:
         ConfigError: a stored cell has more seeds than are to take their place.
     """
-    path = papers() / "results" / f"{table.name}_{scale}.json"
+    path = FOLDER / "results" / f"{table.name}_{scale}.json"
     old = _read(path).cells if path.exists() else []
     fewer = [
         f"{', '.join(cell.place)} ({len(cell.values)}, here {seeds[cell.place]})"
@@ -262,7 +261,7 @@ def _named(table: Table, scale: str, cell: Measured) -> tuple[str, str]:
 
 
 def marks_of(table: Table, scale: str, cell: Measured) -> str:
-    """Give the letters of `fedjax_ssl.reproduce.marks` that some seed of a cell has."""
+    """Give the letters of `experiments.papers.marks` that some seed of a cell has."""
     letters = "".join(cell.marks) + STEPS * other_steps(table, scale, cell.steps)
     return "".join(letter for letter in MEANINGS if letter in letters)
 

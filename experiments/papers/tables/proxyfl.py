@@ -5,8 +5,8 @@ methods that are not in this package (FedLabel, FedLoke, FedDure, FedDB), and of
 networks and batches are its own, are left out.
 """
 
-from fedjax_ssl.reproduce import LABELLED_ONLY, Table, without_unlabelled
-from fedjax_ssl.reproduce.claims import Claim, above
+from experiments.papers import LABELLED_ONLY, Table, without_unlabelled
+from experiments.papers.claims import Claim, above
 
 SOURCE = "arXiv:2602.21078, "
 ALPHAS = ("0.1", "0.5", "1")

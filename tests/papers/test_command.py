@@ -7,18 +7,18 @@ from pathlib import Path
 import pandas
 import pytest
 
+from experiments.papers import Table, results
+from experiments.papers import page as pages
+from experiments.papers.claims import load_claims
+from experiments.papers.scales import runs_of
+from experiments.papers.table import Cell, load_tables
 from fedjax_ssl import cli
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.folder.stored_run import read_run
-from fedjax_ssl.reproduce import Table, results
-from fedjax_ssl.reproduce import page as pages
-from fedjax_ssl.reproduce.claims import load_claims
-from fedjax_ssl.reproduce.scales import runs_of
-from fedjax_ssl.reproduce.table import Cell, load_tables
 from fedjax_ssl.sweep import plan as plans
 
 PAPER = """
-from fedjax_ssl.reproduce import Table
+from experiments.papers import Table
 
 COMMON = dict(
     title="Digits", source="nowhere",
@@ -156,7 +156,7 @@ def test_a_description_says_cells_data_and_hours(paper, capsys):
 
 
 def test_stored_cells_stay_with_what_they_come_from(tmp_path, monkeypatch):
-    monkeypatch.setattr(results, "papers", lambda: tmp_path)
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
     small = {"name": "50 digits"}
     table = Table(
         name="mine-table1",

@@ -7,8 +7,8 @@ divided by their class, confidences by the largest, weights of the classes. Rows
 have the text's in their place.
 """
 
-from fedjax_ssl.reproduce import Table, without_unlabelled
-from fedjax_ssl.reproduce.claims import Claim, Pair, above, ahead
+from experiments.papers import Table, without_unlabelled
+from experiments.papers.claims import Claim, Pair, above, ahead
 
 SOURCE = "arXiv:2210.06434, "
 NO_NUMBERS = "our text of the paper has no numbers in its tables"

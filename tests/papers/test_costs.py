@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedjax_ssl.reproduce.costs import (
+from experiments.papers.costs import (
     Work,
     client_with,
     fedmatch_cost,

@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from fedjax_ssl.errors import ConfigError
-from fedjax_ssl.folder.stored_run import read_run
-from fedjax_ssl.reproduce import claims, results
-from fedjax_ssl.reproduce import page as pages
-from fedjax_ssl.reproduce.claims import Claim, Pair, above
-from fedjax_ssl.reproduce.marks import signs
-from fedjax_ssl.reproduce.results import Measured, Origin, Result
-from fedjax_ssl.reproduce.table import (
+from experiments.papers import claims, results
+from experiments.papers import page as pages
+from experiments.papers.claims import Claim, Pair, above
+from experiments.papers.marks import signs
+from experiments.papers.results import Measured, Origin, Result
+from experiments.papers.table import (
     LABELLED_ONLY,
     Cell,
     Table,
     load_tables,
     without_unlabelled,
 )
+from fedjax_ssl.errors import ConfigError
+from fedjax_ssl.folder.stored_run import read_run
 
 CONTROL = without_unlabelled("Ours")
 TABLE = Table(

@@ -4,8 +4,8 @@ Our text of the paper ends before its experiments: tables without numbers are wh
 name, with SemiFL's settings. The curves are those that the authors published.
 """
 
-from fedjax_ssl.reproduce import Table, without_unlabelled
-from fedjax_ssl.reproduce.claims import Claim, above
+from experiments.papers import Table, without_unlabelled
+from experiments.papers.claims import Claim, above
 
 SOURCE = "arXiv:2210.02042, "
 COARSE_GONE = {"supervision.server_labels": None, "supervision.correspondence": None}

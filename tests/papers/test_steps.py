@@ -9,15 +9,15 @@ import jax
 import numpy as np
 import pytest
 
+from experiments.papers.marks import other_steps
+from experiments.papers.scales import Run, runs_of, use_stand_in
+from experiments.papers.table import load_tables
 from fedjax_ssl import config as configs
 from fedjax_ssl import federated, methods
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import Method, Recipe, Setup
 from fedjax_ssl.federated.client_states import all_clients
 from fedjax_ssl.federated.method import Now
-from fedjax_ssl.reproduce.marks import other_steps
-from fedjax_ssl.reproduce.scales import Run, runs_of, use_stand_in
-from fedjax_ssl.reproduce.table import load_tables
 
 build = importlib.import_module("fedjax_ssl.runs.build")
 TABLES = load_tables()

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import jax
 
+from experiments.papers import results, scales
+from experiments.papers.scales import Run
+from experiments.papers.table import Cell, Table
 from fedjax_ssl import data
 from fedjax_ssl.errors import counted
 from fedjax_ssl.folder.files import write_atomically
@@ -19,9 +22,6 @@ from fedjax_ssl.folder.folder import (
     config_differences,
     read_stored,
 )
-from fedjax_ssl.reproduce import results, scales
-from fedjax_ssl.reproduce.scales import Run
-from fedjax_ssl.reproduce.table import Cell, Table
 from fedjax_ssl.sweep import plan as plans
 from fedjax_ssl.sweep import results as rows
 from fedjax_ssl.sweep import workers

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 from fedjax_ssl.errors import ConfigError, did_you_mean
 from fedjax_ssl.own_code import blame
-from fedjax_ssl.shipped import shipped_papers
 
+FOLDER = Path(__file__).parent
+PAPERS = sorted((FOLDER / "tables").glob("*.py"))
 SCALES = ("smoke", "small", "medium", "paper")
 _REDUCED = ("small", "medium")  # scales for a CPU: each adds its settings to those before it
 Settings = Mapping[str, Any]  # dotted field -> value, and the words below
@@ -57,7 +58,7 @@ class Table:
         ConfigError: parts that do not fit together; names the table.
 
     Example:
-        >>> from fedjax_ssl.reproduce import Table
+        >>> from experiments.papers import Table
         >>> table = Table(
         ...     name="mine-table1", title="Digits", source="my paper, Table 1", config="digits",
         ...     rows={"FedAvg": {"method.name": "fedavg"}, "XCLP": {"method.name": "xclp"}},
@@ -249,7 +250,7 @@ def number_of(text: str) -> tuple[float, float | None] | None:
     """Read mean and spread of a printed number; None if it is none.
 
     Example:
-        >>> from fedjax_ssl.reproduce.table import number_of
+        >>> from experiments.papers.table import number_of
         >>> number_of("84.1 ± 0.4"), number_of("3"), number_of("")
         ((84.1, 0.4), (3.0, None), None)
     """
@@ -269,7 +270,7 @@ def load_tables(paths: Sequence[Path] | None = None) -> dict[str, Table]:
         ConfigError: a file cannot be read or has no tables, or two tables have one name.
     """
     found: dict[str, Table] = {}
-    for path in shipped_papers() if paths is None else paths:
+    for path in paths or PAPERS:
         for table in _read(path):
             if table.name in found:
                 raise ConfigError(f"{path}: there are two tables {table.name!r}")
@@ -298,7 +299,7 @@ def _read(path: Path) -> Iterator[Table]:
         or not tables
         or not all(isinstance(table, Table) for table in tables)
     ):
-        raise ConfigError(f"{path} has no TABLES; give a tuple of fedjax_ssl.reproduce.Table")
+        raise ConfigError(f"{path} has no TABLES; give a tuple of experiments.papers.Table")
     yield from tables
 
 

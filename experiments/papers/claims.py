@@ -8,14 +8,13 @@ from typing import NamedTuple
 
 import pandas
 
+from experiments.papers import results
+from experiments.papers.marks import CHANCE, DIVERGED
+from experiments.papers.results import Measured, Result
+from experiments.papers.table import PAPERS, SCALES, Table, names_of, without_unlabelled
 from fedjax_ssl.errors import ConfigError, counted
 from fedjax_ssl.report.numbers import TELLING, compare
 from fedjax_ssl.report.numbers import Cell as Difference
-from fedjax_ssl.reproduce import results
-from fedjax_ssl.reproduce.marks import CHANCE, DIVERGED
-from fedjax_ssl.reproduce.results import Measured, Result
-from fedjax_ssl.reproduce.table import SCALES, Table, names_of, without_unlabelled
-from fedjax_ssl.shipped import shipped_papers
 
 Place = tuple[str, str]  # row and column
 SHOWN = "shown"
@@ -64,7 +63,7 @@ class Claim:
     """A claim of a paper: better cells and worse ones, by which it stands or falls.
 
     Example:
-        >>> from fedjax_ssl.reproduce.claims import Claim, above
+        >>> from experiments.papers.claims import Claim, above
         >>> claim = Claim(
         ...     paper="Mine", text="ours is best", source="Table 1",
         ...     pairs=above("mine-table1", "ours", ["theirs"], ["5 labels"]),
@@ -138,7 +137,7 @@ def load_claims(paths: Sequence[Path] | None = None) -> list[Claim]:
     Args:
         paths: Python files that may have `CLAIMS`; by default those that are shipped.
     """
-    files = shipped_papers() if paths is None else paths
+    files = paths or PAPERS
     return [claim for path in files for claim in names_of(path).get("CLAIMS", ())]
 
 

@@ -8,8 +8,8 @@ what differs.
 
 from collections.abc import Mapping
 
-from fedjax_ssl.reproduce import Table
-from fedjax_ssl.reproduce.claims import Claim, Pair, above
+from experiments.papers import Table
+from experiments.papers.claims import Claim, Pair, above
 
 SOURCE = "arXiv:2204.03304, "
 METHODS = {

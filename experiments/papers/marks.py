@@ -7,8 +7,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from experiments.papers.table import Cell, Table
 from fedjax_ssl.folder.stored_run import StoredRun
-from fedjax_ssl.reproduce.table import Cell, Table
 
 _GREW = 10  # times the first loss, or that of a network that knows nothing
 _CHANCE = 1.25  # times the accuracy of guessing

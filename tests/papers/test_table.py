@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from experiments.papers.table import Table, find_table, load_tables
 from fedjax_ssl.errors import ConfigError
-from fedjax_ssl.reproduce.table import Table, find_table, load_tables
 
 TABLE = Table(
     name="mine-table1",

@@ -5,10 +5,9 @@ are, what is to be run next, and the tables.
 import shlex
 from collections.abc import Mapping, Sequence
 
-from fedjax_ssl.reproduce import claims, results
-from fedjax_ssl.reproduce.results import Result
-from fedjax_ssl.reproduce.table import Table
-from fedjax_ssl.shipped import papers
+from experiments.papers import claims, results
+from experiments.papers.results import Result
+from experiments.papers.table import FOLDER, Table
 
 HEAD = "| table | scale | source | pairs in the paper's order | why not |\n|---|---|---|---|---|"
 _CLAIMS = "CLAIMS"  # where page.md has the table of claims
@@ -23,7 +22,7 @@ def page(tables: Mapping[str, Table], asserted: Sequence[claims.Claim]) -> str:
     """
     found = results.stored()
     rows = [claims.row_of(claim, tables, found) for claim in asserted]
-    text = (papers() / "page.md").read_text(encoding="utf-8")
+    text = (FOLDER / "page.md").read_text(encoding="utf-8")
     lines = [text.replace(_CLAIMS, "\n".join(claims.markdown(rows)), 1) + HEAD]
     sections = []
     for result in found:

@@ -12,16 +12,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from experiments.papers import page, results, running, scales
+from experiments.papers.claims import load_claims
+from experiments.papers.scales import Run
+from experiments.papers.table import SCALES, Table, find_table, load_tables
 from fedjax_ssl import command_line
 from fedjax_ssl.cli import Parser, one_of
 from fedjax_ssl.cli import parser as new_parser
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.errors import counted
 from fedjax_ssl.models import PRECISIONS
-from fedjax_ssl.reproduce import page, results, running, scales
-from fedjax_ssl.reproduce.claims import load_claims
-from fedjax_ssl.reproduce.scales import Run
-from fedjax_ssl.reproduce.table import SCALES, Table, find_table, load_tables
 from fedjax_ssl.sweep import axes
 from fedjax_ssl.sweep.command import check_workers, refuse_idle
 
