@@ -14,9 +14,10 @@ import numpy as np
 import pandas
 import pytest
 
+from experiments.benchmarks import command as bench
 from experiments.papers import command as reproduce
 from experiments.papers.table import find_table, load_tables
-from fedjax_ssl import bench, cli
+from fedjax_ssl import cli
 from fedjax_ssl import config as configs
 from fedjax_ssl.cli import data, run
 from fedjax_ssl.command_line import USER_ERRORS
@@ -47,7 +48,7 @@ NOT_RUN = {
     r"model\.weights": "needs weights of torchvision: tests/models/test_pretrained.py",
     r"lite0": "needs weights of a package: tests/models/test_efficientnet.py",
     r"runs/other|data\.path=writing": "needs Omniglot, and minutes",
-    r"^bench": "minutes to hours, on a machine of its own: tests/test_bench.py",
+    r"^bench": "minutes to hours, on a machine of its own: tests/benchmarks/test_bench.py",
     r"^reproduce .*--run(?!.*--scale smoke)": "hours, and a download",
     r"million\.npz": "a million examples, on a machine of its own",
     r"--workers 16|devices=8|gpus_per_node": "several GPUs, a cluster: tests/test_gpus.py",

@@ -41,6 +41,5 @@ def test_a_recipe_loads_no_sources_protocols_or_faces() -> None:
         "report",
         "trained",
         "cli",
-        "benchmarks",
     }
     assert not any(module.startswith("fedjax_ssl.data.sources") for module in modules)

@@ -1,8 +1,8 @@
 """What a GPU makes of this package, in one command: correctness, first rounds, speed, neighbours.
 
     make gpu                                                 # all of it, into docs/benchmarks.md
-    python experiments/benchmarks/gpu.py --parts speed       # a part of it, on the screen
-    python experiments/benchmarks/gpu.py --scale 0.01        # whether the script runs, on a CPU too
+    python -m experiments.benchmarks.gpu --parts speed       # a part of it, on the screen
+    python -m experiments.benchmarks.gpu --scale 0.01        # whether the script runs, on a CPU too
 
 Each part has a process of its own, so that one which fails leaves the others. `speed` compiles all
 workloads of `fedjax-ssl bench` and a step of FixMatch with WRN-28-2 side by side, in threads, and
@@ -51,9 +51,8 @@ def check(given: argparse.Namespace) -> Iterator[str]:
     processes.
     """
     os.environ.update(SAME_BITS)
-    from digests import METHODS, digest
-
     import fedjax_ssl as fs
+    from experiments.benchmarks.digests import METHODS, digest
     from fedjax_ssl import gpus
     from fedjax_ssl.folder.checkpoint import Checkpoints
 
@@ -110,7 +109,7 @@ def workloads(scale: float) -> Iterator[tuple[str, Any]]:
     """Workloads by name, those of the package and two more, each also in bfloat16 where that may
     help; clients of fewer examples at a smaller scale.
     """
-    from fedjax_ssl.benchmarks import WORKLOADS, Workload
+    from experiments.benchmarks import WORKLOADS, Workload
 
     small = min(scale, 1)
     fixmatch = Workload(
@@ -152,8 +151,8 @@ def speed(given: argparse.Namespace) -> Iterator[str]:
     """Rates of all workloads, and the kernels of some by share."""
     import jax
 
-    from fedjax_ssl import bench
-    from fedjax_ssl.benchmarks import prepare, timed
+    from experiments.benchmarks import command as bench
+    from experiments.benchmarks import prepare, timed
     from fedjax_ssl.runs import profile
 
     words = ["--repeats", str(given.repeats), "--scale", str(given.scale), "--limit"]
@@ -193,7 +192,7 @@ def speed(given: argparse.Namespace) -> Iterator[str]:
 
 def peers(given: argparse.Namespace) -> Iterator[str]:
     """The same rounds in PyTorch."""
-    from peers import CHOSEN, in_own_process, run_script, save_plan
+    from experiments.benchmarks.peers import CHOSEN, in_own_process, run_script, save_plan
 
     asked = [given.torch, "-c", "import torch; print(torch.__version__, torch.cuda.is_available())"]
     found = subprocess.run(asked, capture_output=True, text=True, check=False)
@@ -227,7 +226,8 @@ def peers(given: argparse.Namespace) -> Iterator[str]:
 
 def _rate(run: Callable[..., Any], given: argparse.Namespace, script: str, plan: Path) -> str:
     from common import load
-    from peers import measured
+
+    from experiments.benchmarks.peers import measured
 
     try:
         result = run(given.torch, script, plan, max(given.limit, 300))
@@ -308,7 +308,7 @@ def place(given: argparse.Namespace) -> Iterator[str]:
             "(pip install 'jax[cuda12]'), or try the script with --scale 0.01"
         )
     versions = ", ".join(f"{name} {version}" for name, version in folder.versions().items())
-    command = f"`python experiments/benchmarks/gpu.py --parts {' '.join(given.parts)}`"
+    command = f"`python -m experiments.benchmarks.gpu --parts {' '.join(given.parts)}`"
     yield f"{folder.device_description()}; {versions}; {command}."
     if given.scale != 1:
         yield f"At the scale {given.scale:g}, which says nothing of speed."

@@ -1,10 +1,10 @@
 """Ten thousand rounds of workload W2 in a run folder: memory, bytes on the disk and time, part by
 part.
 
-    python experiments/benchmarks/long_run.py  # an evaluation and a checkpoint in every round
-    python experiments/benchmarks/long_run.py --eval-every 5    # as by default
+    python -m experiments.benchmarks.long_run  # an evaluation and a checkpoint in every round
+    python -m experiments.benchmarks.long_run --eval-every 5    # as by default
 
-W2 (`fedjax_ssl/benchmarks/workloads.py`) with a tenth of every client's examples as its test. The
+W2 (`workloads.py`) with a tenth of every client's examples as its test. The
 run is cut into ten parts; a line per part: processor time of this process per round, files written
 after compiling included; its resident memory, the median over the evaluations; the size of the
 newest checkpoint and of all files of the folder.
@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_ssl.benchmarks.workloads import WORKLOADS
+from experiments.benchmarks.workloads import WORKLOADS
 from fedjax_ssl.command_line import use_compilation_cache
 from fedjax_ssl.runs.callbacks import Block
 from fedjax_ssl.runs.loop import Point, run_batch

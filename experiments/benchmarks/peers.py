@@ -1,14 +1,14 @@
 """Rounds of federated averaging here and in other systems, side by side in one run.
 
-    python experiments/benchmarks/peers.py  # W1, W2, W3 and W5 in every system
-    python experiments/benchmarks/peers.py --workloads W2 --systems fedjax_ssl torch
-    python experiments/benchmarks/peers.py --cores 1                  # on a busy machine
-    python experiments/benchmarks/peers.py --check  # one round of W2: the same loss and parameters?
+    python -m experiments.benchmarks.peers  # W1, W2, W3 and W5 in every system
+    python -m experiments.benchmarks.peers --workloads W2 --systems fedjax_ssl torch
+    python -m experiments.benchmarks.peers --cores 1                  # on a busy machine
+    python -m experiments.benchmarks.peers --check  # one round of W2: the same loss and parameters?
 
 Every system but ours has an environment of its own, which `pip` fills when it is first asked for,
 in `--environments`. A system that cannot be installed or run is a row that says why.
 
-Workloads are those of `python -m fedjax_ssl.bench`. All systems train the same network on the same
+Workloads are those of `fedjax-ssl bench`. All systems train the same network on the same
 images, the same clients per round, with the same number of local steps of plain SGD and as many
 threads as there are cores; ours with its defaults. Those in PyTorch take their examples in the very
 order in which ours does. The scripts in `peers/` have a system each. Times are from the start of a
@@ -36,8 +36,8 @@ from typing import Any
 
 import numpy as np
 
+from experiments.benchmarks import WORKLOADS
 from fedjax_ssl import processor
-from fedjax_ssl.benchmarks import WORKLOADS
 
 PEERS = Path(__file__).parent / "peers"
 sys.path.insert(0, str(PEERS))

@@ -1,9 +1,9 @@
 """Examples on the host beside examples on the device: rates in alternation, and a federation larger
 than memory.
 
-    python experiments/benchmarks/residence.py rates W5 W3 --groups 5
-    python experiments/benchmarks/residence.py large --images 10_000_000 --folder /big/disk
-    python experiments/benchmarks/residence.py large --images 1_000_000 --folder /big/disk --processes 2 --cohort 0
+    python -m experiments.benchmarks.residence rates W5 W3 --groups 5
+    python -m experiments.benchmarks.residence large --images 10_000_000 --folder /big/disk
+    python -m experiments.benchmarks.residence large --images 1_000_000 --folder /big/disk --processes 2 --cohort 0
 
 `rates` trains the workloads of `fedjax-ssl bench` as a run does, block after block with the
 evaluation, in groups of blocks that alternate between the two, each from the same state; a group on
@@ -34,9 +34,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from experiments.benchmarks.workloads import WORKLOADS
 from fedjax_ssl import config as configs
 from fedjax_ssl import data, folder, runs
-from fedjax_ssl.benchmarks.workloads import WORKLOADS
 from fedjax_ssl.command_line import map_large_buffers, use_processor
 from fedjax_ssl.runs.build import Experiment, build, federate
 from fedjax_ssl.runs.compile import Program

@@ -73,7 +73,9 @@ COMMANDS = {
         "choose digits_mixed",
     ),
     "bench": Command(
-        "fedjax_ssl.bench:command", "measure the speed of federated rounds", "bench --workloads W2"
+        "fedjax_ssl.cli.clone:bench",
+        "measure the speed of federated rounds (in a clone)",
+        "bench --workloads W2",
     ),
     "list": Command(
         "fedjax_ssl.cli.listing:main",

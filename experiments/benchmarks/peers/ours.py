@@ -2,19 +2,22 @@
 
 import sys
 from functools import partial
+from pathlib import Path
 
 import jax
 import numpy as np
 from common import Clock, load
 
-from fedjax_ssl import bench
-from fedjax_ssl.benchmarks import WORKLOADS
 from fedjax_ssl.command_line import map_large_buffers, use_processor
 from fedjax_ssl.runs.build import Experiment, build, federate
 from fedjax_ssl.runs.compiler import compiled_program
 from fedjax_ssl.runs.devices import start_processor
 from fedjax_ssl.runs.processes import share_out
 from fedjax_ssl.runs.rounds import run_rounds
+
+sys.path.append(str(Path(__file__).parents[3]))
+from experiments.benchmarks import WORKLOADS
+from experiments.benchmarks import command as bench
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-SCRIPT = Path(__file__).resolve().parent.parent / "experiments" / "benchmarks" / "peers.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "experiments" / "benchmarks" / "peers.py"
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,4 @@
-"""The command line of the benchmarks: `fedjax-ssl bench`, or `python -m fedjax_ssl.bench
-[--workloads W2,W5]`.
-"""
+"""The command line of the benchmarks: `fedjax-ssl bench [--workloads W2,W5]`."""
 
 import argparse
 import concurrent.futures
@@ -14,10 +12,10 @@ from typing import Any
 
 import jax
 
+from experiments.benchmarks import WORKLOADS, Workload, measure
 from fedjax_ssl import processor
-from fedjax_ssl.benchmarks import WORKLOADS, Workload, measure
 from fedjax_ssl.checks import In, OneOf, Whole
-from fedjax_ssl.command_line import USER_ERRORS, notes_instead_of_warnings
+from fedjax_ssl.command_line import notes_instead_of_warnings
 from fedjax_ssl.errors import ConfigError, check_known, naming
 from fedjax_ssl.federated import PLACEMENTS
 
@@ -54,31 +52,24 @@ _COLUMNS: tuple[tuple[str, str, str, float], ...] = (
 )
 
 
-def command(arguments: list[str]) -> int:
-    """Run `main` without the program's name in front: `fedjax-ssl bench`."""
-    return main(["bench", *arguments])
-
-
 def main(arguments: list[str]) -> int:
     """Measure workloads and print them, a JSON object per line or a table; progress goes to
     standard error.
 
     Returns:
-        0; 1 if a workload ended without a result; 2 for a mistake of the user, after one message on
-        standard error.
+        0; 1 if a workload ended without a result.
+
+    Raises:
+        ConfigError: a mistake of the user.
     """
-    given = options(arguments[1:])
-    try:
-        with notes_instead_of_warnings():
-            chosen = _check(given)
-            if given.platform is not None and not _in_process(
-                "", partial(_check_platform, given.platform), given
-            ):
-                return 1
-            return _print(_measured(given, chosen), given.json)
-    except USER_ERRORS as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    given = options(arguments)
+    with notes_instead_of_warnings():
+        chosen = _check(given)
+        if given.platform is not None and not _in_process(
+            "", partial(_check_platform, given.platform), given
+        ):
+            return 1
+        return _print(_measured(given, chosen), given.json)
 
 
 def options(arguments: list[str]) -> argparse.Namespace:
@@ -305,7 +296,3 @@ def _in_process(title: str, work: Callable[[], Any], given: argparse.Namespace) 
                 file=sys.stderr,
             )
             return None
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv))

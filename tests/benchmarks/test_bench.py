@@ -6,15 +6,16 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_ssl import bench
-from fedjax_ssl.benchmarks import WORKLOADS
+from experiments.benchmarks import WORKLOADS
+from experiments.benchmarks import command as bench
+from fedjax_ssl import cli
 
 SMALL = ("--one-process", "--scale", "0.01", "--rounds", "2", "--repeats", "2")
 
 
 @pytest.mark.thorough
 def test_json_has_one_object_per_line_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench.main(["bench", "--workloads", "W2", "--json", *SMALL]) == 0
+    assert bench.main(["--workloads", "W2", "--json", *SMALL]) == 0
     output = capsys.readouterr().out.splitlines()
     (row,) = [json.loads(line) for line in output]
     assert (
@@ -41,7 +42,7 @@ def test_json_has_one_object_per_line_and_nothing_else(capsys: pytest.CaptureFix
 
 @pytest.mark.thorough
 def test_without_json_there_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench.main(["bench", "--workloads", "W2", "--placement", "lanes", *SMALL]) == 0
+    assert bench.main(["--workloads", "W2", "--placement", "lanes", *SMALL]) == 0
     output = capsys.readouterr()
     header, rule, row, *below = output.out.splitlines()
     assert "examples/s" in header and set(rule) <= set("| -:") and row.startswith("| W2 ")
@@ -64,7 +65,7 @@ def test_without_json_there_is_a_table(capsys: pytest.CaptureFixture[str]) -> No
 def test_a_mistake_is_one_message_and_exit_code_2(
     arguments: tuple[str, ...], words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert bench.main(["bench", *arguments]) == 2
+    assert cli.main(["bench", *arguments]) == 2
     output = capsys.readouterr()
     assert output.out == "" and output.err.startswith("error: ") and output.err.count("\n") == 1
     for word in words:
@@ -101,7 +102,6 @@ def test_fake_images_are_the_same_in_every_call_and_show_their_class() -> None:
 def test_smoke_runs_what_it_has_time_for(capsys: pytest.CaptureFixture[str]) -> None:
     cached = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]
     arguments = (
-        "bench",
         "--smoke",
         "0.005",
         "--platform",
@@ -133,7 +133,7 @@ def test_a_workload_that_does_not_fit_is_told_by_a_note_and_the_exit_code(
     monkeypatch.setattr(bench, "measure", full)
     cached = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]
     try:
-        assert bench.main(["bench", "--smoke", "--workloads", "W2", "--one-process"]) == 1
+        assert bench.main(["--smoke", "--workloads", "W2", "--one-process"]) == 1
     finally:
         jax.config.update("jax_enable_compilation_cache", cached)
     assert "W2: RESOURCE_EXHAUSTED: out of memory" in capsys.readouterr().out.splitlines()

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key
 
+from experiments.benchmarks.workloads import Workload
 from fedjax_ssl import config as configs
 from fedjax_ssl import folder, models, processor
-from fedjax_ssl.benchmarks.workloads import Workload
 from fedjax_ssl.command_line import map_large_buffers, use_processor
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import VECTORIZED_RUNS, Choice, ServerState, execute
@@ -45,7 +45,7 @@ def measure(name: str, workload: Workload, given: argparse.Namespace) -> dict[st
     Args:
         name: a key of `WORKLOADS`.
         workload: one of its values.
-        given: options of the command line, see `fedjax_ssl.bench.options`.
+        given: options of the command line, see `experiments.benchmarks.command.options`.
 
     Returns:
         Numbers and strings, ready for JSON. Rates are medians over the blocks. "fraction_of_peak"
