@@ -17,6 +17,9 @@ _PROXYFL = "ProxyFL's parts are those of method.name=proxyfl"
 _CONTRAST = "the contrast is the part candidates of method.name=compose"
 _TUNING = "tuning is the part proxy_tuning of method.name=compose"
 _DIVERSITY = "gradient diversity is no longer measured"
+_ARRIVALS = "the server averages the uploads that arrive by their weights"
+_ON_TIME = "an upload arrives in its round or is lost"
+_NO_CLOCK = "rounds have no simulated time"
 # of methods with a rule of thresholds
 _OF_RULES = {
     "threshold_scope": Gone("what a threshold rule has learned is sent and averaged", ("global",)),
@@ -60,6 +63,20 @@ GONE = {
     "xclp.lost_after": Gone(
         "write config.participation.lost with config.participation.lost_when=codes", (0.0,)
     ),
+    "participation.weights": Gone(_ARRIVALS, ("renormalise",)),
+    "participation.commit": Gone(
+        "a client that is lost keeps the state from before the round", ("ack",)
+    ),
+    "participation.slow": Gone("write config.around=slow_clients", (None,)),
+    "participation.work": Gone("write config.around=slow_clients", (None,)),
+    **{
+        f"participation.{setting}": Gone(_ON_TIME, (None,))
+        for setting in ("delay", "longest", "late", "buffer")
+    },
+    **{
+        f"participation.{setting}": Gone(_NO_CLOCK, (None,))
+        for setting in ("seconds_per_step", "seconds_per_byte", "deadline")
+    },
     "fedmatch.preset=streaming_alt": Gone(
         "write paper with method.supervised_weight=1 and method.delta_threshold=1e-5"
     ),

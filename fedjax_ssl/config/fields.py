@@ -14,7 +14,7 @@ from flax.traverse_util import unflatten_dict
 from ml_collections import config_dict
 
 from fedjax_ssl import methods
-from fedjax_ssl.config.sections import BY_CLIENT, COUNT_OR_NONE, SECTIONS
+from fedjax_ssl.config.sections import COUNT_OR_NONE, SECTIONS
 from fedjax_ssl.data import AUGMENTATIONS, PARTITIONS, SOURCES, SUPERVISIONS
 from fedjax_ssl.errors import ConfigError, check_known, naming
 from fedjax_ssl.federated import COHORTS, FEDERATED_OPTIMIZERS, OPTIMIZERS
@@ -29,7 +29,6 @@ _WORDS = {
     float: "a number",
     str: "text",
     object: "a whole number or a name",
-    BY_CLIENT: "a number, or one by client: uniform:LOW:HIGH, beta:A:B or a file",
     tuple: "names with commas between, for example age,sex",
 }
 CHOICES: dict[str, Registry[Any]] = {  # by section, whose name is one of these

@@ -19,7 +19,6 @@ from flax.traverse_util import flatten_dict
 
 from fedjax_ssl.config.choose import choose
 from fedjax_ssl.config.fields import (
-    BY_CLIENT,
     REGISTRIES,
     default,
     method_section,
@@ -215,7 +214,7 @@ def _value(field: str, given: Any, kind: Option) -> Any:
     if text is not None:
         with contextlib.suppress(ValueError):  # a text of another type is refused below
             value = _PARSERS.get(kind.type, kind.type)(text)
-    if kind.type in (float, BY_CLIENT) and isinstance(value, int) and not isinstance(value, bool):
+    if kind.type is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if kind.type is tuple and isinstance(value, list):
         value = tuple(value)
@@ -240,7 +239,6 @@ _PARSERS: dict[type, Callable[[str], Any]] = {
     bool: lambda text: _TRUTH.get(text.lower(), text),
     object: lambda text: int(text) if str(int(text)) == text else text,  # "02" is a name
     tuple: _tuple,
-    BY_CLIENT: float,
 }
 
 

@@ -119,8 +119,7 @@ def traced_numbers(config: ml_collections.ConfigDict) -> dict[str, float]:
         config: resolved.
 
     Returns:
-        Values by dotted names of fields, for `replace_numbers`. A delay is part of the code where
-        `participation.longest` does not say how much room there is for it.
+        Values by dotted names of fields, for `replace_numbers`.
     """
     local: list[Callable[..., Any]] = [local_optimizer, learning_rate_schedule]
     parameters = [
@@ -145,8 +144,6 @@ def traced_numbers(config: ml_collections.ConfigDict) -> dict[str, float]:
             continue
         options = REGISTRIES[section].options_in(config[section])
         names |= {name for name, option in options.items() if option.traceable}
-    if config.participation.longest is None:
-        sections["participation"].discard("delay")
     values = {
         f"{section}.{name}": get(config[section], name, None)
         for section, names in sections.items()

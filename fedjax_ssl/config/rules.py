@@ -119,13 +119,6 @@ _RULES = (
     _needs_name("optimizer.schedule", ("linear", "warmup_cosine"), "optimizer.schedule_end"),
     _needs_one_of(("optimizer.keep_state",), "optimizer.keep_by"),
     _needs_one_of(("participation.lost",), "participation.lost_when"),
-    _needs_one_of(
-        ("participation.lost", "participation.deadline"),
-        "participation.weights",
-        "participation.commit",
-    ),
-    _needs_one_of(("participation.delay",), "participation.late", "participation.longest"),
-    _needs_one_of(("participation.slow",), "participation.work"),
     _needs_name("loss.name", ("focal",), "loss.gamma"),
     _needs_name(
         "model.train", ("lora",), "model.lora_rank", "model.lora_layers", "model.lora_scale"
@@ -382,11 +375,6 @@ def check_privacy(config: ml_collections.ConfigDict) -> None:
             config.federated.weighting != "uniform",
             f"config.federated.weighting={config.federated.weighting} makes weights of the "
             "clients' data; use uniform",
-        ),
-        (
-            config.participation.weights != "renormalise" and not of_examples,
-            f"config.participation.weights={config.participation.weights} stretches updates after "
-            "they were clipped; use renormalise, as the denominator is fixed anyway",
         ),
         (
             config.cohort.name != "uniform" and not of_examples,

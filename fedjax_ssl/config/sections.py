@@ -7,7 +7,6 @@ from typing import Any
 from fedjax_ssl.checks import Declaration, Each, In, OneOf, Several, Whole, declared
 from fedjax_ssl.data import ORIGINS, RESIDENCES, STANDARDIZATIONS, HeldOut
 from fedjax_ssl.federated import (
-    COMMITS,
     KEEP_BY,
     LOST_WHEN,
     PLACEMENTS,
@@ -15,8 +14,6 @@ from fedjax_ssl.federated import (
     SCHEDULES,
     SCORES,
     WEIGHTINGS,
-    WEIGHTS,
-    ByClient,
 )
 from fedjax_ssl.federated.uploads import UPLOADS
 from fedjax_ssl.federated.uploads.faults import FAULTS
@@ -28,8 +25,8 @@ from fedjax_ssl.objectives import INVERSE, LOSSES
 from fedjax_ssl.registry import Option, option_of
 
 DIRECTIONS = ("maximize", "minimize")
-BY_CLIENT: Any = float | str  # type of a number that may differ from client to client
 _SHARE = In("[0, 1)")
+_PROBABILITY = In("[0, 1]")
 _WEIGHT = In("[0, inf)")
 _POSITIVE = In("(0, inf)")
 _FINITE = In("(-inf, inf)")
@@ -45,11 +42,6 @@ def _field(default: Any, meaning: str, allowed: Declaration | None = None) -> Op
     if isinstance(default, type):
         return Option(default, None, True, allowed, meaning=meaning)
     return Option(type(default), default, False, allowed, meaning=meaning)
-
-
-def _by_client(interval: str, meaning: str) -> Option:
-    """Declare a number of each client, which is that of all if it is given as one."""
-    return Option(BY_CLIENT, None, True, ByClient(interval), traceable=True, meaning=meaning)
 
 
 def _graph_field(name: str, meaning: str, of_variant: bool = False) -> Option:
@@ -286,60 +278,18 @@ SECTIONS: dict[str, dict[str, Option]] = {
         ),
     },
     "participation": {
-        "probability": _by_client(
-            "[0, 1]", "probability that a client is there in a round; 1 by default"
-        ),
-        "lost": _by_client("[0, 1]", "probability that a client drops out; 0 by default"),
+        "probability": _field(
+            float, "probability that a client is there in a round; 1 by default", _PROBABILITY
+        )._replace(traceable=True),
+        "lost": _field(
+            float, "probability that a client drops out; 0 by default", _PROBABILITY
+        )._replace(traceable=True),
         "lost_when": _field(
             "training",
             "when: before it sends anything, once codes were compared, once scores were "
             "propagated, after training",
             OneOf(LOST_WHEN),
         ),
-        "weights": _field(
-            "renormalise",
-            "of what arrives: over its sum, over that of the cohort, or by the probability to "
-            "arrive",
-            OneOf(WEIGHTS),
-        ),
-        "commit": _field(
-            "ack",
-            "what a client keeps that is lost after training: what it kept before, or its own",
-            OneOf(COMMITS),
-        ),
-        "slow": _by_client(
-            "[0, 1]", "probability that a client does a part of its work; 0 by default"
-        ),
-        "work": _field(
-            tuple,
-            "share of its steps that a slow client takes: one number, or two between which it is "
-            "drawn, 0,1 by default; epochs: all but some of its epochs",
-            Each(In("[0, 1]"), "epochs"),
-        ),
-        "delay": _by_client(
-            "[0, 10000]", "rounds after which a late upload arrives; none is late by default"
-        ),
-        "longest": _field(
-            int,
-            "rounds of delay that there is room for; runs with the same share a program whatever "
-            "their delay, which is it by default",
-            _COUNT,
-        ),
-        "late": _by_client("[0, 1]", "probability that an upload is late; 1 by default"),
-        "buffer": _field(
-            int,
-            "uploads that the server waits for before a step, as FedBuff; none by default",
-            _COUNT,
-        ),
-        "seconds_per_step": _by_client(
-            "[0, inf)", "seconds of a local step on a simulated clock; none by default"
-        ),
-        "seconds_per_byte": _by_client(
-            "[0, inf)", "seconds of a byte to or from a client; none by default"
-        ),
-        "deadline": _field(
-            float, "seconds of a round after which clients are lost; none by default", _POSITIVE
-        )._replace(traceable=True),
     },
     "sum": {
         "name": _field(

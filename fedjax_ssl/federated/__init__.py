@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING
 from fedjax_ssl.lazy import attach
 
 if TYPE_CHECKING:
-    from fedjax_ssl.federated.by_client import ByClient, ClientNumbers, numbers_by_client
     from fedjax_ssl.federated.client import AVERAGE, LOCAL_STEP
     from fedjax_ssl.federated.client_states import all_clients
-    from fedjax_ssl.federated.clock import Clock, clock
     from fedjax_ssl.federated.cohort import (
         COHORTS,
         Cohort,
@@ -48,7 +46,6 @@ if TYPE_CHECKING:
     )
     from fedjax_ssl.federated.forward import AUGMENT, GATHER, map_rows, separate_passes
     from fedjax_ssl.federated.grouped import grouped
-    from fedjax_ssl.federated.late import Lateness, lateness
     from fedjax_ssl.federated.local_optimizer import (
         OPTIMIZERS,
         LocalOptimizer,
@@ -108,9 +105,7 @@ if TYPE_CHECKING:
     )
     from fedjax_ssl.federated.packing import Packed, packing
     from fedjax_ssl.federated.participation import (
-        COMMITS,
         LOST_WHEN,
-        WEIGHTS,
         Participation,
         participation,
     )

@@ -44,7 +44,6 @@ from fedjax_ssl.federated.method import (
 from fedjax_ssl.federated.optimizers import Grouped, Local, Report
 from fedjax_ssl.federated.packing import Packed, apart, cut, packing
 from fedjax_ssl.federated.plan import Batch, ClientProgress, Plan, batch_of, step_bound
-from fedjax_ssl.federated.round_log import bytes_of_client
 from fedjax_ssl.federated.setup import WEIGHTINGS
 from fedjax_ssl.federated.uploads.transform import (
     REPORTED,
@@ -188,8 +187,6 @@ class ClientUpdate:
         """Draws the client's batches of this round, and a key for each of its steps."""
         key = self.key_of(client)
         schedule = self.kind.sampler.schedule(named_key(key, "batches"), client, self.download.now)
-        if (participation := self.training.participation) is not None:
-            schedule = participation.shortened(self.download.now, client, schedule)
         masks = list(schedule.masks.values())
         numbers = jnp.arange(masks[0].shape[0], dtype=jnp.int32)
         # Together and not in every step, where they would be operations of their own.
@@ -386,7 +383,6 @@ class ClientUpdate:
         statistics are not finite is so dropped before terms collect and transforms look: both see
         it as it began.
         """
-        participation = self.training.participation
         begin = self.start(client)
         loss = end.loss
         # Who diverged has trained nothing: it goes back to where it began.
@@ -413,24 +409,14 @@ class ClientUpdate:
             examples=jnp.where(finite, plan.examples, 0),
             dropped=(~finite).astype(jnp.int32),
         )
-        counted = trained
-        fate: Any = ()
-        if participation is not None:
-            now = self.download.now
-            sent_bytes: Array | float = 0.0
-            if participation.clock is not None and participation.clock.per_byte is not None:
-                shared = {group: self.common[group] for group in self.shared}
-                sent_bytes = bytes_of_client(
-                    self.training, self.kind.terms, self.download, shared, client, upload
-                )
-            fate = participation.fate(now, client, trained, plan.num_steps, sent_bytes)
-            arrived = arrived & ~fate.lost
-            counted = trained & ~fate.lost
-            weights = self.weights_of(upload, trained)
-            upload = jax.tree.map(lambda x: jnp.where(fate.lost, jnp.zeros_like(x), x), upload)
+        lost = jnp.zeros((), bool)
+        if (participation := self.training.participation) is not None:
+            lost = participation.lost_after_training(self.download.now, client.id[None])[0]
+            lost = lost & trained
+            arrived = arrived & ~lost
+            upload = jax.tree.map(lambda x: jnp.where(lost, jnp.zeros_like(x), x), upload)
+        counted = trained & ~lost
         report, summed = self.weighed(client, plan, end, upload, counted, work)
-        if participation is not None:
-            summed = participation.weighed(now, client, summed, weights, fate, counted)
         kept = Kept(
             params={group: end.params[group] for group in self.training.private},
             optimizer=end.optimizer if self.training.keep_optimizer else {},
@@ -447,7 +433,7 @@ class ClientUpdate:
         sent: Sent | tuple[()] = ()
         if self.training.summation is not None:
             sent = Sent(summed.update, summed.statistics, summed.weight)
-        return summed, Arrivals(upload.terms, counted, arrived, kept, log, fate, sent)
+        return summed, Arrivals(upload.terms, counted, arrived, lost, kept, log, sent)
 
     def result_of(
         self, client: Client, plan: Plan, begin: ClientProgress, end: ClientProgress

@@ -17,7 +17,6 @@ from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated.client_states import all_clients, first_states, part_of
 from fedjax_ssl.federated.cohort import Cohort
 from fedjax_ssl.federated.execution import Execution
-from fedjax_ssl.federated.late import nothing_yet
 from fedjax_ssl.federated.leaves import what_leaves
 from fedjax_ssl.federated.local_optimizer import over_layers
 from fedjax_ssl.federated.local_training import LocalTraining
@@ -37,7 +36,7 @@ from fedjax_ssl.federated.recipe import Pretraining, Recipe, check_is_recipe
 from fedjax_ssl.federated.round import CLIENT_MODELS, Turn, draw_cohort, run_round, train_at_server
 from fedjax_ssl.federated.sampler import with_local_steps
 from fedjax_ssl.federated.setup import KEEP_BY, WEIGHTINGS, Setup
-from fedjax_ssl.federated.steps_ahead import check_of, kinds_of, who_trains
+from fedjax_ssl.federated.steps_ahead import kinds_of, who_trains
 from fedjax_ssl.federated.traffic import Count
 from fedjax_ssl.federated.uploads import sums
 from fedjax_ssl.federated.uploads.transform import UploadTransform, chain, check_covers
@@ -88,9 +87,6 @@ def build(recipe: Recipe) -> Method:
             if one.check is not None:
                 one.check(recipe, leaves)
         check_covers(setup.uploads, leaves)
-    if setup.participation is not None:
-        grouped = setup.federated_optimizer.num_groups > 1
-        setup.participation.check_sent(what_leaves(recipe), grouped, setup.uploads)
     told = _check_summation(recipe, uploads)
 
     # How a client trains. One that trains alone keeps all groups to itself.
@@ -143,7 +139,6 @@ def build(recipe: Recipe) -> Method:
     scored_by_network = recipe.class_scores and recipe.predict is None
 
     # What runs and their checks ask of a method, read off its stages.
-    check = check_of(recipe, training, stages)
     kinds = [kind for stage in stages for kind in kinds_of(stage)]
     unlabelled = [_trains_unlabelled(stage) for stage in stages]
     streams_unlabelled = any(_UNLABELLED & _streams(stage) for stage in stages)
@@ -157,7 +152,7 @@ def build(recipe: Recipe) -> Method:
         needs_all=recipe.needs.every_one,
         trains_unlabelled=any(unlabelled),
         learns_unlabelled=any(unlabelled) or streams_unlabelled,
-        check=partial(_told, told, check) if told else check,
+        check=partial(_told, told, recipe.check) if told else recipe.check,
         alone=alone,
         on_host=recipe.on_host,
         network=network_of,
@@ -181,12 +176,6 @@ def _check_summation(recipe: Recipe, uploads: UploadTransform) -> list[str]:
         raise ValueError(
             f"config.sum.name is {summation.name!r}, but {uploads.name} needs the sum of the "
             "uploads itself; use one of them"
-        )
-    participation = recipe.setup.participation
-    if participation is not None and participation.lateness is not None:
-        raise ValueError(
-            f"config.sum.name is {summation.name!r}, which is for the uploads of one round, and "
-            "config.participation.delay or buffer adds those of several; use one of them"
         )
     return sums.check(summation, what_leaves(recipe), recipe.setup.federated_optimizer)
 
@@ -291,10 +280,6 @@ def _init_of(
             },
             uploads=training.uploads.init(shared),
         )
-        how = None if setup.participation is None else setup.participation.lateness
-        if how is not None:
-            statistics = ravel_pytree(model_state)[0]
-            state = state._replace(late=nothing_yet(how, shared, statistics))
         if pretraining is not None:
             state = _pretrained(training, pretraining, key, state, data)
         return recipe.init(state, data)

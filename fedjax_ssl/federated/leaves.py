@@ -1,4 +1,4 @@
-"""What leaves the clients of a recipe, for what has to cover it: privacy, sums, late uploads."""
+"""What leaves the clients of a recipe, for what has to cover it: privacy and sums."""
 
 from collections.abc import Sequence
 

@@ -74,7 +74,6 @@ class Sums(NamedTuple):
     averages: dict[str, PyTree]  # by term: values times the weight
     weight: Float[Array, ""]  # sum of the weights
     work: Work  # for the log
-    beside: PyTree = ()  # `participation.Beside`, where clients are not reliable
     tallies: dict[str, Float[Array, ""]] = {}  # noqa: RUF012
     # ^ of the uploads that count, not times the weight
 
@@ -93,7 +92,7 @@ class Arrivals(NamedTuple):
     terms: dict[str, PyTree]  # of the uploads
     counts: Bool[Array, " p"]  # True for clients that trained and whose upload arrived
     arrived: Bool[Array, " p"]  # False where an upload was lost on its way
+    lost: Bool[Array, " p"]  # True for clients that dropped out of the round
     kept: Kept  # what clients keep from now on
     log: ClientLog  # what the simulation alone sees
-    fate: PyTree = ()  # `participation.Fate`, where clients are not reliable
     sent: PyTree = ()  # `Sent`, where uploads are not simply added up

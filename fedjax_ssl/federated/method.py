@@ -108,7 +108,6 @@ class ServerState(NamedTuple):
     local_optimizer: dict[str, PyTree] = {}  # noqa: RUF012
     # ^ its mean over the clients by group, if they start from it
     uploads: PyTree = ()  # state of the upload transforms
-    late: PyTree = ()  # `late.Late`: uploads that are under way, where any may be late
 
 
 class Client(NamedTuple):

@@ -177,7 +177,7 @@ def run_round(
     # A transform may have to do with every sum, also one of nobody: the noise of privacy.
     alone = training.uploads.at_server is None
     participation = setup.participation
-    if participation and stage.trains_clients and participation.lateness is None and alone:
+    if participation and stage.trains_clients and alone:
         # Where nobody is there, the server does nothing either.
         there = partial(jnp.where, jnp.any(cohort.valid))
         state = jax.tree.map(there, state, before._replace(clients=state.clients))
@@ -294,14 +294,9 @@ def _train_clients(stage: Stage, execution: Execution, turn: Turn) -> tuple[Serv
         tasks.append((kind, members))
     if (own := stage.own_kind) is not None:
         tasks.insert(0, (own, rest))
-    participation = turn.training.participation
-    slow = participation is not None and participation.slow is not None
     placed = []
     for kind, members in tasks:
-        sampler = kind.sampler
-        if slow:  # nothing is known of its steps before the round
-            sampler = sampler._replace(reads_sent=True, equal_steps=False)
-        place = partial(place_clients, execution, sampler, turn.state, turn.data)
+        place = partial(place_clients, execution, kind.sampler, turn.state, turn.data)
         placed.append(Task(kind, members, place))
     return _train(turn, placed)
 
@@ -356,7 +351,7 @@ def train_locally(turn: Turn, tasks: list[Task]) -> Trained:
         update_of = partial(ClientUpdate, turn.training, task.kind)
         summed, stacked = task.place(update_of, download, active, context.valid)
         if left is not None:
-            stacked = stacked._replace(arrived=stacked.arrived & ~left)
+            stacked = stacked._replace(arrived=stacked.arrived & ~left, lost=left)
         results.append(Results(summed, stacked))
     return Trained(download, context, sent, results)
 
@@ -378,10 +373,6 @@ def _absorb(turn: Turn, tasks: list[Task], trained: Trained) -> tuple[ServerStat
     summed = together.summed
     if training.summation is not None:
         summed = combined(training.summation, together.stacked.sent, summed, counts)
-    participation = training.participation
-    late = state.late
-    if participation is not None:
-        summed, late = participation.arrived(summed, late)
     uploads = state.uploads
     if (change := training.uploads.at_server) is not None:
         summed, uploads = change(named_key(context.key, "uploads"), summed, context, uploads)
@@ -397,12 +388,6 @@ def _absorb(turn: Turn, tasks: list[Task], trained: Trained) -> tuple[ServerStat
     scale = mean_scale(summed.weight).astype(flat_state.dtype)
     slots = context.slots if training.keep_by_slot else None
     new = together.stacked.kept
-    writes = counts
-    if participation is not None and participation.commit == "local":
-        # What the federated optimizer keeps goes with the sums, where the client is not.
-        keep = partial(where_slots, counts)
-        new = new._replace(federated=jax.tree.map(keep, new.federated, kept.federated))
-        writes = counts | (together.stacked.fate.lost & context.valid)
     after = state._replace(
         params={
             g: packing(tree).unpack(moved[g]) if g in moved else tree
@@ -411,10 +396,9 @@ def _absorb(turn: Turn, tasks: list[Task], trained: Trained) -> tuple[ServerStat
         model_state=cut(unravel_state, flat_state + scale * summed.statistics),
         optimizer=optimizer_state,
         terms=download.terms,
-        clients=write_states(state.clients, new, context.clients.id, writes, slots),
+        clients=write_states(state.clients, new, context.clients.id, counts, slots),
         local_optimizer=_mean_optimizer(state.local_optimizer, summed.optimizer),
         uploads=uploads,
-        late=late,
     )
     # 3. Every term sees what its own clients sent, and the states before and after.
     outcomes: dict[str, RoundResult] = {}
@@ -428,8 +412,9 @@ def _absorb(turn: Turn, tasks: list[Task], trained: Trained) -> tuple[ServerStat
     }
     # 4. The log, of which nothing comes back.
     info = work_done(summed.work) | {"clients": jnp.sum(context.valid, dtype=jnp.int32)}
-    if participation is not None:
-        info |= participation.logged(context, together.stacked)
+    if training.participation is not None:
+        lost = context.valid & together.stacked.lost
+        info["lost_clients"] = jnp.sum(lost, dtype=jnp.int32)
     state_size = 0 if training.own_statistics else flat_state.size
     kinds = [
         Clients(task.kind.terms, task.members, result.stacked.arrived)
@@ -513,12 +498,6 @@ def _join(results: list[Results], tasks: list[Task], before: Kept) -> Results:
     for result, task in zip(results[1:], tasks[1:], strict=True):
         mine = partial(where_slots, task.members)
         model = jax.tree.map(mine, result.stacked.log.model, model)
-    fates = [
-        jax.tree.map(
-            lambda x, mine=task.members: jnp.where(mine, x, jnp.zeros_like(x)), r.stacked.fate
-        )
-        for r, task in zip(results, tasks, strict=True)
-    ]
     stacked = Arrivals(
         terms={},
         counts=jnp.stack([result.stacked.counts for result in results]).any(0),
@@ -527,7 +506,9 @@ def _join(results: list[Results], tasks: list[Task], before: Kept) -> Results:
         log=ClientLog(
             {name: value for r in results for name, value in r.stacked.log.measured.items()}, model
         ),
-        fate=jax.tree.map(lambda *own: jnp.stack(own).max(0), *fates),
+        lost=jnp.stack(
+            [r.stacked.lost & task.members for r, task in zip(results, tasks, strict=True)]
+        ).any(0),
         # A slot is of one kind, and weighs 0 in the others.
         sent=jax.tree.map(lambda *own: sum(own), *[r.stacked.sent for r in results]),
     )

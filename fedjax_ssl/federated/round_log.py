@@ -3,23 +3,17 @@
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Int
 
-from fedjax_ssl.federated.local_training import LocalTraining
-from fedjax_ssl.federated.messages import Download, Upload, Work
+from fedjax_ssl.federated.messages import Work
 from fedjax_ssl.federated.method import (
-    Broadcast,
-    Client,
     Metrics,
-    RoundContext,
     RoundResult,
-    ServerState,
     Term,
     Traffic,
 )
-from fedjax_ssl.federated.optimizers import Grouped, Numbers
+from fedjax_ssl.federated.optimizers import Numbers
 from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count, entries
 
 PyTree = Any
@@ -79,82 +73,6 @@ def bytes_sent(
             down = down + one.down
             up = up + one.up
     return {"bytes_down": down, "bytes_up": up}
-
-
-def bytes_of_client(
-    training: LocalTraining,
-    terms: tuple[Term, ...],
-    download: Download,
-    shared: Grouped,
-    client: Client,
-    upload: Upload,
-) -> Float[Array, ""]:
-    """Count the bytes that go down to a client and up from it: those of a round of it alone, and
-    states of optimizers where clients share one.
-
-    Args:
-        training: local training.
-        terms: of its kind.
-        download: message to all clients.
-        shared: shared parameters, packed.
-        client: the client.
-        upload: what it sends.
-    """
-    now = download.now
-    kept = client.kept
-    assert now.run_key is not None and now.round is not None, "clients train in rounds"
-    assert kept is not None, "clients of a round have kept something, be it nothing"
-
-    def alone(tree: PyTree) -> PyTree:
-        return jax.tree.map(lambda x: x[None], tree)
-
-    there = jnp.ones(1, bool)
-    context = RoundContext(
-        key=download.key,
-        run_key=now.run_key,
-        number=now.number,
-        round=now.round,
-        clients=alone(client),
-        valid=there,
-        all_clients=alone(client),
-        params=training.combine(download.params),
-        groups=download.params,
-        model_state=download.model_state,
-        inputs=download.inputs,
-        validation=download.validation,
-    )
-    before = ServerState(
-        round=now.round,
-        params=download.params,
-        model_state=download.model_state,
-        optimizer=download.optimizer,
-        terms=download.terms,
-        clients=alone(kept),
-        server=(),
-        local_optimizer=download.local_optimizer,
-    )
-    outcomes = {
-        term.name: RoundResult(
-            context=context,
-            sent=Broadcast(alone(client.sent[term.name]), now.shared[term.name]),
-            uploads=alone(upload.terms[term.name]),
-            counts=there,
-            averages=upload.averages[term.name],
-            weight=upload.weight,
-            before=before,
-            after=before,
-        )
-        for term in terms
-    }
-    sizes = {group: entries(tree) - training.unsent.get(group, 0) for group, tree in shared.items()}
-    statistics = 0 if training.own_statistics else entries(download.model_state)
-    beside = training.federated_optimizer.sends(shared)
-    both = bytes_sent([Clients(terms, there, there)], outcomes, beside, sizes, statistics)
-    total = jnp.asarray(2.0 * BYTES_PER_NUMBER * entries(upload.optimizer))
-    for counted in both.values():
-        halves = counted.sizes.astype(total.dtype) @ jnp.array([2.0**32, 1.0], total.dtype)
-        total = total + jnp.sum(counted.times.astype(total.dtype) * halves)
-    return total
 
 
 def _traffic(

@@ -29,8 +29,6 @@ WATCHING = (
     ),
     *("data.root", "data.download", "data.timeout", "data.residence"),
 )
-# Fields that decide which runs share a program, and neither how one is watched nor what comes out.
-ROOM = ("participation.longest",)
 FILES = (
     *(
         "config.json",

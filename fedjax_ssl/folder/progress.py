@@ -287,8 +287,6 @@ def _summary_lines(summary: Mapping[str, Any]) -> dict[str, str]:
             shown[name] = bytes_in_words(summary[field])
     if summary.get("lost_clients") is not None:
         shown["clients lost"] = f"{summary['lost_clients']:,} times"
-    if summary.get("simulated_seconds") is not None:
-        shown["simulated time"] = f"{summary['simulated_seconds']:,.1f} s"
     return shown
 
 

@@ -14,7 +14,6 @@ import ml_collections
 import numpy as np
 
 from fedjax_ssl.federated import tree_bytes
-from fedjax_ssl.federated.by_client import Trace
 from fedjax_ssl.folder.checkpoint import Checkpoints, to_arrays
 from fedjax_ssl.folder.curves import plot_curves
 from fedjax_ssl.folder.files import Closing, decode_json, encode_json, storing, write_atomically
@@ -267,26 +266,6 @@ class RunFolder(Closing):
             )
         if moved:
             self._mended(f"the data are the same in another place: {'; '.join(_lines(moved))}")
-
-    def compare_traces(self, traces: Mapping[str, str]) -> None:
-        """Raise RunFolderError where a file of config.participation has other numbers than the run
-        began with. Rows may have been added for a run that gets longer.
-
-        Args:
-            traces: the files, by setting.
-        """
-        stored = {} if self.is_new else self._facts().get("traces", {})
-        for name in stored.keys() & traces.keys():
-            before = Trace(**stored[name])
-            now = Trace.of(traces[name])
-            # one row is for all rounds
-            same = Trace.of(traces[name], before.rows) if before.rows > 1 else now
-            if same != before:
-                raise RunFolderError(
-                    f"{self.path} holds a run with other numbers in {traces[name]} "
-                    f"(config.participation.{name}): its {before.rows} rows of then have changed. "
-                    "Put the file of then back, or give another --workdir."
-                )
 
     def compare_split(self, split: str) -> None:
         """Raise RunFolderError where the run began on another split of its data; what the run's

@@ -107,13 +107,6 @@ def xclp(setup: Setup, settings: XCLP) -> Recipe:
             "protocol='none' with similarity='exact' or config.participation.lost_when=codes or "
             "scores"
         )
-    clock = None if participation is None else participation.clock
-    if settings.protocol in ("accounted", "real") and clock is not None and clock.per_byte:
-        raise ValueError(
-            f"protocol is {settings.protocol!r}, whose bytes are known of all clients together, "
-            "but config.participation.seconds_per_byte is for those of one; leave it out, or use "
-            "protocol='none' or 'ideal'"
-        )
     protocols = None
     if settings.protocol != "none":
         protocols = graph.protocols(settings.protocol, settings.num_bits, settings.hamming)

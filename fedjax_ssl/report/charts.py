@@ -20,7 +20,6 @@ AXES = {
     "bytes": ("bytes_up", "bytes_down"),
     "seconds": ("seconds",),
     "local_steps": ("local_steps",),
-    "simulated_seconds": ("simulated_seconds",),  # where clients have a clock
     "epsilon_spent": (),  # what privacy has cost so far
 }
 _FEWEST_DOTS = 4  # values from which on numbers that were drawn together, as in a search, are shown

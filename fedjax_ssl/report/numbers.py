@@ -24,8 +24,6 @@ _COUNTS = (
     "examples",
     "dropped_clients",
     "lost_clients",
-    "late_clients",
-    "simulated_seconds",
     "bytes_up",
     "bytes_down",
     "seconds",

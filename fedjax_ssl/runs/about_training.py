@@ -7,11 +7,8 @@ from pathlib import Path
 
 import jax
 
-from fedjax_ssl import config as configs
-from fedjax_ssl import federated
-from fedjax_ssl.errors import counted
 from fedjax_ssl.models.published import PUBLISHED
-from fedjax_ssl.runs.build import Built, facts_of
+from fedjax_ssl.runs.build import Built
 from fedjax_ssl.runs.model_file import TrainedModelError
 from fedjax_ssl.runs.start import round_of
 from fedjax_ssl.runs.summary import asks_for_selection
@@ -33,7 +30,6 @@ def about_training(built: Built) -> Iterator[str]:
     yield from _round_of_start(built)
     yield from _kept_round(built)
     yield from _own_models_at_start(built)
-    yield from _server_that_never_steps(built)
     yield from _random_rest(built)
     yield from _inputs_of_weights(built)
 
@@ -74,30 +70,6 @@ def _own_models_at_start(built: Built) -> Iterator[str]:
         yield (
             "config.start_from gives the common model alone: clients' own models start as a copy "
             "of it"
-        )
-
-
-def _server_that_never_steps(built: Built) -> Iterator[str]:
-    """Say where no upload arrives before the run ends, or fewer than the server waits for."""
-    config = built.experiment.config
-    facts = facts_of(config, built.federation)
-    given = {name: config.participation[name] for name in ("delay", "late", "buffer", "longest")}
-    with configs.naming("participation"):
-        lateness = federated.lateness(facts, **given)
-    if lateness is None:
-        return
-    least = 0 if lateness.delay is None or lateness.late is not None else lateness.delay.least
-    there = facts.cohort_size * max(config.rounds - int(least), 0)
-    stays = "the server never steps, and the model stays as it starts"
-    if not there:
-        yield (
-            f"config.participation.delay={given['delay']} is as long as the run of "
-            f"{counted(config.rounds, 'round')}: no upload arrives, {stays}"
-        )
-    elif lateness.buffer is not None and lateness.buffer > there:
-        yield (
-            f"config.participation.buffer={lateness.buffer} is more than the {there:,} uploads "
-            f"that can arrive in {counted(config.rounds, 'round')}: {stays}"
         )
 
 

@@ -380,19 +380,7 @@ def setup_of(
             config["cohort"]["name"], **configs.options(config["cohort"]), facts=facts
         )
     with configs.naming("participation"):
-        epochs = None if local["local_steps"] else local["local_epochs"]
-        given = dict(config["participation"])
-        late = {name: given.pop(name) for name in ("delay", "late", "buffer", "longest")}
-        pace = {
-            name: given.pop(name) for name in ("seconds_per_step", "seconds_per_byte", "deadline")
-        }
-        participation = federated.participation(
-            facts,
-            epochs,
-            **given,
-            lateness=federated.lateness(facts, **late),
-            clock=federated.clock(facts, **pace),
-        )
+        participation = federated.participation(**config["participation"])
     federated_optimizer = configs.federated_optimizer(config, facts)
     local_optimizer, learning_rate = configs.local_training(config, facts)
     with configs.naming("loss"):

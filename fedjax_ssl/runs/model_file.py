@@ -11,7 +11,6 @@ the data.
     class_names     K names
     client_names    of all clients, those that train first
     code            fingerprints of what the config names of a user's own
-    traces          rows and digests of the files of config.participation
     draws           settings of JAX that decide what a seed draws
     temperature     value, by which logits are divided, the round whose model it is for, and how
                     many validation examples it was fitted on; null: none was
@@ -47,7 +46,6 @@ from fedjax_ssl.data.reading.cache import reading_from_json
 from fedjax_ssl.data.reading.features import TableReading
 from fedjax_ssl.errors import UserError, did_you_mean
 from fedjax_ssl.federated import Method, ServerState
-from fedjax_ssl.federated.by_client import Trace
 from fedjax_ssl.folder.checkpoint import Checkpoints
 from fedjax_ssl.folder.folder import CODE_FOLDER
 from fedjax_ssl.folder.run_folder import FROZEN
@@ -62,8 +60,6 @@ CHECKPOINTS = ("auto", "best", "last")
 SEEN = "labels_seen.txt"  # digests of the examples of a user's own whose labels a run has seen
 _MOST_SEEN = 1 << 30  # bytes of these
 _ALIKE = 0.9  # share of these that differ, below which examples cannot be told apart
-# Fields of participation that decide the shapes of a state.
-_OF_STATES = ("participation.delay", "participation.buffer")
 # Sections whose code of a user's own a trained model does without; of "optimizer" unless its state
 # is kept.
 _OF_TRAINING = ("data", "partition", "supervision", "augment", "strong_augment", "cohort")
@@ -117,10 +113,6 @@ def describe(experiment: Experiment, federation: FederatedData, split: str) -> d
         "class_names": dataset.class_names,
         "client_names": client_names(dataset, federation, natural),
         "code": own_sources.code(experiment.config),
-        "traces": {
-            name: Trace.of(path)._asdict()
-            for name, path in own_sources.traces(experiment.config).items()
-        },
         "draws": own_sources.draws(),
         "federation": _without_contents(federation),
     }
@@ -277,11 +269,7 @@ def resolved_of(stored: dict[str, Any]) -> ml_collections.ConfigDict:
 
 def _without_training(config: dict[str, Any]) -> dict[str, Any]:
     """Take what is of a user's own and only training needs out of a stored config."""
-    kept = {
-        field: value
-        for field, value in flatten_dict(config, sep=".").items()
-        if not field.startswith("participation.") or field in _OF_STATES
-    }
+    kept = flatten_dict(config, sep=".")
     sections = [*_OF_TRAINING]
     if not (kept.get("optimizer.keep_state") or kept.get("optimizer.average_state")):
         sections.append("optimizer")

@@ -217,7 +217,6 @@ def _start(program: Program, shared: Shared, folder: RunFolder | None, team: Tea
         named = own_sources.names(config)
         harmless = [name for name in named if named[name] in own_sources.HARMLESS]
         folder.compare_code(own_sources.code(config), harmless, own_sources.draws())
-        folder.compare_traces(own_sources.traces(config))
         # Other code or another generator is why a split would differ, so it is named first.
         folder.compare_split(program.split)
         folder.check_longer(config)

@@ -1,4 +1,4 @@
-"""Code and traces of a user's own that a config names, known by content, and JAX's settings that
+"""Code of a user's own that a config names, known by content, and JAX's settings that
 decide draws: what decides a run beside its config and its data.
 """
 
@@ -12,7 +12,6 @@ import ml_collections
 from flax.traverse_util import flatten_dict
 
 from fedjax_ssl import config as configs
-from fedjax_ssl.federated.by_client import FILES as TRACES
 from fedjax_ssl.own_code import definitions, fingerprint, source
 
 # Fields whose code decides no network: data are known by their content.
@@ -83,15 +82,6 @@ def copies(config: ml_collections.ConfigDict) -> dict[str, str]:
             path += "/__init__.py" if file.name == "__init__.py" else ".py"
             found[path] = source(module)
     return found
-
-
-def traces(config: ml_collections.ConfigDict) -> dict[str, str]:
-    """Give the files that say what clients do, by the setting of `config.participation`."""
-    return {
-        name: value
-        for name, value in config.participation.items()
-        if isinstance(value, str) and value.endswith(TRACES)
-    }
 
 
 def draws() -> dict[str, Any]:

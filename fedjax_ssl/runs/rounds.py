@@ -17,11 +17,7 @@ ROUNDS = "rounds"  # the scope in which rounds are traced: profiles and compiled
 # metric: rounds in a row, up to this one, without any finite update
 DIVERGED_ROUNDS = "diverged_rounds"
 TOTALS = ("bytes_down", "bytes_up", "local_steps", "examples", "clients", "dropped_clients")
-TOTALS_IF_THERE = (
-    "lost_clients",
-    "late_clients",
-    "simulated_seconds",
-)  # of unreliable clients
+TOTALS_IF_THERE = ("lost_clients",)  # of unreliable clients
 
 
 def run_rounds(

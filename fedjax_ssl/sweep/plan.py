@@ -7,7 +7,6 @@ import hashlib
 import importlib
 import itertools
 import json
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -25,7 +24,6 @@ from fedjax_ssl.errors import counted, how_to_install
 from fedjax_ssl.folder.files import plain_value, write_atomically
 from fedjax_ssl.folder.folder import (
     COMPARED,
-    ROOM,
     WATCHING,
     RunFolderError,
     config_differences,
@@ -161,7 +159,6 @@ def from_settings(name: str, points: Sequence[Settings]) -> Plan:
 
     place = place_of_labels(name, points)
     loaded = [configs.load(name, tuple(point.items()), place) for point in points]
-    _make_room_for_delays(loaded)
     written = [{field: point[field] for field in several if field in point} for point in points]
     return plan(zip(map(configs.resolve, loaded), written, strict=True), several)
 
@@ -178,17 +175,6 @@ def place_of_labels(name: str, points: Sequence[Settings]) -> str | None:
     except ConfigError:  # it has no labels of its own where it needs a method or another argument
         return None
     return place
-
-
-def _make_room_for_delays(loaded: Sequence[ml_collections.ConfigDict]) -> None:
-    """Give runs whose uploads come after different numbers of rounds room for the longest delay, so
-    that they share a program.
-    """
-    late = [config.participation for config in loaded if config.participation.delay]
-    delays = {one.delay for one in late}
-    if len(delays) > 1 and all(isinstance(delay, float) for delay in delays):
-        for one in late:
-            one.longest = one.longest or math.ceil(max(delays))
 
 
 def _of_their_methods(points: Sequence[Settings]) -> list[Settings]:
@@ -336,7 +322,7 @@ def is_sweep_file(name: str) -> bool:
 
 def identity(config: Mapping[str, Any]) -> str:
     """Write a config as text that is the same for configs which give the same run."""
-    flat = flat_config(without_gone(config), ignore=(*WATCHING, *ROOM))
+    flat = flat_config(without_gone(config), ignore=WATCHING)
     # as older sweeps hold it where nobody set it
     flat["federated.devices"] = flat.get("federated.devices") or 1
     return json.dumps(flat, sort_keys=True)
@@ -397,7 +383,7 @@ def _refusal(missing: Sequence[PlannedRun], stored: Plan, wanted: Plan, folder: 
     )
     reason = f"{folder} holds a sweep with {left_out}"
     if len(missing) == len(stored.runs):
-        ignore = (*WATCHING, *ROOM, *stored.fields, *wanted.fields)
+        ignore = (*WATCHING, *stored.fields, *wanted.fields)
         changed = config_differences(stored.runs[0].config, wanted.runs[0].config, ignore=ignore)
         shown = [f"  {line}" for line in changed[:_SHOWN]] + ["  ..."] * (len(changed) > _SHOWN)
         reason += "\nTheir configs differ (stored -> now):\n" + "\n".join(shown) if shown else ""

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import federated, methods
-from fedjax_ssl.federated import Facts, participation
+from fedjax_ssl.federated import participation
 from tests import toy
 
 DATA = toy.federation(noise=1.0)
@@ -74,12 +74,11 @@ def test_pseudo_labels_are_made_once_for_everybody_and_then_frozen() -> None:
         assert (tables[2].weights[client, seen:size] < 1.0).all()
 
 
-FACTS = Facts(DATA.num_clients, DATA.num_clients, None)
 GRAPH = {"num_bits": 64, "num_neighbors": 3}
 
 
 def losing(share: float, when: str):
-    how = participation(FACTS, lost=share, lost_when=when)
+    how = participation(lost=share, lost_when=when)
     return methods.build("xclp", toy.setup(DATA, participation=how), **GRAPH)
 
 
@@ -89,7 +88,7 @@ def losing(share: float, when: str):
 def test_clients_lost_before_their_codes_are_compared_might_not_have_been_invited(share) -> None:
     method = losing(share, "start")
     whole = methods.build("xclp", toy.setup(DATA), **GRAPH)
-    how = participation(FACTS, lost=share)
+    how = participation(lost=share)
     state = jax.jit(method.init)(KEY, DATA)
     ids = jax.numpy.arange(DATA.num_clients)
     drawn = np.asarray(how.happens("lost", how.lost, KEY, jax.numpy.int32(0), ids))
@@ -121,10 +120,14 @@ def test_clients_lost_after_that_have_no_labels_and_do_not_train() -> None:
 @pytest.mark.thorough
 def test_the_labels_of_clients_lost_after_the_scores_count() -> None:
     """Client 1 has three labels; without them the others get other pseudo-labels."""
-    gone = federated.ClientNumbers(lambda key, number, ids: (ids == 1).astype("float32"))
+
+    class LosingClient1(federated.Participation):
+        def happens(self, name, probability, run_key, number, ids):
+            return ids == 1
+
     infos = {}
     for when in ("codes", "scores"):
-        how = federated.Participation(lost=gone, lost_when=when)
+        how = LosingClient1(lost=0.5, lost_when=when)
         method = methods.build("xclp", toy.setup(DATA, participation=how), **GRAPH)
         infos[when] = toy.train(method, KEY, DATA, 1)[1][0]
     assert infos["codes"]["local_steps"] == infos["scores"]["local_steps"]
@@ -148,7 +151,7 @@ def test_exact_cosines_are_what_many_bits_come_to() -> None:
         assert float(infos[0][name]) == pytest.approx(float(infos[1][name]), abs=0.05)
     with pytest.raises(ValueError, match="compares codes"):
         methods.build("xclp", run, similarity="exact", protocol="ideal")
-    losing_codes = participation(FACTS, lost=0.5, lost_when="codes")
+    losing_codes = participation(lost=0.5, lost_when="codes")
     with pytest.raises(ValueError, match="compares codes of clients that stay"):
         setup = run._replace(participation=losing_codes)
         methods.build("xclp", setup, protocol="ideal")

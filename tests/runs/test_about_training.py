@@ -32,12 +32,6 @@ def said(federation, **settings) -> list[str]:
     ("settings", "told"),
     [
         ({}, None),
-        ({"participation.buffer": 66}, None),
-        ({"participation.buffer": 67}, "buffer=67 is more than the 66 uploads that can arrive"),
-        ({"participation.delay": 5}, None),
-        ({"participation.delay": 6}, "delay=6.0 is as long as the run of 6 rounds"),
-        ({"participation.delay": 6, "participation.late": 0.5}, None),
-        ({"participation.delay": 2, "participation.buffer": 45}, "more than the 44 uploads"),
         ({"model.train": "head"}, "the rest of it stays as random as it starts"),
         ({"model.name": "linear", "model.train": "head"}, None),
         ({"personalize.name": "ditto"}, "the models of the last round are kept"),

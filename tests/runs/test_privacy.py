@@ -36,7 +36,6 @@ def config_of(**settings: Any):
     "settings, says",
     [
         ({"federated.weighting": "examples"}, "weighting=examples makes weights of"),
-        ({"participation.lost": 0.1, "participation.weights": "inverse"}, "stretches updates"),
         ({"cohort.name": "by_size"}, "cohort.name=by_size draws cohorts"),
         ({"loss.class_weights": ("inverse",)}, "count the labels of all clients"),
         ({"data.standardize": "train"}, "a mean and a deviation of all clients' examples"),

@@ -142,8 +142,7 @@ def test_seeds_and_numbers_share_a_program_and_methods_do_not():
         ("optimizer.momentum=0,0.9", 2),  # without momentum there is no momentum buffer
         ("optimizer.batch_size=5,10", 2),
         ("supervision.labels=1,2", 1),  # tables of one width
-        ("participation.delay=1,3", 1),  # with room for the longest
-        ("participation.delay=0,3", 2),  # where nothing is late, nothing is under way
+        ("participation.lost=0.1,0.3", 1),
         ("federated.name=fedprox,fedavg", 2),
         ("checkpoint_every=1,2", 1),
     ],

@@ -96,19 +96,18 @@ SURFACE = (
 
 
 def planned_surface():
-    """Plan two runs with other labels, clients and delays."""
-    fields = ("supervision.fraction", "participation.probability", "participation.delay")
+    """Plan two runs with other labels and clients."""
+    fields = ("supervision.fraction", "participation.probability")
     common = dict(text.split("=") for text in (*SMALL, *SURFACE))
     swept = [
-        common | dict(zip(fields, values, strict=True))
-        for values in (("0.1", "0.5", "1"), ("0.5", "1", "3"))
+        common | dict(zip(fields, values, strict=True)) for values in (("0.1", "0.5"), ("0.5", "1"))
     ]
     return plans.from_settings("digits_fedavg", swept)
 
 
 @pytest.mark.promise
 @pytest.mark.thorough
-def test_labels_probabilities_and_delays_are_numbers_of_one_program():
+def test_labels_and_probabilities_are_numbers_of_one_program():
     plan = planned_surface()
     assert len(plan.runs) == 2 and len(plan.programs) == 1
     shared = Shared()

@@ -15,7 +15,7 @@ const SHAPES = [
 const AXES = {
   round: ["round", ""], bytes: ["bytes sent, both ways", "bytes"],
   seconds: ["seconds of training", "s"], local_steps: ["local steps, all clients", "steps"],
-  simulated_seconds: ["seconds of the clients' clock", "s"], epsilon_spent: ["epsilon spent so far", ""],
+  epsilon_spent: ["epsilon spent so far", ""],
 };
 const rows = $$(".groups tbody tr");
 const shown = new Map(); // number of a group in the charts -> its look; the first ones have colours of their own
