@@ -18,7 +18,7 @@ both ways send as much. "fedavg, all labels" knows every label. Methods that do 
 federation are listed with the reason.
 
 Leaves all_methods.md, .csv (every single run), .png (accuracy against bytes) and
-all_methods_curves.csv (accuracy at every evaluation, which labels_only.py draws) in the output
+all_methods_curves.csv (accuracy at every evaluation) in the output
 folder, rewritten after every method.
 """
 

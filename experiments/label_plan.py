@@ -3,13 +3,13 @@
     python experiments/label_plan.py --run digits                    # a table, stored
     python experiments/label_plan.py --run features --data FOLDER    # whose data are elsewhere
     python experiments/label_plan.py --run digits --learners fedavg
-    python experiments/label_plan.py                                 # writes the tables of the page
 
 A row is a way of choosing labels. One-shot XCLP runs in this process: a seed's graph is built once
 for all rows. The other learners are a `fedjax-ssl sweep` for each row, over numbers of labels and
 five seeds, which goes on from its folder. Test examples are held out before labels are chosen, so
 that no plan sees them, and a seed has the same test examples and clients in all rows. Results are
-kept in experiments/label_plan/TABLE.json; the tables of docs/plan_labels.md are written from them.
+kept in experiments/label_plan/TABLE.json, of which results_page.py writes the tables of
+docs/results.md.
 """
 
 import argparse
@@ -41,9 +41,7 @@ from fedjax_ssl.runs.build import federate, load_experiment
 
 ROOT = Path(__file__).resolve().parents[1]
 STORED = ROOT / "experiments" / "label_plan"
-PAGE = ROOT / "docs" / "plan_labels.md"
 RUNS = Path("runs/label_plan")
-MARK = "<!-- experiments/label_plan.py writes what follows. -->"
 LEVEL = 0.95
 PER_CLASS = (1, 2, 4, 10)  # labels of a class, on average
 RANDOM = "random"
@@ -88,7 +86,7 @@ FEATURES = {
 }
 FEATURES_TEXT = (
     "8,000 images of CIFAR-10 (JPEG) at 100 clients, a fifth of each client's for testing; "
-    "features and heads of [the study](features.md#a-study-on-photographs), with one weak and one "
+    "features and heads of [the study below](#pre-trained-features), with one weak and one "
     "strong view."
 )
 TABLES = {
@@ -331,6 +329,11 @@ def cells(found: Mapping[str, Any], choice: str) -> list[str]:
     return row
 
 
+def sections() -> list[str]:
+    """Return the sections of all federations that have results."""
+    return [section(name) for name in TABLES if path_of(name).exists()]
+
+
 def section(name: str) -> str:
     """Write the tables of a federation, and the command of a row."""
     stored = load(name)
@@ -348,7 +351,7 @@ def section(name: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run rows, or write the tables of the page.
+    """Run rows of a table.
 
     Args:
         arguments: command line without the program's name; that of the process by default.
@@ -356,22 +359,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--run", choices=TABLES, help="the table to run; none: write the page")
+    parser.add_argument("--run", choices=TABLES, required=True, help="the table to run")
     parser.add_argument("--data", default="", help="file or folder of its data")
     parser.add_argument("--choices", nargs="+", choices=CHOICES, default=[*CHOICES])
     parser.add_argument("--learners", nargs="+", choices=LEARNERS)
     options = parser.parse_args(arguments)
-    if options.run:
-        for method in options.learners or TABLES[options.run].learners:
-            if method == "xclp":
-                one_shot(options.run, options.choices, options.data)
-                continue
-            for choice in options.choices:
-                run(options.run, choice, method, options.data)
-        return
-    text = PAGE.read_text(encoding="utf-8").partition(MARK)[0]
-    made = [section(name) for name in TABLES if path_of(name).exists()]
-    write_atomically(PAGE, "\n\n".join([text + MARK, *made]) + "\n")
+    for method in options.learners or TABLES[options.run].learners:
+        if method == "xclp":
+            one_shot(options.run, options.choices, options.data)
+            continue
+        for choice in options.choices:
+            run(options.run, choice, method, options.data)
 
 
 if __name__ == "__main__":

@@ -251,7 +251,7 @@ def test_readme_has_the_claims_that_are_shown_and_the_leaderboards_numbers():
     assert [line for line in readme.splitlines() if line.startswith(papers)] == pages.sentences(
         rows
     )
-    board = (root / "docs/leaderboard.md").read_text(encoding="utf-8")
+    board = (root / "docs/results.md").read_text(encoding="utf-8")
     for number in re.findall(r"by (\d+\.\d ± \d+\.\d)", readme):
         assert f"+{number} |" in board, number
 

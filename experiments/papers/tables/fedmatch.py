@@ -524,7 +524,7 @@ PART_NAMES = ("without decomposition", "without sigma", "without psi")
 
 BEHIND = (
     "on the leaderboard FedMatch is behind the labelled-only baseline, by 2.5 ± 1.9 points on digits "
-    "and 6.8 ± 6.1 on MNIST, and level with it with labels at the server (docs/leaderboard.md)"
+    "and 6.8 ± 6.1 on MNIST, and level with it with labels at the server (docs/results.md)"
 )
 
 CLAIMS = (

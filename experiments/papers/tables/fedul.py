@@ -640,7 +640,7 @@ CLAIMS = (
         paper="FedUL",
         text="as good as with labels",
         source="Theorem 4",
-        proof="tests/methods/test_fedul.py, docs/fed_heart_disease.md",
+        proof="tests/methods/test_fedul.py, docs/results.md",
     ),
     Claim(
         paper="FedUL",

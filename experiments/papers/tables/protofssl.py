@@ -571,7 +571,7 @@ PROTO = "ProtoFSSL-FedAvg"
 LABELLED = "FedAvg"
 BEHIND = (
     "on the leaderboard ProtoFSSL fails on MNIST, 36.6 ± 9.0 points behind the labelled-only baseline, and "
-    "is 13.4 ± 5.0 behind it on digits (docs/leaderboard.md)"
+    "is 13.4 ± 5.0 behind it on digits (docs/results.md)"
 )
 
 CLAIMS = (

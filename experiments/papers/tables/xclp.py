@@ -599,7 +599,7 @@ CLAIMS = (
         baseline=METHOD_NAMES[0],
         lacks=(
             "on other data it is ahead of the labelled-only baseline: by 8.9 ± 2.8 points on digits "
-            "and 2.2 ± 0.7 on MNIST (docs/leaderboard.md); here "
+            "and 2.2 ± 0.7 on MNIST (docs/results.md); here "
             "at equal steps level; ahead of the labels alone with the steps of the paper's first "
             "stage (30.3 to 27.9 %, means of two seeds in the last round)"
         ),

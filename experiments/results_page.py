@@ -1,0 +1,83 @@
+"""Writes docs/results.md: every measured table, with its command and what it shows.
+
+    python -m experiments.results_page
+
+Tables come from three places: experiments/results/NAME.json has a table a file, as its command
+printed it; experiments/leaderboard and experiments/label_plan have results by seed, of which
+leaderboard.py and label_plan.py make tables.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from experiments import label_plan, leaderboard
+from fedjax_ssl.folder.files import write_atomically
+from fedjax_ssl.report.exports import markdown_table
+
+ROOT = Path(__file__).resolve().parents[1]
+STORED = ROOT / "experiments" / "results"
+PAGE = ROOT / "docs" / "results.md"
+HEAD = """# Results
+
+This page is written by `python -m experiments.results_page` from stored results. Each table has its
+command, where it was measured, and a sentence on what it shows. Commands that name a file or FOLDER
+need [data of your own](datasets.md). Commits are those of the code that ran; a later version may
+give other last digits. CPU cores were shared with other programs. But for FLamby's table none repeats a
+paper's experiment: data, networks or rounds are others. The papers' own tables are on
+[another page](reproductions.md), times on the page on [speed](benchmarks.md)."""
+LEADERBOARD = """Methods on the same examples, labels, clients, rounds and local steps. Accuracy is
+on the test examples after the last round, the mean of the seeds and half of its 95 % t interval;
+"over labels alone" is the same of the differences by seed. "By more than chance" says that such an
+interval is without 0: one in twenty is wrong. "Worst client" is the client with test examples that
+comes off worst. MB are sent both ways in a run. §: other local steps than the table."""
+PLANNED = """Labels that [`plan-labels`](plan_labels.md) asks for, against random ones in the same
+federations. Test accuracy in %, mean of five seeds; in brackets the difference to random labels ±
+half of its 95 % t interval, by seed. The second row knows all classes, which nobody does before
+labelling: it is a control. With one-shot XCLP planned labels are ahead on digits, MNIST and
+photographs, most with one or two labels of a class; where classes are known, as many labels of each
+do as well on digits and MNIST."""
+ORDER = (
+    "Leaderboard",
+    "Methods side by side",
+    "Planned labels",
+    "XCLP",
+    "FedMatch",
+    "FedUL",
+    "FedMT",
+    "ProtoFSSL",
+    "Other methods",
+    "Pre-trained features",
+    "Four hospitals",
+    "Privacy",
+    "Optimizers",
+)
+
+
+def page() -> str:
+    """Return docs/results.md."""
+    sections: dict[str, list[str]] = {name: [f"## {name}"] for name in ORDER}
+    sections["Leaderboard"] += [LEADERBOARD, *leaderboard.sections()]
+    sections["Planned labels"] += [PLANNED, *label_plan.sections()]
+    for path in sorted(STORED.glob("*.json")):
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        sections[stored["section"]].append(section(stored))
+    return "\n\n".join([HEAD, *(part for parts in sections.values() for part in parts)]) + "\n"
+
+
+def section(stored: Mapping[str, Any]) -> str:
+    """Return the section of a table that is stored as it was printed."""
+    parts = [
+        f"### {stored['title']}",
+        stored["setting"],
+        markdown_table(stored["columns"], stored["rows"]),
+        stored["shows"],
+        f"Measured: {stored['measured']}.",
+        "\n".join(f"    {command}" for command in stored["commands"]),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+if __name__ == "__main__":
+    write_atomically(PAGE, page())
