@@ -24,6 +24,33 @@ _ANY = inspect.Parameter.VAR_KEYWORD  # a builder with one checks what it is giv
 _ANY_NUMBER = {int: Whole(-(2**31) + 1), float: In("(-inf, inf)")}
 
 
+class Consequence(NamedTuple):
+    """What another value of a setting means."""
+
+    program: bool  # its run is another compiled program
+    goes_on: Literal["always", "never", "longer", "moved"]  # when a stored run goes on with it
+    alike: bool  # its run is the same experiment, whose numbers a report puts together
+
+
+# by the word that every setting is declared with
+CHANGES = {
+    "code": Consequence(program=True, goes_on="never", alike=False),
+    # only arrays, or what is chosen between compiled blocks
+    "result": Consequence(program=False, goes_on="never", alike=False),
+    "length": Consequence(program=True, goes_on="longer", alike=False),
+    "place": Consequence(program=True, goes_on="moved", alike=False),  # of the data
+    "prediction": Consequence(program=False, goes_on="always", alike=False),
+    "program": Consequence(program=True, goes_on="always", alike=True),
+    "watching": Consequence(program=False, goes_on="always", alike=True),
+}
+
+
+class Changes(NamedTuple):
+    """In the annotation of a parameter: what it changes, if that is not what its section says."""
+
+    word: str
+
+
 class Option(NamedTuple):
     """A setting of a choice beside its name."""
 
@@ -34,6 +61,8 @@ class Option(NamedTuple):
     traceable: bool = False
     # ^ whether it may be an array, so that another value needs no other program
     meaning: str = ""  # for help; `Registry.meanings` reads those of a builder's options
+    changes: str = ""  # word of `CHANGES`; "": that of the section of the choice
+    fitted: bool = False  # whether a value of it is good for one choice of its section alone
 
 
 class Registry(Generic[Built]):
@@ -224,11 +253,14 @@ class Registry(Generic[Built]):
         """Explain the options of what a section of a config names, as `options_in` has them."""
         return self.meanings(section["name"])
 
-    def fields(self) -> dict[str, type]:
-        """Return the options of all choices and their types, as a section of a config has them."""
-        fields = dict(self.common)
+    def fields(self) -> dict[str, Option]:
+        """Return the options of all choices, as a section of a config has them: None stands for
+        the choice's own default.
+        """
+        fields = {option: Option(kind, None, True) for option, kind in self.common.items()}
         for name in self:
-            fields.update({option: what.type for option, what in self.options(name).items()})
+            for option, one in self.options(name).items():
+                fields[option] = Option(one.type, None, True, changes=one.changes)
         return fields
 
     def takes(self, name: str, parameter: str) -> bool:
@@ -364,7 +396,12 @@ def option_of(parameter: inspect.Parameter) -> Option:
     """Read the option that a parameter is."""
     kind = _stored(parameter)
     allowed = declared(parameter.annotation) or _ANY_NUMBER.get(kind)
-    return Option(kind, parameter.default, takes_none(parameter), allowed, takes_array(parameter))
+    marks = getattr(parameter.annotation, "__metadata__", ())
+    changes = next((one.word for one in marks if isinstance(one, Changes)), "")
+    traceable = takes_array(parameter)
+    return Option(
+        kind, parameter.default, takes_none(parameter), allowed, traceable, changes=changes
+    )
 
 
 def _stored(parameter: inspect.Parameter) -> type:

@@ -16,7 +16,6 @@ from fedjax_ssl import data
 from fedjax_ssl.errors import counted
 from fedjax_ssl.folder.files import write_atomically
 from fedjax_ssl.folder.folder import (
-    WATCHING,
     FolderLock,
     RunFolderError,
     config_differences,
@@ -188,7 +187,7 @@ def _joined(stored: Plan | None, wanted: Plan, folder: Path) -> Plan:
     for run in wanted.runs:
         old = known.get(run.name)
         if old is not None and plans.identity(old.config) != plans.identity(run.config):
-            lines = config_differences(old.config, run.config, ignore=WATCHING)[:_SHOWN]
+            lines = config_differences(old.config, run.config, ignore=plans.alike())[:_SHOWN]
             raise RunFolderError(
                 f"{folder} has {run.name} with other settings (stored -> now): "
                 f"{'; '.join(lines)}. Give another --workdir"

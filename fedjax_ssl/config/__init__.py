@@ -6,7 +6,16 @@ it.
 # mypy: implicit-reexport
 
 from fedjax_ssl.config.describe import Described, as_text, describe
-from fedjax_ssl.config.fields import CHOICES, FIELDS, REGISTRIES, check_field, default, register
+from fedjax_ssl.config.fields import (
+    CHOICES,
+    FIELDS,
+    REGISTRIES,
+    check_field,
+    default,
+    fields_that,
+    options_of,
+    register,
+)
 from fedjax_ssl.config.load import Source, find, load, load_several, with_settings
 from fedjax_ssl.config.optimizers import (
     federated_optimizer,

@@ -6,14 +6,8 @@ import ml_collections
 from flax.traverse_util import flatten_dict
 
 from fedjax_ssl.config.describe import as_text
-from fedjax_ssl.config.fields import CHOICES, FIELDS, FILLED_IN, REGISTRIES, get, method_section
+from fedjax_ssl.config.fields import CHOICES, FIELDS, NAMED, REGISTRIES, get, method_section
 from fedjax_ssl.errors import note
-
-# Settings of all choices whose value is good for one of them.
-_FITTED = {
-    "data": ("mean", "std", "test_mean", "test_std", "pools"),
-    "optimizer": ("learning_rate",),
-}
 
 
 def choose(
@@ -45,7 +39,7 @@ def choose(
     if section in CHOICES:
         kept = {field: value for field, value in kept.items() if value is not None}
     # Where defaults are written into a config, what differs from them was set.
-    if section not in CHOICES or section in FILLED_IN:
+    if NAMED[section].filled_in:
         kept = {field: value for field, value in kept.items() if value != old[field].default}
     if section in CHOICES:
         values.name = name
@@ -54,7 +48,10 @@ def choose(
         config[section] = values = method_section(name, kept)
     # Only what the new choice would not have by itself is worth a word.
     own = {field: new[field].default for field in kept if field in new}
-    own |= {field: FIELDS[f"{section}.{field}"].default for field in _FITTED.get(section, ())}
+    for field, option in FIELDS.items():
+        of, _, last = field.rpartition(".")
+        if option.fitted and of == section:
+            own[last] = option.default
     said = [
         f"{field}={as_text(get(values, field))}"
         for field, default in own.items()

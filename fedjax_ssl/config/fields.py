@@ -7,7 +7,7 @@ stands for the choice's own default. `config.method` holds the settings of its m
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_collections
 from flax.traverse_util import unflatten_dict
@@ -21,7 +21,7 @@ from fedjax_ssl.federated import COHORTS, FEDERATED_OPTIMIZERS, OPTIMIZERS
 from fedjax_ssl.federated.uploads import PRIVACY, SUMS, UPLOADS
 from fedjax_ssl.methods.around import AROUND, PERSONALIZATIONS
 from fedjax_ssl.models import MODELS
-from fedjax_ssl.registry import Option, Registry
+from fedjax_ssl.registry import CHANGES, Consequence, Option, Registry
 
 _WORDS = {
     bool: "true or false",
@@ -31,23 +31,36 @@ _WORDS = {
     object: "a whole number or a name",
     tuple: "names with commas between, for example age,sex",
 }
-CHOICES: dict[str, Registry[Any]] = {  # by section, whose name is one of these
-    "data": SOURCES,
-    "partition": PARTITIONS,
-    "supervision": SUPERVISIONS,
-    "augment": AUGMENTATIONS,
-    "strong_augment": AUGMENTATIONS,
-    "model": MODELS,
-    "optimizer": OPTIMIZERS,
-    "cohort": COHORTS,
-    "federated": FEDERATED_OPTIMIZERS,
-    "personalize": PERSONALIZATIONS,
-    "privacy": PRIVACY,
-    "sum": SUMS,
+
+
+class Section(NamedTuple):
+    """A section whose name is a choice, with the options of that choice."""
+
+    registry: Registry[Any]
+    changes: str = "code"  # what options change that do not say it themselves
+    filled_in: bool = False  # whether it has its choice's defaults once resolved
+    traced: bool = False  # whether options of its choices may be arguments of programs
+    refuses: bool = False  # whether options of another choice are an error, and not left out
+
+
+NAMED = {
+    "method": Section(methods.METHODS, filled_in=True, traced=True),
+    "data": Section(SOURCES, refuses=True),
+    "partition": Section(PARTITIONS, "result"),
+    "supervision": Section(SUPERVISIONS, "result"),
+    "augment": Section(AUGMENTATIONS),
+    "strong_augment": Section(AUGMENTATIONS),
+    "model": Section(MODELS, refuses=True),
+    "optimizer": Section(OPTIMIZERS, filled_in=True, traced=True),
+    "cohort": Section(COHORTS),
+    "federated": Section(FEDERATED_OPTIMIZERS, filled_in=True, traced=True),
+    "personalize": Section(PERSONALIZATIONS, filled_in=True, traced=True),
+    "privacy": Section(PRIVACY, filled_in=True, traced=True),
+    "sum": Section(SUMS, filled_in=True),
 }
-# sections with their choices' defaults once resolved
-FILLED_IN = ("optimizer", "federated", "personalize", "privacy", "sum")
-REGISTRIES: dict[str, Registry[Any]] = {"method": methods.METHODS, **CHOICES}
+REGISTRIES: dict[str, Registry[Any]] = {name: one.registry for name, one in NAMED.items()}
+# those whose options are fields of every config
+CHOICES = {name: one for name, one in REGISTRIES.items() if name != "method"}
 FIELDS = {
     f"{section}.{name}".lstrip("."): field
     for section, fields in SECTIONS.items()
@@ -102,15 +115,32 @@ def options_of(config: Any) -> dict[str, Option]:
     Raises:
         ConfigError: it names something that nobody knows.
     """
-    found = {"method.name": Option(str, "fedavg"), **_options_of_choices()}
-    for section, registry in REGISTRIES.items():
+    found = {"method.name": Option(str, "fedavg", changes="code"), **_options_of_choices()}
+    for section, named in NAMED.items():
         with naming("method.name" if section == "method" else section):
-            own = registry.options_in(config[section])
+            own = named.registry.options_in(config[section])
         for option, one in own.items():
             found[f"{section}.{option}"] = one._replace(
-                optional=section != "method" or one.optional
+                optional=section != "method" or one.optional,
+                traceable=named.traced and one.traceable,
+                changes=one.changes or named.changes,
             )
     return found | FIELDS
+
+
+def fields_that(holds: Callable[[Consequence], object]) -> tuple[str, ...]:
+    """List the fields of all configs, by dotted name, whose change has some consequence.
+
+    A section in which all fields have it is listed by its name.
+    """
+    of_sections: dict[str, list[str]] = {}
+    has: set[str] = set()
+    for name, option in (_options_of_choices() | FIELDS).items():
+        of_sections.setdefault(name.rpartition(".")[0], []).append(name)
+        if holds(CHANGES[option.changes]):
+            has.add(name)
+    whole = {section for section, own in of_sections.items() if section and has.issuperset(own)}
+    return (*whole, *(name for name in has if name.rpartition(".")[0] not in whole))
 
 
 def _options_of_choices() -> dict[str, Option]:
@@ -118,9 +148,9 @@ def _options_of_choices() -> dict[str, Option]:
     default.
     """
     return {
-        f"{section}.{option}": Option(kind, None, True)
+        f"{section}.{option}": one._replace(changes=one.changes or NAMED[section].changes)
         for section, registry in CHOICES.items()
-        for option, kind in registry.fields().items()
+        for option, one in registry.fields().items()
     }
 
 

@@ -1,13 +1,11 @@
 """The optimizers of a resolved config, and its numbers that compiled programs take as arguments."""
 
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import ml_collections
-from flax.traverse_util import flatten_dict
 
-from fedjax_ssl.config.fields import FIELDS, REGISTRIES, get
+from fedjax_ssl.config.fields import NAMED, get, options_of
 from fedjax_ssl.errors import ConfigError, naming
 from fedjax_ssl.federated import (
     FEDERATED_OPTIMIZERS,
@@ -18,16 +16,6 @@ from fedjax_ssl.federated import (
     LocalSettings,
     learning_rate_schedule,
     local_optimizer,
-)
-from fedjax_ssl.registry import takes_array
-
-_TRACEABLE = (
-    "optimizer.",
-    "federated.",
-    "method.",
-    "personalize.",
-    "participation.",
-    "privacy.",
 )
 
 
@@ -92,10 +80,7 @@ def replace_numbers(
             or code.
     """
     replaced = config.to_dict()
-    real = {
-        name for name, value in flatten_dict(replaced, sep=".").items() if isinstance(value, float)
-    }
-    known = sorted(name for name in real if name.startswith(_TRACEABLE))
+    known = sorted(_real_numbers(config, annotated=False)) if numbers else []
     for field, value in numbers.items():
         if field not in known:
             raise ConfigError(
@@ -121,34 +106,17 @@ def traced_numbers(config: ml_collections.ConfigDict) -> dict[str, float]:
     Returns:
         Values by dotted names of fields, for `replace_numbers`.
     """
-    local: list[Callable[..., Any]] = [local_optimizer, learning_rate_schedule]
-    parameters = [
-        one
-        for builder in local
-        for one in inspect.signature(builder, eval_str=True).parameters.values()
-    ]
-    sections = {
-        "optimizer": {one.name for one in parameters if takes_array(one)},
-        "federated": set(),
-        "method": set(),
-        "personalize": set(),
-        "participation": {
-            field.removeprefix("participation.")
-            for field, option in FIELDS.items()
-            if field.startswith("participation.") and option.traceable
-        },
-        "privacy": set(),
-    }
-    for section, names in sections.items():
-        if section not in REGISTRIES:
-            continue
-        options = REGISTRIES[section].options_in(config[section])
-        names |= {name for name, option in options.items() if option.traceable}
-    values = {
-        f"{section}.{name}": get(config[section], name, None)
-        for section, names in sections.items()
-        for name in sorted(names)
-    }
-    return {
-        field: value for field, value in values.items() if isinstance(value, float) and value != 0
-    }
+    values = _real_numbers(config, annotated=True)
+    return {field: value for field, value in values.items() if value != 0}
+
+
+def _real_numbers(config: ml_collections.ConfigDict, annotated: bool) -> dict[str, float]:
+    """Return the settings that a program may take as arguments and that are real numbers here;
+    `annotated`: without those whose parameter does not say that it takes an array.
+    """
+    values = dict[str, Any]()
+    for field, option in options_of(config).items():
+        section = NAMED.get(field.partition(".")[0])
+        if option.traceable or (section and section.traced and not annotated):
+            values[field] = get(config, field, None)
+    return {field: value for field, value in values.items() if isinstance(value, float)}

@@ -11,7 +11,7 @@ from fedjax_ssl.config import rules
 from fedjax_ssl.config.choose import choose
 from fedjax_ssl.config.fields import (
     CHOICES,
-    FILLED_IN,
+    NAMED,
     check_field,
     get,
     method_section,
@@ -22,20 +22,6 @@ from fedjax_ssl.data import is_own
 from fedjax_ssl.errors import ConfigError, did_you_mean, naming, note
 from fedjax_ssl.federated import FEDERATED_OPTIMIZERS, OPTIMIZERS, Facts, schedule_name
 from fedjax_ssl.gone import sentence
-
-# Overriding one of these by another choice leaves options behind that the new one need not take.
-_DROPS_OPTIONS = (
-    "partition",
-    "supervision",
-    "augment",
-    "strong_augment",
-    "optimizer",
-    "cohort",
-    "federated",
-    "personalize",
-    "privacy",
-    "sum",
-)
 
 
 def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
@@ -147,7 +133,7 @@ def _check_options(config: ml_collections.ConfigDict, section: str) -> None:
     choice = config[section]
     with naming(section):
         known = registry.options(choice.name)
-        if section in _DROPS_OPTIONS:
+        if not NAMED[section].refuses:
             for option in registry.fields():
                 foreign = option not in known and option not in registry.common
                 if foreign and choice[option] is not None:
@@ -177,7 +163,9 @@ def _fill_in(config: ml_collections.ConfigDict) -> None:
     elif federated.devices is None and federated.reduce == "fast":
         federated.devices = 1  # their number decides the bits
     # Here a sweep replaces what is there.
-    for section in FILLED_IN:
-        for option, declared in CHOICES[section].options(config[section].name).items():
+    for section in CHOICES:
+        filled_in = NAMED[section].filled_in
+        taken = CHOICES[section].options(config[section].name) if filled_in else {}
+        for option, declared in taken.items():
             if config[section].get(option) is None:
                 config[section][option] = declared.default

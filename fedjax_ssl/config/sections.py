@@ -1,6 +1,7 @@
 """The fields of every config, by section: default, meaning, and what is allowed."""
 
 import dataclasses
+import functools
 import inspect
 from typing import Any
 
@@ -22,7 +23,7 @@ from fedjax_ssl.graph.settings import GraphSettings, Hamming, Level
 from fedjax_ssl.methods.around import AROUND
 from fedjax_ssl.models import PRECISIONS
 from fedjax_ssl.objectives import INVERSE, LOSSES
-from fedjax_ssl.registry import Option, option_of
+from fedjax_ssl.registry import CHANGES, Option, option_of
 
 DIRECTIONS = ("maximize", "minimize")
 _SHARE = In("[0, 1)")
@@ -35,13 +36,20 @@ COUNT_OR_NONE = Whole(0)
 _HELD_OUT = {"left_out_client": object, "pools": tuple}  # types of fields that are None by default
 
 
-def _field(default: Any, meaning: str, allowed: Declaration | None = None) -> Option:
+def _field(
+    default: Any, meaning: str, allowed: Declaration | None = None, *, changes: str, **more: bool
+) -> Option:
     """Declare a setting of every run. A bare type as its default: None, until a value of this
     type is given.
     """
-    if isinstance(default, type):
-        return Option(default, None, True, allowed, meaning=meaning)
-    return Option(type(default), default, False, allowed, meaning=meaning)
+    optional = isinstance(default, type)
+    kind, value = (default, None) if optional else (type(default), default)
+    return Option(kind, value, optional, allowed, meaning=meaning, changes=changes, **more)
+
+
+_code, _result, _length, _place, _prediction, _program, _watching = (
+    functools.partial(_field, changes=word) for word in CHANGES
+)
 
 
 def _graph_field(name: str, meaning: str, of_variant: bool = False) -> Option:
@@ -49,7 +57,7 @@ def _graph_field(name: str, meaning: str, of_variant: bool = False) -> Option:
     the variant.
     """
     option = option_of(inspect.signature(GraphSettings, eval_str=True).parameters[name])
-    option = option._replace(meaning=meaning, traceable=False)
+    option = option._replace(meaning=meaning, traceable=False, changes="prediction")
     return option._replace(default=None, optional=True) if of_variant else option
 
 
@@ -57,172 +65,188 @@ def _graph_field(name: str, meaning: str, of_variant: bool = False) -> Option:
 # another.
 SECTIONS: dict[str, dict[str, Option]] = {
     "": {
-        "seed": _field(
+        "seed": _result(
             0,
             "decides all that is random: partition, labels, cohorts, batches, first network",
             Whole(0, 2**32 - 1),
         ),
-        "rounds": _field(
+        "rounds": _length(
             100, "rounds of training; 0: none, only what config.prediction asks for", COUNT_OR_NONE
         ),
-        "eval_every": _field(5, "rounds between evaluations, run as one compiled call", _COUNT),
-        "checkpoint_every": _field(
+        "eval_every": _code(5, "rounds between evaluations, run as one compiled call", _COUNT),
+        "checkpoint_every": _watching(
             1, "evaluations between checkpoints; 0: only at the end", COUNT_OR_NONE
         ),
-        "select_from": _field(
+        "select_from": _result(
             0,
             "rounds before a model may be the one of the best validation accuracy",
             COUNT_OR_NONE,
         ),
-        "precision": _field(
+        "precision": _code(
             "float32",
             "numbers of forward and backward passes; parameters are float32",
             OneOf(PRECISIONS),
         ),
-        "metrics": _field(
+        "metrics": _program(
             ("clients", "f1", "ece"),
             "scores beside accuracy: by client, macro F1, calibration error, (slow) ROC area, "
             "local models, your own",
             Several(SCORES, own=True),
         ),
-        "around": _field(
+        "around": _code(
             (),
             "wrappers of the method, the first one inside, for example slow_clients or your own",
             Several(AROUND, own=True),
         ),
-        "uploads": _field(
+        "uploads": _code(
             (),
             "what becomes of what clients send, in this order, for example your own my:clip",
             Several(UPLOADS, own=True),
         ),
-        "test_predictions": _field(
+        "test_predictions": _watching(
             "auto",
             "whether test_predictions.csv is written; auto: up to 2 MB",
             OneOf(("auto", "all", "none")),
         ),
-        "start_from": _field(
+        "start_from": _result(
             str,
             "weights to start from, in place of random ones: folder of another run, or "
             "FILE.safetensors",
         ),
-        "profile": _field(
+        "profile": _watching(
             False,
             "say where the time goes; jax.profiler's trace of the last block of rounds is kept",
         ),
-        "save_clients": _field(
+        "save_clients": _watching(
             object,
             "round, or last, whose clients' models are kept before they are averaged, "
             "docs/trained.md",
         ),
-        "threads": _field(
+        "threads": _code(
             int, "threads of a CPU; one per core by default, one for small models", _COUNT
         ),
     },
     "data": {
-        "name": _field("digits", "the dataset"),
-        "path": _field(str, "the file of npz, the folder of a published dataset"),
-        "root": _field(
+        "name": _code("digits", "the dataset"),
+        "path": _place(str, "the file of npz, the folder of a published dataset"),
+        "root": _watching(
             str, "folder of downloads; $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl by default"
         ),
-        "download": _field(True, "whether the network may be used"),
-        "source": _field(
+        "download": _watching(True, "whether the network may be used"),
+        "source": _code(
             "auto", "form of a published dataset: original files, TFDS's, or both", OneOf(ORIGINS)
         ),
-        "residence": _field(
+        "residence": _program(
             "auto",
             "where examples lie; auto: on the device up to half of its memory",
             OneOf(RESIDENCES),
         ),
-        "standardize": _field(
+        "standardize": _code(
             "auto", "where mean and deviation of the inputs come from", OneOf(STANDARDIZATIONS)
         ),
-        "mean": _field(
-            tuple, "mean of a channel or feature, in place of the dataset's", Each(_FINITE)
+        "mean": _code(
+            tuple,
+            "mean of a channel or feature, in place of the dataset's",
+            Each(_FINITE),
+            fitted=True,
         ),
-        "std": _field(
-            tuple, "deviation of a channel or feature, in place of the dataset's", Each(_POSITIVE)
+        "std": _code(
+            tuple,
+            "deviation of a channel or feature, in place of the dataset's",
+            Each(_POSITIVE),
+            fitted=True,
         ),
-        "test_mean": _field(
-            tuple, "mean where inputs are predicted, if not as in training", Each(_FINITE)
+        "test_mean": _code(
+            tuple,
+            "mean where inputs are predicted, if not as in training",
+            Each(_FINITE),
+            fitted=True,
         ),
-        "test_std": _field(
-            tuple, "deviation where inputs are predicted, if not as in training", Each(_POSITIVE)
+        "test_std": _code(
+            tuple,
+            "deviation where inputs are predicted, if not as in training",
+            Each(_POSITIVE),
+            fitted=True,
         ),
-        "split": _field(
+        "split": _place(
             str,
             "file that says who has which example and label, in place of partition, supervision "
             "and what is held out; {seed} in it stands for the seed",
         ),
-        "pool_splits": _field(
+        "pool_splits": _code(
             False, "the dataset's own test examples are training examples too; hold others out"
         ),
         **{
-            one.name: _field(_HELD_OUT.get(one.name, one.default), **one.metadata)
+            one.name: _code(
+                _HELD_OUT.get(one.name, one.default), fitted=one.name == "pools", **one.metadata
+            )
             for one in dataclasses.fields(HeldOut)
         },
     },
     "partition": {
-        "name": _field("natural", "how examples are dealt to clients"),
-        "num_clients": _field(int, "clients that train; all natural ones by default", _COUNT),
-        "pooled": _field(
+        "name": _result("natural", "how examples are dealt to clients"),
+        "num_clients": _result(int, "clients that train; all natural ones by default", _COUNT),
+        "pooled": _result(
             bool, "all clients' examples, and the server's, become those of one client"
         ),
     },
     "supervision": {
-        "name": _field("all", "which labels are seen, by whom"),
-        "labelled_clients": _field(
+        "name": _result("all", "which labels are seen, by whom"),
+        "labelled_clients": _result(
             int, "clients that keep class labels; all by default", COUNT_OR_NONE
         ),
-        "which": _field(
+        "which": _result(
             str, "which clients keep class labels; first by default", OneOf(("first", "random"))
         ),
     },
-    "augment": {
-        "name": _field("none", "augmentation of training inputs; the weak view of methods")
-    },
-    "strong_augment": {"name": _field("none", "the strong view, in methods that have one")},
+    "augment": {"name": _code("none", "augmentation of training inputs; the weak view of methods")},
+    "strong_augment": {"name": _code("none", "the strong view, in methods that have one")},
     "model": {
-        "name": _field("mlp", "the network"),
-        "train": _field(
+        "name": _code("mlp", "the network"),
+        "train": _code(
             "all",
             "what of it is trained and sent: all, head, lora (the head, and pairs of matrices "
             "beside kernels), or names of layers with commas between, * for anything",
         ),
-        "lora_rank": _field(4, "rank of the pairs of model.train=lora", _COUNT),
-        "lora_layers": _field("*", "layers whose kernels have a pair, as names in model.train"),
-        "lora_scale": _field(1.0, "factor of what a pair adds to its kernel", _POSITIVE),
+        "lora_rank": _code(4, "rank of the pairs of model.train=lora", _COUNT),
+        "lora_layers": _code("*", "layers whose kernels have a pair, as names in model.train"),
+        "lora_scale": _code(1.0, "factor of what a pair adds to its kernel", _POSITIVE),
     },
     "optimizer": {
-        "name": _field("sgd", "optimizer of the clients' local training"),
-        "learning_rate": _field(0.1, "learning rate of a local step", _WEIGHT),
-        "schedule": _field(
+        "name": _code("sgd", "optimizer of the clients' local training"),
+        "learning_rate": _code(
+            0.1, "learning rate of a local step", _WEIGHT, traceable=True, fitted=True
+        ),
+        "schedule": _code(
             "constant", "the learning rate over the rounds", OneOf(SCHEDULES, own=True)
         ),
-        "schedule_rounds": _field(int, "length of the schedule; rounds by default", _COUNT),
-        "schedule_factor": _field(
+        "schedule_rounds": _length(int, "length of the schedule; rounds by default", _COUNT),
+        "schedule_factor": _code(
             0.1, "exponential: after schedule_rounds; piecewise: at every boundary", _POSITIVE
         ),
-        "schedule_staircase": _field(False, "exponential: changes every schedule_rounds only"),
-        "schedule_boundaries": _field(
+        "schedule_staircase": _code(False, "exponential: changes every schedule_rounds only"),
+        "schedule_boundaries": _code(
             tuple, "piecewise: rounds; half and three quarters by default", Each(_COUNT)
         ),
-        "schedule_warmup": _field(
+        "schedule_warmup": _code(
             int, "rounds of a warm-up; a tenth of schedule_rounds by default", _COUNT
         ),
-        "schedule_end": _field(0.0, "linear, warmup_cosine: share of the rate in the end", _WEIGHT),
-        "clip_norm": _field(float, "largest norm of a gradient; no clipping by default", _POSITIVE),
-        "keep_state": _field(False, "clients keep momentum and the like between their rounds"),
-        "keep_by": _field(
+        "schedule_end": _code(0.0, "linear, warmup_cosine: share of the rate in the end", _WEIGHT),
+        "clip_norm": _code(
+            float, "largest norm of a gradient; no clipping by default", _POSITIVE, traceable=True
+        ),
+        "keep_state": _code(False, "clients keep momentum and the like between their rounds"),
+        "keep_by": _code(
             "client",
             "who keeps it: the client, or the cohort's slot, whoever fills it",
             OneOf(KEEP_BY),
         ),
-        "average_state": _field(
+        "average_state": _code(
             False, "clients start from the mean of what the last cohort ended with"
         ),
-        "batch_size": _field(10, "examples of a local step", _COUNT),
-        "local_epochs": _field(1, "passes over a client's examples in a round", _COUNT),
-        "local_steps": _field(
+        "batch_size": _code(10, "examples of a local step", _COUNT),
+        "local_epochs": _code(1, "passes over a client's examples in a round", _COUNT),
+        "local_steps": _code(
             int,
             "local updates in a round, in place of local_epochs; batches of labels go on where "
             "they stopped",
@@ -230,61 +254,64 @@ SECTIONS: dict[str, dict[str, Option]] = {
         ),
     },
     "loss": {
-        "name": _field("cross_entropy", "loss of labelled examples", OneOf(LOSSES)),
-        "gamma": _field(2.0, "focal: how little examples count that are right already", _WEIGHT),
-        "label_smoothing": _field(0.0, "share of a label that is spread over all classes", _SHARE),
-        "class_weights": _field(
+        "name": _code("cross_entropy", "loss of labelled examples", OneOf(LOSSES)),
+        "gamma": _code(2.0, "focal: how little examples count that are right already", _WEIGHT),
+        "label_smoothing": _code(0.0, "share of a label that is spread over all classes", _SHARE),
+        "class_weights": _code(
             tuple,
             "factor of every class; inverse: by how seldom its labels are seen",
             Each(_WEIGHT, *INVERSE),
         ),
-        "logit_adjustment": _field(
+        "logit_adjustment": _code(
             0.0, "tau: scores get tau times the log of their class's share of labels", _WEIGHT
         ),
     },
-    "cohort": {"name": _field("uniform", "which clients take part in a round")},
+    "cohort": {"name": _code("uniform", "which clients take part in a round")},
     "federated": {
-        "name": _field("fedavg", "how the clients' models become the next one"),
-        "cohort_size": _field(int, "clients per round; all by default", _COUNT),
-        "weighting": _field(
+        "name": _code("fedavg", "how the clients' models become the next one"),
+        "cohort_size": _code(int, "clients per round; all by default", _COUNT),
+        "weighting": _code(
             str,
             "what a client's weight in the average follows; examples for your own data, else "
             "uniform",
             OneOf(WEIGHTINGS),
         ),
-        "placement": _field(
+        "placement": _code(
             "auto", "how a cohort's clients run inside the compiled round", OneOf(PLACEMENTS)
         ),
-        "chunk_size": _field(int, "clients at once on a device; by default as many as fit", _COUNT),
-        "devices": _field(
+        "chunk_size": _code(int, "clients at once on a device; by default as many as fit", _COUNT),
+        "devices": _code(
             int,
             "devices that share a cohort; by default all of a CPU or of several processes, where "
             "it is faster",
             _COUNT,
         ),
-        "reduce": _field("ordered", "how sums over devices are made", OneOf(REDUCTIONS)),
+        "reduce": _code("ordered", "how sums over devices are made", OneOf(REDUCTIONS)),
     },
     "personalize": {
-        "name": _field("none", "which models clients have of their own, docs/personal.md"),
-        "epochs": _field(
+        "name": _code("none", "which models clients have of their own, docs/personal.md"),
+        "epochs": _code(
             int,
             "passes over a client's labelled examples in which it tunes a copy of the last model, "
             "which is tested",
             _COUNT,
         ),
-        "steps": _field(int, "local steps of that tuning, in place of epochs", _COUNT),
-        "learning_rate": _field(
+        "steps": _code(int, "local steps of that tuning, in place of epochs", _COUNT),
+        "learning_rate": _code(
             float, "learning rate of that tuning; optimizer.learning_rate by default", _POSITIVE
         ),
     },
     "participation": {
-        "probability": _field(
-            float, "probability that a client is there in a round; 1 by default", _PROBABILITY
-        )._replace(traceable=True),
-        "lost": _field(
-            float, "probability that a client drops out; 0 by default", _PROBABILITY
-        )._replace(traceable=True),
-        "lost_when": _field(
+        "probability": _code(
+            float,
+            "probability that a client is there in a round; 1 by default",
+            _PROBABILITY,
+            traceable=True,
+        ),
+        "lost": _code(
+            float, "probability that a client drops out; 0 by default", _PROBABILITY, traceable=True
+        ),
+        "lost_when": _code(
             "training",
             "when: before it sends anything, once codes were compared, once scores were "
             "propagated, after training",
@@ -292,62 +319,62 @@ SECTIONS: dict[str, dict[str, Option]] = {
         ),
     },
     "sum": {
-        "name": _field(
+        "name": _code(
             "mean", "how a round's uploads become one, docs/robust.md; not the sum of terms"
         ),
     },
     "faults": {
-        "name": _field("none", "what faulty clients do wrong", OneOf(FAULTS)),
-        "share": _field(
+        "name": _code("none", "what faulty clients do wrong", OneOf(FAULTS)),
+        "share": _code(
             0.2, "share of the clients that are faulty, drawn by the seed", In("[0, 1]")
         ),
-        "factor": _field(
+        "factor": _code(
             10.0, "scale: what the updates of faulty clients are multiplied by", _FINITE
         ),
     },
-    "privacy": {"name": _field("none", "what hides a client in the sum of a round")},
+    "privacy": {"name": _code("none", "what hides a client in the sum of a round")},
     "early_stopping": {
-        "patience": _field(int, "evaluations without a better model that end a run", _COUNT),
-        "metric": _field(
+        "patience": _result(int, "evaluations without a better model that end a run", _COUNT),
+        "metric": _result(
             "validation_accuracy", "column of metrics.csv that says which model is the best"
         ),
-        "direction": _field(
+        "direction": _result(
             str,
             "whether more or less of it is better; known but for metrics of your own",
             OneOf(DIRECTIONS),
         ),
     },
     "tracking": {
-        "writers": _field((), "viewers that get the metrics too", Several(WRITERS)),
-        "project": _field("fedjax_ssl", "project at wandb, experiment at mlflow"),
-        "offline": _field(False, "wandb and mlflow keep their records in the run folder"),
-        "uri": _field(str, "mlflow's server or store; $MLFLOW_TRACKING_URI by default"),
+        "writers": _watching((), "viewers that get the metrics too", Several(WRITERS)),
+        "project": _watching("fedjax_ssl", "project at wandb, experiment at mlflow"),
+        "offline": _watching(False, "wandb and mlflow keep their records in the run folder"),
+        "uri": _watching(str, "mlflow's server or store; $MLFLOW_TRACKING_URI by default"),
     },
     "prediction": {
-        "predictors": _field(
+        "predictors": _prediction(
             "",
             "label test examples in the end by: network, xclp, per_client_lp, class_means, "
             "linear_head, with commas",
         ),
-        "features": _field(
+        "features": _prediction(
             "network", "what is compared; inputs as stored", OneOf(("network", "inputs"))
         ),
-        "variant": _field(
+        "variant": _prediction(
             "both",
             "settings of the paper, or of the authors' code",
             OneOf(("paper", "code", "both")),
         ),
-        "unlabelled": _field(
+        "unlabelled": _prediction(
             "with",
             "whether graphs hold unlabelled training examples",
             OneOf(("with", "without", "both")),
         ),
-        "similarity": _field(
+        "similarity": _prediction(
             str,
             "cosines, or their estimate by codes; xclp: lsh, per_client_lp: exact by default",
             OneOf(("exact", "lsh")),
         ),
-        "ridge": _field(
+        "ridge": _prediction(
             1.0,
             "weight of squared coefficients of linear_head, in mean variances of a feature",
             _POSITIVE,
@@ -366,38 +393,40 @@ SECTIONS: dict[str, dict[str, Option]] = {
             "what divides confidences: nothing, the largest, or the largest of a client",
             of_variant=True,
         ),
-        "groups": _field(
+        "groups": _prediction(
             1, "xclp: clients are cut at random into groups, with a graph each", _COUNT
         ),
-        "new_batch_size": _field(
+        "new_batch_size": _prediction(
             int, "examples that a client brings at a time; all by default", _COUNT
         ),
-        "protocol": _field(
+        "protocol": _prediction(
             "none",
             "xclp: protocol between the clients of a graph, docs/secure.md",
             declared(Level),
         ),
-        "hamming": _field("transfer", "how the protocol finds distances", declared(Hamming)),
+        "hamming": _prediction("transfer", "how the protocol finds distances", declared(Hamming)),
     },
     "distributed": {
-        "coordinator": _field(
+        "coordinator": _watching(
             str, "host:port of process 0, or $FEDJAX_SSL_COORDINATOR; one process by default"
         ),
-        "num_processes": _field(int, "processes of the run, or $FEDJAX_SSL_NUM_PROCESSES", _COUNT),
-        "process_id": _field(
+        "num_processes": _watching(
+            int, "processes of the run, or $FEDJAX_SSL_NUM_PROCESSES", _COUNT
+        ),
+        "process_id": _watching(
             int, "number of this process, from 0 on, or $FEDJAX_SSL_PROCESS_ID", COUNT_OR_NONE
         ),
-        "auto": _field(False, "take the three from Slurm, Open MPI, GKE or a TPU"),
-        "heartbeat_seconds": _field(
+        "auto": _watching(False, "take the three from Slurm, Open MPI, GKE or a TPU"),
+        "heartbeat_seconds": _watching(
             30, "seconds without a sign of life until a process counts as dead", _COUNT
         ),
-        "shutdown_seconds": _field(
+        "shutdown_seconds": _watching(
             60, "seconds that processes wait for each other at the end", _COUNT
         ),
-        "initialization_seconds": _field(
+        "initialization_seconds": _watching(
             120, "seconds that processes wait for each other at the start", _COUNT
         ),
-        "stall_minutes": _field(
+        "stall_minutes": _watching(
             60.0, "minutes without a finished block that end a process; 0: never", _WEIGHT
         ),
     },

@@ -15,20 +15,6 @@ import filelock
 from fedjax_ssl.folder.files import Closing
 from fedjax_ssl.gone import gone, without_gone
 
-# Fields, or groups of fields, of a config that decide how a run is watched and where it finds its
-# data, but not what comes out of it.
-WATCHING = (
-    *(
-        "checkpoint_every",
-        "metrics",
-        "profile",
-        "save_clients",
-        "test_predictions",
-        "tracking",
-        "distributed",
-    ),
-    *("data.root", "data.download", "data.timeout", "data.residence"),
-)
 FILES = (
     *(
         "config.json",

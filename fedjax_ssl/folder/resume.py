@@ -7,31 +7,19 @@ from typing import Any
 
 import ml_collections
 
-from fedjax_ssl.folder.folder import WATCHING
-
-# Fields that change how a run is watched, where it finds its data or what is done with the trained
-# network, but not the network.
-UNCOMPARED = (*WATCHING, "prediction")
-LENGTHS = ("rounds", "optimizer.schedule_rounds")  # fields that may change where a run gets longer
-PLACES = (
-    "data.path",
-    "data.proportions",
-    "data.split",
-)  # fields that may change where the data have moved
-
 
 def why_not_longer(
     config: ml_collections.ConfigDict,
     changes: Mapping[str, tuple[Any, Any]],
     checkpoints: Sequence[int],
 ) -> str:
-    """Say why a run cannot go on under a config whose `LENGTHS` have changed; empty where it can.
+    """Say why a run cannot go on under a config whose lengths have changed; empty where it can.
 
     Then it ends as a run does that was so long from the beginning.
 
     Args:
         config: resolved, as it is now.
-        changes: stored value and the one now of `LENGTHS` that differ.
+        changes: stored value and the one now of lengths that differ.
         checkpoints: rounds that can be restored.
 
     Returns:

@@ -31,7 +31,7 @@ from fedjax_ssl.folder.folder import (
     flat_config,
     read_stored,
 )
-from fedjax_ssl.folder.resume import PLACES, restorable, why_not_longer
+from fedjax_ssl.folder.resume import restorable, why_not_longer
 from fedjax_ssl.folder.rows import ClientLog, MetricLog
 
 FROZEN = "frozen"  # the folder of what is not trained of the network, once for all checkpoints
@@ -45,7 +45,8 @@ class RunFolder(Closing):
     Attributes:
         path: the folder.
         is_new: True unless an earlier start stored its config and results here.
-        changes: undecided fields that differ: stored value and the one now, by dotted name.
+        longer, moved: of fields of these kinds that differ, stored value and the one now, by dotted
+            name.
         config_file, metrics_jsonl, summary_file, checkpoint_folder: what others of its files are
             judged by.
     """
@@ -56,7 +57,8 @@ class RunFolder(Closing):
         config: Mapping[str, Any],
         *,
         ignore: Collection[str] = (),
-        undecided: Collection[str] = (),
+        lengths: Collection[str] = (),
+        places: Collection[str] = (),
     ):
         """Open the folder; when an error is raised, nothing is written. Of a run that is there
         already nothing changes before `restore`.
@@ -67,7 +69,8 @@ class RunFolder(Closing):
             ignore: dotted names of fields, or groups of fields, that do not change the result of a
                 run ("progress", "checkpoint.every"): they are not compared, and the last ones are
                 stored.
-            undecided: dotted names of fields whose change `compare_data` and `check_longer` judge.
+            lengths: dotted names of fields whose change `check_longer` judges.
+            places: dotted names of fields whose change `compare_data` judges.
 
         Raises:
             FolderLocked: another process works here.
@@ -80,7 +83,8 @@ class RunFolder(Closing):
         self.metrics_jsonl = self.path / "metrics.jsonl"
         self.summary_file = self.path / "summary.json"
         self.checkpoint_folder = self.path / "checkpoints"
-        self.changes: dict[str, tuple[Any, Any]] = {}
+        self.longer: dict[str, tuple[Any, Any]] = {}
+        self.moved: dict[str, tuple[Any, Any]] = {}
         self._config = config
         self._checkpoints = Checkpoints(self.path)
         self._best = Checkpoints(self.path, folder="best")
@@ -96,9 +100,11 @@ class RunFolder(Closing):
         except TypeError as error:
             raise RunFolderError(f"the config cannot be stored as JSON: {error}") from error
         with storing(self.path, lambda: "Nothing was started."):
-            self._begin(ignore, undecided)
+            self._begin(ignore, lengths, places)
 
-    def _begin(self, ignore: Collection[str], undecided: Collection[str]) -> None:
+    def _begin(
+        self, ignore: Collection[str], lengths: Collection[str], places: Collection[str]
+    ) -> None:
         """Make and lock the folder, and store or compare the config."""
         self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         try:
@@ -119,7 +125,7 @@ class RunFolder(Closing):
                 self._refuse_orphans(results)
                 write_atomically(self.config_file, self._text)
             else:
-                self._compare(json.loads(self._text), ignore, undecided)
+                self._compare(json.loads(self._text), ignore, lengths, places)
         except BaseException:
             self._lock.close()
             self._remove_what_was_made()
@@ -160,18 +166,27 @@ class RunFolder(Closing):
                 "they belong to. Give another --workdir, or delete this folder."
             )
 
-    def _compare(self, config: dict, ignore: Collection[str], undecided: Collection[str]) -> None:
+    def _compare(
+        self,
+        config: dict,
+        ignore: Collection[str],
+        lengths: Collection[str],
+        places: Collection[str],
+    ) -> None:
         stored = read_stored(self.config_file, an_object) or {}
-        differences = config_differences(stored, config, ignore=(*ignore, *undecided))
+        differences = config_differences(stored, config, ignore=(*ignore, *lengths, *places))
         if differences:
             raise self._mismatch(differences)
         old = flat_config(stored)
         new = flat_config(config)
-        self.changes = {
-            name: (old[name], new[name])
-            for name in undecided
-            if name in old and name in new and json.dumps(old[name]) != json.dumps(new[name])
-        }
+        self.longer, self.moved = (
+            {
+                name: (old[name], new[name])
+                for name in names
+                if name in old and name in new and json.dumps(old[name]) != json.dumps(new[name])
+            }
+            for names in (lengths, places)
+        )
         self._other_text = stored != config
 
     def _mismatch(self, differences: list[str], reason: str = "") -> ConfigMismatch:
@@ -191,11 +206,10 @@ class RunFolder(Closing):
         Raises:
             ConfigMismatch: it cannot get longer.
         """
-        longer = {name: pair for name, pair in self.changes.items() if name not in PLACES}
         rounds = self._checkpoints.rounds()
-        if longer and (reason := why_not_longer(config, longer, rounds)):
-            raise self._mismatch(_lines(longer), f"{reason}\n")
-        if longer:
+        if self.longer and (reason := why_not_longer(config, self.longer, rounds)):
+            raise self._mismatch(_lines(self.longer), f"{reason}\n")
+        if self.longer:
             self._longer_from = restorable(rounds, config.eval_every)
 
     def compare_code(
@@ -239,11 +253,10 @@ class RunFolder(Closing):
         """
         if self.is_new:
             return
-        moved = {name: pair for name, pair in self.changes.items() if name in PLACES}
         stored = self._facts().get("data")
         if not isinstance(stored, dict):
-            if moved:
-                raise self._mismatch(_lines(moved))
+            if self.moved:
+                raise self._mismatch(_lines(self.moved))
             self._mended(
                 f"{self.path} does not say which data its run began on; from now on it does, by "
                 "these data"
@@ -264,8 +277,9 @@ class RunFolder(Closing):
                 f"{'; '.join(said)}. Give it the data that it began on, or start a run on these "
                 "with another --workdir."
             )
-        if moved:
-            self._mended(f"the data are the same in another place: {'; '.join(_lines(moved))}")
+        if self.moved:
+            lines = "; ".join(_lines(self.moved))
+            self._mended(f"the data are the same in another place: {lines}")
 
     def compare_split(self, split: str) -> None:
         """Raise RunFolderError where the run began on another split of its data; what the run's

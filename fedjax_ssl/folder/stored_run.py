@@ -5,12 +5,12 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from fedjax_ssl.folder.files import decode_json
-from fedjax_ssl.folder.folder import WATCHING, RunFolderError, flat_config
+from fedjax_ssl.folder.folder import RunFolderError, flat_config
 from fedjax_ssl.gone import without_gone
 
 _MARKS = ("config.json", "metrics.jsonl", "summary.json")  # one of them makes a folder a candidate
@@ -33,6 +33,7 @@ class StoredRun(NamedTuple):
         ended: how a run without a summary ended, where a sweep noted it ("failed: not enough
             memory"); else "".
         problems: a sentence for everything that could not be read.
+        alike: dotted names of fields, or groups of fields, that do not tell experiments apart.
     """
 
     path: Path
@@ -42,6 +43,7 @@ class StoredRun(NamedTuple):
     clients: dict[str, dict[str, float]]
     ended: str
     problems: tuple[str, ...]
+    alike: tuple[str, ...]
 
     @property
     def finished(self) -> bool:
@@ -93,8 +95,9 @@ def read_run(folder: str | os.PathLike) -> StoredRun:
     clients |= _read(path / "predictions_by_client.csv", problems, _by_predictor) or {}
     ended = _read(path / "ended.json", problems, _object) or {}
     said = ": ".join(str(ended[name]) for name in ("status", "message") if ended.get(name))
+    alike = (_read(path / "model.json", problems, _object) or {}).get("alike", ())
     config = without_gone(config or {})
-    return StoredRun(path, config, rows, summary, clients, said, tuple(problems))
+    return StoredRun(path, config, rows, summary, clients, said, tuple(problems), tuple(alike))
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
@@ -108,17 +111,19 @@ def read_object(path: Path) -> dict[str, Any] | None:
 
 def on_other_data(
     runs: Iterable[tuple[Named, Mapping[str, Any], Mapping[str, Any] | None]],
+    alike: Collection[str],
 ) -> list[Named]:
     """Find the finished runs whose data changed since the first one with the same settings of
     `config.data`.
 
     Args:
         runs: (what the run is called, config, summary or None).
+        alike: dotted names of fields that do not tell experiments apart.
     """
     found = []
     first = dict[str, Any]()
     for run, config, summary in runs:
-        settings = json.dumps(flat_config({"data": config.get("data")}, WATCHING), sort_keys=True)
+        settings = json.dumps(flat_config({"data": config.get("data")}, alike), sort_keys=True)
         known_by = (summary or {}).get("data")
         if known_by and first.setdefault(settings, known_by) != known_by:
             found.append(run)

@@ -15,7 +15,7 @@ import pandas
 
 from fedjax_ssl.data.sites_apart import remedy
 from fedjax_ssl.errors import UserError, counted
-from fedjax_ssl.folder.folder import COMPARED, ROOM, WATCHING, flat_config
+from fedjax_ssl.folder.folder import COMPARED, flat_config
 from fedjax_ssl.folder.progress import no_protection
 from fedjax_ssl.folder.stored_run import StoredRun, find_runs, on_other_data, only_class, read_run
 from fedjax_ssl.registry import did_you_mean
@@ -28,16 +28,6 @@ _FIRST = (
     "supervision.name",
     "model.name",
     "federated.name",
-)
-# Fields that decide which examples a seed is tested on.
-_TEST_DATA = (
-    "data.name",
-    "data.path",
-    "data.pool_splits",
-    "data.test_clients",
-    "data.left_out_client",
-    "data.test_fraction",
-    "data.client_test_fraction",
 )
 _NAMED = 4  # folders in a sentence about several
 
@@ -162,8 +152,9 @@ class Report:
         other = base or self.baseline
         theirs = other.summaries
         pairs = [(one, theirs[seed]) for seed, one in group.summaries.items() if seed in theirs]
-        other_settings = any(
-            group.config.get(field) != other.config.get(field) for field in _TEST_DATA
+        ours, others = (
+            {field: value for field, value in one.config.items() if field.startswith("data.")}
+            for one in (group, other)
         )
         found = []
         for field, words in COMPARED.items():
@@ -171,7 +162,7 @@ class Report:
             if told:
                 differ = any(one[field] != another[field] for one, another in told)
             else:  # older runs do not tell: settings do
-                differ = field == "test_fingerprint" and other_settings
+                differ = field == "test_fingerprint" and ours != others
             if differ:
                 found.append(words)
         return found
@@ -243,7 +234,7 @@ def read(
     problems += _together("not finished, not in the numbers", _described(going))
     lost = [run for run in started if run.finished and run.state != "finished"]
     problems += _together("diverged, the numbers are of what was left", _described(lost))
-    changed = on_other_data((run, run.config, run.summary) for run in started)
+    changed = on_other_data(((run, run.config, run.summary) for run in started), _alike(started))
     problems += _together(
         "on other data than another run with the same settings of config.data", _described(changed)
     )
@@ -307,12 +298,17 @@ def _frame(runs: Sequence[StoredRun], groups: Sequence[Group]) -> pandas.DataFra
     return pandas.DataFrame([numbers_of(run) for run in runs], index=index)
 
 
-def group_runs(runs: Iterable[StoredRun]) -> list[Group]:
+def _alike(runs: Iterable[StoredRun]) -> set[str]:
+    return {field for run in runs for field in run.alike}
+
+
+def group_runs(runs: Sequence[StoredRun]) -> list[Group]:
     """Sorts runs with a config into groups, in the order of their first runs."""
+    alike = _alike(runs)
     configs: dict[str, dict[str, Any]] = {}
     members: dict[str, dict[int, list[StoredRun]]] = {}
     for run in runs:
-        fields = flat_config(run.config, ignore=("seed", *WATCHING, *ROOM))
+        fields = flat_config(run.config, ignore=("seed", *alike))
         summary = run.summary or {}
         if "left_out_client" in summary:  # its name, where the config may have a number
             fields["data.left_out_client"] = summary["left_out_client"]

@@ -26,7 +26,6 @@ from fedjax_ssl import config as configs
 from fedjax_ssl import data, federated, processor
 from fedjax_ssl.backend import backend
 from fedjax_ssl.config import ConfigError, naming
-from fedjax_ssl.config.fields import get
 from fedjax_ssl.data import FederatedData, LoadedInputs
 from fedjax_ssl.errors import note
 from fedjax_ssl.federated import (
@@ -40,7 +39,9 @@ from fedjax_ssl.federated import (
 from fedjax_ssl.federated.memory import FittingProgram, bytes_of, bytes_to_come, is_out_of_memory
 from fedjax_ssl.federated.method import Metrics
 from fedjax_ssl.folder.files import bytes_in_words, plain_value
+from fedjax_ssl.folder.folder import flat_config
 from fedjax_ssl.models import Frozen
+from fedjax_ssl.registry import CHANGES
 from fedjax_ssl.runs.build import (
     Built,
     Start,
@@ -54,21 +55,6 @@ from fedjax_ssl.runs.rounds import run_block
 from fedjax_ssl.runs.start import start_of
 
 PyTree = Any
-# Sections and fields of a config that no compiled code depends on. What the first ones say is in
-# shapes and arrays; the others say what is done between blocks and after them.
-_IN_ARRAYS = ("seed", "partition", "supervision", "start_from")
-_BETWEEN_BLOCKS = (
-    "checkpoint_every",
-    "early_stopping",
-    "select_from",
-    "save_clients",
-    "test_predictions",
-    "prediction",
-    "tracking",
-    "profile",
-    "distributed",
-)
-NOT_CODE = (*_IN_ARRAYS, *_BETWEEN_BLOCKS)
 _LOWER = (
     "config.federated.chunk_size (clients at once, which the run chooses where it is not given; "
     "with placement 'chunked' or 'lanes'), config.optimizer.batch_size, "
@@ -112,13 +98,16 @@ class Advanced(NamedTuple):
 
 def static_part(config: Any) -> str:
     """Give the part of a resolved config that decides the code of its programs, as text."""
-    fields = {name: value for name, value in config.to_dict().items() if name not in NOT_CODE}
+    declared = configs.options_of(config)
+    fields = {
+        name: value
+        for name, value in flat_config(plain_value(config.to_dict())).items()
+        if CHANGES[declared[name].changes].program
+    }
     if config.privacy.name != "none":
         fields["start_from"] = config.start_from  # what it has spent decides the noise
-    for field in configs.traced_numbers(config):
-        section, _, name = field.rpartition(".")
-        get(fields, section)[name] = "an argument"
-    return json.dumps(plain_value(fields), sort_keys=True)
+    fields |= dict.fromkeys(configs.traced_numbers(config), "an argument")
+    return json.dumps(fields, sort_keys=True)
 
 
 class Program:

@@ -12,6 +12,7 @@ the data.
     client_names    of all clients, those that train first
     code            fingerprints of what the config names of a user's own
     draws           settings of JAX that decide what a seed draws
+    alike           fields of the config that do not tell experiments apart
     temperature     value, by which logits are divided, the round whose model it is for, and how
                     many validation examples it was fitted on; null: none was
     federation      `FederatedData` without its contents: shapes, types and bounds decide those of
@@ -114,6 +115,7 @@ def describe(experiment: Experiment, federation: FederatedData, split: str) -> d
         "client_names": client_names(dataset, federation, natural),
         "code": own_sources.code(experiment.config),
         "draws": own_sources.draws(),
+        "alike": sorted(configs.fields_that(lambda one: one.alike)),
         "federation": _without_contents(federation),
     }
 

@@ -22,7 +22,6 @@ from fedjax_ssl.federated.uploads import faults
 from fedjax_ssl.folder.checkpoint import Checkpoints
 from fedjax_ssl.folder.citations import CITATIONS_FILE, TOOL, entries, used_in
 from fedjax_ssl.folder.progress import Progress
-from fedjax_ssl.folder.resume import LENGTHS, PLACES, UNCOMPARED
 from fedjax_ssl.folder.run_folder import RunFolder
 from fedjax_ssl.folder.writers import WriterSettings, check_writers, open_writers
 from fedjax_ssl.runs import advice, compiled_before, fine_tuning, own_sources
@@ -97,8 +96,9 @@ def opened(
             folder = RunFolder(
                 path,
                 config.to_dict(),
-                ignore=(*UNCOMPARED, *exact),
-                undecided=(*LENGTHS, *PLACES),
+                ignore=(*configs.fields_that(lambda one: one.goes_on == "always"), *exact),
+                lengths=configs.fields_that(lambda one: one.goes_on == "longer"),
+                places=configs.fields_that(lambda one: one.goes_on == "moved"),
             )
             stack.enter_context(folder)
         stream = None

@@ -166,7 +166,8 @@ def _holds_several(field: str) -> bool:
     """Tell whether a value of a field is a tuple, so that its commas are its own."""
     section, _, option = field.partition(".")
     if section == "data" and field not in configs.FIELDS:
-        return data.SOURCES.fields().get(option) is tuple
+        field = data.SOURCES.fields().get(option)
+        return field is not None and field.type is tuple
     return field in configs.FIELDS and configs.FIELDS[field].type is tuple
 
 
@@ -343,7 +344,9 @@ def _say_end(folder: Path, plan: Plan) -> int:
             said = f"{counted(len(runs), 'run')} {wanted}: {names_of(runs)}. {what}"
             print(said, file=sys.stderr)
             code = its_code
-    if changed := on_other_data((run, run.config, end.summary) for run, end in ends):
+    if changed := on_other_data(
+        ((run, run.config, end.summary) for run, end in ends), plans.alike()
+    ):
         said = f"on other data than the first run, which have changed: {names_of(changed)}"
         print(said, file=sys.stderr)
     for said in _learned_nothing((run, end.summary) for run, end in ends):

@@ -3,6 +3,7 @@ the workers.
 """
 
 import dataclasses
+import functools
 import hashlib
 import importlib
 import itertools
@@ -24,14 +25,12 @@ from fedjax_ssl.errors import counted, how_to_install
 from fedjax_ssl.folder.files import plain_value, write_atomically
 from fedjax_ssl.folder.folder import (
     COMPARED,
-    WATCHING,
     RunFolderError,
     config_differences,
     flat_config,
     read_stored,
 )
 from fedjax_ssl.folder.folder import SWEEP_FILE as FILE
-from fedjax_ssl.folder.resume import PLACES
 from fedjax_ssl.gone import without_gone
 from fedjax_ssl.registry import did_you_mean
 from fedjax_ssl.runs.build import federate, load_resolved
@@ -320,9 +319,15 @@ def is_sweep_file(name: str) -> bool:
     return path.suffix == ".py" and path.is_file() and b"def get_sweep" in path.read_bytes()
 
 
+@functools.cache
+def alike() -> tuple[str, ...]:
+    """Return the fields that do not tell experiments apart."""
+    return configs.fields_that(lambda one: one.alike)
+
+
 def identity(config: Mapping[str, Any]) -> str:
     """Write a config as text that is the same for configs which give the same run."""
-    flat = flat_config(without_gone(config), ignore=WATCHING)
+    flat = flat_config(without_gone(config), ignore=alike())
     # as older sweeps hold it where nobody set it
     flat["federated.devices"] = flat.get("federated.devices") or 1
     return json.dumps(flat, sort_keys=True)
@@ -383,12 +388,13 @@ def _refusal(missing: Sequence[PlannedRun], stored: Plan, wanted: Plan, folder: 
     )
     reason = f"{folder} holds a sweep with {left_out}"
     if len(missing) == len(stored.runs):
-        ignore = (*WATCHING, *stored.fields, *wanted.fields)
+        ignore = (*alike(), *stored.fields, *wanted.fields)
         changed = config_differences(stored.runs[0].config, wanted.runs[0].config, ignore=ignore)
         shown = [f"  {line}" for line in changed[:_SHOWN]] + ["  ..."] * (len(changed) > _SHOWN)
         reason += "\nTheir configs differ (stored -> now):\n" + "\n".join(shown) if shown else ""
-        apart = config_differences(stored.runs[0].config, wanted.runs[0].config, ignore=WATCHING)
-        if apart and all(line.partition(":")[0] in PLACES for line in apart):
+        apart = config_differences(stored.runs[0].config, wanted.runs[0].config, ignore=alike())
+        moved = configs.fields_that(lambda one: one.goes_on == "moved")
+        if apart and all(line.partition(":")[0] in moved for line in apart):
             reason += (
                 f"\nOnly the place of the data differs ({apart[0]}): where they moved, the old "
                 "command goes on with a link at their old place (ln -s NEW OLD)."

@@ -9,7 +9,8 @@ import pytest
 
 from fedjax_ssl import config as configs
 from fedjax_ssl import methods
-from fedjax_ssl.config import fields
+from fedjax_ssl.config import fields, sections
+from fedjax_ssl.registry import CHANGES
 
 # By type; every one is refused for every number of that type, whatever its range.
 NEVER = {
@@ -37,6 +38,33 @@ def test_every_number_has_a_range_with_its_default_inside(section: str) -> None:
         for value in NEVER.get(option.type, [("a",), (None,), (math.nan,), (True,)]):
             with pytest.raises(ValueError, match=rf"^{name}.* (is|names) "):
                 option.allowed.check(name, value)
+
+
+@pytest.mark.parametrize("section", fields.REGISTRIES)
+def test_every_setting_says_what_it_changes(section: str) -> None:
+    for choice in fields.REGISTRIES[section]:
+        config = configs.default(choice if section == "method" else "fedavg")
+        with config.unlocked():
+            config[section].name = choice
+        for name, option in fields.options_of(config).items():
+            assert option.changes in CHANGES, name
+
+
+def test_a_new_setting_cannot_be_declared_without_what_it_changes() -> None:
+    with pytest.raises(TypeError, match="changes"):
+        sections._field(1, "a setting")  # type: ignore[call-arg]
+
+
+def test_consequences_of_settings_are_listed() -> None:
+    alike = fields.fields_that(lambda one: one.alike)
+    assert {"tracking", "data.root", "data.timeout"} < {*alike}
+    assert {*fields.fields_that(lambda one: one.goes_on == "moved")} == {
+        "data.path",
+        "data.split",
+        "data.proportions",
+    }
+    arrays = {*fields.FIELDS} - {*fields.fields_that(lambda one: one.program)}
+    assert {"seed", "start_from", "select_from"} < arrays and "metrics" not in arrays
 
 
 @pytest.mark.parametrize(

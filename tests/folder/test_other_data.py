@@ -102,4 +102,4 @@ def test_runs_on_other_data_are_found_where_their_settings_are_the_same():
         ("5", {"data": {"path": "x", "root": "/r"}}, {"data": one}),
         ("6", {"data": {"path": "x"}}, None),
     ]
-    assert on_other_data([*runs, ("7", {"data": {"path": "x"}}, {})]) == ["3"]
+    assert on_other_data([*runs, ("7", {"data": {"path": "x"}}, {})], ("data.root",)) == ["3"]

@@ -46,6 +46,8 @@ def write_run(
         section, _, own = name.rpartition(".")
         (fields[section] if section else fields)[own] = value
     (folder / "config.json").write_text(json.dumps(fields, indent=2))
+    alike = config.fields_that(lambda one: one.alike)
+    (folder / "model.json").write_text(json.dumps({"alike": alike}))
     flat = flat_config(fields)
     random = np.random.default_rng(
         [seed, *map(ord, method), int(1000 * flat["optimizer.learning_rate"])]

@@ -24,6 +24,7 @@ from fedjax_ssl.data.reading.download import (
 from fedjax_ssl.data.reading.problems import EMBEDDED, DatasetUnavailable, Place, not_here
 from fedjax_ssl.data.reading.tfds import load_tfds, prepared_folders
 from fedjax_ssl.errors import counted
+from fedjax_ssl.registry import Changes
 
 # Origins of a published dataset: any, its original files, or a folder that TensorFlow Datasets
 # prepared.
@@ -95,7 +96,7 @@ def load_archive(
     path: Place = None,
     download: bool = True,
     source: Source = "auto",
-    timeout: Annotated[float, In("(0, inf)")] = 20.0,
+    timeout: Annotated[float, In("(0, inf)"), Changes("watching")] = 20.0,
 ) -> Dataset:
     """Load a published dataset.
 

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from fedjax_ssl.data.reading.names import (
 from fedjax_ssl.data.reading.problems import SHOWN, BadData, Findings, Place, some
 from fedjax_ssl.data.reading.proportions import read_proportions
 from fedjax_ssl.errors import counted
-from fedjax_ssl.registry import did_you_mean
+from fedjax_ssl.registry import Changes, did_you_mean
 
 if TYPE_CHECKING:  # takes long to import
     import pandas
@@ -65,7 +65,7 @@ class TableOptions:
     coarse_column: str = "coarse"
     group_column: str = "group"
     classes: Names | None = None
-    proportions: Place = None
+    proportions: Annotated[Place, Changes("place")] = None
 
     def columns(self) -> dict[str, str]:
         """Give the column of each role."""

@@ -23,6 +23,7 @@ from fedjax_ssl.data.reading.problems import EMBEDDED, BadData, Findings, Place,
 from fedjax_ssl.data.reading.proportions import read_proportions
 from fedjax_ssl.data.reading.register import dataset
 from fedjax_ssl.errors import counted
+from fedjax_ssl.registry import Changes
 
 Arrays = dict[str, np.ndarray]
 NEEDED = ("inputs", "labels")
@@ -56,7 +57,7 @@ def load_npz(
     path: Place = None,
     num_classes: Annotated[int | None, Whole(2)] = None,
     input_max: Annotated[float | None, In("(0, inf)")] = None,
-    proportions: Place = None,
+    proportions: Annotated[Place, Changes("place")] = None,
 ) -> Dataset:
     """Load an `.npz` file of arrays (no pickled objects).
 
