@@ -84,8 +84,8 @@ docs:  ## build the documentation into site/; a warning is an error
 
 # On the GPU that is here, which nothing else may use; JAX's part for it: make gpu EXTRAS=dev,cuda12
 TORCH ?= $(BIN)/python
-gpu: setup  ## measure the GPU that is here and check results on it, into docs/benchmarks.md
-	$(BIN)/python -m experiments.benchmarks.gpu --torch $(TORCH) --write docs/benchmarks.md
+gpu: setup  ## measure the GPU that is here and check results on it, into docs/speed.md
+	$(BIN)/python -m experiments.benchmarks.gpu --torch $(TORCH) --write docs/speed.md
 
 build: setup  ## build the wheel into dist/
 	$(BIN)/python -m pip wheel --disable-pip-version-check --quiet --no-deps --wheel-dir dist .

@@ -26,7 +26,7 @@ command, where it was measured, and a sentence on what it shows. Commands that n
 need [data of your own](datasets.md). Commits are those of the code that ran; a later version may
 give other last digits. CPU cores were shared with other programs. But for FLamby's table none repeats a
 paper's experiment: data, networks or rounds are others. The papers' own tables are on
-[another page](reproductions.md), times on the page on [speed](benchmarks.md)."""
+[another page](reproductions.md), times under [Speed](speed.md)."""
 LEADERBOARD = """Methods on the same examples, labels, clients, rounds and local steps. Accuracy is
 on the test examples after the last round, the mean of the seeds and half of its 95 % t interval;
 "over labels alone" is the same of the differences by seed. "By more than chance" says that such an

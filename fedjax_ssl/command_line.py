@@ -52,7 +52,7 @@ def map_large_buffers() -> bool:
     as the first one. A program's own buffer is that large; the scratch of single operations is not,
     and mapping that takes time. A threshold that is given also makes glibc give the end of its heap
     back whenever 128 kB are free there: that scratch is then cleared by the system in every local
-    step. So up to 64 MB of it are kept (docs/design-notes.md).
+    step. So up to 64 MB of it are kept (docs/speed.md).
 
     Returns:
         Whether the C library could be told so; only glibc can.

@@ -320,7 +320,7 @@ def over_seeds(train: Callable[..., PyTree], mesh: Mesh | None = None) -> Callab
 
     On accelerators the runs are vectorized (`jax.vmap`), which fills the device. On a CPU they
     follow one another in the program (`jax.lax.map`): there the work is the limit, and vectorized
-    runs take longer than the same runs in turn (docs/benchmarks.md, W8).
+    runs take longer than the same runs in turn (docs/speed.md, W8).
 
     Args:
         train: what `make_train` returns, or another function of a key (and of further arrays with

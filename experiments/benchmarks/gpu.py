@@ -1,6 +1,6 @@
 """What a GPU makes of this package, in one command: correctness, first rounds, speed, neighbours.
 
-    make gpu                                                 # all of it, into docs/benchmarks.md
+    make gpu                                                 # all of it, into docs/speed.md
     python -m experiments.benchmarks.gpu --parts speed       # a part of it, on the screen
     python -m experiments.benchmarks.gpu --scale 0.01        # whether the script runs, on a CPU too
 

@@ -53,7 +53,7 @@ def conv2d(
     | "xla" | "lax", or "slices" where `vmap` gives every client a kernel | reverse mode |
 
     "auto" takes on a CPU "winograd" from 16 input channels on and else "slices" (rates:
-    docs/benchmarks.md); elsewhere it takes "xla", but "slices" for a 1x1 kernel. The choice was not
+    docs/speed.md); elsewhere it takes "xla", but "slices" for a 1x1 kernel. The choice was not
     measured on a GPU or TPU.
 
     Args:
@@ -143,7 +143,7 @@ def depthwise_conv2d(
     """Cross-correlate every channel of NHWC images with its own kernel.
 
     XLA's grouped convolution ("lax") has no fast path on CPU. There "auto" adds up shifted slices,
-    each times one number per channel, which fuses into one loop (rates in docs/benchmarks.md);
+    each times one number per channel, which fuses into one loop (rates in docs/speed.md);
     elsewhere it takes "lax". Values and gradients are the same up to the order of additions, and
     both have derivatives of any order.
 

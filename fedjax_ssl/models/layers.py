@@ -109,7 +109,7 @@ class Dense(nn.Module):
 
     The weight is kept as [outputs, inputs]: the gradient of small batches is then written row by
     row, which makes a step of softmax regression on a CPU a third faster than [inputs, outputs]
-    does (docs/design-notes.md).
+    does (docs/speed.md).
     """
 
     features: int

@@ -32,7 +32,7 @@ def compiled_program(lowered: jax.stages.Lowered) -> Callable[..., Any]:
 
 def compiler_options(barriers: bool = True) -> dict[str, Any]:
     """Give XLA's options: on CPUs to have less to compile and to use AVX-512
-    (docs/design-notes.md).
+    (docs/speed.md).
 
     LLVM optimizes less, loops are not rewritten, and barriers stay until operations were put
     together to kernels, as on accelerators, see `fedjax_ssl.federated.packing`. Vectors have 512

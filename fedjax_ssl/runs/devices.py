@@ -17,7 +17,7 @@ from fedjax_ssl import data, models, processor
 
 # Operations of a local step from which on devices are worth waiting for each other in every round,
 # and of an evaluation from which on it is worth several threads: about 0.1 and 10 milliseconds of a
-# core (docs/design-notes.md).
+# core (docs/speed.md).
 _WORTH_SHARING = 5e6
 _WORTH_THREADS = 5e8
 # Every device holds the values of the whole cohort, to add them in order: these may take this share

@@ -291,7 +291,7 @@ def vectorizes(point: Point, shared: Shared) -> bool:
     CPU.
 
     On a CPU the work is the limit, and vectorized runs take longer than the same runs in turn
-    (docs/benchmarks.md, W8).
+    (docs/speed.md, W8).
     """
     if jax.default_backend() == "cpu":
         return False

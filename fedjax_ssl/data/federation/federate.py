@@ -161,7 +161,7 @@ class Drawing:
             dataset.set_shares,
         )
         # Compiled as a whole, since operation by operation a first start takes much longer
-        # (docs/design-notes.md).
+        # (docs/speed.md).
         self._draw = jax.jit(partial(_draw_roles, plan=plan, own=own))
         self._examples = self._labels, natural, dataset.train.group
 
