@@ -8,7 +8,7 @@
     python -m fedjax_ssl.main --config configs/cifar100_proxyfl.py --method.variant=paper
 
 20 clients with 250 labelled of 2,500 images each, 8 per round, ResNet-8 of four times the width,
-500 rounds: a run for a GPU, not reproduced. Numbers of the paper: experiments/papers/tables/proxyfl.py.
+500 rounds: a run for a GPU, not reproduced. Numbers of the paper: experiments/papers/tables/proxyfl.toml.
 Differences of settings: docs/methods/proxyfl.md.
 """
 

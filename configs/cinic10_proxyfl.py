@@ -8,7 +8,7 @@
     python -m fedjax_ssl.main --config configs/cinic10_proxyfl.py --method.variant=paper
 
 20 clients with 450 labelled of 4,500 images each, 8 per round, ResNet-8 of four times the width,
-400 rounds: a run for a GPU, not reproduced. Numbers of the paper: experiments/papers/tables/proxyfl.py.
+400 rounds: a run for a GPU, not reproduced. Numbers of the paper: experiments/papers/tables/proxyfl.toml.
 Differences of settings: docs/methods/proxyfl.md.
 """
 

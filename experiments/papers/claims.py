@@ -2,21 +2,22 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas
 
 from experiments.papers import results
 from experiments.papers.marks import CHANCE, DIVERGED
 from experiments.papers.results import Measured, Result
-from experiments.papers.table import PAPERS, SCALES, Table, names_of, without_unlabelled
+from experiments.papers.table import PAPERS, Table, read_paper, without_unlabelled
 from fedjax_ssl.errors import ConfigError, counted
 from fedjax_ssl.report.numbers import TELLING, compare
 from fedjax_ssl.report.numbers import Cell as Difference
 
 Place = tuple[str, str]  # row and column
+Column = tuple[str, str, str]  # table, "column" or "row", and the name of it that two cells share
 SHOWN = "shown"
 PARTLY = "shown in part of the columns"
 NOT = "not shown"
@@ -51,11 +52,29 @@ class Pair(NamedTuple):
         """Cells of the pair."""
         return [self.first, self.second] if isinstance(self.second, tuple) else [self.first]
 
-    @property
-    def column(self) -> tuple[str, str, str]:
-        """Table, and what both cells share: a column, or where columns are compared a row."""
-        same_row = isinstance(self.second, tuple) and self.first[1] != self.second[1]
-        return self.table, *(("row", self.first[0]) if same_row else ("column", self.first[1]))
+
+def pairs_of(
+    table: str,
+    over: Sequence[str | float],
+    row: str = "",
+    columns: Sequence[str] = (),
+    column: str = "",
+    rows: Sequence[str] = (),
+    level: float | None = None,
+) -> dict[Column, list[Pair]]:
+    """Pair a `row` with others or with numbers in every one of `columns`, or a `column` with others
+    in every one of `rows`; by what both cells share.
+    """
+    found = dict[Column, list[Pair]]()
+    for shared in columns or rows:
+        cells: list[Place | float] = [
+            one if not isinstance(one, str) else (one, shared) if row else (shared, one)
+            for one in over
+        ]
+        first = (row, shared) if row else (shared, column)
+        kind = "column" if row else "row"
+        found[table, kind, shared] = [Pair(table, first, one, level) for one in cells]
+    return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,19 +82,19 @@ class Claim:
     """A claim of a paper: better cells and worse ones, by which it stands or falls.
 
     Example:
-        >>> from experiments.papers.claims import Claim, above
+        >>> from experiments.papers.claims import Claim
         >>> claim = Claim(
         ...     paper="Mine", text="ours is best", source="Table 1",
-        ...     pairs=above("mine-table1", "ours", ["theirs"], ["5 labels"]),
+        ...     pairs=[dict(table="mine-table1", row="ours", over=["theirs"], columns=["5 labels"])],
         ... )
-        >>> claim.pairs[0].second
+        >>> claim.columns["mine-table1", "column", "5 labels"][0].second
         ('theirs', '5 labels')
     """
 
     paper: str
     text: str
     source: str  # table or section
-    pairs: Sequence[Pair] = ()
+    pairs: Sequence[Mapping[str, Any]] = ()  # arguments of `pairs_of`
     unlabelled: bool = False  # it is about unlabelled data: the method has a control
     baseline: str = ""  # row that learns from labels alone; says which opponents are trained
     setting: str = ""  # of ours, in which it is judged; without, in the paper's, at any scale
@@ -93,13 +112,14 @@ class Claim:
             raise ConfigError(f"the claim {self.text!r} names no labelled-only baseline")
 
     @property
-    def columns(self) -> dict[tuple[str, str, str], list[Pair]]:
+    def columns(self) -> dict[Column, list[Pair]]:
         """Pairs by column: the paper's; for a claim about unlabelled data also of each method with
         its control, and with the baseline, which only has to be there.
         """
-        found = dict[tuple[str, str, str], list[Pair]]()
-        for pair in self.pairs:
-            found.setdefault(pair.column, []).append(pair)
+        found = dict[Column, list[Pair]]()
+        for part in self.pairs:
+            for shared, own in pairs_of(**part).items():
+                found.setdefault(shared, []).extend(own)
         if not self.unlabelled:
             return found
         for (table, _, column), pairs in found.items():
@@ -135,39 +155,17 @@ def load_claims(paths: Sequence[Path] | None = None) -> list[Claim]:
     """Read the claims of papers, in the order of their files.
 
     Args:
-        paths: Python files that may have `CLAIMS`; by default those that are shipped.
+        paths: papers, as of `load_tables`.
     """
-    files = paths or PAPERS
-    return [claim for path in files for claim in names_of(path).get("CLAIMS", ())]
-
-
-def above(
-    table: str,
-    row: str,
-    others: Iterable[str],
-    columns: Iterable[str],
-    level: float | None = None,
-) -> list[Pair]:
-    """Pair a row with others, in every column."""
-    rows = list(others)
+    papers = map(read_paper, paths or PAPERS)
     return [
-        Pair(table, (row, column), (other, column), level) for column in columns for other in rows
+        Claim(paper=paper.get("name", ""), **claim)
+        for paper in papers
+        for claim in paper.get("claims", ())
     ]
 
 
-def ahead(
-    table: str,
-    column: str,
-    others: Iterable[str],
-    rows: Iterable[str],
-    level: float | None = None,
-) -> list[Pair]:
-    """Pair a column with others, in every row."""
-    columns = list(others)
-    return [Pair(table, (row, column), (row, other), level) for row in rows for other in columns]
-
-
-def row_of(claim: Claim, tables: Mapping[str, Table], found: Sequence[Result]) -> Row:
+def judge(claim: Claim, tables: Mapping[str, Table], found: Sequence[Result]) -> Row:
     """Judge a claim by stored results alone.
 
     A pair holds where at least three common seeds have a paired 95 % t interval of the difference
@@ -181,57 +179,49 @@ def row_of(claim: Claim, tables: Mapping[str, Table], found: Sequence[Result]) -
         tables: all tables by name.
         found: stored results.
     """
-    scales = [scale for scale in reversed(SCALES) if scale != "smoke"]
-    rows = [_at_scale(claim, tables, found, scale) for scale in scales]
+    rows = []
+    for scale in ("paper", "medium", "small"):
+        cells = {
+            (result.table, cell.place): cell
+            for result in found
+            for cell in result.cells
+            if result.scale == scale and result.table in tables and cell.values
+            if claim.setting or not results.other_than_paper(tables[result.table], scale, cell)
+            if DIVERGED not in "".join(cell.marks)
+        }
+        states = []
+        texts = []
+        used = dict[str, None]()
+        for column, pairs in claim.columns.items():
+            table = tables[column[0]]
+            compared = [_compare(pair, table, cells, claim.baseline) for pair in pairs]
+            said = {one.said for one in compared}
+            asked = {one.said for one in compared if one.pair.level != math.inf}
+            if said == {_AHEAD}:
+                state = SHOWN
+            elif _LEVEL in asked:
+                state = NOT
+            elif FEW in asked:
+                state = FEW
+            else:
+                state = NOT if _AHEAD in asked else NOT_RUN
+            states.append(state)
+            if said != {NOT_RUN}:
+                texts.append(_numbers(column, compared, table, cells, scale))
+            if any(one.difference for one in compared):
+                used[table.name] = None
+        held = states.count(SHOWN)
+        state = min(states, key=STATES.index, default=NOT_RUN)
+        if 0 < held < len(states):
+            state = PARTLY
+        text = "; ".join(texts)
+        rows.append(Row(claim, state, scale * bool(texts), held, len(states), text, [*used]))
     row = next((row for row in rows if row.state not in (FEW, NOT_RUN)), None)
     row = row or min(rows, key=lambda row: STATES.index(row.state))
     if row.state == NOT_RUN and claim.proof:
         state = SHOWN if claim.proof_seeds >= TELLING else FEW
         return row._replace(state=state, scale=claim.proof_scale, numbers="")
     return row
-
-
-def _at_scale(
-    claim: Claim, tables: Mapping[str, Table], found: Sequence[Result], scale: str
-) -> Row:
-    cells = {
-        (result.table, cell.place): cell
-        for result in found
-        for cell in result.cells
-        if result.scale == scale and result.table in tables and cell.values
-        if claim.setting or not results.other_than_paper(tables[result.table], scale, cell)
-        if DIVERGED not in "".join(cell.marks)
-    }
-    columns = {
-        column: [_compare(pair, tables[pair.table], cells, claim.baseline) for pair in pairs]
-        for column, pairs in claim.columns.items()
-    }
-    states = [_state(own) for own in columns.values()]
-    held = states.count(SHOWN)
-    state = min(states, key=STATES.index, default=NOT_RUN)
-    if 0 < held < len(states):
-        state = PARTLY
-    words = [
-        _numbers(column, own, tables[column[0]], cells, scale)
-        for column, own in columns.items()
-        if any(one.said != NOT_RUN for one in own)
-    ]
-    used = dict.fromkeys(
-        column[0] for column, own in columns.items() if any(one.difference for one in own)
-    )
-    return Row(claim, state, scale * bool(words), held, len(columns), "; ".join(words), [*used])
-
-
-def _state(compared: Sequence[Compared]) -> str:
-    """Judge a column."""
-    said = {one.said for one in compared if one.pair.level != math.inf}
-    if {one.said for one in compared} == {_AHEAD}:
-        return SHOWN
-    if _LEVEL in said:
-        return NOT
-    if FEW in said:
-        return FEW
-    return NOT if _AHEAD in said else NOT_RUN
 
 
 def _compare(
@@ -266,7 +256,7 @@ def _accuracy(cell: Measured, sign: int) -> float:
 
 
 def _numbers(
-    column: tuple[str, str, str],
+    column: Column,
     compared: Sequence[Compared],
     table: Table,
     cells: Mapping[tuple[str, Place], Measured],

@@ -146,7 +146,7 @@ def parser() -> Parser:
         nargs="+",
         type=Path,
         metavar="FILE",
-        help="files with TABLES, in place of the package's",
+        help="papers in TOML, in place of those here",
     )
     return parser
 

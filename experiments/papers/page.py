@@ -21,7 +21,7 @@ def page(tables: Mapping[str, Table], asserted: Sequence[claims.Claim]) -> str:
         asserted: what the papers claim.
     """
     found = results.stored()
-    rows = [claims.row_of(claim, tables, found) for claim in asserted]
+    rows = [claims.judge(claim, tables, found) for claim in asserted]
     text = (FOLDER / "page.md").read_text(encoding="utf-8")
     lines = [text.replace(_CLAIMS, "\n".join(claims.markdown(rows)), 1) + HEAD]
     sections = []

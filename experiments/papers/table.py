@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import re
 import runpy
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ from fedjax_ssl.errors import ConfigError, did_you_mean
 from fedjax_ssl.own_code import blame
 
 FOLDER = Path(__file__).parent
-PAPERS = sorted((FOLDER / "tables").glob("*.py"))
+PAPERS = sorted((FOLDER / "tables").glob("*.toml"))
 SCALES = ("smoke", "small", "medium", "paper")
 _REDUCED = ("small", "medium")  # scales for a CPU: each adds its settings to those before it
 Settings = Mapping[str, Any]  # dotted field -> value, and the words below
@@ -106,45 +107,39 @@ class Table:
     # ^ scale -> why results are not the paper's
 
     def __post_init__(self) -> None:
-        def wrong(text: str) -> ConfigError:
-            return ConfigError(f"table {self.name!r}: {text}")
-
         if not re.fullmatch(r"[a-z0-9_]+-[a-z0-9._-]+", self.name):
-            raise wrong("its name is not of the form PAPER-tableN")
+            raise self._wrong("its name is not of the form PAPER-tableN")
         if not self.rows or not self.columns:
-            raise wrong("it has no rows or no columns")
-        for row, column in self.cells:
-            if row not in self.rows or column not in self.columns:
-                raise wrong(f"there is no cell {(row, column)}")
+            raise self._wrong("it has no rows or no columns")
+        cells = set(itertools.product(self.rows, self.columns))
+        small = self.small_cells or {}
+        named = {*self.cells, *itertools.product(self.paper, self.columns)}
+        named |= set(
+            itertools.product(small.get("rows", self.rows), small.get("columns", self.columns))
+        )
+        named |= {(row, column) for column, rows in self.wanted.items() for row in rows}
+        if unknown := sorted(named - cells):
+            raise self._wrong(f"there is no cell {unknown[0]}")
         for row, numbers in self.paper.items():
-            if (
-                row not in self.rows
-                or isinstance(numbers, str)
-                or len(numbers) != len(self.columns)
-            ):
-                raise wrong(
-                    f"numbers of {row!r} need a row of this name, and one number, or an empty "
-                    "text, per column"
-                )
+            if isinstance(numbers, str) or len(numbers) != len(self.columns):
+                raise self._wrong(f"{row!r} needs one number, or an empty text, per column")
             if bad := [text for text in numbers if text and number_of(text) is None]:
-                raise wrong(f"the number {bad[0]!r} of {row!r} is not of the form '84.1 ± 0.4'")
-        for kind in ("rows", "columns"):
+                raise self._wrong(
+                    f"the number {bad[0]!r} of {row!r} is not of the form '84.1 ± 0.4'"
+                )
+        for scale, kind in itertools.product(_REDUCED, ("rows", "columns")):
             names = getattr(self, kind)
-            for scale in _REDUCED:
-                if len({self.name_at(scale, kind, name) for name in names}) < len(names):
-                    raise wrong(f"two {kind} have one name at the scale {scale}")
+            if len({self.name_at(scale, kind, name) for name in names}) < len(names):
+                raise self._wrong(f"two {kind} have one name at the scale {scale}")
         if self.medium and not self.reduced_at("medium"):
-            raise wrong("its scale medium does not say what is 'reduced'")
-        if unknown := [scale for scale in self.why if scale not in SCALES]:
-            raise wrong(f"why names the scale {unknown[0]!r}; there are {', '.join(SCALES)}")
-        for column, rows in self.wanted.items():
-            if column not in self.columns or not rows or set(rows) - set(self.rows):
-                raise wrong(f"wanted names the column {column!r} with rows {', '.join(rows)}")
-        for kind, names in (self.small_cells or {}).items():
-            if kind not in ("rows", "columns"):
-                raise wrong(f"small_cells names {kind!r}")
-            if unknown := [one for one in names if one not in getattr(self, kind)]:
-                raise wrong(f"small_cells names {unknown[0]!r}")
+            raise self._wrong("its scale medium does not say what is 'reduced'")
+        if unknown_scales := sorted(set(self.why) - set(SCALES)):
+            raise self._wrong(
+                f"why names the scale {unknown_scales[0]!r}; there are {', '.join(SCALES)}"
+            )
+
+    def _wrong(self, text: str) -> ConfigError:
+        return ConfigError(f"table {self.name!r}: {text}")
 
     @property
     def scales(self) -> Sequence[str]:
@@ -264,43 +259,55 @@ def load_tables(paths: Sequence[Path] | None = None) -> dict[str, Table]:
     """Read all tables by name, in the order of the papers' files.
 
     Args:
-        paths: Python files with `TABLES`; by default those that are shipped.
+        paths: papers, as `read_paper` takes them; by default all of `tables/`.
 
     Raises:
         ConfigError: a file cannot be read or has no tables, or two tables have one name.
     """
     found: dict[str, Table] = {}
     for path in paths or PAPERS:
-        for table in _read(path):
+        for table in _tables_of(path):
             if table.name in found:
                 raise ConfigError(f"{path}: there are two tables {table.name!r}")
             found[table.name] = table
     return found
 
 
-def names_of(path: Path) -> dict[str, Any]:
-    """Run a paper's file, and give the names that it defines.
+def read_paper(path: Path) -> dict[str, Any]:
+    """Read a paper's TOML: its `name`, `tables`, what is `usual` for them, and `claims`.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: it cannot be read, or has no tables.
     """
     try:
-        return runpy.run_path(str(path))
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
-    except (Exception, SystemExit) as error:
-        raise ConfigError(f"{path} cannot be read: {blame(error) or error}") from error
+        words = tomllib.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    if not words.get("tables"):
+        raise ConfigError(f"{path} has no tables; write some as in {FOLDER}/tables/fedul.toml")
+    return words
 
 
-def _read(path: Path) -> Iterator[Table]:
-    tables = names_of(path).get("TABLES")
-    if (
-        not isinstance(tables, tuple | list)
-        or not tables
-        or not all(isinstance(table, Table) for table in tables)
-    ):
-        raise ConfigError(f"{path} has no TABLES; give a tuple of experiments.papers.Table")
-    yield from tables
+def _tables_of(path: Path) -> Iterator[Table]:
+    """Put a paper's words and numbers together with the settings of the Python file beside it."""
+    words = read_paper(path)
+    code = path.with_suffix(".py")
+    settings: Mapping[str, Any] = {}
+    if code.is_file():
+        try:
+            settings = runpy.run_path(str(code))["TABLES"]
+        except Exception as error:
+            raise ConfigError(f"{code} cannot be read: {blame(error) or error}") from error
+    for about in words["tables"]:
+        parts = {**words.get("usual", {}), **about}
+        for field, own in settings.get(about.get("name"), {}).items():
+            parts[field] = {**own, **parts.get(field, {})}
+        if isinstance(parts.get("value"), list):
+            parts["value"] = tuple(parts["value"])
+        try:
+            yield Table(**parts)
+        except (ConfigError, TypeError) as error:
+            raise ConfigError(f"{path}: {error}") from error
 
 
 def find_table(name: str, tables: Mapping[str, Table]) -> Table:

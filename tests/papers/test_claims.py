@@ -9,7 +9,7 @@ import pytest
 
 from experiments.papers import claims, results
 from experiments.papers import page as pages
-from experiments.papers.claims import Claim, Pair, above
+from experiments.papers.claims import Claim
 from experiments.papers.marks import signs
 from experiments.papers.results import Measured, Origin, Result
 from experiments.papers.table import (
@@ -41,7 +41,7 @@ TABLE = Table(
     wanted={"5 labels": ("Ours", "Theirs")},
 )
 ORIGIN = Origin("CPU", "0123456789", 0.5, "fedjax-ssl reproduce mine-table1 --run", "jax 1.2")
-PLACE = ("Ours", "5 labels"), ("Theirs", "5 labels")
+PAIR = {"table": "mine-table1", "row": "Ours", "over": ["Theirs"], "columns": ["5 labels"]}
 GOOD = (0.80, 0.82, 0.81)
 BASELINE = (0.68, 0.69, 0.69)
 LESS = (0.70, 0.72, 0.70)
@@ -49,14 +49,12 @@ BEST = Claim(
     paper="Mine",
     text="ours is best",
     source="Table 1",
-    pairs=above("mine-table1", "Ours", ["Theirs"], ["5 labels"]),
+    pairs=[PAIR],
     unlabelled=True,
     baseline=LABELLED_ONLY,
     lacks="too few rounds",
 )
-IN_BOTH = dataclasses.replace(
-    BEST, pairs=above("mine-table1", "Ours", ["Theirs"], ["5 labels", "20 labels"])
-)
+IN_BOTH = dataclasses.replace(BEST, pairs=[PAIR | {"columns": ["5 labels", "20 labels"]}])
 
 
 def stored(
@@ -87,7 +85,7 @@ def stored(
 
 
 def judged(*found: Result, claim: Claim = BEST) -> claims.Row:
-    return claims.row_of(claim, {"mine-table1": TABLE}, found)
+    return claims.judge(claim, {"mine-table1": TABLE}, found)
 
 
 def test_a_claim_is_shown_ahead_of_all_and_of_its_control():
@@ -160,7 +158,7 @@ def test_seeds_are_paired_by_number():
 def test_an_error_is_better_where_it_is_smaller():
     table = dataclasses.replace(TABLE, metric="test_error")
     found = stored("small", Ours=LESS, Theirs=GOOD, control=GOOD, baseline=GOOD)
-    assert claims.row_of(BEST, {"mine-table1": table}, [found]).state == "shown"
+    assert claims.judge(BEST, {"mine-table1": table}, [found]).state == "shown"
 
 
 def test_a_column_that_is_missing_or_fails_is_counted():
@@ -207,7 +205,7 @@ def test_as_good_is_an_interval_above_what_is_said():
     found = stored("small", Ours=(0.68, 0.69, 0.68), Theirs=(0.70, 0.70, 0.70))
     # -1.67 ± 1.43
     for level, state in ((4, "shown"), (3, "not shown")):
-        pairs = [Pair("mine-table1", *PLACE, level)]
+        pairs = [PAIR | {"level": level}]
         claim = Claim(paper="Mine", text="as good", source="Table 1", pairs=pairs)
         assert judged(found, claim=claim).state == state
 
@@ -244,7 +242,7 @@ def test_small_scales_on_other_data_say_so():
 
 def test_readme_has_the_claims_that_are_shown_and_the_leaderboards_numbers():
     tables = load_tables()
-    rows = [claims.row_of(claim, tables, results.stored()) for claim in claims.load_claims()]
+    rows = [claims.judge(claim, tables, results.stored()) for claim in claims.load_claims()]
     root = Path(__file__).parents[2]
     readme = (root / "README.md").read_text(encoding="utf-8")
     papers = tuple(f"- {row.claim.paper} (" for row in rows)

@@ -18,31 +18,35 @@ from fedjax_ssl.folder.stored_run import read_run
 from fedjax_ssl.sweep import plan as plans
 
 PAPER = """
-from experiments.papers import Table
+name = "Mine"
 
-COMMON = dict(
-    title="Digits", source="nowhere",
-    settings={"model.hidden": (8,)},
-    columns={"accuracy": {}, "steps": {"metric": "local_steps"}},
-    small={"rounds": 1, "optimizer.local_epochs": 1},
-)
-FEDAVG = {"FedAvg": {"method.name": "fedavg"}}
-TABLES = (
-    Table(
-        name="mine-table1", config="digits", rows={**FEDAVG, "Nobody": {"missing": "why not"}},
-        paper={"FedAvg": ("80.0 ± 1.0", "")}, **COMMON,
-    ),
-    Table(name="mine-figure2", config="mnist", rows=FEDAVG, **COMMON),
-)
+[usual]
+title = "Digits"
+source = "nowhere"
+settings = { "model.hidden" = [8] }
+columns = { accuracy = {}, steps = { metric = "local_steps" } }
+small = { rounds = 1, "optimizer.local_epochs" = 1 }
+
+[[tables]]
+name = "mine-table1"
+config = "digits"
+rows = { FedAvg = { "method.name" = "fedavg" }, Nobody = { missing = "why not" } }
+paper = { FedAvg = ["80.0 ± 1.0", ""] }
+
+[[tables]]
+name = "mine-figure2"
+config = "mnist"
 """
+CODE = 'TABLES = {"mine-figure2": {"rows": {"FedAvg": {"method.name": "fedavg"}}}}'
 
 
 @pytest.fixture
 def paper(tmp_path, monkeypatch) -> list[str]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDJAX_SSL_DATA", str(tmp_path / "nothing"))
-    Path("mine.py").write_text(PAPER)
-    return ["--papers", "mine.py"]
+    Path("mine.toml").write_text(PAPER)
+    Path("mine.py").write_text(CODE)
+    return ["--papers", "mine.toml"]
 
 
 def call(capsys, *arguments: str) -> tuple[int, str, str]:
@@ -58,7 +62,7 @@ def test_the_description_says_how_many_cells_run(paper, capsys):
     _, out, _ = call(capsys, "mine-table1", "--columns", "accuracy", *paper)
     assert "scale small: 2 runs in 1 of 4 cells" in out
     assert (
-        "start it with: fedjax-ssl reproduce mine-table1 --columns accuracy --papers mine.py "
+        "start it with: fedjax-ssl reproduce mine-table1 --columns accuracy --papers mine.toml "
         "--run\n" in out
     )
 

@@ -84,7 +84,7 @@ def test_cells_are_chosen_by_name() -> None:
         ({"cells": {("A", "z"): {}}}, "there is no cell"),
         ({"paper": {"A": ("1",)}}, "one number"),
         ({"paper": {"A": ("84,1", "")}}, "'84,1' of 'A' is not of the form"),
-        ({"small_cells": {"rows": ["C"]}}, "small_cells names 'C'"),
+        ({"small_cells": {"rows": ["C"]}}, "there is no cell"),
         ({"why": {"tiny": "too few rounds"}}, "why names the scale 'tiny'"),
         ({"medium": {"rounds": 5}}, "medium does not say what is 'reduced'"),
         (
@@ -104,10 +104,15 @@ def test_a_table_that_is_not_there_names_the_nearest() -> None:
 
 
 def test_a_file_without_tables_is_refused(tmp_path: Path) -> None:
-    for tables in ("()", "3"):
-        (tmp_path / "a.py").write_text(f"TABLES = {tables}")
-        with pytest.raises(ConfigError, match="has no TABLES"):
-            load_tables([tmp_path / "a.py"])
-    (tmp_path / "b.py").write_text("import nothing_like_it")
-    with pytest.raises(ConfigError, match=r"b.py cannot be read.*nothing_like_it"):
-        load_tables([tmp_path / "b.py"])
+    path = tmp_path / "a.toml"
+    for text, words in (
+        ("", "has no tables"),
+        ("tables", "cannot be read"),
+        ('[[tables]]\nname = "mine-table1"\ncolour = 3', "a.toml: .*'colour'"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=words):
+            load_tables([path])
+    path.with_suffix(".py").write_text("import nothing_like_it")
+    with pytest.raises(ConfigError, match=r"a.py cannot be read.*nothing_like_it"):
+        load_tables([path])

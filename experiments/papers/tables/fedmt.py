@@ -4,10 +4,8 @@ Our text of the paper ends before its experiments: tables without numbers are wh
 name, with SemiFL's settings. The curves are those that the authors published.
 """
 
-from experiments.papers import Table, without_unlabelled
-from experiments.papers.claims import Claim, above
+from experiments.papers import without_unlabelled
 
-SOURCE = "arXiv:2210.02042, "
 COARSE_GONE = {"supervision.server_labels": None, "supervision.correspondence": None}
 AT_SERVER = {**COARSE_GONE, "supervision.name": "server"}
 SECOND_HEAD = {"model.aux_head": True}
@@ -47,7 +45,6 @@ SPLITS = {"iid": "iid", "Dirichlet 0.3": "0.3", "Dirichlet 0.1": "0.1"}
 # Two cores: MNIST's digits by the shape of their strokes.
 SMALL = {
     "seeds": 3,
-    "other": "MNIST's digits by the shape of their strokes in place of CIFAR-100's superclasses",
     "rounds": 30,
     "eval_every": 5,
     "data.name": "mnist",
@@ -64,27 +61,6 @@ SMALL = {
     "optimizer.learning_rate": 0.1,
     "optimizer.local_epochs": 2,
 }
-REDUCED = (
-    "10,000 of MNIST's images at 20 clients, which say whether a digit is curved, straight or "
-    "both, and 50 digits at the server; one hidden layer; 30 rounds instead of 800"
-)
-DIFFERS = (
-    "the paper's tables are not in our text: SemiFL's settings, 100 clients with ten in a round, "
-    "WRN-28-2, and our numbers of labels",
-    "baselines with two label spaces are our definitions (docs/methods/fedmt.md)",
-)
-
-
-CONFIDENT = "an epoch goes through the examples of which a method is confident, as in the papers"
-
-
-def small(title: str) -> dict:
-    """Settings of two cores, with the title of a table there."""
-    there = title.replace("CIFAR-100 with 20 superclasses", "MNIST with three shapes of strokes")
-    return {
-        **SMALL,
-        "name": there.replace("CIFAR-100", "MNIST").replace("2,000 labels", "50 labels"),
-    }
 
 
 def cell(row: str, labels: int, split: str = "iid") -> dict:
@@ -103,27 +79,18 @@ def cell(row: str, labels: int, split: str = "iid") -> dict:
     return {**settings, "small": own}
 
 
-def systems(
-    name: str, title: str, columns: dict, rows: tuple = tuple(SYSTEMS), **fields: object
-) -> Table:
+def systems(columns: dict, rows: tuple = tuple(SYSTEMS)) -> dict:
     """A table of systems; columns: labels at the server, split, and further words of a column."""
-    usual = {"source": SOURCE + "section 4", "differs": DIFFERS, "steps": CONFIDENT}
-    usual["cells"] = {
-        (row, column): cell(row, labels, split)
-        for row in rows
-        for column, (labels, split, _) in columns.items()
+    return {
+        "rows": {row: {} for row in rows},
+        "columns": {column: words for column, (_, _, words) in columns.items()},
+        "cells": {
+            (row, column): cell(row, labels, split)
+            for row in rows
+            for column, (labels, split, _) in columns.items()
+        },
+        "small": SMALL,
     }
-    return Table(
-        name=name,
-        title=title,
-        config="cifar100_fedmt",
-        rows={row: {} for row in rows},
-        columns={column: words for column, (_, _, words) in columns.items()},
-        seeds=3,
-        small=small(title),
-        reduced=REDUCED,
-        **usual | fields,
-    )
 
 
 def curve(row: str, number: int) -> dict:
@@ -165,132 +132,57 @@ MATRIX = {
     "confident examples": {"metric": "pseudo_label_coverage"},
     "largest error of the matrix": {"metric": "correspondence_error"},
 }
-WEIGHTS = (
-    "Weights of FedMT(T)'s losses: test accuracy on CIFAR-100 with 20 superclasses, 2,000 "
-    "labels, in %"
-)
 FEDMT = tuple(row for row in SYSTEMS if row.startswith("FedMT") and row not in CONTROLS)
 SPACED = ("server alone", "SemiFL", "FedRep", *FEDMT, *CONTROLS)
 CURVES = ("FedMT", "SemiFL", without_unlabelled("FedMT"), "server alone")
 
-TABLES = (
-    systems(
-        "fedmt-systems",
-        "Test accuracy on CIFAR-100 with 20 superclasses at the clients, iid, in %",
+TABLES = {
+    "fedmt-systems": systems(
         {
             "2,000 labels": (2_000, "iid", {"small": {"name": "50 labels"}}),
             "1,000 labels": (1_000, "iid", {}),
-        },
-        small_cells={"columns": ["2,000 labels"]},
+        }
     ),
-    systems(
-        "fedmt-splits",
-        "Test accuracy on CIFAR-100 with 20 superclasses at the clients, 2,000 labels, in %",
-        {name: (2_000, split, {}) for name, split in SPLITS.items()},
-        small_cells={"columns": ["iid"]},
-    ),
-    systems(
-        "fedmt-matrix",
-        "Known and estimated correspondence on CIFAR-100 with 20 superclasses, 2,000 labels, in %",
-        {name: (2_000, "iid", words) for name, words in MATRIX.items()},
-        FEDMT,
-    ),
-    systems(
-        "fedmt-spaces",
-        "Label spaces that differ between clients: test accuracy on CIFAR-100, 2,000 labels, in %",
-        {column: (2_000, "iid", {"small": {"name": words[2]}}) for column, words in SPACES.items()},
-        SPACED,
-        cells={(row, column): space(row, column) for row in SPACED for column in SPACES},
-        source=SOURCE + "section 3, a matrix per client",
-        differs=("which spaces the clients have is ours", *DIFFERS),
-    ),
-    Table(
-        name="fedmt-weights",
-        title=WEIGHTS,
-        source=SOURCE + "section 3.4",
-        config="cifar100_fedmt:2000,known,iid",
-        rows={
+    "fedmt-splits": systems({name: (2_000, split, {}) for name, split in SPLITS.items()}),
+    "fedmt-matrix": systems({name: (2_000, "iid", words) for name, words in MATRIX.items()}, FEDMT),
+    "fedmt-spaces": {
+        "rows": {row: {} for row in SPACED},
+        "columns": {column: {"small": {"name": words[2]}} for column, words in SPACES.items()},
+        "cells": {(row, column): space(row, column) for row in SPACED for column in SPACES},
+        "small": SMALL,
+    },
+    "fedmt-weights": {
+        "rows": {
             "projection": {},
             "fix": {},
             "mix": {},
         },
-        columns={f"{weight:g}": {} for weight in (0, 0.1, 1, 10)},
-        cells={
+        "columns": {f"{weight:g}": {} for weight in (0, 0.1, 1, 10)},
+        "cells": {
             (kind, f"{weight:g}"): {f"method.{kind}_weight": float(weight)}
             for kind in ("projection", "fix", "mix")
             for weight in (0, 0.1, 1, 10)
         },
-        small={
-            **small(WEIGHTS),
+        "small": {
+            **SMALL,
             "seeds": 2,
             "supervision.server_labels": 50,
             "supervision.correspondence": "shape",
             "method.server_epochs": 10,
             "method.server_batch_size": 10,
         },
-        reduced=REDUCED,
-        differs=DIFFERS[:1],
-        x="weight",
-    ),
-    Table(
-        name="fedmt-curves",
-        title="Test accuracy over the rounds, CIFAR-100, in %",
-        source=(
-            "the authors' published figures (SarahQiong/FedMT-ICML2024-rebuttal), read off to "
-            "one point"
-        ),
-        config="cifar100_fedmt",
-        settings={"eval_every": 50},
-        rows={row: {} for row in CURVES},
-        columns={
+    },
+    "fedmt-curves": {
+        "settings": {"eval_every": 50},
+        "rows": {row: {} for row in CURVES},
+        "columns": {
             f"{one}": {"value": ("round", one), "small": {"name": f"{one // 25}"}} for one in ROUNDS
         },
-        cells={(row, f"{number}"): curve(row, number) for row in CURVES for number in ROUNDS},
-        paper={
-            "FedMT": ("50.5", "52.7", "54.0", "55.0", "56.1", "57.1", "62.3", "68.8", "69.8"),
-            "SemiFL": ("14.0", "15.9", "20.0", "23.9", "27.3", "32.1", "33.8", "33.6", "33.7"),
-        },
-        small={
-            **small("Test accuracy over the rounds, CIFAR-100, in %"),
+        "cells": {(row, f"{number}"): curve(row, number) for row in CURVES for number in ROUNDS},
+        "small": {
+            **SMALL,
             "rounds": 32,
             "eval_every": 2,
         },
-        steps=CONFIDENT,
-        reduced=f"rounds by 25: 32 instead of 800; {REDUCED}",
-        differs=("one run; labels, split and FedMT(T) or FedMT(E) are not stated", *DIFFERS[:1]),
-        x="round",
-    ),
-)
-
-WEAKER = ("server alone", "SemiFL", "FedTrans", "FedTrans, head alone", "FedRep")
-FEW = ("2,000 labels",)
-
-# The claims are about coarse labels. Without them, and what follows from them, FedMT is the server
-# alone.
-SETTING = "MNIST with coarse labels for the shape of a digit's strokes"
-
-CLAIMS = (
-    Claim(
-        paper="FedMT",
-        text="with the known matrix ahead of transfer, SemiFL and the server alone",
-        source="section 4",
-        pairs=above("fedmt-systems", "FedMT(T)", WEAKER, FEW),
-        baseline="server alone",
-        setting=SETTING,
-    ),
-    Claim(
-        paper="FedMT",
-        text="with the estimated matrix ahead of transfer, SemiFL and the server alone",
-        source="section 4",
-        pairs=above("fedmt-systems", "FedMT(E)", WEAKER, FEW),
-        baseline="server alone",
-        setting=SETTING,
-    ),
-    Claim(
-        paper="FedMT",
-        text="the estimated matrix is nearly as good as the known one",
-        source="section 4",
-        pairs=above("fedmt-systems", "FedMT(E)", ("FedMT(T)",), FEW, level=3),
-        setting=SETTING,
-    ),
-)
+    },
+}
