@@ -81,8 +81,8 @@ def how_to_install(extra: str) -> str:
     """Say how an extra of the package is installed, from the index and in a checkout.
 
     Example:
-        >>> how_to_install("h5")
-        "pip install 'fedjax_ssl[h5]', or in a checkout pip install '.[h5]'"
+        >>> how_to_install("table")
+        "pip install 'fedjax_ssl[table]', or in a checkout pip install '.[table]'"
     """
     return f"pip install 'fedjax_ssl[{extra}]', or in a checkout pip install '.[{extra}]'"
 

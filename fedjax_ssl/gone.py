@@ -117,6 +117,20 @@ GONE = {
     "fedrgd.squared": Gone(_DIVERSITY, (True,)),
     "fedrgd.include_server": Gone(_DIVERSITY, (True,)),
     "fedrgd.exclude_norm": Gone(_DIVERSITY, (False,)),
+    "data.source": Gone(
+        "a published dataset has one form; others are read by tfds:NAME and hf:NAME",
+        ("auto", "original"),
+    ),
+    "data.form": Gone(
+        "a dataset has one form; write data.name=femnist_leaf for LEAF's files, and "
+        "data.name=folder for folders",
+        (None, "fedjax", "pickles"),
+    ),
+    "data.name=huggingface": Gone("write data.name=hf:FOLDER, without data.path"),
+    "data.name=omniglot": Gone("write data.name=tfds:omniglot; its clients are not the drawers"),
+    "data.name=cifar100_federated": Gone(
+        "write data.name=cifar100 with a partition; its clients are not read any more"
+    ),
     "prediction.neighbor_search": Gone("neighbours are always searched exactly", ("exact",)),
 }
 

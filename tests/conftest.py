@@ -33,8 +33,6 @@ os.environ.setdefault(
 )
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 os.environ["MPLBACKEND"] = "agg"
-# What a developer has prepared with TensorFlow Datasets is no part of a test.
-os.environ["TFDS_DATA_DIR"] = str(Path(__file__).resolve().parent / "nothing-is-prepared")
 
 import jax
 import pytest

@@ -146,7 +146,7 @@ def take_data(config: ml_collections.ConfigDict, given: Mapping[str, str]) -> No
 
 def _use(config: ml_collections.ConfigDict, name: str) -> None:
     """Name another dataset, without options that it does not take."""
-    config.data.update(name=name, path=None, source="auto")
+    config.data.update(name=name, path=None)
     taken = data.SOURCES.options(name)
     for option in data.SOURCES.fields():
         if option not in taken and not {option, f"data.{option}"} & configs.FIELDS.keys():

@@ -92,11 +92,7 @@ def _check(asked: argparse.Namespace, settings: list[tuple[str, str]]) -> int:
     read_by = {"data.path": asked.name, **named}
     if asked.root:
         read_by["data.root"] = asked.root
-    config = source
-    if source == "huggingface":
-        config = "folder" if content.train.x.ndim == 4 else "table"
-        read_by = {"data.name": source, **read_by}
-    command, composed = propose(content, config, read_by, found.standardize)
+    command, composed = propose(content, source, read_by, found.standardize)
     if isinstance(command, str):
         print(f"\nnot ready: {command}")
         return 2

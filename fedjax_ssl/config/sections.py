@@ -6,7 +6,7 @@ import inspect
 from typing import Any
 
 from fedjax_ssl.checks import Declaration, Each, In, OneOf, Several, Whole, declared
-from fedjax_ssl.data import ORIGINS, RESIDENCES, STANDARDIZATIONS, HeldOut
+from fedjax_ssl.data import RESIDENCES, STANDARDIZATIONS, HeldOut
 from fedjax_ssl.federated import (
     KEEP_BY,
     LOST_WHEN,
@@ -133,9 +133,6 @@ SECTIONS: dict[str, dict[str, Option]] = {
             str, "folder of downloads; $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl by default"
         ),
         "download": _watching(True, "whether the network may be used"),
-        "source": _code(
-            "auto", "form of a published dataset: original files, TFDS's, or both", OneOf(ORIGINS)
-        ),
         "residence": _program(
             "auto",
             "where examples lie; auto: on the device up to half of its memory",

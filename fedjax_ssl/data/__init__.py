@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from fedjax_ssl.data.images.augmentation import AUGMENTATIONS, augmentation
     from fedjax_ssl.data.reading.problems import BadData, DatasetUnavailable
     from fedjax_ssl.data.sources import (
-        ORIGINS,
         OWN,
         SOURCES,
         TERMS,

@@ -29,7 +29,6 @@ from fedjax_ssl.data.reading.tables import (
 from fedjax_ssl.data.sites_apart import Apart, sites_apart
 from fedjax_ssl.data.sources import SOURCES, names_apart, read
 from fedjax_ssl.data.sources.folder import FILE, find_table
-from fedjax_ssl.data.sources.huggingface import is_saved_dataset
 from fedjax_ssl.errors import counted
 
 if TYPE_CHECKING:  # takes long to import
@@ -94,9 +93,9 @@ def check(path: Path | str, source: str | None = None, **options: Any) -> Checke
     What was read is kept, so that a run that follows starts at once.
 
     Args:
-        path: a folder of images or of a saved dataset of Hugging Face, a table of images or of
+        path: a folder of images, a table of images or of
             features (CSV, Parquet), or an `.npz` file.
-        source: "folder", "huggingface", "table", "npz" or "features"; by default what `path` looks
+        source: "folder", "table", "npz" or "features"; by default what `path` looks
             like.
         **options: of the source, and root.
 
@@ -335,7 +334,9 @@ def source_of(path: Path, file_column: str = "file") -> str:
     if path.is_dir() and (path / FEATURES).is_file():
         return "features"
     if path.is_dir():
-        return "huggingface" if is_saved_dataset(path) else "folder"
+        if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
+            raise BadData(path, f"is a dataset of Hugging Face; train on it by data.name=hf:{path}")
+        return "folder"
     if not path.is_file():
         raise DatasetUnavailable(
             f"{path} is not there; give a folder of images, a CSV or Parquet file, or an .npz file."

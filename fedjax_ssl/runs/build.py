@@ -103,12 +103,7 @@ def load_resolved(config: ml_collections.ConfigDict) -> Experiment:
             of, _, name = field.partition(".")
             if of == "data" and given.get(name) == option.default:
                 given.pop(name, None)
-        places = {
-            "root": section.root,
-            "path": section.path,
-            "download": section.download,
-            "source": section.source,
-        }
+        places = {"root": section.root, "path": section.path, "download": section.download}
         places["left_out_client"] = section.left_out_client
         places["standardize"] = section.standardize
         dataset = data.load(section.name, **places, **configs.options(given))

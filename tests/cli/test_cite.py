@@ -13,7 +13,7 @@ from fedjax_ssl.folder.citations import TOOL, citations, entries
 from fedjax_ssl.methods import METHODS, TERMS
 from fedjax_ssl.methods.around import PERSONALIZATIONS
 
-OF_USERS = {"folder", "huggingface", "features", "npz", "table", "tfds"}
+OF_USERS = {"folder", "features", "npz", "table", "tfds", "hf"}
 # No paper stands behind them: the package's own, or what everybody did before there was federation.
 NO_PAPER = {"compose", "supervised", "glyphs", "stand_in", "local", "alone", "pooled"}
 

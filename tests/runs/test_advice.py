@@ -117,7 +117,7 @@ def test_a_batch_that_no_client_fills_is_said():
             "examples",
             "clients count by their number of examples (McMahan et al. 2017): config.fed",
         ),
-        ("digits", "huggingface", "examples", "number of examples"),
+        ("digits", "hf:me/toy", "examples", "number of examples"),
         ("digits", "tfds:mnist", "examples", "number of examples"),
         ("digits", "my_module:load", "examples", "number of examples"),
         (

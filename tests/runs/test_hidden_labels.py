@@ -16,9 +16,8 @@ from fedjax_ssl.runs.rounds import run_rounds
 from tests import toy
 from tests.data.sources import (
     test_archives,
-    test_femnist_forms,
     test_folder,
-    test_huggingface,
+    test_leaf,
     test_mini_imagenet,
 )
 from tests.data.sources import test_rsna as rsna
@@ -68,20 +67,13 @@ def folder(folder):
     return folder / "images"
 
 
-def huggingface(folder):
-    pytest.importorskip("pyarrow")
-    who = [f"w{place % 2}" for place in range(12)]
-    test_huggingface.save_images(folder / "saved", [*labels(12, 3).tolist()], who)
-    return folder / "saved"
-
-
 def femnist(folder):
     test_archives.write_femnist(folder)
     return folder
 
 
 def leaf(folder):
-    test_femnist_forms.write_leaf(folder / "train", {"f0": [1, 2, 3, 4], "f1": [4, 3, 2, 1]})
+    test_leaf.write_leaf(folder / "train", {"f0": [1, 2, 3, 4], "f1": [4, 3, 2, 1]})
     return folder
 
 
@@ -101,9 +93,8 @@ SOURCES = {
     "npz": (npz, {}),
     "table": (table, {}),
     "folder": (folder, {}),
-    "huggingface": (huggingface, {"client_key": "who"}),
     "femnist": (femnist, {}),
-    "femnist, LEAF": (leaf, {"form": "leaf"}),
+    "femnist_leaf": (leaf, {}),
     "rsna_hemorrhage": (slices, {"size": 6}),
     "mini_imagenet": (lambda folder: test_mini_imagenet.write(folder), {}),
 }
@@ -129,7 +120,7 @@ def assert_hidden_labels_do_not_matter(config):
 def test_of_every_kind_of_source(tmp_path, name):
     generate, options = SOURCES[name]
     config = presets.source("digits", "fedsem,per_client", rounds=2)
-    config.data.name = name.partition(",")[0]
+    config.data.name = name
     config.data.path = str(generate(tmp_path))
     config.data.root = str(tmp_path)
     config.data.test_clients = 0

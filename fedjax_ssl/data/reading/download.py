@@ -1,21 +1,13 @@
-"""Download files with pooch: mirrors, time limits, a few tries, interrupted files that go on,
-checked digests.
-"""
+"""Download files with pooch: mirrors, a time limit, a few tries, checked digests."""
 
-import contextlib
 import hashlib
 import logging
-import os
-import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-TRIES = 3
-CHUNK_BYTES = 1 << 20
+RETRIES = 2  # of one address
 SAY_EVERY = 5.0  # seconds between two lines about progress
-DIGEST_SUFFIX = ".sha256"
 
 logger = logging.getLogger(__name__)
 
@@ -38,137 +30,55 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def recorded_sha256(path: Path) -> str | None:
-    """Look up the digest that `fetch` noted beside a file of unknown digest."""
-    try:
-        return path.with_name(path.name + DIGEST_SUFFIX).read_text().split()[0]
-    except (FileNotFoundError, IndexError):
-        return None
-
-
 def fetch(
-    urls: Sequence[str],
-    dest: Path,
-    *,
-    sha256: str | None = None,
-    timeout: float = 20.0,
-    wait: float = 0.5,
+    urls: Sequence[str], dest: Path, *, sha256: str | None = None, timeout: float = 20.0
 ) -> Path:
     """Download one file from the first mirror that has it; a file that is there and right is kept.
 
-    The file appears only when it is complete and its digest is right. Where the digest is known, an
-    interrupted download goes on from its `.part` file, at the next try or in the next process.
-    Processes that fetch into one folder wait for each other. An address that does not resolve,
-    answers 4xx or gives wrong bytes is left at once; 5xx, broken and silent connections are tried
-    three times. Without a known digest, that of the file is noted in `<dest>.sha256`.
+    The file appears only when it is complete and its digest is right.
 
     Args:
         urls: mirrors of the same file.
         dest: where the file goes; missing folders are made.
         sha256: expected digest, 64 hexadecimal digits.
         timeout: seconds that connecting, and every single read, may take.
-        wait: seconds before the second try; doubled before the third.
 
     Returns:
         `dest`.
 
     Raises:
         FetchFailed: no address gave the file; has the reason for each.
-        OSError: the file cannot be written here (no space, no permission).
+        OSError: there can be no such folder.
     """
-    import pooch  # with requests, which takes long to import
-    import requests
+    import pooch  # takes long to import
 
     pooch.get_logger().setLevel(logging.WARNING)
     dest.parent.mkdir(parents=True, exist_ok=True)
     tried: list[tuple[str, str]] = []
-    part = dest.with_name(f"{dest.name}.part")
-    with _one_process(dest.parent):
-        for url in urls:
-            for attempt in range(TRIES):
-                downloader = _Resuming(part, sha256, timeout)
-                known = None if sha256 is None else f"sha256:{sha256}"
-                try:
-                    pooch.retrieve(
-                        url, known, fname=dest.name, path=dest.parent, downloader=downloader
-                    )
-                except (requests.RequestException, ValueError) as error:
-                    reason, again = _reason(error, timeout, downloader.resumed)
-                except OSError:  # the disk's fault: what is there takes the space that others need
-                    part.unlink(missing_ok=True)
-                    raise
-                else:
-                    if sha256 is None and recorded_sha256(dest) is None:
-                        dest.with_name(dest.name + DIGEST_SUFFIX).write_text(
-                            f"{file_sha256(dest)}  {dest.name}\n"
-                        )
-                    return dest
-                if not again:
-                    break
-                if attempt < TRIES - 1:
-                    logger.warning("%s: %s; trying again", url, reason)
-                    time.sleep(wait * 2**attempt)
-                else:
-                    reason += f" ({TRIES} tries)"
-            tried.append((url, reason))
-        if sha256 is None:
-            part.unlink(missing_ok=True)
+    known = None if sha256 is None else f"sha256:{sha256}"
+    # as it is stored: a file that the server unpacks has another digest
+    headers = {"Accept-Encoding": "identity", "User-Agent": "fedjax_ssl"}
+    for url in urls:
+        logger.info("downloading %s", url)
+        files = pooch.create(
+            dest.parent,
+            base_url="",
+            registry={dest.name: known},
+            urls={dest.name: url},
+            retry_if_failed=RETRIES,
+        )
+        try:
+            files.fetch(
+                dest.name,
+                downloader=pooch.HTTPDownloader(
+                    progressbar=_Progress(dest.name), headers=headers, timeout=timeout
+                ),
+            )
+        except (OSError, ValueError) as error:  # those of requests are among the first
+            tried.append((url, " ".join(str(error).split())))
+        else:
+            return dest
     raise FetchFailed(tried)
-
-
-@contextlib.contextmanager
-def _one_process(folder: Path) -> Iterator[None]:
-    """Wait until no other process fetches into this folder."""
-    import filelock
-
-    lock = filelock.FileLock(folder / ".lock")
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        logger.warning("another process downloads into %s; waiting for it", folder)
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-class _Resuming:
-    """Download for pooch, from where an interrupted download of the same file ended."""
-
-    def __init__(self, part: Path, sha256: str | None, timeout: float):
-        self.part = part
-        self.sha256 = sha256
-        self.timeout = timeout
-        self.resumed = False
-
-    def __call__(self, url: str, output_file: str, _: object) -> None:
-        import pooch
-
-        if self.sha256 is None:  # nobody could tell whether the rest belongs to this beginning
-            self.part.unlink(missing_ok=True)
-        with open(self.part, "ab") as file:
-            start = file.tell()
-            self.resumed = start > 0
-            headers = {"Accept-Encoding": "identity", "User-Agent": "fedjax_ssl"}
-            if start:
-                headers["Range"] = f"bytes={start}-"
-
-            def on_response(response: Any, **_: Any) -> None:
-                # all of it again, or the part is too long
-                if start and response.status_code in (200, 416):
-                    file.truncate(0)
-
-            if not start or file_sha256(self.part) != self.sha256:
-                logger.info("downloading %s%s", url, f", from byte {start:,} on" if start else "")
-                pooch.HTTPDownloader(
-                    progressbar=_Progress(url.rpartition("/")[2]),
-                    chunk_size=CHUNK_BYTES,
-                    headers=headers,
-                    timeout=self.timeout,
-                    hooks={"response": on_response},
-                )(url, file, None)
-        os.replace(self.part, output_file)
 
 
 class _Progress:
@@ -192,20 +102,3 @@ class _Progress:
 
     def close(self) -> None:
         pass
-
-
-def _reason(error: Exception, timeout: float, resumed: bool) -> tuple[str, bool]:
-    """Say why an address gave nothing, and whether another try may help."""
-    import requests
-
-    if isinstance(error, requests.HTTPError) and error.response is not None:
-        code = error.response.status_code
-        return f"HTTP {code} {error.response.reason}", code >= 500 or code == 416
-    if isinstance(error, requests.Timeout):
-        return f"no answer within {timeout:g} s", True
-    if not isinstance(error, requests.ConnectionError | requests.exceptions.ChunkedEncodingError):
-        return str(error), resumed  # another digest, or an address of no known kind
-    root: BaseException = error
-    while (cause := root.__cause__ or root.__context__) is not None:
-        root = cause
-    return getattr(root, "strerror", None) or str(root), not isinstance(root, socket.gaierror)

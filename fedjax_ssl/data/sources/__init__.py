@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from fedjax_ssl.data.dataset import Dataset
-from fedjax_ssl.data.reading.archives import Archive, Source, Verified, verify_files
+from fedjax_ssl.data.reading.archives import Archive, Verified, verify_files
 from fedjax_ssl.data.reading.copies import keep_copies_together
 from fedjax_ssl.data.reading.problems import BadData, Place
 from fedjax_ssl.data.reading.register import ENTRIES, PLACES, Kind
@@ -20,8 +20,8 @@ for _module in pkgutil.iter_modules(__path__):
 
 _KINDS = get_args(Kind)
 _ORDERED = sorted(ENTRIES.items(), key=lambda pair: _KINDS.index(pair[1].kind))
-ORIGINS: tuple[Source, ...] = get_args(Source)
 # read what is at path= and nothing else
+_LIBRARIES = tuple(name for name, entry in _ORDERED if entry.kind == "library")
 OWN = tuple(name for name, entry in _ORDERED if entry.kind == "own")
 TERMS = {name: entry.terms for name, entry in _ORDERED}  # licence and whom to cite
 SOURCES: Registry[Dataset] = Registry(
@@ -36,17 +36,16 @@ logger = logging.getLogger(__name__)
 
 
 def is_own(name: str) -> bool:
-    """Tell whether a dataset is the user's: files, what another library has prepared, or a
-    loader of their own.
+    """Tell whether a dataset is the user's: files, what another library reads, or a loader of
+    their own.
     """
     entry = ENTRIES.get(name.partition(":")[0])
-    return entry is None or entry.kind in ("own", "prepared")
+    return entry is None or entry.kind in ("own", "library")
 
 
 def load(
     name: str,
     root: Place = None,
-    source: Source = "auto",
     download: bool = True,
     *,
     path: Place = None,
@@ -57,18 +56,14 @@ def load(
     """Load a dataset by name.
 
     A published dataset is looked for in this order: the converted form in `<root>/<name>/`, the
-    original files in `<root>/<name>/raw/`, a folder that TensorFlow Datasets has prepared, the
-    network.
+    original files in `<root>/<name>/raw/`, the network.
 
     Args:
         name: one of `available()`.
         root: folder of all datasets; default $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl.
-        source: of a published dataset, "auto" as above; "original" without TensorFlow Datasets;
-            "tfds" from its folder of prepared datasets alone, which is `path`, $TFDS_DATA_DIR or
-            ~/tensorflow_datasets. Any other dataset of TensorFlow Datasets is named "tfds:NAME".
         download: whether the network may be used.
-        path: for "npz" and "table" the file, for "folder" and "huggingface" the folder; for
-            published datasets a folder with their original files.
+        path: for "npz" and "table" the file, for "folder" the folder; for published datasets a
+            folder with their original files.
         left_out_client: the client that a run leaves out, by name or number: nothing is learnt from
             its rows.
         standardize: how a run standardizes, which decides what missing cells of a table are filled
@@ -88,20 +83,10 @@ def load(
         ((1797, 8, 8, 1), 10, 14)
     """
     if path and not SOURCES.takes(name, "path"):
-        raise ValueError(
-            f"dataset {name!r} is in the package and takes no path=; got {str(path)!r}"
-        )
-    check_known("source", source, ORIGINS)
-    if name == "tfds" and "dataset" not in options:
-        raise ValueError(
-            "a dataset of TensorFlow Datasets is written tfds:NAME, such as tfds:mnist"
-        )
-    if source == "tfds" and not SOURCES.takes(name, "source"):
-        raise ValueError(
-            f"dataset {name!r} is not in TensorFlow Datasets in this form; leave source='tfds' "
-            "out. Its datasets as they are: tfds:NAME"
-        )
-    places = {"root": root or None, "path": path or None, "download": download, "source": source}
+        raise ValueError(f"dataset {name!r} takes no path=; got {str(path)!r}")
+    if name in _LIBRARIES and "dataset" not in options:
+        raise ValueError(f"a dataset of this library is written {name}:NAME, such as {name}:mnist")
+    places = {"root": root or None, "path": path or None, "download": download}
     own = {"left_out_client": left_out_client, "standardize": standardize, **places}
     usual = inspect.signature(load).parameters
     taken = inspect.signature(SOURCES.builder(name)).parameters
@@ -119,21 +104,20 @@ def load(
             error.args = (f"{error}{end}what is there: fedjax-ssl data check {path}",)
         raise
     for note in dataset.extra.get("notes", ()):
-        logger.warning("%s: %s", path or name, note)
+        logger.warning("%s: %s", path if path and name in OWN else name, note)
     return dataset
 
 
 def read(name: str, **given: Any) -> Dataset:
-    """Load a dataset from its source, as `load` does; in a user's own, copies of an example stay
-    together.
+    """Load a dataset from its source, as `load` does; in a user's own, or a library's, copies of an
+    example stay together.
 
     Args:
         name: as for `load`.
         **given: places and options that the source takes.
     """
     dataset = SOURCES.build(name, **names_apart(name, given))
-    entry = ENTRIES.get(name.partition(":")[0])
-    return keep_copies_together(dataset) if entry is None or entry.kind == "own" else dataset
+    return keep_copies_together(dataset) if is_own(name) else dataset
 
 
 def names_apart(name: str, given: Mapping[str, Any]) -> dict[str, Any]:

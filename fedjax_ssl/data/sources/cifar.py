@@ -1,14 +1,12 @@
-"""`cifar10`, `cifar100` and `cifar100_federated`: small photographs, with superclasses, and dealt
-to clients.
+"""`cifar10` and `cifar100`: small photographs, the latter with superclasses.
 
-Sources: Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009; Reddi et al.,
-Adaptive Federated Optimization, ICLR 2021.
+Source: Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 
@@ -19,10 +17,9 @@ from fedjax_ssl.data.correspondence import (
     correspondence,
 )
 from fedjax_ssl.data.dataset import Dataset, Split
-from fedjax_ssl.data.reading.archives import Files, Prepared, RemoteFile
+from fedjax_ssl.data.reading.archives import Facts, Files, RemoteFile
 from fedjax_ssl.data.reading.formats import FormatError, read_tar
 from fedjax_ssl.data.reading.register import published
-from fedjax_ssl.data.reading.tff import HOST, read_splits
 
 # fmt: off
 CIFAR10_CLASSES = (
@@ -32,20 +29,31 @@ CIFAR10_CLASSES = (
 HOME = "https://www.cs.toronto.edu/~kriz"
 TAR10 = "cifar-10-binary.tar.gz"
 TAR100 = "cifar-100-binary.tar.gz"
-LZMA = "cifar100.sqlite.lzma"
 TERMS = "no licence stated; cite Krizhevsky (2009)"
-FACTS10: dict[str, Any] = {
-    "class_names": CIFAR10_CLASSES,
-    "mean": (0.4914, 0.4822, 0.4465),  # as XCLP's code has them
-    "std": (0.2470, 0.2435, 0.2616),
-}
-FACTS100: dict[str, Any] = {
-    "class_names": CIFAR100_CLASSES,
-    "mean": (0.5071, 0.4865, 0.4409),  # as SemiFL has them
-    "std": (0.2673, 0.2564, 0.2762),
-    "coarse_names": CIFAR100_SUPERCLASSES,
-    "correspondence": correspondence("superclass", len(CIFAR100_CLASSES)).matrix,
-}
+FACTS10 = Facts(
+    50_000,
+    10_000,
+    (32, 32, 3),
+    10,
+    fields={
+        "class_names": CIFAR10_CLASSES,
+        "mean": (0.4914, 0.4822, 0.4465),  # as XCLP's code has them
+        "std": (0.2470, 0.2435, 0.2616),
+    },
+)
+FACTS100 = Facts(
+    50_000,
+    10_000,
+    (32, 32, 3),
+    100,
+    fields={
+        "class_names": CIFAR100_CLASSES,
+        "mean": (0.5071, 0.4865, 0.4409),  # as SemiFL has them
+        "std": (0.2673, 0.2564, 0.2762),
+        "coarse_names": CIFAR100_SUPERCLASSES,
+        "correspondence": correspondence("superclass", len(CIFAR100_CLASSES)).matrix,
+    },
+)
 
 
 @published(
@@ -59,8 +67,7 @@ FACTS100: dict[str, Any] = {
             "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
         ),
     ),
-    examples=(50_000, 10_000),
-    prepared=Prepared("cifar10", FACTS10),
+    facts=FACTS10,
 )
 def read_cifar10(files: Files) -> Dataset:
     """Read CIFAR-10 from its binary archive: rows of one label byte and 3,072 bytes, planes red,
@@ -69,7 +76,13 @@ def read_cifar10(files: Files) -> Dataset:
     batches = [f"data_batch_{i}.bin" for i in range(1, 6)]
     *train, test = _read_rows(files[TAR10], [*batches, "test_batch.bin"], {"label": 10})
     images, labels = (np.concatenate([part[place] for part in train]) for place in (0, 1))
-    return Dataset("cifar10", Split(images, labels[:, 0]), Split(test[0], test[1][:, 0]), **FACTS10)
+    test_images, test_labels = test
+    return Dataset(
+        "cifar10",
+        Split(images, labels[:, 0]),
+        Split(test_images, test_labels[:, 0]),
+        **FACTS10.fields,
+    )
 
 
 @published(
@@ -83,8 +96,7 @@ def read_cifar10(files: Files) -> Dataset:
             "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
         ),
     ),
-    examples=(50_000, 10_000),
-    prepared=Prepared("cifar100", FACTS100, {"coarse_key": "coarse_label"}),
+    facts=FACTS100,
 )
 def read_cifar100(files: Files) -> Dataset:
     """Read CIFAR-100 from its binary archive: rows of superclass, class and 3,072 bytes."""
@@ -102,41 +114,7 @@ def read_cifar100(files: Files) -> Dataset:
                 f"and superclass {coarse}."
             )
         splits.append(Split(images, labels[:, 1], coarse=labels[:, 0]))
-    return Dataset("cifar100", splits[0], splits[1], **FACTS100)
-
-
-@published(
-    "cifar100_federated",
-    "CIFAR-100, 32x32x3, 100 classes, dealt by TensorFlow Federated to 500 training clients and "
-    "100 others; downloaded",
-    terms=f"{TERMS}, and Reddi et al. (2021) for the clients",
-    files=(
-        RemoteFile(
-            f"{HOST}/{LZMA}",
-            153_019_920,
-            "23d3916c9caa33395737ee560cc7cb77bbd05fc7b73647ee7be3a7e764172939",
-        ),
-    ),
-    examples=(50_000, 10_000),
-)
-def read_cifar100_federated(files: Files) -> Dataset:
-    """Read federated CIFAR-100; clients of the two splits are different ones, whatever their
-    numbers.
-    """
-    limits = {"label": len(CIFAR100_CLASSES), "coarse_label": len(CIFAR100_SUPERCLASSES)}
-    names: list[str] = []
-    splits = []
-    for split, part in read_splits(
-        files[LZMA], ("train", "test"), "image", (32, 32, 3), limits
-    ).items():
-        ids, client = np.unique(part.client, return_inverse=True)
-        splits.append(
-            Split(part.x, part.labels["label"], client + len(names), part.labels["coarse_label"])
-        )
-        names += [f"{split} {name}" for name in ids]
-    return Dataset(
-        "cifar100_federated", splits[0], splits[1], client_names=tuple(names), **FACTS100
-    )
+    return Dataset("cifar100", splits[0], splits[1], **FACTS100.fields)
 
 
 def _read_rows(

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from fedjax_ssl.data.dataset import Dataset, Split
-from fedjax_ssl.data.reading.archives import Files, RemoteFile
+from fedjax_ssl.data.reading.archives import Facts, Files, RemoteFile
 from fedjax_ssl.data.reading.formats import FormatError, damage
 from fedjax_ssl.data.reading.register import published
 from fedjax_ssl.data.sources.cifar import CIFAR10_CLASSES
@@ -36,7 +36,7 @@ STD = (0.24205776, 0.23828046, 0.25874835)
             mirrors=(f"https://datashare.ed.ac.uk/bitstream/handle/10283/3192/{TAR}",),
         ),
     ),
-    examples=lambda enlarged: (180_000 if enlarged else 90_000, 90_000),
+    facts=lambda enlarged: Facts(90_000 + enlarged * 90_000, 90_000, (32, 32, 3), 10),
 )
 def read_cinic10(files: Files, enlarged: bool = False) -> Dataset:
     """Read CINIC-10 from its archive of `train/CLASS/*.png`, `valid/CLASS/*.png` and

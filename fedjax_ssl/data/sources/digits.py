@@ -12,6 +12,7 @@ from importlib import resources
 import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset, Split
+from fedjax_ssl.data.reading.archives import Facts
 from fedjax_ssl.data.reading.register import dataset
 
 # Every writer filled in a form with the same 130 digits in the same order. The label sequence
@@ -28,6 +29,7 @@ FORM_STARTS = (0, 130, 256, 386, 516, 646, 776, 906, 1029, 1157, 1287, 1415, 154
         "(1998), Cascading Classifiers, Kybernetika"
     ),
     kind="embedded",
+    facts=Facts(1797, 0, (8, 8, 1), 10, clients=14),
 )
 def load_digits() -> Dataset:
     """Load the embedded digits; needs no network, no folder and no scikit-learn.

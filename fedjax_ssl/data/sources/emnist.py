@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset, Split
-from fedjax_ssl.data.reading.archives import Files, Prepared, RemoteFile
+from fedjax_ssl.data.reading.archives import Facts, Files, RemoteFile
 from fedjax_ssl.data.reading.formats import FormatError, damage
 from fedjax_ssl.data.reading.register import published
 from fedjax_ssl.data.sources.mnist import read_idx
@@ -53,11 +53,11 @@ PARTS = {
             "fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e",
         ),
     ),
-    examples=lambda kind: PARTS[kind].examples,
-    prepared=lambda kind: Prepared(
-        f"emnist/{kind}",
-        {"class_names": tuple(PARTS[kind].classes)},
-        first_label=PARTS[kind].first_label,
+    facts=lambda kind: Facts(
+        *PARTS[kind].examples,
+        (28, 28, 1),
+        len(PARTS[kind].classes),
+        fields={"class_names": tuple(PARTS[kind].classes)},
     ),
 )
 def read_emnist(files: Files, kind: Kind = "byclass") -> Dataset:

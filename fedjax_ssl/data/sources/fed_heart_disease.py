@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset
+from fedjax_ssl.data.reading.archives import Facts
 from fedjax_ssl.data.reading.cache import raw_folder
 from fedjax_ssl.data.reading.columns import Columns
 from fedjax_ssl.data.reading.names import as_cells
@@ -43,6 +44,7 @@ TERMS = (
     "path=",
     terms=TERMS,
     kind="placed",
+    facts=Facts(592, 148, (13,), 2, clients=4),
 )
 def load_fed_heart_disease(*, root: Place = None, path: Place = None) -> Dataset:
     """Read the processed files of UCI's Heart Disease as FLamby does.

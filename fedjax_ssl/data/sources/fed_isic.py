@@ -13,7 +13,7 @@ import numpy as np
 
 from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.dataset import Dataset
-from fedjax_ssl.data.reading.archives import placed_folder
+from fedjax_ssl.data.reading.archives import Facts, placed_folder
 from fedjax_ssl.data.reading.cache import kept_for
 from fedjax_ssl.data.reading.columns import Columns
 from fedjax_ssl.data.reading.download import file_sha256
@@ -64,6 +64,7 @@ STEPS = (
     "folder at path=",
     terms=TERMS,
     kind="placed",
+    facts=Facts(18_598, 4_649, (64, 64, 3), 8, clients=6),
 )
 def load_fed_isic(
     *,

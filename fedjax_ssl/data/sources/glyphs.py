@@ -10,6 +10,7 @@ from typing import Annotated
 
 from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.dataset import Dataset
+from fedjax_ssl.data.reading.archives import Facts
 from fedjax_ssl.data.reading.cache import data_root, kept
 from fedjax_ssl.data.reading.problems import Place
 from fedjax_ssl.data.reading.register import dataset
@@ -27,6 +28,7 @@ MIN_EXAMPLES = 40
     "package",
     terms="part of this package, Apache-2.0",
     kind="embedded",
+    facts=Facts(20_000, 0, (28, 28, 1), 62),
 )
 def load_glyphs(
     *,

@@ -8,28 +8,32 @@ import gzip
 import math
 import string
 import struct
-from collections.abc import Mapping
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset, Split
-from fedjax_ssl.data.reading.archives import Files, Prepared, RemoteFile
+from fedjax_ssl.data.reading.archives import Facts, Files, RemoteFile
 from fedjax_ssl.data.reading.formats import LARGEST, FormatError, damage
 from fedjax_ssl.data.reading.register import published
 
-MNIST_FACTS: dict[str, Any] = {
-    "class_names": tuple(string.digits),
-    "mean": (0.1307,),
-    "std": (0.3081,),
-}
+MNIST = Facts(
+    60_000,
+    10_000,
+    (28, 28, 1),
+    10,
+    fields={"class_names": tuple(string.digits), "mean": (0.1307,), "std": (0.3081,)},
+)
 # fmt: off
-FASHION_FACTS: dict[str, Any] = {
-    "class_names": (
-        "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",
-        "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
-    ),
-}
+FASHION = Facts(
+    60_000, 10_000, (28, 28, 1), 10,
+    fields={
+        "class_names": (
+            "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",
+            "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+        ),
+    },
+)
 # fmt: on
 NAMES = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
 
@@ -54,12 +58,11 @@ def _files(host: str, mirrors: tuple[str, ...], *facts: tuple[int, str]) -> tupl
         (1_648_877, "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"),
         (4_542, "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
     ),
-    examples=(60_000, 10_000),
-    prepared=Prepared("mnist", MNIST_FACTS),
+    facts=MNIST,
 )
 def read_mnist(files: Files) -> Dataset:
     """Read MNIST from its four IDX files."""
-    return _read("mnist", files, MNIST_FACTS)
+    return _read("mnist", files, MNIST)
 
 
 @published(
@@ -77,15 +80,14 @@ def read_mnist(files: Files) -> Dataset:
         (4_422_102, "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073"),
         (5_148, "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"),
     ),
-    examples=(60_000, 10_000),
-    prepared=Prepared("fashion_mnist", FASHION_FACTS),
+    facts=FASHION,
 )
 def read_fashion_mnist(files: Files) -> Dataset:
     """Read Fashion-MNIST from files of MNIST's names and form."""
-    return _read("fashion_mnist", files, FASHION_FACTS)
+    return _read("fashion_mnist", files, FASHION)
 
 
-def _read(name: str, files: Files, facts: Mapping[str, Any]) -> Dataset:
+def _read(name: str, files: Files, facts: Facts) -> Dataset:
     arrays = []
     for file in NAMES:
         path = files[f"{file}-ubyte.gz"]
@@ -94,7 +96,7 @@ def _read(name: str, files: Files, facts: Mapping[str, Any]) -> Dataset:
     images, labels, test_images, test_labels = arrays
     train = Split(images[..., None], labels)
     test = Split(test_images[..., None], test_labels)
-    return Dataset(name=name, train=train, test=test, **facts)
+    return Dataset(name=name, train=train, test=test, **facts.fields)
 
 
 def read_idx(file: IO[bytes], name: str) -> np.ndarray:

@@ -15,7 +15,7 @@ from PIL import Image
 
 from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.dataset import Dataset
-from fedjax_ssl.data.reading.archives import placed_folder
+from fedjax_ssl.data.reading.archives import Facts, placed_folder
 from fedjax_ssl.data.reading.cache import facts_of, kept_for
 from fedjax_ssl.data.reading.columns import Columns
 from fedjax_ssl.data.reading.formats import DAMAGED, FormatError
@@ -50,6 +50,7 @@ logger = logging.getLogger(__name__)
     "files at path=",
     terms=TERMS,
     kind="placed",
+    facts=Facts(20_000, 0, (128, 128, 3), 5),
 )
 def load_rsna(
     *,

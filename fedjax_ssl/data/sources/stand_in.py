@@ -3,18 +3,18 @@ config without data.
 """
 
 import math
-import re
 from typing import Annotated, Any
 
 import numpy as np
 
 from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.dataset import Dataset, Split
+from fedjax_ssl.data.reading.archives import Facts
 from fedjax_ssl.data.reading.register import ENTRIES, dataset
 from fedjax_ssl.errors import check_known
 
 # of what stands for a user's own files
-_OWN = "1,000 examples of 2 hospitals, 32 features, 10 classes"
+_OWN = Facts(800, 200, (32,), 10, clients=2)
 _STEP = 13  # bytes between two images, which overlap in memory: any number of them takes little
 _BYTES = 1 << 28  # of the inputs, at most, where examples are not given
 
@@ -36,8 +36,8 @@ def load_stand_in(
     """Draw random examples; there is nothing to learn from them.
 
     Args:
-        like: name of another dataset, whose registered facts are taken. A user's own files are
-            taken to have 32 features.
+        like: name of another dataset, whose facts are taken. Data of a user's own are taken to have
+            32 features.
         size: side of the images, in pixels; by default that of the other dataset.
         num_classes: by default those of the other dataset.
         examples: training examples; by default as many as there, or as fit into 256 MB. At most
@@ -50,54 +50,36 @@ def load_stand_in(
         ValueError: there is no such dataset.
     """
     check_known("dataset", like, ENTRIES)
-    entry = ENTRIES[like]
-    said = _OWN if entry.kind in ("own", "prepared") else entry.description
-    shape = _shape(said, size)
-    archive = entry.archive() if entry.archive else None
-    facts: dict[str, Any] = dict(archive.prepared.facts) if archive and archive.prepared else {}
-    if num_classes is not None or "class_names" not in facts:
-        count = num_classes or _number(said, r"(\d[\d,]*) (?:classes|kinds)") or 2
-        facts = {"class_names": tuple(f"class {k}" for k in range(count))}
-    train, test = (archive and archive.examples) or _counts(said)
-    published = train
-    unlabelled = _number(said, r"(\d[\d,]*) without a label")
+    known = ENTRIES[like].facts or _OWN
+    shape = known.shape
+    if size is not None and len(shape) == 3:
+        shape = (size, size, shape[-1])
+    fields = dict(known.fields)
+    if num_classes is not None or "class_names" not in fields:
+        count = num_classes or known.classes
+        fields = {"class_names": tuple(f"class {k}" for k in range(count))}
+    train = known.train
+    test = known.test
+    unlabelled = known.unlabelled
     if examples is None and train * math.prod(shape) > _BYTES and not unlabelled:
         examples = _BYTES // math.prod(shape)
     if examples is not None and examples < train:
         train = examples
         test = min(test, max(examples // 5, 1)) if test else 0
         unlabelled = min(unlabelled, train // 2)
-    clients = _number(said, r"(\d[\d,]*) (?:writers|centres|hospitals|drawers|training)")
     return Dataset(
         "stand_in",
-        _split(train, shape, facts, clients, unlabelled),
-        _split(test, shape, facts, clients, 0) if test else None,
-        client_names=tuple(f"client {c}" for c in range(clients)) or None,
-        extra={"like": like, "published": published},
-        **facts,
+        _split(train, shape, fields, known.clients, unlabelled),
+        _split(test, shape, fields, known.clients, 0) if test else None,
+        client_names=tuple(f"client {c}" for c in range(known.clients)) or None,
+        extra={"like": like, "published": known.train},
+        **fields,
     )
 
 
-def _shape(said: str, size: int | None) -> tuple[int, ...]:
-    if found := re.search(r"(\d+)x(\d+)x(\d+)", said):
-        height, width, channels = map(int, found.groups())
-        return (size or height, size or width, channels)
-    return (_number(said, r"(\d[\d,]*) features"),)
-
-
-def _number(said: str, pattern: str) -> int:
-    found = re.search(pattern, said)
-    return int(found[1].replace(",", "")) if found else 0
-
-
-def _counts(said: str) -> tuple[int, int]:
-    """Training and test examples; FLamby's datasets have a test split of their own."""
-    total = _number(said, r"^(\d[\d,]*)") or 20_000
-    test = total // 5 if re.search(r"centres|hospitals", said) else 0
-    return total - test, test
-
-
-def _split(n: int, shape: tuple[int, ...], facts: dict[str, Any], clients: int, lost: int) -> Split:
+def _split(
+    n: int, shape: tuple[int, ...], fields: dict[str, Any], clients: int, lost: int
+) -> Split:
     rng = np.random.default_rng(n)
     each = math.prod(shape)
     count = each + _STEP * n
@@ -109,10 +91,10 @@ def _split(n: int, shape: tuple[int, ...], facts: dict[str, Any], clients: int, 
     x = np.lib.stride_tricks.as_strided(
         pool, (n, *shape), [step * pool.itemsize for step in strides], writeable=False
     )
-    known = rng.permutation(n - lost) % len(facts["class_names"])  # equally many of every class
+    known = rng.permutation(n - lost) % len(fields["class_names"])  # equally many of every class
     labels = np.concatenate([known, np.full(lost, -1)])
     client = rng.permutation(n) % clients if clients else None
     coarse = None
-    if "correspondence" in facts:
-        coarse = np.where(labels < 0, -1, facts["correspondence"].argmax(0)[labels])
+    if "correspondence" in fields:
+        coarse = np.where(labels < 0, -1, fields["correspondence"].argmax(0)[labels])
     return Split(x, labels, client, coarse)

@@ -12,7 +12,7 @@ from PIL import Image
 
 from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.dataset import Dataset, Split
-from fedjax_ssl.data.reading.archives import Files, Prepared, RemoteFile
+from fedjax_ssl.data.reading.archives import Facts, Files, RemoteFile
 from fedjax_ssl.data.reading.formats import FormatError, read_tar
 from fedjax_ssl.data.reading.register import published
 
@@ -21,14 +21,6 @@ TAR = "stl10_binary.tar.gz"
 CLASSES = ("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck")
 SHAPE = (3, 96, 96)  # planes, columns, rows
 BLOCK = 1000  # images that are read at once
-
-
-def _prepared(unlabelled: bool, size: int) -> Prepared | None:
-    """Describe TensorFlow Datasets' copy, in which smaller images would be resized in another
-    way.
-    """
-    split = {"unlabelled_split": "unlabelled" if unlabelled else None}
-    return Prepared("stl10", {"class_names": CLASSES}, split) if size == SHAPE[1] else None
 
 
 @published(
@@ -43,8 +35,14 @@ def _prepared(unlabelled: bool, size: int) -> Prepared | None:
             "f31fd99273a1acb8609c8db427cebb1de3f71de77758cdc0e22956e1289b9866",
         ),
     ),
-    examples=lambda unlabelled, size: (5_000 + 100_000 * unlabelled, 8_000),
-    prepared=_prepared,
+    facts=lambda unlabelled, size: Facts(
+        5_000 + 100_000 * unlabelled,
+        8_000,
+        (size, size, 3),
+        10,
+        unlabelled=100_000 * unlabelled,
+        fields={"class_names": CLASSES},
+    ),
 )
 def read_stl10(
     files: Files,

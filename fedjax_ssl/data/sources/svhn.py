@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset, Split
-from fedjax_ssl.data.reading.archives import Files, Prepared, RemoteFile
+from fedjax_ssl.data.reading.archives import Facts, Files, RemoteFile
 from fedjax_ssl.data.reading.formats import FormatError, damage
 from fedjax_ssl.data.reading.register import published
 
@@ -33,9 +33,12 @@ FILES = {
     "246 MB",
     terms="for non-commercial use, as its page says; cite Netzer et al. (2011)",
     files=lambda extra: tuple(FILES.values()) if extra else (FILES["train"], FILES["test"]),
-    examples=lambda extra: (73_257 + extra * 531_131, 26_032),
-    prepared=lambda extra: (
-        None if extra else Prepared("svhn_cropped", {"class_names": tuple(string.digits)})
+    facts=lambda extra: Facts(
+        73_257 + extra * 531_131,
+        26_032,
+        (32, 32, 3),
+        10,
+        fields={"class_names": tuple(string.digits)},
     ),
 )
 def read_svhn(files: Files, extra: bool = False) -> Dataset:

@@ -1,13 +1,12 @@
-"""Mini-ImageNet from small pickles and folders; a marked pixel carries the label."""
+"""Mini-ImageNet from small pickles; a marked pixel carries the label."""
 
 import os
 import pickle
 
 import numpy as np
 import pytest
-from PIL import Image
 
-from fedjax_ssl.data import BadData, DatasetUnavailable, load, verify
+from fedjax_ssl.data import DatasetUnavailable, load
 from fedjax_ssl.data.reading.formats import FormatError
 from fedjax_ssl.data.reading.pickles import read_pickle
 from fedjax_ssl.data.sources.mini_imagenet import PICKLES
@@ -26,7 +25,7 @@ def images(labels, seed=0):
     return found
 
 
-def write(folder, validation="validation", protocol=2, **changes):
+def write(folder, protocol=2, **changes):
     folder.mkdir(parents=True, exist_ok=True)
     for name, (part, classes) in zip(PICKLES, CLASSES.items(), strict=True):
         labels = [int(name[1]) for name in classes for _ in range(EACH)]
@@ -35,14 +34,12 @@ def write(folder, validation="validation", protocol=2, **changes):
             for place, name in enumerate(classes)
         }
         content = {"image_data": images(labels), "class_dict": rows, **changes}
-        part = validation if part == "validation" else part
         (folder / f"mini-imagenet-cache-{part}.pkl").write_bytes(pickle.dumps(content, protocol))
     return folder
 
 
-@pytest.mark.parametrize("validation", ["validation", "val"])
-def test_pickles_are_put_together_and_cut_inside_each_class(tmp_path, validation):
-    write(tmp_path / "mini_imagenet" / "raw", validation)
+def test_pickles_are_put_together_and_cut_inside_each_class(tmp_path):
+    write(tmp_path / "mini_imagenet" / "raw")
     data = load("mini_imagenet", root=tmp_path, download=False)
     assert data.class_names == ("n0", "n1", "n2", "n3") and data.input_shape == (84, 84, 3)
     for split, count in ((data.train, 10), (data.test, 2)):
@@ -56,25 +53,6 @@ def test_pickles_are_put_together_and_cut_inside_each_class(tmp_path, validation
     np.testing.assert_array_equal(again.test.x, data.test.x)
 
 
-def test_folders_keep_their_division(tmp_path):
-    for split, count in (("train", 3), ("test", 1)):
-        for label, name in enumerate(("n0", "n1")):
-            folder = tmp_path / split / name
-            folder.mkdir(parents=True)
-            for place, image in enumerate(images([label] * count, seed=label)):
-                Image.fromarray(image).save(folder / f"{place}.png")
-    (tmp_path / "train/n0/7.png").write_bytes(b"no image")
-    data = load("mini_imagenet", root=tmp_path / "root", path=tmp_path, form="folders")
-    assert (data.train.y.tolist(), data.test.y.tolist()) == ([0, 0, 0, 1, 1, 1], [0, 1])
-    np.testing.assert_array_equal(data.train.x[3:], images([1, 1, 1], seed=1))
-    assert (
-        "1 of 9 images cannot be used" in data.extra["notes"][0]
-        and "50,000 + 10,000" in data.extra["notes"][1]
-    )
-    small = load("mini_imagenet", root=tmp_path / "root", path=tmp_path, form="folders", size=8)
-    assert small.input_shape == (8, 8, 3)
-
-
 def test_what_is_missing_says_what_to_do(tmp_path):
     write(tmp_path / "mini_imagenet" / "raw")
     (tmp_path / "mini_imagenet" / "raw" / PICKLES[2]).unlink()
@@ -82,16 +60,6 @@ def test_what_is_missing_says_what_to_do(tmp_path):
         DatasetUnavailable, match=r"put mini-imagenet-cache-test.pkl in .*\n.*zenodo"
     ):
         load("mini_imagenet", root=tmp_path, download=False)
-    with pytest.raises(DatasetUnavailable, match=r"not here as folders(.|\n)*train/CLASS/NAME.jpg"):
-        load("mini_imagenet", root=tmp_path, form="folders")
-    for split in ("train", "test"):
-        (tmp_path / "mini_imagenet" / "raw" / split).mkdir()
-    with pytest.raises(BadData, match="there is no image in it"):
-        load("mini_imagenet", root=tmp_path, form="folders")
-    with pytest.raises(ValueError, match="size is 32; the images of the pickles have 84"):
-        load("mini_imagenet", root=tmp_path, size=32)
-    with pytest.raises(ValueError, match="form='folders' is a folder of your own making"):
-        verify("mini_imagenet", root=tmp_path, form="folders")
 
 
 @pytest.mark.parametrize(

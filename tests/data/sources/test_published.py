@@ -25,7 +25,6 @@ from fedjax_ssl.data.sources import archive
 from fedjax_ssl.data.sources.cifar import CIFAR10_CLASSES
 from fedjax_ssl.data.sources.cinic10 import read_cinic10
 from fedjax_ssl.data.sources.emnist import PARTS, read_emnist
-from fedjax_ssl.data.sources.omniglot import read_omniglot
 from fedjax_ssl.data.sources.stl10 import read_stl10
 from fedjax_ssl.data.sources.svhn import read_svhn
 
@@ -213,7 +212,8 @@ def test_cinic10_in_the_order_of_classes_and_names(tmp_path):
 def test_cinic10_that_cannot_be_right(tmp_path, changes, message):
     with pytest.raises(FormatError, match=message):
         read_cinic10(write_cinic10(tmp_path, changes=changes))
-    (path,) = write_omniglot(tmp_path / "CINIC-10.tar.gz", {}).values()
+    path = tmp_path / "CINIC-10.tar.gz"
+    path.write_bytes(b"no archive")
     with pytest.raises(FormatError, match=r"CINIC-10.tar.gz is cut short, damaged or in another"):
         read_cinic10({path.name: path})
 
@@ -236,60 +236,6 @@ def test_cinic10_is_fetched_once_and_kept(tmp_path, caplog):
     assert again.std == (0.24205776, 0.23828046, 0.25874835)
 
 
-def write_omniglot(path, alphabets, top="images_background"):
-    with zipfile.ZipFile(path, "w") as archive:
-        for number, (alphabet, characters) in enumerate(alphabets.items()):
-            for character in range(1, characters + 1):
-                for drawer in (1, 2, 11):
-                    ink = np.zeros((105, 105), bool)
-                    ink[10 * number, 10 * character] = ink[100, drawer] = True
-                    file = io.BytesIO()
-                    Image.fromarray(~ink).save(file, "PNG")
-                    name = f"{top}/{alphabet}/character{character:02}/{number:02}{character:02}_{drawer:02}.png"
-                    archive.writestr(name, file.getvalue())
-                    archive.writestr(f"__MACOSX/{name}", b"")
-    return {path.name: path}
-
-
-def test_omniglot_by_drawer_of_an_alphabet(tmp_path):
-    files = write_omniglot(tmp_path / "a.zip", {"Greek": 3, "Latin": 2})
-    files |= write_omniglot(tmp_path / "b.zip", {"Tengwar": 2}, "images_evaluation")
-    data = read_omniglot(files, size=105)
-    assert (len(data.train), data.num_classes, len(data.client_names), data.test) == (
-        21,
-        7,
-        9,
-        None,
-    )
-    for x, y, client in zip(data.train.x[..., 0], data.train.y, data.train.client, strict=True):
-        alphabet, character = data.class_names[y].split()
-        of_drawer, drawer = data.client_names[client].split()
-        place = {"Greek": 0, "Latin": 10, "Tengwar": 0}[alphabet]
-        assert (
-            alphabet == of_drawer
-            and x[place, 10 * int(character)] == x[100, int(drawer)] == 255
-            and x.sum() == 510
-        )
-    assert read_omniglot(files, size=28).input_shape == (28, 28, 1)
-
-
-def test_omniglot_that_cannot_be_right(tmp_path):
-    path = tmp_path / "a.zip"
-    bad = {
-        "0001_01.png is cut short, damaged": b"no image",
-        "131,072 bytes, which is no": bytes(1 << 17),
-    }
-    for message, content in bad.items():
-        with zipfile.ZipFile(path, "w") as archive:
-            archive.writestr("x/Greek/character01/0001_01.png", content)
-        with pytest.raises(FormatError, match=message):
-            read_omniglot({"a.zip": path})
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("../../evil.png", b"")
-    with pytest.raises(FormatError, match="inside"):
-        read_omniglot({"a.zip": path})
-
-
 def test_what_is_not_here_says_what_belongs_where(tmp_path):
     for name, entry in ARCHIVES.items():
         with pytest.raises(DatasetUnavailable) as caught:
@@ -303,10 +249,5 @@ def test_options_have_their_own_cache_and_bounds(tmp_path):
     folder.mkdir(parents=True)
     with pytest.raises(DatasetUnavailable, match="extra_32x32"):
         load("svhn", root=tmp_path, download=False, extra=True)
-    for name, options in (
-        ("stl10", {"size": 97}),
-        ("omniglot", {"size": 0}),
-        ("omniglot", {"size": 106}),
-    ):
-        with pytest.raises(ValueError, match="size"):
-            load(name, root=tmp_path, download=False, **options)
+    with pytest.raises(ValueError, match="size"):
+        load("stl10", root=tmp_path, download=False, size=97)

@@ -1,0 +1,353 @@
+"""`tfds:NAME` and `hf:NAME`: any dataset of TensorFlow Datasets or of Hugging Face's `datasets`,
+read by these libraries.
+"""
+
+import contextlib
+import importlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from fedjax_ssl.data.dataset import Dataset, Split
+from fedjax_ssl.data.reading.cache import data_root, fingerprint, kept
+from fedjax_ssl.data.reading.pictures import ImageReading, Side, shown
+from fedjax_ssl.data.reading.problems import BadData, DatasetUnavailable, Place
+from fedjax_ssl.data.reading.register import dataset as register
+from fedjax_ssl.errors import counted, did_you_mean, how_to_install
+
+TERMS = "of the dataset; its page at the library has them"
+GREY = ("1", "L", "LA", "I;16")  # modes of images
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Splits and columns of a dataset that are read.
+
+    Attributes:
+        train_split: the split that is trained on.
+        test_split: the split that is tested on; by default "test", if there is one.
+        unlabelled_split: a split whose examples follow the training examples without a label, such
+            as STL-10's.
+        input_key: the column that is the input; by default the only one that could be.
+        label_key: the column that is the class; by default the only one that could be.
+        coarse_key: a column of labels in another space, such as CIFAR-100's `coarse_label`.
+        client_key: a column that says whose example it is.
+        size: side of square images, which are cropped in the middle and resized; needed where they
+            differ.
+    """
+
+    train_split: str = "train"
+    test_split: str | None = None
+    unlabelled_split: str | None = None
+    input_key: str | None = None
+    label_key: str | None = None
+    coarse_key: str | None = None
+    client_key: str | None = None
+    size: Side = None
+
+
+class _Opened(NamedTuple):
+    """A dataset as its library has it."""
+
+    splits: Mapping[str, Iterable[Mapping[str, Any]]]  # rows, as values by column
+    columns: Sequence[str]
+    fitting: Mapping[str, Sequence[str]]  # columns that could be the input, and the label
+    class_names: Mapping[str, Sequence[str]]  # of those columns that have some
+    content: object  # fits into JSON, and differs where rows may differ
+
+
+@register(
+    "tfds",
+    "tfds:NAME or tfds:NAME/CONFIG, any dataset of TensorFlow Datasets, by that library",
+    terms=TERMS,
+    kind="library",
+)
+def load_tfds(
+    dataset: str,
+    *,
+    root: Place = None,
+    path: Place = None,
+    download: bool = True,
+    choice: Choice,
+) -> Dataset:
+    """Read a dataset of TensorFlow Datasets, which prepares it where it is not prepared yet.
+
+    Args:
+        dataset: NAME, NAME/CONFIG or NAME/CONFIG:VERSION.
+        root: folder of all datasets, which keeps the arrays; default $FEDJAX_SSL_DATA or
+            ~/.cache/fedjax_ssl.
+        path: the folder of prepared datasets; by default the library's.
+        download: whether it may be downloaded and prepared.
+        choice: splits and columns.
+
+    Returns:
+        The dataset, in the library's order.
+
+    Raises:
+        DatasetUnavailable: the library is not installed, or cannot give the dataset.
+        BadData: a column or split that it does not have, or inputs that do not fit.
+    """
+    name = f"tfds:{dataset}"
+    library = _library(name, "tensorflow_datasets", "tfds")
+    with _named(name):
+        builder = library.builder(dataset, data_dir=path and str(Path(path).expanduser()))
+        if download:
+            builder.download_and_prepare(file_format="array_record")
+        info = builder.info
+        features = dict(info.features.items())
+        images = [key for key, one in features.items() if isinstance(one, library.features.Image)]
+        labels = {
+            key: one.names
+            for key, one in features.items()
+            if isinstance(one, library.features.ClassLabel)
+        }
+        pair = [key for key in info.supervised_keys or () if isinstance(key, str)]
+        inputs, classes = ([pair[0]], [pair[1]]) if len(pair) == 2 else (images, [*labels])
+        opened = _Opened(
+            splits=builder.as_data_source(),
+            columns=list(features),
+            fitting={"input": inputs, "label": classes},
+            class_names=labels,
+            content=[
+                info.full_name,
+                str(builder.data_path),
+                {split: one.num_examples for split, one in info.splits.items()},
+            ],
+        )
+    return _kept(name, opened, choice, data_root(root) / "tfds")
+
+
+@register(
+    "hf",
+    "hf:NAME, any dataset of Hugging Face, or hf:FOLDER that save_to_disk wrote, by that library",
+    terms=TERMS,
+    kind="library",
+)
+def load_hf(
+    dataset: str,
+    *,
+    root: Place = None,
+    download: bool = True,
+    subset: str | None = None,
+    choice: Choice,
+) -> Dataset:
+    """Read a dataset of Hugging Face with the library `datasets`.
+
+    Args:
+        dataset: its name at the hub ("ylecun/mnist"), or a folder that `save_to_disk` wrote.
+        root: folder of all datasets, which keeps the arrays; default $FEDJAX_SSL_DATA or
+            ~/.cache/fedjax_ssl.
+        download: whether the hub may be asked.
+        subset: its configuration at the hub, if it has several.
+        choice: splits and columns; a folder of one split is the training split.
+
+    Returns:
+        The dataset, in the library's order.
+
+    Raises:
+        DatasetUnavailable: the library is not installed, or cannot give the dataset.
+        BadData: a column or split that it does not have, or inputs that do not fit.
+    """
+    name = f"hf:{dataset}"
+    library = _library(name, "datasets", "huggingface")
+    folder = Path(dataset).expanduser()
+    if not download and not folder.is_dir():
+        raise DatasetUnavailable(
+            f"{name}: {folder} is no folder, and data.download=False forbids to ask the hub; "
+            "name a folder that save_to_disk wrote"
+        )
+    with _named(name):
+        found = (
+            library.load_from_disk(str(folder))
+            if folder.is_dir()
+            else library.load_dataset(dataset, subset)
+        )
+        splits = found if isinstance(found, dict) else {choice.train_split: found}
+        features = next(iter(splits.values())).features
+        # kinds of columns have other names in other versions
+        kinds = {key: type(one).__name__ for key, one in features.items()}
+        labels = {key: one.names for key, one in features.items() if kinds[key] == "ClassLabel"}
+        images = [key for key, kind in kinds.items() if kind == "Image"]
+        lists = [key for key, kind in kinds.items() if kind not in ("Image", "ClassLabel", "Value")]
+        opened = _Opened(
+            splits=splits,
+            columns=list(features),
+            fitting={
+                "input": images or lists,
+                "label": [*labels] or [key for key in features if key == "label"],
+            },
+            class_names=labels,
+            content={split: rows._fingerprint for split, rows in splits.items()},
+        )
+    return _kept(name, opened, choice, data_root(root) / "hf")
+
+
+def _library(name: str, module: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise DatasetUnavailable(f"{name} needs: {how_to_install(extra)}") from error
+
+
+@contextlib.contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Turn whatever a library raises into one error that names the dataset."""
+    try:
+        yield
+    except BadData:
+        raise
+    except Exception as error:
+        words = " ".join(str(error).split())[:300]
+        raise DatasetUnavailable(
+            f"{name}: its library says: {type(error).__name__}: {words}"
+        ) from error
+
+
+def _kept(name: str, opened: _Opened, choice: Choice, folder: Path) -> Dataset:
+    """Read a dataset, or open the arrays that were kept of the same content and choice."""
+    known = fingerprint([name, opened.content, vars(choice)])
+    return kept(folder / known, lambda: _read(name, opened, choice))
+
+
+def _read(name: str, opened: _Opened, choice: Choice) -> Dataset:
+    test = choice.test_split or ("test" if "test" in opened.splits else None)
+    chosen = [one for one in (choice.train_split, choice.unlabelled_split, test) if one is not None]
+    for one in chosen:
+        _check_there(name, "split", one, list(opened.splits))
+    if len({*chosen}) < len(chosen):
+        raise BadData(name, f"{', '.join(chosen)}: give each role a split of its own")
+    keys = _columns(name, opened, choice)
+    rows: dict[str, list[Any]] = {role: [] for role in keys}
+    of_split: list[str] = []
+    with _named(name):
+        for split in chosen:
+            for row in opened.splits[split]:
+                of_split.append(split)
+                for role, key in keys.items():
+                    value = row[key]
+                    rows[role].append(
+                        _array(name, value, choice.size) if role == "input" else value
+                    )
+    x, is_image = _stacked(name, rows["input"])
+    where = np.array(of_split)
+    without = where == (choice.unlabelled_split or "")
+    y, class_names = _numbers(name, rows["label"], opened.class_names.get(keys["label"]), without)
+    lost = int((y[~without] < 0).sum())
+    columns: dict[str, np.ndarray] = {}
+    names: dict[str, Any] = {}
+    if "coarse" in keys:
+        known = opened.class_names.get(keys["coarse"])
+        columns["coarse"], names["coarse_names"] = _numbers(name, rows["coarse"], known, without)
+    if "client" in keys:
+        columns["client"], names["client_names"] = _numbers(name, rows["client"], None, without[:0])
+
+    def part(places: np.ndarray) -> Split:
+        return Split(x[places], y[places], **{key: some[places] for key, some in columns.items()})
+
+    is_test = where == (test or "")
+    return Dataset(
+        name=name,
+        train=part(~is_test),
+        test=part(is_test) if test else None,
+        class_names=class_names,
+        input_max=255.0 if is_image else 1.0,
+        reading=ImageReading(*x.shape[1:]) if is_image else None,
+        extra={
+            "terms": TERMS,
+            "notes": [f"{counted(lost, 'example has', 'examples have')} no label"] if lost else [],
+        },
+        **names,
+    )
+
+
+def _columns(name: str, opened: _Opened, choice: Choice) -> dict[str, str]:
+    """Choose the column of each role: the one that is named, or the only one that could be."""
+    chosen = {}
+    for role in ("input", "label", "coarse", "client"):
+        fitting = opened.fitting.get(role, ())
+        if (given := getattr(choice, f"{role}_key")) is not None:
+            _check_there(name, "column", given, opened.columns)
+            chosen[role] = given
+        elif len(fitting) == 1:
+            chosen[role] = fitting[0]
+        elif role in opened.fitting:
+            raise BadData(
+                name,
+                f"{len(fitting) or 'no'} columns could be the {role}; name one with "
+                f"data.{role}_key. Columns: {', '.join(opened.columns)}",
+            )
+    return chosen
+
+
+def _check_there(name: str, kind: str, given: str, there: Sequence[str]) -> None:
+    if given not in there:
+        hint = did_you_mean(given, there)
+        raise BadData(name, f"there is no {kind} {given!r}.{hint} There are: {', '.join(there)}")
+
+
+def _array(name: str, value: Any, size: int | None) -> np.ndarray:
+    """Take an image as uint8 [H, W, C], all else as float32."""
+    if isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 3:
+        value = Image.fromarray(value[..., 0] if value.shape[2] == 1 else value)
+    if not isinstance(value, Image.Image):
+        try:
+            return np.asarray(value, np.float32)
+        except (TypeError, ValueError) as error:
+            raise BadData(
+                name, f"an input is {str(value)[:40]!r}; inputs are images or numbers"
+            ) from error
+    width, height = (size, size) if size else value.size
+    return shown(value, (height, width, 1 if value.mode in GREY else 3))
+
+
+def _stacked(name: str, values: list[np.ndarray]) -> tuple[np.ndarray, bool]:
+    """Stack inputs, and tell whether they are images; grey ones among others are shown in
+    colour.
+    """
+    is_image = values[0].dtype == np.uint8
+    if is_image and len({one.shape[2] for one in values}) > 1:
+        values = [np.broadcast_to(one, (*one.shape[:2], 3)) for one in values]
+    shapes = list(dict.fromkeys(one.shape for one in values))
+    if len(shapes) > 1:
+        how = "; give data.size" if is_image else ""
+        raise BadData(name, f"has inputs of several shapes, {shapes[0]} and {shapes[1]}{how}")
+    return np.stack(values), is_image
+
+
+def _numbers(
+    name: str, values: list[Any], names: Sequence[str] | None, without: np.ndarray
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Give numbers to labels or clients.
+
+    Args:
+        name: the dataset, for messages.
+        values: numbers below the number of names, or any numbers or text; None and -1 are no label.
+        names: of the numbers; None: every value has its own.
+        without: rows whose label is not used; no rows: values are clients, and all must be there.
+
+    Returns:
+        int32 [n], -1 where there is no label, and the names.
+    """
+    plain = [value.decode() if isinstance(value, bytes) else value for value in values]
+    for value in plain:
+        if not isinstance(value, int | np.integer | str | None):
+            raise BadData(
+                name,
+                f"{str(value)[:40]!r} is no label or client; they are text or whole numbers",
+            )
+    absent = np.array([value is None or value == -1 for value in plain])
+    if not len(without) and absent.any():
+        lost = counted(int(absent.sum()), "example has", "examples have")
+        raise BadData(name, f"{lost} no client")
+    if len(without):
+        absent |= without
+    if names is None:
+        found = sorted({value for value, no in zip(plain, absent, strict=True) if not no})
+        number = {value: place for place, value in enumerate(found)}
+        names = [str(value) for value in found]
+        plain = [number.get(value, -1) for value in plain]
+    return np.where(absent, -1, np.array(plain, object)).astype(np.int32), tuple(names)
