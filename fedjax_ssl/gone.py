@@ -131,6 +131,7 @@ GONE = {
     "data.name=cifar100_federated": Gone(
         "write data.name=cifar100 with a partition; its clients are not read any more"
     ),
+    "tracking.uri": Gone("MLflow is no viewer any more; write a callback that logs there", (None,)),
     "prediction.neighbor_search": Gone("neighbours are always searched exactly", ("exact",)),
 }
 

@@ -123,8 +123,7 @@ _RULES = (
     _needs_name(
         "model.train", ("lora",), "model.lora_rank", "model.lora_layers", "model.lora_scale"
     ),
-    _needs_name("tracking.writers", ("mlflow",), "tracking.uri"),
-    _needs_name("tracking.writers", ("mlflow", "wandb"), "tracking.project", "tracking.offline"),
+    _needs_name("tracking.writers", ("wandb",), "tracking.project", "tracking.offline"),
     _needs_one_of(
         ("prediction.predictors",), *(field for field in FIELDS if field.startswith("prediction."))
     ),

@@ -343,9 +343,8 @@ SECTIONS: dict[str, dict[str, Option]] = {
     },
     "tracking": {
         "writers": _watching((), "viewers that get the metrics too", Several(WRITERS)),
-        "project": _watching("fedjax_ssl", "project at wandb, experiment at mlflow"),
-        "offline": _watching(False, "wandb and mlflow keep their records in the run folder"),
-        "uri": _watching(str, "mlflow's server or store; $MLFLOW_TRACKING_URI by default"),
+        "project": _watching("fedjax_ssl", "project at wandb"),
+        "offline": _watching(False, "wandb keeps its record in the run folder"),
     },
     "prediction": {
         "predictors": _prediction(

@@ -1,4 +1,4 @@
-"""Metric rows for viewers: TensorBoard, Weights & Biases and MLflow, all optional.
+"""Metric rows for viewers: TensorBoard and Weights & Biases, both optional.
 
 The record of a run is its folder. A viewer that fails on the way is left out with a note, and the
 run goes on.
@@ -8,7 +8,6 @@ import importlib
 import json
 import math
 import os
-import time
 import uuid
 import warnings
 from collections.abc import Callable, Mapping
@@ -20,9 +19,8 @@ from fedjax_ssl.errors import how_to_install
 from fedjax_ssl.folder.files import Closing, plain_value, write_atomically
 from fedjax_ssl.folder.folder import flat_config
 
-_MODULES = {"tensorboard": "tensorboardX", "wandb": "wandb", "mlflow": "mlflow"}
+_MODULES = {"tensorboard": "tensorboardX", "wandb": "wandb"}
 WRITERS = tuple(_MODULES)
-_PARAMS_AT_ONCE = 100  # that MLflow takes in one call
 
 
 class WriterSettings(NamedTuple):
@@ -31,8 +29,6 @@ class WriterSettings(NamedTuple):
     writers: tuple[str, ...] = ()  # writers of `WRITERS`
     project: str = "fedjax_ssl"
     offline: bool = False  # nothing leaves the machine: the records lie in the run folder
-    uri: str | None = None
-    # ^ MLflow's server or store; None: $MLFLOW_TRACKING_URI, or MLflow's own default
 
 
 class WriterFailed(UserWarning):
@@ -43,8 +39,7 @@ class Writer(NamedTuple):
     """An open record of a viewer."""
 
     write: Callable[[dict[str, float], int], object]  # takes the numbers of a row, and its round
-    finish: Callable[[dict[str, float], int], object]
-    # ^ takes those of the summary, and the last round
+    finish: Callable[[dict[str, float]], object]  # takes those of the summary
     close: Callable[[bool], object]  # is told whether the run is complete
 
 
@@ -71,7 +66,7 @@ def _tensorboard(
     # A name of its own: by default it is the time, so that a second ending would be a second line.
     return Writer(
         write,
-        lambda values, _: writer.add_hparams(settings, values, name="hparams"),
+        lambda values: writer.add_hparams(settings, values, name="hparams"),
         lambda complete: writer.close(),
     )
 
@@ -91,54 +86,12 @@ def _wandb(
     )
     return Writer(
         lambda values, step: run.log(values, step=step),
-        lambda values, _: run.summary.update(values),
+        lambda values: run.summary.update(values),
         lambda complete: run.finish(exit_code=0 if complete else 1),
     )
 
 
-def _mlflow(
-    module: Any, workdir: Path, config: dict[str, Any], _: int, settings: WriterSettings
-) -> Writer:
-    """Log a run at MLflow, which goes on under the same identifier when it is resumed.
-
-    It works with a client of its own and not with MLflow's current run, so that runs beside each
-    other do not mix.
-    """
-    entities = importlib.import_module("mlflow.entities")
-    offline = f"sqlite:///{workdir.absolute() / 'mlflow.db'}"
-    client = module.MlflowClient(tracking_uri=offline if settings.offline else settings.uri)
-
-    def create() -> str:
-        found = client.get_experiment_by_name(settings.project)
-        experiment = (
-            client.create_experiment(settings.project) if found is None else found.experiment_id
-        )
-        run: str = client.create_run(experiment, run_name=workdir.name).info.run_id
-        params = [
-            entities.Param(name, value if isinstance(value, str) else json.dumps(value))
-            for name, value in flat_config(config).items()
-        ]
-        for start in range(0, len(params), _PARAMS_AT_ONCE):
-            client.log_batch(run, params=params[start : start + _PARAMS_AT_ONCE])
-        return run
-
-    def log(values: dict[str, float], step: int) -> None:
-        now = int(1000 * time.time())
-        metrics = [entities.Metric(name, float(value), now, step) for name, value in values.items()]
-        client.log_batch(run, metrics=metrics)
-
-    run = _kept(workdir / "mlflow_id", create)
-    client.update_run(run, status="RUNNING")
-    return Writer(
-        log,
-        lambda values, step: log(
-            {f"summary.{name}": value for name, value in values.items()}, step
-        ),
-        lambda complete: client.set_terminated(run, "FINISHED" if complete else "KILLED"),
-    )
-
-
-_OPEN = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow}
+_OPEN = {"tensorboard": _tensorboard, "wandb": _wandb}
 
 
 class Writers(Closing):
@@ -155,7 +108,7 @@ class Writers(Closing):
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Take the summary of a run that is complete."""
-        self._each(lambda writer: writer.finish(_numbers(summary), int(summary.get("rounds", 0))))
+        self._each(lambda writer: writer.finish(_numbers(summary)))
         self._complete = True
 
     def close(self) -> None:

@@ -109,7 +109,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Viewers:
-    """Shows the row in TensorBoard, Weights & Biases or MLflow."""
+    """Shows the row in TensorBoard or Weights & Biases."""
 
     writers: Writers
 

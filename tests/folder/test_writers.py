@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import pytest
 
-from fedjax_ssl.folder.writers import WriterFailed, WriterSettings, open_writers
+from fedjax_ssl.folder import writers
+from fedjax_ssl.folder.writers import Writer, WriterFailed, WriterSettings, open_writers
 
 ROWS = [
     {
@@ -42,60 +43,29 @@ class FakeRun:
         self.calls.append(exit_code)
 
 
-class FakeClient:
-    """An MLflow client that remembers what it was told."""
-
-    runs: dict = {}  # noqa: RUF012
-
-    def __init__(self, tracking_uri):
-        self.uri = tracking_uri
-
-    def get_experiment_by_name(self, name):
-        return SimpleNamespace(experiment_id=name) if self.runs else None
-
-    def create_experiment(self, name):
-        return name
-
-    def create_run(self, experiment, run_name):
-        identifier = f"{experiment}/{run_name}"
-        self.runs[identifier] = {"params": {}, "metrics": [], "status": []}
-        return SimpleNamespace(info=SimpleNamespace(run_id=identifier))
-
-    def update_run(self, run, status):
-        self.runs[run]["status"].append(status)
-
-    def log_batch(self, run, metrics=(), params=()):
-        assert len(params) <= 100
-        self.runs[run]["params"] |= dict(params)
-        self.runs[run]["metrics"] += [(name, value, step) for name, value, _, step in metrics]
-
-    def set_terminated(self, run, status):
-        self.runs[run]["status"].append(status)
-
-
 @pytest.fixture
 def fakes(monkeypatch):
-    """wandb and MLflow as they look to us."""
+    """wandb as it looks to us, and a viewer that remembers what it was told."""
     runs = []
+    told = []
 
     def init(**arguments):
         runs.append(FakeRun(**arguments))
         return runs[-1]
 
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
-    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=FakeClient))
-    entities = SimpleNamespace(Param=lambda *parts: parts, Metric=lambda *parts: parts)
-    monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
-    monkeypatch.setattr(FakeClient, "runs", {})
-    return SimpleNamespace(wandb=runs, mlflow=FakeClient.runs)
+    monkeypatch.setitem(sys.modules, "tensorboardX", SimpleNamespace())
+    other = Writer(lambda values, step: told.append(step), told.append, told.append)
+    monkeypatch.setitem(writers._OPEN, "tensorboard", lambda *arguments: other)
+    return SimpleNamespace(wandb=runs, told=told)
 
 
 def write_all(tmp_path, names, finish=True, **settings):
-    with open_writers(WriterSettings(names, **settings), tmp_path, config=CONFIG) as writers:
+    with open_writers(WriterSettings(names, **settings), tmp_path, config=CONFIG) as opened:
         for row in ROWS:
-            writers.write(row)
+            opened.write(row)
         if finish:
-            writers.finish(SUMMARY)
+            opened.finish(SUMMARY)
 
 
 def test_wandb_goes_on_under_the_same_identifier(tmp_path, fakes):
@@ -114,25 +84,6 @@ def test_wandb_goes_on_under_the_same_identifier(tmp_path, fakes):
     assert first.arguments["project"] == "fedjax_ssl" and len(first.arguments["id"]) == 32
 
 
-def test_mlflow_goes_on_under_the_same_identifier(tmp_path, fakes):
-    write_all(tmp_path, ("mlflow",), finish=False, project="study")
-    write_all(tmp_path, ("mlflow",), project="study")
-    ((identifier, run),) = fakes.mlflow.items()
-    assert identifier == f"study/{tmp_path.name}"
-    assert run["status"] == ["RUNNING", "KILLED", "RUNNING", "FINISHED"]
-    assert run["params"] == {
-        "seed": "3",
-        "model.name": "mlp",
-        "model.hidden": "[8, 4]",
-        "model.norm": "null",
-    }
-    assert run["metrics"][-3:] == [
-        ("test_accuracy", 0.5, 2),
-        ("test_accuracy", 0.75, 4),
-        ("summary.test_accuracy", 0.75, 4),
-    ]
-
-
 def test_tensorboard_has_scalars_hyperparameters_and_final_metrics(tmp_path):
     pytest.importorskip("tensorboardX")
     from tensorboardX import proto
@@ -141,8 +92,8 @@ def test_tensorboard_has_scalars_hyperparameters_and_final_metrics(tmp_path):
     write_all(tmp_path, ("tensorboard",))
     with open_writers(
         WriterSettings(("tensorboard",)), tmp_path, config=CONFIG, resume_round=2
-    ) as writers:
-        writers.write({"round": 4, "test_accuracy": 0.7})
+    ) as opened:
+        opened.write({"round": 4, "test_accuracy": 0.7})
     events = [
         proto.event_pb2.Event.FromString(record)
         for file in sorted((tmp_path / "tensorboard").rglob("events*"))
@@ -176,28 +127,23 @@ def records(file):
 
 
 def test_a_viewer_that_fails_is_left_out_and_the_others_go_on(tmp_path, fakes):
-    writers = open_writers(WriterSettings(("wandb", "mlflow")), tmp_path, config=CONFIG)
+    opened = open_writers(WriterSettings(("wandb", "tensorboard")), tmp_path, config=CONFIG)
     fakes.wandb[0].log = None
     with pytest.warns(
         WriterFailed, match="wandb failed and gets no more metrics; the run goes on without it"
     ):
-        writers.write(ROWS[0])
-    writers.write(ROWS[1])
-    writers.close()
-    writers.close()
-    (run,) = fakes.mlflow.values()
-    assert [step for _, _, step in run["metrics"]] == [2, 4] and run["status"] == [
-        "RUNNING",
-        "KILLED",
-    ]
+        opened.write(ROWS[0])
+    opened.write(ROWS[1])
+    opened.close()
+    opened.close()
+    assert fakes.told == [2, 4, False]
 
 
 def test_a_viewer_that_cannot_be_reached_is_named(tmp_path, monkeypatch, fakes):
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace())
     with pytest.raises(ValueError, match=r"wandb cannot be started: .*tracking\.offline=True"):
-        open_writers(WriterSettings(("mlflow", "wandb")), tmp_path, config=CONFIG)
-    (run,) = fakes.mlflow.values()
-    assert run["status"] == ["RUNNING", "KILLED"]  # what was open is closed
+        open_writers(WriterSettings(("tensorboard", "wandb")), tmp_path, config=CONFIG)
+    assert fakes.told == [False]  # what was open is closed
 
 
 def test_a_missing_package_is_named_before_anything_is_opened(tmp_path, monkeypatch, fakes):
@@ -205,20 +151,6 @@ def test_a_missing_package_is_named_before_anything_is_opened(tmp_path, monkeypa
     with pytest.raises(ValueError, match=r"pip install 'fedjax_ssl\[tensorboard\]'"):
         open_writers(WriterSettings(("wandb", "tensorboard")), tmp_path, config=CONFIG)
     assert not fakes.wandb
-
-
-@pytest.mark.thorough
-def test_the_real_mlflow_keeps_an_offline_record(tmp_path):
-    mlflow = pytest.importorskip("mlflow")
-    write_all(tmp_path, ("mlflow",), finish=False, offline=True)
-    write_all(tmp_path, ("mlflow",), offline=True)
-    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
-    run = client.get_run((tmp_path / "mlflow_id").read_text())
-    assert run.info.status == "FINISHED" and run.data.params["model.hidden"] == "[8, 4]"
-    assert run.data.metrics["summary.test_accuracy"] == 0.75
-    assert {
-        point.step for point in client.get_metric_history(run.info.run_id, "test_accuracy")
-    } == {2, 4}
 
 
 @pytest.mark.thorough

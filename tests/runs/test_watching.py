@@ -109,9 +109,14 @@ def test_a_viewer_that_is_not_installed_is_said_before_anything_is_done(tmp_path
 @pytest.mark.promise
 @pytest.mark.thorough
 def test_unknown_scores_and_viewers_are_named():
-    config = configs.load("digits", [("metrics", "f1,auroc"), ("tracking.writers", "wandb,mlflow")])
+    config = configs.load(
+        "digits", [("metrics", "f1,auroc"), ("tracking.writers", "wandb,tensorboard")]
+    )
     resolved = configs.resolve(config)
-    assert resolved.metrics == ("f1", "auroc") and resolved.tracking.writers == ("wandb", "mlflow")
+    assert resolved.metrics == ("f1", "auroc") and resolved.tracking.writers == (
+        "wandb",
+        "tensorboard",
+    )
     config.metrics = ("f2",)
     with pytest.raises(
         configs.ConfigError, match=r"config\.metrics names 'f2'\. Did you mean 'f1'\?"
