@@ -31,10 +31,10 @@ def get_config(parts="supervised,fixmatch,prototypes"):
         config = presets.recommend(config, "mixed")
     else:
         config = presets.digits_consistency("fixmatch")
-    config = configs.with_settings(config, {"method.name": "compose", "method.parts": parts})
+    ratio = 2 if "fixmatch" in parts.split(",") else 1
+    settings = {"method.name": "compose", "method.parts": parts, "method.unlabelled_ratio": ratio}
+    config = configs.with_settings(config, settings)
     with config.unlocked():
-        if "fixmatch" in config.method:
-            config.method.fixmatch.unlabelled_ratio = 2
         if "graph" in config.method:
             config.method.graph.num_neighbors = 5
     return config

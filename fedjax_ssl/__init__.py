@@ -33,9 +33,9 @@ if TYPE_CHECKING:
         Term,
         View,
         build,
-        compose,
     )
     from fedjax_ssl.graph import plan_labels, propagate_labels
+    from fedjax_ssl.methods.compose import compose
     from fedjax_ssl.runs import run
     from fedjax_ssl.train import make_train, over_seeds, train
     from fedjax_ssl.trained import load_run

@@ -14,8 +14,7 @@ class Gone(NamedTuple):
 
 _SHARED = "clients share every class of which they have a label"
 _PROXYFL = "ProxyFL's parts are those of method.name=proxyfl"
-_CONTRAST = "the contrast is the part candidates of method.name=compose"
-_TUNING = "tuning is the part proxy_tuning of method.name=compose"
+_ALONE = "a part is one loss without batches, server or average; write method.name=fixmatch"
 _DIVERSITY = "gradient diversity is no longer measured"
 _ARRIVALS = "the server averages the uploads that arrive by their weights"
 _ON_TIME = "an upload arrives in its round or is lost"
@@ -55,8 +54,23 @@ GONE = {
     },
     "sage.contrast_weight": Gone(_PROXYFL, (0.0,)),
     "sage.tuning_epochs": Gone(_PROXYFL, (0,)),
-    **{f"{method}.contrast_weight": Gone(_CONTRAST, (0.0,)) for method in ("fixmatch", "uda")},
-    **{f"{method}.tuning_epochs": Gone(_TUNING, (0,)) for method in ("fixmatch", "uda")},
+    **{f"{method}.contrast_weight": Gone(_PROXYFL, (0.0,)) for method in ("fixmatch", "uda")},
+    **{f"{method}.tuning_epochs": Gone(_PROXYFL, (0,)) for method in ("fixmatch", "uda")},
+    **{
+        f"compose.fixmatch.{setting}": entry
+        for setting, entry in {
+            "unlabelled_ratio": Gone("write config.method.unlabelled_ratio"),
+            "unlabelled_weight": Gone("write config.method.fixmatch.weight", (1.0,)),
+            "labelled_weight": Gone("write config.method.supervised.weight", (1.0,)),
+            "augment_labelled": Gone(_ALONE, (True,)),
+            "labelled_too": Gone(_ALONE, (False,)),
+            "ema_decay": Gone(_ALONE, (0.0,)),
+            "server_batch_size": Gone(_ALONE, (100,)),
+            "server_epochs": Gone(_ALONE, (1,)),
+        }.items()
+    },
+    "compose.prototypes.proto_noise_std": Gone("write method.name=protofssl", (0.0,)),
+    "mixed.l1": Gone("method.name=fedul has it", (0.0,)),
     "xclp.lost_before": Gone(
         "write config.participation.lost with config.participation.lost_when=start", (0.0,)
     ),
@@ -144,12 +158,13 @@ def gone(field: str, value: Any, method: str) -> Gone | None:
         value: its value.
         method: name of the config's method.
     """
-    name = field
+    names = [field]
     if field.startswith("method."):
         setting = field.removeprefix("method.")
         # a part of a composition has its name in front already
-        name = setting if "." in setting else f"{method}.{setting}"
-    return GONE.get(name) or GONE.get(f"{name}={value}")
+        names = [f"{method}.{setting}", *[setting] * ("." in setting)]
+    entries = (GONE.get(name) or GONE.get(f"{name}={value}") for name in names)
+    return next(filter(None, entries), None)
 
 
 def sentence(field: str, value: Any, method: str) -> str:

@@ -18,8 +18,9 @@ import optax
 import pytest
 
 from fedjax_ssl import federated, methods, models
-from fedjax_ssl.federated import FederatedOptimizer, compose
+from fedjax_ssl.federated import FederatedOptimizer
 from fedjax_ssl.methods.around.slow_clients import slow_clients
+from fedjax_ssl.methods.compose import compose
 from fedjax_ssl.testing import PROMISES, check_method, promises
 from fedjax_ssl.testing.promises import COMMON, ROUNDS, Promise, Trial, key
 from tests import toy
@@ -205,9 +206,8 @@ def test_a_composition_keeps_the_promises() -> None:
     """FixMatch with FedUL's loss, on clients of which some are slow."""
 
     def both(setup: Any) -> Any:
-        settings = cases.of("fixmatch").settings
-        first = methods.recipe("fixmatch", setup, **settings)
-        return slow_clients(compose(first, methods.recipe("fedul", setup)))
+        settings = {"fixmatch": {"threshold": 0.5}, "unlabelled_ratio": 2}
+        return slow_clients(compose(setup, ("fedul", "fixmatch"), **settings))
 
     check_method(both, promises.Special(learns_without_labels=True))
 

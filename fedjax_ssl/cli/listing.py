@@ -66,17 +66,17 @@ def _registry(place: str) -> Callable[[], Mapping[str, str]]:
 
 def _terms() -> Mapping[str, str]:
     """Terms, with the labels that they learn from and what clients send for them."""
-    from fedjax_ssl.federated.recipe import in_words
-    from fedjax_ssl.methods import TERMS, recipe
+    from fedjax_ssl.federated.recipe import Needs, in_words
+    from fedjax_ssl.methods import TERMS
+    from fedjax_ssl.methods.compose import part_of
     from fedjax_ssl.testing import toy
 
     setup = toy.setup(toy.federation())
     found = {}
     for name, line in TERMS.available().items():
-        alone = recipe("compose", setup, parts=(name,))
-        (term,) = alone.stages[0].terms
-        needs = in_words(alone.needs) if term.views else "none of its own"
-        sent = term.sends or " and ".join(alone.sends)
+        part = part_of(name, setup, {})
+        needs = in_words(Needs(part.labels)) if part.labels else "none of its own"
+        sent = part.term.sends or " and ".join(part.sends)
         beside = f"the model, and {sent}" if sent else "the model alone"
         found[name] = f"{line}\nneeds: {needs}\nsends: {beside}"
     return found
@@ -94,7 +94,7 @@ def _optimizers() -> Mapping[str, str]:
 
 KINDS: dict[str, tuple[str, Callable[[], Mapping[str, str]]]] = {
     "methods": ("method.name", _registry("method")),
-    "terms": ("method.parts of method.name=compose, beside the methods", _terms),
+    "terms": ("method.parts of method.name=compose", _terms),
     "models": ("model.name", _registry("model")),
     "datasets": ("data.name", _registry("data")),
     "partitions": ("partition.name", _registry("partition")),

@@ -33,6 +33,5 @@ FILES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "term": {
         "methods/moon": ("moon",),
-        "methods/proxyfl": ("candidates", "proxy_tuning"),
     },
 }

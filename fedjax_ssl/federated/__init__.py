@@ -22,7 +22,6 @@ if TYPE_CHECKING:
         random_slots,
         sample_cohort,
     )
-    from fedjax_ssl.federated.compose import compose
     from fedjax_ssl.federated.engine import build
     from fedjax_ssl.federated.evaluation import (
         BY_CLIENT,

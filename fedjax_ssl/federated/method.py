@@ -550,11 +550,3 @@ class Sampler(NamedTuple):
     going_on: Callable[[int], "Sampler"] | None = None
     # ^ (local steps a round) -> the same batches, so many a round; epochs over labelled examples go
     # on where the client's last round ended
-    streams: tuple[str, ...] = ()
-    # ^ "labelled", or "labelled" and "unlabelled", where these are the client's examples with and
-    # without a label and other terms may look at them too
-    with_weak: "Callable[[int], Sampler] | None" = None
-    # ^ (most examples of a client with a label of any kind) -> the same batches, with weakly
-    # labelled examples in the stream "labelled" too
-    parts: "tuple[tuple[str, Sampler], ...]" = ()
-    # ^ of a composition: samplers side by side, with the prefix of their streams

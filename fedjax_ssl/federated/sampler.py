@@ -2,12 +2,10 @@
 
 A schedule is drawn once per client and round. Shapes follow static bounds, so draws must not depend
 on padding: every permutation sorts bits drawn by position, and the bits of a prefix do not change
-when the array grows. The same arguments give the same sampler (`cache`), by which parts of a
-composition find that they have the same batches.
+when the array grows.
 """
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any, NamedTuple
 
 import jax
@@ -88,7 +86,6 @@ def batches_per_epoch(
     return jnp.maximum(-(-(count - 1) // batch_size), jnp.minimum(count, 1))
 
 
-@cache
 def labelled_epochs(
     batch_size: int, local_epochs: int, max_labelled: int, skip_single: bool = False
 ) -> Sampler:
@@ -110,10 +107,9 @@ def labelled_epochs(
         local_epochs,
         max_labelled,
         skip_single=skip_single,
-    )._replace(streams=() if skip_single else ("labelled",))
+    )
 
 
-@cache
 def known_epochs(
     batch_size: int, local_epochs: int, max_known: int, drop_last: bool = False
 ) -> Sampler:
@@ -130,7 +126,7 @@ def known_epochs(
     """
     return epochs(
         "labelled", lambda client: client.num_known, batch_size, local_epochs, max_known, drop_last
-    )._replace(streams=() if drop_last else ("labelled",))
+    )
 
 
 def epochs(
@@ -253,13 +249,11 @@ def _steps_done(client: Client) -> Int[Array, ""]:
     return jnp.zeros((), jnp.int32) if client.kept is None else client.kept.terms[LOCAL_STEPS]
 
 
-@cache
 def mixed_epochs(
     batch_size: int,
     local_epochs: int,
     max_labelled: int,
     max_unlabelled: int,
-    count: Callable[[Client], Int[Array, ""]] = lambda client: client.num_labelled,
 ) -> Sampler:
     """Batches of stage 2 of FedAvg+XCLP: stream "mixed" of 2 * batch_size slots.
 
@@ -274,8 +268,6 @@ def mixed_epochs(
         local_epochs: epochs per round.
         max_labelled: static bound of labelled examples per client.
         max_unlabelled: static bound of unlabelled examples per client.
-        count: how many of a client's examples count as labelled here; with weak labels, for
-            example, `num_known`.
     """
     size = max(max_unlabelled, 1)
     steps = local_epochs * max(
@@ -283,7 +275,7 @@ def mixed_epochs(
     )
 
     def schedule(key: Key[Array, ""], client: Client, now: Now) -> Schedule:
-        labelled = count(client)
+        labelled = client.num_labelled
         unlabelled = client.num_examples - labelled
         with_labels = labelled > 0
         per_epoch = jnp.where(
@@ -317,7 +309,7 @@ def mixed_epochs(
 
     def going_on(steps: int) -> Sampler:
         def schedule(key: Key[Array, ""], client: Client, now: Now) -> Schedule:
-            labelled = count(client)
+            labelled = client.num_labelled
             unlabelled = client.num_examples - labelled
             with_labels = labelled > 0
             whole = 2 * steps * batch_size
@@ -402,7 +394,6 @@ class Steps(NamedTuple):
     most: int  # static bound
 
 
-@cache
 def passes(
     batch_size: int,
     unlabelled_batch_size: int,
@@ -445,7 +436,6 @@ def fixed_steps(number: int) -> Steps:
     return Steps(lambda client: jnp.where(client.num_examples > 0, number, 0), number)
 
 
-@cache
 def paired_batches(
     batch_size: int,
     unlabelled_batch_size: int,
@@ -508,13 +498,9 @@ def paired_batches(
     sizes = (batch_size, unlabelled_batch_size)
     bounds = (max_labelled, max_unlabelled)
 
-    def with_weak(max_known: int) -> Sampler:
-        return paired_batches(*sizes, steps, *bounds, labelled_too, max_known)
-
     def going_on(number: int) -> Sampler:
         fixed = Steps(lambda client: jnp.where(steps.of(client) > 0, number, 0), number)
         taken = paired_batches(*sizes, fixed, *bounds, labelled_too, max_known)
         return taken._replace(equal_steps=True)
 
-    streams = ("labelled", "unlabelled")
-    return Sampler(schedule, going_on=going_on, streams=streams, with_weak=with_weak)
+    return Sampler(schedule, going_on=going_on)

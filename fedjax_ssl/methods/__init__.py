@@ -62,47 +62,42 @@ class Methods(Registry["Recipe | Method"]):
 
     def options_in(self, section: Mapping[str, Any]) -> dict[str, Option]:
         found = super().options_in(section)
-        for part, registry in _parts_of(section):
-            own = {**OF_PARTS, **registry.options(part)}
+        for part in _parts_of(section):
+            own = {**OF_PARTS, **TERMS.options(part)}
             found |= {f"{short(part)}.{name}": one for name, one in own.items()}
         return found
 
     def meanings_in(self, section: Mapping[str, Any]) -> dict[str, str]:
         found = super().meanings_in(section)
-        for part, registry in _parts_of(section):
+        for part in _parts_of(section):
             common = {name: option.meaning for name, option in OF_PARTS.items()}
-            own = {**common, **registry.meanings(part)}
+            own = {**common, **TERMS.meanings(part)}
             found |= {f"{short(part)}.{name}": one for name, one in own.items()}
         return found
 
 
-def _parts_of(section: Mapping[str, Any]) -> "list[tuple[str, Registry[Any]]]":
-    """Return the parts of a composition and the tables that they are in."""
+def _parts_of(section: Mapping[str, Any]) -> Sequence[str]:
+    """Return the parts of a composition."""
     if section["name"] != "compose":
-        return []
+        return ()
     parts = section.get("parts") or ()
     if not isinstance(parts, tuple | list):
         raise ValueError(f"parts is {parts!r}; it must be a tuple of names")
-    return [(part, registry_of_part(part)) for part in parts]
+    for part in parts:
+        check_is_term(part)
+    return parts
 
 
-def registry_of_part(part: str) -> Registry[Any]:
-    """Return the table that has a part of a composition.
-
-    Raises:
-        ValueError: nobody knows it.
-    """
-    if part == "compose":
-        raise ValueError("'compose' is no part of itself; name its parts one by one")
-    if part == POOLED:
+def check_is_term(part: str) -> None:
+    """Raise ValueError for a part of a composition that nobody knows, or that is a whole method."""
+    if ":" in str(part):
+        return
+    if part in METHODS and part not in TERMS:
         raise ValueError(
-            f"{POOLED!r} is no part, as it makes one client of all; take 'supervised' with "
-            "--partition.pooled=true"
+            f"the part {part!r} is a method with batches or stages of its own; run it by itself "
+            f"with --method.name={part}, or take terms: {', '.join(TERMS)}"
         )
-    if ":" not in str(part):
-        known = [*TERMS, *(name for name in METHODS if name not in ("compose", POOLED))]
-        check_known("part", part, known)
-    return TERMS if part in TERMS else METHODS
+    check_known("part", part, [*TERMS])
 
 
 def short(part: str) -> str:
@@ -128,14 +123,18 @@ _BUILDERS = {
 }
 METHODS = Methods("method", _BUILDERS, leading=1)
 POOLED = "pooled"  # the method whose federation is a single client, see `config.partition.pooled`
-# Losses without batches of their own, for compositions.
+# Terms of compositions: losses without batches of their own.
 TERMS: Registry[Any] = Registry(
     "term",
     {
-        **{
-            name: f"fedjax_ssl.methods.compose:{name}"
-            for name in ("supervised", "channels", "sets", "coarse", "graph", "prototypes")
-        },
+        "supervised": "fedjax_ssl.methods.fedavg:supervised",
+        "channels": "fedjax_ssl.methods.fedul:channels",
+        "fedul": "fedjax_ssl.methods.fedul:channels",
+        "sets": "fedjax_ssl.methods.fedul:sets",
+        "coarse": "fedjax_ssl.methods.fedmt:coarse",
+        "graph": "fedjax_ssl.methods.mixed:graph",
+        "prototypes": "fedjax_ssl.methods.protofssl:prototypes",
+        "fixmatch": "fedjax_ssl.methods.consistency:confident_term",
         **contributed("term"),
     },
     leading=1,
@@ -168,7 +167,7 @@ def __getattr__(name: str) -> Any:
 
 
 def recipe(name: str, setup: "Setup", /, **settings: Any) -> "Recipe":
-    """Return a method as data, which can be composed and wrapped.
+    """Return a method as data, which can be changed and wrapped.
 
     Raises:
         ValueError: as `build`, or for a method that its builder returns closed.
@@ -178,8 +177,8 @@ def recipe(name: str, setup: "Setup", /, **settings: Any) -> "Recipe":
     made = METHODS.build(name, setup, **settings)
     if not isinstance(made, Recipe):
         raise ValueError(
-            f"{name} returned a {type(made).__name__}, to which nothing can be added; what is "
-            "composed or has something around it returns a fedjax_ssl.Recipe"
+            f"{name} returned a {type(made).__name__}, to which nothing can be added; what "
+            "has something around it returns a fedjax_ssl.Recipe"
         )
     return made._replace(name=short(name))
 
@@ -274,13 +273,6 @@ def fits(name: str, place: str) -> bool:
     if name == POOLED:  # whose one client has those of the server too
         return bool(there & {"labels", "server"})
     return any(kinds_at(own) <= there for own in recommended(name))
-
-
-def by_itself(part: str) -> str:
-    """Return why a part cannot stand beside others in a composition, as the table `BY_ITSELF` of
-    its file says it; "" where it can.
-    """
-    return _said_by_file(registry_of_part(part), part, "BY_ITSELF", "")
 
 
 def _said_by_file(registry: Registry[Any], name: str, table: str, default: Any) -> Any:

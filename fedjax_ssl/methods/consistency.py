@@ -163,19 +163,52 @@ class Settings:
 
 @checked
 @dataclass(frozen=True)
-class FixMatch(Settings):
-    """Settings of FixMatch.
+class Confident:
+    """Settings of FixMatch's loss on unlabelled examples.
 
     Attributes:
         threshold: tau.
         mask_mean: "batch", the paper's; "confident": the unlabelled loss is the mean over the
             confident examples.
-        augment_labelled: labelled examples are weakly augmented; False: they stay as they are, here
-            and at the server.
     """
 
     threshold: Share = 0.95
     mask_mean: Literal["batch", "confident"] = "batch"
+
+
+def confident_term(setup: Setup, settings: Confident, guessing: Guessing) -> Term:
+    """Confident predictions for weak views are the labels of strong views (FixMatch).
+
+    Args:
+        setup: the run.
+        settings: the term's own.
+        guessing: whose labels unlabelled examples get, and which count.
+    """
+    weak = augmented_view(setup, UNLABELLED)
+    strong = strong_view(setup)
+    guesses = guesses_of(setup, guessing, settings.threshold)
+
+    def loss(step: Step) -> tuple[Array, Guess, Array]:
+        guess = guesses(step, step.inputs[weak.name], step.outputs[weak.name].logits)
+        learns = step.outputs[strong.name].logits
+        mask = step.streams[UNLABELLED].mask
+        if settings.mask_mean == "confident":
+            mask = mask & guess.counted.astype(bool)
+        return _hard_label_loss(learns, guess, mask), guess, learns
+
+    return guesses.term(TERM, (weak, strong), loss)
+
+
+@checked
+@dataclass(frozen=True)
+class FixMatch(Confident, Settings):
+    """Settings of FixMatch.
+
+    Attributes:
+        augment_labelled: labelled examples are weakly augmented; False: they stay as they are, here
+            and at the server.
+    """
+
     augment_labelled: bool = True
 
 
@@ -193,23 +226,11 @@ def fixmatch(setup: Setup, settings: FixMatch, guessing: Guessing) -> Recipe:
     Raises:
         ValueError: for a setting outside its range, or a federation with nothing to learn from.
     """
-    weak = augmented_view(setup, UNLABELLED)
-    strong = strong_view(setup)
     stored = View(
         f"{LABELLED}/stored",
         LABELLED,
         lambda key, streams: setup.normalize(streams[LABELLED].inputs),
     )
-
-    guesses = guesses_of(setup, guessing, settings.threshold, settings.labelled_too)
-
-    def loss(step: Step) -> tuple[Array, Guess, Array]:
-        guess = guesses(step, step.inputs[weak.name], step.outputs[weak.name].logits)
-        learns = step.outputs[strong.name].logits
-        mask = step.streams[UNLABELLED].mask
-        if settings.mask_mean == "confident":
-            mask = mask & guess.counted.astype(bool)
-        return _hard_label_loss(learns, guess, mask), guess, learns
 
     def as_stored(step: Step) -> Array:
         batch = step.streams[LABELLED]
@@ -217,7 +238,8 @@ def fixmatch(setup: Setup, settings: FixMatch, guessing: Guessing) -> Recipe:
         return objectives.batch_cross_entropy(logits, batch.observed, batch.mask, loss=setup.loss)
 
     supervised = None if settings.augment_labelled else Term("supervised", (stored,), as_stored)
-    return _method(setup, settings, guesses.term(TERM, (weak, strong), loss), supervised)
+    unsupervised = confident_term(setup, settings, guessing)
+    return _method(setup, settings, unsupervised, supervised)
 
 
 @checked

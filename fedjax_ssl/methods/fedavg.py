@@ -34,9 +34,9 @@ References:
 
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import Recipe, Setup, local
+from fedjax_ssl.methods.parts.composition import Part
+from fedjax_ssl.methods.parts.terms import supervised_term
 from fedjax_ssl.methods.parts.two_stages import labelled_stage
-
-BY_ITSELF = {"alone": "its clients are never averaged"}
 
 
 def fedavg(setup: Setup) -> Recipe:
@@ -44,6 +44,11 @@ def fedavg(setup: Setup) -> Recipe:
     have some.
     """
     return Recipe(setup, (labelled_stage(setup, rounds=None),))
+
+
+def supervised(setup: Setup) -> Part:
+    """Cross-entropy of class labels."""
+    return Part(supervised_term(setup), ("labels",), True)
 
 
 def alone(setup: Setup) -> Recipe:

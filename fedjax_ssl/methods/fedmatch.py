@@ -99,7 +99,6 @@ RECOMMENDED = {
         "server": {**_FIELDS, "method.unlabelled_batch_size": 20},
     }
 }
-BY_ITSELF = {"fedmatch": "its parameters are two groups, each of which losses of its own move"}
 
 TERM = "fedmatch"
 SIGMA = "sigma"

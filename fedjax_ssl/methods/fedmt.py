@@ -48,8 +48,10 @@ from fedjax_ssl.methods.parts.alternating_training import ServerTurn, alternatin
 from fedjax_ssl.methods.parts.channel_terms import (
     channel_losses,
     channel_of,
+    channel_term,
     learns,
 )
+from fedjax_ssl.methods.parts.composition import Part
 from fedjax_ssl.methods.parts.confident_pseudo_labels import (
     above,
     confident_epochs,
@@ -159,6 +161,15 @@ def fedmt(setup: Setup, settings: FedMT) -> Recipe:
     return alternating(
         setup, clients, settings, ("coarse", "server"), pretraining_rounds=int(settings.warm_start)
     )
+
+
+def coarse(setup: Setup) -> Part:
+    """Cross-entropy of coarse labels (FedMT's projection loss).
+
+    It goes through their correspondence to classes.
+    """
+    term = channel_term(setup, kinds=("coarse",))
+    return Part(term._replace(name="coarse"), ("coarse",), True)
 
 
 def projection_term(setup: Setup, settings: FedMT) -> Term:

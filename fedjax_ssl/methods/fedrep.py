@@ -59,7 +59,6 @@ from fedjax_ssl.models import count_parameters
 from fedjax_ssl.objectives import batch_cross_entropy
 
 RECOMMENDED = {"fedrep": {"coarse": {**AT_SERVER, "model.aux_head": True, "method.head_epochs": 5}}}
-BY_ITSELF = {"fedrep": "every client keeps a head of its own"}
 
 
 @checked

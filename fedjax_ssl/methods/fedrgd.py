@@ -81,7 +81,6 @@ RECOMMENDED = {
         "per_client": {**AT_CLIENTS, **_FIELDS, "method.labels": "client"},
     }
 }
-BY_ITSELF = {"fedrgd": "its federated optimizer averages in groups of clients"}
 
 
 @checked

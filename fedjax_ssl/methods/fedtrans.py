@@ -44,7 +44,6 @@ RECOMMENDED = {
         }
     }
 }
-BY_ITSELF = {"fedtrans": "its clients train in a first stage alone, the server in a second one"}
 
 
 @checked

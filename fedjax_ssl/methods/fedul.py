@@ -22,7 +22,8 @@ from typing import Literal
 from fedjax_ssl.checks import checked
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import Needs, Recipe, Setup
-from fedjax_ssl.methods.parts.channel_terms import channel_term, known_stage, own_channel
+from fedjax_ssl.methods.parts.channel_terms import KNOWN, channel_term, known_stage, own_channel
+from fedjax_ssl.methods.parts.composition import Part
 from fedjax_ssl.methods.parts.recommended import IN_SETS
 from fedjax_ssl.methods.parts.settings import Weight
 
@@ -57,6 +58,31 @@ def fedul(
     stage = known_stage(setup, (loss,), l1, drop_last)
     needs = Needs(("sets", "coarse", "labels"))
     return Recipe(setup, (stage,), needs=needs, check=_check)
+
+
+def channels(setup: Setup, *, use_test_prior: bool = True) -> Part:
+    """Cross-entropy of class labels, coarse labels and counted sets (FedUL).
+
+    Each is explained through its client's channel.
+
+    Args:
+        setup: the run.
+        use_test_prior: as in `fedul`.
+    """
+    return Part(channel_term(setup, channel=own_channel(use_test_prior)), KNOWN, True)
+
+
+def sets(setup: Setup, *, use_test_prior: bool = True) -> Part:
+    """Cross-entropy of the sets that examples are in (FedUL).
+
+    It goes through the sets' class shares.
+
+    Args:
+        setup: the run.
+        use_test_prior: as in `fedul`.
+    """
+    term = channel_term(setup, channel=own_channel(use_test_prior), kinds=("sets",))
+    return Part(term._replace(name="sets"), ("sets",), True)
 
 
 def _check(data: FederatedData) -> list[str]:

@@ -16,7 +16,7 @@ References:
     2023, arXiv 2210.06434.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 
 import jax
@@ -24,29 +24,26 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from fedjax_ssl.checks import checked, is_zero
-from fedjax_ssl.federated import (
-    Needs,
-    Recipe,
-    Setup,
-    Stage,
-    Term,
-    mixed_epochs,
-)
+from fedjax_ssl.federated import Recipe, Setup
 from fedjax_ssl.federated.method import (
     Client,
     PyTree,
     RoundContext,
 )
 from fedjax_ssl.graph import Propagation, confidence
-from fedjax_ssl.methods.parts import channel_terms
+from fedjax_ssl.methods.fedul import channels
 from fedjax_ssl.methods.parts import graph_pseudo_labels as graphs
+from fedjax_ssl.methods.parts.channel_terms import KNOWN, channel_of
+from fedjax_ssl.methods.parts.composition import Part, composition
+from fedjax_ssl.methods.parts.consistency import UNLABELLED
 from fedjax_ssl.methods.parts.recommended import MIXED
-from fedjax_ssl.methods.parts.settings import CountOrZero, Share, Weight
+from fedjax_ssl.methods.parts.settings import CountOrZero, Positive, Share, Weight
 from fedjax_ssl.methods.parts.terms import (
     PseudoLabels,
     network_outputs,
     pseudo_label_term,
 )
+from fedjax_ssl.methods.protofssl import Prototypes, prototypes
 
 RECOMMENDED = {"mixed": {"mixed": {**MIXED, "method.warmup_rounds": 40, "method.num_neighbors": 5}}}
 
@@ -74,53 +71,51 @@ class Mixed(PropagatedLabels):
         warmup_rounds: rounds with the channels alone before labels are propagated.
         channel_weight: weight of what was observed.
         pseudo_label_weight: weight of the propagated labels; 0 builds no graph.
-        l1: weight of the sum of the parameters' absolute values.
+        prototype_weight: weight of pseudo-labels by other clients' class prototypes, with the
+            defaults of the term `prototypes`; 0: there are none.
     """
 
     warmup_rounds: CountOrZero = 0
-    channel_weight: Weight = 1.0
+    channel_weight: Positive = 1.0
     pseudo_label_weight: Weight = 1.0
-    l1: Weight = 0.0
+    prototype_weight: Weight = 0.0
 
 
 def mixed(setup: Setup, settings: Mixed) -> Recipe:
     """Any mix of labels, coarse labels, sets and nothing: channels and propagated labels in one
     objective.
 
+    It is the composition of the terms `channels`, `graph` and, if wanted, `prototypes`.
+
     Args:
         setup: the run.
         settings: the method's own.
 
     Raises:
-        ValueError: for a setting outside these, a negative weight, or no positive weight at all.
+        ValueError: for a setting outside these, or a negative weight.
     """
-    propagates = not is_zero(settings.pseudo_label_weight)
-    if is_zero(settings.channel_weight) and not propagates:
-        raise ValueError("mixed: all weights are 0, so there is nothing to learn from; raise one")
-    terms = [channel_terms.channel_term(setup, "mixed")._replace(weight=settings.channel_weight)]
-    if propagates:
-        terms.append(propagated_term(setup, settings)._replace(weight=settings.pseudo_label_weight))
-    sampler = mixed_epochs(
-        setup.batch_size,
-        setup.local_epochs,
-        setup.max_known,
-        setup.max_unlabelled,
-        count=lambda client: client.num_known,
+    own = {field.name: getattr(settings, field.name) for field in fields(PropagatedLabels)}
+    more = (
+        ("graph", settings.pseudo_label_weight, partial(graph, setup, PropagatedLabels(**own))),
+        ("prototypes", settings.prototype_weight, partial(prototypes, setup, Prototypes())),
     )
-    stage = Stage(channel_terms.with_l1(tuple(terms), settings.l1), sampler, labelled_quota="any")
-    alone = channel_terms.known_stage(setup, (channel_terms.channel_term(setup),), settings.l1)
-    alone = alone._replace(rounds=settings.warmup_rounds)
-    stages = (alone, stage) if settings.warmup_rounds else (stage,)
-    return Recipe(
-        setup,
-        stages,
-        needs=Needs(("labels", "coarse", "sets")),
-        sends=("codes",) * propagates,
-    )
+    parts = [_weighted(channels(setup), "channels", settings.channel_weight)]
+    for name, weight, build in more:
+        if not is_zero(weight):
+            later = _weighted(build(), name, weight)
+            parts.append(later._replace(after=settings.warmup_rounds))
+    return composition(setup, parts)
 
 
-def propagated_term(setup: Setup, settings: PropagatedLabels, stream: str = "mixed") -> Term:
-    """Pseudo-labels by propagation over one graph, which never contradict what the client knows."""
+def _weighted(part: Part, name: str, weight: float | Array) -> Part:
+    return part._replace(name=name, term=part.term._replace(weight=weight))
+
+
+def graph(setup: Setup, settings: PropagatedLabels) -> Part:
+    """Labels propagated over one graph of the cohort (XCLP).
+
+    They never contradict a weak label.
+    """
 
     def prepare(state: PyTree, context: RoundContext) -> tuple[PseudoLabels, PyTree]:
         outputs = network_outputs(setup, context, context.clients)
@@ -138,7 +133,8 @@ def propagated_term(setup: Setup, settings: PropagatedLabels, stream: str = "mix
         return targets._replace(weights=jnp.where(own >= 0, 0.0, targets.weights)), state
 
     traffic = partial(graphs.graph_traffic, setup, settings.num_bits)
-    return pseudo_label_term(setup, prepare, traffic, stream=stream)
+    term = pseudo_label_term(setup, prepare, traffic, stream=UNLABELLED)
+    return Part(term, KNOWN, sends=("codes of their examples",))
 
 
 def _refined(
@@ -194,7 +190,7 @@ def observation_likelihood(clients: Client, num_classes: int) -> Float[Array, "p
     weak = clients.weak
     if weak is None:
         return jnp.ones((*clients.rows.shape, num_classes))
-    channels = jax.vmap(channel_terms.channel_of)(weak)
+    channels = jax.vmap(channel_of)(weak)
     weights = jnp.exp(channels.log_weights)
     chosen = jnp.take_along_axis(weights, jnp.maximum(weak.labels, 0)[:, :, None], axis=1)
     chosen = chosen / jnp.maximum(jnp.max(chosen, axis=2, keepdims=True), 1e-12)

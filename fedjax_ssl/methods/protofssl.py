@@ -64,6 +64,7 @@ from fedjax_ssl.federated.uploads import EVERYTHING, UploadTransform
 from fedjax_ssl.federated.uploads.transform import is_finite
 from fedjax_ssl.graph.weighting import class_counts
 from fedjax_ssl.keys import named_key
+from fedjax_ssl.methods.parts.composition import Part
 from fedjax_ssl.methods.parts.consistency import judge_unlabelled
 from fedjax_ssl.methods.parts.prototype_bank import (
     PrototypeBank,
@@ -74,9 +75,15 @@ from fedjax_ssl.methods.parts.prototype_bank import (
     newest_sets,
     push,
 )
-from fedjax_ssl.methods.parts.settings import Count, CountOrZero, Positive, Weight
+from fedjax_ssl.methods.parts.settings import Count, CountOrZero, Positive, Share, Weight
 from fedjax_ssl.methods.parts.static_batch_norm import with_static_batch_norm
-from fedjax_ssl.methods.parts.terms import augmented_view
+from fedjax_ssl.methods.parts.terms import (
+    PseudoLabels,
+    augmented_view,
+    examples_mask,
+    network_features,
+    pseudo_label_term,
+)
 from fedjax_ssl.models import Outputs, count_parameters
 
 # The paper's, but for the distance: divided by the number of features it learns slowly with a small
@@ -209,6 +216,66 @@ def protofssl(setup: Setup, settings: ProtoFSSL) -> Recipe:
         check=partial(check_episodes, settings),
     )
     return with_static_batch_norm(recipe) if settings.static_batch_norm else recipe
+
+
+@checked
+@dataclass(frozen=True)
+class Prototypes:
+    """Settings of pseudo-labels by prototypes, those of ProtoFSSL and a threshold, which is ours.
+
+    Attributes:
+        threshold: a pseudo-label counts where its largest probability is at least this; 0: all do,
+            as in ProtoFSSL.
+        distance: of embeddings and prototypes: "sq_euclidean", "mean_sq" (the same divided by the
+            number of features, which makes pseudo-labels of a small network vague) or "euclidean".
+        temperature: T, pseudo-labels are sharpened with exponent 1/T.
+        num_helpers: prototype sets that make them; all there are, if fewer.
+    """
+
+    threshold: Share = 0.95
+    distance: Literal["sq_euclidean", "mean_sq", "euclidean"] = "sq_euclidean"
+    temperature: Positive = 0.5
+    num_helpers: Count = 5
+
+
+def prototypes(setup: Setup, settings: Prototypes) -> Part:
+    """Pseudo-labels by other clients' class prototypes (ProtoFSSL).
+
+    The network's class scores learn them.
+
+    Args:
+        setup: the run.
+        settings: the term's own.
+    """
+    # Prototypes travel as in ProtoFSSL. Labels are made with the network that was received: in the
+    # steps after it, embeddings move away from prototypes of the round before.
+    shared = {name: value for name, value in vars(settings).items() if name != "threshold"}
+    how = ProtoFSSL(**shared, proto_source="global")
+    whole = _term(setup, how)
+
+    def prepare(state: PyTree, context: RoundContext) -> tuple[Broadcast, PyTree]:
+        sent, state = whole.server.prepare(state, context)
+        helpers = sent.shared
+        probabilities = jax.vmap(lambda own: pseudo_labels(own, helpers.sets, how))(
+            network_features(setup, context)
+        )
+        largest = jnp.max(probabilities, axis=2)
+        unlabelled = examples_mask(context.clients) & (context.clients.observed < 0)
+        sure = unlabelled & helpers.active & (largest >= settings.threshold)
+        labels = jnp.where(sure, jnp.argmax(probabilities, axis=2).astype(jnp.int32), -1)
+        targets = PseudoLabels(labels, sure.astype(largest.dtype), largest)
+        return Broadcast(targets, helpers), state
+
+    nothing: Any = None
+    taught = pseudo_label_term(setup, nothing, stream=UNLABELLED)
+    server = taught.server._replace(
+        prepare=prepare, server_update=whole.server.server_update, at_clients=False
+    )
+    log = taught.log._replace(traffic=whole.log.traffic)
+    term = taught._replace(
+        name=TERM, server=server, client=whole.client, log=log, sends=whole.sends
+    )
+    return Part(term, ("labels",), init=partial(_with_bank, setup, how))
 
 
 # One round: what is sent, learned, stored and logged

@@ -118,7 +118,7 @@ CASES = {
         settings={
             "parts": ("supervised", "prototypes", "fixmatch"),
             "fixmatch.threshold": 0.5,
-            "fixmatch.unlabelled_ratio": 2,
+            "unlabelled_ratio": 2,
         },
         first_targets=1,
         learns_without_labels="the network labels whatever it is sure of",

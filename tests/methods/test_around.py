@@ -5,10 +5,11 @@ from pathlib import Path
 
 import chex
 import jax
+import jax.numpy as jnp
 import pytest
 
 import fedjax_ssl as fs
-from fedjax_ssl import methods, runs
+from fedjax_ssl import federated, methods, runs
 from fedjax_ssl.federated import Facts, Recipe, build
 from fedjax_ssl.methods.around import AROUND, wrapped
 from fedjax_ssl.methods.around.slow_clients import slow_clients
@@ -16,6 +17,7 @@ from tests import toy
 from tests.methods import cases
 
 KEY = jax.random.key(1)
+DATA = toy.federation()
 
 
 def recipe_of(name: str, data) -> Recipe:
@@ -91,3 +93,61 @@ def test_what_is_no_wrapper_is_refused() -> None:
         ValueError, match=r"load_config' returned ConfigDict; it has to return a .*Recipe"
     ):
         wrapped("digits", ["fedjax_ssl:load_config"])
+
+
+def test_a_closed_method_is_no_part(monkeypatch) -> None:
+    monkeypatch.setitem(
+        methods.METHODS._builders, "closed", lambda setup: methods.build("fedavg", setup)
+    )
+    assert isinstance(methods.build("closed", toy.setup(DATA)), federated.Method)
+    with pytest.raises(ValueError, match="closed returned a Method, to which nothing can be added"):
+        methods.recipe("closed", toy.setup(DATA))
+
+
+def nothing(recipe: Recipe) -> Recipe:
+    return recipe.with_schedules(lambda key, client, drawn: None)
+
+
+def broken(recipe: Recipe) -> Recipe:
+    return {}["fedavg"]
+
+
+def halved(recipe: Recipe) -> Recipe:
+    return recipe.with_schedules(
+        lambda key, client, drawn: drawn._replace(num_steps=drawn.num_steps.astype(jnp.float32))
+    )
+
+
+def of_one(recipe: Recipe) -> Recipe:
+    return recipe.with_schedules(lambda drawn: drawn)
+
+
+def first_round(*around: str) -> None:
+    method = build(wrapped(recipe_of("fedavg", DATA), around))
+    state = jax.eval_shape(method.init, KEY, DATA)
+    jax.eval_shape(method.round, KEY, state, DATA)
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda: fs.build(3), r"fs.build takes .* a fedjax_ssl.Recipe, and was given int"),
+        (lambda: fs.build(None), "fs.build .* was given NoneType"),
+        (lambda: first_round("nothing"), r"returned NoneType; .* the Schedule .*test_around.py"),
+        (lambda: first_round("halved"), r"num_steps of type float32 .* a number of type int32"),
+        (lambda: first_round("of_one"), "config.around: .* cannot be called with key, client, sch"),
+        (lambda: federated.with_replicas(recipe_of("fedavg", DATA), 0), "number is 0"),
+        (
+            lambda: federated.with_replicas(
+                methods.recipe("xclp", toy.setup(DATA), warmup_rounds=1)
+            ),
+            "with_replicas takes a recipe of one stage",
+        ),
+        (lambda: first_round("broken"), "config.around: broken raised KeyError: 'fedavg' .*test_a"),
+    ],
+)
+def test_what_is_no_recipe_or_wrapper_is_refused_in_a_sentence(ask, message, monkeypatch) -> None:
+    own = {"nothing": nothing, "broken": broken, "halved": halved, "of_one": of_one}
+    monkeypatch.setattr(AROUND, "_builders", {**AROUND._builders, **own})
+    with pytest.raises(ValueError, match=message):
+        ask()

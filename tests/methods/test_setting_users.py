@@ -12,6 +12,7 @@ EXCEPTIONS = {
     "a weight of the paper's loss, which a study may sweep": {
         *("fedmatch.supervised_weight", "fedmatch.l1_weight", "fedmt.projection_weight"),
         *("fedsiam.head_weight", "mixed.channel_weight", "mixed.pseudo_label_weight"),
+        "mixed.prototype_weight",
         *("fl2.pseudo_label_weight", "fl2.eta"),
     },
     "a number of the paper or its code, which other data may need": {

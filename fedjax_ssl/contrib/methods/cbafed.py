@@ -85,7 +85,6 @@ RECOMMENDED = {
         }
     }
 }
-BY_ITSELF = {"cbafed": "clients with labels and those without train in different ways in one round"}
 
 TAIL_SHARE = 0.03  # a class with less is a tail class
 RESIDUAL_EPOCHS = 5  # between two local residuals

@@ -69,7 +69,6 @@ from fedjax_ssl.objectives import batch_cross_entropy, divergence_from, sharpnes
 
 # Clients and server go on with the momentum of their last round.
 RECOMMENDED = {"fl2": {"server": {**AT_SERVER, "optimizer.keep_state": True}}}
-BY_ITSELF = {"fl2": "its local steps look ahead, and are two passes each"}
 
 SMALLEST_WEIGHT = 1e-12  # of a client in the average: where all are certain, they count the same
 

@@ -62,13 +62,11 @@ from fedjax_ssl.federated import (
     Client,
     ClientResult,
     ForLog,
-    Needs,
     PyTree,
     Recipe,
     RoundResult,
     ServerState,
     Setup,
-    Stage,
     Step,
     Term,
     Traffic,
@@ -223,60 +221,6 @@ def proxyfl(setup: Setup, settings: ProxyFL, thresholds: Thresholds) -> Recipe:
     if tunes:
         recipe = with_tuning(recipe)
     return with_notes(recipe, tunes) if contrasts or tunes else recipe
-
-
-@checked
-@dataclass(frozen=True)
-class CandidateSettings(LabelsFrom):
-    """Settings of the contrast of examples with the classes that they may be of.
-
-    Attributes:
-        labels_from: whose probabilities: of the "local" model, which trains; of the "global" one as
-            the client received it; "either": of that one, and an example is of one class where
-            either is confident.
-        threshold: of the largest probability of an example that is of one class.
-        projection: features and rows of the head are compared through maps that are trained too.
-    """
-
-    labels_from: Literal["local", "global", "either"] = "either"
-    threshold: Share = 0.95
-    projection: bool = True
-
-
-def candidates(setup: Setup, settings: CandidateSettings) -> Recipe:
-    """Contrast with the classes that an example may be of (ProxyFL).
-
-    Classes are the rows of the network's head.
-
-    Args:
-        setup: the run.
-        settings: the term's own.
-    """
-    if settings.projection:
-        setup = with_projections(setup)
-    form = Contrast(settings.threshold, LabelsFrom(settings.labels_from), settings.projection)
-    stage = Stage((candidates_term(setup, form),), None, "any")
-    return with_notes(Recipe(setup, (stage,)), tunes=False)
-
-
-def proxy_tuning(
-    setup: Setup,
-    *,
-    epochs: Count = 100,
-    rate: Positive = 0.005,
-    batch_size: Count = 4,
-) -> Recipe:
-    """Tune the averaged head by the clients' heads (ProxyFL).
-
-    Args:
-        setup: the run.
-        epochs: passes over the clients' rows after every round.
-        rate: learning rate.
-        batch_size: rows in a step.
-    """
-    term = tuning_term(setup, Tuning(epochs, rate, batch_size))
-    stage = Stage((term,), None, "only")
-    return with_notes(with_tuning(Recipe(setup, (stage,), needs=Needs(()))), tunes=True)
 
 
 class Head(NamedTuple):

@@ -144,44 +144,6 @@ def test_both_variants_train_and_the_contrast_moves_the_model(variant: str) -> N
     assert max(jax.tree.leaves(gap)) > 1e-4
 
 
-@pytest.mark.parametrize(
-    ("method", "settings"),
-    [
-        (
-            "compose",
-            {
-                "parts": ("supervised", "fixmatch", "candidates", "proxy_tuning"),
-                "candidates.weight": 0.5,
-                "proxy_tuning.epochs": 2,
-            },
-        ),
-    ],
-)
-def test_other_methods_have_both_terms_and_no_other_pass(method: str, settings: dict) -> None:
-    """Traced. All rows of a step go through the trained network once, with the terms or not."""
-    run = toy.setup(DATA, augment=toy.jitter)
-    rows: list[int] = []
-
-    def apply(params, state, inputs, *, train, **how):
-        if train:
-            rows.append(inputs.shape[0])
-        return run.model.apply(params, state, inputs, train=train, **how)
-
-    seen = run._replace(model=run.model._replace(apply=apply))
-
-    def passes(settings: dict) -> list[int]:
-        rows.clear()
-        made = methods.build(method, seen, **settings)
-        state = jax.eval_shape(made.init, KEY, DATA)
-        after, _ = jax.eval_shape(made.round, KEY, state, DATA)
-        assert jax.tree.structure(after) == jax.tree.structure(state)
-        return sorted(rows)
-
-    plain = {"parts": ("supervised", "fixmatch")} if method == "compose" else {}
-    other = {name: value for name, value in settings.items() if name == "tsa"}
-    assert passes(settings) == passes(plain | other)
-
-
 def test_what_cannot_be_is_said() -> None:
     run = toy.setup(DATA)
     with pytest.raises(ValueError, match="one class alone"):
@@ -191,8 +153,6 @@ def test_what_cannot_be_is_said() -> None:
     alone = run._replace(federated_optimizer=federated.local())
     with pytest.raises(ValueError, match="clients that train alone"):
         methods.build("proxyfl", alone)
-    with pytest.raises(ValueError, match="are not averaged"):
-        methods.build("compose", alone, parts=("supervised", "proxy_tuning"))
 
 
 def by_columns(run: Any, hidden: int = 8) -> Any:
@@ -261,11 +221,3 @@ def test_what_teaches_little_is_said() -> None:
         "no client has a label",
     ]
     assert not methods.build("proxyfl", toy.setup(DATA)).check(DATA)
-    lonely = toy.setup(DATA, cohort_size=1)
-    parts = ("supervised", "fixmatch", "candidates")
-    assert not methods.build("compose", lonely, parts=parts).check(DATA), "nothing is tuned"
-    both = methods.build("compose", lonely, parts=(*parts, "proxy_tuning"))
-    assert [line[:21] for line in both.check(seen)] == [
-        "no client has a label",
-        "a round has one clien",
-    ]

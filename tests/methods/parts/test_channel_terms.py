@@ -37,8 +37,8 @@ def test_methods_are_built_where_the_clients_sizes_are_looked_at_before_training
 @pytest.mark.thorough
 def test_a_client_full_of_nan_is_dropped_alone_and_l1_shrinks_the_network() -> None:
     data = toy.weak_federation("sets")
-    options = {"pseudo_label_weight": 0.0, "l1": 0.5}
-    method = methods.build("mixed", toy.setup(data, model="linear", local_epochs=1), **options)
+    options = {"l1": 0.5}
+    method = methods.build("fedul", toy.setup(data, model="linear", local_epochs=1), **options)
     one_round = jax.jit(method.round)
     start = jax.jit(method.init)(KEY, data)
     _, info = one_round(KEY, start, toy.with_broken_client(data, 0))

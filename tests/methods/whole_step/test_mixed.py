@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from tests.methods.whole_step import graphs, harness
-from tests.methods.whole_step.harness import cross_entropy, forward, softmax
+from tests.methods.whole_step.harness import cross_entropy, cycled, forward, softmax
 
 FIRST = harness.first_weights()
 BATCH = 7
@@ -27,7 +27,6 @@ def test_mixed(monkeypatch) -> None:
         anchor_confidence=0.9,
         channel_weight=0.7,
         pseudo_label_weight=1.6,
-        l1=0.02,
     )
     clients = harness.clients_of(data)
     seen = [forward(FIRST, client.plain) for client in clients]
@@ -56,20 +55,21 @@ def test_mixed(monkeypatch) -> None:
     losses = []
     targets = graphs.apart(clients, labels, weights)
     for place, (client, own) in enumerate(zip(clients, targets, strict=True)):
-        number = int(np.sum((client.observed >= 0) | (client.weak >= 0)))
-        places = np.concatenate(
-            [harness.cycled(number, BATCH), np.arange(number, len(client.observed))]
-        )
-        x = client.at(places)
+        num_known = int(np.sum((client.observed >= 0) | (client.weak >= 0)))
+        num_labelled = int(np.sum(client.observed >= 0))
+        places = num_labelled + cycled(len(client.observed) - num_labelled, BATCH)
+        known, others = client.at(cycled(num_known, BATCH)), client.at(places)
         y, w = (table[places] for table in own)
         sets = harness.sets_of(data, place)
 
-        def loss(p, x=x, y=y, w=w, sets=sets) -> float:
-            logits = forward(p, x.view).logits
-            channel = harness.observed_loss(logits, x, *sets)
-            pseudo = w * cross_entropy(logits, y)
-            norm = harness.size_of(p)
-            return float(0.7 * np.mean(channel) + 1.6 * np.mean(pseudo) + 0.02 * norm)
+        def loss(p, known=known, others=others, y=y, w=w, sets=sets) -> float:
+            channel = harness.observed_loss(forward(p, known.view).logits, known, *sets)
+            pseudo = w * cross_entropy(forward(p, others.view).logits, y)
+            return sum(
+                float(weight * np.mean(rows))
+                for weight, rows in ((0.7, channel), (1.6, pseudo))
+                if len(rows)
+            )
 
         losses.append(loss)
     harness.assert_same(run.params(), harness.federated_step(losses, FIRST, run.infos[0]["loss"]))
