@@ -110,7 +110,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     Returns:
         Its exit code. 2 for a mistake of the user, after one message on standard error; 130 after
-        Ctrl-C. A process of several has other ends too, see docs/distributed.md.
+        Ctrl-C. A process of several has other ends too, see docs/clusters.md.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     if "_ARGCOMPLETE" in os.environ:
