@@ -12,6 +12,7 @@ from typing import Any, NoReturn, TextIO
 
 import rich.console
 import rich.progress
+import rich.table
 from rich.text import Text
 
 from fedjax_ssl.folder.files import Closing, bytes_in_words
@@ -77,32 +78,32 @@ class Progress(Closing):
         self._console = Console(
             file=stream, force_terminal=terminal, force_jupyter=False, highlight=False
         )
-        self._total = total_rounds
-        self._clock = clock
-        self._start_round = start_round
-        self._anchor = (start_round, clock())
-        self._evaluated = False
-        self._said = COMPILING
-        self._bar: rich.progress.Progress | None = None
-        if terminal and not self._console.is_dumb_terminal:
-            said = rich.progress.TextColumn("{task.fields[said]}")
-            count = rich.progress.TextColumn("round {task.completed:.0f}/{task.total:.0f}")
-            spinner = rich.progress.SpinnerColumn()
-            bar = rich.progress.BarColumn(12)
-            self._bar = rich.progress.Progress(
-                spinner, count, bar, said, console=self._console, transient=True
-            )
-            self._task = self._bar.add_task(
-                "", total=total_rounds, completed=start_round, said=COMPILING
-            )
+        self._lines = not terminal or self._console.is_dumb_terminal
+        count = rich.table.Column(
+            no_wrap=True, min_width=len(f"round {total_rounds}/{total_rounds}")
+        )
+        said = rich.table.Column(no_wrap=True, overflow="ellipsis")
+        self._bar = rich.progress.Progress(
+            rich.progress.SpinnerColumn(),
+            rich.progress.TextColumn(
+                "round {task.completed:.0f}/{task.total:.0f}", table_column=count
+            ),
+            rich.progress.BarColumn(12),
+            rich.progress.TextColumn("{task.fields[said]}", table_column=said),
+            console=self._console,
+            transient=True,
+            disable=self._lines,
+            get_time=clock,
+            speed_estimate_period=math.inf,
+        )
+        self._bar.add_task("", total=total_rounds, completed=start_round, said=COMPILING)
+        (self._task,) = self._bar.tasks
 
     def start(self, fields: Mapping[str, str]) -> None:
         """Print what is about to run, a line for each field, and start the bar."""
         self._table(fields)
-        self._anchor = (self._start_round, self._clock())
-        if self._bar is not None:
-            self._bar.start()
-        elif self._start_round < self._total:
+        self._bar.start()
+        if self._lines and self._task.remaining:
             self._line(COMPILING)
 
     def update(self, round: int, row: Mapping[str, Any]) -> None:
@@ -111,9 +112,8 @@ class Progress(Closing):
         Args:
             round: finished rounds.
             row: metric row; of it are shown "test_accuracy", "pseudo_label_accuracy", "epsilon"
-                and "client_updates_per_second".
+                and "client_updates_per_second", and how long the run still takes.
         """
-        left = self._time_left(round, row)
         values = {
             name: f"{label} {form.format(float(row[name]))}"
             for label, name, form in _SHOWN
@@ -125,35 +125,27 @@ class Progress(Closing):
             values["client_updates_per_second"] = (
                 f"client updates {_pace(row['client_updates_per_second'])}"
             )
-        if self._bar is None:
-            self._line(
-                ", ".join(
-                    [f"round {round}/{self._total}", *values.values(), *([left] if left else [])]
-                )
-            )
-            return
-        accuracy, more, epsilon, speed = (values.get(name, "") for _, name, _ in _SHOWN)
-        # beside spinner and bar
-        text = ""
-        room = self._console.width - len(f"round {round}/{self._total}") - 18
-        for part in (accuracy, epsilon, left, more, speed):  # the most important first
-            longer = f"{text}, {part}" if text and part else text or part
-            text = longer if len(longer) <= room else text
-        self._show(text, round)
-
-    def _show(self, said: str, round: int | None = None) -> None:
-        self._said = said
-        if self._bar is not None:
-            self._bar.update(self._task, completed=round, said=said, refresh=True)
+        done = round - self._task.completed
+        self._bar.update(self._task.id, completed=round)
+        left = self._task.time_remaining
+        if left is None and done > 0:  # the first block: its row has no compiling in its seconds
+            left = row.get("seconds", math.nan) / done * self._task.remaining
+        if left is not None and left > 0:
+            values["left"] = f"{timedelta(seconds=math.ceil(left))} left"
+        said = ", ".join(values.values())
+        if self._lines:
+            count = f"round {round}/{self._task.total}"
+            self._line(", ".join([count, said] if said else [count]))
+        self._bar.update(self._task.id, said=said, refresh=True)
 
     def compiling(self) -> None:
         """Say so on a terminal; elsewhere a line at the start has said it."""
-        self._show(COMPILING)
+        self._bar.update(self._task.id, said=COMPILING, refresh=True)
 
     def training(self) -> None:
         """Say on a terminal that compiling is over."""
-        if self._said == COMPILING:
-            self._show("training ...")
+        if self._task.fields["said"] == COMPILING:
+            self._bar.update(self._task.id, said="training ...", refresh=True)
 
     def note(self, text: str) -> None:
         """Print a line above the bar, for example a warning."""
@@ -189,29 +181,7 @@ class Progress(Closing):
 
     def close(self) -> None:
         """Take the bar off the terminal; a second call does nothing."""
-        if self._bar is not None:
-            self._bar.stop()
-
-    def _time_left(self, round: int, row: Mapping[str, Any]) -> str:
-        """Extrapolate from the first evaluation on: the time before it has compiling in it, its
-        row's has not.
-        """
-        now = self._clock()
-        whole = ""
-        done = round - self._anchor[0]
-        seconds = now - self._anchor[1]
-        first = not self._evaluated
-        so_far = seconds
-        if first:
-            self._evaluated = True
-            self._anchor = (round, now)
-            seconds = row.get("seconds", math.inf)
-        if done <= 0 or round >= self._total or math.isinf(seconds):
-            return ""
-        left = math.ceil(seconds / done * (self._total - round))
-        if first:
-            whole = f" of about {timedelta(seconds=math.ceil(so_far) + left)}"
-        return f"{timedelta(seconds=left)} left{whole}"
+        self._bar.stop()
 
     def _line(self, text: str | Text) -> None:
         self._console.print(text, markup=False, soft_wrap=True)
